@@ -1,0 +1,1 @@
+"""Near-data optimizer steps, from RTL to ``optimizer.step()``."""

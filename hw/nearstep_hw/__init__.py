@@ -1,0 +1,1 @@
+"""Synthesizable hardware of nearstep, in Amaranth HDL."""

@@ -1,0 +1,1 @@
+"""The AXDIMM family: a near-memory Adam kernel."""

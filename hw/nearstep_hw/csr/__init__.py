@@ -1,0 +1,1 @@
+"""Control and status registers: declaration, bank, bus adapters, exports."""

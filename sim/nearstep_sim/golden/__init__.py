@@ -1,0 +1,1 @@
+"""Bit-exact numpy golden models."""
