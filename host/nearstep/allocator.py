@@ -1,0 +1,61 @@
+"""First-fit allocation of device memory, with a guard between pieces."""
+
+from __future__ import annotations
+
+from nearstep.errors import OutOfDeviceMemoryError
+
+LINE_BYTES = 64
+"""Allocations start on whole lines, and a line guards them: the line of a DIMM, the widest beat."""
+
+
+class Allocator:
+    """Hands out pieces of [0, capacity_bytes), aligned to lines and at least a line apart.
+
+    The first line is never handed out, so that no buffer has address 0 and every buffer has a line
+    before it that belongs to nobody.
+    """
+
+    def __init__(self, capacity_bytes: int) -> None:
+        self.capacity_bytes = capacity_bytes
+        self._free = [(LINE_BYTES, capacity_bytes - capacity_bytes % LINE_BYTES)]
+
+    @property
+    def free_bytes(self) -> int:
+        """Bytes in all free pieces, the guards they would need included."""
+        return sum(stop - start for start, stop in self._free)
+
+    def allocate(self, nbytes: int) -> int:
+        """Address of a piece of ``nbytes``.
+
+        Raises
+        ------
+        OutOfDeviceMemoryError
+            No free piece is large enough.
+        """
+        size = self._footprint(nbytes)
+        for index, (start, stop) in enumerate(self._free):
+            if stop - start >= size:
+                self._free[index : index + 1] = (
+                    [(start + size, stop)] if stop - start > size else []
+                )
+                return start
+        largest = max((stop - start for start, stop in self._free), default=0)
+        raise OutOfDeviceMemoryError(
+            nbytes, max(0, largest - LINE_BYTES), self.free_bytes, self.capacity_bytes
+        )
+
+    def release(self, address: int, nbytes: int) -> None:
+        """Take back a piece that :meth:`allocate` gave for ``nbytes``."""
+        pieces = sorted([*self._free, (address, address + self._footprint(nbytes))])
+        merged = pieces[:1]
+        for start, stop in pieces[1:]:
+            if start == merged[-1][1]:
+                merged[-1] = (merged[-1][0], stop)
+            else:
+                merged.append((start, stop))
+        self._free = merged
+
+    @staticmethod
+    def _footprint(nbytes: int) -> int:
+        """Lines that hold ``nbytes``, and the guard line behind them, in bytes."""
+        return (-(-nbytes // LINE_BYTES) + 1) * LINE_BYTES

@@ -1,0 +1,108 @@
+"""What a device must offer to be driven: the transport's primitives.
+
+The same driver runs on every backend. Time is device time: a backend never looks at the wall clock
+to decide whether a wait has failed.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nearstep_hw.axdimm.config import AdamKernelConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class Poll:
+    """A condition on one register: ``read & mask == value``."""
+
+    address: int
+    mask: int
+    value: int
+
+    def holds(self, word: int) -> bool:
+        """Whether a register that reads ``word`` meets the condition."""
+        return (word & self.mask) == self.value
+
+
+class Backend(ABC):
+    """One opened device: registers, memory and device time.
+
+    Addresses of registers and of memory are two spaces, both in bytes. Registers are 32 bits wide.
+    Memory is not checked here against buffers: that is the runtime's work.
+
+    Attributes
+    ----------
+    family: str
+        Device family, such as ``axdimm``.
+    config: AdamKernelConfig
+        Configuration of the kernel behind this backend.
+    capacity_bytes: int
+        Size of the device memory.
+    """
+
+    family: str
+    config: AdamKernelConfig
+    capacity_bytes: int
+
+    @property
+    @abstractmethod
+    def cycles(self) -> int | None:
+        """Device cycle now; None when the backend has no clock."""
+
+    @abstractmethod
+    def read_register(self, address: int) -> int:
+        """Read one 32-bit register.
+
+        Raises
+        ------
+        BusError
+            The device answered with an error response.
+        """
+
+    @abstractmethod
+    def write_register(self, address: int, value: int) -> None:
+        """Write one 32-bit register.
+
+        Raises
+        ------
+        BusError
+            The device answered with an error response (unmapped, read-only, refused while busy).
+        """
+
+    @abstractmethod
+    def read_memory(self, address: int, out: NDArray[np.uint8]) -> None:
+        """Copy device memory from ``address`` into the contiguous array ``out``."""
+
+    @abstractmethod
+    def write_memory(self, address: int, data: NDArray[np.uint8]) -> None:
+        """Copy the contiguous array ``data`` to device memory at ``address``."""
+
+    @abstractmethod
+    def wait(self, polls: Sequence[Poll], max_cycles: int) -> None:
+        """Let the device run until any of ``polls`` holds.
+
+        Raises
+        ------
+        WaitTimeoutError
+            None held within ``max_cycles`` device cycles (steps, on a backend without a clock).
+        """
+
+    @abstractmethod
+    def reset(self) -> None:
+        """Hard reset of the kernel and of its path to memory.
+
+        No access of a run from before the reset is seen after it. Memory keeps its contents.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give the device back. Closing twice does nothing."""
+
+    def transactions(self) -> Sequence[str]:
+        """The last bus transactions, oldest first, for error reports; empty if none are kept."""
+        return ()

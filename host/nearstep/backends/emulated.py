@@ -1,0 +1,77 @@
+"""What emulated devices have in common: guards, injected faults and options."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import Literal
+
+from nearstep.backends.base import Backend
+from nearstep.errors import ArgumentError
+
+FaultKind = Literal["slverr", "decerr", "never", "late"]
+FAULT_KINDS: tuple[FaultKind, ...] = ("slverr", "decerr", "never", "late")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Injection:
+    """A misbehaviour of the emulated memory.
+
+    It hits bursts of one direction that touch [base, limit), from the ``nth`` such burst on
+    (counted from 0, since the injection was made), ``times`` of them.
+
+    Parameters
+    ----------
+    kind: str
+        ``slverr`` and ``decerr`` answer with that response and do not carry out the access;
+        ``never`` swallows the burst, and all later ones of its direction wait behind it;
+        ``late`` answers ``delay`` cycles late.
+    write: bool
+        Whether writes are hit, or reads.
+    base, limit: int
+        Byte range, ``limit`` exclusive.
+    nth, times: int
+    delay: int
+        Cycles, for ``late``.
+    """
+
+    kind: FaultKind
+    write: bool
+    base: int = 0
+    limit: int = 1 << 63
+    nth: int = 0
+    times: int = 1
+    delay: int = 100_000
+
+    def __post_init__(self) -> None:
+        if self.kind not in FAULT_KINDS:
+            raise ArgumentError(f"kind must be one of {', '.join(FAULT_KINDS)}, not {self.kind!r}")
+        if not 0 <= self.base < self.limit:
+            raise ArgumentError(
+                f"range must be non-empty and not negative, not [{self.base:#x}, {self.limit:#x})"
+            )
+        if self.nth < 0 or self.times < 1 or self.delay < 0:
+            raise ArgumentError(
+                "nth and delay must be at least 0 and times at least 1, "
+                f"not {self.nth}, {self.delay} and {self.times}"
+            )
+
+
+class EmulatedBackend(Backend):
+    """A backend whose memory is emulated: it can be guarded, and told to misbehave."""
+
+    @abstractmethod
+    def protect(self, address: int, nbytes: int) -> None:
+        """Make [address, address + nbytes) a guard: any access of the kernel there is a fault."""
+
+    @abstractmethod
+    def claim(self, address: int, nbytes: int) -> None:
+        """Lift the guard from [address, address + nbytes); reads are faults until written."""
+
+    @abstractmethod
+    def inject(self, injection: Injection) -> None:
+        """Make the memory misbehave. Injections add up until :meth:`heal`."""
+
+    @abstractmethod
+    def heal(self) -> None:
+        """Forget all injections. A burst already swallowed stays swallowed until a reset."""

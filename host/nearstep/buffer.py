@@ -1,0 +1,147 @@
+"""Arrays in device memory, with explicit copies."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from nearstep.errors import DtypeError, FreedBufferError, OutOfBoundsError, ShapeError
+
+if TYPE_CHECKING:
+    from nearstep.device import Device
+
+
+class Buffer:
+    """An array of fixed shape and dtype in the memory of one device.
+
+    Made by :meth:`nearstep.device.Device.alloc`. Its contents are undefined until written. A slice
+    of a one-dimensional buffer, ``buffer[start:stop]``, is a view: it shares the memory and the life
+    of the buffer that it was cut from.
+
+    Attributes
+    ----------
+    device: Device
+    address: int
+        Byte address in device memory.
+    shape: tuple[int, ...]
+    dtype: numpy.dtype
+    size: int
+        Elements.
+    nbytes: int
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        address: int,
+        shape: tuple[int, ...],
+        dtype: DTypeLike,
+        *,
+        root: Buffer | None = None,
+    ) -> None:
+        self.device = device
+        self.address = address
+        self.shape = shape
+        self.dtype = np.dtype(dtype)
+        self.size = math.prod(shape)
+        self.nbytes = self.size * self.dtype.itemsize
+        self._root = root
+        self._freed = False
+
+    @property
+    def freed(self) -> bool:
+        """Whether the memory has been given back."""
+        return self._freed if self._root is None else self._root.freed
+
+    def write(self, array: NDArray[Any]) -> None:
+        """Copy ``array``, of the buffer's shape and dtype, to the device.
+
+        Raises
+        ------
+        ShapeError, DtypeError
+            The array is not like the buffer. Nothing was copied.
+        FreedBufferError, ClosedDeviceError
+        """
+        self.check_usable("write")
+        self._check_like(array)
+        data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        if data.size:
+            self.device.backend.write_memory(self.address, data)
+
+    def read(self, out: NDArray[Any] | None = None) -> NDArray[Any]:
+        """Copy the contents to ``out``, or to a new array, and return it.
+
+        Raises
+        ------
+        ShapeError, DtypeError
+            ``out`` is not like the buffer, or not contiguous.
+        FreedBufferError, ClosedDeviceError
+        """
+        self.check_usable("read")
+        if out is None:
+            out = np.empty(self.shape, self.dtype)
+        else:
+            self._check_like(out)
+            if not out.flags.c_contiguous:
+                raise ShapeError(f"out of {self!r}", "contiguous", f"strided {out.strides}")
+        if self.nbytes:
+            self.device.backend.read_memory(self.address, out.reshape(-1).view(np.uint8))
+        return out
+
+    def fill(self, value: float) -> None:
+        """Set every element to ``value``."""
+        self.write(np.full(self.shape, value, self.dtype))
+
+    def free(self) -> None:
+        """Give the memory back.
+
+        Raises
+        ------
+        FreedBufferError
+            It has been freed before, or this is a view (free what it was cut from instead).
+        """
+        self.check_usable("free")
+        if self._root is not None:
+            raise FreedBufferError(repr(self), "free a view:")
+        self.device.release(self)
+        self._freed = True
+
+    def __getitem__(self, part: slice) -> Buffer:
+        """View of elements [start, stop) of a one-dimensional buffer.
+
+        Raises
+        ------
+        OutOfBoundsError
+            The slice does not lie in the buffer (no clipping, no negative indices).
+        """
+        start = 0 if part.start is None else int(part.start)
+        stop = self.size if part.stop is None else int(part.stop)
+        if len(self.shape) != 1 or part.step not in (None, 1):
+            raise ShapeError(
+                f"slice of {self!r}", "one-dimensional with step 1", (self.shape, part)
+            )
+        if not 0 <= start <= stop <= self.size:
+            raise OutOfBoundsError(f"slice of {self!r}", start, stop, self.size)
+        address = self.address + start * self.dtype.itemsize
+        return Buffer(self.device, address, (stop - start,), self.dtype, root=self._root or self)
+
+    def check_usable(self, action: str) -> None:
+        """Raise unless the buffer lives on an open device; ``action`` is what was to be done."""
+        self.device.check_open(f"{action} {self!r}")
+        if self.freed:
+            raise FreedBufferError(repr(self), action)
+
+    def _check_like(self, array: NDArray[Any]) -> None:
+        if array.dtype != self.dtype:
+            raise DtypeError(repr(self), self.dtype, array.dtype)
+        if array.shape != self.shape:
+            raise ShapeError(repr(self), self.shape, array.shape)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __repr__(self) -> str:
+        return f"Buffer({self.address:#x}, {self.shape}, {self.dtype})"

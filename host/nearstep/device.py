@@ -1,0 +1,178 @@
+"""Devices: opened by name, the same whatever is behind the name."""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Sequence
+from importlib.metadata import entry_points
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from nearstep.allocator import Allocator
+from nearstep.backends.base import Backend
+from nearstep.backends.emulated import EmulatedBackend
+from nearstep.backends.options import DeviceUrl
+from nearstep.buffer import Buffer
+from nearstep.errors import ArgumentError, ClosedDeviceError, OutOfBoundsError, UrlError
+
+BACKENDS = "nearstep.backends"
+"""Entry-point group in which packages offer backends, by the name that starts a device name."""
+
+FAMILIES = {"axdimm": "nearstep.axdimm.device:AxdimmDevice"}
+"""Class that drives each family of devices."""
+
+
+class Device:
+    """One device: its memory, and through the class of its family its registers and kernels.
+
+    Close it, or use it as a context manager. After that methods raise :class:`ClosedDeviceError`.
+
+    Attributes
+    ----------
+    url: str
+        The name that it was opened by.
+    backend: Backend
+        The transport, for tests and tools.
+    """
+
+    def __init__(self, backend: Backend, url: str) -> None:
+        self.url = url
+        self.backend = backend
+        self._allocator = Allocator(backend.capacity_bytes)
+        self._live: dict[int, Buffer] = {}
+        self._closed = False
+        if isinstance(backend, EmulatedBackend):
+            backend.protect(0, backend.capacity_bytes)
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    @property
+    def capacity_bytes(self) -> int:
+        """Size of the device memory."""
+        return self.backend.capacity_bytes
+
+    @property
+    def free_bytes(self) -> int:
+        """Memory not allocated, in bytes, over all free pieces."""
+        return self._allocator.free_bytes
+
+    @property
+    def cycles(self) -> int | None:
+        """Device cycle now; None on a device without a clock."""
+        self.check_open("read cycles")
+        return self.backend.cycles
+
+    def alloc(self, shape: int | Sequence[int], dtype: DTypeLike = np.float32) -> Buffer:
+        """Reserve memory for an array. It starts on a 64-byte line; its contents are undefined.
+
+        Raises
+        ------
+        ArgumentError
+            A dimension is negative, or the dtype holds Python objects.
+        OutOfDeviceMemoryError
+        """
+        self.check_open("alloc")
+        dims = (shape,) if isinstance(shape, int | np.integer) else tuple(shape)
+        if any(dim < 0 for dim in dims):
+            raise ArgumentError(f"shape must not be negative, not {dims}")
+        kind = np.dtype(dtype)
+        if kind.hasobject or kind.itemsize == 0:
+            raise ArgumentError(f"dtype must be of plain numbers, not {kind}")
+        nbytes = math.prod(dims) * kind.itemsize
+        address = self._allocator.allocate(nbytes)
+        buffer = Buffer(self, address, tuple(int(dim) for dim in dims), kind)
+        self._live[address] = buffer
+        if isinstance(self.backend, EmulatedBackend) and nbytes:
+            self.backend.claim(address, nbytes)
+        return buffer
+
+    def release(self, buffer: Buffer) -> None:
+        """Take back the memory of ``buffer``; called by :meth:`nearstep.buffer.Buffer.free`."""
+        del self._live[buffer.address]
+        self._allocator.release(buffer.address, buffer.nbytes)
+        if isinstance(self.backend, EmulatedBackend) and buffer.nbytes:
+            self.backend.protect(buffer.address, buffer.nbytes)
+
+    def reset(self) -> None:
+        """Hard reset of the kernels and of their path to memory. Memory and buffers stay."""
+        self.check_open("reset")
+        self.backend.reset()
+
+    def close(self) -> None:
+        """Give the device back; its buffers are gone. Closing twice does nothing."""
+        if not self._closed:
+            self._closed = True
+            self.backend.close()
+
+    def check_open(self, action: str) -> None:
+        """Raise :class:`ClosedDeviceError` if closed; ``action`` is what was to be done."""
+        if self._closed:
+            raise ClosedDeviceError(self.url, action)
+
+    def check_range(self, what: str, address: int, nbytes: int) -> None:
+        """Raise :class:`OutOfBoundsError` unless the range lies in device memory."""
+        if address < 0 or address + nbytes > self.capacity_bytes:
+            raise OutOfBoundsError(what, address, address + nbytes, self.capacity_bytes)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.url}{' closed' if self._closed else ''}>"
+
+
+def open_device(url: str) -> Device:
+    """Open the device named ``url``, such as ``sim:axdimm?lanes=16&memory=ideal``.
+
+    The part before the colon names the backend, the part after it the family; options are the
+    backend's own. Nothing is substituted for a name that cannot be opened.
+
+    Raises
+    ------
+    UrlError
+        No such backend, or the backend has no such family.
+    OptionError
+        An option is unknown or has a bad value.
+    MismatchError
+        The device is not the one that this driver was written for.
+    """
+    name = DeviceUrl.parse(url)
+    offers = {entry.name: entry for entry in entry_points(group=BACKENDS)}
+    if name.backend not in offers:
+        raise UrlError(url, f"there is no backend {name.backend!r}", sorted(offers))
+    backend: Backend = offers[name.backend].load()(name.target, dict(name.options))
+    try:
+        return drive(backend, url)
+    except BaseException:
+        backend.close()
+        raise
+
+
+def drive(backend: Backend, url: str) -> Device:
+    """The driver of the family of ``backend``, over that backend.
+
+    Raises
+    ------
+    UrlError
+        Nothing here drives the family.
+    MismatchError
+    """
+    if backend.family not in FAMILIES:
+        raise UrlError(url, f"there is no driver for {backend.family!r}", sorted(FAMILIES))
+    module, _, attribute = FAMILIES[backend.family].partition(":")
+    device: Device = getattr(importlib.import_module(module), attribute)(backend, url)
+    return device

@@ -1,0 +1,315 @@
+"""Typed errors of the runtime: each keeps what was expected and what was found.
+
+Three kinds, by what the caller can do about them:
+
+- :class:`ArgumentError` and its kin: the call was wrong; the device was not touched.
+- :class:`DeviceError`: the device refused, failed or did not answer. Those raised by a command
+  carry the register dump and the last bus transactions, and
+  :meth:`nearstep.device.Device.reset` makes the device usable again.
+- :class:`MemoryFaultError` and :class:`ProtocolError`: an emulated device caught its kernel doing
+  something that hardware would do silently. They mean a bug, in the RTL or in a driver.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+RESPONSES = ("OKAY", "EXOKAY", "SLVERR", "DECERR")
+"""AXI response names, by code."""
+
+
+class NearstepError(Exception):
+    """Base of every error that nearstep raises on purpose."""
+
+
+class ArgumentError(NearstepError, ValueError):
+    """A value that no device could accept. Nothing has been sent to the device."""
+
+
+class UrlError(ArgumentError):
+    """A device name that cannot be parsed or that nobody answers to."""
+
+    def __init__(self, url: str, reason: str, valid: Iterable[str] = ()) -> None:
+        self.url = url
+        self.valid = tuple(valid)
+        hint = f"; valid: {', '.join(self.valid)}" if self.valid else ""
+        super().__init__(f"cannot open {url!r}: {reason}{hint}")
+
+
+class OptionError(ArgumentError):
+    """An option of a device name that is unknown or has a bad value."""
+
+    def __init__(
+        self, device: str, option: str, value: str, reason: str, valid: Iterable[str] = ()
+    ) -> None:
+        self.device = device
+        self.option = option
+        self.value = value
+        self.valid = tuple(valid)
+        hint = f"; valid: {', '.join(self.valid)}" if self.valid else ""
+        super().__init__(f"{device}: option {option}={value!r}: {reason}{hint}")
+
+
+class ShapeError(ArgumentError):
+    """An array whose shape is not the buffer's."""
+
+    def __init__(self, what: str, expected: object, actual: object) -> None:
+        self.expected = expected
+        self.actual = actual
+        super().__init__(f"{what}: shape must be {expected}, not {actual}")
+
+
+class DtypeError(ArgumentError, TypeError):
+    """An array whose dtype is not the buffer's (there is no silent conversion)."""
+
+    def __init__(self, what: str, expected: object, actual: object) -> None:
+        self.expected = expected
+        self.actual = actual
+        super().__init__(f"{what}: dtype must be {expected}, not {actual}")
+
+
+class AlignmentError(ArgumentError):
+    """An array that does not start on a beat of the memory port."""
+
+    def __init__(self, what: str, address: int, alignment: int) -> None:
+        self.address = address
+        self.alignment = alignment
+        super().__init__(
+            f"{what}: address {address:#x} must be a multiple of {alignment} bytes, "
+            f"not {address % alignment} over"
+        )
+
+
+class OverlapError(ArgumentError):
+    """Two arrays of one command that share bytes."""
+
+    def __init__(self, first: str, second: str, address: int) -> None:
+        self.first = first
+        self.second = second
+        self.address = address
+        super().__init__(f"{first} and {second} must not overlap, but share address {address:#x}")
+
+
+class OutOfBoundsError(ArgumentError, IndexError):
+    """A range that lies outside its buffer or outside the device memory."""
+
+    def __init__(self, what: str, start: int, stop: int, limit: int) -> None:
+        self.start = start
+        self.stop = stop
+        self.limit = limit
+        super().__init__(f"{what}: [{start}, {stop}) must lie in [0, {limit})")
+
+
+class FreedBufferError(ArgumentError):
+    """A buffer that was used, or freed again, after it was freed."""
+
+    def __init__(self, what: str, action: str) -> None:
+        super().__init__(f"cannot {action} {what}: it has been freed")
+
+
+class ForeignBufferError(ArgumentError):
+    """A buffer of one device given to another."""
+
+    def __init__(self, what: str, expected: str, actual: str) -> None:
+        self.expected = expected
+        self.actual = actual
+        super().__init__(f"{what} must be a buffer of {expected}, not of {actual}")
+
+
+class OutOfDeviceMemoryError(NearstepError, MemoryError):
+    """An allocation that does not fit."""
+
+    def __init__(self, requested: int, largest: int, free: int, capacity: int) -> None:
+        self.requested = requested
+        self.largest = largest
+        self.free = free
+        self.capacity = capacity
+        super().__init__(
+            f"cannot allocate {requested} bytes: the largest free piece has {largest} bytes "
+            f"({free} of {capacity} bytes are free)"
+        )
+
+
+class ClosedDeviceError(NearstepError):
+    """A device that was used after it was closed."""
+
+    def __init__(self, device: str, action: str) -> None:
+        super().__init__(f"cannot {action}: device {device} is closed")
+
+
+class DeviceError(NearstepError):
+    """The device refused, failed or did not answer.
+
+    Attributes
+    ----------
+    registers: Mapping[str, int]
+        Register dump at the time of the error, by field; empty where none was taken.
+    transactions: Sequence[str]
+        The last bus transactions, oldest first; empty where the backend keeps none.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        registers: Mapping[str, int] | None = None,
+        transactions: Sequence[str] = (),
+    ) -> None:
+        self.registers: Mapping[str, int] = dict(registers or {})
+        self.transactions: Sequence[str] = tuple(transactions)
+        text = [message]
+        if self.registers:
+            text.append("registers:")
+            text += [f"  {name} = {value:#x}" for name, value in self.registers.items()]
+        if self.transactions:
+            text.append("last bus transactions:")
+            text += [f"  {line}" for line in self.transactions]
+        super().__init__("\n".join(text))
+
+
+class MismatchError(DeviceError):
+    """The device is not the one that this driver was written for."""
+
+    def __init__(self, what: str, expected: object, actual: object) -> None:
+        self.expected = expected
+        self.actual = actual
+        super().__init__(f"{what} must be {expected}, not {actual}")
+
+
+class BusError(DeviceError):
+    """A register access that was answered with an error response."""
+
+    def __init__(self, address: int, response: int, *, write: bool) -> None:
+        self.address = address
+        self.response = response
+        self.write = write
+        super().__init__(
+            f"register {'write' if write else 'read'} at {address:#x}: response must be OKAY, "
+            f"not {RESPONSES[response & 3]}"
+        )
+
+
+class BusyError(DeviceError):
+    """A command given while another one runs."""
+
+
+class WaitTimeoutError(DeviceError):
+    """What was waited for did not happen in the device time given.
+
+    Attributes
+    ----------
+    waited_for: str
+    max_cycles: int
+        Device cycles (steps, on a device without a clock).
+    """
+
+    def __init__(
+        self,
+        waited_for: str,
+        max_cycles: int,
+        *,
+        registers: Mapping[str, int] | None = None,
+        transactions: Sequence[str] = (),
+    ) -> None:
+        self.waited_for = waited_for
+        self.max_cycles = max_cycles
+        super().__init__(
+            f"waited {max_cycles} device cycles for {waited_for}",
+            registers=registers,
+            transactions=transactions,
+        )
+
+
+class KernelError(DeviceError):
+    """A run that stopped with the ERROR register set.
+
+    Attributes
+    ----------
+    cause: str
+        Name of the cause, as in the register map.
+    stream: str
+        Stream that failed: p, g, m or v.
+    address: int
+        Address of the first error.
+    committed: int
+        Elements whose every result is known to be in memory. Of the others, the blocks that were
+        not started are as they were; the rest may be half done.
+    count: int
+        Elements that the run was to update.
+    """
+
+    def __init__(
+        self,
+        *,
+        cause: str,
+        stream: str,
+        address: int,
+        committed: int,
+        count: int,
+        registers: Mapping[str, int] | None = None,
+        transactions: Sequence[str] = (),
+    ) -> None:
+        self.cause = cause
+        self.stream = stream
+        self.address = address
+        self.committed = committed
+        self.count = count
+        super().__init__(
+            f"run of {count} elements stopped: {cause} on stream {stream} at {address:#x}; "
+            f"{committed} elements are committed",
+            registers=registers,
+            transactions=transactions,
+        )
+
+
+class BusResponseError(KernelError):
+    """Memory answered with SLVERR or DECERR."""
+
+
+class WindowError(KernelError):
+    """The kernel was sent to an address not granted by the host; nothing was accessed there."""
+
+
+class ConfigurationError(KernelError):
+    """START was refused: the configuration registers cannot be run. Nothing was accessed."""
+
+
+class AbortedError(KernelError):
+    """The run was aborted by the host."""
+
+
+class MemoryFaultError(DeviceError):
+    """The kernel made an access that an emulated memory does not let pass."""
+
+    def __init__(
+        self, reason: str, address: int, *, write: bool, transactions: Sequence[str] = ()
+    ) -> None:
+        self.address = address
+        self.write = write
+        super().__init__(
+            f"{'write' if write else 'read'} at {address:#x}: {reason}", transactions=transactions
+        )
+
+
+class OutOfRangeError(MemoryFaultError):
+    """An access beyond the end of the memory."""
+
+
+class UninitialisedError(MemoryFaultError):
+    """A read of memory that nobody has written."""
+
+
+class GuardError(MemoryFaultError):
+    """An access to a guard: memory between buffers, or freed."""
+
+
+class ProtocolError(DeviceError):
+    """A port broke its bus protocol."""
+
+    def __init__(
+        self, channel: str, rule: str, detail: str, *, cycle: int, transactions: Sequence[str] = ()
+    ) -> None:
+        self.channel = channel
+        self.rule = rule
+        self.cycle = cycle
+        super().__init__(f"{channel}: {rule}: {detail} (cycle {cycle})", transactions=transactions)

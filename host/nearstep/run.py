@@ -1,0 +1,74 @@
+"""A command that a kernel has been given."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Self
+
+from nearstep.errors import DeviceError
+
+
+class Run(ABC):
+    """One run of a kernel, started and perhaps still going.
+
+    Attributes
+    ----------
+    count: int
+        Elements that it updates.
+    """
+
+    count: int
+
+    @property
+    @abstractmethod
+    def done(self) -> bool:
+        """Whether it has completed without error. Looks at the device, does not wait."""
+
+    @property
+    @abstractmethod
+    def committed(self) -> int:
+        """Elements whose every result is known to be in memory, as far as has been seen."""
+
+    @property
+    @abstractmethod
+    def error(self) -> DeviceError | None:
+        """What it failed with, None while it has not."""
+
+    @property
+    @abstractmethod
+    def cycles(self) -> int | None:
+        """Device cycles from START to the end; None while it runs, or without a clock."""
+
+    @property
+    @abstractmethod
+    def counters(self) -> Mapping[str, int]:
+        """Counters of the kernel by name, latched when it ended; empty while it runs."""
+
+    @abstractmethod
+    def wait(self, max_cycles: int | None = None) -> Self:
+        """Let the device run until this is done, and return self.
+
+        Parameters
+        ----------
+        max_cycles: int | None
+            Bound in device cycles (steps, on a device without a clock). None: enough for any memory
+            that moves a beat in 64 cycles.
+
+        Raises
+        ------
+        KernelError
+            The run stopped; says why, where, and what is committed.
+        WaitTimeoutError
+            It neither completed nor stopped in time. It still runs: wait again, or abort.
+        MemoryFaultError, ProtocolError
+            An emulated device caught the kernel at something forbidden.
+        """
+
+    @abstractmethod
+    def abort(self, max_cycles: int | None = None) -> None:
+        """Stop it: no new access is issued, those outstanding are drained. The device is then idle.
+
+        When memory does not answer, the drain cannot end: then the device is reset hard.
+        Either way ``error`` is an :class:`nearstep.errors.AbortedError` after it.
+        """
