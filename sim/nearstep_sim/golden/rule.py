@@ -1,0 +1,138 @@
+"""Bit-exact numpy model of an update rule."""
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nearstep_hw.rule.rule import Rule
+
+__all__ = ["ArrayMismatchError", "evaluate"]
+
+Array = NDArray[Any]
+
+_CHUNK = 1 << 16  # elements worked on at a time, so that intermediate values stay in the cache
+_QUIET_NAN = np.uint32(0x7FC0_0000).view(np.float32)
+
+
+class ArrayMismatchError(ValueError):
+    """The arrays of a run do not fit the rule."""
+
+
+def _canonical(z: Array) -> Array:
+    return np.where(np.isnan(z), _QUIET_NAN, z)
+
+
+def _fma(a: Array, b: Array, c: Array) -> Array:
+    # The product is exact in binary64. Rounding the sum to odd keeps what the second rounding,
+    # to binary32, has to know.
+    product = a.astype(np.float64) * b.astype(np.float64)
+    addend = c.astype(np.float64)
+    total = np.asarray(product + addend)
+    virtual = total - product
+    error = (product - (total - virtual)) + (addend - virtual)
+    bits = total.view(np.int64)
+    inexact = np.isfinite(total) & (error != 0) & ((bits & 1) == 0)
+    away = (error > 0) == (total > 0)
+    odd = np.where(inexact, bits + np.where(away, 1, -1), bits).view(np.float64)
+    return odd.astype(np.float32)
+
+
+def _extreme(a: Array, b: Array, larger: bool) -> Array:
+    first = (a > b) if larger else (a < b)
+    x, y = a.view(np.uint32), b.view(np.uint32)
+    equal = ((x & y) if larger else (x | y)).view(np.float32)  # zeros: +0 or -0; else a itself
+    return np.where(np.isnan(a) | np.isnan(b), _QUIET_NAN,
+                    np.where(a == b, equal, np.where(first, a, b)))  # fmt: skip
+
+
+_OPERATIONS: Mapping[str, Callable[..., Array]] = MappingProxyType(
+    {
+        "add": lambda a, b: _canonical(a + b),
+        "sub": lambda a, b: _canonical(a - b),
+        "mul": lambda a, b: _canonical(a * b),
+        "div": lambda a, b: _canonical(a / b),
+        "fma": lambda a, b, c: _canonical(_fma(a, b, c)),
+        "sqrt": lambda a: _canonical(np.sqrt(a)),
+        "neg": lambda a: (a.view(np.uint32) ^ np.uint32(0x8000_0000)).view(np.float32),
+        "abs": lambda a: (a.view(np.uint32) & np.uint32(0x7FFF_FFFF)).view(np.float32),
+        "max": lambda a, b: _extreme(a, b, True),
+        "min": lambda a, b: _extreme(a, b, False),
+        "sign": lambda a: (a > 0).astype(np.float32) - (a < 0).astype(np.float32),
+        "select": lambda condition, a, b: np.where(condition, a, b),
+        "lt": lambda a, b: a < b,
+        "le": lambda a, b: a <= b,
+        "eq": lambda a, b: a == b,
+        "not": lambda a: ~a,
+        "and": lambda a, b: a & b,
+        "or": lambda a, b: a | b,
+        "xor": lambda a, b: a ^ b,
+    }
+)
+
+
+def evaluate(
+    rule: Rule, arrays: Mapping[str, Array], scalars: Mapping[str, float]
+) -> dict[str, NDArray[np.float32]]:
+    """What one run of `rule` writes.
+
+    Parameters
+    ----------
+    rule : Rule
+    arrays : mapping of str to ndarray of float32
+        One for each of `rule.arrays_in`, all of one shape. They are not changed.
+    scalars : mapping of str to float
+        One for each register; rounded to binary32. A switch is true when not zero.
+
+    Returns
+    -------
+    dict of str to ndarray of float32
+        One for each of `rule.arrays_out`, of that shape.
+
+    Raises
+    ------
+    ArrayMismatchError
+    nearstep_hw.rule.errors.MissingScalarError
+    nearstep_hw.rule.errors.UnknownNameError
+    """
+    rule.check_scalars(scalars)
+    if set(arrays) != set(rule.arrays_in):
+        raise ArrayMismatchError(
+            f"{rule!r} reads {', '.join(rule.arrays_in)}, not {', '.join(arrays) or 'nothing'}"
+        )
+    shape = arrays[rule.arrays_in[0]].shape if rule.arrays_in else ()
+    for name, array in arrays.items():
+        if array.dtype != np.float32 or array.shape != shape:
+            raise ArrayMismatchError(
+                f"Array {name!r} must be float32 of shape {shape}, not {array.dtype} {array.shape}"
+            )
+    flat = {name: array.reshape(-1) for name, array in arrays.items()}
+    size = int(np.prod(shape))
+    written = {name: np.empty(size, np.float32) for name in rule.arrays_out}
+    with np.errstate(all="ignore"):
+        for start in range(0, size, _CHUNK):
+            part = {name: array[start : start + _CHUNK] for name, array in flat.items()}
+            for name, value in _evaluate_chunk(rule, part, scalars).items():
+                written[name][start : start + _CHUNK] = value
+    return {name: array.reshape(shape) for name, array in written.items()}
+
+
+def _evaluate_chunk(
+    rule: Rule, arrays: Mapping[str, Array], scalars: Mapping[str, float]
+) -> dict[str, Array]:
+    values: list[Array] = []
+    for each in rule.program.operations:
+        if each.op == "array":
+            value = arrays[each.name]
+        elif each.op == "scalar":
+            value = np.array([scalars[each.name]]).astype(np.float32)
+        elif each.op == "switch":
+            value = np.array([bool(scalars[each.name])])
+        elif each.op == "constant":
+            value = np.array([each.bits], np.uint32).view(np.float32)
+        else:
+            value = _OPERATIONS[each.op](*(values[operand] for operand in each.operands))
+        values.append(value)
+    return {name: values[index] for name, index in rule.program.results.items()}
