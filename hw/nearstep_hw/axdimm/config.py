@@ -1,0 +1,119 @@
+"""Configuration of the AXDIMM Adam kernel: plain data, shared by generators, devices and host."""
+
+from dataclasses import dataclass
+
+from nearstep_hw.rule.adam import ORDERS
+
+ELEMENT_BYTES = 4  # an FP32 parameter, gradient or moment
+AXI_PAGE_BYTES = 4096  # an AXI burst never crosses this boundary
+AXI_MAX_BEATS = 256  # longest INCR burst of AXI4
+LANES = (1, 2, 4, 8, 16)
+
+
+class ConfigError(ValueError):
+    """A configuration value, or a combination of values, that the hardware cannot have."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdamKernelConfig:
+    """Shape of an Adam kernel.
+
+    Parameters
+    ----------
+    lanes : FP32 elements in a memory beat: 1, 2, 4, 8 or 16.
+    functional_units : update units; divides `lanes`, and a beat takes `lanes / functional_units`
+        cycles. None means one for each lane.
+    block_bytes : bytes loaded from one array before the next array has its turn; a power of two.
+    address_width : bits of a memory address; 34 is 16 GiB.
+    order : order of the arithmetic: `default` agrees with torch bit for bit, `paper` is
+        Algorithm 1.
+    windows : address windows that the host can grant; 1 to 8.
+    bursts_ahead : read bursts that may be outstanding; the landing space of two blocks an array
+        bounds it as well.
+
+    Raises
+    ------
+    ConfigError : with the value and what is allowed.
+
+    Ref: AXDIMM paper, sections 3.3 and 3.4.
+    """
+
+    lanes: int = 16
+    functional_units: int | None = None
+    block_bytes: int = 16384
+    address_width: int = 34
+    order: str = "default"
+    windows: int = 4
+    bursts_ahead: int = 16
+
+    def __post_init__(self) -> None:
+        _check(self.lanes in LANES, f"lanes must be one of {LANES}, not {self.lanes!r}")
+        if self.functional_units is None:
+            object.__setattr__(self, "functional_units", self.lanes)
+        units = self.units
+        _check(
+            1 <= units <= self.lanes and self.lanes % units == 0,
+            f"functional_units must divide lanes={self.lanes}, which {units!r} does not",
+        )
+        block = self.block_bytes
+        _check(
+            block > 0 and block & (block - 1) == 0 and 8 * self.beat_bytes <= block <= 1 << 20,
+            f"block_bytes must be a power of two from {8 * self.beat_bytes} (eight beats) "
+            f"to {1 << 20}, not {block!r}",
+        )
+        _check(
+            16 <= self.address_width <= 64,
+            f"address_width must be 16 to 64 bits, not {self.address_width!r}",
+        )
+        _check(self.order in ORDERS, f"order must be one of {tuple(ORDERS)}, not {self.order!r}")
+        _check(1 <= self.windows <= 8, f"windows must be 1 to 8, not {self.windows!r}")
+        _check(
+            8 <= self.bursts_ahead <= 255, f"bursts_ahead must be 8 to 255, not {self.bursts_ahead}"
+        )
+
+    @property
+    def units(self) -> int:
+        """Functional units, as a number."""
+        return self.lanes if self.functional_units is None else self.functional_units
+
+    @property
+    def data_width(self) -> int:
+        """Bits of a memory beat."""
+        return 8 * self.beat_bytes
+
+    @property
+    def beat_bytes(self) -> int:
+        return ELEMENT_BYTES * self.lanes
+
+    @property
+    def cycles_per_beat(self) -> int:
+        """Cycles in which the functional units take one beat of each array."""
+        return self.lanes // self.units
+
+    @property
+    def block_beats(self) -> int:
+        return self.block_bytes // self.beat_bytes
+
+    @property
+    def block_elements(self) -> int:
+        return self.block_bytes // ELEMENT_BYTES
+
+    @property
+    def burst_beats(self) -> int:
+        """Beats of the longest burst."""
+        return self.burst_bytes // self.beat_bytes
+
+    @property
+    def burst_bytes(self) -> int:
+        """Bytes of the longest burst: a page, a block or 256 beats, whichever is least."""
+        return min(AXI_PAGE_BYTES, AXI_MAX_BEATS * self.beat_bytes, self.block_bytes)
+
+    @property
+    def fifo_beats(self) -> int:
+        """Beats in each of the seven FIFOs: two blocks, for double buffering."""
+        return 2 * self.block_beats
+
+
+def _check(holds: bool, message: str) -> None:
+    if not holds:
+        raise ConfigError(message)

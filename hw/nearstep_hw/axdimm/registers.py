@@ -1,0 +1,269 @@
+"""Registers of the AXDIMM Adam kernel, as a function of its configuration."""
+
+from enum import IntEnum
+
+from nearstep_hw.axdimm.config import AdamKernelConfig
+from nearstep_hw.csr.block import block_map, value_register
+from nearstep_hw.csr.model import BLOCK_BYTES, Access, Field, Kind, Register, RegisterMap
+from nearstep_hw.rule.adam import ORDERS
+from nearstep_hw.rule.rule import Rule
+
+IDENT = int.from_bytes(b"ADAM", "big")
+VERSION = (1, 0)
+
+ARRAYS = ("p", "g", "m", "v")  # parameters, gradients, first and second moments
+COUNTERS = {
+    "cycles": "Cycles in which the kernel was busy.",
+    "committed": "Elements whose p, m and v are all written and acknowledged; whole blocks.",
+    "read_beats": "Memory beats read.",
+    "write_beats": "Memory beats written.",
+    "stall_read_address": "Cycles in which a read burst waited for its address to be taken.",
+    "stall_read_data": "Cycles in which the functional units waited for input.",
+    "stall_write_space": "Cycles in which the functional units waited for output space.",
+    "stall_write_data": "Cycles in which a write beat waited to be taken.",
+}
+
+
+class ErrorCause(IntEnum):
+    """`error.cause`: what ended a run early."""
+
+    NONE = 0
+    READ_RESPONSE = 1  # a read was answered other than OKAY
+    WRITE_RESPONSE = 2  # a write was answered other than OKAY
+    WINDOW = 3  # a burst lies outside the granted windows; it was not issued
+    ALIGNMENT = 4  # an array does not start on a memory beat
+    ADDRESS_RANGE = 5  # an array wraps, or ends beyond the memory address space
+    UNSUPPORTED = 6  # a format, scale or copy-out that this version does not have
+    OVERLAP = 7  # two arrays share bytes
+    ABORTED = 8  # control.abort ended the run
+
+
+class Stream(IntEnum):
+    """`error.stream`: AXI read IDs 0 to 3 are 1 to 4 here, write IDs 0 to 2 are 5 to 7."""
+
+    NONE = 0
+    P_READ = 1
+    G_READ = 2
+    M_READ = 3
+    V_READ = 4
+    P_WRITE = 5
+    M_WRITE = 6
+    V_WRITE = 7
+    COPY_OUT = 8
+
+
+class Order(IntEnum):
+    """`capabilities.order`: order of the arithmetic, named as in the configuration."""
+
+    DEFAULT = 0
+    PAPER = 1
+
+
+class GradientFormat(IntEnum):
+    """`formats.gradient`."""
+
+    FP32 = 0
+    FP16 = 1
+    BF16 = 2
+
+
+class CopyOutFormat(IntEnum):
+    """`formats.copy_out`."""
+
+    NONE = 0
+    FP16 = 1
+    BF16 = 2
+
+
+def update_rule(config: AdamKernelConfig) -> Rule:
+    """The update rule that `config.order` names."""
+    rule, _ = ORDERS[config.order]
+    return rule
+
+
+def adam_kernel_map(config: AdamKernelConfig) -> RegisterMap:
+    """The register map of one Adam kernel.
+
+    The scalar registers and the bits of `mode` are those of the update rule.
+    """
+    return block_map(
+        "adam",
+        doc="An Adam/AdamW kernel near the memory (AXDIMM paper, section 3.3).",
+        ident=IDENT,
+        version=VERSION,
+        capabilities=_capabilities(config),
+        configuration=_configuration(config),
+        causes=ErrorCause,
+        streams=Stream,
+        lines=[
+            _arrays(),
+            _rule_registers(update_rule(config)),
+            *_windows(config.windows),
+            [value_register(name, Access.COUNTER, doc, width=64) for name, doc in COUNTERS.items()],
+        ],
+    )
+
+
+def device_maps(config: AdamKernelConfig) -> dict[str, tuple[int, RegisterMap]]:
+    """Blocks of an AXDIMM device: name to base address in bytes and register map."""
+    kernels = [adam_kernel_map(config)]
+    return {f"adam{i}": (i * BLOCK_BYTES, kernel) for i, kernel in enumerate(kernels)}
+
+
+def _capabilities(config: AdamKernelConfig) -> list[Field]:
+    def constant(
+        name: str, lsb: int, width: int, value: int, doc: str, values: type[IntEnum] | None = None
+    ) -> Field:
+        return Field(
+            name=name,
+            access=Access.CONSTANT,
+            lsb=lsb,
+            width=width,
+            reset=value,
+            doc=doc,
+            values=values,
+        )
+
+    return [
+        constant("lanes", 0, 8, config.lanes, "FP32 elements in a memory beat."),
+        constant("functional_units", 8, 8, config.units, "Functional units."),
+        constant("order", 16, 4, Order[config.order.upper()], "Order of arithmetic.", Order),
+        constant("windows", 20, 4, config.windows, "Address windows."),
+        constant(
+            "gradient_formats",
+            24,
+            4,
+            1 << GradientFormat.FP32,
+            "A bit for each value of formats.gradient that is supported.",
+        ),
+        constant(
+            "copy_out_formats",
+            28,
+            4,
+            1 << CopyOutFormat.NONE,
+            "A bit for each value of formats.copy_out that is supported.",
+        ),
+    ]
+
+
+def _configuration(config: AdamKernelConfig) -> list[Field]:
+    def constant(name: str, lsb: int, value: int, doc: str) -> Field:
+        return Field(name=name, access=Access.CONSTANT, lsb=lsb, width=8, reset=value, doc=doc)
+
+    return [
+        constant("block_log2", 0, config.block_bytes.bit_length() - 1, "log2 of bytes in a block."),
+        constant("burst_log2", 8, config.burst_bytes.bit_length() - 1, "log2 of bytes in a burst."),
+        constant("address_width", 16, config.address_width, "Bits of a memory address."),
+    ]
+
+
+def _arrays() -> list[Register]:
+    docs = {"p": "parameters", "g": "gradients", "m": "first moments", "v": "second moments"}
+    addresses = [
+        value_register(
+            f"{name}_address",
+            Access.CONFIG,
+            f"Byte address of the {docs[name]}; a multiple of a memory beat.",
+            width=64,
+            locked=True,
+        )
+        for name in ARRAYS
+    ]
+    count = value_register(
+        "count",
+        Access.CONFIG,
+        "Elements to update; 0 is a run that is done.",
+        width=64,
+        locked=True,
+    )
+    copy_out = value_register(
+        "copy_out_address",
+        Access.CONFIG,
+        "Reserved for a 16-bit copy of the parameters; must be 0.",
+        width=64,
+        locked=True,
+    )
+    return [*addresses, count, copy_out]
+
+
+def _rule_registers(rule: Rule) -> list[Register]:
+    switches = tuple(
+        Field(name=name, access=Access.CONFIG, lsb=i, doc="Switch of the update rule.")
+        for i, name in enumerate(rule.switches)
+    )
+    mode = Register(name="mode", doc="Switches of the update rule.", fields=switches, locked=True)
+    formats = Register(
+        name="formats",
+        doc="Number formats in memory; anything but 0 is refused at START by this version.",
+        locked=True,
+        fields=(
+            Field(
+                name="gradient",
+                access=Access.CONFIG,
+                width=4,
+                values=GradientFormat,
+                doc="Format of the gradients.",
+            ),
+            Field(
+                name="copy_out",
+                access=Access.CONFIG,
+                lsb=4,
+                width=4,
+                values=CopyOutFormat,
+                doc="Format of the copy of the parameters.",
+            ),
+        ),
+    )
+    scale = value_register(
+        "gradient_scale",
+        Access.CONFIG,
+        "Reserved for the factor of scaled gradients; must be 0.",
+        kind=Kind.FLOAT32,
+        locked=True,
+    )
+    scalars = [
+        value_register(
+            name,
+            Access.CONFIG,
+            "Scalar of the update rule.",
+            kind=Kind.FLOAT32,
+            locked=True,
+        )
+        for name in rule.scalars
+    ]
+    return [mode, formats, scale, *scalars]
+
+
+def _windows(count: int) -> list[list[Register]]:
+    def window(index: int) -> list[Register]:
+        name = f"window{index}"
+        permissions = tuple(
+            Field(name=bit, access=Access.CONFIG, lsb=lsb, doc=doc)
+            for lsb, (bit, doc) in enumerate(
+                {
+                    "read": "The kernel may read here.",
+                    "write": "The kernel may write here.",
+                    "valid": "The window is in force.",
+                }.items()
+            )
+        )
+        return [
+            value_register(
+                f"{name}_base", Access.CONFIG, "First byte granted.", width=64, locked=True
+            ),
+            value_register(
+                f"{name}_limit",
+                Access.CONFIG,
+                "First byte behind those granted.",
+                width=64,
+                locked=True,
+            ),
+            Register(
+                name=f"{name}_permissions",
+                doc="What the window grants.",
+                fields=permissions,
+                locked=True,
+            ),
+        ]
+
+    return [window(index) for index in range(count)]

@@ -1,0 +1,42 @@
+"""The register port: what a bus adapter says to a bank."""
+
+from amaranth.lib.wiring import In, Out, Signature
+
+from nearstep_hw.csr.model import ADDRESS_WIDTH, WORD_BITS, WORD_BYTES
+
+
+class CsrSignature(Signature):
+    """A port for one 32-bit access at a time, answered in the cycle after.
+
+    In a cycle with `read` or `write` high the initiator makes a request; in the next cycle `ack` is
+    high, with `error` and, for a read, `read_data`. The initiator makes no request in the cycle of
+    an `ack`, so that what a write causes is visible to the request after it. `read` and `write` are
+    never high together.
+
+    *Timing*: latency one cycle, a request every two cycles.
+
+    Members
+    -------
+    address : byte address within the block; the two low bits are ignored.
+    read, write : request strobes.
+    write_data, write_mask : word to write, and one bit for each of its bytes. The bank takes whole
+        words: a mask other than all ones is an error, and nothing is written.
+    ack : the answer is here.
+    error : unmapped address, write of a read-only register, partial write, or write refused
+        because the block is busy. Nothing was changed.
+    read_data : word read; 0 with an error.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(
+            {
+                "address": Out(ADDRESS_WIDTH),
+                "read": Out(1),
+                "write": Out(1),
+                "write_data": Out(WORD_BITS),
+                "write_mask": Out(WORD_BYTES),
+                "ack": In(1),
+                "error": In(1),
+                "read_data": In(WORD_BITS),
+            }
+        )
