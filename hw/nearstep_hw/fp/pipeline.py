@@ -1,0 +1,249 @@
+"""Feed-forward pipelines: values know their stage, and delays appear where they are used."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from amaranth.hdl import Cat, Const, Elaboratable, Module, Mux, Signal, Value, ValueLike
+from amaranth.lib.memory import Memory
+
+__all__ = ["Pipeline", "PipelineError", "Staged", "Step"]
+
+PACKED_BITS = 64
+"""A short delay is a shift register of at most this many bits: a machine word in a simulator."""
+
+RING_STAGES = 6
+"""From this many stages on, a delay is a ring buffer, which costs the same for any length."""
+
+
+class PipelineError(ValueError):
+    """A value was asked for before it exists, or a latency cannot be met."""
+
+
+@dataclass(frozen=True, eq=False)
+class Staged:
+    """A value together with the pipeline stage at which it is present.
+
+    Members
+    -------
+    value : the value as it is at ``stage``
+    stage : int, or None for a constant (present at every stage)
+    pipe : the pipeline it belongs to
+    """
+
+    value: Value
+    stage: int | None
+    pipe: "Pipeline"
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of an operation, placed at a stage. ``step(x)`` is ``x`` as seen there."""
+
+    pipe: "Pipeline"
+    stage: int
+
+    def __call__(self, x: Staged) -> Value:
+        return self.pipe.at(x, self.stage)
+
+    def wrap(self, name: str, value: ValueLike) -> Staged:
+        """A combinational result of this step, as a signal called ``name``."""
+        return self.pipe.wrap(value, self.stage, name)
+
+
+class _Line:
+    """All delayed copies (taps) of one value."""
+
+    def __init__(self, value: Value, name: str) -> None:
+        self.value = value
+        self.name = name
+        self.taps: dict[int, Signal] = {}
+
+
+class Pipeline(Elaboratable):
+    """Feed-forward pipeline inside the module ``m``; one clock enable, no back-pressure.
+
+    Arithmetic is written between :class:`Staged` values. :meth:`at` delays a value to the stage
+    where it is used; all users of a value share one chain of registers. The registers are made when
+    ``m`` is elaborated (as its submodule), so that every use is known by then.
+
+    *Timing.* A value delayed by n stages is what it was n enabled cycles before. Data registers
+    have no reset; bits delayed by :meth:`valid` are reset to 0.
+
+    Parameters
+    ----------
+    m : Module
+        Module that computes the steps. The delays become its submodule ``name``.
+    en : Value, optional
+        Clock enable of every register of the pipeline.
+    delay : str
+        ``"ring"``: delays of six stages and more are small memories that share one pointer (fast to
+        simulate, LUT-RAM in an FPGA). ``"shift"``: registers only (SRL in an FPGA).
+    name : str
+        Name of the submodule.
+
+    Raises
+    ------
+    PipelineError
+        For an unknown ``delay``, a value used before it exists, or a value of another pipeline.
+    """
+
+    def __init__(
+        self, m: Module, *, en: ValueLike = 1, delay: str = "ring", name: str = "delays"
+    ) -> None:
+        if delay not in ("ring", "shift"):
+            raise PipelineError(f"Delay must be 'ring' or 'shift', not {delay!r}")
+        self.en = Value.cast(en)
+        self._m = m
+        self._delay = delay
+        self._lines: dict[int, tuple[Staged, _Line]] = {}
+        self._valids: list[tuple[Value, list[Signal]]] = []
+        m.submodules[name] = self
+
+    def source(self, value: ValueLike, stage: int = 0, name: str = "") -> Staged:
+        """A value that is present at ``stage``."""
+        return Staged(Value.cast(value), stage, self)
+
+    def constant(self, value: ValueLike) -> Staged:
+        """A value that is the same at every stage: a constant, or a register stable in use."""
+        return Staged(Value.cast(value), None, self)
+
+    def wrap(self, value: ValueLike, stage: int | None, name: str) -> Staged:
+        """A combinational result of values at ``stage``, as a signal called ``name``."""
+        value = Value.cast(value)
+        signal = Signal(value.shape(), name=name)
+        self._m.d.comb += signal.eq(value)
+        return Staged(signal, stage, self)
+
+    def at(self, x: Staged, stage: int) -> Value:
+        """``x`` as seen at ``stage``; raises :class:`PipelineError` if it comes later than that."""
+        if x.pipe is not self:
+            raise PipelineError(f"{x.value!r} belongs to another pipeline")
+        if x.stage is None or x.stage == stage:
+            return x.value
+        if stage < x.stage:
+            raise PipelineError(f"{x.value!r} is present from stage {x.stage}, not at {stage}")
+        if isinstance(x.value, Const):
+            return x.value
+        _, line = self._lines.setdefault(
+            id(x), (x, _Line(x.value, getattr(x.value, "name", "value")))
+        )
+        if stage not in line.taps:
+            line.taps[stage] = Signal(x.value.shape(), name=f"{line.name}_{stage}", reset_less=True)
+        return line.taps[stage]
+
+    def delayed(self, x: Staged, stage: int) -> Staged:
+        """``x`` moved to ``stage``; a constant becomes a value of that stage."""
+        return Staged(self.at(x, stage), stage, self)
+
+    def latest(self, *values: Staged) -> int:
+        """The first stage at which all values are present (0 if all are constants)."""
+        return max((x.stage for x in values if x.stage is not None), default=0)
+
+    def valid(self, value: ValueLike, latency: int) -> Value:
+        """A bit delayed by ``latency`` stages through registers that reset to 0."""
+        if latency == 0:
+            return Value.cast(value)
+        words = [min(PACKED_BITS, latency - k) for k in range(0, latency, PACKED_BITS)]
+        chain = [Signal(width, name=f"valid_{k}") for k, width in enumerate(words)]
+        self._valids.append((Value.cast(value), chain))
+        return chain[-1][-1]
+
+    def steps(self, start: int, costs: Sequence[float], depth: int) -> list[Step]:
+        """Places ``len(costs)`` successive steps into ``depth`` stages from ``start`` on.
+
+        With at least as many stages as steps, each step has a stage to itself and the spare
+        registers are spread between them. With fewer, neighbours share a stage so that the greatest
+        sum of ``costs`` (any unit) in a stage is least. The result of the last step is meant to be
+        moved to ``start + depth`` with :meth:`delayed`, so that it comes from a register.
+        """
+        if not isinstance(depth, int) or depth < 1:
+            raise PipelineError(f"Depth must be a positive integer, not {depth!r}")
+        count = len(costs)
+        if depth >= count:
+            return [Step(self, start + k * depth // count) for k in range(count)]
+        return [Step(self, start + k) for k in _partition(costs, depth)]
+
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        pointer = Signal(16, name="pointer", reset_less=True)
+        pointer_bits = 0
+        for number, (x, line) in enumerate(self._lines.values()):
+            stage, value = x.stage, line.value
+            for tap in sorted(line.taps):
+                target, gap = line.taps[tap], tap - stage
+                if self._delay == "shift" or gap < RING_STAGES:
+                    self._shift(m, line.name, value, target, gap)
+                else:
+                    name = f"{line.name}_{tap}_{number}"
+                    used = self._ring(m, name, value, target, gap, pointer)
+                    pointer_bits = max(pointer_bits, used)
+                stage, value = tap, target
+        if pointer_bits:
+            m.d.sync += pointer[:pointer_bits].eq(
+                Mux(self.en, pointer[:pointer_bits] + 1, pointer[:pointer_bits])
+            )
+        for value, chain in self._valids:
+            for word in chain:
+                m.d.sync += word.eq(Mux(self.en, Cat(value, word)[: len(word)], word))
+                value = word[-1]
+        return m
+
+    def _register(self, m: Module, target: Signal, value: Value) -> None:
+        m.d.sync += target.eq(Mux(self.en, value, target))
+
+    def _shift(self, m: Module, name: str, value: Value, target: Signal, gap: int) -> None:
+        """``gap`` registers, packed into as few words as hold whole copies."""
+        width = len(target)
+        inner = gap - 1
+        while inner:
+            count = max(1, min(inner, PACKED_BITS // width))
+            word = Signal(width * count, name=f"{name}_shift", reset_less=True)
+            self._register(m, word, Cat(value, word)[: len(word)])
+            value = word[-width:]
+            inner -= count
+        self._register(m, target, value)
+
+    def _ring(
+        self, m: Module, name: str, value: Value, target: Signal, gap: int, pointer: Signal
+    ) -> int:
+        """A memory written at ``pointer``, read ``gap - 1`` entries behind, into a register."""
+        behind = gap - 1
+        bits = max(1, (behind - 1).bit_length())
+        m.submodules[f"{name}_ring"] = memory = Memory(
+            shape=len(target), depth=1 << bits, init=[], attrs={"ram_style": "distributed"}
+        )
+        write = memory.write_port()
+        read = memory.read_port(domain="sync")
+        m.d.comb += [
+            write.en.eq(self.en),
+            write.addr.eq(pointer),
+            write.data.eq(value),
+            read.en.eq(self.en),
+            read.addr.eq(pointer - behind),
+            target.eq(read.data),
+        ]
+        return bits
+
+
+def _partition(costs: Sequence[float], parts: int) -> list[int]:
+    """Part of each item, for contiguous parts whose greatest sum is least (none of them empty)."""
+    count = len(costs)
+    total = [0.0]
+    for cost in costs:
+        total.append(total[-1] + cost)
+    best = [[float("inf")] * (parts + 1) for _ in range(count + 1)]
+    cut = [[0] * (parts + 1) for _ in range(count + 1)]
+    best[0][0] = 0.0
+    for end in range(1, count + 1):
+        for part in range(1, min(parts, end) + 1):
+            for begin in range(part - 1, end):
+                worst = max(best[begin][part - 1], total[end] - total[begin])
+                if worst < best[end][part]:
+                    best[end][part], cut[end][part] = worst, begin
+    stages = [0] * count
+    end = count
+    for part in range(parts, 0, -1):
+        begin = cut[end][part]
+        stages[begin:end] = [part - 1] * (end - begin)
+        end = begin
+    return stages

@@ -1,0 +1,22 @@
+"""What every floating-point operation returns."""
+
+from dataclasses import dataclass
+
+from .pipeline import Staged
+
+__all__ = ["FpResult"]
+
+
+@dataclass(frozen=True, eq=False)
+class FpResult:
+    """Outcome of one operation in a pipeline.
+
+    Members
+    -------
+    z : pattern of the result, in the result's format
+    flags : 5 bits, from bit 0 inexact, underflow, overflow, divide by zero, invalid; at the stage
+        of ``z``; None when the operation was built without flags
+    """
+
+    z: Staged
+    flags: Staged | None
