@@ -7,37 +7,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from nearstep_hw.rule.expr import float32_bits
 from nearstep_hw.rule.rule import Rule
+
+from . import fp
 
 __all__ = ["ArrayMismatchError", "evaluate"]
 
 Array = NDArray[Any]
 
 _CHUNK = 1 << 16  # elements worked on at a time, so that intermediate values stay in the cache
-_QUIET_NAN = np.uint32(0x7FC0_0000).view(np.float32)
 
 
 class ArrayMismatchError(ValueError):
     """The arrays of a run do not fit the rule."""
-
-
-def _canonical(z: Array) -> Array:
-    return np.where(np.isnan(z), _QUIET_NAN, z)
-
-
-def _fma(a: Array, b: Array, c: Array) -> Array:
-    # The product is exact in binary64. Rounding the sum to odd keeps what the second rounding,
-    # to binary32, has to know.
-    product = a.astype(np.float64) * b.astype(np.float64)
-    addend = c.astype(np.float64)
-    total = np.asarray(product + addend)
-    virtual = total - product
-    error = (product - (total - virtual)) + (addend - virtual)
-    bits = total.view(np.int64)
-    inexact = np.isfinite(total) & (error != 0) & ((bits & 1) == 0)
-    away = (error > 0) == (total > 0)
-    odd = np.where(inexact, bits + np.where(away, 1, -1), bits).view(np.float64)
-    return odd.astype(np.float32)
 
 
 def _extreme(a: Array, b: Array, larger: bool) -> Array:
@@ -50,12 +33,12 @@ def _extreme(a: Array, b: Array, larger: bool) -> Array:
 
 _OPERATIONS: Mapping[str, Callable[..., Array]] = MappingProxyType(
     {
-        "add": lambda a, b: _canonical(a + b),
-        "sub": lambda a, b: _canonical(a - b),
-        "mul": lambda a, b: _canonical(a * b),
-        "div": lambda a, b: _canonical(a / b),
-        "fma": lambda a, b, c: _canonical(_fma(a, b, c)),
-        "sqrt": lambda a: _canonical(np.sqrt(a)),
+        "add": fp.add32,
+        "sub": fp.sub32,
+        "mul": fp.mul32,
+        "div": fp.div32,
+        "fma": lambda a, b, c: fp.fma32(*np.broadcast_arrays(a, b, c)),
+        "sqrt": fp.sqrt32,
         "neg": lambda a: (a.view(np.uint32) ^ np.uint32(0x8000_0000)).view(np.float32),
         "abs": lambda a: (a.view(np.uint32) & np.uint32(0x7FFF_FFFF)).view(np.float32),
         "max": lambda a, b: _extreme(a, b, True),
@@ -119,6 +102,10 @@ def evaluate(
     return {name: array.reshape(shape) for name, array in written.items()}
 
 
+def _constant(bits: int) -> Array:
+    return np.array([bits], np.uint32).view(np.float32)
+
+
 def _evaluate_chunk(
     rule: Rule, arrays: Mapping[str, Array], scalars: Mapping[str, float]
 ) -> dict[str, Array]:
@@ -127,11 +114,11 @@ def _evaluate_chunk(
         if each.op == "array":
             value = arrays[each.name]
         elif each.op == "scalar":
-            value = np.array([scalars[each.name]]).astype(np.float32)
+            value = _constant(float32_bits(float(scalars[each.name])))
         elif each.op == "switch":
             value = np.array([bool(scalars[each.name])])
         elif each.op == "constant":
-            value = np.array([each.bits], np.uint32).view(np.float32)
+            value = _constant(each.bits)
         else:
             value = _OPERATIONS[each.op](*(values[operand] for operand in each.operands))
         values.append(value)

@@ -1,0 +1,277 @@
+"""C++ model of an update rule: the numpy model's results, bit for bit, at memory speed."""
+
+import ctypes
+import hashlib
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nearstep_hw.rule.expr import float32_bits
+from nearstep_hw.rule.program import ARITHMETIC, Program
+from nearstep_hw.rule.rule import Rule
+from nearstep_sim.build import cache_dir, compile_library
+
+from .rule import ArrayMismatchError
+
+__all__ = ["CXX_FLAGS", "Kernel", "function_name", "kernel", "register_words", "source"]
+
+Array = NDArray[Any]
+
+#: Beside the flags of every build. They change no result: they say that nobody reads `errno` or
+#: the exception flags, without which the loop cannot be vectorised. Contraction stays off.
+CXX_FLAGS = ("-fno-math-errno", "-fno-trapping-math", "-mprefer-vector-width=512")
+
+_PRELUDE = """\
+#include <bit>
+#include <cfenv>
+#include <cstddef>
+#include <cstdint>
+
+namespace {
+
+inline float as_float(std::uint32_t bits) { return std::bit_cast<float>(bits); }
+inline std::uint32_t as_bits(float value) { return std::bit_cast<std::uint32_t>(value); }
+inline float canonical(float value) { return value == value ? value : as_float(0x7FC00000u); }
+inline float maximum(float a, float b) {
+    const float equal = as_float(as_bits(a) & as_bits(b));
+    const float larger = a == b ? equal : (a > b ? a : b);
+    return (a != a) | (b != b) ? as_float(0x7FC00000u) : larger;
+}
+inline float minimum(float a, float b) {
+    const float equal = as_float(as_bits(a) | as_bits(b));
+    const float smaller = a == b ? equal : (a < b ? a : b);
+    return (a != a) | (b != b) ? as_float(0x7FC00000u) : smaller;
+}
+inline float sign(float a) { return (a > 0.0f ? 1.0f : 0.0f) - (a < 0.0f ? 1.0f : 0.0f); }
+
+// Nobody's flush-to-zero or rounding mode reaches the loop, and the caller's come back after it.
+class DefaultEnvironment {
+    std::fenv_t saved_;
+
+  public:
+    DefaultEnvironment() {
+        std::fegetenv(&saved_);
+        std::fesetenv(FE_DFL_ENV);
+    }
+    ~DefaultEnvironment() { std::fesetenv(&saved_); }
+    DefaultEnvironment(const DefaultEnvironment&) = delete;
+    DefaultEnvironment& operator=(const DefaultEnvironment&) = delete;
+};
+
+}  // namespace
+"""
+
+_FORMS: Mapping[str, str] = MappingProxyType(
+    {
+        "add": "{0} + {1}",
+        "sub": "{0} - {1}",
+        "mul": "{0} * {1}",
+        "div": "{0} / {1}",
+        "fma": "__builtin_fmaf({0}, {1}, {2})",
+        "sqrt": "__builtin_sqrtf({0})",
+        "neg": "as_float(as_bits({0}) ^ 0x80000000u)",
+        "abs": "as_float(as_bits({0}) & 0x7FFFFFFFu)",
+        "max": "maximum({0}, {1})",
+        "min": "minimum({0}, {1})",
+        "sign": "sign({0})",
+        "select": "{0} ? {1} : {2}",
+        "lt": "{0} < {1}",
+        "le": "{0} <= {1}",
+        "eq": "{0} == {1}",
+        "not": "!{0}",
+        "and": "{0} & {1}",
+        "or": "{0} | {1}",
+        "xor": "{0} ^ {1}",
+    }
+)
+_CONDITIONS = frozenset({"switch", "lt", "le", "eq", "not", "and", "or", "xor"})
+_BIT_MOVES = frozenset({"neg", "abs", "select"})
+
+
+def function_name(rule: Rule) -> str:
+    """Name of the `extern "C"` function in :func:`source`."""
+    return f"nearstep_rule_{rule.name}"
+
+
+def _visible(program: Program) -> set[int]:
+    """Operations whose bits can be seen in a result: only there does the pattern of a NaN matter.
+
+    Everything else feeds arithmetic or comparisons, to which every NaN is the same.
+    """
+    seen: set[int] = set()
+    pending = list(program.results.values())
+    while pending:
+        index = pending.pop()
+        if index not in seen:
+            seen.add(index)
+            if program.operations[index].op in _BIT_MOVES:
+                pending.extend(program.operations[index].operands)
+    return seen
+
+
+def source(rule: Rule) -> str:
+    """C++20 source of one function that runs `rule`, in place, over arrays::
+
+        extern "C" void nearstep_rule_<name>(
+            std::size_t count, const std::uint32_t* registers, <arrays>);
+
+    `registers` holds one word for each of `rule.registers()`, in that order (see
+    :func:`register_words`). The arrays are `float*`, in the order of `rule.arrays_in`, then
+    `rule.outputs`; those only read are `const`. None may overlap another.
+    """
+    program = rule.program
+    visible = _visible(program)
+    before: list[str] = []
+    body: list[str] = []
+    words = {name: index for index, name in enumerate(rule.registers())}
+    for index, each in enumerate(program.operations):
+        kind = "bool" if each.op in _CONDITIONS else "float"
+        if each.op == "array":
+            body.append(f"const float x{index} = {each.name}[i];")
+        elif each.op == "scalar":
+            before.append(f"const float x{index} = as_float(registers[{words[each.name]}]);")
+        elif each.op == "switch":
+            before.append(f"const bool x{index} = registers[{words[each.name]}] != 0u;")
+        elif each.op == "constant":
+            before.append(f"const float x{index} = as_float({each.bits:#010x}u);")
+        else:
+            form = _FORMS[each.op].format(*(f"x{operand}" for operand in each.operands))
+            if each.op in ARITHMETIC and index in visible:
+                form = f"canonical({form})"
+            body.append(f"const {kind} x{index} = {form};")
+    body += [f"{name}[i] = x{index};" for name, index in program.results.items()]
+    arrays = [
+        f"{'' if name in rule.arrays_out else 'const '}float* __restrict {name}"
+        for name in (*rule.arrays_in, *rule.outputs)
+    ]
+    lines = [
+        "#ifdef __FAST_MATH__",
+        '#error "fast-math changes results"',
+        "#endif",
+        _PRELUDE,
+        f'extern "C" void {function_name(rule)}(',
+        "    std::size_t count, const std::uint32_t* registers,",
+        f"    {', '.join(arrays)}) {{",
+        "    const DefaultEnvironment environment;",
+        *(f"    {line}" for line in before),
+        "    for (std::size_t i = 0; i < count; ++i) {",
+        *(f"        {line}" for line in body),
+        "    }",
+        "}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def register_words(rule: Rule, scalars: Mapping[str, float]) -> NDArray[np.uint32]:
+    """The register words of a run: binary32 patterns of scalars, then 0 or 1 for switches.
+
+    Raises
+    ------
+    nearstep_hw.rule.errors.MissingScalarError
+    nearstep_hw.rule.errors.UnknownNameError
+    """
+    rule.check_scalars(scalars)
+    words = [
+        float32_bits(float(scalars[name])) if width == 32 else int(bool(scalars[name]))
+        for name, width in rule.registers().items()
+    ]
+    return np.array(words, np.uint32)
+
+
+class Kernel:
+    """A compiled rule. Calls release the interpreter's lock and use one thread.
+
+    Parameters
+    ----------
+    rule : Rule
+    library : pathlib.Path
+        Shared library of :func:`source`.
+    """
+
+    def __init__(self, rule: Rule, library: Path) -> None:
+        self.rule = rule
+        self._names = (*rule.arrays_in, *rule.outputs)
+        self._function: Callable[..., None] = getattr(
+            ctypes.CDLL(str(library)), function_name(rule)
+        )
+        self._function.argtypes = [  # type: ignore[attr-defined]
+            ctypes.c_size_t,
+            ctypes.c_void_p,
+            *[ctypes.c_void_p] * len(self._names),
+        ]
+        self._function.restype = None  # type: ignore[attr-defined]
+
+    def __call__(self, arrays: Mapping[str, Array], scalars: Mapping[str, float]) -> None:
+        """Run the rule once, in place.
+
+        Parameters
+        ----------
+        arrays : mapping of str to ndarray of float32
+            One for each state, input and output, all of one shape, contiguous, without overlap.
+            States and outputs are overwritten.
+        scalars : mapping of str to float
+            One for each register.
+
+        Raises
+        ------
+        ArrayMismatchError
+        nearstep_hw.rule.errors.MissingScalarError
+        nearstep_hw.rule.errors.UnknownNameError
+        """
+        words = register_words(self.rule, scalars)
+        if set(arrays) != set(self._names):
+            raise ArrayMismatchError(
+                f"{self.rule!r} works on {', '.join(self._names)}, "
+                f"not {', '.join(arrays) or 'nothing'}"
+            )
+        ordered = [arrays[name] for name in self._names]
+        for name, array in zip(self._names, ordered, strict=True):
+            if array.dtype != np.float32 or array.shape != ordered[0].shape:
+                raise ArrayMismatchError(
+                    f"Array {name!r} must be float32 of shape {ordered[0].shape}, "
+                    f"not {array.dtype} {array.shape}"
+                )
+            if not (array.flags.c_contiguous and array.flags.aligned):
+                raise ArrayMismatchError(f"Array {name!r} must be contiguous and aligned")
+            if name in self.rule.arrays_out and not array.flags.writeable:
+                raise ArrayMismatchError(f"Array {name!r} is written but is read-only")
+        self._check_overlap(ordered)
+        self._function(
+            ordered[0].size, words.ctypes.data, *(array.ctypes.data for array in ordered)
+        )
+
+    def _check_overlap(self, ordered: list[Array]) -> None:
+        extents = sorted(
+            (array.ctypes.data, array.nbytes, name)
+            for name, array in zip(self._names, ordered, strict=True)
+        )
+        for (start, size, name), (following, _, other) in pairwise(extents):
+            if start + size > following:
+                raise ArrayMismatchError(f"Arrays {name!r} and {other!r} overlap in memory")
+
+
+def _library(rule: Rule) -> Path:
+    text = source(rule)
+    digest = hashlib.sha256(text.encode()).hexdigest()[:24]
+    folder = cache_dir() / "rule" / digest
+    path = folder / f"{rule.name}.cpp"
+    if not path.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=folder, suffix=".tmp", delete=False) as partial:
+            partial.write(text)
+        os.replace(partial.name, path)
+    return compile_library(function_name(rule), [path], cxxflags=CXX_FLAGS)
+
+
+@cache
+def kernel(rule: Rule) -> Kernel:
+    """The compiled kernel of `rule`; built on first use, then taken from the build cache."""
+    return Kernel(rule, _library(rule))
