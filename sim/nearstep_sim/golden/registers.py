@@ -1,0 +1,111 @@
+"""Golden model of a register bank: what software sees of `nearstep_hw.csr.bank.CsrBank`."""
+
+from dataclasses import dataclass
+
+from nearstep_hw.csr.model import WORD_BITS, WORD_BYTES, Access, RegisterMap
+
+WHOLE_WORD = (1 << WORD_BYTES) - 1
+WORD_MASK = (1 << WORD_BITS) - 1
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What one access gives.
+
+    Members
+    -------
+    value : word read, 0 for a write or an error.
+    error : the access was not carried out.
+    pulses : `register.field` of every pulse that a write gives.
+    """
+
+    value: int = 0
+    error: bool = False
+    pulses: tuple[str, ...] = ()
+
+
+class RegisterFile:
+    """Values of all fields of a block, and the rules by which software reaches them.
+
+    Fields are named `register.field`. `COUNTER` fields have a value that the hardware sets and one
+    that was captured, which is what a read gives.
+    """
+
+    def __init__(self, register_map: RegisterMap) -> None:
+        self.register_map = register_map
+        self._values = {
+            f"{register.name}.{field.name}": register_map.reset_value(field)
+            for register, field in register_map.fields()
+        }
+        self._captured = dict.fromkeys(self._paths(Access.COUNTER), 0)
+        self._words = {
+            register.offset + index * WORD_BYTES: (register, index)
+            for register in register_map
+            for index in range(register.words)
+        }
+
+    def __getitem__(self, path: str) -> int:
+        """Value of a field, as the hardware sees it."""
+        return self._values[path]
+
+    def __setitem__(self, path: str, value: int) -> None:
+        """Sets a field from the hardware's side. A falling busy captures the counters."""
+        _, field = self.register_map.lookup(path)
+        if value < 0 or value >> field.width:
+            raise ValueError(f"{path} has {field.width} bits; {value:#x} does not fit")
+        falls = path == self.register_map.busy and self._values[path] > value
+        self._values[path] = value
+        if falls:
+            self.capture()
+
+    def capture(self) -> None:
+        """Takes all counters at once, for software to read."""
+        for path in self._captured:
+            self._captured[path] = self._values[path]
+
+    def read(self, address: int) -> Answer:
+        """Answer to a read of one word; the two low bits of the address are ignored."""
+        try:
+            register, index = self._words[address & -WORD_BYTES]
+        except KeyError:
+            return Answer(error=True)
+        image = 0
+        for field in register.fields:
+            path = f"{register.name}.{field.name}"
+            if field.access is not Access.PULSE:
+                image |= self._captured.get(path, self._values[path]) << field.lsb
+        return Answer(value=(image >> (index * WORD_BITS)) & WORD_MASK)
+
+    def write(self, address: int, value: int, mask: int = WHOLE_WORD) -> Answer:
+        """Answer to a write of one word. Latch and clear have taken effect when it returns."""
+        register, index = self._words.get(address & -WORD_BYTES, (None, 0))
+        if register is None or not register.writable or mask != WHOLE_WORD:
+            return Answer(error=True)
+        busy = self.register_map.busy
+        if register.locked and busy is not None and self._values[busy]:
+            for path in self._paths(Access.REFUSED):
+                self._values[path] = (1 << self.register_map.lookup(path)[1].width) - 1
+            return Answer(error=True)
+        pulses = []
+        shift = index * WORD_BITS
+        for field in register.fields:
+            path = f"{register.name}.{field.name}"
+            mine = field.mask & (WORD_MASK << shift)
+            new = ((value << shift) & mine) >> field.lsb
+            if field.access is Access.CONFIG:
+                self._values[path] = (self._values[path] & ~(mine >> field.lsb)) | new
+            elif new:
+                pulses.append(path)
+        if self.register_map.latch in pulses:
+            self.capture()
+        if self.register_map.clear in pulses:
+            for path in self._paths(Access.REFUSED):
+                self._values[path] = 0
+        return Answer(pulses=tuple(pulses))
+
+    def _paths(self, access: Access) -> list[str]:
+        return [
+            f"{register.name}.{field.name}"
+            for register, field in self.register_map.fields()
+            if field.access is access
+        ]

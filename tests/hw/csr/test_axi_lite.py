@@ -1,0 +1,155 @@
+"""The AXI4-Lite adapter in front of a bank, cycle by cycle; cocotb_axi_lite drives it as a bus."""
+
+from collections.abc import Callable
+
+from amaranth.hdl import Module
+from amaranth.lib.wiring import Component, In, connect, flipped
+from amaranth.sim import Simulator, SimulatorContext
+
+from nearstep_hw.csr.axi_lite import AxiLiteAdapter, AxiLiteSignature
+from nearstep_hw.csr.bank import CsrBank
+from nearstep_hw.csr.block import Response
+from nearstep_hw.csr.model import RegisterMap
+
+
+class Block(Component):
+    """Adapter and bank."""
+
+    s_axil: In(AxiLiteSignature())
+
+    def __init__(self, register_map: RegisterMap) -> None:
+        super().__init__()
+        self.bank = CsrBank(register_map)
+
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        m.submodules.bank = self.bank
+        m.submodules.adapter = adapter = AxiLiteAdapter()
+        connect(m, flipped(self.s_axil), adapter.s_axil)
+        connect(m, adapter.csr, self.bank.bus)
+        return m
+
+
+def simulate(register_map: RegisterMap, body: Callable) -> None:
+    block = Block(register_map)
+    simulator = Simulator(block)
+    simulator.add_clock(1e-6)
+
+    async def testbench(ctx: SimulatorContext) -> None:
+        await body(ctx, block)
+
+    simulator.add_testbench(testbench)
+    simulator.run()
+
+
+async def handshake(ctx: SimulatorContext, channel: object, prefix: str, **payload: int) -> None:
+    """Offers one transfer of a channel until it is taken."""
+    for name, value in payload.items():
+        ctx.set(getattr(channel, name), value)
+    ctx.set(getattr(channel, f"{prefix}valid"), 1)
+    await ctx.tick().until(getattr(channel, f"{prefix}ready"))
+    ctx.set(getattr(channel, f"{prefix}valid"), 0)
+
+
+async def cycles_until(ctx: SimulatorContext, signal: object, limit: int = 20) -> int:
+    for cycle in range(limit):
+        if ctx.get(signal):
+            return cycle
+        await ctx.tick()
+    raise AssertionError(f"{signal!r} stays low for {limit} cycles")
+
+
+def test_address_and_data_of_a_write_come_in_any_order(every_kind: RegisterMap) -> None:
+    async def body(ctx: SimulatorContext, block: Block) -> None:
+        axi, address = block.s_axil, every_kind["free"].offset
+        ctx.set(axi.bready, 1)
+        for value, order in ((0x1234, "aw w"), (0x5678, "w aw")):
+            for channel in order.split():
+                if channel == "aw":
+                    await handshake(ctx, axi, "aw", awaddr=address)
+                else:
+                    await handshake(ctx, axi, "w", wdata=value, wstrb=0xF)
+                if channel == order.split()[0]:
+                    await ctx.tick().repeat(5)
+                    assert not ctx.get(axi.bvalid)
+            assert await cycles_until(ctx, axi.bvalid) == 2
+            assert ctx.get(axi.bresp) == Response.OKAY
+            assert ctx.get(block.bank.o_free) == value
+            await ctx.tick()
+            assert not ctx.get(axi.bvalid)
+
+    simulate(every_kind, body)
+
+
+def test_read_and_write_take_turns(every_kind: RegisterMap) -> None:
+    async def body(ctx: SimulatorContext, block: Block) -> None:
+        axi, address = block.s_axil, every_kind["free"].offset
+        for name, value in {
+            "awaddr": address, "awvalid": 1, "wvalid": 1, "wstrb": 0xF, "bready": 1,
+            "araddr": address, "arvalid": 1, "rready": 1,
+        }.items():  # fmt: skip
+            ctx.set(getattr(axi, name), value)
+        answers = {"b": 0, "r": 0}
+        for _ in range(100):
+            await ctx.tick()
+            answers["b"] += ctx.get(axi.bvalid)
+            answers["r"] += ctx.get(axi.rvalid)
+        print(answers)
+        assert min(answers.values()) >= 23
+        assert abs(answers["b"] - answers["r"]) <= 1
+
+    simulate(every_kind, body)
+
+
+def test_answer_is_held_until_it_is_taken(every_kind: RegisterMap) -> None:
+    async def body(ctx: SimulatorContext, block: Block) -> None:
+        axi = block.s_axil
+        await handshake(ctx, axi, "ar", araddr=every_kind["id"].offset)
+        await handshake(ctx, axi, "ar", araddr=every_kind["free"].offset)
+        await cycles_until(ctx, axi.rvalid)
+        for _ in range(10):
+            assert ctx.get(axi.rvalid)
+            assert ctx.get(axi.rdata) == 0xCAFE_F00D
+            await ctx.tick()
+        ctx.set(axi.rready, 1)
+        await ctx.tick()
+        assert not ctx.get(axi.rvalid)
+        await cycles_until(ctx, axi.rvalid)
+        assert ctx.get(axi.rdata) == 7
+
+    simulate(every_kind, body)
+
+
+def test_errors_are_answered_with_slverr(every_kind: RegisterMap) -> None:
+    def offset(name: str) -> int:
+        return every_kind[name].offset
+
+    async def body(ctx: SimulatorContext, block: Block) -> None:
+        axi, bank = block.s_axil, block.bank
+        ctx.set(axi.bready, 1)
+        ctx.set(axi.rready, 1)
+
+        async def write(address: int, strobe: int = 0xF) -> int:
+            await handshake(ctx, axi, "aw", awaddr=address)
+            await handshake(ctx, axi, "w", wdata=1, wstrb=strobe)
+            await cycles_until(ctx, axi.bvalid)
+            return ctx.get(axi.bresp)
+
+        async def read(address: int) -> tuple[int, int]:
+            await handshake(ctx, axi, "ar", araddr=address)
+            await cycles_until(ctx, axi.rvalid)
+            return ctx.get(axi.rresp), ctx.get(axi.rdata)
+
+        assert await write(offset("id")) == Response.SLVERR
+        assert await write(0xFFC) == Response.SLVERR
+        assert await write(offset("free"), strobe=0x7) == Response.SLVERR
+        assert await read(0xFFC) == (Response.SLVERR, 0)
+        assert await write(offset("wide")) == Response.OKAY
+        assert (await read(offset("status")))[1] == 0
+        ctx.set(bank.i_status_busy, 1)
+        assert await write(offset("wide")) == Response.SLVERR
+        assert await write(offset("start")) == Response.SLVERR
+        assert await write(offset("free")) == Response.OKAY
+        assert await read(offset("status")) == (Response.OKAY, 1 | 1 << 30)
+
+    simulate(every_kind, body)
