@@ -18,8 +18,8 @@ class Buffer:
     """An array of fixed shape and dtype in the memory of one device.
 
     Made by :meth:`nearstep.device.Device.alloc`. Its contents are undefined until written. A slice
-    of a one-dimensional buffer, ``buffer[start:stop]``, is a view: it shares the memory and the life
-    of the buffer that it was cut from.
+    of a one-dimensional buffer, ``buffer[start:stop]``, is a view: it shares the memory and the
+    life of the buffer that it was cut from.
 
     Attributes
     ----------

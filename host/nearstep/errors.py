@@ -284,6 +284,7 @@ class MemoryFaultError(DeviceError):
     def __init__(
         self, reason: str, address: int, *, write: bool, transactions: Sequence[str] = ()
     ) -> None:
+        self.reason = reason
         self.address = address
         self.write = write
         super().__init__(

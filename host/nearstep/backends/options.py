@@ -56,9 +56,9 @@ class DeviceUrl:
 def parse_options(kind: type[Options], device: str, options: Mapping[str, str]) -> Options:
     """Make a frozen dataclass of type ``kind`` from the text of options.
 
-    Fields may be ``int`` (decimal, ``0x``, ``_``, suffixes KiB, MiB, GiB), ``bool``, ``str``, a
-    ``Literal`` of strings, or one of those ``| None``. ``ValueError`` of the dataclass's own checks
-    becomes an :class:`OptionError`.
+    Fields may be ``int`` (decimal, ``0x``, ``_``, suffixes KiB, MiB, GiB), ``float``,
+    ``bool``, ``str``, a ``Literal`` of strings, or one of those ``| None``. ``ValueError`` of the
+    dataclass's own checks becomes an :class:`OptionError`.
 
     Raises
     ------
@@ -103,4 +103,9 @@ def _parse(hint: Any, device: str, name: str, text: str) -> Any:
             return int(number, 0) * scale
         except ValueError:
             raise OptionError(device, name, text, "must be a whole number") from None
+    if hint is float:
+        try:
+            return float(text)
+        except ValueError:
+            raise OptionError(device, name, text, "must be a number") from None
     return text

@@ -1,0 +1,168 @@
+"""A run of the Adam kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Self
+
+from nearstep.backends.base import Backend
+from nearstep.errors import (
+    AbortedError,
+    BusResponseError,
+    ConfigurationError,
+    DeviceError,
+    KernelError,
+    MemoryFaultError,
+    ProtocolError,
+    WaitTimeoutError,
+    WindowError,
+)
+from nearstep.registers import BlockRegisters
+from nearstep.run import Run
+from nearstep_hw.axdimm.registers import ARRAYS, COUNTERS, ErrorCause, Stream
+
+SLOWEST_CYCLES_PER_BEAT = 64
+"""A memory that takes longer for a beat, on average over a run, counts as one that hangs."""
+
+IDLE_CYCLES = 10_000
+"""Cycles for which a command may take that moves no data: latencies, and the drain of an abort."""
+
+BEATS_PER_LANE_GROUP = 7
+"""Beats for each beat of parameters: p, g, m, v read, and p, m, v written."""
+
+ERRORS: Mapping[ErrorCause, type[KernelError]] = MappingProxyType(
+    {
+        ErrorCause.READ_RESPONSE: BusResponseError,
+        ErrorCause.WRITE_RESPONSE: BusResponseError,
+        ErrorCause.WINDOW: WindowError,
+        ErrorCause.ALIGNMENT: ConfigurationError,
+        ErrorCause.ADDRESS_RANGE: ConfigurationError,
+        ErrorCause.UNSUPPORTED: ConfigurationError,
+        ErrorCause.OVERLAP: ConfigurationError,
+        ErrorCause.ABORTED: AbortedError,
+    }
+)
+"""Exception for each cause in the ERROR register."""
+
+
+class AdamRun(Run):
+    """An Adam step that was started by :meth:`nearstep.axdimm.device.AxdimmDevice.adam`."""
+
+    def __init__(self, backend: Backend, kernel: BlockRegisters, count: int) -> None:
+        self.count = count
+        self._backend = backend
+        self._kernel = kernel
+        self._ended = False
+        self._error: DeviceError | None = None
+        self._committed = 0
+        self._counters: Mapping[str, int] = {}
+
+    @property
+    def what(self) -> str:
+        """What it is, for messages."""
+        return f"adam of {self.count} elements"
+
+    @property
+    def ended(self) -> bool:
+        """Whether it has completed or failed. Looks at the device, does not wait."""
+        if not self._ended and not self._kernel.status.busy:
+            self._finish()
+        return self._ended
+
+    @property
+    def done(self) -> bool:
+        return self.ended and self._error is None
+
+    @property
+    def error(self) -> DeviceError | None:
+        return self._error
+
+    @property
+    def committed(self) -> int:
+        if not self.ended:
+            self._kernel.control.latch = 1
+            self._committed = self._kernel.committed.value
+        return self._committed
+
+    @property
+    def cycles(self) -> int | None:
+        return self._counters.get("cycles")
+
+    @property
+    def counters(self) -> Mapping[str, int]:
+        return self._counters
+
+    def wait(self, max_cycles: int | None = None) -> Self:
+        if not self._ended:
+            beats = -(-self.count // self._backend.config.lanes) * BEATS_PER_LANE_GROUP
+            bound = IDLE_CYCLES + SLOWEST_CYCLES_PER_BEAT * beats
+            self._wait_idle(bound if max_cycles is None else max_cycles, self.what)
+            self._finish()
+        if self._error is not None:
+            raise self._error
+        return self
+
+    def abort(self, max_cycles: int | None = None) -> None:
+        if self._ended:
+            return
+        self._kernel.control.abort = 1
+        bound = IDLE_CYCLES if max_cycles is None else max_cycles
+        try:
+            self._wait_idle(bound, f"{self.what} to drain after abort")
+        except WaitTimeoutError:
+            self._backend.reset()
+            self.lose("aborted, and reset because memory did not answer")
+        else:
+            self._finish()
+
+    def lose(self, reason: str) -> None:
+        """The device forgot the run."""
+        if not self._ended:
+            self._ended = True
+            self._error = AbortedError(
+                cause=reason, stream="none", address=0, committed=self._committed, count=self.count
+            )
+
+    def _wait_idle(self, max_cycles: int, what: str) -> None:
+        try:
+            self._backend.wait([self._kernel.status.poll(busy=0)], max_cycles)
+        except WaitTimeoutError as error:
+            self._kernel.control.latch = 1
+            self._committed = self._kernel.committed.value
+            raise WaitTimeoutError(
+                what,
+                max_cycles,
+                registers=self._kernel.dump(),
+                transactions=self._backend.transactions(),
+            ) from error
+        except (MemoryFaultError, ProtocolError) as error:
+            self._ended = True
+            self._error = error
+            raise
+
+    def _finish(self) -> None:
+        """Take the outcome from the registers and close the windows."""
+        kernel = self._kernel
+        self._ended = True
+        self._committed = kernel.committed.value
+        names = [name for name in COUNTERS if self._backend.cycles is not None or _exact(name)]
+        self._counters = {name: kernel[name].value for name in names}
+        if kernel.status.error:
+            cause = ErrorCause(kernel.error.cause)
+            self._error = ERRORS[cause](
+                cause=cause.name,
+                stream=Stream(kernel.error.stream).name,
+                address=kernel.error_address.value,
+                committed=self._committed,
+                count=self.count,
+                registers=kernel.dump(),
+                transactions=self._backend.transactions(),
+            )
+        for index in range(len(ARRAYS)):
+            kernel[f"window{index}_permissions"].set(read=0, write=0, valid=0)
+
+
+def _exact(counter: str) -> bool:
+    """Whether a counter means something on a device without a clock."""
+    return counter != "cycles" and not counter.startswith("stall_")

@@ -1,0 +1,100 @@
+"""Options of the emulated AXDIMM devices, as they stand in a device name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from nearstep_hw.axdimm.config import AdamKernelConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class AxdimmOptions:
+    """Options that every emulated AXDIMM device has.
+
+    Parameters
+    ----------
+    lanes, functional_units, block_bytes, order :
+        As in :class:`nearstep_hw.axdimm.config.AdamKernelConfig`.
+    memory_bytes : int
+        Size of the device memory, a multiple of 64. Pages are taken as they are used.
+    """
+
+    lanes: int = 16
+    functional_units: int | None = None
+    block_bytes: int = 16384
+    order: Literal["default", "paper"] = "default"
+    memory_bytes: int = 1 << 30
+
+    def __post_init__(self) -> None:
+        config = self.config()
+        if not 0 < self.memory_bytes <= 1 << config.address_width or self.memory_bytes % 64:
+            raise ValueError(
+                f"memory_bytes must be a multiple of 64 up to {1 << config.address_width}, "
+                f"not {self.memory_bytes}"
+            )
+
+    def config(self) -> AdamKernelConfig:
+        """Configuration of the kernel.
+
+        Raises
+        ------
+        nearstep_hw.axdimm.config.ConfigError
+        """
+        return AdamKernelConfig(
+            lanes=self.lanes,
+            functional_units=self.functional_units,
+            block_bytes=self.block_bytes,
+            order=self.order,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class GoldenOptions(AxdimmOptions):
+    """Options of ``golden:axdimm``.
+
+    Parameters
+    ----------
+    engine : str
+        ``cpp`` is compiled on first use; ``numpy`` needs no compiler and is slower.
+    """
+
+    engine: Literal["cpp", "numpy"] = "cpp"
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerilatedOptions(AxdimmOptions):
+    """Options of ``sim:axdimm``.
+
+    Parameters
+    ----------
+    memory : str
+        ``ideal``: a read and a write beat a cycle. ``halfduplex``: one beat a cycle in all, 4
+        cycles of turnaround.
+    latency : int | None
+        Cycles from the last address to the first beat, and from the last write beat to its
+        response. None is the memory's own: 1 for ``ideal``, 40 for ``halfduplex``.
+    fu : str
+        ``rtl``: the functional units are Verilated. ``native``: a C++ kernel of equal latency
+        stands in for them, proven to give the same bits.
+    stall : float
+        Fraction of cycles in which the memory stalls each of its channels, from 0 to 0.95.
+    seed : int
+        Seed of the stalls.
+    trace : str | None
+        VCD file to write. It goes under ``build/`` and slows the simulation down.
+    """
+
+    memory: Literal["ideal", "halfduplex"] = "ideal"
+    latency: int | None = None
+    fu: Literal["rtl", "native"] = "rtl"
+    stall: float = 0.0
+    seed: int = 1
+    trace: str | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0.0 <= self.stall <= 0.95:
+            raise ValueError(f"stall must lie in [0, 0.95], not {self.stall}")
+        if self.latency is not None and not 1 <= self.latency <= 1 << 16:
+            raise ValueError(f"latency must lie in [1, 65536], not {self.latency}")
