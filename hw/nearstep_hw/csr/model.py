@@ -18,6 +18,9 @@ WORD_BYTES = 4
 LINE_BYTES = 64  # a DDR4 burst of eight and a cache line: the smallest write of a DIMM host
 BLOCK_BYTES = 4096  # address space of one block: a page, so that a board can map blocks apart
 ADDRESS_WIDTH = 12  # log2(BLOCK_BYTES)
+LONE_FIELD = "value"  # name of the field that is all of its register
+HANDLE_NAMES = frozenset({"address", "bits", "get", "name", "poll", "set"})
+"""Attributes that host code has on every register, and that a field therefore cannot be called."""
 
 _NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
 
@@ -301,8 +304,13 @@ def port_name(register: Register, field: Field) -> str | None:
     """
     if field.access in (Access.CONSTANT, Access.MAP_HASH, Access.REFUSED):
         return None
-    stem = register.name if field.name == "value" else f"{register.name}_{field.name}"
+    stem = register.name if lone_field(register) else f"{register.name}_{field.name}"
     return f"{'o' if field.access.writable else 'i'}_{stem}"
+
+
+def lone_field(register: Register) -> bool:
+    """Whether the register is one field called `value`, and goes by the register's name."""
+    return register.fields[0].name == LONE_FIELD
 
 
 def place(lines: Sequence[Sequence[Register]]) -> tuple[Register, ...]:
@@ -366,5 +374,9 @@ def _check_register(register: Register) -> None:
             raise RegisterMapError(f"a named value of {path} exceeds {field.width} bits")
     if len({field.access.writable for field in register.fields}) > 1:
         raise RegisterMapError(f"register {name} mixes writable and read-only fields")
-    if "value" in seen and len(seen) > 1:
-        raise RegisterMapError(f"register {name} has fields beside 'value'")
+    if LONE_FIELD in seen and len(seen) > 1:
+        raise RegisterMapError(f"register {name} has fields beside {LONE_FIELD!r}")
+    if clash := seen & HANDLE_NAMES:
+        raise RegisterMapError(
+            f"register {name} has a field called {clash.pop()!r}, which is taken"
+        )
