@@ -1,0 +1,65 @@
+"""How much of a run is whole in memory."""
+
+from amaranth import Array, Cat, Elaboratable, Module, ResetInserter, Signal
+from amaranth.lib import wiring
+from amaranth.lib.wiring import In, Out
+
+
+class CommitCounter(wiring.Component):
+    """Counts the elements whose blocks are written in every stream.
+
+    *Timing*: `o_committed` follows the last acknowledgement of a block by two cycles.
+
+    Parameters
+    ----------
+    streams : written streams.
+    block_elements : elements of a block.
+    count_width : bits of a count of elements.
+    blocks_ahead : blocks by which one stream can be ahead of another.
+
+    Members
+    -------
+    i_count : elements of the run; the last block may be partial.
+    i_block_done : a bit for each stream: its next block is written.
+    o_committed : elements.
+    o_whole : all of them, and there is at least one.
+    i_clear : back to 0.
+    """
+
+    def __init__(
+        self, *, streams: int, block_elements: int, count_width: int, blocks_ahead: int
+    ) -> None:
+        self.streams = streams
+        self.block_elements = block_elements
+        self.blocks_ahead = blocks_ahead
+        super().__init__(
+            {
+                "i_count": In(count_width),
+                "i_block_done": In(streams),
+                "o_committed": Out(count_width),
+                "o_whole": Out(1),
+                "i_clear": In(1),
+            }
+        )
+
+    def elaborate(self, platform: object) -> Elaboratable:
+        m = Module()
+        ahead = Array(
+            Signal(range(self.blocks_ahead + 1), name=f"ahead{i}") for i in range(self.streams)
+        )
+        advance = Signal()
+        left = Signal.like(self.i_count)
+
+        m.d.comb += [
+            advance.eq(Cat(blocks != 0 for blocks in ahead).all()),
+            left.eq(self.i_count - self.o_committed),
+            self.o_whole.eq((left == 0) & (self.i_count != 0)),
+        ]
+        for blocks, done in zip(ahead, self.i_block_done, strict=True):
+            m.d.sync += blocks.eq(blocks + done - advance)
+        with m.If(advance):
+            with m.If(left <= self.block_elements):
+                m.d.sync += self.o_committed.eq(self.i_count)
+            with m.Else():
+                m.d.sync += self.o_committed.eq(self.o_committed + self.block_elements)
+        return ResetInserter(self.i_clear)(m)

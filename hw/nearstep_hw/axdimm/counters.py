@@ -1,0 +1,42 @@
+"""Event counters."""
+
+from collections.abc import Sequence
+
+from amaranth import Elaboratable, Module, ResetInserter
+from amaranth.lib import wiring
+from amaranth.lib.wiring import In, Out
+
+COUNTER_WIDTH = 64
+
+
+class EventCounters(wiring.Component):
+    """Counts, for each event, the cycles in which it holds.
+
+    Parameters
+    ----------
+    events : names.
+
+    Members
+    -------
+    i_<event> : holds in this cycle.
+    o_<event> : cycles since `i_clear`.
+    i_clear : back to 0.
+    """
+
+    def __init__(self, events: Sequence[str]) -> None:
+        self.events = tuple(events)
+        super().__init__(
+            {
+                **{f"i_{event}": In(1) for event in events},
+                **{f"o_{event}": Out(COUNTER_WIDTH) for event in events},
+                "i_clear": In(1),
+            }
+        )
+
+    def elaborate(self, platform: object) -> Elaboratable:
+        m = Module()
+        for event in self.events:
+            count = getattr(self, f"o_{event}")
+            with m.If(getattr(self, f"i_{event}")):
+                m.d.sync += count.eq(count + 1)
+        return ResetInserter(self.i_clear)(m)

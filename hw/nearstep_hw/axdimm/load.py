@@ -1,0 +1,129 @@
+"""Memory to input FIFOs."""
+
+from amaranth import Elaboratable, Module
+from amaranth.lib import stream, wiring
+from amaranth.lib.wiring import In, Out
+
+from nearstep_hw.axdimm.config import AdamKernelConfig
+from nearstep_hw.axdimm.fault import FaultLayout, mover_fault
+from nearstep_hw.axdimm.registers import ARRAYS, ErrorCause, Stream
+from nearstep_hw.axi.burst import id_width
+from nearstep_hw.axi.reader import ReadMover
+from nearstep_hw.axi.schedule import BlockSchedule
+from nearstep_hw.axi.signature import Axi4ReadSignature
+from nearstep_hw.axi.window import WindowChecker, WindowSignature
+from nearstep_hw.stream.fifo import StreamFifo
+
+STREAMS = (Stream.P_READ, Stream.G_READ, Stream.M_READ, Stream.V_READ)
+
+
+class LoadPath(wiring.Component):
+    """Loads blocks of p, g, m and v, in turn, into a FIFO each of two blocks.
+
+    Parameters
+    ----------
+    config : of the kernel.
+
+    Members
+    -------
+    bus : AR and R.
+    window : the windows.
+    i_base, i_beats : of the arrays; held while `o_idle` is low.
+    i_launch : begins.
+    o_p, o_g, o_m, o_v : beats.
+    i_taken : a beat of every output is taken in this cycle.
+    o_fault : a fault in this cycle; cause 0 is none.
+    i_stop : issues nothing more.
+    o_idle : nothing is outstanding.
+    i_clear : forgets everything; only when `o_idle`.
+    """
+
+    def __init__(self, config: AdamKernelConfig) -> None:
+        self.config = config
+        self.schedule = BlockSchedule(
+            streams=len(ARRAYS),
+            address_width=config.address_width,
+            beat_bytes=config.beat_bytes,
+            block_beats=config.block_beats,
+            burst_beats=config.burst_beats,
+        )
+        super().__init__(
+            {
+                "bus": Out(
+                    Axi4ReadSignature(
+                        address_width=config.address_width,
+                        data_width=config.data_width,
+                        id_width=id_width(len(ARRAYS)),
+                    )
+                ),
+                "window": In(WindowSignature()).array(config.windows),
+                "i_base": In(config.address_width).array(len(ARRAYS)),
+                "i_beats": In(self.schedule.i_beats.shape()),
+                "i_launch": In(1),
+                **{f"o_{name}": Out(stream.Signature(config.data_width)) for name in ARRAYS},
+                "i_taken": In(1),
+                "o_fault": Out(FaultLayout()),
+                "i_stop": In(1),
+                "o_idle": Out(1),
+                "i_clear": In(1),
+            }
+        )
+
+    def elaborate(self, platform: object) -> Elaboratable:
+        m = Module()
+        config = self.config
+        m.submodules.schedule = schedule = self.schedule
+        m.submodules.checker = checker = WindowChecker(
+            schedule.o.payload.shape(),
+            beat_bytes=config.beat_bytes,
+            windows=config.windows,
+            write=False,
+        )
+        m.submodules.mover = mover = ReadMover(
+            streams=len(ARRAYS),
+            address_width=config.address_width,
+            beat_bytes=config.beat_bytes,
+            burst_beats=config.burst_beats,
+            landing_beats=config.fifo_beats,
+            bursts_ahead=config.bursts_ahead,
+        )
+
+        wiring.connect(m, schedule.o, checker.i)
+        wiring.connect(m, checker.o, mover.i)
+        wiring.connect(m, wiring.flipped(self.bus), mover.bus)
+        for mine, its in zip(self.window, checker.window, strict=True):
+            wiring.connect(m, wiring.flipped(mine), its)
+        for base, scheduled, moved in zip(self.i_base, schedule.i_base, mover.i_base, strict=True):
+            m.d.comb += [scheduled.eq(base), moved.eq(base)]
+        m.d.comb += [
+            schedule.i_start.eq(self.i_launch),
+            schedule.i_beats.eq(self.i_beats),
+            schedule.i_clear.eq(self.i_stop | self.i_clear),
+            checker.i_clear.eq(self.i_stop | self.i_clear),
+            mover.i_stop.eq(self.i_stop),
+            mover.i_gain.eq(self.i_taken),
+            mover.i_clear.eq(self.i_clear),
+            self.o_idle.eq(mover.o_idle),
+        ]
+        for index, name in enumerate(ARRAYS):
+            m.submodules[f"fifo_{name}"] = fifo = StreamFifo(
+                config.data_width, depth=config.fifo_beats
+            )
+            wiring.connect(m, fifo.o, wiring.flipped(getattr(self, f"o_{name}")))
+            m.d.comb += [
+                # The landing space is reserved: ready is high whenever a beat lands.
+                fifo.i.valid.eq(mover.o_landed[index]),
+                fifo.i.payload.eq(self.bus.rdata),
+                fifo.i_clear.eq(self.i_clear),
+            ]
+        m.d.comb += self.o_fault.eq(
+            mover_fault(
+                m,
+                bus=mover.fault,
+                refused=checker.o_refused,
+                burst=checker.o_burst,
+                response=ErrorCause.READ_RESPONSE,
+                streams=STREAMS,
+            )
+        )
+        return m

@@ -1,0 +1,98 @@
+"""From START to the end of a run."""
+
+from amaranth import Module, Signal
+from amaranth.lib import wiring
+from amaranth.lib.wiring import In, Out
+
+from nearstep_hw.axdimm.fault import FaultLayout
+from nearstep_hw.axdimm.registers import ErrorCause
+
+
+class RunControl(wiring.Component):
+    """The state of the kernel, and the first fault of a run.
+
+    A run is checked, launched, and done when `i_whole`. A fault or an abort stops it: nothing more
+    is issued, and once everything outstanding has come back the kernel is idle again, with the
+    error shown and `o_done` low. START clears the error.
+
+    *Timing*: `o_busy` the cycle after `i_go`; all outputs but `o_launch` and `o_clear` are
+    registers or states.
+
+    Members
+    -------
+    i_go : START; ignored while busy.
+    i_abort : ABORT; ignored when idle.
+    i_empty : the run has nothing to do.
+    o_check, i_checked, i_check_fault : start and outcome of the checks.
+    o_launch : the movers begin.
+    i_fault : a fault while running; cause 0 is none.
+    i_whole : all of the run is written and acknowledged.
+    i_drained : nothing is outstanding anywhere.
+    o_stop : issue nothing, discard what arrives.
+    o_clear : nothing runs; buffers and counters of the data path are cleared.
+    o_busy, o_done, o_error, o_fault : for the registers.
+    """
+
+    i_go: In(1)
+    i_abort: In(1)
+    i_empty: In(1)
+    o_check: Out(1)
+    i_checked: In(1)
+    i_check_fault: In(FaultLayout())
+    o_launch: Out(1)
+    i_fault: In(FaultLayout())
+    i_whole: In(1)
+    i_drained: In(1)
+    o_stop: Out(1)
+    o_clear: Out(1)
+    o_busy: Out(1)
+    o_done: Out(1)
+    o_error: Out(1)
+    o_fault: Out(FaultLayout())
+
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        aborted = Signal(FaultLayout())
+        m.d.comb += [
+            aborted.cause.eq(ErrorCause.ABORTED),
+            self.o_error.eq(self.o_fault.cause != 0),
+            self.o_clear.eq(1),
+            self.o_busy.eq(1),
+        ]
+        with m.FSM():
+            with m.State("IDLE"):
+                m.d.comb += self.o_busy.eq(0)
+                with m.If(self.i_go):
+                    m.d.comb += self.o_check.eq(1)
+                    m.d.sync += [self.o_done.eq(0), self.o_fault.eq(0)]
+                    m.next = "CHECK"
+            with m.State("CHECK"):
+                with m.If(self.i_abort):
+                    m.d.sync += self.o_fault.eq(aborted)
+                    m.next = "IDLE"
+                with m.Elif(self.i_checked):
+                    m.d.sync += self.o_fault.eq(self.i_check_fault)
+                    m.next = "IDLE"
+                    with m.If(self.i_check_fault.cause == 0):
+                        m.d.sync += self.o_done.eq(self.i_empty)
+                        with m.If(~self.i_empty):
+                            m.next = "LAUNCH"
+            with m.State("LAUNCH"):
+                m.d.comb += [self.o_clear.eq(0), self.o_launch.eq(1)]
+                m.next = "RUN"
+            with m.State("RUN"):
+                m.d.comb += self.o_clear.eq(0)
+                with m.If(self.i_fault.cause != 0):
+                    m.d.sync += self.o_fault.eq(self.i_fault)
+                    m.next = "STOP"
+                with m.Elif(self.i_whole):
+                    m.d.sync += self.o_done.eq(1)
+                    m.next = "IDLE"
+                with m.Elif(self.i_abort):
+                    m.d.sync += self.o_fault.eq(aborted)
+                    m.next = "STOP"
+            with m.State("STOP"):
+                m.d.comb += [self.o_clear.eq(0), self.o_stop.eq(1)]
+                with m.If(self.i_drained):
+                    m.next = "IDLE"
+        return m

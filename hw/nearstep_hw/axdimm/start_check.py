@@ -1,0 +1,153 @@
+"""What must hold before a run touches memory."""
+
+from amaranth import Array, Elaboratable, Module, ResetInserter, Signal
+from amaranth.lib import wiring
+from amaranth.lib.wiring import In, Out
+
+from nearstep_hw.axdimm.config import ELEMENT_BYTES, AdamKernelConfig
+from nearstep_hw.axdimm.fault import FaultLayout
+from nearstep_hw.axdimm.registers import ARRAYS, ErrorCause, Stream
+from nearstep_hw.axi.window import WindowMatch, WindowSignature
+
+ADDRESS_WIDTH = 64
+END_WIDTH = ADDRESS_WIDTH + 3  # a 64-bit base plus a 64-bit count of 4-byte elements
+WRITTEN = {"p": Stream.P_WRITE, "m": Stream.M_WRITE, "v": Stream.V_WRITE}
+
+
+class StartCheck(wiring.Component):
+    """Checks a run's arrays, one condition a cycle, and finds the first fault.
+
+    In this order: formats, scale and copy-out must be off; then, unless `i_count` is 0, every array
+    must start on a beat, every array must end within the address space, no two may share bytes, and
+    one window must grant every array in full, in whole beats: p, g, m, v for reading, then p, m, v
+    for writing. So a run with a bad array touches nothing.
+
+    *Timing*: done within 23 cycles of `i_start`.
+
+    Parameters
+    ----------
+    config : of the kernel.
+
+    Members
+    -------
+    i_start : begins; the other inputs hold until `o_done`.
+    i_address : byte address of each array, in the order p, g, m, v.
+    i_count : elements.
+    i_formats : not 0 if a format or scale is set that the kernel does not have.
+    i_copy_out : not 0 if a copy-out address is set.
+    window : the windows.
+    o_done : the checks are over, in this cycle.
+    o_fault : with `o_done`, the first fault, or cause 0.
+    i_clear : goes idle.
+    """
+
+    def __init__(self, config: AdamKernelConfig) -> None:
+        self.config = config
+        super().__init__(
+            {
+                "i_start": In(1),
+                "i_address": In(ADDRESS_WIDTH).array(len(ARRAYS)),
+                "i_count": In(64),
+                "i_formats": In(1),
+                "i_copy_out": In(1),
+                "window": In(WindowSignature()).array(config.windows),
+                "o_done": Out(1),
+                "o_fault": Out(FaultLayout()),
+                "i_clear": In(1),
+            }
+        )
+
+    def elaborate(self, platform: object) -> Elaboratable:
+        m = Module()
+        m.submodules.match = match = WindowMatch(windows=self.config.windows)
+        beat_bytes = self.config.beat_bytes
+        bases = Array(self.i_address)
+        array = Signal(range(len(ARRAYS)))
+        other = Signal(range(len(ARRAYS)))  # with OVERLAP: an array before `array`
+        is_last = Signal()
+        base = Signal(ADDRESS_WIDTH)
+        other_base = Signal(ADDRESS_WIDTH)
+        length = Signal(END_WIDTH)
+        end = Signal(END_WIDTH)
+        fault = Signal(FaultLayout())
+
+        for mine, its in zip(self.window, match.window, strict=True):
+            for name in its.signature.members:
+                m.d.comb += getattr(its, name).eq(getattr(mine, name))
+        m.d.comb += [
+            is_last.eq(array == len(ARRAYS) - 1),
+            base.eq(bases[array]),
+            other_base.eq(bases[other]),
+            end.eq(base + length),
+            match.i_start.eq(base),
+            match.i_end.eq(end),
+            fault.stream.eq(array + Stream.P_READ),
+            fault.address.eq(base),
+            self.o_fault.eq(fault),
+        ]
+
+        def check(holds: object, cause: ErrorCause) -> object:
+            """Ends with `cause` unless `holds`; a context for what follows if it does."""
+            with m.If(~holds):
+                m.d.comb += [fault.cause.eq(cause), self.o_done.eq(1)]
+                m.next = "IDLE"
+            return m.Else()
+
+        def next_array(then: str) -> None:
+            m.d.sync += array.eq(array + 1)
+            with m.If(is_last):
+                m.d.sync += array.eq(0)
+                m.next = then
+
+        with m.FSM():
+            with m.State("IDLE"):
+                # Whole beats: what the bus moves. The unwritten rest of the last beat is read too.
+                whole = (self.i_count + (self.config.lanes - 1)) & ~(self.config.lanes - 1)
+                m.d.sync += [length.eq(whole * ELEMENT_BYTES), array.eq(0)]
+                with m.If(self.i_start):
+                    m.next = "FORMATS"
+            with m.State("FORMATS"):
+                m.d.comb += [
+                    fault.stream.eq(Stream.NONE),
+                    fault.address.eq(0),
+                ]
+                with m.If(~self.i_formats & self.i_copy_out):
+                    m.d.comb += fault.stream.eq(Stream.COPY_OUT)
+                with check(~self.i_formats & ~self.i_copy_out, ErrorCause.UNSUPPORTED):
+                    m.next = "ALIGNMENT"
+                    with m.If(self.i_count == 0):
+                        m.d.comb += self.o_done.eq(1)
+                        m.next = "IDLE"
+            with m.State("ALIGNMENT"), check(base % beat_bytes == 0, ErrorCause.ALIGNMENT):
+                next_array("RANGE")
+            with m.State("RANGE"):
+                limit = 1 << self.config.address_width
+                m.d.sync += other.eq(0)
+                with check(end <= limit, ErrorCause.ADDRESS_RANGE):
+                    next_array("OVERLAP")
+                    with m.If(is_last):
+                        m.d.sync += array.eq(1)
+            with m.State("OVERLAP"):
+                apart = (end <= other_base) | (other_base + length <= base)
+                with check(apart, ErrorCause.OVERLAP):
+                    m.d.sync += array.eq(array + 1)
+                    with m.If(is_last):
+                        m.d.sync += [other.eq(other + 1), array.eq(other + 2)]
+                        with m.If(other == len(ARRAYS) - 2):
+                            m.d.sync += array.eq(0)
+                            m.next = "READ_WINDOW"
+            with m.State("READ_WINDOW"):
+                m.d.comb += match.i_read.eq(1)
+                with check(match.o_granted, ErrorCause.WINDOW):
+                    next_array("WRITE_WINDOW")
+            with m.State("WRITE_WINDOW"):
+                m.d.comb += match.i_write.eq(1)
+                with m.Switch(array):
+                    for index, name in enumerate(ARRAYS):
+                        with m.Case(index):
+                            m.d.comb += fault.stream.eq(WRITTEN.get(name, Stream.NONE))
+                unwritten = array == ARRAYS.index("g")
+                with check(match.o_granted | unwritten, ErrorCause.WINDOW):
+                    m.d.comb += self.o_done.eq(is_last)
+                    next_array("IDLE")
+        return ResetInserter(self.i_clear)(m)

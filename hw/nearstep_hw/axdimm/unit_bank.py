@@ -1,0 +1,49 @@
+"""The port between the kernel's data path and its functional units."""
+
+from collections.abc import Mapping, Sequence
+
+from amaranth.lib.wiring import In, Out, Signature
+
+ELEMENT_WIDTH = 32
+
+
+class UnitBankSignature(Signature):
+    """Functional units that work in step, as the data path sees them.
+
+    The names are those of a `FunctionalUnit`; what differs from unit to unit is side by side, unit
+    k in bits 32 k to 32 k + 31.
+
+    Parameters
+    ----------
+    units : number of functional units.
+    inputs, outputs : names of the arrays, in the order of the unit's ports.
+    scalars : name to width of each scalar (32) and switch (1).
+
+    Members
+    -------
+    i_en : the pipelines advance; without it every register keeps its value.
+    i_valid : the inputs are elements to work on.
+    i_<array> : 32 bits a unit.
+    s_<scalar> : for all units; stable while anything is in a pipeline.
+    o_valid : of unit 0, for all: the outputs are results.
+    o_<array> : 32 bits a unit.
+    """
+
+    def __init__(
+        self,
+        *,
+        units: int,
+        inputs: Sequence[str],
+        outputs: Sequence[str],
+        scalars: Mapping[str, int],
+    ) -> None:
+        super().__init__(
+            {
+                "i_en": Out(1),
+                "i_valid": Out(1),
+                **{f"i_{name}": Out(ELEMENT_WIDTH * units) for name in inputs},
+                **{f"s_{name}": Out(width) for name, width in scalars.items()},
+                "o_valid": In(1),
+                **{f"o_{name}": In(ELEMENT_WIDTH * units) for name in outputs},
+            }
+        )

@@ -1,0 +1,70 @@
+"""Beats that a stream may still ask for."""
+
+from amaranth import Array, Elaboratable, Module, ResetInserter, Signal
+from amaranth.lib import wiring
+from amaranth.lib.wiring import In, Out
+from amaranth.utils import bits_for
+
+from nearstep_hw.axi.burst import id_width
+
+
+class BeatCredits(wiring.Component):
+    """Counts the beats that each stream may take, in streams that gain beats together.
+
+    A read mover takes landing space before it asks for a burst and gains it as beats are consumed
+    (`initial` is the space there is); a write mover takes beats of data before it announces a
+    burst and gains them as they are produced (`initial` is 0).
+
+    *Timing*: `o_enough` is combinational in `i_stream` and `i_beats`; a beat gained counts from the
+    next cycle.
+
+    Parameters
+    ----------
+    streams : number of streams.
+    capacity : most beats that a stream ever holds.
+    burst_beats : beats of the longest burst.
+    initial : beats of each stream after `i_clear`.
+
+    Members
+    -------
+    i_gain : one beat more for every stream.
+    i_stream, i_beats : the burst in question.
+    o_enough : the stream has that many beats.
+    i_take : the stream gives them up; only with `o_enough`.
+    i_clear : back to `initial`.
+    """
+
+    def __init__(self, *, streams: int, capacity: int, burst_beats: int, initial: int) -> None:
+        if not 0 <= initial <= capacity:
+            raise ValueError(f"Initial credits must be 0 to {capacity}, not {initial!r}")
+        self.streams = streams
+        self.capacity = capacity
+        self.initial = initial
+        super().__init__(
+            {
+                "i_gain": In(1),
+                "i_stream": In(id_width(streams)),
+                "i_beats": In(bits_for(burst_beats)),
+                "o_enough": Out(1),
+                "i_take": In(1),
+                "i_clear": In(1),
+            }
+        )
+
+    def elaborate(self, platform: object) -> Elaboratable:
+        m = Module()
+        # Counting modulo 2**width, the difference of the two is exact: it never exceeds capacity.
+        width = bits_for(self.capacity)
+        gained = Signal(width, init=self.initial)
+        taken = Array(Signal(width, name=f"taken{i}") for i in range(self.streams))
+        held = Signal(width)
+
+        m.d.comb += [
+            held.eq(gained - taken[self.i_stream]),
+            self.o_enough.eq(held >= self.i_beats),
+        ]
+        with m.If(self.i_gain):
+            m.d.sync += gained.eq(gained + 1)
+        with m.If(self.i_take):
+            m.d.sync += taken[self.i_stream].eq(taken[self.i_stream] + self.i_beats)
+        return ResetInserter(self.i_clear)(m)

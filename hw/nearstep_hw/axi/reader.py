@@ -1,0 +1,134 @@
+"""Reads bursts of several streams; every beat has a place to land before it is asked for."""
+
+from amaranth import Array, Elaboratable, Module, Mux, ResetInserter, Signal
+from amaranth.lib import stream, wiring
+from amaranth.lib.wiring import In, Out
+from amaranth.utils import exact_log2
+
+from nearstep_hw.axi.burst import BurstLayout, id_width
+from nearstep_hw.axi.credits import BeatCredits
+from nearstep_hw.axi.fault import BusFaultSignature
+from nearstep_hw.axi.signature import Axi4ReadSignature, BurstType, Response
+
+
+class ReadMover(wiring.Component):
+    """Issues granted bursts on AR and hands the beats of R to their streams.
+
+    RREADY is always high: a burst is issued only with landing space reserved for all of it. The
+    AXI ID is the stream; beats of one ID come in order, those of different IDs in any.
+
+    *Timing*: ARVALID one cycle after a burst is taken, a burst a cycle. Beats pass
+    combinationally.
+
+    Parameters
+    ----------
+    streams : number of streams.
+    address_width : bits of a byte address.
+    beat_bytes, burst_beats : of the bus, and of the longest burst.
+    landing_beats : landing space of each stream.
+    bursts_ahead : most bursts outstanding.
+
+    Members
+    -------
+    bus : AR and R.
+    i : granted bursts, in the order of issue.
+    i_base : byte address of each array, for the address of an error.
+    i_gain : one beat of every stream has left its landing space.
+    o_landed : a bit for each stream: `bus.rdata` is its next beat.
+    fault : a beat was answered other than OKAY; the address is its burst's.
+    i_stop : takes no burst; what has been issued goes on.
+    o_idle : nothing is outstanding, nothing is offered on AR.
+    i_clear : all landing space is free; only when `o_idle`.
+    """
+
+    def __init__(
+        self,
+        *,
+        streams: int,
+        address_width: int,
+        beat_bytes: int,
+        burst_beats: int,
+        landing_beats: int,
+        bursts_ahead: int,
+    ) -> None:
+        self.streams = streams
+        self.beat_bytes = beat_bytes
+        self.burst_beats = burst_beats
+        self.landing_beats = landing_beats
+        self.bursts_ahead = bursts_ahead
+        self.beat_address_width = address_width - exact_log2(beat_bytes)
+        layout = BurstLayout(streams=streams, address_width=address_width, burst_beats=burst_beats)
+        super().__init__(
+            {
+                "bus": Out(
+                    Axi4ReadSignature(
+                        address_width=address_width,
+                        data_width=8 * beat_bytes,
+                        id_width=id_width(streams),
+                    )
+                ),
+                "i": In(stream.Signature(layout)),
+                "i_base": In(address_width).array(streams),
+                "i_gain": In(1),
+                "o_landed": Out(streams),
+                "fault": Out(BusFaultSignature(streams=streams, address_width=address_width)),
+                "i_stop": In(1),
+                "o_idle": Out(1),
+                "i_clear": In(1),
+            }
+        )
+
+    def elaborate(self, platform: object) -> Elaboratable:
+        m = Module()
+        m.submodules.space = space = BeatCredits(
+            streams=self.streams,
+            capacity=self.landing_beats,
+            burst_beats=self.burst_beats,
+            initial=self.landing_beats,
+        )
+        bus, burst, fault = self.bus, self.i.payload, self.fault
+        outstanding = Signal(range(self.bursts_ahead + 1))
+        width, streams = self.beat_address_width, range(self.streams)
+        landed = Array(Signal(width, name=f"landed{i}") for i in streams)
+        landing = Array(Signal(width, name=f"landing{i}") for i in streams)  # start of the burst
+        issue = Signal()
+        ends = Signal()
+
+        m.d.comb += [
+            space.i_stream.eq(burst.stream),
+            space.i_beats.eq(burst.beats),
+            space.i_gain.eq(self.i_gain),
+            self.i.ready.eq(
+                space.o_enough
+                & (outstanding != self.bursts_ahead)
+                & ~self.i_stop
+                & (~bus.arvalid | bus.arready)
+            ),
+            issue.eq(self.i.valid & self.i.ready),
+            space.i_take.eq(issue),
+            bus.arsize.eq(exact_log2(self.beat_bytes)),
+            bus.arburst.eq(BurstType.INCR),
+            bus.rready.eq(1),
+            ends.eq(bus.rvalid & bus.rlast),
+            self.o_landed.eq(Mux(bus.rvalid, 1 << bus.rid, 0)),
+            self.o_idle.eq((outstanding == 0) & ~bus.arvalid),
+            fault.valid.eq(bus.rvalid & (bus.rresp != Response.OKAY)),
+            fault.stream.eq(bus.rid),
+            fault.response.eq(bus.rresp),
+            fault.address.eq(Array(self.i_base)[bus.rid] + landing[bus.rid] * self.beat_bytes),
+        ]
+        with m.If(issue):
+            m.d.sync += [
+                bus.arvalid.eq(1),
+                bus.arid.eq(burst.stream),
+                bus.araddr.eq(burst.address),
+                bus.arlen.eq(burst.beats - 1),
+            ]
+        with m.Elif(bus.arready):
+            m.d.sync += bus.arvalid.eq(0)
+        m.d.sync += outstanding.eq(outstanding + issue - ends)
+        with m.If(bus.rvalid):
+            m.d.sync += landed[bus.rid].eq(landed[bus.rid] + 1)
+        with m.If(ends):
+            m.d.sync += landing[bus.rid].eq(landed[bus.rid] + 1)
+        return ResetInserter(self.i_clear)(m)

@@ -1,0 +1,153 @@
+"""Address windows: what a master may touch."""
+
+from amaranth import Elaboratable, Module, ResetInserter, Signal
+from amaranth.lib import stream, wiring
+from amaranth.lib.wiring import In, Out, Signature
+
+from nearstep_hw.axi.burst import BurstLayout
+
+GRANT_WIDTH = 64  # bits of `base` and `limit`, whatever the width of an address
+
+
+class WindowSignature(Signature):
+    """A range of addresses and what is granted there.
+
+    Members
+    -------
+    base : first byte granted.
+    limit : first byte behind those granted.
+    read, write : what may be done there.
+    valid : the window is in force.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(
+            {
+                "base": Out(GRANT_WIDTH),
+                "limit": Out(GRANT_WIDTH),
+                "read": Out(1),
+                "write": Out(1),
+                "valid": Out(1),
+            }
+        )
+
+
+class WindowMatch(wiring.Component):
+    """Whether one window grants a whole range of bytes.
+
+    A range that only several windows together cover is not granted. *Timing*: combinational.
+
+    Parameters
+    ----------
+    windows : number of windows.
+
+    Members
+    -------
+    window : the windows.
+    i_start, i_end : first byte, and first byte behind the range; `i_start` < `i_end`.
+    i_read, i_write : what is to be done; both may be asked for.
+    o_granted : one window grants all of it.
+    """
+
+    def __init__(self, *, windows: int) -> None:
+        super().__init__(
+            {
+                "window": In(WindowSignature()).array(windows),
+                "i_start": In(GRANT_WIDTH + 1),
+                "i_end": In(GRANT_WIDTH + 1),
+                "i_read": In(1),
+                "i_write": In(1),
+                "o_granted": Out(1),
+            }
+        )
+
+    def elaborate(self, platform: object) -> Elaboratable:
+        m = Module()
+        grants = Signal(len(self.window))
+        for grant, window in zip(grants, self.window, strict=True):
+            m.d.comb += grant.eq(
+                window.valid
+                & (window.read | ~self.i_read)
+                & (window.write | ~self.i_write)
+                & (window.base <= self.i_start)
+                & (self.i_end <= window.limit)
+            )
+        m.d.comb += self.o_granted.eq(grants.any())
+        return m
+
+
+class WindowChecker(wiring.Component):
+    """Lets bursts pass that a window grants, and stops at the first that none does.
+
+    A burst is granted if all its beats, in full, lie in one window.
+
+    *Timing*: a burst every three cycles, two cycles after it was taken.
+
+    Parameters
+    ----------
+    layout : of the bursts.
+    beat_bytes : bytes of a beat.
+    windows : number of windows.
+    write : the bursts write; else they read.
+
+    Members
+    -------
+    window : the windows; held while bursts are in flight.
+    i : bursts asked for.
+    o : bursts granted.
+    o_refused : the burst in `o_burst` is refused; holds, and nothing passes, until `i_clear`.
+    o_burst : the burst last taken.
+    i_clear : withdraws what is offered, and forgets a refusal.
+    """
+
+    def __init__(self, layout: BurstLayout, *, beat_bytes: int, windows: int, write: bool) -> None:
+        self.beat_bytes = beat_bytes
+        self.write = write
+        super().__init__(
+            {
+                "window": In(WindowSignature()).array(windows),
+                "i": In(stream.Signature(layout)),
+                "o": Out(stream.Signature(layout)),
+                "o_refused": Out(1),
+                "o_burst": Out(layout),
+                "i_clear": In(1),
+            }
+        )
+
+    def elaborate(self, platform: object) -> Elaboratable:
+        m = Module()
+        m.submodules.match = match = WindowMatch(windows=len(self.window))
+        burst = Signal.like(self.i.payload, reset_less=True)
+        end = Signal(GRANT_WIDTH + 1)
+
+        for mine, its in zip(self.window, match.window, strict=True):
+            for name in its.signature.members:
+                m.d.comb += getattr(its, name).eq(getattr(mine, name))
+        m.d.comb += [
+            end.eq(burst.address + burst.beats * self.beat_bytes),
+            match.i_start.eq(burst.address),
+            match.i_end.eq(end),
+            match.i_read.eq(not self.write),
+            match.i_write.eq(self.write),
+            self.o.payload.eq(burst),
+            self.o_burst.eq(burst),
+        ]
+        with m.FSM() as fsm:
+            with m.State("EMPTY"):
+                m.d.comb += self.i.ready.eq(1)
+                m.d.sync += burst.eq(self.i.payload)
+                with m.If(self.i.valid):
+                    m.next = "CHECK"
+            with m.State("CHECK"):
+                with m.If(match.o_granted):
+                    m.next = "GRANTED"
+                with m.Else():
+                    m.next = "REFUSED"
+            with m.State("GRANTED"):
+                m.d.comb += self.o.valid.eq(1)
+                with m.If(self.o.ready):
+                    m.next = "EMPTY"
+            with m.State("REFUSED"):
+                pass
+            m.d.comb += self.o_refused.eq(fsm.ongoing("REFUSED"))
+        return ResetInserter(self.i_clear)(m)

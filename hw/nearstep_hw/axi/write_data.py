@@ -1,0 +1,90 @@
+"""Channel W: the beats of the bursts that were addressed, in their order."""
+
+from amaranth import Array, Elaboratable, Module, ResetInserter, Signal
+from amaranth.lib import stream, wiring
+from amaranth.lib.wiring import In, Out
+
+from nearstep_hw.axi.burst import BurstLayout
+from nearstep_hw.stream.fifo import StreamFifo
+
+
+class WriteData(wiring.Component):
+    """Sends the data of each burst taken.
+
+    *Timing*: WVALID two cycles after a burst is taken, then a beat a cycle, without a gap between
+    bursts. WDATA, WSTRB and WLAST are registers.
+
+    Parameters
+    ----------
+    layout : of the bursts.
+    streams : number of streams.
+    beat_bytes : bytes of a beat.
+    bursts_ahead : bursts that can wait here, a power of two.
+
+    Members
+    -------
+    i : bursts, in the order of their addresses.
+    data : the beats of each stream; those of a burst are there when the burst is.
+    i_tail : WSTRB of the last beat of each stream; all others are written in full.
+    o_valid, o_data, o_strobe, o_last, i_ready : channel W.
+    i_clear : forgets everything; only when nothing is left to send.
+    """
+
+    def __init__(
+        self, layout: BurstLayout, *, streams: int, beat_bytes: int, bursts_ahead: int
+    ) -> None:
+        self.layout = layout
+        self.bursts_ahead = bursts_ahead
+        super().__init__(
+            {
+                "i": In(stream.Signature(layout)),
+                "data": In(stream.Signature(8 * beat_bytes)).array(streams),
+                "i_tail": In(beat_bytes),
+                "o_valid": Out(1),
+                "o_data": Out(8 * beat_bytes),
+                "o_strobe": Out(beat_bytes),
+                "o_last": Out(1),
+                "i_ready": In(1),
+                "i_clear": In(1),
+            }
+        )
+
+    def elaborate(self, platform: object) -> Elaboratable:
+        m = Module()
+        m.submodules.bursts = bursts = StreamFifo(self.layout, depth=self.bursts_ahead)
+        burst = Signal(self.layout, reset_less=True)  # the one being sent; beats counts down
+        sending = Signal()
+        last = Signal()
+        load = Signal()
+
+        wiring.connect(m, wiring.flipped(self.i), bursts.i)
+        m.d.comb += [
+            last.eq(burst.beats == 1),
+            load.eq(
+                sending
+                & Array(beats.valid for beats in self.data)[burst.stream]
+                & (~self.o_valid | self.i_ready)
+            ),
+            bursts.o.ready.eq(~sending | (load & last)),
+        ]
+        with m.If(bursts.o.ready):
+            m.d.sync += [burst.eq(bursts.o.payload), sending.eq(bursts.o.valid)]
+        with m.Elif(load):
+            m.d.sync += burst.beats.eq(burst.beats - 1)
+
+        with m.If(load):
+            m.d.sync += [
+                self.o_valid.eq(1),
+                self.o_last.eq(last),
+                self.o_strobe.eq(~0),
+            ]
+            with m.If(last & burst.run_last):
+                m.d.sync += self.o_strobe.eq(self.i_tail)
+        with m.Elif(self.i_ready):
+            m.d.sync += self.o_valid.eq(0)
+        for i, beats in enumerate(self.data):
+            mine = burst.stream == i
+            m.d.comb += beats.ready.eq(load & mine)
+            with m.If(load & mine):
+                m.d.sync += self.o_data.eq(beats.payload)
+        return ResetInserter(self.i_clear)(m)

@@ -1,0 +1,102 @@
+"""Matches write responses with the bursts they answer."""
+
+from amaranth import Array, Cat, Elaboratable, Module, ResetInserter, Signal
+from amaranth.lib import data, wiring
+from amaranth.lib.memory import Memory
+from amaranth.lib.wiring import In, Out
+from amaranth.utils import ceil_log2
+
+from nearstep_hw.axi.burst import BurstLayout, id_width
+from nearstep_hw.axi.fault import BusFaultSignature
+from nearstep_hw.axi.signature import Response
+
+
+class WriteResponses(wiring.Component):
+    """Remembers the bursts issued until B answers them; says when a block is written.
+
+    Responses of one stream come in the order of its bursts, those of different streams in any.
+    After a fault of a stream no further block of it is reported: its memory is not whole.
+
+    *Timing*: combinational from B to the outputs; a burst and a response every cycle.
+
+    Parameters
+    ----------
+    layout : of the bursts.
+    streams, address_width : as in `layout`.
+    bursts_ahead : bursts of one stream that may be outstanding; a power of two is used fully.
+
+    Members
+    -------
+    i_burst : the burst in question.
+    o_room : one more burst of that stream can be remembered.
+    i_issue : it is issued; only with `o_room`.
+    i_valid, i_stream, i_response : channel B, always ready.
+    o_block_done : a bit for each stream: a block of it is written and acknowledged.
+    fault : a burst was answered other than OKAY; the address is the burst's.
+    o_idle : nothing is outstanding.
+    i_clear : forgets faults; only when `o_idle`.
+    """
+
+    def __init__(
+        self, layout: BurstLayout, *, streams: int, address_width: int, bursts_ahead: int
+    ) -> None:
+        self.streams = streams
+        self.address_width = address_width
+        self.index_width = ceil_log2(bursts_ahead)
+        super().__init__(
+            {
+                "i_burst": In(layout),
+                "o_room": Out(1),
+                "i_issue": In(1),
+                "i_valid": In(1),
+                "i_stream": In(id_width(streams)),
+                "i_response": In(Response),
+                "o_block_done": Out(streams),
+                "fault": Out(BusFaultSignature(streams=streams, address_width=address_width)),
+                "o_idle": Out(1),
+                "i_clear": In(1),
+            }
+        )
+
+    def elaborate(self, platform: object) -> Elaboratable:
+        m = Module()
+        record = data.StructLayout({"address": self.address_width, "block_last": 1})
+        m.submodules.memory = memory = Memory(
+            shape=record, depth=self.streams << self.index_width, init=[]
+        )
+        write_port = memory.write_port()
+        read_port = memory.read_port(domain="comb")
+        pointer = range(2 << self.index_width)
+        issued = Array(Signal(pointer, name=f"issued{i}") for i in range(self.streams))
+        answered = Array(Signal(pointer, name=f"answered{i}") for i in range(self.streams))
+        faulty = Signal(self.streams)
+        into, out = self.i_burst.stream, self.i_stream
+        outstanding = Signal(pointer)
+        answer = Signal()
+        okay = Signal()
+
+        m.d.comb += [
+            outstanding.eq(issued[into] - answered[into]),
+            self.o_room.eq(~outstanding[-1]),
+            write_port.addr.eq(Cat(issued[into][: self.index_width], into)),
+            write_port.data.address.eq(self.i_burst.address),
+            write_port.data.block_last.eq(self.i_burst.block_last),
+            write_port.en.eq(self.i_issue),
+            read_port.addr.eq(Cat(answered[out][: self.index_width], out)),
+            answer.eq(self.i_valid & (issued[out] != answered[out])),
+            okay.eq(self.i_response == Response.OKAY),
+            self.fault.valid.eq(answer & ~okay),
+            self.fault.stream.eq(out),
+            self.fault.address.eq(read_port.data.address),
+            self.fault.response.eq(self.i_response),
+            self.o_idle.eq(Cat(i == a for i, a in zip(issued, answered, strict=True)).all()),
+        ]
+        with m.If(self.i_issue):
+            m.d.sync += issued[into].eq(issued[into] + 1)
+        with m.If(answer):
+            m.d.sync += answered[out].eq(answered[out] + 1)
+            with m.If(~okay):
+                m.d.sync += faulty.bit_select(out, 1).eq(1)
+            with m.Elif(read_port.data.block_last):
+                m.d.comb += self.o_block_done.eq((1 << out) & ~faulty)
+        return ResetInserter(self.i_clear)(m)

@@ -1,0 +1,148 @@
+"""Writes bursts of several streams; a burst is announced with all its data at hand."""
+
+from amaranth import Elaboratable, Module, ResetInserter, Signal
+from amaranth.lib import stream, wiring
+from amaranth.lib.wiring import In, Out
+from amaranth.utils import exact_log2
+
+from nearstep_hw.axi.burst import BurstLayout, id_width
+from nearstep_hw.axi.credits import BeatCredits
+from nearstep_hw.axi.fault import BusFaultSignature
+from nearstep_hw.axi.signature import Axi4WriteSignature, BurstType
+from nearstep_hw.axi.write_data import WriteData
+from nearstep_hw.axi.write_responses import WriteResponses
+
+
+class WriteMover(wiring.Component):
+    """Issues granted bursts on AW, sends their data on W in the order of AW, and counts B.
+
+    A burst is announced only when its data are all there, so W never waits for the producer; W
+    begins after its AW was taken. The AXI ID is the stream. BREADY is always high.
+
+    *Timing*: AWVALID one cycle after a burst is taken; W a beat a cycle.
+
+    Parameters
+    ----------
+    streams : number of streams.
+    address_width : bits of a byte address.
+    beat_bytes, burst_beats : of the bus, and of the longest burst.
+    buffer_beats : most beats of data that a stream ever holds.
+    bursts_ahead : bursts of each stream that may be outstanding, a power of two.
+
+    Members
+    -------
+    bus : AW, W and B.
+    i : granted bursts, in the order of issue.
+    data : beats of each stream.
+    i_gain : `data` of every stream has one beat more.
+    i_tail : WSTRB of the last beat of each stream.
+    o_block_done : a bit for each stream: a block of it is written and acknowledged.
+    fault : a burst was answered other than OKAY; the address is the burst's.
+    i_stop : takes no burst; bursts that were announced are sent and answered.
+    o_idle : nothing is announced or unanswered, and so nothing unsent.
+    i_clear : forgets data and faults; only when `o_idle`.
+    """
+
+    def __init__(
+        self,
+        *,
+        streams: int,
+        address_width: int,
+        beat_bytes: int,
+        burst_beats: int,
+        buffer_beats: int,
+        bursts_ahead: int,
+    ) -> None:
+        self.streams = streams
+        self.address_width = address_width
+        self.beat_bytes = beat_bytes
+        self.burst_beats = burst_beats
+        self.buffer_beats = buffer_beats
+        self.bursts_ahead = bursts_ahead
+        self.layout = BurstLayout(
+            streams=streams, address_width=address_width, burst_beats=burst_beats
+        )
+        super().__init__(
+            {
+                "bus": Out(
+                    Axi4WriteSignature(
+                        address_width=address_width,
+                        data_width=8 * beat_bytes,
+                        id_width=id_width(streams),
+                    )
+                ),
+                "i": In(stream.Signature(self.layout)),
+                "data": In(stream.Signature(8 * beat_bytes)).array(streams),
+                "i_gain": In(1),
+                "i_tail": In(beat_bytes),
+                "o_block_done": Out(streams),
+                "fault": Out(BusFaultSignature(streams=streams, address_width=address_width)),
+                "i_stop": In(1),
+                "o_idle": Out(1),
+                "i_clear": In(1),
+            }
+        )
+
+    def elaborate(self, platform: object) -> Elaboratable:
+        m = Module()
+        m.submodules.ready_beats = ready_beats = BeatCredits(
+            streams=self.streams,
+            capacity=self.buffer_beats,
+            burst_beats=self.burst_beats,
+            initial=0,
+        )
+        m.submodules.w = w = WriteData(
+            self.layout,
+            streams=self.streams,
+            beat_bytes=self.beat_bytes,
+            bursts_ahead=self.bursts_ahead,
+        )
+        m.submodules.responses = responses = WriteResponses(
+            self.layout,
+            streams=self.streams,
+            address_width=self.address_width,
+            bursts_ahead=self.bursts_ahead,
+        )
+        bus, burst = self.bus, self.i.payload
+        announced = Signal(self.layout, reset_less=True)
+        issue = Signal()
+
+        for mine, its in zip(self.data, w.data, strict=True):
+            wiring.connect(m, wiring.flipped(mine), its)
+        wiring.connect(m, wiring.flipped(self.fault), responses.fault)
+        m.d.comb += [
+            ready_beats.i_gain.eq(self.i_gain),
+            ready_beats.i_stream.eq(burst.stream),
+            ready_beats.i_beats.eq(burst.beats),
+            ready_beats.i_take.eq(issue),
+            responses.i_burst.eq(burst),
+            responses.i_issue.eq(issue),
+            responses.i_valid.eq(bus.bvalid),
+            responses.i_stream.eq(bus.bid),
+            responses.i_response.eq(bus.bresp),
+            self.o_block_done.eq(responses.o_block_done),
+            bus.bready.eq(1),
+            self.i.ready.eq(
+                ready_beats.o_enough & responses.o_room & ~self.i_stop & ~bus.awvalid & w.i.ready
+            ),
+            issue.eq(self.i.valid & self.i.ready),
+            bus.awid.eq(announced.stream),
+            bus.awaddr.eq(announced.address),
+            bus.awlen.eq(announced.beats - 1),
+            bus.awsize.eq(exact_log2(self.beat_bytes)),
+            bus.awburst.eq(BurstType.INCR),
+            w.i.valid.eq(bus.awvalid & bus.awready),
+            w.i.payload.eq(announced),
+            w.i_tail.eq(self.i_tail),
+            bus.wvalid.eq(w.o_valid),
+            bus.wdata.eq(w.o_data),
+            bus.wstrb.eq(w.o_strobe),
+            bus.wlast.eq(w.o_last),
+            w.i_ready.eq(bus.wready),
+            self.o_idle.eq(~bus.awvalid & responses.o_idle),
+        ]
+        with m.If(issue):
+            m.d.sync += [bus.awvalid.eq(1), announced.eq(burst)]
+        with m.Elif(bus.awready):
+            m.d.sync += bus.awvalid.eq(0)
+        return ResetInserter(self.i_clear)(m)
