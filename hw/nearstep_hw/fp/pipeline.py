@@ -49,6 +49,15 @@ class Step:
         """A combinational result of this step, as a signal called ``name``."""
         return self.pipe.wrap(value, self.stage, name)
 
+    def signal(self, name: str, value: ValueLike) -> Signal:
+        """``value`` as a signal called ``name``, for use within this step.
+
+        A signal can be sliced and used many times at no cost; slices of an expression repeat it.
+        """
+        signal = self.pipe.wrap(value, self.stage, name).value
+        assert isinstance(signal, Signal)
+        return signal
+
 
 class _Line:
     """All delayed copies (taps) of one value."""

@@ -1,0 +1,114 @@
+"""Division, by non-restoring radix-2 recurrence."""
+
+from amaranth.hdl import Cat, Const, Mux
+
+from .format import FpFormat
+from .operand import unpack
+from .pipeline import Pipeline, Staged
+from .result import FpResult
+from .round import GUARD_BITS, round_pack, special
+from .shift import clip, leading_zeros, shift_left, shift_right_jam
+
+__all__ = ["default_depth", "div", "quotient_bits"]
+
+_STEPS_A_STAGE = 2
+
+
+def quotient_bits(fmt: FpFormat) -> int:
+    """Bits of the quotient of significands in [1, 2): one integer bit, then as many as leave a
+    guard bit below a quotient in (1/2, 1)."""
+    return fmt.precision + 2
+
+
+def default_depth(fmt: FpFormat) -> int:
+    """Latency in cycles, unless asked otherwise: two quotient bits a stage, and four stages."""
+    return 4 + -(-quotient_bits(fmt) // _STEPS_A_STAGE)
+
+
+def div(
+    pipe: Pipeline,
+    fmt: FpFormat,
+    a: Staged,
+    b: Staged,
+    *,
+    depth: int | None = None,
+    flags: bool = True,
+) -> FpResult:
+    """a / b, rounded once.
+
+    Both significands are normalised. Each step of the recurrence adds or subtracts the divisor, by
+    the sign of the remainder, and yields a quotient bit; the remainder left over is only compared
+    with zero.
+
+    *Timing.* Latency ``depth`` (default: :func:`default_depth`, 17 for binary32), one operation a
+    cycle. Steps: count leading zeros, normalise, one a quotient bit, place, round.
+
+    *Numerics.* x / 0 is infinite and raises divide by zero for finite x other than 0.
+
+    *Resources.* No multiplier.
+    """
+    depth = default_depth(fmt) if depth is None else depth
+    start = pipe.latest(a, b)
+    bits = quotient_bits(fmt)
+    costs = (1, 1, *[1 / _STEPS_A_STAGE] * bits, 1, 1)
+    count, up, *recurrence, place, final = pipe.steps(start, costs, depth)
+
+    x, y = unpack(fmt, count(a)), unpack(fmt, count(b))
+    undefined = (x.zero & y.zero) | (x.infinite & y.infinite)
+    invalid = x.signalling | y.signalling | undefined
+    known = count.wrap(
+        "known",
+        special(
+            nan=x.nan | y.nan | invalid,
+            infinite=x.infinite | y.zero,
+            zero=x.zero | y.infinite,
+            invalid=invalid,
+            divide_by_zero=y.zero & ~(x.zero | x.infinite | x.nan),
+        ),
+    )
+    sign = count.wrap("sign", x.sign ^ y.sign)
+    x_zeros = count.wrap("x_zeros", leading_zeros(count, x.significand))
+    y_zeros = count.wrap("y_zeros", leading_zeros(count, y.significand))
+
+    x, y = unpack(fmt, up(a)), unpack(fmt, up(b))
+    dividend = up.wrap("dividend", shift_left(up, x.significand, up(x_zeros)))
+    divisor = up.wrap("divisor", shift_left(up, y.significand, up(y_zeros)))
+    top = (x.exponent - up(x_zeros)) - (y.exponent - up(y_zeros)) + fmt.bias
+    top = up.wrap("top", top)
+
+    width = fmt.precision + 2
+    remainder, quotient = dividend, None
+    for k, step in enumerate(recurrence):
+        d = step(divisor)
+        if quotient is None:
+            after = step(remainder) - d
+        else:
+            doubled = Cat(Const(0, 1), step(remainder))
+            after = Mux(step(remainder)[-1], doubled + d, doubled - d)
+        remainder = step.wrap(f"remainder_{k}", after[:width])
+        done = [] if quotient is None else [step(quotient)]
+        quotient = step.wrap(f"quotient_{k}", Cat(~remainder.value[-1], *done))
+
+    r = place(remainder)
+    left = place.signal("left", Mux(r[-1], r + place(divisor), r)[:width])
+    q = place(quotient)
+    whole = q[-1]
+    raised = Cat(left.any(), Mux(whole, q, Cat(Const(0, 1), q[:-1])))
+    exponent = place.signal("unlimited", place(top) - ~whole)
+    below = exponent < 1
+    down = Mux(below, 1 - exponent, 0)[: len(exponent) - 1]
+    significand = shift_right_jam(place, raised, clip(place, down, len(raised)))
+    assert len(raised) == fmt.precision + GUARD_BITS
+    exponent = place.wrap("exponent", Mux(below, 1, exponent)[: len(exponent) - 1])
+    significand = place.wrap("significand", significand)
+
+    return round_pack(
+        final,
+        fmt,
+        known=final(known),
+        sign=final(sign),
+        exponent=final(exponent),
+        significand=final(significand),
+        until=start + depth,
+        flags=flags,
+    )

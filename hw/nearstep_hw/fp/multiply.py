@@ -1,0 +1,50 @@
+"""Exact product of two significands, in stages that map onto DSP blocks; its exponent and sign."""
+
+from dataclasses import dataclass
+
+from amaranth.hdl import Cat, Const
+
+from .format import FpFormat
+from .operand import Operand
+from .pipeline import Staged, Step
+
+__all__ = ["MULTIPLIER_BITS", "Product", "product"]
+
+MULTIPLIER_BITS = 17
+"""Unsigned width of the narrow input of an FPGA multiplier (DSP48E2: 27 x 18 signed)."""
+
+
+@dataclass(frozen=True, eq=False)
+class Product:
+    """Exact product of two finite operands.
+
+    Members
+    -------
+    sign : 1 bit
+    exponent : signed, biased; that of the top bit of ``significand``
+    significand : ``2 * fmt.precision`` bits
+    """
+
+    sign: Staged
+    exponent: Staged
+    significand: Staged
+
+
+def product(multiply: Step, total: Step, fmt: FpFormat, x: Operand, y: Operand) -> Product:
+    """Multiplies the operands ``x`` and ``y``, which are at the step ``multiply``.
+
+    The first step forms partial products of at most 17 bits of ``y``, the second adds them: two
+    DSP48E2 for binary32. The significand is present from the step ``total`` on.
+    """
+    pieces = [
+        multiply.wrap(f"partial_{low}", x.significand * y.significand[low : low + MULTIPLIER_BITS])
+        for low in range(0, fmt.precision, MULTIPLIER_BITS)
+    ]
+    width = 2 * fmt.precision
+    terms = [Cat(Const(0, k * MULTIPLIER_BITS), total(piece)) for k, piece in enumerate(pieces)]
+    significand = total.wrap("product", sum(terms[1:], terms[0])[:width])
+    return Product(
+        sign=multiply.wrap("sign", x.sign ^ y.sign),
+        exponent=multiply.wrap("exponent", x.exponent + y.exponent - (fmt.bias - 1)),
+        significand=significand,
+    )

@@ -1,0 +1,103 @@
+"""Square root, by non-restoring radix-2 recurrence."""
+
+from amaranth.hdl import Cat, Const, Mux
+
+from .format import FormatError, FpFormat
+from .operand import unpack
+from .pipeline import Pipeline, Staged
+from .result import FpResult
+from .round import round_pack, special
+from .shift import leading_zeros, shift_left
+
+__all__ = ["default_depth", "sqrt"]
+
+_STEPS_A_STAGE = 2
+
+
+def default_depth(fmt: FpFormat) -> int:
+    """Latency in cycles, unless asked otherwise: two root bits a stage, and three stages."""
+    return 3 + -(-fmt.precision // _STEPS_A_STAGE)
+
+
+def sqrt(
+    pipe: Pipeline,
+    fmt: FpFormat,
+    a: Staged,
+    *,
+    depth: int | None = None,
+    flags: bool = True,
+) -> FpResult:
+    """Square root of a, rounded once.
+
+    The significand, normalised to an even exponent, is x in [1, 4). With q the root so far, of k
+    bits after the point, and r = 2**k * (x - q**2), a step tries the next bit::
+
+        r >= 0:  r = 2 * r - (2 * q + 2**-(k + 1))
+        r < 0:   r = 2 * r + (2 * q + 3 * 2**-(k + 1))
+
+    and the bit is 1 if the new r is not negative.
+
+    *Timing.* Latency ``depth`` (default: :func:`default_depth`, 15 for binary32), one operation a
+    cycle. Steps: count leading zeros, normalise, one a root bit after the first, round.
+
+    *Numerics.* sqrt(-0) is -0; a negative operand is invalid. The root is never halfway between two
+    numbers, so the guard bit alone decides the rounding. No overflow, no underflow.
+
+    *Resources.* No multiplier.
+
+    Raises :class:`FormatError` for formats in which the root of a subnormal number can be subnormal
+    (``mantissa >= bias``).
+    """
+    if fmt.mantissa >= fmt.bias:
+        raise FormatError(f"sqrt needs a mantissa of less than {fmt.bias} bits, not {fmt.mantissa}")
+    depth = default_depth(fmt) if depth is None else depth
+    start = pipe.latest(a)
+    bits = fmt.precision
+    costs = (1, 1, *[1 / _STEPS_A_STAGE] * bits, 1)
+    count, up, *recurrence, final = pipe.steps(start, costs, depth)
+
+    x = unpack(fmt, count(a))
+    negative = x.sign & ~x.zero & ~x.nan
+    known = count.wrap(
+        "known",
+        special(
+            nan=x.nan | negative,
+            infinite=x.infinite,
+            zero=x.zero,
+            invalid=x.signalling | negative,
+        ),
+    )
+    sign = count.wrap("sign", x.sign)
+    zeros = count.wrap("zeros", leading_zeros(count, x.significand))
+
+    x = unpack(fmt, up(a))
+    twice = up.signal("twice", (x.exponent - up(zeros)) + fmt.bias)
+    top = up.wrap("top", twice[1 : fmt.exponent + 1])
+    normal = shift_left(up, x.significand, up(zeros))
+    radicand = Mux(twice[0], Cat(Const(0, 2), normal), Cat(Const(0, 1), normal))
+    width = bits + 4
+    remainder = up.wrap("remainder", (radicand - (1 << bits))[:width])
+    root = up.wrap("root", Const(1, 1))
+
+    for k, step in enumerate(recurrence):
+        minus = step(remainder)[-1]
+        change = Cat(Const(0, bits - k - 1), 1, minus, step(root))
+        doubled = Cat(Const(0, 1), step(remainder))
+        after = Mux(minus, doubled + change, doubled - change)[:width]
+        previous = root
+        remainder = step.wrap(f"remainder_{k}", after)
+        root = step.wrap(f"root_{k}", Cat(~remainder.value[-1], step(previous)))
+
+    r, q = final(remainder), final(root)
+    left = final.signal("left", Mux(r[-1], r + Cat(1, q), r)[:width])
+    guard = q[0]
+    return round_pack(
+        final,
+        fmt,
+        known=final(known),
+        sign=final(sign),
+        exponent=final(top),
+        significand=Cat(left.any(), guard, q),
+        until=start + depth,
+        flags=flags,
+    )

@@ -1,0 +1,181 @@
+"""One floating-point operation as a component with ports of its own."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from amaranth.hdl import Module
+from amaranth.lib import wiring
+from amaranth.lib.wiring import In, Out
+
+from . import add, convert, div, fma, mul, sqrt
+from .format import BF16, FP16, FP32, FpFormat
+from .pipeline import Pipeline, Staged
+from .result import FpResult
+
+__all__ = ["MAX_DEPTH", "OPERATIONS", "DepthError", "FpUnit", "Operation", "arithmetic"]
+
+MAX_DEPTH = 256
+"""Greatest latency a unit is built with."""
+
+
+class DepthError(ValueError):
+    """A latency no unit can have; names the range and what was given."""
+
+    def __init__(self, name: str, depth: object) -> None:
+        self.name = name
+        self.depth = depth
+        super().__init__(f"Depth of {name} must be an integer from 1 to {MAX_DEPTH}, not {depth!r}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Operation:
+    """An operation on given formats.
+
+    Members
+    -------
+    name : name of the unit, such as ``fp32_add``
+    kind : ``add``, ``sub``, ``mul``, ``fma``, ``div``, ``sqrt`` or ``convert``
+    source, target : formats of the operands and of the result
+    operands : how many operands, 1 to 3
+    depth : latency in cycles, unless asked otherwise
+    build : ``build(pipe, *operands, depth=..., flags=...)`` adds it to a pipeline
+    """
+
+    name: str
+    kind: str
+    source: FpFormat
+    target: FpFormat
+    operands: int
+    depth: int
+    build: Callable[..., FpResult]
+
+
+def arithmetic(kind: str, fmt: FpFormat) -> Operation:
+    """The operation ``kind`` (any but ``convert``) within one format."""
+
+    def build(pipe: Pipeline, *operands: Staged, depth: int, flags: bool) -> FpResult:
+        return function(pipe, fmt, *operands, depth=depth, flags=flags, **options)
+
+    options = {"subtract": kind == "sub"} if kind in ("add", "sub") else {}
+    function, operands, depth = {
+        "add": (add.add, 2, add.DEPTH),
+        "sub": (add.add, 2, add.DEPTH),
+        "mul": (mul.mul, 2, mul.DEPTH),
+        "fma": (fma.fma, 3, fma.DEPTH),
+        "div": (div.div, 2, div.default_depth(fmt)),
+        "sqrt": (sqrt.sqrt, 1, sqrt.default_depth(fmt)),
+    }[kind]
+    return Operation(
+        name=f"{fmt.name}_{kind}",
+        kind=kind,
+        source=fmt,
+        target=fmt,
+        operands=operands,
+        depth=depth,
+        build=build,
+    )
+
+
+def conversion(source: FpFormat, target: FpFormat) -> Operation:
+    """The conversion from ``source`` to ``target``."""
+
+    def build(pipe: Pipeline, a: Staged, *, depth: int, flags: bool) -> FpResult:
+        return convert.convert(pipe, source, target, a, depth=depth, flags=flags)
+
+    return Operation(
+        name=f"{source.name}_to_{target.name}",
+        kind="convert",
+        source=source,
+        target=target,
+        operands=1,
+        depth=convert.DEPTH,
+        build=build,
+    )
+
+
+OPERATIONS = {
+    operation.name: operation
+    for operation in (
+        *(arithmetic(kind, FP32) for kind in ("add", "sub", "mul", "fma", "div", "sqrt")),
+        conversion(FP16, FP32),
+        conversion(FP32, FP16),
+        conversion(BF16, FP32),
+        conversion(FP32, BF16),
+    )
+}
+"""The operations that have a unit, by name."""
+
+
+class FpUnit(wiring.Component):
+    """Pipelined floating-point unit.
+
+    IEEE 754: round to nearest even, subnormal numbers; a NaN result is the default quiet NaN.
+
+    *Timing.* Latency ``depth`` cycles exactly, from registers; one operation every cycle; no
+    back-pressure. ``o_z`` and ``o_flags`` mean something only while ``o_valid`` is 1. Reset clears
+    the valid bits and nothing else.
+
+    Parameters
+    ----------
+    operation : str or Operation
+        A name of :data:`OPERATIONS`, or an operation on other formats.
+    depth : int, optional
+        Latency in cycles, 1 to :data:`MAX_DEPTH`. Fewer stages than steps merge steps, more add
+        registers between them.
+    flags : bool
+        False leaves ``o_flags`` out.
+
+    Members
+    -------
+    i_valid : In(1)
+    i_a, i_b, i_c : In(width of the operands); as many as the operation takes
+    o_valid : Out(1)
+    o_z : Out(width of the result)
+    o_flags : Out(5); from bit 0 inexact, underflow, overflow, divide by zero, invalid
+
+    Raises
+    ------
+    KeyError
+        For an unknown name.
+    DepthError
+        For a latency out of range.
+    """
+
+    def __init__(
+        self, operation: str | Operation, *, depth: int | None = None, flags: bool = True
+    ) -> None:
+        self.operation = OPERATIONS[operation] if isinstance(operation, str) else operation
+        self.depth = self.operation.depth if depth is None else depth
+        self.flags = flags
+        if not isinstance(self.depth, int) or not 1 <= self.depth <= MAX_DEPTH:
+            raise DepthError(self.operation.name, self.depth)
+        operands = "abc"[: self.operation.operands]
+        super().__init__(
+            {
+                "i_valid": In(1),
+                **{f"i_{letter}": In(self.operation.source.width) for letter in operands},
+                "o_valid": Out(1),
+                "o_z": Out(self.operation.target.width),
+                **({"o_flags": Out(5)} if flags else {}),
+            }
+        )
+
+    @property
+    def latency(self) -> int:
+        """Cycles from an operand to its result."""
+        return self.depth
+
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        pipe = Pipeline(m)
+        operands = [
+            pipe.source(getattr(self, f"i_{letter}")) for letter in "abc"[: self.operation.operands]
+        ]
+        result = self.operation.build(pipe, *operands, depth=self.depth, flags=self.flags)
+        m.d.comb += [
+            self.o_z.eq(pipe.at(result.z, self.depth)),
+            self.o_valid.eq(pipe.valid(self.i_valid, self.depth)),
+        ]
+        if result.flags is not None:
+            m.d.comb += self.o_flags.eq(pipe.at(result.flags, self.depth))
+        return m
