@@ -1,5 +1,6 @@
 """A rule's arithmetic as a list of operations: shared, folded, and in the order of dependence."""
 
+import hashlib
 import math
 from collections import Counter
 from collections.abc import Mapping
@@ -130,6 +131,12 @@ class Program:
         """How many units of each arithmetic operation the program needs, in hardware."""
         count = Counter(each.op for each in self.operations if each.op in ARITHMETIC)
         return {op: count[op] for op in OPERATIONS if count[op]}
+
+    def digest(self) -> str:
+        """Hexadecimal digest of what is computed; where it is written does not matter."""
+        parts = [(each.op, each.operands, each.name, each.bits) for each in self.operations]
+        text = repr((parts, sorted(self.results.items())))
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def names(self, op: str) -> frozenset[str]:
         """Names of the leaves of one kind (`array`, `scalar`, `switch`) that are read."""

@@ -24,11 +24,13 @@ class ArrayMismatchError(ValueError):
 
 
 def _extreme(a: Array, b: Array, larger: bool) -> Array:
+    a, b = np.broadcast_arrays(a, b)
     first = (a > b) if larger else (a < b)
+    # Equal operands have equal bits, unless they are zeros: then the sign decides.
     x, y = a.view(np.uint32), b.view(np.uint32)
-    equal = ((x & y) if larger else (x | y)).view(np.float32)  # zeros: +0 or -0; else a itself
-    return np.where(np.isnan(a) | np.isnan(b), _QUIET_NAN,
-                    np.where(a == b, equal, np.where(first, a, b)))  # fmt: skip
+    equal = ((x & y) if larger else (x | y)).view(np.float32)
+    ordered = np.where(a == b, equal, np.where(first, a, b))
+    return np.where(np.isnan(a) | np.isnan(b), fp.QUIET_NAN32, ordered)
 
 
 _OPERATIONS: Mapping[str, Callable[..., Array]] = MappingProxyType(

@@ -1,0 +1,252 @@
+"""Update rules in hardware: a pipelined functional unit from one definition."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from amaranth.hdl import Cat, Const, Module, Mux, Value
+from amaranth.lib import wiring
+from amaranth.lib.wiring import In, Out
+
+from nearstep_hw.fp import add, div, fma, mul, sqrt
+from nearstep_hw.fp.format import FP32
+from nearstep_hw.fp.pipeline import Pipeline, Staged
+
+from .program import Operation
+from .rule import Rule
+from .schedule import Schedule
+
+__all__ = ["DEFAULT_DEPTHS", "FunctionalUnit"]
+
+#: Cycles of each operation; those not listed are wires and multiplexers of the stage they are in.
+DEFAULT_DEPTHS: Mapping[str, int] = MappingProxyType(
+    {
+        "add": add.DEPTH,
+        "sub": add.DEPTH,
+        "mul": mul.DEPTH,
+        "div": div.default_depth(FP32),
+        "fma": fma.DEPTH,
+        "sqrt": sqrt.default_depth(FP32),
+        "max": 1,
+        "min": 1,
+        "sign": 1,
+        "lt": 1,
+        "le": 1,
+        "eq": 1,
+    }
+)
+
+_SIGN_BIT = FP32.width - 1
+
+
+class FunctionalUnit(wiring.Component):
+    """Pipelined hardware of an update rule: takes one element a cycle.
+
+    Every operation of the rule's program is one unit (equal operations are one operation); the
+    delays that balance the paths between them are shared by all users of a value.
+
+    *Timing.* A result leaves `latency` enabled cycles after its element came in. Outputs come from
+    registers. While `i_en` is 0 every register keeps its value, and so do the outputs; `i_valid` is
+    ignored then. `rst` clears the valid bits only.
+
+    *Numerics.* binary32 as :mod:`nearstep_hw.fp`; equal, bit for bit, to
+    `nearstep_sim.golden.rule.evaluate`.
+
+    Parameters
+    ----------
+    rule : Rule
+    depths : mapping of str to int, optional
+        Cycles of operations, to replace some of :data:`DEFAULT_DEPTHS`.
+    delay : str
+        `"ring"` or `"shift"`, see :class:`~nearstep_hw.fp.pipeline.Pipeline`.
+    register_inputs : bool
+        Whether arrays pass a register first (one more cycle of latency).
+
+    Members
+    -------
+    i_en : In(1)
+    i_valid : In(1)
+    i_<array> : In(32)
+        One for each of `rule.arrays_in`, in that order.
+    s_<scalar>, s_<switch> : In(32), In(1)
+        One for each of `rule.registers()`. Stable from the first element that goes in to the last
+        that comes out.
+    o_valid : Out(1)
+    o_<array> : Out(32)
+        One for each of `rule.arrays_out`.
+
+    Attributes
+    ----------
+    latency : int
+        Enabled cycles from `i_valid` to `o_valid`.
+    schedule : Schedule
+    key : str
+        Names everything that this unit is made from, for caches.
+
+    Ref: AXDIMM, 3.3: fully pipelined units of 31 DSPs and 128 cycles.
+    """
+
+    def __init__(
+        self,
+        rule: Rule,
+        *,
+        depths: Mapping[str, int] | None = None,
+        delay: str = "ring",
+        register_inputs: bool = False,
+    ) -> None:
+        unknown = set(depths or ()) - set(DEFAULT_DEPTHS)
+        if unknown:
+            known = ", ".join(DEFAULT_DEPTHS)
+            raise ValueError(f"Depths must be of {known}, not of {', '.join(sorted(unknown))}")
+        self.rule = rule
+        self.depths = {**DEFAULT_DEPTHS, **(depths or {})}
+        for op, depth in self.depths.items():
+            if not isinstance(depth, int) or depth < 1:
+                raise ValueError(f"Depth of {op!r} must be a positive integer, not {depth!r}")
+        self.schedule = Schedule.of(rule.program, self.depths, int(register_inputs))
+        self.latency = self.schedule.latency
+        self._delay = delay
+        self.key = (
+            f"unit_{rule.name} {rule.program.digest()} {sorted(self.depths.items())} "
+            f"delay={delay} register_inputs={register_inputs}"
+        )
+        super().__init__(
+            {
+                "i_en": In(1),
+                "i_valid": In(1),
+                **{f"i_{name}": In(FP32.width) for name in rule.arrays_in},
+                **{f"s_{name}": In(width) for name, width in rule.registers().items()},
+                "o_valid": Out(1),
+                **{f"o_{name}": Out(FP32.width) for name in rule.arrays_out},
+            }
+        )
+
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        pipe = Pipeline(m, en=self.i_en, delay=self._delay)
+        compiler = _Compiler(self, pipe)
+        values: list[Staged] = []
+        for index, each in enumerate(self.rule.program.operations):
+            values.append(compiler.compile(index, each, [values[k] for k in each.operands]))
+        for name, index in self.rule.program.results.items():
+            value = values[index]
+            if value.stage is None:
+                value = pipe.source(value.value)
+            m.d.comb += getattr(self, f"o_{name}").eq(pipe.at(value, self.latency))
+        m.d.comb += self.o_valid.eq(pipe.valid(self.i_valid, self.latency))
+        return m
+
+
+class _Compiler:
+    """Turns the operations of a program into staged values of a pipeline."""
+
+    def __init__(self, unit: FunctionalUnit, pipe: Pipeline) -> None:
+        self.unit = unit
+        self.pipe = pipe
+        self.start = unit.schedule.start
+        self.depths = unit.depths
+        self._moved: dict[tuple[int, int], Staged] = {}
+
+    def compile(self, index: int, each: Operation, operands: list[Staged]) -> Staged:
+        if each.op == "array":
+            return self._input(each.name, self.start[index] or 0)
+        if each.op in ("scalar", "switch"):
+            return self.pipe.constant(getattr(self.unit, f"s_{each.name}"))
+        if each.op == "constant":
+            return self.pipe.constant(Const(each.bits, FP32.width))
+        begin = self.start[index]
+        if each.op in _UNITS:
+            unit, options = _UNITS[each.op]
+            aligned = self._at(operands, begin or 0)
+            return unit(
+                self.pipe, FP32, *aligned, depth=self.depths[each.op], flags=False, **options
+            ).z
+        name = f"{each.op}_{index}"
+        if begin is None:
+            values = [operand.value for operand in operands]
+        else:
+            values = [self.pipe.at(operand, begin) for operand in operands]
+        result = self.pipe.wrap(_LOGIC[each.op](*values), begin, name)
+        depth = self.depths.get(each.op, 0)
+        return self.pipe.delayed(result, (begin or 0) + depth) if depth else result
+
+    def _input(self, name: str, stage: int) -> Staged:
+        value = self.pipe.source(getattr(self.unit, f"i_{name}"), 0)
+        return self.pipe.delayed(value, stage) if stage else value
+
+    def _at(self, operands: list[Staged], begin: int) -> list[Staged]:
+        """Operands of which the latest is there at `begin`, the others as they are."""
+        if all(operand.stage is None for operand in operands):
+            return [self.pipe.source(operands[0].value, begin), *operands[1:]]
+        if self.pipe.latest(*operands) == begin:
+            return operands
+        return [operand if operand.stage is None else self._move(operand, begin)
+                for operand in operands]  # fmt: skip
+
+    def _move(self, operand: Staged, stage: int) -> Staged:
+        key = (id(operand), stage)
+        if key not in self._moved:
+            self._moved[key] = self.pipe.delayed(operand, stage)
+        return self._moved[key]
+
+
+def _magnitude(a: Value) -> Value:
+    return a[:_SIGN_BIT]
+
+
+def _is_nan(a: Value) -> Value:
+    return _magnitude(a) > FP32.infinity
+
+
+def _equal(a: Value, b: Value) -> Value:
+    zeros = ~(_magnitude(a) | _magnitude(b)).any()
+    return ~_is_nan(a) & ~_is_nan(b) & ((a == b) | zeros)
+
+
+def _key(a: Value) -> Value:
+    """Unsigned number in the order of the values, -0 just below +0; NaN apart."""
+    return a ^ Cat(a[_SIGN_BIT].replicate(_SIGN_BIT), Const(1, 1))
+
+
+def _less(a: Value, b: Value) -> Value:
+    zeros = ~(_magnitude(a) | _magnitude(b)).any()
+    return ~_is_nan(a) & ~_is_nan(b) & ~zeros & (_key(a) < _key(b))
+
+
+def _extreme(a: Value, b: Value, first: Value) -> Value:
+    return Mux(_is_nan(a) | _is_nan(b), FP32.quiet_nan, Mux(first, a, b))
+
+
+def _sign(a: Value) -> Value:
+    nothing = _is_nan(a) | ~_magnitude(a).any()
+    one = Const(FP32.bias << FP32.mantissa, _SIGN_BIT)
+    return Mux(nothing, 0, Cat(one, a[_SIGN_BIT]))
+
+
+_UNITS = MappingProxyType(
+    {
+        "add": (add.add, {}),
+        "sub": (add.add, {"subtract": True}),
+        "mul": (mul.mul, {}),
+        "div": (div.div, {}),
+        "fma": (fma.fma, {}),
+        "sqrt": (sqrt.sqrt, {}),
+    }
+)
+
+_LOGIC = MappingProxyType(
+    {
+        "neg": lambda a: Cat(_magnitude(a), ~a[_SIGN_BIT]),
+        "abs": lambda a: Cat(_magnitude(a), Const(0, 1)),
+        "max": lambda a, b: _extreme(a, b, _key(a) > _key(b)),
+        "min": lambda a, b: _extreme(a, b, _key(a) < _key(b)),
+        "sign": _sign,
+        "select": lambda condition, a, b: Mux(condition, a, b),
+        "lt": _less,
+        "le": lambda a, b: _less(a, b) | _equal(a, b),
+        "eq": _equal,
+        "not": lambda a: ~a,
+        "and": lambda a, b: a & b,
+        "or": lambda a, b: a | b,
+        "xor": lambda a, b: a ^ b,
+    }
+)
