@@ -1,0 +1,42 @@
+"""Checks of parameters and gradients before anything is sent to a device."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nearstep.torch.convert import FORMATS
+from nearstep.torch.errors import GradientError, ParameterError
+
+_NAMES = ", ".join(str(dtype).removeprefix("torch.") for dtype in FORMATS)
+
+
+def label(group: Mapping[str, Any], group_index: int, index: int) -> str:
+    """What to call a parameter in errors: the name that the user gave it, else its place."""
+    names = group.get("param_names")
+    return f"parameter {names[index] if names else index} of group {group_index}"
+
+
+def check_parameter(name: str, parameter: Tensor) -> None:
+    """Raise :class:`ParameterError` unless the tensor can be kept on a device."""
+    if parameter.dtype not in FORMATS:
+        raise ParameterError(name, f"of a dtype among {_NAMES}", parameter.dtype)
+    if parameter.layout != torch.strided:
+        raise ParameterError(name, "dense", parameter.layout)
+    if parameter.device.type != "cpu":
+        raise ParameterError(name, "on the CPU", f"on {parameter.device}")
+
+
+def check_gradient(name: str, parameter: Tensor, gradient: Tensor) -> None:
+    """Raise :class:`GradientError` unless the gradient of `parameter` can be sent."""
+    if gradient.layout != torch.strided:
+        raise GradientError(name, "dense", f"sparse ({gradient.layout})")
+    if gradient.dtype not in FORMATS:
+        raise GradientError(name, f"of a dtype among {_NAMES}", gradient.dtype)
+    if gradient.device.type != "cpu":
+        raise GradientError(name, "on the CPU", f"on {gradient.device}")
+    if gradient.shape != parameter.shape:
+        raise GradientError(name, f"of shape {tuple(parameter.shape)}", tuple(gradient.shape))

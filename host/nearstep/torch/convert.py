@@ -1,0 +1,66 @@
+"""Tensors of three formats as the flat fp32 arrays that a device keeps, and back."""
+
+from __future__ import annotations
+
+import zlib
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+FORMATS = (torch.float32, torch.float16, torch.bfloat16)
+"""Formats of parameters and gradients. The device keeps fp32; conversion is on the host."""
+
+
+def to_float32(tensor: Tensor) -> NDArray[np.float32]:
+    """Elements of ``tensor`` in logical order as a flat fp32 array.
+
+    Exact: every fp16 and bf16 value is an fp32 value. A contiguous fp32 tensor is not copied, so
+    the array is to be read only, and before the tensor changes.
+    """
+    flat = tensor.detach().to(torch.float32).reshape(-1)
+    array: NDArray[np.float32] = np.ascontiguousarray(flat.numpy())
+    return array
+
+
+def store(array: NDArray[np.float32], tensor: Tensor) -> None:
+    """Copy a flat fp32 array into ``tensor``, rounding to nearest even if it has 16 bits."""
+    tensor.detach().copy_(torch.from_numpy(array).view(tensor.shape))
+
+
+def landing(tensor: Tensor) -> NDArray[np.float32] | None:
+    """The memory of ``tensor`` as a flat fp32 array that may be written; None if there is none.
+
+    Whoever writes it calls ``torch.autograd.graph.increment_version`` afterwards, so that autograd
+    notices as it does after any other in-place change.
+    """
+    if tensor.dtype != torch.float32 or not tensor.is_contiguous():
+        return None
+    array: NDArray[np.float32] = tensor.detach().reshape(-1).numpy()
+    return array
+
+
+def fingerprint(tensor: Tensor) -> int:
+    """CRC-32 of the elements' bytes: finds every change of up to 32 neighbouring bits.
+
+    torch's version counter is no substitute: a write through ``tensor.data``, through ``numpy()``
+    or an assignment to ``tensor.data`` leaves it as it was.
+    """
+    flat = tensor.detach().reshape(-1).contiguous()
+    contents: NDArray[np.uint8] = flat.view(torch.uint8).numpy()
+    return zlib.crc32(contents.data)
+
+
+def merge_master(master: NDArray[np.float32], tensor: Tensor) -> NDArray[np.float32]:
+    """New fp32 master of a 16-bit ``tensor`` of which some elements have been changed.
+
+    An element that still is the rounded value of its master keeps the master, with all its bits;
+    any other takes the tensor's value. For fp32 that is the tensor itself.
+    """
+    current = to_float32(tensor)
+    if tensor.dtype == torch.float32:
+        return current
+    rounded = to_float32(torch.from_numpy(master).to(tensor.dtype))
+    same = rounded.view(np.uint32) == current.view(np.uint32)
+    return np.where(same, master, current)

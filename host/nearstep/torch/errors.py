@@ -1,0 +1,75 @@
+"""Typed errors of the optimizers."""
+
+from __future__ import annotations
+
+from nearstep.errors import ArgumentError, NearstepError
+
+
+class UnsupportedOptionError(ArgumentError):
+    """An option of torch's optimizer that the device does not have.
+
+    Attributes
+    ----------
+    option: str
+    value: object
+    """
+
+    def __init__(self, option: str, value: object, reason: str) -> None:
+        self.option = option
+        self.value = value
+        super().__init__(f"{option}={value!r} is not supported: {reason}")
+
+
+class HyperparameterError(ArgumentError):
+    """A learning rate, beta, epsilon or weight decay that torch would refuse, too."""
+
+    def __init__(self, name: str, expected: str, actual: object) -> None:
+        self.name = name
+        self.expected = expected
+        self.actual = actual
+        super().__init__(f"{name} must be {expected}, not {actual!r}")
+
+
+class ParameterError(ArgumentError, TypeError):
+    """A parameter that cannot be kept on the device."""
+
+    def __init__(self, parameter: str, expected: str, actual: object) -> None:
+        self.parameter = parameter
+        self.expected = expected
+        self.actual = actual
+        super().__init__(f"{parameter} must be {expected}, not {actual}")
+
+
+class GradientError(ArgumentError, RuntimeError):
+    """A gradient that cannot be sent to the device. Nothing has been sent, no step counted."""
+
+    def __init__(self, parameter: str, expected: str, actual: object) -> None:
+        self.parameter = parameter
+        self.expected = expected
+        self.actual = actual
+        super().__init__(f"the gradient of {parameter} must be {expected}, not {actual}")
+
+
+class StateError(ArgumentError):
+    """Optimizer state that does not belong to its parameter."""
+
+    def __init__(self, parameter: str, expected: str, actual: object) -> None:
+        self.parameter = parameter
+        self.expected = expected
+        self.actual = actual
+        super().__init__(f"the state of {parameter} must {expected}, not {actual}")
+
+
+class InterruptedStepError(NearstepError, RuntimeError):
+    """The optimizer was used after a step that failed half way.
+
+    What is on the device is then part old and part new. Load a checkpoint of the model, then of the
+    optimizer: :meth:`load_state_dict` sends everything anew and clears this.
+    """
+
+    def __init__(self, action: str, cause: BaseException) -> None:
+        self.cause = cause
+        super().__init__(
+            f"cannot {action}: the last step failed half way ({type(cause).__name__}); load the "
+            "model and then the optimizer from a checkpoint"
+        )

@@ -1,0 +1,48 @@
+"""A device shared by optimizers."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Self
+
+from nearstep.axdimm.device import AxdimmDevice
+from nearstep.device import Device, open_device
+from nearstep.errors import ArgumentError
+
+
+class Lease:
+    """The right to use a device; one that was opened by its name is closed with the last lease.
+
+    Attributes
+    ----------
+    device: AxdimmDevice
+    """
+
+    def __init__(self, device: Device) -> None:
+        if not isinstance(device, AxdimmDevice):
+            raise ArgumentError(
+                f"device must be the name of a device with an Adam kernel, or one that is open, "
+                f"not {device!r}"
+            )
+        self.device = device
+
+    @classmethod
+    def of(cls, device: str | Device) -> Self:
+        """Open the device named `device`, or use an open one.
+
+        Raises
+        ------
+        ArgumentError
+            It has no Adam kernel.
+        UrlError, OptionError
+        """
+        if not isinstance(device, str):
+            return cls(device)
+        opened = open_device(device)
+        try:
+            lease = cls(opened)
+        except BaseException:
+            opened.close()
+            raise
+        weakref.finalize(lease, opened.close)
+        return lease

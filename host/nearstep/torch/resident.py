@@ -1,0 +1,134 @@
+"""One parameter whose fp32 master and moments live on a device."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from nearstep.placement import Extent
+from nearstep.torch import convert
+from nearstep.torch.errors import ParameterError
+from nearstep.torch.traffic import Traffic
+
+_ARRAY_OF = {"exp_avg": "m", "exp_avg_sq": "v"}
+
+
+class Resident:
+    """A parameter on the host and its extent on the device; moves data between the two.
+
+    The host's copy is the one that the user sees and may change at any time. So each time before a
+    step its contents are compared with what the last step left there (:func:`convert.fingerprint`),
+    and if they differ, they become the master.
+
+    Attributes
+    ----------
+    parameter: Tensor
+    label: str
+        What the parameter is called in errors.
+    extent: Extent
+    """
+
+    def __init__(self, parameter: Tensor, label: str, extent: Extent, traffic: Traffic) -> None:
+        self.parameter = parameter
+        self.label = label
+        self.extent = extent
+        self._traffic = traffic
+        self._seen: int | None = None
+        self._loaded_master: NDArray[np.float32] | None = None
+        self._moments_are_zero = True  # a new extent is
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.parameter.shape
+
+    @property
+    def keeps_master(self) -> bool:
+        return self.parameter.dtype != torch.float32
+
+    def fetch(self, key: str) -> Tensor:
+        """The moment ``key`` as a new fp32 tensor of the parameter's shape."""
+        array = self.extent.read(_ARRAY_OF[key])
+        self._traffic.moments_up += array.nbytes
+        return torch.from_numpy(array).view(self.shape)
+
+    def send(self, key: str, value: Tensor) -> None:
+        """Make ``value`` the moment ``key``."""
+        self._moments_are_zero = False
+        array = convert.to_float32(value)
+        self.extent.write(_ARRAY_OF[key], array)
+        self._traffic.moments_down += array.nbytes
+
+    def clear_moments(self) -> None:
+        """Set both moments to zero, unless nothing has changed them yet."""
+        if self._moments_are_zero:
+            return
+        zeros = np.zeros(self.extent.count, np.float32)
+        for array in _ARRAY_OF.values():
+            self.extent.write(array, zeros)
+            self._traffic.moments_down += zeros.nbytes
+
+    def fetch_master(self) -> Tensor:
+        """The fp32 master as a new tensor; of a 16-bit parameter it has more bits than that."""
+        if self._loaded_master is not None:
+            array = convert.merge_master(self._loaded_master, self.parameter)
+        elif self._seen is None:
+            array = convert.to_float32(self.parameter).copy()
+        else:
+            array = self._merged()
+        return torch.from_numpy(array).view(self.shape)
+
+    def load_master(self, value: Tensor | None) -> None:
+        """Have the next step send the parameter, with a saved master's bits where they agree."""
+        self._seen = None
+        self._loaded_master = None if value is None else convert.to_float32(value).copy()
+
+    def send_master_if_changed(self) -> None:
+        """Make the host's parameter the master, unless it is what the last step left there.
+
+        Raises
+        ------
+        ParameterError
+            The parameter has been given another number of elements.
+        """
+        parameter = self.parameter
+        if parameter.numel() != self.extent.count:
+            raise ParameterError(self.label, f"of {self.extent.count} elements", parameter.numel())
+        seen = convert.fingerprint(parameter)
+        if seen == self._seen:
+            return
+        if self._loaded_master is not None:
+            master = convert.merge_master(self._loaded_master, parameter)
+        elif self._seen is not None and parameter.dtype != torch.float32:
+            master = self._merged()
+        else:
+            master = convert.to_float32(parameter)
+        self.extent.write("p", master)
+        self._traffic.masters_down += master.nbytes
+        self._seen = seen
+        self._loaded_master = None
+
+    def send_gradient(self, gradient: Tensor) -> None:
+        """Send a gradient of any of :data:`convert.FORMATS` as fp32."""
+        self._moments_are_zero = False
+        array = convert.to_float32(gradient)
+        self.extent.write("g", array)
+        self._traffic.gradients_down += array.nbytes
+
+    def fetch_parameter(self) -> None:
+        """Copy the master into the host's parameter, rounded to the parameter's format."""
+        array = convert.landing(self.parameter)
+        if array is None:
+            array = self.extent.read("p")
+            convert.store(array, self.parameter)
+        else:
+            self.extent.read("p", out=array)
+            torch.autograd.graph.increment_version(self.parameter)
+        self._traffic.parameters_up += array.nbytes
+        self._seen = convert.fingerprint(self.parameter)
+
+    def _merged(self) -> NDArray[np.float32]:
+        master = self.extent.read("p")
+        self._traffic.masters_up += master.nbytes
+        return convert.merge_master(master, self.parameter)

@@ -1,0 +1,98 @@
+"""Saved state of one parameter: what a checkpoint of torch's Adam has, checked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from nearstep.torch import options
+from nearstep.torch.errors import StateError
+from nearstep.torch.state import MOMENTS, ParameterState, check_moment
+
+MASTER = "master_param"
+"""Key of the fp32 master of a 16-bit parameter. torch has no such key and ignores it."""
+
+
+@dataclass(frozen=True)
+class Verbatim:
+    """A value that ``Optimizer.load_state_dict`` is to pass on as it is, not cast to 16 bits."""
+
+    value: Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class SavedState:
+    """State of one parameter that is not on a device.
+
+    Attributes
+    ----------
+    step: Tensor
+        fp32 scalar.
+    moments: Mapping[str, Tensor]
+        By key; of the parameter's shape.
+    master: Tensor | None
+        fp32 master of a 16-bit parameter.
+    others: Mapping[str, Any]
+        Values under keys that are not Adam's.
+    """
+
+    step: Tensor
+    moments: Mapping[str, Tensor]
+    master: Tensor | None
+    others: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, label: str, parameter: Tensor, saved: Mapping[str, Any]) -> Self:
+        """Check `saved`, the state of `parameter` as torch's Adam or :func:`export` has it.
+
+        Raises
+        ------
+        StateError
+        """
+        values = {k: v.value if isinstance(v, Verbatim) else v for k, v in saved.items()}
+        missing = [key for key in ("step", *MOMENTS) if key not in values]
+        if missing:
+            raise StateError(label, f"have {missing}", sorted(values))
+        if values.get("max_exp_avg_sq") is not None:
+            raise StateError(label, "be without max_exp_avg_sq (amsgrad)", "with it")
+        step = values.pop("step")
+        count(label, step)
+        moments = {
+            key: check_moment(label, parameter.shape, key, values.pop(key)) for key in MOMENTS
+        }
+        master = values.pop(MASTER, None)
+        if master is not None:
+            master = check_moment(label, parameter.shape, MASTER, master)
+        return cls(
+            step=torch.tensor(float(step), dtype=torch.float32),
+            moments=moments,
+            master=master,
+            others=values,
+        )
+
+
+def count(label: str, step: object) -> int:
+    """The value of ``step``, a number or a tensor of one element, as an int.
+
+    Raises
+    ------
+    StateError
+        It is not a whole number of at least 0.
+    """
+    value = options.scalar("step", step)
+    if not value >= 0 or value != int(value):
+        raise StateError(label, "have a whole number as 'step'", step)
+    return int(value)
+
+
+def export(state: ParameterState) -> dict[str, Any]:
+    """A plain dict with what torch's Adam has, and the master of a 16-bit parameter."""
+    resident = state.store
+    values = state.snapshot()
+    if resident.keeps_master:
+        values[MASTER] = resident.fetch_master()
+    return values

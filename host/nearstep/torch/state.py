@@ -1,0 +1,189 @@
+"""State of one parameter, as torch knows it, whose moments stay on the device until read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from nearstep.torch.convert import fingerprint
+from nearstep.torch.errors import StateError
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+"""Keys of the moments, as torch names them."""
+
+
+class MomentStore(Protocol):
+    """Where the moments of one parameter are kept."""
+
+    @property
+    def label(self) -> str:
+        """What the parameter is called in errors."""
+
+    @property
+    def shape(self) -> torch.Size:
+        """Shape of the parameter."""
+
+    @property
+    def keeps_master(self) -> bool:
+        """Whether the fp32 master has bits that the parameter has not."""
+
+    def fetch(self, key: str) -> Tensor:
+        """A moment as a new fp32 tensor of the parameter's shape."""
+
+    def fetch_master(self) -> Tensor:
+        """The master as a new fp32 tensor of the parameter's shape."""
+
+    def send(self, key: str, value: Tensor) -> None:
+        """Make `value` the moment `key`."""
+
+
+class _OnDevice:
+    def __repr__(self) -> str:
+        return "<on device>"
+
+
+_ON_DEVICE = _OnDevice()
+
+
+class ParameterState(dict[str, Any]):
+    """``optimizer.state[p]``: the keys ``step``, ``exp_avg`` and ``exp_avg_sq`` of torch's Adam.
+
+    ``step`` is an fp32 scalar tensor on the host. A moment is fetched when it is read, as an fp32
+    tensor of the parameter's shape whatever the parameter's format, and is good until the next
+    step. One that was changed in place, or assigned, goes down with that step.
+
+    It is a dict, because torch and its users test for one; every way to read a value (``dict(s)``,
+    ``items()``, ``copy()``, pickle, deepcopy) fetches it.
+    """
+
+    def __init__(self, step: Tensor, store: MomentStore) -> None:
+        super().__init__(step=step, **dict.fromkeys(MOMENTS, _ON_DEVICE))
+        self._store = store
+        self._fetched: dict[str, int] = {}
+
+    @property
+    def store(self) -> MomentStore:
+        """Where the moments are kept."""
+        return self._store
+
+    def advance(self) -> None:
+        """Count a step. Who holds the tensor sees it, as in torch."""
+        step = self["step"]
+        if isinstance(step, Tensor):
+            step.add_(1)
+        else:
+            self["step"] = torch.tensor(float(step) + 1.0, dtype=torch.float32)
+
+    def flush(self) -> None:
+        """Send what was changed on the host, and let go of what was fetched.
+
+        Raises
+        ------
+        StateError
+            A key was deleted.
+        """
+        for key in ("step", *MOMENTS):
+            if key not in self:
+                raise StateError(self._store.label, f"have {key!r}", sorted(self.keys()))
+        for key in MOMENTS:
+            value = super().__getitem__(key)
+            if value is _ON_DEVICE:
+                continue
+            if self._fetched.get(key) != fingerprint(value):
+                self._store.send(key, value)
+            super().__setitem__(key, _ON_DEVICE)
+        self._fetched.clear()
+
+    def snapshot(self) -> dict[str, Any]:
+        """A plain dict with values of its own: a copy of ``step``, moments fetched afresh."""
+        return {
+            key: self._store.fetch(key)
+            if raw is _ON_DEVICE
+            else (raw.detach().clone() if isinstance(raw, Tensor) else raw)
+            for key, raw in super().items()
+        }
+
+    def __getitem__(self, key: str) -> Any:
+        value = super().__getitem__(key)
+        if value is _ON_DEVICE:
+            value = self._store.fetch(key)
+            self._fetched[key] = fingerprint(value)
+            super().__setitem__(key, value)
+        return value
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        if key in MOMENTS:
+            value = check_moment(self._store.label, self._store.shape, key, value)
+            self._fetched.pop(key, None)
+        super().__setitem__(key, value)
+
+    def __iter__(self) -> Iterator[str]:
+        # Defined so that dict(state) and {**state} go through __getitem__.
+        return super().__iter__()
+
+    def get(self, key: str, default: Any = None) -> Any:
+        try:
+            return self[key]
+        except KeyError:
+            return default
+
+    def items(self) -> Any:
+        return self.copy().items()
+
+    def values(self) -> Any:
+        return self.copy().values()
+
+    def copy(self) -> dict[str, Any]:
+        return {key: self[key] for key in self}
+
+    def pop(self, key: str, *default: Any) -> Any:
+        if key not in self and default:
+            return default[0]
+        value = self[key]
+        del self[key]
+        return value
+
+    def setdefault(self, key: str, default: Any = None) -> Any:
+        if key not in self:
+            self[key] = default
+        return self[key]
+
+    def update(self, *others: Any, **more: Any) -> None:
+        for key, value in dict(*others, **more).items():
+            self[key] = value
+
+    def __eq__(self, other: object) -> bool:
+        return self.copy() == other
+
+    def __ne__(self, other: object) -> bool:
+        return self.copy() != other
+
+    __hash__ = None
+
+    def __copy__(self) -> dict[str, Any]:
+        return self.copy()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> dict[str, Any]:
+        return self.snapshot()
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        return dict, (tuple(self.snapshot().items()),)
+
+
+def check_moment(label: str, shape: torch.Size, key: str, value: object) -> Tensor:
+    """``value`` as a moment of a parameter of this shape: a floating-point tensor on the host.
+
+    Raises
+    ------
+    StateError
+    """
+    if not isinstance(value, Tensor) or not value.is_floating_point():
+        raise StateError(label, f"have a floating-point tensor as {key!r}", type(value).__name__)
+    if value.is_sparse or value.device.type == "meta":
+        raise StateError(label, f"have a dense tensor with data as {key!r}", value.layout)
+    if value.shape != shape:
+        raise StateError(label, f"have {key!r} of shape {tuple(shape)}", tuple(value.shape))
+    return value.detach() if value.device.type == "cpu" else value.detach().cpu()

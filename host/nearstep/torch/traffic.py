@@ -1,0 +1,47 @@
+"""Counters of what an optimizer moved and launched."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+
+@dataclass(kw_only=True)
+class Traffic:
+    """What one optimizer has done since it was made, in bytes where not said otherwise.
+
+    In a plain training loop each step adds to ``gradients_down`` and ``parameters_up`` and to
+    nothing else: four bytes for each element that was updated.
+
+    Attributes
+    ----------
+    gradients_down, parameters_up: int
+        The traffic of steps.
+    masters_down: int
+        Parameters sent because the host had changed them, the first step's included.
+    masters_up: int
+        fp32 masters fetched to merge a change of 16-bit parameters, or for a checkpoint.
+    moments_down, moments_up: int
+        Moments sent (first step, load_state_dict, changed by the user) and fetched (when read).
+    steps, launches, elements: int
+        Steps done, runs of the kernel, elements updated.
+    cycles: int | None
+        Device cycles of all runs; None on a device without a clock.
+    run_seconds: float
+        Time on the wall clock from a launch to its end. Of an emulated device: of the emulation.
+    """
+
+    gradients_down: int = 0
+    parameters_up: int = 0
+    masters_down: int = 0
+    masters_up: int = 0
+    moments_down: int = 0
+    moments_up: int = 0
+    steps: int = 0
+    launches: int = 0
+    elements: int = 0
+    cycles: int | None = None
+    run_seconds: float = 0.0
+
+    def as_dict(self) -> dict[str, int | float | None]:
+        """Counters by name."""
+        return asdict(self)
