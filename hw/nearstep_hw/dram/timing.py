@@ -1,0 +1,255 @@
+"""DDR4 timing parameters, from the nanoseconds of the standard to whole clocks, as plain data.
+
+Ref: JESD79-4 (DDR4 SDRAM), "Timing Parameters by Speed Grade", "Refresh Parameters by Device
+Density", "Speed Bins", and "Rounding Algorithms".
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+__all__ = [
+    "BURST_CLOCKS",
+    "BURST_LENGTH",
+    "DENSITIES",
+    "MAX_POSTPONED_REFRESHES",
+    "SPEED_GRADES",
+    "WIDTHS",
+    "DramTiming",
+    "Minimum",
+    "SpeedGrade",
+    "TimingError",
+    "dram_timing",
+]
+
+BURST_LENGTH = 8  # transfers of a column command; burst chop is not used
+BURST_CLOCKS = BURST_LENGTH // 2
+MAX_POSTPONED_REFRESHES = 8  # and as many pulled in, in the 1x refresh mode
+DENSITIES = ("4Gb", "8Gb", "16Gb")
+WIDTHS = ("x8", "x16")
+
+_ROUNDING_GUARD = 974  # thousandths of a clock: JEDEC forgives a 2.5 % overshoot of a rounded tCK
+
+
+class TimingError(ValueError):
+    """A speed grade, density, width or latency that is not in the table."""
+
+
+@dataclass(frozen=True)
+class Minimum:
+    """A JEDEC minimum: the larger of `nck` clocks and `ps` picoseconds."""
+
+    ps: int = 0
+    nck: int = 0
+
+    def clocks(self, tck_ps: int) -> int:
+        """Whole clocks: truncate(ps / tCK + 0.974), as JEDEC rounds, but no fewer than `nck`."""
+        return max(self.nck, (self.ps * 1000 // tck_ps + _ROUNDING_GUARD) // 1000)
+
+    def arithmetic(self, tck_ps: int) -> str:
+        """How `clocks` comes about, to be read."""
+        parts = [f"{self.nck} nCK"] if self.nck else []
+        if self.ps:
+            ratio = self.ps / tck_ps
+            parts.append(f"{self.ps / 1000:g} ns / {tck_ps / 1000:g} ns = {ratio:g} up")
+        chosen = f"max({', '.join(parts)})" if len(parts) > 1 else "".join(parts)
+        return f"{chosen} = {self.clocks(tck_ps)} nCK"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpeedGrade:
+    """A clock with its latencies.
+
+    Parameters
+    ----------
+    name : data rate, such as `DDR4-1600`.
+    tck_ps : clock period, ps.
+    cl, cwl : read and write latency, nCK.
+    """
+
+    name: str
+    tck_ps: int
+    cl: int
+    cwl: int
+
+
+SPEED_GRADES: Mapping[str, SpeedGrade] = MappingProxyType(
+    {
+        grade.name: grade
+        for grade in (
+            # 1600K, 11-11-11; CWL 9 is the first set with a preamble of one clock
+            SpeedGrade(name="DDR4-1600", tck_ps=1250, cl=11, cwl=9),
+            # The clock at which the host sees the AXDIMM; JEDEC's table begins at 1600. The same
+            # nanoseconds; CL = tAA / tCK = 13.75 / 2.5 = 5.5, up. A module adds to both latencies.
+            SpeedGrade(name="DDR4-800", tck_ps=2500, cl=6, cwl=5),
+        )
+    }
+)
+
+_EVERY_PART: Mapping[str, Minimum] = MappingProxyType(
+    {
+        "tRCD": Minimum(ps=13_750),
+        "tRP": Minimum(ps=13_750),
+        "tRAS": Minimum(ps=35_000),
+        "tRC": Minimum(ps=48_750),
+        "tCCD_S": Minimum(nck=4),
+        "tCCD_L": Minimum(nck=5, ps=6_250),
+        "tWR": Minimum(ps=15_000),
+        "tWTR_S": Minimum(nck=2, ps=2_500),
+        "tWTR_L": Minimum(nck=4, ps=7_500),
+        "tRTP": Minimum(nck=4, ps=7_500),
+    }
+)
+
+# By page size: x8 has 1 KiB, x16 has 2 KiB.
+_BY_WIDTH: Mapping[str, Mapping[str, Minimum]] = MappingProxyType(
+    {
+        "x8": {
+            "tRRD_S": Minimum(nck=4, ps=5_000),
+            "tRRD_L": Minimum(nck=4, ps=6_000),
+            "tFAW": Minimum(nck=20, ps=25_000),
+        },
+        "x16": {
+            "tRRD_S": Minimum(nck=4, ps=6_000),
+            "tRRD_L": Minimum(nck=4, ps=7_500),
+            "tFAW": Minimum(nck=28, ps=35_000),
+        },
+    }
+)
+
+_BY_DENSITY: Mapping[str, Minimum] = MappingProxyType(
+    {
+        "4Gb": Minimum(ps=260_000),
+        "8Gb": Minimum(ps=350_000),
+        "16Gb": Minimum(ps=550_000),
+    }
+)
+
+_TREFI_PS = 7_800_000  # average refresh interval up to 85 degrees Celsius
+
+
+@dataclass(frozen=True, kw_only=True)
+class DramTiming:
+    """Timing of one part at one clock. Every number is in clocks (nCK) of that clock.
+
+    `table` has the same numbers by JEDEC name, `arithmetic` how each was rounded.
+    """
+
+    speed: SpeedGrade
+    density: str
+    width: str
+    cl: int
+    cwl: int
+    t_rcd: int
+    t_rp: int
+    t_ras: int
+    t_rc: int
+    t_ccd_s: int
+    t_ccd_l: int
+    t_rrd_s: int
+    t_rrd_l: int
+    t_faw: int
+    t_wr: int
+    t_wtr_s: int
+    t_wtr_l: int
+    t_rtp: int
+    t_rfc: int
+    t_refi: int
+    arithmetic: Mapping[str, str] = field(repr=False, compare=False)
+
+    @property
+    def tck_ps(self) -> int:
+        """Clock period, ps."""
+        return self.speed.tck_ps
+
+    @property
+    def table(self) -> dict[str, int]:
+        """Clocks by JEDEC name."""
+        names = [*_EVERY_PART, *_BY_WIDTH[self.width], "tRFC", "tREFI"]
+        values = {name: int(getattr(self, "t_" + name[1:].lower())) for name in names}
+        return {"CL": self.cl, "CWL": self.cwl, "BL": BURST_LENGTH, **values}
+
+    @property
+    def read_to_write(self) -> int:
+        """READ to WRITE: the write burst follows the read burst after two idle clocks."""
+        return self.cl + BURST_CLOCKS + 2 - self.cwl
+
+    @property
+    def write_to_read_s(self) -> int:
+        """WRITE to READ of another bank group: tWTR_S after the last data."""
+        return self.cwl + BURST_CLOCKS + self.t_wtr_s
+
+    @property
+    def write_to_read_l(self) -> int:
+        """WRITE to READ of the same bank group: tWTR_L after the last data."""
+        return self.cwl + BURST_CLOCKS + self.t_wtr_l
+
+    @property
+    def write_to_precharge(self) -> int:
+        """WRITE to PRECHARGE of its bank: tWR after the last data."""
+        return self.cwl + BURST_CLOCKS + self.t_wr
+
+    @property
+    def max_refresh_interval(self) -> int:
+        """Longest time between two REFRESH commands: eight of them postponed."""
+        return (MAX_POSTPONED_REFRESHES + 1) * self.t_refi
+
+    @property
+    def refresh_bound(self) -> float:
+        """Share of the time in which a rank that is refreshed on average can do anything else."""
+        return 1 - self.t_rfc / self.t_refi
+
+
+def dram_timing(
+    speed: str = "DDR4-1600",
+    density: str = "8Gb",
+    width: str = "x8",
+    *,
+    cl: int | None = None,
+    cwl: int | None = None,
+) -> DramTiming:
+    """Timing of a part.
+
+    Parameters
+    ----------
+    speed : a key of `SPEED_GRADES`.
+    density : bits of a chip: 4Gb, 8Gb or 16Gb.
+    width : data pins of a chip: x8 or x16.
+    cl, cwl : latencies in nCK, where they are not those of the grade: a module whose buffer takes
+        time shows its host longer ones.
+
+    Raises
+    ------
+    TimingError : with the value and what is allowed.
+    """
+    for what, value, allowed in (
+        ("speed", speed, tuple(SPEED_GRADES)),
+        ("density", density, DENSITIES),
+        ("width", width, WIDTHS),
+    ):
+        if value not in allowed:
+            raise TimingError(f"{what} must be one of {allowed}, not {value!r}")
+    grade = SPEED_GRADES[speed]
+    cl = grade.cl if cl is None else cl
+    cwl = grade.cwl if cwl is None else cwl
+    if cwl < 1 or cl < cwl:
+        raise TimingError(f"latencies must be 1 <= CWL <= CL, not CL {cl!r} and CWL {cwl!r}")
+    minima = {**_EVERY_PART, **_BY_WIDTH[width], "tRFC": _BY_DENSITY[density]}
+    arithmetic = {name: m.arithmetic(grade.tck_ps) for name, m in minima.items()}
+    # A maximum, so it is rounded down.
+    refi = _TREFI_PS // grade.tck_ps
+    arithmetic["tREFI"] = (
+        f"{_TREFI_PS / 1000:g} ns / {grade.tck_ps / 1000:g} ns = "
+        f"{_TREFI_PS / grade.tck_ps:g} down = {refi} nCK"
+    )
+    clocks = {"t_" + name[1:].lower(): m.clocks(grade.tck_ps) for name, m in minima.items()}
+    return DramTiming(
+        speed=grade,
+        density=density,
+        width=width,
+        cl=cl,
+        cwl=cwl,
+        t_refi=refi,
+        arithmetic=MappingProxyType(arithmetic),
+        **clocks,
+    )
