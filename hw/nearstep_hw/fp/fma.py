@@ -57,7 +57,7 @@ def fma(
     x, y, z = (unpack(fmt, multiply(operand)) for operand in (a, b, c))
     exact = product(multiply, total, fmt, x, y)
     unlike = x.sign ^ y.sign ^ z.sign
-    infinite_product = x.infinite | y.infinite
+    infinite_product = (x.infinite & ~y.nan) | (y.infinite & ~x.nan)
     undefined = (x.infinite & y.zero) | (x.zero & y.infinite)
     cancel = infinite_product & z.infinite & unlike
     invalid = x.signalling | y.signalling | z.signalling | undefined | cancel
