@@ -1,10 +1,16 @@
 """Registers of the AXDIMM Adam kernel, as a function of its configuration."""
 
-from enum import IntEnum
-
 from nearstep_hw.axdimm.config import AdamKernelConfig
 from nearstep_hw.csr.block import block_map, value_register
-from nearstep_hw.csr.model import BLOCK_BYTES, Access, Field, Kind, Register, RegisterMap
+from nearstep_hw.csr.model import (
+    BLOCK_BYTES,
+    Access,
+    Field,
+    Kind,
+    NamedValue,
+    Register,
+    RegisterMap,
+)
 from nearstep_hw.rule.adam import ORDERS
 from nearstep_hw.rule.rule import Rule
 
@@ -14,7 +20,7 @@ VERSION = (1, 0)
 ARRAYS = ("p", "g", "m", "v")  # parameters, gradients, first and second moments
 COUNTERS = {
     "cycles": "Cycles in which the kernel was busy.",
-    "committed": "Elements whose p, m and v are all written and acknowledged; whole blocks.",
+    "committed": "Elements whose p, m and v are all acknowledged; whole blocks but the last.",
     "read_beats": "Memory beats read.",
     "write_beats": "Memory beats written.",
     "stall_read_address": "Cycles in which a read burst waited for its address to be taken.",
@@ -24,55 +30,73 @@ COUNTERS = {
 }
 
 
-class ErrorCause(IntEnum):
+SCALARS = {
+    "decay": "Weight decay; with mode.decoupled, 1 minus learning rate times weight decay.",
+    "m_weight": "1 - beta1; with mode.m_from_g, (1 - beta1) - 1.",
+    "m_decay": "beta1.",
+    "v_weight": "1 - beta2.",
+    "v_decay": "beta2.",
+    "m_correction": "1 - beta1**t.",
+    "v_correction": "Square root of 1 - beta2**t; in the paper's order, 1 - beta2**t.",
+    "eps": "Term added to the denominator.",
+    "step_size": "Minus the learning rate, divided by 1 - beta1**t.",
+    "lr": "Learning rate.",
+}
+SWITCHES = {
+    "decoupled": "AdamW: weight decay acts on the parameter instead of the gradient.",
+    "m_from_g": "First moment interpolated from the gradient's side, for 1 - beta1 >= 0.5.",
+}
+
+
+class ErrorCause(NamedValue):
     """`error.cause`: what ended a run early."""
 
-    NONE = 0
-    READ_RESPONSE = 1  # a read was answered other than OKAY
-    WRITE_RESPONSE = 2  # a write was answered other than OKAY
-    WINDOW = 3  # a burst lies outside the granted windows; it was not issued
-    ALIGNMENT = 4  # an array does not start on a memory beat
-    ADDRESS_RANGE = 5  # an array wraps, or ends beyond the memory address space
-    UNSUPPORTED = 6  # a format, scale or copy-out that this version does not have
-    OVERLAP = 7  # two arrays share bytes
-    ABORTED = 8  # control.abort ended the run
+    NONE = 0, "No error."
+    READ_RESPONSE = 1, "A read was answered other than OKAY."
+    WRITE_RESPONSE = 2, "A write was answered other than OKAY."
+    WINDOW = 3, "A burst lies outside the granted windows; it was not issued."
+    ALIGNMENT = 4, "An array does not start on a memory beat."
+    ADDRESS_RANGE = 5, "An array wraps, or ends beyond the memory address space."
+    UNSUPPORTED = 6, "A format, scale or copy-out that this version does not have."
+    OVERLAP = 7, "Two arrays share bytes."
+    ABORTED = 8, "The run was ended by control.abort."
 
 
-class Stream(IntEnum):
+class Stream(NamedValue):
     """`error.stream`: AXI read IDs 0 to 3 are 1 to 4 here, write IDs 0 to 2 are 5 to 7."""
 
-    NONE = 0
-    P_READ = 1
-    G_READ = 2
-    M_READ = 3
-    V_READ = 4
-    P_WRITE = 5
-    M_WRITE = 6
-    V_WRITE = 7
-    COPY_OUT = 8
+    NONE = 0, "No stream."
+    P_READ = 1, "Parameters in."
+    G_READ = 2, "Gradients in."
+    M_READ = 3, "First moments in."
+    V_READ = 4, "Second moments in."
+    P_WRITE = 5, "Parameters out."
+    M_WRITE = 6, "First moments out."
+    V_WRITE = 7, "Second moments out."
+    COPY_OUT = 8, "16-bit copy of the parameters; reserved."
 
 
-class Order(IntEnum):
+class Order(NamedValue):
     """`capabilities.order`: order of the arithmetic, named as in the configuration."""
 
-    DEFAULT = 0
-    PAPER = 1
+    DEFAULT = 0, "That of torch.optim's fused Adam."
+    PAPER = 1, "Algorithm 1 of the paper."
 
 
-class GradientFormat(IntEnum):
+class GradientFormat(NamedValue):
     """`formats.gradient`."""
 
-    FP32 = 0
-    FP16 = 1
-    BF16 = 2
+    FP32 = 0, "binary32."
+    FP16 = 1, "binary16; reserved."
+    BF16 = 2, "bfloat16; reserved."
 
 
-class CopyOutFormat(IntEnum):
+class CopyOutFormat(NamedValue):
     """`formats.copy_out`."""
 
-    NONE = 0
-    FP16 = 1
-    BF16 = 2
+    NONE = 0, "No copy."
+    FP16 = 1, "binary16; reserved."
+    BF16 = 2, "bfloat16; reserved."
 
 
 def update_rule(config: AdamKernelConfig) -> Rule:
@@ -112,7 +136,12 @@ def device_maps(config: AdamKernelConfig) -> dict[str, tuple[int, RegisterMap]]:
 
 def _capabilities(config: AdamKernelConfig) -> list[Field]:
     def constant(
-        name: str, lsb: int, width: int, value: int, doc: str, values: type[IntEnum] | None = None
+        name: str,
+        lsb: int,
+        width: int,
+        value: int,
+        doc: str,
+        values: type[NamedValue] | None = None,
     ) -> Field:
         return Field(
             name=name,
@@ -188,7 +217,7 @@ def _arrays() -> list[Register]:
 
 def _rule_registers(rule: Rule) -> list[Register]:
     switches = tuple(
-        Field(name=name, access=Access.CONFIG, lsb=i, doc="Switch of the update rule.")
+        Field(name=name, access=Access.CONFIG, lsb=i, doc=SWITCHES.get(name, ""))
         for i, name in enumerate(rule.switches)
     )
     mode = Register(name="mode", doc="Switches of the update rule.", fields=switches, locked=True)
@@ -225,7 +254,7 @@ def _rule_registers(rule: Rule) -> list[Register]:
         value_register(
             name,
             Access.CONFIG,
-            "Scalar of the update rule.",
+            SCALARS.get(name, "Scalar of the update rule."),
             kind=Kind.FLOAT32,
             locked=True,
         )

@@ -13,22 +13,21 @@ What the hardware behind a bank owes to these registers:
 """
 
 from collections.abc import Sequence
-from enum import IntEnum
 
-from nearstep_hw.csr.model import Access, Field, Kind, Register, RegisterMap, place
+from nearstep_hw.csr.model import Access, Field, Kind, NamedValue, Register, RegisterMap, place
 
 BUSY = "status.busy"
 LATCH = "control.latch"
 CLEAR = "control.clear"
 
 
-class Response(IntEnum):
+class Response(NamedValue):
     """AXI responses, as RRESP and BRESP encode them."""
 
-    OKAY = 0
-    EXOKAY = 1
-    SLVERR = 2
-    DECERR = 3
+    OKAY = 0, "Success."
+    EXOKAY = 1, "Success of an exclusive access, which no block makes."
+    SLVERR = 2, "The subordinate failed."
+    DECERR = 3, "Nobody is at the address."
 
 
 def value_register(
@@ -40,7 +39,7 @@ def value_register(
     kind: Kind = Kind.UINT,
     reset: int = 0,
     locked: bool = False,
-    values: type[IntEnum] | None = None,
+    values: type[NamedValue] | None = None,
 ) -> Register:
     """A register of one field, `value`, over its whole width."""
     field = Field(name="value", access=access, width=width, kind=kind, reset=reset, values=values)
@@ -55,8 +54,8 @@ def block_map(
     version: tuple[int, int],
     capabilities: Sequence[Field],
     configuration: Sequence[Field],
-    causes: type[IntEnum],
-    streams: type[IntEnum],
+    causes: type[NamedValue],
+    streams: type[NamedValue],
     lines: Sequence[Sequence[Register]],
 ) -> RegisterMap:
     """A register map with the common registers first.
@@ -129,7 +128,7 @@ def _control() -> Register:
     )
 
 
-def _outcome(causes: type[IntEnum], streams: type[IntEnum]) -> list[Register]:
+def _outcome(causes: type[NamedValue], streams: type[NamedValue]) -> list[Register]:
     def status(name: str, lsb: int, doc: str) -> Field:
         return Field(name=name, access=Access.STATUS, lsb=lsb, doc=doc)
 

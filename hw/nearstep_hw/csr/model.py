@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, IntEnum
-from typing import Any
+from typing import Any, Self
 
 WORD_BITS = 32
 WORD_BYTES = 4
@@ -50,6 +50,18 @@ class Access(Enum):
         return {Access.CONFIG: "rw", Access.PULSE: "wo"}.get(self, "ro")
 
 
+class NamedValue(IntEnum):
+    """A value of a field with a name and a sentence: `WINDOW = 3, "outside the windows"`."""
+
+    doc: str
+
+    def __new__(cls, value: int, doc: str = "") -> Self:
+        member = int.__new__(cls, value)
+        member._value_ = value
+        member.doc = doc
+        return member
+
+
 class Kind(Enum):
     """How the bits of a field are to be read."""
 
@@ -77,7 +89,7 @@ class Field:
     width: int = 1
     kind: Kind = Kind.UINT
     reset: int = 0
-    values: type[IntEnum] | None = None
+    values: type[NamedValue] | None = None
     doc: str = ""
 
     @property

@@ -1,0 +1,58 @@
+"""`nearstep registers`: the register map of a block, for other tools and languages."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from nearstep_hw.axdimm.config import AdamKernelConfig, ConfigError
+from nearstep_hw.axdimm.registers import adam_kernel_map
+from nearstep_hw.csr.export import FORMATS
+
+FAMILIES = ("axdimm",)
+DEFAULT = AdamKernelConfig()
+
+
+def command(
+    family: Annotated[str, typer.Argument(help=f"One of: {', '.join(FAMILIES)}.")],
+    form: Annotated[
+        str, typer.Option("--format", "-f", help=f"One of: {', '.join(FORMATS)}.")
+    ] = "md",
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="File to write; standard output if none.")
+    ] = None,
+    lanes: Annotated[int, typer.Option(help="FP32 elements in a memory beat.")] = DEFAULT.lanes,
+    functional_units: Annotated[
+        int | None, typer.Option(help="Functional units; as many as lanes if not given.")
+    ] = None,
+    block_bytes: Annotated[
+        int, typer.Option(help="Bytes of a block of one array.")
+    ] = DEFAULT.block_bytes,
+    address_width: Annotated[
+        int, typer.Option(help="Bits of a memory address.")
+    ] = DEFAULT.address_width,
+    order: Annotated[str, typer.Option(help="Order of the arithmetic.")] = DEFAULT.order,
+    windows: Annotated[int, typer.Option(help="Address windows.")] = DEFAULT.windows,
+) -> None:
+    """Write the register map as JSON, SystemRDL, a C header or a page of documentation."""
+    if family not in FAMILIES:
+        raise typer.BadParameter(f"must be one of {', '.join(FAMILIES)}, not {family!r}")
+    if form not in FORMATS:
+        raise typer.BadParameter(f"--format must be one of {', '.join(FORMATS)}, not {form!r}")
+    try:
+        config = AdamKernelConfig(
+            lanes=lanes,
+            functional_units=functional_units,
+            block_bytes=block_bytes,
+            address_width=address_width,
+            order=order,
+            windows=windows,
+        )
+    except ConfigError as error:
+        raise typer.BadParameter(str(error)) from None
+    text = FORMATS[form](adam_kernel_map(config))
+    if output is None:
+        typer.echo(text, nl=False)
+    else:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        output.write_text(text)

@@ -1,0 +1,50 @@
+"""`nearstep registers`: what it writes, and how it says no."""
+
+import json
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner, Result
+
+from nearstep.registers_command import command
+from nearstep_hw.axdimm.config import AdamKernelConfig
+from nearstep_hw.axdimm.registers import adam_kernel_map
+from nearstep_hw.csr.export import FORMATS
+
+
+def run(*arguments: str) -> Result:
+    app = typer.Typer()
+    app.command()(command)
+    return CliRunner().invoke(app, list(arguments))
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_each_format_goes_to_standard_output(form: str) -> None:
+    done = run("axdimm", "--format", form)
+    assert done.exit_code == 0
+    assert done.stdout == FORMATS[form](adam_kernel_map(AdamKernelConfig()))
+
+
+def test_options_shape_the_map_and_the_file_is_written(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "map.json"
+    arguments = "--format json --lanes 4 --functional-units 2 --order paper --windows 2"
+    done = run("axdimm", *arguments.split(), "-o", str(path))
+    assert done.exit_code == 0
+    config = AdamKernelConfig(lanes=4, functional_units=2, order="paper", windows=2)
+    assert json.loads(path.read_text())["hash"] == adam_kernel_map(config).hash()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("nothing", "must be one of axdimm"),
+        ("axdimm --format pdf", "json, rdl, c, md"),
+        ("axdimm --lanes 3", "lanes must be one of"),
+        ("axdimm --order fast", "order must be one of"),
+    ],
+)
+def test_bad_argument_says_what_is_allowed(arguments: str, message: str) -> None:
+    done = run(*arguments.split())
+    assert done.exit_code == 2
+    assert message in " ".join(done.output.replace("│", " ").split())

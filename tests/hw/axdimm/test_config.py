@@ -1,0 +1,68 @@
+"""Configurations of the Adam kernel: what they derive, and which are refused."""
+
+import pytest
+
+from nearstep_hw.axdimm.config import LANES, AdamKernelConfig, ConfigError
+from nearstep_hw.axdimm.registers import Order, adam_kernel_map, update_rule
+from nearstep_hw.csr.model import LINE_BYTES
+from nearstep_hw.rule.adam import ORDERS
+
+
+def test_default_is_the_shape_of_the_paper() -> None:
+    config = AdamKernelConfig()
+    assert (config.lanes, config.functional_units, config.data_width) == (16, 16, 512)
+    assert (config.block_beats, config.burst_beats, config.fifo_beats) == (256, 64, 512)
+
+
+@pytest.mark.parametrize("lanes", LANES)
+def test_bursts_fit_axi_and_the_page(lanes: int) -> None:
+    config = AdamKernelConfig(lanes=lanes)
+    assert config.burst_beats <= 256
+    assert config.burst_bytes <= 4096
+    assert config.block_bytes % config.burst_bytes == 0
+    assert config.burst_beats * config.beat_bytes == config.burst_bytes
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"lanes": 3}, "lanes must be one of"),
+        ({"lanes": 8, "functional_units": 3}, "must divide lanes=8"),
+        ({"functional_units": 32}, "must divide lanes=16"),
+        ({"functional_units": 0}, "must divide lanes=16"),
+        ({"block_bytes": 3000}, "power of two"),
+        ({"block_bytes": 256}, "power of two from 512"),
+        ({"address_width": 65}, "16 to 64 bits"),
+        ({"order": "fast"}, "order must be one of"),
+        ({"windows": 0}, "1 to 8"),
+        ({"bursts_ahead": 4}, "8 to 255"),
+    ],
+)
+def test_impossible_configuration_says_what_is_allowed(
+    arguments: dict[str, object], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        AdamKernelConfig(**arguments)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_scalars_and_switches_are_those_of_the_rule(order: str) -> None:
+    config = AdamKernelConfig(order=order)
+    rule, kernel = update_rule(config), adam_kernel_map(config)
+    assert {register.name for register in kernel} >= set(rule.scalars)
+    assert tuple(field.name for field in kernel["mode"].fields) == rule.switches
+    assert all("rule" not in kernel[name].doc for name in rule.scalars), "a scalar has no text"
+    assert kernel["capabilities"].field("order").reset == Order[order.upper()]
+
+
+@pytest.mark.parametrize("windows", [1, 4, 8])
+def test_start_is_alone_and_lines_are_not_shared_between_writers(windows: int) -> None:
+    kernel = adam_kernel_map(AdamKernelConfig(windows=windows))
+    assert [r.name for r in kernel if r.offset // LINE_BYTES == 1] == ["start"]
+    lines: dict[int, set[tuple[bool, bool]]] = {}
+    for register in kernel:
+        lines.setdefault(register.offset // LINE_BYTES, set()).add(
+            (register.writable, register.locked)
+        )
+    assert len(lines) == 7 + windows
+    assert all(len(kinds) == 1 for kinds in lines.values())

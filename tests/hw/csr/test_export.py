@@ -1,0 +1,144 @@
+"""Exports of register maps, read back by other people's tools."""
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from systemrdl import RDLCompiler
+from systemrdl.node import FieldNode, RegNode
+
+from nearstep_hw.axdimm.config import AdamKernelConfig
+from nearstep_hw.axdimm.registers import adam_kernel_map
+from nearstep_hw.csr.export import FORMATS, to_c_header, to_markdown, to_systemrdl
+from nearstep_hw.csr.model import Access, Kind, RegisterMap
+
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "registers-axdimm.md"
+CONFIGS = {
+    "default": AdamKernelConfig(),
+    "paper": AdamKernelConfig(order="paper", lanes=4, functional_units=2, windows=1),
+    "wide": AdamKernelConfig(windows=8, block_bytes=4096, address_width=40),
+}
+
+
+@pytest.fixture(params=[*CONFIGS, "every_kind"])
+def register_map(request: pytest.FixtureRequest, every_kind: RegisterMap) -> RegisterMap:
+    if request.param == "every_kind":
+        return every_kind
+    return adam_kernel_map(CONFIGS[request.param])
+
+
+def test_json_says_all_that_the_map_says(register_map: RegisterMap) -> None:
+    document = json.loads(register_map.to_json())
+    assert document["hash"] == register_map.hash()
+    assert [r["name"] for r in document["registers"]] == [r.name for r in register_map]
+    compared = 0
+    for said, register in zip(document["registers"], register_map, strict=True):
+        assert (said["offset"], said["width"]) == (register.offset, register.width)
+        assert said["locked"] == register.locked
+        for inner, field in zip(said["fields"], register.fields, strict=True):
+            assert (inner["lsb"], inner["width"]) == (field.lsb, field.width)
+            assert inner["access"] == field.access.value
+            assert inner["kind"] == field.kind.value
+            compared += 1
+    assert compared >= 10
+
+
+def test_systemrdl_compiles_and_elaborates_to_the_map(
+    register_map: RegisterMap, tmp_path: Path
+) -> None:
+    source = tmp_path / "map.rdl"
+    source.write_text(to_systemrdl(register_map))
+    compiler = RDLCompiler()
+    compiler.compile_file(str(source))
+    top = compiler.elaborate().top
+    found = {
+        (node.parent.inst_name, node.inst_name): node
+        for node in top.descendants()
+        if isinstance(node, FieldNode)
+    }
+    compared = 0
+    for register, field in register_map.fields():
+        node = found.pop((register.name, field.name))
+        parent = node.parent
+        assert isinstance(parent, RegNode)
+        assert parent.absolute_address == register.offset
+        assert parent.size * 8 == register.width
+        assert bool(parent.get_property("refused_while_busy", default=False)) == register.locked
+        assert (node.lsb, node.msb) == (field.lsb, field.msb)
+        assert node.is_sw_writable == field.access.writable
+        assert node.is_sw_readable == (field.access is not Access.PULSE)
+        assert bool(node.get_property("singlepulse")) == (field.access is Access.PULSE)
+        assert bool(node.get_property("binary32", default=False)) == (field.kind is Kind.FLOAT32)
+        if field.access in (Access.CONSTANT, Access.MAP_HASH, Access.CONFIG):
+            assert node.get_property("reset") == register_map.reset_value(field)
+        if field.values is not None:
+            encode = node.get_property("encode")
+            assert {m.name: m.value for m in encode} == {
+                member.name.lower(): int(member) for member in field.values
+            }
+        compared += 1
+    assert not found
+    assert compared >= 10
+
+
+@pytest.mark.parametrize(("compiler", "standard"), [("g++", "c++11"), ("cc", "c11")])
+def test_c_header_compiles_without_warnings_and_holds_its_assertions(
+    register_map: RegisterMap, tmp_path: Path, compiler: str, standard: str
+) -> None:
+    if shutil.which(compiler) is None:
+        pytest.skip(f"{compiler} is not installed")
+    (tmp_path / "map.h").write_text(to_c_header(register_map))
+    prefix = f"NEARSTEP_{register_map.name}".upper()
+    lines = ['#include "map.h"', '#include "map.h"']
+    for register in register_map:
+        for index, name in enumerate(register.word_names()):
+            offset = register.offset + 4 * index
+            lines.append(f'static_assert({prefix}_{name.upper()}_OFFSET == {offset}, "{name}");')
+            lines.append(
+                f'static_assert(offsetof(struct {prefix.lower()}, {name}) == {offset}, "{name}");'
+            )
+        for field in register.fields:
+            name = f"{prefix}_{register.name}_{field.name}".upper()
+            lines.append(f'static_assert({name}_MASK == {field.mask:#x}, "{name}");')
+            lines.append(f'static_assert({name}_SHIFT == {field.lsb}, "{name}");')
+    assert len(lines) > 30
+    language = "c++" if compiler == "g++" else "c"
+    command = [compiler, f"-std={standard}", "-Wall", "-Wextra", "-Werror", "-fsyntax-only", "-x"]
+
+    def compiled(text: list[str]) -> subprocess.CompletedProcess[str]:
+        source = tmp_path / "check.c"
+        source.write_text("\n".join(text) + "\n")
+        return subprocess.run(
+            [*command, language, str(source)], capture_output=True, text=True, check=False
+        )
+
+    done = compiled(lines)
+    assert done.returncode == 0, done.stderr
+    wrong = f'static_assert({prefix}_SIZE == 3, "size");'
+    assert compiled([*lines, wrong]).returncode != 0, "the assertions are not looked at"
+
+
+def test_markdown_names_every_register_field_and_value(register_map: RegisterMap) -> None:
+    page = to_markdown(register_map)
+    named = 0
+    for register, field in register_map.fields():
+        assert f"`{register.name}`" in page
+        assert field.name == "value" or f"`{field.name}`" in page
+        named += 1
+        for member in field.values or ():
+            assert f"| {int(member)} | `{member.name.lower()}` |" in page
+    assert named >= 10
+
+
+def test_every_format_ends_in_one_newline(register_map: RegisterMap) -> None:
+    for name, export in FORMATS.items():
+        text = export(register_map)
+        assert text.endswith("\n"), name
+        assert not text.endswith("\n\n"), name
+
+
+def test_page_in_the_documentation_is_current() -> None:
+    expected = to_markdown(adam_kernel_map(AdamKernelConfig()))
+    assert PAGE.read_text() == expected, "docs/registers-axdimm.md is stale: run `make docs`"
