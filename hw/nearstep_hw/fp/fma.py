@@ -69,7 +69,10 @@ def fma(
             invalid=invalid,
         ),
     )
-    addend_sign = multiply.wrap("addend_sign", z.sign)
+    # an infinite operand gives its sign to both terms, so that the sign of the sum is its sign
+    product_sign = Mux(z.infinite & ~infinite_product, z.sign, exact.sign)
+    addend_sign = Mux(infinite_product, exact.sign, z.sign)
+    terms = multiply.wrap("terms", Cat(product_sign, addend_sign))
 
     width = 2 * fmt.precision + _SPARE_BITS
     z = unpack(fmt, total(c))
@@ -87,8 +90,9 @@ def fma(
     upper = align.wrap("upper", Mux(first, part, whole))
     moved = align.signal("moved", Mux(first, whole, part))
     lower = align.wrap("lower", shift_right_jam(align, moved, align(distance)))
-    sign = Mux(first, align(addend_sign), align(exact.sign))
-    signs = align.wrap("signs", Cat(sign, align(exact.sign) ^ align(addend_sign)))
+    product_sign, addend_sign = align(terms)
+    sign = Mux(first, addend_sign, product_sign)
+    signs = align.wrap("signs", Cat(sign, product_sign ^ addend_sign))
 
     u, v = combine(upper), combine(lower)
     negative = combine.signal("negative", u < v)

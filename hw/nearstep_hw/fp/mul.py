@@ -41,6 +41,7 @@ def mul(
 
     x, y = unpack(fmt, multiply(a)), unpack(fmt, multiply(b))
     exact = product(multiply, total, fmt, x, y)
+    sign = multiply.wrap("sign", exact.sign)
     undefined = (x.infinite & y.zero) | (x.zero & y.infinite)
     known = multiply.wrap(
         "known",
@@ -69,7 +70,7 @@ def mul(
         final,
         fmt,
         known=final(known),
-        sign=final(exact.sign),
+        sign=final(sign),
         exponent=final(exponent),
         significand=final(significand),
         until=start + depth,

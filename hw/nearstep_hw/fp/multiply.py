@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from amaranth.hdl import Cat, Const
+from amaranth.hdl import Cat, Const, Value
 
 from .format import FpFormat
 from .operand import Operand
@@ -20,12 +20,12 @@ class Product:
 
     Members
     -------
-    sign : 1 bit
+    sign : 1 bit, a value at the first step
     exponent : signed, biased; that of the top bit of ``significand``
     significand : ``2 * fmt.precision`` bits
     """
 
-    sign: Staged
+    sign: Value
     exponent: Staged
     significand: Staged
 
@@ -44,7 +44,7 @@ def product(multiply: Step, total: Step, fmt: FpFormat, x: Operand, y: Operand) 
     terms = [Cat(Const(0, k * MULTIPLIER_BITS), total(piece)) for k, piece in enumerate(pieces)]
     significand = total.wrap("product", sum(terms[1:], terms[0])[:width])
     return Product(
-        sign=multiply.wrap("sign", x.sign ^ y.sign),
+        sign=x.sign ^ y.sign,
         exponent=multiply.wrap("exponent", x.exponent + y.exponent - (fmt.bias - 1)),
         significand=significand,
     )

@@ -1,11 +1,11 @@
 """Floating point by exact rational numbers: slow, for any format, and written from the standard.
 
-It shares nothing with ``nearstep_sim.golden.fp``: a number is a ``Fraction``, a result is rounded by
-comparing with its two neighbours, and each flag is decided from its definition.
+It shares nothing with ``nearstep_sim.golden.fp``: a number is a ``Fraction``, a result is rounded
+by comparing with its two neighbours, and each flag is decided from its definition.
 
 Ref: IEEE 754-2019, 4.3.1 (rounding), 7 (exceptions). Where the standard leaves a choice: a NaN
-result is the positive quiet NaN of payload 0, tininess is detected after rounding, and 0 x inf + NaN
-is invalid (the choices of Berkeley SoftFloat's RISC-V specialisation).
+result is the positive quiet NaN of payload 0, tininess is detected after rounding, and 0 x inf +
+NaN is invalid (the choices of Berkeley SoftFloat's RISC-V specialisation).
 """
 
 from dataclasses import dataclass
