@@ -1,0 +1,198 @@
+"""Figures of a training run: what was lost, moved and counted, each with its origin."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from functools import partial
+
+import torch
+from run_report import Figure
+from stdlib_text import Batches
+from trainer import Trainer
+
+import nearstep
+
+VALIDATION_BATCHES = 8
+LAST_STEPS = 10
+
+PAPER_CLOCK_HZ = 200_000_000
+"""Clock of the paper's kernel. Ref: AXDIMM, section 3.1."""
+
+PAPER_PARAMS_PER_S = 789.38e6
+"""The paper's kernel on both of its DDR4 channels. Ref: AXDIMM, Table 5."""
+
+CPU_ADAM_BYTES = 28
+"""Memory traffic of Adam for each parameter: four reads and three writes of fp32.
+
+Ref: AXDIMM, section 6.2.
+"""
+
+
+def figures(ours: Trainer, theirs: Trainer | None, validation: Batches) -> list[Figure]:
+    """All figures of a run that has ended; ``theirs`` is the baseline, if there was one."""
+    optimizer = ours.optimizer
+    if not isinstance(optimizer, nearstep.optim.Adam):
+        raise TypeError(f"ours must step on a device, not with {type(optimizer).__name__}")
+    traffic = dataclasses.replace(
+        optimizer.traffic
+    )  # as it is before anything is read for a figure
+    return [
+        *_losses(ours, theirs, validation),
+        *_differences(ours, theirs),
+        *_link(traffic),
+        *_device(traffic),
+        *_seconds(traffic, ours, theirs),
+    ]
+
+
+def _losses(ours: Trainer, theirs: Trainer | None, validation: Batches) -> Iterator[Figure]:
+    tokens = [validation.draw() for _ in range(VALIDATION_BATCHES)]
+    trainers = {"nearstep": ours} | ({"torch": theirs} if theirs else {})
+    loss = partial(Figure, section="loss", unit="nats/B", origin="measured")
+    for name, trainer in trainers.items():
+        last = trainer.losses[-LAST_STEPS:]
+        yield loss(
+            name=f"training, {name}",
+            value=sum(last) / len(last),
+            note=f"last {len(last)}; first {trainer.losses[0]:.3f}",
+        )
+    for name, trainer in trainers.items():
+        yield loss(
+            name=f"validation, {name}",
+            value=trainer.validate(tokens),
+            note="unseen text",
+        )
+
+
+def _differences(ours: Trainer, theirs: Trainer | None) -> Iterator[Figure]:
+    bits = partial(Figure, section="bits that differ from torch", unit="bits", origin="measured")
+    if theirs is None:
+        yield bits(name="all", value=None, note="no baseline run")
+        return
+    for name, (differing, total) in _bits_that_differ(ours, theirs).items():
+        yield bits(name=name, value=differing, note=f"of {total:,}")
+
+
+def _bits_that_differ(ours: Trainer, theirs: Trainer) -> Mapping[str, tuple[int, int]]:
+    """Differing and all bits, by kind of array, over all parameters of two trainers."""
+    counts = {"parameters": [0, 0], "exp_avg": [0, 0], "exp_avg_sq": [0, 0]}
+    for a, b in zip(ours.model.parameters(), theirs.model.parameters(), strict=True):
+        mine, other = ours.optimizer.state[a], theirs.optimizer.state[b]
+        arrays = {"parameters": (a, b)} | {
+            key: (mine[key], other[key]) for key in ("exp_avg", "exp_avg_sq")
+        }
+        for key, (x, y) in arrays.items():
+            words = x.detach().view(torch.int32) ^ y.detach().view(torch.int32)
+            counts[key][0] += sum(int(((words >> bit) & 1).sum()) for bit in range(32))
+            counts[key][1] += 32 * words.numel()
+    return {key: (differing, total) for key, (differing, total) in counts.items()}
+
+
+def _link(traffic: nearstep.optim.Traffic) -> Iterator[Figure]:
+    elements = traffic.elements // traffic.steps
+    link = partial(Figure, section="host link", unit="B/step")
+    yield link(
+        name="gradients down",
+        value=traffic.gradients_down // traffic.steps,
+        origin="measured",
+        note=f"{traffic.gradients_down / traffic.elements:g} B/param",
+    )
+    yield link(
+        name="parameters up",
+        value=traffic.parameters_up // traffic.steps,
+        origin="measured",
+        note=f"{traffic.parameters_up / traffic.elements:g} B/param",
+    )
+    for bits in (32, 16):
+        yield link(
+            name=f"CPU offload in fp{bits}",
+            value=2 * elements * bits // 8,
+            origin="modelled",
+            note=f"{bits // 8} B/param each way",
+        )
+    state = partial(Figure, section="state on host memory bus", unit="B/step")
+    yield state(
+        name="nearstep",
+        value=(traffic.moments_down + traffic.moments_up) // traffic.steps,
+        origin="measured",
+        note="moments moved",
+    )
+    yield state(
+        name="CPU offload",
+        value=CPU_ADAM_BYTES * elements,
+        origin="modelled",
+        note=f"{CPU_ADAM_BYTES} B/param",
+    )
+
+
+def _device(traffic: nearstep.optim.Traffic) -> Iterator[Figure]:
+    cycles = traffic.cycles
+    device = partial(Figure, section="device")
+    no_clock = "device without clock"
+    yield device(
+        name="cycles",
+        value=cycles,
+        unit="cycles",
+        origin="measured",
+        note=f"RTL, {traffic.launches} runs" if cycles else no_clock,
+    )
+    yield device(
+        name="cycles/16 parameters",
+        value=16 * cycles / traffic.elements if cycles else None,
+        unit="cycles",
+        origin="measured",
+        note="a beat of each array" if cycles else no_clock,
+    )
+    clock = f"{PAPER_CLOCK_HZ // 10**6} MHz"
+    yield device(
+        name=f"step at {clock}",
+        value=1e3 * cycles / traffic.steps / PAPER_CLOCK_HZ if cycles else None,
+        unit="ms/step",
+        origin="modelled",
+        note="at the paper's clock" if cycles else no_clock,
+    )
+    yield device(
+        name=f"throughput at {clock}",
+        value=traffic.elements / cycles * PAPER_CLOCK_HZ / 1e6 if cycles else None,
+        unit="Mparams/s",
+        origin="modelled",
+        note="one kernel" if cycles else no_clock,
+    )
+    yield device(
+        name="the paper's throughput",
+        value=PAPER_PARAMS_PER_S / 1e6,
+        unit="Mparams/s",
+        origin="paper",
+        note="two channels of DDR4",
+    )
+
+
+def _seconds(
+    traffic: nearstep.optim.Traffic, ours: Trainer, theirs: Trainer | None
+) -> Iterator[Figure]:
+    here = partial(Figure, section="this machine", origin="measured")
+    yield here(
+        name="parameters simulated",
+        value=traffic.elements / traffic.run_seconds,
+        unit="params/s",
+        note="within kernel runs",
+    )
+    yield here(
+        name="step, nearstep",
+        value=1e3 * ours.step_seconds / traffic.steps,
+        unit="ms/step",
+        note="with the emulation",
+    )
+    if theirs:
+        yield here(
+            name="step, torch",
+            value=1e3 * theirs.step_seconds / len(theirs.losses),
+            unit="ms/step",
+            note=f"{torch.get_num_threads()} threads",
+        )
+    yield here(
+        name="forward and backward",
+        value=1e3 * ours.model_seconds / traffic.steps,
+        unit="ms/step",
+    )

@@ -1,0 +1,60 @@
+"""A model, its optimizer and its learning rate schedule."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+
+import torch
+from gpt import Gpt
+from torch import Tensor
+from torch.optim.lr_scheduler import LambdaLR
+
+
+def warm_up_then_cosine(step: int, steps: int) -> float:
+    """Factor of the learning rate: a tenth of the steps up, then down to a tenth of the peak."""
+    warmup = max(1, steps // 10)
+    if step < warmup:
+        return (step + 1) / warmup
+    progress = (step - warmup) / max(1, steps - warmup)
+    return 0.1 + 0.45 * (1.0 + math.cos(math.pi * progress))
+
+
+class Trainer:
+    """Trains one model and keeps its losses.
+
+    Attributes
+    ----------
+    losses: list[float]
+        Training loss in nats before each step.
+    step_seconds, model_seconds: float
+        Time in ``optimizer.step()``, and in forward and backward passes.
+    """
+
+    def __init__(self, model: Gpt, optimizer: torch.optim.Optimizer, steps: int) -> None:
+        self.model = model
+        self.optimizer = optimizer
+        self.scheduler = LambdaLR(optimizer, lambda step: warm_up_then_cosine(step, steps))
+        self.losses: list[float] = []
+        self.step_seconds = 0.0
+        self.model_seconds = 0.0
+
+    def train(self, tokens: Tensor) -> float:
+        """One training step on `tokens`, (batch, context + 1); returns the loss before it."""
+        start = time.perf_counter()
+        loss = self.model.loss(tokens)
+        self.optimizer.zero_grad()
+        loss.backward()
+        middle = time.perf_counter()
+        self.optimizer.step()
+        self.step_seconds += time.perf_counter() - middle
+        self.model_seconds += middle - start
+        self.scheduler.step()
+        self.losses.append(loss.item())
+        return self.losses[-1]
+
+    @torch.no_grad()
+    def validate(self, batches: Sequence[Tensor]) -> float:
+        """Mean loss in nats over `batches`."""
+        return sum(self.model.loss(tokens).item() for tokens in batches) / len(batches)
