@@ -1,5 +1,7 @@
 """Tops of the Adam kernel: with its functional units, and with a port for them."""
 
+from collections.abc import Callable
+
 from amaranth import Elaboratable, Module
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
@@ -11,6 +13,7 @@ from nearstep_hw.axdimm.unit_bank import ELEMENT_WIDTH
 from nearstep_hw.axi.signature import connect_channels
 from nearstep_hw.csr.axi_lite import AxiLiteAdapter, AxiLiteSignature
 from nearstep_hw.rule.rtl import FunctionalUnit
+from nearstep_hw.rule.rule import Rule
 
 
 class KernelShellTop(wiring.Component):
@@ -73,6 +76,7 @@ class AdamKernel(wiring.Component):
     Parameters
     ----------
     config : of the kernel.
+    unit : makes a functional unit for the rule; any component with its ports will do.
 
     Members
     -------
@@ -82,8 +86,14 @@ class AdamKernel(wiring.Component):
     Ref: AXDIMM paper, section 3.3 and figure 3.
     """
 
-    def __init__(self, config: AdamKernelConfig) -> None:
+    def __init__(
+        self,
+        config: AdamKernelConfig,
+        *,
+        unit: Callable[[Rule], wiring.Component] = FunctionalUnit,
+    ) -> None:
         self.config = config
+        self.unit = unit
         self.top = KernelShellTop(config)
         super().__init__(
             {
@@ -99,7 +109,7 @@ class AdamKernel(wiring.Component):
         connect_channels(m, top.m_axi, self.m_axi)
         rule = update_rule(self.config)
         for index in range(self.config.units):
-            m.submodules[f"unit{index}"] = unit = FunctionalUnit(rule)
+            m.submodules[f"unit{index}"] = unit = self.unit(rule)
             lane = slice(ELEMENT_WIDTH * index, ELEMENT_WIDTH * (index + 1))
             m.d.comb += [unit.i_en.eq(top.fu.i_en), unit.i_valid.eq(top.fu.i_valid)]
             for name in (*rule.scalars, *rule.switches):

@@ -116,6 +116,7 @@ class KernelShell(wiring.Component):
             wiring.connect(m, getattr(sequencer, f"o_{name}"), getattr(store, f"i_{name}"))
         self._connect_run(m, bank, control, check, commit)
         self._connect_data(m, bank, control, load, store, sequencer)
+        m.d.comb += commit.i_block_done.eq(store.o_block_done)
         self._connect_windows(m, bank, check, load, store)
         self._connect_counters(m, bank, control, sequencer, counters)
         return m

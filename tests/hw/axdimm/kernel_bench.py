@@ -1,0 +1,198 @@
+"""What the cocotb benches of the Adam kernel share: registers, memory, a run and its check."""
+
+import json
+import logging
+import os
+import random
+
+import cocotb
+import numpy as np
+from cocotb.clock import Clock
+from cocotb.triggers import ClockCycles, RisingEdge
+from cocotbext.axi import AxiLiteBus, AxiLiteMaster
+from numpy.typing import NDArray
+from stand_in import stand_in_results
+
+from nearstep_hw.axdimm.config import AdamKernelConfig
+from nearstep_hw.axdimm.registers import ARRAYS, adam_kernel_map, update_rule
+from nearstep_hw.rule.adam import adam_scalars
+from nearstep_sim.bench.axi_checker import AxiChecker
+from nearstep_sim.bench.axi_memory import STALL_MODES, AxiMemory, BurstError
+from nearstep_sim.bench.cocotb_axi import AxiPort
+from nearstep_sim.golden import rule as golden
+
+CONFIG = AdamKernelConfig(**json.loads(os.environ["NEARSTEP_CONFIG"]))
+IS_STAND_IN = os.environ["NEARSTEP_UNIT"] == "stand_in"
+SEED = int(os.environ.get("NEARSTEP_SEED", "1"))
+MEMORY_BYTES = 1 << 16
+SCALARS = adam_scalars(1e-3, (0.9, 0.999), 1e-8, 0.01, 3, True)
+STATES = ("p", "m", "v")
+
+Words = NDArray[np.uint32]
+
+
+def results(arrays: dict[str, Words]) -> dict[str, Words]:
+    """What a run must leave in p, m and v."""
+    if IS_STAND_IN:
+        return stand_in_results(arrays)
+    floats = {name: words.view(np.float32) for name, words in arrays.items()}
+    out = golden.evaluate(update_rule(CONFIG), floats, SCALARS)
+    return {name: values.view(np.uint32) for name, values in out.items()}
+
+
+class KernelBench:
+    """A kernel with memory and checker on its port, and a host on its registers.
+
+    Memory is filled with words that are all different, and compared as a whole after a run, so
+    everything around the arrays is a guard.
+    """
+
+    def __init__(self, dut: object, *, seed: int = SEED) -> None:
+        self.dut = dut
+        self.random = random.Random(seed)
+        self.map = adam_kernel_map(CONFIG)
+        words = np.random.default_rng(seed).permutation(MEMORY_BYTES // 4).astype(np.uint32)
+        if not IS_STAND_IN:  # numbers of moderate size; v must not be negative
+            words = (words.astype(np.float32) * np.float32(1e-4)).view(np.uint32)
+        self.data = words.view(np.uint8).copy()
+        self.memory = AxiMemory(self.data, beat_bytes=CONFIG.beat_bytes, seed=seed)
+        self.checker = AxiChecker(beat_bytes=CONFIG.beat_bytes, read_ids=4, write_ids=3)
+        self.port = AxiPort(dut, "m_axi", checker=self.checker, memory=self.memory)
+        self.base = dict.fromkeys(ARRAYS, 0)
+        self.checks = 0
+        logging.getLogger("cocotb.adam_kernel").setLevel(logging.WARNING)  # every access
+
+    async def begin(self) -> None:
+        dut = self.dut
+        cocotb.start_soon(Clock(dut.clk, 5, unit="ns").start())
+        dut.rst.value = 1
+        bus = AxiLiteBus.from_prefix(dut, "s_axil", bus_separator="__", case_insensitive=False)
+        self.host = AxiLiteMaster(bus, dut.clk, dut.rst)
+        self.follower = cocotb.start_soon(self.port.run())
+        await ClockCycles(dut.clk, 5)
+        dut.rst.value = 0
+        await ClockCycles(dut.clk, 2)
+
+    async def reset(self) -> None:
+        """Hard reset of the kernel and of the memory."""
+        self.dut.rst.value = 1
+        await ClockCycles(self.dut.clk, 3)
+        self.dut.rst.value = 0
+        await ClockCycles(self.dut.clk, 2)
+
+    def disturb(
+        self,
+        mode: str = "free",
+        *,
+        latency: int = 1,
+        reorder: bool = False,
+        errors: tuple[BurstError, ...] = (),
+    ) -> None:
+        """How the memory behaves from now on."""
+        memory = self.memory
+        memory.stalls, memory.latency, memory.reorder = STALL_MODES[mode], latency, reorder
+        memory.errors = errors
+        memory._seen = {}
+        memory.writes.clear()
+
+    async def write(self, name: str, value: int) -> int:
+        """Writes a register; the worst bus response."""
+        register = self.map[name]
+        worst = 0
+        for index in range(register.words):
+            word = (value >> 32 * index) & 0xFFFFFFFF
+            answer = await self.host.write(register.offset + 4 * index, word.to_bytes(4, "little"))
+            worst = max(worst, int(answer.resp))
+        return worst
+
+    async def read(self, path: str) -> int:
+        """Reads `register.field`."""
+        register, field = self.map.lookup(path)
+        answer = await self.host.read(register.offset, register.width // 8)
+        value = int.from_bytes(answer.data, "little")
+        return (value & field.mask) >> field.lsb
+
+    def place(self, count: int, *, aligned: int | None = None) -> None:
+        """Random places for arrays of `count` elements, a multiple of `aligned` bytes apart from
+        each other by at least one beat."""
+        step = aligned or CONFIG.beat_bytes
+        quarter = MEMORY_BYTES // 4
+        room = quarter - 4 * count - CONFIG.beat_bytes
+        order = self.random.sample(range(4), 4)
+        for name, index in zip(ARRAYS, order, strict=True):
+            self.base[name] = index * quarter + self.random.randrange(0, room) // step * step
+
+    async def configure(self, count: int) -> None:
+        for name, address in self.base.items():
+            await self.write(f"{name}_address", address)
+        await self.write("count", count)
+        rule = update_rule(CONFIG)
+        for name in rule.scalars:
+            await self.write(name, int(np.float32(SCALARS[name]).view(np.uint32)))
+        mode = sum(int(SCALARS[name]) << index for index, name in enumerate(rule.switches))
+        await self.write("mode", mode)
+        await self.grant(0, 0, MEMORY_BYTES, 0b111)
+
+    async def grant(self, index: int, base: int, limit: int, permissions: int) -> None:
+        await self.write(f"window{index}_base", base)
+        await self.write(f"window{index}_limit", limit)
+        await self.write(f"window{index}_permissions", permissions)
+
+    async def go(self) -> int:
+        return await self.write("start", 1)
+
+    async def until_idle(self, limit: int = 20000) -> None:
+        """Waits in cycles of the device, on the status register."""
+        start = self.checker.cycles
+        while await self.read("status.busy"):
+            waited = self.checker.cycles - start
+            assert waited < limit, f"busy after {waited} cycles, limit {limit}"
+            await RisingEdge(self.dut.clk)
+
+    def arrays(self, count: int) -> dict[str, Words]:
+        words = self.data.view(np.uint32)
+        return {n: words[a // 4 : a // 4 + count].copy() for n, a in self.base.items()}
+
+    def expected(self, count: int) -> NDArray[np.uint8]:
+        """The whole memory after a run of `count` elements from now."""
+        after = self.data.copy()
+        for name, values in results(self.arrays(count)).items():
+            at = self.base[name]
+            after[at : at + 4 * count] = values.view(np.uint8)
+        return after
+
+    def compare(self, after: NDArray[np.uint8]) -> None:
+        different = np.flatnonzero(self.data != after)
+        where = [hex(int(i)) for i in different[:8]]
+        assert not different.size, f"{different.size} bytes differ, first {where}"
+        self.checks += after.size
+
+    async def run(self, count: int) -> None:
+        """A whole run, from registers to compared memory and counters."""
+        await self.configure(count)
+        after = self.expected(count)
+        assert await self.go() == 0
+        await self.until_idle()
+        self.checker.finish()
+        await self.outcome(done=1, cause=0, committed=count)
+        beats = -(-count // CONFIG.lanes)
+        assert await self.read("read_beats.value") == 4 * beats
+        assert await self.read("write_beats.value") == 3 * beats
+        self.compare(after)
+
+    async def outcome(self, **wanted: int) -> None:
+        """Compares status, error and committed; only those named."""
+        paths = {
+            "done": "status.done",
+            "error": "status.error",
+            "cause": "error.cause",
+            "stream": "error.stream",
+            "response": "error.response",
+            "address": "error_address.value",
+            "committed": "committed.value",
+            "refused": "status.refused",
+        }
+        for name, value in wanted.items():
+            found = await self.read(paths[name])
+            assert found == value, f"{paths[name]} is {found:#x}, expected {value:#x}"
+            self.checks += 1
