@@ -39,7 +39,7 @@ def fma(
     - An addend that loses bits is at least ``precision + 5`` places down. If the product has
     leading
       zeros (at most ``precision``: one operand is subnormal), their difference still leads by
-      ``precision + 3`` bits above the sticky one.
+      ``precision + 3`` bits above the sticky one. (A product of zero gets the least exponent.)
     - A product that loses bits is at least 5 places below an addend that is either normal, and
       cancels by one bit at most, or has the least exponent, below which nothing is normalised.
 
@@ -73,15 +73,16 @@ def fma(
     product_sign = Mux(z.infinite & ~infinite_product, z.sign, exact.sign)
     addend_sign = Mux(infinite_product, exact.sign, z.sign)
     terms = multiply.wrap("terms", Cat(product_sign, addend_sign))
+    exponent = multiply.wrap("product_exponent", Mux(x.zero | y.zero, 1, exact.exponent))
 
     width = 2 * fmt.precision + _SPARE_BITS
     z = unpack(fmt, total(c))
     addend = total.wrap("addend", z.significand)
-    ahead = total.signal("ahead", z.exponent - total(exact.exponent))
+    ahead = total.signal("ahead", z.exponent - total(exponent))
     addend_first = total.wrap("addend_first", ahead >= 0)
     distance = Mux(ahead >= 0, ahead, -ahead)[: len(ahead) - 1]
     distance = total.wrap("distance", clip(total, distance, width))
-    top = Mux(ahead >= 0, z.exponent, total(exact.exponent)) + 1
+    top = Mux(ahead >= 0, z.exponent, total(exponent)) + 1
     top = total.wrap("top", top[: fmt.exponent + 1])
 
     whole = Cat(Const(0, _SPARE_BITS), align(exact.significand))

@@ -42,6 +42,7 @@ def mul(
     x, y = unpack(fmt, multiply(a)), unpack(fmt, multiply(b))
     exact = product(multiply, total, fmt, x, y)
     sign = multiply.wrap("sign", exact.sign)
+    exponent = multiply.wrap("product_exponent", exact.exponent)
     undefined = (x.infinite & y.zero) | (x.zero & y.infinite)
     known = multiply.wrap(
         "known",
@@ -53,7 +54,7 @@ def mul(
     )
 
     width = 2 * fmt.precision
-    exponent = total(exact.exponent)
+    exponent = total(exponent)
     below = total.wrap("below", exponent < 1)
     top = total.wrap("top", Mux(exponent < 1, 1, exponent)[: fmt.exponent + 1])
     down = total.wrap("down", clip(total, (1 - exponent)[: fmt.exponent + 1], width))

@@ -21,12 +21,12 @@ class Product:
     Members
     -------
     sign : 1 bit, a value at the first step
-    exponent : signed, biased; that of the top bit of ``significand``
+    exponent : signed, biased; that of the top bit of ``significand``; a value at the first step
     significand : ``2 * fmt.precision`` bits
     """
 
     sign: Value
-    exponent: Staged
+    exponent: Value
     significand: Staged
 
 
@@ -45,6 +45,6 @@ def product(multiply: Step, total: Step, fmt: FpFormat, x: Operand, y: Operand) 
     significand = total.wrap("product", sum(terms[1:], terms[0])[:width])
     return Product(
         sign=x.sign ^ y.sign,
-        exponent=multiply.wrap("exponent", x.exponent + y.exponent - (fmt.bias - 1)),
+        exponent=x.exponent + y.exponent - (fmt.bias - 1),
         significand=significand,
     )
