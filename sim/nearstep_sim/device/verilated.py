@@ -1,0 +1,265 @@
+"""``sim:axdimm``: the RTL of the kernel, Verilated, with an emulated memory, in this process."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nearstep.backends.base import Poll
+from nearstep.backends.emulated import FAULT_KINDS, EmulatedBackend, Injection
+from nearstep.backends.options import parse_options
+from nearstep.errors import (
+    BusError,
+    ClosedDeviceError,
+    DeviceError,
+    GuardError,
+    MemoryFaultError,
+    OutOfRangeError,
+    ProtocolError,
+    UninitialisedError,
+    UrlError,
+    WaitTimeoutError,
+)
+from nearstep_sim.device.design import library
+from nearstep_sim.device.memory import GUARD, UNWRITTEN, EmulatedMemory
+from nearstep_sim.device.options import VerilatedOptions
+
+MEMORY_LATENCY = {"ideal": 1, "halfduplex": 40}
+"""Cycles of latency of each memory."""
+
+HISTORY_BYTES = 8192
+
+_TIMEOUT, _FAULTED, _HUNG = -1, -2, -3
+_ACCESS_FAULTS: dict[int, tuple[type[MemoryFaultError], str]] = {
+    1: (OutOfRangeError, "beyond the end of memory"),
+    2: (UninitialisedError, "nobody has written there"),
+    3: (GuardError, "a guard is there"),
+}
+
+
+class _Options(ctypes.Structure):
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("state", ctypes.c_void_p),
+        ("capacity", ctypes.c_uint64),
+        ("latency", ctypes.c_uint64),
+        ("seed", ctypes.c_uint64),
+        ("half_duplex", ctypes.c_uint32),
+        ("stall", ctypes.c_uint32),
+        ("trace", ctypes.c_char_p),
+    )
+
+
+class _Poll(ctypes.Structure):
+    _fields_ = (
+        ("address", ctypes.c_uint64),
+        ("mask", ctypes.c_uint32),
+        ("value", ctypes.c_uint32),
+    )
+
+
+class _Fault(ctypes.Structure):
+    _fields_ = (
+        ("kind", ctypes.c_int32),
+        ("write", ctypes.c_int32),
+        ("address", ctypes.c_uint64),
+        ("cycle", ctypes.c_uint64),
+        ("channel", ctypes.c_char * 8),
+        ("rule", ctypes.c_char * 48),
+        ("detail", ctypes.c_char * 120),
+    )
+
+
+class _Injection(ctypes.Structure):
+    _fields_ = (
+        ("kind", ctypes.c_int32),
+        ("write", ctypes.c_int32),
+        *((name, ctypes.c_uint64) for name in ("base", "limit", "nth", "times", "delay")),
+    )
+
+
+class _Counters(ctypes.Structure):
+    _fields_ = tuple(
+        (name, ctypes.c_uint64) for name in ("read_beats", "write_beats", "turnarounds")
+    )
+
+
+@cache
+def _load(path: Path) -> ctypes.CDLL:
+    """The library with the types of its functions."""
+    lib = ctypes.CDLL(str(path))
+    lib.device_open.restype = ctypes.c_void_p
+    lib.device_cycle.restype = ctypes.c_uint64
+    address, word, device = ctypes.c_uint64, ctypes.c_uint32, ctypes.c_void_p
+    lib.device_open.argtypes = [ctypes.POINTER(_Options)]
+    lib.device_read_register.argtypes = [device, address, ctypes.POINTER(word)]
+    lib.device_write_register.argtypes = [device, address, word]
+    lib.device_wait.argtypes = [device, ctypes.POINTER(_Poll), ctypes.c_uint64, ctypes.c_uint64]
+    lib.device_fault.argtypes = [device, ctypes.POINTER(_Fault)]
+    lib.device_inject.argtypes = [device, ctypes.POINTER(_Injection)]
+    lib.device_history.argtypes = [device, ctypes.c_char_p, ctypes.c_uint64]
+    lib.device_counters.argtypes = [device, ctypes.POINTER(_Counters)]
+    for name in ("close", "reset", "cycle", "heal"):
+        getattr(lib, f"device_{name}").argtypes = [device]
+    return lib
+
+
+def open_device(family: str, options: dict[str, str]) -> VerilatedBackend:
+    """Open ``sim:<family>``. The first time that a configuration is opened its library is built.
+
+    Raises
+    ------
+    UrlError
+        There is no RTL of the family.
+    OptionError
+    nearstep_sim.build.BuildError
+    """
+    if family != "axdimm":
+        raise UrlError(f"sim:{family}", f"there is no family {family!r}", ("axdimm",))
+    return VerilatedBackend(parse_options(VerilatedOptions, "sim:axdimm", options))
+
+
+class VerilatedBackend(EmulatedBackend):
+    """An AXDIMM whose every cycle is simulated. Each call enters the simulation once.
+
+    Memory is copied behind the kernel's back, at once and in no device time; register accesses and
+    waits take device cycles.
+
+    Parameters
+    ----------
+    options: VerilatedOptions
+    """
+
+    def __init__(self, options: VerilatedOptions) -> None:
+        self.family = "axdimm"
+        self.options = options
+        self.config = options.config()
+        self.capacity_bytes = options.memory_bytes
+        self._memory = EmulatedMemory(options.memory_bytes)
+        traced = options.trace is not None
+        self._lib = _load(library(self.config, options.fu, trace=traced))
+        if options.trace is not None:
+            Path(options.trace).parent.mkdir(parents=True, exist_ok=True)
+        latency = options.latency
+        self._handle: int | None = self._lib.device_open(
+            ctypes.byref(
+                _Options(
+                    data=self._memory.data.ctypes.data,
+                    state=self._memory.state.ctypes.data,
+                    capacity=options.memory_bytes,
+                    latency=MEMORY_LATENCY[options.memory] if latency is None else latency,
+                    seed=options.seed,
+                    half_duplex=int(options.memory == "halfduplex"),
+                    stall=round(options.stall * 65536),
+                    trace=None if options.trace is None else options.trace.encode(),
+                )
+            )
+        )
+
+    @property
+    def cycles(self) -> int | None:
+        return int(self._lib.device_cycle(self._device))
+
+    @property
+    def memory_counters(self) -> dict[str, int]:
+        """Beats and turnarounds that the memory counted since it was opened."""
+        counters = _Counters()
+        self._lib.device_counters(self._device, ctypes.byref(counters))
+        return {name: getattr(counters, name) for name, *_ in _Counters._fields_}
+
+    def read_register(self, address: int) -> int:
+        word = ctypes.c_uint32()
+        status = self._lib.device_read_register(self._device, address, ctypes.byref(word))
+        self._check(status, f"register read at {address:#x}")
+        if status:
+            raise BusError(address, status, write=False)
+        return word.value
+
+    def write_register(self, address: int, value: int) -> None:
+        status = self._lib.device_write_register(self._device, address, value)
+        self._check(status, f"register write at {address:#x}")
+        if status:
+            raise BusError(address, status, write=True)
+
+    def read_memory(self, address: int, out: NDArray[np.uint8]) -> None:
+        self._memory.read(address, out)
+
+    def write_memory(self, address: int, data: NDArray[np.uint8]) -> None:
+        self._memory.write(address, data)
+
+    def wait(self, polls: Sequence[Poll], max_cycles: int) -> None:
+        array = (_Poll * len(polls))(*((p.address, p.mask, p.value) for p in polls))
+        status = self._lib.device_wait(self._device, array, len(polls), max_cycles)
+        self._check(status, "wait")
+        if status == _TIMEOUT:
+            raise WaitTimeoutError(
+                " or ".join(map(str, polls)), max_cycles, transactions=self.transactions()
+            )
+
+    def reset(self) -> None:
+        self._lib.device_reset(self._device)
+
+    def close(self) -> None:
+        if self._handle is not None:
+            self._lib.device_close(self._handle)
+            self._handle = None
+
+    def transactions(self) -> Sequence[str]:
+        text = ctypes.create_string_buffer(HISTORY_BYTES)
+        self._lib.device_history(self._device, text, HISTORY_BYTES)
+        return tuple(text.value.decode().splitlines())
+
+    def protect(self, address: int, nbytes: int) -> None:
+        self._memory.mark(address, nbytes, GUARD)
+
+    def claim(self, address: int, nbytes: int) -> None:
+        self._memory.mark(address, nbytes, UNWRITTEN)
+
+    def inject(self, injection: Injection) -> None:
+        rule = _Injection(
+            kind=FAULT_KINDS.index(injection.kind),
+            write=int(injection.write),
+            base=injection.base,
+            limit=injection.limit,
+            nth=injection.nth,
+            times=injection.times,
+            delay=injection.delay,
+        )
+        self._lib.device_inject(self._device, ctypes.byref(rule))
+
+    def heal(self) -> None:
+        self._lib.device_heal(self._device)
+
+    @property
+    def _device(self) -> int:
+        if self._handle is None:
+            raise ClosedDeviceError("sim:axdimm", "use the simulation")
+        return self._handle
+
+    def _check(self, status: int, action: str) -> None:
+        """Raise what the simulation caught, if it stopped for that."""
+        if status == _HUNG:
+            raise DeviceError(
+                f"{action}: the register port does not answer", transactions=self.transactions()
+            )
+        if status != _FAULTED:
+            return
+        fault = _Fault()
+        self._lib.device_fault(self._device, ctypes.byref(fault))
+        if fault.kind in _ACCESS_FAULTS:
+            kind, reason = _ACCESS_FAULTS[fault.kind]
+            raise kind(
+                reason, fault.address, write=bool(fault.write), transactions=self.transactions()
+            )
+        raise ProtocolError(
+            fault.channel.decode(),
+            fault.rule.decode(),
+            fault.detail.decode(),
+            cycle=fault.cycle,
+            transactions=self.transactions(),
+        )
