@@ -38,7 +38,7 @@ from nearstep.torch.saved import SavedState, Verbatim, count, export
 from nearstep.torch.state import ParameterState
 from nearstep.torch.traffic import Traffic
 
-__all__ = ["Adam", "AdamW"]
+__all__ = ["Adam", "AdamW", "Traffic"]
 
 
 class Adam(Optimizer):

@@ -47,9 +47,10 @@ def fingerprint(tensor: Tensor) -> int:
     torch's version counter is no substitute: a write through ``tensor.data``, through ``numpy()``
     or an assignment to ``tensor.data`` leaves it as it was.
     """
-    flat = tensor.detach().reshape(-1).contiguous()
-    contents: NDArray[np.uint8] = flat.view(torch.uint8).numpy()
-    return zlib.crc32(contents.data)
+    flat = tensor.detach().reshape(-1)
+    if flat.dtype == torch.bfloat16:  # numpy has none
+        flat = flat.view(torch.int16)
+    return zlib.crc32(np.ascontiguousarray(flat.numpy()).data)
 
 
 def merge_master(master: NDArray[np.float32], tensor: Tensor) -> NDArray[np.float32]:

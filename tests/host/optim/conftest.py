@@ -1,0 +1,88 @@
+"""A device, and parameters in pairs: one for nearstep, one for torch, with equal contents."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import nearstep
+
+SEED = 20231
+URL = "golden:axdimm?memory_bytes=64MiB"
+
+
+@pytest.fixture
+def device() -> Iterator[nearstep.Device]:
+    """An open ``golden:axdimm``."""
+    with nearstep.open(URL) as opened:
+        yield opened
+
+
+@pytest.fixture
+def make_parameters() -> Callable[..., list[Tensor]]:
+    """Parameters of the shapes given: the same contents at every call."""
+
+    def make(
+        shapes: Sequence[tuple[int, ...]] = ((32, 48), (64,), (16, 3, 5)),
+        dtype: torch.dtype = torch.float32,
+    ) -> list[Tensor]:
+        generator = torch.Generator().manual_seed(SEED)
+        return [
+            torch.randn(shape, generator=generator).to(dtype).requires_grad_() for shape in shapes
+        ]
+
+    return make
+
+
+@pytest.fixture
+def give_gradients() -> Callable[..., None]:
+    """Give every list of parameters the same gradients, of magnitudes from 1e-12 to 1e3."""
+    generator = torch.Generator().manual_seed(SEED + 1)
+    print(f"seed {SEED}")
+
+    def give(*lists: Sequence[Tensor]) -> None:
+        for same in zip(*lists, strict=True):
+            shape = same[0].shape
+            exponent = torch.rand(shape, generator=generator) * 15 - 12
+            values = torch.randn(shape, generator=generator) * 10**exponent
+            for parameter in same:
+                parameter.grad = values.to(parameter.dtype, copy=True)
+
+    return give
+
+
+def bits(tensor: Tensor) -> Tensor:
+    """Bit patterns, for comparison with ``==``."""
+    flat = tensor.detach().reshape(-1)
+    return flat.view(torch.int32 if tensor.dtype == torch.float32 else torch.int16)
+
+
+@pytest.fixture
+def assert_equal_bits() -> Callable[..., None]:
+    """Compare two parameters and their optimizer states, bit for bit."""
+
+    def check(
+        ours: Sequence[Tensor],
+        theirs: Sequence[Tensor],
+        optimizer: torch.optim.Optimizer | None = None,
+        reference: torch.optim.Optimizer | None = None,
+    ) -> None:
+        compared = 0
+        for a, b in zip(ours, theirs, strict=True):
+            assert torch.equal(bits(a), bits(b))
+            compared += a.numel()
+            if optimizer is not None and reference is not None:
+                mine: dict[str, Any] = optimizer.state[a]
+                other: dict[str, Any] = reference.state[b]
+                assert mine["step"] == other["step"]
+                for key in ("exp_avg", "exp_avg_sq"):
+                    assert torch.equal(bits(mine[key]), bits(other[key])), key
+                    compared += a.numel()
+        assert compared > 0
+        print(f"{compared} values compared, bit for bit")
+
+    return check

@@ -1,0 +1,367 @@
+"""State of the optimizers: torch's keys, fetched when read, checkpoints shared with torch."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import io
+import pickle
+
+import pytest
+import torch
+
+import nearstep
+from nearstep.torch.errors import StateError, UnsupportedOptionError
+from nearstep.torch.state import ParameterState
+
+
+@pytest.fixture
+def trained(device, make_parameters, give_gradients):
+    """Parameters and an optimizer after three steps, and torch's after the same."""
+    ours, theirs = make_parameters(), make_parameters()
+    optimizer = nearstep.optim.AdamW(ours, lr=1e-2, device=device)
+    reference = torch.optim.AdamW(theirs, lr=1e-2, fused=True)
+    for _ in range(3):
+        give_gradients(ours, theirs)
+        optimizer.step()
+        reference.step()
+    return ours, theirs, optimizer, reference
+
+
+def clone(parameters):
+    return [p.detach().clone().requires_grad_() for p in parameters]
+
+
+def through_a_file(state_dict):
+    """As it is after torch.save and torch.load with weights_only, the default."""
+    file = io.BytesIO()
+    torch.save(state_dict, file)
+    file.seek(0)
+    return torch.load(file)
+
+
+def test_state_is_never_empty_after_a_step_and_fetches_moments_when_read(trained):
+    ours, _, optimizer, _ = trained
+    assert set(optimizer.state) == set(ours)
+    before = optimizer.traffic.moments_up
+    state = optimizer.state[ours[0]]
+    assert isinstance(state, dict)
+    assert len(state) == 3
+    assert list(state) == ["step", "exp_avg", "exp_avg_sq"]
+    assert state["step"] == 3
+    assert optimizer.traffic.moments_up == before
+    first = state["exp_avg"]
+    assert optimizer.traffic.moments_up == before + 4 * ours[0].numel()
+    assert state["exp_avg"] is first
+    assert optimizer.traffic.moments_up == before + 4 * ours[0].numel()
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        dict,
+        lambda state: {**state},
+        lambda state: dict(state.items()),
+        lambda state: dict(zip(state.keys(), state.values(), strict=True)),
+        lambda state: {key: state.get(key) for key in state},
+        lambda state: state.copy(),
+        copy.copy,
+        copy.deepcopy,
+        lambda state: pickle.loads(pickle.dumps(state)),
+        lambda state: {} | state,
+        lambda state: {key: state.setdefault(key) for key in state},
+        lambda state: {key: state.pop(key) for key in list(state)},
+    ],
+)
+def test_every_way_to_read_a_state_fetches_it(read, trained):
+    ours, theirs, optimizer, reference = trained
+    result = read(optimizer.state[ours[1]])
+    assert type(result) is dict
+    expected = reference.state[theirs[1]]
+    assert list(result) == list(expected)
+    for key, value in expected.items():
+        assert torch.equal(result[key], value), key
+
+
+def test_reading_state_between_steps_changes_nothing(trained, give_gradients, assert_equal_bits):
+    ours, theirs, optimizer, reference = trained
+    for _ in range(3):
+        optimizer.state_dict()
+        dict(optimizer.state[ours[0]])
+        down = optimizer.traffic.moments_down
+        give_gradients(ours, theirs)
+        optimizer.step()
+        reference.step()
+        assert optimizer.traffic.moments_down == down
+        assert optimizer.state[ours[0]]["step"] == reference.state[theirs[0]]["step"]
+    assert_equal_bits(ours, theirs, optimizer, reference)
+
+
+def test_a_state_dict_is_a_snapshot_in_torchs_form(trained, give_gradients):
+    ours, _, optimizer, reference = trained
+    saved, expected = optimizer.state_dict(), reference.state_dict()
+    assert saved.keys() == expected.keys()
+    assert saved["state"].keys() == expected["state"].keys()
+    assert saved["param_groups"][0].keys() == expected["param_groups"][0].keys()
+    for index, state in expected["state"].items():
+        assert type(saved["state"][index]) is dict
+        for key, value in state.items():
+            assert torch.equal(saved["state"][index][key], value)
+            assert saved["state"][index][key].dtype == value.dtype
+    kept = copy.deepcopy(saved)
+    give_gradients(ours)
+    optimizer.step()
+    for index, state in kept["state"].items():
+        for key, value in state.items():
+            assert torch.equal(saved["state"][index][key], value)
+
+
+@pytest.mark.parametrize("direction", ["to itself", "from torch", "to torch"])
+def test_checkpoints_are_interchangeable_with_torchs(
+    direction, trained, device, give_gradients, assert_equal_bits
+):
+    ours, theirs, optimizer, reference = trained
+    source = reference if direction == "from torch" else optimizer
+    resumed = clone(ours)
+    if direction == "to torch":
+        second = torch.optim.AdamW(resumed, lr=0.5, fused=True)
+    else:
+        second = nearstep.optim.AdamW(resumed, lr=0.5, device=device)
+    saved = through_a_file(source.state_dict())
+    if direction == "to torch":
+        saved["param_groups"][0]["fused"] = True
+    second.load_state_dict(saved)
+    assert second.param_groups[0]["lr"] == 1e-2
+    for _ in range(3):
+        give_gradients(resumed, theirs)
+        second.step()
+        reference.step()
+    assert_equal_bits(resumed, theirs, second, reference)
+
+
+def test_loading_does_not_alias_the_checkpoint(trained, device, give_gradients):
+    ours, _, optimizer, _ = trained
+    saved = optimizer.state_dict()
+    kept = copy.deepcopy(saved)
+    resumed = clone(ours)
+    second = nearstep.optim.AdamW(resumed, device=device)
+    second.load_state_dict(saved)
+    give_gradients(resumed)
+    second.step()
+    assert saved["state"][0]["step"] == 3
+    for key, value in kept["state"][0].items():
+        assert torch.equal(saved["state"][0][key], value)
+
+
+def test_loading_clears_the_state_of_parameters_that_the_checkpoint_has_not(
+    trained, give_gradients, assert_equal_bits
+):
+    ours, theirs, optimizer, reference = trained
+    for chosen in (optimizer, reference):
+        saved = chosen.state_dict()
+        del saved["state"][1]
+        chosen.load_state_dict(saved)
+    for _ in range(2):
+        give_gradients(ours, theirs)
+        optimizer.step()
+        reference.step()
+    assert optimizer.state[ours[1]]["step"] == 2
+    assert_equal_bits(ours, theirs, optimizer, reference)
+
+
+def test_choices_of_implementation_in_a_checkpoint_are_not_taken_over(trained, device):
+    ours, *_, reference = trained
+    saved = reference.state_dict()
+    saved["param_groups"][0] |= {"foreach": True, "capturable": True, "differentiable": False}
+    second = nearstep.optim.AdamW(clone(ours), device=device)
+    second.load_state_dict(saved)
+    assert not second.param_groups[0]["foreach"]
+    assert not second.param_groups[0]["capturable"]
+
+
+@pytest.mark.parametrize("flag", ["amsgrad", "maximize"])
+def test_a_checkpoint_of_another_algorithm_is_refused_and_nothing_is_loaded(flag, trained):
+    ours, _, optimizer, _ = trained
+    saved = optimizer.state_dict()
+    saved["param_groups"][0][flag] = True
+    saved["param_groups"][0]["lr"] = 0.7
+    with pytest.raises(UnsupportedOptionError, match=flag):
+        optimizer.load_state_dict(saved)
+    assert optimizer.param_groups[0]["lr"] == 1e-2
+    assert optimizer.state[ours[0]]["step"] == 3
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda state: state.pop("exp_avg"), "have .'exp_avg'."),
+        (lambda state: state.update(exp_avg=torch.zeros(3)), "of shape"),
+        (lambda state: state.update(exp_avg=torch.zeros(32, 48, dtype=torch.int32)), "floating"),
+        (lambda state: state.update(step=torch.tensor(-1.0)), "whole number"),
+        (lambda state: state.update(step=1.5), "whole number"),
+        (lambda state: state.update(max_exp_avg_sq=torch.zeros(32, 48)), "amsgrad"),
+    ],
+)
+def test_state_that_does_not_fit_is_refused_and_nothing_is_loaded(change, message, trained):
+    ours, _, optimizer, _ = trained
+    saved = optimizer.state_dict()
+    saved["param_groups"][0]["lr"] = 0.7
+    change(saved["state"][0])
+    with pytest.raises(StateError, match=message):
+        optimizer.load_state_dict(saved)
+    assert optimizer.param_groups[0]["lr"] == 1e-2
+    assert optimizer.state[ours[0]]["step"] == 3
+
+
+def test_a_checkpoint_with_other_groups_is_refused_as_in_torch(trained, device, make_parameters):
+    saved = trained[2].state_dict()
+    other = nearstep.optim.AdamW(make_parameters([(4,)]), device=device)
+    with pytest.raises(ValueError, match="size of optimizer's group"):
+        other.load_state_dict(saved)
+
+
+def test_load_state_dict_hooks_see_torchs_form(trained):
+    _, _, optimizer, _ = trained
+    seen = []
+    optimizer.register_load_state_dict_pre_hook(
+        lambda _, saved: seen.append(type(saved["state"][0]["exp_avg"]))
+    )
+    optimizer.register_load_state_dict_post_hook(lambda _: seen.append("post"))
+    optimizer.register_state_dict_post_hook(lambda _, saved: {**saved, "extra": 1})
+    saved = optimizer.state_dict()
+    assert saved.pop("extra") == 1
+    optimizer.load_state_dict(saved)
+    assert seen == [torch.Tensor, "post"]
+
+
+def test_pickle_opens_a_device_of_the_same_name(trained, give_gradients, assert_equal_bits):
+    ours, theirs, optimizer, reference = trained
+    copied, restored = pickle.loads(pickle.dumps((ours, optimizer)))
+    assert restored.param_groups[0]["params"][0] is copied[0]
+    assert restored.device is not optimizer.device
+    assert restored.device.url == optimizer.device.url
+    for _ in range(2):
+        give_gradients(copied, theirs)
+        restored.step()
+        reference.step()
+    assert_equal_bits(copied, theirs, restored, reference)
+    assert optimizer.state[ours[0]]["step"] == 3
+
+
+def test_deepcopy_has_memory_of_its_own_on_the_same_device(
+    trained, give_gradients, assert_equal_bits
+):
+    ours, theirs, optimizer, reference = trained
+    free = optimizer.device.free_bytes
+    copied, twin = copy.deepcopy((ours, optimizer))
+    assert twin.device is optimizer.device
+    assert optimizer.device.free_bytes < free
+    kept, moments = clone(ours), optimizer.state_dict()
+    for _ in range(2):
+        give_gradients(copied, theirs)
+        twin.step()
+        reference.step()
+    assert_equal_bits(copied, theirs, twin, reference)
+    assert_equal_bits(ours, kept)
+    for index, p in enumerate(ours):
+        for key, value in moments["state"][index].items():
+            assert torch.equal(optimizer.state[p][key], value)
+    del twin
+    gc.collect()
+    assert optimizer.device.free_bytes == free
+
+
+def test_a_copy_outlives_the_optimizer_that_opened_the_device(make_parameters, give_gradients):
+    optimizer = nearstep.optim.AdamW(make_parameters(), device="golden:axdimm?memory_bytes=1MiB")
+    twin = copy.deepcopy(optimizer)
+    del optimizer
+    gc.collect()
+    give_gradients(twin.param_groups[0]["params"])
+    twin.step()
+    assert twin.traffic.steps == 1
+
+
+def test_a_moment_changed_in_place_goes_down_with_the_next_step(
+    trained, give_gradients, assert_equal_bits
+):
+    ours, theirs, optimizer, reference = trained
+    for parameters, chosen in ((ours, optimizer), (theirs, reference)):
+        chosen.state[parameters[0]]["exp_avg"].mul_(0.5)
+        chosen.state[parameters[1]]["exp_avg_sq"].data.zero_()
+        chosen.state[parameters[2]]["exp_avg"].numpy()[0, 0] = 3.0
+    give_gradients(ours, theirs)
+    optimizer.step()
+    reference.step()
+    assert_equal_bits(ours, theirs, optimizer, reference)
+
+
+def test_moments_and_step_may_be_assigned(trained, give_gradients, assert_equal_bits):
+    ours, theirs, optimizer, reference = trained
+    for parameters, chosen in ((ours, optimizer), (theirs, reference)):
+        chosen.state[parameters[0]]["exp_avg"] = torch.full((32, 48), 0.25)
+        chosen.state[parameters[1]]["step"] = torch.tensor(7.0)
+        chosen.state[parameters[2]]["step"].fill_(1.0)
+    for _ in range(2):
+        give_gradients(ours, theirs)
+        optimizer.step()
+        reference.step()
+    assert_equal_bits(ours, theirs, optimizer, reference)
+
+
+@pytest.mark.parametrize("how", ["clear all", "clear one", "replace", "delete"])
+def test_state_that_is_thrown_away_starts_again_from_zero(
+    how, trained, give_gradients, assert_equal_bits
+):
+    ours, theirs, optimizer, reference = trained
+    for parameters, chosen in ((ours, optimizer), (theirs, reference)):
+        if how == "clear all":
+            chosen.state.clear()
+        elif how == "clear one":
+            chosen.state[parameters[0]].clear()
+        elif how == "replace":
+            chosen.state[parameters[0]] = {}
+        else:
+            del chosen.state[parameters[0]]
+    give_gradients(ours, theirs)
+    optimizer.step()
+    reference.step()
+    assert optimizer.state[ours[0]]["step"] == 1
+    assert_equal_bits(ours, theirs, optimizer, reference)
+
+
+def test_state_of_another_optimizer_may_be_assigned(
+    trained, device, give_gradients, assert_equal_bits
+):
+    ours, theirs, optimizer, reference = trained
+    resumed = clone(ours)
+    second = nearstep.optim.AdamW(resumed, lr=1e-2, device=device)
+    for p, q in zip(resumed, ours, strict=True):
+        second.state[p] = optimizer.state[q]
+    give_gradients(resumed, theirs)
+    second.step()
+    reference.step()
+    assert_equal_bits(resumed, theirs, second, reference)
+    assert optimizer.state[ours[0]]["step"] == 3
+
+
+def test_a_bad_assignment_is_refused_by_name(trained):
+    ours, _, optimizer, _ = trained
+    with pytest.raises(StateError, match=r"parameter 0 of group 0 .*'exp_avg' of shape"):
+        optimizer.state[ours[0]]["exp_avg"] = torch.zeros(3)
+
+
+def test_a_deleted_moment_is_missed_by_the_step(trained, give_gradients):
+    ours, _, optimizer, _ = trained
+    del optimizer.state[ours[0]]["exp_avg"]
+    give_gradients(ours)
+    with pytest.raises(StateError, match="exp_avg"):
+        optimizer.step()
+
+
+def test_keys_of_the_user_are_kept(trained, device):
+    ours, _, optimizer, _ = trained
+    assert isinstance(optimizer.state[ours[0]], ParameterState)
+    optimizer.state[ours[0]]["note"] = "mine"
+    second = nearstep.optim.AdamW(clone(ours), device=device)
+    second.load_state_dict(optimizer.state_dict())
+    assert second.state[second.param_groups[0]["params"][0]]["note"] == "mine"
