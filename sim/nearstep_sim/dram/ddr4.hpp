@@ -1,0 +1,360 @@
+// DDR4 rank: every command is checked against a table of JEDEC minima and the state of the rows.
+//
+// The first violation is kept, with both commands, and has no effect on the contents; the rank
+// refuses every command after it. Mode registers, self refresh, power down, ZQ calibration, burst
+// chop and refresh modes other than 1x are not modelled: those commands are violations.
+// Ref: JESD79-4, "Timing Parameters by Speed Grade", "Refresh Command", "Precharge Command".
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "command.hpp"
+#include "storage.hpp"
+#include "trace.hpp"
+
+namespace nearstep {
+
+// A command that was issued. `from` is when its effect begins: an automatic precharge is later
+// than the column command that asked for it.
+struct Issued {
+    static constexpr std::int64_t kNever = INT64_MIN / 4;
+
+    std::int64_t from = kNever;
+    std::int64_t ck = kNever;
+    Command command = Command::NOP;
+    Pins pins;
+
+    std::string text() const {
+        if (ck == kNever) return "the start at 0";
+        std::string where;
+        if (command != Command::PREA && command != Command::REF && command != Command::OTHER)
+            where = " bg" + std::to_string(pins.bg) + " ba" + std::to_string(pins.ba);
+        if (command == Command::ACT) where += " row " + std::to_string(pins.address);
+        if (command >= Command::RD && command <= Command::WRA)
+            where += " column " + std::to_string(pins.address & kColumnMask);
+        return name(command) + where + " at " + std::to_string(ck);
+    }
+};
+
+struct Violation {
+    const char* rule = nullptr;  // JEDEC name, or the state that does not allow the command
+    Issued previous, next;
+    std::int64_t minimum = 0;  // clocks; 0 for a rule of state
+
+    std::string text() const {
+        std::string out = std::string(rule) + ": " + next.text() + " after " + previous.text();
+        if (minimum)
+            out += ", " + std::to_string(next.ck - std::max<std::int64_t>(previous.from, 0)) +
+                   " clocks, limit " + std::to_string(minimum);
+        return out;
+    }
+};
+
+class Ddr4Device {
+  public:
+    static constexpr int kMaxPostponed = 8;
+
+    // A kind of command for the rule table; those with automatic precharge are a column command
+    // and a later PRE.
+    enum Kind : std::uint8_t { kAct, kRead, kWrite, kPre, kRef, kKinds };
+    enum class Scope : std::uint8_t { kBank, kGroup, kRank };
+    struct Rule {
+        const char* name;
+        Kind previous, next;
+        Scope scope;
+        int minimum;
+    };
+
+    Ddr4Device(const Timing& timing, const Geometry& geometry, unsigned rank = 0)
+        : timing_(timing),
+          geometry_(geometry),
+          rank_number_(rank),
+          storage_(geometry),
+          banks_(geometry.banks()),
+          groups_(geometry.groups()) {
+        for (const Rule& rule : rule_table(timing)) rules_[rule.next].push_back(rule);
+        update_refresh_deadline();
+    }
+
+    // (previous, next, scope, minimum). A rank rule also binds within a group, where the longer
+    // group rule hides it.
+    static std::vector<Rule> rule_table(const Timing& t) {
+        using enum Scope;
+        return {
+            {"tRC", kAct, kAct, kBank, t.t_rc},
+            {"tRP", kPre, kAct, kBank, t.t_rp},
+            {"tRRD_L", kAct, kAct, kGroup, t.t_rrd_l},
+            {"tRRD_S", kAct, kAct, kRank, t.t_rrd_s},
+            {"tRFC", kRef, kAct, kRank, t.t_rfc},
+            {"tRCD", kAct, kRead, kBank, t.t_rcd},
+            {"tCCD_L", kRead, kRead, kGroup, t.t_ccd_l},
+            {"tCCD_S", kRead, kRead, kRank, t.t_ccd_s},
+            {"tWTR_L", kWrite, kRead, kGroup, t.write_to_read_l()},
+            {"tWTR_S", kWrite, kRead, kRank, t.write_to_read_s()},
+            {"tRCD", kAct, kWrite, kBank, t.t_rcd},
+            {"tCCD_L", kWrite, kWrite, kGroup, t.t_ccd_l},
+            {"tCCD_S", kWrite, kWrite, kRank, t.t_ccd_s},
+            {"tRTW", kRead, kWrite, kRank, t.read_to_write()},
+            {"tRAS", kAct, kPre, kBank, t.t_ras},
+            {"tRTP", kRead, kPre, kBank, t.t_rtp},
+            {"tWR", kWrite, kPre, kBank, t.write_to_precharge()},
+            {"tRFC", kRef, kPre, kRank, t.t_rfc},
+            {"tRP", kPre, kRef, kRank, t.t_rp},
+            {"tRFC", kRef, kRef, kRank, t.t_rfc},
+        };
+    }
+
+    // One selected slot. Clocks increase from call to call. False once a rule was violated.
+    bool command(std::uint64_t clock, const Pins& pins) {
+        if (failed_) return false;
+        const Command decoded = decode(pins);
+        if (decoded == Command::NOP) return true;
+        Issued now;
+        now.ck = now.from = static_cast<std::int64_t>(clock);
+        now.command = decoded;
+        now.pins = pins;
+        if (trace_) trace_line(now);
+        if (now.ck <= last_.ck) return fail("one command a slot", last_, now);
+        if (now.ck > refresh_deadline_) return fail_refresh(now);
+        const bool ok = apply(now);
+        if (ok) {
+            ++counts_[static_cast<int>(decoded)];
+            last_ = now;
+        }
+        return ok;
+    }
+
+    // Time has passed without a command. False once a rule was violated.
+    bool advance(std::uint64_t clock) {
+        if (!failed_ && static_cast<std::int64_t>(clock) > refresh_deadline_) {
+            Issued now;
+            now.ck = now.from = static_cast<std::int64_t>(clock);
+            return fail_refresh(now);
+        }
+        return !failed_;
+    }
+
+    // Recorded like a rule of the table; for whoever moves the data.
+    bool fail_data(const char* rule, std::uint64_t clock) {
+        Issued now;
+        now.ck = now.from = static_cast<std::int64_t>(clock);
+        return failed_ ? false : fail(rule, last_, now);
+    }
+
+    bool failed() const { return failed_; }
+    const Violation& violation() const { return violation_; }
+
+    // Where the column command just accepted points.
+    Place place(const Pins& pins) const {
+        return {pins.bg, pins.ba, static_cast<std::uint32_t>(banks_[bank_of(pins)].row),
+                pins.address & kColumnMask};
+    }
+    // Row that is open, or -1.
+    std::int64_t open_row(unsigned bg, unsigned ba) const {
+        const Bank& bank = banks_[(bg << geometry_.bank_bits) | ba];
+        return bank.open ? bank.row : -1;
+    }
+    // Refreshes owed (positive) or pulled in (negative).
+    std::int64_t refresh_debt(std::uint64_t clock) const {
+        return intervals(static_cast<std::int64_t>(clock)) - refreshes_;
+    }
+
+    SparseStorage& storage() { return storage_; }
+    const Timing& timing() const { return timing_; }
+    const Geometry& geometry() const { return geometry_; }
+    std::uint64_t count(Command command) const { return counts_[static_cast<int>(command)]; }
+    void trace_to(std::unique_ptr<TraceWriter> writer) { trace_ = std::move(writer); }
+    void flush_trace() {
+        if (trace_) trace_->flush();
+    }
+
+  private:
+    struct Bank {
+        bool open = false;
+        std::int64_t row = -1;
+        Issued last[kKinds];
+    };
+    struct Scoped {
+        Issued last[kKinds];
+    };
+
+    unsigned bank_of(const Pins& pins) const {
+        return (unsigned(pins.bg) << geometry_.bank_bits) | pins.ba;
+    }
+    // Whole tREFI that have passed before `ck`.
+    std::int64_t intervals(std::int64_t ck) const { return ck > 0 ? (ck - 1) / timing_.t_refi : 0; }
+
+    bool fail(const char* rule, const Issued& previous, const Issued& next,
+              std::int64_t minimum = 0) {
+        failed_ = true;
+        violation_ = {rule, previous, next, minimum};
+        return false;
+    }
+    bool fail_refresh(const Issued& now) {
+        return fail("tREFI", rank_.last[kRef], now, std::int64_t{kMaxPostponed + 1} * timing_.t_refi);
+    }
+
+    // The rule that asks for the longest wait of `now`, if any is broken.
+    void check(const Issued& now, Kind next, const Bank& bank, const Scoped& group,
+               const Rule*& worst, const Issued*& previous, std::int64_t& wait) const {
+        for (const Rule& rule : rules_[next]) {
+            const Issued* before = rule.scope == Scope::kBank    ? &bank.last[rule.previous]
+                                   : rule.scope == Scope::kGroup ? &group.last[rule.previous]
+                                                                 : &rank_.last[rule.previous];
+            const std::int64_t missing = before->from + rule.minimum - now.ck;
+            if (missing > wait) {
+                worst = &rule;
+                previous = before;
+                wait = missing;
+            }
+        }
+    }
+    bool check(const Issued& now, Kind next, const Bank& bank, const Scoped& group) {
+        const Rule* worst = nullptr;
+        const Issued* previous = nullptr;
+        std::int64_t wait = 0;
+        check(now, next, bank, group, worst, previous, wait);
+        return worst ? fail(worst->name, *previous, now, worst->minimum) : true;
+    }
+
+    void record(const Issued& now, Kind kind, Bank& bank, Scoped& group) {
+        bank.last[kind] = group.last[kind] = rank_.last[kind] = now;
+    }
+
+    bool apply(const Issued& now) {
+        switch (now.command) {
+            case Command::OTHER: return fail("unknown command", last_, now);
+            case Command::REF: return refresh(now);
+            case Command::PREA: return precharge_all(now);
+            default: break;
+        }
+        if (now.pins.bg >> geometry_.bank_group_bits || now.pins.ba >> geometry_.bank_bits)
+            return fail("bank out of range", last_, now);
+        Bank& bank = banks_[bank_of(now.pins)];
+        Scoped& group = groups_[now.pins.bg];
+        switch (now.command) {
+            case Command::ACT: return activate(now, bank, group);
+            case Command::PRE: return precharge(now, bank, group);
+            default: return column(now, bank, group);
+        }
+    }
+
+    bool activate(const Issued& now, Bank& bank, Scoped& group) {
+        if (now.pins.address >> geometry_.row_bits) return fail("row out of range", last_, now);
+        if (bank.open) return fail("bank open", bank.last[kAct], now);
+        const Issued& fourth = four_activates_[activates_ & 3];
+        const std::int64_t wait = fourth.from + timing_.t_faw - now.ck;
+        const Rule* worst = nullptr;
+        const Issued* previous = nullptr;
+        std::int64_t longest = 0;
+        check(now, kAct, bank, group, worst, previous, longest);
+        if (wait > longest) return fail("tFAW", fourth, now, timing_.t_faw);
+        if (worst) return fail(worst->name, *previous, now, worst->minimum);
+        four_activates_[activates_++ & 3] = now;
+        bank.open = true;
+        bank.row = now.pins.address;
+        ++open_;
+        record(now, kAct, bank, group);
+        return true;
+    }
+
+    bool column(const Issued& now, Bank& bank, Scoped& group) {
+        const bool write = now.command == Command::WR || now.command == Command::WRA;
+        const Kind kind = write ? kWrite : kRead;
+        if (!bank.open) return fail("bank closed", bank.last[kPre], now);
+        if (now.pins.address & (kBurstLength - 1)) return fail("column inside a burst", last_, now);
+        if (!check(now, kind, bank, group)) return false;
+        record(now, kind, bank, group);
+        if (now.command == Command::RDA || now.command == Command::WRA) {
+            Issued closing = now;
+            closing.from = std::max(
+                bank.last[kAct].from + timing_.t_ras,
+                now.ck + (write ? timing_.write_to_precharge() : timing_.t_rtp));
+            close(closing, bank, group);
+        }
+        return true;
+    }
+
+    void close(const Issued& closing, Bank& bank, Scoped& group) {
+        open_ -= bank.open;
+        bank.open = false;
+        if (closing.from >= bank.last[kPre].from) bank.last[kPre] = closing;
+        if (closing.from >= group.last[kPre].from) group.last[kPre] = closing;
+        if (closing.from >= rank_.last[kPre].from) rank_.last[kPre] = closing;
+    }
+
+    // Of a bank that is closed as well: its precharge then lasts from the last command.
+    bool precharge(const Issued& now, Bank& bank, Scoped& group) {
+        if (!check(now, kPre, bank, group)) return false;
+        close(now, bank, group);
+        return true;
+    }
+
+    bool precharge_all(const Issued& now) {
+        const Rule* worst = nullptr;
+        const Issued* previous = nullptr;
+        std::int64_t wait = 0;
+        for (std::size_t i = 0; i < banks_.size(); ++i)
+            check(now, kPre, banks_[i], groups_[i >> geometry_.bank_bits], worst, previous, wait);
+        if (worst) return fail(worst->name, *previous, now, worst->minimum);
+        for (std::size_t i = 0; i < banks_.size(); ++i)
+            close(now, banks_[i], groups_[i >> geometry_.bank_bits]);
+        return true;
+    }
+
+    bool refresh(const Issued& now) {
+        if (open_)
+            for (const Bank& bank : banks_)
+                if (bank.open) return fail("bank open", bank.last[kAct], now);
+        if (!check(now, kRef, banks_[0], groups_[0])) return false;
+        const Issued& sixteenth = sixteen_refreshes_[refresh_commands_ & 15];
+        if (now.ck - sixteenth.from < 2 * std::int64_t{timing_.t_refi})
+            return fail("16 REF in 2 tREFI", sixteenth, now, 2 * std::int64_t{timing_.t_refi});
+        sixteen_refreshes_[refresh_commands_++ & 15] = now;
+        rank_.last[kRef] = now;
+        // No more than eight count in advance.
+        refreshes_ = std::min(refreshes_ + 1, intervals(now.ck) + kMaxPostponed);
+        update_refresh_deadline();
+        return true;
+    }
+
+    // Eight may be owed, and no two REF are more than nine intervals apart.
+    void update_refresh_deadline() {
+        const std::int64_t interval = std::int64_t{kMaxPostponed + 1} * timing_.t_refi;
+        refresh_deadline_ = std::min(refreshes_ * timing_.t_refi + interval,
+                                     std::max<std::int64_t>(rank_.last[kRef].ck, 0) + interval);
+    }
+
+    void trace_line(const Issued& now) {
+        std::int64_t row = -1;
+        const unsigned bank = bank_of(now.pins);
+        if (bank < banks_.size() && banks_[bank].open) row = banks_[bank].row;
+        trace_->line(static_cast<std::uint64_t>(now.ck), now.command, rank_number_, now.pins, row);
+    }
+
+    Timing timing_;
+    Geometry geometry_;
+    unsigned rank_number_;
+    SparseStorage storage_;
+    std::vector<Bank> banks_;
+    std::vector<Scoped> groups_;
+    Scoped rank_;
+    std::array<std::vector<Rule>, kKinds> rules_;
+    std::array<Issued, 4> four_activates_;
+    std::array<Issued, 16> sixteen_refreshes_;
+    std::uint64_t activates_ = 0, refresh_commands_ = 0;
+    std::int64_t refreshes_ = 0, refresh_deadline_ = 0;
+    int open_ = 0;
+    Issued last_;
+    std::array<std::uint64_t, 10> counts_{};
+    bool failed_ = false;
+    Violation violation_;
+    std::unique_ptr<TraceWriter> trace_;
+};
+
+}  // namespace nearstep

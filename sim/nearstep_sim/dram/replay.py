@@ -1,0 +1,124 @@
+"""Replay a command trace on the DDR4 model: `python -m nearstep_sim.dram.replay FILE`."""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from os import PathLike
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from nearstep_hw.dram.command import Command
+from nearstep_hw.dram.timing import DramTiming, TimingError, dram_timing
+
+from .device import Ddr4Device, DramViolationError
+from .trace import TraceCommand, TraceError, read_trace, timing_of_header
+
+__all__ = ["Replay", "main", "replay"]
+
+_CHUNK = 65536
+
+
+@dataclass(frozen=True)
+class Replay:
+    """What a trace held.
+
+    `violation` is the first one of the first rank that has one; `clocks` the clock of the last
+    command, plus one.
+    """
+
+    commands: Counter[Command]
+    clocks: int
+    violation: DramViolationError | None
+
+    @property
+    def data_share(self) -> float:
+        """Part of the time in which the data bus carried data."""
+        columns = (Command.RD, Command.RDA, Command.WR, Command.WRA)
+        return 4 * sum(self.commands[c] for c in columns) / max(self.clocks, 1)
+
+
+def replay(path: str | PathLike[str], timing: DramTiming | None = None) -> Replay:
+    """Check a trace against every rule of its part.
+
+    Parameters
+    ----------
+    path : the file.
+    timing : the part; by default the one that the file's comments name.
+
+    Raises
+    ------
+    TraceError : a line is no command, or neither the file nor the caller names a part.
+    """
+    if timing is None:
+        with open(path, encoding="ascii") as file:
+            timing = timing_of_header(islice(file, 16))
+        if timing is None:
+            raise TraceError(f"{path} names no part in its first lines; give one")
+    devices: dict[int, Ddr4Device] = {}
+    counts: Counter[Command] = Counter()
+    clocks = 0
+    violation: DramViolationError | None = None
+    for chunk in _chunks(read_trace(path)):
+        by_rank: dict[int, list[TraceCommand]] = {}
+        for command in chunk:
+            by_rank.setdefault(command.rank, []).append(command)
+            clocks = max(clocks, command.clock + 1)
+        counts.update(command.command for command in chunk)
+        for rank, commands in by_rank.items():
+            device = devices.setdefault(rank, Ddr4Device(timing, rank=rank))
+            try:
+                device.play(commands)
+            except DramViolationError as found:
+                violation = violation or found
+        if violation:
+            break
+    return Replay(counts, clocks, violation)
+
+
+def _chunks(commands: Iterator[TraceCommand]) -> Iterator[list[TraceCommand]]:
+    while chunk := list(islice(commands, _CHUNK)):
+        yield chunk
+
+
+def main(
+    file: Annotated[Path, typer.Argument(help="command trace", exists=True, dir_okay=False)],
+    speed: Annotated[str | None, typer.Option(help="DDR4-1600 or DDR4-800")] = None,
+    density: Annotated[str | None, typer.Option(help="4Gb, 8Gb or 16Gb")] = None,
+    width: Annotated[str | None, typer.Option(help="x8 or x16")] = None,
+    cl: Annotated[int | None, typer.Option(help="read latency, clocks")] = None,
+    cwl: Annotated[int | None, typer.Option(help="write latency, clocks")] = None,
+) -> None:
+    """Check a DRAM command trace; what is not given comes from the file's comments.
+
+    Exit status 1 with a violation, 2 if the file cannot be read.
+    """
+    try:
+        given = {"speed": speed, "density": density, "width": width, "cl": cl, "cwl": cwl}
+        with open(file, encoding="ascii") as text:
+            named = timing_of_header(islice(text, 16))
+        settings = {name: value for name, value in given.items() if value is not None}
+        if named is not None:
+            base = {"speed": named.speed.name, "density": named.density, "width": named.width}
+            # Latencies follow a speed that is given here.
+            latencies = {} if speed else {"cl": named.cl, "cwl": named.cwl}
+            settings = {**base, **latencies, **settings}
+        elif not settings:
+            raise TraceError(f"{file} names no part in its first lines; give --density and others")
+        result = replay(file, dram_timing(**settings))
+    except (TraceError, TimingError, UnicodeDecodeError, OSError) as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(2) from None
+    kinds = ", ".join(f"{count} {command.name}" for command, count in result.commands.items())
+    typer.echo(f"{sum(result.commands.values())} commands ({kinds}) in {result.clocks} clocks")
+    typer.echo(f"data on the bus {100 * result.data_share:.2f} % of the time")
+    if result.violation:
+        typer.echo(f"violation: {result.violation}", err=True)
+        raise typer.Exit(1)
+    typer.echo("no violation")
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,88 @@
+"""DRAM command traces: what a line means, and reading a file. See docs/dram-traces.md."""
+
+from collections.abc import Iterable, Iterator
+from os import PathLike
+from typing import NamedTuple
+
+from nearstep_hw.dram.command import Command
+from nearstep_hw.dram.timing import DramTiming, dram_timing
+
+__all__ = ["TraceCommand", "TraceError", "header", "parse", "read_trace", "timing_of_header"]
+
+_FIELDS = ("clock", "command", "rank", "bank group", "bank", "row", "column")
+_WITH_BANK = {Command.ACT, Command.PRE, Command.RD, Command.RDA, Command.WR, Command.WRA}
+_WITH_COLUMN = {Command.RD, Command.RDA, Command.WR, Command.WRA}
+
+
+class TraceError(ValueError):
+    """A line that is no command; carries its number."""
+
+
+class TraceCommand(NamedTuple):
+    """One line. Coordinates that the command does not have are 0; an unknown row is -1."""
+
+    clock: int
+    command: Command
+    rank: int = 0
+    bank_group: int = 0
+    bank: int = 0
+    row: int = -1
+    column: int = 0
+
+
+def header(timing: DramTiming) -> str:
+    """Comment lines at the top of a trace: from which part it is."""
+    return (
+        "# nearstep DDR4 command trace 1\n"
+        f"# {timing.speed.name} {timing.density} {timing.width} CL={timing.cl} CWL={timing.cwl}\n"
+        f"# {' '.join(name.replace(' ', '_') for name in _FIELDS)}\n"
+    )
+
+
+def timing_of_header(lines: Iterable[str]) -> DramTiming | None:
+    """The part named in the comments of a trace, or None."""
+    for line in lines:
+        words = line.split()
+        if len(words) == 6 and words[0] == "#" and words[1].startswith("DDR4-"):
+            cl, cwl = (int(word.partition("=")[2]) for word in words[4:])
+            return dram_timing(words[1], words[2], words[3], cl=cl, cwl=cwl)
+    return None
+
+
+def parse(line: str, number: int = 0) -> TraceCommand:
+    """One line. Raises :class:`TraceError`."""
+    words = line.split()
+    if len(words) != len(_FIELDS):
+        raise TraceError(
+            f"line {number}: expected {len(_FIELDS)} fields ({', '.join(_FIELDS)}), "
+            f"found {len(words)}: {line.strip()!r}"
+        )
+    try:
+        command = Command[words[1]]
+    except KeyError:
+        raise TraceError(f"line {number}: unknown command {words[1]!r}") from None
+    needed = {
+        "bank group": command in _WITH_BANK,
+        "bank": command in _WITH_BANK,
+        "row": command is Command.ACT,
+        "column": command in _WITH_COLUMN,
+    }
+    values = []
+    for name, word in zip(_FIELDS, words, strict=True):
+        if name == "command":
+            continue
+        if word == "-" and name in needed and not needed[name]:
+            values.append(-1 if name == "row" else 0)
+            continue
+        if not word.isdecimal():
+            raise TraceError(f"line {number}: {name} must be a number, not {word!r}")
+        values.append(int(word))
+    return TraceCommand(values[0], command, *values[1:])
+
+
+def read_trace(path: str | PathLike[str]) -> Iterator[TraceCommand]:
+    """Commands of a file, in its order. Raises :class:`TraceError` and :class:`OSError`."""
+    with open(path, encoding="ascii") as file:
+        for number, line in enumerate(file, 1):
+            if line.strip() and not line.startswith("#"):
+                yield parse(line, number)
