@@ -38,7 +38,7 @@ class UnitSequencer(wiring.Component):
     o_starved : beats are missing.
     o_blocked : results have no room.
     o_empty : nothing is in the pipelines.
-    i_clear : forgets the run; only when `o_empty`.
+    i_clear : forgets the run, and feeds nothing in that cycle; only when `o_empty`.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class UnitSequencer(wiring.Component):
             last_in.eq(part_in == parts - 1),
             last_out.eq(part_out == parts - 1),
             have.eq(Cat(beats.valid for beats in ins).all()),
-            feed.eq(have & (to_feed != 0) & ~self.i_stop),
+            feed.eq(have & (to_feed != 0) & ~self.i_stop & ~self.i_clear),
             drain.eq(((to_feed == 0) | self.i_stop) & (in_flight != 0)),
             room.eq(~unit.o_valid | ~last_out | Cat(beats.ready for beats in outs).all()),
             unit.i_en.eq((feed | drain) & (room | self.i_stop)),
