@@ -51,15 +51,15 @@ async def reads_run_ahead(dut: object) -> None:
 
 @cocotb.test()
 async def ideal_memory_is_read_without_a_gap(dut: object) -> None:
-    """Four beats a block of time: the time of the read beats, and a constant."""
+    """Cycles grow by four a beat: one for each array."""
     bench = KernelBench(dut)
     await bench.begin()
     cycles = []
-    for blocks in (2, 10):
+    for blocks in (10, 20):
         count = blocks * BLOCK
         bench.place(count, aligned=4096)
         await bench.run(count)
         cycles.append(await bench.read("cycles.value"))
-    per_beat = (cycles[1] - cycles[0]) / (8 * CONFIG.block_beats)
+    per_beat = (cycles[1] - cycles[0]) / (10 * CONFIG.block_beats)
     dut._log.info("cycles %s, %.3f a beat", cycles, per_beat)
-    assert per_beat <= 4 / 0.97 or CONFIG.cycles_per_beat > 4
+    assert per_beat <= max(4, CONFIG.cycles_per_beat) / 0.97

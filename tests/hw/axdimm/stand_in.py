@@ -12,7 +12,7 @@ Words = NDArray[np.uint32]
 
 
 class StandInUnit(wiring.Component):
-    """p ^ g, m + 1, v - 1 as integers, after `LATENCY` enabled cycles; ports of a FunctionalUnit."""
+    """p ^ g, m + 1, v - 1, `LATENCY` enabled cycles later; ports of a FunctionalUnit."""
 
     def __init__(self, rule: object) -> None:
         self.rule = rule

@@ -4,23 +4,27 @@ import json
 from pathlib import Path
 
 import pytest
+
 from nearstep_hw.axdimm.adam_kernel import AdamKernel
 from nearstep_hw.axdimm.config import AdamKernelConfig
 from nearstep_hw.rule.rtl import FunctionalUnit
-from nearstep_sim.bench.cocotb_runner import run_cocotb
+from nearstep_sim.bench.cocotb_runner import BenchResult, run_cocotb
 from nearstep_sim.build import to_verilog, verilog_of
 
 from .stand_in import StandInUnit
 
+pytestmark = pytest.mark.cocotb
+
 HERE = Path(__file__).parent
 TOP = "adam_kernel"
 UNITS = {"stand_in": StandInUnit, "adam": FunctionalUnit}
-FAST = {"lanes": 4, "functional_units": 2, "block_bytes": 256}
+SMALL = {"lanes": 4, "functional_units": 2, "block_bytes": 256}
 
 
-def bench(module, unit, options, testcase=None):
+def bench(module: str, unit: str, options: dict[str, object], seed: int = 1) -> BenchResult:
+    """Runs the benches of `module` on a kernel with `unit`s, as `options` say."""
     config = AdamKernelConfig(**options)
-    source = Path(HERE / "stand_in.py").read_text() if unit == "stand_in" else ""
+    source = (HERE / "stand_in.py").read_text() if unit == "stand_in" else ""
     verilog = verilog_of(
         f"{TOP} {unit} {config!r} {source}",
         lambda: to_verilog(AdamKernel(config, unit=UNITS[unit]), TOP),
@@ -29,13 +33,52 @@ def bench(module, unit, options, testcase=None):
         top=TOP,
         verilog=verilog,
         test_module=HERE / f"{module}.py",
-        testcase=testcase,
-        env={"NEARSTEP_CONFIG": json.dumps(options), "NEARSTEP_UNIT": unit},
-        seed=1,
+        env={
+            "NEARSTEP_CONFIG": json.dumps(options),
+            "NEARSTEP_UNIT": unit,
+            "NEARSTEP_SEED": str(seed),
+        },
+        seed=seed,
     )
-    print(f"{len(result.tests)} benches passed: {', '.join(result.tests)}")
+    print(f"seed {seed}: {len(result.tests)} benches passed: {', '.join(result.tests)}")
     return result
 
 
-def test_every_size_with_every_stall_mode():
-    assert len(bench("cocotb_kernel_runs", "stand_in", FAST).tests) >= 4
+def test_runs_with_every_size_and_stall_mode():
+    assert len(bench("cocotb_kernel_runs", "stand_in", SMALL).tests) == 7
+
+
+def test_runs_that_end_early_leave_memory_and_kernel_in_order():
+    assert len(bench("cocotb_kernel_errors", "stand_in", SMALL).tests) == 20
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"lanes": 1, "block_bytes": 32},
+        {"lanes": 1, "block_bytes": 2048},
+        {"lanes": 2, "functional_units": 1, "block_bytes": 64, "windows": 8},
+        {"lanes": 8, "functional_units": 1, "block_bytes": 1024, "bursts_ahead": 8},
+        {"lanes": 16, "functional_units": 4, "block_bytes": 512, "address_width": 64},
+        {"lanes": 16, "block_bytes": 1024, "address_width": 16},
+        {"lanes": 16, "functional_units": 16, "block_bytes": 4096, "bursts_ahead": 9},
+    ],
+    ids=lambda options: "-".join(str(value) for value in options.values()),
+)
+@pytest.mark.parametrize("module", ["cocotb_kernel_runs", "cocotb_kernel_errors"])
+@pytest.mark.parametrize("seed", [2, 3])
+def test_other_shapes(module, options, seed):
+    assert len(bench(module, "stand_in", options, seed).tests) >= 7
+
+
+def test_adam_units_give_the_bits_of_the_golden_rule():
+    options = {"lanes": 2, "functional_units": 1, "block_bytes": 256}
+    assert len(bench("cocotb_kernel_runs", "adam", options).tests) == 7
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("order", ["default", "paper"])
+def test_sixteen_adam_units_give_the_bits_of_the_golden_rule(order):
+    options = {"lanes": 16, "block_bytes": 512, "order": order}
+    assert len(bench("cocotb_kernel_runs", "adam", options).tests) == 7
