@@ -50,7 +50,9 @@ class _Options(ctypes.Structure):
         ("latency", ctypes.c_uint64),
         ("seed", ctypes.c_uint64),
         ("half_duplex", ctypes.c_uint32),
+        ("native", ctypes.c_uint32),
         ("stall", ctypes.c_uint32),
+        ("reserved", ctypes.c_uint32),
         ("trace", ctypes.c_char_p),
     )
 
@@ -142,7 +144,7 @@ class VerilatedBackend(EmulatedBackend):
         self.capacity_bytes = options.memory_bytes
         self._memory = EmulatedMemory(options.memory_bytes)
         traced = options.trace is not None
-        self._lib = _load(library(self.config, options.fu, trace=traced))
+        self._lib = _load(library(self.config, trace=traced))
         if options.trace is not None:
             Path(options.trace).parent.mkdir(parents=True, exist_ok=True)
         latency = options.latency
@@ -155,6 +157,7 @@ class VerilatedBackend(EmulatedBackend):
                     latency=MEMORY_LATENCY[options.memory] if latency is None else latency,
                     seed=options.seed,
                     half_duplex=int(options.memory == "halfduplex"),
+                    native=int(options.fu == "native"),
                     stall=round(options.stall * 65536),
                     trace=None if options.trace is None else options.trace.encode(),
                 )

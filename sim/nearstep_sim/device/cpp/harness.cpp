@@ -14,10 +14,7 @@
 #include "axi_checker.hpp"
 #include "design.hpp"
 #include "port_memory.hpp"
-#include "verilated.h"
-#if VM_TRACE
-#include "verilated_vcd_c.h"
-#endif
+#include "units.hpp"
 
 namespace nearstep {
 namespace {
@@ -35,7 +32,9 @@ struct Options {
     std::uint64_t latency;
     std::uint64_t seed;
     std::uint32_t half_duplex;
+    std::uint32_t native;
     std::uint32_t stall;
+    std::uint32_t reserved;
     const char* trace;
 };
 
@@ -59,7 +58,7 @@ class Device {
   public:
     explicit Device(const Options& options)
         : shell_(std::make_unique<design::Shell>(&context_, "kernel")),
-          units_(&context_),
+          units_(design::make_units(options.native != 0, &context_)),
           memory_(Store(options.data, options.state, options.capacity, design::kBeatBytes),
                   {options.half_duplex != 0, options.latency, options.stall, options.seed}),
           checker_(design::kBeatBytes) {
@@ -68,7 +67,7 @@ class Device {
             context_.traceEverOn(true);
             trace_ = std::make_unique<VerilatedVcdC>();
             shell_->trace(trace_.get(), 99);
-            units_.trace(trace_.get());
+            units_->trace(trace_.get());
             trace_->open(options.trace);
         }
 #endif
@@ -103,7 +102,7 @@ class Device {
             ++cycle_;
         }
         shell.rst = 0;
-        units_.reset(shell);
+        units_->reset(shell);
     }
 
     std::int32_t read_register(std::uint64_t address, std::uint32_t* value) {
@@ -140,7 +139,7 @@ class Device {
             if (address_taken) shell.s_axil___05Fawvalid = 0;
             if (data_taken) shell.s_axil___05Fwvalid = 0;
             if (answered) {
-                units_.configure(shell);
+                units_->configure(shell);
                 return response;
             }
         }
@@ -189,7 +188,7 @@ class Device {
         shell.m_axi___05Fbvalid = s.bvalid;
         shell.m_axi___05Fbid = s.bid;
         shell.m_axi___05Fbresp = s.bresp;
-        units_.show(shell);
+        units_->show(shell);
         shell.clk = 0;
         shell.eval();
         dump();
@@ -199,7 +198,7 @@ class Device {
         auto& shell = *shell_;
         sample();
         checker_.cycle(manager_, memory_.pins(), memory_.fault, cycle_);
-        if (shell.fu___05Fi_en) units_.clock(shell);
+        if (shell.fu___05Fi_en) units_->clock(shell);
         shell.clk = 1;
         shell.eval();
         dump();
@@ -244,7 +243,7 @@ class Device {
 
     VerilatedContext context_;
     std::unique_ptr<design::Shell> shell_;
-    design::Units units_;
+    std::unique_ptr<Units<design::Shell>> units_;
     PortMemory memory_;
     AxiChecker checker_;
     ManagerPins manager_;

@@ -5,38 +5,34 @@
 #include <cstdint>
 #include <cstring>
 
+#include "units.hpp"
+
 namespace nearstep {
 
 // `Ports` knows the names: configure, load and compute into a slot, show a slot.
 template <class Shell, class Ports, unsigned kLatency>
-class NativeUnits {
+class NativeUnits final : public Units<Shell> {
   public:
-    template <class Context>
-    explicit NativeUnits(Context*) {}
-
-    void reset(const Shell& shell) {
+    void reset(const Shell& shell) override {
         for (auto& slot : ring_) slot.valid = false;
         at_ = 0;
         configure(shell);
     }
 
-    void configure(const Shell& shell) { Ports::configure(shell, registers_); }
+    void configure(const Shell& shell) override { Ports::configure(shell, registers_); }
 
-    void clock(const Shell& shell) {
+    void clock(const Shell& shell) override {
         auto& slot = ring_[at_];
         slot.valid = shell.fu___05Fi_valid;
         if (slot.valid) Ports::compute(shell, registers_, slot);
         at_ = at_ + 1 == kLatency ? 0 : at_ + 1;
     }
 
-    void show(Shell& shell) const {
+    void show(Shell& shell) const override {
         const auto& slot = ring_[at_];
         shell.fu___05Fo_valid = slot.valid;
         if (slot.valid) Ports::show(shell, slot);
     }
-
-    template <class Trace>
-    void trace(Trace*) {}
 
   private:
     std::array<typename Ports::Slot, kLatency> ring_{};

@@ -6,22 +6,24 @@
 #include <memory>
 #include <string>
 
+#include "units.hpp"
+
 namespace nearstep {
 
 // `Ports` knows the names: drive, configure and collect for one unit.
 template <class Shell, class Unit, class Ports, unsigned kUnits>
-class RtlUnits {
+class RtlUnits final : public Units<Shell> {
   public:
     explicit RtlUnits(VerilatedContext* context) {
         for (unsigned k = 0; k < kUnits; ++k)
             units_[k] = std::make_unique<Unit>(context, ("unit" + std::to_string(k)).c_str());
     }
 
-    ~RtlUnits() {
+    ~RtlUnits() override {
         for (auto& unit : units_) unit->final();
     }
 
-    void reset(const Shell& shell) {
+    void reset(const Shell& shell) override {
         for (auto& unit : units_) {
             unit->i_en = 1;
             unit->i_valid = 0;
@@ -32,25 +34,25 @@ class RtlUnits {
         configure(shell);
     }
 
-    void configure(const Shell& shell) {
+    void configure(const Shell& shell) override {
         for (auto& unit : units_) Ports::configure(shell, *unit);
     }
 
-    // An enabled cycle. The shell sees the results in its next cycle.
-    void clock(const Shell& shell) {
+    void clock(const Shell& shell) override {
         Ports::drive(shell, units_);
         for (auto& unit : units_) tick(*unit);
     }
 
-    void show(Shell& shell) const {
+    void show(Shell& shell) const override {
         shell.fu___05Fo_valid = units_[0]->o_valid;
         if (units_[0]->o_valid) Ports::collect(shell, units_);
     }
 
-    template <class Trace>
-    void trace(Trace* trace) {
+#if VM_TRACE
+    void trace(VerilatedVcdC* trace) override {
         for (auto& unit : units_) unit->trace(trace, 99);
     }
+#endif
 
   private:
     static void tick(Unit& unit) {
