@@ -1,0 +1,254 @@
+"""Random command streams: the DDR4 model and a checker that compares all pairs agree.
+
+The checker is written from the text of the standard alone: it keeps the whole history, looks at
+every earlier command for every new one, and shares no code with the model.
+"""
+
+import random
+from typing import NamedTuple
+
+import pytest
+
+from nearstep_hw.dram.command import Command
+from nearstep_hw.dram.timing import dram_timing
+from nearstep_sim.dram.device import Ddr4Device
+from nearstep_sim.dram.trace import TraceCommand
+
+TREFI = 6240
+CL, CWL, TRCD, TRP, TRAS, TRC, TWR, TRTP = 11, 9, 11, 11, 28, 39, 12, 6
+CCD_S, CCD_L, WTR_S, WTR_L = 4, 5, 2, 6
+# JESD79-4, DDR4-1600: (tRRD_S, tRRD_L, tFAW) by page, tRFC by density, bank groups
+PARTS = {("8Gb", "x8"): (4, 5, 20, 280, 4), ("16Gb", "x16"): (5, 6, 28, 440, 2)}
+
+READS = (Command.RD, Command.RDA)
+WRITES = (Command.WR, Command.WRA)
+COLUMNS = READS + WRITES
+
+
+class Broken(NamedTuple):
+    """A broken rule: its name, the clock of the earlier command and the clocks missing."""
+
+    rule: str
+    previous: int | None
+    missing: int
+
+
+def naive_check(history: list[TraceCommand], new: TraceCommand, part: tuple[str, str]) -> set:
+    """Every rule that `new` breaks after `history`, which breaks none."""
+    rrd_s, rrd_l, faw, rfc, _ = PARTS[part]
+    broken: set[Broken] = set()
+
+    def need(rule: str, old_clock: int, minimum: int, shown: int | None = None) -> None:
+        if new.clock - old_clock < minimum:
+            clock = old_clock if shown is None else shown
+            broken.add(Broken(rule, clock, minimum - (new.clock - old_clock)))
+
+    if history and new.clock <= history[-1].clock:
+        return {Broken("one command a slot", history[-1].clock, 0)}
+
+    # Refresh: at most eight owed at any time up to now, at most nine intervals apart.
+    counted, last = 0, 0
+    for refresh in [c.clock for c in history if c.command is Command.REF]:
+        counted = min(counted + 1, max(refresh - 1, 0) // TREFI + 8)
+        last = refresh
+    if (new.clock - 1) // TREFI - counted > 8 or new.clock - last > 9 * TREFI:
+        return {Broken("tREFI", None, 0)}
+
+    # State: what the last command that opens or closes each bank did.
+    open_banks: dict[tuple[int, int], int] = {}
+    for c in history:
+        bank = (c.bank_group, c.bank)
+        if c.command is Command.ACT:
+            open_banks[bank] = c.row
+        elif c.command in (Command.PRE, Command.RDA, Command.WRA):
+            open_banks.pop(bank, None)
+        elif c.command is Command.PREA:
+            open_banks.clear()
+    bank = (new.bank_group, new.bank)
+    if new.command is Command.ACT and bank in open_banks:
+        return {Broken("bank open", None, 0)}
+    if new.command in COLUMNS and bank not in open_banks:
+        return {Broken("bank closed", None, 0)}
+    if new.command is Command.REF and open_banks:
+        return {Broken("bank open", None, 0)}
+
+    activates = []
+    refreshes = []
+    for i, old in enumerate(history):
+        same_bank = (old.bank_group, old.bank) == bank
+        same_group = old.bank_group == new.bank_group
+        all_banks = new.command in (Command.PREA, Command.REF)
+        if old.command is Command.REF:
+            refreshes.append(old.clock)
+            if new.command not in COLUMNS:
+                need("tRFC", old.clock, rfc)
+        if old.command is Command.ACT:
+            activates.append(old.clock)
+            if new.command is Command.ACT:
+                need(
+                    "tRRD_L" if same_group else "tRRD_S", old.clock, rrd_l if same_group else rrd_s
+                )
+                if same_bank:
+                    need("tRC", old.clock, TRC)
+            if new.command in COLUMNS and same_bank:
+                need("tRCD", old.clock, TRCD)
+            if new.command is Command.PREA or (new.command is Command.PRE and same_bank):
+                need("tRAS", old.clock, TRAS)
+        if old.command in READS:
+            if new.command in READS:
+                need(
+                    "tCCD_L" if same_group else "tCCD_S", old.clock, CCD_L if same_group else CCD_S
+                )
+            if new.command in WRITES:
+                need("tRTW", old.clock, CL - CWL + 4 + 2)
+            if new.command is Command.PREA or (new.command is Command.PRE and same_bank):
+                need("tRTP", old.clock, TRTP)
+        if old.command in WRITES:
+            if new.command in WRITES:
+                need(
+                    "tCCD_L" if same_group else "tCCD_S", old.clock, CCD_L if same_group else CCD_S
+                )
+            if new.command in READS:
+                wtr = WTR_L if same_group else WTR_S
+                need("tWTR_L" if same_group else "tWTR_S", old.clock, CWL + 4 + wtr)
+            if new.command is Command.PREA or (new.command is Command.PRE and same_bank):
+                need("tWR", old.clock, CWL + 4 + TWR)
+        if new.command in (Command.ACT, Command.REF):
+            if old.command is Command.PREA or (
+                old.command is Command.PRE and (same_bank or all_banks)
+            ):
+                need("tRP", old.clock, TRP)
+            if old.command in (Command.RDA, Command.WRA) and (same_bank or all_banks):
+                opened = max(
+                    c.clock
+                    for c in history[:i]
+                    if c.command is Command.ACT
+                    and (c.bank_group, c.bank) == (old.bank_group, old.bank)
+                )
+                wait = TRTP if old.command is Command.RDA else CWL + 4 + TWR
+                need("tRP", max(opened + TRAS, old.clock + wait), TRP, old.clock)
+    if new.command is Command.ACT and len(activates) >= 4:
+        need("tFAW", activates[-4], faw)
+    if new.command is Command.REF and len(refreshes) >= 16 and not broken:
+        need("16 REF in 2 tREFI", refreshes[-16], 2 * TREFI)
+    return broken
+
+
+GAPS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 12, 15, 19, 20, 25, 28, 36, 39, 48, 280, 440)
+C = Command
+MIXES = (
+    [C.ACT] * 6 + [C.RD, C.WR] * 6 + [C.PRE] * 4 + [C.RDA, C.WRA, C.PREA, C.REF],
+    [C.ACT] * 12 + [C.PRE, C.RDA, C.WRA],  # rows
+    [C.ACT] * 2 + [C.RD, C.WR] * 10 + [C.PRE],  # columns
+    [C.REF] * 6 + [C.ACT, C.PRE, C.PREA, C.RDA],  # refresh
+)
+
+
+def random_trace(
+    rng: random.Random, part: tuple[str, str], length: int, legal: float
+) -> tuple[list[TraceCommand], set[Broken]]:
+    """A trace that breaks a rule with its last command, or none at all.
+
+    A command that would break a rule is mostly (`legal`) thrown away, so that traces grow long.
+    """
+    groups = PARTS[part][4]
+    mix = rng.choice(MIXES)
+    gaps = rng.choice((GAPS, GAPS[:8], GAPS[:12], GAPS[3:6]))
+    history: list[TraceCommand] = []
+    clock = rng.randrange(1, 100)
+    banks = [(rng.randrange(groups), rng.randrange(4)) for _ in range(rng.randint(1, 12))]
+    tries = 0
+    while len(history) < length and tries < 40 * length:
+        tries += 1
+        command = rng.choice(mix)
+        gap = rng.choice(gaps) if rng.random() < 0.995 else rng.randrange(1, 10 * TREFI)
+        group, bank = rng.choice(banks)
+        if command in (Command.PREA, Command.REF):
+            new = TraceCommand(clock + gap, command)
+        else:
+            row = rng.randrange(4) if command is Command.ACT else -1
+            column = 8 * rng.randrange(128) if command in COLUMNS else 0
+            new = TraceCommand(clock + gap, command, 0, group, bank, row, column)
+        broken = naive_check(history, new, part)
+        if broken and rng.random() < legal:
+            if rng.random() < 0.3:
+                clock += 1
+            continue
+        history.append(new)
+        clock = new.clock
+        if broken:
+            return history, broken
+    return history, set()
+
+
+@pytest.mark.parametrize("part", PARTS, ids=" ".join)
+@pytest.mark.parametrize("legal", [0.3, 0.9, 0.99, 0.999])
+def test_model_and_naive_checker_agree_on_random_traces(
+    part: tuple[str, str], legal: float
+) -> None:
+    seed = 20_240_307
+    print("seed", seed)
+    rng = random.Random(f"{seed} {part} {legal}")
+    compared = 0
+    seen: set[str] = set()
+    for _ in range(40 if legal > 0.9 else 150):
+        trace, broken = random_trace(rng, part, 90, legal)
+        device = Ddr4Device(dram_timing("DDR4-1600", *part))
+        device.play(trace[:-1] if broken else trace)
+        assert device.violation is None, trace
+        compared += len(trace)
+        if not broken:
+            continue
+        last = trace[-1]
+        coordinates = {
+            "bank_group": last.bank_group,
+            "bank": last.bank,
+            "row": max(last.row, 0),
+            "column": last.column,
+        }
+        with pytest.raises(RuntimeError):
+            device.issue(last.clock, last.command, **coordinates)
+        found = device.violation
+        assert found is not None
+        worst = max(each.missing for each in broken)
+        candidates = {each for each in broken if each.missing == worst}
+        assert found.rule in {each.rule for each in candidates}, (trace, broken, str(found))
+        if worst:
+            previous = found.previous.clock if found.previous else None
+            assert (found.rule, previous) in {(c.rule, c.previous) for c in candidates}, trace
+        seen.add(found.rule)
+    print(compared, "commands,", len(seen), "rules broken:", sorted(seen))
+    assert compared > 200
+    assert len(seen) >= 4
+
+
+RULES = {
+    *("tRCD", "tRP", "tRAS", "tRC", "tCCD_S", "tCCD_L", "tRRD_S", "tRRD_L", "tFAW", "tRTW"),
+    *("tWR", "tWTR_S", "tWTR_L", "tRTP", "tRFC", "tREFI", "bank open", "bank closed"),
+}
+
+
+@pytest.mark.deep
+def test_random_traces_reach_every_rule() -> None:
+    seed = 99
+    print("seed", seed)
+    rng = random.Random(seed)
+    seen: set[str] = set()
+    commands = 0
+    for part in PARTS:
+        for _ in range(2500):
+            trace, broken = random_trace(rng, part, 60, rng.choice([0.5, 0.9, 0.99]))
+            device = Ddr4Device(dram_timing("DDR4-1600", *part))
+            try:
+                device.play(trace)
+            except RuntimeError:
+                assert device.violation is not None
+            commands += len(trace)
+            found = device.violation
+            assert (found is None) == (not broken), trace
+            if found is not None:
+                worst = max(each.missing for each in broken)
+                assert found.rule in {e.rule for e in broken if e.missing == worst}, trace
+                seen.add(found.rule)
+    print(commands, "commands; rules broken:", sorted(seen))
+    assert seen >= RULES
