@@ -10,11 +10,17 @@ from nearstep.device import open_device as open
 if TYPE_CHECKING:
     from nearstep import optim as optim
 
-__all__ = ["Device", "open", "optim"]
+__all__ = ["Device", "open"]
 
 
 def __getattr__(name: str) -> ModuleType:
     """Load ``nearstep.optim`` when it is first used: it needs torch, the rest does not."""
     if name == "optim":
-        return importlib.import_module("nearstep.optim")
+        try:
+            return importlib.import_module("nearstep.optim")
+        except ModuleNotFoundError as error:
+            if error.name != "torch":
+                raise
+            hint = "nearstep.optim needs torch: pip install 'nearstep[torch]'"
+            raise ModuleNotFoundError(hint, name="torch") from error
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -29,6 +29,7 @@ from torch.optim.optimizer import Optimizer, ParamsT
 
 from nearstep.device import Device
 from nearstep.placement import Extent, Launch, Placement
+from nearstep.run import Run
 from nearstep.torch import options
 from nearstep.torch.checks import check_gradient, check_parameter, label
 from nearstep.torch.errors import InterruptedStepError, ParameterError
@@ -279,6 +280,7 @@ class Adam(Optimizer):
         self._residents: dict[Tensor, Resident] = {}
         self._traffic = Traffic()
         self._interrupted = None
+        self._started = 0.0
         weakref.finalize(self, self._placement.free)
 
     def _complete(self, group: dict[str, Any]) -> None:
@@ -350,23 +352,27 @@ class Adam(Optimizer):
             resident.send_gradient(gradient)
             updates.append((resident, state))
             keyed.append((resident.extent, (index, step)))
+        started = False
         try:
             for launch in self._placement.launches(keyed):
-                self._run(launch)
+                run = self._start(launch)
+                started = True
+                self._wait(run)
             for resident, state in updates:
                 resident.fetch_parameter()
                 state.advance()
         except BaseException as error:
-            self._interrupted = error
+            if started:
+                self._interrupted = error
             raise
         self._traffic.steps += 1
         self._traffic.elements += sum(resident.extent.count for resident, _ in updates)
 
-    def _run(self, launch: Launch) -> None:
+    def _start(self, launch: Launch) -> Run:
         index, step = cast(tuple[int, int], launch.key)
-        start = time.perf_counter()
         arrays = launch.buffers
-        run = self._lease.device.adam(
+        self._started = time.perf_counter()
+        return self._lease.device.adam(
             arrays["p"],
             arrays["g"],
             arrays["m"],
@@ -374,8 +380,14 @@ class Adam(Optimizer):
             step=step,
             **options.hyperparameters(self.param_groups[index]),
         )
-        run.wait(self._max_cycles)
-        self._traffic.run_seconds += time.perf_counter() - start
+
+    def _wait(self, run: Run) -> None:
+        try:
+            run.wait(self._max_cycles)
+        except BaseException:
+            run.abort()  # so that the device is idle: it may have other users
+            raise
+        self._traffic.run_seconds += time.perf_counter() - self._started
         self._traffic.launches += 1
         if run.cycles is not None:
             self._traffic.cycles = (self._traffic.cycles or 0) + run.cycles

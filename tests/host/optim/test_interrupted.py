@@ -9,55 +9,80 @@ import pytest
 import torch
 
 import nearstep
-from nearstep.errors import BusResponseError
+from nearstep.backends.emulated import EmulatedBackend, Injection
+from nearstep.errors import BusResponseError, BusyError, DeviceError, WaitTimeoutError
 from nearstep.torch.errors import InterruptedStepError
 
+URLS = ["golden:axdimm?memory_bytes=1MiB", "sim:axdimm?memory_bytes=1MiB"]
 
-def failing(adam, calls):
-    """``device.adam`` of which the run number ``calls`` fails after it has been done."""
-    remaining = [calls]
-
-    def run(*buffers, **options):
-        started = adam(*buffers, **options)
-        remaining[0] -= 1
-        if remaining[0] == 0:
-            started.wait()
-            raise BusResponseError(
-                cause="READ_RESPONSE", stream="P", address=64, committed=0, count=started.count
-            )
-        return started
-
-    return run
+FAILURES = {
+    "read answered with SLVERR": ({"kind": "slverr", "write": False}, "g", BusResponseError),
+    "write answered with DECERR": ({"kind": "decerr", "write": True}, "v", BusResponseError),
+    "read never answered": ({"kind": "never", "write": False}, "m", WaitTimeoutError),
+}
 
 
-@pytest.fixture
-def interrupted(device, make_parameters, give_gradients, monkeypatch):
-    """An optimizer whose fourth step failed in the second of two runs, and a good checkpoint."""
-    ours, theirs = make_parameters(), make_parameters()
-    groups = [{"params": ours[:1]}, {"params": ours[1:]}]
-    optimizer = nearstep.optim.AdamW(groups, lr=1e-2, device=device)
-    reference = torch.optim.AdamW(
-        [{"params": theirs[:1]}, {"params": theirs[1:]}], lr=1e-2, fused=True
-    )
-    for _ in range(3):
-        give_gradients(ours, theirs)
-        optimizer.step()
-        reference.step()
-    checkpoint = [p.detach().clone() for p in ours], optimizer.state_dict()
-    give_gradients(ours)
-    with monkeypatch.context() as patch:
-        patch.setattr(device, "adam", failing(device.adam, 2))
-        with pytest.raises(BusResponseError):
-            optimizer.step()
-    return ours, theirs, optimizer, reference, checkpoint
+class Interrupted:
+    """An optimizer whose fourth step fails in the second of two runs, and a checkpoint."""
+
+    def __init__(self, url, make_parameters, give_gradients, monkeypatch):
+        self.device = nearstep.open(url)
+        self.ours, self.theirs = make_parameters(), make_parameters()
+        self.optimizer = nearstep.optim.AdamW(
+            self.groups(self.ours), lr=1e-2, device=self.device, max_cycles=20_000
+        )
+        self.reference = torch.optim.AdamW(self.groups(self.theirs), lr=1e-2, fused=True)
+        addresses = []
+        adam = self.device.adam
+
+        def spy(p, g, m, v, **options):
+            addresses.append({"p": p.address, "g": g.address, "m": m.address, "v": v.address})
+            return adam(p, g, m, v, **options)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(self.device, "adam", spy)
+            for _ in range(3):
+                give_gradients(self.ours, self.theirs)
+                self.optimizer.step()
+                self.reference.step()
+        self.second_run = addresses[-1]
+        self.parameters = [p.detach().clone() for p in self.ours]
+        self.state = self.optimizer.state_dict()
+
+    @staticmethod
+    def groups(parameters):
+        return [{"params": parameters[:1]}, {"params": parameters[1:]}]
+
+    def fail(self, failure, give_gradients):
+        options, array, error = FAILURES[failure]
+        backend = self.device.backend
+        assert isinstance(backend, EmulatedBackend)
+        address = self.second_run[array]
+        backend.inject(Injection(base=address, limit=address + 64, **options))
+        give_gradients(self.ours)
+        with pytest.raises(error):
+            self.optimizer.step()
+        backend.heal()
+
+
+@pytest.fixture(params=URLS)
+def before(request, make_parameters, give_gradients, monkeypatch):
+    prepared = Interrupted(request.param, make_parameters, give_gradients, monkeypatch)
+    yield prepared
+    prepared.device.close()
+
+
+@pytest.fixture(params=FAILURES)
+def interrupted(request, before, give_gradients):
+    before.fail(request.param, give_gradients)
+    return before
 
 
 def test_the_host_keeps_the_old_parameters_and_counts_no_step(interrupted):
-    ours, _, optimizer, _, (parameters, _) = interrupted
-    for p, saved in zip(ours, parameters, strict=True):
+    for p, saved in zip(interrupted.ours, interrupted.parameters, strict=True):
         assert torch.equal(p, saved)
-    assert optimizer.traffic.steps == 3
-    assert optimizer.state[ours[0]]["step"] == 3
+    assert interrupted.optimizer.traffic.steps == 3
+    assert interrupted.optimizer.state[interrupted.ours[0]]["step"] == 3
 
 
 @pytest.mark.parametrize(
@@ -70,31 +95,48 @@ def test_the_host_keeps_the_old_parameters_and_counts_no_step(interrupted):
     ],
     ids=["step", "state_dict", "pickle", "deepcopy"],
 )
-def test_it_refuses_further_use(use, interrupted):
+def test_it_refuses_further_use(use, before, give_gradients):
+    before.fail("read answered with SLVERR", give_gradients)
     with pytest.raises(InterruptedStepError, match="BusResponseError"):
-        use(interrupted[2])
+        use(before.optimizer)
 
 
 def test_a_checkpoint_heals_it(interrupted, give_gradients, assert_equal_bits):
-    ours, theirs, optimizer, reference, (parameters, state) = interrupted
+    ours, theirs = interrupted.ours, interrupted.theirs
     with torch.no_grad():
-        for p, saved in zip(ours, parameters, strict=True):
+        for p, saved in zip(ours, interrupted.parameters, strict=True):
             p.copy_(saved)
-    optimizer.load_state_dict(state)
+    interrupted.optimizer.load_state_dict(interrupted.state)
     for _ in range(2):
         give_gradients(ours, theirs)
-        optimizer.step()
-        reference.step()
-    assert_equal_bits(ours, theirs, optimizer, reference)
+        interrupted.optimizer.step()
+        interrupted.reference.step()
+    assert_equal_bits(ours, theirs, interrupted.optimizer, interrupted.reference)
 
 
 def test_other_optimizers_of_the_device_go_on(
-    interrupted, device, make_parameters, give_gradients, assert_equal_bits
+    interrupted, make_parameters, give_gradients, assert_equal_bits
 ):
     ours, theirs = make_parameters(), make_parameters()
-    optimizer = nearstep.optim.AdamW(ours, device=device)
+    optimizer = nearstep.optim.AdamW(ours, device=interrupted.device)
     reference = torch.optim.AdamW(theirs, fused=True)
     give_gradients(ours, theirs)
     optimizer.step()
     reference.step()
     assert_equal_bits(ours, theirs, optimizer, reference)
+
+
+def test_a_step_that_could_not_start_may_be_repeated(
+    before, give_gradients, monkeypatch, assert_equal_bits
+):
+    def busy(*_, **__) -> None:
+        raise BusyError("another run has not ended")
+
+    give_gradients(before.ours, before.theirs)
+    with monkeypatch.context() as patch:
+        patch.setattr(before.device, "adam", busy)
+        with pytest.raises(DeviceError):
+            before.optimizer.step()
+    before.optimizer.step()
+    before.reference.step()
+    assert_equal_bits(before.ours, before.theirs, before.optimizer, before.reference)
