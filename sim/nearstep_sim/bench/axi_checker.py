@@ -134,7 +134,8 @@ class AxiChecker:
         return burst.len + 1
 
     def _ar(self, burst: Address) -> None:
-        self._reads[burst.id].append(self._address("ar", burst))
+        beats = self._address("ar", burst)
+        self._reads[burst.id].append(beats)
         self.most_ahead = max(self.most_ahead, sum(map(len, self._reads)))
 
     def _aw(self, burst: Address) -> None:

@@ -1,0 +1,132 @@
+"""WindowMatch and WindowChecker against a comparison byte by byte."""
+
+import random
+
+import pytest
+from amaranth.sim import Simulator
+
+from nearstep_hw.axi.burst import BurstLayout
+from nearstep_hw.axi.window import WindowChecker, WindowMatch
+
+WINDOWS = 3
+TOP = 1 << 64
+
+
+def granted(windows, start, end, read, write):
+    return any(
+        w["valid"]
+        and (w["read"] or not read)
+        and (w["write"] or not write)
+        and w["base"] <= start
+        and end <= w["limit"]
+        for w in windows
+    )
+
+
+def set_windows(ctx, port, windows):
+    for interface, window in zip(port, windows, strict=True):
+        for name, value in window.items():
+            ctx.set(getattr(interface, name), value)
+
+
+def random_windows(rng, near):
+    def window():
+        base = max(0, near + rng.randrange(-3, 4))
+        return {
+            "base": base,
+            "limit": min(TOP - 1, max(0, base + rng.randrange(-2, 12))),
+            "read": rng.random() < 0.7,
+            "write": rng.random() < 0.7,
+            "valid": rng.random() < 0.8,
+        }
+
+    return [window() for _ in range(WINDOWS)]
+
+
+def test_matches_exactly_the_ranges_of_one_window():
+    seed = 3
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    dut = WindowMatch(windows=WINDOWS)
+    seen = [0, 0]
+
+    async def bench(ctx):
+        for _ in range(3000):
+            near = rng.choice((0, 1000, 1 << 34, TOP - 8))
+            windows = random_windows(rng, near)
+            start = max(0, near + rng.randrange(-3, 4))
+            end = start + rng.randrange(1, 8)
+            read, write = rng.random() < 0.7, rng.random() < 0.5
+            set_windows(ctx, dut.window, windows)
+            ctx.set(dut.i_start, start)
+            ctx.set(dut.i_end, end)
+            ctx.set(dut.i_read, read)
+            ctx.set(dut.i_write, write)
+            await ctx.delay(0)
+            wanted = granted(windows, start, end, read, write)
+            assert ctx.get(dut.o_granted) == wanted, (windows, start, end, read, write)
+            seen[wanted] += 1
+
+    simulator = Simulator(dut)
+    simulator.add_testbench(bench)
+    simulator.run()
+    assert min(seen) > 200, seen
+
+
+@pytest.mark.parametrize("write", [False, True])
+def test_bursts_pass_until_the_first_that_is_refused(write):
+    seed = 7
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    beat = 64
+    layout = BurstLayout(streams=4, address_width=34, burst_beats=64)
+    dut = WindowChecker(layout, beat_bytes=beat, windows=WINDOWS, write=write)
+    window = {"base": 4096, "limit": 8 * 4096 - 1, "read": not write, "write": write, "valid": 1}
+    other = {**window, "base": 0, "limit": TOP - 1, "read": write, "write": not write}
+    closed = {**window, "base": 0, "limit": TOP - 1, "valid": 0}
+    windows = [other, window, closed]
+    passed = refused = 0
+
+    async def bench(ctx):
+        nonlocal passed, refused
+        set_windows(ctx, dut.window, windows)
+        for _ in range(300):
+            beats = rng.randrange(1, 65)
+            address = rng.randrange(0, 9 * 4096) // beat * beat
+            burst = {"stream": 2, "address": address, "beats": beats}
+            burst |= {"block_last": 1, "run_last": 0}
+            ctx.set(dut.i.payload, burst)
+            ctx.set(dut.i.valid, 1)
+            assert ctx.get(dut.i.ready)
+            await ctx.tick()
+            ctx.set(dut.i.valid, 0)
+            for _ in range(3):
+                await ctx.tick()
+            wanted = granted(windows, address, address + beats * beat, not write, write)
+            assert ctx.get(dut.o.valid) == wanted
+            assert ctx.get(dut.o_refused) == (not wanted)
+            assert ctx.get(dut.o_burst).address == address
+            if wanted:
+                passed += 1
+                assert ctx.get(dut.o.payload).address == address
+                ctx.set(dut.o.ready, 1)
+                await ctx.tick()
+                ctx.set(dut.o.ready, 0)
+            else:
+                refused += 1
+                for _ in range(rng.randrange(4)):  # nothing passes until it is cleared
+                    ctx.set(dut.i.valid, 1)
+                    assert not ctx.get(dut.i.ready)
+                    assert not ctx.get(dut.o.valid)
+                    await ctx.tick()
+                ctx.set(dut.i.valid, 0)
+                ctx.set(dut.i_clear, 1)
+                await ctx.tick()
+                ctx.set(dut.i_clear, 0)
+
+    simulator = Simulator(dut)
+    simulator.add_clock(1e-6)
+    simulator.add_testbench(bench)
+    simulator.run()
+    assert passed > 50, passed
+    assert refused > 30, refused
