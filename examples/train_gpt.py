@@ -26,7 +26,7 @@ from stdlib_text import Batches, Text, load_text
 from trainer import Trainer
 
 import nearstep
-from nearstep.errors import NearstepError
+from nearstep.errors import NearstepError, OutOfDeviceMemoryError
 
 OUTPUT = Path(__file__).resolve().parents[1] / "build" / "run"
 
@@ -71,7 +71,10 @@ def main(
     opened = time.perf_counter()
 
     with near_memory:
-        ours = _trainer(size, context, seed, steps, lr, weight_decay, near_memory)
+        try:
+            ours = _trainer(size, context, seed, steps, lr, weight_decay, near_memory)
+        except OutOfDeviceMemoryError as error:
+            raise typer.BadParameter(str(error), param_hint="--device") from error
         theirs = _trainer(size, context, seed, steps, lr, weight_decay, None) if baseline else None
         parameters = sum(p.numel() for p in ours.model.parameters())
         console.print(

@@ -1,0 +1,156 @@
+"""The example: trains, reports, and refuses bad arguments in plain words."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import math
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import typer
+from typer.testing import CliRunner
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+MODULES = ("train_gpt", "trainer", "run_figures", "run_report", "stdlib_text", "gpt")
+
+
+@pytest.fixture
+def example(monkeypatch):
+    """Imports a module of the examples as ``python examples/...`` would."""
+    monkeypatch.syspath_prepend(EXAMPLES)
+    yield importlib.import_module
+    for name in MODULES:
+        sys.modules.pop(name, None)
+
+
+@pytest.fixture
+def train(example, tmp_path):
+    """Runs the example with these arguments; returns click's result and the report's folder."""
+    app = typer.Typer()
+    app.command()(example("train_gpt").main)
+
+    def run(*arguments):
+        result = CliRunner().invoke(app, [*arguments, "--output", str(tmp_path)])
+        return result, tmp_path
+
+    return run
+
+
+SHORT = ("--size", "tiny", "--batch", "2", "--context", "32")
+
+
+def figures_of(report):
+    return {f"{figure['section']}: {figure['name']}": figure for figure in report["figures"]}
+
+
+@pytest.mark.parametrize(
+    ("device", "steps"),
+    [
+        ("golden:axdimm", 6),
+        ("sim:axdimm", 2),
+        ("sim:axdimm?memory=halfduplex", 1),
+    ],
+)
+def test_it_trains_as_torch_does_and_reports(device, steps, train):
+    result, folder = train("--device", device, "--steps", str(steps), *SHORT)
+    assert result.exit_code == 0, result.output
+    assert "bits that differ from torch" in result.output
+    report = json.loads((folder / "report.json").read_text())
+    assert (folder / "loss.png").read_bytes().startswith(b"\x89PNG")
+
+    configuration = report["configuration"]
+    assert (configuration["device"], configuration["steps"]) == (device, steps)
+    assert {"size", "parameters", "batch", "context", "lr", "seed"} <= configuration.keys()
+    assert {"torch", "aten_capability", "text_sha256"} <= report["environment"].keys()
+    assert len(report["loss"]) == steps
+    assert all(map(math.isfinite, report["loss"]))
+
+    figures = figures_of(report)
+    assert {figure["origin"] for figure in figures.values()} == {"measured", "modelled", "paper"}
+    count = configuration["parameters"]
+    assert figures["host link: gradients down"]["value"] == 4 * count
+    assert figures["host link: parameters up"]["value"] == 4 * count
+    assert figures["host link: CPU offload in fp16"]["value"] == 4 * count
+    assert figures["state on host memory bus: nearstep"]["value"] == 0
+    assert figures["state on host memory bus: CPU offload"]["value"] == 28 * count
+    cycles = figures["device: cycles"]["value"]
+    if device.startswith("golden"):
+        assert cycles is None
+        assert figures["device: throughput at 200 MHz"]["value"] is None
+    else:
+        beats = 7 if "halfduplex" in device else 4
+        assert cycles >= steps * beats * count / 16
+    if torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512"):
+        assert report["loss"] == report["baseline_loss"]
+        for array in ("parameters", "exp_avg", "exp_avg_sq"):
+            assert figures[f"bits that differ from torch: {array}"]["value"] == 0
+
+
+def test_without_a_baseline(train):
+    result, folder = train("--device", "golden:axdimm", "--steps", "1", "--no-baseline", *SHORT)
+    assert result.exit_code == 0, result.output
+    report = json.loads((folder / "report.json").read_text())
+    assert report["baseline_loss"] is None
+    assert figures_of(report)["bits that differ from torch: all"]["value"] is None
+    assert (folder / "loss.png").exists()
+
+
+def test_the_same_seed_gives_the_same_losses_and_another_seed_others(train):
+    losses = []
+    for seed in ("3", "3", "4"):
+        result, folder = train(
+            "--device", "golden:axdimm", "--steps", "2", "--no-baseline", "--seed", seed, *SHORT
+        )
+        assert result.exit_code == 0, result.output
+        losses.append(json.loads((folder / "report.json").read_text())["loss"])
+    assert losses[0] == losses[1] != losses[2]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--size", "huge"), "not one of tiny, small"),
+        (("--steps", "0"), "--steps"),
+        (("--steps", "many"), "valid integer"),
+        (("--batch", "-1"), "--batch"),
+        (("--lr", "-0.5"), "--lr"),
+        (("--context", "100000000"), "--context"),
+        (("--device", "axdimm"), "backend:target"),
+        (("--device", "warp:axdimm"), "warp"),
+        (("--device", "golden:axdimm?lane=4"), "lanes"),
+        (("--device", "golden:axdimm?memory_bytes=64KiB", *SHORT), "cannot allocate"),
+        (("--speed", "9"), "--speed"),
+    ],
+)
+def test_a_bad_argument_is_refused_in_plain_words(arguments, message, train):
+    result, folder = train(*arguments)
+    assert result.exit_code == 2
+    words = " ".join(result.output.replace("│", " ").split())
+    assert message in words
+    assert "Traceback" not in result.output
+    assert not list(folder.iterdir())
+
+
+def test_the_text_is_the_same_each_time_and_its_parts_do_not_overlap(example):
+    text = example("stdlib_text")
+    first, second = text.load_text(), text.load_text()
+    assert first.sha256 == second.sha256
+    assert first.files > 100
+    assert len(first.training) > 10 * len(first.validation) > 1000
+    batches = text.Batches(first.training, batch=3, context=8, seed=1)
+    tokens = batches.draw()
+    assert tokens.shape == (3, 9)
+    assert tokens.dtype == torch.int64
+
+
+def test_every_size_of_the_model_has_tensors_of_whole_beats(example):
+    gpt = example("gpt")
+    for size in gpt.SIZES:
+        with torch.device("meta"):
+            model = gpt.Gpt(gpt.sized(size, context=128))
+        assert all(p.numel() % 16 == 0 for p in model.parameters())
+    with pytest.raises(ValueError, match="multiple of heads"):
+        gpt.GptConfig(layers=1, heads=3, width=16, context=8)
