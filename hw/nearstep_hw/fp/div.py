@@ -84,7 +84,11 @@ def div(
             after = step(remainder) - d
         else:
             doubled = Cat(Const(0, 1), step(remainder))
-            after = Mux(step(remainder)[-1], doubled + d, doubled - d)
+            # One adder: - d is + ~d + 1.
+            subtract = ~step(remainder)[-1]
+            after = (
+                doubled + (Cat(d, Const(0, width - len(d))) ^ subtract.replicate(width)) + subtract
+            )
         remainder = step.wrap(f"remainder_{k}", after[:width])
         done = [] if quotient is None else [step(quotient)]
         quotient = step.wrap(f"quotient_{k}", Cat(~remainder.value[-1], *done))

@@ -8,11 +8,12 @@ from amaranth.lib.memory import Memory
 
 __all__ = ["Pipeline", "PipelineError", "Staged", "Step"]
 
-PACKED_BITS = 64
-"""A short delay is a shift register of at most this many bits: a machine word in a simulator."""
+WORD_BITS = 64
+"""A machine word of a simulator: wider signals cost much more."""
 
-RING_STAGES = 6
-"""From this many stages on, a delay is a ring buffer, which costs the same for any length."""
+RING_WORDS = 3
+"""A delay that would take this many words as a shift register is a ring buffer instead, which costs
+the same for any length."""
 
 
 class PipelineError(ValueError):
@@ -85,8 +86,8 @@ class Pipeline(Elaboratable):
     en : Value, optional
         Clock enable of every register of the pipeline.
     delay : str
-        ``"ring"``: delays of six stages and more are small memories that share one pointer (fast to
-        simulate, LUT-RAM in an FPGA). ``"shift"``: registers only (SRL in an FPGA).
+        ``"ring"``: delays of many bits are small memories that share one pointer (fast to simulate,
+        LUT-RAM in an FPGA). ``"shift"``: registers only (SRL in an FPGA).
     name : str
         Name of the submodule.
 
@@ -152,7 +153,7 @@ class Pipeline(Elaboratable):
         """A bit delayed by ``latency`` stages through registers that reset to 0."""
         if latency == 0:
             return Value.cast(value)
-        words = [min(PACKED_BITS, latency - k) for k in range(0, latency, PACKED_BITS)]
+        words = [min(WORD_BITS, latency - k) for k in range(0, latency, WORD_BITS)]
         chain = [Signal(width, name=f"valid_{k}") for k, width in enumerate(words)]
         self._valids.append((Value.cast(value), chain))
         return chain[-1][-1]
@@ -180,7 +181,7 @@ class Pipeline(Elaboratable):
             stage, value = x.stage, line.value
             for tap in sorted(line.taps):
                 target, gap = line.taps[tap], tap - stage
-                if self._delay == "shift" or gap < RING_STAGES:
+                if self._delay == "shift" or _words(len(value), gap) < RING_WORDS:
                     self._shift(m, line.name, value, target, gap)
                 else:
                     name = f"{line.name}_{tap}_{number}"
@@ -205,7 +206,7 @@ class Pipeline(Elaboratable):
         width = len(target)
         inner = gap - 1
         while inner:
-            count = max(1, min(inner, PACKED_BITS // width))
+            count = max(1, min(inner, WORD_BITS // width))
             word = Signal(width * count, name=f"{name}_shift", reset_less=True)
             self._register(m, word, Cat(value, word)[: len(word)])
             value = word[-width:]
@@ -232,6 +233,11 @@ class Pipeline(Elaboratable):
             target.eq(read.data),
         ]
         return bits
+
+
+def _words(width: int, stages: int) -> int:
+    """Registers that a delay takes, of as many whole copies as fit a word each."""
+    return -(-stages // max(1, WORD_BITS // width))
 
 
 def _partition(costs: Sequence[float], parts: int) -> list[int]:

@@ -6,7 +6,7 @@ All are combinational, within one :class:`Step` of a pipeline.
 from amaranth.hdl import Cat, Const, Mux, Value, ValueLike
 from amaranth.utils import ceil_log2
 
-from .pipeline import Step
+from .pipeline import WORD_BITS, Step
 
 __all__ = ["clip", "jam", "leading_zeros", "shift_left", "shift_right_jam"]
 
@@ -29,8 +29,17 @@ def leading_zeros(step: Step, x: ValueLike) -> Value:
 
 
 def shift_left(step: Step, x: Value, amount: Value) -> Value:
-    """``x << amount`` in the width of ``x``."""
-    return step.signal("raised", (x << amount)[: len(x)])
+    """``x << amount`` in the width of ``x``.
+
+    The operator ``<<`` widens by every bit that ``amount`` may shift. Places that would take it
+    past a machine word are shifted one power of two at a time, which simulates faster.
+    """
+    width, bits = len(x), len(amount)
+    while bits and width + (1 << bits) - 1 > max(WORD_BITS, width):
+        bits -= 1
+        moved = Cat(Const(0, 1 << bits), x)[:width]
+        x = step.signal(f"raised_{1 << bits}", Mux(amount[bits], moved, x))
+    return step.signal("raised", (x << amount[:bits])[:width])
 
 
 def clip(step: Step, amount: Value, limit: int) -> Value:

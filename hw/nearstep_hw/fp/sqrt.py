@@ -83,7 +83,9 @@ def sqrt(
         minus = step(remainder)[-1]
         change = Cat(Const(0, bits - k - 1), 1, minus, step(root))
         doubled = Cat(Const(0, 1), step(remainder))
-        after = Mux(minus, doubled + change, doubled - change)[:width]
+        # One adder: - change is + ~change + 1.
+        change = Cat(change, Const(0, width))[:width] ^ (~minus).replicate(width)
+        after = (doubled + change + ~minus)[:width]
         previous = root
         remainder = step.wrap(f"remainder_{k}", after)
         root = step.wrap(f"root_{k}", Cat(~remainder.value[-1], step(previous)))
