@@ -55,6 +55,13 @@ struct Violation {
     }
 };
 
+// Where the clocks of the data bus went, from one column command to the next. A gap belongs to the
+// first of these that is true: a refresh lies in it; the direction turned; the row was opened in
+// it; the bank group repeated; otherwise nobody asked. Order is the ABI.
+struct BusClocks {
+    std::uint64_t data = 0, refresh = 0, turnaround = 0, row = 0, bank_group = 0, other = 0;
+};
+
 class Ddr4Device {
   public:
     static constexpr int kMaxPostponed = 8;
@@ -164,6 +171,13 @@ class Ddr4Device {
         return intervals(static_cast<std::int64_t>(clock)) - refreshes_;
     }
 
+    // Since the last restart_account(), up to the end of the last burst.
+    const BusClocks& account() const { return account_; }
+    void restart_account(std::uint64_t clock) {
+        account_ = {};
+        bus_free_ = static_cast<std::int64_t>(clock);
+    }
+
     SparseStorage& storage() { return storage_; }
     const Timing& timing() const { return timing_; }
     const Geometry& geometry() const { return geometry_; }
@@ -269,6 +283,7 @@ class Ddr4Device {
         if (!bank.open) return fail("bank closed", bank.last[kPre], now);
         if (now.pins.address & (kBurstLength - 1)) return fail("column inside a burst", last_, now);
         if (!check(now, kind, bank, group)) return false;
+        account(now, kind, bank, group);
         record(now, kind, bank, group);
         if (now.command == Command::RDA || now.command == Command::WRA) {
             Issued closing = now;
@@ -278,6 +293,20 @@ class Ddr4Device {
             close(closing, bank, group);
         }
         return true;
+    }
+
+    void account(const Issued& now, Kind kind, const Bank& bank, const Scoped& group) {
+        const Kind other = kind == kRead ? kWrite : kRead;
+        const std::int64_t gap = now.ck - bus_free_, since = bus_free_ - kBurstClocks;
+        account_.data += kBurstClocks;
+        if (gap > 0)
+            (rank_.last[kRef].ck > since                              ? account_.refresh
+             : rank_.last[other].ck > rank_.last[kind].ck             ? account_.turnaround
+             : bank.last[kAct].ck > since                             ? account_.row
+             : group.last[kind].ck == rank_.last[kind].ck &&
+                     gap <= timing_.t_ccd_l - kBurstClocks + 3        ? account_.bank_group
+                                                                      : account_.other) += gap;
+        bus_free_ = now.ck + kBurstClocks;
     }
 
     void close(const Issued& closing, Bank& bank, Scoped& group) {
@@ -350,6 +379,8 @@ class Ddr4Device {
     std::uint64_t activates_ = 0, refresh_commands_ = 0;
     std::int64_t refreshes_ = 0, refresh_deadline_ = 0;
     int open_ = 0;
+    BusClocks account_;
+    std::int64_t bus_free_ = 0;
     Issued last_;
     std::array<std::uint64_t, 10> counts_{};
     bool failed_ = false;

@@ -16,6 +16,7 @@ from nearstep_hw.dram.geometry import BEAT_BYTES, DramGeometry
 from nearstep_hw.dram.timing import DramTiming
 
 from .library import (
+    CBusClocks,
     CGeometry,
     CIssued,
     CMapping,
@@ -28,7 +29,7 @@ from .library import (
 from .library import load as load_library
 from .trace import TraceCommand, header
 
-__all__ = ["Ddr4Device", "Ddr4Port", "DramViolationError", "Issued"]
+__all__ = ["BusClocks", "Ddr4Device", "Ddr4Port", "DramViolationError", "Issued"]
 
 _UNKNOWN = len(Command)  # a code on the pins that is no command of `Command`
 
@@ -45,6 +46,27 @@ class Issued:
     bank_group: int
     bank: int
     address: int
+
+
+@dataclass(frozen=True)
+class BusClocks:
+    """Clocks of the data bus, up to the end of the last burst.
+
+    `data` carried data. A gap before a column command is booked to the first cause that holds:
+    `refresh` (a REF lies in it), `turnaround` (the direction changed), `row` (its row was opened in
+    it), `bank_group` (at most three clocks beyond tCCD_L after its own bank group), `other`.
+    """
+
+    data: int
+    refresh: int
+    turnaround: int
+    row: int
+    bank_group: int
+    other: int
+
+    @property
+    def total(self) -> int:
+        return self.data + self.refresh + self.turnaround + self.row + self.bank_group + self.other
 
 
 class DramViolationError(RuntimeError):
@@ -179,6 +201,17 @@ class Ddr4Device:
         out = (ctypes.c_uint64 * len(Command))()
         self._library.ddr4_device_counts(self.handle, out)
         return {command: int(out[command]) for command in Command}
+
+    @property
+    def bus_clocks(self) -> BusClocks:
+        """Where the clocks went since the last :meth:`restart_bus_clocks`."""
+        out = CBusClocks()
+        self._library.ddr4_device_account(self.handle, ctypes.byref(out))
+        return BusClocks(**{name: int(getattr(out, name)) for name, _ in out._fields_})
+
+    def restart_bus_clocks(self, clock: int) -> None:
+        """Count from `clock` on."""
+        self._library.ddr4_device_restart_account(self.handle, clock)
 
     def trace_to(self, path: str | PathLike[str]) -> None:
         """Write every command from now on to a file. Raises :class:`OSError`."""

@@ -239,10 +239,10 @@ class HostController:
         ------
         ValueError : an address is not on a beat or outside the memory, or a shape is wrong.
         """
-        where = np.asarray(addresses, dtype=np.uint64)
+        where = np.asarray(addresses, dtype=np.int64)
         kinds = np.asarray(is_store, dtype=np.uint8)
         n = where.size
-        if np.any(where % BEAT_BYTES) or np.any(where >= self.capacity_bytes):
+        if np.any((where % BEAT_BYTES != 0) | (where < 0) | (where >= self.capacity_bytes)):
             raise ValueError(f"addresses must be multiples of 64 below {self.capacity_bytes:#x}")
         marks = np.zeros(n, np.uint64) if tags is None else np.asarray(tags, dtype=np.uint64)
         keep = np.zeros(n, np.uint64) if masks is None else np.asarray(masks, dtype=np.uint64)
@@ -257,7 +257,7 @@ class HostController:
                 f"expected {n} accesses everywhere, found {kinds.size} kinds, {marks.size} tags, "
                 f"{keep.size} masks and {payload.shape[0]} rows of data"
             )
-        beats = where // BEAT_BYTES
+        beats = (where // BEAT_BYTES).astype(np.uint64)
         arrays = (kinds, beats, marks, payload, keep)
         if not self._library.ddr4_host_submit(self.handle, n, *(a.ctypes.data for a in arrays)):
             raise ValueError(load_error())

@@ -168,6 +168,10 @@ std::int64_t ddr4_device_refresh_debt(const Ddr4Device* device, std::uint64_t ck
 void ddr4_device_counts(const Ddr4Device* device, std::uint64_t* out) {
     for (int i = 0; i < 9; ++i) out[i] = device->count(static_cast<Command>(i));
 }
+void ddr4_device_account(const Ddr4Device* device, BusClocks* out) { *out = device->account(); }
+void ddr4_device_restart_account(Ddr4Device* device, std::uint64_t ck) {
+    device->restart_account(ck);
+}
 int ddr4_device_trace(Ddr4Device* device, const char* path, const char* header) {
     auto writer = std::make_unique<TraceWriter>(path, header);
     if (!writer->good()) return 0;

@@ -13,6 +13,7 @@ from nearstep_sim.build import compile_library
 __all__ = [
     "HOST_SLOTS",
     "SOURCE",
+    "CBusClocks",
     "CGeometry",
     "CHostConfig",
     "CHostCycle",
@@ -102,6 +103,13 @@ class CViolation(ctypes.Structure):
     )
 
 
+class CBusClocks(ctypes.Structure):
+    """`nearstep::BusClocks`."""
+
+    _names = ("data", "refresh", "turnaround", "row", "bank_group", "other")
+    _fields_ = tuple((name, ctypes.c_uint64) for name in _names)
+
+
 class CPortConfig(ctypes.Structure):
     """`nearstep::PortConfig`."""
 
@@ -167,6 +175,8 @@ _SIGNATURES: dict[str, tuple[type | None, Sequence[type]]] = {
     "ddr4_device_open_row": (ctypes.c_int64, (_P, ctypes.c_uint, ctypes.c_uint)),
     "ddr4_device_refresh_debt": (ctypes.c_int64, (_P, _U64)),
     "ddr4_device_counts": (None, (_P, _P)),
+    "ddr4_device_account": (None, (_P, _P)),
+    "ddr4_device_restart_account": (None, (_P, _U64)),
     "ddr4_device_trace": (_I, (_P, _TEXT, _TEXT)),
     "ddr4_device_trace_close": (None, (_P,)),
     "ddr4_device_read": (None, (_P, _P, _U64, _U64, _P)),

@@ -5,20 +5,47 @@ every earlier command for every new one, and shares no code with the model.
 """
 
 import random
+from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import pytest
 
 from nearstep_hw.dram.command import Command
 from nearstep_hw.dram.timing import dram_timing
 from nearstep_sim.dram.device import Ddr4Device
-from nearstep_sim.dram.trace import TraceCommand
+from nearstep_sim.dram.host import BareDram, HostConfig
+from nearstep_sim.dram.trace import TraceCommand, read_trace
 
-TREFI = 6240
-CL, CWL, TRCD, TRP, TRAS, TRC, TWR, TRTP = 11, 9, 11, 11, 28, 39, 12, 6
-CCD_S, CCD_L, WTR_S, WTR_L = 4, 5, 2, 6
-# JESD79-4, DDR4-1600: (tRRD_S, tRRD_L, tFAW) by page, tRFC by density, bank groups
-PARTS = {("8Gb", "x8"): (4, 5, 20, 280, 4), ("16Gb", "x16"): (5, 6, 28, 440, 2)}
+
+class Numbers(NamedTuple):
+    """Clocks of a part, typed from JESD79-4."""
+
+    rrd_s: int
+    rrd_l: int
+    faw: int
+    rfc: int
+    refi: int = 6240
+    rcd: int = 11
+    rp: int = 11
+    ras: int = 28
+    rc: int = 39
+    ccd_s: int = 4
+    ccd_l: int = 5
+    rtp: int = 6
+    rtw: int = 11 - 9 + 4 + 2  # CL - CWL + BL/2 + 2
+    wtr_s: int = 9 + 4 + 2  # CWL + BL/2 + tWTR_S
+    wtr_l: int = 9 + 4 + 6
+    wr: int = 9 + 4 + 12
+
+
+# tRRD and tFAW by page (5, 6, 25 ns; 6, 7.5, 35 ns), tRFC by density (350, 550 ns)
+PARTS = {("8Gb", "x8"): Numbers(4, 5, 20, 280), ("16Gb", "x16"): Numbers(5, 6, 28, 440)}
+GROUPS = {"x8": 4, "x16": 2}
+# The host's view at 2.5 ns with CL 20 and CWL 6
+HOST_8GB_X8 = Numbers(
+    4, 4, 20, 140, 3120, 6, 6, 14, 20, 4, 5, 4, 20 - 6 + 4 + 2, 6 + 4 + 2, 6 + 4 + 4, 6 + 4 + 6
+)  # fmt: skip
 
 READS = (Command.RD, Command.RDA)
 WRITES = (Command.WR, Command.WRA)
@@ -33,9 +60,8 @@ class Broken(NamedTuple):
     missing: int
 
 
-def naive_check(history: list[TraceCommand], new: TraceCommand, part: tuple[str, str]) -> set:
+def naive_check(history: list[TraceCommand], new: TraceCommand, t: Numbers) -> set[Broken]:
     """Every rule that `new` breaks after `history`, which breaks none."""
-    rrd_s, rrd_l, faw, rfc, _ = PARTS[part]
     broken: set[Broken] = set()
 
     def need(rule: str, old_clock: int, minimum: int, shown: int | None = None) -> None:
@@ -49,9 +75,9 @@ def naive_check(history: list[TraceCommand], new: TraceCommand, part: tuple[str,
     # Refresh: at most eight owed at any time up to now, at most nine intervals apart.
     counted, last = 0, 0
     for refresh in [c.clock for c in history if c.command is Command.REF]:
-        counted = min(counted + 1, max(refresh - 1, 0) // TREFI + 8)
+        counted = min(counted + 1, max(refresh - 1, 0) // t.refi + 8)
         last = refresh
-    if (new.clock - 1) // TREFI - counted > 8 or new.clock - last > 9 * TREFI:
+    if (new.clock - 1) // t.refi - counted > 8 or new.clock - last > 9 * t.refi:
         return {Broken("tREFI", None, 0)}
 
     # State: what the last command that opens or closes each bank did.
@@ -81,43 +107,49 @@ def naive_check(history: list[TraceCommand], new: TraceCommand, part: tuple[str,
         if old.command is Command.REF:
             refreshes.append(old.clock)
             if new.command not in COLUMNS:
-                need("tRFC", old.clock, rfc)
+                need("tRFC", old.clock, t.rfc)
         if old.command is Command.ACT:
             activates.append(old.clock)
             if new.command is Command.ACT:
                 need(
-                    "tRRD_L" if same_group else "tRRD_S", old.clock, rrd_l if same_group else rrd_s
+                    "tRRD_L" if same_group else "tRRD_S",
+                    old.clock,
+                    t.rrd_l if same_group else t.rrd_s,
                 )
                 if same_bank:
-                    need("tRC", old.clock, TRC)
+                    need("tRC", old.clock, t.rc)
             if new.command in COLUMNS and same_bank:
-                need("tRCD", old.clock, TRCD)
+                need("tRCD", old.clock, t.rcd)
             if new.command is Command.PREA or (new.command is Command.PRE and same_bank):
-                need("tRAS", old.clock, TRAS)
+                need("tRAS", old.clock, t.ras)
         if old.command in READS:
             if new.command in READS:
                 need(
-                    "tCCD_L" if same_group else "tCCD_S", old.clock, CCD_L if same_group else CCD_S
+                    "tCCD_L" if same_group else "tCCD_S",
+                    old.clock,
+                    t.ccd_l if same_group else t.ccd_s,
                 )
             if new.command in WRITES:
-                need("tRTW", old.clock, CL - CWL + 4 + 2)
+                need("tRTW", old.clock, t.rtw)
             if new.command is Command.PREA or (new.command is Command.PRE and same_bank):
-                need("tRTP", old.clock, TRTP)
+                need("tRTP", old.clock, t.rtp)
         if old.command in WRITES:
             if new.command in WRITES:
                 need(
-                    "tCCD_L" if same_group else "tCCD_S", old.clock, CCD_L if same_group else CCD_S
+                    "tCCD_L" if same_group else "tCCD_S",
+                    old.clock,
+                    t.ccd_l if same_group else t.ccd_s,
                 )
             if new.command in READS:
-                wtr = WTR_L if same_group else WTR_S
-                need("tWTR_L" if same_group else "tWTR_S", old.clock, CWL + 4 + wtr)
+                wtr = t.wtr_l if same_group else t.wtr_s
+                need("tWTR_L" if same_group else "tWTR_S", old.clock, wtr)
             if new.command is Command.PREA or (new.command is Command.PRE and same_bank):
-                need("tWR", old.clock, CWL + 4 + TWR)
+                need("tWR", old.clock, t.wr)
         if new.command in (Command.ACT, Command.REF):
             if old.command is Command.PREA or (
                 old.command is Command.PRE and (same_bank or all_banks)
             ):
-                need("tRP", old.clock, TRP)
+                need("tRP", old.clock, t.rp)
             if old.command in (Command.RDA, Command.WRA) and (same_bank or all_banks):
                 opened = max(
                     c.clock
@@ -125,12 +157,12 @@ def naive_check(history: list[TraceCommand], new: TraceCommand, part: tuple[str,
                     if c.command is Command.ACT
                     and (c.bank_group, c.bank) == (old.bank_group, old.bank)
                 )
-                wait = TRTP if old.command is Command.RDA else CWL + 4 + TWR
-                need("tRP", max(opened + TRAS, old.clock + wait), TRP, old.clock)
+                wait = t.rtp if old.command is Command.RDA else t.wr
+                need("tRP", max(opened + t.ras, old.clock + wait), t.rp, old.clock)
     if new.command is Command.ACT and len(activates) >= 4:
-        need("tFAW", activates[-4], faw)
+        need("tFAW", activates[-4], t.faw)
     if new.command is Command.REF and len(refreshes) >= 16 and not broken:
-        need("16 REF in 2 tREFI", refreshes[-16], 2 * TREFI)
+        need("16 REF in 2 tREFI", refreshes[-16], 2 * t.refi)
     return broken
 
 
@@ -151,7 +183,7 @@ def random_trace(
 
     A command that would break a rule is mostly (`legal`) thrown away, so that traces grow long.
     """
-    groups = PARTS[part][4]
+    groups, t = GROUPS[part[1]], PARTS[part]
     mix = rng.choice(MIXES)
     gaps = rng.choice((GAPS, GAPS[:8], GAPS[:12], GAPS[3:6]))
     history: list[TraceCommand] = []
@@ -161,7 +193,7 @@ def random_trace(
     while len(history) < length and tries < 40 * length:
         tries += 1
         command = rng.choice(mix)
-        gap = rng.choice(gaps) if rng.random() < 0.995 else rng.randrange(1, 10 * TREFI)
+        gap = rng.choice(gaps) if rng.random() < 0.995 else rng.randrange(1, 10 * t.refi)
         group, bank = rng.choice(banks)
         if command in (Command.PREA, Command.REF):
             new = TraceCommand(clock + gap, command)
@@ -169,7 +201,7 @@ def random_trace(
             row = rng.randrange(4) if command is Command.ACT else -1
             column = 8 * rng.randrange(128) if command in COLUMNS else 0
             new = TraceCommand(clock + gap, command, 0, group, bank, row, column)
-        broken = naive_check(history, new, part)
+        broken = naive_check(history, new, t)
         if broken and rng.random() < legal:
             if rng.random() < 0.3:
                 clock += 1
@@ -252,3 +284,31 @@ def test_random_traces_reach_every_rule() -> None:
                 seen.add(found.rule)
     print(commands, "commands; rules broken:", sorted(seen))
     assert seen >= RULES
+
+
+def test_a_host_s_traffic_passes_the_naive_checker(tmp_path: Path) -> None:
+    seed = 31
+    print("seed", seed)
+    rng = np.random.default_rng(seed)
+    checked = 0
+    for scheduler in ("in-order", "fr-fcfs"):
+        bare = BareDram(HostConfig(scheduler=scheduler, seed=seed, stall=0.05))
+        path = tmp_path / f"{scheduler}.txt"
+        bare.devices[0].trace_to(path)
+        n = 250
+        addresses = rng.choice(
+            [0, 64, 1024, 1 << 17, 1 << 20, 192, 5 << 17], n
+        ) + 256 * rng.integers(0, 40, n)
+        bare.host.submit(rng.random(n) < 0.5, addresses, data=np.zeros((n, 64), np.uint8))
+        bare.run(10**5)
+        bare.run(4000, until_idle=False)
+        bare.devices[0].trace_close()
+        history: list[TraceCommand] = []
+        for command in read_trace(path):
+            broken = naive_check(history, command, HOST_8GB_X8)
+            assert not broken, (command, broken)
+            history.append(command)
+        assert {c.command for c in history} >= {C.ACT, C.RD, C.WR, C.PRE, C.PREA, C.REF}
+        checked += len(history)
+    print(checked, "commands")
+    assert checked > 700

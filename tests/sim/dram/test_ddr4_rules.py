@@ -286,3 +286,22 @@ def test_sixteen_refreshes_in_two_intervals_and_no_more() -> None:
     play(device, *steps)
     with pytest.raises(DramViolationError, match="16 REF in 2 tREFI: REF at 12480 after REF at 1,"):
         play(device, S(2 * TREFI, "REF"))
+
+
+def test_the_clocks_of_the_bus_are_booked_to_their_causes() -> None:
+    device = Ddr4Device(part_timing("8Gb x8"))
+    play(device, *OPEN, S(130, "RD"))
+    device.restart_bus_clocks(134)
+    play(
+        device,
+        *(S(134, "RD", 1), S(139, "RD", 1), S(143, "RD"), S(160, "RD", 1)),
+        *(S(170, "WR", 1), S(174, "WR"), S(199, "PREA"), S(210, "REF"), S(490, "ACT")),
+        *(S(501, "WR"), S(505, "ACT", 1), S(516, "WR", 1)),
+    )
+    clocks = device.bus_clocks
+    # gaps: 1 within a bank group, 13 that nobody asked for, 6 to turn, 323 around the refresh and
+    # 11 for a row
+    assert (clocks.bank_group, clocks.other, clocks.turnaround) == (1, 13, 6)
+    assert (clocks.refresh, clocks.row) == (323, 11)
+    assert clocks.data == 4 * 8
+    assert clocks.total == 516 + 4 - 134

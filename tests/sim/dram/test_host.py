@@ -1,0 +1,288 @@
+"""Host memory controller on bare DRAM: legal commands, and every load gets the last store."""
+
+import numpy as np
+import pytest
+
+from nearstep_hw.dram.address import MAPPINGS
+from nearstep_hw.dram.command import Command
+from nearstep_sim.dram.host import BareDram, HostConfig, HostController, HostDataError
+
+
+class Traffic:
+    """Random loads and stores over a few hot places, and what every load must return."""
+
+    def __init__(self, bare: BareDram, seed: int) -> None:
+        self.bare = bare
+        self.rng = np.random.default_rng(seed)
+        self.contents: dict[int, bytes] = {}
+        self.expected: list[bytes] = []
+        self.received: dict[int, bytes] = {}
+
+    def _initial(self, address: int) -> bytes:
+        size = self.bare.config.geometry.capacity_bytes
+        rank, inside = divmod(address, size)
+        device = self.bare.devices[rank]
+        return device.read(self.bare.config.address_mapping, inside, 64).tobytes()
+
+    def addresses(self, n: int) -> np.ndarray:
+        """Beats: half from eight rows' worth of conflicts, a quarter hot, a quarter streaming."""
+        rng, size = self.rng, self.bare.host.capacity_bytes // 64
+        kind = rng.integers(0, 4, n)
+        far = rng.integers(0, size, n)
+        hot = rng.integers(0, 24, n) * (size // 24)
+        stream = (rng.integers(0, size) + np.arange(n)) % size
+        return np.choose(kind, [far, rng.integers(0, 4096, n), hot, stream]) * 64
+
+    def submit(self, n: int) -> None:
+        """Contents of beats in flight are not known past the pins: ask only for new ones, and only
+        while nothing is under way."""
+        assert self.bare.host.idle
+        addresses = self.addresses(n)
+        is_store = self.rng.random(n) < self.rng.choice([0.1, 0.5, 0.9])
+        data = self.rng.integers(0, 256, (n, 64), dtype=np.uint8)
+        masks = np.where(
+            self.rng.random(n) < 0.2,
+            self.rng.integers(0, 1 << 64, n, dtype=np.uint64),
+            np.uint64(0),
+        )
+        tags = np.zeros(n, np.uint64)
+        for i in range(n):
+            at = int(addresses[i])
+            old = self.contents.get(at)
+            if old is None:
+                old = self._initial(at)
+            if is_store[i]:
+                keep = np.unpackbits(masks[i : i + 1].view(np.uint8), bitorder="little") != 0
+                new = np.where(keep, np.frombuffer(old, np.uint8), data[i])
+                self.contents[at] = new.tobytes()
+            else:
+                tags[i] = len(self.expected)
+                self.expected.append(old)
+                self.contents[at] = old
+        self.bare.host.submit(is_store, addresses, tags=tags, data=data, masks=masks)
+
+    def collect(self) -> None:
+        loads = self.bare.host.completed(1 << 18)
+        for tag, data in zip(loads.tags.tolist(), loads.data, strict=True):
+            assert tag not in self.received
+            self.received[tag] = data.tobytes()
+
+    def check(self) -> int:
+        self.collect()
+        assert len(self.received) == len(self.expected)
+        wrong = [t for t, data in self.received.items() if data != self.expected[t]]
+        assert not wrong
+        return len(self.received)
+
+
+CONFIGS = {
+    "default": {},
+    "in order": {"scheduler": "in-order"},
+    "stalls": {"stall": 0.4},
+    "two ranks": {"ranks": 2},
+    "two ranks in order": {"ranks": 2, "scheduler": "in-order", "stall": 0.1},
+    "postponing 8": {"postpone": 8, "density": "16Gb"},
+    "x16": {"width": "x16", "density": "4Gb"},
+    "columns in slot 0": {"column_slot": 0},
+    "columns in slot 1": {"column_slot": 1, "ranks": 2},
+    "long latencies": {"read_latency": 20, "write_latency": 9},
+    "short latencies": {"read_latency": 3, "write_latency": 3},
+    "window of one": {"window": 1},
+    "wide window": {"window": 64, "overtake": 4},
+    **{order: {"mapping": order} for order in MAPPINGS[1:]},
+}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_every_load_returns_the_last_store(name: str) -> None:
+    seed = 4711
+    print("seed", seed)
+    bare = BareDram(HostConfig(seed=seed, **CONFIGS[name]))
+    traffic = Traffic(bare, seed)
+    for n in (1, 2, 300, 700):
+        traffic.submit(n)
+        bare.run(10**6)
+        bare.run(int(traffic.rng.integers(0, 3000)), until_idle=False)
+    checked = traffic.check()
+    statistics = bare.host.statistics
+    print(checked, "loads checked;", statistics)
+    assert checked == statistics.loads > 90
+    assert statistics.loads + statistics.stores == 1003
+    hits = statistics.row_hits + statistics.row_misses + statistics.row_conflicts
+    assert hits == 1003
+    counts = [device.counts for device in bare.devices]
+    assert sum(c[Command.RD] for c in counts) == statistics.loads
+    assert sum(c[Command.WR] for c in counts) == statistics.stores
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("name", CONFIGS)
+def test_every_load_returns_the_last_store_for_long(name: str) -> None:
+    seed = 815
+    print("seed", seed)
+    bare = BareDram(HostConfig(seed=seed, **CONFIGS[name]))
+    traffic = Traffic(bare, seed)
+    while bare.host.cycle < 300_000:
+        traffic.submit(int(traffic.rng.integers(1, 4000)))
+        bare.run(10**7)
+        bare.run(int(traffic.rng.integers(0, 20_000)), until_idle=False)
+    checked = traffic.check()
+    print(checked, "loads checked in", bare.host.cycle, "cycles")
+    assert checked > 1000
+
+
+def test_data_take_the_fixed_latency() -> None:
+    bare = BareDram(HostConfig(read_latency=10, scheduler="in-order"))
+    for tag in range(3):
+        bare.host.load(0, tag)
+        bare.run(1000)
+        bare.run(50, until_idle=False)
+    loads = bare.host.completed()
+    latency = (loads.completed - loads.submitted).tolist()
+    # The row is open after the first: column command at once, data after 10 cycles, two halves.
+    assert latency[1:] == [11, 11]
+    assert latency[0] == 11 + 6 // 2  # tRCD is six host clocks
+
+
+def stream(config: HostConfig, n: int, stores: bool) -> BareDram:
+    bare = BareDram(config)
+    data = np.zeros((n, 64), np.uint8) if stores else None
+    bare.host.submit([stores] * n, np.arange(n) * 64, data=data)
+    bare.run(10**7)
+    return bare
+
+
+@pytest.mark.parametrize("stores", [False, True])
+@pytest.mark.parametrize("scheduler", ["in-order", "fr-fcfs"])
+def test_a_stream_comes_near_the_refresh_bound(scheduler: str, stores: bool) -> None:
+    config = HostConfig(scheduler=scheduler)
+    bare = stream(config, 40_000, stores)
+    share = bare.host.statistics.throughput / 32
+    bound = config.timing.refresh_bound
+    print(f"{100 * share:.2f} % of the bus, refresh bound {100 * bound:.2f} %")
+    assert 0.985 * bound < share <= bound
+    assert bare.host.statistics.row_hits > 0.95 * 40_000
+
+
+def test_fr_fcfs_is_faster_than_order_on_random_rows() -> None:
+    cycles = {}
+    for scheduler in ("in-order", "fr-fcfs"):
+        bare = BareDram(HostConfig(scheduler=scheduler))
+        rng = np.random.default_rng(1)
+        n = 4000
+        bare.host.submit(
+            rng.random(n) < 0.3, rng.integers(0, 1 << 27, n) * 64, data=np.zeros((n, 64), np.uint8)
+        )
+        cycles[scheduler] = bare.run(10**7)
+    print(cycles)
+    assert cycles["fr-fcfs"] < 0.7 * cycles["in-order"]
+
+
+def test_fr_fcfs_overtakes_no_more_than_it_may() -> None:
+    """A lone conflict among endless hits of the same bank is served after `overtake` columns."""
+    config = HostConfig(overtake=8)
+    bare = BareDram(config)
+    row = 128 * 1024  # bytes to the next row of a bank in the default mapping
+    column = 1024  # bytes to the next column of the same bank
+    # the first opens row 0, the second wants row 1, hundreds more hit row 0
+    addresses = [0, row, *(column * (1 + i % 127) for i in range(400))]
+    bare.host.submit([False] * len(addresses), addresses, tags=np.arange(len(addresses)))
+    bare.run(10**6)
+    order = bare.host.completed().tags.tolist()
+    assert order.index(1) <= 1 + 8
+    assert order.index(1) > 2
+
+
+@pytest.mark.parametrize("postpone", [1, 4, 8])
+def test_refreshes_are_gathered_and_none_is_lost(postpone: int) -> None:
+    config = HostConfig(postpone=postpone)
+    bare = BareDram(config)
+    n = 30_000
+    bare.host.submit([False] * n, np.arange(n) * 64)
+    bare.run(10**7)
+    device, clock = bare.devices[0], 2 * bare.host.cycle
+    due = clock // config.timing.t_refi
+    debt = device.refresh_debt(clock)
+    assert due > 15
+    assert device.counts[Command.REF] == due - debt
+    assert 0 <= debt < postpone
+    assert device.counts[Command.PREA] <= -(-due // postpone)
+    bare.run(2000, until_idle=False)  # idle: what is owed is paid
+    assert device.refresh_debt(2 * bare.host.cycle) == 0
+
+
+def test_an_idle_host_refreshes() -> None:
+    bare = BareDram(HostConfig())
+    bare.run(100_000, until_idle=False)
+    assert bare.devices[0].counts[Command.REF] == 2 * 100_000 // 3120
+    assert bare.host.statistics.busy_cycles == 0
+
+
+def test_a_fence_orders_different_places() -> None:
+    """Without it the hit overtakes the conflict; with it the conflict is done first."""
+    order = {}
+    for fenced in (False, True):
+        bare = BareDram(HostConfig())
+        bare.host.load(0, 0)
+        bare.run(1000)
+        bare.host.load(128 * 1024, 1)  # another row of the same bank
+        if fenced:
+            bare.host.fence()
+        bare.host.load(64, 2)  # another bank group, closed
+        bare.host.load(1024, 3)  # a hit of the open row
+        bare.run(1000)
+        order[fenced] = bare.host.completed().tags.tolist()
+    assert order[False].index(3) < order[False].index(1)
+    assert order[True][:2] == [0, 1]
+
+
+def test_stalls_are_seeded() -> None:
+    runs = []
+    for seed in (1, 1, 2):
+        bare = BareDram(HostConfig(stall=0.5, seed=seed))
+        bare.host.submit([False] * 500, np.arange(500) * 64)
+        runs.append(bare.run(10**6))
+    assert runs[0] == runs[1] != runs[2]
+    assert runs[0] > 1300  # 1000 without stalls
+
+
+def test_missing_and_surplus_read_data_are_errors() -> None:
+    host = HostController(HostConfig())
+    with pytest.raises(HostDataError, match="read data of no command in fabric cycle 0"):
+        host.tick(bytes(32))
+    host = HostController(HostConfig(read_latency=10))
+    host.load(0)
+    for _ in range(13):
+        host.tick()
+    with pytest.raises(HostDataError, match="no read data in fabric cycle 13"):
+        host.tick()
+
+
+def test_bad_requests_are_refused() -> None:
+    host = HostController(HostConfig())
+    for address in (32, host.capacity_bytes, -64):
+        with pytest.raises(ValueError, match="multiples of 64 below"):
+            host.load(address)
+    with pytest.raises(ValueError, match="64 bytes"):
+        host.store(0, b"short")
+    with pytest.raises(ValueError, match="stores need data"):
+        host.submit([True], [0])
+    with pytest.raises(ValueError, match="expected 2 accesses"):
+        host.submit([True, False], [0, 64], data=np.zeros((1, 64), np.uint8))
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        ({"scheduler": "fcfs"}, "scheduler"),
+        ({"stall": 1.0}, "stall"),
+        ({"column_slot": 2}, "column_slot"),
+        ({"postpone": 9}, "postpone"),
+        ({"window": 0}, "window"),
+        ({"ranks": 0}, "ranks"),
+        ({"density": "1Gb"}, "density"),
+    ],
+)
+def test_configurations_that_cannot_be_are_refused(options: dict, word: str) -> None:
+    with pytest.raises(ValueError, match=word):
+        BareDram(HostConfig(**options))
