@@ -1,37 +1,25 @@
-"""The AXI4-Lite adapter in front of a bank, cycle by cycle; cocotb_axi_lite drives it as a bus."""
+"""The AXI4-Lite adapter in front of a bank, cycle by cycle and under cocotb."""
 
 from collections.abc import Callable
+from pathlib import Path
 
-from amaranth.hdl import Module
-from amaranth.lib.wiring import Component, In, connect, flipped
+import pytest
 from amaranth.sim import Simulator, SimulatorContext
 
-from nearstep_hw.csr.axi_lite import AxiLiteAdapter, AxiLiteSignature
-from nearstep_hw.csr.bank import CsrBank
 from nearstep_hw.csr.block import Response
 from nearstep_hw.csr.model import RegisterMap
+from nearstep_sim.bench.cocotb_runner import run_cocotb
+from nearstep_sim.build import to_verilog, verilog_of
 
+from .sample import AxiLiteBlock, sample_map
 
-class Block(Component):
-    """Adapter and bank."""
-
-    s_axil: In(AxiLiteSignature())
-
-    def __init__(self, register_map: RegisterMap) -> None:
-        super().__init__()
-        self.bank = CsrBank(register_map)
-
-    def elaborate(self, platform: object) -> Module:
-        m = Module()
-        m.submodules.bank = self.bank
-        m.submodules.adapter = adapter = AxiLiteAdapter()
-        connect(m, flipped(self.s_axil), adapter.s_axil)
-        connect(m, adapter.csr, self.bank.bus)
-        return m
+HERE = Path(__file__).parent
+TOP = "axi_lite_block"
+MODES = ("free", "source", "sink", "both")
 
 
 def simulate(register_map: RegisterMap, body: Callable) -> None:
-    block = Block(register_map)
+    block = AxiLiteBlock(register_map)
     simulator = Simulator(block)
     simulator.add_clock(1e-6)
 
@@ -47,7 +35,8 @@ async def handshake(ctx: SimulatorContext, channel: object, prefix: str, **paylo
     for name, value in payload.items():
         ctx.set(getattr(channel, name), value)
     ctx.set(getattr(channel, f"{prefix}valid"), 1)
-    await ctx.tick().until(getattr(channel, f"{prefix}ready"))
+    await cycles_until(ctx, getattr(channel, f"{prefix}ready"))
+    await ctx.tick()
     ctx.set(getattr(channel, f"{prefix}valid"), 0)
 
 
@@ -60,7 +49,7 @@ async def cycles_until(ctx: SimulatorContext, signal: object, limit: int = 20) -
 
 
 def test_address_and_data_of_a_write_come_in_any_order(every_kind: RegisterMap) -> None:
-    async def body(ctx: SimulatorContext, block: Block) -> None:
+    async def body(ctx: SimulatorContext, block: AxiLiteBlock) -> None:
         axi, address = block.s_axil, every_kind["free"].offset
         ctx.set(axi.bready, 1)
         for value, order in ((0x1234, "aw w"), (0x5678, "w aw")):
@@ -74,7 +63,7 @@ def test_address_and_data_of_a_write_come_in_any_order(every_kind: RegisterMap) 
                     assert not ctx.get(axi.bvalid)
             assert await cycles_until(ctx, axi.bvalid) == 2
             assert ctx.get(axi.bresp) == Response.OKAY
-            assert ctx.get(block.bank.o_free) == value
+            assert ctx.get(block.o_free) == value
             await ctx.tick()
             assert not ctx.get(axi.bvalid)
 
@@ -82,7 +71,7 @@ def test_address_and_data_of_a_write_come_in_any_order(every_kind: RegisterMap) 
 
 
 def test_read_and_write_take_turns(every_kind: RegisterMap) -> None:
-    async def body(ctx: SimulatorContext, block: Block) -> None:
+    async def body(ctx: SimulatorContext, block: AxiLiteBlock) -> None:
         axi, address = block.s_axil, every_kind["free"].offset
         for name, value in {
             "awaddr": address, "awvalid": 1, "wvalid": 1, "wstrb": 0xF, "bready": 1,
@@ -102,7 +91,7 @@ def test_read_and_write_take_turns(every_kind: RegisterMap) -> None:
 
 
 def test_answer_is_held_until_it_is_taken(every_kind: RegisterMap) -> None:
-    async def body(ctx: SimulatorContext, block: Block) -> None:
+    async def body(ctx: SimulatorContext, block: AxiLiteBlock) -> None:
         axi = block.s_axil
         await handshake(ctx, axi, "ar", araddr=every_kind["id"].offset)
         await handshake(ctx, axi, "ar", araddr=every_kind["free"].offset)
@@ -124,8 +113,8 @@ def test_errors_are_answered_with_slverr(every_kind: RegisterMap) -> None:
     def offset(name: str) -> int:
         return every_kind[name].offset
 
-    async def body(ctx: SimulatorContext, block: Block) -> None:
-        axi, bank = block.s_axil, block.bank
+    async def body(ctx: SimulatorContext, block: AxiLiteBlock) -> None:
+        axi = block.s_axil
         ctx.set(axi.bready, 1)
         ctx.set(axi.rready, 1)
 
@@ -146,10 +135,29 @@ def test_errors_are_answered_with_slverr(every_kind: RegisterMap) -> None:
         assert await read(0xFFC) == (Response.SLVERR, 0)
         assert await write(offset("wide")) == Response.OKAY
         assert (await read(offset("status")))[1] == 0
-        ctx.set(bank.i_status_busy, 1)
+        ctx.set(block.i_status_busy, 1)
         assert await write(offset("wide")) == Response.SLVERR
         assert await write(offset("start")) == Response.SLVERR
         assert await write(offset("free")) == Response.OKAY
         assert await read(offset("status")) == (Response.OKAY, 1 | 1 << 30)
 
     simulate(every_kind, body)
+
+
+@pytest.mark.cocotb
+@pytest.mark.parametrize("mode", MODES)
+def test_bus_agrees_with_the_golden_model(mode: str) -> None:
+    verilog = verilog_of(
+        f"{TOP} {(HERE / 'sample.py').read_text()}",
+        lambda: to_verilog(AxiLiteBlock(sample_map()), TOP),
+    )
+    seed = 1 + MODES.index(mode)
+    result = run_cocotb(
+        top=TOP,
+        verilog=verilog,
+        test_module=HERE / "cocotb_axi_lite.py",
+        env={"NEARSTEP_STALL": mode, "NEARSTEP_SEED": str(seed)},
+        seed=seed,
+    )
+    print(f"seed {seed}: {', '.join(result.tests)}")
+    assert len(result.tests) == 3
