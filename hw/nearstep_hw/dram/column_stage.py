@@ -1,0 +1,116 @@
+"""Last step of a beat: its column command."""
+
+from amaranth import Elaboratable, Module, Mux, Signal
+from amaranth.lib import enum, stream, wiring
+from amaranth.lib.wiring import In, Out
+
+from nearstep_hw.dram.fabric import FabricTiming
+from nearstep_hw.dram.geometry import DramGeometry
+from nearstep_hw.dram.hold import HoldLine
+from nearstep_hw.dram.request import BeatLayout
+
+
+class Slot(enum.Enum, shape=3):
+    """What the column slot of a cycle was used for, or why it was not."""
+
+    READ = 0
+    WRITE = 1
+    EMPTY = 2  # there is no beat
+    ROW = 3  # the row of the next beat is not open yet
+    BANK_GROUP = 4  # tCCD_L after the beat before
+    TURNAROUND = 5  # the data bus changes direction
+    SPACE = 6  # read data are not taken
+    REFRESH = 7
+
+
+class ColumnStage(wiring.Component):
+    """Issues the column commands in order, a cycle each, and keeps tCCD and the turnarounds.
+
+    *Timing*: combinational from `i`.
+
+    Parameters
+    ----------
+    timing, geometry : of the channel.
+    id_width : bits of an AXI ID.
+
+    Members
+    -------
+    i : beats; taken with their command.
+    i_opened : a row is opened in this cycle, for the next of the beats that `opens`.
+    i_no_column : banks whose row was opened less than tRCD ago.
+    i_space : there is room for the data of one more read.
+    o_read, o_write : the command is given in this cycle.
+    o_slot : what becomes of the slot; never REFRESH, which only the controller knows.
+    """
+
+    def __init__(self, timing: FabricTiming, geometry: DramGeometry, *, id_width: int) -> None:
+        self.timing = timing
+        self.geometry = geometry
+        super().__init__(
+            {
+                "i": In(stream.Signature(BeatLayout(geometry, id_width=id_width))),
+                "i_opened": In(1),
+                "i_no_column": In(geometry.banks),
+                "i_space": In(1),
+                "o_read": Out(1),
+                "o_write": Out(1),
+                "o_slot": Out(Slot),
+            }
+        )
+
+    def elaborate(self, platform: object) -> Elaboratable:
+        m = Module()
+        t, geometry, beat = self.timing, self.geometry, self.i.payload
+        same_group = HoldLine(
+            geometry.bank_groups,
+            {"column": t.column_to_column_same_group},
+        )
+        m.submodules.same_group = same_group
+        m.submodules.no_write = no_write = HoldLine(1, {"read": t.read_to_write})
+        m.submodules.no_read = no_read = HoldLine(1, {"write": t.write_to_read})
+        m.submodules.no_read_group = no_read_group = HoldLine(
+            geometry.bank_groups, {"write": t.write_to_read_same_group}
+        )
+        bank_group = Signal(geometry.bank_groups)
+        opened = Signal(range(geometry.banks + 1))  # rows that no beat has used yet
+        row_closed = Signal()
+        close = Signal()
+        turns = Signal()
+        go = Signal()
+
+        m.d.comb += [
+            bank_group.eq(1 << (beat.bank >> geometry.bank_bits)),
+            row_closed.eq(
+                (beat.opens & (opened == 0)) | (self.i_no_column & (1 << beat.bank)).any()
+            ),
+            close.eq((same_group.o_held & bank_group).any()),
+            turns.eq(
+                Mux(
+                    beat.write,
+                    no_write.o_held,
+                    no_read.o_held | (no_read_group.o_held & bank_group).any(),
+                )
+            ),
+            go.eq(self.i.valid & (self.o_slot.as_value() <= Slot.WRITE.value)),
+            self.i.ready.eq(go),
+            self.o_read.eq(go & ~beat.write),
+            self.o_write.eq(go & beat.write),
+            same_group.i_column.eq(Mux(go, bank_group, 0)),
+            no_write.i_read.eq(self.o_read),
+            no_read.i_write.eq(self.o_write),
+            no_read_group.i_write.eq(Mux(self.o_write, bank_group, 0)),
+        ]
+        m.d.sync += opened.eq(opened + self.i_opened - (go & beat.opens))
+        with m.If(~self.i.valid):
+            m.d.comb += self.o_slot.eq(Slot.EMPTY)
+        with m.Elif(row_closed):
+            m.d.comb += self.o_slot.eq(Slot.ROW)
+        with m.Elif(turns):
+            m.d.comb += self.o_slot.eq(Slot.TURNAROUND)
+        with m.Elif(close):
+            m.d.comb += self.o_slot.eq(Slot.BANK_GROUP)
+        with m.Elif(~beat.write & ~self.i_space):
+            m.d.comb += self.o_slot.eq(Slot.SPACE)
+        with m.Elif(beat.write):
+            m.d.comb += self.o_slot.eq(Slot.WRITE)
+        return m

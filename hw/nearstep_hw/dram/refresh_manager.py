@@ -1,0 +1,125 @@
+"""Refreshes the DRAM, as late as JEDEC allows and many at a time, or when there is nothing else."""
+
+from amaranth import Elaboratable, Module, Signal
+from amaranth.lib import wiring
+from amaranth.lib.wiring import In, Out
+
+from nearstep_hw.dram.fabric import FabricTiming
+from nearstep_hw.dram.timing import MAX_POSTPONED_REFRESHES
+
+
+class RefreshManager(wiring.Component):
+    """Counts the refreshes that are due and pays them.
+
+    One more is due every tREFI. When `postponed` are due, or at least one and the controller has
+    been idle for a while, or the channel is handed back, no beat enters; when those on the way have
+    got their commands all banks are precharged and every refresh that is due is given, one after
+    the other: the banks are closed and opened once for all of them.
+
+    *Timing*: tRP after the precharge, then tRFC for each.
+
+    Parameters
+    ----------
+    timing : distances and interval.
+    postponed : refreshes due at which beats are stopped; at most 8.
+    idle_cycles : cycles without a beat after which refreshes are given early.
+
+    Members
+    -------
+    i_enable : the controller owns the channel; when it falls the channel is handed back.
+    i_debt : refreshes due when `i_enable` rises.
+    i_busy : there are beats, waiting or on the way.
+    i_clear : no beat is on the way and all open banks may be precharged.
+    o_stop : no beat may enter.
+    o_no_activate : no bank may be activated.
+    o_precharge : all banks are precharged in this cycle.
+    o_refresh : the rank is refreshed in this cycle.
+    o_debt : refreshes due. Zero when the channel has been handed back.
+    o_idle : the channel is not owned: banks are closed, tRP and tRFC have passed.
+
+    Raises
+    ------
+    ValueError : `postponed` is not 1 to 8.
+    """
+
+    def __init__(
+        self, timing: FabricTiming, *, postponed: int = MAX_POSTPONED_REFRESHES, idle_cycles: int
+    ) -> None:
+        if not 1 <= postponed <= MAX_POSTPONED_REFRESHES:
+            raise ValueError(
+                f"Postponed refreshes must be 1 to {MAX_POSTPONED_REFRESHES}, not {postponed!r}"
+            )
+        self.timing = timing
+        self.postponed = postponed
+        self.idle_cycles = idle_cycles
+        debt = range(2 * MAX_POSTPONED_REFRESHES)
+        super().__init__(
+            {
+                "i_enable": In(1),
+                "i_debt": In(debt),
+                "i_busy": In(1),
+                "i_clear": In(1),
+                "o_stop": Out(1),
+                "o_no_activate": Out(1),
+                "o_precharge": Out(1),
+                "o_refresh": Out(1),
+                "o_debt": Out(debt),
+                "o_idle": Out(1),
+            }
+        )
+
+    def elaborate(self, platform: object) -> Elaboratable:
+        m = Module()
+        t = self.timing
+        interval = Signal(range(t.refresh_interval))
+        due = Signal()  # one more, in this cycle
+        quiet = Signal(range(self.idle_cycles + 1))
+        left = Signal(range(max(t.refresh_cycle, t.precharge_to_refresh)))
+        wanted = Signal()
+
+        m.d.comb += [
+            due.eq(interval == 0),
+            wanted.eq(
+                (self.o_debt >= self.postponed)
+                | ((self.o_debt != 0) & (quiet == self.idle_cycles))
+                | ~self.i_enable
+            ),
+        ]
+        with m.If(due | self.o_idle):
+            m.d.sync += interval.eq(t.refresh_interval - 1)
+        with m.Else():
+            m.d.sync += interval.eq(interval - 1)
+        with m.If(self.i_busy):
+            m.d.sync += quiet.eq(0)
+        with m.Elif(quiet != self.idle_cycles):
+            m.d.sync += quiet.eq(quiet + 1)
+        m.d.sync += self.o_debt.eq(self.o_debt + due - self.o_refresh)
+
+        with m.FSM(init="AWAY"):
+            with m.State("AWAY"):
+                m.d.comb += [self.o_idle.eq(1), self.o_stop.eq(1), self.o_no_activate.eq(1)]
+                m.d.sync += self.o_debt.eq(0)
+                with m.If(self.i_enable):
+                    m.d.sync += self.o_debt.eq(self.i_debt)
+                    m.next = "OPEN"
+            with m.State("OPEN"):
+                m.d.comb += self.o_stop.eq(wanted)
+                with m.If(wanted & self.i_clear):
+                    m.d.comb += self.o_precharge.eq(1)
+                    m.d.sync += left.eq(t.precharge_to_refresh - 1)
+                    m.next = "CLOSED"
+            with m.State("CLOSED"):
+                m.d.comb += [
+                    self.o_stop.eq(~self.i_enable),
+                    self.o_no_activate.eq((left != 0) | (self.o_debt != 0) | ~self.i_enable),
+                ]
+                with m.If(left != 0):
+                    m.d.sync += left.eq(left - 1)
+                with m.Elif(self.o_debt != 0):
+                    m.d.comb += self.o_refresh.eq(1)
+                    m.d.sync += left.eq(t.refresh_cycle - 1)
+                with m.Elif(self.i_enable):
+                    m.next = "OPEN"
+                with m.Else():
+                    m.next = "AWAY"
+        return m
