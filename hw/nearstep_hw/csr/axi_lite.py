@@ -46,8 +46,8 @@ class AxiLiteAdapter(Component):
 
     Every request is answered exactly once, in order within reads and within writes; SLVERR stands
     for `error` of the register port. One request of each channel is held, so that address and data
-    of a write may come in any order. When a read and a write wait, they take turns. `awprot` and
-    `arprot` are ignored.
+    of a write may come in any order. Reads go first, and cannot keep writes waiting: the next read
+    is taken only after the answer to the last. `awprot` and `arprot` are ignored.
 
     *Timing*: 3 cycles from the last of a request's handshakes to its `bvalid` or `rvalid`; at best
     a write or a read every 4 cycles. All outputs but `awready`, `wready` and `arready`, which are
@@ -92,7 +92,6 @@ class AxiLiteAdapter(Component):
 
         can_write = Signal()
         can_read = Signal()
-        read_next = Signal()
         m.d.comb += [
             can_write.eq(has_aw & has_w & ~axi.bvalid),
             can_read.eq(has_ar & ~axi.rvalid),
@@ -101,13 +100,11 @@ class AxiLiteAdapter(Component):
         ]
         with m.FSM():
             with m.State("IDLE"):
-                with m.If(can_read & (read_next | ~can_write)):
+                with m.If(can_read):
                     m.d.comb += [csr.address.eq(araddr), csr.read.eq(1)]
-                    m.d.sync += read_next.eq(0)
                     m.next = "READ"
                 with m.Elif(can_write):
                     m.d.comb += [csr.address.eq(awaddr), csr.write.eq(1)]
-                    m.d.sync += read_next.eq(1)
                     m.next = "WRITE"
             with m.State("READ"), m.If(csr.ack):
                 m.d.sync += [

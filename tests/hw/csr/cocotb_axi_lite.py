@@ -7,7 +7,7 @@ from itertools import repeat
 
 import cocotb
 from cocotb.clock import Clock
-from cocotb.triggers import ClockCycles, Combine, RisingEdge
+from cocotb.triggers import ClockCycles, RisingEdge
 from cocotbext.axi import AxiLiteBus, AxiLiteMaster, AxiResp
 from sample import sample_map
 
@@ -114,24 +114,23 @@ async def reads_and_writes_at_once(dut: object) -> None:
     bench = Bench(dut)
     await bench.start()
     free, constant = bench.map["free"].offset, bench.map["id"].offset
-    wide = bench.map["wide"].offset
-    answered = {"read": 0, "write": 0}
-
-    async def reader() -> None:
-        for index in range(60):
-            address = (constant, wide, 0xFF0)[index % 3]
-            await bench.read(address)
-            answered["read"] += 1
-
-    async def writer() -> None:
-        for value in range(60):
-            await bench.write((free, constant)[value % 2], 0x1000 + value)
-            answered["write"] += 1
-
-    await Combine(cocotb.start_soon(reader()), cocotb.start_soon(writer()))
+    values = [bench.rng.getrandbits(32) for _ in range(60)]
+    reads = [bench.master.init_read((constant, 0xFF0)[i % 2], WORD) for i in range(60)]
+    writes = [
+        bench.master.init_write((free, constant)[i % 2], value.to_bytes(WORD, "little"))
+        for i, value in enumerate(values)
+    ]
+    for index, (read, write) in enumerate(zip(reads, writes, strict=True)):
+        await read.wait()
+        await write.wait()
+        expected = AxiResp.SLVERR if index % 2 else AxiResp.OKAY
+        assert write.data.resp == expected, index
+        assert read.data.resp == expected, index
+        value = int.from_bytes(read.data.data, "little")
+        assert value == (0 if index % 2 else bench.golden["id.value"]), index
+    bench.golden["free.value"] = values[-2]
     await bench.read(free)
     await ClockCycles(dut.clk, 20)
-    assert answered == {"read": 60, "write": 60}
     assert bench.master.idle()
 
 
