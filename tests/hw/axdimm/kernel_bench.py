@@ -9,7 +9,7 @@ import cocotb
 import numpy as np
 from cocotb.clock import Clock
 from cocotb.triggers import ClockCycles, RisingEdge
-from cocotbext.axi import AxiLiteBus, AxiLiteMaster
+from cocotbext.axi import AxiBus, AxiLiteBus, AxiLiteMaster, AxiRam
 from numpy.typing import NDArray
 from stand_in import stand_in_results
 
@@ -24,7 +24,7 @@ from nearstep_sim.golden import rule as golden
 CONFIG = AdamKernelConfig(**json.loads(os.environ["NEARSTEP_CONFIG"]))
 IS_STAND_IN = os.environ["NEARSTEP_UNIT"] == "stand_in"
 SEED = int(os.environ.get("NEARSTEP_SEED", "1"))
-MEMORY_BYTES = 1 << 16
+MEMORY_BYTES = max(1 << 16, 128 * CONFIG.block_bytes)  # four arrays of up to 31 blocks
 SCALARS = adam_scalars(1e-3, (0.9, 0.999), 1e-8, 0.01, 3, True)
 STATES = ("p", "m", "v")
 
@@ -44,10 +44,10 @@ class KernelBench:
     """A kernel with memory and checker on its port, and a host on its registers.
 
     Memory is filled with words that are all different, and compared as a whole after a run, so
-    everything around the arrays is a guard.
+    everything around the arrays is a guard. With `ram`, memory is cocotbext-axi's `AxiRam`.
     """
 
-    def __init__(self, dut: object, *, seed: int = SEED) -> None:
+    def __init__(self, dut: object, *, seed: int = SEED, ram: bool = False) -> None:
         self.dut = dut
         self.random = random.Random(seed)
         self.map = adam_kernel_map(CONFIG)
@@ -55,7 +55,9 @@ class KernelBench:
         if not IS_STAND_IN:  # numbers of moderate size; v must not be negative
             words = (words.astype(np.float32) * np.float32(1e-4)).view(np.uint32)
         self.data = words.view(np.uint8).copy()
-        self.memory = AxiMemory(self.data, beat_bytes=CONFIG.beat_bytes, seed=seed)
+        self.memory = None
+        if not ram:
+            self.memory = AxiMemory(self.data, beat_bytes=CONFIG.beat_bytes, seed=seed)
         self.checker = AxiChecker(beat_bytes=CONFIG.beat_bytes, read_ids=4, write_ids=3)
         self.port = AxiPort(dut, "m_axi", checker=self.checker, memory=self.memory)
         self.base = dict.fromkeys(ARRAYS, 0)
@@ -68,7 +70,12 @@ class KernelBench:
         dut.rst.value = 1
         bus = AxiLiteBus.from_prefix(dut, "s_axil", bus_separator="__", case_insensitive=False)
         self.host = AxiLiteMaster(bus, dut.clk, dut.rst)
-        self.follower = cocotb.start_soon(self.port.run())
+        if self.memory is None:
+            bus = AxiBus.from_prefix(dut, "m_axi", bus_separator="__", case_insensitive=False)
+            content = bytearray(self.data.tobytes())
+            self.ram = AxiRam(bus, dut.clk, dut.rst, mem=content)
+            self.data = np.frombuffer(content, np.uint8)
+        cocotb.start_soon(self.port.run())
         await ClockCycles(dut.clk, 5)
         dut.rst.value = 0
         await ClockCycles(dut.clk, 2)

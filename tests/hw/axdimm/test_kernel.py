@@ -61,7 +61,7 @@ def test_runs_that_end_early_leave_memory_and_kernel_in_order():
         {"lanes": 2, "functional_units": 1, "block_bytes": 64, "windows": 8},
         {"lanes": 8, "functional_units": 1, "block_bytes": 1024, "bursts_ahead": 8},
         {"lanes": 16, "functional_units": 4, "block_bytes": 512, "address_width": 64},
-        {"lanes": 16, "block_bytes": 1024, "address_width": 16},
+        {"lanes": 16, "block_bytes": 1024, "address_width": 17},
         {"lanes": 16, "functional_units": 16, "block_bytes": 4096, "bursts_ahead": 9},
     ],
     ids=lambda options: "-".join(str(value) for value in options.values()),
@@ -75,6 +75,10 @@ def test_other_shapes(module, options, seed):
 def test_adam_units_give_the_bits_of_the_golden_rule():
     options = {"lanes": 2, "functional_units": 1, "block_bytes": 256}
     assert len(bench("cocotb_kernel_runs", "adam", options).tests) == 7
+
+
+def test_runs_on_a_memory_model_written_by_others():
+    assert len(bench("cocotb_kernel_ram", "stand_in", SMALL).tests) == 4
 
 
 @pytest.mark.deep
