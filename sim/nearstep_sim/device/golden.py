@@ -24,6 +24,9 @@ from nearstep_sim.golden.rule import evaluate
 STEP_ELEMENTS = 1 << 18
 """Elements of one step while the device is waited for: 1 MiB of each array."""
 
+ACCESSES_PER_STEP = 32
+"""Register accesses in the time of a block."""
+
 KEPT_TRANSACTIONS = 32
 
 
@@ -60,7 +63,7 @@ def make_engine(options: GoldenOptions) -> Engine:
 class GoldenBackend(EmulatedBackend):
     """An AXDIMM without a clock.
 
-    Its time is counted in steps: each register access lets a busy kernel work through one block,
+    Its time is counted in steps: every 32 register accesses let a busy kernel work through a block,
     and a wait goes on in larger steps. ``cycles`` is None.
 
     Parameters
@@ -82,20 +85,21 @@ class GoldenBackend(EmulatedBackend):
             config, self._memory, engine, lambda path: self._registers[path], self._log.append
         )
         self._fault: MemoryFaultError | None = None
+        self._accesses = 0
 
     @property
     def cycles(self) -> int | None:
         return None
 
     def read_register(self, address: int) -> int:
-        self._advance(1)
+        self._take_time()
         answer = self._registers.read(address - self._base)
         if answer.error:
             raise BusError(address, Response.SLVERR, write=False)
         return answer.value
 
     def write_register(self, address: int, value: int) -> None:
-        self._advance(1)
+        self._take_time()
         answer = self._registers.write(address - self._base, value)
         if answer.error:
             raise BusError(address, Response.SLVERR, write=True)
@@ -150,6 +154,13 @@ class GoldenBackend(EmulatedBackend):
 
     def heal(self) -> None:
         self._kernel.injections.clear()
+
+    def _take_time(self) -> None:
+        """A register access: a fraction of a step."""
+        self._raise_fault()
+        self._accesses += 1
+        if self._accesses % ACCESSES_PER_STEP == 0:
+            self._advance(1)
 
     def _advance(self, elements: int) -> None:
         """Let the kernel take a step, and raise what the memory has to say about it."""

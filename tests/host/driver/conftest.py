@@ -1,0 +1,115 @@
+"""Devices that the driver's tests run on, and what they compare with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+import nearstep
+from nearstep.axdimm.device import AxdimmDevice
+from nearstep.axdimm.run import AdamRun
+from nearstep.buffer import Buffer
+from nearstep_hw.axdimm.registers import ARRAYS, update_rule
+from nearstep_hw.rule.adam import ORDERS
+from nearstep_sim.golden.rule import evaluate
+
+Floats = NDArray[np.float32]
+Arrays = Mapping[str, Floats]
+
+SHAPE = "lanes=4&block_bytes=512&memory_bytes=1MiB"
+"""Small, so that a few thousand elements are many blocks of 128 elements."""
+
+BLOCK = 128
+BURSTS_AHEAD = 16
+
+URLS = {
+    "golden-numpy": f"golden:axdimm?{SHAPE}&engine=numpy",
+    "golden-cpp": f"golden:axdimm?{SHAPE}&engine=cpp",
+    "sim-ideal": f"sim:axdimm?{SHAPE}",
+    "sim-halfduplex": f"sim:axdimm?{SHAPE}&memory=halfduplex&fu=native&stall=0.2&seed=7",
+}
+
+HYPER = {"lr": 3e-3, "betas": (0.9, 0.99), "eps": 1e-7, "weight_decay": 0.05}
+
+
+@dataclass
+class Job:
+    """Arrays on a device, their copies from before the run, and the run's parameters."""
+
+    device: AxdimmDevice
+    count: int
+    seed: int
+    hyper: dict[str, object] = field(default_factory=lambda: dict(HYPER))
+    step: int = 3
+    decoupled: bool = True
+
+    def __post_init__(self) -> None:
+        print(f"seed {self.seed}")
+        rng = np.random.default_rng(self.seed)
+        before = {name: rng.standard_normal(self.count).astype(np.float32) for name in ARRAYS}
+        before["v"] = np.square(before["v"])
+        self.before: dict[str, Floats] = before
+        self.buffers: dict[str, Buffer] = {name: self.device.alloc(self.count) for name in ARRAYS}
+        self.upload()
+
+    def upload(self) -> None:
+        for name, array in self.before.items():
+            self.buffers[name].write(array)
+
+    def start(self) -> AdamRun:
+        return self.device.adam(
+            **self.buffers, step=self.step, decoupled=self.decoupled, **self.hyper
+        )
+
+    def expected(self) -> Arrays:
+        """The golden rule's results."""
+        config = self.device.config
+        _, scalars = ORDERS[config.order]
+        hyper = self.hyper
+        values = scalars(
+            hyper["lr"], hyper["betas"], hyper["eps"], hyper["weight_decay"], self.step,
+            self.decoupled,
+        )  # fmt: skip
+        return evaluate(update_rule(config), self.before, values)
+
+    def check(self, first: int = 0, stop: int | None = None) -> int:
+        """Compare elements [first, stop) with the golden rule, bit for bit; the number compared."""
+        expected = self.expected()
+        compared = 0
+        for name, array in expected.items():
+            bits = self.buffers[name].read()[first:stop].view(np.uint32)
+            np.testing.assert_array_equal(bits, array[first:stop].view(np.uint32), err_msg=name)
+            compared += bits.size
+        gradients = self.buffers["g"].read().view(np.uint32)
+        np.testing.assert_array_equal(gradients, self.before["g"].view(np.uint32))
+        return compared
+
+    def check_untouched(self, first: int = 0) -> int:
+        """Compare elements from ``first`` with what they were; the number compared."""
+        compared = 0
+        for name in ARRAYS:
+            bits = self.buffers[name].read()[first:].view(np.uint32)
+            np.testing.assert_array_equal(bits, self.before[name][first:].view(np.uint32))
+            compared += bits.size
+        return compared
+
+
+@pytest.fixture(params=URLS)
+def device(request: pytest.FixtureRequest) -> Iterator[AxdimmDevice]:
+    with nearstep.open(URLS[request.param]) as opened:
+        assert isinstance(opened, AxdimmDevice)
+        yield opened
+
+
+@pytest.fixture
+def job(device: AxdimmDevice) -> Callable[..., Job]:
+    """Makes a job on the device."""
+
+    def make(count: int = 1001, seed: int = 1, **changes: object) -> Job:
+        return Job(device, count, seed, **changes)
+
+    return make
