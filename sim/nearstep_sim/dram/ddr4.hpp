@@ -161,8 +161,12 @@ class Ddr4Device {
         return {pins.bg, pins.ba, static_cast<std::uint32_t>(banks_[bank_of(pins)].row),
                 pins.address & kColumnMask};
     }
+    bool has_bank(unsigned bg, unsigned ba) const {
+        return bg >> geometry_.bank_group_bits == 0 && ba >> geometry_.bank_bits == 0;
+    }
     // Row that is open, or -1.
     std::int64_t open_row(unsigned bg, unsigned ba) const {
+        if (!has_bank(bg, ba)) return -1;
         const Bank& bank = banks_[(bg << geometry_.bank_bits) | ba];
         return bank.open ? bank.row : -1;
     }
@@ -247,7 +251,7 @@ class Ddr4Device {
             case Command::PREA: return precharge_all(now);
             default: break;
         }
-        if (now.pins.bg >> geometry_.bank_group_bits || now.pins.ba >> geometry_.bank_bits)
+        if (!has_bank(now.pins.bg, now.pins.ba))
             return fail("bank out of range", last_, now);
         Bank& bank = banks_[bank_of(now.pins)];
         Scoped& group = groups_[now.pins.bg];

@@ -125,21 +125,24 @@ class Ddr4Device:
         self.timing = timing
         self.geometry = geometry or DramGeometry(timing.density, timing.width)
         self._library = load_library()
-        self._owned = True
+        self._owner: object = None
         self.handle: int = self._library.ddr4_device_new(
             ctypes.byref(CTiming.of(timing)), ctypes.byref(CGeometry.of(self.geometry)), rank
         )
 
     @classmethod
-    def borrowed(cls, handle: int, timing: DramTiming, geometry: DramGeometry) -> "Ddr4Device":
-        """A view of a rank that C++ owns."""
+    def borrowed(
+        cls, handle: int, timing: DramTiming, geometry: DramGeometry, owner: object
+    ) -> "Ddr4Device":
+        """A view of a rank that belongs to `owner`, which lives as long as the view."""
         self = cls.__new__(cls)
+        self._owner = owner
         self.timing, self.geometry, self.handle = timing, geometry, handle
-        self._library, self._owned = load_library(), False
+        self._library = load_library()
         return self
 
     def __del__(self) -> None:
-        if getattr(self, "_owned", False) and getattr(self, "handle", None):
+        if getattr(self, "_owner", self) is None and getattr(self, "handle", None):
             self._library.ddr4_device_free(self.handle)
 
     def command(self, clock: int, pins: Pins) -> None:
@@ -207,7 +210,7 @@ class Ddr4Device:
         """Where the clocks went since the last :meth:`restart_bus_clocks`."""
         out = CBusClocks()
         self._library.ddr4_device_account(self.handle, ctypes.byref(out))
-        return BusClocks(**{name: int(getattr(out, name)) for name, _ in out._fields_})
+        return BusClocks(**{name: int(getattr(out, name)) for name in out._names})
 
     def restart_bus_clocks(self, clock: int) -> None:
         """Count from `clock` on."""
@@ -318,6 +321,8 @@ class Ddr4Port:
         Returns `rddata` of the *next* cycle, or None while `rddata_valid` is low.
         Raises :class:`DramViolationError`.
         """
+        if wrdata is not None and len(wrdata) != self.data_bytes:
+            raise ValueError(f"wrdata must be {self.data_bytes} bytes, not {len(wrdata)}")
         for phase in range(self.phases):
             self._slots[phase] = CSlot(*(slots[phase] if phase < len(slots) else DESELECT))
         status = self._library.ddr4_port_cycle(

@@ -302,9 +302,11 @@ class HostController {
             for (std::size_t i = 0; i < window_.size(); ++i) {
                 const Entry& e = window_[i];
                 if (e.request.write != write || !row_open(e)) continue;
+                const bool ready = column_ready(now, e);
+                if (!ready && any) continue;
                 if (overtakes_same_beat(i)) continue;
+                if (ready) return static_cast<int>(i);
                 any = true;
-                if (column_ready(now, e)) return static_cast<int>(i);
             }
             if (any) return -1;  // keep the direction while it has row hits
         }

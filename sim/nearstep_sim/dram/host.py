@@ -183,22 +183,23 @@ class HostController:
     def __init__(self, config: HostConfig) -> None:
         self.config = config
         self._library = load_library()
-        self._owned = True
+        self._owner: object = None
         self.handle: int | None = self._library.ddr4_host_new(ctypes.byref(config._c()))
         if not self.handle:
             raise ValueError(load_error())
         self._cycle = CHostCycle()
 
     @classmethod
-    def borrowed(cls, handle: int, config: HostConfig) -> "HostController":
-        """A view of a controller that C++ owns."""
+    def borrowed(cls, handle: int, config: HostConfig, owner: object) -> "HostController":
+        """A view of a controller that belongs to `owner`, which lives as long as the view."""
         self = cls.__new__(cls)
-        self.config, self.handle, self._owned = config, handle, False
+        self._owner = owner
+        self.config, self.handle = config, handle
         self._library, self._cycle = load_library(), CHostCycle()
         return self
 
     def __del__(self) -> None:
-        if getattr(self, "_owned", False) and getattr(self, "handle", None):
+        if getattr(self, "_owner", self) is None and getattr(self, "handle", None):
             self._library.ddr4_host_free(self.handle)
 
     @property
@@ -281,6 +282,8 @@ class HostController:
 
         Raises :class:`HostDataError`.
         """
+        if rddata is not None and len(rddata) != HOST_DATA_BYTES:
+            raise ValueError(f"rddata must be {HOST_DATA_BYTES} bytes, not {len(rddata)}")
         self._library.ddr4_host_tick(self.handle, rddata, ctypes.byref(self._cycle))
         self.check()
         c = self._cycle
@@ -316,7 +319,22 @@ class HostController:
     def statistics(self) -> HostStatistics:
         out = CHostStatistics()
         self._library.ddr4_host_statistics(self.handle, ctypes.byref(out))
-        return HostStatistics(**{name: int(getattr(out, name)) for name, _ in out._fields_})
+        return HostStatistics(**{name: int(getattr(out, name)) for name in out._names})
+
+
+class _BareHandle:
+    """Owns the C++ object; every view of a part of it holds this."""
+
+    def __init__(self, config: HostConfig) -> None:
+        self.library = load_library()
+        port = CPortConfig(HOST_PHASES, HOST_DATA_BYTES, config.read_latency, config.write_latency)
+        self.pointer = self.library.ddr4_bare_new(ctypes.byref(config._c()), ctypes.byref(port))
+        if not self.pointer:
+            raise ValueError(load_error())
+
+    def __del__(self) -> None:
+        if getattr(self, "pointer", None):
+            self.library.ddr4_bare_free(self.pointer)
 
 
 class BareDram:
@@ -324,29 +342,26 @@ class BareDram:
 
     def __init__(self, config: HostConfig) -> None:
         self.config = config
-        self._library = load_library()
-        port = CPortConfig(HOST_PHASES, HOST_DATA_BYTES, config.read_latency, config.write_latency)
-        self._handle = self._library.ddr4_bare_new(ctypes.byref(config._c()), ctypes.byref(port))
-        if not self._handle:
-            raise ValueError(load_error())
-        self.host = HostController.borrowed(self._library.ddr4_bare_host(self._handle), config)
+        self._handle = _BareHandle(config)
+        library, pointer = self._handle.library, self._handle.pointer
+        self.host = HostController.borrowed(library.ddr4_bare_host(pointer), config, self._handle)
         self.devices = tuple(
             Ddr4Device.borrowed(
-                self._library.ddr4_bare_device(self._handle, rank), config.timing, config.geometry
+                library.ddr4_bare_device(pointer, rank),
+                config.timing,
+                config.geometry,
+                self._handle,
             )
             for rank in range(config.ranks)
         )
-
-    def __del__(self) -> None:
-        if getattr(self, "_handle", None):
-            self._library.ddr4_bare_free(self._handle)
 
     def run(self, cycles: int, *, until_idle: bool = True) -> int:
         """Run up to `cycles` fabric cycles, or until no access is left. Returns how many ran.
 
         Raises :class:`DramViolationError` and :class:`HostDataError`.
         """
-        ran = int(self._library.ddr4_bare_run(self._handle, cycles, until_idle))
+        library = self._handle.library
+        ran = int(library.ddr4_bare_run(self._handle.pointer, cycles, until_idle))
         for device in self.devices:
             device.check()
         self.host.check()

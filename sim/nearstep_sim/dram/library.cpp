@@ -83,11 +83,15 @@ class BareDram {
         HostCycle out;
         while (ran < max_cycles && !(until_idle && host_.idle())) {
             const std::uint8_t* rddata = nullptr;
+            bool ok = true;
             for (const auto& port : ports_)
-                if (const std::uint8_t* data = port->read_data()) rddata = data;
+                if (const std::uint8_t* data = port->read_data()) {
+                    if (rddata) ok = port->device().fail_data("data bus: two ranks", port->clock());
+                    rddata = data;
+                }
             host_.tick(rddata, out);
             ++ran;
-            bool ok = host_.error().empty();
+            ok &= host_.error().empty();
             for (int slot = 0; slot < HostCycle::kSlots; ++slot)
                 if (const HostSlot& each = out.slots[slot]; each.rank >= 0)
                     ok &= ports_[each.rank]->command(slot, each.pins);
@@ -139,12 +143,18 @@ std::uint64_t ddr4_device_play(Ddr4Device* device, std::uint64_t count, const st
     for (std::uint64_t i = 0; i < count; ++i) {
         const auto each = static_cast<Command>(command[i]);
         const bool is_column = each >= Command::RD && each <= Command::WRA;
-        if (is_column && row[i] >= 0) {
-            const std::int64_t open = device->open_row(bg[i], ba[i]);
-            if (open >= 0 && open != row[i]) {
-                device->fail_data("another row is open", ck[i]);
-                return i;
-            }
+        // What the pins could not carry
+        const char* wrong = nullptr;
+        if (!device->has_bank(bg[i], ba[i])) wrong = "bank out of range";
+        if (each == Command::ACT && row[i] >> device->geometry().row_bits)
+            wrong = "row out of range";
+        if (is_column && column[i] >> device->geometry().column_bits)
+            wrong = "column out of range";
+        const std::int64_t open = device->open_row(bg[i], ba[i]);
+        if (is_column && row[i] >= 0 && open >= 0 && open != row[i]) wrong = "another row is open";
+        if (wrong) {
+            device->fail_data(wrong, ck[i]);
+            return i;
         }
         if (!device->command(ck[i], encode(each, bg[i], ba[i], row[i], column[i]))) return i;
     }

@@ -96,18 +96,20 @@ def main(
     Exit status 1 with a violation, 2 if the file cannot be read.
     """
     try:
-        given = {"speed": speed, "density": density, "width": width, "cl": cl, "cwl": cwl}
         with open(file, encoding="ascii") as text:
             named = timing_of_header(islice(text, 16))
-        settings = {name: value for name, value in given.items() if value is not None}
-        if named is not None:
-            base = {"speed": named.speed.name, "density": named.density, "width": named.width}
-            # Latencies follow a speed that is given here.
-            latencies = {} if speed else {"cl": named.cl, "cwl": named.cwl}
-            settings = {**base, **latencies, **settings}
-        elif not settings:
+        if named is None and not (speed or density or width or cl or cwl):
             raise TraceError(f"{file} names no part in its first lines; give --density and others")
-        result = replay(file, dram_timing(**settings))
+        named = named or dram_timing()
+        timing = dram_timing(
+            speed or named.speed.name,
+            density or named.density,
+            width or named.width,
+            # latencies follow a speed that is given here
+            cl=cl if speed else cl or named.cl,
+            cwl=cwl if speed else cwl or named.cwl,
+        )
+        result = replay(file, timing)
     except (TraceError, TimingError, UnicodeDecodeError, OSError) as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(2) from None

@@ -1,11 +1,15 @@
 """Host memory controller on bare DRAM: legal commands, and every load gets the last store."""
 
+from itertools import pairwise
+from pathlib import Path
+
 import numpy as np
 import pytest
 
-from nearstep_hw.dram.address import MAPPINGS
+from nearstep_hw.dram.address import MAPPINGS, DramAddress
 from nearstep_hw.dram.command import Command
 from nearstep_sim.dram.host import BareDram, HostConfig, HostController, HostDataError
+from nearstep_sim.dram.trace import read_trace
 
 
 class Traffic:
@@ -211,6 +215,68 @@ def test_refreshes_are_gathered_and_none_is_lost(postpone: int) -> None:
     assert device.refresh_debt(2 * bare.host.cycle) == 0
 
 
+@pytest.mark.parametrize("order", MAPPINGS)
+def test_commands_go_where_the_mapping_says(order: str, tmp_path: Path) -> None:
+    config = HostConfig(mapping=order, width="x16", scheduler="in-order", ranks=2)
+    bare = BareDram(config)
+    paths = [tmp_path / f"{rank}.txt" for rank in range(2)]
+    for device, path in zip(bare.devices, paths, strict=True):
+        device.trace_to(path)
+    size = config.geometry.capacity_bytes
+    addresses = np.random.default_rng(6).integers(0, 2 * size // 64, 200) * 64
+    bare.host.submit([False] * 200, addresses)
+    bare.run(10**6)
+    reads = []
+    for device, path in zip(bare.devices, paths, strict=True):
+        device.trace_close()
+        reads += [c for c in read_trace(path) if c.command is Command.RD]
+    reads.sort(key=lambda c: c.clock)
+    found = [(c.rank, DramAddress(c.bank_group, c.bank, c.row, c.column)) for c in reads]
+    mapping = config.address_mapping
+    assert found == [(int(a) // size, mapping.decode(int(a) % size)) for a in addresses]
+
+
+@pytest.mark.parametrize("scheduler", ["in-order", "fr-fcfs"])
+def test_two_ranks_never_meet_on_the_data_bus(scheduler: str, tmp_path: Path) -> None:
+    """Bursts of one rank do not overlap; between ranks two clocks stay free."""
+    seed = 12
+    print("seed", seed)
+    config = HostConfig(ranks=2, scheduler=scheduler, seed=seed)
+    bare = BareDram(config)
+    commands = []
+    rng = np.random.default_rng(seed)
+    for rank in range(2):
+        bare.devices[rank].trace_to(tmp_path / f"{rank}.txt")
+    n = 4000
+    far = config.geometry.capacity_bytes * rng.integers(0, 2, n)
+    bare.host.submit(
+        rng.random(n) < 0.5, far + 64 * rng.integers(0, 4096, n), data=np.zeros((n, 64), np.uint8)
+    )
+    bare.run(10**6)
+    for rank in range(2):
+        bare.devices[rank].trace_close()
+        commands += list(read_trace(tmp_path / f"{rank}.txt"))
+    latency = {Command.RD: 2 * config.read_latency, Command.WR: 2 * config.write_latency}
+    bursts = sorted(
+        (c.clock + latency[c.command], c.rank) for c in commands if c.command in latency
+    )
+    assert len(bursts) == n
+    switches = 0
+    for (start, rank), (following, other) in pairwise(bursts):
+        assert following - start >= 4 + 2 * (rank != other)
+        switches += rank != other
+    clocks = [c.clock for c in commands]
+    assert len(set(clocks)) == len(clocks)  # one command a slot of the shared bus
+    print(switches, "rank switches")
+    assert switches > 100
+
+
+def test_parts_of_a_bare_dram_outlive_it() -> None:
+    host = BareDram(HostConfig()).host
+    host.load(0)
+    assert not host.idle
+
+
 def test_an_idle_host_refreshes() -> None:
     bare = BareDram(HostConfig())
     bare.run(100_000, until_idle=False)
@@ -263,6 +329,8 @@ def test_bad_requests_are_refused() -> None:
     for address in (32, host.capacity_bytes, -64):
         with pytest.raises(ValueError, match="multiples of 64 below"):
             host.load(address)
+    with pytest.raises(ValueError, match="32 bytes"):
+        host.tick(bytes(31))
     with pytest.raises(ValueError, match="64 bytes"):
         host.store(0, b"short")
     with pytest.raises(ValueError, match="stores need data"):

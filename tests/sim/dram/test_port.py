@@ -160,6 +160,11 @@ def test_two_slots_and_half_beats() -> None:
     assert high[31] != data[63]
 
 
+def test_data_of_the_wrong_size_are_refused(bench: Bench) -> None:
+    with pytest.raises(ValueError, match="64 bytes, not 63"):
+        bench.tick(wrdata=bytes(63))
+
+
 def test_a_write_latency_beyond_the_timing_is_refused() -> None:
     device = Ddr4Device(dram_timing())
     with pytest.raises(ValueError, match="write_latency"):

@@ -84,6 +84,25 @@ def test_replay_checks_rows_of_column_commands(written: Path) -> None:
     assert found.next.clock == 29
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "rule"),
+    [
+        ("21 RD 0 1 2", "21 RD 0 257 2", "bank out of range"),
+        ("21 RD 0 1 2", "21 RD 0 1 6", "bank out of range"),
+        ("10 ACT 0 1 2 77", "10 ACT 0 1 2 65536", "row out of range"),
+        ("77 1016", "77 1024", "column out of range"),
+        ("77 1016", "77 1017", "column inside a burst"),
+    ],
+)
+def test_coordinates_that_the_part_does_not_have(
+    written: Path, old: str, new: str, rule: str
+) -> None:
+    written.write_text(written.read_text().replace(old, new))
+    found = replay(written).violation
+    assert found is not None
+    assert found.rule == rule
+
+
 def test_ranks_have_their_own_banks(tmp_path: Path) -> None:
     path = tmp_path / "two.txt"
     path.write_text("10 ACT 0 0 0 1 -\n11 ACT 1 0 0 1 -\n21 RD 0 0 0 1 0\n22 RD 1 0 0 1 0\n")
