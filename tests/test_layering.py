@@ -14,6 +14,7 @@ PURE_HARDWARE = {
     "nearstep_hw",
     "nearstep_hw.axdimm.config",
     "nearstep_hw.axdimm.registers",
+    "nearstep_hw.csr.block",
     "nearstep_hw.csr.export",
     "nearstep_hw.csr.model",
     "nearstep_hw.fp.format",

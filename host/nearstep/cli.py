@@ -4,7 +4,7 @@ import importlib.metadata
 
 import typer
 
-from nearstep import doctor
+from nearstep import doctor, registers_command
 
 __all__ = ["main"]
 
@@ -32,6 +32,7 @@ def _app() -> typer.Typer:
         pass
 
     app.command("doctor")(doctor.command)
+    app.command("registers")(registers_command.command)
     for entry in sorted(importlib.metadata.entry_points(group="nearstep.commands")):
         _add(app, entry)
     return app
