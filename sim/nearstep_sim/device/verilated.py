@@ -65,7 +65,9 @@ class _Poll(ctypes.Structure):
     )
 
 
-class _Fault(ctypes.Structure):
+class FaultRecord(ctypes.Structure):
+    """What the simulation has to say against the kernel; kind 0 is nothing."""
+
     _fields_ = (
         ("kind", ctypes.c_int32),
         ("write", ctypes.c_int32),
@@ -102,7 +104,7 @@ def _load(path: Path) -> ctypes.CDLL:
     lib.device_read_register.argtypes = [device, address, ctypes.POINTER(word)]
     lib.device_write_register.argtypes = [device, address, word]
     lib.device_wait.argtypes = [device, ctypes.POINTER(_Poll), ctypes.c_uint64, ctypes.c_uint64]
-    lib.device_fault.argtypes = [device, ctypes.POINTER(_Fault)]
+    lib.device_fault.argtypes = [device, ctypes.POINTER(FaultRecord)]
     lib.device_inject.argtypes = [device, ctypes.POINTER(_Injection)]
     lib.device_history.argtypes = [device, ctypes.c_char_p, ctypes.c_uint64]
     lib.device_counters.argtypes = [device, ctypes.POINTER(_Counters)]
@@ -252,7 +254,7 @@ class VerilatedBackend(EmulatedBackend):
             )
         if status != _FAULTED:
             return
-        fault = _Fault()
+        fault = FaultRecord()
         self._lib.device_fault(self._device, ctypes.byref(fault))
         if fault.kind in _ACCESS_FAULTS:
             kind, reason = _ACCESS_FAULTS[fault.kind]
