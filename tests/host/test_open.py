@@ -1,0 +1,114 @@
+"""Device names and their options: what is wrong with one is said before anything is opened."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import pytest
+
+import nearstep
+from nearstep.backends.emulated import Injection
+from nearstep.backends.options import DeviceUrl, parse_options
+from nearstep.errors import ArgumentError, MismatchError, OptionError, UrlError
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("golden", "backend:target"),
+        ("golden:", "backend:target"),
+        (":axdimm", "backend:target"),
+        ("golden:axdimm?lanes", "name=value"),
+        ("golden:axdimm?lanes=4&lanes=8", "given twice"),
+        ("gold:axdimm", "no backend 'gold'; valid: golden, sim"),
+        ("golden:axdim", "no family 'axdim'; valid: axdimm"),
+        ("sim:axdim", "no family 'axdim'; valid: axdimm"),
+    ],
+)
+def test_a_wrong_name_says_what_is_wrong(url, message):
+    with pytest.raises(UrlError, match=message):
+        nearstep.open(url)
+
+
+@pytest.mark.parametrize("backend", ["golden", "sim"])
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("lane=4", "no such option; valid: lanes, functional_units"),
+        ("lanes=three", "must be a whole number"),
+        ("lanes=3", "lanes must be one of"),
+        ("lanes=4&functional_units=3", "functional_units must divide"),
+        ("block_bytes=1000", "block_bytes must be a power of two"),
+        ("memory_bytes=100", "multiple of 64"),
+        ("memory_bytes=64GiB", "multiple of 64 up to"),
+        ("order=newest", "no such choice; valid: default, paper"),
+    ],
+)
+def test_a_wrong_option_says_what_is_valid(backend, option, message):
+    with pytest.raises(OptionError, match=message):
+        nearstep.open(f"{backend}:axdimm?{option}")
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("memory=ddr9", "valid: ideal, halfduplex"),
+        ("fu=fast", "valid: rtl, native"),
+        ("stall=1.5", r"stall must lie in \[0, 0.95\]"),
+        ("stall=often", "must be a number"),
+        ("latency=0", "latency must lie in"),
+        ("engine=cpp", "no such option"),
+    ],
+)
+def test_options_of_the_simulation_are_checked(option, message):
+    with pytest.raises(OptionError, match=message):
+        nearstep.open(f"sim:axdimm?{option}")
+
+
+def test_options_of_another_backend_are_unknown():
+    with pytest.raises(OptionError, match="no such option"):
+        nearstep.open("golden:axdimm?memory=ideal")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Every:
+    """A field of every type that options can have."""
+
+    number: int = 0
+    ratio: float = 0.0
+    flag: bool = False
+    name: str = ""
+    maybe: int | None = None
+    choice: Literal["a", "b"] = "a"
+
+
+def test_every_type_of_option_is_parsed():
+    url = "x:y?number=0x1_0&ratio=1e-3&flag=yes&name=some/path&maybe=2KiB&choice=b"
+    parsed = parse_options(Every, "x:y", DeviceUrl.parse(url).options)
+    assert parsed == Every(
+        number=16, ratio=1e-3, flag=True, name="some/path", maybe=2048, choice="b"
+    )
+    with pytest.raises(OptionError, match="must be a boolean"):
+        parse_options(Every, "x:y", {"flag": "perhaps"})
+
+
+def test_a_device_with_another_register_map_is_refused():
+    from nearstep.device import drive
+    from nearstep_sim.device.golden import open_device
+
+    backend = open_device("axdimm", {"memory_bytes": "64KiB", "engine": "numpy"})
+    honest = backend.read_register
+    backend.read_register = lambda address: honest(address) ^ (address == 12)
+    with pytest.raises(MismatchError, match="map_hash must be"):
+        drive(backend, "golden:axdimm")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"kind": "odd"}, {"base": 4, "limit": 4}, {"nth": -1}, {"times": 0}, {"delay": -1}],
+    ids=lambda each: next(iter(each)),
+)
+def test_a_wrong_injection_is_refused(wrong):
+    with pytest.raises(ArgumentError):
+        Injection(**{"kind": "slverr", "write": True, **wrong})

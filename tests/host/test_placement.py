@@ -1,0 +1,108 @@
+"""Placement: extents, and the grouping of extents into runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import nearstep
+from nearstep.device import Device
+from nearstep.errors import ArgumentError, OutOfDeviceMemoryError
+from nearstep.placement import ARRAYS, Placement
+
+
+@pytest.fixture
+def device() -> Iterator[Device]:
+    with nearstep.open("golden:axdimm?engine=numpy&memory_bytes=1MiB") as opened:
+        yield opened
+
+
+def test_extents_start_on_lines_and_are_zero(device):
+    extents = Placement(device).place([1, 16, 17, 0, 100])
+    for extent in extents:
+        for name in ARRAYS:
+            assert extent.view(name).address % 64 == 0
+            np.testing.assert_array_equal(extent.read(name), np.zeros(extent.count, np.float32))
+
+
+def test_extents_do_not_share_elements(device):
+    extents = Placement(device).place([5, 40, 1])
+    for number, extent in enumerate(extents):
+        for array, name in enumerate(ARRAYS):
+            extent.write(name, np.full(extent.count, 10 * number + array, np.float32))
+    for number, extent in enumerate(extents):
+        for array, name in enumerate(ARRAYS):
+            assert set(extent.read(name)) == {10 * number + array}
+
+
+def test_neighbours_with_equal_keys_are_one_launch(device):
+    placement = Placement(device)
+    extents = placement.place([10, 20, 30, 40])
+    keys = ["a", "a", "b", "b"]
+    launches = list(placement.launches(zip(extents, keys, strict=True)))
+    assert [(each.key, list(each.extents)) for each in launches] == [
+        ("a", extents[:2]),
+        ("b", extents[2:]),
+    ]
+    assert launches[0].count == 16 + 20
+    assert launches[0].buffers["v"].address == extents[0].view("v").address
+
+
+def test_a_gap_or_another_segment_ends_a_launch(device):
+    placement = Placement(device)
+    first, second = placement.place([16, 16, 16]), placement.place([16])
+    chosen = [second[0], first[2], first[0]]
+    launches = list(placement.launches((extent, 1) for extent in chosen))
+    assert [list(each.extents) for each in launches] == [[first[0]], [first[2]], [second[0]]]
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30)
+@given(
+    counts=st.lists(st.integers(0, 50), min_size=1, max_size=12),
+    data=st.data(),
+)
+def test_launches_cover_what_was_asked_for_and_nothing_else(device, counts, data):
+    placement = Placement(device)
+    extents = placement.place(counts)
+    keys = [data.draw(st.sampled_from("ab-")) for _ in counts]
+    keyed = [(e, k) for e, k in zip(extents, keys, strict=True) if k != "-"]
+    launches = list(placement.launches(keyed))
+    covered = [(e.start, each.key) for each in launches for e in each.extents]
+    assert covered == [(e.start, k) for e, k in keyed if e.count]
+    for each in launches:
+        inside = {e.start for e in each.extents}
+        start = each.extents[0].start
+        for extent, key in zip(extents, keys, strict=True):
+            if extent.count and start <= extent.start < start + each.count:
+                assert extent.start in inside
+                assert key == each.key
+    placement.free()
+
+
+def test_free_gives_all_memory_back_and_may_be_repeated(device):
+    free = device.free_bytes
+    placement = Placement(device)
+    placement.place([100, 200])
+    placement.free()
+    placement.free()
+    assert device.free_bytes == free
+
+
+def test_what_does_not_fit_leaves_nothing_allocated(device):
+    free = device.free_bytes
+    with pytest.raises(OutOfDeviceMemoryError):
+        Placement(device).place([100_000])
+    with pytest.raises(ArgumentError):
+        Placement(device).place([-1])
+    assert device.free_bytes == free
+
+
+def test_freeing_after_the_device_is_closed_is_harmless(device):
+    placement = Placement(device)
+    placement.place([10])
+    device.close()
+    placement.free()
