@@ -261,10 +261,7 @@ class HostController {
                 return true;
             }
             if (rank.ref > now) continue;
-            for (Bank& bank : rank.banks) {
-                bank.act = std::max(bank.act, now + t_.t_rfc);
-                bank.pre = std::max(bank.pre, now + t_.t_rfc);
-            }
+            for (Bank& bank : rank.banks) bank.act = std::max(bank.act, now + t_.t_rfc);
             rank.ref = now + t_.t_rfc;
             ++rank.refreshes;
             ++statistics_.refreshes;
