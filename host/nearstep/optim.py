@@ -184,8 +184,10 @@ class Adam(Optimizer):
             parameters = group["params"]
             for index, parameter in enumerate(parameters):
                 check_parameter(label(group, len(self.param_groups) - 1, index), parameter)
-            if len(set(map(id, parameters))) != len(parameters):
-                raise ParameterError(f"group {len(self.param_groups) - 1}", "without duplicates", 2)
+            repeated = len(parameters) - len(set(map(id, parameters)))
+            if repeated:
+                name = f"group {len(self.param_groups) - 1}"
+                raise ParameterError(name, "without duplicates", f"with {repeated}")
             self._place(p for p in parameters if p.requires_grad)
         except BaseException:
             self.param_groups.pop()
@@ -364,6 +366,8 @@ class Adam(Optimizer):
         except BaseException as error:
             if started:
                 self._interrupted = error
+                for resident, _ in updates:
+                    resident.interrupted = error
             raise
         self._traffic.steps += 1
         self._traffic.elements += sum(resident.extent.count for resident, _ in updates)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from nearstep.placement import Extent
 from nearstep.torch import convert
-from nearstep.torch.errors import ParameterError
+from nearstep.torch.errors import InterruptedStepError, ParameterError
 from nearstep.torch.traffic import Traffic
 
 _ARRAY_OF = {"exp_avg": "m", "exp_avg_sq": "v"}
@@ -28,12 +28,15 @@ class Resident:
     label: str
         What the parameter is called in errors.
     extent: Extent
+    interrupted: BaseException | None
+        What a step of this parameter failed with half way; cleared by :meth:`load_master`.
     """
 
     def __init__(self, parameter: Tensor, label: str, extent: Extent, traffic: Traffic) -> None:
         self.parameter = parameter
         self.label = label
         self.extent = extent
+        self.interrupted: BaseException | None = None
         self._traffic = traffic
         self._seen: int | None = None
         self._loaded_master: NDArray[np.float32] | None = None
@@ -48,7 +51,15 @@ class Resident:
         return self.parameter.dtype != torch.float32
 
     def fetch(self, key: str) -> Tensor:
-        """The moment ``key`` as a new fp32 tensor of the parameter's shape."""
+        """The moment ``key`` as a new fp32 tensor of the parameter's shape.
+
+        Raises
+        ------
+        InterruptedStepError
+            It may be part old and part new.
+        """
+        if self.interrupted is not None:
+            raise InterruptedStepError(f"read {key} of {self.label}", self.interrupted)
         array = self.extent.read(_ARRAY_OF[key])
         self._traffic.moments_up += array.nbytes
         return torch.from_numpy(array).view(self.shape)
@@ -81,6 +92,7 @@ class Resident:
 
     def load_master(self, value: Tensor | None) -> None:
         """Have the next step send the parameter, with a saved master's bits where they agree."""
+        self.interrupted = None
         self._seen = None
         self._loaded_master = None if value is None else convert.to_float32(value).copy()
 

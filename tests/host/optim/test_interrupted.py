@@ -90,10 +90,11 @@ def test_the_host_keeps_the_old_parameters_and_counts_no_step(interrupted):
     [
         lambda optimizer: optimizer.step(),
         lambda optimizer: optimizer.state_dict(),
+        lambda optimizer: optimizer.state[optimizer.param_groups[1]["params"][0]]["exp_avg"],
         pickle.dumps,
         copy.deepcopy,
     ],
-    ids=["step", "state_dict", "pickle", "deepcopy"],
+    ids=["step", "state_dict", "state", "pickle", "deepcopy"],
 )
 def test_it_refuses_further_use(use, before, give_gradients):
     before.fail("read answered with SLVERR", give_gradients)
