@@ -21,8 +21,8 @@ from nearstep_sim.device.options import GoldenOptions
 from nearstep_sim.golden.registers import RegisterFile
 from nearstep_sim.golden.rule import evaluate
 
-STEP_ELEMENTS = 1 << 18
-"""Elements of one step while the device is waited for: 1 MiB of each array."""
+STEP_ELEMENTS = 1 << 20
+"""Elements of one step while the device is waited for: 4 MiB of each array."""
 
 ACCESSES_PER_STEP = 32
 """Register accesses in the time of a block."""
@@ -105,9 +105,9 @@ class GoldenBackend(EmulatedBackend):
             raise BusError(address, Response.SLVERR, write=True)
         if "start.go" in answer.pulses:
             self._kernel.start()
+            self._show()
         if "control.abort" in answer.pulses:
             self._kernel.abort()
-        self._show()
 
     def read_memory(self, address: int, out: NDArray[np.uint8]) -> None:
         self._memory.read(address, out)
@@ -175,17 +175,21 @@ class GoldenBackend(EmulatedBackend):
         self._show()
 
     def _show(self) -> None:
-        """Put the kernel's state into the registers; ``busy`` last: its fall captures counters."""
+        """Put what has changed into the registers; ``busy`` last: its fall captures counters."""
         kernel = self._kernel
-        for name in COUNTERS:
-            self._registers[f"{name}.value"] = kernel.counters[name]
-        self._registers["error.cause"] = kernel.cause
-        self._registers["error.stream"] = kernel.stream
-        self._registers["error.response"] = kernel.response
-        self._registers["error_address.value"] = kernel.address
-        self._registers["status.done"] = kernel.done
-        self._registers["status.error"] = kernel.cause != 0
-        self._registers["status.busy"] = kernel.busy
+        state = {
+            **{f"{name}.value": kernel.counters[name] for name in COUNTERS},
+            "error.cause": int(kernel.cause),
+            "error.stream": int(kernel.stream),
+            "error.response": kernel.response,
+            "error_address.value": kernel.address,
+            "status.done": int(kernel.done),
+            "status.error": int(kernel.cause != 0),
+            "status.busy": int(kernel.busy),
+        }
+        for path, value in state.items():
+            if value != self._registers[path]:
+                self._registers[path] = value
 
     def _raise_fault(self) -> None:
         if self._fault is not None:
