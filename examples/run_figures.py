@@ -55,7 +55,7 @@ def _losses(ours: Trainer, theirs: Trainer | None, validation: Batches) -> Itera
         yield loss(
             name=f"training, {name}",
             value=sum(last) / len(last),
-            note=f"last {len(last)}; first {trainer.losses[0]:.3f}",
+            note=f"mean of last {len(last)}",
         )
     for name, trainer in trainers.items():
         yield loss(
@@ -142,7 +142,7 @@ def _device(traffic: nearstep.optim.Traffic) -> Iterator[Figure]:
         value=16 * cycles / traffic.elements if cycles else None,
         unit="cycles",
         origin="measured",
-        note="a beat of each array" if cycles else no_clock,
+        note="16 are one beat" if cycles else no_clock,
     )
     clock = f"{PAPER_CLOCK_HZ // 10**6} MHz"
     yield device(
@@ -150,21 +150,21 @@ def _device(traffic: nearstep.optim.Traffic) -> Iterator[Figure]:
         value=1e3 * cycles / traffic.steps / PAPER_CLOCK_HZ if cycles else None,
         unit="ms/step",
         origin="modelled",
-        note="at the paper's clock" if cycles else no_clock,
+        note="the paper's clock" if cycles else no_clock,
     )
     yield device(
         name=f"throughput at {clock}",
         value=traffic.elements / cycles * PAPER_CLOCK_HZ / 1e6 if cycles else None,
         unit="Mparams/s",
         origin="modelled",
-        note="one kernel" if cycles else no_clock,
+        note="no DDR4 behind it" if cycles else no_clock,
     )
     yield device(
         name="the paper's throughput",
         value=PAPER_PARAMS_PER_S / 1e6,
         unit="Mparams/s",
         origin="paper",
-        note="two channels of DDR4",
+        note="two DDR4 channels",
     )
 
 
