@@ -91,13 +91,14 @@ def rule(request: pytest.FixtureRequest) -> Rule:
 
 
 @pytest.fixture
-def lion() -> Rule:
-    return LION
+def rules() -> dict[str, Rule]:
+    """Every rule by its name."""
+    return RULES
 
 
 @pytest.fixture
-def amsgrad() -> Rule:
-    return AMSGRAD
+def lion() -> Rule:
+    return LION
 
 
 @pytest.fixture

@@ -1,0 +1,174 @@
+"""Accuracy of Adam: bits that differ from torch's fused kernel, and error against float64.
+
+Four implementations take the same steps from the same parameters on the same gradients. The
+reference is Adam in float64 on the same float32 inputs, with hyper-parameters in float64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Annotated, Any
+
+import numpy as np
+import report
+import torch
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from nearstep_hw.rule.adam import ORDERS
+from nearstep_sim.golden.rule_cpp import kernel
+
+HYPER: dict[str, Any] = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.01}
+SEED = 0
+
+State = dict[str, np.ndarray]
+
+console = Console()
+
+
+def gradients(count: int, steps: int) -> Iterator[np.ndarray]:
+    """Gradients of the size they have in training: 1e-3, over some decades."""
+    rng = np.random.default_rng(SEED + 1)
+    scale = (1e-3 * 10.0 ** rng.uniform(-2, 1, count)).astype(np.float32)
+    for _ in range(steps):
+        yield rng.standard_normal(count, np.float32) * scale
+
+
+def parameters(count: int) -> np.ndarray:
+    """Initial parameters."""
+    return np.random.default_rng(SEED).standard_normal(count, np.float32) * np.float32(0.02)
+
+
+def reference(count: int, steps: int, decoupled: bool) -> State:
+    """Adam in float64."""
+    p = parameters(count).astype(np.float64)
+    m, v = np.zeros(count), np.zeros(count)
+    (b1, b2), lr, decay = HYPER["betas"], HYPER["lr"], HYPER["weight_decay"]
+    for step, gradient in enumerate(gradients(count, steps), 1):
+        g = gradient.astype(np.float64)
+        if decoupled:
+            p = p * (1 - lr * decay)
+        else:
+            g = g + decay * p
+        m = b1 * m + (1 - b1) * g
+        v = b2 * v + (1 - b2) * g * g
+        p = p - lr * (m / (1 - b1**step)) / (np.sqrt(v / (1 - b2**step)) + HYPER["eps"])
+    return {"p": p, "m": m, "v": v}
+
+
+def nearstep(order: str) -> Callable[[int, int, bool], State]:
+    """The rule of one order of operations; its C++ kernel equals numpy model and RTL."""
+    rule, scalars = ORDERS[order]
+
+    def run(count: int, steps: int, decoupled: bool) -> State:
+        zeros = np.zeros(count, np.float32)
+        state = {"p": parameters(count), "m": zeros, "v": zeros.copy()}
+        for step, gradient in enumerate(gradients(count, steps), 1):
+            kernel(rule)(state | {"g": gradient}, scalars(step=step, decoupled=decoupled, **HYPER))
+        return state
+
+    return run
+
+
+def torch_adam(**options: bool) -> Callable[[int, int, bool], State]:
+    """One of torch's implementations."""
+
+    def run(count: int, steps: int, decoupled: bool) -> State:
+        parameter = torch.nn.Parameter(torch.from_numpy(parameters(count)))
+        kind = torch.optim.AdamW if decoupled else torch.optim.Adam
+        optimizer = kind([parameter], **HYPER, **options)
+        for gradient in gradients(count, steps):
+            parameter.grad = torch.from_numpy(gradient)
+            optimizer.step()
+        moments = optimizer.state[parameter]
+        return {
+            "p": parameter.detach().numpy(),
+            "m": moments["exp_avg"].numpy(),
+            "v": moments["exp_avg_sq"].numpy(),
+        }
+
+    return run
+
+
+IMPLEMENTATIONS = {
+    "nearstep order=default": nearstep("default"),
+    "torch fused=True": torch_adam(fused=True),
+    "torch foreach=False": torch_adam(foreach=False),
+    "nearstep order=paper": nearstep("paper"),
+}
+
+
+def ulps(value: np.ndarray, exact: np.ndarray) -> np.ndarray:
+    """Error in units of the last place that float32 has at the exact value."""
+    _, exponent = np.frexp(exact)
+    spacing = np.ldexp(1.0, np.maximum(exponent, -125) - 24)
+    return np.abs(value.astype(np.float64) - exact) / spacing
+
+
+def measure(count: int, steps: int, decoupled: bool) -> list[dict[str, Any]]:
+    """A row for each implementation and array."""
+    exact = reference(count, steps, decoupled)
+    states = {name: run(count, steps, decoupled) for name, run in IMPLEMENTATIONS.items()}
+    oracle = states["torch fused=True"]
+    rows = []
+    for name, state in states.items():
+        for array in "pmv":
+            words, expected = state[array].view(np.uint32), oracle[array].view(np.uint32)
+            error = ulps(state[array], exact[array])
+            rows.append(
+                {
+                    "optimizer": "AdamW" if decoupled else "Adam",
+                    "implementation": name,
+                    "array": array,
+                    "values_that_differ_from_torch_fused": int(np.count_nonzero(words != expected)),
+                    "bits_that_differ_from_torch_fused": int(
+                        np.bitwise_count(words ^ expected).sum()
+                    ),
+                    "mean_ulp": float(error.mean()),
+                    "median_ulp": float(np.median(error)),
+                    "max_ulp": float(error.max()),
+                    "max_absolute": float(np.abs(state[array] - exact[array]).max()),
+                }
+            )
+    return rows
+
+
+def main(
+    count: Annotated[int, typer.Option(help="Parameters, a multiple of 16.")] = 1 << 20,
+    steps: Annotated[int, typer.Option(help="Optimizer steps.")] = 10,
+) -> None:
+    """Measure, print, and write build/bench/accuracy.json."""
+    capability = torch.backends.cpu.get_cpu_capability()
+    rows = [row for decoupled in (False, True) for row in measure(count, steps, decoupled)]
+    table = Table(
+        "implementation", "differ", "bits", "mean ulp", "median", "max ulp", "max absolute",
+        title=f"{count} parameters, {steps} steps: values and bits that differ from torch "
+        f"fused=True ({capability}), error against float64",
+    )  # fmt: skip
+    for row in rows:
+        table.add_row(
+            f"{row['optimizer']} {row['implementation']} {row['array']}",
+            f"{row['values_that_differ_from_torch_fused']:,}",
+            f"{row['bits_that_differ_from_torch_fused']:,}",
+            f"{row['mean_ulp']:.3f}",
+            f"{row['median_ulp']:.3f}",
+            f"{row['max_ulp']:.3g}",
+            f"{row['max_absolute']:.2e}",
+            end_section=row["array"] == "v",
+        )
+    console.print(table)
+    results = {
+        "label": "measured (this machine)",
+        "parameters": count,
+        "steps": steps,
+        "seed": SEED,
+        "hyper_parameters": HYPER,
+        "aten_capability": capability,
+        "rows": rows,
+    }
+    console.print(f"written: {report.write('accuracy', results)}")
+
+
+if __name__ == "__main__":
+    typer.run(main)

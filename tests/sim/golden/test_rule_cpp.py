@@ -1,0 +1,97 @@
+"""The C++ kernel of a rule: arguments, environment, and what it leaves alone.
+
+That it equals the numpy model is tested for every rule beside the RTL.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from nearstep_hw.rule.adam import ADAM, adam_scalars
+from nearstep_sim.golden.rule import ArrayMismatchError, evaluate
+from nearstep_sim.golden.rule_cpp import kernel, register_words
+
+SCALARS = adam_scalars(1e-3, (0.9, 0.999), 1e-8, 0.01, 3, True)
+
+
+def _arrays(count: int, seed: int = 0) -> dict[str, NDArray[np.float32]]:
+    rng = np.random.default_rng(seed)
+    return {name: rng.random(count, np.float32) for name in "pgmv"}
+
+
+@pytest.mark.parametrize("count", [0, 1, 7, 15, 16, 17, 31, 33, 1000])
+@pytest.mark.parametrize("offset", [0, 1, 3])
+def test_any_length_and_alignment(count: int, offset: int) -> None:
+    backing = _arrays(count + offset + 20)
+    arrays = {name: array[offset : offset + count] for name, array in backing.items()}
+    expected = evaluate(ADAM, arrays, SCALARS)
+    before = {name: array.copy() for name, array in backing.items()}
+    kernel(ADAM)(arrays, SCALARS)
+    for name in "pmv":
+        assert (arrays[name].view(np.uint32) == expected[name].view(np.uint32)).all()
+    for name, array in backing.items():
+        assert (array[:offset] == before[name][:offset]).all()
+        assert (array[offset + count :] == before[name][offset + count :]).all()
+    assert (backing["g"] == before["g"]).all()
+
+
+def test_subnormals_survive_a_caller_that_flushes_them() -> None:
+    arrays = _arrays(64)
+    for array in arrays.values():
+        array.view(np.uint32)[:] %= 0x0080_0000
+    expected = evaluate(ADAM, arrays, SCALARS)
+    assert (expected["m"].view(np.uint32) & 0x7F80_0000 == 0).all()
+    assert expected["m"].any()
+    try:
+        torch.set_flush_denormal(True)
+        kernel(ADAM)(arrays, SCALARS)
+        still = torch.tensor([1e-40]) * torch.tensor([0.5])
+    finally:
+        torch.set_flush_denormal(False)
+    assert still.item() == 0.0
+    for name in "pmv":
+        assert (arrays[name].view(np.uint32) == expected[name].view(np.uint32)).all()
+
+
+def test_registers_are_rounded_once_and_in_order() -> None:
+    words = register_words(ADAM, SCALARS | {"eps": 1e39, "decoupled": 7, "v_decay": float("nan")})
+    named = dict(zip(ADAM.registers(), words.tolist(), strict=True))
+    assert named["eps"] == 0x7F80_0000
+    assert named["v_decay"] == 0x7FC0_0000
+    assert (named["decoupled"], named["m_from_g"]) == (1, 0)
+
+
+def _read_only(array: NDArray[np.float32]) -> NDArray[np.float32]:
+    array = array.copy()
+    array.flags.writeable = False
+    return array
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (lambda a: a | {"g": a["g"].astype(np.float64)}, "'g' must be float32"),
+        (lambda a: a | {"v": a["v"][:-1]}, r"'v' must be float32 of shape \(32,\)"),
+        (lambda a: a | {name: array[::2] for name, array in a.items()}, "must be contiguous"),
+        (lambda a: a | {"m": _read_only(a["m"])}, "'m' is written but is read-only"),
+        (lambda a: a | {"m": a["v"]}, "overlap in memory"),
+        (lambda a: {name: a[name] for name in "pgm"}, "works on p, g, m, v, not p, g, m"),
+    ],
+    ids=["dtype", "length", "stride", "read-only", "overlap", "missing"],
+)
+def test_arrays_that_do_not_fit_are_refused_untouched(change: Callable, text: str) -> None:
+    arrays = _arrays(32)
+    before = {name: array.copy() for name, array in arrays.items()}
+    with pytest.raises(ArrayMismatchError, match=text):
+        kernel(ADAM)(change(arrays), SCALARS)
+    assert all((arrays[name] == before[name]).all() for name in arrays)
+
+
+def test_read_only_inputs_are_accepted() -> None:
+    arrays = _arrays(32)
+    expected = evaluate(ADAM, arrays, SCALARS)
+    kernel(ADAM)(arrays | {"g": _read_only(arrays["g"])}, SCALARS)
+    assert (arrays["p"] == expected["p"]).all()
