@@ -1,13 +1,13 @@
-// Drives a Verilated floating-point unit with vectors, one operation a cycle.
+// Drives a bank of Verilated floating-point units with vectors, one operation a cycle each.
 //
-// Compiled once a unit: the model is the class Vunit, OPERANDS is 1, 2 or 3, FLAGS tells whether it
-// has o_flags.
+// The model is the class Vbank. UNITS is a list of UNIT(k, operands, flags), one for each unit of the
+// bank: its number, how many operands it takes (1 to 3), and whether it has o_flags (0 or 1).
 
 #include <cstdint>
 #include <memory>
 #include <vector>
 
-#include "Vunit.h"
+#include "Vbank.h"
 #include "verilated.h"
 
 namespace {
@@ -19,68 +19,105 @@ uint64_t next_random(uint64_t& state) {  // splitmix64
     return z ^ (z >> 31);
 }
 
-void drive(Vunit& unit, bool valid, uint32_t a, uint32_t b, uint32_t c) {
-    unit.i_valid = valid;
-    unit.i_a = a;
-#if OPERANDS > 1
-    unit.i_b = b;
-#endif
-#if OPERANDS > 2
-    unit.i_c = c;
-#endif
+struct Unit {
+    const uint32_t *a, *b, *c;
+    uint32_t* z;
+    uint8_t* flags;
+    int64_t count, latency;
+    int64_t sent = 0, received = 0, slot = 0;
+    std::vector<uint8_t> history;  // i_valid of the last `latency` cycles
+};
+
+void clock(Vbank& bank) {
+    bank.clk = 1;
+    bank.eval();
+    bank.clk = 0;
+    bank.eval();
 }
 
-void clock(Vunit& unit) {
-    unit.clk = 1;
-    unit.eval();
-    unit.clk = 0;
-    unit.eval();
+#define DRIVE_1(k) bank.u##k##_i_a = x
+#define DRIVE_2(k) DRIVE_1(k), bank.u##k##_i_b = y
+#define DRIVE_3(k) DRIVE_2(k), bank.u##k##_i_c = w
+#define FLAGS_0(k)
+#define FLAGS_1(k) unit.flags[unit.received] = bank.u##k##_o_flags
+
+void drive_all(Vbank& bank, bool valid, uint32_t x, uint32_t y, uint32_t w) {
+#define UNIT(k, operands, flags) bank.u##k##_i_valid = valid, DRIVE_##operands(k);
+    UNITS
+#undef UNIT
 }
 
 }  // namespace
 
-// Runs `count` operations through a fresh unit and writes its results, in order, to `z` and `flags`.
-// With a seed other than 0, idle cycles with random operands come between them. Returns the number
-// of cycles, or -1 - cycle for the first cycle in which o_valid was not i_valid `latency` cycles
-// before.
-extern "C" int64_t run_vectors(int64_t count, const uint32_t* a, const uint32_t* b,
-                               const uint32_t* c, uint32_t* z, uint8_t* flags, int64_t latency,
-                               uint64_t seed) {
+// Runs `count[k]` operations through unit k of a fresh bank, and writes its results, in order, to
+// `z[k]` and `flags[k]`. With a seed other than 0, idle cycles with random operands come between them.
+// Returns the number of cycles; or -1 - cycle, and the unit in `*faulty`, for the first cycle in which
+// an o_valid was not the i_valid of `latency[k]` cycles before.
+extern "C" int64_t run_vectors(const int64_t* count, const uint32_t* const* a,
+                               const uint32_t* const* b, const uint32_t* const* c,
+                               uint32_t* const* z, uint8_t* const* flags, const int64_t* latency,
+                               uint64_t seed, int64_t* faulty) {
     VerilatedContext context;
-    auto unit = std::make_unique<Vunit>(&context, "unit");
-    unit->rst = 1;
-    drive(*unit, true, 0, 0, 0);
-    for (int64_t k = 0; k <= latency; ++k) clock(*unit);
-    unit->rst = 0;
+    auto model = std::make_unique<Vbank>(&context, "bank");
+    Vbank& bank = *model;
+    std::vector<Unit> units;
+    int64_t left = 0, longest = 0;
+#define UNIT(k, operands, with_flags)                                               \
+    units.push_back({a[k], b[k], c[k], z[k], flags[k], count[k], latency[k]});       \
+    units[k].history.resize(latency[k], 0);                                          \
+    left += count[k];                                                                \
+    longest = latency[k] > longest ? latency[k] : longest;
+    UNITS
+#undef UNIT
 
-    std::vector<uint8_t> history(latency, 0);
+    bank.rst = 1;
+    drive_all(bank, true, 0, 0, 0);
+    for (int64_t k = 0; k <= longest; ++k) clock(bank);
+    bank.rst = 0;
+
     uint64_t random = seed;
-    int64_t sent = 0, received = 0, cycle = 0, slot = 0;
-    while (received < count) {
-        bool valid = sent < count;
+    int64_t cycle = 0;
+    for (; left > 0; ++cycle) {
+        uint64_t draw = 0;
         if (seed != 0) {
-            const uint64_t draw = next_random(random);
-            valid = valid && (draw & 3) != 0;
-            if (!valid) drive(*unit, false, draw >> 2, draw >> 17, draw >> 32);
-        } else if (!valid) {
-            drive(*unit, false, 0, 0, 0);
+            draw = next_random(random);
+            drive_all(bank, false, draw >> 2, draw >> 17, draw >> 32);
         }
-        if (valid) {
-            drive(*unit, true, a[sent], OPERANDS > 1 ? b[sent] : 0, OPERANDS > 2 ? c[sent] : 0);
-            ++sent;
-        }
-        history[slot] = valid;
-        slot = slot + 1 == latency ? 0 : slot + 1;
-        clock(*unit);
-        if (unit->o_valid != history[slot]) return -1 - cycle;
-        if (unit->o_valid) {
-            z[received] = unit->o_z;
-#if FLAGS
-            flags[received] = unit->o_flags;
-#endif
-            ++received;
-        }
-        ++cycle;
+#define UNIT(k, operands, with_flags)                                               \
+    {                                                                                \
+        Unit& unit = units[k];                                                       \
+        const bool idle = seed != 0 && ((draw >> (2 * k % 60)) & 3) == 0;            \
+        const bool valid = unit.sent < unit.count && !idle;                          \
+        bank.u##k##_i_valid = valid;                                                 \
+        unit.history[unit.slot] = valid;                                             \
+        unit.slot = unit.slot + 1 == unit.latency ? 0 : unit.slot + 1;               \
+        if (valid) {                                                                 \
+            [[maybe_unused]] const uint32_t x = unit.a[unit.sent];                   \
+            [[maybe_unused]] const uint32_t y = operands > 1 ? unit.b[unit.sent] : 0; \
+            [[maybe_unused]] const uint32_t w = operands > 2 ? unit.c[unit.sent] : 0; \
+            DRIVE_##operands(k);                                                     \
+            ++unit.sent;                                                             \
+        }                                                                            \
+    }
+        UNITS
+#undef UNIT
+        clock(bank);
+#define UNIT(k, operands, with_flags)                                               \
+    {                                                                                \
+        Unit& unit = units[k];                                                       \
+        if (bank.u##k##_o_valid != unit.history[unit.slot]) {                        \
+            *faulty = k;                                                             \
+            return -1 - cycle;                                                       \
+        }                                                                            \
+        if (bank.u##k##_o_valid) {                                                   \
+            unit.z[unit.received] = bank.u##k##_o_z;                                 \
+            FLAGS_##with_flags(k);                                                   \
+            ++unit.received;                                                         \
+            --left;                                                                  \
+        }                                                                            \
+    }
+        UNITS
+#undef UNIT
     }
     return cycle;
 }

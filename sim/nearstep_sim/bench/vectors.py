@@ -1,31 +1,39 @@
-"""Millions of vectors through a Verilated floating-point unit, compared with the golden model."""
+"""Millions of vectors through Verilated floating-point units, compared with the golden model."""
 
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nearstep_hw.fp.format import FLAG_NAMES
-from nearstep_hw.fp.unit import FpUnit, Operation
+from nearstep_hw.fp.unit import Operation
+from nearstep_sim.bench.fp_bank import FpBank, Variant
 from nearstep_sim.build import Model, to_verilog, verilate_library, verilog_of
 from nearstep_sim.golden import fp
 
-__all__ = ["LatencyError", "MismatchError", "UnitBench", "check", "golden"]
+__all__ = [
+    "LatencyError",
+    "MismatchError",
+    "Outcome",
+    "VectorBench",
+    "check",
+    "compare",
+    "golden",
+]
 
 Bits = NDArray[np.unsignedinteger]
 
 
 class LatencyError(AssertionError):
-    """``o_valid`` differed from ``i_valid`` of ``latency`` cycles before; holds the cycle."""
+    """``o_valid`` differed from the ``i_valid`` it answers; holds the cycle."""
 
-    def __init__(self, name: str, latency: int, cycle: int) -> None:
+    def __init__(self, unit: str, cycle: int) -> None:
         self.cycle = cycle
-        super().__init__(
-            f"{name}: o_valid at cycle {cycle} is not i_valid of {latency} cycles before"
-        )
+        super().__init__(f"{unit}: o_valid at cycle {cycle} is not i_valid of a latency before")
 
 
 class MismatchError(AssertionError):
@@ -51,6 +59,14 @@ class MismatchError(AssertionError):
         )
 
 
+@dataclass(frozen=True)
+class Outcome:
+    """What a unit returned: patterns, and flags (None if the unit has none)."""
+
+    z: NDArray[np.uint32]
+    flags: NDArray[np.uint8] | None
+
+
 def _describe(z: int, flags: int | None) -> str:
     if flags is None:
         return f"{z:#x}"
@@ -58,73 +74,76 @@ def _describe(z: int, flags: int | None) -> str:
     return f"{z:#x} [{' '.join(names) or 'no flags'}]"
 
 
-@dataclass(frozen=True)
-class UnitBench:
-    """One unit, Verilated.
+class VectorBench:
+    """A bank of units, Verilated, that takes arrays of vectors.
 
     Parameters
     ----------
-    operation : Operation
-    depth : int, optional
-        Latency; the operation's own if left out.
-    flags : bool
-        Whether the unit has ``o_flags``.
+    variants : sequence of Variant
     """
 
-    operation: Operation
-    depth: int | None = None
-    flags: bool = True
-
-    @property
-    def latency(self) -> int:
-        return self.operation.depth if self.depth is None else self.depth
+    def __init__(self, variants: Sequence[Variant]) -> None:
+        self.variants = tuple(variants)
 
     def build(self) -> Path:
         """The shared library, from the cache or built now."""
-        name = self.operation.name
-        verilog = verilog_of(
-            f"fp unit {name} {self.latency} {self.flags}",
-            lambda: to_verilog(FpUnit(self.operation, depth=self.latency, flags=self.flags), name),
-        )
-        return verilate_library(
-            f"{name}-{self.latency}",
-            [Model(top=name, verilog=verilog, prefix="Vunit")],
-            [Path(__file__).with_suffix(".cpp")],
-            defines={"OPERANDS": self.operation.operands, "FLAGS": int(self.flags)},
-        )
-
-    def run(
-        self, operands: Sequence[Bits], *, stall_seed: int = 0
-    ) -> tuple[NDArray[np.uint32], NDArray[np.uint8] | None]:
-        """Results and flags (None without flags) of operations, in order.
-
-        ``operands``: one array of patterns an operand. ``stall_seed`` other than 0 puts random idle
-        cycles, with random operands, between the operations. Raises :class:`LatencyError`.
-        """
-        columns = [np.ascontiguousarray(x, dtype=np.uint32) for x in operands]
-        if len(columns) != self.operation.operands or len({len(x) for x in columns}) != 1:
-            raise ValueError(
-                f"{self.operation.name} takes {self.operation.operands} arrays of equal length, "
-                f"not arrays of {[len(x) for x in columns]}"
-            )
-        count = len(columns[0])
-        z = np.zeros(count, dtype=np.uint32)
-        flags = np.zeros(count, dtype=np.uint8)
-        pointers = [x.ctypes.data for x in columns] + [None] * (3 - len(columns))
-        function = ctypes.CDLL(str(self.build())).run_vectors
-        function.restype = ctypes.c_int64
-        function.argtypes = [
-            ctypes.c_int64,
-            *[ctypes.c_void_p] * 5,
-            ctypes.c_int64,
-            ctypes.c_uint64,
+        key = " ".join(v.label for v in self.variants)
+        verilog = verilog_of(f"fp_bank {key}", lambda: to_verilog(FpBank(self.variants), "fp_bank"))
+        units = [
+            f"UNIT({k},{v.operation.operands},{int(v.flags)})" for k, v in enumerate(self.variants)
         ]
-        cycles = function(
-            count, *pointers, z.ctypes.data, flags.ctypes.data, self.latency, stall_seed
+        return verilate_library(
+            "fp_bank",
+            [Model(top="fp_bank", verilog=verilog, prefix="Vbank")],
+            [Path(__file__).with_suffix(".cpp")],
+            defines={"UNITS": " ".join(units)},
+        )
+
+    def run(self, vectors: Sequence[Sequence[Bits]], *, stall_seed: int = 0) -> list[Outcome]:
+        """Results of each unit's operations, in order.
+
+        ``vectors[k]`` holds one array of patterns for each operand of unit k. ``stall_seed`` other
+        than 0 puts random idle cycles, with random operands, between the operations. Raises
+        :class:`LatencyError`.
+        """
+        columns = [self._columns(v, each) for v, each in zip(self.variants, vectors, strict=True)]
+        counts = [len(each[0]) for each in columns]
+        z = [np.zeros(count, dtype=np.uint32) for count in counts]
+        flags = [np.zeros(count, dtype=np.uint8) for count in counts]
+        operands = [
+            _pointers([each[k] if k < len(each) else None for each in columns]) for k in range(3)
+        ]
+        latencies = [v.latency for v in self.variants]
+        library = ctypes.CDLL(str(self.build()))
+        library.run_vectors.restype = ctypes.c_int64
+        faulty = ctypes.c_int64(-1)
+        cycles = library.run_vectors(
+            (ctypes.c_int64 * len(counts))(*counts),
+            *operands,
+            _pointers(z),
+            _pointers(flags),
+            (ctypes.c_int64 * len(counts))(*latencies),
+            ctypes.c_uint64(stall_seed),
+            ctypes.byref(faulty),
         )
         if cycles < 0:
-            raise LatencyError(self.operation.name, self.latency, -1 - cycles)
-        return z, flags if self.flags else None
+            raise LatencyError(self.variants[faulty.value].label, -1 - cycles)
+        return [Outcome(z[k], flags[k] if v.flags else None) for k, v in enumerate(self.variants)]
+
+    def _columns(self, variant: Variant, operands: Sequence[Bits]) -> list[NDArray[np.uint32]]:
+        columns = [np.ascontiguousarray(x, dtype=np.uint32) for x in operands]
+        count = variant.operation.operands
+        if len(columns) != count or len({len(x) for x in columns}) != 1:
+            raise ValueError(
+                f"{variant.operation.name} takes {count} arrays of equal length, "
+                f"not arrays of {[len(x) for x in columns]}"
+            )
+        return columns
+
+
+def _pointers(arrays: Sequence[NDArray[Any] | None]) -> ctypes.Array[ctypes.c_void_p]:
+    pointers = [None if array is None else array.ctypes.data for array in arrays]
+    return (ctypes.c_void_p * len(pointers))(*pointers)
 
 
 def golden(operation: Operation, operands: Sequence[Bits]) -> tuple[Bits, NDArray[np.uint8]]:
@@ -137,24 +156,32 @@ def golden(operation: Operation, operands: Sequence[Bits]) -> tuple[Bits, NDArra
     return result
 
 
-def check(bench: UnitBench, operands: Sequence[Bits], *, stall_seed: int = 0) -> int:
-    """Compares a unit with the golden model; returns how many vectors were compared.
+def compare(variant: Variant, operands: Sequence[Bits], outcome: Outcome) -> int:
+    """Compares a unit's results with the golden model's; returns how many there were.
 
-    Raises :class:`MismatchError` with the first difference, or :class:`LatencyError`.
+    Raises :class:`MismatchError` with the first difference.
     """
-    z, flags = bench.run(operands, stall_seed=stall_seed)
-    expected_z, expected_flags = golden(bench.operation, operands)
-    wrong = z != expected_z
-    if flags is not None:
-        wrong |= flags != expected_flags
+    expected_z, expected_flags = golden(variant.operation, operands)
+    wrong = outcome.z != expected_z
+    if outcome.flags is not None:
+        wrong |= outcome.flags != expected_flags
     if wrong.any():
         k = int(np.argmax(wrong))
+        with_flags = outcome.flags is not None
         raise MismatchError(
-            bench.operation.name,
+            variant.label,
             int(wrong.sum()),
-            len(z),
+            len(wrong),
             [int(x[k]) for x in operands],
-            (int(expected_z[k]), None if flags is None else int(expected_flags[k])),
-            (int(z[k]), None if flags is None else int(flags[k])),
+            (int(expected_z[k]), int(expected_flags[k]) if with_flags else None),
+            (int(outcome.z[k]), int(outcome.flags[k]) if outcome.flags is not None else None),
         )
-    return len(z)
+    return len(wrong)
+
+
+def check(
+    variants: Sequence[Variant], vectors: Sequence[Sequence[Bits]], *, stall_seed: int = 0
+) -> list[int]:
+    """Runs a bank and compares every unit with the golden model; how many vectors each compared."""
+    outcomes = VectorBench(variants).run(vectors, stall_seed=stall_seed)
+    return [compare(*each) for each in zip(variants, vectors, outcomes, strict=True)]

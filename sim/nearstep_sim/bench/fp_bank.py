@@ -1,0 +1,58 @@
+"""Several floating-point units side by side, so that one build serves many tests."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from amaranth.hdl import Module
+from amaranth.lib import wiring
+from amaranth.lib.wiring import In, Out
+
+from nearstep_hw.fp.unit import FpUnit, Operation
+
+__all__ = ["FpBank", "Variant"]
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A unit as it is built: an operation, its latency (None: its own), with or without flags."""
+
+    operation: Operation
+    depth: int | None = None
+    flags: bool = True
+
+    @property
+    def latency(self) -> int:
+        return self.operation.depth if self.depth is None else self.depth
+
+    @property
+    def label(self) -> str:
+        """Name, latency and ``noflags``, for messages."""
+        return f"{self.operation.name}@{self.latency}" + ("" if self.flags else " noflags")
+
+
+class FpBank(wiring.Component):
+    """Units that share nothing but the clock.
+
+    Members
+    -------
+    u<k>_i_valid, u<k>_i_a, ... u<k>_o_valid, u<k>_o_z, ... : the ports of unit k
+    """
+
+    def __init__(self, variants: Sequence[Variant]) -> None:
+        self.units = [FpUnit(v.operation, depth=v.depth, flags=v.flags) for v in variants]
+        super().__init__(
+            {
+                f"u{k}_{name}": (In if member.flow is In else Out)(member.shape)
+                for k, unit in enumerate(self.units)
+                for name, member in unit.signature.members.items()
+            }
+        )
+
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        for k, unit in enumerate(self.units):
+            m.submodules[f"u{k}"] = unit
+            for name, member in unit.signature.members.items():
+                outer, inner = getattr(self, f"u{k}_{name}"), getattr(unit, name)
+                m.d.comb += inner.eq(outer) if member.flow is In else outer.eq(inner)
+        return m
