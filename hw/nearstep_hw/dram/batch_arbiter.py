@@ -26,7 +26,7 @@ class BatchArbiter(wiring.Component):
     Members
     -------
     i_read, i_write : bursts, oldest first; `write` of the payload is ignored.
-    i_low : few beats are on the way: a change of direction can no longer be put off.
+    i_few : few beats are on the way: a change of direction can no longer be put off.
     o : bursts in the order of issue.
 
     Raises
@@ -40,13 +40,13 @@ class BatchArbiter(wiring.Component):
         self.batch_beats = batch_beats
         burst = stream.Signature(BurstLayout(geometry, id_width=id_width))
         super().__init__(
-            {"i_read": In(burst), "i_write": In(burst), "i_low": In(1), "o": Out(burst)}
+            {"i_read": In(burst), "i_write": In(burst), "i_few": In(1), "o": Out(burst)}
         )
 
     def elaborate(self, platform: object) -> Elaboratable:
         m = Module()
         writing = Signal()
-        beats = Signal(range(self.batch_beats + PAGE_BEATS))
+        beats = Signal(range(self.batch_beats + PAGE_BEATS))  # of this batch, while not `full`
         mine = Signal()
         other = Signal()
         full = Signal()
@@ -61,7 +61,7 @@ class BatchArbiter(wiring.Component):
             self.i_read.ready.eq(self.o.ready & self.o.valid & ~writing),
             self.i_write.ready.eq(self.o.ready & self.o.valid & writing),
         ]
-        with m.If(other & (full | (~mine & self.i_low))):
+        with m.If(other & (full | (~mine & self.i_few))):
             m.d.sync += [writing.eq(~writing), beats.eq(0)]
         with m.Elif(self.o.valid & self.o.ready & ~full):
             m.d.sync += beats.eq(beats + self.o.payload.last + 1)

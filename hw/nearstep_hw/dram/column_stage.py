@@ -19,8 +19,8 @@ class Slot(enum.Enum, shape=3):
     ROW = 3  # the row of the next beat is not open yet
     BANK_GROUP = 4  # tCCD_L after the beat before
     TURNAROUND = 5  # the data bus changes direction
-    SPACE = 6  # read data are not taken
-    REFRESH = 7
+    SPACE = 6  # R is not taken
+    REFRESH = 7  # the rank is refreshed, or closed and opened for it
 
 
 class ColumnStage(wiring.Component):
@@ -38,9 +38,8 @@ class ColumnStage(wiring.Component):
     i : beats; taken with their command.
     i_opened : a row is opened in this cycle, for the next of the beats that `opens`.
     i_no_column : banks whose row was opened less than tRCD ago.
-    i_space : there is room for the data of one more read.
     o_read, o_write : the command is given in this cycle.
-    o_slot : what becomes of the slot; never REFRESH, which only the controller knows.
+    o_slot : what becomes of the slot, as far as can be seen here: never SPACE or REFRESH.
     """
 
     def __init__(self, timing: FabricTiming, geometry: DramGeometry, *, id_width: int) -> None:
@@ -51,7 +50,6 @@ class ColumnStage(wiring.Component):
                 "i": In(stream.Signature(BeatLayout(geometry, id_width=id_width))),
                 "i_opened": In(1),
                 "i_no_column": In(geometry.banks),
-                "i_space": In(1),
                 "o_read": Out(1),
                 "o_write": Out(1),
                 "o_slot": Out(Slot),
@@ -109,8 +107,6 @@ class ColumnStage(wiring.Component):
             m.d.comb += self.o_slot.eq(Slot.TURNAROUND)
         with m.Elif(close):
             m.d.comb += self.o_slot.eq(Slot.BANK_GROUP)
-        with m.Elif(~beat.write & ~self.i_space):
-            m.d.comb += self.o_slot.eq(Slot.SPACE)
         with m.Elif(beat.write):
             m.d.comb += self.o_slot.eq(Slot.WRITE)
         return m

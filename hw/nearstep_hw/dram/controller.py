@@ -1,46 +1,81 @@
 """DDR4 controller: AXI4 on one side, DFI on the other."""
 
-from amaranth import Elaboratable, Module, Mux, Signal
+from amaranth import Elaboratable, Module
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
-from nearstep_hw.axi.signature import (
-    Axi4ReadSignature,
-    Axi4Signature,
-    Axi4WriteSignature,
-    connect_channels,
-)
-from nearstep_hw.dram.activate_stage import ActivateStage
+from nearstep_hw.axi.signature import Axi4Signature, connect_channels
 from nearstep_hw.dram.address import AddressMapping
-from nearstep_hw.dram.bank_rules import BankRules
-from nearstep_hw.dram.bank_use import BankUse
 from nearstep_hw.dram.batch_arbiter import BatchArbiter
 from nearstep_hw.dram.burst_expander import BurstExpander
-from nearstep_hw.dram.column_stage import ColumnStage, Slot
-from nearstep_hw.dram.command_pins import CommandPins
+from nearstep_hw.dram.column_stage import Slot
 from nearstep_hw.dram.dfi import PHASES, DfiSignature
 from nearstep_hw.dram.fabric import FabricTiming
 from nearstep_hw.dram.geometry import BEAT_BYTES
-from nearstep_hw.dram.precharge_stage import PrechargeStage
-from nearstep_hw.dram.queue import ShortQueue
-from nearstep_hw.dram.read_return import ReadReturn
-from nearstep_hw.dram.refresh_manager import RefreshManager
-from nearstep_hw.dram.request import BEAT_SHIFT, BeatLayout, BurstLayout, RowLayout
-from nearstep_hw.dram.request_guard import ReadGuard, WriteGuard
+from nearstep_hw.dram.read_port import ReadPort
+from nearstep_hw.dram.refresh_manager import DEBT_LIMIT
+from nearstep_hw.dram.scheduler import CommandScheduler
 from nearstep_hw.dram.slot_counters import SlotCounters, counter_members
 from nearstep_hw.dram.timing import MAX_POSTPONED_REFRESHES, DramTiming, dram_timing
-from nearstep_hw.dram.write_supply import WriteSupply
+from nearstep_hw.dram.write_port import WritePort
 
-READ_PLACES = 32  # beats between a read command and R; 12 keep it busy, the rest takes up stalls
-WRITE_PLACES = 256  # beats: a burst that is sent, one that arrives, two behind
-READ_BURSTS = 16
-WRITE_BURSTS = 16
-LOOKAHEAD = 32  # beats whose rows are prepared
-IDLE_CYCLES = 32
+LOOKAHEAD = 32  # beats: the way from a precharge after a write to the column, and 15 other banks
+READ_PLACES = 64  # beats: those in the lookahead, and those on the way from command to R
+WRITE_PLACES = 256  # beats: a burst that is sent, one that arrives, two to begin with
+BURSTS = 16  # that wait, in each direction
 
 
 class DramController(wiring.Component):
-    """..."""
+    """Serves an AXI4 port from one rank of DDR4, near the peak of its data bus.
+
+    Reads and writes are each served in the order of their addresses, in long batches of one
+    direction. Beats get their column commands in that order, one a fabric cycle, while rows are
+    precharged and opened ahead of them. Refreshes are postponed, eight at most, and given together.
+    Column commands are on phase 0, ACT and REF on phase 1, PRE on phase 2 (see `dfi`): so tCCD_L is
+    8 nCK, and two neighbouring beats should be in different bank groups, as they are with the
+    default mapping.
+
+    A write is answered when its last command is given, so that a read asked for after B returns
+    the new data. Bursts are INCR, of full beats, inside a page of 4 KiB; others get SLVERR, those
+    outside the channel DECERR, and neither becomes a command. R and B may stall for any time; a
+    beat enters the order of commands only with a place for its data.
+
+    The channel changes hands by `i_enable` and `o_idle`. While `o_idle` is high no command is
+    given. With `i_enable` high the controller takes the channel, whose banks must all be precharged
+    and tRP and tRFC over, and the refreshes that are due by then, `i_debt`. When `i_enable` falls,
+    the beats inside get their commands, all banks are precharged, every refresh that is due is
+    given, and `o_idle` rises; bursts not yet served wait, also in their middle, until the channel
+    is taken again. Handing back takes a bounded time whatever the AXI side does: each of
+    `LOOKAHEAD` beats at most tWR + tRP + tRCD and a turnaround, then tRFC for each refresh due.
+
+    *Timing*: ten fabric cycles from ARVALID to ACT..., R two cycles after the data of DFI.
+
+    Parameters
+    ----------
+    timing : of the rank; DDR4-1600, 8Gb x8 by default.
+    mapping : places of addresses, with the geometry that belongs to `timing`.
+    address_width, id_width : of the AXI port, bits.
+    batch_beats : see `BatchArbiter`.
+    few_beats : beats inside at which the arbiter no longer waits for more of the same direction.
+    postponed : refreshes due at which they are given; 1 to 8.
+
+    Members
+    -------
+    s_axi : AXI4, 512 bit.
+    dfi : the rank.
+    i_enable, o_idle : see above.
+    i_debt : refreshes due when the channel is taken.
+    o_debt : refreshes due now; 0 while `o_idle`.
+    o_slot : use of the column slot in this cycle.
+    i_clear_slots, o_read ... o_refresh : counters of `o_slot`, see `SlotCounters`.
+
+    Raises
+    ------
+    ValueError : timing and geometry belong to different parts.
+
+    Ref: AXDIMM paper, section 3.2: the arbiter "converts the kernel's AXI4 transaction to a DDR4
+    transaction".
+    """
 
     def __init__(
         self,
@@ -50,30 +85,34 @@ class DramController(wiring.Component):
         address_width: int = 34,
         id_width: int = 2,
         batch_beats: int = 2048,
-        low_beats: int = 16,
+        few_beats: int = 16,
         postponed: int = MAX_POSTPONED_REFRESHES,
     ) -> None:
         self.timing = dram_timing() if timing is None else timing
         self.mapping = AddressMapping() if mapping is None else mapping
+        part = (self.mapping.geometry.density, self.mapping.geometry.width)
+        if part != (self.timing.density, self.timing.width):
+            raise ValueError(
+                f"Geometry must be that of {self.timing.density} {self.timing.width}, as the "
+                f"timing is, not of {' '.join(part)}"
+            )
         self.address_width = address_width
         self.id_width = id_width
         self.batch_beats = batch_beats
-        self.low_beats = low_beats
+        self.few_beats = few_beats
         self.postponed = postponed
-        debt = range(2 * MAX_POSTPONED_REFRESHES)
-        self._port = {
-            "address_width": address_width,
-            "data_width": 8 * BEAT_BYTES,
-            "id_width": id_width,
-        }
         super().__init__(
             {
-                "s_axi": In(Axi4Signature(**self._port)),
+                "s_axi": In(
+                    Axi4Signature(
+                        address_width=address_width, data_width=8 * BEAT_BYTES, id_width=id_width
+                    )
+                ),
                 "dfi": Out(DfiSignature()),
                 "i_enable": In(1),
                 "o_idle": Out(1),
-                "i_debt": In(debt),
-                "o_debt": Out(debt),
+                "i_debt": In(range(DEBT_LIMIT)),
+                "o_debt": Out(range(DEBT_LIMIT)),
                 "o_slot": Out(Slot),
                 "i_clear_slots": In(1),
                 **counter_members(),
@@ -82,154 +121,60 @@ class DramController(wiring.Component):
 
     def elaborate(self, platform: object) -> Elaboratable:
         m = Module()
-        fabric, geometry, id_width = FabricTiming(self.timing), self.mapping.geometry, self.id_width
-        beat = BeatLayout(geometry, id_width=id_width)
-        m.submodules.read_guard = read_guard = ReadGuard(
-            geometry, Axi4ReadSignature(**self._port), bursts=2 * READ_BURSTS
-        )
-        m.submodules.write_guard = write_guard = WriteGuard(
-            geometry, Axi4WriteSignature(**self._port), bursts=WRITE_BURSTS
-        )
-        burst = BurstLayout(geometry, id_width=id_width)
-        m.submodules.reads = reads = ShortQueue(burst, depth=READ_BURSTS)
-        m.submodules.writes = writes = ShortQueue(burst, depth=WRITE_BURSTS)
+        geometry, id_width = self.mapping.geometry, self.id_width
+        port = {
+            "address_width": self.address_width,
+            "id_width": id_width,
+            "bursts": BURSTS,
+        }
+        m.submodules.read = read = ReadPort(geometry, **port, places=READ_PLACES)
+        m.submodules.write = write = WritePort(geometry, **port, places=WRITE_PLACES)
         m.submodules.arbiter = arbiter = BatchArbiter(
             geometry, id_width=id_width, batch_beats=self.batch_beats
         )
         m.submodules.expander = expander = BurstExpander(self.mapping, id_width=id_width)
-        m.submodules.precharge = precharge = PrechargeStage(geometry, id_width=id_width)
-        m.submodules.beats = beats = ShortQueue(beat, depth=LOOKAHEAD)
-        m.submodules.rows = rows = ShortQueue(RowLayout(geometry), depth=geometry.banks)
-        m.submodules.activate = activate = ActivateStage(fabric, geometry)
-        m.submodules.column = column = ColumnStage(fabric, geometry, id_width=id_width)
-        m.submodules.use = use = BankUse(banks=geometry.banks, beats=LOOKAHEAD)
-        m.submodules.rules = rules = BankRules(fabric, banks=geometry.banks)
-        m.submodules.refresh = refresh = RefreshManager(
-            fabric, postponed=self.postponed, idle_cycles=IDLE_CYCLES
-        )
-        m.submodules.pins = pins = CommandPins(geometry)
-        m.submodules.returns = returns = ReadReturn(id_width=id_width, depth=READ_PLACES)
-        m.submodules.supply = supply = WriteSupply(
-            id_width=id_width, depth=WRITE_PLACES, bursts=WRITE_BURSTS
+        m.submodules.scheduler = scheduler = CommandScheduler(
+            FabricTiming(self.timing),
+            geometry,
+            id_width=id_width,
+            lookahead=LOOKAHEAD,
+            few_beats=self.few_beats,
+            postponed=self.postponed,
         )
         m.submodules.slots = slots = SlotCounters()
 
-        connect_channels(m, read_guard.i, wiring.flipped(self.s_axi))
-        connect_channels(m, write_guard.i, wiring.flipped(self.s_axi))
-        wiring.connect(m, expander.o, precharge.i)
-        wiring.connect(m, precharge.o, beats.i)
-        wiring.connect(m, precharge.o_row, rows.i)
-        wiring.connect(m, rows.o, activate.i)
-        wiring.connect(m, beats.o, column.i)
+        connect_channels(m, read.bus, self.s_axi)
+        connect_channels(m, write.bus, self.s_axi)
+        wiring.connect(m, read.o, arbiter.i_read)
+        wiring.connect(m, write.o, arbiter.i_write)
         wiring.connect(m, arbiter.o, expander.i)
-        ar, aw = read_guard.o, write_guard.o
-        reopening = Signal()
-
+        wiring.connect(m, expander.o, scheduler.i)
+        for phase in (f"p{number}" for number in range(PHASES)):
+            wiring.connect(m, getattr(scheduler, phase), wiring.flipped(getattr(self.dfi, phase)))
+        for name in counter_members():
+            m.d.comb += getattr(self, name).eq(getattr(slots, name))
         m.d.comb += [
-            reads.i.valid.eq(ar.arvalid),
-            ar.arready.eq(reads.i.ready),
-            reads.i.payload.id.eq(ar.arid),
-            reads.i.payload.address.eq(ar.araddr[BEAT_SHIFT:]),
-            reads.i.payload.last.eq(ar.arlen),
-            writes.i.valid.eq(aw.awvalid),
-            aw.awready.eq(writes.i.ready),
-            writes.i.payload.id.eq(aw.awid),
-            writes.i.payload.address.eq(aw.awaddr[BEAT_SHIFT:]),
-            writes.i.payload.last.eq(aw.awlen),
-            arbiter.i_read.valid.eq(reads.o.valid),
-            arbiter.i_read.payload.eq(reads.o.payload),
-            reads.o.ready.eq(arbiter.i_read.ready),
-            arbiter.i_write.valid.eq(writes.o.valid & supply.o_whole),
-            arbiter.i_write.payload.eq(writes.o.payload),
-            writes.o.ready.eq(arbiter.i_write.ready),
-            supply.i_enter.eq(arbiter.i_write.ready),
-            arbiter.i_low.eq(use.o_beats <= self.low_beats),
-            precharge.i_stop.eq(refresh.o_stop),
-            precharge.i_used.eq(use.o_used),
-            precharge.i_no_precharge.eq(rules.o_no_precharge),
-            precharge.i_close.eq(refresh.o_precharge),
-            activate.i_stop.eq(refresh.o_no_activate),
-            activate.i_no_activate.eq(rules.o_no_activate),
-            column.i_opened.eq(activate.i.ready),
-            column.i_no_column.eq(rules.o_no_column),
-            column.i_space.eq(returns.o_space),
-            use.i_enter.eq(precharge.i.ready),
-            use.i_enter_bank.eq(precharge.i.payload.bank),
-            use.i_leave.eq(column.i.ready),
-            use.i_leave_bank.eq(column.i.payload.bank),
-            rules.i_activate.eq(activate.o_activate),
-            rules.i_precharge.eq(precharge.o_precharge),
-            rules.i_read.eq(Mux(column.o_read, 1 << column.i.payload.bank, 0)),
-            rules.i_write.eq(Mux(column.o_write, 1 << column.i.payload.bank, 0)),
-            refresh.i_enable.eq(self.i_enable),
-            refresh.i_debt.eq(self.i_debt),
-            refresh.i_busy.eq(
-                reads.o.valid | writes.o.valid | expander.o.valid | (use.o_beats != 0)
-            ),
-            refresh.i_clear.eq((use.o_beats == 0) & (rules.o_no_precharge == 0)),
-            self.o_debt.eq(refresh.o_debt),
-            self.o_idle.eq(refresh.o_idle & returns.o_idle & supply.o_idle),
-        ]
-        m.d.comb += [
-            pins.i_column.eq(column.i.ready),
-            pins.i_write.eq(column.o_write),
-            pins.i_column_bank.eq(column.i.payload.bank),
-            pins.i_column_address.eq(column.i.payload.column),
-            pins.i_activate.eq(activate.o_activate.any()),
-            pins.i_activate_bank.eq(activate.i.payload.bank),
-            pins.i_activate_row.eq(activate.i.payload.row),
-            pins.i_refresh.eq(refresh.o_refresh),
-            pins.i_precharge.eq(precharge.o_precharge.any()),
-            pins.i_precharge_bank.eq(precharge.i.payload.bank),
-            pins.i_precharge_all.eq(refresh.o_precharge),
-        ]
-        for phase in range(PHASES):
-            wiring.connect(
-                m, getattr(pins, f"p{phase}"), wiring.flipped(getattr(self.dfi, f"p{phase}"))
-            )
-        m.d.comb += [
-            returns.i_issue.eq(column.o_read),
-            returns.i_id.eq(column.i.payload.id),
-            returns.i_last.eq(column.i.payload.last),
-            returns.i_valid.eq(self.dfi.rddata_valid),
-            returns.i_data.eq(self.dfi.rddata),
-            ar.rvalid.eq(returns.o_valid),
-            returns.i_ready.eq(ar.rready),
-            ar.rdata.eq(returns.o_data),
-            ar.rid.eq(returns.o_id),
-            ar.rlast.eq(returns.o_last),
-            ar.rresp.eq(returns.o_response),
-            supply.i_valid.eq(aw.wvalid),
-            aw.wready.eq(supply.o_ready),
-            supply.i_data.eq(aw.wdata),
-            supply.i_strobe.eq(aw.wstrb),
-            supply.i_last.eq(aw.wlast),
-            supply.i_issue.eq(column.o_write),
-            supply.i_id.eq(column.i.payload.id),
-            supply.i_end.eq(column.i.payload.last),
-            self.dfi.wrdata.eq(supply.o_data),
-            self.dfi.wrdata_mask.eq(supply.o_mask),
-            self.dfi.wrdata_en.eq(supply.o_enable),
-            aw.bvalid.eq(supply.o_answer_valid),
-            supply.i_answer_ready.eq(aw.bready),
-            aw.bid.eq(supply.o_answer_id),
-            aw.bresp.eq(supply.o_answer),
-        ]
-        with m.If(refresh.o_no_activate | refresh.o_precharge):
-            m.d.sync += reopening.eq(1)
-        with m.Elif(column.i.ready | (use.o_beats == 0)):
-            m.d.sync += reopening.eq(0)
-        m.d.comb += [
-            self.o_slot.eq(column.o_slot),
+            arbiter.i_few.eq(scheduler.o_few),
+            scheduler.i_space.eq(read.o_space),
+            scheduler.i_waiting.eq(read.o.valid | write.o.valid),
+            scheduler.i_enable.eq(self.i_enable),
+            scheduler.i_debt.eq(self.i_debt),
+            read.i_reserve.eq(scheduler.o_enter & ~scheduler.i.payload.write),
+            read.i_issue.eq(scheduler.o_read),
+            read.i_id.eq(scheduler.o_id),
+            read.i_last.eq(scheduler.o_last),
+            read.i_valid.eq(self.dfi.rddata_valid),
+            read.i_data.eq(self.dfi.rddata),
+            write.i_issue.eq(scheduler.o_write),
+            write.i_id.eq(scheduler.o_id),
+            write.i_last.eq(scheduler.o_last),
+            self.dfi.wrdata.eq(write.o_data),
+            self.dfi.wrdata_mask.eq(write.o_mask),
+            self.dfi.wrdata_en.eq(write.o_enable),
+            self.o_idle.eq(scheduler.o_idle & read.o_idle & write.o_idle),
+            self.o_debt.eq(scheduler.o_debt),
+            self.o_slot.eq(scheduler.o_slot),
             slots.i_slot.eq(self.o_slot),
             slots.i_clear.eq(self.i_clear_slots),
         ]
-        waits = (column.o_slot == Slot.EMPTY) | (column.o_slot == Slot.ROW)
-        with m.If(waits & (refresh.o_stop | refresh.o_no_activate | reopening)):
-            m.d.comb += self.o_slot.eq(Slot.REFRESH)
-        with m.Elif((column.o_slot == Slot.EMPTY) & (expander.o.valid | (use.o_beats != 0))):
-            m.d.comb += self.o_slot.eq(Slot.ROW)
-        for slot in Slot:
-            name = f"o_{slot.name.lower()}"
-            m.d.comb += getattr(self, name).eq(getattr(slots, name))
         return m

@@ -4,42 +4,42 @@ from amaranth import Elaboratable, Module, Signal, unsigned
 from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
 
-from nearstep_hw.axi.signature import Response
 from nearstep_hw.dram.geometry import BEAT_BYTES
 from nearstep_hw.dram.queue import ShortQueue
 from nearstep_hw.stream.fifo import StreamFifo
 
 
 class ReadReturn(wiring.Component):
-    """Keeps a place for every beat that is asked of the DRAM, so that R may stall for any time.
+    """Has a place for every read beat on the way to the DRAM, so that R may stall for any time.
 
-    *Timing*: RVALID two cycles after the data; a beat a cycle. A place is free for a new command
+    *Timing*: `o_valid` two cycles after the data; a beat a cycle. A place is free for a new beat
     one cycle after its beat was taken.
 
     Parameters
     ----------
     id_width : bits of an AXI ID.
-    depth : places, a power of two. A column command every cycle needs as many as the way from the
-        command to R takes cycles.
+    places : beats, a power of two.
 
     Members
     -------
-    i_issue, i_id, i_last : a read command is given; only with `o_space`.
+    i_reserve : a place is given away; only with `o_space`.
     o_space : there is a place.
+    i_issue, i_id, i_last : the command of the oldest reserved place is given.
     i_valid, i_data : data of the commands, in order.
-    o_valid, i_ready, o_data, o_id, o_last, o_response : the channel R.
-    o_idle : all that was asked for has been handed over.
+    o_valid, i_ready, o_data, o_id, o_last : beats for R.
+    o_idle : the data of all commands have come.
     """
 
-    def __init__(self, *, id_width: int, depth: int) -> None:
+    def __init__(self, *, id_width: int, places: int) -> None:
         self.id_width = id_width
-        self.depth = depth
+        self.places = places
         super().__init__(
             {
+                "i_reserve": In(1),
+                "o_space": Out(1),
                 "i_issue": In(1),
                 "i_id": In(id_width),
                 "i_last": In(1),
-                "o_space": Out(1),
                 "i_valid": In(1),
                 "i_data": In(8 * BEAT_BYTES),
                 "o_valid": Out(1),
@@ -47,7 +47,6 @@ class ReadReturn(wiring.Component):
                 "o_data": Out(8 * BEAT_BYTES),
                 "o_id": Out(id_width),
                 "o_last": Out(1),
-                "o_response": Out(Response),
                 "o_idle": Out(1),
             }
         )
@@ -55,15 +54,16 @@ class ReadReturn(wiring.Component):
     def elaborate(self, platform: object) -> Elaboratable:
         m = Module()
         tag = data.StructLayout({"id": unsigned(self.id_width), "last": unsigned(1)})
-        m.submodules.tags = tags = ShortQueue(tag, depth=self.depth)
-        m.submodules.beats = beats = StreamFifo(8 * BEAT_BYTES, depth=self.depth)
+        m.submodules.tags = tags = ShortQueue(tag, depth=self.places)
+        m.submodules.beats = beats = StreamFifo(8 * BEAT_BYTES, depth=self.places)
         taken = Signal()
-        promised = Signal(range(self.depth + 1))
+        promised = Signal(range(self.places + 1))
+        awaited = Signal(range(self.places + 1))  # data from the PHY
 
         m.d.comb += [
             taken.eq(self.o_valid & self.i_ready),
-            self.o_space.eq(promised != self.depth),
-            self.o_idle.eq(promised == 0),
+            self.o_space.eq(promised != self.places),
+            self.o_idle.eq(awaited == 0),
             tags.i.valid.eq(self.i_issue),
             tags.i.payload.id.eq(self.i_id),
             tags.i.payload.last.eq(self.i_last),
@@ -75,7 +75,9 @@ class ReadReturn(wiring.Component):
             self.o_data.eq(beats.o.payload),
             self.o_id.eq(tags.o.payload.id),
             self.o_last.eq(tags.o.payload.last),
-            self.o_response.eq(Response.OKAY),
         ]
-        m.d.sync += promised.eq(promised + self.i_issue - taken)
+        m.d.sync += [
+            promised.eq(promised + self.i_reserve - taken),
+            awaited.eq(awaited + self.i_issue - self.i_valid),
+        ]
         return m

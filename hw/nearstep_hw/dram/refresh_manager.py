@@ -7,6 +7,8 @@ from amaranth.lib.wiring import In, Out
 from nearstep_hw.dram.fabric import FabricTiming
 from nearstep_hw.dram.timing import MAX_POSTPONED_REFRESHES
 
+DEBT_LIMIT = 2 * MAX_POSTPONED_REFRESHES  # of the counter
+
 
 class RefreshManager(wiring.Component):
     """Counts the refreshes that are due and pays them.
@@ -52,7 +54,7 @@ class RefreshManager(wiring.Component):
         self.timing = timing
         self.postponed = postponed
         self.idle_cycles = idle_cycles
-        debt = range(2 * MAX_POSTPONED_REFRESHES)
+        debt = range(DEBT_LIMIT)
         super().__init__(
             {
                 "i_enable": In(1),

@@ -1,15 +1,16 @@
-"""What the parts of the controller hand on: bursts and beats."""
+"""What the parts of the controller hand on: bursts, beats and rows."""
 
-from amaranth import unsigned
+from amaranth import Mux, Value, unsigned
 from amaranth.lib import data
-from amaranth.utils import bits_for, exact_log2
+from amaranth.utils import exact_log2
 
-from nearstep_hw.axi.signature import PAGE_BYTES
+from nearstep_hw.axi.signature import MAX_BURST_BEATS, PAGE_BYTES, BurstType, Response
 from nearstep_hw.dram.geometry import BEAT_BYTES, DramGeometry
 
-__all__ = ["BEAT_SHIFT", "PAGE_BEATS", "BeatLayout", "BurstLayout", "RowLayout"]
+__all__ = ["BEAT_SHIFT", "PAGE_BEATS", "BeatLayout", "BurstLayout", "RowLayout", "refusal"]
 
 BEAT_SHIFT = exact_log2(BEAT_BYTES)
+MAX_BURST_BITS = exact_log2(MAX_BURST_BEATS)
 PAGE_BEATS = PAGE_BYTES // BEAT_BYTES  # longest burst of full beats that AXI allows
 
 
@@ -22,6 +23,7 @@ class BurstLayout(data.StructLayout):
     id : AXI ID.
     address : number of the first beat in the channel.
     last : beats after the first.
+    refusal : the response to a burst that no command can serve, else OKAY.
     """
 
     def __init__(self, geometry: DramGeometry, *, id_width: int) -> None:
@@ -30,9 +32,25 @@ class BurstLayout(data.StructLayout):
                 "write": unsigned(1),
                 "id": unsigned(id_width),
                 "address": unsigned(geometry.address_bits - BEAT_SHIFT),
-                "last": unsigned(bits_for(PAGE_BEATS - 1)),
+                "last": unsigned(MAX_BURST_BITS),
+                "refusal": Response,
             }
         )
+
+
+def refusal(
+    geometry: DramGeometry, *, address: Value, beats_less_one: Value, size: Value, burst: Value
+) -> Value:
+    """Response to an AXI request that the channel cannot serve, OKAY for the others.
+
+    DECERR: the address is outside the channel. SLVERR: not INCR, not of full beats, or across a
+    page.
+    """
+    first = address[BEAT_SHIFT:][: exact_log2(PAGE_BEATS)]
+    crosses = (first + beats_less_one) >= PAGE_BEATS
+    unsupported = (burst != BurstType.INCR) | (size != BEAT_SHIFT) | crosses
+    outside = (address >> geometry.address_bits).any()
+    return Mux(outside, Response.DECERR, Mux(unsupported, Response.SLVERR, Response.OKAY))
 
 
 class BeatLayout(data.StructLayout):

@@ -1,0 +1,125 @@
+"""The channels AR and R of the controller."""
+
+from amaranth import Elaboratable, Module, Signal
+from amaranth.lib import stream, wiring
+from amaranth.lib.wiring import In, Out
+
+from nearstep_hw.axi.signature import Axi4ReadSignature, Response
+from nearstep_hw.dram.geometry import BEAT_BYTES, DramGeometry
+from nearstep_hw.dram.queue import ShortQueue
+from nearstep_hw.dram.read_return import ReadReturn
+from nearstep_hw.dram.request import BEAT_SHIFT, BurstLayout, refusal
+
+
+class ReadPort(wiring.Component):
+    """Queues read bursts, hands their data back, and answers those that cannot be served.
+
+    Data of all IDs come in the order of AR. A refused burst waits until all bursts before it are
+    answered, gets as many beats as it asked for, and becomes no command.
+
+    *Timing*: a burst is offered one cycle after ARVALID, a beat two cycles after its data.
+
+    Parameters
+    ----------
+    geometry : of the channel.
+    address_width, id_width : of the AXI port, bits.
+    bursts : that wait for their turn.
+    places : see `ReadReturn`.
+
+    Members
+    -------
+    bus : AR and R.
+    o : bursts, in order.
+    i_reserve, o_space, i_issue, i_id, i_last, i_valid, i_data, o_idle : see `ReadReturn`.
+    """
+
+    def __init__(
+        self, geometry: DramGeometry, *, address_width: int, id_width: int, bursts: int, places: int
+    ) -> None:
+        self.geometry = geometry
+        self.id_width = id_width
+        self.bursts = bursts
+        self.places = places
+        super().__init__(
+            {
+                "bus": In(
+                    Axi4ReadSignature(
+                        address_width=address_width, data_width=8 * BEAT_BYTES, id_width=id_width
+                    )
+                ),
+                "o": Out(stream.Signature(BurstLayout(geometry, id_width=id_width))),
+                "i_reserve": In(1),
+                "o_space": Out(1),
+                "i_issue": In(1),
+                "i_id": In(id_width),
+                "i_last": In(1),
+                "i_valid": In(1),
+                "i_data": In(8 * BEAT_BYTES),
+                "o_idle": Out(1),
+            }
+        )
+
+    def elaborate(self, platform: object) -> Elaboratable:
+        m = Module()
+        bus = self.bus
+        m.submodules.queue = queue = ShortQueue(self.o.payload.shape(), depth=self.bursts)
+        m.submodules.returns = returns = ReadReturn(id_width=self.id_width, places=self.places)
+        asked, head = queue.i.payload, queue.o.payload
+        # The last beat of a burst that was taken has a place, but for one burst.
+        unanswered = Signal(range(self.places + 2))
+        left = Signal.like(head.last)
+        answered = Signal()
+
+        m.d.comb += [
+            queue.i.valid.eq(bus.arvalid),
+            bus.arready.eq(queue.i.ready),
+            asked.id.eq(bus.arid),
+            asked.address.eq(bus.araddr[BEAT_SHIFT:]),
+            asked.last.eq(bus.arlen),
+            asked.refusal.eq(
+                refusal(
+                    self.geometry,
+                    address=bus.araddr,
+                    beats_less_one=bus.arlen,
+                    size=bus.arsize,
+                    burst=bus.arburst,
+                )
+            ),
+            self.o.payload.eq(head),
+            bus.rdata.eq(returns.o_data),
+            answered.eq(returns.o_valid & returns.i_ready & returns.o_last),
+            *(
+                getattr(returns, name).eq(getattr(self, name))
+                for name in ("i_reserve", "i_issue", "i_id", "i_last", "i_valid", "i_data")
+            ),
+            self.o_space.eq(returns.o_space),
+            self.o_idle.eq(returns.o_idle),
+        ]
+        m.d.sync += unanswered.eq(unanswered + (self.o.valid & self.o.ready) - answered)
+        with m.FSM():
+            with m.State("SERVE"):
+                m.d.comb += [
+                    bus.rvalid.eq(returns.o_valid),
+                    returns.i_ready.eq(bus.rready),
+                    bus.rid.eq(returns.o_id),
+                    bus.rlast.eq(returns.o_last),
+                    bus.rresp.eq(Response.OKAY),
+                ]
+                m.d.sync += left.eq(head.last)
+                with m.If(head.refusal == Response.OKAY):
+                    m.d.comb += [self.o.valid.eq(queue.o.valid), queue.o.ready.eq(self.o.ready)]
+                with m.Elif(queue.o.valid & (unanswered == 0)):
+                    m.next = "REFUSE"
+            with m.State("REFUSE"):
+                m.d.comb += [
+                    bus.rvalid.eq(1),
+                    bus.rid.eq(head.id),
+                    bus.rlast.eq(left == 0),
+                    bus.rresp.eq(head.refusal),
+                ]
+                with m.If(bus.rready):
+                    m.d.sync += left.eq(left - 1)
+                    with m.If(left == 0):
+                        m.d.comb += queue.o.ready.eq(1)
+                        m.next = "SERVE"
+        return m

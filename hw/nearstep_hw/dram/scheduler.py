@@ -1,0 +1,180 @@
+"""From beats in order to DDR4 commands."""
+
+from amaranth import Elaboratable, Module, Mux, Signal, Value
+from amaranth.lib import stream, wiring
+from amaranth.lib.wiring import In, Out
+
+from nearstep_hw.dram.activate_stage import ActivateStage
+from nearstep_hw.dram.bank_rules import BankRules
+from nearstep_hw.dram.bank_use import BankUse
+from nearstep_hw.dram.column_stage import ColumnStage, Slot
+from nearstep_hw.dram.command_pins import CommandPins
+from nearstep_hw.dram.dfi import PHASES, CommandSignature
+from nearstep_hw.dram.fabric import FabricTiming
+from nearstep_hw.dram.geometry import DramGeometry
+from nearstep_hw.dram.precharge_stage import PrechargeStage
+from nearstep_hw.dram.queue import ShortQueue
+from nearstep_hw.dram.refresh_manager import DEBT_LIMIT, RefreshManager
+from nearstep_hw.dram.request import BeatLayout, RowLayout
+
+IDLE_CYCLES = 32  # without a beat, before a refresh is given early
+
+
+class CommandScheduler(wiring.Component):
+    """Gives the column commands of beats in their order and prepares rows ahead of them.
+
+    A beat enters as soon as its row is open, or the row in its way is precharged; rows are then
+    opened in order, apart from the beats, so that up to `lookahead` beats lie between a precharge
+    and its column command. While beats of other banks go on, a row miss costs nothing.
+
+    For a refresh, and when the channel is handed back, beats stop entering and those inside get
+    their commands.
+
+    *Timing*: a beat a cycle. On the pins one cycle after the decision.
+
+    Parameters
+    ----------
+    timing, geometry : of the channel.
+    id_width : bits of an AXI ID.
+    lookahead : most beats inside.
+    few_beats : see `o_few`.
+    postponed : see `RefreshManager`.
+
+    Members
+    -------
+    i : beats.
+    i_space : there is a place for the data of one more read.
+    i_waiting : there are bursts to come.
+    i_enable, i_debt, o_debt, o_idle : see `RefreshManager`.
+    o_enter : a beat enters.
+    o_read, o_write : a command is given, of the beat with `o_id` and `o_last`.
+    o_few : at most `few_beats` beats are inside.
+    o_slot : what becomes of the column slot.
+    p0, p1, p2, p3 : command pins.
+    """
+
+    def __init__(
+        self,
+        timing: FabricTiming,
+        geometry: DramGeometry,
+        *,
+        id_width: int,
+        lookahead: int,
+        few_beats: int,
+        postponed: int,
+    ) -> None:
+        self.timing = timing
+        self.geometry = geometry
+        self.id_width = id_width
+        self.lookahead = lookahead
+        self.few_beats = few_beats
+        self.postponed = postponed
+        debt = range(DEBT_LIMIT)
+        super().__init__(
+            {
+                "i": In(stream.Signature(BeatLayout(geometry, id_width=id_width))),
+                "i_space": In(1),
+                "i_waiting": In(1),
+                "i_enable": In(1),
+                "i_debt": In(debt),
+                "o_debt": Out(debt),
+                "o_idle": Out(1),
+                "o_enter": Out(1),
+                "o_read": Out(1),
+                "o_write": Out(1),
+                "o_id": Out(id_width),
+                "o_last": Out(1),
+                "o_few": Out(1),
+                "o_slot": Out(Slot),
+                **{f"p{phase}": Out(CommandSignature()) for phase in range(PHASES)},
+            }
+        )
+
+    def elaborate(self, platform: object) -> Elaboratable:
+        m = Module()
+        geometry, id_width = self.geometry, self.id_width
+        m.submodules.precharge = precharge = PrechargeStage(geometry, id_width=id_width)
+        m.submodules.beats = beats = ShortQueue(self.i.payload.shape(), depth=self.lookahead)
+        m.submodules.rows = rows = ShortQueue(RowLayout(geometry), depth=geometry.banks)
+        m.submodules.activate = activate = ActivateStage(self.timing, geometry)
+        m.submodules.column = column = ColumnStage(self.timing, geometry, id_width=id_width)
+        m.submodules.use = use = BankUse(banks=geometry.banks, beats=self.lookahead)
+        m.submodules.rules = rules = BankRules(self.timing, banks=geometry.banks)
+        m.submodules.refresh = refresh = RefreshManager(
+            self.timing, postponed=self.postponed, idle_cycles=IDLE_CYCLES
+        )
+        m.submodules.pins = pins = CommandPins(geometry)
+        entering, row, leaving = precharge.i.payload, activate.i.payload, column.i.payload
+
+        wiring.connect(m, wiring.flipped(self.i), precharge.i)
+        wiring.connect(m, precharge.o, beats.i)
+        wiring.connect(m, precharge.o_row, rows.i)
+        wiring.connect(m, rows.o, activate.i)
+        wiring.connect(m, beats.o, column.i)
+        for phase in (f"p{number}" for number in range(PHASES)):
+            wiring.connect(m, getattr(pins, phase), wiring.flipped(getattr(self, phase)))
+        m.d.comb += [
+            precharge.i_stop.eq(refresh.o_stop | (~entering.write & ~self.i_space)),
+            precharge.i_used.eq(use.o_used),
+            precharge.i_no_precharge.eq(rules.o_no_precharge),
+            precharge.i_close.eq(refresh.o_precharge),
+            activate.i_stop.eq(refresh.o_no_activate),
+            activate.i_no_activate.eq(rules.o_no_activate),
+            column.i_opened.eq(activate.i.ready),
+            column.i_no_column.eq(rules.o_no_column),
+            use.i_enter.eq(self.o_enter),
+            use.i_enter_bank.eq(entering.bank),
+            use.i_leave.eq(column.i.ready),
+            use.i_leave_bank.eq(leaving.bank),
+            rules.i_activate.eq(activate.o_activate),
+            rules.i_precharge.eq(precharge.o_precharge),
+            rules.i_read.eq(Mux(column.o_read, 1 << leaving.bank, 0)),
+            rules.i_write.eq(Mux(column.o_write, 1 << leaving.bank, 0)),
+            refresh.i_enable.eq(self.i_enable),
+            refresh.i_debt.eq(self.i_debt),
+            refresh.i_busy.eq(self.i_waiting | self.i.valid | (use.o_beats != 0)),
+            refresh.i_clear.eq((use.o_beats == 0) & (rules.o_no_precharge == 0)),
+            pins.i_column.eq(column.i.ready),
+            pins.i_write.eq(leaving.write),
+            pins.i_column_bank.eq(leaving.bank),
+            pins.i_column_address.eq(leaving.column),
+            pins.i_activate.eq(activate.i.ready),
+            pins.i_activate_bank.eq(row.bank),
+            pins.i_activate_row.eq(row.row),
+            pins.i_refresh.eq(refresh.o_refresh),
+            pins.i_precharge.eq(precharge.o_precharge.any()),
+            pins.i_precharge_bank.eq(entering.bank),
+            pins.i_precharge_all.eq(refresh.o_precharge),
+            self.o_debt.eq(refresh.o_debt),
+            self.o_idle.eq(refresh.o_idle),
+            self.o_enter.eq(precharge.i.ready),
+            self.o_read.eq(column.o_read),
+            self.o_write.eq(column.o_write),
+            self.o_id.eq(leaving.id),
+            self.o_last.eq(leaving.last),
+            self.o_few.eq(use.o_beats <= self.few_beats),
+        ]
+        self._account(m, column.o_slot, refresh, beats=use.o_beats)
+        return m
+
+    def _account(self, m: Module, slot: Value, refresh: RefreshManager, *, beats: Value) -> None:
+        """Books the slots that no beat was there to use."""
+        refreshing = Signal()
+        reopening = Signal()  # from a refresh to the next column command
+        m.d.comb += [
+            refreshing.eq(refresh.o_stop | refresh.o_no_activate | reopening),
+            self.o_slot.eq(slot),
+        ]
+        m.d.sync += reopening.eq(
+            refresh.o_no_activate
+            | (reopening & ~self.o_read & ~self.o_write & (self.i.valid | (beats != 0)))
+        )
+        with m.If(slot == Slot.ROW), m.If(refreshing):
+            m.d.comb += self.o_slot.eq(Slot.REFRESH)
+        with m.Elif(slot == Slot.EMPTY):
+            with m.If(refreshing):
+                m.d.comb += self.o_slot.eq(Slot.REFRESH)
+            with m.Elif(self.i.valid & ~self.i.payload.write & ~self.i_space):
+                m.d.comb += self.o_slot.eq(Slot.SPACE)
+            with m.Elif(self.i.valid):
+                m.d.comb += self.o_slot.eq(Slot.ROW)

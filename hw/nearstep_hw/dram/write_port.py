@@ -1,0 +1,130 @@
+"""The channels AW, W and B of the controller."""
+
+from amaranth import Elaboratable, Module, Mux, Signal
+from amaranth.lib import stream, wiring
+from amaranth.lib.wiring import In, Out
+
+from nearstep_hw.axi.signature import Axi4WriteSignature, Response
+from nearstep_hw.dram.geometry import BEAT_BYTES, DramGeometry
+from nearstep_hw.dram.queue import ShortQueue
+from nearstep_hw.dram.request import BEAT_SHIFT, BurstLayout, refusal
+from nearstep_hw.dram.write_supply import WriteSupply
+
+
+class WritePort(wiring.Component):
+    """Queues write bursts, holds their data, and answers them.
+
+    A burst is offered when all of its data are here and answered when its last command is given:
+    every read that is asked for from then on comes behind it. W is taken only behind its AW.
+    A refused burst waits until all bursts before it are answered; its data are dropped and it
+    becomes no command.
+
+    *Timing*: a burst is offered one cycle after its last beat of W, BVALID comes one cycle after
+    the last command.
+
+    Parameters
+    ----------
+    geometry : of the channel.
+    address_width, id_width : of the AXI port, bits.
+    bursts : most bursts that are announced and not answered.
+    places : see `WriteSupply`.
+
+    Members
+    -------
+    bus : AW, W and B.
+    o : bursts, in order.
+    i_issue, i_id, i_last : a write command is given; the last of its burst.
+    o_data, o_mask, o_enable, o_idle : see `WriteSupply`.
+    """
+
+    def __init__(
+        self, geometry: DramGeometry, *, address_width: int, id_width: int, bursts: int, places: int
+    ) -> None:
+        self.geometry = geometry
+        self.id_width = id_width
+        self.bursts = bursts
+        self.places = places
+        super().__init__(
+            {
+                "bus": In(
+                    Axi4WriteSignature(
+                        address_width=address_width, data_width=8 * BEAT_BYTES, id_width=id_width
+                    )
+                ),
+                "o": Out(stream.Signature(BurstLayout(geometry, id_width=id_width))),
+                "i_issue": In(1),
+                "i_id": In(id_width),
+                "i_last": In(1),
+                "o_data": Out(8 * BEAT_BYTES),
+                "o_mask": Out(BEAT_BYTES),
+                "o_enable": Out(1),
+                "o_idle": Out(1),
+            }
+        )
+
+    def elaborate(self, platform: object) -> Elaboratable:
+        m = Module()
+        bus = self.bus
+        m.submodules.queue = queue = ShortQueue(self.o.payload.shape(), depth=self.bursts)
+        m.submodules.keep = keep = ShortQueue(1, depth=self.bursts)  # the data, for each burst
+        m.submodules.answers = answers = ShortQueue(self.id_width, depth=self.bursts)
+        m.submodules.supply = supply = WriteSupply(places=self.places)
+        asked, head = queue.i.payload, queue.o.payload
+        outstanding = Signal(range(self.bursts + 1))
+        entered = Signal(range(self.bursts + 1))  # of them, offered and taken
+        dropped = Signal(range(self.bursts + 1))  # refused bursts whose data are gone
+        announced = Signal()
+        taken = Signal()
+        answered = Signal()
+        refuse = Signal()
+
+        m.d.comb += [
+            bus.awready.eq(outstanding != self.bursts),
+            announced.eq(bus.awvalid & bus.awready),
+            queue.i.valid.eq(announced),
+            asked.write.eq(1),
+            asked.id.eq(bus.awid),
+            asked.address.eq(bus.awaddr[BEAT_SHIFT:]),
+            asked.last.eq(bus.awlen),
+            asked.refusal.eq(
+                refusal(
+                    self.geometry,
+                    address=bus.awaddr,
+                    beats_less_one=bus.awlen,
+                    size=bus.awsize,
+                    burst=bus.awburst,
+                )
+            ),
+            keep.i.valid.eq(announced),
+            keep.i.payload.eq(asked.refusal == Response.OKAY),
+            supply.i_valid.eq(bus.wvalid & keep.o.valid & keep.o.payload),
+            supply.i_data.eq(bus.wdata),
+            supply.i_strobe.eq(bus.wstrb),
+            supply.i_last.eq(bus.wlast),
+            bus.wready.eq(keep.o.valid & (supply.o_ready | ~keep.o.payload)),
+            taken.eq(bus.wvalid & bus.wready & bus.wlast),
+            keep.o.ready.eq(taken),
+            self.o.payload.eq(head),
+            self.o.valid.eq(queue.o.valid & (head.refusal == Response.OKAY) & supply.o_whole),
+            supply.i_enter.eq(self.o.valid & self.o.ready),
+            supply.i_issue.eq(self.i_issue),
+            self.o_data.eq(supply.o_data),
+            self.o_mask.eq(supply.o_mask),
+            self.o_enable.eq(supply.o_enable),
+            self.o_idle.eq(supply.o_idle),
+            answers.i.valid.eq(self.i_issue & self.i_last),
+            answers.i.payload.eq(self.i_id),
+            refuse.eq((head.refusal != Response.OKAY) & (entered == 0) & (dropped != 0)),
+            queue.o.ready.eq(supply.i_enter | (refuse & bus.bready)),
+            bus.bvalid.eq(answers.o.valid | refuse),
+            bus.bid.eq(Mux(refuse, head.id, answers.o.payload)),
+            bus.bresp.eq(Mux(refuse, head.refusal, Response.OKAY)),
+            answered.eq(bus.bvalid & bus.bready),
+            answers.o.ready.eq(bus.bready),
+        ]
+        m.d.sync += [
+            outstanding.eq(outstanding + announced - answered),
+            entered.eq(entered + supply.i_enter - (answered & ~refuse)),
+            dropped.eq(dropped + (taken & ~keep.o.payload) - (answered & refuse)),
+        ]
+        return m
