@@ -129,7 +129,7 @@ def _link(traffic: nearstep.optim.Traffic) -> Iterator[Figure]:
 def _device(traffic: nearstep.optim.Traffic) -> Iterator[Figure]:
     cycles = traffic.cycles
     device = partial(Figure, section="device")
-    no_clock = "device without clock"
+    no_clock = "no clock here"
     yield device(
         name="cycles",
         value=cycles,

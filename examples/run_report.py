@@ -56,7 +56,7 @@ class Report:
         title = f"{self.configuration['steps']} steps on {self.configuration['device']}"
         table = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
         table.add_column("figure", no_wrap=True)
-        table.add_column("value", justify="right")
+        table.add_column("value", justify="right", no_wrap=True)
         table.add_column("origin")
         table.add_column("note", style="dim")
         for section, figures in itertools.groupby(self.figures, lambda figure: figure.section):
