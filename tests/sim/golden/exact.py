@@ -48,13 +48,15 @@ def decode(fmt: FpFormat, bits: int) -> Number:
     return Number("finite", negative, -significand * scale if negative else significand * scale)
 
 
+def _exponent(value: Fraction) -> int:
+    """The greatest e with 2**e <= value, for a positive value."""
+    guess = value.numerator.bit_length() - value.denominator.bit_length()
+    return guess if Fraction(2) ** guess <= value else guess - 1
+
+
 def _neighbours(fmt: FpFormat, value: Fraction, emin: int | None) -> tuple[Fraction, Fraction]:
     """Multiples of the unit in the last place around a positive value; exponents above ``emin``."""
-    exponent = 0
-    while Fraction(2) ** exponent > value:
-        exponent -= 1
-    while Fraction(2) ** (exponent + 1) <= value:
-        exponent += 1
+    exponent = _exponent(value)
     if emin is not None:
         exponent = max(exponent, emin)
     ulp = Fraction(2) ** (exponent - fmt.mantissa)
@@ -80,9 +82,7 @@ def encode(fmt: FpFormat, negative: bool, value: Fraction) -> int:
         units = value / for_subnormal
         assert units.denominator == 1
         return sign | units.numerator
-    exponent = fmt.emin
-    while Fraction(2) ** (exponent + 1) <= value:
-        exponent += 1
+    exponent = _exponent(value)
     units = value / Fraction(2) ** (exponent - fmt.mantissa)
     assert units.denominator == 1
     return sign | ((exponent + fmt.bias) << fmt.mantissa) | (units.numerator - (1 << fmt.mantissa))
