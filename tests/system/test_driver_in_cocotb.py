@@ -1,0 +1,31 @@
+"""The driver that runs in process also drives the kernel in cocotb."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from nearstep_hw.axdimm.adam_kernel import AdamKernel
+from nearstep_hw.axdimm.config import AdamKernelConfig
+from nearstep_hw.rule.rtl import FunctionalUnit
+from nearstep_sim.bench.cocotb_runner import run_cocotb
+from nearstep_sim.build import to_verilog, verilog_of
+
+TOP = "adam_kernel"
+
+
+@pytest.mark.cocotb
+def test_the_driver_runs_unchanged_in_cocotb():
+    options = {"lanes": 2, "functional_units": 1, "block_bytes": 256}
+    config = AdamKernelConfig(**options)
+    verilog = verilog_of(
+        f"{TOP} adam {config!r} ",
+        lambda: to_verilog(AdamKernel(config, unit=FunctionalUnit), TOP),
+    )
+    result = run_cocotb(
+        top=TOP,
+        verilog=verilog,
+        test_module=Path(__file__).parent / "cocotb_driver.py",
+        env={"NEARSTEP_CONFIG": json.dumps(options)},
+    )
+    assert len(result.tests) == 2
