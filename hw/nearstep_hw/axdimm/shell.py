@@ -18,6 +18,7 @@ from nearstep_hw.axdimm.unit_bank import ELEMENT_WIDTH, UnitBankSignature
 from nearstep_hw.axi.burst import id_width
 from nearstep_hw.axi.signature import Axi4Signature, connect_channels
 from nearstep_hw.csr.bank import CsrBank
+from nearstep_hw.csr.line import CsrLineSignature
 from nearstep_hw.csr.signature import CsrSignature
 
 EVENTS = tuple(name for name in COUNTERS if name != "committed")
@@ -56,21 +57,25 @@ class KernelShell(wiring.Component):
     Parameters
     ----------
     config : of the kernel.
+    line : there is a port for whole lines of registers as well.
 
     Members
     -------
     csr : registers, see `adam_kernel_map`.
+    csr_line : the same registers, by lines; if `line`.
     m_axi : AXI4. IDs of reads 0 to 3 are p, g, m, v; of writes 0 to 2 are p, m, v.
     fu : functional units.
 
     Ref: AXDIMM paper, section 3.3 and figure 3.
     """
 
-    def __init__(self, config: AdamKernelConfig) -> None:
+    def __init__(self, config: AdamKernelConfig, *, line: bool = False) -> None:
         self.config = config
+        self.has_line = line
         super().__init__(
             {
                 "csr": In(CsrSignature()),
+                **({"csr_line": In(CsrLineSignature())} if line else {}),
                 "m_axi": Out(
                     Axi4Signature(
                         address_width=config.address_width,
@@ -86,7 +91,7 @@ class KernelShell(wiring.Component):
         m = Module()
         config = self.config
         rule = update_rule(config)
-        m.submodules.bank = bank = CsrBank(adam_kernel_map(config))
+        m.submodules.bank = bank = CsrBank(adam_kernel_map(config), line=self.has_line)
         m.submodules.control = control = RunControl()
         m.submodules.check = check = StartCheck(config)
         m.submodules.load = load = LoadPath(config)
@@ -107,6 +112,8 @@ class KernelShell(wiring.Component):
         m.submodules.counters = counters = EventCounters(EVENTS)
 
         wiring.connect(m, wiring.flipped(self.csr), bank.bus)
+        if self.has_line:
+            wiring.connect(m, wiring.flipped(self.csr_line), bank.line)
         connect_channels(m, load.bus, self.m_axi)
         connect_channels(m, store.bus, self.m_axi)
         connect_channels(m, sequencer.unit, self.fu)

@@ -3,7 +3,9 @@
 from amaranth.hdl import Cat, Const, Module, Signal, Value
 from amaranth.lib.wiring import Component, In, Member, Out
 
+from nearstep_hw.csr.line import LINE_BITS, CsrLineSignature
 from nearstep_hw.csr.model import (
+    LINE_BYTES,
     WORD_BITS,
     WORD_BYTES,
     Access,
@@ -30,19 +32,25 @@ class CsrBank(Component):
     Parameters
     ----------
     register_map : the registers.
+    line : there is a second port, for whole lines. A write of both ports in one cycle: the line's
+        counts.
 
     Members
     -------
     bus : the register port, to be connected to a bus adapter.
+    line : the line port, if there is one.
     i_<name> : value of a `STATUS` or `COUNTER` field, from the hardware.
     o_<name> : value of a `CONFIG` or `PULSE` field, to the hardware. Registers.
 
     <name> is `<register>` for the field `value`, and `<register>_<field>` otherwise.
     """
 
-    def __init__(self, register_map: RegisterMap) -> None:
+    def __init__(self, register_map: RegisterMap, *, line: bool = False) -> None:
         self.register_map = register_map
+        self.has_line = line
         members: dict[str, Member] = {"bus": In(CsrSignature())}
+        if line:
+            members["line"] = In(CsrLineSignature())
         for register, field in register_map.fields():
             name = port_name(register, field)
             if name is not None:
@@ -66,7 +74,9 @@ class CsrBank(Component):
             accept.eq(attempt & ~locked),
         ]
 
-        values = {**self._constants(), **self._captured(m), **self._refused(m, attempt & locked)}
+        line_refused = Signal()
+        refuse = (attempt & locked) | line_refused
+        values = {**self._constants(), **self._captured(m), **self._refused(m, refuse)}
         for register, field in self._fields(Access.PULSE):
             m.d.sync += self._port(register, field).eq(0)
         with m.Switch(self.bus.address[2:]):
@@ -81,7 +91,10 @@ class CsrBank(Component):
                             word.eq(image.word_select(index, WORD_BITS)),
                         ]
                         with m.If(accept):
-                            self._write(m, register, index)
+                            self._write(m, register, index, self.bus.write_data)
+        if self.has_line:
+            self._read_lines(m, values)
+            self._write_lines(m, line_refused)
 
         m.d.sync += [
             self.bus.ack.eq(self.bus.read | self.bus.write),
@@ -154,11 +167,44 @@ class CsrBank(Component):
             end = field.msb + 1
         return Cat(*parts, Const(0, register.width - end))
 
-    def _write(self, m: Module, register: Register, index: int) -> None:
-        """Takes one word of a register from the bus."""
+    def _read_lines(self, m: Module, values: dict[tuple[str, str], Value]) -> None:
+        lines: dict[int, Value] = {}
+        for register in self.register_map:
+            number, offset = divmod(register.offset, LINE_BYTES)
+            line = lines.get(number, Const(0, 0))
+            gap = Const(0, 8 * offset - len(line))
+            lines[number] = Cat(line, gap, self._image(register, values))
+        content = Signal(LINE_BITS)
+        with m.Switch(self.line.address):
+            for number, line in lines.items():
+                with m.Case(number):
+                    m.d.comb += content.eq(line)
+        m.d.sync += self.line.read_data.eq(content)
+
+    def _write_lines(self, m: Module, refused: Signal) -> None:
+        locked = Cat(self._locks()).any()
+        for register in self.register_map:
+            if not register.writable:
+                continue
+            number, offset = divmod(register.offset, LINE_BYTES)
+            for index in range(register.words):
+                place = offset // WORD_BYTES + index
+                whole = self.line.write_mask.word_select(place, WORD_BYTES).all()
+                with m.If(self.line.write & (self.line.address == number) & whole):
+                    data = self.line.write_data.word_select(place, WORD_BITS)
+                    if not register.locked:
+                        self._write(m, register, index, data)
+                        continue
+                    with m.If(locked):
+                        m.d.comb += refused.eq(1)
+                    with m.Else():
+                        self._write(m, register, index, data)
+
+    def _write(self, m: Module, register: Register, index: int, data: Value) -> None:
+        """Takes one word of a register."""
         first, last = index * WORD_BITS, (index + 1) * WORD_BITS - 1
         for field in register.fields:
             low, high = max(first, field.lsb), min(last, field.msb)
             if field.access.writable and low <= high:
                 port = self._port(register, field)[low - field.lsb : high - field.lsb + 1]
-                m.d.sync += port.eq(self.bus.write_data[low - first : high - first + 1])
+                m.d.sync += port.eq(data[low - first : high - first + 1])

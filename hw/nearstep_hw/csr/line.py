@@ -1,0 +1,96 @@
+"""The line port of a register bank: a whole 64-byte line at a time, as a DIMM's host sees it."""
+
+from amaranth.hdl import Cat, Const, Module, Signal, Value
+from amaranth.lib.wiring import Component, In, Out, Signature
+from amaranth.utils import ceil_log2
+
+from nearstep_hw.csr.model import BLOCK_BYTES, LINE_BYTES
+
+__all__ = ["BLOCK_LINES", "LINE_BITS", "CsrLineSignature", "LineDecoder"]
+
+LINE_BITS = 8 * LINE_BYTES
+BLOCK_LINES = BLOCK_BYTES // LINE_BYTES
+
+
+class CsrLineSignature(Signature):
+    """A port for one line at a time, that never makes its user wait.
+
+    A host behind a DDR4 bus reads and writes bursts of 64 bytes, at most one in two cycles, and
+    cannot be told to come back later. So a line is read, and written, as a whole in one cycle: all
+    words of a read are of one moment, and a read sees every write before it.
+
+    Reading has no side effects and therefore no strobe.
+
+    *Timing*: `read_data` is the line that was at `address` in the cycle before. A write in cycle n
+    shows in a read that is addressed in cycle n + 1.
+
+    Members
+    -------
+    address : number of the line.
+    read_data : word 0 in the low bits; 0 where there is no register.
+    write : write strobe.
+    write_data, write_mask : the line, and a bit for each of its bytes, 1 to write it. The bank
+        takes whole words: a word without all four bits stays as it is, as do words that are
+        read-only, unmapped, or refused because the block is busy, which shows in its flag.
+
+    Parameters
+    ----------
+    blocks : register blocks behind the port, each of `BLOCK_LINES` lines.
+    """
+
+    def __init__(self, blocks: int = 1) -> None:
+        self.blocks = blocks
+        super().__init__(
+            {
+                "address": Out(ceil_log2(blocks * BLOCK_LINES)),
+                "read_data": In(LINE_BITS),
+                "write": Out(1),
+                "write_data": Out(LINE_BITS),
+                "write_mask": Out(LINE_BYTES),
+            }
+        )
+
+
+class LineDecoder(Component):
+    """One line port for several blocks, one behind the other.
+
+    *Timing*: adds nothing to that of the blocks.
+
+    Parameters
+    ----------
+    blocks : how many.
+
+    Members
+    -------
+    line : the port of all blocks; lines behind the last block read as 0.
+    block0, block1, ... : ports of the blocks.
+    """
+
+    def __init__(self, blocks: int) -> None:
+        if blocks < 1:
+            raise ValueError(f"Blocks must be at least 1, not {blocks!r}")
+        self.blocks = blocks
+        super().__init__(
+            {
+                "line": In(CsrLineSignature(blocks)),
+                **{f"block{i}": Out(CsrLineSignature()) for i in range(blocks)},
+            }
+        )
+
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        inside = ceil_log2(BLOCK_LINES)
+        number: Value = Cat(self.line.address[inside:], Const(0, 1))
+        before = Signal.like(number)
+        m.d.sync += before.eq(number)
+        for index in range(self.blocks):
+            block = getattr(self, f"block{index}")
+            m.d.comb += [
+                block.address.eq(self.line.address),
+                block.write.eq(self.line.write & (number == index)),
+                block.write_data.eq(self.line.write_data),
+                block.write_mask.eq(self.line.write_mask),
+            ]
+            with m.If(before == index):
+                m.d.comb += self.line.read_data.eq(block.read_data)
+        return m
