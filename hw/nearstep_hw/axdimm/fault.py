@@ -7,6 +7,7 @@ from nearstep_hw.axdimm.registers import ErrorCause
 
 CAUSE_WIDTH = max(cause.value for cause in ErrorCause).bit_length()
 STREAM_WIDTH = 4
+RESPONSE_WIDTH = 2
 ADDRESS_WIDTH = 64
 
 
@@ -18,7 +19,7 @@ class FaultLayout(data.StructLayout):
             {
                 "cause": unsigned(CAUSE_WIDTH),
                 "stream": unsigned(STREAM_WIDTH),
-                "response": unsigned(2),
+                "response": unsigned(RESPONSE_WIDTH),
                 "address": unsigned(ADDRESS_WIDTH),
             }
         )

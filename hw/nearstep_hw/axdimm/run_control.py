@@ -1,6 +1,6 @@
 """From START to the end of a run."""
 
-from amaranth import Module, Signal
+from amaranth import Module
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
@@ -52,9 +52,8 @@ class RunControl(wiring.Component):
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
-        aborted = Signal(FaultLayout())
+        aborted = FaultLayout().const({"cause": ErrorCause.ABORTED})
         m.d.comb += [
-            aborted.cause.eq(ErrorCause.ABORTED),
             self.o_error.eq(self.o_fault.cause != 0),
             self.o_clear.eq(1),
             self.o_busy.eq(1),
@@ -71,15 +70,19 @@ class RunControl(wiring.Component):
                     m.d.sync += self.o_fault.eq(aborted)
                     m.next = "IDLE"
                 with m.Elif(self.i_checked):
-                    m.d.sync += self.o_fault.eq(self.i_check_fault)
                     m.next = "IDLE"
-                    with m.If(self.i_check_fault.cause == 0):
-                        m.d.sync += self.o_done.eq(self.i_empty)
-                        with m.If(~self.i_empty):
-                            m.next = "LAUNCH"
+                    with m.If(self.i_check_fault.cause != 0):
+                        m.d.sync += self.o_fault.eq(self.i_check_fault)
+                    with m.Elif(self.i_empty):
+                        m.d.sync += self.o_done.eq(1)
+                    with m.Else():
+                        m.next = "LAUNCH"
             with m.State("LAUNCH"):
                 m.d.comb += [self.o_clear.eq(0), self.o_launch.eq(1)]
                 m.next = "RUN"
+                with m.If(self.i_abort):
+                    m.d.sync += self.o_fault.eq(aborted)
+                    m.next = "STOP"
             with m.State("RUN"):
                 m.d.comb += self.o_clear.eq(0)
                 with m.If(self.i_fault.cause != 0):

@@ -1,11 +1,11 @@
 """What must hold before a run touches memory."""
 
-from amaranth import Array, Elaboratable, Module, ResetInserter, Signal
+from amaranth import Array, Cat, Const, Elaboratable, Module, ResetInserter, Signal
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
 from nearstep_hw.axdimm.config import ELEMENT_BYTES, AdamKernelConfig
-from nearstep_hw.axdimm.fault import FaultLayout
+from nearstep_hw.axdimm.fault import CAUSE_WIDTH, RESPONSE_WIDTH, STREAM_WIDTH, FaultLayout
 from nearstep_hw.axdimm.registers import ARRAYS, ErrorCause, Stream
 from nearstep_hw.axi.window import WindowMatch, WindowSignature
 
@@ -69,7 +69,9 @@ class StartCheck(wiring.Component):
         other_base = Signal(ADDRESS_WIDTH)
         length = Signal(END_WIDTH)
         end = Signal(END_WIDTH)
-        fault = Signal(FaultLayout())
+        cause = Signal(CAUSE_WIDTH)
+        stream = Signal(STREAM_WIDTH)
+        address = Signal(ADDRESS_WIDTH)
 
         for mine, its in zip(self.window, match.window, strict=True):
             for name in its.signature.members:
@@ -81,15 +83,15 @@ class StartCheck(wiring.Component):
             end.eq(base + length),
             match.i_start.eq(base),
             match.i_end.eq(end),
-            fault.stream.eq(array + Stream.P_READ),
-            fault.address.eq(base),
-            self.o_fault.eq(fault),
+            stream.eq(array + Stream.P_READ),
+            address.eq(base),
+            self.o_fault.eq(Cat(cause, stream, Const(0, RESPONSE_WIDTH), address)),
         ]
 
-        def check(holds: object, cause: ErrorCause) -> object:
-            """Ends with `cause` unless `holds`; a context for what follows if it does."""
+        def check(holds: object, found: ErrorCause) -> object:
+            """Ends with `found` unless `holds`; a context for what follows if it does."""
             with m.If(~holds):
-                m.d.comb += [fault.cause.eq(cause), self.o_done.eq(1)]
+                m.d.comb += [cause.eq(found), self.o_done.eq(1)]
                 m.next = "IDLE"
             return m.Else()
 
@@ -108,11 +110,11 @@ class StartCheck(wiring.Component):
                     m.next = "FORMATS"
             with m.State("FORMATS"):
                 m.d.comb += [
-                    fault.stream.eq(Stream.NONE),
-                    fault.address.eq(0),
+                    stream.eq(Stream.NONE),
+                    address.eq(0),
                 ]
                 with m.If(~self.i_formats & self.i_copy_out):
-                    m.d.comb += fault.stream.eq(Stream.COPY_OUT)
+                    m.d.comb += stream.eq(Stream.COPY_OUT)
                 with check(~self.i_formats & ~self.i_copy_out, ErrorCause.UNSUPPORTED):
                     m.next = "ALIGNMENT"
                     with m.If(self.i_count == 0):
@@ -145,7 +147,7 @@ class StartCheck(wiring.Component):
                 with m.Switch(array):
                     for index, name in enumerate(ARRAYS):
                         with m.Case(index):
-                            m.d.comb += fault.stream.eq(WRITTEN.get(name, Stream.NONE))
+                            m.d.comb += stream.eq(WRITTEN.get(name, Stream.NONE))
                 unwritten = array == ARRAYS.index("g")
                 with check(match.o_granted | unwritten, ErrorCause.WINDOW):
                     m.d.comb += self.o_done.eq(is_last)

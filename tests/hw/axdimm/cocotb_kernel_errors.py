@@ -61,11 +61,13 @@ async def an_array_beyond_the_address_space_is_refused(dut: object) -> None:
     top = 1 << CONFIG.address_width
     for name, base, count in (
         ("m", top - BEAT, CONFIG.lanes + 1),
-        ("v", top, 1),
+        ("v", top % (1 << 64), 1),
         ("g", (1 << 64) - BEAT, 2 * CONFIG.lanes),
         ("p", 0, (1 << 64) - 1),
         ("p", 0, (1 << 62) + 4),
     ):
+        if name == "v" and base == 0:
+            continue  # no address of 64 bits is beyond a 64-bit address space
         bench.place(20)
         bench.base[name] = base
         await bench.configure(count)

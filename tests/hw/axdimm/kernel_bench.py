@@ -148,7 +148,7 @@ class KernelBench:
     async def go(self) -> int:
         return await self.write("start", 1)
 
-    async def until_idle(self, limit: int = 20000) -> None:
+    async def until_idle(self, limit: int = 200000) -> None:
         """Waits in cycles of the device, on the status register."""
         start = self.checker.cycles
         while await self.read("status.busy"):
@@ -181,7 +181,7 @@ class KernelBench:
         assert await self.go() == 0
         await self.until_idle()
         self.checker.finish()
-        await self.outcome(done=1, cause=0, committed=count)
+        await self.outcome(done=1, cause=0, stream=0, response=0, address=0, committed=count)
         beats = -(-count // CONFIG.lanes)
         assert await self.read("read_beats.value") == 4 * beats
         assert await self.read("write_beats.value") == 3 * beats
