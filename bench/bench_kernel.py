@@ -6,9 +6,12 @@ Cycles are those of the RTL, counted by the kernel itself, with 16 lanes. The bo
 
 from __future__ import annotations
 
+import json
+import re
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
@@ -30,6 +33,8 @@ RTL_LIMIT = 1_000_000
 
 HYPER = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0}
 TORCH_COUNT = 1 << 22
+COCOTB_COUNT = 50_000
+COCOTB_BENCH = Path(__file__).resolve().parents[1] / "tests" / "system" / "cocotb_driver.py"
 
 console = Console()
 
@@ -86,15 +91,16 @@ def fit(memory: str, counts: Sequence[int]) -> dict[str, Any]:
     }
 
 
-def median_seconds(action: Callable[[], object], runs: int) -> float:
-    """Median time of an action, after one that does not count."""
+def median_seconds(action: Callable[[], object], runs: int) -> tuple[float, float]:
+    """Median wall and CPU time of an action of one thread, after one that does not count."""
     action()
-    times = []
+    wall, cpu = [], []
     for _ in range(runs):
-        start = time.perf_counter()
+        start = time.perf_counter(), time.process_time()
         action()
-        times.append(time.perf_counter() - start)
-    return statistics.median(times)
+        wall.append(time.perf_counter() - start[0])
+        cpu.append(time.process_time() - start[1])
+    return statistics.median(wall), statistics.median(cpu)
 
 
 def simulation_speed(fidelity: str, count: int, runs: int) -> dict[str, Any]:
@@ -102,13 +108,44 @@ def simulation_speed(fidelity: str, count: int, runs: int) -> dict[str, Any]:
     url = f"sim:axdimm?lanes={LANES}&memory=ideal&fu={fidelity}"
     with nearstep.open(url) as device:
         buffers = load(device, arrays(count))
-        seconds = median_seconds(lambda: device.adam(**buffers, step=1, **HYPER).wait(), runs)
+        wall, cpu = median_seconds(lambda: device.adam(**buffers, step=1, **HYPER).wait(), runs)
     return {
         "url": url,
         "label": "measured (this machine, one core)",
         "parameters": count,
         "runs": runs,
-        "params_per_s": count / seconds,
+        "params_per_s": count / wall,
+        "params_per_cpu_s": count / cpu,
+    }
+
+
+def cocotb_speed() -> dict[str, Any]:
+    """The same job on the same RTL under cocotb, with the memory of cocotbext-axi."""
+    from nearstep_hw.axdimm.adam_kernel import AdamKernel
+    from nearstep_hw.axdimm.config import AdamKernelConfig
+    from nearstep_hw.rule.rtl import FunctionalUnit
+    from nearstep_sim.bench.cocotb_runner import run_cocotb
+    from nearstep_sim.build import to_verilog, verilog_of
+
+    options = {"lanes": LANES}
+    config = AdamKernelConfig(**options)
+    result = run_cocotb(
+        top="adam_kernel",
+        verilog=verilog_of(
+            f"adam_kernel adam {config!r} ",
+            lambda: to_verilog(AdamKernel(config, unit=FunctionalUnit), "adam_kernel"),
+        ),
+        test_module=COCOTB_BENCH,
+        testcase="two_steps_give_the_bits_of_the_golden_rule",
+        env={"NEARSTEP_CONFIG": json.dumps(options), "NEARSTEP_COUNT": str(COCOTB_COUNT)},
+    )
+    rates = re.findall(r"params_per_s (\d+)", result.log.read_text())
+    return {
+        "url": f"cocotb, AxiRam, lanes={LANES}",
+        "label": "measured (this machine, one core)",
+        "parameters": COCOTB_COUNT,
+        "runs": len(rates),
+        "params_per_s": statistics.median(map(float, rates)),
     }
 
 
@@ -180,12 +217,14 @@ def show(results: dict[str, Any]) -> None:
             f"{at_million.get(1_000_000, float('nan')):.4f}",
         )
     console.print(table)
-    speed = Table("device", "params/s on one core")
+    speed = Table("device", "params/s, one core, wall", "params/s, one core, CPU time")
     for each in results["simulation"]:
-        speed.add_row(each["url"], f"{each['params_per_s']:,.0f}")
+        cpu = each.get("params_per_cpu_s")
+        wall = f"{each['params_per_s']:,.0f}"
+        speed.add_row(each["url"], wall, "" if cpu is None else f"{cpu:,.0f}")
     golden = results["golden"]
-    speed.add_row(golden["url"], f"{golden['golden_params_per_s']:,.0f}")
-    speed.add_row("torch.optim.Adam(fused=True)", f"{golden['torch_fused_params_per_s']:,.0f}")
+    for name, url in (("golden", golden["url"]), ("torch_fused", "torch.optim.Adam(fused=True)")):
+        speed.add_row(url, f"{golden[f'{name}_params_per_s']:,.0f}")
     console.print(speed)
     console.print(f"golden over torch fused: {golden['golden_over_torch']:.2f}")
 
@@ -193,6 +232,7 @@ def show(results: dict[str, Any]) -> None:
 def main(
     largest: Annotated[int, typer.Option(help="Largest count of the fits.")] = COUNTS[-1],
     runs: Annotated[int, typer.Option(help="Runs of each timed job; the median counts.")] = 5,
+    cocotb: Annotated[bool, typer.Option(help="Run the job under cocotb as well.")] = True,
 ) -> None:
     """Measure, print, and write build/bench/kernel.json and kernel.png."""
     counts = [count for count in COUNTS if count <= largest]
@@ -202,6 +242,7 @@ def main(
         "simulation": [
             simulation_speed("rtl", 1_000_000, runs),
             simulation_speed("native", 4_000_000, runs),
+            *([cocotb_speed()] if cocotb else []),
         ],
         "golden": golden_against_torch(max(runs, 9)),
     }
