@@ -4,7 +4,7 @@ import ctypes
 import hashlib
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -211,10 +211,15 @@ class VerilatedUnit:
     unit : FunctionalUnit
     lanes : int
         Objects; element i of an array goes to object i mod lanes.
+    cxxflags : sequence of str
+        After those of every model, such as `-O1` where a run is too short to pay for `-O3`.
     """
 
-    def __init__(self, unit: FunctionalUnit, *, lanes: int = 1) -> None:
+    def __init__(
+        self, unit: FunctionalUnit, *, lanes: int = 1, cxxflags: Sequence[str] = ()
+    ) -> None:
         self.unit = unit
+        self._cxxflags = tuple(cxxflags)
         self.lanes = lanes
         self._library = ctypes.CDLL(str(self.library))
         self._library.unit_open.restype = ctypes.c_void_p
@@ -247,7 +252,7 @@ class VerilatedUnit:
                 part.write(text)
             os.replace(part.name, harness)
         model = Model(top=name, verilog=verilog, prefix=_PREFIX)
-        return verilate_library(name, [model], [harness])
+        return verilate_library(name, [model], [harness], cxxflags=self._cxxflags)
 
     def close(self) -> None:
         """Free the units; nothing can be run after it."""

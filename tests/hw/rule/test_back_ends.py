@@ -24,7 +24,8 @@ def open_unit() -> Iterator[OpenUnit]:
     opened: list[VerilatedUnit] = []
 
     def open_one(rule: Rule, *, lanes: int = 1, **options: object) -> VerilatedUnit:
-        opened.append(VerilatedUnit(FunctionalUnit(rule, **options), lanes=lanes))
+        unit = FunctionalUnit(rule, **options)
+        opened.append(VerilatedUnit(unit, lanes=lanes, cxxflags=["-O1"]))
         return opened[-1]
 
     yield open_one
@@ -105,7 +106,7 @@ _OPTIONS: dict[str, dict[str, object]] = {
     "shift": {"delay": "shift"},
     "registered": {"register_inputs": True},
     "shallow": {"depths": {"add": 1, "sub": 2, "mul": 1, "fma": 1, "div": 1, "sqrt": 1}},
-    "uneven": {"depths": {"add": 9, "sub": 3, "mul": 2, "fma": 11, "div": 40, "sqrt": 5, "max": 3}},
+    "uneven": {"depths": {"add": 9, "sub": 3, "mul": 2, "fma": 11, "div": 20, "sqrt": 5, "max": 3}},
 }
 
 

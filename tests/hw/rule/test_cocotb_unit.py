@@ -1,0 +1,27 @@
+# amaranth: UnusedElaboratable=no
+"""The functional unit of Adam under cocotb."""
+
+from pathlib import Path
+
+import pytest
+
+from nearstep_hw.rule.adam import ADAM
+from nearstep_hw.rule.rtl import FunctionalUnit
+from nearstep_sim.bench.cocotb_runner import run_cocotb
+from nearstep_sim.build import to_verilog, verilog_of
+
+SEED = 20
+
+
+@pytest.mark.cocotb
+def test_unit_through_bubbles_stalls_and_reset() -> None:
+    print(f"seed {SEED}")
+    top = "adam_unit"
+    key = f"{top} {FunctionalUnit(ADAM).key}"
+    result = run_cocotb(
+        top=top,
+        verilog=verilog_of(key, lambda: to_verilog(FunctionalUnit(ADAM), top)),
+        test_module=Path(__file__).parent / "cocotb_unit.py",
+        env={"NEARSTEP_SEED": str(SEED)},
+    )
+    assert len(result.tests) == 9
