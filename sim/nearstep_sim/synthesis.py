@@ -23,16 +23,17 @@ def ultrascale_plus_cells(verilog: str, top: str) -> Mapping[str, int]:
         With the end of Yosys's output.
     """
     with tempfile.TemporaryDirectory() as folder:
-        source, result = Path(folder) / "top.v", Path(folder) / "stat.json"
-        source.write_text(verilog)
+        # YoWASP sees the working directory, and not every absolute path.
+        Path(folder, "top.v").write_text(verilog)
         script = (
-            f"read_verilog {source}; synth_xilinx -family xcup -top {top} -flatten; "
-            f"tee -q -o {result} stat -json"
+            f"read_verilog top.v; synth_xilinx -family xcup -top {top} -flatten; "
+            "tee -q -o stat.json stat -json"
         )
         environment = tool_environment()
         command = [environment["YOSYS"], "-q", "-p", script]
         done = subprocess.run(
             command,
+            cwd=folder,
             env=environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -41,6 +42,6 @@ def ultrascale_plus_cells(verilog: str, top: str) -> Mapping[str, int]:
         )
         if done.returncode != 0:
             raise BuildError(command, done.returncode, done.stdout)
-        text = result.read_text()
+        text = Path(folder, "stat.json").read_text()
     cells = json.loads(text[text.index("{") :])["design"]["num_cells_by_type"]
     return {name: int(count) for name, count in sorted(cells.items())}
