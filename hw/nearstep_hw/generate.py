@@ -1,3 +1,4 @@
+# amaranth: UnusedElaboratable=no
 """``nearstep rtl``: Verilog of every block that can be generated, and the list of them.
 
 Nothing here imports Amaranth before a block is asked for.

@@ -5,6 +5,7 @@ from amaranth.hdl import Cat, Const, Mux
 from .format import FpFormat
 from .operand import unpack
 from .pipeline import Pipeline, Staged
+from .recurrence import add_or_subtract, upper_aligned
 from .result import FpResult
 from .round import GUARD_BITS, round_pack, special
 from .shift import clip, leading_zeros, shift_left, shift_right_jam
@@ -71,30 +72,26 @@ def div(
     y_zeros = count.wrap("y_zeros", leading_zeros(count, y.significand))
 
     x, y = unpack(fmt, up(a)), unpack(fmt, up(b))
-    dividend = up.wrap("dividend", shift_left(up, x.significand, up(x_zeros)))
-    divisor = up.wrap("divisor", shift_left(up, y.significand, up(y_zeros)))
+    width = fmt.precision + 1
+    dividend = shift_left(up, x.significand, up(x_zeros))
+    dividend = up.wrap("dividend", upper_aligned(dividend, width))
+    divisor = shift_left(up, y.significand, up(y_zeros))
+    divisor = up.wrap("divisor", upper_aligned(divisor, width))
     top = (x.exponent - up(x_zeros)) - (y.exponent - up(y_zeros)) + fmt.bias
     top = up.wrap("top", top)
 
-    width = fmt.precision + 2
     remainder, quotient = dividend, None
     for k, step in enumerate(recurrence):
-        d = step(divisor)
         if quotient is None:
-            after = step(remainder) - d
+            after = (step(remainder) - step(divisor))[: len(divisor.value)]
         else:
-            doubled = Cat(Const(0, 1), step(remainder))
-            # One adder: - d is + ~d + 1.
-            subtract = ~step(remainder)[-1]
-            after = (
-                doubled + (Cat(d, Const(0, width - len(d))) ^ subtract.replicate(width)) + subtract
-            )
-        remainder = step.wrap(f"remainder_{k}", after[:width])
+            after = add_or_subtract(step(remainder), step(divisor))
+        remainder = step.wrap(f"remainder_{k}", after)
         done = [] if quotient is None else [step(quotient)]
         quotient = step.wrap(f"quotient_{k}", Cat(~remainder.value[-1], *done))
 
-    r = place(remainder)
-    left = place.signal("left", Mux(r[-1], r + place(divisor), r)[:width])
+    r = place(remainder)[-width:]
+    left = place.signal("left", Mux(r[-1], r + place(divisor)[-width:], r)[:width])
     q = place(quotient)
     whole = q[-1]
     raised = Cat(left.any(), Mux(whole, q, Cat(Const(0, 1), q[:-1])))

@@ -5,6 +5,7 @@ from amaranth.hdl import Cat, Const, Mux
 from .format import FormatError, FpFormat
 from .operand import unpack
 from .pipeline import Pipeline, Staged
+from .recurrence import add_or_subtract, upper_aligned
 from .result import FpResult
 from .round import round_pack, special
 from .shift import leading_zeros, shift_left
@@ -76,21 +77,19 @@ def sqrt(
     normal = shift_left(up, x.significand, up(zeros))
     radicand = Mux(twice[0], Cat(Const(0, 2), normal), Cat(Const(0, 1), normal))
     width = bits + 4
-    remainder = up.wrap("remainder", (radicand - (1 << bits))[:width])
+    remainder = up.wrap("remainder", upper_aligned((radicand - (1 << bits))[:width], width))
     root = up.wrap("root", Const(1, 1))
 
     for k, step in enumerate(recurrence):
         minus = step(remainder)[-1]
-        change = Cat(Const(0, bits - k - 1), 1, minus, step(root))
-        doubled = Cat(Const(0, 1), step(remainder))
-        # One adder: - change is + ~change + 1.
-        change = Cat(change, Const(0, width))[:width] ^ (~minus).replicate(width)
-        after = (doubled + change + ~minus)[:width]
+        change = upper_aligned(Cat(Const(0, bits - k - 1), 1, minus, step(root)), width)
+        after = add_or_subtract(step(remainder), change)
         previous = root
         remainder = step.wrap(f"remainder_{k}", after)
         root = step.wrap(f"root_{k}", Cat(~remainder.value[-1], step(previous)))
 
-    r, q = final(remainder), final(root)
+    q = final(root)
+    r = final(remainder)[-width:]
     left = final.signal("left", Mux(r[-1], r + Cat(1, q), r)[:width])
     guard = q[0]
     return round_pack(

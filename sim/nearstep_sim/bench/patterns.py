@@ -9,7 +9,16 @@ from nearstep_hw.fp.format import FpFormat
 from nearstep_hw.fp.unit import Operation
 from nearstep_sim.golden import fp
 
-__all__ = ["biased", "close", "crossed", "exhaustive", "specials", "uniform", "vectors"]
+__all__ = [
+    "biased",
+    "close",
+    "crossed",
+    "exhaustive",
+    "neighbourhoods",
+    "specials",
+    "uniform",
+    "vectors",
+]
 
 Bits = NDArray[np.uint32]
 
@@ -55,6 +64,22 @@ def exhaustive(fmt: FpFormat, operands: int) -> list[Bits]:
     """Every combination of all patterns of a small format."""
     every = np.arange(1 << fmt.width, dtype=np.uint32)
     return [x.ravel() for x in np.meshgrid(*[every] * operands, indexing="ij")]
+
+
+def neighbourhoods(source: FpFormat, target: FpFormat) -> Bits:
+    """Patterns of ``source`` at and around every number of ``target`` and every halfway point.
+
+    Ten for each pattern of ``target``: itself and the point half way up, each with the two
+    neighbours below and above. ``target`` has the shorter significand.
+    """
+    every = np.arange(1 << target.width, dtype=np.uint32)
+    wide = fp.convert(every, target, source)[0].astype(np.int64)
+    subnormal = (every & np.uint32(target.sign_bit - 1)) < target.min_normal
+    above = fp.convert(every + np.uint32(1), target, source)[0].astype(np.int64)
+    half = np.where(subnormal & (above > wide), (above - wide) // 2, 0)
+    half = np.where(half == 0, 1 << (source.mantissa - target.mantissa - 1), half)
+    points = [base + step for base in (wide, wide + half) for step in (-2, -1, 0, 1, 2)]
+    return (np.concatenate(points) & ((1 << source.width) - 1)).astype(np.uint32)
 
 
 def crossed(fmt: FpFormat, operands: int, rng: np.random.Generator, limit: int) -> list[Bits]:

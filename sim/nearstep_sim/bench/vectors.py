@@ -96,6 +96,7 @@ class VectorBench:
             "fp_bank",
             [Model(top="fp_bank", verilog=verilog, prefix="Vbank")],
             [Path(__file__).with_suffix(".cpp")],
+            cxxflags=["-O1"],  # a bank compiles for longer than it runs
             defines={"UNITS": " ".join(units)},
         )
 

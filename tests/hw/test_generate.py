@@ -1,0 +1,95 @@
+# amaranth: UnusedElaboratable=no
+"""``nearstep rtl``: what it lists is what it writes, and other tools can read it."""
+
+import json
+import re
+import subprocess
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from nearstep_hw.generate import GENERATORS, OptionError, build, command, describe
+from nearstep_sim.build import tool_environment, verilator_root
+
+UNITS = [name for name in GENERATORS if not name.startswith("adam")]
+PORT = re.compile(r"^\s*(input|output)\s+(?:\[(\d+):0\]\s+)?(\w+);", re.M)
+
+
+@pytest.fixture
+def cli():
+    app = typer.Typer()
+    app.command()(command)
+    return lambda *arguments: CliRunner().invoke(app, [str(x) for x in arguments])
+
+
+def _ports(verilog: str, top: str) -> set[tuple[str, str, int]]:
+    body = re.search(rf"^module {top}\(.*?^endmodule", verilog, re.M | re.S).group()
+    return {(name, direction, int(high or 0) + 1) for direction, high, name in PORT.findall(body)}
+
+
+def test_the_list_holds_every_block(cli):
+    rows = json.loads(cli("--list", "--json").stdout)
+    assert [row["name"] for row in rows] == list(GENERATORS)
+    assert {"fp32_add", "fp32_sub", "fp32_mul", "fp32_fma", "fp32_div", "fp32_sqrt"} < set(UNITS)
+    by_name = {row["name"]: row for row in rows}
+    fma = by_name["fp32_fma"]
+    assert [port["name"] for port in fma["ports"]] == (
+        ["clk", "rst", "i_valid", "i_a", "i_b", "i_c", "o_valid", "o_z", "o_flags"]
+    )
+    assert fma["latency"] >= 1
+    text = cli("--list").stdout
+    assert all(name in text for name in GENERATORS)
+
+
+@pytest.mark.parametrize("name", UNITS)
+def test_verilog_has_the_listed_ports_and_lints(cli, tmp_path, name):
+    path = tmp_path / f"{name}.v"
+    result = cli(name, "-o", path)
+    assert result.exit_code == 0, result.output
+    listed = {(p["name"], p["direction"], p["width"]) for p in describe(name)["ports"]}
+    assert _ports(path.read_text(), name) == listed
+    lint = subprocess.run(
+        [verilator_root() / "bin" / "verilator_bin", "--lint-only", "-Wno-lint", "-Wno-fatal",
+         "--top-module", name, path],
+        env=tool_environment(), capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert lint.returncode == 0, lint.stderr
+    assert "%Error" not in lint.stderr
+
+
+def test_depth_and_no_flags(cli, tmp_path):
+    path = tmp_path / "unit.v"
+    assert cli("fp32_add", "-o", path, "--depth", 9, "--no-flags").exit_code == 0
+    assert "o_flags" not in path.read_text()
+    assert describe("fp32_add", depth=9, flags=False)["latency"] == 9
+
+
+def test_verilog_goes_to_standard_output_and_repeats(cli):
+    first, second = cli("fp32_to_bf16").stdout, cli("fp32_to_bf16").stdout
+    assert "module fp32_to_bf16(" in first
+    assert first == second
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["fp32_foo"], "no 'fp32_foo'; there are fp32_add"),
+        (["fp32_add", "--depth", 0], "integer from 1 to 256, not 0"),
+        (["fp32_add", "--depth", 257], "integer from 1 to 256, not 257"),
+        (["fp32_add", "--depth", "x"], "should be a valid integer"),
+        (["adam_fu", "--depth", 3], "does not take depth"),
+        (["fp32_add", "-o", "/nonexistent/x.v"], "cannot write /nonexistent/x.v"),
+        ([], "give the name of a block"),
+    ],
+)
+def test_wrong_arguments_are_named(cli, arguments, message):
+    result = cli(*arguments)
+    assert result.exit_code == 2
+    text = re.sub(r"[\s│]+", " ", result.output)
+    assert message in text
+
+
+def test_unknown_options_are_errors():
+    with pytest.raises(OptionError, match="does not take lanes; its options: depth, flags"):
+        build("fp32_add", lanes=3)
