@@ -17,6 +17,8 @@ from .program import Program
 
 __all__ = ["Rule"]
 
+_RESERVED = ("en", "valid")  # i_en, i_valid and o_valid are ports of the functional unit
+
 
 class Rule:
     """One definition of an optimizer's arithmetic.
@@ -118,8 +120,10 @@ class Rule:
             *self.states, *self.inputs, *self.outputs, *self.scalars, *self.switches
         )  # fmt: skip
         for each in (self.name, *declared):
-            if not each.isidentifier():
-                raise RuleError(f"Name must be an identifier, not {each!r}", self.location)
+            if not (each.isidentifier() and each.isascii()):
+                raise RuleError(f"Name must be an ASCII identifier, not {each!r}", self.location)
+            if each in _RESERVED:
+                raise RuleError(f"Name {each!r} is that of a control port", self.location)
         for each in declared:
             if each in seen:
                 raise RuleError(f"Name {each!r} is declared twice", self.location)

@@ -135,7 +135,7 @@ def source(rule: Rule) -> str:
     for index, each in enumerate(program.operations):
         kind = "bool" if each.op in _CONDITIONS else "float"
         if each.op == "array":
-            body.append(f"const float x{index} = {each.name}[i];")
+            body.append(f"const float x{index} = a_{each.name}[i];")
         elif each.op == "scalar":
             before.append(f"const float x{index} = as_float(registers[{words[each.name]}]);")
         elif each.op == "switch":
@@ -147,9 +147,9 @@ def source(rule: Rule) -> str:
             if each.op in ARITHMETIC and index in visible:
                 form = f"canonical({form})"
             body.append(f"const {kind} x{index} = {form};")
-    body += [f"{name}[i] = x{index};" for name, index in program.results.items()]
+    body += [f"a_{name}[i] = x{index};" for name, index in program.results.items()]
     arrays = [
-        f"{'' if name in rule.arrays_out else 'const '}float* __restrict {name}"
+        f"{'' if name in rule.arrays_out else 'const '}float* __restrict a_{name}"
         for name in (*rule.arrays_in, *rule.outputs)
     ]
     lines = [

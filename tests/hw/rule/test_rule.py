@@ -204,6 +204,14 @@ def _bad_name():
     return _rule(lambda p: {"p": p}, inputs=("not a name",))
 
 
+def _foreign_name():
+    return _rule(lambda p, β: {"p": p + β}, inputs=("β",))
+
+
+def _control_port():
+    return _rule(lambda p, valid: {"p": p + valid}, inputs=("valid",))
+
+
 @pytest.mark.parametrize(
     ("mistake", "error", "text"),
     [
@@ -227,6 +235,8 @@ def _bad_name():
         (_condition_as_value, RuleTypeError, "symbolic value or a number"),
         (_twice, RuleError, "declared twice"),
         (_bad_name, RuleError, "identifier"),
+        (_foreign_name, RuleError, "ASCII identifier"),
+        (_control_port, RuleError, "control port"),
     ],
 )
 def test_mistakes_are_refused_with_file_and_line(mistake, error, text) -> None:

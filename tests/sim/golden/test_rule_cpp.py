@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from nearstep_hw.rule.adam import ADAM, adam_scalars
+from nearstep_hw.rule.rule import Rule
 from nearstep_sim.golden.rule import ArrayMismatchError, evaluate
 from nearstep_sim.golden.rule_cpp import kernel, register_words
 
@@ -95,3 +96,24 @@ def test_read_only_inputs_are_accepted() -> None:
     expected = evaluate(ADAM, arrays, SCALARS)
     kernel(ADAM)(arrays | {"g": _read_only(arrays["g"])}, SCALARS)
     assert (arrays["p"] == expected["p"]).all()
+
+
+def test_arrays_may_be_called_like_anything_in_the_source() -> None:
+    def define(i, x0, count, registers, environment, *, float_, sign):
+        return {"int": i + x0 * float_, "i": count / registers, "count": -environment + sign}
+
+    rule = Rule(
+        "names",
+        define,
+        states=("i", "count"),
+        inputs=("x0", "registers", "environment"),
+        outputs=("int",),
+        scalars=("float_", "sign"),
+    )
+    rng = np.random.default_rng(0)
+    arrays = {name: rng.random(50, np.float32) for name in rule.arrays_in}
+    scalars = {"float_": 0.1, "sign": 3.0}
+    expected = evaluate(rule, arrays, scalars)
+    arrays["int"] = np.zeros(50, np.float32)
+    kernel(rule)(arrays, scalars)
+    assert all((arrays[name] == expected[name]).all() for name in rule.arrays_out)

@@ -1,0 +1,70 @@
+"""AMSGrad and Lion, each a few lines, against independent implementations."""
+
+import numpy as np
+import pytest
+import torch
+
+from nearstep_hw.rule.adam import adam_scalars
+from nearstep_hw.rule.rule import Rule
+from nearstep_sim.golden.rule import evaluate
+
+CAPABILITY = torch.backends.cpu.get_cpu_capability()
+
+
+@pytest.mark.skipif(
+    CAPABILITY not in ("AVX2", "AVX512"),
+    reason=f"torch's fused Adam rounds otherwise without fused multiply-add: {CAPABILITY}",
+)
+def test_amsgrad_equals_torch_fused(rules: dict[str, Rule]) -> None:
+    print(f"ATen capability {CAPABILITY}")
+    rule, rng, count = rules["amsgrad"], np.random.default_rng(3), 1 << 14
+    state = {"p": rng.standard_normal(count, np.float32)}
+    state |= {name: np.zeros(count, np.float32) for name in ("m", "v", "v_max")}
+    parameter = torch.nn.Parameter(torch.from_numpy(state["p"].copy()))
+    oracle = torch.optim.Adam([parameter], lr=1e-3, betas=(0.9, 0.9), amsgrad=True, fused=True)
+    kept = 0
+    for step in range(1, 11):
+        g = rng.standard_normal(count, np.float32) * np.float32(0.5**step)
+        parameter.grad = torch.from_numpy(g)
+        oracle.step()
+        scalars = adam_scalars(1e-3, (0.9, 0.9), 1e-8, 0.0, step, False)
+        values = {name: scalars[name] for name in rule.registers()}
+        state = evaluate(rule, state | {"g": g}, values)
+        moments = oracle.state[parameter]
+        for name, other in (
+            ("p", parameter.detach()),
+            ("m", moments["exp_avg"]),
+            ("v", moments["exp_avg_sq"]),
+            ("v_max", moments["max_exp_avg_sq"]),
+        ):
+            assert (state[name].view(np.uint32) == other.numpy().view(np.uint32)).all(), name
+        kept += int(np.count_nonzero(state["v_max"] > state["v"]))
+    assert kept > count
+
+
+def test_lion_follows_its_paper(rules: dict[str, Rule]) -> None:
+    # Ref: Chen et al., Symbolic Discovery of Optimization Algorithms, Algorithm 2.
+    rng, count, lr, beta1, beta2, decay = np.random.default_rng(4), 10_000, 1e-2, 0.9, 0.99, 0.1
+    p, m = rng.standard_normal(count), np.zeros(count)
+    state = {"p": p.astype(np.float32), "m": m.astype(np.float32)}
+    p = state["p"].astype(np.float64)
+    scalars = {
+        "decay": 1 - lr * decay,
+        "update_weight": 1 - beta1,
+        "m_weight": 1 - beta2,
+        "step_size": -lr,
+    }
+    for _ in range(5):
+        g = rng.standard_normal(count, np.float32)
+        state = evaluate(rules["lion"], state | {"g": g}, scalars)
+        p = p * (1 - lr * decay) - lr * np.sign(beta1 * m + (1 - beta1) * g)
+        m = beta2 * m + (1 - beta2) * g
+    np.testing.assert_allclose(state["p"], p, rtol=2e-6, atol=1e-8)
+    np.testing.assert_allclose(state["m"], m, rtol=2e-5, atol=1e-8)
+
+
+def test_rules_are_counted_in_units(rules: dict[str, Rule]) -> None:
+    assert rules["lion"].units() == {"sub": 1, "mul": 1, "fma": 3}
+    assert rules["amsgrad"].units() == {
+        "add": 2, "sub": 1, "mul": 3, "div": 2, "fma": 2, "sqrt": 1,
+    }  # fmt: skip
