@@ -1,0 +1,88 @@
+"""BurstExpander against the address mapping."""
+
+import random
+
+import pytest
+from amaranth.sim import Simulator
+
+from nearstep_hw.dram.address import MAPPINGS, AddressMapping
+from nearstep_hw.dram.burst_expander import BurstExpander
+from nearstep_hw.dram.geometry import BEAT_BYTES, DramGeometry
+from nearstep_hw.dram.request import PAGE_BEATS
+from nearstep_hw.dram.timing import BURST_LENGTH
+
+ID_WIDTH = 2
+
+
+@pytest.mark.parametrize("order", MAPPINGS)
+@pytest.mark.parametrize("part", [("8Gb", "x8"), ("16Gb", "x16")])
+def test_beats_are_where_the_mapping_puts_them(order: str, part: tuple[str, str]) -> None:
+    seed = 7
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    geometry = DramGeometry(*part)
+    mapping = AddressMapping(geometry, order)
+    dut = BurstExpander(mapping, id_width=ID_WIDTH)
+    bursts = []
+    for _ in range(30):
+        first = rng.randrange(PAGE_BEATS)
+        page = rng.randrange(geometry.capacity_bytes // BEAT_BYTES // PAGE_BEATS)
+        beats = rng.randint(1, PAGE_BEATS - first)
+        bursts.append((rng.randrange(2), rng.randrange(4), page * PAGE_BEATS + first, beats))
+    expected = []
+    for write, id_, first, beats in bursts:
+        for beat in range(first, first + beats):
+            place = mapping.decode(beat * BEAT_BYTES)
+            bank = place.bank_group << geometry.bank_bits | place.bank
+            column = place.column // BURST_LENGTH
+            expected.append((write, id_, beat == first + beats - 1, bank, place.row, column))
+    found, idle = [], 0
+
+    async def give(ctx):
+        for write, id_, first, beats in bursts:
+            fields = {"write": write, "id": id_, "address": first, "last": beats - 1}
+            ctx.set(dut.i.payload, {**fields, "refusal": 0})
+            ctx.set(dut.i.valid, 1)
+            await ctx.tick().until(dut.i.ready)
+            ctx.set(dut.i.valid, 0)
+            if rng.random() < 0.3:
+                await ctx.tick().repeat(rng.randrange(80))
+
+    async def take(ctx):
+        nonlocal idle
+        while len(found) < len(expected):
+            ctx.set(dut.o.ready, rng.random() < 0.8)
+            if ctx.get(dut.o.valid) and ctx.get(dut.o.ready):
+                beat = ctx.get(dut.o.payload)
+                found.append((beat.write, beat.id, beat.last, beat.bank, beat.row, beat.column))
+                assert not beat.opens
+            idle += not ctx.get(dut.o.valid)
+            await ctx.tick()
+
+    simulator = Simulator(dut)
+    simulator.add_clock(5e-9)
+    simulator.add_testbench(give)
+    simulator.add_testbench(take)
+    simulator.run()
+    assert found == expected
+    assert len(found) > 300
+    assert idle > 0
+
+
+def test_bursts_follow_each_other_without_a_gap() -> None:
+    dut = BurstExpander(AddressMapping(), id_width=ID_WIDTH)
+    valid = []
+
+    async def bench(ctx):
+        ctx.set(dut.i.payload, {"write": 0, "id": 0, "address": 0, "last": 3, "refusal": 0})
+        ctx.set(dut.i.valid, 1)
+        ctx.set(dut.o.ready, 1)
+        for _ in range(20):
+            await ctx.tick()
+            valid.append(ctx.get(dut.o.valid))
+
+    simulator = Simulator(dut)
+    simulator.add_clock(5e-9)
+    simulator.add_testbench(bench)
+    simulator.run()
+    assert valid == [1] * 20

@@ -1,0 +1,111 @@
+"""RefreshManager against the arithmetic of tREFI, with a stand-in for the beats."""
+
+import random
+from dataclasses import dataclass, field
+
+import pytest
+from amaranth.sim import Simulator
+
+from nearstep_hw.dram.fabric import FabricTiming
+from nearstep_hw.dram.refresh_manager import RefreshManager
+from nearstep_hw.dram.timing import dram_timing
+
+FABRIC = FabricTiming(dram_timing("DDR4-1600", "8Gb", "x8"))
+IDLE = 32
+
+
+@dataclass
+class Log:
+    refreshes: list[int] = field(default_factory=list)
+    precharges: list[int] = field(default_factory=list)
+    debts: list[int] = field(default_factory=list)
+    activates_allowed: list[int] = field(default_factory=list)
+    idle: list[int] = field(default_factory=list)
+
+
+def run(cycles, *, postponed=8, busy=lambda c: True, enable=lambda c: True, debt=0, drain=40):
+    """Beats that take up to `drain` cycles to get out once they are stopped."""
+    dut = RefreshManager(FABRIC, postponed=postponed, idle_cycles=IDLE)
+    log = Log()
+    rng = random.Random(1)
+
+    async def bench(ctx):
+        ctx.set(dut.i_debt, debt)
+        inside = 0
+        for cycle in range(cycles):
+            ctx.set(dut.i_enable, enable(cycle))
+            ctx.set(dut.i_busy, busy(cycle))
+            stop = ctx.get(dut.o_stop)
+            inside = max(0, inside - 1) if stop else rng.randint(1, drain) * busy(cycle)
+            ctx.set(dut.i_clear, inside == 0)
+            if ctx.get(dut.o_precharge):
+                assert stop
+                assert inside == 0
+                log.precharges.append(cycle)
+            if ctx.get(dut.o_refresh):
+                assert ctx.get(dut.o_no_activate)
+                log.refreshes.append(cycle)
+            if not ctx.get(dut.o_no_activate):
+                log.activates_allowed.append(cycle)
+            if ctx.get(dut.o_idle):
+                log.idle.append(cycle)
+            log.debts.append(ctx.get(dut.o_debt))
+            await ctx.tick()
+
+    simulator = Simulator(dut)
+    simulator.add_clock(5e-9)
+    simulator.add_testbench(bench)
+    simulator.run()
+    return log
+
+
+@pytest.mark.parametrize("postponed", [1, 3, 8])
+def test_refreshes_come_together_when_so_many_are_due(postponed: int) -> None:
+    intervals = 10
+    log = run(intervals * FABRIC.refresh_interval, postponed=postponed)
+    assert max(log.debts) == postponed
+    assert len(log.refreshes) == (intervals - 1) // postponed * postponed
+    assert len(log.precharges) == len(log.refreshes) // postponed
+    gaps = [b - a for a, b in zip(log.refreshes, log.refreshes[1:], strict=False)]
+    together = [gap for index, gap in enumerate(gaps) if (index + 1) % postponed]
+    assert together == [FABRIC.refresh_cycle] * len(together)
+
+
+def test_bank_rules_around_a_refresh() -> None:
+    log = run(10 * FABRIC.refresh_interval)
+    assert log.refreshes[0] - log.precharges[0] == FABRIC.precharge_to_refresh
+    after = [cycle for cycle in log.activates_allowed if cycle > log.precharges[0]]
+    last = [cycle for cycle in log.refreshes if cycle < after[0]][-1]
+    assert after[0] - last == FABRIC.refresh_cycle
+    assert not any(log.precharges[0] < c < after[0] for c in log.activates_allowed)
+
+
+def test_an_idle_controller_does_not_postpone() -> None:
+    log = run(6 * FABRIC.refresh_interval, busy=lambda c: False)
+    assert max(log.debts) == 1
+    assert len(log.refreshes) == 5
+
+
+def test_what_was_due_at_the_start_is_paid() -> None:
+    log = run(2 * FABRIC.refresh_interval, debt=9, busy=lambda c: False)
+    assert log.debts[1] == 9
+    assert len(log.refreshes) == 10
+    assert max(log.debts) == 9
+
+
+def test_the_channel_is_handed_back_closed_and_without_debt() -> None:
+    asked = 4 * FABRIC.refresh_interval + 100
+    log = run(asked + 1000, enable=lambda c: c < asked)
+    back = next(cycle for cycle in log.idle if cycle > asked)
+    assert log.debts[back] == 0
+    assert len(log.refreshes) == 4
+    assert log.precharges[-1] >= asked
+    assert back > log.refreshes[-1] + FABRIC.refresh_cycle - 1
+    assert not any(c > log.precharges[-1] for c in log.activates_allowed)
+    assert not any(c > back for c in log.precharges + log.refreshes)
+
+
+@pytest.mark.parametrize("postponed", [0, 9])
+def test_refuses_to_postpone_more_than_jedec_allows(postponed: int) -> None:
+    with pytest.raises(ValueError, match=f"1 to 8, not {postponed}"):
+        RefreshManager(FABRIC, postponed=postponed, idle_cycles=IDLE)
