@@ -175,7 +175,7 @@ class CsrBank(Component):
             gap = Const(0, 8 * offset - len(line))
             lines[number] = Cat(line, gap, self._image(register, values))
         content = Signal(LINE_BITS)
-        with m.Switch(self.line.address):
+        with m.Switch(self.line.read_address):
             for number, line in lines.items():
                 with m.Case(number):
                     m.d.comb += content.eq(line)
@@ -190,7 +190,7 @@ class CsrBank(Component):
             for index in range(register.words):
                 place = offset // WORD_BYTES + index
                 whole = self.line.write_mask.word_select(place, WORD_BYTES).all()
-                with m.If(self.line.write & (self.line.address == number) & whole):
+                with m.If(self.line.write & (self.line.write_address == number) & whole):
                     data = self.line.write_data.word_select(place, WORD_BITS)
                     if not register.locked:
                         self._write(m, register, index, data)

@@ -21,12 +21,12 @@ class CsrLineSignature(Signature):
 
     Reading has no side effects and therefore no strobe.
 
-    *Timing*: `read_data` is the line that was at `address` in the cycle before. A write in cycle n
-    shows in a read that is addressed in cycle n + 1.
+    *Timing*: `read_data` is the line that was at `read_address` in the cycle before. A write in
+    cycle n shows in a read that is addressed in cycle n + 1.
 
     Members
     -------
-    address : number of the line.
+    read_address, write_address : numbers of lines.
     read_data : word 0 in the low bits; 0 where there is no register.
     write : write strobe.
     write_data, write_mask : the line, and a bit for each of its bytes, 1 to write it. The bank
@@ -40,11 +40,13 @@ class CsrLineSignature(Signature):
 
     def __init__(self, blocks: int = 1) -> None:
         self.blocks = blocks
+        address = ceil_log2(blocks * BLOCK_LINES)
         super().__init__(
             {
-                "address": Out(ceil_log2(blocks * BLOCK_LINES)),
+                "read_address": Out(address),
                 "read_data": In(LINE_BITS),
                 "write": Out(1),
+                "write_address": Out(address),
                 "write_data": Out(LINE_BITS),
                 "write_mask": Out(LINE_BYTES),
             }
@@ -80,14 +82,16 @@ class LineDecoder(Component):
     def elaborate(self, platform: object) -> Module:
         m = Module()
         inside = ceil_log2(BLOCK_LINES)
-        number: Value = Cat(self.line.address[inside:], Const(0, 1))
-        before = Signal.like(number)
-        m.d.sync += before.eq(number)
+        read: Value = Cat(self.line.read_address[inside:], Const(0, 1))
+        write: Value = Cat(self.line.write_address[inside:], Const(0, 1))
+        before = Signal.like(read)
+        m.d.sync += before.eq(read)
         for index in range(self.blocks):
             block = getattr(self, f"block{index}")
             m.d.comb += [
-                block.address.eq(self.line.address),
-                block.write.eq(self.line.write & (number == index)),
+                block.read_address.eq(self.line.read_address),
+                block.write.eq(self.line.write & (write == index)),
+                block.write_address.eq(self.line.write_address),
                 block.write_data.eq(self.line.write_data),
                 block.write_mask.eq(self.line.write_mask),
             ]

@@ -40,7 +40,8 @@ def test_lines_read_and_write_what_the_golden_registers_do() -> None:
             golden[register_map.busy] = int(busy)
             await ctx.tick()
             number = rng.randrange(lines + 1) if rng.random() < 0.7 else rng.choice((1, 2))
-            ctx.set(bank.line.address, number)
+            ctx.set(bank.line.read_address, number)
+            ctx.set(bank.line.write_address, number)
             if rng.random() < 0.5:
                 data = rng.choice((0, (1 << 512) - 1, rng.getrandbits(512)))
                 mask = (1 << 64) - 1 if rng.random() < 0.7 else rng.getrandbits(64)
@@ -77,6 +78,7 @@ def test_lines_read_and_write_what_the_golden_registers_do() -> None:
 
 def test_decoder_gives_each_block_its_lines() -> None:
     decoder = LineDecoder(3)
+    rng = random.Random(3)
     checks = 0
 
     async def testbench(ctx: SimulatorContext) -> None:
@@ -86,11 +88,15 @@ def test_decoder_gives_each_block_its_lines() -> None:
             ctx.set(block.read_data, 100 + i)
         ctx.set(decoder.line.write, 1)
         for number in range(4 * BLOCK_LINES):
-            ctx.set(decoder.line.address, number)
+            other = rng.randrange(4 * BLOCK_LINES)
+            ctx.set(decoder.line.read_address, number)
+            ctx.set(decoder.line.write_address, other)
             await ctx.delay(1e-7)
-            owner, line = divmod(number, BLOCK_LINES)
+            owner, line = divmod(other, BLOCK_LINES)
             assert [ctx.get(b.write) for b in blocks] == [int(owner == i) for i in range(3)]
-            assert all(ctx.get(b.address) == line for b in blocks)
+            assert all(ctx.get(b.write_address) == line for b in blocks)
+            owner, line = divmod(number, BLOCK_LINES)
+            assert all(ctx.get(b.read_address) == line for b in blocks)
             await ctx.tick()
             assert ctx.get(decoder.line.read_data) == (100 + owner if owner < 3 else 0)
             checks += 1

@@ -1,0 +1,167 @@
+"""The mode of a channel, and the way from one to the other."""
+
+from amaranth import Elaboratable, Module, Signal
+from amaranth.lib import wiring
+from amaranth.lib.wiring import In, Out
+
+from nearstep_hw.axdimm.dfi_switch import RowCommandLayout
+from nearstep_hw.dram.dfi import PHASES, TPHY_RDLAT
+from nearstep_hw.dram.geometry import DramGeometry
+from nearstep_hw.dram.timing import DramTiming
+
+CUT_CYCLES = TPHY_RDLAT + 2  # until the data of commands already taken have passed
+
+
+class ModeArbiter(wiring.Component):
+    """Gives the DRAM to the host, to the kernel, and back.
+
+    - `NORMAL`: host commands pass, the controller is kept disabled and empty.
+    - `TAKE`, `CLOSED`: nobody's; all minima pass, all banks are precharged, tRP passes.
+    - `KERNEL`: the controller owns the channel, with the refreshes that are due.
+    - `LEAVE`: the controller drains, precharges, refreshes.
+    - `CUT`: the kernel is being reset; its commands no longer reach the DRAM. Once data in flight
+      have passed, kernel and controller are reset, and `CLOSE` follows.
+    - `CLOSE`: all minima pass, all banks are precharged.
+    - `RESTORE`: refreshes that are owed are given, then every bank that the host believes open is
+      opened. If the host touches one that is open already, or a refresh falls due, it is all done
+      again. When all banks are as the host believes, nothing is owed, and all minima have passed,
+      the mode is normal.
+
+    A mode is always reached before the next change begins; what is requested then counts. After a
+    reset of the kernel the mode is normal for at least a cycle.
+
+    *Timing*: to acceleration at most tRFC + tRP and some cycles, plus 128 cycles if a refresh of
+    the host is just due. To normal what the controller needs to drain, at most eight or nine
+    refreshes, and 16 ACT with tRAS behind them. Only a host that without pause opens and closes
+    banks that it must not access can prolong this, up to its own next refresh, before which it has
+    to close all banks for tRFC.
+
+    Parameters
+    ----------
+    timing, geometry : of the channel.
+
+    Members
+    -------
+    i_accelerate : mode that is requested.
+    i_reset : reset the kernel, whatever it does.
+    i_wait : a hand-over to the kernel must not begin.
+    i_idle : the controller is disabled and has left the channel with all banks closed.
+    i_settled : see `RowSettle`.
+    i_owing : refreshes are due, see `RefreshDebt`.
+    i_host_refreshes : the host refreshes in this cycle.
+    i_open, i_row, i_touched : see `HostShadow`.
+    o_pass : host commands of this cycle reach the DRAM: the mode is normal.
+    o_kernel : the controller owns the pins.
+    o_enable : for the controller.
+    o_acceleration : the mode is acceleration, with no change in progress.
+    o_reset : resets kernel and controller.
+    o_command : command of the arbiter itself.
+    """
+
+    def __init__(self, timing: DramTiming, geometry: DramGeometry) -> None:
+        self.timing = timing
+        self.geometry = geometry
+        super().__init__(
+            {
+                "i_accelerate": In(1),
+                "i_reset": In(1),
+                "i_wait": In(1),
+                "i_idle": In(1),
+                "i_settled": In(1),
+                "i_owing": In(1),
+                "i_host_refreshes": In(1),
+                "i_open": In(geometry.banks),
+                "i_row": In(geometry.row_bits).array(geometry.banks),
+                "i_touched": In(geometry.banks),
+                "o_pass": Out(1),
+                "o_kernel": Out(1),
+                "o_enable": Out(1),
+                "o_acceleration": Out(1),
+                "o_reset": Out(1),
+                "o_command": Out(RowCommandLayout(geometry)),
+            }
+        )
+
+    @property
+    def activate_distance(self) -> int:
+        """Cycles between two ACT of `RESTORE`, whichever the banks: tRRD_L, and tFAW / 4."""
+        return max(-(-self.timing.t_rrd_l // PHASES), -(-self.timing.t_faw // (4 * PHASES)))
+
+    def elaborate(self, platform: object) -> Elaboratable:
+        m = Module()
+        banks = self.geometry.banks
+        opened = Signal(banks)  # opened by RESTORE
+        wrong = Signal()  # the host has changed its mind about one of them
+        opening = Signal(banks)
+        missing = Signal(banks)
+        pace = Signal(range(self.activate_distance + 1))
+        cut = Signal(range(CUT_CYCLES))
+        command = self.o_command
+
+        m.d.comb += missing.eq(self.i_open & ~opened)
+        for bank in reversed(range(banks)):
+            with m.If(missing[bank]):
+                m.d.comb += [command.bank.eq(bank), command.row.eq(self.i_row[bank])]
+        with m.If(command.activate):
+            m.d.comb += opening.eq(1 << command.bank)
+            m.d.sync += pace.eq(self.activate_distance - 1)
+        with m.Elif(pace != 0):
+            m.d.sync += pace.eq(pace - 1)
+        m.d.sync += opened.eq(opened | opening)
+        with m.If(((opened | opening) & self.i_touched).any()):
+            m.d.sync += wrong.eq(1)
+
+        with m.FSM():
+            with m.State("NORMAL"):
+                m.d.comb += [self.o_pass.eq(1), self.o_reset.eq(self.i_reset)]
+                m.d.sync += [opened.eq(0), wrong.eq(0)]
+                with m.If(self.i_accelerate & ~self.i_wait):
+                    m.next = "TAKE"
+            with m.State("TAKE"):
+                m.d.comb += self.o_reset.eq(self.i_reset)
+                with m.If(self.i_settled):
+                    m.d.comb += command.precharge_all.eq(1)
+                    m.next = "CLOSED"
+            with m.State("CLOSED"):
+                m.d.comb += self.o_reset.eq(self.i_reset)
+                with m.If(self.i_settled):
+                    m.next = "KERNEL"
+            with m.State("KERNEL"):
+                m.d.comb += [
+                    self.o_kernel.eq(1),
+                    self.o_enable.eq(1),
+                    self.o_acceleration.eq(self.i_accelerate),
+                ]
+                m.d.sync += cut.eq(CUT_CYCLES - 1)
+                with m.If(self.i_reset):
+                    m.next = "CUT"
+                with m.Elif(~self.i_accelerate):
+                    m.next = "LEAVE"
+            with m.State("LEAVE"):
+                m.d.comb += self.o_kernel.eq(1)
+                with m.If(self.i_reset):
+                    m.next = "CUT"
+                with m.Elif(self.i_idle):
+                    m.next = "RESTORE"
+            with m.State("CUT"):
+                m.d.sync += cut.eq(cut - 1)
+                with m.If(cut == 0):
+                    m.d.comb += self.o_reset.eq(1)
+                    m.next = "CLOSE"
+            with m.State("CLOSE"):
+                m.d.comb += self.o_reset.eq(self.i_reset)
+                with m.If(self.i_settled):
+                    m.d.comb += command.precharge_all.eq(1)
+                    m.d.sync += [opened.eq(0), wrong.eq(0)]
+                    m.next = "RESTORE"
+            with m.State("RESTORE"):
+                m.d.comb += self.o_reset.eq(self.i_reset)
+                with m.If(wrong | (self.i_owing & opened.any())):
+                    m.next = "CLOSE"
+                with m.Elif(self.i_owing):
+                    m.d.comb += command.refresh.eq(self.i_settled)
+                with m.Elif(missing.any()):
+                    m.d.comb += command.activate.eq(self.i_settled | (opened.any() & (pace == 0)))
+                with m.Elif(self.i_settled & ~self.i_touched.any() & ~self.i_host_refreshes):
+                    m.next = "NORMAL"
+        return m

@@ -1,0 +1,210 @@
+"""Registers of a channel's arbiter, and where the host finds them, as plain data."""
+
+from enum import IntEnum
+
+from nearstep_hw.axdimm.config import AdamKernelConfig
+from nearstep_hw.axdimm.registers import adam_kernel_map
+from nearstep_hw.csr.block import value_register
+from nearstep_hw.csr.model import BLOCK_BYTES, Access, Field, Register, RegisterMap, place
+from nearstep_hw.dram.address import MAPPINGS, AddressMapping
+
+__all__ = [
+    "IDENT",
+    "VERSION",
+    "WINDOW_BLOCKS",
+    "WINDOW_BYTES",
+    "Block",
+    "arbiter_map",
+    "channel_maps",
+    "window_base",
+]
+
+IDENT = int.from_bytes(b"ARBI", "big")
+VERSION = (1, 0)
+
+
+class Block(IntEnum):
+    """Register blocks of a channel, in the order in which they lie in the window."""
+
+    ARBITER = 0
+    KERNEL = 1
+
+
+WINDOW_BLOCKS = len(Block)
+WINDOW_BYTES = WINDOW_BLOCKS * BLOCK_BYTES
+
+
+def window_base(mapping: AddressMapping) -> int:
+    """Byte address, within the channel, of the first register: the window is the channel's end."""
+    return mapping.geometry.capacity_bytes - WINDOW_BYTES
+
+
+def channel_maps(
+    config: AdamKernelConfig, mapping: AddressMapping, *, read_latency: int, write_latency: int
+) -> dict[str, tuple[int, RegisterMap]]:
+    """Blocks of one channel: name to byte address within the channel and register map."""
+    base = window_base(mapping)
+    arbiter = arbiter_map(mapping, read_latency=read_latency, write_latency=write_latency)
+    return {
+        "arbiter": (base + Block.ARBITER * BLOCK_BYTES, arbiter),
+        "adam": (base + Block.KERNEL * BLOCK_BYTES, adam_kernel_map(config)),
+    }
+
+
+def arbiter_map(mapping: AddressMapping, *, read_latency: int, write_latency: int) -> RegisterMap:
+    """The register map of one arbiter.
+
+    Parameters
+    ----------
+    mapping : of the channel.
+    read_latency, write_latency : of the host's bus, cycles of 200 MHz.
+    """
+    return RegisterMap(
+        name="arbiter",
+        doc="Mode of one DDR4 channel: the host's, or the kernel's (AXDIMM paper, section 3.2).",
+        registers=place(
+            [
+                _identity(mapping, read_latency, write_latency),
+                [_mode()],
+                [_control()],
+                [
+                    _status(),
+                    _debts(),
+                    value_register(
+                        "refused_count", Access.STATUS, "Host accesses refused since control.clear."
+                    ),
+                    _refused_access(),
+                    value_register(
+                        "refused_address",
+                        Access.STATUS,
+                        "Byte address, within the channel, of the first access refused.",
+                        width=64,
+                    ),
+                ],
+                [value_register(name, Access.STATUS, doc) for name, doc in _HAND_OVERS.items()],
+            ]
+        ),
+    )
+
+
+_HAND_OVERS = {
+    "to_acceleration_last": "Cycles from the last request of acceleration to that mode.",
+    "to_acceleration_longest": "The longest of them since control.clear.",
+    "to_normal_last": "Cycles from the last request of normal mode to that mode.",
+    "to_normal_longest": "The longest of them since control.clear.",
+}
+
+
+def _constant(name: str, lsb: int, width: int, value: int, doc: str) -> Field:
+    return Field(name=name, access=Access.CONSTANT, lsb=lsb, width=width, reset=value, doc=doc)
+
+
+def _bits(access: Access, docs: dict[str, str]) -> tuple[Field, ...]:
+    return tuple(
+        Field(name=name, access=access, lsb=lsb, doc=doc)
+        for lsb, (name, doc) in enumerate(docs.items())
+    )
+
+
+def _identity(mapping: AddressMapping, read_latency: int, write_latency: int) -> list[Register]:
+    major, minor = VERSION
+    geometry = mapping.geometry
+    order = MAPPINGS.index(mapping.order) if mapping.order in MAPPINGS else len(MAPPINGS)
+    return [
+        value_register("id", Access.CONSTANT, "What the block is.", reset=IDENT),
+        Register(
+            name="version",
+            doc="Version of the register interface.",
+            fields=(
+                _constant("minor", 0, 16, minor, "Grows with compatible additions."),
+                _constant("major", 16, 16, major, "Grows when old host code would misread."),
+            ),
+        ),
+        Register(
+            name="capabilities",
+            doc="The memory behind the arbiter.",
+            fields=(
+                _constant("address_bits", 0, 8, geometry.address_bits, "log2 of its bytes."),
+                _constant("bank_group_bits", 8, 4, geometry.bank_group_bits, "log2."),
+                _constant("bank_bits", 12, 4, geometry.bank_bits, "log2 of banks in a group."),
+                _constant("row_bits", 16, 8, geometry.row_bits, "log2 of rows of a bank."),
+                _constant("mapping", 24, 8, order, "Index of the address mapping."),
+            ),
+        ),
+        value_register("map_hash", Access.MAP_HASH, "Hash of this register map."),
+        Register(
+            name="configuration",
+            doc="Shape of this instance.",
+            fields=(
+                _constant("read_latency", 0, 8, read_latency, "Host clock pairs to read data."),
+                _constant("write_latency", 8, 8, write_latency, "Host clock pairs to write data."),
+                _constant("blocks", 16, 8, WINDOW_BLOCKS, "Register blocks in the window."),
+            ),
+        ),
+    ]
+
+
+def _mode() -> Register:
+    return Register(
+        name="mode",
+        doc="The mode that the host requests; status tells when it is there.",
+        fields=_bits(
+            Access.CONFIG, {"acceleration": "1: the kernel owns the DRAM; 0: the host does."}
+        ),
+    )
+
+
+def _control() -> Register:
+    return Register(
+        name="control",
+        doc="Commands that are accepted at any time.",
+        fields=_bits(
+            Access.PULSE,
+            {
+                "clear": "Clears the flags, refused_*, and the longest hand-overs.",
+                "kernel_reset": (
+                    "Takes the DRAM from the kernel whatever it does and resets it; the mode is "
+                    "then normal, until mode is obeyed again."
+                ),
+            },
+        ),
+    )
+
+
+def _status() -> Register:
+    return Register(
+        name="status",
+        doc="State of the channel.",
+        fields=_bits(
+            Access.STATUS,
+            {
+                "acceleration": "The kernel owns the DRAM and may be started.",
+                "normal": "The host owns the DRAM.",
+                "refused_access": "An access outside the window came while not in normal mode.",
+                "refused_start": "START of the kernel came while not in acceleration mode.",
+                "refresh_overdue": "More refreshes than may be postponed were due to the DRAM.",
+            },
+        ),
+    )
+
+
+def _debts() -> Register:
+    def debt(name: str, lsb: int, doc: str) -> Field:
+        return Field(name=name, access=Access.STATUS, lsb=lsb, width=8, doc=doc)
+
+    return Register(
+        name="refresh_debt",
+        doc="Refreshes due, two's complement; negative when given in advance.",
+        fields=(
+            debt("host", 0, "By what the host has given."),
+            debt("dram", 8, "By what the DRAM has got."),
+        ),
+    )
+
+
+def _refused_access() -> Register:
+    return Register(
+        name="refused_access",
+        doc="The first access refused since control.clear.",
+        fields=_bits(Access.STATUS, {"write": "It was a write."}),
+    )

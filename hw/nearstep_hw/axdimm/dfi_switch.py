@@ -1,0 +1,157 @@
+"""Who drives the DRAM."""
+
+from amaranth import Cat, Elaboratable, Module, Signal
+from amaranth.lib import wiring
+from amaranth.lib.data import StructLayout
+from amaranth.lib.wiring import In, Out
+from amaranth.utils import exact_log2
+
+from nearstep_hw.axdimm.host_command import HostCommandLayout
+from nearstep_hw.axdimm.host_front_end import HostFrontEnd
+from nearstep_hw.dram.command import Command, encode
+from nearstep_hw.dram.dfi import (
+    ACTIVATE_PHASE,
+    HOST_PHASES,
+    PHASES,
+    TPHY_RDLAT,
+    TPHY_WRLAT,
+    DfiSignature,
+)
+from nearstep_hw.dram.geometry import BEAT_BYTES, DramGeometry
+
+HOST_PHASE = tuple(slot * PHASES // HOST_PHASES for slot in range(HOST_PHASES))
+"""DRAM phase of each host slot: the same moment in time."""
+
+
+class RowCommandLayout(StructLayout):
+    """A command of the arbiter itself; at most one of the first three is high."""
+
+    def __init__(self, geometry: DramGeometry) -> None:
+        super().__init__(
+            {
+                "activate": 1,
+                "precharge_all": 1,
+                "refresh": 1,
+                "bank": range(geometry.banks),
+                "row": geometry.row_bits,
+            }
+        )
+
+
+class DfiSwitch(wiring.Component):
+    """Puts the commands of the host, of the arbiter or of the kernel's controller on the pins.
+
+    Host slot 0 becomes phase 0 and slot 1 phase 2, so that the host's distances in time are those
+    of the DRAM; the arbiter's own commands are in `ACTIVATE_PHASE`. Data follow the commands: each
+    write burst comes from whoever gave its command, and `rddata_valid` reaches the controller only
+    for its own reads. A controller that loses the channel in the middle therefore still completes
+    the bursts whose commands were taken, and nothing else.
+
+    *Timing*: commands of host and arbiter are on the pins a cycle later; those of the controller
+    pass at once.
+
+    Parameters
+    ----------
+    geometry : of the channel.
+
+    Members
+    -------
+    dfi : to the DRAM.
+    kernel : from the controller.
+    i_kernel : the controller owns the channel. Otherwise host or arbiter do.
+    i_slot, i_pass : commands of the host, and whether they reach the DRAM.
+    i_hide_refresh : a refresh of the host does not.
+    i_hide_write : the write of the host in this cycle has all its bytes masked.
+    i_row : command of the arbiter.
+    i_write_data, i_write_mask : of the host, `HostFrontEnd.WRITE_DATA_DELAY` cycles after the
+        write.
+    """
+
+    def __init__(self, geometry: DramGeometry) -> None:
+        self.geometry = geometry
+        super().__init__(
+            {
+                "dfi": Out(DfiSignature()),
+                "kernel": In(DfiSignature()),
+                "i_kernel": In(1),
+                "i_slot": In(HostCommandLayout(geometry)).array(HOST_PHASES),
+                "i_pass": In(1),
+                "i_hide_refresh": In(1),
+                "i_hide_write": In(1),
+                "i_row": In(RowCommandLayout(geometry)),
+                "i_write_data": In(8 * BEAT_BYTES),
+                "i_write_mask": In(BEAT_BYTES),
+            }
+        )
+
+    def elaborate(self, platform: object) -> Elaboratable:
+        m = Module()
+        held = {phase: wiring.Signature.create(self._pins()) for phase in range(PHASES)}
+        for phase, pins in held.items():
+            m.d.sync += pins.cs_n.eq(1)
+            driven = getattr(self.dfi, f"p{phase}")
+            theirs = getattr(self.kernel, f"p{phase}")
+            for name in ("act_n", "address", "bg", "ba"):
+                m.d.comb += getattr(driven, name).eq(getattr(pins, name))
+            m.d.comb += driven.cs_n.eq(pins.cs_n)
+            with m.If(self.i_kernel):
+                for name in ("cs_n", "act_n", "address", "bg", "ba"):
+                    m.d.comb += getattr(driven, name).eq(getattr(theirs, name))
+
+        for phase, slot in zip(HOST_PHASE, self.i_slot, strict=True):
+            pins = held[phase]
+            passes = self.i_pass & ~(slot.refresh & self.i_hide_refresh)
+            m.d.sync += [
+                pins.cs_n.eq(slot.cs_n | ~passes),
+                *(getattr(pins, name).eq(getattr(slot, name)) for name in ("act_n", "address")),
+                pins.bg.eq(slot.bg),
+                pins.ba.eq(slot.ba),
+            ]
+        own, row = held[ACTIVATE_PHASE], self.i_row
+        bank_bits = exact_log2(self.geometry.banks_per_group)
+        m.d.sync += [
+            own.cs_n.eq(~(row.activate | row.precharge_all | row.refresh)),
+            own.act_n.eq(~row.activate),
+            own.address.eq(row.row),
+            own.ba.eq(row.bank[:bank_bits]),
+            own.bg.eq(row.bank[bank_bits:]),
+        ]
+        with m.If(row.precharge_all):
+            m.d.sync += own.address.eq(encode(Command.PREA).address)
+        with m.If(row.refresh):
+            m.d.sync += own.address.eq(encode(Command.REF).address)
+        self._steer_data(m)
+        return m
+
+    def _pins(self) -> wiring.Signature:
+        return self.dfi.p0.signature
+
+    def _steer_data(self, m: Module) -> None:
+        writes = Cat(slot.write for slot in self.i_slot).any() & self.i_pass
+        host = self._later(m, Cat(writes, self.i_hide_write), HostFrontEnd.WRITE_DATA_DELAY, "host")
+        writing = self._later(m, self.i_kernel, TPHY_WRLAT, "kernel_writes")
+        reading = self._later(m, self.i_kernel, TPHY_RDLAT, "kernel_reads")
+        m.d.comb += [
+            self.kernel.rddata.eq(self.dfi.rddata),
+            self.kernel.rddata_valid.eq(self.dfi.rddata_valid & reading),
+        ]
+        with m.If(writing):
+            m.d.comb += [
+                self.dfi.wrdata.eq(self.kernel.wrdata),
+                self.dfi.wrdata_mask.eq(self.kernel.wrdata_mask),
+                self.dfi.wrdata_en.eq(self.kernel.wrdata_en),
+            ]
+        with m.Else():
+            m.d.comb += [
+                self.dfi.wrdata.eq(self.i_write_data),
+                self.dfi.wrdata_mask.eq(self.i_write_mask | host[1].replicate(BEAT_BYTES)),
+                self.dfi.wrdata_en.eq(host[0]),
+            ]
+
+    @staticmethod
+    def _later(m: Module, value: object, cycles: int, name: str) -> object:
+        for stage in range(cycles):
+            following = Signal.like(value, name=f"{name}{stage + 1}")
+            m.d.sync += following.eq(value)
+            value = following
+        return value

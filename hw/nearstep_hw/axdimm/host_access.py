@@ -1,0 +1,82 @@
+"""Where a column command of the host points."""
+
+from amaranth import Cat, Elaboratable, Module, Signal
+from amaranth.lib import wiring
+from amaranth.lib.wiring import In, Out
+from amaranth.utils import exact_log2
+
+from nearstep_hw.axdimm.arbiter_registers import WINDOW_BYTES
+from nearstep_hw.axdimm.host_command import HostCommandLayout
+from nearstep_hw.csr.model import LINE_BYTES
+from nearstep_hw.dram.address import AddressMapping
+from nearstep_hw.dram.dfi import HOST_PHASES
+from nearstep_hw.dram.geometry import BEAT_BYTES
+from nearstep_hw.dram.timing import BURST_LENGTH
+
+
+class HostAccess(wiring.Component):
+    """Byte address of the host's read or write, from its bank, the row that the host opened there,
+    and its column.
+
+    *Timing*: combinational.
+
+    Parameters
+    ----------
+    mapping : of the channel.
+
+    Members
+    -------
+    i_slot : commands of the host; at most one is a read or write.
+    i_row : rows by bank, see `HostShadow`.
+    o_read, o_write : which it is.
+    o_address : byte address in the channel.
+    o_window, o_line : it lies in the CSR window, and on which line of it.
+    """
+
+    def __init__(self, mapping: AddressMapping) -> None:
+        self.mapping = mapping
+        geometry = mapping.geometry
+        super().__init__(
+            {
+                "i_slot": In(HostCommandLayout(geometry)).array(HOST_PHASES),
+                "i_row": In(geometry.row_bits).array(geometry.banks),
+                "o_read": Out(1),
+                "o_write": Out(1),
+                "o_address": Out(geometry.address_bits),
+                "o_window": Out(1),
+                "o_line": Out(range(WINDOW_BYTES // LINE_BYTES)),
+            }
+        )
+
+    def elaborate(self, platform: object) -> Elaboratable:
+        m = Module()
+        geometry = self.mapping.geometry
+        bank = Signal(range(geometry.banks))
+        column = Signal(geometry.column_bits)
+        row = Signal(geometry.row_bits)
+        for slot in self.i_slot:
+            with m.If(slot.read | slot.write):
+                m.d.comb += [
+                    bank.eq(slot.bank),
+                    column.eq(slot.address),
+                    self.o_read.eq(slot.read),
+                    self.o_write.eq(slot.write),
+                ]
+        with m.Switch(bank):
+            for number, each in enumerate(self.i_row):
+                with m.Case(number):
+                    m.d.comb += row.eq(each)
+        words = {
+            "row": row,
+            "column": column[exact_log2(BURST_LENGTH) :],
+            "bank": bank[: geometry.bank_bits],
+            "bankgroup": bank[geometry.bank_bits :],
+        }
+        beat = Cat(words[word] for word in self.mapping.fields)
+        window = exact_log2(WINDOW_BYTES)
+        m.d.comb += [
+            self.o_address.eq(beat << exact_log2(BEAT_BYTES)),
+            self.o_line.eq(self.o_address[exact_log2(LINE_BYTES) : window]),
+            self.o_window.eq(self.o_address[window:].all()),
+        ]
+        return m

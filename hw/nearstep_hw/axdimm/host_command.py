@@ -1,0 +1,75 @@
+"""A command slot of the host, decoded."""
+
+from amaranth import Cat, Module, Value
+from amaranth.lib.data import StructLayout, View
+
+from nearstep_hw.dram.command import ADDRESS_BITS, ALL_BANKS, Command, encode
+from nearstep_hw.dram.geometry import DramGeometry
+
+__all__ = ["CODE", "HostCommandLayout", "code_of", "decode", "is_refresh"]
+
+CODE = slice(14, 17)  # WE_n, CAS_n and RAS_n among the address pins
+A10 = ALL_BANKS.bit_length() - 1
+
+
+def code_of(command: Command) -> int:
+    """What the pins `CODE` say with `act_n` high."""
+    return encode(command).address >> CODE.start & 7
+
+
+def is_refresh(pins: object) -> Value:
+    """Whether the pins of a `CommandSignature` are REF."""
+    return ~pins.cs_n & pins.act_n & (pins.address[CODE] == code_of(Command.REF))
+
+
+class HostCommandLayout(StructLayout):
+    """Pins of one slot, and what they mean.
+
+    Members
+    -------
+    cs_n, act_n, address, bg, ba : as they came.
+    bank : number among all banks, the bank group in the high bits.
+    activate, precharge, precharge_all, refresh, read, write : at most one is high; none with
+        `cs_n` high, and none for other commands.
+    closes : a read or write with automatic precharge.
+    """
+
+    def __init__(self, geometry: DramGeometry) -> None:
+        self.geometry = geometry
+        flags = ("activate", "precharge", "precharge_all", "refresh", "read", "write", "closes")
+        super().__init__(
+            {
+                "cs_n": 1,
+                "act_n": 1,
+                "address": ADDRESS_BITS,
+                "bg": 2,
+                "ba": 2,
+                "bank": range(geometry.banks),
+                **dict.fromkeys(flags, 1),
+            }
+        )
+
+
+def decode(m: Module, pins: object, out: View) -> None:
+    """Drives `out`, of `HostCommandLayout`, from the pins of a `CommandSignature`."""
+    geometry = out.shape().geometry
+    coded = ~pins.cs_n & pins.act_n
+    code = pins.address[CODE]
+    a10 = pins.address[A10]
+
+    def is_(command: Command) -> Value:
+        return coded & (code == code_of(command))
+
+    m.d.comb += [
+        *(getattr(out, name).eq(getattr(pins, name)) for name in ("cs_n", "act_n", "address")),
+        out.bg.eq(pins.bg),
+        out.ba.eq(pins.ba),
+        out.bank.eq(Cat(pins.ba[: geometry.bank_bits], pins.bg[: geometry.bank_group_bits])),
+        out.activate.eq(~pins.cs_n & ~pins.act_n),
+        out.precharge.eq(is_(Command.PRE) & ~a10),
+        out.precharge_all.eq(is_(Command.PRE) & a10),
+        out.refresh.eq(is_refresh(pins)),
+        out.read.eq(is_(Command.RD)),
+        out.write.eq(is_(Command.WR)),
+        out.closes.eq((is_(Command.RD) | is_(Command.WR)) & a10),
+    ]

@@ -1,0 +1,125 @@
+"""Where the host's DDR4 bus meets the module."""
+
+from amaranth import Elaboratable, Module, Mux, Signal
+from amaranth.lib import enum, wiring
+from amaranth.lib.wiring import In, Out
+
+from nearstep_hw.axdimm.host_command import HostCommandLayout, decode
+from nearstep_hw.dram.dfi import (
+    HOST_DATA_BYTES,
+    HOST_PHASES,
+    TPHY_RDLAT,
+    TPHY_WRLAT,
+    DfiSignature,
+)
+from nearstep_hw.dram.geometry import BEAT_BYTES, DramGeometry
+
+__all__ = [
+    "COMMAND_DELAY",
+    "HOST_PORT",
+    "HOST_READ_LATENCY",
+    "HOST_WRITE_LATENCY",
+    "HostFrontEnd",
+    "ReadSource",
+]
+
+COMMAND_DELAY = 2  # cycles from the host's pins to the DRAM's: a register at either end
+
+HOST_READ_LATENCY = COMMAND_DELAY + TPHY_RDLAT + 1
+"""Fabric cycles from a read command to the first half of its data, always."""
+
+HOST_WRITE_LATENCY = TPHY_WRLAT
+"""Fabric cycles from a write command to the first half of its data. The second half comes a cycle
+later and is a register another cycle later, which is when the DRAM wants all of it: two cycles,
+the command's own delay."""
+
+HOST_PORT = DfiSignature(phases=HOST_PHASES, data_bytes=HOST_DATA_BYTES)
+
+
+class ReadSource(enum.Enum, shape=2):
+    """What answers a read of the host."""
+
+    NONE = 0  # there was no read
+    DRAM = 1
+    CSR = 2
+    REFUSED = 3  # nothing: the data are 0
+
+
+class HostFrontEnd(wiring.Component):
+    """Takes the host's commands and data, and gives it read data at the one time it expects them.
+
+    The data of a read pass a line of registers beside which the source travels that was chosen
+    when the command came; whatever happens in between, they leave `HOST_READ_LATENCY` cycles after
+    the command.
+
+    *Timing*: `o_slot` is the host's pins a cycle later: a command on the pins in cycle n is there
+    in cycle n + 1, when `i_source` has to say what answers it. Its DRAM data or its line are taken
+    in cycle n + 1 + `READ_DATA_DELAY`. Data of a write are at `o_write_data` in cycle
+    n + 1 + `WRITE_DATA_DELAY`. The host spaces its column commands by tCCD_S = 4 clocks, two
+    cycles, so there is at most one in two cycles.
+
+    Members
+    -------
+    host : the host's bus, one rank: two slots of DDR4-800 and half a burst in a cycle.
+    o_slot : the two slots, the first in time first.
+    o_write_data, o_write_mask : a burst; a mask bit of 1 keeps the byte.
+    i_source : for the read command in `o_slot`; NONE if there is none.
+    i_dram_data, i_line_data : bursts.
+
+    Ref: AXDIMM paper, section 3.1.
+    """
+
+    READ_DATA_DELAY = COMMAND_DELAY - 1 + TPHY_RDLAT
+    WRITE_DATA_DELAY = COMMAND_DELAY - 1 + TPHY_WRLAT
+
+    def __init__(self, geometry: DramGeometry) -> None:
+        self.geometry = geometry
+        super().__init__(
+            {
+                "host": In(HOST_PORT),
+                "o_slot": Out(HostCommandLayout(geometry), init={"cs_n": 1}).array(HOST_PHASES),
+                "o_write_data": Out(8 * BEAT_BYTES),
+                "o_write_mask": Out(BEAT_BYTES),
+                "i_source": In(ReadSource),
+                "i_dram_data": In(8 * BEAT_BYTES),
+                "i_line_data": In(8 * BEAT_BYTES),
+            }
+        )
+
+    def elaborate(self, platform: object) -> Elaboratable:
+        m = Module()
+        half, half_mask = 8 * HOST_DATA_BYTES, HOST_DATA_BYTES
+
+        for number, slot in enumerate(self.o_slot):
+            command = Signal(HostCommandLayout(self.geometry), name=f"command{number}")
+            decode(m, getattr(self.host, f"p{number}"), command)
+            m.d.sync += slot.eq(command)
+
+        m.d.sync += [
+            self.o_write_data[half:].eq(self.host.wrdata),
+            self.o_write_data[:half].eq(self.o_write_data[half:]),
+            self.o_write_mask[half_mask:].eq(self.host.wrdata_mask),
+            self.o_write_mask[:half_mask].eq(self.o_write_mask[half_mask:]),
+        ]
+
+        source = self.i_source
+        for stage in range(self.READ_DATA_DELAY):
+            following = Signal(ReadSource, name=f"source{stage + 1}")
+            m.d.sync += following.eq(source)
+            source = following
+        burst = Signal(8 * BEAT_BYTES)
+        second = Signal(half)
+        has_second = Signal()
+        with m.Switch(source):
+            with m.Case(ReadSource.DRAM):
+                m.d.comb += burst.eq(self.i_dram_data)
+            with m.Case(ReadSource.CSR):
+                m.d.comb += burst.eq(self.i_line_data)
+        first = source != ReadSource.NONE
+        m.d.sync += [
+            has_second.eq(first),
+            second.eq(burst[half:]),
+            self.host.rddata_valid.eq(first | has_second),
+            self.host.rddata.eq(Mux(first, burst[:half], Mux(has_second, second, 0))),
+        ]
+        return m

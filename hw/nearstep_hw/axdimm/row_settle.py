@@ -1,0 +1,81 @@
+"""When the DRAM can take any command."""
+
+from amaranth import Elaboratable, Module, Signal
+from amaranth.lib import wiring
+from amaranth.lib.wiring import In, Out
+
+from nearstep_hw.axdimm.host_command import CODE, code_of
+from nearstep_hw.dram.command import Command
+from nearstep_hw.dram.dfi import PHASES, CommandSignature
+from nearstep_hw.dram.timing import DramTiming
+
+
+class RowSettle(wiring.Component):
+    """Watches the pins of a DRAM and tells when every minimum of its timing has passed.
+
+    Whoever takes the channel over waits for this instead of knowing what was done to it.
+
+    *Timing*: a command that is decided on in a cycle with `o_settled`, and is on the pins a cycle
+    later, in any phase, keeps every minimum to what was on the pins before.
+
+    Parameters
+    ----------
+    timing : of the part.
+
+    Members
+    -------
+    p0, p1, p2, p3 : pins, as the DRAM sees them.
+    o_settled : all minima have passed.
+    """
+
+    def __init__(self, timing: DramTiming) -> None:
+        self.timing = timing
+        super().__init__(
+            {
+                **{f"p{phase}": In(CommandSignature()) for phase in range(PHASES)},
+                "o_settled": Out(1),
+            }
+        )
+
+    def wait(self, clocks: int) -> int:
+        """Cycles of not being settled, the command's own not counted: the command may be in the
+        last phase and the next one in the first; the next one reaches the pins a cycle later."""
+        return max(0, -(-(clocks + PHASES - 1) // PHASES) - 2)
+
+    def elaborate(self, platform: object) -> Elaboratable:
+        m = Module()
+        t = self.timing
+        precharged = t.t_rp  # an automatic precharge ends that much later
+        clocks = {
+            Command.RD: max(t.t_ccd_l, t.t_rtp + precharged, t.read_to_write),
+            Command.WR: max(t.t_ccd_l, t.write_to_precharge + precharged, t.write_to_read_l),
+            Command.PRE: t.t_rp,
+            Command.REF: t.t_rfc,
+        }
+        activate = max(t.t_rc, t.t_ras, t.t_rcd, t.t_rrd_l, t.t_faw)
+        longest = max(self.wait(each) for each in (*clocks.values(), activate))
+        left = Signal(range(longest + 1))
+        busy = Signal()
+        wanted = Signal.like(left)
+
+        for phase in range(PHASES):
+            pins = getattr(self, f"p{phase}")
+            with m.If(~pins.cs_n):
+                m.d.comb += busy.eq(1)
+        waits = {kind: self.wait(each) for kind, each in clocks.items()}
+        for wait in sorted({*waits.values(), self.wait(activate)}):
+            found = Signal(PHASES, name=f"found{wait}")
+            for phase in range(PHASES):
+                pins = getattr(self, f"p{phase}")
+                kinds = [code_of(kind) for kind, each in waits.items() if each == wait]
+                is_code = pins.act_n & (sum((pins.address[CODE] == k for k in kinds), start=0) != 0)
+                is_activate = ~pins.act_n & (wait == self.wait(activate))
+                m.d.comb += found[phase].eq(~pins.cs_n & (is_code | is_activate))
+            with m.If(found.any()):
+                m.d.comb += wanted.eq(wait)
+        with m.If(wanted >= left):
+            m.d.sync += left.eq(wanted)
+        with m.Else():
+            m.d.sync += left.eq(left - 1)
+        m.d.comb += self.o_settled.eq((left == 0) & ~busy)
+        return m
