@@ -428,7 +428,7 @@ class ReadProperties(Component):
 
 
 class WriteProperties(Component):
-    """AW only with all its data; W in the order and length of AW, after it; idle is idle."""
+    """AW only with all its data; W in the order and length of AW; idle is idle."""
 
     STREAMS, BURST, BUFFER = 2, 2, 4
 
@@ -463,12 +463,13 @@ class WriteProperties(Component):
         sent = Array(Signal(4, name=f"sent{i}") for i in range(self.STREAMS))
         announced = Array(Signal(4, name=f"announced{i}") for i in range(self.STREAMS))
         unanswered = Array(Signal(4, name=f"unanswered{i}") for i in range(self.STREAMS))
-        # Bursts whose AW was taken: the stream and length of each, oldest first.
+        # Bursts whose AW is or was shown: the stream and length of each, oldest first.
         order = [Signal(3, name=f"order{i}") for i in range(8)]
         waiting = Signal(4)
         beat = Signal(2)
 
-        taken, w_fires = bus.awvalid & bus.awready, bus.wvalid & bus.wready
+        shown = bus.awvalid & ~history.before(bus.awvalid & ~bus.awready)
+        w_fires = bus.wvalid & bus.wready
         finished = w_fires & bus.wlast
         m.d.comb += [
             dut.i_gain.eq(self.i_gain),
@@ -511,9 +512,9 @@ class WriteProperties(Component):
         for index, slot in enumerate(order):
             following = order[index + 1] if index + 1 < len(order) else slot
             m.d.sync += slot.eq(Mux(finished, following, slot))
-            with m.If(taken & (place == index)):
+            with m.If(shown & (place == index)):
                 m.d.sync += slot.eq(entry)
-        m.d.sync += waiting.eq(waiting + taken - finished)
+        m.d.sync += waiting.eq(waiting + shown - finished)
         with m.If(bus.wvalid):
             m.d.comb += [
                 Assert(waiting != 0),

@@ -16,10 +16,11 @@ from nearstep_hw.axi.write_responses import WriteResponses
 class WriteMover(wiring.Component):
     """Issues granted bursts on AW, sends their data on W in the order of AW, and counts B.
 
-    A burst is announced only when its data are all there, so W never waits for the producer; W
-    begins after its AW was taken. The AXI ID is the stream. BREADY is always high.
+    A burst is announced only when its data are all there, so W never waits for the producer. The
+    AXI ID is the stream. BREADY is always high.
 
-    *Timing*: AWVALID one cycle after a burst is taken; W a beat a cycle.
+    *Timing*: AWVALID one cycle after a burst is taken, WVALID three cycles later or when the bursts
+    before are sent; it does not wait for AWREADY. W moves a beat a cycle.
 
     Parameters
     ----------
@@ -131,8 +132,9 @@ class WriteMover(wiring.Component):
             bus.awlen.eq(announced.beats - 1),
             bus.awsize.eq(exact_log2(self.beat_bytes)),
             bus.awburst.eq(BurstType.INCR),
-            w.i.valid.eq(bus.awvalid & bus.awready),
-            w.i.payload.eq(announced),
+            # Not with AWREADY: a subordinate may wait for WVALID before it takes the address.
+            w.i.valid.eq(issue),
+            w.i.payload.eq(burst),
             w.i_tail.eq(self.i_tail),
             bus.wvalid.eq(w.o_valid),
             bus.wdata.eq(w.o_data),

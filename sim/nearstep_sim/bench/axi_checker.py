@@ -16,9 +16,9 @@ RULES = {
     "burst_aligned": "bursts start on a beat",
     "burst_page": "bursts do not cross 4 KiB",
     "id_range": "the ID is one that the initiator has",
-    "write_data_after_address": "a beat of W belongs to a burst whose AW was taken",
+    "write_data_after_address": "a beat of W belongs to a burst whose AW is or was shown",
     "write_last": "WLAST marks the last beat of a burst, and no other",
-    "response_to_burst": "B answers a burst whose data are all taken",
+    "response_to_burst": "B answers a burst whose address and data are all taken",
     "read_beat_of_burst": "R belongs to a burst whose AR was taken",
     "read_last": "RLAST marks the last beat of a burst, and no other",
     "always_ready": "R and B are ready when valid (an initiator that reserves landing space)",
@@ -62,7 +62,7 @@ class AxiChecker:
         self.most_ahead = 0
         self._last = AxiSample()
         self._reads: list[deque[int]] = [deque() for _ in range(read_ids)]  # beats still to come
-        self._writes: deque[list[int]] = deque()  # ID, beats still to come; in the order of AW
+        self._writes: deque[list[int]] = deque()  # ID, beats still to come, AW taken; in order
         self._unanswered = [0] * write_ids
 
     def reset(self) -> None:
@@ -85,6 +85,9 @@ class AxiChecker:
             for channel in ("r", "b"):
                 if getattr(sample, channel) is not None and channel not in sample.ready:
                     self._fail("always_ready", f"{channel.upper()} is not ready")
+        waited = self._last.aw is not None and "aw" not in self._last.ready
+        if sample.aw is not None and not waited:
+            self._writes.append([sample.aw.id, self._address("aw", sample.aw), 0])
         # What a response answers was taken at an earlier edge: responses first.
         for channel in ("r", "b", "w", "aw", "ar"):
             if sample.fires(channel):
@@ -139,18 +142,24 @@ class AxiChecker:
         self.most_ahead = max(self.most_ahead, sum(map(len, self._reads)))
 
     def _aw(self, burst: Address) -> None:
-        self._writes.append([burst.id, self._address("aw", burst)])
+        self._writes[-1][2] = 1
+        self._retire()
 
     def _w(self, beat: object) -> None:
-        if not self._writes:
+        burst = self._writes[0] if self._writes else None
+        if burst is None or not burst[1]:
             self._fail("write_data_after_address", f"W {beat}")
-        burst = self._writes[0]
         burst[1] -= 1
         if bool(beat.last) != (burst[1] == 0):
             self._fail("write_last", f"WLAST is {beat.last}, {burst[1]} beats are to come")
-        if burst[1] == 0:
+        self._retire()
+
+    def _retire(self) -> None:
+        """The oldest write can be answered once its address and its data are taken."""
+        write_id, beats, address_taken = self._writes[0]
+        if not beats and address_taken:
             self._writes.popleft()
-            self._unanswered[burst[0]] += 1
+            self._unanswered[write_id] += 1
 
     def _b(self, response: object) -> None:
         known = response.id < len(self._unanswered)

@@ -85,6 +85,7 @@ class AxiMemory:
     latency : cycles from AR to the first beat, at least.
     seed : of stalls and order.
     reorder : see above.
+    address_after_data : takes AW only when WVALID is high, as AXI4 allows.
     errors : see `BurstError`.
 
     Attributes
@@ -104,6 +105,7 @@ class AxiMemory:
         latency: int = 1,
         seed: int = 0,
         reorder: bool = False,
+        address_after_data: bool = False,
         errors: tuple[BurstError, ...] = (),
     ) -> None:
         self.data = data
@@ -112,6 +114,7 @@ class AxiMemory:
         self.stalls = stalls or Stalls()
         self.latency = latency
         self.reorder = reorder
+        self.address_after_data = address_after_data
         self.errors = errors
         self.random = random.Random(seed)
         self.cycle = 0
@@ -153,6 +156,10 @@ class AxiMemory:
         if self.b is None and self._goes("b"):
             self.b = self._next_response()
         ready = {channel for channel in ("ar", "aw", "w") if self._goes(channel)}
+        if not self._writes:
+            ready.discard("w")
+        if self.address_after_data and (sample.w is None or sample.fires("w")):
+            ready.discard("aw")
         self.ready = frozenset(ready)
 
     def _goes(self, channel: str) -> bool:

@@ -38,6 +38,16 @@ async def random_sizes_and_places(dut: object) -> None:
 
 
 @cocotb.test()
+async def memory_may_wait_for_data_before_it_takes_the_address(dut: object) -> None:
+    bench = KernelBench(dut)
+    await bench.begin()
+    for mode in STALL_MODES:
+        bench.disturb(mode, latency=3, address_after_data=True)
+        bench.place(3 * BLOCK + 1)
+        await bench.run(3 * BLOCK + 1)
+
+
+@cocotb.test()
 async def reads_run_ahead(dut: object) -> None:
     """With a slow memory at least eight bursts are outstanding."""
     bench = KernelBench(dut)

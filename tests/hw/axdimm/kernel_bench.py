@@ -93,11 +93,13 @@ class KernelBench:
         *,
         latency: int = 1,
         reorder: bool = False,
+        address_after_data: bool = False,
         errors: tuple[BurstError, ...] = (),
     ) -> None:
         """How the memory behaves from now on."""
         memory = self.memory
         memory.stalls, memory.latency, memory.reorder = STALL_MODES[mode], latency, reorder
+        memory.address_after_data = address_after_data
         memory.errors = errors
         memory._seen = {}
         memory.writes.clear()

@@ -45,7 +45,7 @@ def bench(module: str, unit: str, options: dict[str, object], seed: int = 1) -> 
 
 
 def test_runs_with_every_size_and_stall_mode():
-    assert len(bench("cocotb_kernel_runs", "stand_in", SMALL).tests) == 7
+    assert len(bench("cocotb_kernel_runs", "stand_in", SMALL).tests) == 8
 
 
 def test_runs_that_end_early_leave_memory_and_kernel_in_order():
@@ -74,7 +74,7 @@ def test_other_shapes(module, options):
 @pytest.mark.deep
 def test_adam_units_give_the_bits_of_the_golden_rule():
     options = {"lanes": 2, "functional_units": 1, "block_bytes": 256}
-    assert len(bench("cocotb_kernel_runs", "adam", options).tests) == 7
+    assert len(bench("cocotb_kernel_runs", "adam", options).tests) == 8
 
 
 def test_runs_on_a_memory_model_written_by_others():
@@ -85,4 +85,4 @@ def test_runs_on_a_memory_model_written_by_others():
 @pytest.mark.parametrize("order", ["default", "paper"])
 def test_sixteen_adam_units_give_the_bits_of_the_golden_rule(order):
     options = {"lanes": 16, "block_bytes": 512, "order": order}
-    assert len(bench("cocotb_kernel_runs", "adam", options).tests) == 7
+    assert len(bench("cocotb_kernel_runs", "adam", options).tests) == 8

@@ -52,6 +52,14 @@ LEGAL = {
         shows(b=WriteResponse(1, 0)),
         shows(b=WriteResponse(0, 0)),
     ],
+    "data before the address is taken": [
+        shows(ready=frozenset(), aw=address()),
+        shows(ready=frozenset("w"), aw=address(), w=WriteBeat(0, 1, 0)),
+        shows(ready=frozenset("w"), aw=address(), w=WriteBeat(0, 1, 1)),
+        shows(aw=address()),
+        shows(aw=address(id=1, len=0), w=WriteBeat(0, 1, 1), b=WriteResponse(0, 0)),
+        shows(b=WriteResponse(1, 0)),
+    ],
     "up to the page": [shows(ar=address(addr=0x1FC0, len=0)), shows(r=ReadBeat(0, 0, 0, 1))],
     "longest": [
         shows(aw=address(addr=0x1000, len=63)),
@@ -80,7 +88,17 @@ ILLEGAL = {
     "quiet_end": READ[:2],
 }
 MORE_ILLEGAL = [
-    ("write_data_after_address", [shows(aw=address(), w=WriteBeat(0, 1, 0))]),
+    (
+        "write_data_after_address",
+        [shows(ready=frozenset("w"), aw=address(len=0), w=WriteBeat(0, 1, 1))] * 2,
+    ),
+    (
+        "response_to_burst",
+        [
+            shows(ready=frozenset("w"), aw=address(len=0), w=WriteBeat(0, 1, 1)),
+            shows(ready=frozenset("b"), aw=address(len=0), b=WriteResponse(0, 0)),
+        ],
+    ),
     ("write_last", [shows(aw=address(len=0)), shows(w=WriteBeat(0, 1, 0))]),
     ("read_last", [shows(ar=address(len=0)), shows(r=ReadBeat(0, 0, 0, 0))]),
     ("read_beat_of_burst", [shows(ar=address(), r=ReadBeat(0, 0, 0, 0))]),
