@@ -5,7 +5,6 @@ from amaranth.hdl import Cat, Const, Mux
 from .format import FpFormat
 from .operand import unpack
 from .pipeline import Pipeline, Staged
-from .recurrence import add_or_subtract, upper_aligned
 from .result import FpResult
 from .round import GUARD_BITS, round_pack, special
 from .shift import clip, leading_zeros, shift_left, shift_right_jam
@@ -39,7 +38,7 @@ def div(
 
     Both significands are normalised. Each step of the recurrence adds or subtracts the divisor, by
     the sign of the remainder, and yields a quotient bit; the remainder left over is only compared
-    with zero.
+    with zero. The negated divisor goes along, so that a step is one adder.
 
     *Timing.* Latency ``depth`` (default: :func:`default_depth`, 17 for binary32), one operation a
     cycle. Steps: count leading zeros, normalise, one a quotient bit, place, round.
@@ -73,25 +72,23 @@ def div(
 
     x, y = unpack(fmt, up(a)), unpack(fmt, up(b))
     width = fmt.precision + 1
-    dividend = shift_left(up, x.significand, up(x_zeros))
-    dividend = up.wrap("dividend", upper_aligned(dividend, width))
-    divisor = shift_left(up, y.significand, up(y_zeros))
-    divisor = up.wrap("divisor", upper_aligned(divisor, width))
+    dividend = up.wrap("dividend", shift_left(up, x.significand, up(x_zeros)))
+    divisor = up.wrap("divisor", shift_left(up, y.significand, up(y_zeros)))
     top = (x.exponent - up(x_zeros)) - (y.exponent - up(y_zeros)) + fmt.bias
     top = up.wrap("top", top)
 
-    remainder, quotient = dividend, None
-    for k, step in enumerate(recurrence):
-        if quotient is None:
-            after = (step(remainder) - step(divisor))[: len(divisor.value)]
-        else:
-            after = add_or_subtract(step(remainder), step(divisor))
-        remainder = step.wrap(f"remainder_{k}", after)
-        done = [] if quotient is None else [step(quotient)]
-        quotient = step.wrap(f"quotient_{k}", Cat(~remainder.value[-1], *done))
+    first = recurrence[0]
+    negated = first.wrap("negated", (-first(divisor))[:width])
+    remainder = first.wrap("remainder_0", (first(dividend) + first(negated))[:width])
+    quotient = first.wrap("quotient_0", ~remainder.value[-1])
+    for k, step in enumerate(recurrence[1:], start=1):
+        r = step(remainder)
+        change = Mux(r[-1], step(divisor), step(negated))
+        remainder = step.wrap(f"remainder_{k}", (Cat(Const(0, 1), r[:-1]) + change)[:width])
+        quotient = step.wrap(f"quotient_{k}", Cat(~remainder.value[-1], step(quotient)))
 
-    r = place(remainder)[-width:]
-    left = place.signal("left", Mux(r[-1], r + place(divisor)[-width:], r)[:width])
+    r = place(remainder)
+    left = place.signal("left", Mux(r[-1], r + place(divisor), r)[:width])
     q = place(quotient)
     whole = q[-1]
     raised = Cat(left.any(), Mux(whole, q, Cat(Const(0, 1), q[:-1])))

@@ -5,7 +5,6 @@ from amaranth.hdl import Cat, Const, Mux
 from .format import FormatError, FpFormat
 from .operand import unpack
 from .pipeline import Pipeline, Staged
-from .recurrence import add_or_subtract, upper_aligned
 from .result import FpResult
 from .round import round_pack, special
 from .shift import leading_zeros, shift_left
@@ -36,7 +35,8 @@ def sqrt(
         r >= 0:  r = 2 * r - (2 * q + 2**-(k + 1))
         r < 0:   r = 2 * r + (2 * q + 3 * 2**-(k + 1))
 
-    and the bit is 1 if the new r is not negative.
+    and the bit is 1 if the new r is not negative. Either way the low digits added are 11: those of
+    -(2 * q + 2**-(k + 1)) are the complement of q's, then 11. So a step is one adder.
 
     *Timing.* Latency ``depth`` (default: :func:`default_depth`, 15 for binary32), one operation a
     cycle. Steps: count leading zeros, normalise, one a root bit after the first, round.
@@ -77,19 +77,19 @@ def sqrt(
     normal = shift_left(up, x.significand, up(zeros))
     radicand = Mux(twice[0], Cat(Const(0, 2), normal), Cat(Const(0, 1), normal))
     width = bits + 4
-    remainder = up.wrap("remainder", upper_aligned((radicand - (1 << bits))[:width], width))
+    remainder = up.wrap("remainder", (radicand - (1 << bits))[:width])
     root = up.wrap("root", Const(1, 1))
 
     for k, step in enumerate(recurrence):
-        minus = step(remainder)[-1]
-        change = upper_aligned(Cat(Const(0, bits - k - 1), 1, minus, step(root)), width)
-        after = add_or_subtract(step(remainder), change)
-        previous = root
-        remainder = step.wrap(f"remainder_{k}", after)
-        root = step.wrap(f"root_{k}", Cat(~remainder.value[-1], step(previous)))
+        r, q = step(remainder), step(root)
+        plus = step.signal("plus", ~r[-1])
+        digits = Cat(Const(0, bits - k - 1), Const(3, 2), q ^ plus.replicate(len(q)))
+        change = Cat(digits, plus.replicate(width - len(digits)))
+        remainder = step.wrap(f"remainder_{k}", (Cat(Const(0, 1), r[:-1]) + change)[:width])
+        root = step.wrap(f"root_{k}", Cat(~remainder.value[-1], q))
 
     q = final(root)
-    r = final(remainder)[-width:]
+    r = final(remainder)
     left = final.signal("left", Mux(r[-1], r + Cat(1, q), r)[:width])
     guard = q[0]
     return round_pack(
