@@ -42,8 +42,8 @@ sim: $(READY)  ## all cocotb benches
 formal: $(READY)  ## formal proofs of FIFOs, movers, windows, registers
 	@$(PYTEST) -m formal
 
-bench: $(READY)  ## all benchmarks; JSON and plots under build/bench
-	@set -e; for b in bench/bench_*.py; do echo "== $$b"; $(BIN)/python $$b; done
+bench: $(READY)  ## all benchmarks: JSON and plots under build/bench, docs/benchmarks.md
+	@set -e; for b in bench/bench_*.py; do echo "== $$b"; $(BIN)/python $$b; done; $(BIN)/python bench/page.py
 
 lint: $(READY)  ## ruff, mypy, layering
 	@$(BIN)/ruff check .
