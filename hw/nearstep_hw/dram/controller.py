@@ -42,13 +42,17 @@ class DramController(wiring.Component):
 
     The channel changes hands by `i_enable` and `o_idle`. While `o_idle` is high no command is
     given. With `i_enable` high the controller takes the channel, whose banks must all be precharged
-    and tRP and tRFC over, and the refreshes that are due by then, `i_debt`. When `i_enable` falls,
+    and tRP and tRFC over, and the refreshes that are due by then, `i_debt`: the interval that has
+    begun counts as a whole one, and so do all intervals since the last REF, even if refreshes were
+    pulled in before it, for JEDEC also bounds the time between two REF. When `i_enable` falls,
     the beats inside get their commands, all banks are precharged, every refresh that is due is
     given, and `o_idle` rises; bursts not yet served wait, also in their middle, until the channel
     is taken again. Handing back takes a bounded time whatever the AXI side does: each of
-    `LOOKAHEAD` beats at most tWR + tRP + tRCD and a turnaround, then tRFC for each refresh due.
+    `LOOKAHEAD` beats takes at most CWL + BL/2 + tWR + tRP + tRCD, then tRFC for each refresh due.
 
-    *Timing*: ten fabric cycles from ARVALID to ACT..., R two cycles after the data of DFI.
+    *Timing*: with an idle channel and closed rows, ACT is on the pins 4 cycles after ARVALID, the
+    column command 3 cycles later, and RVALID 8 cycles after that. BVALID is high with the
+    last write command on the pins. A beat a cycle; what stops it is counted by `o_slot`.
 
     Parameters
     ----------

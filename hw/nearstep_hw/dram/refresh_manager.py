@@ -29,7 +29,7 @@ class RefreshManager(wiring.Component):
     Members
     -------
     i_enable : the controller owns the channel; when it falls the channel is handed back.
-    i_debt : refreshes due when `i_enable` rises.
+    i_debt : refreshes due when `i_enable` rises, rounded up; see `DramController`.
     i_busy : there are beats, waiting or on the way.
     i_clear : no beat is on the way and all open banks may be precharged.
     o_stop : no beat may enter.

@@ -22,7 +22,7 @@ class BurstLayout(data.StructLayout):
     write : 1 for a write.
     id : AXI ID.
     address : number of the first beat in the channel.
-    last : beats after the first.
+    last : beats after the first; fewer than `PAGE_BEATS` unless refused.
     refusal : the response to a burst that no command can serve, else OKAY.
     """
 

@@ -182,7 +182,9 @@ class Bench {
             error_ = "a command without the channel";
         was_idle_ = dut_.o_idle;
         result_.highest_debt = std::max<std::uint64_t>(result_.highest_debt, dut_.o_debt);
+        const std::uint64_t refreshes = device_.count(Command::REF);
         take_commands(dut_, port_);
+        if (device_.count(Command::REF) != refreshes) last_refresh_ = port_.clock();
         tick(dut_);
     }
 
@@ -196,8 +198,10 @@ class Bench {
         } else if (dut_.o_idle && was_idle_) {
             if (gap_ == 0) taken_back();
             if (--gap_ == 0) {
-                // Whole intervals, and the one that has begun.
-                dut_.i_debt = std::max<std::int64_t>(0, device_.refresh_debt(port_.clock())) + 1;
+                // Refreshes due, but no fewer than intervals since the last one; and the interval
+                // that has begun.
+                const std::int64_t since = (port_.clock() - last_refresh_) / c_.timing.t_refi;
+                dut_.i_debt = std::max(since, device_.refresh_debt(port_.clock())) + 1;
                 dut_.i_enable = 1;
                 progress_ = port_.cycle();
             }
@@ -370,6 +374,7 @@ class Bench {
     unsigned sent_beats_ = 0;
     std::uint32_t version_ = 0;
     std::uint64_t started_ = 0, finished_ = 0, progress_ = 0, asked_ = 0, gap_ = 0;
+    std::uint64_t last_refresh_ = 0;
     RandomResult result_{};
     std::string error_;
 };
