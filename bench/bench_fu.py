@@ -22,8 +22,8 @@ from rich.table import Table
 
 from nearstep_hw.rule.adam import ORDERS, adam_scalars
 from nearstep_hw.rule.rtl import FunctionalUnit
+from nearstep_hw.verilog import to_verilog
 from nearstep_sim.bench.functional_unit import VerilatedUnit
-from nearstep_sim.build import to_verilog
 from nearstep_sim.golden.rule import evaluate
 from nearstep_sim.golden.rule_cpp import kernel
 from nearstep_sim.synthesis import ultrascale_plus_cells

@@ -124,8 +124,9 @@ def cocotb_speed() -> dict[str, Any]:
     from nearstep_hw.axdimm.adam_kernel import AdamKernel
     from nearstep_hw.axdimm.config import AdamKernelConfig
     from nearstep_hw.rule.rtl import FunctionalUnit
+    from nearstep_hw.verilog import to_verilog
     from nearstep_sim.bench.cocotb_runner import run_cocotb
-    from nearstep_sim.build import to_verilog, verilog_of
+    from nearstep_sim.build import verilog_of
 
     options = {"lanes": LANES}
     config = AdamKernelConfig(**options)

@@ -21,7 +21,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import nearstep_hw
 
@@ -32,7 +31,6 @@ __all__ = [
     "compile_library",
     "cpu_name",
     "cxx_flags",
-    "to_verilog",
     "tool_environment",
     "verilate_library",
     "verilator_root",
@@ -187,27 +185,6 @@ def _once(target: Path, build: Callable[[Path], Path]) -> Path:
             with tempfile.TemporaryDirectory(prefix="build-", dir=target.parent) as folder:
                 os.replace(build(Path(folder)), target)
     return target
-
-
-def to_verilog(component: Any, name: str, ports: Any = None) -> str:
-    """Plain Verilog of an Amaranth component; the top module is called ``name``."""
-    from amaranth.back import verilog
-
-    environment = tool_environment()
-    saved = {key: os.environ.get(key) for key in ("AMARANTH_USE_YOSYS", "YOSYS")}
-    os.environ.update({key: environment[key] for key in saved})
-    try:
-        return str(
-            verilog.convert(
-                component, name=name, ports=ports, emit_src=False, strip_internal_attrs=True
-            )
-        )
-    finally:
-        for key, value in saved.items():
-            if value is None:
-                del os.environ[key]
-            else:
-                os.environ[key] = value
 
 
 def verilog_of(key: str, generate: Callable[[], str]) -> Path:

@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearstep_hw.rule.rtl import FunctionalUnit
-from nearstep_sim.build import Model, cache_dir, to_verilog, verilate_library, verilog_of
+from nearstep_hw.verilog import to_verilog
+from nearstep_sim.build import Model, cache_dir, verilate_library, verilog_of
 from nearstep_sim.golden.rule import ArrayMismatchError
 from nearstep_sim.golden.rule_cpp import register_words
 

@@ -16,7 +16,8 @@ from nearstep_hw.dram.address import DEFAULT_MAPPING, AddressMapping
 from nearstep_hw.dram.dfi import PHASES, TPHY_RDLAT, TPHY_WRLAT
 from nearstep_hw.dram.geometry import BEAT_BYTES
 from nearstep_hw.dram.timing import dram_timing
-from nearstep_sim.build import Model, to_verilog, verilate_library, verilog_of
+from nearstep_hw.verilog import to_verilog
+from nearstep_sim.build import Model, verilate_library, verilog_of
 from nearstep_sim.dram.device import Ddr4Device
 from nearstep_sim.dram.host import HostConfig, HostController
 from nearstep_sim.dram.library import (

@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 
 from nearstep_hw.fp.format import FLAG_NAMES
 from nearstep_hw.fp.unit import Operation
+from nearstep_hw.verilog import to_verilog
 from nearstep_sim.bench.fp_bank import FpBank, Variant
-from nearstep_sim.build import Model, to_verilog, verilate_library, verilog_of
+from nearstep_sim.build import Model, verilate_library, verilog_of
 from nearstep_sim.golden import fp
 
 __all__ = [

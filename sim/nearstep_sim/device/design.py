@@ -13,7 +13,8 @@ from nearstep_hw.axdimm.config import AdamKernelConfig
 from nearstep_hw.axdimm.registers import update_rule
 from nearstep_hw.rule.rtl import DEFAULT_DEPTHS, FunctionalUnit
 from nearstep_hw.rule.schedule import Schedule
-from nearstep_sim.build import Model, cache_dir, to_verilog, verilate_library, verilog_of
+from nearstep_hw.verilog import to_verilog
+from nearstep_sim.build import Model, cache_dir, verilate_library, verilog_of
 from nearstep_sim.golden.rule_cpp import CXX_FLAGS, function_name, source
 
 HARNESS = Path(__file__).parent / "cpp" / "harness.cpp"

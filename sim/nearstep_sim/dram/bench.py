@@ -15,7 +15,8 @@ from nearstep_hw.dram.controller import DramController
 from nearstep_hw.dram.dfi import PHASES, TPHY_RDLAT, TPHY_WRLAT
 from nearstep_hw.dram.geometry import BEAT_BYTES, DramGeometry
 from nearstep_hw.dram.timing import DramTiming, dram_timing
-from nearstep_sim.build import Model, to_verilog, verilate_library, verilog_of
+from nearstep_hw.verilog import to_verilog
+from nearstep_sim.build import Model, verilate_library, verilog_of
 
 from .kernel_on_channel import LATENCY, KernelOnChannel
 from .library import CGeometry, CMapping, CPortConfig, CTiming

@@ -8,8 +8,9 @@ import pytest
 from nearstep_hw.axdimm.adam_kernel import AdamKernel
 from nearstep_hw.axdimm.config import AdamKernelConfig
 from nearstep_hw.rule.rtl import FunctionalUnit
+from nearstep_hw.verilog import to_verilog
 from nearstep_sim.bench.cocotb_runner import BenchResult, run_cocotb
-from nearstep_sim.build import to_verilog, verilog_of
+from nearstep_sim.build import verilog_of
 
 from .stand_in import StandInUnit
 

@@ -8,8 +8,9 @@ from amaranth.sim import Simulator, SimulatorContext
 
 from nearstep_hw.csr.block import Response
 from nearstep_hw.csr.model import RegisterMap
+from nearstep_hw.verilog import to_verilog
 from nearstep_sim.bench.cocotb_runner import run_cocotb
-from nearstep_sim.build import to_verilog, verilog_of
+from nearstep_sim.build import verilog_of
 
 from .sample import AxiLiteBlock, sample_map
 

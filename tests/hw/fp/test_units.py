@@ -12,6 +12,7 @@ from nearstep_hw.fp import sqrt
 from nearstep_hw.fp.format import BF16, FP16, FP32, FormatError, FpFormat
 from nearstep_hw.fp.pipeline import Pipeline
 from nearstep_hw.fp.unit import MAX_DEPTH, OPERATIONS, DepthError, FpUnit, arithmetic, conversion
+from nearstep_hw.verilog import to_verilog
 from nearstep_sim.bench import patterns
 from nearstep_sim.bench.cocotb_runner import run_cocotb
 from nearstep_sim.bench.fp_bank import FpBank, Variant
@@ -23,7 +24,7 @@ from nearstep_sim.bench.vectors import (
     check,
     compare,
 )
-from nearstep_sim.build import to_verilog, verilog_of
+from nearstep_sim.build import verilog_of
 
 KINDS = ("add", "sub", "mul", "fma", "div", "sqrt")
 TINY, SMALL = FpFormat(3, 2), FpFormat(4, 3)

@@ -4,7 +4,7 @@ import pytest
 
 from nearstep_hw.rule.adam import ADAM
 from nearstep_hw.rule.rtl import FunctionalUnit
-from nearstep_sim.build import to_verilog
+from nearstep_hw.verilog import to_verilog
 from nearstep_sim.synthesis import ultrascale_plus_cells
 
 

@@ -7,8 +7,9 @@ import pytest
 
 from nearstep_hw.rule.adam import ADAM
 from nearstep_hw.rule.rtl import FunctionalUnit
+from nearstep_hw.verilog import to_verilog
 from nearstep_sim.bench.cocotb_runner import run_cocotb
-from nearstep_sim.build import to_verilog, verilog_of
+from nearstep_sim.build import verilog_of
 
 SEED = 20
 
