@@ -7,9 +7,8 @@ from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
 from nearstep_hw.axdimm.config import AdamKernelConfig
-from nearstep_hw.axdimm.registers import update_rule
 from nearstep_hw.axdimm.shell import KernelShell
-from nearstep_hw.axdimm.unit_bank import ELEMENT_WIDTH
+from nearstep_hw.axdimm.unit_row import UnitRow
 from nearstep_hw.axi.signature import connect_channels
 from nearstep_hw.csr.axi_lite import AxiLiteAdapter, AxiLiteSignature
 from nearstep_hw.rule.rtl import FunctionalUnit
@@ -107,17 +106,6 @@ class AdamKernel(wiring.Component):
         m.submodules.top = top = self.top
         wiring.connect(m, wiring.flipped(self.s_axil), top.s_axil)
         connect_channels(m, top.m_axi, self.m_axi)
-        rule = update_rule(self.config)
-        for index in range(self.config.units):
-            m.submodules[f"unit{index}"] = unit = self.unit(rule)
-            lane = slice(ELEMENT_WIDTH * index, ELEMENT_WIDTH * (index + 1))
-            m.d.comb += [unit.i_en.eq(top.fu.i_en), unit.i_valid.eq(top.fu.i_valid)]
-            for name in (*rule.scalars, *rule.switches):
-                m.d.comb += getattr(unit, f"s_{name}").eq(getattr(top.fu, f"s_{name}"))
-            for name in rule.arrays_in:
-                m.d.comb += getattr(unit, f"i_{name}").eq(getattr(top.fu, f"i_{name}")[lane])
-            for name in rule.arrays_out:
-                m.d.comb += getattr(top.fu, f"o_{name}")[lane].eq(getattr(unit, f"o_{name}"))
-            if index == 0:
-                m.d.comb += top.fu.o_valid.eq(unit.o_valid)
+        m.submodules.units = units = UnitRow(self.config, self.unit)
+        connect_channels(m, top.fu, units.fu)
         return m

@@ -30,9 +30,10 @@ from nearstep_hw.dram.controller import DramController
 from nearstep_hw.dram.dfi import PHASES, DfiSignature
 from nearstep_hw.dram.fabric import REFRESH_PHASE, FabricTiming
 from nearstep_hw.dram.geometry import BEAT_BYTES
-from nearstep_hw.dram.timing import DramTiming, dram_timing
+from nearstep_hw.dram.timing import MAX_POSTPONED_REFRESHES, DramTiming, dram_timing
 
 HURRY_CYCLES = 128  # a hand-over with tRFC in it, and the controller's first refresh
+POSTPONED = MAX_POSTPONED_REFRESHES - 1  # see `RefreshDebt.o_start`
 
 
 class MemoryChannel(wiring.Component):
@@ -114,6 +115,7 @@ class MemoryChannel(wiring.Component):
             self.mapping,
             address_width=self.port["address_width"],
             id_width=self.port["id_width"],
+            postponed=POSTPONED,
         )
         m.submodules.controller = ResetInserter(arbiter.o_reset)(controller)
 
@@ -150,13 +152,13 @@ class MemoryChannel(wiring.Component):
             controller.i_debt.eq(debt.o_start),
             debt.i_host.eq(refreshes),
             debt.i_dram.eq(
-                (refreshes & arbiter.o_pass & ~debt.o_ahead)
+                (refreshes & arbiter.o_pass & ~debt.o_hide)
                 | arbiter.o_command.refresh
                 | (arbiter.o_kernel & is_refresh(theirs))
             ),
             switch.i_kernel.eq(arbiter.o_kernel),
             switch.i_pass.eq(arbiter.o_pass),
-            switch.i_hide_refresh.eq(debt.o_ahead),
+            switch.i_hide_refresh.eq(debt.o_hide),
             switch.i_row.eq(arbiter.o_command),
             self.o_kernel_reset.eq(arbiter.o_reset),
             self.o_normal.eq(arbiter.o_pass),

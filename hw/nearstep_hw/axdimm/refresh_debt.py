@@ -13,12 +13,16 @@ LEAST = -MAX_POSTPONED_REFRESHES  # more given in advance do not count
 
 
 class RefreshDebt(wiring.Component):
-    """Counts refreshes: one more is due every tREFI; one that is given pays one, and up to eight
+    """Counts refreshes: one more is due every tREFI, one that is given pays one, and up to eight
     may be given in advance.
 
     There are two counts. The host's sees what the host does, in either mode; the DRAM's sees what
     the DRAM gets, from whomever. While the DRAM has got at least as many as the host has given,
     its debt is not above the host's, and a host that keeps its own limit keeps the DRAM's.
+
+    A hand-over leaves the DRAM with nothing due, but the host may still owe eight. If those
+    reached the DRAM as well, right behind the eight that it may just have got, it would see more
+    than 16 in 2 tREFI. So a refresh of the host that the DRAM has already got is hidden from it.
 
     *Timing*: counts follow a cycle after what they count.
 
@@ -33,11 +37,13 @@ class RefreshDebt(wiring.Component):
     i_dram : the DRAM is refreshed.
     o_host, o_dram : refreshes due.
     o_owing : the DRAM lacks refreshes, or is behind the host.
-    o_ahead : the DRAM has got refreshes that the host has not given yet.
+    o_hide : a refresh of the host, in this cycle, is one that the DRAM has already got.
     o_wait : the DRAM must be refreshed so soon that a hand-over must not begin.
     o_overdue : the DRAM waits for more refreshes than may be postponed.
-    o_start : debt for a controller that counts its own intervals from now on. The fraction of the
-        current interval is rounded, so that many hand-overs neither add nor lose refreshes.
+    o_start : debt for a controller that counts its own intervals from now on: what is due or, if
+        refreshes were given in advance, the whole intervals since the last. The interval that has
+        begun is not counted, so that many hand-overs neither add nor lose refreshes; the controller
+        is behind by up to one and must therefore not postpone the last of eight.
 
     Ref: JESD79-4, "Refresh Command".
     """
@@ -52,7 +58,7 @@ class RefreshDebt(wiring.Component):
                 "o_host": Out(DEBT),
                 "o_dram": Out(DEBT),
                 "o_owing": Out(1),
-                "o_ahead": Out(1),
+                "o_hide": Out(1),
                 "o_wait": Out(1),
                 "o_overdue": Out(1),
                 "o_start": Out(range(MOST + 1)),
@@ -63,24 +69,33 @@ class RefreshDebt(wiring.Component):
         m = Module()
         interval = self.timing.refresh_interval
         left = Signal(range(interval), init=interval - 1)
+        gap = Signal(range(MOST + 1))  # whole intervals since the DRAM's last refresh
+        gap_left = Signal(range(interval), init=interval - 1)
         due = Signal()
         m.d.comb += due.eq(left == 0)
-        m.d.sync += left.eq(Mux(due, interval - 1, left - 1))
+        m.d.sync += [
+            left.eq(Mux(due, interval - 1, left - 1)),
+            gap_left.eq(Mux(gap_left == 0, interval - 1, gap_left - 1)),
+        ]
+        with m.If(self.i_dram):
+            m.d.sync += [gap.eq(0), gap_left.eq(interval - 1)]
+        with m.Elif((gap_left == 0) & (gap != MOST)):
+            m.d.sync += gap.eq(gap + 1)
         for debt, paid in ((self.o_host, self.i_host), (self.o_dram, self.i_dram)):
             with m.If(due & ~paid & (debt != MOST)):
                 m.d.sync += debt.eq(debt + 1)
             with m.If(~due & paid & (debt != LEAST)):
                 m.d.sync += debt.eq(debt - 1)
-        rounded = Signal(DEBT)
+
+        most = MAX_POSTPONED_REFRESHES
         m.d.comb += [
             self.o_owing.eq((self.o_dram > 0) | (self.o_dram > self.o_host)),
-            self.o_ahead.eq(self.o_dram < self.o_host),
-            self.o_wait.eq((self.o_dram == MAX_POSTPONED_REFRESHES) & (left < self.hurry)),
-            self.o_overdue.eq(self.o_dram > MAX_POSTPONED_REFRESHES),
-            rounded.eq(self.o_dram + (left < interval // 2)),
+            self.o_hide.eq((self.o_dram >= 0) & (self.o_dram < self.o_host)),
+            self.o_wait.eq(
+                ((self.o_dram == most) & (left < self.hurry))
+                | ((gap == most) & (gap_left < self.hurry))
+            ),
+            self.o_overdue.eq((self.o_dram > most) | (gap > most)),
+            self.o_start.eq(Mux(self.o_dram > gap, self.o_dram, gap)),
         ]
-        with m.If(rounded > MOST):
-            m.d.comb += self.o_start.eq(MOST)
-        with m.Elif(rounded > 0):
-            m.d.comb += self.o_start.eq(rounded)
         return m

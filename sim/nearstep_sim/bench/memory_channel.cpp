@@ -13,8 +13,7 @@
 #include <vector>
 
 #include "VMemoryChannel.h"
-#include "host.hpp"
-#include "port.hpp"
+#include "dfi_pins.hpp"
 #include "verilated.h"
 
 using namespace nearstep;
@@ -151,13 +150,11 @@ class ChannelBench {
         std::uint8_t rddata[HostCycle::kDataBytes];
         std::memcpy(rddata, &dut_.host___05Frddata, sizeof rddata);
         host_.tick(dut_.host___05Frddata_valid ? rddata : nullptr, out);
-        drive_host(out);
+        NEARSTEP_HOST_DRIVE(dut_, out, 1);
         drive_kernel();
-        const std::uint8_t* data = port_.read_data();
-        dut_.dfi___05Frddata_valid = data != nullptr;
-        if (data) std::memcpy(&dut_.dfi___05Frddata, data, kBeatBytes);
+        NEARSTEP_DFI_READ(dut_, dfi, port_);
         dut_.eval();
-        sample_dram();
+        NEARSTEP_DFI_CYCLE(dut_, dfi, port_);
         sample_kernel();
         classify();
         statistics_.normal_cycles += dut_.o_normal;
@@ -168,24 +165,6 @@ class ChannelBench {
         follow_host(out);
         tick();
         ++statistics_.cycles;
-    }
-
-    void drive_host(const HostCycle& out) {
-        const auto pins = [&](int slot, auto& cs_n, auto& act_n, auto& address, auto& bg, auto& ba) {
-            const HostSlot& each = out.slots[slot];
-            cs_n = each.rank < 0;
-            act_n = each.pins.act_n;
-            address = each.pins.address;
-            bg = each.pins.bg;
-            ba = each.pins.ba;
-        };
-        pins(0, dut_.host___05Fp0___05Fcs_n, dut_.host___05Fp0___05Fact_n,
-             dut_.host___05Fp0___05Faddress, dut_.host___05Fp0___05Fbg, dut_.host___05Fp0___05Fba);
-        pins(1, dut_.host___05Fp1___05Fcs_n, dut_.host___05Fp1___05Fact_n,
-             dut_.host___05Fp1___05Faddress, dut_.host___05Fp1___05Fbg, dut_.host___05Fp1___05Fba);
-        dut_.host___05Fwrdata_en = out.wrdata_en;
-        dut_.host___05Fwrdata_mask = out.wrdata_mask;
-        std::memcpy(&dut_.host___05Fwrdata, out.wrdata, sizeof out.wrdata);
     }
 
     // The host's rows and columns, from its pins; its write data.
@@ -272,30 +251,6 @@ class ChannelBench {
             std::memcmp(&dut_.host___05Frddata, expected.other.data() + offset, HostCycle::kDataBytes))
             fail("host read data differ");
         if (half == 1) expected_.pop_front();
-    }
-
-    void sample_dram() {
-        const auto phase = [&](int number, bool cs_n, bool act_n, std::uint32_t address, int bg,
-                               int ba) {
-            if (cs_n) return;
-            Pins pins;
-            pins.act_n = act_n;
-            pins.address = address;
-            pins.bg = static_cast<std::uint8_t>(bg);
-            pins.ba = static_cast<std::uint8_t>(ba);
-            port_.command(number, pins);
-        };
-        phase(0, dut_.dfi___05Fp0___05Fcs_n, dut_.dfi___05Fp0___05Fact_n,
-              dut_.dfi___05Fp0___05Faddress, dut_.dfi___05Fp0___05Fbg, dut_.dfi___05Fp0___05Fba);
-        phase(1, dut_.dfi___05Fp1___05Fcs_n, dut_.dfi___05Fp1___05Fact_n,
-              dut_.dfi___05Fp1___05Faddress, dut_.dfi___05Fp1___05Fbg, dut_.dfi___05Fp1___05Fba);
-        phase(2, dut_.dfi___05Fp2___05Fcs_n, dut_.dfi___05Fp2___05Fact_n,
-              dut_.dfi___05Fp2___05Faddress, dut_.dfi___05Fp2___05Fbg, dut_.dfi___05Fp2___05Fba);
-        phase(3, dut_.dfi___05Fp3___05Fcs_n, dut_.dfi___05Fp3___05Fact_n,
-              dut_.dfi___05Fp3___05Faddress, dut_.dfi___05Fp3___05Fbg, dut_.dfi___05Fp3___05Fba);
-        port_.end_cycle(dut_.dfi___05Fwrdata_en,
-                        reinterpret_cast<const std::uint8_t*>(&dut_.dfi___05Fwrdata),
-                        dut_.dfi___05Fwrdata_mask);
     }
 
     // Random bursts in the kernel's region, and its register lines.

@@ -1,8 +1,6 @@
 """Host and kernel take turns on one channel; the DDR4 model judges every command, a second memory
 every read, and the host model the time of its data."""
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 
@@ -124,7 +122,7 @@ CONFIGS: dict[str, dict[str, object]] = {
 @pytest.mark.parametrize("name", ["default", "postponing 8"])
 def test_random_mode_switching_under_random_traffic(name: str) -> None:
     bench = ChannelBench(seed=31, **CONFIGS[name])
-    resets = switch_at_random(bench, 31, 60_000)
+    resets = switch_at_random(bench, 31, 100_000)
     found = bench.statistics
     print(found, bench.device.counts)
     assert found.kernel_resets == resets
@@ -148,9 +146,9 @@ def test_random_mode_switching_for_long(name: str) -> None:
 
 
 @pytest.fixture
-def channel() -> Iterator[tuple[ChannelBench, Driver]]:
+def channel() -> tuple[ChannelBench, Driver]:
     bench = ChannelBench(seed=5)
-    yield bench, Driver(bench, 5)
+    return bench, Driver(bench, 5)
 
 
 def test_the_host_sees_bare_dram_in_normal_mode(channel: tuple[ChannelBench, Driver]) -> None:
@@ -333,13 +331,12 @@ def test_a_deaf_kernel_loses_the_channel_by_reset(
 def test_refreshes_are_neither_lost_nor_given_twice(postpone: int) -> None:
     bench = ChannelBench(seed=9, postpone=postpone)
     driver = Driver(bench, 9)
-    intervals = 0
     for _ in range(60):
         mode = Mode.ACCELERATION if bench.mode is Mode.NORMAL else Mode.NORMAL
         driver.reach(mode)
-        if bench.mode is Mode.NORMAL:
+        if bench.mode is Mode.NORMAL and postpone == 1:
             debt = bench.device.refresh_debt(4 * bench.statistics.cycles)
-            assert -1 <= debt <= 1
+            assert 0 <= debt <= 1
         driver.traffic(int(driver.rng.integers(1, 600)))
         bench.run(int(driver.rng.integers(1, 3000)))
     intervals = 4 * bench.statistics.cycles // bench.device.timing.t_refi
@@ -352,7 +349,7 @@ def test_refreshes_are_neither_lost_nor_given_twice(postpone: int) -> None:
 def test_the_bench_notices_wrong_data(channel: tuple[ChannelBench, Driver]) -> None:
     bench, _ = channel
     bench.host.store(0, b"\x11" * LINE_BYTES)
-    bench.run(1000, until_idle=True)
+    bench.run(100)
     bench.device.write(bench.mapping, 0, np.zeros(LINE_BYTES, np.uint8))
     bench.host.load(0)
     with pytest.raises(ChannelError, match="host read data differ"):

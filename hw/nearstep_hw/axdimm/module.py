@@ -1,0 +1,186 @@
+"""The module: two channels behind one host bus."""
+
+from collections.abc import Callable, Sequence
+
+from amaranth import Elaboratable, Module, Mux
+from amaranth.lib import wiring
+from amaranth.lib.wiring import In, Out, Signature
+
+from nearstep_hw.axdimm.channel import AxdimmChannel
+from nearstep_hw.axdimm.config import AdamKernelConfig
+from nearstep_hw.axdimm.shell import unit_bank
+from nearstep_hw.axdimm.unit_row import UnitRow
+from nearstep_hw.axi.signature import connect_channels
+from nearstep_hw.dram.address import AddressMapping
+from nearstep_hw.dram.command import ADDRESS_BITS
+from nearstep_hw.dram.dfi import HOST_DATA_BYTES, HOST_PHASES, DfiSignature
+from nearstep_hw.dram.timing import DramTiming
+from nearstep_hw.rule.rtl import FunctionalUnit
+from nearstep_hw.rule.rule import Rule
+
+CHANNELS = 2
+
+
+class HostSlotSignature(Signature):
+    """Command pins of one host slot, seen from the host: those of `CommandSignature`, with a chip
+    select for each rank.
+
+    Parameters
+    ----------
+    ranks : how many.
+    """
+
+    def __init__(self, ranks: int) -> None:
+        super().__init__(
+            {
+                "cs_n": Out(ranks, init=(1 << ranks) - 1),
+                "act_n": Out(1, init=1),
+                "address": Out(ADDRESS_BITS),
+                "bg": Out(2),
+                "ba": Out(2),
+            }
+        )
+
+
+class HostBusSignature(Signature):
+    """The host's DDR4-800 bus as its PHY delivers it in a 200 MHz cycle, seen from the host.
+
+    A port called `host` becomes `host__p0__cs_n` ... `host__rddata_valid`, as with `DfiSignature`.
+
+    Parameters
+    ----------
+    ranks : that the host sees.
+    """
+
+    def __init__(self, ranks: int = CHANNELS) -> None:
+        super().__init__(
+            {
+                **{f"p{slot}": Out(HostSlotSignature(ranks)) for slot in range(HOST_PHASES)},
+                "wrdata": Out(8 * HOST_DATA_BYTES),
+                "wrdata_mask": Out(HOST_DATA_BYTES),
+                "wrdata_en": Out(1),
+                "rddata": In(8 * HOST_DATA_BYTES),
+                "rddata_valid": In(1),
+            }
+        )
+
+
+class ModuleShell(wiring.Component):
+    """Two channels of the same kind, each with its arbiter, registers and kernel; the functional
+    units are outside.
+
+    The host sees a module of two ranks: rank 0 is channel 0, rank 1 is channel 1. Each rank keeps
+    its own rows and refreshes, and so nothing that happens in one channel touches the other. The
+    rank is what the host makes of its address; the first byte of rank 1 lies the capacity of a
+    channel above that of rank 0 where the rank is the top of the address. The last
+    `WINDOW_BYTES` of each rank are the registers of its channel.
+
+    Flat Verilog ports, c = 0, 1 and k = 0 to 3:
+
+    - `clk`, `rst`.
+    - `host__p0__cs_n[1:0]`, `host__p0__act_n address[17:0] bg[1:0] ba[1:0]`, `host__p1__...`,
+      `host__wrdata[255:0] wrdata_mask[31:0] wrdata_en rddata[255:0] rddata_valid`.
+    - `dfi<c>__p<k>__cs_n act_n address bg ba`, `dfi<c>__wrdata[511:0] wrdata_mask[63:0] wrdata_en
+      rddata[511:0] rddata_valid`.
+    - `fu<c>__i_en i_valid i_p i_g i_m i_v s_<scalar> o_valid o_p o_m o_v`, see `KernelShellTop`.
+    - `o_kernel_reset<c>`: resets the functional units of channel c.
+
+    *Timing*: that of `MemoryChannel`.
+
+    Parameters
+    ----------
+    config, timing, mapping : of both channels.
+
+    Ref: AXDIMM paper, section 3.1 and table 1.
+    """
+
+    def __init__(
+        self,
+        config: AdamKernelConfig,
+        timing: DramTiming | None = None,
+        mapping: AddressMapping | None = None,
+    ) -> None:
+        self.config = config
+        self.channels: Sequence[AxdimmChannel] = tuple(
+            AxdimmChannel(config, timing, mapping) for _ in range(CHANNELS)
+        )
+        members = {"host": In(HostBusSignature())}
+        for number in range(CHANNELS):
+            members |= {
+                f"dfi{number}": Out(DfiSignature()),
+                f"fu{number}": Out(unit_bank(config)),
+                f"o_kernel_reset{number}": Out(1),
+            }
+        super().__init__(members)
+
+    def elaborate(self, platform: object) -> Elaboratable:
+        m = Module()
+        host = self.host
+        data = 0
+        for number, channel in enumerate(self.channels):
+            m.submodules[f"channel{number}"] = channel
+            for slot in range(HOST_PHASES):
+                ours, theirs = getattr(channel.host, f"p{slot}"), getattr(host, f"p{slot}")
+                m.d.comb += [
+                    ours.cs_n.eq(theirs.cs_n[number]),
+                    *(
+                        getattr(ours, name).eq(getattr(theirs, name))
+                        for name in ("act_n", "address", "bg", "ba")
+                    ),
+                ]
+            m.d.comb += [
+                channel.host.wrdata.eq(host.wrdata),
+                channel.host.wrdata_mask.eq(host.wrdata_mask),
+                channel.host.wrdata_en.eq(host.wrdata_en),
+                getattr(self, f"o_kernel_reset{number}").eq(channel.o_kernel_reset),
+            ]
+            data = Mux(channel.host.rddata_valid, channel.host.rddata, data)
+            wiring.connect(m, channel.dfi, wiring.flipped(getattr(self, f"dfi{number}")))
+            connect_channels(m, channel.fu, getattr(self, f"fu{number}"))
+        valid = [channel.host.rddata_valid for channel in self.channels]
+        m.d.comb += [host.rddata.eq(data), host.rddata_valid.eq(valid[0] | valid[1])]
+        return m
+
+
+class AxdimmModule(wiring.Component):
+    """The whole module: what is synthesised.
+
+    Flat Verilog ports: those of `ModuleShell` without `fu<c>__*` and `o_kernel_reset<c>`.
+
+    Parameters
+    ----------
+    config, timing, mapping : of both channels.
+    unit : makes a functional unit for the rule; any component with its ports will do.
+
+    Ref: AXDIMM paper, section 3 and figure 2.
+    """
+
+    def __init__(
+        self,
+        config: AdamKernelConfig,
+        timing: DramTiming | None = None,
+        mapping: AddressMapping | None = None,
+        *,
+        unit: Callable[[Rule], wiring.Component] = FunctionalUnit,
+    ) -> None:
+        self.config = config
+        self.unit = unit
+        self.shell = ModuleShell(config, timing, mapping)
+        super().__init__(
+            {
+                "host": In(HostBusSignature()),
+                **{f"dfi{number}": Out(DfiSignature()) for number in range(CHANNELS)},
+            }
+        )
+
+    def elaborate(self, platform: object) -> Elaboratable:
+        m = Module()
+        m.submodules.shell = shell = self.shell
+        wiring.connect(m, wiring.flipped(self.host), shell.host)
+        for number in range(CHANNELS):
+            dfi = getattr(self, f"dfi{number}")
+            wiring.connect(m, getattr(shell, f"dfi{number}"), wiring.flipped(dfi))
+            m.submodules[f"units{number}"] = units = UnitRow(self.config, self.unit)
+            connect_channels(m, getattr(shell, f"fu{number}"), units.fu)
+            m.d.comb += units.i_reset.eq(getattr(shell, f"o_kernel_reset{number}"))
+        return m

@@ -1,0 +1,199 @@
+"""The module in RTL between the host memory controller model and two DDR4 ranks."""
+
+import ctypes
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+from amaranth.lib import wiring
+from numpy.typing import NDArray
+
+from nearstep_hw.axdimm.arbiter_registers import channel_maps
+from nearstep_hw.axdimm.config import AdamKernelConfig
+from nearstep_hw.axdimm.host_front_end import HOST_READ_LATENCY, HOST_WRITE_LATENCY
+from nearstep_hw.axdimm.module import CHANNELS, AxdimmModule
+from nearstep_hw.csr.model import LINE_BYTES, WORD_BYTES
+from nearstep_hw.dram.dfi import PHASES, TPHY_RDLAT, TPHY_WRLAT
+from nearstep_hw.dram.geometry import BEAT_BYTES
+from nearstep_hw.dram.timing import dram_timing
+from nearstep_hw.rule.rule import Rule
+from nearstep_hw.verilog import to_verilog
+from nearstep_sim.build import Model, verilate_library, verilog_of
+from nearstep_sim.dram.device import Ddr4Device
+from nearstep_sim.dram.host import HostConfig, HostController
+from nearstep_sim.dram.library import SOURCE, CGeometry, CHostConfig, CPortConfig, CTiming
+
+__all__ = ["ModuleBench", "ModuleError"]
+
+
+class ModuleError(AssertionError):
+    """The module broke a DDR4 rule, or gave the host data at the wrong time."""
+
+
+class _CConfig(ctypes.Structure):
+    _fields_ = (
+        ("host", CHostConfig),
+        ("timing", CTiming),
+        ("geometry", CGeometry),
+        ("port", CPortConfig),
+    )
+
+
+@cache
+def _library(config: AdamKernelConfig, unit: Callable[[Rule], wiring.Component]) -> ctypes.CDLL:
+    def generate() -> str:
+        return to_verilog(AxdimmModule(config, unit=unit), "AxdimmModule")
+
+    rtl = verilog_of(f"axdimm_module {unit.__qualname__} {config!r}", generate)
+    model = Model(top="AxdimmModule", verilog=rtl, prefix="VAxdimmModule")
+    source = Path(__file__).with_name("axdimm_module.cpp")
+    library = ctypes.CDLL(str(verilate_library("axdimm_module", [model], [source, SOURCE])))
+    pointer, number, text = ctypes.c_void_p, ctypes.c_uint64, ctypes.c_char_p
+    for name, result, arguments in (
+        ("new", pointer, (pointer,)),
+        ("construction_error", text, ()),
+        ("free", None, (pointer,)),
+        ("host", pointer, (pointer,)),
+        ("device", pointer, (pointer, ctypes.c_int)),
+        ("run", number, (pointer, number, ctypes.c_int)),
+        ("error", text, (pointer,)),
+    ):
+        function = getattr(library, f"module_{name}")
+        function.restype, function.argtypes = result, list(arguments)
+    return library
+
+
+class _Handle:
+    """Owns the C++ object; every view of a part of it holds this."""
+
+    def __init__(self, library: ctypes.CDLL, config: _CConfig) -> None:
+        self.library = library
+        self.pointer = library.module_new(ctypes.byref(config))
+        if not self.pointer:
+            raise ValueError(library.module_construction_error().decode())
+
+    def __del__(self) -> None:
+        if getattr(self, "pointer", None):
+            self.library.module_free(self.pointer)
+
+
+class ModuleBench:
+    """`AxdimmModule`, Verilated, behind a host whose two ranks are its channels.
+
+    Parameters
+    ----------
+    config : of both kernels.
+    unit : functional unit.
+    host : more of :class:`HostConfig`.
+
+    Every method that runs raises :class:`ModuleError`.
+    """
+
+    def __init__(
+        self, config: AdamKernelConfig, unit: Callable[[Rule], wiring.Component], **host: object
+    ) -> None:
+        host_config = HostConfig(
+            ranks=CHANNELS,
+            read_latency=HOST_READ_LATENCY,
+            write_latency=HOST_WRITE_LATENCY,
+            **host,  # type: ignore[arg-type]
+        )
+        timing = dram_timing()
+        self.mapping = host_config.address_mapping
+        self.capacity = host_config.geometry.capacity_bytes
+        self.maps = channel_maps(
+            config,
+            self.mapping,
+            read_latency=HOST_READ_LATENCY,
+            write_latency=HOST_WRITE_LATENCY,
+        )
+        c_config = _CConfig(
+            host=host_config._c(),
+            timing=CTiming.of(timing),
+            geometry=CGeometry.of(host_config.geometry),
+            port=CPortConfig(PHASES, BEAT_BYTES, TPHY_RDLAT, TPHY_WRLAT),
+        )
+        self._handle = _Handle(_library(config, unit), c_config)
+        library, pointer = self._handle.library, self._handle.pointer
+        self.host = HostController.borrowed(library.module_host(pointer), host_config, self._handle)
+        self.devices = tuple(
+            Ddr4Device.borrowed(
+                library.module_device(pointer, channel), timing, host_config.geometry, self._handle
+            )
+            for channel in range(CHANNELS)
+        )
+
+    def run(self, cycles: int, *, until_idle: bool = False) -> int:
+        """Run fabric cycles, or until the host has nothing to do. Returns how many ran."""
+        library, pointer = self._handle.library, self._handle.pointer
+        ran = int(library.module_run(pointer, cycles, until_idle))
+        if text := library.module_error(pointer).decode():
+            raise ModuleError(text)
+        return ran
+
+    def store(self, channel: int, address: int, data: NDArray[np.uint8]) -> None:
+        """Store whole lines of a channel through the host, and wait until they are under way."""
+        lines = data.reshape(-1, LINE_BYTES)
+        where = channel * self.capacity + address + np.arange(len(lines)) * LINE_BYTES
+        self.host.submit(np.ones(len(lines), bool), where, data=lines)
+        self.host.fence()
+        self._finish()
+
+    def load(self, channel: int, address: int, size: int) -> NDArray[np.uint8]:
+        """Load whole lines of a channel through the host. Other completions are lost."""
+        self._finish()
+        self.host.completed()
+        n = size // LINE_BYTES
+        where = channel * self.capacity + address + np.arange(n) * LINE_BYTES
+        self.host.submit(np.zeros(n, bool), where, tags=np.arange(n))
+        self._finish()
+        loads = self.host.completed(n)
+        out = np.empty((n, LINE_BYTES), np.uint8)
+        out[loads.tags] = loads.data
+        return out.reshape(-1)
+
+    def get(self, channel: int, path: str) -> int:
+        """Value of `block.register.field`, read through the window."""
+        name, _, inside = path.partition(".")
+        base, register_map = self.maps[name]
+        register, field = register_map.lookup(inside)
+        line, offset = divmod(register.offset, LINE_BYTES)
+        data = self.load(channel, base + line * LINE_BYTES, LINE_BYTES)
+        raw = int.from_bytes(data[offset : offset + register.width // 8].tobytes(), "little")
+        return (raw & field.mask) >> field.lsb
+
+    def set(self, channel: int, values: dict[str, int]) -> None:
+        """Writes fields `block.register.field` of one line, keeping the line's other words."""
+        line_address = None
+        for path, value in values.items():
+            name, _, inside = path.partition(".")
+            base, register_map = self.maps[name]
+            register, field = register_map.lookup(inside)
+            line, offset = divmod(register.offset, LINE_BYTES)
+            at = base + line * LINE_BYTES
+            if line_address is None:
+                line_address, words = at, self.load(channel, at, LINE_BYTES).view(np.uint32)
+            if at != line_address:
+                raise ValueError(f"{path} is not on the line of the other fields")
+            image = value << field.lsb
+            for index in range(register.words):
+                place = offset // WORD_BYTES + index
+                mask = field.mask >> 32 * index & 0xFFFF_FFFF
+                words[place] = (int(words[place]) & ~mask) | (image >> 32 * index & mask)
+        if line_address is not None:
+            self.store(channel, line_address, words.view(np.uint8))
+
+    def wait(self, channel: int, path: str, value: int, most: int) -> int:
+        """Polls a field until it has a value. Cycles that passed."""
+        start = self.host.cycle
+        while (found := self.get(channel, path)) != value:
+            if self.host.cycle - start > most:
+                raise ModuleError(f"{path} of channel {channel}: expected {value}, found {found}")
+            self.run(20)
+        return self.host.cycle - start
+
+    def _finish(self) -> None:
+        self.run(1_000_000, until_idle=True)
+        if not self.host.idle:
+            raise ModuleError("the host is not idle after 1,000,000 cycles")

@@ -1,0 +1,217 @@
+"""The module behind one host bus: kernels run on real memory traffic while the host works beside
+them."""
+
+import struct
+
+import numpy as np
+import pytest
+
+from nearstep_hw.axdimm.arbiter_registers import IDENT, channel_maps, window_base
+from nearstep_hw.axdimm.channel import AxdimmChannel
+from nearstep_hw.axdimm.config import AdamKernelConfig, ConfigError
+from nearstep_hw.axdimm.module import CHANNELS
+from nearstep_hw.axdimm.registers import ErrorCause
+from nearstep_hw.dram.address import AddressMapping
+from nearstep_hw.dram.command import Command
+from nearstep_sim.bench.axdimm_module import ModuleBench
+
+from .stand_in import StandInUnit, stand_in_results
+
+CONFIG = AdamKernelConfig(functional_units=1, block_bytes=512)
+BASES = {"p": 0x10_0000, "g": 0x20_0040, "m": 0x30_0080, "v": 0x40_00C0}
+"""Byte addresses in a channel: in different banks, not at the start of a row."""
+
+Words = np.ndarray[tuple[int], np.dtype[np.uint32]]
+
+
+class Run:
+    """An Adam run on one channel, as a driver does it."""
+
+    def __init__(self, bench: ModuleBench, channel: int, count: int, seed: int) -> None:
+        self.bench, self.channel, self.count = bench, channel, count
+        rng = np.random.default_rng(seed)
+        padded = -(-count // 16) * 16
+        self.arrays: dict[str, Words] = {
+            name: rng.integers(0, 1 << 32, padded, dtype=np.uint32) for name in BASES
+        }
+        for name, words in self.arrays.items():
+            bench.store(channel, BASES[name], words.view(np.uint8))
+
+    def configure(self, *, reach: int | None = None) -> None:
+        """Arrays, and one window over all of them that ends at `reach`."""
+        line = {f"adam.{name}_address.value": base for name, base in BASES.items()}
+        self.bench.set(self.channel, {**line, "adam.count.value": self.count})
+        window = "adam.window0"
+        permissions = ("read", "write", "valid")
+        self.bench.set(
+            self.channel,
+            {
+                f"{window}_base.value": 0,
+                f"{window}_limit.value": 0x50_0000 if reach is None else reach,
+                **{f"{window}_permissions.{bit}": 1 for bit in permissions},
+            },
+        )
+
+    def mode(self, acceleration: int) -> None:
+        name = "acceleration" if acceleration else "normal"
+        self.bench.set(self.channel, {"arbiter.mode.acceleration": acceleration})
+        self.bench.wait(self.channel, f"arbiter.status.{name}", 1, 20_000)
+
+    def start(self) -> None:
+        self.bench.set(self.channel, {"adam.start.go": 1})
+
+    def check(self) -> int:
+        """Compares memory with the expected results, guards included. Words compared."""
+        results = stand_in_results(self.arrays)
+        compared = 0
+        for name in BASES:
+            words = self.arrays[name]
+            expected = words.copy()
+            if name in results:
+                expected[: self.count] = results[name][: self.count]
+            found = self.bench.load(self.channel, BASES[name], 4 * len(words)).view(np.uint32)
+            assert np.array_equal(found, expected), f"{name} of channel {self.channel}"
+            compared += len(words)
+        return compared
+
+
+@pytest.fixture
+def bench() -> ModuleBench:
+    return ModuleBench(CONFIG, StandInUnit, postpone=2)
+
+
+def test_kernels_run_on_both_channels_at_once(bench: ModuleBench) -> None:
+    runs = [Run(bench, channel, 1000 + channel, channel) for channel in range(CHANNELS)]
+    for run in runs:
+        assert bench.get(run.channel, "arbiter.id.value") == IDENT
+        run.configure()
+        run.mode(1)
+        run.start()
+    busy = [bench.get(run.channel, "adam.status.busy") for run in runs]
+    assert busy == [1, 1]
+    compared = 0
+    for run in runs:
+        bench.wait(run.channel, "adam.status.done", 1, 50_000)
+        run.mode(0)
+        compared += run.check()
+        assert bench.get(run.channel, "arbiter.status.refused_access") == 0
+        assert bench.get(run.channel, "adam.committed.value") == run.count
+    assert compared == 2 * 4 * 1008
+
+
+def test_host_uses_one_channel_while_the_other_computes(bench: ModuleBench) -> None:
+    run = Run(bench, 0, 4000, 3)
+    run.configure()
+    run.mode(1)
+    run.start()
+    rng = np.random.default_rng(4)
+    checked = 0
+    while bench.get(0, "adam.status.busy"):
+        data = rng.integers(0, 256, 64 * 200, dtype=np.uint8)
+        address = int(rng.integers(0, 1 << 20)) * 64
+        bench.store(1, address, data)
+        assert np.array_equal(bench.load(1, address, data.size), data)
+        checked += 1
+    assert checked > 2
+    run.mode(0)
+    assert run.check() == 4 * 4000
+    assert bench.get(1, "arbiter.status.refused_access") == 0
+
+
+def test_start_in_normal_mode_is_refused(bench: ModuleBench) -> None:
+    run = Run(bench, 1, 100, 5)
+    run.configure()
+    run.start()
+    bench.run(100)
+    assert bench.get(1, "adam.status.busy") == 0
+    assert bench.get(1, "arbiter.status.refused_start") == 1
+    assert bench.get(0, "arbiter.status.refused_start") == 0
+    run.mode(1)
+    run.start()
+    bench.wait(1, "adam.status.done", 1, 20_000)
+    run.mode(0)
+    assert run.check() > 400
+
+
+def test_a_run_that_is_interrupted_for_the_host_ends_right(bench: ModuleBench) -> None:
+    run = Run(bench, 0, 3000, 6)
+    run.configure()
+    run.mode(1)
+    run.start()
+    pauses = 0
+    while bench.get(0, "adam.status.busy"):
+        run.mode(0)
+        data = bench.load(0, BASES["g"], 512)
+        assert np.array_equal(data.view(np.uint32), run.arrays["g"][:128])
+        pauses += 1
+        run.mode(1)
+        bench.run(300)
+    assert pauses > 3
+    run.mode(0)
+    assert run.check() > 4 * 3000
+
+
+def test_reset_during_a_run_leaves_the_rest_of_memory_alone(bench: ModuleBench) -> None:
+    run = Run(bench, 0, 16_000, 7)
+    guard = np.arange(64 * 64, dtype=np.uint8)
+    bench.store(0, BASES["p"] + 4 * 16_000, guard)
+    run.configure()
+    run.mode(1)
+    run.start()
+    bench.run(2000)
+    bench.set(0, {"arbiter.control.kernel_reset": 1})
+    run.mode(0)
+    assert bench.get(0, "adam.status.busy") == 0
+    results = stand_in_results(run.arrays)
+    block = CONFIG.block_elements
+    for name, after in results.items():
+        found = bench.load(0, BASES[name], 64_000).view(np.uint32)
+        is_new = found == after
+        is_old = found == run.arrays[name]
+        assert (is_new | is_old).all(), name
+        started = int(np.flatnonzero(is_new & ~is_old).max()) // block
+        assert 0 < started < 16_000 // block - 1
+        assert is_old[(started + 1) * block :].all()
+    assert np.array_equal(bench.load(0, BASES["p"] + 64_000, guard.size), guard)
+    rerun = Run(bench, 0, 500, 8)
+    rerun.configure()
+    rerun.mode(1)
+    rerun.start()
+    bench.wait(0, "adam.status.done", 1, 20_000)
+    rerun.mode(0)
+    assert rerun.check() > 4 * 500
+
+
+def test_a_burst_outside_the_windows_never_becomes_a_command(bench: ModuleBench) -> None:
+    run = Run(bench, 0, 1000, 9)
+    run.configure(reach=BASES["v"])
+    run.mode(1)
+    before = bench.devices[0].counts
+    run.start()
+    bench.wait(0, "adam.status.busy", 0, 20_000)
+    assert bench.get(0, "adam.error.cause") == ErrorCause.WINDOW
+    assert bench.get(0, "adam.error_address.value") == BASES["v"]
+    assert bench.devices[0].counts[Command.WR] == before[Command.WR]
+    run.mode(0)
+    run.count = 0
+    assert run.check() > 4 * 1000
+
+
+def test_scalars_arrive_in_whole_lines(bench: ModuleBench) -> None:
+    value = struct.unpack("<I", struct.pack("<f", 0.125))[0]
+    bench.set(0, {"adam.eps.value": value})
+    assert bench.get(0, "adam.eps.value") == value
+    assert bench.get(1, "adam.eps.value") == 0
+
+
+def test_registers_of_a_channel_are_its_end() -> None:
+    mapping = AddressMapping()
+    maps = channel_maps(CONFIG, mapping, read_latency=9, write_latency=3)
+    assert maps["arbiter"][0] == window_base(mapping) == (8 << 30) - 8192
+    assert maps["adam"][0] == (8 << 30) - 4096
+
+
+@pytest.mark.filterwarnings("ignore::amaranth.hdl.UnusedElaboratable")
+def test_a_kernel_of_another_beat_is_refused() -> None:
+    with pytest.raises(ConfigError, match="lanes must be 16, a beat of the memory, not 8"):
+        AxdimmChannel(AdamKernelConfig(lanes=8))
