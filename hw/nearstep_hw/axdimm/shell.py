@@ -52,7 +52,9 @@ class KernelShell(wiring.Component):
     not announced by then are untouched. If memory never answers, the kernel stays busy until `rst`,
     which has to reset the path to memory as well.
 
-    *Timing*: cycles = a + 4 per beat of elements with an ideal memory; see `UnitSequencer`.
+    *Timing*: with a memory that reads and writes a beat a cycle, cycles = a + 4 per beat; a is near
+    four blocks of beats and the latency of the units (1,100 for 16 lanes and 16 KiB): what is left
+    to compute and to store after the last beat is read.
 
     Parameters
     ----------
