@@ -122,6 +122,6 @@ class RefreshManager(wiring.Component):
                     m.d.sync += left.eq(t.refresh_cycle - 1)
                 with m.Elif(self.i_enable):
                     m.next = "OPEN"
-                with m.Else():
+                with m.Elif(~due):
                     m.next = "AWAY"
         return m

@@ -1,7 +1,7 @@
 """RefreshManager against the arithmetic of tREFI, with a stand-in for the beats."""
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 from amaranth.sim import Simulator
@@ -11,6 +11,7 @@ from nearstep_hw.dram.refresh_manager import RefreshManager
 from nearstep_hw.dram.timing import dram_timing
 
 FABRIC = FabricTiming(dram_timing("DDR4-1600", "8Gb", "x8"))
+BRISK = FabricTiming(replace(FABRIC.timing, t_rfc=40, t_refi=160))
 IDLE = 32
 
 
@@ -23,9 +24,18 @@ class Log:
     idle: list[int] = field(default_factory=list)
 
 
-def run(cycles, *, postponed=8, busy=lambda c: True, enable=lambda c: True, debt=0, drain=40):
+def run(
+    cycles,
+    *,
+    timing=FABRIC,
+    postponed=8,
+    busy=lambda c: True,
+    enable=lambda c: True,
+    debt=0,
+    drain=40,
+):
     """Beats that take up to `drain` cycles to get out once they are stopped."""
-    dut = RefreshManager(FABRIC, postponed=postponed, idle_cycles=IDLE)
+    dut = RefreshManager(timing, postponed=postponed, idle_cycles=IDLE)
     log = Log()
     rng = random.Random(1)
 
@@ -103,6 +113,15 @@ def test_the_channel_is_handed_back_closed_and_without_debt() -> None:
     assert back > log.refreshes[-1] + FABRIC.refresh_cycle - 1
     assert not any(c > log.precharges[-1] for c in log.activates_allowed)
     assert not any(c > back for c in log.precharges + log.refreshes)
+
+
+def test_a_refresh_that_becomes_due_while_the_channel_is_handed_back_is_paid() -> None:
+    interval = BRISK.refresh_interval
+    for asked in range(2 * interval, 3 * interval):
+        log = run(asked + 100, timing=BRISK, enable=lambda c, asked=asked: c < asked, drain=3)
+        back = next(cycle for cycle in log.idle if cycle > asked)
+        assert log.debts[back] == 0, asked
+        assert len(log.refreshes) == (back - 1) // interval, asked
 
 
 @pytest.mark.parametrize("postponed", [0, 9])
