@@ -40,7 +40,7 @@ Device = Annotated[
 def main(
     device: Device = "sim:axdimm",
     size: Size = "small",
-    steps: Annotated[int, typer.Option(min=1, help="Optimizer steps.")] = 50,
+    steps: Annotated[int, typer.Option(min=1, help="Optimizer steps.")] = 40,
     batch: Annotated[int, typer.Option(min=1, help="Sequences in a batch.")] = 16,
     context: Annotated[int, typer.Option(min=1, help="Bytes in a sequence.")] = 128,
     lr: Annotated[float, typer.Option(min=0.0, help="Peak learning rate.")] = 2e-3,
