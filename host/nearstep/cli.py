@@ -58,4 +58,7 @@ def _add(app: typer.Typer, entry: importlib.metadata.EntryPoint) -> None:
 
 def main() -> None:
     """Entry point of the ``nearstep`` script."""
-    _app()()
+    try:
+        _app()()
+    except ModuleNotFoundError as error:
+        raise SystemExit(f"{error}: see `nearstep doctor`") from None

@@ -3,6 +3,7 @@
 import importlib.metadata
 import importlib.util
 import json
+import os
 import platform
 import shutil
 import subprocess
@@ -97,7 +98,9 @@ def examine() -> list[Finding]:
     return [
         Finding("python", "everything", True, python, "install Python 3.11 or newer"),
         _program(
-            "g++", "Verilated models, C++ kernels", "install a C++20 compiler: g++ 11 or newer"
+            os.environ.get("CXX", "g++"),
+            "Verilated models, C++ kernels",
+            "install a C++20 compiler: g++ 11 or newer",
         ),
         _program("make", "the Makefile", "install GNU make"),
         _program("perl", "Verilator's driver under cocotb", "install perl 5"),
@@ -110,6 +113,8 @@ def examine() -> list[Finding]:
         _package("cocotb", "benches", "dev"),
         _package("cocotbext-axi", "benches", "dev"),
         _package("z3-solver", "formal proofs", "dev"),
+        _package("systemrdl-compiler", "test of the SystemRDL export", "dev"),
+        _package("hypothesis", "tests", "dev"),
         _package("pytest", "tests", "dev"),
         _package("ruff", "lint", "dev"),
         _package("mypy", "lint", "dev"),

@@ -54,5 +54,8 @@ def command(
     if output is None:
         typer.echo(text, nl=False)
     else:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        output.write_text(text)
+        try:
+            output.parent.mkdir(parents=True, exist_ok=True)
+            output.write_text(text)
+        except OSError as error:
+            raise typer.BadParameter(f"cannot write {output}: {error.strerror}") from None

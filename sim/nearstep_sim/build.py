@@ -22,6 +22,8 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
+from rich.console import Console
+
 import nearstep_hw
 
 __all__ = [
@@ -129,15 +131,20 @@ def _model_flags() -> tuple[str, ...]:
 
 
 def _run(command: Sequence[str], cwd: Path) -> str:
-    done = subprocess.run(
-        list(command),
-        cwd=cwd,
-        env=tool_environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-    )
+    try:
+        done = subprocess.run(
+            list(command),
+            cwd=cwd,
+            env=tool_environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+        )
+    except OSError as error:
+        raise BuildError(
+            command, 127, f"{error}; `nearstep doctor` tells what is missing"
+        ) from error
     if done.returncode != 0:
         raise BuildError(command, done.returncode, done.stdout)
     return done.stdout
@@ -162,10 +169,7 @@ def _hardware_sources() -> str:
 
 @cache
 def _compiler() -> str:
-    cxx = os.environ.get("CXX", "g++")
-    return subprocess.run(
-        [cxx, "--version"], stdout=subprocess.PIPE, text=True, check=True
-    ).stdout.splitlines()[0]
+    return _run([os.environ.get("CXX", "g++"), "--version"], Path.cwd()).splitlines()[0]
 
 
 @contextmanager
@@ -180,21 +184,34 @@ def _once(target: Path, build: Callable[[Path], Path]) -> Path:
     """Return ``target``; build it in a private folder first if it does not exist."""
     if target.exists():
         return target
-    with _exclusive(target):
+    with _announced(target.name.rpartition("-")[0]), _exclusive(target):
         if not target.exists():
             with tempfile.TemporaryDirectory(prefix="build-", dir=target.parent) as folder:
                 os.replace(build(Path(folder)), target)
     return target
 
 
-def verilog_of(key: str, generate: Callable[[], str]) -> Path:
+@contextmanager
+def _announced(name: str) -> Iterator[None]:
+    """Says on a terminal what is being built: a first build takes up to a minute."""
+    console = Console(stderr=True)
+    if console.is_terminal:
+        with console.status(f"building {name} (once; kept in {cache_dir()})"):
+            yield
+    else:
+        yield
+
+
+def verilog_of(key: str, generate: Callable[[], str], *, sources: Sequence[Path] = ()) -> Path:
     """Cached Verilog of a generator.
 
-    ``key`` names what is generated, with every parameter (``repr`` of the configuration);
-    the sources of ``nearstep_hw`` and the tool versions are part of the cache name.
+    ``key`` names what is generated, with every parameter (``repr`` of the configuration); the
+    sources of ``nearstep_hw`` and the tool versions are part of the cache name, and so are
+    ``sources``: files outside that package which the generator uses.
     """
     stem = "".join(c if c.isalnum() else "_" for c in key)[:40]
-    target = cache_dir() / "rtl" / f"{stem}-{_digest([key, _hardware_sources()])}.v"
+    digest = _digest([key, _hardware_sources(), *(path.read_bytes() for path in sources)])
+    target = cache_dir() / "rtl" / f"{stem}-{digest}.v"
 
     def build(folder: Path) -> Path:
         path = folder / "top.v"

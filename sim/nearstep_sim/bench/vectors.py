@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from nearstep_hw.fp.format import FLAG_NAMES
 from nearstep_hw.fp.unit import Operation
 from nearstep_hw.verilog import to_verilog
+from nearstep_sim.bench import fp_bank
 from nearstep_sim.bench.fp_bank import FpBank, Variant
 from nearstep_sim.build import Model, verilate_library, verilog_of
 from nearstep_sim.golden import fp
@@ -89,7 +90,11 @@ class VectorBench:
     def build(self) -> Path:
         """The shared library, from the cache or built now."""
         key = " ".join(v.label for v in self.variants)
-        verilog = verilog_of(f"fp_bank {key}", lambda: to_verilog(FpBank(self.variants), "fp_bank"))
+        verilog = verilog_of(
+            f"fp_bank {key}",
+            lambda: to_verilog(FpBank(self.variants), "fp_bank"),
+            sources=[Path(fp_bank.__file__)],
+        )
         units = [
             f"UNIT({k},{v.operation.operands},{int(v.flags)})" for k, v in enumerate(self.variants)
         ]

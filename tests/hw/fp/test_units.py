@@ -13,7 +13,7 @@ from nearstep_hw.fp.format import BF16, FP16, FP32, FormatError, FpFormat
 from nearstep_hw.fp.pipeline import Pipeline
 from nearstep_hw.fp.unit import MAX_DEPTH, OPERATIONS, DepthError, FpUnit, arithmetic, conversion
 from nearstep_hw.verilog import to_verilog
-from nearstep_sim.bench import patterns
+from nearstep_sim.bench import fp_bank, patterns
 from nearstep_sim.bench.cocotb_runner import run_cocotb
 from nearstep_sim.bench.fp_bank import FpBank, Variant
 from nearstep_sim.bench.vectors import (
@@ -153,8 +153,13 @@ def test_converters_at_odd_depths():
     assert min(check(bank, _vectors(bank, 300_000, "converters"), stall_seed=4)) >= 300_000
 
 
+@pytest.mark.cocotb
 def test_units_under_cocotb():
-    verilog = verilog_of("fp_bank cocotb", lambda: to_verilog(FpBank(DEFAULT), "fp_bank"))
+    verilog = verilog_of(
+        "fp_bank cocotb",
+        lambda: to_verilog(FpBank(DEFAULT), "fp_bank"),
+        sources=[Path(fp_bank.__file__)],
+    )
     result = run_cocotb(
         top="fp_bank",
         verilog=verilog,
