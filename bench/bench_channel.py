@@ -142,7 +142,7 @@ def plot(rows: list[dict[str, Any]]) -> None:
     names = [f"{each['block_kib']} KiB" for each in sweep]
     figure, axes = pyplot.subplots(figsize=(7, 4))
     bottom = [100 * each["fraction_of_peak"] for each in sweep]
-    axes.bar(names, bottom, color="tab:blue", label="data")
+    axes.bar(names, bottom, color="lightgrey", label="data")
     for slot in LOSSES:
         lost = [100 * each["lost"][slot.name.lower()] for each in sweep]
         axes.bar(names, lost, bottom=bottom, label=slot.name.lower().replace("_", " "))
@@ -150,8 +150,9 @@ def plot(rows: list[dict[str, Any]]) -> None:
     paper = 100 * float(str(PAPER["fraction_of_peak"]))
     axes.axhline(paper, color="black", linestyle=":", label="paper, 16 KiB")
     axes.set_ylim(70, 100.5)
+    axes.set_xlabel("block of one array")
     axes.set_ylabel("% of the column slots")
-    axes.legend(loc="lower right", fontsize="small")
+    axes.legend(bbox_to_anchor=(1.01, 1), loc="upper left", fontsize="small")
     figure.tight_layout()
     figure.savefig(report.FOLDER / "channel.png", dpi=150)
 
