@@ -76,7 +76,7 @@ def channel(results: Results) -> list[str]:
     lines += [
         "Kernel (RTL) or a generator of the same traffic, controller and rank (DDR4-1600) in one",
         "simulation, *measured* in RTL cycles from START to done, refresh on. The host and the",
-        "mode arbiter are not in it. Two channels at 200 MHz are *modelled* as twice one channel. A",
+        "mode arbiter are not in it. Two channels at 200 MHz are *modelled* as twice one. A",
         "refresh that is still owed at done would cost about 70 cycles (8Gb). Skew is how far the",
         "arrays lie apart in banks, in beats. *Paper*: "
         f"{paper['params_per_s'] / 1e6:.2f} of {paper['peak_params_per_s'] / 1e6:.2f} MP/s, "
