@@ -62,11 +62,16 @@ class Buffer:
         Raises
         ------
         ShapeError, DtypeError
-            The array is not like the buffer. Nothing was copied.
+            The array is not like the buffer.
+        BusyError
+            A run that has not ended uses the buffer.
         FreedBufferError, ClosedDeviceError
+
+        Nothing was copied then.
         """
         self.check_usable("write")
         self._check_like(array)
+        self.device.check_unused(self, "write", changes=True)
         data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         if data.size:
             self.device.backend.write_memory(self.address, data)
@@ -78,6 +83,8 @@ class Buffer:
         ------
         ShapeError, DtypeError
             ``out`` is not like the buffer, or not contiguous.
+        BusyError
+            A run that has not ended writes the buffer. What it only reads may be read.
         FreedBufferError, ClosedDeviceError
         """
         self.check_usable("read")
@@ -87,12 +94,13 @@ class Buffer:
             self._check_like(out)
             if not out.flags.c_contiguous:
                 raise ShapeError(f"out of {self!r}", "contiguous", f"strided {out.strides}")
+        self.device.check_unused(self, "read", changes=False)
         if self.nbytes:
             self.device.backend.read_memory(self.address, out.reshape(-1).view(np.uint8))
         return out
 
     def fill(self, value: float) -> None:
-        """Set every element to ``value``."""
+        """Set every element to ``value``. Raises as :meth:`write` does."""
         self.write(np.full(self.shape, value, self.dtype))
 
     def free(self) -> None:
@@ -102,10 +110,13 @@ class Buffer:
         ------
         FreedBufferError
             It has been freed before, or this is a view (free what it was cut from instead).
+        BusyError
+            A run that has not ended uses the buffer, or a view of it.
         """
         self.check_usable("free")
         if self._root is not None:
             raise FreedBufferError(repr(self), "free a view:")
+        self.device.check_unused(self, "free", changes=True)
         self.device.release(self)
         self._freed = True
 

@@ -92,6 +92,20 @@ class Device:
             self.backend.claim(address, nbytes)
         return buffer
 
+    def check_unused(self, buffer: Buffer, action: str, *, changes: bool) -> None:
+        """Raise unless the host may use ``buffer`` now; ``action`` is what was to be done.
+
+        Parameters
+        ----------
+        changes: bool
+            Whether the action changes the contents. Arrays that a run only reads may be read.
+
+        Raises
+        ------
+        BusyError
+            A run that has not ended uses memory of the buffer.
+        """
+
     def release(self, buffer: Buffer) -> None:
         """Take back the memory of ``buffer``; called by :meth:`nearstep.buffer.Buffer.free`."""
         del self._live[buffer.address]

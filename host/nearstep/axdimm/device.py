@@ -111,8 +111,20 @@ class AxdimmDevice(Device):
         kernel = self.regs.adam0
         self._configure(kernel, buffers, scalars)
         kernel.start.go = 1
-        self._run = AdamRun(self.backend, kernel, p.size)
+        self._run = AdamRun(self.backend, kernel, buffers)
         return self._run
+
+    def check_unused(self, buffer: Buffer, action: str, *, changes: bool) -> None:
+        run = self._run
+        if run is None:
+            return
+        names = [name for name in run.sharing(buffer) if changes or name not in READ_ONLY]
+        if names and not run.ended:
+            raise BusyError(
+                f"cannot {action} {buffer!r}: {run.what}, which uses it as {', '.join(names)}, "
+                "has not ended",
+                registers=self.regs.adam0.dump(),
+            )
 
     def reset(self) -> None:
         """Hard reset of the kernel and of its path to memory. A run in progress is lost."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Self
 
 from nearstep.backends.base import Backend
+from nearstep.buffer import Buffer
 from nearstep.errors import (
     AbortedError,
     BusResponseError,
@@ -49,8 +50,11 @@ ERRORS: Mapping[ErrorCause, type[KernelError]] = MappingProxyType(
 class AdamRun(Run):
     """An Adam step that was started by :meth:`nearstep.axdimm.device.AxdimmDevice.adam`."""
 
-    def __init__(self, backend: Backend, kernel: BlockRegisters, count: int) -> None:
-        self.count = count
+    def __init__(
+        self, backend: Backend, kernel: BlockRegisters, buffers: Mapping[str, Buffer]
+    ) -> None:
+        self.count = buffers["p"].size
+        self._buffers = dict(buffers)
         self._backend = backend
         self._kernel = kernel
         self._ended = False
@@ -66,9 +70,25 @@ class AdamRun(Run):
     @property
     def ended(self) -> bool:
         """Whether it has completed or failed. Looks at the device, does not wait."""
-        if not self._ended and not self._kernel.status.busy:
-            self._finish()
+        if not self._ended:
+            try:
+                busy = self._kernel.status.busy
+            except (MemoryFaultError, ProtocolError) as error:
+                self._ended = True
+                self._error = error
+                raise
+            if not busy:
+                self._finish()
         return self._ended
+
+    def sharing(self, buffer: Buffer) -> Sequence[str]:
+        """Names of the run's arrays that share bytes with ``buffer``."""
+        return [
+            name
+            for name, used in self._buffers.items()
+            if max(used.address, buffer.address)
+            < min(used.address + used.nbytes, buffer.address + buffer.nbytes)
+        ]
 
     @property
     def done(self) -> bool:

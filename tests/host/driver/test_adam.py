@@ -17,6 +17,7 @@ from nearstep.errors import (
     ShapeError,
 )
 from nearstep.registers import RefusedWriteError
+from nearstep_hw.axdimm.registers import ARRAYS
 
 from .conftest import BLOCK, URLS
 
@@ -79,12 +80,16 @@ def test_nan_and_inf_gradients_give_ieee_results(device, job):
 
 
 def test_count_zero_completes_and_changes_nothing(device, job):
-    work = job(64)
+    work = job(5000)
     empty = {name: buffer[0:0] for name, buffer in work.buffers.items()}
+    work.start().wait()
+    work.before = {name: buffer.read() for name, buffer in work.buffers.items()}
     run = device.adam(**empty, step=1).wait()
     assert run.done
     assert run.committed == 0
-    assert work.check_untouched() == 4 * 64
+    assert [run.counters[each] for each in ("committed", "read_beats", "write_beats")] == [0, 0, 0]
+    assert device.regs.adam0.status.done
+    assert work.check_untouched() == 4 * 5000
 
 
 def test_busy_is_seen_and_then_done(device, job):
@@ -132,6 +137,63 @@ def test_start_and_configuration_while_busy_are_refused_and_flagged(device, job)
         kernel.window0_permissions.bits = 0
     run.wait()
     assert work.check() == 12000
+
+
+@pytest.mark.parametrize("array", ARRAYS)
+def test_a_buffer_of_a_run_in_progress_cannot_be_freed_or_changed(device, job, array):
+    work = job(4000)
+    used = work.buffers[array]
+    free = device.free_bytes
+    run = work.start()
+    for use in (
+        used.free,
+        lambda: used.write(work.before[array]),
+        lambda: used.fill(0.0),
+        lambda: used[3990:].fill(0.0),
+    ):
+        with pytest.raises(BusyError, match=rf"uses it as {array}, has not ended") as caught:
+            use()
+        assert caught.value.registers["adam0.status.busy"] == 1
+    if array == "g":
+        np.testing.assert_array_equal(used.read(), work.before[array])
+    else:
+        with pytest.raises(BusyError, match="cannot read"):
+            used.read()
+    assert device.free_bytes == free
+    assert not used.freed
+    run.wait()
+    assert work.check() == 12000
+    used.free()
+    assert device.free_bytes > free
+
+
+def test_what_a_run_does_not_use_stays_usable_beside_it(device, job):
+    work, other = job(4000, seed=1), job(100, seed=2)
+    whole = device.alloc(5000)
+    whole[:4000].write(work.before["p"])
+    work.buffers["p"] = whole[:4000]
+    run = work.start()
+    whole[4000:].fill(7.0)
+    assert other.check_untouched() == 400
+    other.buffers["p"].free()
+    with pytest.raises(BusyError):
+        whole.read()
+    with pytest.raises(BusyError):
+        whole.free()
+    run.wait()
+    assert work.check() == 12000
+    assert np.all(whole[4000:].read() == 7.0)
+
+
+def test_buffers_are_free_again_after_an_abort_or_a_reset(device, job):
+    first, second = job(4000, seed=1), job(4000, seed=2)
+    first.start().abort()
+    second.start()
+    device.reset()
+    for work in (first, second):
+        for buffer in work.buffers.values():
+            buffer.free()
+    assert job(300).start().wait().done
 
 
 def test_two_optimizers_share_a_device(device, job):
