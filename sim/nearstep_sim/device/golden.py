@@ -106,6 +106,8 @@ class GoldenBackend(EmulatedBackend):
         if "start.go" in answer.pulses:
             self._kernel.start()
             self._show()
+            if not self._kernel.busy:  # it was, between one access and the next
+                self._registers.capture()
         if "control.abort" in answer.pulses:
             self._kernel.abort()
 

@@ -109,7 +109,7 @@ class GoldenAdamKernel:
         return self.busy and not self.stuck
 
     def start(self) -> None:
-        """START: check the configuration, then be busy, or done if there is nothing to do."""
+        """START: check the configuration, then be busy, unless refused or with nothing to do."""
         self._clear()
         self._count = self._value("count.value")
         self._base = {name: self._value(f"{name}_address.value") for name in ARRAYS}
@@ -124,7 +124,7 @@ class GoldenAdamKernel:
         if self.cause is ErrorCause.NONE and self._count:
             self.busy = True
         else:
-            self.done = True
+            self._finish()
 
     def abort(self) -> None:
         """ABORT: the run ends with the step after this one, if memory answers."""
@@ -168,7 +168,7 @@ class GoldenAdamKernel:
 
     def _finish(self) -> None:
         self.busy = False
-        self.done = True
+        self.done = self.cause is ErrorCause.NONE
 
     def _fail(self, cause: ErrorCause, stream: Stream, address: int, response: int = 0) -> None:
         if self.cause is ErrorCause.NONE:

@@ -32,6 +32,12 @@ def check_reusable(device, job):
     return work.check()
 
 
+def check_failed(device):
+    """The registers show an error, and neither done nor busy."""
+    status = device.regs.adam0.status
+    assert (status.done, status.error, status.busy) == (0, 1, 0)
+
+
 def check_outcome(work, run):
     """Committed elements are as the rule says, blocks not started are untouched."""
     assert not run.done
@@ -52,6 +58,7 @@ def test_an_error_response_to_a_read_stops_the_run(device, job, kind, array):
     with pytest.raises(BusResponseError) as caught:
         run.wait()
     error = caught.value
+    check_failed(device)
     assert error.cause == ErrorCause.READ_RESPONSE.name
     assert error.stream == Stream[f"{array.upper()}_READ"].name
     assert hit - 512 < error.address <= hit
@@ -70,6 +77,7 @@ def test_an_error_response_to_the_last_write_is_not_done(device, job, array):
     run = work.start()
     with pytest.raises(BusResponseError) as caught:
         run.wait()
+    check_failed(device)
     assert caught.value.cause == ErrorCause.WRITE_RESPONSE.name
     assert caught.value.stream == Stream[f"{array.upper()}_WRITE"].name
     assert not run.done
@@ -149,6 +157,7 @@ def test_an_abort_drains_and_says_what_is_committed(device, job):
     run = work.start()
     run.abort()
     assert isinstance(run.error, AbortedError)
+    check_failed(device)
     assert run.error.cause == ErrorCause.ABORTED.name
     assert check_outcome(work, run) > 0
     run.abort()
@@ -185,11 +194,15 @@ BAD = {
 @pytest.mark.parametrize("case", BAD)
 def test_the_kernel_refuses_a_configuration_that_cannot_run(device, job, case):
     work = job(300)
+    work.start().wait()
+    work.before = {name: buffer.read() for name, buffer in work.buffers.items()}
     addresses, cause, stream = BAD[case]
     kernel = configure(device, work, **addresses)
     kernel.start.go = 1
     kernel = wait_idle(device)
-    assert kernel.status.error
+    check_failed(device)
+    counters = ("committed", "read_beats", "write_beats")
+    assert [kernel[name].value for name in counters] == [0, 0, 0]
     assert kernel.error.cause == cause
     assert kernel.error.stream == stream
     assert kernel.error_address.value == next(iter(addresses.values()))
@@ -202,6 +215,7 @@ def test_the_kernel_refuses_overlapping_arrays(device, job):
     kernel = configure(device, work, m=work.buffers["p"].address + 64)
     kernel.start.go = 1
     kernel = wait_idle(device)
+    check_failed(device)
     assert kernel.error.cause == ErrorCause.OVERLAP
     assert work.check_untouched() == 1200
 
@@ -213,6 +227,7 @@ def test_the_kernel_refuses_what_it_does_not_support(device, job, register):
     kernel[register].bits = 1
     kernel.start.go = 1
     kernel = wait_idle(device)
+    check_failed(device)
     assert kernel.error.cause == ErrorCause.UNSUPPORTED
     assert work.check_untouched() == 1200
     kernel[register].bits = 0
@@ -230,6 +245,7 @@ def test_a_read_outside_the_windows_reaches_no_memory(device, job, array):
     kernel.window1_permissions.bits = 0b111
     kernel.start.go = 1
     kernel = wait_idle(device)
+    check_failed(device)
     assert kernel.error.cause == ErrorCause.WINDOW
     assert kernel.error.stream == Stream[f"{array.upper()}_READ"]
     assert kernel.error_address.value == cut
