@@ -7,9 +7,15 @@
 
 Parameters (as fp32 masters), gradients and moments live in device memory. A step sends the
 gradients down, runs the kernel once for each stretch of neighbouring parameters of equal group and
-step count, and fetches the parameters. For fp32 parameters the results equal those of
-``torch.optim.AdamW(fused=True)`` on a CPU bit for bit; of 16-bit parameters torch keeps 16-bit
-moments, nearstep keeps fp32 moments and an fp32 master.
+step count, and fetches the parameters.
+
+Parameters and moments equal those of ``torch.optim.AdamW(fused=True)`` on a CPU bit for bit, if
+
+- the parameters are fp32: of 16-bit parameters torch keeps 16-bit moments, nearstep keeps fp32
+  moments and an fp32 master;
+- the size of each is divisible by 16: torch computes what remains with scalar code that rounds
+  otherwise;
+- torch's kernels are those for AVX2 or AVX512 (``torch.backends.cpu.get_cpu_capability()``).
 
 Ref: AXDIMM, sections 3.3 and 4.2.
 """
@@ -46,7 +52,8 @@ class Adam(Optimizer):
     """``torch.optim.Adam`` on a device.
 
     Options that torch has and the device has not are refused by name: ``amsgrad``, ``maximize``,
-    ``foreach``, ``capturable`` and ``differentiable``. ``fused`` is accepted and changes nothing.
+    ``foreach``, ``capturable`` and ``differentiable``. ``fused`` is accepted and changes nothing;
+    in ``state_dict()`` it is True, because torch's fused step is the one that has the same bits.
 
     Behaviour that differs from torch's, or that torch leaves open:
 
@@ -196,6 +203,9 @@ class Adam(Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """The state as torch has it, with the moments of now, in fp32: a snapshot, not a view.
 
+        Its groups have ``fused=True``, so that an optimizer of torch that loads it goes on with the
+        step that has the same bits, under the conditions that this module states.
+
         Raises
         ------
         InterruptedStepError
@@ -207,14 +217,15 @@ class Adam(Optimizer):
             key: export(value) if isinstance(value, ParameterState) else value
             for key, value in packed["state"].items()
         }
+        packed["param_groups"] = [{**group, "fused": True} for group in packed["param_groups"]]
         return packed
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load what :meth:`state_dict` of this class or of torch's Adam or AdamW returned.
 
         The moments are sent to the device as fp32 and every parameter goes down with its next step.
-        What the checkpoint says about torch's way to compute (foreach, fused, capturable) is not
-        taken over; amsgrad and maximize change the result and are refused.
+        What the checkpoint says about torch's way to compute (foreach, capturable) is not taken
+        over; amsgrad and maximize change the result and are refused.
 
         Raises
         ------

@@ -90,8 +90,6 @@ class Pair:
         saved = [copy.deepcopy(optimizer.state_dict()) for optimizer in self.optimizers]
         for optimizer, other in zip(self.optimizers, reversed(saved), strict=True):
             optimizer.load_state_dict(other)
-        for group in self.optimizers[1].param_groups:
-            group["fused"] = True
 
     def duplicate(self):
         """Go on with a copy; the original is dropped."""

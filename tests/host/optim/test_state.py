@@ -116,27 +116,54 @@ def test_a_state_dict_is_a_snapshot_in_torchs_form(trained, give_gradients):
             assert torch.equal(saved["state"][index][key], value)
 
 
-@pytest.mark.parametrize("direction", ["to itself", "from torch", "to torch"])
+@pytest.mark.parametrize(
+    "direction", ["to itself", "from torch", "to torch", "to torch that was not fused"]
+)
 def test_checkpoints_are_interchangeable_with_torchs(
     direction, trained, device, give_gradients, assert_equal_bits
 ):
     ours, theirs, optimizer, reference = trained
     source = reference if direction == "from torch" else optimizer
     resumed = clone(ours)
-    if direction == "to torch":
-        second = torch.optim.AdamW(resumed, lr=0.5, fused=True)
+    if direction.startswith("to torch"):
+        fused = True if direction == "to torch" else None
+        second = torch.optim.AdamW(resumed, lr=0.5, fused=fused)
     else:
         second = nearstep.optim.AdamW(resumed, lr=0.5, device=device)
-    saved = through_a_file(source.state_dict())
-    if direction == "to torch":
-        saved["param_groups"][0]["fused"] = True
-    second.load_state_dict(saved)
+    second.load_state_dict(through_a_file(source.state_dict()))
     assert second.param_groups[0]["lr"] == 1e-2
-    for _ in range(3):
+    for _ in range(8):
+        give_gradients(ours, resumed, theirs)
+        for each in (optimizer, second, reference):
+            each.step()
+        assert_equal_bits(resumed, ours, second, optimizer)
+        assert_equal_bits(resumed, theirs, second, reference)
+
+
+@pytest.mark.parametrize("fused", [None, False, True])
+def test_every_group_of_a_checkpoint_is_fused(fused, device, make_parameters, give_gradients):
+    parameters = make_parameters()
+    groups = [{"params": parameters[:1]}, {"params": parameters[1:], "lr": 0.5}]
+    optimizer = nearstep.optim.AdamW(groups, fused=fused, device=device)
+    give_gradients(parameters)
+    optimizer.step()
+    assert [group["fused"] for group in optimizer.state_dict()["param_groups"]] == [True, True]
+    assert [group["fused"] for group in optimizer.param_groups] == [fused, fused]
+
+
+def test_steps_that_are_not_fused_have_other_bits(trained, give_gradients):
+    """Without this the test of interchange would not notice a lost ``fused``."""
+    ours, theirs, optimizer, reference = trained
+    resumed = clone(ours)
+    second = torch.optim.AdamW(resumed)
+    saved = through_a_file(optimizer.state_dict())
+    saved["param_groups"][0]["fused"] = None
+    second.load_state_dict(saved)
+    for _ in range(8):
         give_gradients(resumed, theirs)
         second.step()
         reference.step()
-    assert_equal_bits(resumed, theirs, second, reference)
+    assert any(not torch.equal(a, b) for a, b in zip(resumed, theirs, strict=True))
 
 
 def test_loading_does_not_alias_the_checkpoint(trained, device, give_gradients):
