@@ -44,7 +44,8 @@ class DramController(wiring.Component):
     given. With `i_enable` high the controller takes the channel, whose banks must all be precharged
     and tRP and tRFC over, and the refreshes that are due by then, `i_debt`: the interval that has
     begun counts as a whole one, and so do all intervals since the last REF, even if refreshes were
-    pulled in before it, for JEDEC also bounds the time between two REF. When `i_enable` falls,
+    pulled in before it, for JEDEC also bounds the time between two REF. (With `postponed` below
+    eight the interval that has begun need not be counted.) When `i_enable` falls,
     the beats inside get their commands, all banks are precharged, every refresh that is due is
     given, and `o_idle` rises; bursts not yet served wait, also in their middle, until the channel
     is taken again. Handing back takes a bounded time whatever the AXI side does: each of
@@ -88,7 +89,7 @@ class DramController(wiring.Component):
         *,
         address_width: int = 34,
         id_width: int = 2,
-        batch_beats: int = 2048,
+        batch_beats: int = 4096,
         few_beats: int = 16,
         postponed: int = MAX_POSTPONED_REFRESHES,
     ) -> None:

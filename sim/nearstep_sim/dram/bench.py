@@ -47,7 +47,7 @@ class Channel:
     density: str = "8Gb"
     width: str = "x8"
     mapping: str = DEFAULT_MAPPING
-    batch_beats: int = 2048
+    batch_beats: int = 4096
     postponed: int = 8
 
     @cached_property
@@ -94,6 +94,11 @@ class ChannelRun:
     def efficiency(self) -> float:
         """Data beats over all cycles from START to done: a fraction of the peak."""
         return self.beats / self.cycles
+
+    @property
+    def settled_efficiency(self) -> float:
+        """`efficiency` if the refreshes still due at done had been given before it."""
+        return self.beats / (self.cycles + self.debt * self.channel.timing.t_rfc / PHASES)
 
     @property
     def elements_per_second(self) -> float:
