@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import math
+import operator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from nearstep.errors import DtypeError, FreedBufferError, OutOfBoundsError, ShapeError
+from nearstep.errors import (
+    ArgumentError,
+    DtypeError,
+    FreedBufferError,
+    OutOfBoundsError,
+    ShapeError,
+)
 
 if TYPE_CHECKING:
     from nearstep.device import Device
@@ -62,7 +69,7 @@ class Buffer:
         Raises
         ------
         ShapeError, DtypeError
-            The array is not like the buffer.
+            It is not an array like the buffer.
         BusyError
             A run that has not ended uses the buffer.
         FreedBufferError, ClosedDeviceError
@@ -82,7 +89,9 @@ class Buffer:
         Raises
         ------
         ShapeError, DtypeError
-            ``out`` is not like the buffer, or not contiguous.
+            ``out`` is not an array like the buffer, or not contiguous.
+        ArgumentError
+            ``out`` cannot be written.
         BusyError
             A run that has not ended writes the buffer. What it only reads may be read.
         FreedBufferError, ClosedDeviceError
@@ -91,7 +100,11 @@ class Buffer:
         if out is None:
             out = np.empty(self.shape, self.dtype)
         else:
+            if not isinstance(out, np.ndarray):
+                raise DtypeError(f"out of {self!r}", f"array of {self.dtype}", type(out).__name__)
             self._check_like(out)
+            if not out.flags.writeable:
+                raise ArgumentError(f"out of {self!r} must be writeable")
             if not out.flags.c_contiguous:
                 raise ShapeError(f"out of {self!r}", "contiguous", f"strided {out.strides}")
         self.device.check_unused(self, "read", changes=False)
@@ -101,7 +114,11 @@ class Buffer:
 
     def fill(self, value: float) -> None:
         """Set every element to ``value``. Raises as :meth:`write` does."""
-        self.write(np.full(self.shape, value, self.dtype))
+        try:
+            array = np.full(self.shape, value, self.dtype)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise ArgumentError(f"cannot fill {self!r} with {value!r}: {error}") from None
+        self.write(array)
 
     def free(self) -> None:
         """Give the memory back.
@@ -125,11 +142,14 @@ class Buffer:
 
         Raises
         ------
+        ArgumentError
+            ``part`` is no slice of integers.
         OutOfBoundsError
             The slice does not lie in the buffer (no clipping, no negative indices).
         """
-        start = 0 if part.start is None else int(part.start)
-        stop = self.size if part.stop is None else int(part.stop)
+        if not isinstance(part, slice):
+            raise ArgumentError(f"index of {self!r} must be a slice, not {part!r}")
+        start, stop = _bound(self, part.start, 0), _bound(self, part.stop, self.size)
         if len(self.shape) != 1 or part.step not in (None, 1):
             raise ShapeError(
                 f"slice of {self!r}", "one-dimensional with step 1", (self.shape, part)
@@ -146,6 +166,8 @@ class Buffer:
             raise FreedBufferError(repr(self), action)
 
     def _check_like(self, array: NDArray[Any]) -> None:
+        if not isinstance(array, np.ndarray | np.generic):
+            raise DtypeError(repr(self), f"array of {self.dtype}", type(array).__name__)
         if array.dtype != self.dtype:
             raise DtypeError(repr(self), self.dtype, array.dtype)
         if array.shape != self.shape:
@@ -156,3 +178,12 @@ class Buffer:
 
     def __repr__(self) -> str:
         return f"Buffer({self.address:#x}, {self.shape}, {self.dtype})"
+
+
+def _bound(buffer: Buffer, bound: Any, default: int) -> int:
+    try:
+        return default if bound is None else operator.index(bound)
+    except TypeError:
+        raise ArgumentError(
+            f"slice of {buffer!r}: bounds must be integers, not {bound!r}"
+        ) from None

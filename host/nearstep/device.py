@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Sequence
+import operator
+from collections.abc import Iterable, Sequence
 from importlib.metadata import entry_points
 from types import TracebackType
 from typing import Self
@@ -17,7 +18,7 @@ from nearstep.backends.base import Backend
 from nearstep.backends.emulated import EmulatedBackend
 from nearstep.backends.options import DeviceUrl
 from nearstep.buffer import Buffer
-from nearstep.errors import ArgumentError, ClosedDeviceError, OutOfBoundsError, UrlError
+from nearstep.errors import ArgumentError, ClosedDeviceError, UrlError
 
 BACKENDS = "nearstep.backends"
 """Entry-point group in which packages offer backends, by the name that starts a device name."""
@@ -74,19 +75,20 @@ class Device:
         Raises
         ------
         ArgumentError
-            A dimension is negative, or the dtype holds Python objects.
+            A dimension is negative or no integer, or the dtype is unknown or holds Python objects.
         OutOfDeviceMemoryError
         """
         self.check_open("alloc")
-        dims = (shape,) if isinstance(shape, int | np.integer) else tuple(shape)
-        if any(dim < 0 for dim in dims):
-            raise ArgumentError(f"shape must not be negative, not {dims}")
-        kind = np.dtype(dtype)
+        dims = _dimensions(shape)
+        try:
+            kind = np.dtype(dtype)
+        except (TypeError, ValueError):
+            raise ArgumentError(f"dtype must be one of numpy's, not {dtype!r}") from None
         if kind.hasobject or kind.itemsize == 0:
             raise ArgumentError(f"dtype must be of plain numbers, not {kind}")
         nbytes = math.prod(dims) * kind.itemsize
         address = self._allocator.allocate(nbytes)
-        buffer = Buffer(self, address, tuple(int(dim) for dim in dims), kind)
+        buffer = Buffer(self, address, dims, kind)
         self._live[address] = buffer
         if isinstance(self.backend, EmulatedBackend) and nbytes:
             self.backend.claim(address, nbytes)
@@ -129,11 +131,6 @@ class Device:
         if self._closed:
             raise ClosedDeviceError(self.url, action)
 
-    def check_range(self, what: str, address: int, nbytes: int) -> None:
-        """Raise :class:`OutOfBoundsError` unless the range lies in device memory."""
-        if address < 0 or address + nbytes > self.capacity_bytes:
-            raise OutOfBoundsError(what, address, address + nbytes, self.capacity_bytes)
-
     def __enter__(self) -> Self:
         return self
 
@@ -149,6 +146,19 @@ class Device:
         return f"<{type(self).__name__} {self.url}{' closed' if self._closed else ''}>"
 
 
+def _dimensions(shape: int | Sequence[int]) -> tuple[int, ...]:
+    each = shape if isinstance(shape, Iterable) else (shape,)
+    try:
+        dims = tuple(operator.index(dim) for dim in each)
+    except TypeError:
+        raise ArgumentError(
+            f"shape must be an integer or a sequence of integers, not {shape!r}"
+        ) from None
+    if any(dim < 0 for dim in dims):
+        raise ArgumentError(f"shape must not be negative, not {dims}")
+    return dims
+
+
 def open_device(url: str) -> Device:
     """Open the device named ``url``, such as ``sim:axdimm?lanes=16&memory=ideal``.
 
@@ -158,12 +168,14 @@ def open_device(url: str) -> Device:
     Raises
     ------
     UrlError
-        No such backend, or the backend has no such family.
+        Not a device name, no such backend, or the backend has no such family.
     OptionError
         An option is unknown or has a bad value.
     MismatchError
         The device is not the one that this driver was written for.
     """
+    if not isinstance(url, str):
+        raise UrlError(str(url), f"a device name must be text, not {type(url).__name__}")
     name = DeviceUrl.parse(url)
     offers = {entry.name: entry for entry in entry_points(group=BACKENDS)}
     if name.backend not in offers:

@@ -96,10 +96,55 @@ def test_double_free_and_use_after_free_are_errors(device):
             use()
 
 
-@pytest.mark.parametrize(("shape", "dtype"), [(-1, np.float32), ((2, -3), np.int8), (4, object)])
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [
+        (-1, np.float32),
+        ((2, -3), np.int8),
+        ((2, 2.5), np.float32),
+        (2.5, np.float32),
+        ("abc", np.float32),
+        (None, np.float32),
+        (4, object),
+        (4, "foo"),
+    ],
+)
 def test_what_cannot_be_allocated_is_refused(device, shape, dtype):
+    free = device.free_bytes
     with pytest.raises(ArgumentError):
         device.alloc(shape, dtype)
+    assert device.free_bytes == free
+    buffer = device.alloc((np.int64(2), 3))
+    assert buffer.shape == (2, 3)
+    assert type(buffer.address) is int
+
+
+@pytest.mark.parametrize("array", [[1.0] * 8, 1.0, None, "a"])
+def test_only_arrays_are_copied(device, array):
+    buffer = device.alloc(8)
+    with pytest.raises(DtypeError, match="must be array of float32"):
+        buffer.write(array)
+    if array is not None:
+        with pytest.raises(DtypeError, match="must be array of float32"):
+            buffer.read(out=array)
+
+
+def test_an_array_that_cannot_be_written_is_refused(device):
+    buffer = device.alloc(8)
+    buffer.fill(1.0)
+    out = np.zeros(8, np.float32)
+    out.flags.writeable = False
+    with pytest.raises(ArgumentError, match="writeable"):
+        buffer.read(out)
+    assert not out.any()
+    with pytest.raises(ArgumentError, match="cannot fill"):
+        buffer.fill("a")
+
+
+@pytest.mark.parametrize("part", [3, "a", slice(1.5, 3), slice(0, "b"), (1, 2)])
+def test_only_slices_of_integers_are_views(device, part):
+    with pytest.raises(ArgumentError, match=r"must be (a slice|integers)"):
+        device.alloc(8)[part]
 
 
 def test_a_full_device_says_how_much_is_left_and_recovers(device):

@@ -31,6 +31,12 @@ def test_a_wrong_name_says_what_is_wrong(url, message):
         nearstep.open(url)
 
 
+@pytest.mark.parametrize("url", [None, 5, b"golden:axdimm"])
+def test_a_name_that_is_no_text_is_refused(url):
+    with pytest.raises(UrlError, match="must be text"):
+        nearstep.open(url)
+
+
 @pytest.mark.parametrize("backend", ["golden", "sim"])
 @pytest.mark.parametrize(
     ("option", "message"),
