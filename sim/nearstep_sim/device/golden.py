@@ -11,7 +11,13 @@ from numpy.typing import NDArray
 from nearstep.backends.base import Poll
 from nearstep.backends.emulated import EmulatedBackend, Injection
 from nearstep.backends.options import parse_options
-from nearstep.errors import BusError, MemoryFaultError, UrlError, WaitTimeoutError
+from nearstep.errors import (
+    BusError,
+    ClosedDeviceError,
+    MemoryFaultError,
+    UrlError,
+    WaitTimeoutError,
+)
 from nearstep_hw.axdimm.config import AdamKernelConfig
 from nearstep_hw.axdimm.registers import COUNTERS, device_maps, update_rule
 from nearstep_hw.csr.block import Response
@@ -86,6 +92,7 @@ class GoldenBackend(EmulatedBackend):
         )
         self._fault: MemoryFaultError | None = None
         self._accesses = 0
+        self._closed = False
 
     @property
     def cycles(self) -> int | None:
@@ -112,12 +119,15 @@ class GoldenBackend(EmulatedBackend):
             self._kernel.abort()
 
     def read_memory(self, address: int, out: NDArray[np.uint8]) -> None:
+        self._check_open()
         self._memory.read(address, out)
 
     def write_memory(self, address: int, data: NDArray[np.uint8]) -> None:
+        self._check_open()
         self._memory.write(address, data)
 
     def wait(self, polls: Sequence[Poll], max_cycles: int) -> None:
+        self._check_open()
         left = max_cycles
         while True:
             self._raise_fault()
@@ -135,12 +145,13 @@ class GoldenBackend(EmulatedBackend):
             self._advance(STEP_ELEMENTS)
 
     def reset(self) -> None:
+        self._check_open()
         self._fault = None
         self._kernel.reset()
         self._registers = RegisterFile(self._map)
 
     def close(self) -> None:
-        self._kernel.reset()
+        self._closed = True
 
     def transactions(self) -> Sequence[str]:
         return tuple(self._log)
@@ -159,6 +170,7 @@ class GoldenBackend(EmulatedBackend):
 
     def _take_time(self) -> None:
         """A register access: a fraction of a step."""
+        self._check_open()
         self._raise_fault()
         self._accesses += 1
         if self._accesses % ACCESSES_PER_STEP == 0:
@@ -192,6 +204,10 @@ class GoldenBackend(EmulatedBackend):
         for path, value in state.items():
             if value != self._registers[path]:
                 self._registers[path] = value
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedDeviceError("golden:axdimm", "use the model")
 
     def _raise_fault(self) -> None:
         if self._fault is not None:

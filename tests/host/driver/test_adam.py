@@ -8,6 +8,7 @@ import pytest
 from nearstep.errors import (
     AlignmentError,
     ArgumentError,
+    BusError,
     BusyError,
     ClosedDeviceError,
     DtypeError,
@@ -129,12 +130,22 @@ def test_start_and_configuration_while_busy_are_refused_and_flagged(device, job)
     work = job(4000)
     run = work.start()
     kernel = device.regs.adam0
+    assert not kernel.status.refused
+    for register in (kernel.start, kernel.p_address, kernel.window0_permissions):
+        with pytest.raises(BusError):
+            device.backend.write_register(register.address, 1)
+        assert kernel.status.refused
+        assert kernel.status.refused, "reading it cleared it"
+        kernel.control.clear = 1
+        assert not kernel.status.refused
     with pytest.raises(RefusedWriteError):
         kernel.start.go = 1
     with pytest.raises(RefusedWriteError):
         kernel.p_address.value = 0
     with pytest.raises(RefusedWriteError):
         kernel.window0_permissions.bits = 0
+    assert not kernel.status.refused, "the driver did not clear it"
+    assert kernel.status.busy
     run.wait()
     assert work.check() == 12000
 
@@ -293,10 +304,17 @@ def test_a_buffer_of_another_device_is_refused(device, job):
 
 
 def test_a_closed_device_says_so(device, job):
-    work = job(100)
+    work = job(4000)
+    run = work.start()
     device.close()
     device.close()
     for use in (
+        run.wait,
+        run.abort,
+        lambda: run.done,
+        lambda: run.committed,
+        lambda: device.regs.adam0.status.busy,
+        lambda: setattr(device.regs.adam0.count, "value", 1),
         work.start,
         lambda: device.alloc(4),
         lambda: work.buffers["p"].read(),
