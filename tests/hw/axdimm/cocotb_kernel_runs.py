@@ -61,11 +61,11 @@ async def reads_run_ahead(dut: object) -> None:
 
 @cocotb.test()
 async def ideal_memory_is_read_without_a_gap(dut: object) -> None:
-    """Cycles grow by four a beat: one for each array."""
+    """Cycles grow by four a beat: one for each array. (The units hold up to 80 beats.)"""
     bench = KernelBench(dut)
     await bench.begin()
     cycles = []
-    for blocks in (10, 20):
+    for blocks in (20, 30):
         count = blocks * BLOCK
         bench.place(count, aligned=4096)
         await bench.run(count)

@@ -15,7 +15,7 @@ from stand_in import stand_in_results
 
 from nearstep_hw.axdimm.config import AdamKernelConfig
 from nearstep_hw.axdimm.registers import ARRAYS, adam_kernel_map, update_rule
-from nearstep_hw.rule.adam import adam_scalars
+from nearstep_hw.rule.adam import ORDERS
 from nearstep_sim.bench.axi_checker import AxiChecker
 from nearstep_sim.bench.axi_memory import STALL_MODES, AxiMemory, BurstError
 from nearstep_sim.bench.cocotb_axi import AxiPort
@@ -25,7 +25,7 @@ CONFIG = AdamKernelConfig(**json.loads(os.environ["NEARSTEP_CONFIG"]))
 IS_STAND_IN = os.environ["NEARSTEP_UNIT"] == "stand_in"
 SEED = int(os.environ.get("NEARSTEP_SEED", "1"))
 MEMORY_BYTES = max(1 << 16, 128 * CONFIG.block_bytes)  # four arrays of up to 31 blocks
-SCALARS = adam_scalars(1e-3, (0.9, 0.999), 1e-8, 0.01, 3, True)
+SCALARS = ORDERS[CONFIG.order][1](1e-3, (0.9, 0.999), 1e-8, 0.01, 3, True)
 STATES = ("p", "m", "v")
 
 Words = NDArray[np.uint32]
