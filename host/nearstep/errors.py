@@ -201,6 +201,8 @@ class WaitTimeoutError(DeviceError):
     waited_for: str
     max_cycles: int
         Device cycles (steps, on a device without a clock).
+    unit: str
+        Which of the two.
     """
 
     def __init__(
@@ -208,13 +210,15 @@ class WaitTimeoutError(DeviceError):
         waited_for: str,
         max_cycles: int,
         *,
+        unit: str = "device cycles",
         registers: Mapping[str, int] | None = None,
         transactions: Sequence[str] = (),
     ) -> None:
         self.waited_for = waited_for
         self.max_cycles = max_cycles
+        self.unit = unit
         super().__init__(
-            f"waited {max_cycles} device cycles for {waited_for}",
+            f"waited {max_cycles} {unit} for {waited_for}",
             registers=registers,
             transactions=transactions,
         )

@@ -6,7 +6,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Self
 
-from nearstep.errors import DeviceError
+import numpy as np
+
+from nearstep.errors import ArgumentError, DeviceError
+
+MAX_BOUND = 1 << 64
+"""Bounds of waits are below it: backends count device cycles in 64 bits."""
 
 
 class Run(ABC):
@@ -57,6 +62,8 @@ class Run(ABC):
 
         Raises
         ------
+        ArgumentError
+            ``max_cycles`` is no integer, or negative.
         KernelError
             The run stopped; says why, where, and what is committed.
         WaitTimeoutError
@@ -72,3 +79,14 @@ class Run(ABC):
         When memory does not answer, the drain cannot end: then the device is reset hard.
         Either way ``error`` is an :class:`nearstep.errors.AbortedError` after it.
         """
+
+
+def check_bound(max_cycles: int | None) -> None:
+    """Raise :class:`ArgumentError` unless ``max_cycles`` can bound a wait."""
+    if max_cycles is None:
+        return
+    is_integer = isinstance(max_cycles, int | np.integer) and not isinstance(max_cycles, bool)
+    if not is_integer or not 0 <= max_cycles < MAX_BOUND:
+        raise ArgumentError(
+            f"max_cycles must be an integer from 0 to 2**64 - 1, or None, not {max_cycles!r}"
+        )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from numbers import Real
 
 import numpy as np
 
@@ -30,6 +31,9 @@ from nearstep_hw.rule.adam import ORDERS
 
 READ_ONLY = frozenset({"g"})
 """Arrays that the kernel does not write."""
+
+STEPS = 1 << 63
+"""A step count is below it, so that powers of the betas can be taken."""
 
 
 class AxdimmDevice(Device):
@@ -101,13 +105,14 @@ class AxdimmDevice(Device):
         buffers = dict(zip(ARRAYS, (p, g, m, v), strict=True))
         self._check_buffers(buffers)
         _check_hyperparameters(step, lr, betas, eps, weight_decay)
+        _, scalars_of = ORDERS[self.config.order]
+        scalars = scalars_of(lr, betas, eps, weight_decay, step, decoupled)
+        _check_scalars(scalars, f"{lr=}, {betas=}, {eps=}, {weight_decay=}, {step=}")
         if self._run is not None and not self._run.ended:
             raise BusyError(
                 f"cannot run adam: {self._run.what} has not ended",
                 registers=self.regs.adam0.dump(),
             )
-        _, scalars_of = ORDERS[self.config.order]
-        scalars = scalars_of(lr, betas, eps, weight_decay, step, decoupled)
         kernel = self.regs.adam0
         self._configure(kernel, buffers, scalars)
         kernel.start.go = 1
@@ -183,10 +188,33 @@ class AxdimmDevice(Device):
 def _check_hyperparameters(
     step: int, lr: float, betas: tuple[float, float], eps: float, weight_decay: float
 ) -> None:
-    if step < 1:
-        raise ArgumentError(f"step must be at least 1, not {step}")
+    if isinstance(step, bool | np.bool_) or not isinstance(step, int | np.integer):
+        raise ArgumentError(f"step must be an integer, not {step!r}")
+    if not 1 <= step < STEPS:
+        raise ArgumentError(f"step must be at least 1 and below 2**63, not {step}")
     for name, value in {"lr": lr, "eps": eps, "weight_decay": weight_decay}.items():
-        if not (math.isfinite(value) and value >= 0.0):
+        if not (math.isfinite(_number(name, value)) and value >= 0.0):
             raise ArgumentError(f"{name} must be finite and not negative, not {value}")
-    if len(betas) != 2 or not all(0.0 <= beta < 1.0 for beta in betas):
+    if not isinstance(betas, Sequence) or isinstance(betas, str) or len(betas) != 2:
+        raise ArgumentError(f"betas must be two numbers in [0, 1), not {betas!r}")
+    if not all(0.0 <= _number("betas", beta) < 1.0 for beta in betas):
         raise ArgumentError(f"betas must be two numbers in [0, 1), not {betas}")
+
+
+def _number(name: str, value: object) -> float:
+    """``value`` if it is a real number; a text or a truth value is none."""
+    if isinstance(value, bool | np.bool_) or not isinstance(value, Real):
+        raise ArgumentError(f"{name} must be a number, not {value!r}")
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
+
+
+def _check_scalars(scalars: Mapping[str, float | int], given: str) -> None:
+    """Binary32 registers must hold what follows from the arguments."""
+    for name, value in scalars.items():
+        with np.errstate(over="ignore"):
+            fits = bool(np.isfinite(np.float32(value)))
+        if not fits:
+            raise ArgumentError(f"register {name} would overflow binary32 with {given}")

@@ -20,7 +20,7 @@ from nearstep.errors import (
     WindowError,
 )
 from nearstep.registers import BlockRegisters
-from nearstep.run import Run
+from nearstep.run import Run, check_bound
 from nearstep_hw.axdimm.registers import ARRAYS, COUNTERS, ErrorCause, Stream
 
 SLOWEST_CYCLES_PER_BEAT = 64
@@ -114,6 +114,7 @@ class AdamRun(Run):
         return self._counters
 
     def wait(self, max_cycles: int | None = None) -> Self:
+        check_bound(max_cycles)
         if not self._ended:
             beats = -(-self.count // self._backend.config.lanes) * BEATS_PER_LANE_GROUP
             bound = IDLE_CYCLES + SLOWEST_CYCLES_PER_BEAT * beats
@@ -124,6 +125,7 @@ class AdamRun(Run):
         return self
 
     def abort(self, max_cycles: int | None = None) -> None:
+        check_bound(max_cycles)
         if self._ended:
             return
         self._kernel.control.abort = 1
@@ -153,6 +155,7 @@ class AdamRun(Run):
             raise WaitTimeoutError(
                 what,
                 max_cycles,
+                unit=error.unit,
                 registers=self._kernel.dump(),
                 transactions=self._backend.transactions(),
             ) from error

@@ -137,7 +137,10 @@ class GoldenBackend(EmulatedBackend):
                 return
             if left <= 0 or not self._kernel.can_advance:
                 raise WaitTimeoutError(
-                    " or ".join(map(str, polls)), max_cycles, transactions=self.transactions()
+                    " or ".join(map(str, polls)),
+                    max_cycles,
+                    unit="steps",
+                    transactions=self.transactions(),
                 )
             skipped = min(left - 1, max(0, self._kernel.late - 1))
             self._kernel.late -= skipped

@@ -281,6 +281,64 @@ WRONG = {
 }
 
 
+HYPERPARAMETERS = {
+    "fractional step": {"step": 1.5},
+    "step of a truth value": {"step": True},
+    "step of text": {"step": "1"},
+    "no step": {"step": None},
+    "step beyond all powers": {"step": 10**400},
+    "rate beyond binary32": {"lr": 1e300},
+    "rate beyond binary64": {"lr": 10**400},
+    "decay beyond binary32": {"weight_decay": 1e45},
+    "rate of text": {"lr": "a"},
+    "no rate": {"lr": None},
+    "NaN rate": {"lr": float("nan")},
+    "eps of a truth value": {"eps": True},
+    "eps beyond binary32": {"eps": 1e39},
+    "one beta": {"betas": 0.9},
+    "three betas": {"betas": (0.9, 0.9, 0.9)},
+    "betas of text": {"betas": ("a", "b")},
+    "betas in text": {"betas": "ab"},
+    "NaN beta": {"betas": (float("nan"), 0.9)},
+}
+
+
+@pytest.mark.parametrize("decoupled", [False, True], ids=["l2", "adamw"])
+@pytest.mark.parametrize("case", HYPERPARAMETERS)
+def test_wrong_hyperparameters_fail_before_the_device_is_touched(
+    device, job, case, decoupled, monkeypatch
+):
+    work = job(16)
+    hyper = {"step": 1, **work.hyper, **HYPERPARAMETERS[case]}
+    touched = []
+    monkeypatch.setattr(device.backend, "write_register", lambda *args: touched.append(args))
+    with pytest.raises(ArgumentError) as caught:
+        device.adam(**work.buffers, decoupled=decoupled, **hyper)
+    print(caught.value)
+    assert touched == []
+
+
+def test_numbers_of_numpy_are_hyperparameters(device, job):
+    work = job(100)
+    work.step = np.int64(2)
+    work.hyper.update(lr=np.float32(0.25), betas=[np.float64(0.5), 0], weight_decay=0)
+    work.start().wait()
+    assert work.check() == 300
+
+
+@pytest.mark.parametrize("bound", [1e9, -5, "x", True, 1 << 64])
+def test_a_bound_of_a_wait_is_a_number_of_cycles(device, job, bound):
+    work = job(300)
+    run = work.start()
+    for use in (run.wait, run.abort):
+        with pytest.raises(ArgumentError, match="max_cycles must be an integer"):
+            use(max_cycles=bound)
+    run.wait()
+    with pytest.raises(ArgumentError):
+        run.wait(max_cycles=bound)
+    assert work.check() == 900
+
+
 @pytest.mark.parametrize("spoil", WRONG, ids=lambda each: each.__name__)
 def test_wrong_arguments_fail_before_the_device_is_touched(device, job, spoil, monkeypatch):
     work = job(100)

@@ -105,6 +105,8 @@ def test_memory_that_never_answers_ends_in_a_bounded_wait(device, job, write):
     with pytest.raises(WaitTimeoutError, match=f"adam of {MANY} elements") as caught:
         run.wait(max_cycles=20_000)
     assert caught.value.max_cycles == 20_000
+    unit = "steps" if device.cycles is None else "device cycles"
+    assert f"waited 20000 {unit} for" in str(caught.value)
     assert caught.value.registers["adam0.status.busy"] == 1
     assert caught.value.transactions
     assert not run.done
