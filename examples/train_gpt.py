@@ -11,6 +11,7 @@ import math
 import platform
 import shlex
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Annotated
@@ -30,6 +31,12 @@ from nearstep.errors import NearstepError, OutOfDeviceMemoryError
 
 OUTPUT = Path(__file__).resolve().parents[1] / "build" / "run"
 
+REPORT = "report.json"
+PLOT = "loss.png"
+
+MAX_SEED = 2**63 - 1
+"""Largest seed of a ``torch.Generator``."""
+
 Size = Annotated[str, typer.Option(help=f"Model: {', '.join(SIZES)}.")]
 Device = Annotated[
     str,
@@ -45,7 +52,7 @@ def main(
     context: Annotated[int, typer.Option(min=1, help="Bytes in a sequence.")] = 128,
     lr: Annotated[float, typer.Option(min=0.0, help="Peak learning rate.")] = 2e-3,
     weight_decay: Annotated[float, typer.Option(min=0.0, help="Of matrices.")] = 0.1,
-    seed: Annotated[int, typer.Option(min=0, help="Of weights and batches.")] = 1,
+    seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="Of weights and batches.")] = 1,
     baseline: Annotated[
         bool, typer.Option(help="Train the same model with torch.optim.AdamW(fused=True).")
     ] = True,
@@ -55,6 +62,7 @@ def main(
     console = Console()
     if size not in SIZES:
         raise typer.BadParameter(f"{size!r} is not one of {', '.join(SIZES)}", param_hint="--size")
+    _prepare(output)
     started = time.perf_counter()
     text = load_text()
     try:
@@ -68,6 +76,10 @@ def main(
             near_memory = nearstep.open(device)
         except NearstepError as error:
             raise typer.BadParameter(str(error), param_hint="--device") from error
+        except (OSError, RuntimeError) as error:  # of the tools that build a simulated device
+            typer.echo(f"cannot open {device}: {error}", err=True)
+            typer.echo("Run `nearstep doctor`: it lists the tools and what is missing.", err=True)
+            raise typer.Exit(2) from error
     opened = time.perf_counter()
 
     with near_memory:
@@ -107,11 +119,23 @@ def main(
     report.environment["open_device_s"] = round(opened - started, 3)
     report.environment["total_s"] = round(time.perf_counter() - started, 3)
 
-    output.mkdir(parents=True, exist_ok=True)
-    report.write_json(output / "report.json")
-    plot_loss(report, output / "loss.png")
+    report.write_json(output / REPORT)
+    plot_loss(report, output / PLOT)
     console.print(report.table())
-    console.print(f"report: {output / 'report.json'}\nplot:   {output / 'loss.png'}")
+    console.print(f"report: {output / REPORT}\nplot:   {output / PLOT}")
+
+
+def _prepare(output: Path) -> None:
+    """Make the report's folder, and see that its files can be written once training has ended."""
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=output):
+            pass
+        for path in (output / REPORT, output / PLOT):
+            if path.exists():
+                path.open("r+b").close()
+    except OSError as error:
+        raise typer.BadParameter(f"cannot write there: {error}", param_hint="--output") from error
 
 
 def _trainer(

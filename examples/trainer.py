@@ -28,8 +28,8 @@ class Trainer:
     ----------
     losses: list[float]
         Training loss in nats before each step.
-    step_seconds, model_seconds: float
-        Time in ``optimizer.step()``, and in forward and backward passes.
+    step_seconds, model_seconds: list[float]
+        Time of each ``optimizer.step()``, and of each forward and backward pass.
     """
 
     def __init__(self, model: Gpt, optimizer: torch.optim.Optimizer, steps: int) -> None:
@@ -37,8 +37,8 @@ class Trainer:
         self.optimizer = optimizer
         self.scheduler = LambdaLR(optimizer, lambda step: warm_up_then_cosine(step, steps))
         self.losses: list[float] = []
-        self.step_seconds = 0.0
-        self.model_seconds = 0.0
+        self.step_seconds: list[float] = []
+        self.model_seconds: list[float] = []
 
     def train(self, tokens: Tensor) -> float:
         """One training step on `tokens`, (batch, context + 1); returns the loss before it."""
@@ -48,8 +48,8 @@ class Trainer:
         loss.backward()
         middle = time.perf_counter()
         self.optimizer.step()
-        self.step_seconds += time.perf_counter() - middle
-        self.model_seconds += middle - start
+        self.step_seconds.append(time.perf_counter() - middle)
+        self.model_seconds.append(middle - start)
         self.scheduler.step()
         self.losses.append(loss.item())
         return self.losses[-1]

