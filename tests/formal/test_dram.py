@@ -425,7 +425,7 @@ CASES = (
     ("dram_arbiter", ArbiterProperties, "bmc", 12),
     ("dram_refresh", RefreshProperties, "bmc", 36),
     ("dram_read_return", ReturnProperties, "bmc", 9),
-    ("dram_write_supply", SupplyProperties, "bmc", 9),
+    ("dram_write_supply", SupplyProperties, "bmc", 8),
     ("dram_scheduler", SchedulerProperties, "bmc", 9),
 )
 COVERS = (

@@ -79,7 +79,7 @@ def test_random_bursts_keep_their_data(options: dict[str, float], seed: int) -> 
     run = run_random(CHANNEL, seed=seed, bursts=10_000, **options)
     print(run)
     assert run.read_beats > 10_000
-    assert run.write_beats > 5_000
+    assert run.write_beats > 2_000  # where W stalls most, reads get further
     assert bool(run.refused) == bool(options.get("refused"))
     assert bool(run.hand_overs) == bool(options.get("hand_over"))
     # One more than eight only where the channel was taken with nine due.
