@@ -22,7 +22,7 @@ from nearstep_hw.dram.timing import dram_timing
 from nearstep_hw.dram.write_supply import WriteSupply
 from nearstep_sim.bench.formal import ProofError, prove
 
-pytestmark = pytest.mark.formal
+pytestmark = [pytest.mark.formal, pytest.mark.deep]
 
 
 class SmallGeometry(DramGeometry):
