@@ -74,7 +74,7 @@ def channel(results: Results) -> list[str]:
     paper = results["paper"]
     lines = ["## The kernel on a DDR4 channel", ""]
     lines += [
-        "Kernel (RTL) or a generator of the same traffic, controller and rank (DDR4-1600) in one",
+        "Kernel RTL but for its arithmetic, or a model of its traffic, on the controller in one",
         "simulation, *measured* in RTL cycles from START to done, refresh on. The host and the",
         "mode arbiter are not in it. Two channels at 200 MHz are *modelled* as twice one. A",
         "refresh that is still owed at done would cost about 70 cycles (8Gb). Skew is how far the",
