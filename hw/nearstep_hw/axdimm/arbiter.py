@@ -1,6 +1,6 @@
 """The mode of a channel, and the way from one to the other."""
 
-from amaranth import Elaboratable, Module, Signal
+from amaranth import Elaboratable, Module, Mux, Signal
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
@@ -10,6 +10,7 @@ from nearstep_hw.dram.geometry import DramGeometry
 from nearstep_hw.dram.timing import DramTiming
 
 CUT_CYCLES = TPHY_RDLAT + 2  # until the data of commands already taken have passed
+PATIENCE = 127  # cycles; without a busy host RESTORE takes half as long
 
 
 class ModeArbiter(wiring.Component):
@@ -23,18 +24,22 @@ class ModeArbiter(wiring.Component):
       have passed, kernel and controller are reset, and `CLOSE` follows.
     - `CLOSE`: all minima pass, all banks are precharged.
     - `RESTORE`: refreshes that are owed are given, then every bank that the host believes open is
-      opened. If the host touches one that is open already, or a refresh falls due, it is all done
-      again. When all banks are as the host believes, nothing is owed, and all minima have passed,
-      the mode is normal.
+      opened. One that the host touches after that is precharged again. If a refresh falls due, or
+      the host has closed all, `CLOSE` comes first. When all banks are as the host believes, nothing
+      is owed, and all minima have passed, the mode is normal.
 
     A mode is always reached before the next change begins; what is requested then counts. After a
     reset of the kernel the mode is normal for at least a cycle.
 
-    *Timing*: to acceleration at most tRFC + tRP and some cycles, plus 128 cycles if a refresh of
-    the host is just due. To normal what the controller needs to drain, at most eight or nine
-    refreshes, and 16 ACT with tRAS behind them. Only a host that without pause opens and closes
-    banks that it must not access can prolong this, up to its own next refresh, before which it has
-    to close all banks for tRFC.
+    A host that without pause opens and closes banks, which it can only do by accesses that are
+    refused, could keep `RESTORE` from ending. But before its own refresh it has to close all banks
+    and rest for tRFC. After `PATIENCE` cycles one refresh is given in advance, so that the DRAM
+    need not be refreshed as well at that time, and `RESTORE` ends then.
+
+    *Timing*: to acceleration at most tRFC + tRP and some cycles, and as much again if a refresh of
+    the host is just due. To normal what the controller needs to drain, at most nine refreshes, and
+    16 ACT with tRAS behind them; with a host as above, at most `PATIENCE` cycles and two of its
+    refresh intervals more.
 
     Parameters
     ----------
@@ -55,12 +60,22 @@ class ModeArbiter(wiring.Component):
     o_enable : for the controller.
     o_acceleration : the mode is acceleration, with no change in progress.
     o_reset : resets kernel and controller.
+    o_advance : one refresh in advance is wanted, see `RefreshDebt`.
     o_command : command of the arbiter itself.
+
+    Attributes
+    ----------
+    opened, wrong, restoring, closing : banks that `RESTORE` has opened, those of them that the
+        host has touched since, and two of the states. For proofs; nothing else reads them.
     """
 
     def __init__(self, timing: DramTiming, geometry: DramGeometry) -> None:
         self.timing = timing
         self.geometry = geometry
+        self.opened = Signal(geometry.banks)
+        self.wrong = Signal(geometry.banks)
+        self.restoring = Signal()
+        self.closing = Signal()
         super().__init__(
             {
                 "i_accelerate": In(1),
@@ -78,6 +93,7 @@ class ModeArbiter(wiring.Component):
                 "o_enable": Out(1),
                 "o_acceleration": Out(1),
                 "o_reset": Out(1),
+                "o_advance": Out(1),
                 "o_command": Out(RowCommandLayout(geometry)),
             }
         )
@@ -90,31 +106,40 @@ class ModeArbiter(wiring.Component):
     def elaborate(self, platform: object) -> Elaboratable:
         m = Module()
         banks = self.geometry.banks
-        opened = Signal(banks)  # opened by RESTORE
-        wrong = Signal()  # the host has changed its mind about one of them
-        opening = Signal(banks)
+        opened, wrong = self.opened, self.wrong
         missing = Signal(banks)
+        opens = Signal(banks)
+        closes = Signal(banks)
+        paced = Signal()  # the last command of RESTORE was ACT
         pace = Signal(range(self.activate_distance + 1))
         cut = Signal(range(CUT_CYCLES))
+        patience = Signal(range(PATIENCE + 1))
+        advanced = Signal()
         command = self.o_command
 
         m.d.comb += missing.eq(self.i_open & ~opened)
         for bank in reversed(range(banks)):
-            with m.If(missing[bank]):
+            with m.If(Mux(wrong.any(), wrong[bank], missing[bank])):
                 m.d.comb += [command.bank.eq(bank), command.row.eq(self.i_row[bank])]
+        m.d.comb += [
+            opens.eq(Mux(command.activate, 1 << command.bank, 0)),
+            closes.eq(Mux(command.precharge, 1 << command.bank, 0)),
+        ]
+        m.d.sync += [
+            opened.eq((opened | opens) & ~closes),
+            wrong.eq((wrong | ((opened | opens) & self.i_touched)) & ~closes),
+        ]
         with m.If(command.activate):
-            m.d.comb += opening.eq(1 << command.bank)
-            m.d.sync += pace.eq(self.activate_distance - 1)
+            m.d.sync += [paced.eq(1), pace.eq(self.activate_distance - 1)]
+        with m.Elif(command.precharge):
+            m.d.sync += paced.eq(0)
         with m.Elif(pace != 0):
             m.d.sync += pace.eq(pace - 1)
-        m.d.sync += opened.eq(opened | opening)
-        with m.If(((opened | opening) & self.i_touched).any()):
-            m.d.sync += wrong.eq(1)
 
-        with m.FSM():
+        with m.FSM() as fsm:
             with m.State("NORMAL"):
                 m.d.comb += [self.o_pass.eq(1), self.o_reset.eq(self.i_reset)]
-                m.d.sync += [opened.eq(0), wrong.eq(0)]
+                m.d.sync += [opened.eq(0), wrong.eq(0), paced.eq(0)]
                 with m.If(self.i_accelerate & ~self.i_wait):
                     m.next = "TAKE"
             with m.State("TAKE"):
@@ -132,7 +157,7 @@ class ModeArbiter(wiring.Component):
                     self.o_enable.eq(1),
                     self.o_acceleration.eq(self.i_accelerate),
                 ]
-                m.d.sync += cut.eq(CUT_CYCLES - 1)
+                m.d.sync += [cut.eq(CUT_CYCLES - 1), patience.eq(PATIENCE), advanced.eq(0)]
                 with m.If(self.i_reset):
                     m.next = "CUT"
                 with m.Elif(~self.i_accelerate):
@@ -152,16 +177,27 @@ class ModeArbiter(wiring.Component):
                 m.d.comb += self.o_reset.eq(self.i_reset)
                 with m.If(self.i_settled):
                     m.d.comb += command.precharge_all.eq(1)
-                    m.d.sync += [opened.eq(0), wrong.eq(0)]
+                    m.d.sync += [opened.eq(0), wrong.eq(0), paced.eq(0)]
                     m.next = "RESTORE"
             with m.State("RESTORE"):
                 m.d.comb += self.o_reset.eq(self.i_reset)
-                with m.If(wrong | (self.i_owing & opened.any())):
+                m.d.comb += self.o_advance.eq((patience == 0) & ~advanced)
+                with m.If(patience != 0):
+                    m.d.sync += patience.eq(patience - 1)
+                with m.If(command.refresh & self.o_advance):
+                    m.d.sync += advanced.eq(1)
+                with m.If((self.i_owing & opened.any()) | (wrong.any() & ~self.i_open.any())):
                     m.next = "CLOSE"
                 with m.Elif(self.i_owing):
                     m.d.comb += command.refresh.eq(self.i_settled)
+                with m.Elif(wrong.any()):
+                    m.d.comb += command.precharge.eq(self.i_settled)
                 with m.Elif(missing.any()):
-                    m.d.comb += command.activate.eq(self.i_settled | (opened.any() & (pace == 0)))
+                    m.d.comb += command.activate.eq(self.i_settled | (paced & (pace == 0)))
                 with m.Elif(self.i_settled & ~self.i_touched.any() & ~self.i_host_refreshes):
                     m.next = "NORMAL"
+        m.d.comb += [
+            self.restoring.eq(fsm.ongoing("RESTORE")),
+            self.closing.eq(fsm.ongoing("CLOSE")),
+        ]
         return m

@@ -24,12 +24,13 @@ HOST_PHASE = tuple(slot * PHASES // HOST_PHASES for slot in range(HOST_PHASES))
 
 
 class RowCommandLayout(StructLayout):
-    """A command of the arbiter itself; at most one of the first three is high."""
+    """A command of the arbiter itself; at most one of the first four is high."""
 
     def __init__(self, geometry: DramGeometry) -> None:
         super().__init__(
             {
                 "activate": 1,
+                "precharge": 1,
                 "precharge_all": 1,
                 "refresh": 1,
                 "bank": range(geometry.banks),
@@ -110,12 +111,14 @@ class DfiSwitch(wiring.Component):
         own, row = held[ACTIVATE_PHASE], self.i_row
         bank_bits = exact_log2(self.geometry.banks_per_group)
         m.d.sync += [
-            own.cs_n.eq(~(row.activate | row.precharge_all | row.refresh)),
+            own.cs_n.eq(~(row.activate | row.precharge | row.precharge_all | row.refresh)),
             own.act_n.eq(~row.activate),
             own.address.eq(row.row),
             own.ba.eq(row.bank[:bank_bits]),
             own.bg.eq(row.bank[bank_bits:]),
         ]
+        with m.If(row.precharge):
+            m.d.sync += own.address.eq(encode(Command.PRE).address)
         with m.If(row.precharge_all):
             m.d.sync += own.address.eq(encode(Command.PREA).address)
         with m.If(row.refresh):

@@ -36,6 +36,7 @@ class RefreshDebt(wiring.Component):
     i_host : the host refreshes.
     i_dram : the DRAM is refreshed.
     o_host, o_dram : refreshes due.
+    i_advance : one refresh more than that is wanted.
     o_owing : the DRAM lacks refreshes, or is behind the host.
     o_hide : a refresh of the host, in this cycle, is one that the DRAM has already got.
     o_wait : the DRAM must be refreshed so soon that a hand-over must not begin.
@@ -55,6 +56,7 @@ class RefreshDebt(wiring.Component):
             {
                 "i_host": In(1),
                 "i_dram": In(1),
+                "i_advance": In(1),
                 "o_host": Out(DEBT),
                 "o_dram": Out(DEBT),
                 "o_owing": Out(1),
@@ -88,9 +90,13 @@ class RefreshDebt(wiring.Component):
                 m.d.sync += debt.eq(debt - 1)
 
         most = MAX_POSTPONED_REFRESHES
+        wanted = Signal(DEBT)
         m.d.comb += [
-            self.o_owing.eq((self.o_dram > 0) | (self.o_dram > self.o_host)),
-            self.o_hide.eq((self.o_dram >= 0) & (self.o_dram < self.o_host)),
+            wanted.eq(Mux(self.o_host < 0, self.o_host, 0) - self.i_advance),
+            self.o_owing.eq((self.o_dram > wanted) & (self.o_dram > LEAST)),
+            self.o_hide.eq(
+                ((self.o_dram >= 0) | (self.o_dram == LEAST)) & (self.o_dram < self.o_host)
+            ),
             self.o_wait.eq(
                 ((self.o_dram == most) & (left < self.hurry))
                 | ((gap == most) & (gap_left < self.hurry))

@@ -52,7 +52,8 @@ class RowSettle(wiring.Component):
             Command.PRE: t.t_rp,
             Command.REF: t.t_rfc,
         }
-        activate = max(t.t_rc, t.t_ras, t.t_rcd, t.t_rrd_l, t.t_faw)
+        # Between two ACT of a bank lies a PRE, so tRC is tRP shorter here.
+        activate = max(t.t_rc - t.t_rp, t.t_ras, t.t_rcd, t.t_rrd_l, t.t_faw)
         longest = max(self.wait(each) for each in (*clocks.values(), activate))
         left = Signal(range(longest + 1))
         busy = Signal()

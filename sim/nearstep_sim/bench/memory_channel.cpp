@@ -23,6 +23,7 @@ namespace {
 constexpr int kLines = 64;       // of the kernel's register block
 constexpr int kChunkBeats = 64;  // a page; bursts lie in one, and no two bursts in the same
 constexpr int kIds = 4;
+constexpr int kCut = 12;  // cycles before o_kernel_reset in which the kernel's commands may be lost
 
 // Order is the ABI.
 struct ChannelConfig {
@@ -156,6 +157,7 @@ class ChannelBench {
         dut_.eval();
         NEARSTEP_DFI_CYCLE(dut_, dfi, port_);
         sample_kernel();
+        settle_writes();
         classify();
         statistics_.normal_cycles += dut_.o_normal;
         statistics_.acceleration_cycles += dut_.o_acceleration;
@@ -282,9 +284,11 @@ class ChannelBench {
         std::memcpy(&dut_.kernel___05Fread_data, line_out_.data(), kBeatBytes);
     }
 
+    static constexpr std::uint64_t kNever = UINT64_MAX / 2;
     struct Open {
         Burst burst;
         bool sent = false;
+        std::uint64_t answered = kNever;
     };
 
     Burst* first_sending() {
@@ -377,16 +381,27 @@ class ChannelBench {
     void take_response() {
         const int id = dut_.s_axi___05Fbid;
         const auto found = oldest([&](const Open& o) {
-            return o.sent && o.burst.write && o.burst.id == id && o.burst.moved == o.burst.beats;
+            return o.sent && o.burst.write && o.burst.id == id && o.burst.moved == o.burst.beats &&
+                   o.answered == kNever;
         });
         if (found == bursts_.end() || dut_.s_axi___05Fbresp) return fail("unexpected B");
-        const Burst& burst = (*found)->burst;
-        for (int i = 0; i < burst.beats; ++i) {
-            model_.write(place(burst.beat + i), burst.data[i].data(), ~burst.strobes[i]);
-            torn_.erase(burst.beat + i);
-            ++statistics_.kernel_beats_written;
+        (*found)->answered = statistics_.cycles;
+    }
+    // An answer just before a reset is void: it counts when none has followed.
+    void settle_writes() {
+        for (auto it = bursts_.begin(); it != bursts_.end();) {
+            if ((*it)->answered + kCut > statistics_.cycles) {
+                ++it;
+                continue;
+            }
+            const Burst& burst = (*it)->burst;
+            for (int i = 0; i < burst.beats; ++i) {
+                model_.write(place(burst.beat + i), burst.data[i].data(), ~burst.strobes[i]);
+                torn_.erase(burst.beat + i);
+                ++statistics_.kernel_beats_written;
+            }
+            it = bursts_.erase(it);
         }
-        bursts_.erase(found);
     }
 
     struct Write {

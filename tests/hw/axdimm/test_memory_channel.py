@@ -96,7 +96,7 @@ def switch_at_random(bench: ChannelBench, seed: int, cycles: int) -> int:
         elif choice < 98 and resets < 12:
             driver.reset_kernel()
             resets += 1
-        bench.run(int(rng.choice([3, 40, 400, 2000], p=[0.3, 0.3, 0.3, 0.1])))
+        bench.run(int(rng.choice([3, 40, 400, 2000], p=[0.3, 0.35, 0.33, 0.02])))
         bench.host.completed()
     bench.kernel(Kernel.BUSY)
     driver.reach(Mode.ACCELERATION)
@@ -140,7 +140,7 @@ def test_random_mode_switching_for_long(name: str) -> None:
     switch_at_random(bench, 77, 1_000_000)
     found = bench.statistics
     print(found, bench.device.counts)
-    assert found.dram_reads > 20_000
+    assert found.dram_reads > 10_000
     assert found.refused_reads > 5_000
     assert found.mode_changes > 400
 
@@ -192,6 +192,29 @@ def test_hand_overs_are_short_and_counted(channel: tuple[ChannelBench, Driver]) 
     assert driver.get("to_normal_longest.value") == worst[Mode.NORMAL]
     assert worst[Mode.ACCELERATION] <= refresh + 128 + 40
     assert worst[Mode.NORMAL] <= 9 * refresh + 1000
+
+
+@pytest.mark.parametrize("scheduler", ["in-order", "fr-fcfs"])
+def test_a_host_that_never_rests_gets_the_channel_back(scheduler: str) -> None:
+    bench = ChannelBench(seed=6, scheduler=scheduler)
+    driver, rng = Driver(bench, 6), np.random.default_rng(6)
+    interval = FabricTiming(bench.device.timing).refresh_interval
+    bench.kernel(Kernel.BUSY)
+    waits = []
+    for _ in range(40):
+        driver.reach(Mode.ACCELERATION)
+        driver.request(Mode.NORMAL)
+        n = 1200  # refused, one row after the other, for longer than the hand-over may take
+        bench.host.submit(np.zeros(n, bool), rng.integers(0, 1 << 22, n) * LINE_BYTES)
+        start = bench.host.cycle
+        while bench.mode is not Mode.NORMAL:
+            bench.run(1)
+        waits.append(bench.host.cycle - start)
+        assert not bench.host.idle
+        bench.run(20_000, until_idle=True)
+        bench.host.completed()
+    print(f"{scheduler}: median {np.median(waits):.0f}, longest {max(waits)} cycles")
+    assert max(waits) <= 2 * interval
 
 
 def test_host_access_in_acceleration_mode_is_answered_flagged_and_harmless(

@@ -1,0 +1,130 @@
+"""A DRAM rank that belongs to the host or to a controller, and changes hands."""
+
+from amaranth import Cat, Elaboratable, Module
+from amaranth.lib import wiring
+from amaranth.lib.wiring import In, Out
+
+from nearstep_hw.axdimm.arbiter import ModeArbiter
+from nearstep_hw.axdimm.dfi_switch import DfiSwitch
+from nearstep_hw.axdimm.host_command import HostCommandLayout, is_refresh
+from nearstep_hw.axdimm.host_shadow import HostShadow
+from nearstep_hw.axdimm.refresh_debt import DEBT, MOST, RefreshDebt
+from nearstep_hw.axdimm.row_settle import RowSettle
+from nearstep_hw.dram.dfi import HOST_PHASES, PHASES, DfiSignature
+from nearstep_hw.dram.fabric import REFRESH_PHASE, FabricTiming
+from nearstep_hw.dram.geometry import BEAT_BYTES, DramGeometry
+from nearstep_hw.dram.timing import DramTiming
+
+
+class SharedDram(wiring.Component):
+    """The mode arbiter with all that it looks at and moves.
+
+    *Timing*: host commands and arbiter commands are on the pins a cycle later. For the duration of
+    a change of mode see `ModeArbiter`.
+
+    Parameters
+    ----------
+    timing, geometry : of the rank.
+    hurry : cycles in which the controller gets the channel and refreshes at once; see
+        `RefreshDebt`.
+
+    Members
+    -------
+    dfi : the rank.
+    i_slot, i_write_data, i_write_mask, i_hide_write : the host, see `DfiSwitch`.
+    kernel : the controller's pins.
+    o_enable, i_idle, o_debt : to and from the controller, which postpones at most seven refreshes.
+    i_accelerate, i_reset : what the host wants.
+    o_pass : the mode is normal, host commands of this cycle reach the DRAM.
+    o_kernel : the controller's commands reach the DRAM.
+    o_acceleration : the mode is acceleration.
+    o_reset : resets controller and kernel.
+    o_row : rows that the host has opened, by bank.
+    o_host_debt, o_dram_debt, o_overdue : see `RefreshDebt`.
+    """
+
+    def __init__(self, timing: DramTiming, geometry: DramGeometry, *, hurry: int) -> None:
+        self.timing = timing
+        self.geometry = geometry
+        self.hurry = hurry
+        self.shadow = HostShadow(geometry)
+        self.arbiter = ModeArbiter(timing, geometry)
+        super().__init__(
+            {
+                "dfi": Out(DfiSignature()),
+                "i_slot": In(HostCommandLayout(geometry)).array(HOST_PHASES),
+                "i_write_data": In(8 * BEAT_BYTES),
+                "i_write_mask": In(BEAT_BYTES),
+                "i_hide_write": In(1),
+                "kernel": In(DfiSignature()),
+                "o_enable": Out(1),
+                "i_idle": In(1),
+                "o_debt": Out(range(MOST + 1)),
+                "i_accelerate": In(1),
+                "i_reset": In(1),
+                "o_pass": Out(1),
+                "o_kernel": Out(1),
+                "o_acceleration": Out(1),
+                "o_reset": Out(1),
+                "o_row": Out(geometry.row_bits).array(geometry.banks),
+                "o_host_debt": Out(DEBT),
+                "o_dram_debt": Out(DEBT),
+                "o_overdue": Out(1),
+            }
+        )
+
+    def elaborate(self, platform: object) -> Elaboratable:
+        m = Module()
+        m.submodules.shadow = shadow = self.shadow
+        m.submodules.arbiter = arbiter = self.arbiter
+        m.submodules.debt = debt = RefreshDebt(FabricTiming(self.timing), hurry=self.hurry)
+        m.submodules.settle = settle = RowSettle(self.timing)
+        m.submodules.switch = switch = DfiSwitch(self.geometry)
+
+        wiring.connect(m, wiring.flipped(self.kernel), switch.kernel)
+        wiring.connect(m, switch.dfi, wiring.flipped(self.dfi))
+        for phase in range(PHASES):
+            watched, driven = getattr(settle, f"p{phase}"), getattr(self.dfi, f"p{phase}")
+            for name in watched.signature.members:
+                m.d.comb += getattr(watched, name).eq(getattr(driven, name))
+        for user in (shadow, switch):
+            for theirs, slot in zip(user.i_slot, self.i_slot, strict=True):
+                m.d.comb += theirs.eq(slot)
+        for theirs, ours, row in zip(arbiter.i_row, self.o_row, shadow.o_row, strict=True):
+            m.d.comb += [theirs.eq(row), ours.eq(row)]
+        refreshes = Cat(slot.refresh for slot in self.i_slot).any()
+        m.d.comb += [
+            arbiter.i_accelerate.eq(self.i_accelerate),
+            arbiter.i_reset.eq(self.i_reset),
+            arbiter.i_wait.eq(debt.o_wait),
+            arbiter.i_idle.eq(self.i_idle),
+            arbiter.i_settled.eq(settle.o_settled),
+            arbiter.i_owing.eq(debt.o_owing),
+            arbiter.i_host_refreshes.eq(refreshes),
+            arbiter.i_open.eq(shadow.o_open),
+            arbiter.i_touched.eq(shadow.o_touched),
+            debt.i_advance.eq(arbiter.o_advance),
+            debt.i_host.eq(refreshes),
+            debt.i_dram.eq(
+                (refreshes & arbiter.o_pass & ~debt.o_hide)
+                | arbiter.o_command.refresh
+                | (arbiter.o_kernel & is_refresh(getattr(self.kernel, f"p{REFRESH_PHASE}")))
+            ),
+            switch.i_kernel.eq(arbiter.o_kernel),
+            switch.i_pass.eq(arbiter.o_pass),
+            switch.i_hide_refresh.eq(debt.o_hide),
+            switch.i_hide_write.eq(self.i_hide_write),
+            switch.i_row.eq(arbiter.o_command),
+            switch.i_write_data.eq(self.i_write_data),
+            switch.i_write_mask.eq(self.i_write_mask),
+            self.o_enable.eq(arbiter.o_enable),
+            self.o_debt.eq(debt.o_start),
+            self.o_pass.eq(arbiter.o_pass),
+            self.o_kernel.eq(arbiter.o_kernel),
+            self.o_acceleration.eq(arbiter.o_acceleration),
+            self.o_reset.eq(arbiter.o_reset),
+            self.o_host_debt.eq(debt.o_host),
+            self.o_dram_debt.eq(debt.o_dram),
+            self.o_overdue.eq(debt.o_overdue),
+        ]
+        return m

@@ -1,0 +1,421 @@
+"""Proofs of the mode arbiter and of what surrounds it, for every stimulus of host and kernel."""
+
+from dataclasses import replace
+
+import pytest
+from amaranth.hdl import Assert, Assume, Cat, Cover, Module, Mux, Signal, Value
+from amaranth.lib.wiring import Component, In, Out, connect, flipped
+
+from nearstep_hw.axdimm.host_command import CODE, HostCommandLayout, code_of, decode
+from nearstep_hw.axdimm.host_front_end import HOST_PORT, HOST_READ_LATENCY
+from nearstep_hw.axdimm.memory_channel import MemoryChannel
+from nearstep_hw.axdimm.shared_dram import SharedDram
+from nearstep_hw.axi.signature import Axi4Signature
+from nearstep_hw.csr.line import LINE_BITS
+from nearstep_hw.dram.address import AddressMapping
+from nearstep_hw.dram.command import Command
+from nearstep_hw.dram.dfi import HOST_PHASES, PHASES, DfiSignature
+from nearstep_hw.dram.geometry import DramGeometry
+from nearstep_hw.dram.timing import MAX_POSTPONED_REFRESHES, dram_timing
+from nearstep_sim.bench.formal import ProofError, prove
+
+pytestmark = pytest.mark.formal
+
+
+class SmallGeometry(DramGeometry):
+    """Two bank groups of a bank, with two rows."""
+
+    bank_group_bits = 1
+    bank_bits = 0
+    row_bits = 1
+    burst_column_bits = 1
+
+
+class WindowGeometry(DramGeometry):
+    """Two bank groups of two banks, just larger than the CSR window."""
+
+    bank_group_bits = 1
+    bank_bits = 1
+    row_bits = 2
+    column_bits = 8
+
+
+# Every distance is there, but short.
+SHORT = replace(
+    dram_timing("DDR4-1600"),
+    cl=1,
+    cwl=1,
+    t_rcd=1,
+    t_rp=1,
+    t_ras=5,
+    t_rc=6,
+    t_ccd_s=1,
+    t_ccd_l=1,
+    t_rrd_s=1,
+    t_rrd_l=1,
+    t_faw=4,
+    t_wr=1,
+    t_wtr_s=1,
+    t_wtr_l=1,
+    t_rtp=1,
+    t_rfc=8,
+    t_refi=4 * 32,
+)
+HURRY = 14  # a hand-over with these timings, and the controller's first refresh
+
+
+def held(m: Module, value: Signal) -> None:
+    """Assumes an input that never changes."""
+    before = Signal.like(value)
+    started = Signal()
+    m.d.sync += [before.eq(value), started.eq(1)]
+    with m.If(started):
+        m.d.comb += Assume(value == before)
+
+
+def past(m: Module, value: Value, name: str) -> Signal:
+    """The value of the cycle before; 0 in the first."""
+    out = Signal.like(value, name=f"past_{name}", init=0)
+    m.d.sync += out.eq(value)
+    return out
+
+
+def is_refresh(pins: object) -> Value:
+    return ~pins.cs_n & pins.act_n & (pins.address[CODE] == code_of(Command.REF))
+
+
+class BankView:
+    """Row of one bank, and whether it is open, by the pins; written without the shadow's code.
+
+    `open` and `row` hold before this cycle's commands, `now_open` and `now_row` after them.
+    """
+
+    def __init__(
+        self, m: Module, name: str, pins: list[object], bank: Value, geometry: DramGeometry
+    ) -> None:
+        self.open = Signal(name=f"{name}_open")
+        self.row = Signal(geometry.row_bits, name=f"{name}_row")
+        self.now_open: Value = self.open
+        self.now_row: Value = self.row
+        for each in pins:
+            code = each.address[CODE]
+            mine = Cat(each.ba[: geometry.bank_bits], each.bg[: geometry.bank_group_bits]) == bank
+            a10 = each.address[10]
+            precharge = (code == code_of(Command.PRE)) & (a10 | mine)
+            column = ((code == code_of(Command.RD)) | (code == code_of(Command.WR))) & a10 & mine
+            opens = ~each.cs_n & ~each.act_n & mine
+            closes = ~each.cs_n & each.act_n & (precharge | column)
+            self.now_row = Mux(opens, each.address, self.now_row)[: geometry.row_bits]
+            self.now_open = Mux(opens, 1, Mux(closes, 0, self.now_open))[0]
+        m.d.sync += [self.open.eq(self.now_open), self.row.eq(self.now_row)]
+
+
+class SharedDramProperties(Component):
+    """A shared DRAM between a host and a controller that do what they like.
+
+    Of the controller it is assumed that all banks are closed when it is idle, and that it gives no
+    command then.
+    """
+
+    def __init__(self, *, flaw: str | None = None) -> None:
+        self.flaw = flaw
+        self.geometry = SmallGeometry()
+        super().__init__(
+            {
+                "host": In(HOST_PORT),
+                "kernel": In(DfiSignature()),
+                "idle": In(1),
+                "accelerate": In(1),
+                "reset": In(1),
+                "bank": In(range(self.geometry.banks)),
+            }
+        )
+
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        m.submodules.dram = self.dram = dram = SharedDram(SHORT, self.geometry, hurry=HURRY)
+        connect(m, flipped(self.kernel), dram.kernel)
+        for number in range(HOST_PHASES):
+            slot = Signal(HostCommandLayout(self.geometry), name=f"slot{number}")
+            decode(m, getattr(self.host, f"p{number}"), slot)
+            m.d.comb += dram.i_slot[number].eq(slot)
+        m.d.comb += [
+            dram.i_idle.eq(self.idle),
+            dram.i_accelerate.eq(self.accelerate),
+            dram.i_reset.eq(self.reset),
+        ]
+        self.pins = [getattr(dram.dfi, f"p{phase}") for phase in range(PHASES)]
+        self.theirs = [getattr(self.kernel, f"p{phase}") for phase in range(PHASES)]
+        self.ours = [getattr(self.host, f"p{slot}") for slot in range(HOST_PHASES)]
+        self.state(m)
+        return m
+
+    def state(self, m: Module) -> None:
+        raise NotImplementedError
+
+
+class Ownership(SharedDramProperties):
+    """Host and kernel never both reach the DRAM, no kernel command does in normal mode, and nothing
+    of the host is lost or changed in it."""
+
+    def state(self, m: Module) -> None:
+        dram = self.dram
+        passed = past(m, dram.o_pass, "pass")
+        owned = self.accelerate if self.flaw else dram.o_kernel
+        m.d.comb += [
+            Assert(~(dram.o_pass & dram.o_kernel)),
+            Assert(~(passed & owned)),
+            Assert(~(dram.o_acceleration & ~dram.o_kernel)),
+            Assert(~(dram.o_enable & ~dram.o_kernel)),
+        ]
+        with m.If(dram.o_pass):
+            m.d.comb += [Assert(self.pins[1].cs_n), Assert(self.pins[3].cs_n)]
+        for slot, phase in enumerate((0, 2)):
+            command = self.ours[slot]
+            was = past(m, ~command.cs_n & ~is_refresh(command), f"command{slot}")
+            same = [
+                getattr(self.pins[phase], name) == past(m, getattr(command, name), f"{name}{slot}")
+                for name in ("act_n", "address", "bg", "ba")
+            ]
+            with m.If(passed & was):
+                m.d.comb += [Assert(~self.pins[phase].cs_n), Assert(Cat(same).all())]
+            with m.If(~passed & ~dram.o_kernel):
+                m.d.comb += Assert(self.pins[phase].cs_n)
+        with m.If(dram.o_kernel):
+            for mine, each in zip(self.pins, self.theirs, strict=True):
+                m.d.comb += Assert(mine.cs_n == each.cs_n)
+        m.d.comb += Cover(dram.o_kernel & ~self.theirs[0].cs_n & past(m, dram.o_kernel, "kernel"))
+
+
+class Banks(SharedDramProperties):
+    """In normal mode every bank is as the host believes, whatever was done in between."""
+
+    def state(self, m: Module) -> None:
+        dram, arbiter = self.dram, self.dram.arbiter
+        held(m, self.bank)
+        memory = BankView(m, "memory", self.pins, self.bank, self.geometry)
+        host = BankView(m, "host", self.ours, self.bank, self.geometry)
+        with m.If(dram.o_kernel & self.idle):
+            m.d.comb += Assume(~memory.now_open)
+        opened = Signal()
+        wrong = Signal()
+        believed = Signal()
+        row = Signal(self.geometry.row_bits)
+        with m.Switch(self.bank):
+            for number in range(self.geometry.banks):
+                with m.Case(number):
+                    m.d.comb += [
+                        opened.eq(arbiter.opened[number]),
+                        wrong.eq(arbiter.wrong[number]),
+                        believed.eq(dram.shadow.o_open[number]),
+                        row.eq(dram.o_row[number]),
+                    ]
+        as_believed = (memory.now_open == believed) & (~believed | (memory.now_row == row))
+        m.d.comb += Assert(believed == host.open)
+        with m.If(host.open):
+            m.d.comb += Assert(row == host.row)
+        with m.If(dram.o_pass & (self.flaw is None)):
+            m.d.comb += Assert(as_believed)
+        with m.If(dram.o_pass & (self.flaw is not None)):
+            m.d.comb += Assert(memory.open == host.now_open)
+        with m.If(arbiter.restoring):
+            m.d.comb += Assert(memory.now_open == opened)
+            with m.If(opened & ~wrong):
+                m.d.comb += Assert(as_believed)
+        with m.If(~arbiter.restoring & ~arbiter.closing & ~dram.o_pass):
+            m.d.comb += [Assert(arbiter.opened == 0), Assert(arbiter.wrong == 0)]
+
+        away = Signal()  # the kernel had the channel
+        moved = Signal()  # and in that time the host opened another row
+        with m.If(dram.o_kernel):
+            m.d.sync += away.eq(1)
+        with m.If(away & ~dram.o_pass & host.open & (past(m, host.row, "row") != host.row)):
+            m.d.sync += moved.eq(1)
+        m.d.comb += [
+            Cover(dram.o_pass & moved & memory.now_open),
+            Cover(arbiter.restoring & wrong),
+        ]
+
+
+class Refreshes(SharedDramProperties):
+    """In normal mode the DRAM has got every refresh of the host, and owes no more than the host.
+
+    Assumed: the host refreshes in one slot at a time, and keeps within eight, either way; so does
+    the controller.
+    """
+
+    def state(self, m: Module) -> None:
+        dram = self.dram
+        most = MAX_POSTPONED_REFRESHES
+        asks = is_refresh(self.ours[0]) | is_refresh(self.ours[1])
+        gets = Cat(is_refresh(each) for each in self.pins).any()
+        asked = Signal(8)
+        given = Signal(8)
+        m.d.sync += [asked.eq(asked + asks), given.eq(given + gets)]
+        m.d.comb += [
+            Assume(~(is_refresh(self.ours[0]) & is_refresh(self.ours[1]))),
+            Assume(~(asks & (dram.o_host_debt <= -most))),
+            Assume(dram.o_host_debt <= most),
+            Assume(~(dram.o_kernel & gets & (dram.o_dram_debt <= -most))),
+            Assume(dram.o_dram_debt <= most + 1),
+        ]
+        for phase in (0, 2, 3):  # where the controller has no refreshes
+            m.d.comb += Assume(~(dram.o_kernel & is_refresh(self.theirs[phase])))
+        counted = Signal(8)  # what the pins will have seen of what was decided until now
+        m.d.comb += counted.eq(given + (gets & ~dram.o_kernel))
+        ahead = Signal(8)
+        difference = Signal(8)
+        m.d.comb += [
+            ahead.eq(counted - asked),
+            difference.eq(dram.o_host_debt - dram.o_dram_debt),
+            Assert(ahead == difference),
+        ]
+        with m.If(dram.o_pass):
+            m.d.comb += Assert(dram.o_dram_debt <= dram.o_host_debt)
+            m.d.comb += Assert(ahead < 2 * most + 1)
+        for debt in (dram.o_host_debt, dram.o_dram_debt):
+            m.d.comb += Assert(debt >= -most)
+        m.d.comb += Cover(dram.o_pass & (ahead == 2) & (asked == 1))
+
+
+class IdleController(Component):
+    """Ports of a controller that never gives a command, and is idle when `idle` says so."""
+
+    def __init__(self, idle: Value, *, address_width: int, id_width: int) -> None:
+        self.idle = idle
+        port = {"address_width": address_width, "id_width": id_width, "data_width": LINE_BITS}
+        super().__init__(
+            {
+                "s_axi": In(Axi4Signature(**port)),
+                "dfi": Out(DfiSignature()),
+                "i_enable": In(1),
+                "i_debt": In(4),
+                "o_idle": Out(1),
+            }
+        )
+
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        m.d.comb += self.o_idle.eq(self.idle)
+        return m
+
+
+class WindowAnswers(Component):
+    """Every read of the host is answered after `HOST_READ_LATENCY` cycles, in every mode; one of a
+    kernel register with the line that the kernel shows for it."""
+
+    def __init__(self, *, flaw: str | None = None) -> None:
+        self.flaw = flaw
+        self.geometry = WindowGeometry()
+        super().__init__(
+            {
+                "host": In(HOST_PORT),
+                "idle": In(1),
+                "kernel_data": In(LINE_BITS),
+                "memory_data": In(LINE_BITS),
+                "bank": In(range(self.geometry.banks)),
+            }
+        )
+
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        geometry = self.geometry
+
+        def controller(*_: object, postponed: int, **port: int) -> IdleController:
+            return IdleController(self.idle, **port)
+
+        channel = MemoryChannel(SHORT, AddressMapping(geometry), controller=controller)
+        m.submodules.channel = channel
+        connect(m, flipped(self.host), channel.host)
+        m.d.comb += [
+            channel.kernel.read_data.eq(self.kernel_data),
+            channel.dfi.rddata.eq(self.memory_data),
+        ]
+        held(m, self.bank)
+        slots = [getattr(self.host, f"p{slot}") for slot in range(HOST_PHASES)]
+        view = BankView(m, "host", slots, self.bank, geometry)
+        with m.Switch(self.bank):
+            for number in range(geometry.banks):
+                with m.Case(number):
+                    m.d.comb += Assert(channel.dram.o_row[number] == past(m, view.row, "row"))
+        read = Signal()
+        window = Signal()
+        line = Signal(7)
+        for each in slots:
+            is_read = ~each.cs_n & each.act_n & (each.address[CODE] == code_of(Command.RD))
+            place = Cat(each.bg[0], each.ba[0], each.address[3 : geometry.column_bits])
+            with m.If(is_read):
+                m.d.comb += [
+                    read.eq(1),
+                    line.eq(place),
+                    window.eq((place[:2] == Cat(self.bank[1], self.bank[0])) & view.row.all()),
+                ]
+        m.d.comb += Assume(~(self._is_column(slots[0]) & self._is_column(slots[1])))
+        reads, windows, lines = [read], [window], [line]
+        latency = HOST_READ_LATENCY if self.flaw is None else HOST_READ_LATENCY - 1
+        for cycle in range(1, latency + 2):
+            reads.append(past(m, reads[-1], f"read{cycle}"))
+            windows.append(past(m, windows[-1], f"window{cycle}"))
+            lines.append(past(m, lines[-1], f"line{cycle}"))
+        due = reads[latency] | reads[latency + 1]
+        m.d.comb += Assert(self.host.rddata_valid == due)
+        kernel = [windows[n] & lines[n][6] & reads[n] for n in range(len(reads))]
+        with m.If(kernel[latency - 2]):
+            m.d.comb += Assert(channel.kernel.read_address == lines[latency - 2][:6])
+        shown = past(m, self.kernel_data, "shown")
+        before = past(m, shown, "shown_before")
+        with m.If(kernel[latency]):
+            m.d.comb += Assert(self.host.rddata == shown[: LINE_BITS // 2])
+        with m.If(kernel[latency + 1] & ~reads[latency]):
+            m.d.comb += Assert(self.host.rddata == before[LINE_BITS // 2 :])
+        m.d.comb += Cover(kernel[latency] & channel.o_normal)
+        m.d.comb += Cover(kernel[latency] & ~channel.o_normal)
+        return m
+
+    @staticmethod
+    def _is_column(pins: object) -> Value:
+        code = pins.address[CODE]
+        column = (code == code_of(Command.RD)) | (code == code_of(Command.WR))
+        return ~pins.cs_n & pins.act_n & column
+
+
+@pytest.mark.deep
+def test_the_window_always_answers_in_the_fixed_time() -> None:
+    proof = prove(WindowAnswers(), "window_answers", "prove", depth=HOST_READ_LATENCY + 3)
+    print(proof)
+    assert proof.statements == 8
+
+
+def test_the_window_answers_in_both_modes() -> None:
+    assert prove(WindowAnswers(), "window_answers", "cover", depth=26).statements == 2
+
+
+def test_an_answer_at_another_time_would_be_found() -> None:
+    with pytest.raises(ProofError, match="expected PASS, got FAIL"):
+        prove(WindowAnswers(flaw="early"), "window_flaw", "bmc", depth=14)
+
+
+def test_a_wrong_owner_would_be_found() -> None:
+    with pytest.raises(ProofError, match="expected PASS, got FAIL"):
+        prove(Ownership(flaw="owner"), "ownership_flaw", "bmc", depth=4)
+
+
+def test_a_bank_in_another_state_would_be_found() -> None:
+    with pytest.raises(ProofError, match="expected PASS, got FAIL"):
+        prove(Banks(flaw="early"), "banks_flaw", "bmc", depth=6)
+
+
+@pytest.mark.parametrize(
+    ("properties", "statements"), [(Ownership, 14), (Banks, 8), (Refreshes, 5)]
+)
+def test_shared_dram(properties: type[SharedDramProperties], statements: int) -> None:
+    proof = prove(properties(), properties.__name__.lower(), "prove", depth=3)
+    print(proof)
+    assert proof.statements >= statements
+
+
+@pytest.mark.parametrize(("properties", "covers"), [(Ownership, 1), (Banks, 2), (Refreshes, 1)])
+def test_interesting_cases_are_reached(properties: type[SharedDramProperties], covers: int) -> None:
+    proof = prove(properties(), properties.__name__.lower(), "cover", depth=40)
+    print(proof)
+    assert proof.statements == covers
