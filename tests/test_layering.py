@@ -19,9 +19,12 @@ PURE_HARDWARE = {
     "nearstep_hw.csr.model",
     "nearstep_hw.fp.format",
     "nearstep_hw.rule",
+    "nearstep_hw.rule.adagrad",
     "nearstep_hw.rule.adam",
     "nearstep_hw.rule.expr",
     "nearstep_hw.rule.rule",
+    "nearstep_hw.rule.scalars",
+    "nearstep_hw.rule.sgd",
 }
 """What the host may import: plain data, free of Amaranth (shown by `test_pure_modules...`)."""
 

@@ -7,10 +7,9 @@ import math
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-import numpy as np
-
 from .expr import Condition, Value, fma, select, sqrt
 from .rule import Rule
+from .scalars import float32
 
 __all__ = ["ADAM", "ADAM_PAPER", "ORDERS", "adam_paper_scalars", "adam_scalars"]
 
@@ -94,11 +93,6 @@ ADAM_PAPER = Rule(
 )  # fmt: skip
 
 
-def _float32(number: float) -> float:
-    with np.errstate(over="ignore", under="ignore"):
-        return float(np.float32(number))
-
-
 def _decay(lr: float, weight_decay: float, decoupled: bool) -> tuple[float, int]:
     # Without decay, AdamW's form leaves p and g as they are: p * 1.
     if weight_decay == 0.0:
@@ -136,16 +130,16 @@ def adam_scalars(
     """
     beta1, beta2 = betas
     decay, is_decoupled = _decay(lr, weight_decay, decoupled)
-    m_weight = _float32(1.0 - beta1)
+    m_weight = float32(1.0 - beta1)
     m_from_g = abs(m_weight) >= 0.5
     return {
-        "decay": _float32(decay),
+        "decay": float32(decay),
         "m_weight": m_weight - 1.0 if m_from_g else m_weight,
-        "v_weight": _float32(1.0 - beta2),
-        "v_decay": _float32(beta2),
-        "v_correction": _float32(math.sqrt(1.0 - beta2**step)),
-        "eps": _float32(eps),
-        "step_size": _float32(-(lr / (1.0 - beta1**step))),
+        "v_weight": float32(1.0 - beta2),
+        "v_decay": float32(beta2),
+        "v_correction": float32(math.sqrt(1.0 - beta2**step)),
+        "eps": float32(eps),
+        "step_size": float32(-(lr / (1.0 - beta1**step))),
         "decoupled": is_decoupled,
         "m_from_g": int(m_from_g),
     }
@@ -163,15 +157,15 @@ def adam_paper_scalars(
     beta1, beta2 = betas
     decay, is_decoupled = _decay(lr, weight_decay, decoupled)
     return {
-        "decay": _float32(decay),
-        "m_decay": _float32(beta1),
-        "m_weight": _float32(1.0 - beta1),
-        "v_decay": _float32(beta2),
-        "v_weight": _float32(1.0 - beta2),
-        "m_correction": _float32(1.0 - beta1**step),
-        "v_correction": _float32(1.0 - beta2**step),
-        "eps": _float32(eps),
-        "lr": _float32(lr),
+        "decay": float32(decay),
+        "m_decay": float32(beta1),
+        "m_weight": float32(1.0 - beta1),
+        "v_decay": float32(beta2),
+        "v_weight": float32(1.0 - beta2),
+        "m_correction": float32(1.0 - beta1**step),
+        "v_correction": float32(1.0 - beta2**step),
+        "eps": float32(eps),
+        "lr": float32(lr),
         "decoupled": is_decoupled,
     }
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from nearstep_hw.rule.adagrad import ADAGRAD
 from nearstep_hw.rule.adam import ADAM, ADAM_PAPER
 from nearstep_hw.rule.expr import (
     equal,
@@ -19,6 +20,7 @@ from nearstep_hw.rule.expr import (
     sqrt,
 )
 from nearstep_hw.rule.rule import Rule
+from nearstep_hw.rule.sgd import SGD, SGD_MOMENTUM
 
 
 def _lion(p, g, m, *, decay, update_weight, m_weight, step_size):
@@ -71,7 +73,12 @@ EVERY_OPERATION = Rule(
     scalars=("s",),
     switches=("flip",),
 )
-RULES = {rule.name: rule for rule in (ADAM, ADAM_PAPER, AMSGRAD, LION, EVERY_OPERATION)}
+RULES = {
+    rule.name: rule
+    for rule in (
+        ADAM, ADAM_PAPER, SGD, SGD_MOMENTUM, ADAGRAD, AMSGRAD, LION, EVERY_OPERATION
+    )
+}  # fmt: skip
 
 SPECIALS = np.array(
     [

@@ -1,0 +1,11 @@
+"""Numbers that the host computes once a step and the device keeps in registers."""
+
+import numpy as np
+
+__all__ = ["float32"]
+
+
+def float32(number: float) -> float:
+    """`number` rounded to binary32, to nearest even; overflow gives infinity."""
+    with np.errstate(over="ignore", under="ignore"):
+        return float(np.float32(number))
