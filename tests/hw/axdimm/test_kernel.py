@@ -7,6 +7,8 @@ import pytest
 
 from nearstep_hw.axdimm.adam_kernel import AdamKernel
 from nearstep_hw.axdimm.config import AdamKernelConfig
+from nearstep_hw.axdimm.registers import update_rule
+from nearstep_hw.axdimm.unit_instance import UNIT_MODULE, UnitInstance
 from nearstep_hw.rule.rtl import FunctionalUnit
 from nearstep_hw.verilog import to_verilog
 from nearstep_sim.bench.cocotb_runner import BenchResult, run_cocotb
@@ -22,14 +24,23 @@ UNITS = {"stand_in": StandInUnit, "adam": FunctionalUnit}
 SMALL = {"lanes": 4, "functional_units": 2, "block_bytes": 256}
 
 
-def bench(module: str, unit: str, options: dict[str, object], seed: int = 1) -> BenchResult:
-    """Runs the benches of `module` on a kernel with `unit`s, as `options` say."""
+def bench(
+    module: str, unit: str, options: dict[str, object], seed: int = 1, instances: bool = False
+) -> BenchResult:
+    """Runs the benches of `module` on a kernel with `unit`s, as `options` say.
+
+    The units are part of the kernel, or `instances` of a module beside it.
+    """
     config = AdamKernelConfig(**options)
     source = (HERE / "stand_in.py").read_text() if unit == "stand_in" else ""
-    verilog = verilog_of(
-        f"{TOP} {unit} {config!r} {source}",
-        lambda: to_verilog(AdamKernel(config, unit=UNITS[unit]), TOP),
-    )
+
+    def generate() -> str:
+        if not instances:
+            return to_verilog(AdamKernel(config, unit=UNITS[unit]), TOP)
+        beside = {UNIT_MODULE: UNITS[unit](update_rule(config))}
+        return to_verilog(AdamKernel(config, unit=UnitInstance), TOP, beside)
+
+    verilog = verilog_of(f"{TOP} {unit} {instances} {config!r} {source}", generate)
     result = run_cocotb(
         top=TOP,
         verilog=verilog,
@@ -73,9 +84,14 @@ def test_other_shapes(module, options):
 
 
 @pytest.mark.deep
-def test_adam_units_give_the_bits_of_the_golden_rule():
-    options = {"lanes": 2, "functional_units": 1, "block_bytes": 256}
-    assert len(bench("cocotb_kernel_runs", "adam", options).tests) == 8
+@pytest.mark.parametrize("instances", [False, True])
+def test_adam_units_give_the_bits_of_the_golden_rule(instances):
+    options = {"lanes": 2, "block_bytes": 256}
+    assert len(bench("cocotb_kernel_runs", "adam", options, instances=instances).tests) == 8
+
+
+def test_units_that_are_instances_of_a_module_give_the_same_bits():
+    assert len(bench("cocotb_kernel_runs", "stand_in", SMALL, instances=True).tests) == 8
 
 
 def test_runs_on_a_memory_model_written_by_others():
