@@ -1,4 +1,4 @@
-"""Replay a command trace on the DDR4 model: `python -m nearstep_sim.dram.replay FILE`."""
+"""``nearstep dram-replay``: a command trace on the DDR4 model."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -120,7 +120,3 @@ def main(
         typer.echo(f"violation: {result.violation}", err=True)
         raise typer.Exit(1)
     typer.echo("no violation")
-
-
-if __name__ == "__main__":
-    typer.run(main)

@@ -29,7 +29,7 @@ LINES = """\
 
 
 def run_cli(*arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "nearstep_sim.dram.replay", *map(str, arguments)]
+    command = [Path(sys.executable).parent / "nearstep", "dram-replay", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
