@@ -54,7 +54,11 @@ def row(kind: str, run: ChannelRun, **shape: Any) -> dict[str, Any]:
         "fraction_of_peak": run.efficiency,
         "fraction_with_due_refreshes": run.settled_efficiency,
         "refresh_bound": run.channel.timing.refresh_bound,
-        "lost": {slot.name.lower(): run.slots[slot] / run.cycles for slot in LOSSES},
+        "lost": {
+            **{slot.name.lower(): run.slots[slot] / run.cycles for slot in LOSSES},
+            "start": run.start / run.cycles,
+            "drain": run.drain / run.cycles,
+        },
         "refreshes_due_at_done": run.debt,
         "params_per_s_two_channels": CHANNELS * run.elements_per_second,
         "beats_compared": run.checks,

@@ -73,13 +73,17 @@ class Channel:
 class ChannelRun:
     """What one run took.
 
-    `slots` counts column slots by use and `commands` commands by kind, from START to done;
-    `debt` is the number of refreshes due at done, `checks` the number of beats compared.
+    `slots` counts column slots by use between the first and the last column command, `start` and
+    `drain` the cycles before and after; together they are `cycles`, from START to done. `commands`
+    counts commands by kind; `debt` is the number of refreshes due at done, `checks` the number of
+    beats compared.
     """
 
     channel: Channel
     count: int
     cycles: int
+    start: int
+    drain: int
     slots: dict[Slot, int]
     commands: dict[Command, int] = field(repr=False)
     checks: int
@@ -152,7 +156,7 @@ class _CTrafficConfig(ctypes.Structure):
 
 class _CChannelResult(ctypes.Structure):
     _fields_ = (
-        ("cycles", ctypes.c_uint64),
+        *((name, ctypes.c_uint64) for name in ("cycles", "start", "drain")),
         ("slots", ctypes.c_uint64 * len(Slot)),
         ("commands", ctypes.c_uint64 * (len(Command) + 1)),
         ("checks", ctypes.c_uint64),
@@ -368,6 +372,8 @@ def _channel_run(
         channel,
         count,
         result.cycles,
+        result.start,
+        result.drain,
         {slot: result.slots[slot.value] for slot in Slot},
         {command: result.commands[command] for command in Command},
         result.checks,

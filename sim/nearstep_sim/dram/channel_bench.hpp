@@ -1,6 +1,7 @@
 // What the benches of a channel share: configuration, results, and the counters of the controller.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <cstring>
 #include <string>
@@ -25,18 +26,48 @@ struct ChannelConfig {
 struct ChannelResult {
     static constexpr int kSlots = 8, kCommands = 10;
     std::uint64_t cycles;             // from START to done
-    std::uint64_t slots[kSlots];      // of the column, by use, from START to done
+    std::uint64_t start, drain;       // of them, before the first and after the last column command
+    std::uint64_t slots[kSlots];      // of the column, by use, between these
     std::uint64_t commands[kCommands];
     std::uint64_t checks;             // beats compared
     std::uint64_t debt;               // refreshes due at done
 };
 
+// Counters of the column slots at the first and at the last column command since they were cleared.
+class SlotSpan {
+  public:
+    template <typename Dut>
+    void observe(const Dut& dut) {
+        const std::uint64_t beats = dut.o_read + dut.o_write;
+        if (beats == beats_) return;
+        last_ = {dut.o_read,       dut.o_write,      dut.o_empty, dut.o_row,
+                 dut.o_bank_group, dut.o_turnaround, dut.o_space, dut.o_refresh};
+        if (beats_ == 0) first_ = last_;
+        beats_ = beats;
+    }
+    // After `result.cycles` is known.
+    void take(ChannelResult& result) const {
+        constexpr int kData = 2;  // read and write come first
+        std::uint64_t used = 0;
+        result.start = 0;
+        for (int i = 0; i < ChannelResult::kSlots; ++i) {
+            used += last_[i];
+            result.slots[i] = last_[i];
+            if (i < kData) continue;
+            result.start += first_[i];
+            result.slots[i] -= first_[i];
+        }
+        result.drain = result.cycles > used ? result.cycles - used : 0;
+    }
+
+  private:
+    using Counters = std::array<std::uint64_t, ChannelResult::kSlots>;
+    Counters first_{}, last_{};
+    std::uint64_t beats_ = 0;
+};
+
 template <typename Dut>
 void take_counters(const Dut& dut, const Ddr4Device& device, ChannelResult& result) {
-    const std::uint64_t slots[] = {dut.o_read,       dut.o_write,      dut.o_empty, dut.o_row,
-                                   dut.o_bank_group, dut.o_turnaround, dut.o_space, dut.o_refresh};
-    static_assert(sizeof slots == sizeof result.slots);
-    std::memcpy(result.slots, slots, sizeof slots);
     result.debt = dut.o_debt;
     for (int i = 0; i < ChannelResult::kCommands; ++i)
         result.commands[i] = device.count(static_cast<Command>(i));

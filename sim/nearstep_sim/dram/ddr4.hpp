@@ -56,10 +56,11 @@ struct Violation {
 };
 
 // Where the clocks of the data bus went, from one column command to the next. A gap belongs to the
-// first of these that is true: a refresh lies in it; the direction turned; the row was opened in
-// it; the bank group repeated; otherwise nobody asked. Order is the ABI.
+// first of these that is true: it is the first; a refresh lies in it; the direction turned; the row
+// was opened in it; the bank group repeated; otherwise nobody asked. Order is the ABI.
 struct BusClocks {
-    std::uint64_t data = 0, refresh = 0, turnaround = 0, row = 0, bank_group = 0, other = 0;
+    std::uint64_t data = 0, start = 0, refresh = 0, turnaround = 0, row = 0, bank_group = 0,
+                  other = 0;
 };
 
 class Ddr4Device {
@@ -302,9 +303,11 @@ class Ddr4Device {
     void account(const Issued& now, Kind kind, const Bank& bank, const Scoped& group) {
         const Kind other = kind == kRead ? kWrite : kRead;
         const std::int64_t gap = now.ck - bus_free_, since = bus_free_ - kBurstClocks;
+        const bool first = account_.data == 0;
         account_.data += kBurstClocks;
         if (gap > 0)
-            (rank_.last[kRef].ck > since                              ? account_.refresh
+            (first                                                    ? account_.start
+             : rank_.last[kRef].ck > since                            ? account_.refresh
              : rank_.last[other].ck > rank_.last[kind].ck             ? account_.turnaround
              : bank.last[kAct].ck > since                             ? account_.row
              : group.last[kind].ck == rank_.last[kind].ck &&

@@ -2,7 +2,7 @@
 
 import ctypes
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from os import PathLike, fspath
 from typing import Any
 
@@ -52,12 +52,14 @@ class Issued:
 class BusClocks:
     """Clocks of the data bus, up to the end of the last burst.
 
-    `data` carried data. A gap before a column command is booked to the first cause that holds:
-    `refresh` (a REF lies in it), `turnaround` (the direction changed), `row` (its row was opened in
-    it), `bank_group` (at most three clocks beyond tCCD_L after its own bank group), `other`.
+    `data` carried data, `start` went by before the first. Any other gap before a column command is
+    booked to the first cause that holds: `refresh` (a REF lies in it), `turnaround` (the direction
+    changed), `row` (its row was opened in it), `bank_group` (at most three clocks beyond tCCD_L
+    after its own bank group), `other`.
     """
 
     data: int
+    start: int
     refresh: int
     turnaround: int
     row: int
@@ -66,7 +68,7 @@ class BusClocks:
 
     @property
     def total(self) -> int:
-        return self.data + self.refresh + self.turnaround + self.row + self.bank_group + self.other
+        return sum(astuple(self))
 
 
 class DramViolationError(RuntimeError):

@@ -60,6 +60,7 @@ class Bench {
         }
         result.cycles = port_.cycle() - start;
         take_counters(dut_, device_, result);
+        slots_.take(result);
         for (int i = 0; i < 16; ++i) step();  // the last write data
         return device_.failed() ? problem() : verify(result);
     }
@@ -109,6 +110,7 @@ class Bench {
         show_read_data(dut_, port_);
         dut_.eval();
         const bool ok = take_commands(dut_, port_);
+        slots_.observe(dut_);
         tick(dut_);
         return ok;
     }
@@ -148,6 +150,7 @@ class Bench {
     Ddr4Device device_;
     Ddr4Port port_;
     std::uint64_t beats_;
+    SlotSpan slots_;
     VerilatedContext context_;
     VKernelOnChannel dut_;
 };

@@ -106,7 +106,7 @@ class CViolation(ctypes.Structure):
 class CBusClocks(ctypes.Structure):
     """`nearstep::BusClocks`."""
 
-    _names = ("data", "refresh", "turnaround", "row", "bank_group", "other")
+    _names = ("data", "start", "refresh", "turnaround", "row", "bank_group", "other")
     _fields_ = tuple((name, ctypes.c_uint64) for name in _names)
 
 

@@ -124,6 +124,7 @@ class Bench {
         }
         result.cycles = cycles;
         take_counters(dut_, device_, result);
+        slots_.take(result);
         for (int i = 0; i < 16; ++i) step(false);  // the last data
         return verify(result);
     }
@@ -164,6 +165,7 @@ class Bench {
         dut_.eval();
         if (traffic) sample();
         take_commands(dut_, port_);
+        slots_.observe(dut_);
         tick(dut_);
         ++cycle_;
     }
@@ -290,6 +292,7 @@ class Bench {
     Ddr4Device device_;
     Ddr4Port port_;
     std::uint64_t beats_;
+    SlotSpan slots_;
     VerilatedContext context_;
     VDramController dut_;
     Schedule read_schedule_, write_schedule_;
