@@ -1,6 +1,7 @@
-"""Update rules other than Adam, and operands that reach every special case."""
+"""Update rules: those of the package, of the examples, and some that only tests need."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,11 +22,10 @@ from nearstep_hw.rule.expr import (
 )
 from nearstep_hw.rule.rule import Rule
 from nearstep_hw.rule.sgd import SGD, SGD_MOMENTUM
+from nearstep_sim.bench.operands import operands as make_operands
+from nearstep_sim.rule_file import load_rules
 
-
-def _lion(p, g, m, *, decay, update_weight, m_weight, step_size):
-    update = sign(fma(update_weight, g - m, m))
-    return {"p": fma(step_size, update, decay * p), "m": fma(m_weight, g - m, m)}
+EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 
 
 def _amsgrad(
@@ -50,13 +50,8 @@ def _every_operation(a, b, c, *, s, flip):
     }
 
 
-LION = Rule(
-    "lion",
-    _lion,
-    states=("p", "m"),
-    inputs=("g",),
-    scalars=("decay", "update_weight", "m_weight", "step_size"),
-)
+LION = load_rules(EXAMPLES / "lion.py")["lion"]
+RMSPROP = load_rules(EXAMPLES / "rmsprop.py")["rmsprop"]
 AMSGRAD = Rule(
     "amsgrad",
     _amsgrad,
@@ -76,19 +71,10 @@ EVERY_OPERATION = Rule(
 RULES = {
     rule.name: rule
     for rule in (
-        ADAM, ADAM_PAPER, SGD, SGD_MOMENTUM, ADAGRAD, AMSGRAD, LION, EVERY_OPERATION
+        ADAM, ADAM_PAPER, SGD, SGD_MOMENTUM, ADAGRAD, AMSGRAD, LION, RMSPROP,
+        EVERY_OPERATION,
     )
 }  # fmt: skip
-
-SPECIALS = np.array(
-    [
-        0x0000_0000, 0x8000_0000, 0x0000_0001, 0x8000_0001, 0x007F_FFFF, 0x807F_FFFF,
-        0x0080_0000, 0x8080_0000, 0x0080_0001, 0x3F7F_FFFF, 0x3F80_0000, 0xBF80_0000,
-        0x3F80_0001, 0x3F00_0000, 0x7F7F_FFFF, 0xFF7F_FFFF, 0x7F80_0000, 0xFF80_0000,
-        0x7FC0_0000, 0xFFC0_0000, 0x7F80_0001, 0xFFFF_FFFF,
-    ],
-    np.uint32,
-)  # fmt: skip
 
 
 @pytest.fixture(params=RULES)
@@ -115,32 +101,5 @@ def every_operation() -> Rule:
 
 @pytest.fixture
 def operands() -> Callable[[Rule, int, int], dict[str, NDArray[np.float32]]]:
-    """Makes `count` elements for each input of a rule, from a seed.
-
-    The first 22**n elements are every combination of special patterns where n arrays allow it, then
-    random patterns, ordinary numbers, and patterns that differ in few bits from each other.
-    """
-
-    def make(rule: Rule, count: int, seed: int) -> dict[str, NDArray[np.float32]]:
-        rng = np.random.default_rng(seed)
-        names = rule.arrays_in
-        uniform = rng.integers(0, 2**32, (len(names), count), dtype=np.uint32)
-        ordinary = rng.standard_normal((len(names), count)).astype(np.float32)
-        ordinary *= (10.0 ** rng.integers(-9, 4, (len(names), count))).astype(np.float32)
-        ordinary = ordinary.view(np.uint32)
-        close = ordinary[:1] + rng.integers(-2, 3, (len(names), count)).astype(np.uint32)
-        close ^= rng.integers(0, 2, (len(names), count), dtype=np.uint32) << np.uint32(31)
-        special = SPECIALS[rng.integers(0, len(SPECIALS), (len(names), count))]
-        kind = rng.integers(0, 4, count)
-        mixed = rng.integers(0, 4, (len(names), count))
-        kinds = np.where(rng.random(count) < 0.3, mixed, kind)
-        words = np.choose(kinds, [uniform, ordinary, close, special])
-        crossed = np.stack(np.meshgrid(*[SPECIALS] * min(len(names), 4), indexing="ij"))
-        crossed = crossed.reshape(len(crossed), -1)[:, : count // 2]
-        words[: len(crossed), : crossed.shape[1]] = crossed
-        return {
-            name: np.ascontiguousarray(row).view(np.float32)
-            for name, row in zip(names, words, strict=True)
-        }
-
-    return make
+    """Makes `count` elements for each input of a rule, from a seed."""
+    return lambda rule, count, seed: make_operands(rule.arrays_in, count, seed)

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from nearstep_hw.rule.rtl import FunctionalUnit
 from nearstep_hw.rule.rule import Rule
 from nearstep_sim.bench.functional_unit import UnitRun, VerilatedUnit
+from nearstep_sim.bench.operands import registers
 from nearstep_sim.golden.rule import evaluate
 from nearstep_sim.golden.rule_cpp import kernel
 
@@ -40,14 +41,7 @@ def built_rule(request: pytest.FixtureRequest, rules: dict[str, Rule]) -> Rule:
 
 
 def _scalars(rule: Rule, seed: int) -> dict[str, float]:
-    """Random registers; seed 0 and 1 set switches to 0 and 1."""
-    rng = np.random.default_rng(seed)
-    return {
-        name: (int(rng.integers(2)) if seed > 1 else seed)
-        if width == 1
-        else float(np.float32(rng.normal()))
-        for name, width in rule.registers().items()
-    }
+    return registers(dict(rule.registers()), seed)
 
 
 def _differing(rule: Rule, got: Arrays, expected: Arrays) -> dict[str, int]:

@@ -1,4 +1,7 @@
-"""AMSGrad and Lion, each a few lines, against independent implementations."""
+"""AMSGrad, Lion and RMSprop, each a few lines, against independent implementations."""
+
+import runpy
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,13 +11,20 @@ from nearstep_hw.rule.adam import adam_scalars
 from nearstep_hw.rule.rule import Rule
 from nearstep_sim.golden.rule import evaluate
 
+EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 CAPABILITY = torch.backends.cpu.get_cpu_capability()
 
-
-@pytest.mark.skipif(
+ORACLE = pytest.mark.skipif(
     CAPABILITY not in ("AVX2", "AVX512"),
-    reason=f"torch's fused Adam rounds otherwise without fused multiply-add: {CAPABILITY}",
+    reason=f"torch rounds otherwise without fused multiply-add: {CAPABILITY}",
 )
+
+
+def _example(name: str) -> dict[str, object]:
+    return runpy.run_path(str(EXAMPLES / f"{name}.py"))
+
+
+@ORACLE
 def test_amsgrad_equals_torch_fused(rules: dict[str, Rule]) -> None:
     print(f"ATen capability {CAPABILITY}")
     rule, rng, count = rules["amsgrad"], np.random.default_rng(3), 1 << 14
@@ -48,12 +58,7 @@ def test_lion_follows_its_paper(rules: dict[str, Rule]) -> None:
     p, m = rng.standard_normal(count), np.zeros(count)
     state = {"p": p.astype(np.float32), "m": m.astype(np.float32)}
     p = state["p"].astype(np.float64)
-    scalars = {
-        "decay": 1 - lr * decay,
-        "update_weight": 1 - beta1,
-        "m_weight": 1 - beta2,
-        "step_size": -lr,
-    }
+    scalars = _example("lion")["lion_scalars"](lr, (beta1, beta2), decay)
     for _ in range(5):
         g = rng.standard_normal(count, np.float32)
         state = evaluate(rules["lion"], state | {"g": g}, scalars)
@@ -61,6 +66,45 @@ def test_lion_follows_its_paper(rules: dict[str, Rule]) -> None:
         m = beta2 * m + (1 - beta2) * g
     np.testing.assert_allclose(state["p"], p, rtol=2e-6, atol=1e-8)
     np.testing.assert_allclose(state["m"], m, rtol=2e-5, atol=1e-8)
+
+
+@ORACLE
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+def test_rmsprop_has_the_bits_of_torch_but_where_its_root_is_not_the_nearest(
+    rules: dict[str, Rule], weight_decay: float
+) -> None:
+    rng, count, lr, alpha, eps = np.random.default_rng(5), 1 << 16, 1e-2, 0.99, 1e-8
+    state = {"p": rng.normal(1, 0.1, count).astype(np.float32), "v": np.zeros(count, np.float32)}
+    p, v = state["p"].astype(np.float64), np.zeros(count)
+    parameter = torch.nn.Parameter(torch.from_numpy(state["p"].copy()))
+    oracle = torch.optim.RMSprop(
+        [parameter], lr=lr, alpha=alpha, eps=eps, weight_decay=weight_decay
+    )
+    scalars = _example("rmsprop")["rmsprop_scalars"](lr, alpha, eps, weight_decay)
+    for _ in range(10):
+        gradient = rng.normal(1, 0.3, count).astype(np.float32)
+        parameter.grad = torch.from_numpy(gradient)
+        oracle.step()
+        state = evaluate(rules["rmsprop"], state | {"g": gradient}, scalars)
+        g = gradient + weight_decay * p
+        v = alpha * v + (1 - alpha) * g * g
+        p = p - lr * g / (np.sqrt(v) + eps)
+    theirs, moments = parameter.detach().numpy(), oracle.state[parameter]["square_avg"].numpy()
+    same = np.count_nonzero(state["p"].view(np.uint32) == theirs.view(np.uint32))
+    errors = [np.abs(each - p).mean() for each in (state["p"], theirs)]
+    print(f"{same} of {count} the same; mean error of p: {errors[0]:.3e}, torch {errors[1]:.3e}")
+    # With decay, v depends on p.
+    v_same = np.count_nonzero(state["v"].view(np.uint32) == moments.view(np.uint32))
+    assert v_same == count if weight_decay == 0.0 else v_same > 0.97 * count
+    assert 0.97 * count < same
+    assert 0 < errors[0] <= 1.01 * errors[1]
+
+
+@pytest.mark.parametrize("name", ["lion", "rmsprop"])
+def test_examples_are_at_most_fifteen_lines_of_rule(name: str) -> None:
+    text = (EXAMPLES / f"{name}.py").read_text()
+    body = text[text.index("\ndef ") :]
+    assert 0 < sum(bool(line.strip()) for line in body.splitlines()) <= 15
 
 
 def test_rules_are_counted_in_units(rules: dict[str, Rule]) -> None:

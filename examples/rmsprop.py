@@ -1,0 +1,24 @@
+"""RMSprop as an update rule of one's own; `nearstep rule check examples/rmsprop.py` checks it.
+
+Not centered, without momentum, in the order of `torch.optim.RMSprop`; v has torch's bits, and p
+where torch's square root is the nearest one.
+"""
+
+from nearstep_hw.rule.expr import fma, select, sqrt
+from nearstep_hw.rule.rule import Rule
+
+
+def _rmsprop(p, g, v, *, decay, v_decay, v_weight, eps, step_size, decays):
+    g = select(decays, fma(decay, p, g), g)
+    v = fma(v_weight * g, g, v_decay * v)
+    return {"p": p + step_size * g / (sqrt(v) + eps), "v": v}
+
+
+NAMES = ("decay", "v_decay", "v_weight", "eps", "step_size")
+RMSPROP = Rule("rmsprop", _rmsprop, states=("p", "v"), inputs=("g",), scalars=NAMES,
+               switches=("decays",))  # fmt: skip
+
+
+def rmsprop_scalars(lr, alpha, eps, weight_decay):
+    values = dict(zip(NAMES, (weight_decay, alpha, 1 - alpha, eps, -lr), strict=True))
+    return values | {"decays": int(weight_decay != 0)}
