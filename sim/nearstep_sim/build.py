@@ -33,6 +33,7 @@ __all__ = [
     "compile_library",
     "cpu_name",
     "cxx_flags",
+    "once",
     "tool_environment",
     "verilate_library",
     "verilator_root",
@@ -180,7 +181,7 @@ def _exclusive(target: Path) -> Iterator[None]:
         yield
 
 
-def _once(target: Path, build: Callable[[Path], Path]) -> Path:
+def once(target: Path, build: Callable[[Path], Path]) -> Path:
     """Return ``target``; build it in a private folder first if it does not exist."""
     if target.exists():
         return target
@@ -218,7 +219,7 @@ def verilog_of(key: str, generate: Callable[[], str], *, sources: Sequence[Path]
         path.write_text(generate())
         return path
 
-    return _once(target, build)
+    return once(target, build)
 
 
 def _cpp_parts(cpp: Sequence[Path], flags: Sequence[str]) -> list[str | bytes]:
@@ -238,7 +239,7 @@ def compile_library(name: str, cpp: Sequence[Path], *, cxxflags: Sequence[str] =
         _run([cxx, *flags, "-shared", "-o", str(out), *(str(c.resolve()) for c in cpp)], folder)
         return out
 
-    return _once(target, build)
+    return once(target, build)
 
 
 def _verilate(model: Model, folder: Path, trace: bool) -> list[str]:
@@ -272,7 +273,7 @@ def _compile_all(
 
     def compile_one(numbered: tuple[int, str]) -> str:
         number, source = numbered
-        slow = ["-O1"] if SLOW in source else []
+        slow = ["-O0"] if SLOW in source else []
         obj = str(folder / f"{number}.o")
         _run([cxx, *flags, *slow, "-c", "-o", obj, source], folder)
         return obj
@@ -299,7 +300,7 @@ def _runtime(trace: bool, jobs: int) -> Path:
         _run([cxx, "-r", "-nostdlib", "-o", str(out), *objects], folder)
         return out
 
-    return _once(target, build)
+    return once(target, build)
 
 
 def _model_defines(trace: bool) -> list[str]:
@@ -347,4 +348,4 @@ def verilate_library(
         _run([cxx, *flags, "-shared", "-pthread", "-o", str(lib), *objects], folder)
         return lib
 
-    return _once(target, build)
+    return once(target, build)

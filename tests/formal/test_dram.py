@@ -64,25 +64,26 @@ def held(m: Module, value: Signal) -> None:
         m.d.comb += Assume(value == before)
 
 
+HOLD_DISTANCES = {"near": 2, "far": 5}
+
+
 class HoldProperties(Component):
     """A thing is held if, and only if, an event was less than its distance ago."""
-
-    DISTANCES = {"near": 2, "far": 5}  # noqa: RUF012
 
     def __init__(self) -> None:
         super().__init__({"i_near": In(2), "i_far": In(2)})
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
-        m.submodules.line = line = HoldLine(2, self.DISTANCES)
+        m.submodules.line = line = HoldLine(2, HOLD_DISTANCES)
         m.d.comb += [line.i_near.eq(self.i_near), line.i_far.eq(self.i_far)]
         for thing in range(2):
             left = Signal(4, name=f"left{thing}")
             m.d.comb += Assert(line.o_held[thing] == (left != 0))
             with m.If(self.i_far[thing]):
-                m.d.sync += left.eq(self.DISTANCES["far"] - 1)
-            with m.Elif(self.i_near[thing] & (left <= self.DISTANCES["near"])):
-                m.d.sync += left.eq(self.DISTANCES["near"] - 1)
+                m.d.sync += left.eq(HOLD_DISTANCES["far"] - 1)
+            with m.Elif(self.i_near[thing] & (left <= HOLD_DISTANCES["near"])):
+                m.d.sync += left.eq(HOLD_DISTANCES["near"] - 1)
             with m.Elif(left != 0):
                 m.d.sync += left.eq(left - 1)
         return m

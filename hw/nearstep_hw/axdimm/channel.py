@@ -4,6 +4,7 @@ from amaranth import Elaboratable, Module, ResetInserter
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
+from nearstep_hw.axdimm.arbiter_registers import window_base
 from nearstep_hw.axdimm.config import AdamKernelConfig, ConfigError
 from nearstep_hw.axdimm.host_front_end import HOST_PORT
 from nearstep_hw.axdimm.memory_channel import MemoryChannel
@@ -20,7 +21,8 @@ from nearstep_hw.dram.timing import DramTiming
 class AxdimmChannel(wiring.Component):
     """A DDR4 channel that is the host's until the host gives it to the Adam kernel beside it.
 
-    The functional units are outside.
+    The functional units are outside. An array of the kernel that ends beyond the channel, or in its
+    CSR window, is refused at START.
 
     *Timing*: that of `MemoryChannel` and `KernelShell`.
 
@@ -35,6 +37,7 @@ class AxdimmChannel(wiring.Component):
     dfi : the DRAM.
     fu : the functional units.
     o_kernel_reset : the kernel is reset: so must the functional units be, in the same cycle.
+    o_acceleration : the kernel owns the DRAM.
 
     Raises
     ------
@@ -66,18 +69,22 @@ class AxdimmChannel(wiring.Component):
                 "dfi": Out(DfiSignature()),
                 "fu": Out(unit_bank(config)),
                 "o_kernel_reset": Out(1),
+                "o_acceleration": Out(1),
             }
         )
 
     def elaborate(self, platform: object) -> Elaboratable:
         m = Module()
         m.submodules.memory = memory = self.memory
-        shell = KernelShell(self.config, line=True)
+        shell = KernelShell(self.config, line=True, memory_bytes=window_base(self.memory.mapping))
         m.submodules.shell = ResetInserter(memory.o_kernel_reset)(shell)
         wiring.connect(m, wiring.flipped(self.host), memory.host)
         wiring.connect(m, memory.dfi, wiring.flipped(self.dfi))
         wiring.connect(m, shell.m_axi, memory.s_axi)
         wiring.connect(m, memory.kernel, shell.csr_line)
         connect_channels(m, shell.fu, self.fu)
-        m.d.comb += self.o_kernel_reset.eq(memory.o_kernel_reset)
+        m.d.comb += [
+            self.o_kernel_reset.eq(memory.o_kernel_reset),
+            self.o_acceleration.eq(memory.o_acceleration),
+        ]
         return m

@@ -1,13 +1,13 @@
-"""The module: two channels behind one host bus."""
+"""The module: its channels behind one host bus."""
 
 from collections.abc import Callable, Sequence
 
-from amaranth import Elaboratable, Module, Mux
+from amaranth import Cat, Elaboratable, Module, Mux
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out, Signature
 
 from nearstep_hw.axdimm.channel import AxdimmChannel
-from nearstep_hw.axdimm.config import AdamKernelConfig
+from nearstep_hw.axdimm.config import AdamKernelConfig, ConfigError
 from nearstep_hw.axdimm.host_front_end import HOST_READ_LATENCY
 from nearstep_hw.axdimm.shell import unit_bank
 from nearstep_hw.axdimm.unit_row import UnitRow
@@ -20,6 +20,9 @@ from nearstep_hw.rule.rtl import FunctionalUnit
 from nearstep_hw.rule.rule import Rule
 
 CHANNELS = 2
+"""Of the module in the paper."""
+
+CHANNEL_COUNTS = (1, 2, 4)  # as many ranks as a host has chip selects for
 
 
 class HostSlotSignature(Signature):
@@ -53,7 +56,7 @@ class HostBusSignature(Signature):
     ranks : that the host sees.
     """
 
-    def __init__(self, ranks: int = CHANNELS) -> None:
+    def __init__(self, ranks: int) -> None:
         super().__init__(
             {
                 **{f"p{slot}": Out(HostSlotSignature(ranks)) for slot in range(HOST_PHASES)},
@@ -67,19 +70,19 @@ class HostBusSignature(Signature):
 
 
 class ModuleShell(wiring.Component):
-    """Two channels of the same kind, each with its arbiter, registers and kernel; the functional
-    units are outside.
+    """Channels of the same kind, each with its arbiter, registers and kernel; the functional units
+    are outside.
 
-    The host sees a module of two ranks: rank 0 is channel 0, rank 1 is channel 1. Each rank keeps
-    its own rows and refreshes, and so nothing that happens in one channel touches the other. The
-    rank is what the host makes of its address; the first byte of rank 1 lies the capacity of a
-    channel above that of rank 0 where the rank is the top of the address. The last
-    `WINDOW_BYTES` of each rank are the registers of its channel.
+    The host sees a module of as many ranks: rank c is channel c. Each rank keeps its own rows and
+    refreshes, and so nothing that happens in one channel touches another. The rank is what the host
+    makes of its address; the first byte of rank 1 lies the capacity of a channel above that of rank
+    0 where the rank is the top of the address. The last `WINDOW_BYTES` of each rank are the
+    registers of its channel.
 
-    Flat Verilog ports, c = 0, 1 and k = 0 to 3:
+    Flat Verilog ports, with n channels, c = 0 to n - 1 and k = 0 to 3:
 
     - `clk`, `rst`.
-    - `host__p0__cs_n[1:0]`, `host__p0__act_n address[17:0] bg[1:0] ba[1:0]`, `host__p1__...`,
+    - `host__p0__cs_n[n-1:0]`, `host__p0__act_n address[17:0] bg[1:0] ba[1:0]`, `host__p1__...`,
       `host__wrdata[255:0] wrdata_mask[31:0] wrdata_en rddata[255:0] rddata_valid`.
     - `dfi<c>__p<k>__cs_n act_n address bg ba`, `dfi<c>__wrdata[511:0] wrdata_mask[63:0] wrdata_en
       rddata[511:0] rddata_valid`.
@@ -90,7 +93,12 @@ class ModuleShell(wiring.Component):
 
     Parameters
     ----------
-    config, timing, mapping : of both channels.
+    config, timing, mapping : of every channel.
+    channels : how many: 1, 2 or 4.
+
+    Raises
+    ------
+    ConfigError : another number of channels.
 
     Ref: AXDIMM paper, section 3.1 and table 1.
     """
@@ -100,13 +108,17 @@ class ModuleShell(wiring.Component):
         config: AdamKernelConfig,
         timing: DramTiming | None = None,
         mapping: AddressMapping | None = None,
+        *,
+        channels: int = CHANNELS,
     ) -> None:
+        if channels not in CHANNEL_COUNTS:
+            raise ConfigError(f"channels must be one of {CHANNEL_COUNTS}, not {channels!r}")
         self.config = config
         self.channels: Sequence[AxdimmChannel] = tuple(
-            AxdimmChannel(config, timing, mapping) for _ in range(CHANNELS)
+            AxdimmChannel(config, timing, mapping) for _ in range(channels)
         )
-        members = {"host": In(HostBusSignature())}
-        for number in range(CHANNELS):
+        members = {"host": In(HostBusSignature(channels))}
+        for number in range(channels):
             members |= {
                 f"dfi{number}": Out(DfiSignature()),
                 f"fu{number}": Out(unit_bank(config)),
@@ -138,8 +150,8 @@ class ModuleShell(wiring.Component):
             data = Mux(channel.host.rddata_valid, channel.host.rddata, data)
             wiring.connect(m, channel.dfi, wiring.flipped(getattr(self, f"dfi{number}")))
             connect_channels(m, channel.fu, getattr(self, f"fu{number}"))
-        valid = [channel.host.rddata_valid for channel in self.channels]
-        m.d.comb += [host.rddata.eq(data), host.rddata_valid.eq(valid[0] | valid[1])]
+        valid = Cat(channel.host.rddata_valid for channel in self.channels)
+        m.d.comb += [host.rddata.eq(data), host.rddata_valid.eq(valid.any())]
         return m
 
 
@@ -150,7 +162,8 @@ class AxdimmModule(wiring.Component):
 
     Parameters
     ----------
-    config, timing, mapping : of both channels.
+    config, timing, mapping : of every channel.
+    channels : how many: 1, 2 or 4.
     unit : makes a functional unit for the rule; any component with its ports will do.
 
     Attributes
@@ -168,15 +181,16 @@ class AxdimmModule(wiring.Component):
         timing: DramTiming | None = None,
         mapping: AddressMapping | None = None,
         *,
+        channels: int = CHANNELS,
         unit: Callable[[Rule], wiring.Component] = FunctionalUnit,
     ) -> None:
         self.config = config
         self.unit = unit
-        self.shell = ModuleShell(config, timing, mapping)
+        self.shell = ModuleShell(config, timing, mapping, channels=channels)
         super().__init__(
             {
-                "host": In(HostBusSignature()),
-                **{f"dfi{number}": Out(DfiSignature()) for number in range(CHANNELS)},
+                "host": In(HostBusSignature(channels)),
+                **{f"dfi{number}": Out(DfiSignature()) for number in range(channels)},
             }
         )
 
@@ -184,7 +198,7 @@ class AxdimmModule(wiring.Component):
         m = Module()
         m.submodules.shell = shell = self.shell
         wiring.connect(m, wiring.flipped(self.host), shell.host)
-        for number in range(CHANNELS):
+        for number in range(len(shell.channels)):
             dfi = getattr(self, f"dfi{number}")
             wiring.connect(m, getattr(shell, f"dfi{number}"), wiring.flipped(dfi))
             m.submodules[f"units{number}"] = units = UnitRow(self.config, self.unit)

@@ -60,6 +60,7 @@ class KernelShell(wiring.Component):
     ----------
     config : of the kernel.
     line : there is a port for whole lines of registers as well.
+    memory_bytes : end of the memory, see `StartCheck`.
 
     Members
     -------
@@ -71,8 +72,11 @@ class KernelShell(wiring.Component):
     Ref: AXDIMM paper, section 3.3 and figure 3.
     """
 
-    def __init__(self, config: AdamKernelConfig, *, line: bool = False) -> None:
+    def __init__(
+        self, config: AdamKernelConfig, *, line: bool = False, memory_bytes: int | None = None
+    ) -> None:
         self.config = config
+        self.memory_bytes = memory_bytes
         self.has_line = line
         super().__init__(
             {
@@ -95,7 +99,7 @@ class KernelShell(wiring.Component):
         rule = update_rule(config)
         m.submodules.bank = bank = CsrBank(adam_kernel_map(config), line=self.has_line)
         m.submodules.control = control = RunControl()
-        m.submodules.check = check = StartCheck(config)
+        m.submodules.check = check = StartCheck(config, memory_bytes=self.memory_bytes)
         m.submodules.load = load = LoadPath(config)
         m.submodules.store = store = StorePath(config)
         m.submodules.sequencer = sequencer = UnitSequencer(

@@ -18,8 +18,8 @@ class StartCheck(wiring.Component):
     """Checks a run's arrays, one condition a cycle, and finds the first fault.
 
     In this order: formats, scale and copy-out must be off; then, unless `i_count` is 0, every array
-    must start on a beat, every array must end within the address space, no two may share bytes, and
-    one window must grant every array in full, in whole beats: p, g, m, v for reading, then p, m, v
+    must start on a beat, every array must end within the memory, no two may share bytes, and one
+    window must grant every array in full, in whole beats: p, g, m, v for reading, then p, m, v
     for writing. So a run with a bad array touches nothing.
 
     *Timing*: done within 23 cycles of `i_start`.
@@ -27,6 +27,7 @@ class StartCheck(wiring.Component):
     Parameters
     ----------
     config : of the kernel.
+    memory_bytes : where memory ends; None where the address space does.
 
     Members
     -------
@@ -41,8 +42,10 @@ class StartCheck(wiring.Component):
     i_clear : goes idle.
     """
 
-    def __init__(self, config: AdamKernelConfig) -> None:
+    def __init__(self, config: AdamKernelConfig, *, memory_bytes: int | None = None) -> None:
         self.config = config
+        space = 1 << config.address_width
+        self.memory_bytes = space if memory_bytes is None else min(memory_bytes, space)
         super().__init__(
             {
                 "i_start": In(1),
@@ -123,9 +126,8 @@ class StartCheck(wiring.Component):
             with m.State("ALIGNMENT"), check(base % beat_bytes == 0, ErrorCause.ALIGNMENT):
                 next_array("RANGE")
             with m.State("RANGE"):
-                limit = 1 << self.config.address_width
                 m.d.sync += other.eq(0)
-                with check(end <= limit, ErrorCause.ADDRESS_RANGE):
+                with check(end <= self.memory_bytes, ErrorCause.ADDRESS_RANGE):
                     next_array("OVERLAP")
                     with m.If(is_last):
                         m.d.sync += array.eq(1)

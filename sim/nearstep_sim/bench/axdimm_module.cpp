@@ -1,6 +1,9 @@
-// The module, Verilated, between a host memory controller and the DDR4 ranks of its two channels.
+// The module, Verilated, between a host memory controller and the DDR4 ranks of its channels.
+//
+// NEARSTEP_CHANNELS: how many; 1, 2 or 4.
 #include <cstdint>
 #include <cstring>
+#include <deque>
 #include <exception>
 #include <string>
 
@@ -12,7 +15,14 @@ using namespace nearstep;
 
 namespace {
 
-constexpr int kChannels = 2;
+constexpr int kChannels = NEARSTEP_CHANNELS;
+#if NEARSTEP_CHANNELS == 1
+#define NEARSTEP_EACH_CHANNEL(DO) DO(0)
+#elif NEARSTEP_CHANNELS == 2
+#define NEARSTEP_EACH_CHANNEL(DO) DO(0) DO(1)
+#else
+#define NEARSTEP_EACH_CHANNEL(DO) DO(0) DO(1) DO(2) DO(3)
+#endif
 
 // Order is the ABI.
 struct ModuleConfig {
@@ -24,26 +34,24 @@ struct ModuleConfig {
 
 class ModuleBench {
   public:
-    explicit ModuleBench(const ModuleConfig& config)
-        : host_(config.host),
-          device0_(config.timing, config.geometry, 0),
-          device1_(config.timing, config.geometry, 1),
-          port0_(device0_, config.port),
-          port1_(device1_, config.port),
-          dut_(&context_) {
-        dut_.host___05Fp0___05Fcs_n = dut_.host___05Fp1___05Fcs_n = 3;
+    explicit ModuleBench(const ModuleConfig& config) : host_(config.host), dut_(&context_) {
+        for (int channel = 0; channel < kChannels; ++channel) {
+            devices_.emplace_back(config.timing, config.geometry, channel);
+            ports_.emplace_back(devices_.back(), config.port);
+        }
+        dut_.host___05Fp0___05Fcs_n = dut_.host___05Fp1___05Fcs_n = (1 << kChannels) - 1;
         dut_.rst = 1;
         for (int i = 0; i < 2; ++i) tick();
         dut_.rst = 0;
     }
 
     HostController& host() { return host_; }
-    Ddr4Device& device(int channel) { return channel ? device1_ : device0_; }
+    Ddr4Device& device(int channel) { return devices_[channel]; }
     const std::string& error() {
         for (int channel = 0; channel < kChannels; ++channel)
-            if (error_.empty() && device(channel).failed())
+            if (error_.empty() && devices_[channel].failed())
                 error_ = "channel " + std::to_string(channel) + ": " +
-                         device(channel).violation().text();
+                         devices_[channel].violation().text();
         return error_.empty() ? host_.error() : error_;
     }
 
@@ -52,12 +60,17 @@ class ModuleBench {
         while (ran < cycles && !(until_idle && host_.idle())) {
             step();
             ++ran;
-            if (device0_.failed() || device1_.failed() || !host_.error().empty()) break;
+            if (failed()) break;
         }
         return ran;
     }
 
   private:
+    bool failed() const {
+        for (const Ddr4Device& device : devices_)
+            if (device.failed()) return true;
+        return !host_.error().empty();
+    }
     void tick() {
         dut_.clk = 1;
         dut_.eval();
@@ -70,17 +83,17 @@ class ModuleBench {
         std::memcpy(rddata, &dut_.host___05Frddata, sizeof rddata);
         host_.tick(dut_.host___05Frddata_valid ? rddata : nullptr, out);
         NEARSTEP_HOST_DRIVE(dut_, out, (1 << kChannels) - 1);
-        NEARSTEP_DFI_READ(dut_, dfi0, port0_);
-        NEARSTEP_DFI_READ(dut_, dfi1, port1_);
+#define NEARSTEP_SHOW(c) NEARSTEP_DFI_READ(dut_, dfi##c, ports_[c]);
+#define NEARSTEP_TAKE(c) NEARSTEP_DFI_CYCLE(dut_, dfi##c, ports_[c]);
+        NEARSTEP_EACH_CHANNEL(NEARSTEP_SHOW)
         dut_.eval();
-        NEARSTEP_DFI_CYCLE(dut_, dfi0, port0_);
-        NEARSTEP_DFI_CYCLE(dut_, dfi1, port1_);
+        NEARSTEP_EACH_CHANNEL(NEARSTEP_TAKE)
         tick();
     }
 
     HostController host_;
-    Ddr4Device device0_, device1_;
-    Ddr4Port port0_, port1_;
+    std::deque<Ddr4Device> devices_;  // their places in memory do not change
+    std::deque<Ddr4Port> ports_;
     VerilatedContext context_;
     VAxdimmModule dut_;
     std::string error_;

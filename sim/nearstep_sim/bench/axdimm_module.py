@@ -1,4 +1,4 @@
-"""The module in RTL between the host memory controller model and two DDR4 ranks."""
+"""The module in RTL between the host memory controller model and the DDR4 ranks."""
 
 import ctypes
 import inspect
@@ -46,25 +46,37 @@ class _CConfig(ctypes.Structure):
 
 @cache
 def _library(
-    config: AdamKernelConfig, unit: Callable[[Rule], wiring.Component], density: str, width: str
+    config: AdamKernelConfig,
+    unit: Callable[[Rule], wiring.Component],
+    channels: int,
+    density: str,
+    width: str,
 ) -> ctypes.CDLL:
     def generate() -> str:
         module = AxdimmModule(
             config,
             dram_timing("DDR4-1600", density, width),
             AddressMapping(DramGeometry(density, width)),
+            channels=channels,
             unit=UnitInstance,
         )
         return to_verilog(module, "AxdimmModule", {UNIT_MODULE: unit(update_rule(config))})
 
     rtl = verilog_of(
-        f"axdimm_module {density} {width} {unit.__qualname__} {config!r}",
+        f"axdimm_module {channels} {density} {width} {unit.__qualname__} {config!r}",
         generate,
         sources=[Path(inspect.getfile(unit))],
     )
     model = Model(top="AxdimmModule", verilog=rtl, prefix="VAxdimmModule")
     source = Path(__file__).with_name("axdimm_module.cpp")
-    library = ctypes.CDLL(str(verilate_library("axdimm_module", [model], [source, SOURCE])))
+    built = verilate_library(
+        "axdimm_module",
+        [model],
+        [source, SOURCE],
+        cxxflags=["-O1"],  # runs are short: half the time to compile is worth more
+        defines={"NEARSTEP_CHANNELS": channels},
+    )
+    library = ctypes.CDLL(str(built))
     pointer, number, text = ctypes.c_void_p, ctypes.c_uint64, ctypes.c_char_p
     for name, result, arguments in (
         ("new", pointer, (pointer,)),
@@ -95,12 +107,13 @@ class _Handle:
 
 
 class ModuleBench:
-    """`AxdimmModule`, Verilated, behind a host whose two ranks are its channels.
+    """`AxdimmModule`, Verilated, behind a host whose ranks are its channels.
 
     Parameters
     ----------
-    config : of both kernels.
+    config : of every kernel.
     unit : functional unit; a module of its own in the Verilog.
+    channels : of the module: 1, 2 or 4.
     density, width : of the memory, as host and module see it.
     host : more of :class:`HostConfig`.
 
@@ -112,6 +125,7 @@ class ModuleBench:
         config: AdamKernelConfig,
         unit: Callable[[Rule], wiring.Component],
         *,
+        channels: int = CHANNELS,
         density: str = "8Gb",
         width: str = "x8",
         **host: object,
@@ -119,7 +133,7 @@ class ModuleBench:
         host_config = HostConfig(
             density=density,
             width=width,
-            ranks=CHANNELS,
+            ranks=channels,
             read_latency=HOST_READ_LATENCY,
             write_latency=HOST_WRITE_LATENCY,
             **host,  # type: ignore[arg-type]
@@ -139,14 +153,14 @@ class ModuleBench:
             geometry=CGeometry.of(host_config.geometry),
             port=CPortConfig(PHASES, BEAT_BYTES, TPHY_RDLAT, TPHY_WRLAT),
         )
-        self._handle = _Handle(_library(config, unit, density, width), c_config)
+        self._handle = _Handle(_library(config, unit, channels, density, width), c_config)
         library, pointer = self._handle.library, self._handle.pointer
         self.host = HostController.borrowed(library.module_host(pointer), host_config, self._handle)
         self.devices = tuple(
             Ddr4Device.borrowed(
                 library.module_device(pointer, channel), timing, host_config.geometry, self._handle
             )
-            for channel in range(CHANNELS)
+            for channel in range(channels)
         )
 
     def run(self, cycles: int, *, until_idle: bool = False) -> int:

@@ -14,8 +14,7 @@ from pathlib import Path
 
 from cocotb_tools.runner import Verilator
 
-from nearstep_sim.build import _once as once
-from nearstep_sim.build import cache_dir, tool_environment
+from nearstep_sim.build import cache_dir, once, tool_environment
 
 FLAGS = ("-Wno-lint", "-Wno-fatal", "-O3", "--x-assign", "fast", "--x-initial", "fast")
 OPTIMISE = "-O1"  # of the C++: a bench runs for seconds, mostly in Python

@@ -9,7 +9,7 @@ import pytest
 from nearstep_hw.axdimm.arbiter_registers import IDENT, channel_maps, window_base
 from nearstep_hw.axdimm.channel import AxdimmChannel
 from nearstep_hw.axdimm.config import AdamKernelConfig, ConfigError
-from nearstep_hw.axdimm.module import CHANNELS
+from nearstep_hw.axdimm.module import CHANNELS, ModuleShell
 from nearstep_hw.axdimm.registers import ErrorCause
 from nearstep_hw.dram.address import AddressMapping
 from nearstep_hw.dram.command import Command
@@ -17,7 +17,7 @@ from nearstep_sim.bench.axdimm_module import ModuleBench
 
 from .stand_in import StandInUnit, stand_in_results
 
-CONFIG = AdamKernelConfig(functional_units=1, block_bytes=512)
+CONFIG = AdamKernelConfig(functional_units=1, block_bytes=512, windows=1, bursts_ahead=8)
 BASES = {"p": 0x10_0000, "g": 0x20_0040, "m": 0x30_0080, "v": 0x40_00C0}
 """Byte addresses in a channel: in different banks, not at the start of a row."""
 
@@ -34,12 +34,18 @@ class Run:
         self.arrays: dict[str, Words] = {
             name: rng.integers(0, 1 << 32, padded, dtype=np.uint32) for name in BASES
         }
+        self.bases = dict(BASES)
         for name, words in self.arrays.items():
             bench.store(channel, BASES[name], words.view(np.uint8))
 
+    def move(self, name: str, base: int) -> None:
+        """Puts an array somewhere else."""
+        self.bases[name] = base
+        self.bench.store(self.channel, base, self.arrays[name].view(np.uint8))
+
     def configure(self, *, reach: int | None = None) -> None:
         """Arrays, and one window over all of them that ends at `reach`."""
-        line = {f"adam.{name}_address.value": base for name, base in BASES.items()}
+        line = {f"adam.{name}_address.value": base for name, base in self.bases.items()}
         self.bench.set(self.channel, {**line, "adam.count.value": self.count})
         window = "adam.window0"
         permissions = ("read", "write", "valid")
@@ -69,7 +75,7 @@ class Run:
             expected = words.copy()
             if name in results:
                 expected[: self.count] = results[name][: self.count]
-            found = self.bench.load(self.channel, BASES[name], 4 * len(words)).view(np.uint32)
+            found = self.bench.load(self.channel, self.bases[name], 4 * len(words)).view(np.uint32)
             assert np.array_equal(found, expected), f"{name} of channel {self.channel}"
             compared += len(words)
         return compared
@@ -97,6 +103,23 @@ def test_kernels_run_on_both_channels_at_once(bench: ModuleBench) -> None:
         assert bench.get(run.channel, "arbiter.status.refused_access") == 0
         assert bench.get(run.channel, "adam.committed.value") == run.count
     assert compared == 2 * 4 * 1008
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("channels", [1, 4])
+def test_other_numbers_of_channels(channels: int) -> None:
+    bench = ModuleBench(CONFIG, StandInUnit, channels=channels)
+    runs = [Run(bench, channel, 700 + channel, channel) for channel in range(channels)]
+    for run in runs:
+        run.configure()
+        run.mode(1)
+        run.start()
+    compared = 0
+    for run in runs:
+        bench.wait(run.channel, "adam.status.done", 1, 50_000)
+        run.mode(0)
+        compared += run.check()
+    assert compared == channels * 4 * 704
 
 
 def test_host_uses_one_channel_while_the_other_computes(bench: ModuleBench) -> None:
@@ -197,6 +220,44 @@ def test_a_burst_outside_the_windows_never_becomes_a_command(bench: ModuleBench)
     assert run.check() > 4 * 1000
 
 
+@pytest.mark.parametrize("name", BASES)
+@pytest.mark.parametrize("beyond", [0, 64, 1 << 34])
+def test_an_array_beyond_its_channel_is_refused(bench: ModuleBench, name: str, beyond: int) -> None:
+    """Not even the part that is inside is touched: neither the registers at the channel's end nor
+    what lies behind it, which for the host is the next channel."""
+    run = Run(bench, 0, 1000, 10)
+    next_channel = bench.load(1, 0, 4096)
+    end = bench.maps["arbiter"][0]
+    base = run.bases[name] = end + beyond - (4032 - 64 if beyond < 1 << 34 else 0)
+    run.configure(reach=1 << 40)
+    run.mode(1)
+    before = bench.devices[0].counts
+    run.start()
+    bench.wait(0, "adam.status.busy", 0, 20_000)
+    found = bench.devices[0].counts
+    assert bench.get(0, "adam.error.cause") == ErrorCause.ADDRESS_RANGE
+    assert bench.get(0, "adam.error_address.value") == base
+    assert bench.get(0, "adam.committed.value") == 0
+    for command in (Command.RD, Command.WR):
+        assert found[command] == before[command]
+    run.mode(0)
+    run.bases, run.count = dict(BASES), 0
+    assert run.check() == 4 * 1008
+    assert np.array_equal(bench.load(1, 0, 4096), next_channel)
+
+
+def test_an_array_may_end_where_the_registers_begin(bench: ModuleBench) -> None:
+    run = Run(bench, 1, 1000, 11)
+    run.move("v", bench.maps["arbiter"][0] - 4032)
+    run.configure(reach=1 << 40)
+    run.mode(1)
+    run.start()
+    bench.wait(1, "adam.status.done", 1, 20_000)
+    run.mode(0)
+    assert run.check() == 4 * 1008
+    assert bench.get(1, "arbiter.id.value") == IDENT
+
+
 def test_scalars_arrive_in_whole_lines(bench: ModuleBench) -> None:
     value = struct.unpack("<I", struct.pack("<f", 0.125))[0]
     bench.set(0, {"adam.eps.value": value})
@@ -212,6 +273,8 @@ def test_registers_of_a_channel_are_its_end() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::amaranth.hdl.UnusedElaboratable")
-def test_a_kernel_of_another_beat_is_refused() -> None:
+def test_shapes_that_cannot_be_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"channels must be one of \(1, 2, 4\), not 3"):
+        ModuleShell(CONFIG, channels=3)
     with pytest.raises(ConfigError, match="lanes must be 16, a beat of the memory, not 8"):
         AxdimmChannel(AdamKernelConfig(lanes=8))
