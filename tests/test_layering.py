@@ -12,11 +12,18 @@ TREES = {"nearstep_hw": "hw", "nearstep_sim": "sim", "nearstep": "host"}
 
 PURE_HARDWARE = {
     "nearstep_hw",
+    "nearstep_hw.axdimm.arbiter_registers",
     "nearstep_hw.axdimm.config",
+    "nearstep_hw.axdimm.dimm",
     "nearstep_hw.axdimm.registers",
     "nearstep_hw.csr.block",
     "nearstep_hw.csr.export",
     "nearstep_hw.csr.model",
+    "nearstep_hw.dram",
+    "nearstep_hw.dram.address",
+    "nearstep_hw.dram.geometry",
+    "nearstep_hw.dram.latency",
+    "nearstep_hw.dram.timing",
     "nearstep_hw.fp.format",
     "nearstep_hw.rule",
     "nearstep_hw.rule.adagrad",

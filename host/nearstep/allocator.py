@@ -9,23 +9,24 @@ LINE_BYTES = 64
 
 
 class Allocator:
-    """Hands out pieces of [0, capacity_bytes), aligned to lines and at least a line apart.
+    """Hands out pieces of [base, base + capacity_bytes), on lines and at least a line apart.
 
     The first line is never handed out, so that no buffer has address 0 and every buffer has a line
     before it that belongs to nobody.
     """
 
-    def __init__(self, capacity_bytes: int) -> None:
+    def __init__(self, capacity_bytes: int, base: int = 0) -> None:
         self.capacity_bytes = capacity_bytes
-        self._free = [(LINE_BYTES, capacity_bytes - capacity_bytes % LINE_BYTES)]
+        self.base = base
+        self._free = [(base + LINE_BYTES, base + capacity_bytes - capacity_bytes % LINE_BYTES)]
 
     @property
     def free_bytes(self) -> int:
         """Bytes in all free pieces, the guards they would need included."""
         return sum(stop - start for start, stop in self._free)
 
-    def allocate(self, nbytes: int) -> int:
-        """Address of a piece of ``nbytes``.
+    def allocate(self, nbytes: int, align: int = LINE_BYTES) -> int:
+        """Address of a piece of ``nbytes``, a multiple of ``align``, itself one of a line.
 
         Raises
         ------
@@ -34,11 +35,11 @@ class Allocator:
         """
         size = self._footprint(nbytes)
         for index, (start, stop) in enumerate(self._free):
-            if stop - start >= size:
-                self._free[index : index + 1] = (
-                    [(start + size, stop)] if stop - start > size else []
-                )
-                return start
+            first = -(-start // align) * align
+            if stop - first >= size:
+                pieces = [(start, first), (first + size, stop)]
+                self._free[index : index + 1] = [piece for piece in pieces if piece[0] < piece[1]]
+                return first
         largest = max((stop - start for start, stop in self._free), default=0)
         raise OutOfDeviceMemoryError(
             nbytes, max(0, largest - LINE_BYTES), self.free_bytes, self.capacity_bytes

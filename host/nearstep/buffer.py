@@ -70,6 +70,8 @@ class Buffer:
         ------
         ShapeError, DtypeError
             It is not an array like the buffer.
+        ModeError
+            The buffer's channel is in acceleration mode.
         BusyError
             A run that has not ended uses the buffer.
         FreedBufferError, ClosedDeviceError
@@ -78,6 +80,7 @@ class Buffer:
         """
         self.check_usable("write")
         self._check_like(array)
+        self.device.check_reach(self, "write")
         self.device.check_unused(self, "write", changes=True)
         data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         if data.size:
@@ -92,6 +95,8 @@ class Buffer:
             ``out`` is not an array like the buffer, or not contiguous.
         ArgumentError
             ``out`` cannot be written.
+        ModeError
+            The buffer's channel is in acceleration mode.
         BusyError
             A run that has not ended writes the buffer. What it only reads may be read.
         FreedBufferError, ClosedDeviceError
@@ -107,10 +112,33 @@ class Buffer:
                 raise ArgumentError(f"out of {self!r} must be writeable")
             if not out.flags.c_contiguous:
                 raise ShapeError(f"out of {self!r}", "contiguous", f"strided {out.strides}")
+        self.device.check_reach(self, "read")
         self.device.check_unused(self, "read", changes=False)
         if self.nbytes:
             self.device.backend.read_memory(self.address, out.reshape(-1).view(np.uint8))
         return out
+
+    def copy_from(self, source: Buffer) -> None:
+        """Copy the contents of ``source``, of any device, through the host.
+
+        Raises
+        ------
+        ShapeError, DtypeError
+            ``source`` is not an array like this one.
+        ModeError, BusyError, FreedBufferError, ClosedDeviceError
+
+        Nothing was copied then.
+        """
+        if not isinstance(source, Buffer):
+            raise DtypeError(f"source of {self!r}", "Buffer", type(source).__name__)
+        self.check_usable("write")
+        if source.dtype != self.dtype:
+            raise DtypeError(repr(self), self.dtype, source.dtype)
+        if source.shape != self.shape:
+            raise ShapeError(repr(self), self.shape, source.shape)
+        self.device.check_reach(self, "write")
+        self.device.check_unused(self, "write", changes=True)
+        self.write(source.read())
 
     def fill(self, value: float) -> None:
         """Set every element to ``value``. Raises as :meth:`write` does."""

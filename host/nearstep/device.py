@@ -13,7 +13,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import DTypeLike
 
-from nearstep.allocator import Allocator
+from nearstep.allocator import LINE_BYTES, Allocator
 from nearstep.backends.base import Backend
 from nearstep.backends.emulated import EmulatedBackend
 from nearstep.backends.options import DeviceUrl
@@ -43,11 +43,12 @@ class Device:
     def __init__(self, backend: Backend, url: str) -> None:
         self.url = url
         self.backend = backend
-        self._allocator = Allocator(backend.capacity_bytes)
+        self._allocators = [Allocator(nbytes, base) for base, nbytes in backend.regions]
         self._live: dict[int, Buffer] = {}
         self._closed = False
         if isinstance(backend, EmulatedBackend):
-            backend.protect(0, backend.capacity_bytes)
+            for base, nbytes in backend.regions:
+                backend.protect(base, nbytes)
 
     @property
     def closed(self) -> bool:
@@ -61,7 +62,17 @@ class Device:
     @property
     def free_bytes(self) -> int:
         """Memory not allocated, in bytes, over all free pieces."""
-        return self._allocator.free_bytes
+        return sum(allocator.free_bytes for allocator in self._allocators)
+
+    @property
+    def stripe_bytes(self) -> int:
+        """Bytes of one array that lie on one channel before the next channel has its turn."""
+        return LINE_BYTES
+
+    @property
+    def stripe_align(self) -> int:
+        """Address that arrays used together are best a multiple of, in bytes."""
+        return LINE_BYTES
 
     @property
     def cycles(self) -> int | None:
@@ -69,13 +80,30 @@ class Device:
         self.check_open("read cycles")
         return self.backend.cycles
 
-    def alloc(self, shape: int | Sequence[int], dtype: DTypeLike = np.float32) -> Buffer:
-        """Reserve memory for an array. It starts on a 64-byte line; its contents are undefined.
+    def alloc(
+        self,
+        shape: int | Sequence[int],
+        dtype: DTypeLike = np.float32,
+        *,
+        channel: int = 0,
+        align: int = LINE_BYTES,
+    ) -> Buffer:
+        """Reserve memory for an array. Its contents are undefined.
+
+        Parameters
+        ----------
+        shape: int | Sequence[int]
+        dtype: DTypeLike
+        channel: int
+            Memory channel that it lies on, from 0; most devices have one.
+        align: int
+            Its address is a multiple of this, in bytes, itself one of a 64-byte line.
 
         Raises
         ------
         ArgumentError
-            A dimension is negative or no integer, or the dtype is unknown or holds Python objects.
+            A dimension is negative or no integer, the dtype is unknown or holds Python objects, or
+            there is no such channel or alignment.
         OutOfDeviceMemoryError
         """
         self.check_open("alloc")
@@ -87,12 +115,46 @@ class Device:
         if kind.hasobject or kind.itemsize == 0:
             raise ArgumentError(f"dtype must be of plain numbers, not {kind}")
         nbytes = math.prod(dims) * kind.itemsize
-        address = self._allocator.allocate(nbytes)
+        self.check_channel(channel)
+        if isinstance(align, bool) or not isinstance(align, int) or align < 1 or align % LINE_BYTES:
+            raise ArgumentError(f"align must be a multiple of {LINE_BYTES}, not {align!r}")
+        address = self._allocators[channel].allocate(nbytes, align)
         buffer = Buffer(self, address, dims, kind)
         self._live[address] = buffer
         if isinstance(self.backend, EmulatedBackend) and nbytes:
             self.backend.claim(address, nbytes)
         return buffer
+
+    @property
+    def channel_count(self) -> int:
+        """Memory channels."""
+        return len(self._allocators)
+
+    def channel_of(self, buffer: Buffer) -> int:
+        """Memory channel that a buffer of this device lies on."""
+        return next(
+            number
+            for number, each in enumerate(self._allocators)
+            if each.base <= buffer.address < each.base + each.capacity_bytes
+        )
+
+    def check_channel(self, channel: int) -> None:
+        """Raise :class:`ArgumentError` unless the device has this memory channel."""
+        if isinstance(channel, bool) or not isinstance(channel, int):
+            raise ArgumentError(f"channel must be an integer, not {channel!r}")
+        if not 0 <= channel < self.channel_count:
+            raise ArgumentError(
+                f"channel must be from 0 to {self.channel_count - 1}, not {channel}"
+            )
+
+    def check_reach(self, buffer: Buffer, action: str) -> None:
+        """Raise unless the host reaches the memory of ``buffer`` now.
+
+        Raises
+        ------
+        ModeError
+            Its channel belongs to the kernel.
+        """
 
     def check_unused(self, buffer: Buffer, action: str, *, changes: bool) -> None:
         """Raise unless the host may use ``buffer`` now; ``action`` is what was to be done.
@@ -111,7 +173,8 @@ class Device:
     def release(self, buffer: Buffer) -> None:
         """Take back the memory of ``buffer``; called by :meth:`nearstep.buffer.Buffer.free`."""
         del self._live[buffer.address]
-        self._allocator.release(buffer.address, buffer.nbytes)
+        channel = self.channel_of(buffer)
+        self._allocators[channel].release(buffer.address, buffer.nbytes)
         if isinstance(self.backend, EmulatedBackend) and buffer.nbytes:
             self.backend.protect(buffer.address, buffer.nbytes)
 

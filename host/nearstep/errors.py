@@ -193,6 +193,34 @@ class BusyError(DeviceError):
     """A command given while another one runs."""
 
 
+class ModeError(DeviceError):
+    """A memory channel is not in the mode that an action needs; nothing was done.
+
+    Attributes
+    ----------
+    channel: int
+    expected, actual: str
+        Modes: ``normal`` or ``acceleration``.
+    """
+
+    def __init__(
+        self,
+        action: str,
+        channel: int,
+        expected: str,
+        actual: str,
+        *,
+        registers: Mapping[str, int] | None = None,
+    ) -> None:
+        self.channel = channel
+        self.expected = expected
+        self.actual = actual
+        super().__init__(
+            f"cannot {action}: channel {channel} must be in {expected} mode, not {actual}",
+            registers=registers,
+        )
+
+
 class WaitTimeoutError(DeviceError):
     """What was waited for did not happen in the device time given.
 

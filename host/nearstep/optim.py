@@ -33,8 +33,9 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer, ParamsT
 
+from nearstep.axdimm.device import AxdimmDevice
 from nearstep.device import Device
-from nearstep.placement import Extent, Launch, Placement
+from nearstep.placement import ARRAYS, Extent, Launch, Placement
 from nearstep.run import Run
 from nearstep.torch import options
 from nearstep.torch.checks import check_gradient, check_parameter, label
@@ -125,7 +126,7 @@ class Adam(Optimizer):
         super().__init__(params, defaults)
 
     @property
-    def device(self) -> Device:
+    def device(self) -> AxdimmDevice:
         """The device that the steps run on."""
         return self._lease.device
 
@@ -293,7 +294,6 @@ class Adam(Optimizer):
         self._residents: dict[Tensor, Resident] = {}
         self._traffic = Traffic()
         self._interrupted = None
-        self._started = 0.0
         weakref.finalize(self, self._placement.free)
 
     def _complete(self, group: dict[str, Any]) -> None:
@@ -365,12 +365,11 @@ class Adam(Optimizer):
             resident.send_gradient(gradient)
             updates.append((resident, state))
             keyed.append((resident.extent, (index, step)))
-        started = False
+        started: list[Run] = []
         try:
-            for launch in self._placement.launches(keyed):
-                run = self._start(launch)
-                started = True
-                self._wait(run)
+            with self.device.acceleration():
+                for launch in self._placement.launches(keyed):
+                    self._run(launch, started)
             for resident, state in updates:
                 resident.fetch_parameter()
                 state.advance()
@@ -383,29 +382,28 @@ class Adam(Optimizer):
         self._traffic.steps += 1
         self._traffic.elements += sum(resident.extent.count for resident, _ in updates)
 
-    def _start(self, launch: Launch) -> Run:
+    def _run(self, launch: Launch, started: list[Run]) -> None:
+        """Run a launch on all of its channels at once; adds each run as it is started."""
         index, step = cast(tuple[int, int], launch.key)
-        arrays = launch.buffers
-        self._started = time.perf_counter()
-        return self._lease.device.adam(
-            arrays["p"],
-            arrays["g"],
-            arrays["m"],
-            arrays["v"],
-            step=step,
-            **options.hyperparameters(self.param_groups[index]),
-        )
-
-    def _wait(self, run: Run) -> None:
+        hyperparameters = options.hyperparameters(self.param_groups[index])
+        runs: list[Run] = []
+        begun = time.perf_counter()
         try:
-            run.wait(self._max_cycles)
+            for arrays in launch.parts:
+                p, g, m, v = (arrays[name] for name in ARRAYS)
+                runs.append(self.device.adam(p, g, m, v, step=step, **hyperparameters))
+                started.append(runs[-1])
+            for run in runs:
+                run.wait(self._max_cycles)
         except BaseException:
-            run.abort()  # so that the device is idle: it may have other users
+            for run in runs:
+                run.abort()  # so that the device is idle: it may have other users
             raise
-        self._traffic.run_seconds += time.perf_counter() - self._started
-        self._traffic.launches += 1
-        if run.cycles is not None:
-            self._traffic.cycles = (self._traffic.cycles or 0) + run.cycles
+        self._traffic.run_seconds += time.perf_counter() - begun
+        self._traffic.launches += len(runs)
+        cycles = [run.cycles for run in runs if run.cycles is not None]
+        if cycles:
+            self._traffic.cycles = (self._traffic.cycles or 0) + max(cycles)
 
 
 def _labels(groups: Iterable[Mapping[str, Any]]) -> dict[Tensor, str]:

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from nearstep.allocator import LINE_BYTES
 from nearstep.buffer import Buffer
-from nearstep.errors import ArgumentError
+from nearstep.errors import ArgumentError, ShapeError
+from nearstep.stripes import Stripes
 
 if TYPE_CHECKING:
     from nearstep.device import Device
@@ -22,21 +23,53 @@ ARRAYS = ("p", "g", "m", "v")
 _LINE_ELEMENTS = LINE_BYTES // np.dtype(np.float32).itemsize
 
 
+Arenas = Mapping[str, Buffer]
+"""The four arrays of a segment on one channel."""
+
+
 @dataclass(frozen=True, eq=False)
-class Extent:
-    """Place of one parameter: the same range of each of the arenas of a segment.
+class Segment:
+    """Arrays of parameters that were placed together, striped over the channels by block.
 
     Attributes
     ----------
-    arenas: Mapping[str, Buffer]
-        The segment's arenas, by array.
+    stripes: Stripes
+    arenas: Sequence[Arenas]
+        By channel.
+    """
+
+    stripes: Stripes
+    arenas: Sequence[Arenas]
+
+    def parts(self, array: str, start: int, stop: int) -> Iterator[tuple[int, Buffer]]:
+        """Where elements [start, stop) of an array are: channel and buffer, without empty ones."""
+        for channel, arenas in enumerate(self.arenas):
+            first, last = self.stripes.span(start, stop, channel)
+            if first < last:
+                yield channel, arenas[array][first:last]
+
+    def free(self) -> None:
+        """Give the memory back, unless that has been done."""
+        for arenas in self.arenas:
+            for arena in arenas.values():
+                if not arena.freed and not arena.device.closed:
+                    arena.free()
+
+
+@dataclass(frozen=True, eq=False)
+class Extent:
+    """Place of one parameter: the same range of each array of a segment.
+
+    Attributes
+    ----------
+    segment: Segment
     start: int
         First element; a multiple of 16, so that it starts on a 64-byte line.
     count: int
         Elements.
     """
 
-    arenas: Mapping[str, Buffer]
+    segment: Segment
     start: int
     count: int
 
@@ -45,58 +78,75 @@ class Extent:
         """First element of a neighbour: behind the last line that this one has elements in."""
         return self.start + _padded(self.count)
 
-    def view(self, array: str) -> Buffer:
-        """The part of arena ``array`` that holds this parameter."""
-        return self.arenas[array][self.start : self.start + self.count]
+    def views(self, array: str) -> Sequence[Buffer]:
+        """The parts of ``array`` that hold this parameter, by channel, without empty ones."""
+        stop = self.start + self.count
+        return [view for _, view in self.segment.parts(array, self.start, stop)]
 
     def write(self, array: str, data: NDArray[Any]) -> None:
         """Copy ``data``, fp32 of ``count`` elements in any shape, to one array on the device.
 
         Raises
         ------
-        ShapeError, DtypeError, FreedBufferError, ClosedDeviceError
+        ShapeError, DtypeError, ModeError, FreedBufferError, ClosedDeviceError
         """
-        self.view(array).write(data.reshape(-1))
+        flat = data.reshape(-1)
+        if flat.size != self.count:
+            raise ShapeError(f"{array} of {self!r}", (self.count,), data.shape)
+        for channel, view in self.segment.parts(array, self.start, self.start + self.count):
+            view.write(self.segment.stripes.gather(flat, self.start, channel))
 
     def read(self, array: str, out: NDArray[Any] | None = None) -> NDArray[Any]:
         """One array, of shape (count,), from the device; into ``out`` if given.
 
         Raises
         ------
-        ShapeError, DtypeError, FreedBufferError, ClosedDeviceError
+        ShapeError, DtypeError, ModeError, FreedBufferError, ClosedDeviceError
         """
-        return self.view(array).read(out)
+        if out is None:
+            out = np.empty(self.count, np.float32)
+        elif out.shape != (self.count,):
+            raise ShapeError(f"{array} of {self!r}", (self.count,), out.shape)
+        stripes = self.segment.stripes
+        for channel, view in self.segment.parts(array, self.start, self.start + self.count):
+            if stripes.channels == 1:
+                view.read(out)
+            else:
+                stripes.scatter(view.read(), out, self.start, channel)
+        return out
+
+    def __repr__(self) -> str:
+        return f"<extent of {self.count} elements at {self.start}>"
 
 
 @dataclass(frozen=True)
 class Launch:
-    """Neighbouring extents that one run of the kernel updates.
+    """Neighbouring extents that one run of the kernel of each channel updates.
 
     Attributes
     ----------
     key: Hashable
         What they have in common.
-    buffers: Mapping[str, Buffer]
-        By array, from the first element of the first extent to the last of the last; the padding
-        between extents is updated with them, and nobody reads it.
+    count: int
+        Elements over all channels, padding between extents included: it is updated with them, and
+        nobody reads it.
+    parts: Sequence[Arenas]
+        Buffers of each run, by array.
     extents: Sequence[Extent]
     """
 
     key: Hashable
-    buffers: Mapping[str, Buffer]
+    count: int
+    parts: Sequence[Arenas]
     extents: Sequence[Extent]
-
-    @property
-    def count(self) -> int:
-        """Elements of the run, padding included."""
-        return self.buffers["p"].size
 
 
 class Placement:
-    """Maps parameters to extents in four arenas on one device.
+    """Maps parameters to extents in four arrays on one device.
 
     Parameters that are placed together are neighbours in the order given, so that a step needs one
-    run for each stretch of them that has equal hyper-parameters and step count, not one for each.
+    run a channel for each stretch of them that has equal hyper-parameters and step count, not one
+    for each.
 
     Parameters
     ----------
@@ -105,7 +155,7 @@ class Placement:
 
     def __init__(self, device: Device) -> None:
         self.device = device
-        self._segments: list[Mapping[str, Buffer]] = []
+        self._segments: list[Segment] = []
 
     def place(self, counts: Sequence[int]) -> list[Extent]:
         """Make a segment with an extent for each of ``counts``; all arrays are zero.
@@ -120,21 +170,29 @@ class Placement:
         if any(count < 0 for count in counts):
             raise ArgumentError(f"counts must not be negative, not {list(counts)}")
         size = sum(map(_padded, counts))
-        arenas: dict[str, Buffer] = {}
+        element = np.dtype(np.float32).itemsize
+        stripes = Stripes(self.device.stripe_bytes // element, self.device.channel_count)
+        arenas: list[dict[str, Buffer]] = []
+        segment = Segment(stripes, arenas)
         try:
-            for name in ARRAYS:
-                arenas[name] = self.device.alloc(size, np.float32)
-                arenas[name].fill(0.0)
+            for channel in range(stripes.channels):
+                arenas.append({})
+                for name in ARRAYS:
+                    arenas[-1][name] = self.device.alloc(
+                        stripes.before(size, channel),
+                        np.float32,
+                        channel=channel,
+                        align=self.device.stripe_align,
+                    )
+                    arenas[-1][name].fill(0.0)
         except BaseException:
-            for arena in arenas.values():
-                if not arena.freed and not self.device.closed:
-                    arena.free()
+            segment.free()
             raise
-        self._segments.append(arenas)
+        self._segments.append(segment)
         extents = []
         start = 0
         for count in counts:
-            extents.append(Extent(arenas, start, count))
+            extents.append(Extent(segment, start, count))
             start = extents[-1].end
         return extents
 
@@ -146,10 +204,10 @@ class Placement:
         keyed: Iterable[tuple[Extent, Hashable]]
             Extents to update, in any order, each with what must be equal within a run.
         """
-        order = {id(arenas): index for index, arenas in enumerate(self._segments)}
+        order = {id(segment): index for index, segment in enumerate(self._segments)}
         pending = sorted(
             ((extent, key) for extent, key in keyed if extent.count),
-            key=lambda item: (order[id(item[0].arenas)], item[0].start),
+            key=lambda item: (order[id(item[0].segment)], item[0].start),
         )
         group: list[Extent] = []
         group_key: Hashable = None
@@ -157,7 +215,7 @@ class Placement:
             joins = (
                 group
                 and group_key == key
-                and group[-1].arenas is extent.arenas
+                and group[-1].segment is extent.segment
                 and group[-1].end == extent.start
             )
             if group and not joins:
@@ -170,10 +228,8 @@ class Placement:
 
     def free(self) -> None:
         """Give all memory back. On a closed device, or a second time, there is nothing to do."""
-        for arenas in self._segments:
-            for arena in arenas.values():
-                if not arena.freed and not self.device.closed:
-                    arena.free()
+        for segment in self._segments:
+            segment.free()
         self._segments.clear()
 
 
@@ -183,6 +239,8 @@ def _padded(count: int) -> int:
 
 def _launch(key: Hashable, extents: Sequence[Extent]) -> Launch:
     start, stop = extents[0].start, extents[-1].start + extents[-1].count
-    arenas = extents[0].arenas
-    buffers = {name: arena[start:stop] for name, arena in arenas.items()}
-    return Launch(key, buffers, tuple(extents))
+    parts: dict[int, dict[str, Buffer]] = {}
+    for name in ARRAYS:
+        for channel, view in extents[0].segment.parts(name, start, stop):
+            parts.setdefault(channel, {})[name] = view
+    return Launch(key, stop - start, tuple(parts.values()), tuple(extents))

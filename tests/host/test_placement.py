@@ -25,7 +25,7 @@ def test_extents_start_on_lines_and_are_zero(device):
     extents = Placement(device).place([1, 16, 17, 0, 100])
     for extent in extents:
         for name in ARRAYS:
-            assert extent.view(name).address % 64 == 0
+            assert all(view.address % 64 == 0 for view in extent.views(name))
             np.testing.assert_array_equal(extent.read(name), np.zeros(extent.count, np.float32))
 
 
@@ -49,7 +49,7 @@ def test_neighbours_with_equal_keys_are_one_launch(device):
         ("b", extents[2:]),
     ]
     assert launches[0].count == 16 + 20
-    assert launches[0].buffers["v"].address == extents[0].view("v").address
+    assert launches[0].parts[0]["v"].address == extents[0].views("v")[0].address
 
 
 def test_a_gap_or_another_segment_ends_a_launch(device):

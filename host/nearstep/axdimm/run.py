@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Self
 
@@ -15,6 +15,7 @@ from nearstep.errors import (
     DeviceError,
     KernelError,
     MemoryFaultError,
+    ModeError,
     ProtocolError,
     WaitTimeoutError,
     WindowError,
@@ -48,11 +49,37 @@ ERRORS: Mapping[ErrorCause, type[KernelError]] = MappingProxyType(
 
 
 class AdamRun(Run):
-    """An Adam step that was started by :meth:`nearstep.axdimm.device.AxdimmDevice.adam`."""
+    """An Adam step that was started by :meth:`nearstep.axdimm.device.AxdimmDevice.adam`.
+
+    Parameters
+    ----------
+    backend: Backend
+    kernel: BlockRegisters
+    buffers: Mapping[str, Buffer]
+        By array.
+    lanes: int
+        Elements of a beat.
+    channel, base: int
+        Channel that it runs on, and the device address of that channel.
+    reset: Callable[[], None]
+        Resets the kernel, for an abort that memory does not let end.
+    """
 
     def __init__(
-        self, backend: Backend, kernel: BlockRegisters, buffers: Mapping[str, Buffer]
+        self,
+        backend: Backend,
+        kernel: BlockRegisters,
+        buffers: Mapping[str, Buffer],
+        *,
+        lanes: int,
+        channel: int,
+        base: int,
+        reset: Callable[[], None],
     ) -> None:
+        self.channel = channel
+        self._lanes = lanes
+        self._base = base
+        self._reset = reset
         self.count = buffers["p"].size
         self._buffers = dict(buffers)
         self._backend = backend
@@ -116,7 +143,7 @@ class AdamRun(Run):
     def wait(self, max_cycles: int | None = None) -> Self:
         check_bound(max_cycles)
         if not self._ended:
-            beats = -(-self.count // self._backend.config.lanes) * BEATS_PER_LANE_GROUP
+            beats = -(-self.count // self._lanes) * BEATS_PER_LANE_GROUP
             bound = IDLE_CYCLES + SLOWEST_CYCLES_PER_BEAT * beats
             self._wait_idle(bound if max_cycles is None else max_cycles, self.what)
             self._finish()
@@ -133,7 +160,7 @@ class AdamRun(Run):
         try:
             self._wait_idle(bound, f"{self.what} to drain after abort")
         except WaitTimeoutError:
-            self._backend.reset()
+            self._reset()
             self.lose("aborted, and reset because memory did not answer")
         else:
             self._finish()
@@ -176,11 +203,19 @@ class AdamRun(Run):
             self._error = ERRORS[cause](
                 cause=cause.name,
                 stream=Stream(kernel.error.stream).name,
-                address=kernel.error_address.value,
+                address=self._base + kernel.error_address.value,
                 committed=self._committed,
                 count=self.count,
                 registers=kernel.dump(),
                 transactions=self._backend.transactions(),
+            )
+        elif not kernel.status.done:
+            self._error = ModeError(
+                f"run adam: START of {self.what} was refused",
+                self.channel,
+                "acceleration",
+                "another",
+                registers=kernel.dump(),
             )
         for index in range(len(ARRAYS)):
             kernel[f"window{index}_permissions"].set(read=0, write=0, valid=0)

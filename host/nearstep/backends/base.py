@@ -13,8 +13,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from nearstep_hw.axdimm.config import AdamKernelConfig
-
 
 @dataclass(frozen=True, kw_only=True)
 class Poll:
@@ -32,22 +30,30 @@ class Poll:
 class Backend(ABC):
     """One opened device: registers, memory and device time.
 
-    Addresses of registers and of memory are two spaces, both in bytes. Registers are 32 bits wide.
-    Memory is not checked here against buffers: that is the runtime's work.
+    Addresses of registers and of memory are in bytes; they may be one space or two. Registers are
+    32 bits wide. Memory is not checked here against buffers: that is the runtime's work.
 
     Attributes
     ----------
     family: str
         Device family, such as ``axdimm``.
-    config: AdamKernelConfig
-        Configuration of the kernel behind this backend.
+    config: object
+        Configuration of the device behind this backend, as the driver of the family knows it.
     capacity_bytes: int
         Size of the device memory.
     """
 
     family: str
-    config: AdamKernelConfig
+    config: object
     capacity_bytes: int
+
+    @property
+    def regions(self) -> Sequence[tuple[int, int]]:
+        """Address and bytes of each piece of memory that arrays can lie in: one for each channel.
+
+        No array crosses from one to another.
+        """
+        return ((0, self.capacity_bytes),)
 
     @property
     @abstractmethod

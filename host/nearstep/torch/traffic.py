@@ -25,7 +25,8 @@ class Traffic:
     steps, launches, elements: int
         Steps done, runs of the kernel, elements updated.
     cycles: int | None
-        Device cycles of all runs; None on a device without a clock.
+        Device cycles of all runs, of those at one time on several channels the longest; None on a
+        device without a clock.
     run_seconds: float
         Time on the wall clock from a launch to its end. Of an emulated device: of the emulation.
     """

@@ -5,33 +5,25 @@ from amaranth.lib import enum, wiring
 from amaranth.lib.wiring import In, Out
 
 from nearstep_hw.axdimm.host_command import HostCommandLayout, decode
-from nearstep_hw.dram.dfi import (
+from nearstep_hw.dram.dfi import DfiSignature
+from nearstep_hw.dram.geometry import BEAT_BYTES, DramGeometry
+from nearstep_hw.dram.latency import (
+    HOST_COMMAND_DELAY,
     HOST_DATA_BYTES,
     HOST_PHASES,
+    HOST_READ_LATENCY,
+    HOST_WRITE_LATENCY,
     TPHY_RDLAT,
     TPHY_WRLAT,
-    DfiSignature,
 )
-from nearstep_hw.dram.geometry import BEAT_BYTES, DramGeometry
 
 __all__ = [
-    "COMMAND_DELAY",
     "HOST_PORT",
     "HOST_READ_LATENCY",
     "HOST_WRITE_LATENCY",
     "HostFrontEnd",
     "ReadSource",
 ]
-
-COMMAND_DELAY = 2  # cycles from the host's pins to the DRAM's: a register at either end
-
-HOST_READ_LATENCY = COMMAND_DELAY + TPHY_RDLAT + 1
-"""Fabric cycles from a read command to the first half of its data, always."""
-
-HOST_WRITE_LATENCY = TPHY_WRLAT
-"""Fabric cycles from a write command to the first half of its data. The second half comes a cycle
-later and is a register another cycle later, which is when the DRAM wants all of it: two cycles,
-the command's own delay."""
 
 HOST_PORT = DfiSignature(phases=HOST_PHASES, data_bytes=HOST_DATA_BYTES)
 
@@ -69,8 +61,8 @@ class HostFrontEnd(wiring.Component):
     Ref: AXDIMM paper, section 3.1.
     """
 
-    READ_DATA_DELAY = COMMAND_DELAY - 1 + TPHY_RDLAT
-    WRITE_DATA_DELAY = COMMAND_DELAY - 1 + TPHY_WRLAT
+    READ_DATA_DELAY = HOST_COMMAND_DELAY - 1 + TPHY_RDLAT
+    WRITE_DATA_DELAY = HOST_COMMAND_DELAY - 1 + TPHY_WRLAT
 
     def __init__(self, geometry: DramGeometry) -> None:
         self.geometry = geometry

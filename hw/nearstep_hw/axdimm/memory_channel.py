@@ -36,10 +36,10 @@ POSTPONED = MAX_POSTPONED_REFRESHES - 1  # see `RefreshDebt.o_start`
 class MemoryChannel(wiring.Component):
     """Host front end, mode arbiter, CSR window and the kernel's DDR4 controller.
 
-    In normal mode host commands reach the DRAM `COMMAND_DELAY` cycles later, and the kernel's AXI
-    port stands still. In acceleration mode the kernel owns the DRAM; the host's ACT, PRE and REF
-    are followed, its accesses of the CSR window work, any other read gives zeros, any other write
-    does nothing, and both are flagged. The host's data always come at the same time.
+    In normal mode host commands reach the DRAM `HOST_COMMAND_DELAY` cycles later, and the kernel's
+    AXI port stands still. In acceleration mode the kernel owns the DRAM; the host's ACT, PRE and
+    REF are followed, its accesses of the CSR window work, any other read gives zeros, any other
+    write does nothing, and both are flagged. The host's data always come at the same time.
 
     Two things pass in normal mode in another form. A write of the CSR window has all its bytes
     masked. A REF that the DRAM has got already, from this side, does not pass: otherwise a host

@@ -4,7 +4,17 @@ from amaranth.lib.wiring import In, Out, Signature
 
 from nearstep_hw.dram.command import ADDRESS_BITS, CAS_N, RAS_N, WE_N
 from nearstep_hw.dram.geometry import BEAT_BYTES
-from nearstep_hw.dram.timing import BURST_CLOCKS, DramTiming, dram_timing
+from nearstep_hw.dram.latency import (
+    HOST_DATA_BYTES,
+    HOST_PHASES,
+    PHASES,
+    PHY_READ_DELAY,
+    PHY_WRITE_DELAY,
+    TPHY_RDLAT,
+    TPHY_WRLAT,
+    tphy_rdlat,
+    tphy_wrlat,
+)
 
 __all__ = [
     "ACTIVATE_PHASE",
@@ -23,10 +33,6 @@ __all__ = [
     "tphy_wrlat",
 ]
 
-PHASES = 4  # an 800 MHz DRAM clock on a 200 MHz fabric
-HOST_PHASES = 2  # the host's 400 MHz clock
-HOST_DATA_BYTES = BEAT_BYTES // 2  # a host burst takes two fabric cycles
-
 COLUMN_PHASE = 0
 """The phase of every column command of the controller. Its bursts are then a whole number of fabric
 cycles apart: tCCD_S = 4 nCK is one cycle, tCCD_L = 5 nCK becomes 8 nCK, two cycles."""
@@ -36,26 +42,6 @@ ACTIVATE_PHASE = 1
 
 PRECHARGE_PHASE = 2
 """PRE here is tRTP after a read (4 + 2 = 6 nCK) and tRP before ACT (3 * 4 - 1 = 11 nCK)."""
-
-PHY_WRITE_DELAY = (
-    0  # fabric cycles that the PHY needs write data early; taken from the command path
-)
-PHY_READ_DELAY = 2  # fabric cycles of input capture and clock crossing
-
-
-def tphy_wrlat(timing: DramTiming, phases: int = PHASES) -> int:
-    """Fabric cycles from a write command to its (first) `wrdata`: CWL rounded up."""
-    return -(-timing.cwl // phases) + PHY_WRITE_DELAY
-
-
-def tphy_rdlat(timing: DramTiming, phases: int = PHASES) -> int:
-    """Fabric cycles from a read command to its (first) `rddata`: CL and the transfer of one cycle
-    of data rounded up, and the PHY's own delay."""
-    return -(-(timing.cl + min(phases, BURST_CLOCKS)) // phases) + PHY_READ_DELAY
-
-
-TPHY_WRLAT = tphy_wrlat(dram_timing("DDR4-1600"))  # ceil(9 / 4) = 3
-TPHY_RDLAT = tphy_rdlat(dram_timing("DDR4-1600"))  # ceil((11 + 4) / 4) + 2 = 6
 
 
 class CommandSignature(Signature):

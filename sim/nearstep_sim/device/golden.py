@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,16 +17,18 @@ from nearstep.errors import (
     BusError,
     ClosedDeviceError,
     MemoryFaultError,
+    OutOfBoundsError,
     UrlError,
     WaitTimeoutError,
 )
 from nearstep_hw.axdimm.config import AdamKernelConfig
-from nearstep_hw.axdimm.registers import COUNTERS, device_maps, update_rule
+from nearstep_hw.axdimm.dimm import DimmConfig
+from nearstep_hw.axdimm.registers import device_maps, update_rule
 from nearstep_hw.csr.block import Response
-from nearstep_sim.device.golden_adam import ArmedInjection, Engine, GoldenAdamKernel
-from nearstep_sim.device.memory import GUARD, UNWRITTEN, EmulatedMemory
+from nearstep_sim.device.golden_adam import ArmedInjection, Engine
+from nearstep_sim.device.golden_channel import GoldenChannel
+from nearstep_sim.device.memory import GUARD, UNWRITTEN
 from nearstep_sim.device.options import GoldenOptions
-from nearstep_sim.golden.registers import RegisterFile
 from nearstep_sim.golden.rule import evaluate
 
 STEP_ELEMENTS = 1 << 20
@@ -48,7 +52,7 @@ def open_device(family: str, options: dict[str, str]) -> GoldenBackend:
     if family != "axdimm":
         raise UrlError(f"golden:{family}", f"there is no family {family!r}", ("axdimm",))
     parsed = parse_options(GoldenOptions, "golden:axdimm", options)
-    return GoldenBackend(parsed.config(), parsed.memory_bytes, make_engine(parsed))
+    return GoldenBackend(parsed.dimm() or parsed.config(), parsed.memory_bytes, make_engine(parsed))
 
 
 def make_engine(options: GoldenOptions) -> Engine:
@@ -74,25 +78,47 @@ class GoldenBackend(EmulatedBackend):
 
     Parameters
     ----------
-    config: AdamKernelConfig
+    config: AdamKernelConfig | DimmConfig
+        A kernel by itself, or a DIMM.
     memory_bytes: int
+        Over all channels.
     engine: Engine
     """
 
-    def __init__(self, config: AdamKernelConfig, memory_bytes: int, engine: Engine) -> None:
+    config: AdamKernelConfig | DimmConfig
+
+    def __init__(
+        self, config: AdamKernelConfig | DimmConfig, memory_bytes: int, engine: Engine
+    ) -> None:
         self.family = "axdimm"
         self.config = config
         self.capacity_bytes = memory_bytes
-        self._memory = EmulatedMemory(memory_bytes)
         self._log: deque[str] = deque(maxlen=KEPT_TRANSACTIONS)
-        ((self._base, self._map),) = device_maps(config).values()
-        self._registers = RegisterFile(self._map)
-        self._kernel = GoldenAdamKernel(
-            config, self._memory, engine, lambda path: self._registers[path], self._log.append
-        )
-        self._fault: MemoryFaultError | None = None
+        if isinstance(config, DimmConfig):
+            maps = config.maps()
+            self._channels = [
+                GoldenChannel(
+                    config.kernel,
+                    number * config.channel_bytes,
+                    memory_bytes // config.channels,
+                    maps[f"adam{number}"],
+                    maps[f"arbiter{number}"],
+                    engine,
+                    self._log.append,
+                )
+                for number in range(config.channels)
+            ]
+        else:
+            (kernel,) = device_maps(config).values()
+            self._channels = [
+                GoldenChannel(config, 0, memory_bytes, kernel, None, engine, self._log.append)
+            ]
         self._accesses = 0
         self._closed = False
+
+    @property
+    def regions(self) -> Sequence[tuple[int, int]]:
+        return tuple((channel.base, channel.memory.data.size) for channel in self._channels)
 
     @property
     def cycles(self) -> int | None:
@@ -100,58 +126,59 @@ class GoldenBackend(EmulatedBackend):
 
     def read_register(self, address: int) -> int:
         self._take_time()
-        answer = self._registers.read(address - self._base)
-        if answer.error:
+        channel = self._channel_of_register(address)
+        answer = channel.read_register(address)
+        if answer.error and channel.answers:
             raise BusError(address, Response.SLVERR, write=False)
         return answer.value
 
     def write_register(self, address: int, value: int) -> None:
         self._take_time()
-        answer = self._registers.write(address - self._base, value)
-        if answer.error:
+        channel = self._channel_of_register(address)
+        answer = channel.write_register(address, value)
+        if answer.error and channel.answers:
             raise BusError(address, Response.SLVERR, write=True)
-        if "start.go" in answer.pulses:
-            self._kernel.start()
-            self._show()
-            if not self._kernel.busy:  # it was, between one access and the next
-                self._registers.capture()
-        if "control.abort" in answer.pulses:
-            self._kernel.abort()
 
     def read_memory(self, address: int, out: NDArray[np.uint8]) -> None:
         self._check_open()
-        self._memory.read(address, out)
+        self._channel(address, out.size).read(address, out)
 
     def write_memory(self, address: int, data: NDArray[np.uint8]) -> None:
         self._check_open()
-        self._memory.write(address, data)
+        self._channel(address, data.size).write(address, data)
 
     def wait(self, polls: Sequence[Poll], max_cycles: int) -> None:
         self._check_open()
         left = max_cycles
         while True:
-            self._raise_fault()
+            for channel in self._channels:
+                if channel.fault is not None:
+                    self._raise(channel.fault)
             if any(
-                poll.holds(self._registers.read(poll.address - self._base).value) for poll in polls
+                poll.holds(
+                    self._channel_of_register(poll.address).read_register(poll.address).value
+                )
+                for poll in polls
             ):
                 return
-            if left <= 0 or not self._kernel.can_advance:
+            moving = [channel.kernel for channel in self._channels if channel.can_advance]
+            if left <= 0 or not moving:
                 raise WaitTimeoutError(
                     " or ".join(map(str, polls)),
                     max_cycles,
                     unit="steps",
                     transactions=self.transactions(),
                 )
-            skipped = min(left - 1, max(0, self._kernel.late - 1))
-            self._kernel.late -= skipped
+            skipped = min(left - 1, *(max(0, kernel.late - 1) for kernel in moving))
+            for kernel in moving:
+                kernel.late -= min(skipped, max(0, kernel.late - 1))
             left -= skipped + 1
             self._advance(STEP_ELEMENTS)
 
     def reset(self) -> None:
         self._check_open()
-        self._fault = None
-        self._kernel.reset()
-        self._registers = RegisterFile(self._map)
+        for channel in self._channels:
+            channel.reset()
 
     def close(self) -> None:
         self._closed = True
@@ -160,58 +187,73 @@ class GoldenBackend(EmulatedBackend):
         return tuple(self._log)
 
     def protect(self, address: int, nbytes: int) -> None:
-        self._memory.mark(address, nbytes, GUARD)
+        channel = self._channel(address, nbytes)
+        channel.memory.mark(address - channel.base, nbytes, GUARD)
 
     def claim(self, address: int, nbytes: int) -> None:
-        self._memory.mark(address, nbytes, UNWRITTEN)
+        channel = self._channel(address, nbytes)
+        channel.memory.mark(address - channel.base, nbytes, UNWRITTEN)
 
     def inject(self, injection: Injection) -> None:
-        self._kernel.injections.append(ArmedInjection(injection))
+        for channel in self._channels:
+            shifted = replace(
+                injection,
+                base=max(0, injection.base - channel.base),
+                limit=max(1, injection.limit - channel.base),
+            )
+            if injection.limit > channel.base:
+                channel.kernel.injections.append(ArmedInjection(shifted))
 
     def heal(self) -> None:
-        self._kernel.injections.clear()
+        for channel in self._channels:
+            channel.kernel.injections.clear()
 
     def _take_time(self) -> None:
         """A register access: a fraction of a step."""
         self._check_open()
-        self._raise_fault()
+        for channel in self._channels:
+            if channel.fault is not None:
+                self._raise(channel.fault)
         self._accesses += 1
         if self._accesses % ACCESSES_PER_STEP == 0:
             self._advance(1)
 
     def _advance(self, elements: int) -> None:
-        """Let the kernel take a step, and raise what the memory has to say about it."""
-        self._raise_fault()
-        try:
-            self._kernel.advance(elements)
-        except MemoryFaultError as fault:
-            self._fault = type(fault)(
-                fault.reason, fault.address, write=fault.write, transactions=self.transactions()
-            )
-            raise self._fault from None
-        self._show()
+        """Let the kernels take a step, and raise what the memory has to say about it."""
+        for channel in self._channels:
+            try:
+                channel.advance(elements)
+            except MemoryFaultError as fault:
+                self._raise(fault)
 
-    def _show(self) -> None:
-        """Put what has changed into the registers; ``busy`` last: its fall captures counters."""
-        kernel = self._kernel
-        state = {
-            **{f"{name}.value": kernel.counters[name] for name in COUNTERS},
-            "error.cause": int(kernel.cause),
-            "error.stream": int(kernel.stream),
-            "error.response": kernel.response,
-            "error_address.value": kernel.address,
-            "status.done": int(kernel.done),
-            "status.error": int(kernel.cause != 0),
-            "status.busy": int(kernel.busy),
-        }
-        for path, value in state.items():
-            if value != self._registers[path]:
-                self._registers[path] = value
+    def _raise(self, fault: MemoryFaultError) -> NoReturn:
+        raise type(fault)(
+            fault.reason, fault.address, write=fault.write, transactions=self.transactions()
+        ) from None
+
+    def _channel(self, address: int, nbytes: int) -> GoldenChannel:
+        """The channel of a range of memory."""
+        for channel in self._channels:
+            if (
+                channel.base <= address
+                and address + nbytes <= channel.base + channel.memory.data.size
+            ):
+                return channel
+        regions = ", ".join(f"[{base:#x}, {base + size:#x})" for base, size in self.regions)
+        last = self._channels[-1]
+        raise OutOfBoundsError(
+            f"memory access (channels: {regions})",
+            address,
+            address + nbytes,
+            last.base + last.memory.data.size,
+        )
+
+    def _channel_of_register(self, address: int) -> GoldenChannel:
+        for channel in self._channels:
+            if channel.holds(address):
+                return channel
+        return self._channels[0]
 
     def _check_open(self) -> None:
         if self._closed:
             raise ClosedDeviceError("golden:axdimm", "use the model")
-
-    def _raise_fault(self) -> None:
-        if self._fault is not None:
-            raise self._fault

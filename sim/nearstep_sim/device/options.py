@@ -6,6 +6,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from nearstep_hw.axdimm.config import AdamKernelConfig
+from nearstep_hw.axdimm.dimm import DimmConfig
+from nearstep_hw.dram.address import DEFAULT_MAPPING
+
+DDR4 = "ddr4-1600"
+"""The memory of a whole DIMM: channels of DDR4, each with a mode arbiter."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,9 +62,36 @@ class GoldenOptions(AxdimmOptions):
     ----------
     engine : str
         ``cpp`` is compiled on first use; ``numpy`` needs no compiler and is slower.
+    channels : int | None
+        Channels of a DIMM, each with a mode arbiter, a kernel and a part of the memory. None is
+        a kernel and its memory by themselves.
     """
 
     engine: Literal["cpp", "numpy"] = "cpp"
+    channels: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        dimm = self.dimm()
+        if dimm is None:
+            return
+        share, over = divmod(self.memory_bytes, dimm.channels)
+        if over or share % 64 or share > dimm.memory_bytes:
+            raise ValueError(
+                f"memory_bytes must be channels times a multiple of 64 up to {dimm.memory_bytes}, "
+                f"not {self.memory_bytes}"
+            )
+
+    def dimm(self) -> DimmConfig | None:
+        """Configuration of the DIMM, if it is one.
+
+        Raises
+        ------
+        nearstep_hw.axdimm.config.ConfigError
+        """
+        if self.channels is None:
+            return None
+        return DimmConfig(kernel=self.config(), channels=self.channels)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +102,7 @@ class VerilatedOptions(AxdimmOptions):
     ----------
     memory : str
         ``ideal``: a read and a write beat a cycle. ``halfduplex``: one beat a cycle in all, 4
-        cycles of turnaround.
+        cycles of turnaround. (``ddr4-1600`` is a device of its own, see :class:`DimmOptions`.)
     latency : int | None
         Cycles from the last address to the first beat, and from the last write beat to its
         response. None is the memory's own: 1 for ``ideal``, 40 for ``halfduplex``.
@@ -98,3 +130,79 @@ class VerilatedOptions(AxdimmOptions):
             raise ValueError(f"stall must lie in [0, 0.95], not {self.stall}")
         if self.latency is not None and not 1 <= self.latency <= 1 << 16:
             raise ValueError(f"latency must lie in [1, 65536], not {self.latency}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DimmOptions:
+    """Options of ``sim:axdimm?memory=ddr4-1600``.
+
+    The size of the memory follows from the parts: :class:`nearstep_hw.axdimm.dimm.DimmConfig`.
+
+    Parameters
+    ----------
+    memory : str
+        ``ddr4-1600``.
+    channels, density, width, mapping :
+        As in :class:`nearstep_hw.axdimm.dimm.DimmConfig`.
+    lanes, functional_units, block_bytes, order :
+        As in :class:`nearstep_hw.axdimm.config.AdamKernelConfig`.
+    scheduler : str
+        Of the host's memory controller: ``fr-fcfs`` or ``in-order``.
+    postpone : int
+        Refreshes that the host gathers before it gives them, 1 to 8.
+    fu : str
+        ``rtl``: the functional units are Verilated. ``native``: a C++ kernel of equal latency
+        stands in for them, proven to give the same bits.
+    stall : float
+        Fraction of cycles in which the host issues no access, from 0 to 0.95.
+    seed : int
+        Seed of the stalls.
+    trace : str | None
+        VCD file to write. It goes under ``build/`` and slows the simulation down.
+    commands : str | None
+        File of DRAM commands to write, for each channel: this name with .0, .1 and so on.
+    """
+
+    memory: Literal["ddr4-1600"] = "ddr4-1600"
+    channels: int = 2
+    density: Literal["4Gb", "8Gb", "16Gb"] = "8Gb"
+    width: Literal["x8", "x16"] = "x8"
+    mapping: str = DEFAULT_MAPPING
+    lanes: int = 16
+    functional_units: int | None = None
+    block_bytes: int = 16384
+    order: Literal["default", "paper"] = "default"
+    scheduler: Literal["fr-fcfs", "in-order"] = "fr-fcfs"
+    postpone: int = 1
+    fu: Literal["rtl", "native"] = "rtl"
+    stall: float = 0.0
+    seed: int = 1
+    trace: str | None = None
+    commands: str | None = None
+
+    def __post_init__(self) -> None:
+        self.config()
+        if not 0.0 <= self.stall <= 0.95:
+            raise ValueError(f"stall must lie in [0, 0.95], not {self.stall}")
+        if not 1 <= self.postpone <= 8:
+            raise ValueError(f"postpone must lie in [1, 8], not {self.postpone}")
+
+    def config(self) -> DimmConfig:
+        """Configuration of the DIMM.
+
+        Raises
+        ------
+        nearstep_hw.axdimm.config.ConfigError
+        """
+        return DimmConfig(
+            kernel=AdamKernelConfig(
+                lanes=self.lanes,
+                functional_units=self.functional_units,
+                block_bytes=self.block_bytes,
+                order=self.order,
+            ),
+            channels=self.channels,
+            density=self.density,
+            width=self.width,
+            mapping=self.mapping,
+        )

@@ -7,8 +7,8 @@ from functools import cache
 from pathlib import Path
 
 from nearstep_sim.build import compile_library
+from nearstep_sim.device.harness import FaultRecord
 from nearstep_sim.device.memory import EmulatedMemory
-from nearstep_sim.device.verilated import FaultRecord
 
 SOURCE = Path(__file__).parent / "cpp" / "port_bench.cpp"
 

@@ -11,35 +11,31 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearstep.backends.base import Poll
-from nearstep.backends.emulated import FAULT_KINDS, EmulatedBackend, Injection
+from nearstep.backends.emulated import EmulatedBackend, Injection
 from nearstep.backends.options import parse_options
 from nearstep.errors import (
     BusError,
     ClosedDeviceError,
     DeviceError,
-    GuardError,
-    MemoryFaultError,
-    OutOfRangeError,
-    ProtocolError,
-    UninitialisedError,
     UrlError,
     WaitTimeoutError,
 )
 from nearstep_sim.device.design import library
+from nearstep_sim.device.dimm import DimmBackend
+from nearstep_sim.device.harness import (
+    FAULTED,
+    HISTORY_BYTES,
+    HUNG,
+    TIMEOUT,
+    CInjection,
+    CPoll,
+    FaultRecord,
+)
 from nearstep_sim.device.memory import GUARD, UNWRITTEN, EmulatedMemory
-from nearstep_sim.device.options import VerilatedOptions
+from nearstep_sim.device.options import DDR4, DimmOptions, VerilatedOptions
 
 MEMORY_LATENCY = {"ideal": 1, "halfduplex": 40}
 """Cycles of latency of each memory."""
-
-HISTORY_BYTES = 8192
-
-_TIMEOUT, _FAULTED, _HUNG = -1, -2, -3
-_ACCESS_FAULTS: dict[int, tuple[type[MemoryFaultError], str]] = {
-    1: (OutOfRangeError, "beyond the end of memory"),
-    2: (UninitialisedError, "nobody has written there"),
-    3: (GuardError, "a guard is there"),
-}
 
 
 class _Options(ctypes.Structure):
@@ -54,36 +50,6 @@ class _Options(ctypes.Structure):
         ("stall", ctypes.c_uint32),
         ("reserved", ctypes.c_uint32),
         ("trace", ctypes.c_char_p),
-    )
-
-
-class _Poll(ctypes.Structure):
-    _fields_ = (
-        ("address", ctypes.c_uint64),
-        ("mask", ctypes.c_uint32),
-        ("value", ctypes.c_uint32),
-    )
-
-
-class FaultRecord(ctypes.Structure):
-    """What the simulation has to say against the kernel; kind 0 is nothing."""
-
-    _fields_ = (
-        ("kind", ctypes.c_int32),
-        ("write", ctypes.c_int32),
-        ("address", ctypes.c_uint64),
-        ("cycle", ctypes.c_uint64),
-        ("channel", ctypes.c_char * 8),
-        ("rule", ctypes.c_char * 48),
-        ("detail", ctypes.c_char * 120),
-    )
-
-
-class _Injection(ctypes.Structure):
-    _fields_ = (
-        ("kind", ctypes.c_int32),
-        ("write", ctypes.c_int32),
-        *((name, ctypes.c_uint64) for name in ("base", "limit", "nth", "times", "delay")),
     )
 
 
@@ -103,9 +69,9 @@ def _load(path: Path) -> ctypes.CDLL:
     lib.device_open.argtypes = [ctypes.POINTER(_Options)]
     lib.device_read_register.argtypes = [device, address, ctypes.POINTER(word)]
     lib.device_write_register.argtypes = [device, address, word]
-    lib.device_wait.argtypes = [device, ctypes.POINTER(_Poll), ctypes.c_uint64, ctypes.c_uint64]
+    lib.device_wait.argtypes = [device, ctypes.POINTER(CPoll), ctypes.c_uint64, ctypes.c_uint64]
     lib.device_fault.argtypes = [device, ctypes.POINTER(FaultRecord)]
-    lib.device_inject.argtypes = [device, ctypes.POINTER(_Injection)]
+    lib.device_inject.argtypes = [device, ctypes.POINTER(CInjection)]
     lib.device_history.argtypes = [device, ctypes.c_char_p, ctypes.c_uint64]
     lib.device_counters.argtypes = [device, ctypes.POINTER(_Counters)]
     for name in ("close", "reset", "cycle", "heal"):
@@ -113,8 +79,10 @@ def _load(path: Path) -> ctypes.CDLL:
     return lib
 
 
-def open_device(family: str, options: dict[str, str]) -> VerilatedBackend:
+def open_device(family: str, options: dict[str, str]) -> VerilatedBackend | DimmBackend:
     """Open ``sim:<family>``. The first time that a configuration is opened its library is built.
+
+    Which options there are depends on ``memory``.
 
     Raises
     ------
@@ -125,6 +93,8 @@ def open_device(family: str, options: dict[str, str]) -> VerilatedBackend:
     """
     if family != "axdimm":
         raise UrlError(f"sim:{family}", f"there is no family {family!r}", ("axdimm",))
+    if options.get("memory") == DDR4:
+        return DimmBackend(parse_options(DimmOptions, f"sim:axdimm?memory={DDR4}", options))
     return VerilatedBackend(parse_options(VerilatedOptions, "sim:axdimm", options))
 
 
@@ -198,10 +168,10 @@ class VerilatedBackend(EmulatedBackend):
         self._memory.write(address, data)
 
     def wait(self, polls: Sequence[Poll], max_cycles: int) -> None:
-        array = (_Poll * len(polls))(*((p.address, p.mask, p.value) for p in polls))
+        array = (CPoll * len(polls))(*((p.address, p.mask, p.value) for p in polls))
         status = self._lib.device_wait(self._device, array, len(polls), max_cycles)
         self._check(status, "wait")
-        if status == _TIMEOUT:
+        if status == TIMEOUT:
             raise WaitTimeoutError(
                 " or ".join(map(str, polls)), max_cycles, transactions=self.transactions()
             )
@@ -226,16 +196,7 @@ class VerilatedBackend(EmulatedBackend):
         self._memory.mark(address, nbytes, UNWRITTEN)
 
     def inject(self, injection: Injection) -> None:
-        rule = _Injection(
-            kind=FAULT_KINDS.index(injection.kind),
-            write=int(injection.write),
-            base=injection.base,
-            limit=injection.limit,
-            nth=injection.nth,
-            times=injection.times,
-            delay=injection.delay,
-        )
-        self._lib.device_inject(self._device, ctypes.byref(rule))
+        self._lib.device_inject(self._device, ctypes.byref(CInjection.of(injection)))
 
     def heal(self) -> None:
         self._lib.device_heal(self._device)
@@ -248,23 +209,11 @@ class VerilatedBackend(EmulatedBackend):
 
     def _check(self, status: int, action: str) -> None:
         """Raise what the simulation caught, if it stopped for that."""
-        if status == _HUNG:
+        if status == HUNG:
             raise DeviceError(
                 f"{action}: the register port does not answer", transactions=self.transactions()
             )
-        if status != _FAULTED:
-            return
-        fault = FaultRecord()
-        self._lib.device_fault(self._device, ctypes.byref(fault))
-        if fault.kind in _ACCESS_FAULTS:
-            kind, reason = _ACCESS_FAULTS[fault.kind]
-            raise kind(
-                reason, fault.address, write=bool(fault.write), transactions=self.transactions()
-            )
-        raise ProtocolError(
-            fault.channel.decode(),
-            fault.rule.decode(),
-            fault.detail.decode(),
-            cycle=fault.cycle,
-            transactions=self.transactions(),
-        )
+        if status == FAULTED:
+            fault = FaultRecord()
+            self._lib.device_fault(self._device, ctypes.byref(fault))
+            raise fault.error(self.transactions())

@@ -1,0 +1,157 @@
+"""One memory channel of an AXDIMM: its kernel, its mode and what runs on it."""
+
+from __future__ import annotations
+
+from nearstep.axdimm.run import AdamRun
+from nearstep.backends.base import Backend
+from nearstep.errors import ModeError, WaitTimeoutError
+from nearstep.registers import BlockRegisters
+
+HAND_OVER_CYCLES = 20_000
+"""Bound for a change of mode; the longest is a few refresh intervals of 1560 cycles."""
+
+NORMAL, ACCELERATION = "normal", "acceleration"
+
+
+class Channel:
+    """A channel, in normal mode at first. A device without arbiters keeps the mode here alone.
+
+    Parameters
+    ----------
+    backend: Backend
+    number: int
+    base: int
+        Device address of its first byte.
+    kernel: BlockRegisters
+    arbiter: BlockRegisters | None
+
+    Attributes
+    ----------
+    accelerated: bool
+        Whether the kernel has the memory.
+    run: AdamRun | None
+        The last run that was started.
+
+    Ref: AXDIMM, sections 3.1 and 3.2.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        number: int,
+        base: int,
+        kernel: BlockRegisters,
+        arbiter: BlockRegisters | None,
+    ) -> None:
+        self.number = number
+        self.base = base
+        self.kernel = kernel
+        self.arbiter = arbiter
+        self.accelerated = False
+        self.run: AdamRun | None = None
+        self._backend = backend
+
+    @property
+    def mode(self) -> str:
+        """Its name."""
+        return ACCELERATION if self.accelerated else NORMAL
+
+    def check_mode(self, action: str, mode: str) -> None:
+        """Raise :class:`ModeError` unless the channel is in ``mode``."""
+        if self.mode != mode:
+            registers = {} if self.arbiter is None else self.arbiter.dump()
+            raise ModeError(action, self.number, mode, self.mode, registers=registers)
+
+    def check_ready(self, action: str) -> None:
+        """Raise :class:`ModeError` if a kernel behind an arbiter could not be started now."""
+        if self.arbiter is not None:
+            self.check_mode(action, ACCELERATION)
+
+    def enter(self) -> None:
+        """Give the memory to the kernel.
+
+        Raises
+        ------
+        WaitTimeoutError
+        """
+        if self.arbiter is not None:
+            self.arbiter.mode.set(acceleration=1)
+            try:
+                self._await("acceleration")
+            except WaitTimeoutError:
+                self.arbiter.mode.set(acceleration=0)
+                raise
+        self.accelerated = True
+
+    def leave(self, *, failed: bool) -> None:
+        """Take the memory back: wait for the run, or abort it if something ``failed``.
+
+        Raises
+        ------
+        KernelError, WaitTimeoutError, MemoryFaultError, ProtocolError
+            As :meth:`nearstep.run.Run.wait`. The mode is normal all the same where the device
+            still answers.
+        """
+        if not self.accelerated:
+            return
+        try:
+            if self.run is not None and not self.run.ended:
+                if failed:
+                    self.run.abort()
+                else:
+                    self._finish(self.run)
+        finally:
+            if self.accelerated:
+                self._to_normal()
+
+    def reset_kernel(self) -> None:
+        """Take the memory from the kernel whatever it does, and reset it. The mode is normal then;
+        other channels do not notice, except on a device without arbiters, which is reset whole.
+
+        Raises
+        ------
+        WaitTimeoutError
+        """
+        if self.arbiter is None:
+            self._backend.reset()
+            self.accelerated = False
+        else:
+            self.arbiter.mode.set(acceleration=0)
+            self.arbiter.control.set(kernel_reset=1)
+            self._await("normal")
+            self.accelerated = False
+
+    def forget(self, reason: str) -> None:
+        """The device was reset: the run is lost, the mode is normal."""
+        self.accelerated = False
+        if self.run is not None:
+            self.run.lose(reason)
+            self.run = None
+
+    def _finish(self, run: AdamRun) -> None:
+        try:
+            run.wait()
+        except WaitTimeoutError:
+            run.abort()
+            raise
+
+    def _to_normal(self) -> None:
+        if self.arbiter is not None:
+            self.arbiter.mode.set(acceleration=0)
+            self._await("normal")
+        self.accelerated = False
+
+    def _await(self, mode: str) -> None:
+        arbiter = self.arbiter
+        if arbiter is None:
+            return
+        try:
+            self._backend.wait([arbiter.status.poll(**{mode: 1})], HAND_OVER_CYCLES)
+        except WaitTimeoutError as error:
+            raise WaitTimeoutError(
+                f"channel {self.number} to be in {mode} mode",
+                HAND_OVER_CYCLES,
+                unit=error.unit,
+                registers=arbiter.dump(),
+                transactions=self._backend.transactions(),
+            ) from error

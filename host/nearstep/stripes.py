@@ -1,0 +1,65 @@
+"""Blocks of an array, dealt out to memory channels in turn."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class Stripes:
+    """Block k of an array lies on channel k modulo ``channels``, behind earlier ones of it.
+
+    So a range of the array is one range on each channel, and no array, however large, loads one
+    channel by more than a block above another.
+
+    Parameters
+    ----------
+    block: int
+        Elements of a block.
+    channels: int
+    """
+
+    block: int
+    channels: int
+
+    def before(self, element: int, channel: int) -> int:
+        """How many of the first ``element`` elements lie on a channel."""
+        rounds, over = divmod(element, self.block * self.channels)
+        return rounds * self.block + min(max(over - channel * self.block, 0), self.block)
+
+    def span(self, start: int, stop: int, channel: int) -> tuple[int, int]:
+        """Elements of a channel that are [start, stop) of the array."""
+        return self.before(start, channel), self.before(stop, channel)
+
+    def gather(self, data: NDArray[Any], start: int, channel: int) -> NDArray[Any]:
+        """The elements of a channel, of shape (n,), in ``data``, which begins at ``start``."""
+        if self.channels == 1:
+            return data
+        first, last = self.span(start, start + data.size, channel)
+        out = np.empty(last - first, data.dtype)
+        for theirs, ours in self._pieces(start, data.size, channel):
+            out[ours] = data[theirs]
+        return out
+
+    def scatter(self, part: NDArray[Any], out: NDArray[Any], start: int, channel: int) -> None:
+        """Put the elements of a channel into ``out``, which begins at ``start``."""
+        for theirs, ours in self._pieces(start, out.size, channel):
+            out[theirs] = part[ours]
+
+    def _pieces(self, start: int, count: int, channel: int) -> Iterator[tuple[slice, slice]]:
+        """Each block of a channel that a range touches: where it is in the range, and in what the
+        channel has of the range."""
+        first = self.before(start, channel)
+        turn = self.block * self.channels
+        at = start // turn * turn + channel * self.block
+        while at < start + count:
+            low, high = max(at, start), min(at + self.block, start + count)
+            if low < high:
+                ours = self.before(low, channel) - first
+                yield slice(low - start, high - start), slice(ours, ours + high - low)
+            at += turn
