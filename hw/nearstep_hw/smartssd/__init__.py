@@ -1,0 +1,1 @@
+"""The SmartSSD family: the accelerator of a computational SSD."""
