@@ -275,7 +275,9 @@ class DimmBackend(EmulatedBackend):
         self._mark(address, nbytes, _UNWRITTEN)
 
     def inject(self, injection: Injection) -> None:
-        """Read data of the kernel's reads that do not come (``never``); DRAM answers no errors.
+        """Read data that do not come (``never``), nor any behind them until the kernel is reset.
+
+        A DDR4 channel has no error responses.
 
         Raises
         ------

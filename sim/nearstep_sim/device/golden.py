@@ -105,6 +105,7 @@ class GoldenBackend(EmulatedBackend):
                     maps[f"arbiter{number}"],
                     engine,
                     self._log.append,
+                    config.memory_bytes,
                 )
                 for number in range(config.channels)
             ]

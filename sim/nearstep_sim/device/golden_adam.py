@@ -53,7 +53,7 @@ class ArmedInjection:
 
 
 class _StoppedError(Exception):
-    """The run cannot go on: an error response, or a window."""
+    """The run cannot go on: an error response."""
 
 
 class GoldenAdamKernel:
@@ -68,6 +68,8 @@ class GoldenAdamKernel:
         Configuration fields by ``register.field``.
     log: Callable[[str], None]
         Takes a line for each burst.
+    end: int | None
+        Where arrays must end at the latest; None is the address space.
     """
 
     def __init__(
@@ -77,8 +79,10 @@ class GoldenAdamKernel:
         engine: Engine,
         value: Callable[[str], int],
         log: Callable[[str], None],
+        end: int | None = None,
     ) -> None:
         self.config = config
+        self._end = 1 << config.address_width if end is None else end
         self.memory = memory
         self.injections: list[ArmedInjection] = []
         self._engine = engine
@@ -188,7 +192,7 @@ class GoldenAdamKernel:
             if base % self.config.beat_bytes:
                 return self._fail(ErrorCause.ALIGNMENT, _READ_STREAMS[name], base)
         for name, base in self._base.items():
-            if base + nbytes > 1 << self.config.address_width:
+            if base + nbytes > self._end:
                 return self._fail(ErrorCause.ADDRESS_RANGE, _READ_STREAMS[name], base)
         names = list(ARRAYS)
         for i, first in enumerate(names):
@@ -196,6 +200,11 @@ class GoldenAdamKernel:
                 low, high = sorted((self._base[first], self._base[second]))
                 if low + nbytes > high:
                     return self._fail(ErrorCause.OVERLAP, _READ_STREAMS[second], self._base[second])
+        for streams, write in ((_READ_STREAMS, False), (_WRITE_STREAMS, True)):
+            for name, stream in streams.items():
+                base = self._base[name]
+                if not self._permitted(base, self._whole(base + nbytes), write):
+                    return self._fail(ErrorCause.WINDOW, stream, base)
         return None
 
     def _granted(self) -> Sequence[tuple[int, int, bool, bool]]:
@@ -244,9 +253,6 @@ class GoldenAdamKernel:
         ------
         _StoppedError, MemoryFaultError
         """
-        if not self._permitted(address, self._whole(limit), write):
-            self._fail(ErrorCause.WINDOW, stream, address)
-            raise _StoppedError
         self._log(f"{'write' if write else 'read'} {stream.name} {address:#x}..{limit:#x}")
         for armed in self.injections:
             if not armed.hits(write, address, limit):
@@ -282,10 +288,8 @@ class GoldenAdamKernel:
         """Whether a step can be done in place, because nothing in its way can stop it."""
         return not self.injections and all(
             self._whole(at + nbytes) <= self.memory.data.size
-            and self._permitted(at, self._whole(at + nbytes), False)
-            and (name not in _WRITE_STREAMS or self._permitted(at, self._whole(at + nbytes), True))
             and self.memory.first_not(WRITTEN, at, nbytes) is None
-            for name, at in start.items()
+            for at in start.values()
         )
 
     def _permitted(self, address: int, limit: int, write: bool) -> bool:

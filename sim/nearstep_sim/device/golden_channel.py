@@ -35,6 +35,8 @@ class GoldenChannel:
     engine: Engine
     log: Callable[[str], None]
         Takes a line for each burst.
+    end: int | None
+        Where the kernel's arrays must end at the latest; None is the address space.
     """
 
     def __init__(
@@ -46,13 +48,14 @@ class GoldenChannel:
         arbiter: tuple[int, RegisterMap] | None,
         engine: Engine,
         log: Callable[[str], None],
+        end: int | None = None,
     ) -> None:
         self.base = base
         self.memory = EmulatedMemory(memory_bytes)
         self._kernel_base, self._kernel_map = kernel
         self._registers = RegisterFile(self._kernel_map)
         self.kernel = GoldenAdamKernel(
-            config, self.memory, engine, lambda path: self._registers[path], log
+            config, self.memory, engine, lambda path: self._registers[path], log, end
         )
         self._arbiter_base, self._arbiter = -1, None
         if arbiter is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -33,16 +34,33 @@ URLS = {
     "sim-halfduplex": f"sim:axdimm?{SHAPE}&memory=halfduplex&fu=native&stall=0.2&seed=7",
 }
 
+DIMM_SHAPE = "block_bytes=512&functional_units=4"
+DIMMS = {
+    "golden-dimm": f"golden:axdimm?{DIMM_SHAPE}&channels=2&memory_bytes=2MiB",
+    "sim-dimm": f"sim:axdimm?memory=ddr4-1600&{DIMM_SHAPE}&channels=2&fu=native",
+    "sim-dimm-stalled": (
+        f"sim:axdimm?memory=ddr4-1600&{DIMM_SHAPE}&channels=2&fu=native&stall=0.3&seed=7"
+        "&scheduler=in-order&postpone=8"
+    ),
+}
+
+everywhere = pytest.mark.parametrize("device", [*URLS, *DIMMS], indirect=True)
+"""For a test that holds on every device, DIMMs included."""
+
 HYPER = {"lr": 3e-3, "betas": (0.9, 0.99), "eps": 1e-7, "weight_decay": 0.05}
 
 
 @dataclass
 class Job:
-    """Arrays on a device, their copies from before the run, and the run's parameters."""
+    """Arrays on a device, their copies from before the run, and the run's parameters.
+
+    On a DIMM the channel is in acceleration mode from :meth:`start` until arrays are looked at.
+    """
 
     device: AxdimmDevice
     count: int
     seed: int
+    channel: int = 0
     hyper: dict[str, object] = field(default_factory=lambda: dict(HYPER))
     step: int = 3
     decoupled: bool = True
@@ -53,14 +71,25 @@ class Job:
         before = {name: rng.standard_normal(self.count).astype(np.float32) for name in ARRAYS}
         before["v"] = np.square(before["v"])
         self.before: dict[str, Floats] = before
-        self.buffers: dict[str, Buffer] = {name: self.device.alloc(self.count) for name in ARRAYS}
+        self.buffers: dict[str, Buffer] = {
+            name: self.device.alloc(self.count, channel=self.channel) for name in ARRAYS
+        }
+        self._mode = ExitStack()
         self.upload()
 
     def upload(self) -> None:
+        self.take_back()
         for name, array in self.before.items():
             self.buffers[name].write(array)
 
+    def take_back(self) -> None:
+        """The channel is the host's again."""
+        self._mode.close()
+
     def start(self) -> AdamRun:
+        channel = self.device.channels[self.channel]
+        if channel.arbiter is not None and not channel.accelerated:
+            self._mode.enter_context(self.device.acceleration(self.channel))
         return self.device.adam(
             **self.buffers, step=self.step, decoupled=self.decoupled, **self.hyper
         )
@@ -78,6 +107,7 @@ class Job:
 
     def check(self, first: int = 0, stop: int | None = None) -> int:
         """Compare elements [first, stop) with the golden rule, bit for bit; the number compared."""
+        self.take_back()
         expected = self.expected()
         compared = 0
         for name, array in expected.items():
@@ -90,6 +120,7 @@ class Job:
 
     def check_untouched(self, first: int = 0) -> int:
         """Compare elements from ``first`` with what they were; the number compared."""
+        self.take_back()
         compared = 0
         for name in ARRAYS:
             bits = self.buffers[name].read()[first:].view(np.uint32)
@@ -100,7 +131,7 @@ class Job:
 
 @pytest.fixture(params=URLS)
 def device(request: pytest.FixtureRequest) -> Iterator[AxdimmDevice]:
-    with nearstep.open(URLS[request.param]) as opened:
+    with nearstep.open((URLS | DIMMS)[request.param]) as opened:
         assert isinstance(opened, AxdimmDevice)
         yield opened
 

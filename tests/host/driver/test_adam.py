@@ -20,11 +20,12 @@ from nearstep.errors import (
 from nearstep.registers import RefusedWriteError
 from nearstep_hw.axdimm.registers import ARRAYS
 
-from .conftest import BLOCK, URLS
+from .conftest import BLOCK, URLS, everywhere
 
 COUNTS = (1, 3, 4, 5, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK + 3, 1001, 4099)
 
 
+@everywhere
 @pytest.mark.parametrize("decoupled", [False, True], ids=["l2", "adamw"])
 def test_any_count_gives_the_bits_of_the_golden_rule(device, job, decoupled):
     compared = 0
@@ -37,6 +38,7 @@ def test_any_count_gives_the_bits_of_the_golden_rule(device, job, decoupled):
     assert compared == 3 * sum(COUNTS)
 
 
+@everywhere
 def test_steps_in_sequence_build_on_each_other(device, job):
     work = job(700)
     for step in range(1, 5):
@@ -47,6 +49,7 @@ def test_steps_in_sequence_build_on_each_other(device, job):
         work.before.update(expected)
 
 
+@everywhere
 def test_bytes_beside_the_elements_are_untouched(device, job):
     work = job(1024)
     whole = dict(work.buffers)
@@ -62,6 +65,7 @@ def test_bytes_beside_the_elements_are_untouched(device, job):
         np.testing.assert_array_equal(after[stop:], outside[name][stop:])
 
 
+@everywhere
 def test_first_beta_below_one_half_takes_the_other_form_of_the_mean(device, job):
     work = job(500)
     work.hyper["betas"] = (0.3, 0.9)
@@ -69,6 +73,7 @@ def test_first_beta_below_one_half_takes_the_other_form_of_the_mean(device, job)
     assert work.check() == 1500
 
 
+@everywhere
 def test_nan_and_inf_gradients_give_ieee_results(device, job):
     work = job(640)
     special = np.array([np.nan, np.inf, -np.inf, -0.0, 1e-40, 3e38], np.float32)
@@ -93,8 +98,10 @@ def test_count_zero_completes_and_changes_nothing(device, job):
     assert work.check_untouched() == 4 * 5000
 
 
+@everywhere
 def test_busy_is_seen_and_then_done(device, job):
-    run = job(4000).start()
+    work = job(4000)
+    run = work.start()
     assert device.regs.adam0.status.busy
     assert not run.done
     run.wait()
@@ -114,6 +121,7 @@ def test_cycles_are_counted_or_unknown_but_never_zero(device, job):
     assert run.counters["committed"] == 2000
 
 
+@everywhere
 def test_a_run_while_another_is_busy_is_refused(device, job):
     first, second = job(4000, seed=1), job(100, seed=2)
     run = first.start()
@@ -207,6 +215,7 @@ def test_buffers_are_free_again_after_an_abort_or_a_reset(device, job):
     assert job(300).start().wait().done
 
 
+@everywhere
 def test_two_optimizers_share_a_device(device, job):
     one, two = job(600, seed=1), job(900, seed=2, decoupled=False)
     for step in (1, 2, 3):
@@ -218,8 +227,10 @@ def test_two_optimizers_share_a_device(device, job):
             work.before.update(expected)
 
 
+@everywhere
 def test_windows_are_closed_after_a_run(device, job):
-    job(300).start().wait()
+    work = job(300)
+    work.start().wait()
     permissions = [device.regs.adam0[f"window{i}_permissions"].bits for i in range(4)]
     assert permissions == [0, 0, 0, 0]
 
@@ -303,6 +314,7 @@ HYPERPARAMETERS = {
 }
 
 
+@everywhere
 @pytest.mark.parametrize("decoupled", [False, True], ids=["l2", "adamw"])
 @pytest.mark.parametrize("case", HYPERPARAMETERS)
 def test_wrong_hyperparameters_fail_before_the_device_is_touched(
@@ -318,6 +330,7 @@ def test_wrong_hyperparameters_fail_before_the_device_is_touched(
     assert touched == []
 
 
+@everywhere
 def test_numbers_of_numpy_are_hyperparameters(device, job):
     work = job(100)
     work.step = np.int64(2)
@@ -326,6 +339,7 @@ def test_numbers_of_numpy_are_hyperparameters(device, job):
     assert work.check() == 300
 
 
+@everywhere
 @pytest.mark.parametrize("bound", [1e9, -5, "x", True, 1 << 64])
 def test_a_bound_of_a_wait_is_a_number_of_cycles(device, job, bound):
     work = job(300)

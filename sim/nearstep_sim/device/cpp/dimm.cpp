@@ -9,7 +9,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <deque>
 #include <exception>
 #include <memory>
 #include <string>
@@ -116,10 +115,7 @@ class Channel {
             std::memcpy(&shell.host___05Fwrdata, host.wrdata, sizeof host.wrdata);
         }
         show_read_data(shell, port_);
-        if (!lost_.empty() && lost_.front() == port_.cycle()) {
-            lost_.pop_front();
-            shell.dfi___05Frddata_valid = 0;
-        }
+        if (port_.cycle() >= silent_from_) shell.dfi___05Frddata_valid = 0;
         units_->show(shell);
         shell.clk = 0;
         shell.eval();
@@ -135,7 +131,10 @@ class Channel {
         if (shell.fu___05Fi_en) units_->clock(shell);
         shell.clk = 1;
         shell.eval();
-        if (reset) units_->reset(shell);
+        if (reset) {
+            units_->reset(shell);
+            silent_from_ = kNever;
+        }
     }
 
     void configure() { units_->configure(*shell_); }
@@ -189,7 +188,7 @@ class Channel {
         else if (write)
             states_.mark(line, line + 1, LineState::written);
         if (!write && injections_.of(false, address, address + kBeatBytes).never)
-            lost_.push_back(port_.cycle() + read_latency_);
+            silent_from_ = std::min(silent_from_, port_.cycle() + read_latency_);
     }
 
     unsigned number_;
@@ -199,7 +198,8 @@ class Channel {
     int read_latency_;
     LineStates states_;
     Injections injections_;
-    std::deque<std::uint64_t> lost_;  // cycles whose read data do not come
+    static constexpr std::uint64_t kNever = ~std::uint64_t{0};
+    std::uint64_t silent_from_ = kNever;  // no read data until the kernel is reset
     std::unique_ptr<design::Shell> shell_;
     std::unique_ptr<Units<design::Shell>> units_;
 };
