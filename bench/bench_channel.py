@@ -26,15 +26,35 @@ from nearstep_sim.dram.bench import Channel, ChannelRun, bases_of, run_kernel, r
 BLOCKS_KIB = (1, 2, 4, 8, 16, 32, 64)
 UNITS = (1, 2, 4, 8, 16)
 PARTS = (("4Gb", "x8"), ("8Gb", "x8"), ("16Gb", "x8"), ("8Gb", "x16"))
-SKEW_BEATS = (4, 8, 16, 37)
+SKEW_BEATS = (0, 4, 8, 16, 37)
 CHANNELS = 2
-PAPER = {
+PAPER: dict[str, Any] = {
     "label": "paper (32Gb parts, two channels)",
     "params_per_s": 789.38e6,
     "peak_params_per_s": 914.29e6,
     "fraction_of_peak": 789.38 / 914.29,
 }
 LOSSES = tuple(slot for slot in Slot if slot not in (Slot.READ, Slot.WRITE))
+COLORS = {
+    "refresh": "tab:blue",
+    "turnaround": "tab:green",
+    "row": "tab:orange",
+    "bank_group": "tab:red",
+    "empty": "tab:purple",
+    "start": "tab:brown",
+    "drain": "tab:pink",
+}
+"""Causes of lost cycles, from the bottom of a bar to its top; `space` is always 0 here."""
+
+MEANINGS = {
+    "refresh": "refresh",
+    "turnaround": "read and write change",
+    "row": "row not open yet",
+    "bank_group": "bank group repeats",
+    "empty": "no request: the units are busy",
+    "start": "start: before the first beat",
+    "drain": "drain: after the last beat",
+}
 
 console = Console(width=190)  # of the table, also where the output is a file
 
@@ -46,6 +66,7 @@ def row(kind: str, run: ChannelRun, **shape: Any) -> dict[str, Any]:
         "kind": kind,
         **asdict(run.channel),
         "parameters": run.count,
+        "sweep": None,
         "block_kib": 16,
         "functional_units": 16,
         "skew_beats": 0,
@@ -80,13 +101,19 @@ def kernel_rows(count: int) -> list[dict[str, Any]]:
 def traffic_rows(count: int) -> list[dict[str, Any]]:
     channel = Channel()
     rows = [
-        row("traffic", run_traffic(channel, count=count, block_bytes=kib << 10), block_kib=kib)
+        row(
+            "traffic",
+            run_traffic(channel, count=count, block_bytes=kib << 10),
+            sweep="block",
+            block_kib=kib,
+        )
         for kib in track(BLOCKS_KIB, "block sizes", console=console)
     ]
     rows += [
         row(
             "traffic",
             run_traffic(channel, count=count, functional_units=units),
+            sweep="units",
             functional_units=units,
         )
         for units in track(UNITS, "functional units", console=console)
@@ -95,17 +122,20 @@ def traffic_rows(count: int) -> list[dict[str, Any]]:
         row(
             "traffic",
             run_traffic(channel, count=count, bases=bases_of(channel, count, skew * BEAT_BYTES)),
+            sweep="skew",
             skew_beats=skew,
         )
         for skew in track(SKEW_BEATS, "banks of the arrays", console=console)
     ]
     rows += [
-        row("traffic", run_traffic(Channel(density=density, width=width), count=count))
+        row(
+            "traffic", run_traffic(Channel(density=density, width=width), count=count), sweep="part"
+        )
         for density, width in track(PARTS, "parts", console=console)
     ]
     rows += [
-        row("traffic", run_traffic(Channel(mapping=mapping), count=count))
-        for mapping in track(MAPPINGS[1:], "mappings", console=console)
+        row("traffic", run_traffic(Channel(mapping=mapping), count=count), sweep="mapping")
+        for mapping in track(MAPPINGS, "mappings", console=console)
     ]
     return rows
 
@@ -125,7 +155,7 @@ def show(rows: list[dict[str, Any]]) -> None:
             "settled",
             "bound",
         ),
-        *(slot.name.lower().replace("_", " ") for slot in LOSSES),
+        *(cause.replace("_", " ") for cause in rows[0]["lost"]),
         "MP/s, 2 ch.",
     )
     for each in rows:
@@ -152,29 +182,59 @@ def show(rows: list[dict[str, Any]]) -> None:
 
 
 def plot(rows: list[dict[str, Any]]) -> None:
-    """Share of the peak over the block size, and where the rest goes."""
+    """Where cycles are lost, in every sweep."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    sweep = [each for each in rows if each["kind"] == "traffic"][: len(BLOCKS_KIB)]
-    names = [f"{each['block_kib']} KiB" for each in sweep]
-    figure, axes = pyplot.subplots(figsize=(7, 4))
-    bottom = [100 * each["fraction_of_peak"] for each in sweep]
-    axes.bar(names, bottom, color="lightgrey", label="data")
-    for slot in LOSSES:
-        lost = [100 * each["lost"][slot.name.lower()] for each in sweep]
-        axes.bar(names, lost, bottom=bottom, label=slot.name.lower().replace("_", " "))
-        bottom = [a + b for a, b in zip(bottom, lost, strict=True)]
-    paper = 100 * float(str(PAPER["fraction_of_peak"]))
-    axes.axhline(paper, color="black", linestyle=":", label="paper, 16 KiB")
-    axes.set_ylim(70, 100.5)
-    axes.set_xlabel("block of one array")
-    axes.set_ylabel("% of the column slots")
-    axes.legend(bbox_to_anchor=(1.01, 1), loc="upper left", fontsize="small")
+    traffic = [each for each in rows if each["kind"] == "traffic"]
+    sweeps = {
+        "block size, KiB": [
+            (str(each["block_kib"]), each) for each in traffic if each["sweep"] == "block"
+        ],
+        "functional units": [
+            (str(each["functional_units"]), each) for each in traffic if each["sweep"] == "units"
+        ],
+        "part": [
+            (f"{each['density']} {each['width']}", each)
+            for each in traffic
+            if each["sweep"] == "part"
+        ],
+        "arrays apart, beats": [
+            (str(each["skew_beats"]), each) for each in traffic if each["sweep"] == "skew"
+        ],
+        "address mapping": [
+            (each["mapping"].replace("-", "\n"), each)
+            for each in traffic
+            if each["sweep"] == "mapping"
+        ],
+    }
+    figure, grid = pyplot.subplots(2, 3, figsize=(13, 7.5))
+    for axes, (title, bars) in zip(grid.flat, sweeps.items(), strict=False):
+        names = [name for name, _ in bars]
+        bottom = [0.0] * len(bars)
+        for cause, color in COLORS.items():
+            lost = [100 * each["lost"][cause] for _, each in bars]
+            axes.bar(names, lost, bottom=bottom, color=color, width=0.75)
+            bottom = [a + b for a, b in zip(bottom, lost, strict=True)]
+        for x, ((_, each), top) in enumerate(zip(bars, bottom, strict=True)):
+            share = f"{100 * each['fraction_of_peak']:.2f}"
+            axes.text(x, top, share, ha="center", va="bottom", fontsize="small")
+        axes.set_ylim(0, 1.1 * max(bottom))
+        axes.set_title(title)
+        axes.tick_params(axis="x", labelsize="small")
+        axes.set_ylabel("lost cycles, %")
+    legend = grid.flat[-1]
+    legend.axis("off")
+    handles = [pyplot.Rectangle((0, 0), 1, 1, color=color) for color in COLORS.values()]
+    names = [MEANINGS[cause] for cause in COLORS]
+    legend.legend(handles[::-1], names[::-1], loc="center", frameon=False,
+                  title="above each bar: data, % of all cycles\n"
+                  f"paper: {100 * PAPER['fraction_of_peak']:.2f}\n")  # fmt: skip
+    figure.suptitle("Adam's traffic on one DDR4-1600 channel: 8Gb x8, 16 KiB, 16 units otherwise")
     figure.tight_layout()
-    figure.savefig(report.FOLDER / "channel.png", dpi=150)
+    figure.savefig(report.FOLDER / "channel.png", dpi=110)
 
 
 def main(

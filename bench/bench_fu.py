@@ -26,7 +26,7 @@ from nearstep_hw.verilog import to_verilog
 from nearstep_sim.bench.functional_unit import VerilatedUnit
 from nearstep_sim.golden.rule import evaluate
 from nearstep_sim.golden.rule_cpp import kernel
-from nearstep_sim.synthesis import ultrascale_plus_cells
+from nearstep_sim.synthesis import ultrascale_plus_area, ultrascale_plus_cells
 
 LANES = 16
 RULE, _ = ORDERS["default"]
@@ -59,12 +59,7 @@ def area(order: str) -> dict[str, Any]:
         "order": order,
         "units": dict(rule.units()),
         "latency_cycles": unit.latency,
-        "dsp": cells.get("DSP48E2", 0),
-        "lut": sum(count for name, count in cells.items() if name.startswith("LUT")),
-        "ff": sum(count for name, count in cells.items() if name.startswith("FD")),
-        "lut_memory": sum(
-            count for name, count in cells.items() if name.startswith(("RAM", "SRL"))
-        ),
+        **ultrascale_plus_area(cells),
         "cells": dict(cells),
     }
 

@@ -119,6 +119,41 @@ def simulation_speed(fidelity: str, count: int, runs: int) -> dict[str, Any]:
     }
 
 
+def dimm_speed(fidelity: str, count: int, runs: int) -> dict[str, Any]:
+    """The same of a DIMM of two DDR4 channels: both to acceleration mode, a run on each, and back.
+
+    Copies to and from the DIMM are not in it.
+    """
+    url = f"sim:axdimm?memory=ddr4-1600&channels=2&fu={fidelity}"
+    with nearstep.open(url) as device:
+        share = count // len(device.channels)
+        host = arrays(share)
+        parts = [
+            {name: device.alloc(share, channel=channel.number) for name in host}
+            for channel in device.channels
+        ]
+        for part in parts:
+            for name, array in host.items():
+                part[name].write(array)
+        cycles = []
+
+        def step() -> None:
+            with device.acceleration():
+                started = [device.adam(**part, step=1, **HYPER) for part in parts]
+                cycles.append(max(run.wait().cycles for run in started))
+
+        wall, cpu = median_seconds(step, runs)
+    return {
+        "url": url,
+        "label": "measured (this machine, one core; mode changes included, copies not)",
+        "parameters": count,
+        "runs": runs,
+        "cycles": cycles[-1],
+        "params_per_s": count / wall,
+        "params_per_cpu_s": count / cpu,
+    }
+
+
 def cocotb_speed() -> dict[str, Any]:
     """The same job on the same RTL under cocotb, with the memory of cocotbext-axi."""
     from nearstep_hw.axdimm.adam_kernel import AdamKernel
@@ -243,6 +278,8 @@ def main(
         "simulation": [
             simulation_speed("rtl", 1_000_000, runs),
             simulation_speed("native", 4_000_000, runs),
+            dimm_speed("rtl", 2_000_000, runs),
+            dimm_speed("native", 2_000_000, runs),
             *([cocotb_speed()] if cocotb else []),
         ],
         "golden": golden_against_torch(max(runs, 9)),

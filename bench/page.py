@@ -69,43 +69,221 @@ def kernel(results: Results) -> list[str]:
     return [*lines, f"`golden:axdimm` runs at {ratio:.2f} of torch, in one run.", ""]
 
 
+CAUSES = {
+    "refresh": "refresh",
+    "turnaround": "turnaround",
+    "row": "row",
+    "bank_group": "bank group",
+    "empty": "units busy",
+    "other": "no request",
+    "start_drain": "start and drain",
+    "start": "start",
+    "drain": "drain",
+}
+"""Where cycles are lost, in the order of the columns."""
+
+SWEEPS: dict[str, Callable[[Results], str]] = {
+    "block": lambda row: f"blocks of {row['block_kib']} KiB",
+    "units": lambda row: f"functional units: {row['functional_units']}",
+    "skew": lambda row: f"arrays {row['skew_beats']} beats apart in banks",
+    "part": lambda row: f"{row['density']} {row['width']}",
+    "mapping": lambda row: row["mapping"],
+}
+
+
+def lost(rows: Sequence[Results], row: Results) -> list[str]:
+    """Cells of one row for the causes that the table has."""
+    return [f"{100 * row['lost'][cause]:.3f}" for cause in CAUSES if cause in rows[0]["lost"]]
+
+
+def lost_head(rows: Sequence[Results]) -> list[str]:
+    return [f"{name}, %" for cause, name in CAUSES.items() if cause in rows[0]["lost"]]
+
+
 def channel(results: Results) -> list[str]:
     """The kernel and traffic like its own on the DDR4 controller."""
     paper = results["paper"]
+    rows = results["rows"]
+    head = ["of peak", "settled", "refresh bound", *lost_head(rows), "due", "MP/s, 2 channels"]
+
+    def cells(row: Results) -> list[str]:
+        return [
+            percent(row["fraction_of_peak"]),
+            percent(row["fraction_with_due_refreshes"]),
+            percent(row["refresh_bound"]),
+            *lost(rows, row),
+            str(row["refreshes_due_at_done"]),
+            f"{row['params_per_s_two_channels'] / 1e6:.1f}",
+        ]
+
     lines = ["## The kernel on a DDR4 channel", ""]
     lines += [
-        "Kernel RTL but for its arithmetic, or a model of its traffic, on the controller in one",
-        "simulation, *measured* in RTL cycles from START to done, refresh on. The host and the",
-        "mode arbiter are not in it. Two channels at 200 MHz are *modelled* as twice one. A",
-        "refresh that is still owed at done would cost about 70 cycles (8Gb). Skew is how far the",
-        "arrays lie apart in banks, in beats. *Paper*: "
+        "The controller in RTL with one rank, *measured* in cycles from START to done, refresh on,",
+        "1,000,000 parameters, every beat compared. The host and the mode arbiter are not in it:",
+        "see the module below. Two channels at 200 MHz are *modelled* as twice one. *Due* counts",
+        "the refreshes that are still owed at done; *settled* is the share if they had been given",
+        "before. Lost cycles: *units busy* is a controller without a request, *start* and *drain*",
+        "lie before the first and after the last column command. *Paper*: "
         f"{paper['params_per_s'] / 1e6:.2f} of {paper['peak_params_per_s'] / 1e6:.2f} MP/s, "
         f"{percent(paper['fraction_of_peak'])}, on 32Gb parts.",
         "",
+        "The kernel's RTL, with stand-ins of equal latency for its arithmetic; 16 KiB blocks:",
+        "",
     ]
     lines += table(
-        ["source", "part", "mapping", "block, KiB", "units", "skew, beats", "of peak",
-         "refresh bound", "refresh", "turnaround", "row", "refreshes owed", "MP/s, 2 channels"],
+        ["part, functional units", *head],
+        (
+            [f"{row['density']} {row['width']}, {row['functional_units']}", *cells(row)]
+            for row in rows
+            if row["kind"] == "kernel"
+        ),
+    )
+    lines += [
+        "A C++ model of the kernel's traffic; 8Gb x8, 16 KiB blocks, 16 units,",
+        f"{rows[0]['mapping']}, where nothing else is said:",
+        "",
+    ]
+    lines += table(
+        ["what", *head],
+        (
+            [SWEEPS[row["sweep"]](row), *cells(row)]
+            for sweep in SWEEPS
+            for row in rows
+            if row["sweep"] == sweep
+        ),
+    )
+    return [*lines, "![Where the cycles go](channel.png)", ""]
+
+
+def module(results: Results) -> list[str]:
+    """The module with its arbiters: kernels, host, hand-overs, area."""
+    paper, steps = results["paper"], results["steps"]
+    lines = ["## The module", ""]
+    lines += [
+        "Two channels behind one host bus, each with mode arbiter, controller and kernel, all in",
+        "RTL, *measured*: START through the register window, data beats over all cycles from START",
+        "to done by the kernel's own counter, the slower channel where there are two. 16 KiB",
+        f"blocks, {steps[0]['parameters_per_channel']:,} parameters a channel. Stand-ins of equal",
+        "latency do the arithmetic; all of memory is compared. Lost clocks are those of the DRAM's",
+        "data bus. MP/s at 200 MHz, by the host's count of cycles from before the first START to",
+        "the poll that finds both done.",
+        "",
+    ]
+    lines += table(
+        ["part, units, channels", "of peak", "settled", "refresh bound", *lost_head(steps), "due",
+         "MP/s"],
+        [
+            *(
+                [
+                    f"{row['density']} {row['width']}, {row['functional_units']}, "
+                    f"{row['channels']}",
+                    percent(row["fraction_of_peak"]),
+                    percent(row["fraction_with_due_refreshes"]),
+                    percent(row["refresh_bound"]),
+                    *lost(steps, row),
+                    row["refreshes_due_at_done"],
+                    f"{row['params_per_s'] / 1e6:.1f}",
+                ]
+                for row in steps
+            ),
+            *(
+                [
+                    f"*paper*, {name}",
+                    percent(paper[key]["params_per_s"] / paper[key]["peak_params_per_s"]),
+                    *("" for _ in range(2 + len(lost_head(steps)) + 1)),
+                    f"{paper[key]['params_per_s'] / 1e6:.2f} of "
+                    f"{paper[key]['peak_params_per_s'] / 1e6:.2f}",
+                ]
+                for key, name in (("kernel", "32Gb, 16, 2"), ("cpu", "CPU"))
+            ),
+        ],
+    )  # fmt: skip
+    lines += ["![Parameters a second](module.png)", ""]
+    lines += [
+        "A controller in a channel postpones seven refreshes, not eight, since it does not know",
+        "how much of the interval has passed when it gets the channel. What that costs, by the",
+        "controller alone:",
+        "",
+    ]
+    lines += table(
+        ["part, refreshes postponed", "of peak", "due", "settled"],
         (
             [
-                row["kind"],
-                f"{row['density']} {row['width']}",
-                row["mapping"],
-                row["block_kib"],
-                row["functional_units"],
-                row["skew_beats"],
+                f"{row['density']}, {row['postponed']}",
                 percent(row["fraction_of_peak"]),
-                percent(row["refresh_bound"]),
-                percent(row["lost"]["refresh"]),
-                percent(row["lost"]["turnaround"]),
-                percent(row["lost"]["row"]),
                 row["refreshes_due_at_done"],
-                f"{row['params_per_s_two_channels'] / 1e6:.1f}",
+                f"{100 * row['fraction_with_due_refreshes']:.3f} %",
             ]
-            for row in results["rows"]
+            for row in results["postponing"]
         ),
-    )  # fmt: skip
-    return [*lines, "![Where the cycles go](channel.png)", ""]
+    )
+    lines += [
+        "### The host in normal mode",
+        "",
+        "The same host model, with the same clock and latencies, on the module's channel and on",
+        f"bare DRAM, {results['host'][0]['accesses']:,} accesses queued at once, *measured*; 32",
+        "bytes a cycle is the bus.",
+        "",
+    ]
+    lines += table(
+        ["scheduler, accesses", "channel, bytes/cycle", "bare DRAM, bytes/cycle", "of bare"],
+        (
+            [
+                f"{row['scheduler']}, {row['pattern']}",
+                f"{row['bytes_per_cycle']['channel']:.2f}",
+                f"{row['bytes_per_cycle']['bare']:.2f}",
+                percent(row["throughput_over_bare"]),
+            ]
+            for row in results["host"]
+        ),
+    )
+    lines += [
+        "### Changing the mode",
+        "",
+        "Cycles of 5 ns from the request to the mode, by the arbiter's own counter, *measured* at",
+        "random times with random bursts in the kernel's place. The bound is derived in the",
+        "docstring of `ModeArbiter`; it is a sum of worst cases that hardly meet.",
+        "",
+    ]
+    lines += table(
+        ["to, part, load", "changes", "median", "worst", "bound"],
+        (
+            [
+                f"{row['to']}, {row['density']}, {row['load']}",
+                row["times"],
+                f"{row['median']:.0f}",
+                row["worst"],
+                row["bound"],
+            ]
+            for row in results["hand_overs"]
+        ),
+    )
+    lines += ["![Cycles of a change of mode](module-hand-over.png)", ""]
+    return lines + (module_area(results["area"]) if results["area"] else [])
+
+
+def module_area(area: Results) -> list[str]:
+    """Blocks, and sums of them."""
+    keys = ("dsp", "lut", "lut_memory", "ff", "bram36")
+
+    def row(name: str, cells: Results) -> list[str]:
+        return [name, *(f"{cells[key]:,}" for key in keys)]
+
+    return [
+        "### Area",
+        "",
+        "After `synth_xilinx -family xcup`, *measured* block by block (synthesis only, so timing",
+        "is unproven, and no registers are packed into DSP48E2, so FF counts read high); sums in",
+        "italics are added up: n functional units and one kernel without units.",
+        "",
+        *table(
+            ["block", "DSP48E2", "LUT", "LUT as memory", "FF", "BRAM, 36 Kib"],
+            [
+                *(row(each["name"], each) for each in area["blocks"]),
+                *(row(f"*{name}*", each) for name, each in area["sums"].items()),
+            ],
+        ),
+    ]
 
 
 def functional_unit(results: Results) -> list[str]:
@@ -179,6 +357,7 @@ def provenance(results: Results) -> list[str]:
 SECTIONS: dict[str, Callable[[Results], list[str]]] = {
     "kernel": kernel,
     "channel": channel,
+    "module": module,
     "fu": functional_unit,
     "accuracy": accuracy,
 }
@@ -199,7 +378,7 @@ def main() -> None:
             results = json.loads(path.read_text())
             lines += [*section(results), *provenance(results)]
             found = True
-        if (plot := path.with_suffix(".png")).exists():
+        for plot in sorted(FOLDER.glob(f"{name}*.png")):
             shutil.copy(plot, DOCS / plot.name)
     if not found:
         raise SystemExit(f"no results in {FOLDER}; run `make bench`")

@@ -8,7 +8,39 @@ from pathlib import Path
 
 from .build import BuildError, tool_environment
 
-__all__ = ["ultrascale_plus_cells"]
+__all__ = ["AREA", "ultrascale_plus_area", "ultrascale_plus_cells"]
+
+AREA = ("dsp", "lut", "lut_memory", "ff", "bram36")
+"""What :func:`ultrascale_plus_area` counts."""
+
+_MEMORY_LUTS = {
+    "SRL16E": 1, "SRLC32E": 1, "RAM32X1S": 1, "RAM64X1S": 1, "RAM32X1D": 2, "RAM64X1D": 2,
+    "RAM128X1D": 4, "RAM32M": 4, "RAM64M": 4, "RAM32M16": 8, "RAM64M8": 8,
+}  # fmt: skip
+"""LUTs that a memory or shift register takes (UG974)."""
+
+
+def ultrascale_plus_area(cells: Mapping[str, int]) -> dict[str, float]:
+    """Cells of :func:`ultrascale_plus_cells` as resources of the chip.
+
+    Returns `dsp` (DSP48E2), `lut` (logic), `lut_memory` (LUTs as memory), `ff`, and `bram36`, block
+    memory in blocks of 36 Kib.
+
+    Raises
+    ------
+    KeyError
+        A memory cell whose LUTs are not known.
+    """
+    memories = [
+        name for name in cells if name.startswith(("RAM", "SRL")) and not name.startswith("RAMB")
+    ]
+    return {
+        "dsp": cells.get("DSP48E2", 0),
+        "lut": sum(count for name, count in cells.items() if name.startswith("LUT")),
+        "lut_memory": sum(_MEMORY_LUTS[name] * cells[name] for name in memories),
+        "ff": sum(count for name, count in cells.items() if name.startswith("FD")),
+        "bram36": cells.get("RAMB36E2", 0) + cells.get("RAMB18E2", 0) / 2,
+    }
 
 
 def ultrascale_plus_cells(verilog: str, top: str) -> Mapping[str, int]:

@@ -1,0 +1,522 @@
+# amaranth: UnusedElaboratable=no
+"""The module: kernels behind the mode arbiter, the host beside them, hand-overs, area.
+
+Cycles are those of the RTL of the whole module (arbiters, controllers, kernels) against the rank
+model, which judges every command; refresh is on. Stand-ins of equal latency do the arithmetic of
+the kernels, since no figure here depends on it; all memory is compared.
+"""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any
+
+import matplotlib
+import numpy as np
+import report
+import typer
+from amaranth import Module
+from amaranth.lib import wiring
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from nearstep_hw.axdimm.arbiter import PATIENCE
+from nearstep_hw.axdimm.arbiter_registers import Block, arbiter_map
+from nearstep_hw.axdimm.config import AdamKernelConfig
+from nearstep_hw.axdimm.host_front_end import HOST_READ_LATENCY, HOST_WRITE_LATENCY
+from nearstep_hw.axdimm.memory_channel import HURRY_CYCLES, POSTPONED, MemoryChannel
+from nearstep_hw.axdimm.registers import update_rule
+from nearstep_hw.axdimm.shell import KernelShell
+from nearstep_hw.csr.model import LINE_BYTES
+from nearstep_hw.dram.controller import LOOKAHEAD, DramController
+from nearstep_hw.dram.dfi import PHASES
+from nearstep_hw.dram.fabric import FabricTiming
+from nearstep_hw.dram.timing import MAX_POSTPONED_REFRESHES, dram_timing
+from nearstep_hw.rule.rtl import FunctionalUnit
+from nearstep_hw.verilog import to_verilog
+from nearstep_sim.bench.memory_channel import ChannelBench, Kernel, Mode
+from nearstep_sim.bench.module_step import ModuleStep, run_step
+from nearstep_sim.dram.bench import BEATS_PER_ELEMENT_BEAT, LANES, Channel, run_kernel
+from nearstep_sim.dram.host import SCHEDULERS, BareDram, HostConfig
+from nearstep_sim.synthesis import AREA, ultrascale_plus_area, ultrascale_plus_cells
+
+DENSITIES = ("8Gb", "16Gb")
+UNITS = (16, 4)
+CHANNELS = 2
+FABRIC_HZ = 200e6
+PEAK = FABRIC_HZ * LANES / BEATS_PER_ELEMENT_BEAT  # parameters/s of a channel
+PAPER = {
+    "label": "paper (32Gb parts, two channels)",
+    "kernel": {"params_per_s": 789.38e6, "peak_params_per_s": 914.29e6},
+    "cpu": {"params_per_s": 140.32e6, "peak_params_per_s": 228.57e6},
+}
+MEASURED = "measured (RTL cycles)"
+PATTERNS = ("streaming loads", "streaming stores", "copy", "random loads", "random, 1/3 stores")
+REGION = 1 << 26  # bytes that the host touches, away from kernel and registers
+MODE_LINE = 1
+
+matplotlib.use("Agg")
+from matplotlib import pyplot  # noqa: E402 (after the choice of the back end)
+
+console = Console(width=150)
+
+
+def step_row(step: ModuleStep, density: str, units: int) -> dict[str, Any]:
+    """A step of the kernels of one or both channels, as plain data."""
+    worst = min(step.channels, key=lambda channel: channel.efficiency)
+    clocks, bus = PHASES * worst.cycles, worst.bus
+    lost = {
+        "start_drain": clocks - (bus.total - bus.start),
+        **{name: count for name, count in asdict(bus).items() if name not in ("data", "start")},
+    }
+    return {
+        "label": f"{MEASURED}, stand-ins of equal latency for the functional units",
+        "density": density,
+        "width": "x8",
+        "functional_units": units,
+        "block_kib": 16,
+        "channels": len(step.channels),
+        "parameters_per_channel": step.count,
+        "cycles": [channel.cycles for channel in step.channels],
+        "fraction_of_peak": worst.efficiency,
+        "fraction_with_due_refreshes": worst.settled_efficiency,
+        "refresh_bound": worst.timing.refresh_bound,
+        "refreshes_due_at_done": worst.debt,
+        "lost": {name: count / clocks for name, count in lost.items()},
+        "cycles_seen_by_the_host": step.cycles,
+        "params_per_s": step.elements_per_second,
+        "words_compared": sum(channel.words for channel in step.channels),
+    }
+
+
+def steps(count: int) -> list[dict[str, Any]]:
+    """One channel alone, then both at once."""
+    shapes = [(d, u, c) for d in DENSITIES for u in UNITS for c in (1, CHANNELS)]
+    return [
+        step_row(
+            run_step(
+                AdamKernelConfig(functional_units=units),
+                count=count,
+                channels=channels,
+                density=density,
+            ),
+            density,
+            units,
+        )
+        for density, units, channels in track(shapes, "kernels", console=console)
+    ]
+
+
+def postponing(count: int) -> list[dict[str, Any]]:
+    """The controller alone, with eight refreshes postponed and with seven as in a channel."""
+    rows = []
+    for density in track(DENSITIES, "controller alone", console=console):
+        for postponed in (MAX_POSTPONED_REFRESHES, POSTPONED):
+            run = run_kernel(Channel(density=density, postponed=postponed), count=count)
+            rows.append(
+                {
+                    "label": f"{MEASURED}, stand-ins of equal latency for the functional units",
+                    "density": density,
+                    "postponed": postponed,
+                    "fraction_of_peak": run.efficiency,
+                    "fraction_with_due_refreshes": run.settled_efficiency,
+                    "refreshes_due_at_done": run.debt,
+                }
+            )
+    return rows
+
+
+def accesses(pattern: str, n: int, rng: np.random.Generator) -> tuple[Any, Any]:
+    """Which are stores, and byte addresses."""
+    index = np.arange(n)
+    lines = REGION // LINE_BYTES
+    if pattern == "streaming loads":
+        return np.zeros(n, bool), index % lines * LINE_BYTES
+    if pattern == "streaming stores":
+        return np.ones(n, bool), index % lines * LINE_BYTES
+    if pattern == "copy":  # blocks of a page, from the lower half to the upper
+        page = 4096 // LINE_BYTES
+        block, inside = np.divmod(index, 2 * page)
+        is_store = inside >= page
+        line = (block * page + inside % page) % (lines // 2) + is_store * (lines // 2)
+        return is_store, line * LINE_BYTES
+    is_store = rng.random(n) < (0 if pattern == "random loads" else 1 / 3)
+    return is_store, rng.integers(0, lines, n) * LINE_BYTES
+
+
+def host_rows(n: int, seed: int = 1) -> list[dict[str, Any]]:
+    """Cycles of a host with the channel in normal mode, and with bare DRAM."""
+    rows = []
+    shapes = [(scheduler, pattern) for scheduler in SCHEDULERS for pattern in PATTERNS]
+    for scheduler, pattern in track(shapes, "host", console=console):
+        is_store, addresses = accesses(pattern, n, np.random.default_rng(seed))
+        data = np.random.default_rng(seed + 1).integers(0, 256, (n, LINE_BYTES), dtype=np.uint8)
+        config = HostConfig(
+            scheduler=scheduler,
+            read_latency=HOST_READ_LATENCY,
+            write_latency=HOST_WRITE_LATENCY,
+            seed=seed,
+        )
+        benches = {
+            "channel": ChannelBench(scheduler=scheduler, seed=seed),
+            "bare": BareDram(config),
+        }
+        took = {}
+        for name, bench in benches.items():
+            bench.host.submit(is_store, addresses, data=data)
+            took[name] = bench.run(200 * n, until_idle=True)
+            if not bench.host.idle:
+                raise SystemExit(f"{scheduler}, {pattern}, {name}: the host does not end")
+        rows.append(
+            {
+                "label": MEASURED,
+                "scheduler": scheduler,
+                "pattern": pattern,
+                "accesses": n,
+                "cycles": took,
+                "bytes_per_cycle": {name: LINE_BYTES * n / each for name, each in took.items()},
+                "throughput_over_bare": took["bare"] / took["channel"],
+            }
+        )
+    return rows
+
+
+@dataclass(frozen=True)
+class HandOver:
+    """What host and kernel do while the channel changes hands."""
+
+    name: str
+    to: Mode
+    kernel: Kernel = Kernel.QUIET
+    host: str = "idle"  # or "busy": more accesses than it can serve; "light": some
+    postpone: int = 1
+    scheduler: str = "fr-fcfs"
+
+
+HAND_OVERS = (
+    HandOver("idle host", Mode.ACCELERATION),
+    HandOver("busy host", Mode.ACCELERATION, host="busy"),
+    HandOver("busy host that postpones 8 refreshes", Mode.ACCELERATION, host="busy", postpone=8),
+    HandOver("kernel at rest, idle host", Mode.NORMAL),
+    HandOver("kernel busy, idle host", Mode.NORMAL, Kernel.BUSY),
+    HandOver("kernel busy, some refused accesses", Mode.NORMAL, Kernel.BUSY, "light"),
+    HandOver("kernel busy, host never rests", Mode.NORMAL, Kernel.BUSY, "busy"),
+    HandOver("kernel busy, in-order host never rests", Mode.NORMAL, Kernel.BUSY, "busy", 1,
+             "in-order"),
+    HandOver("kernel busy, host never rests, postpones 8", Mode.NORMAL, Kernel.BUSY, "busy", 8),
+)  # fmt: skip
+
+
+def bounds(density: str, postpone: int = 1) -> dict[str, int]:
+    """Most cycles of a change of mode, as in `ModeArbiter`.
+
+    To acceleration, twice: tRFC, tRP and a few registers. To normal: every beat in the controller
+    misses a row of one bank, nine refreshes, all banks opened and tRAS; with a host that never
+    rests, its patience and two of the times in which it gathers its refreshes more.
+    """
+    timing = FabricTiming(dram_timing("DDR4-1600", density))
+    registers = 16  # from the register bank to the pins, and back to the status
+    row = timing.write_to_precharge + timing.precharge_to_activate + timing.activate_to_column
+    close = timing.write_to_precharge + timing.precharge_to_activate
+    refresh = timing.refresh_cycle
+    banks = 16 * max(timing.activate_to_activate_same_group, -(-timing.four_activates // 4))
+    normal = (
+        LOOKAHEAD * row
+        + (MAX_POSTPONED_REFRESHES + 1) * refresh
+        + close
+        + banks
+        + timing.activate_to_precharge
+        + registers
+    )
+    return {
+        "to_acceleration": max(
+            2 * (refresh + close + registers), refresh + HURRY_CYCLES + refresh + close + registers
+        ),
+        "to_normal": normal,
+        "to_normal_busy_host": normal + PATIENCE + 2 * postpone * timing.refresh_interval,
+    }
+
+
+class Changer:
+    """Takes a channel from mode to mode under one kind of load."""
+
+    def __init__(self, density: str, what: HandOver, seed: int) -> None:
+        self.what = what
+        self.bench = ChannelBench(
+            density=density, seed=seed, postpone=what.postpone, scheduler=what.scheduler
+        )
+        self.map = arbiter_map(
+            self.bench.mapping, read_latency=HOST_READ_LATENCY, write_latency=HOST_WRITE_LATENCY
+        )
+        self.rng = np.random.default_rng(seed)
+
+    def load(self, kind: str) -> None:
+        """Accesses that the host begins with behind what is queued."""
+        n = {"idle": 0, "light": 24, "busy": 2000 * self.what.postpone}[kind]
+        where = self.rng.integers(0, REGION // LINE_BYTES, n) * LINE_BYTES
+        self.bench.host.submit(np.zeros(n, bool), where)
+
+    def change(self, to: Mode, host: str) -> int:
+        """Cycles of one change, counted by the arbiter."""
+        bench = self.bench
+        if host == "busy" and to is Mode.ACCELERATION:
+            self.load(host)  # in normal mode, before and behind the request
+            bench.run(int(self.rng.integers(1, 3000)))
+        bench.write_line(Block.ARBITER, MODE_LINE, {0: int(to is Mode.ACCELERATION)})
+        self.load(host)
+        for _ in range(8000):
+            bench.run(10)
+            if bench.mode is to:
+                break
+        else:
+            raise SystemExit(f"{self.what.name}: the mode does not change")
+        if host == "busy" and bench.host.idle:
+            raise SystemExit(f"{self.what.name}: the host was not busy to the end")
+        bench.run(1_000_000, until_idle=True)
+        bench.host.completed()
+        name = "to_acceleration" if to is Mode.ACCELERATION else "to_normal"
+        return bench.field(self.map, f"{name}_last.value")
+
+    def measure(self, times: int) -> list[int]:
+        """Cycles of many changes to the mode that counts, at random times."""
+        found = []
+        back = Mode.NORMAL if self.what.to is Mode.ACCELERATION else Mode.ACCELERATION
+        for _ in range(times):
+            if self.bench.mode is not back:
+                self.change(back, "idle")
+            self.bench.kernel(self.what.kernel)
+            self.bench.run(int(self.rng.integers(1, 6000)))
+            found.append(self.change(self.what.to, self.what.host))
+            self.bench.kernel(Kernel.QUIET)
+        return found
+
+
+def hand_over_rows(times: int, seed: int = 1) -> list[dict[str, Any]]:
+    """Distribution of the cycles of a change of mode."""
+    rows = []
+    shapes = [(density, what) for density in DENSITIES for what in HAND_OVERS]
+    for density, what in track(shapes, "hand-overs", console=console):
+        cycles = Changer(density, what, seed).measure(-(-times // what.postpone))
+        bound = "to_acceleration" if what.to is Mode.ACCELERATION else "to_normal"
+        if what.to is Mode.NORMAL and what.host != "idle":
+            bound = "to_normal_busy_host"
+        rows.append(
+            {
+                "label": f"{MEASURED}, random bursts for the kernel",
+                "density": density,
+                "to": what.to.name.lower(),
+                "load": what.name,
+                "times": len(cycles),
+                "cycles": sorted(cycles),
+                "median": statistics.median(cycles),
+                "worst": max(cycles),
+                "bound": bounds(density, what.postpone)[bound],
+            }
+        )
+        if max(cycles) > rows[-1]["bound"]:
+            raise SystemExit(f"{what.name}: {max(cycles)} cycles exceed the bound")
+    return rows
+
+
+def cells(name: str, component: wiring.Component) -> dict[str, Any]:
+    """Area of a block."""
+    found = ultrascale_plus_cells(to_verilog(component, "top"), "top")
+    return {"name": name, **ultrascale_plus_area(found), "cells": dict(found)}
+
+
+class ControllerInChannel(wiring.Component):
+    """The controller with what a memory channel uses of it, so that nothing else is counted."""
+
+    def __init__(self) -> None:
+        self.controller = DramController(postponed=POSTPONED)
+        used = ("s_axi", "dfi", "i_enable", "o_idle", "i_debt")
+        super().__init__({name: self.controller.signature.members[name] for name in used})
+
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        m.submodules.controller = controller = self.controller
+        wiring.connect(m, wiring.flipped(self.s_axi), controller.s_axi)
+        wiring.connect(m, controller.dfi, wiring.flipped(self.dfi))
+        m.d.comb += [
+            controller.i_enable.eq(self.i_enable),
+            controller.i_debt.eq(self.i_debt),
+            self.o_idle.eq(controller.o_idle),
+        ]
+        return m
+
+
+def area() -> dict[str, Any]:
+    """Blocks, and the sums that make a kernel and a channel."""
+    makers = {
+        "functional unit": lambda: FunctionalUnit(update_rule(AdamKernelConfig())),
+        **{
+            f"kernel without units, for {units}": lambda units=units: KernelShell(
+                AdamKernelConfig(functional_units=units), line=True
+            )
+            for units in UNITS
+        },
+        "DDR4 controller": ControllerInChannel,
+        "memory channel: arbiter, host side, controller": MemoryChannel,
+    }
+    blocks = {
+        name: cells(name, make()) for name, make in track(makers.items(), "area", console=console)
+    }
+    unit, memory = (
+        blocks["functional unit"],
+        blocks["memory channel: arbiter, host side, controller"],
+    )
+    sums = {}
+    for units in UNITS:
+        shell = blocks[f"kernel without units, for {units}"]
+        kernel = {key: shell[key] + units * unit[key] for key in AREA}
+        sums[f"kernel with {units} units"] = kernel
+        sums[f"channel with {units} units"] = {key: kernel[key] + memory[key] for key in AREA}
+    controller = blocks["DDR4 controller"]
+    sums["arbiter and host side"] = {key: memory[key] - controller[key] for key in AREA}
+    return {
+        "label": "measured (synth_xilinx -family xcup; no place and route); sums are added up",
+        "blocks": list(blocks.values()),
+        "sums": sums,
+    }
+
+
+def show(results: dict[str, Any]) -> None:
+    """The tables."""
+    table = Table("part", "units", "channels", "% of peak", "due", "settled", "bound",
+                  *results["steps"][0]["lost"], "MP/s")  # fmt: skip
+    for row in results["steps"]:
+        table.add_row(
+            f"{row['density']} {row['width']}",
+            *(str(row[key]) for key in ("functional_units", "channels")),
+            f"{100 * row['fraction_of_peak']:.2f}",
+            str(row["refreshes_due_at_done"]),
+            f"{100 * row['fraction_with_due_refreshes']:.2f}",
+            f"{100 * row['refresh_bound']:.2f}",
+            *(f"{100 * lost:.3f}" for lost in row["lost"].values()),
+            f"{row['params_per_s'] / 1e6:.1f}",
+        )
+    console.print(table)
+    table = Table("controller alone", "postponed", "% of peak", "due", "settled")
+    for row in results["postponing"]:
+        table.add_row(
+            row["density"],
+            str(row["postponed"]),
+            f"{100 * row['fraction_of_peak']:.2f}",
+            str(row["refreshes_due_at_done"]),
+            f"{100 * row['fraction_with_due_refreshes']:.3f}",
+        )
+    console.print(table)
+    table = Table("host", "pattern", "channel, B/cycle", "bare", "% of bare")
+    for row in results["host"]:
+        table.add_row(
+            row["scheduler"],
+            row["pattern"],
+            *(f"{row['bytes_per_cycle'][name]:.3f}" for name in ("channel", "bare")),
+            f"{100 * row['throughput_over_bare']:.2f}",
+        )
+    console.print(table)
+    table = Table("part", "to", "load", "times", "median", "worst", "bound")
+    for row in results["hand_overs"]:
+        keys = ("density", "to", "load", "times", "median", "worst", "bound")
+        table.add_row(*(str(row[key]) for key in keys))
+    console.print(table)
+    if results["area"]:
+        table = Table("area", *AREA)
+        for each in results["area"]["blocks"]:
+            table.add_row(each["name"], *(f"{each[key]:,}" for key in AREA))
+        for name, each in results["area"]["sums"].items():
+            table.add_row(name, *(f"{each[key]:,}" for key in AREA))
+        console.print(table)
+
+
+def plot_rates(results: dict[str, Any]) -> None:
+    """Rates of the paper and of the module, each inside its peak."""
+    bars = [
+        ("paper, CPU", PAPER["cpu"]["params_per_s"], PAPER["cpu"]["peak_params_per_s"], "0.6"),
+        ("paper, AXDIMM, 16 units, 32Gb", *PAPER["kernel"].values(), "0.35"),
+    ]
+    bars += [
+        (
+            f"measured, {row['functional_units']} units, {row['density']} {row['width']}",
+            row["params_per_s"],
+            CHANNELS * PEAK,
+            "tab:blue",
+        )
+        for row in results["steps"]
+        if row["channels"] == CHANNELS
+    ]
+    figure, axes = pyplot.subplots(figsize=(8, 3.4))
+    for place, (_, rate, peak, color) in enumerate(bars):
+        axes.barh(place, peak / 1e6, color="none", edgecolor="0.3", linestyle=":")
+        axes.barh(place, rate / 1e6, color=color)
+        text = f"{rate / 1e6:.1f} MP/s, {100 * rate / peak:.1f} % of peak"
+        inside = rate > 4e8
+        axes.text(
+            rate / 1e6 - 8 if inside else peak / 1e6 + 8,
+            place,
+            text,
+            ha="right" if inside else "left",
+            va="center",
+            color="white" if inside else "black",
+        )
+    axes.set_yticks(range(len(bars)), [name for name, *_ in bars])
+    axes.invert_yaxis()
+    axes.set_xlim(0, 950)
+    axes.set_xlabel("million parameters a second, two channels (dotted: the memory's peak)")
+    figure.tight_layout()
+    figure.savefig(report.FOLDER / "module.png", dpi=150)
+
+
+def plot_hand_overs(results: dict[str, Any]) -> None:
+    """Every change of mode that was measured, by load."""
+    rows = [row for row in results["hand_overs"] if row["density"] == DENSITIES[0]]
+    figure, axes = pyplot.subplots(figsize=(8, 4))
+    jitter = np.random.default_rng(0)
+    for place, row in enumerate(rows):
+        cycles = np.array(row["cycles"])
+        color = "tab:orange" if row["to"] == "acceleration" else "tab:blue"
+        height = place + jitter.uniform(-0.25, 0.25, cycles.size)
+        axes.scatter(cycles, height, s=5, color=color, alpha=0.5)
+        first = place == 0
+        axes.plot([row["median"]] * 2, [place - 0.4, place + 0.4], color="black",
+                  label="median" if first else None)  # fmt: skip
+        axes.plot(row["bound"], place, "|", color="red", markersize=14, markeredgewidth=2,
+                  label="bound" if first else None)  # fmt: skip
+    names = [f"to {row['to']}: {row['load']}" for row in rows]
+    axes.set_yticks(range(len(rows)), names, fontsize="small")
+    axes.invert_yaxis()
+    axes.set_xscale("log")
+    axes.set_xlabel("cycles of 5 ns from the request to the mode, 8Gb x8")
+    axes.grid(axis="x", alpha=0.3)
+    axes.legend(loc="lower left", fontsize="small")
+    figure.tight_layout()
+    figure.savefig(report.FOLDER / "module-hand-over.png", dpi=150)
+
+
+def main(
+    count: Annotated[int, typer.Option(help="Parameters of a step, a channel.")] = 1_000_000,
+    lines: Annotated[int, typer.Option(help="Accesses of the host in each pattern.")] = 100_000,
+    times: Annotated[int, typer.Option(help="Changes of mode under each load.")] = 200,
+    synth: Annotated[bool, typer.Option(help="Synthesise, which takes five minutes.")] = True,
+) -> None:
+    """Measure, print, and write build/bench/module.json and its plots."""
+    results = {
+        "paper": PAPER,
+        "peak_params_per_s": PEAK,
+        "steps": steps(count),
+        "postponing": postponing(count),
+        "host": host_rows(lines),
+        "hand_overs": hand_over_rows(times),
+        "area": area() if synth else {},
+    }
+    show(results)
+    path = report.write("module", results)
+    plot_rates(results)
+    plot_hand_overs(results)
+    console.print(f"written: {path}")
+
+
+if __name__ == "__main__":
+    typer.run(main)
