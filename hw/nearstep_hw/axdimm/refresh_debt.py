@@ -22,7 +22,12 @@ class RefreshDebt(wiring.Component):
 
     A hand-over leaves the DRAM with nothing due, but the host may still owe eight. If those
     reached the DRAM as well, right behind the eight that it may just have got, it would see more
-    than 16 in 2 tREFI. So a refresh of the host that the DRAM has already got is hidden from it.
+    than 16 in 2 tREFI. So a refresh of the host that the DRAM has already got is hidden from it,
+    if none has come due since the DRAM's last: the time between two then stays within nine tREFI
+    as it does for the host.
+
+    That time is one tREFI longer at most where a refresh was given in advance and the host then
+    postpones eight. So none is given in advance once the host has been seen to do that.
 
     *Timing*: counts follow a cycle after what they count.
 
@@ -36,7 +41,7 @@ class RefreshDebt(wiring.Component):
     i_host : the host refreshes.
     i_dram : the DRAM is refreshed.
     o_host, o_dram : refreshes due.
-    i_advance : one refresh more than that is wanted.
+    i_advance : one refresh more than that is wanted; see above.
     o_owing : the DRAM lacks refreshes, or is behind the host.
     o_hide : a refresh of the host, in this cycle, is one that the DRAM has already got.
     o_wait : the DRAM must be refreshed so soon that a hand-over must not begin.
@@ -46,12 +51,21 @@ class RefreshDebt(wiring.Component):
         begun is not counted, so that many hand-overs neither add nor lose refreshes; the controller
         is behind by up to one and must therefore not postpone the last of eight.
 
+    Attributes
+    ----------
+    left, gap, gap_left : cycles until one more is due; whole intervals since the DRAM's last
+        refresh, and cycles until the next of them. For proofs; nothing else reads them.
+
     Ref: JESD79-4, "Refresh Command".
     """
 
     def __init__(self, timing: FabricTiming, *, hurry: int) -> None:
         self.timing = timing
         self.hurry = hurry
+        last = timing.refresh_interval - 1
+        self.left = Signal(range(last + 1), init=last)
+        self.gap = Signal(range(MOST + 1))
+        self.gap_left = Signal(range(last + 1), init=last)
         super().__init__(
             {
                 "i_host": In(1),
@@ -70,19 +84,23 @@ class RefreshDebt(wiring.Component):
     def elaborate(self, platform: object) -> Elaboratable:
         m = Module()
         interval = self.timing.refresh_interval
-        left = Signal(range(interval), init=interval - 1)
-        gap = Signal(range(MOST + 1))  # whole intervals since the DRAM's last refresh
-        gap_left = Signal(range(interval), init=interval - 1)
+        left, gap, gap_left = self.left, self.gap, self.gap_left
         due = Signal()
+        fresh = Signal()  # none has come due since the DRAM's last refresh
+        postpones = Signal()  # the host has let as many come due as it may
         m.d.comb += due.eq(left == 0)
         m.d.sync += [
             left.eq(Mux(due, interval - 1, left - 1)),
             gap_left.eq(Mux(gap_left == 0, interval - 1, gap_left - 1)),
         ]
         with m.If(self.i_dram):
-            m.d.sync += [gap.eq(0), gap_left.eq(interval - 1)]
+            m.d.sync += [gap.eq(0), gap_left.eq(interval - 1), fresh.eq(~due)]
         with m.Elif((gap_left == 0) & (gap != MOST)):
             m.d.sync += gap.eq(gap + 1)
+        with m.If(due & ~self.i_dram):
+            m.d.sync += fresh.eq(0)
+        with m.If(self.o_host == MAX_POSTPONED_REFRESHES):
+            m.d.sync += postpones.eq(1)
         for debt, paid in ((self.o_host, self.i_host), (self.o_dram, self.i_dram)):
             with m.If(due & ~paid & (debt != MOST)):
                 m.d.sync += debt.eq(debt + 1)
@@ -92,10 +110,10 @@ class RefreshDebt(wiring.Component):
         most = MAX_POSTPONED_REFRESHES
         wanted = Signal(DEBT)
         m.d.comb += [
-            wanted.eq(Mux(self.o_host < 0, self.o_host, 0) - self.i_advance),
+            wanted.eq(Mux(self.o_host < 0, self.o_host, 0) - (self.i_advance & ~postpones)),
             self.o_owing.eq((self.o_dram > wanted) & (self.o_dram > LEAST)),
             self.o_hide.eq(
-                ((self.o_dram >= 0) | (self.o_dram == LEAST)) & (self.o_dram < self.o_host)
+                ((fresh & (self.o_host > 0)) | (self.o_dram == LEAST)) & (self.o_dram < self.o_host)
             ),
             self.o_wait.eq(
                 ((self.o_dram == most) & (left < self.hurry))

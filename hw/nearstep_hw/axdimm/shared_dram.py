@@ -49,6 +49,7 @@ class SharedDram(wiring.Component):
         self.hurry = hurry
         self.shadow = HostShadow(geometry)
         self.arbiter = ModeArbiter(timing, geometry)
+        self.debt = RefreshDebt(FabricTiming(timing), hurry=hurry)
         super().__init__(
             {
                 "dfi": Out(DfiSignature()),
@@ -77,7 +78,7 @@ class SharedDram(wiring.Component):
         m = Module()
         m.submodules.shadow = shadow = self.shadow
         m.submodules.arbiter = arbiter = self.arbiter
-        m.submodules.debt = debt = RefreshDebt(FabricTiming(self.timing), hurry=self.hurry)
+        m.submodules.debt = debt = self.debt
         m.submodules.settle = settle = RowSettle(self.timing)
         m.submodules.switch = switch = DfiSwitch(self.geometry)
 

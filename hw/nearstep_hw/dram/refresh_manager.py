@@ -39,6 +39,10 @@ class RefreshManager(wiring.Component):
     o_debt : refreshes due. Zero when the channel has been handed back.
     o_idle : the channel is not owned: banks are closed, tRP and tRFC have passed.
 
+    Attributes
+    ----------
+    interval : cycles until one more is due. For proofs; nothing else reads it.
+
     Raises
     ------
     ValueError : `postponed` is not 1 to 8.
@@ -54,6 +58,7 @@ class RefreshManager(wiring.Component):
         self.timing = timing
         self.postponed = postponed
         self.idle_cycles = idle_cycles
+        self.interval = Signal(range(timing.refresh_interval))
         debt = range(DEBT_LIMIT)
         super().__init__(
             {
@@ -73,7 +78,7 @@ class RefreshManager(wiring.Component):
     def elaborate(self, platform: object) -> Elaboratable:
         m = Module()
         t = self.timing
-        interval = Signal(range(t.refresh_interval))
+        interval = self.interval
         due = Signal()  # one more, in this cycle
         quiet = Signal(range(self.idle_cycles + 1))
         left = Signal(range(max(t.refresh_cycle, t.precharge_to_refresh)))

@@ -270,6 +270,52 @@ def test_start_is_refused_and_flagged_in_normal_mode(channel: tuple[ChannelBench
     assert driver.get("status.refused_start") == 0
 
 
+def test_start_is_refused_while_the_mode_changes() -> None:
+    bench = ChannelBench(seed=5, scheduler="in-order")
+    driver = Driver(bench, 5)
+    driver.reach(Mode.ACCELERATION)
+    driver.request(Mode.NORMAL)
+    bench.write_line(Block.KERNEL, START, {0: 1})
+    bench.run(1000, until_idle=True)
+    bench.run(10)
+    assert not bench.kernel_line(START).any()
+    assert driver.get("status.refused_start") == 1
+    assert driver.reach(Mode.ACCELERATION) > 0
+    assert not bench.kernel_line(START).any()
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_a_switch_among_requests_in_flight_divides_them(seed: int) -> None:
+    """Nothing waits for anything: loads, the request, loads, the request back, loads."""
+    print("seed", seed)
+    bench = ChannelBench(seed=seed, scheduler="in-order", stall=0.1 * (seed - 1))
+    driver, rng = Driver(bench, seed), np.random.default_rng(seed)
+    n = 60
+    addresses = rng.permutation(1 << 16)[:n] * LINE_BYTES
+    data = rng.integers(1, 256, (n, LINE_BYTES), dtype=np.uint8)
+    bench.host.submit(np.ones(n, bool), addresses, data=data)
+    bench.host.fence()
+    bench.kernel(Kernel.BUSY)
+    for part, mode in enumerate((Mode.ACCELERATION, Mode.NORMAL, None)):
+        bench.host.submit(np.zeros(n, bool), addresses, tags=np.arange(n) + n * part)
+        if mode is not None:
+            bench.write_line(Block.ARBITER, MODE, {0: int(mode is Mode.ACCELERATION)})
+    bench.run(50_000, until_idle=True)
+    loads = bench.host.completed()
+    assert np.array_equal(loads.tags, np.arange(3 * n))
+    right = (loads.data == data[loads.tags % n]).all(axis=1)
+    refused = ~loads.data.any(axis=1)
+    assert (right ^ refused).all()
+    assert right[:n].all()
+    assert refused.sum() > 10
+    assert driver.get("refused_count.value") == refused.sum()
+    driver.reach(Mode.NORMAL)
+    bench.host.completed()
+    bench.host.submit(np.zeros(n, bool), addresses)
+    bench.run(10_000, until_idle=True)
+    assert (bench.host.completed().data == data).all()
+
+
 def test_a_mode_requested_twice_in_a_row_changes_nothing(
     channel: tuple[ChannelBench, Driver],
 ) -> None:
