@@ -16,7 +16,7 @@ from nearstep_hw.axdimm.host_front_end import HOST_READ_LATENCY, HOST_WRITE_LATE
 from nearstep_hw.axdimm.module import CHANNELS, AxdimmModule
 from nearstep_hw.axdimm.registers import update_rule
 from nearstep_hw.axdimm.unit_instance import UNIT_MODULE, UnitInstance
-from nearstep_hw.csr.model import LINE_BYTES, WORD_BYTES
+from nearstep_hw.csr.model import LINE_BYTES, WORD_BYTES, RegisterMap
 from nearstep_hw.dram.address import AddressMapping
 from nearstep_hw.dram.dfi import PHASES, TPHY_RDLAT, TPHY_WRLAT
 from nearstep_hw.dram.geometry import BEAT_BYTES, DramGeometry
@@ -28,7 +28,7 @@ from nearstep_sim.dram.device import Ddr4Device
 from nearstep_sim.dram.host import HostConfig, HostController
 from nearstep_sim.dram.library import SOURCE, CGeometry, CHostConfig, CPortConfig, CTiming
 
-__all__ = ["ModuleBench", "ModuleError"]
+__all__ = ["ModuleBench", "ModuleDriver", "ModuleError"]
 
 
 class ModuleError(AssertionError):
@@ -106,70 +106,27 @@ class _Handle:
             self.library.module_free(self.pointer)
 
 
-class ModuleBench:
-    """`AxdimmModule`, Verilated, behind a host whose ranks are its channels.
+class ModuleDriver:
+    """What a driver does with the channels of a module: memory and registers through the host.
 
-    Parameters
+    Whoever inherits runs the module, and has the attributes.
+
+    Attributes
     ----------
-    config : of every kernel.
-    unit : functional unit; a module of its own in the Verilog.
-    channels : of the module: 1, 2 or 4.
-    density, width : of the memory, as host and module see it.
-    host : more of :class:`HostConfig`.
-
-    Every method that runs raises :class:`ModuleError`.
+    host : of as many ranks as there are channels.
+    capacity : bytes of a channel.
+    maps : register maps of a channel, see `channel_maps`.
+    devices : the ranks.
     """
 
-    def __init__(
-        self,
-        config: AdamKernelConfig,
-        unit: Callable[[Rule], wiring.Component],
-        *,
-        channels: int = CHANNELS,
-        density: str = "8Gb",
-        width: str = "x8",
-        **host: object,
-    ) -> None:
-        host_config = HostConfig(
-            density=density,
-            width=width,
-            ranks=channels,
-            read_latency=HOST_READ_LATENCY,
-            write_latency=HOST_WRITE_LATENCY,
-            **host,  # type: ignore[arg-type]
-        )
-        timing = dram_timing("DDR4-1600", density, width)
-        self.mapping = host_config.address_mapping
-        self.capacity = host_config.geometry.capacity_bytes
-        self.maps = channel_maps(
-            config,
-            self.mapping,
-            read_latency=HOST_READ_LATENCY,
-            write_latency=HOST_WRITE_LATENCY,
-        )
-        c_config = _CConfig(
-            host=host_config._c(),
-            timing=CTiming.of(timing),
-            geometry=CGeometry.of(host_config.geometry),
-            port=CPortConfig(PHASES, BEAT_BYTES, TPHY_RDLAT, TPHY_WRLAT),
-        )
-        self._handle = _Handle(_library(config, unit, channels, density, width), c_config)
-        library, pointer = self._handle.library, self._handle.pointer
-        self.host = HostController.borrowed(library.module_host(pointer), host_config, self._handle)
-        self.devices = tuple(
-            Ddr4Device.borrowed(
-                library.module_device(pointer, channel), timing, host_config.geometry, self._handle
-            )
-            for channel in range(channels)
-        )
+    host: HostController
+    capacity: int
+    maps: dict[str, tuple[int, RegisterMap]]
+    devices: tuple[Ddr4Device, ...]
 
     def run(self, cycles: int, *, until_idle: bool = False) -> int:
         """Run fabric cycles, or until the host has nothing to do. Returns how many ran."""
-        library, pointer = self._handle.library, self._handle.pointer
-        ran = int(library.module_run(pointer, cycles, until_idle))
-        if text := library.module_error(pointer).decode():
-            raise ModuleError(text)
-        return ran
+        raise NotImplementedError
 
     def store(self, channel: int, address: int, data: NDArray[np.uint8]) -> None:
         """Store whole lines of a channel through the host, and wait until they are under way."""
@@ -236,3 +193,69 @@ class ModuleBench:
         self.run(1_000_000, until_idle=True)
         if not self.host.idle:
             raise ModuleError("the host is not idle after 1,000,000 cycles")
+
+
+class ModuleBench(ModuleDriver):
+    """`AxdimmModule`, Verilated, behind a host whose ranks are its channels.
+
+    Parameters
+    ----------
+    config : of every kernel.
+    unit : functional unit; a module of its own in the Verilog.
+    channels : of the module: 1, 2 or 4.
+    density, width : of the memory, as host and module see it.
+    host : more of :class:`HostConfig`.
+
+    Every method that runs raises :class:`ModuleError`.
+    """
+
+    def __init__(
+        self,
+        config: AdamKernelConfig,
+        unit: Callable[[Rule], wiring.Component],
+        *,
+        channels: int = CHANNELS,
+        density: str = "8Gb",
+        width: str = "x8",
+        **host: object,
+    ) -> None:
+        host_config = HostConfig(
+            density=density,
+            width=width,
+            ranks=channels,
+            read_latency=HOST_READ_LATENCY,
+            write_latency=HOST_WRITE_LATENCY,
+            **host,  # type: ignore[arg-type]
+        )
+        timing = dram_timing("DDR4-1600", density, width)
+        self.mapping = host_config.address_mapping
+        self.capacity = host_config.geometry.capacity_bytes
+        self.maps = channel_maps(
+            config,
+            self.mapping,
+            read_latency=HOST_READ_LATENCY,
+            write_latency=HOST_WRITE_LATENCY,
+        )
+        c_config = _CConfig(
+            host=host_config._c(),
+            timing=CTiming.of(timing),
+            geometry=CGeometry.of(host_config.geometry),
+            port=CPortConfig(PHASES, BEAT_BYTES, TPHY_RDLAT, TPHY_WRLAT),
+        )
+        self._handle = _Handle(_library(config, unit, channels, density, width), c_config)
+        library, pointer = self._handle.library, self._handle.pointer
+        self.host = HostController.borrowed(library.module_host(pointer), host_config, self._handle)
+        self.devices = tuple(
+            Ddr4Device.borrowed(
+                library.module_device(pointer, channel), timing, host_config.geometry, self._handle
+            )
+            for channel in range(channels)
+        )
+
+    def run(self, cycles: int, *, until_idle: bool = False) -> int:
+        """Run fabric cycles, or until the host has nothing to do. Returns how many ran."""
+        library, pointer = self._handle.library, self._handle.pointer
+        ran = int(library.module_run(pointer, cycles, until_idle))
+        if text := library.module_error(pointer).decode():
+            raise ModuleError(text)
+        return ran
