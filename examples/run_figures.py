@@ -13,6 +13,7 @@ from stdlib_text import Batches
 from trainer import Trainer
 
 import nearstep
+from nearstep_hw.axdimm.dimm import DimmConfig
 
 VALIDATION_BATCHES = 8
 LAST_STEPS = 10
@@ -22,6 +23,9 @@ PAPER_CLOCK_HZ = 200_000_000
 
 PAPER_PARAMS_PER_S = 789.38e6
 """The paper's kernel on both of its DDR4 channels. Ref: AXDIMM, Table 5."""
+
+BEATS = 7
+"""Beats that a kernel moves for each beat of parameters: 4 read, 3 written."""
 
 CPU_ADAM_BYTES = 28
 """Least memory traffic of Adam on a CPU for each parameter, of fp32 arrays.
@@ -52,7 +56,7 @@ def figures(ours: Trainer, theirs: Trainer | None, validation: Batches) -> list[
         *_differences(ours, theirs),
         *_link(traffic),
         *_memory_bus(traffic),
-        *_device(traffic),
+        *_device(traffic, optimizer.device.dimm),
         *seconds(traffic, ours, theirs),
     ]
 
@@ -154,8 +158,9 @@ def _memory_bus(traffic: nearstep.optim.Traffic) -> Iterator[Figure]:
     )
 
 
-def _device(traffic: nearstep.optim.Traffic) -> Iterator[Figure]:
+def _device(traffic: nearstep.optim.Traffic, dimm: DimmConfig | None) -> Iterator[Figure]:
     cycles = traffic.cycles
+    memory = "no DDR4 behind it" if dimm is None else f"{dimm.channels} x DDR4-1600"
     device = partial(Figure, section="device")
     no_clock = "no clock here"
     yield device(
@@ -185,8 +190,16 @@ def _device(traffic: nearstep.optim.Traffic) -> Iterator[Figure]:
         value=traffic.elements / cycles * PAPER_CLOCK_HZ / 1e6 if cycles else None,
         unit="Mparams/s",
         origin="modelled",
-        note="no DDR4 behind it" if cycles else no_clock,
+        note=memory if cycles else no_clock,
     )
+    if dimm is not None and cycles:
+        yield device(
+            name="of DRAM peak",
+            value=100 * BEATS * traffic.elements / dimm.kernel.lanes / (cycles * dimm.channels),
+            unit="%",
+            origin="measured",
+            note=f"bound {100 * dimm.timing.refresh_bound:.2f} %",
+        )
     yield device(
         name="the paper's throughput",
         value=PAPER_PARAMS_PER_S / 1e6,

@@ -40,14 +40,14 @@ MAX_SEED = 2**63 - 1
 Size = Annotated[str, typer.Option(help=f"Model: {', '.join(SIZES)}.")]
 Device = Annotated[
     str,
-    typer.Option(help="Device name, such as sim:axdimm?memory=halfduplex or golden:axdimm."),
+    typer.Option(help="Device name, such as sim:axdimm?memory=ideal or golden:axdimm."),
 ]
 
 
 def main(
-    device: Device = "sim:axdimm",
+    device: Device = "sim:axdimm?memory=ddr4-1600&channels=2",
     size: Size = "small",
-    steps: Annotated[int, typer.Option(min=1, help="Optimizer steps.")] = 40,
+    steps: Annotated[int, typer.Option(min=1, help="Optimizer steps.")] = 30,
     batch: Annotated[int, typer.Option(min=1, help="Sequences in a batch.")] = 16,
     context: Annotated[int, typer.Option(min=1, help="Bytes in a sequence.")] = 128,
     lr: Annotated[float, typer.Option(min=0.0, help="Peak learning rate.")] = 2e-3,

@@ -36,7 +36,13 @@ def train(factory, shapes, steps, groups=1, **options):
 
 @pytest.mark.parametrize("name", ["Adam", "AdamW"])
 @pytest.mark.parametrize(
-    "options", ["", "?memory=halfduplex", "?memory=halfduplex&stall=0.3&seed=5"]
+    "options",
+    [
+        "",
+        "?memory=halfduplex",
+        "?memory=halfduplex&stall=0.3&seed=5",
+        "?memory=ddr4-1600&channels=2&block_bytes=1024",
+    ],
 )
 def test_any_sizes_and_groups_equal_the_golden_device(options, name):
     shapes = [(3,), (64, 65), (16,), (), (5, 5), (4097,), (0,), (2048,)]
@@ -68,7 +74,13 @@ def test_whole_beats_equal_torch_fused():
 
 @like_torch
 @pytest.mark.parametrize(
-    "url", ["golden:axdimm", pytest.param("sim:axdimm", marks=pytest.mark.deep)]
+    "url",
+    [
+        "golden:axdimm",
+        "golden:axdimm?channels=2",
+        pytest.param("sim:axdimm", marks=pytest.mark.deep),
+        pytest.param("sim:axdimm?memory=ddr4-1600&channels=2", marks=pytest.mark.deep),
+    ],
 )
 @pytest.mark.parametrize(
     ("name", "weight_decay"), [("Adam", 0.0), ("Adam", 0.1), ("AdamW", 0.0), ("AdamW", 0.1)]

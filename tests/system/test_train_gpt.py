@@ -56,6 +56,7 @@ def figures_of(report):
         ("golden:axdimm", 6),
         ("sim:axdimm", 2),
         ("sim:axdimm?memory=halfduplex", 1),
+        ("sim:axdimm?memory=ddr4-1600&channels=2", 1),
     ],
 )
 def test_it_trains_as_torch_does_and_reports(device, steps, train):
@@ -90,8 +91,10 @@ def test_it_trains_as_torch_does_and_reports(device, steps, train):
         assert cycles is None
         assert figures["device: throughput at 200 MHz"]["value"] is None
     else:
-        beats = 7 if "halfduplex" in device else 4
-        assert cycles >= steps * beats * count / 16
+        beats = 4 if device == "sim:axdimm" else 7
+        channels = 2 if "channels=2" in device else 1
+        assert cycles >= steps * beats * count / 16 / channels
+        assert ("device: of DRAM peak" in figures) == ("ddr4" in device)
     if torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512"):
         assert report["loss"] == report["baseline_loss"]
         for array in ("parameters", "exp_avg", "exp_avg_sq"):

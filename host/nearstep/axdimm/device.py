@@ -63,6 +63,8 @@ class AxdimmDevice(Device):
     regs: Registers
         Registers as objects: ``dev.regs.adam0.status.busy``, ``dev.regs.arbiter1.mode``.
     channels: Sequence[Channel]
+    dimm: DimmConfig | None
+        What the DIMM consists of; None on a device without arbiters.
 
     Raises
     ------
@@ -75,7 +77,7 @@ class AxdimmDevice(Device):
     def __init__(self, backend: Backend, url: str) -> None:
         super().__init__(backend, url)
         config = backend.config
-        self._dimm = config if isinstance(config, DimmConfig) else None
+        self.dimm = config if isinstance(config, DimmConfig) else None
         if isinstance(config, DimmConfig):
             self.config, maps = config.kernel, config.maps()
         elif isinstance(config, AdamKernelConfig):
@@ -91,7 +93,7 @@ class AxdimmDevice(Device):
                 number,
                 base,
                 self.regs[f"adam{number}"],
-                None if self._dimm is None else self.regs[f"arbiter{number}"],
+                None if self.dimm is None else self.regs[f"arbiter{number}"],
             )
             for number, (base, _) in enumerate(backend.regions)
         )
@@ -102,9 +104,9 @@ class AxdimmDevice(Device):
 
     @property
     def stripe_align(self) -> int:
-        if self._dimm is None:
+        if self.dimm is None:
             return super().stripe_align
-        return self._dimm.geometry.banks * BEAT_BYTES  # arrays then begin in the same bank
+        return self.dimm.geometry.banks * BEAT_BYTES  # arrays then begin in the same bank
 
     @contextmanager
     def acceleration(self, *channels: int) -> Iterator[None]:

@@ -12,13 +12,16 @@ from torch import Tensor
 import nearstep
 
 SEED = 20231
-URL = "golden:axdimm?memory_bytes=64MiB"
+URLS = {
+    "kernel": "golden:axdimm?memory_bytes=64MiB",
+    "dimm": "golden:axdimm?channels=2&block_bytes=512&memory_bytes=64MiB",
+}
 
 
-@pytest.fixture
-def device() -> Iterator[nearstep.Device]:
-    """An open ``golden:axdimm``."""
-    with nearstep.open(URL) as opened:
+@pytest.fixture(params=URLS)
+def device(request: pytest.FixtureRequest) -> Iterator[nearstep.Device]:
+    """An open ``golden:axdimm``: a kernel by itself, and a DIMM with small stripes."""
+    with nearstep.open(URLS[request.param]) as opened:
         yield opened
 
 

@@ -13,7 +13,11 @@ from nearstep.backends.emulated import EmulatedBackend, Injection
 from nearstep.errors import BusResponseError, BusyError, DeviceError, WaitTimeoutError
 from nearstep.torch.errors import InterruptedStepError
 
-URLS = ["golden:axdimm?memory_bytes=1MiB", "sim:axdimm?memory_bytes=1MiB"]
+URLS = [
+    "golden:axdimm?memory_bytes=1MiB",
+    "golden:axdimm?channels=2&block_bytes=512&memory_bytes=2MiB",
+    "sim:axdimm?memory_bytes=1MiB",
+]
 
 FAILURES = {
     "read answered with SLVERR": ({"kind": "slverr", "write": False}, "g", BusResponseError),
