@@ -6,15 +6,17 @@ from typing import Annotated
 import typer
 
 from nearstep_hw.axdimm.config import AdamKernelConfig, ConfigError
+from nearstep_hw.axdimm.dimm import DimmConfig
 from nearstep_hw.axdimm.registers import adam_kernel_map
 from nearstep_hw.csr.export import FORMATS
 
-FAMILIES = ("axdimm",)
+BLOCKS = ("axdimm", "axdimm-arbiter")
 DEFAULT = AdamKernelConfig()
+DIMM = DimmConfig()
 
 
 def command(
-    family: Annotated[str, typer.Argument(help=f"One of: {', '.join(FAMILIES)}.")],
+    block: Annotated[str, typer.Argument(help=f"Kernel or arbiter; one of: {', '.join(BLOCKS)}.")],
     form: Annotated[
         str, typer.Option("--format", "-f", help=f"One of: {', '.join(FORMATS)}.")
     ] = "md",
@@ -33,10 +35,13 @@ def command(
     ] = DEFAULT.address_width,
     order: Annotated[str, typer.Option(help="Order of the arithmetic.")] = DEFAULT.order,
     windows: Annotated[int, typer.Option(help="Address windows.")] = DEFAULT.windows,
+    density: Annotated[str, typer.Option(help="DRAM chips, of an arbiter.")] = DIMM.density,
+    width: Annotated[str, typer.Option(help="DRAM chips, of an arbiter.")] = DIMM.width,
+    mapping: Annotated[str, typer.Option(help="Address bits, of an arbiter.")] = DIMM.mapping,
 ) -> None:
     """Write the register map as JSON, SystemRDL, a C header or a page of documentation."""
-    if family not in FAMILIES:
-        raise typer.BadParameter(f"must be one of {', '.join(FAMILIES)}, not {family!r}")
+    if block not in BLOCKS:
+        raise typer.BadParameter(f"must be one of {', '.join(BLOCKS)}, not {block!r}")
     if form not in FORMATS:
         raise typer.BadParameter(f"--format must be one of {', '.join(FORMATS)}, not {form!r}")
     try:
@@ -48,9 +53,13 @@ def command(
             order=order,
             windows=windows,
         )
+        registers = adam_kernel_map(config)
+        if block == "axdimm-arbiter":
+            dimm = DimmConfig(kernel=config, density=density, width=width, mapping=mapping)
+            _, registers = dimm.maps()["arbiter0"]
     except ConfigError as error:
         raise typer.BadParameter(str(error)) from None
-    text = FORMATS[form](adam_kernel_map(config))
+    text = FORMATS[form](registers)
     if output is None:
         typer.echo(text, nl=False)
     else:

@@ -9,6 +9,7 @@ from typer.testing import CliRunner, Result
 
 from nearstep.registers_command import command
 from nearstep_hw.axdimm.config import AdamKernelConfig
+from nearstep_hw.axdimm.dimm import DimmConfig
 from nearstep_hw.axdimm.registers import adam_kernel_map
 from nearstep_hw.csr.export import FORMATS
 
@@ -35,6 +36,13 @@ def test_options_shape_the_map_and_the_file_is_written(tmp_path: Path) -> None:
     assert json.loads(path.read_text())["hash"] == adam_kernel_map(config).hash()
 
 
+def test_the_arbiter_has_a_map_of_its_own() -> None:
+    done = run("axdimm-arbiter", "--format", "json", "--density", "16Gb")
+    assert done.exit_code == 0
+    _, arbiter = DimmConfig(density="16Gb").maps()["arbiter0"]
+    assert json.loads(done.stdout)["hash"] == arbiter.hash()
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -42,6 +50,8 @@ def test_options_shape_the_map_and_the_file_is_written(tmp_path: Path) -> None:
         ("axdimm --format pdf", "json, rdl, c, md"),
         ("axdimm --lanes 3", "lanes must be one of"),
         ("axdimm --order fast", "order must be one of"),
+        ("axdimm-arbiter --density 2Gb", "density must be one of"),
+        ("axdimm-arbiter --lanes 8", "lanes must be 16"),
     ],
 )
 def test_bad_argument_says_what_is_allowed(arguments: str, message: str) -> None:
