@@ -194,6 +194,11 @@ class HandOver:
     postpone: int = 1
     scheduler: str = "fr-fcfs"
 
+    @property
+    def patience(self) -> int:
+        """Refresh intervals, about, that the change may have to wait for."""
+        return self.postpone if self.to is Mode.NORMAL else 1
+
 
 HAND_OVERS = (
     HandOver("idle host", Mode.ACCELERATION),
@@ -254,7 +259,7 @@ class Changer:
 
     def load(self, kind: str) -> None:
         """Accesses that the host begins with behind what is queued."""
-        n = {"idle": 0, "light": 24, "busy": 2000 * self.what.postpone}[kind]
+        n = {"idle": 0, "light": 24, "busy": 2000 * self.what.patience}[kind]
         where = self.rng.integers(0, REGION // LINE_BYTES, n) * LINE_BYTES
         self.bench.host.submit(np.zeros(n, bool), where)
 
@@ -298,7 +303,7 @@ def hand_over_rows(times: int, seed: int = 1) -> list[dict[str, Any]]:
     rows = []
     shapes = [(density, what) for density in DENSITIES for what in HAND_OVERS]
     for density, what in track(shapes, "hand-overs", console=console):
-        cycles = Changer(density, what, seed).measure(-(-times // what.postpone))
+        cycles = Changer(density, what, seed).measure(-(-times // what.patience))
         bound = "to_acceleration" if what.to is Mode.ACCELERATION else "to_normal"
         if what.to is Mode.NORMAL and what.host != "idle":
             bound = "to_normal_busy_host"
