@@ -56,6 +56,7 @@ MEASURED = "measured (RTL cycles)"
 PATTERNS = ("streaming loads", "streaming stores", "copy", "random loads", "random, 1/3 stores")
 REGION = 1 << 26  # bytes that the host touches, away from kernel and registers
 MODE_LINE = 1
+LONGEST_STAY = 14_000  # cycles in a mode: nine refresh intervals, so that as many may be owed
 
 matplotlib.use("Agg")
 from matplotlib import pyplot  # noqa: E402 (after the choice of the back end)
@@ -292,7 +293,7 @@ class Changer:
             if self.bench.mode is not back:
                 self.change(back, "idle")
             self.bench.kernel(self.what.kernel)
-            self.bench.run(int(self.rng.integers(1, 6000)))
+            self.bench.run(int(self.rng.integers(1, LONGEST_STAY)))
             found.append(self.change(self.what.to, self.what.host))
             self.bench.kernel(Kernel.QUIET)
         return found
