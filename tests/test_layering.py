@@ -29,9 +29,15 @@ PURE_HARDWARE = {
     "nearstep_hw.rule.adagrad",
     "nearstep_hw.rule.adam",
     "nearstep_hw.rule.expr",
+    "nearstep_hw.rule.combine",
+    "nearstep_hw.rule.rules",
+    "nearstep_hw.rule.program",
+    "nearstep_hw.rule.errors",
     "nearstep_hw.rule.rule",
     "nearstep_hw.rule.scalars",
     "nearstep_hw.rule.sgd",
+    "nearstep_hw.smartssd",
+    "nearstep_hw.smartssd.compression",
 }
 """What the host may import: plain data, free of Amaranth (shown by `test_pure_modules...`)."""
 

@@ -1,0 +1,62 @@
+"""Which pairs of a beat can be written at once into banks of two write ports."""
+
+from amaranth import Elaboratable, Module, Signal
+from amaranth.hdl import Value
+from amaranth.lib import wiring
+from amaranth.lib.wiring import In, Out
+from amaranth.utils import exact_log2
+
+__all__ = ["BankGrant"]
+
+
+def _lowest(m: Module, wanted: Value, name: str) -> Signal:
+    """One bit: the lowest of those set."""
+    one = Signal(len(wanted), name=name)
+    m.d.comb += one.eq(wanted & ~(wanted - 1)[: len(wanted)])
+    return one
+
+
+class BankGrant(wiring.Component):
+    """Gives every bank its first two requests, in the order of the requesters.
+
+    So the order within a bank is kept from one cycle to the next, and within a cycle the first
+    grant comes before the second. Combinational.
+
+    Parameters
+    ----------
+    requesters, banks : banks a power of two.
+
+    Members
+    -------
+    i_want : In(requesters), who asks.
+    i_bank : In, the bank that each asks for.
+    o_first, o_second : for each bank, who gets it, at most one bit each.
+    o_left : In(requesters), who asks and gets nothing.
+    """
+
+    def __init__(self, *, requesters: int, banks: int) -> None:
+        self.requesters = requesters
+        self.banks = banks
+        super().__init__(
+            {
+                "i_want": In(requesters),
+                "i_bank": In(exact_log2(banks)).array(requesters),
+                "o_first": Out(requesters).array(banks),
+                "o_second": Out(requesters).array(banks),
+                "o_left": Out(requesters),
+            }
+        )
+
+    def elaborate(self, platform: object) -> Elaboratable:
+        m = Module()
+        granted: Value = Signal(self.requesters, name="nobody")
+        for bank in range(self.banks):
+            asking = Signal(self.requesters, name=f"asking{bank}")
+            for k in range(self.requesters):
+                m.d.comb += asking[k].eq(self.i_want[k] & (self.i_bank[k] == bank))
+            first = _lowest(m, asking, f"first{bank}")
+            second = _lowest(m, asking & ~first, f"second{bank}")
+            m.d.comb += [self.o_first[bank].eq(first), self.o_second[bank].eq(second)]
+            granted = granted | first | second
+        m.d.comb += self.o_left.eq(self.i_want & ~granted)
+        return m

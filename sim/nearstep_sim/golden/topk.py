@@ -1,0 +1,88 @@
+"""Bit-exact models of Top-K decompression: pairs of index and value to a dense gradient."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nearstep_hw.fp.format import BF16, FP16, FP32
+from nearstep_hw.smartssd.compression import PairCause, ValueFormat
+from nearstep_sim.golden import fp
+
+__all__ = ["Decompressed", "decompress", "widen"]
+
+
+@dataclass(frozen=True)
+class Decompressed:
+    """What a decompression gives.
+
+    Members
+    -------
+    dense : ndarray of uint32
+        Patterns of binary32: of all elements, or of those that are given before a run ends early.
+    duplicates : int
+        Pairs that lost against a later one of the same index; counts where `cause` is NONE.
+    cause : PairCause
+    position : int
+        Pairs before the first that is missing or wrong; 0 where `cause` is NONE.
+    """
+
+    dense: NDArray[np.uint32]
+    duplicates: int
+    cause: PairCause
+    position: int
+
+
+def widen(values: NDArray[Any], form: ValueFormat) -> NDArray[np.uint32]:
+    """Patterns of values to patterns of binary32, exactly; FP16 and BF16 NaN to the default NaN."""
+    if form == ValueFormat.FP32:
+        return values.astype(np.uint32)
+    source = FP16 if form == ValueFormat.FP16 else BF16
+    return fp.convert(values.astype(np.uint32), source, FP32)[0].astype(np.uint32)
+
+
+def decompress(
+    index: NDArray[np.uint32],
+    value: NDArray[np.uint32],
+    *,
+    pairs: int,
+    count: int,
+    group: int,
+    granule: int,
+) -> Decompressed:
+    """Decompress the pairs there are.
+
+    Parameters
+    ----------
+    index, value : ndarray of uint32
+        The pairs that come, values as patterns of binary32 (see :func:`widen`). Fewer than `pairs`
+        is a truncated stream; those behind `pairs` are ignored.
+    pairs, count : int
+        Announced pairs, and elements.
+    group : int
+        Elements within which the order is free; 1 for sorted indices.
+    granule : int
+        Elements that are given at once: a beat of the fused form, a chunk of the scatter form.
+        A run that ends early gives what is before the granule of the last good pair.
+    """
+    present = min(len(index), pairs)
+    index, value = index[:present].astype(np.int64), value[:present]
+    key = index // group
+    beyond = index >= count
+    early = np.concatenate([[False], key[1:] < key[:-1]])[:present]
+    wrong = np.flatnonzero(beyond | early)
+    cause, position = PairCause.NONE, 0
+    if wrong.size:
+        position = int(wrong[0])
+        cause = PairCause.RANGE if beyond[position] else PairCause.ORDER
+    elif present < pairs:
+        cause, position = PairCause.TRUNCATED, present
+    good = present if cause == PairCause.NONE else position
+    emitted = count
+    if cause != PairCause.NONE:
+        emitted = int(index[good - 1]) // granule * granule if good else 0
+    dense = np.zeros(count, np.uint32)
+    dense[index[:good]] = value[:good]  # of equal indices numpy keeps the last
+    duplicates = good - len(np.unique(index[:good]))
+    return Decompressed(dense[:emitted], duplicates, cause, position)
