@@ -41,7 +41,8 @@ class RefreshManager(wiring.Component):
 
     Attributes
     ----------
-    interval : cycles until one more is due. For proofs; nothing else reads it.
+    interval, taken : cycles until one more is due; the channel is owned. For proofs; nothing else
+        reads them.
 
     Raises
     ------
@@ -59,6 +60,7 @@ class RefreshManager(wiring.Component):
         self.postponed = postponed
         self.idle_cycles = idle_cycles
         self.interval = Signal(range(timing.refresh_interval))
+        self.taken = Signal()
         debt = range(DEBT_LIMIT)
         super().__init__(
             {
@@ -102,7 +104,7 @@ class RefreshManager(wiring.Component):
             m.d.sync += quiet.eq(quiet + 1)
         m.d.sync += self.o_debt.eq(self.o_debt + due - self.o_refresh)
 
-        with m.FSM(init="AWAY"):
+        with m.FSM(init="AWAY") as fsm:
             with m.State("AWAY"):
                 m.d.comb += [self.o_idle.eq(1), self.o_stop.eq(1), self.o_no_activate.eq(1)]
                 m.d.sync += self.o_debt.eq(0)
@@ -129,4 +131,5 @@ class RefreshManager(wiring.Component):
                     m.next = "OPEN"
                 with m.Elif(~due):
                     m.next = "AWAY"
+        m.d.comb += self.taken.eq(fsm.ongoing("OPEN") | fsm.ongoing("CLOSED"))
         return m
