@@ -1,0 +1,48 @@
+"""Bit-exact model of the gradient scan: found_inf and the sum of squares in a fixed order."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nearstep_sim.golden import fp
+
+__all__ = ["PARTIALS", "scan"]
+
+PARTIALS = 8  # partial sums in turn, as in nearstep_hw.smartssd.scan
+
+
+def scan(gradients: NDArray[np.float32], *, lanes: int = 16) -> tuple[bool, float]:
+    """Whether any gradient is infinite or NaN, and the sum of squares.
+
+    Squares, and their sums within a beat of `lanes`, are binary32, added in pairs of neighbours,
+    pairs of pairs, and so on; the sum of beat n goes to partial sum n mod 8 in binary64, and the
+    partial sums are added in their order.
+
+    Parameters
+    ----------
+    gradients : ndarray of float32, one dimension
+    lanes : int, a power of two
+    """
+    if gradients.dtype != np.float32 or gradients.ndim != 1:
+        raise TypeError(f"gradients must be float32 of one dimension, not {gradients.dtype}")
+    found_inf = not bool(np.isfinite(gradients).all())
+    rows = _padded(gradients, lanes)
+    terms = fp.mul32(rows, rows)
+    while terms.shape[1] > 1:
+        terms = fp.add32(terms[:, 0::2], terms[:, 1::2])
+    with np.errstate(all="ignore"):
+        # Adding +0 to a sum of squares changes nothing, so that the last row may be short.
+        turns = _padded(terms[:, 0].astype(np.float64), PARTIALS)
+        partial = np.cumsum(turns, axis=0)[-1] if len(turns) else np.zeros(PARTIALS)
+        total = partial[0]
+        for each in partial[1:]:
+            total = total + each
+    return found_inf, float(total)
+
+
+def _padded(array: NDArray[Any], width: int) -> NDArray[Any]:
+    rows = -(-len(array) // width)
+    padded = np.zeros(rows * width, array.dtype)
+    padded[: len(array)] = array
+    return padded.reshape(rows, width)
