@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nearstep.axdimm.run import AdamRun
+from nearstep.axdimm.run import UpdateRun
 from nearstep.backends.base import Backend
 from nearstep.errors import ModeError, WaitTimeoutError
 from nearstep.registers import BlockRegisters
@@ -29,7 +29,7 @@ class Channel:
     ----------
     accelerated: bool
         Whether the kernel has the memory.
-    run: AdamRun | None
+    run: UpdateRun | None
         The last run that was started.
 
     Ref: AXDIMM, sections 3.1 and 3.2.
@@ -48,7 +48,7 @@ class Channel:
         self.kernel = kernel
         self.arbiter = arbiter
         self.accelerated = False
-        self.run: AdamRun | None = None
+        self.run: UpdateRun | None = None
         self._backend = backend
 
     @property
@@ -128,7 +128,7 @@ class Channel:
             self.run.lose(reason)
             self.run = None
 
-    def _finish(self, run: AdamRun) -> None:
+    def _finish(self, run: UpdateRun) -> None:
         try:
             run.wait()
         except WaitTimeoutError:

@@ -1,4 +1,4 @@
-"""Driver of an AXDIMM: its Adam kernel as a callable."""
+"""Driver of an AXDIMM: its update rules as callables."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from numbers import Real
 import numpy as np
 
 from nearstep.axdimm.channel import NORMAL, Channel
-from nearstep.axdimm.run import AdamRun
+from nearstep.axdimm.run import UpdateRun
 from nearstep.backends.base import Backend
 from nearstep.buffer import Buffer
 from nearstep.device import Device
@@ -30,9 +30,11 @@ from nearstep.errors import (
 from nearstep.registers import Registers
 from nearstep_hw.axdimm.config import AdamKernelConfig
 from nearstep_hw.axdimm.dimm import DimmConfig
-from nearstep_hw.axdimm.registers import ARRAYS, device_maps, update_rule
+from nearstep_hw.axdimm.registers import device_maps
 from nearstep_hw.dram.geometry import BEAT_BYTES
+from nearstep_hw.rule.adagrad import adagrad_scalars
 from nearstep_hw.rule.adam import ORDERS
+from nearstep_hw.rule.sgd import sgd_momentum_scalars, sgd_scalars
 
 READ_ONLY = frozenset({"g"})
 """Arrays that the kernel does not write."""
@@ -85,8 +87,9 @@ class AxdimmDevice(Device):
         else:
             raise MismatchError("configuration", "of an AXDIMM", f"a {type(config).__name__}")
         self.regs = Registers(backend, maps)
-        if self.config.windows < len(ARRAYS):
-            raise MismatchError("windows", f"at least {len(ARRAYS)}", self.config.windows)
+        arrays = len(self.config.arrays)
+        if self.config.windows < arrays:
+            raise MismatchError("windows", f"at least {arrays}", self.config.windows)
         self.channels = tuple(
             Channel(
                 backend,
@@ -172,7 +175,7 @@ class AxdimmDevice(Device):
         eps: float = 1e-8,
         weight_decay: float = 0.0,
         decoupled: bool = False,
-    ) -> AdamRun:
+    ) -> UpdateRun:
         """Start an Adam step, p, m and v in place, and return at once.
 
         Parameters
@@ -199,22 +202,118 @@ class AxdimmDevice(Device):
             The run before this one on the channel has not ended.
         ClosedDeviceError
         """
-        self.check_open("run adam")
-        buffers = dict(zip(ARRAYS, (p, g, m, v), strict=True))
-        channel = self._check_buffers(buffers)
-        _check_hyperparameters(step, lr, betas, eps, weight_decay)
+        _check_hyperparameters(step, betas, lr=lr, eps=eps, weight_decay=weight_decay)
         _, scalars_of = ORDERS[self.config.order]
         scalars = scalars_of(lr, betas, eps, weight_decay, step, decoupled)
-        _check_scalars(scalars, f"{lr=}, {betas=}, {eps=}, {weight_decay=}, {step=}")
-        channel.check_ready("run adam")
+        given = f"{lr=}, {betas=}, {eps=}, {weight_decay=}, {step=}"
+        return self._start("adam", {"p": p, "g": g, "m": m, "v": v}, scalars, given)
+
+    def sgd(
+        self,
+        p: Buffer,
+        g: Buffer,
+        m: Buffer | None = None,
+        *,
+        lr: float = 1e-3,
+        momentum: float = 0.0,
+        dampening: float = 0.0,
+        weight_decay: float = 0.0,
+        nesterov: bool = False,
+        first: bool = False,
+    ) -> UpdateRun:
+        """Start a step of SGD, p and m in place, and return at once.
+
+        Parameters
+        ----------
+        p, g, m: Buffer
+            As in :meth:`adam`. The momentum buffer m is needed where ``momentum`` is not 0, and
+            refused where it is.
+        lr, momentum, dampening, weight_decay, nesterov: float, bool
+            As in ``torch.optim.SGD``.
+        first: bool
+            The first step with momentum: m becomes the gradient, whatever it holds.
+
+        Raises
+        ------
+        ArgumentError, ModeError, BusyError, ClosedDeviceError
+            As :meth:`adam`; and the kernel does not have the rule.
+        """
+        _check_hyperparameters(
+            1, (0.0, 0.0), lr=lr, momentum=momentum, dampening=dampening, weight_decay=weight_decay
+        )
+        if nesterov and (momentum == 0.0 or dampening != 0.0):
+            raise ArgumentError("nesterov needs a momentum and no dampening")
+        if (m is None) != (momentum == 0.0):
+            raise ArgumentError(f"m must be given if and only if momentum is not 0, not {momentum}")
+        given = f"{lr=}, {momentum=}, {dampening=}, {weight_decay=}"
+        if m is None:
+            scalars = sgd_scalars(lr, weight_decay)
+            return self._start("sgd", {"p": p, "g": g}, scalars, given)
+        scalars = sgd_momentum_scalars(lr, momentum, dampening, weight_decay, nesterov, first)
+        return self._start("sgd_momentum", {"p": p, "g": g, "m": m}, scalars, given)
+
+    def adagrad(
+        self,
+        p: Buffer,
+        g: Buffer,
+        v: Buffer,
+        *,
+        step: int,
+        lr: float = 1e-2,
+        lr_decay: float = 0.0,
+        weight_decay: float = 0.0,
+        eps: float = 1e-10,
+    ) -> UpdateRun:
+        """Start a step of Adagrad, p and v in place, and return at once.
+
+        Parameters
+        ----------
+        p, g, v: Buffer
+            As in :meth:`adam`; v is the sum of squares, initial value included.
+        step: int
+            t, from 1.
+        lr, lr_decay, weight_decay, eps: float
+            As in ``torch.optim.Adagrad``.
+
+        Raises
+        ------
+        ArgumentError, ModeError, BusyError, ClosedDeviceError
+            As :meth:`adam`; and the kernel does not have the rule.
+        """
+        _check_hyperparameters(
+            step, (0.0, 0.0), lr=lr, lr_decay=lr_decay, weight_decay=weight_decay, eps=eps
+        )
+        scalars = adagrad_scalars(lr, lr_decay, weight_decay, eps, step)
+        given = f"{lr=}, {lr_decay=}, {weight_decay=}, {eps=}, {step=}"
+        return self._start("adagrad", {"p": p, "g": g, "v": v}, scalars, given)
+
+    def _start(
+        self,
+        rule: str,
+        buffers: Mapping[str, Buffer],
+        scalars: Mapping[str, float | int],
+        given: str,
+    ) -> UpdateRun:
+        """Start a rule, if everything is as it should be; ``given`` are its arguments, as text."""
+        action = f"run {rule}"
+        self.check_open(action)
+        if rule not in self.config.rules:
+            raise ArgumentError(
+                f"rule must be one that the kernel has ({', '.join(self.config.rules)}), "
+                f"not {rule}: name it in the device's rules="
+            )
+        channel = self._check_buffers(buffers, action)
+        _check_scalars(scalars, given)
+        channel.check_ready(action)
         if channel.run is not None and not channel.run.ended:
             raise BusyError(
-                f"cannot run adam: {channel.run.what} has not ended",
+                f"cannot {action}: {channel.run.what} has not ended",
                 registers=channel.kernel.dump(),
             )
-        self._configure(channel, buffers, scalars)
+        self._configure(channel, rule, buffers, scalars)
         channel.kernel.start.go = 1
-        channel.run = AdamRun(
+        channel.run = UpdateRun(
+            rule,
             self.backend,
             channel.kernel,
             buffers,
@@ -253,17 +352,20 @@ class AxdimmDevice(Device):
     def _configure(
         self,
         channel: Channel,
+        rule: str,
         buffers: Mapping[str, Buffer],
         scalars: Mapping[str, float | int],
     ) -> None:
-        kernel = channel.kernel
+        kernel, rules = channel.kernel, self.config.rule_set
         for name, buffer in buffers.items():
             kernel[f"{name}_address"].value = buffer.address - channel.base
         kernel.count.value = buffers["p"].size
-        rule = update_rule(self.config)
-        for name in rule.scalars:
+        chosen = rules.rules[rules.names.index(rule)]
+        if len(rules.names) > 1:
+            kernel.rule.value = rules.names.index(rule)
+        for name in chosen.scalars:
             kernel[name].value = float(scalars[name])
-        kernel.mode.set(**{name: int(scalars[name]) for name in rule.switches})
+        kernel.mode.set(**{name: int(scalars.get(name, 0)) for name in rules.switches})
         for index, (name, buffer) in enumerate(buffers.items()):
             self._grant(channel, index, buffer, write=name not in READ_ONLY)
 
@@ -277,16 +379,16 @@ class AxdimmDevice(Device):
         permissions = kernel[f"window{index}_permissions"]
         permissions.set(read=1, write=int(write), valid=1)
 
-    def _check_buffers(self, buffers: Mapping[str, Buffer]) -> Channel:
+    def _check_buffers(self, buffers: Mapping[str, Buffer], action: str) -> Channel:
         """The channel that all of them lie on, if they can be those of a run."""
-        size = buffers["p"].size
         beat = self.config.beat_bytes
         for name, buffer in buffers.items():
             if not isinstance(buffer, Buffer):
                 raise DtypeError(name, "Buffer", type(buffer).__name__)
+            size = buffers["p"].size
             if buffer.device is not self:
                 raise ForeignBufferError(name, self.url, buffer.device.url)
-            buffer.check_usable("run adam on")
+            buffer.check_usable(f"{action} on")
             if buffer.dtype != np.float32:
                 raise DtypeError(name, "float32", buffer.dtype)
             if buffer.size != size:
@@ -308,14 +410,12 @@ class AxdimmDevice(Device):
         return self.channels[numbers["p"]]
 
 
-def _check_hyperparameters(
-    step: int, lr: float, betas: tuple[float, float], eps: float, weight_decay: float
-) -> None:
+def _check_hyperparameters(step: int, betas: tuple[float, float], **others: float) -> None:
     if isinstance(step, bool | np.bool_) or not isinstance(step, int | np.integer):
         raise ArgumentError(f"step must be an integer, not {step!r}")
     if not 1 <= step < STEPS:
         raise ArgumentError(f"step must be at least 1 and below 2**63, not {step}")
-    for name, value in {"lr": lr, "eps": eps, "weight_decay": weight_decay}.items():
+    for name, value in others.items():
         if not (math.isfinite(_number(name, value)) and value >= 0.0):
             raise ArgumentError(f"{name} must be finite and not negative, not {value}")
     if not isinstance(betas, Sequence) or isinstance(betas, str) or len(betas) != 2:

@@ -1,4 +1,4 @@
-"""A run of the Adam kernel."""
+"""A run of the update kernel."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from nearstep.errors import (
 )
 from nearstep.registers import BlockRegisters
 from nearstep.run import Run, check_bound
-from nearstep_hw.axdimm.registers import ARRAYS, COUNTERS, ErrorCause, Stream
+from nearstep_hw.axdimm.registers import COUNTERS, ErrorCause, Stream
 
 SLOWEST_CYCLES_PER_BEAT = 64
 """A memory that takes longer for a beat, on average over a run, counts as one that hangs."""
@@ -48,11 +48,12 @@ ERRORS: Mapping[ErrorCause, type[KernelError]] = MappingProxyType(
 """Exception for each cause in the ERROR register."""
 
 
-class AdamRun(Run):
-    """An Adam step that was started by :meth:`nearstep.axdimm.device.AxdimmDevice.adam`.
+class UpdateRun(Run):
+    """A step that was started by :meth:`nearstep.axdimm.device.AxdimmDevice.adam`, or another rule.
 
     Parameters
     ----------
+    rule: str
     backend: Backend
     kernel: BlockRegisters
     buffers: Mapping[str, Buffer]
@@ -67,6 +68,7 @@ class AdamRun(Run):
 
     def __init__(
         self,
+        rule: str,
         backend: Backend,
         kernel: BlockRegisters,
         buffers: Mapping[str, Buffer],
@@ -76,6 +78,7 @@ class AdamRun(Run):
         base: int,
         reset: Callable[[], None],
     ) -> None:
+        self.rule = rule
         self.channel = channel
         self._lanes = lanes
         self._base = base
@@ -92,7 +95,7 @@ class AdamRun(Run):
     @property
     def what(self) -> str:
         """What it is, for messages."""
-        return f"adam of {self.count} elements"
+        return f"{self.rule} of {self.count} elements"
 
     @property
     def ended(self) -> bool:
@@ -211,13 +214,13 @@ class AdamRun(Run):
             )
         elif not kernel.status.done:
             self._error = ModeError(
-                f"run adam: START of {self.what} was refused",
+                f"run {self.rule}: START of {self.what} was refused",
                 self.channel,
                 "acceleration",
                 "another",
                 registers=kernel.dump(),
             )
-        for index in range(len(ARRAYS)):
+        for index in range(len(self._buffers)):
             kernel[f"window{index}_permissions"].set(read=0, write=0, valid=0)
 
 

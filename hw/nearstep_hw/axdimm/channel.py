@@ -8,7 +8,6 @@ from nearstep_hw.axdimm.arbiter_registers import window_base
 from nearstep_hw.axdimm.config import AdamKernelConfig, ConfigError
 from nearstep_hw.axdimm.host_front_end import HOST_PORT
 from nearstep_hw.axdimm.memory_channel import MemoryChannel
-from nearstep_hw.axdimm.registers import ARRAYS
 from nearstep_hw.axdimm.shell import KernelShell, unit_bank
 from nearstep_hw.axi.burst import id_width
 from nearstep_hw.axi.signature import connect_channels
@@ -61,7 +60,7 @@ class AxdimmChannel(wiring.Component):
             timing,
             mapping,
             address_width=config.address_width,
-            id_width=id_width(len(ARRAYS)),
+            id_width=id_width(len(config.arrays)),
         )
         super().__init__(
             {

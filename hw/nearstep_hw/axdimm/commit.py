@@ -1,6 +1,6 @@
 """How much of a run is whole in memory."""
 
-from amaranth import Array, Cat, Elaboratable, Module, ResetInserter, Signal
+from amaranth import Array, Cat, Const, Elaboratable, Module, ResetInserter, Signal
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
@@ -16,10 +16,12 @@ class CommitCounter(wiring.Component):
     block_elements : elements of a block.
     count_width : bits of a count of elements.
     blocks_ahead : blocks by which one stream can be ahead of another.
+    optional : streams can be left out.
 
     Members
     -------
     i_count : elements of the run; the last block may be partial.
+    i_use : a bit for each stream that the run has. If `optional`.
     i_block_done : a bit for each stream: its next block is written.
     o_committed : elements.
     o_whole : all of them, and there is at least one.
@@ -27,15 +29,23 @@ class CommitCounter(wiring.Component):
     """
 
     def __init__(
-        self, *, streams: int, block_elements: int, count_width: int, blocks_ahead: int
+        self,
+        *,
+        streams: int,
+        block_elements: int,
+        count_width: int,
+        blocks_ahead: int,
+        optional: bool = False,
     ) -> None:
         self.streams = streams
         self.block_elements = block_elements
         self.blocks_ahead = blocks_ahead
+        self.optional = optional
         super().__init__(
             {
                 "i_count": In(count_width),
                 "i_block_done": In(streams),
+                **({"i_use": In(streams)} if optional else {}),
                 "o_committed": Out(count_width),
                 "o_whole": Out(1),
                 "i_clear": In(1),
@@ -50,13 +60,14 @@ class CommitCounter(wiring.Component):
         advance = Signal()
         left = Signal.like(self.i_count)
 
+        use = self.i_use if self.optional else Const((1 << self.streams) - 1, self.streams)
         m.d.comb += [
-            advance.eq(Cat(blocks != 0 for blocks in ahead).all()),
+            advance.eq((Cat(blocks != 0 for blocks in ahead) | ~use).all()),
             left.eq(self.i_count - self.o_committed),
             self.o_whole.eq((left == 0) & (self.i_count != 0)),
         ]
-        for blocks, done in zip(ahead, self.i_block_done, strict=True):
-            m.d.sync += blocks.eq(blocks + done - advance)
+        for blocks, done, used in zip(ahead, self.i_block_done, use, strict=True):
+            m.d.sync += blocks.eq(blocks + done - (advance & used))
         with m.If(advance):
             with m.If(left <= self.block_elements):
                 m.d.sync += self.o_committed.eq(self.i_count)

@@ -1,8 +1,10 @@
 """Configuration of the AXDIMM Adam kernel: plain data, shared by generators, devices and host."""
 
 from dataclasses import dataclass
+from functools import cache
 
 from nearstep_hw.rule.adam import ORDERS
+from nearstep_hw.rule.rules import RULES, RuleSet
 
 ELEMENT_BYTES = 4  # an FP32 parameter, gradient or moment
 AXI_PAGE_BYTES = 4096  # an AXI burst never crosses this boundary
@@ -27,6 +29,8 @@ class AdamKernelConfig:
     address_width : bits of a memory address; 34 is 16 GiB.
     order : order of the arithmetic: `default` agrees with torch bit for bit, `paper` is
         Algorithm 1.
+    rules : update rules that the kernel has, of `adam`, `sgd`, `sgd_momentum` and `adagrad`; which
+        one a run uses is a register, and they share their arithmetic units.
     windows : address windows that the host can grant; 1 to 8.
     bursts_ahead : read bursts that may be outstanding; the landing space of two blocks an array
         bounds it as well.
@@ -43,6 +47,7 @@ class AdamKernelConfig:
     block_bytes: int = 16384
     address_width: int = 34
     order: str = "default"
+    rules: tuple[str, ...] = ("adam",)
     windows: int = 4
     bursts_ahead: int = 16
 
@@ -66,10 +71,33 @@ class AdamKernelConfig:
             f"address_width must be 16 to 64 bits, not {self.address_width!r}",
         )
         _check(self.order in ORDERS, f"order must be one of {tuple(ORDERS)}, not {self.order!r}")
+        rules = self.rules
+        known = ("adam", *RULES)
+        _check(
+            isinstance(rules, tuple) and 0 < len(rules) == len(set(rules)),
+            f"rules must be different names, at least one, not {rules!r}",
+        )
+        for rule in rules:
+            _check(rule in known, f"rules must be some of {known}, not {rule!r}")
         _check(1 <= self.windows <= 8, f"windows must be 1 to 8, not {self.windows!r}")
         _check(
             8 <= self.bursts_ahead <= 255, f"bursts_ahead must be 8 to 255, not {self.bursts_ahead}"
         )
+
+    @property
+    def rule_set(self) -> RuleSet:
+        """The rules."""
+        return _rule_set(self.rules, self.order)
+
+    @property
+    def arrays(self) -> tuple[str, ...]:
+        """Arrays of the rules, as memory streams: those read. Of p, g, m, v, in that order."""
+        return self.rule_set.whole.arrays_in
+
+    @property
+    def states(self) -> tuple[str, ...]:
+        """Those of them that are written."""
+        return self.rule_set.whole.arrays_out
 
     @property
     def units(self) -> int:
@@ -112,6 +140,11 @@ class AdamKernelConfig:
     def fifo_beats(self) -> int:
         """Beats in each of the seven FIFOs: two blocks, for double buffering."""
         return 2 * self.block_beats
+
+
+@cache
+def _rule_set(names: tuple[str, ...], order: str) -> RuleSet:
+    return RuleSet(names, order)
 
 
 def _check(holds: bool, message: str) -> None:

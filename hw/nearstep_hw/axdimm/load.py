@@ -6,7 +6,7 @@ from amaranth.lib.wiring import In, Out
 
 from nearstep_hw.axdimm.config import AdamKernelConfig
 from nearstep_hw.axdimm.fault import FaultLayout, mover_fault
-from nearstep_hw.axdimm.registers import ARRAYS, ErrorCause, Stream
+from nearstep_hw.axdimm.registers import ErrorCause, Stream
 from nearstep_hw.axi.burst import id_width
 from nearstep_hw.axi.reader import ReadMover
 from nearstep_hw.axi.schedule import BlockSchedule
@@ -14,11 +14,9 @@ from nearstep_hw.axi.signature import Axi4ReadSignature
 from nearstep_hw.axi.window import WindowChecker, WindowSignature
 from nearstep_hw.stream.fifo import StreamFifo
 
-STREAMS = (Stream.P_READ, Stream.G_READ, Stream.M_READ, Stream.V_READ)
-
 
 class LoadPath(wiring.Component):
-    """Loads blocks of p, g, m and v, in turn, into a FIFO each of two blocks.
+    """Loads blocks of the arrays, in turn, into a FIFO each of two blocks.
 
     Parameters
     ----------
@@ -29,8 +27,10 @@ class LoadPath(wiring.Component):
     bus : AR and R.
     window : the windows.
     i_base, i_beats : of the arrays; held while `o_idle` is low.
+    i_use : a bit for each array that the run has; held while `o_idle` is low. If the kernel has
+        several rules.
     i_launch : begins.
-    o_p, o_g, o_m, o_v : beats.
+    o_<array> : beats.
     i_taken : a beat of every output is taken in this cycle.
     o_fault : a fault in this cycle; cause 0 is none.
     i_stop : issues nothing more.
@@ -41,11 +41,12 @@ class LoadPath(wiring.Component):
     def __init__(self, config: AdamKernelConfig) -> None:
         self.config = config
         self.schedule = BlockSchedule(
-            streams=len(ARRAYS),
+            streams=len(config.arrays),
             address_width=config.address_width,
             beat_bytes=config.beat_bytes,
             block_beats=config.block_beats,
             burst_beats=config.burst_beats,
+            optional=len(config.rules) > 1,
         )
         super().__init__(
             {
@@ -53,14 +54,15 @@ class LoadPath(wiring.Component):
                     Axi4ReadSignature(
                         address_width=config.address_width,
                         data_width=config.data_width,
-                        id_width=id_width(len(ARRAYS)),
+                        id_width=id_width(len(config.arrays)),
                     )
                 ),
                 "window": In(WindowSignature()).array(config.windows),
-                "i_base": In(config.address_width).array(len(ARRAYS)),
+                "i_base": In(config.address_width).array(len(config.arrays)),
                 "i_beats": In(self.schedule.i_beats.shape()),
+                **({"i_use": In(len(config.arrays))} if self.schedule.optional else {}),
                 "i_launch": In(1),
-                **{f"o_{name}": Out(stream.Signature(config.data_width)) for name in ARRAYS},
+                **{f"o_{name}": Out(stream.Signature(config.data_width)) for name in config.arrays},
                 "i_taken": In(1),
                 "o_fault": Out(FaultLayout()),
                 "i_stop": In(1),
@@ -80,7 +82,7 @@ class LoadPath(wiring.Component):
             write=False,
         )
         m.submodules.mover = mover = ReadMover(
-            streams=len(ARRAYS),
+            streams=len(config.arrays),
             address_width=config.address_width,
             beat_bytes=config.beat_bytes,
             burst_beats=config.burst_beats,
@@ -95,6 +97,8 @@ class LoadPath(wiring.Component):
             wiring.connect(m, wiring.flipped(mine), its)
         for base, scheduled, moved in zip(self.i_base, schedule.i_base, mover.i_base, strict=True):
             m.d.comb += [scheduled.eq(base), moved.eq(base)]
+        if schedule.optional:
+            m.d.comb += schedule.i_use.eq(self.i_use)
         m.d.comb += [
             schedule.i_start.eq(self.i_launch),
             schedule.i_beats.eq(self.i_beats),
@@ -105,7 +109,7 @@ class LoadPath(wiring.Component):
             mover.i_clear.eq(self.i_clear),
             self.o_idle.eq(mover.o_idle),
         ]
-        for index, name in enumerate(ARRAYS):
+        for index, name in enumerate(config.arrays):
             m.submodules[f"fifo_{name}"] = fifo = StreamFifo(
                 config.data_width, depth=config.fifo_beats
             )
@@ -123,7 +127,7 @@ class LoadPath(wiring.Component):
                 refused=checker.o_refused,
                 burst=checker.o_burst,
                 response=ErrorCause.READ_RESPONSE,
-                streams=STREAMS,
+                streams=[Stream[f"{name.upper()}_READ"] for name in config.arrays],
             )
         )
         return m

@@ -11,13 +11,13 @@ from nearstep_hw.csr.model import (
     Register,
     RegisterMap,
 )
-from nearstep_hw.rule.adam import ORDERS
 from nearstep_hw.rule.rule import Rule
+from nearstep_hw.rule.rules import ARRAYS as ARRAYS
+from nearstep_hw.rule.rules import RuleSet
 
 IDENT = int.from_bytes(b"ADAM", "big")
 VERSION = (1, 0)
 
-ARRAYS = ("p", "g", "m", "v")  # parameters, gradients, first and second moments
 COUNTERS = {
     "cycles": "Cycles in which the kernel was busy.",
     "committed": "Elements whose p, m and v are all acknowledged; whole blocks but the last.",
@@ -32,8 +32,8 @@ COUNTERS = {
 
 SCALARS = {
     "decay": "Weight decay; with mode.decoupled, 1 minus learning rate times weight decay.",
-    "m_weight": "1 - beta1; with mode.m_from_g, (1 - beta1) - 1.",
-    "m_decay": "beta1.",
+    "m_weight": "1 - beta1; with mode.m_from_g, (1 - beta1) - 1. Of SGD, 1 - dampening.",
+    "m_decay": "beta1; of SGD, momentum.",
     "v_weight": "1 - beta2.",
     "v_decay": "beta2.",
     "m_correction": "1 - beta1**t.",
@@ -45,6 +45,9 @@ SCALARS = {
 SWITCHES = {
     "decoupled": "AdamW: weight decay acts on the parameter instead of the gradient.",
     "m_from_g": "First moment interpolated from the gradient's side, for 1 - beta1 >= 0.5.",
+    "decays": "Weight decay is not 0.",
+    "first": "The first step of a momentum buffer: it becomes the gradient.",
+    "nesterov": "Nesterov momentum.",
 }
 
 
@@ -57,7 +60,7 @@ class ErrorCause(NamedValue):
     WINDOW = 3, "A burst lies outside the granted windows; it was not issued."
     ALIGNMENT = 4, "An array does not start on a memory beat."
     ADDRESS_RANGE = 5, "An array wraps, or ends beyond the memory address space."
-    UNSUPPORTED = 6, "A format, scale or copy-out that this version does not have."
+    UNSUPPORTED = 6, "A rule, format, scale or copy-out that this kernel does not have."
     OVERLAP = 7, "Two arrays share bytes."
     ABORTED = 8, "The run was ended by control.abort."
 
@@ -100,9 +103,8 @@ class CopyOutFormat(NamedValue):
 
 
 def update_rule(config: AdamKernelConfig) -> Rule:
-    """The update rule that `config.order` names."""
-    rule, _ = ORDERS[config.order]
-    return rule
+    """The update rule of the functional units: of one rule, or of all of them."""
+    return config.rule_set.whole
 
 
 def adam_kernel_map(config: AdamKernelConfig) -> RegisterMap:
@@ -120,8 +122,8 @@ def adam_kernel_map(config: AdamKernelConfig) -> RegisterMap:
         causes=ErrorCause,
         streams=Stream,
         lines=[
-            _arrays(),
-            _rule_registers(update_rule(config)),
+            _arrays(config.arrays),
+            _rule_registers(config.rule_set),
             *_windows(config.windows),
             [value_register(name, Access.COUNTER, doc, width=64) for name, doc in COUNTERS.items()],
         ],
@@ -183,10 +185,11 @@ def _configuration(config: AdamKernelConfig) -> list[Field]:
         constant("block_log2", 0, config.block_bytes.bit_length() - 1, "log2 of bytes in a block."),
         constant("burst_log2", 8, config.burst_bytes.bit_length() - 1, "log2 of bytes in a burst."),
         constant("address_width", 16, config.address_width, "Bits of a memory address."),
+        constant("rules", 24, len(config.rules), "Update rules."),
     ]
 
 
-def _arrays() -> list[Register]:
+def _arrays(names: tuple[str, ...]) -> list[Register]:
     docs = {"p": "parameters", "g": "gradients", "m": "first moments", "v": "second moments"}
     addresses = [
         value_register(
@@ -196,7 +199,7 @@ def _arrays() -> list[Register]:
             width=64,
             locked=True,
         )
-        for name in ARRAYS
+        for name in names
     ]
     count = value_register(
         "count",
@@ -215,10 +218,10 @@ def _arrays() -> list[Register]:
     return [*addresses, count, copy_out]
 
 
-def _rule_registers(rule: Rule) -> list[Register]:
+def _rule_registers(rules: RuleSet) -> list[Register]:
     switches = tuple(
         Field(name=name, access=Access.CONFIG, lsb=i, doc=SWITCHES.get(name, ""))
-        for i, name in enumerate(rule.switches)
+        for i, name in enumerate(rules.switches)
     )
     mode = Register(name="mode", doc="Switches of the update rule.", fields=switches, locked=True)
     formats = Register(
@@ -258,9 +261,15 @@ def _rule_registers(rule: Rule) -> list[Register]:
             kind=Kind.FLOAT32,
             locked=True,
         )
-        for name in rule.scalars
+        for name in rules.whole.scalars
     ]
-    return [mode, formats, scale, *scalars]
+    choice = value_register(
+        "rule",
+        Access.CONFIG,
+        f"Update rule of the run: {', '.join(f'{i} {n}' for i, n in enumerate(rules.names))}.",
+        locked=True,
+    )
+    return [mode, formats, scale, *([choice] if len(rules.rules) > 1 else []), *scalars]
 
 
 def _windows(count: int) -> list[list[Register]]:

@@ -1,6 +1,6 @@
 """Takes beats from the input FIFOs through the functional units to the output FIFOs."""
 
-from amaranth import Cat, Elaboratable, Module, ResetInserter, Signal
+from amaranth import Cat, Const, Elaboratable, Module, ResetInserter, Signal
 from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
 
@@ -26,11 +26,14 @@ class UnitSequencer(wiring.Component):
     unit : signature of the functional units' port.
     inputs, outputs : names of the arrays, as in `unit`.
     beats_width : bits of `i_beats`.
+    optional : arrays can be left out.
 
     Members
     -------
     i_<array>, o_<array> : beats in, beats out.
     unit : the functional units.
+    i_use_in, i_use_out : a bit for each array that the run has; others give and take nothing. If
+        `optional`.
     i_launch : a run of `i_beats` beats begins.
     i_stop : feeds nothing more, and discards what comes out.
     o_taken : a beat of every input was taken.
@@ -49,16 +52,21 @@ class UnitSequencer(wiring.Component):
         inputs: tuple[str, ...],
         outputs: tuple[str, ...],
         beats_width: int,
+        optional: bool = False,
     ) -> None:
         self.config = config
         self.inputs = inputs
         self.outputs = outputs
+        self.optional = optional
         beat = stream.Signature(config.data_width)
         super().__init__(
             {
                 **{f"i_{name}": In(beat) for name in inputs},
                 **{f"o_{name}": Out(beat) for name in outputs},
                 "unit": Out(unit),
+                **(
+                    {"i_use_in": In(len(inputs)), "i_use_out": In(len(outputs))} if optional else {}
+                ),
                 "i_launch": In(1),
                 "i_beats": In(beats_width),
                 "i_stop": In(1),
@@ -77,6 +85,8 @@ class UnitSequencer(wiring.Component):
         parts = self.config.cycles_per_beat
         ins = [getattr(self, f"i_{name}") for name in self.inputs]
         outs = [getattr(self, f"o_{name}") for name in self.outputs]
+        use_in = self.i_use_in if self.optional else Const((1 << len(ins)) - 1, len(ins))
+        use_out = self.i_use_out if self.optional else Const((1 << len(outs)) - 1, len(outs))
         to_feed = Signal.like(self.i_beats)
         in_flight = Signal(IN_FLIGHT_WIDTH)
         part_in = Signal(range(parts))
@@ -93,10 +103,12 @@ class UnitSequencer(wiring.Component):
         m.d.comb += [
             last_in.eq(part_in == parts - 1),
             last_out.eq(part_out == parts - 1),
-            have.eq(Cat(beats.valid for beats in ins).all()),
+            have.eq((Cat(beats.valid for beats in ins) | ~use_in).all()),
             feed.eq(have & (to_feed != 0) & ~self.i_stop & ~self.i_clear),
             drain.eq(((to_feed == 0) | self.i_stop) & (in_flight != 0)),
-            room.eq(~unit.o_valid | ~last_out | Cat(beats.ready for beats in outs).all()),
+            room.eq(
+                ~unit.o_valid | ~last_out | (Cat(beats.ready for beats in outs) | ~use_out).all()
+            ),
             unit.i_en.eq((feed | drain) & (room | self.i_stop)),
             unit.i_valid.eq(feed),
             fed.eq(unit.i_en & feed),
@@ -119,16 +131,16 @@ class UnitSequencer(wiring.Component):
                 m.d.sync += part_out.eq(part_out + 1)
 
         width = self.config.data_width // parts
-        for name, beats in zip(self.inputs, ins, strict=True):
+        for name, beats, used in zip(self.inputs, ins, use_in, strict=True):
             m.d.comb += [
                 getattr(unit, f"i_{name}").eq(beats.payload.word_select(part_in, width)),
-                beats.ready.eq(self.o_taken),
+                beats.ready.eq(self.o_taken & used),
             ]
-        for name, beats in zip(self.outputs, outs, strict=True):
+        for name, beats, used in zip(self.outputs, outs, use_out, strict=True):
             result = getattr(unit, f"o_{name}")
             earlier = Signal(self.config.data_width - width, name=f"earlier_{name}")
             if parts > 1:
                 with m.If(got):
                     m.d.sync += earlier.eq(Cat(earlier, result)[width:])
-            m.d.comb += [beats.payload.eq(Cat(earlier, result)), beats.valid.eq(self.o_made)]
+            m.d.comb += [beats.payload.eq(Cat(earlier, result)), beats.valid.eq(self.o_made & used)]
         return ResetInserter(self.i_clear)(m)

@@ -1,6 +1,6 @@
 """The Adam kernel without its functional units."""
 
-from amaranth import Cat, Elaboratable, Module, Mux, Signal
+from amaranth import Cat, Const, Elaboratable, Module, Mux, Signal, Value
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 from amaranth.utils import exact_log2
@@ -9,11 +9,11 @@ from nearstep_hw.axdimm.commit import CommitCounter
 from nearstep_hw.axdimm.config import ELEMENT_BYTES, AdamKernelConfig
 from nearstep_hw.axdimm.counters import EventCounters
 from nearstep_hw.axdimm.load import LoadPath
-from nearstep_hw.axdimm.registers import ARRAYS, COUNTERS, adam_kernel_map, update_rule
+from nearstep_hw.axdimm.registers import COUNTERS, adam_kernel_map, update_rule
 from nearstep_hw.axdimm.run_control import RunControl
 from nearstep_hw.axdimm.sequencer import UnitSequencer
 from nearstep_hw.axdimm.start_check import StartCheck
-from nearstep_hw.axdimm.store import STATES, StorePath
+from nearstep_hw.axdimm.store import StorePath
 from nearstep_hw.axdimm.unit_bank import ELEMENT_WIDTH, UnitBankSignature
 from nearstep_hw.axi.burst import id_width
 from nearstep_hw.axi.signature import Axi4Signature, connect_channels
@@ -39,12 +39,14 @@ def unit_bank(config: AdamKernelConfig) -> UnitBankSignature:
 
 
 class KernelShell(wiring.Component):
-    """Everything of an Adam kernel but the functional units: registers, movers, FIFOs, control.
+    """Everything of an update kernel but the functional units: registers, movers, FIFOs, control.
 
-    Blocks of p, g, m and v are loaded in turn, taken through the units beat by beat, and p, m and v
-    stored in turn, in place, all three at the same time on different blocks. Each of the seven
-    FIFOs has two blocks. Bytes behind the last element are read, if they share a beat with it, and
-    never written. `status.done` comes after the last B.
+    Blocks of the arrays of the rule (p, g, m and v for Adam) are loaded in turn, taken through the
+    units beat by beat, and those that it writes (p, m and v) stored in turn, in place, all three at
+    the same time on different blocks. Each FIFO has two blocks. Of several rules the register
+    `rule` chooses one for a run; arrays that it does not have are neither loaded nor stored. Bytes
+    behind the last element are read, if they share a beat with it, and never written. `status.done`
+    comes after the last B.
 
     The first answer other than OKAY, a burst outside the windows, or ABORT stop the issue of
     bursts; what has been issued is completed and what comes in is discarded; then the kernel is
@@ -66,7 +68,8 @@ class KernelShell(wiring.Component):
     -------
     csr : registers, see `adam_kernel_map`.
     csr_line : the same registers, by lines; if `line`.
-    m_axi : AXI4. IDs of reads 0 to 3 are p, g, m, v; of writes 0 to 2 are p, m, v.
+    m_axi : AXI4. IDs of reads are numbers in `config.arrays` (0 to 3 are p, g, m, v); of writes in
+        `config.states` (0 to 2 are p, m, v).
     fu : functional units.
 
     Ref: AXDIMM paper, section 3.3 and figure 3.
@@ -86,7 +89,7 @@ class KernelShell(wiring.Component):
                     Axi4Signature(
                         address_width=config.address_width,
                         data_width=config.data_width,
-                        id_width=id_width(len(ARRAYS)),
+                        id_width=id_width(len(config.arrays)),
                     )
                 ),
                 "fu": Out(unit_bank(config)),
@@ -108,12 +111,14 @@ class KernelShell(wiring.Component):
             inputs=rule.arrays_in,
             outputs=rule.arrays_out,
             beats_width=len(load.i_beats),
+            optional=len(config.rules) > 1,
         )
         m.submodules.commit = commit = CommitCounter(
-            streams=len(STATES),
+            streams=len(config.states),
             block_elements=config.block_elements,
             count_width=config.address_width - 1,
             blocks_ahead=2 * store.bursts_ahead,
+            optional=len(config.rules) > 1,
         )
         m.submodules.counters = counters = EventCounters(EVENTS)
 
@@ -130,9 +135,50 @@ class KernelShell(wiring.Component):
         self._connect_run(m, bank, control, check, commit)
         self._connect_data(m, bank, control, load, store, sequencer)
         m.d.comb += commit.i_block_done.eq(store.o_block_done)
+        if len(config.rules) > 1:
+            self._connect_rule(m, bank, check, load, store, sequencer, commit)
         self._connect_windows(m, bank, check, load, store)
         self._connect_counters(m, bank, control, sequencer, counters)
         return m
+
+    def _no_rule(self, bank: CsrBank) -> Value:
+        """The register names a rule that the kernel does not have."""
+        rules = len(self.config.rules)
+        return bank.o_rule >= rules if rules > 1 else Const(0, 1)
+
+    def _connect_rule(
+        self,
+        m: Module,
+        bank: CsrBank,
+        check: StartCheck,
+        load: LoadPath,
+        store: StorePath,
+        sequencer: UnitSequencer,
+        commit: CommitCounter,
+    ) -> None:
+        """Arrays and switches of the rule that the register names."""
+        rules = self.config.rule_set
+        reads = Signal(len(self.config.arrays))
+        writes = Signal(len(self.config.states))
+        with m.Switch(bank.o_rule):
+            for index, rule in enumerate(rules.rules):
+                with m.Case(index):
+                    m.d.comb += [
+                        reads.eq(Cat(name in rule.arrays_in for name in self.config.arrays)),
+                        writes.eq(Cat(name in rule.arrays_out for name in self.config.states)),
+                    ]
+        m.d.comb += [
+            check.i_use.eq(reads),
+            load.i_use.eq(reads),
+            sequencer.i_use_in.eq(reads),
+            store.i_use.eq(writes),
+            sequencer.i_use_out.eq(writes),
+            commit.i_use.eq(writes),
+            *(
+                getattr(self.fu, f"s_{name}").eq(bank.o_rule == index)
+                for index, name in enumerate(rules.selectors, 1)
+            ),
+        ]
 
     def _connect_run(
         self,
@@ -152,7 +198,12 @@ class KernelShell(wiring.Component):
             check.i_start.eq(control.o_check),
             check.i_count.eq(bank.o_count),
             check.i_formats.eq(
-                Cat(bank.o_formats_gradient, bank.o_formats_copy_out, bank.o_gradient_scale).any()
+                Cat(
+                    bank.o_formats_gradient,
+                    bank.o_formats_copy_out,
+                    bank.o_gradient_scale,
+                    self._no_rule(bank),
+                ).any()
             ),
             check.i_copy_out.eq(bank.o_copy_out_address.any()),
             check.i_clear.eq(control.i_abort),
@@ -167,7 +218,7 @@ class KernelShell(wiring.Component):
             commit.i_clear.eq(control.o_check),
             bank.i_committed.eq(commit.o_committed),
         ]
-        for name, address in zip(ARRAYS, check.i_address, strict=True):
+        for name, address in zip(self.config.arrays, check.i_address, strict=True):
             m.d.comb += address.eq(getattr(bank, f"o_{name}_address"))
 
     def _connect_data(
@@ -203,13 +254,13 @@ class KernelShell(wiring.Component):
                 part.i_stop.eq(control.o_stop),
                 part.i_clear.eq(control.o_clear),
             ]
-        for names, part in ((ARRAYS, load), (STATES, store)):
+        for names, part in ((self.config.arrays, load), (self.config.states, store)):
             for name, base in zip(names, part.i_base, strict=True):
                 m.d.comb += base.eq(getattr(bank, f"o_{name}_address"))
         rule = update_rule(self.config)
         for name in rule.scalars:
             m.d.comb += getattr(self.fu, f"s_{name}").eq(getattr(bank, f"o_{name}"))
-        for name in rule.switches:
+        for name in self.config.rule_set.switches:
             m.d.comb += getattr(self.fu, f"s_{name}").eq(getattr(bank, f"o_mode_{name}"))
 
     def _connect_windows(self, m: Module, bank: CsrBank, *users: object) -> None:

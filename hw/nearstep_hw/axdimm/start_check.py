@@ -6,21 +6,21 @@ from amaranth.lib.wiring import In, Out
 
 from nearstep_hw.axdimm.config import ELEMENT_BYTES, AdamKernelConfig
 from nearstep_hw.axdimm.fault import CAUSE_WIDTH, RESPONSE_WIDTH, STREAM_WIDTH, FaultLayout
-from nearstep_hw.axdimm.registers import ARRAYS, ErrorCause, Stream
+from nearstep_hw.axdimm.registers import ErrorCause, Stream
 from nearstep_hw.axi.window import WindowMatch, WindowSignature
 
 ADDRESS_WIDTH = 64
 END_WIDTH = ADDRESS_WIDTH + 3  # a 64-bit base plus a 64-bit count of 4-byte elements
-WRITTEN = {"p": Stream.P_WRITE, "m": Stream.M_WRITE, "v": Stream.V_WRITE}
 
 
 class StartCheck(wiring.Component):
     """Checks a run's arrays, one condition a cycle, and finds the first fault.
 
-    In this order: formats, scale and copy-out must be off; then, unless `i_count` is 0, every array
-    must start on a beat, every array must end within the memory, no two may share bytes, and one
-    window must grant every array in full, in whole beats: p, g, m, v for reading, then p, m, v
-    for writing. So a run with a bad array touches nothing.
+    In this order: the rule must be there, formats, scale and copy-out be off; then, unless
+    `i_count` is 0, every array must start on a beat, every array must end within the memory, no two
+    may share bytes, and one window must grant every array in full, in whole beats: each for
+    reading, then those that are written for writing. Arrays that the run does not have do not
+    count. So a run with a bad array touches nothing.
 
     *Timing*: done within 23 cycles of `i_start`.
 
@@ -32,9 +32,10 @@ class StartCheck(wiring.Component):
     Members
     -------
     i_start : begins; the other inputs hold until `o_done`.
-    i_address : byte address of each array, in the order p, g, m, v.
+    i_address : byte address of each array.
+    i_use : a bit for each array that the run has. If the kernel has several rules.
     i_count : elements.
-    i_formats : not 0 if a format or scale is set that the kernel does not have.
+    i_formats : not 0 if a rule, format or scale is set that the kernel does not have.
     i_copy_out : not 0 if a copy-out address is set.
     window : the windows.
     o_done : the checks are over, in this cycle.
@@ -49,7 +50,8 @@ class StartCheck(wiring.Component):
         super().__init__(
             {
                 "i_start": In(1),
-                "i_address": In(ADDRESS_WIDTH).array(len(ARRAYS)),
+                "i_address": In(ADDRESS_WIDTH).array(len(config.arrays)),
+                **({"i_use": In(len(config.arrays))} if len(config.rules) > 1 else {}),
                 "i_count": In(64),
                 "i_formats": In(1),
                 "i_copy_out": In(1),
@@ -64,9 +66,16 @@ class StartCheck(wiring.Component):
         m = Module()
         m.submodules.match = match = WindowMatch(windows=self.config.windows)
         beat_bytes = self.config.beat_bytes
+        arrays = self.config.arrays
+        use = (
+            self.i_use if len(self.config.rules) > 1 else Const((1 << len(arrays)) - 1, len(arrays))
+        )
+        unused = Signal()
+        other_unused = Signal()
+        written = Signal()
         bases = Array(self.i_address)
-        array = Signal(range(len(ARRAYS)))
-        other = Signal(range(len(ARRAYS)))  # with OVERLAP: an array before `array`
+        array = Signal(range(len(arrays)))
+        other = Signal(range(len(arrays)))  # with OVERLAP: an array before `array`
         is_last = Signal()
         base = Signal(ADDRESS_WIDTH)
         other_base = Signal(ADDRESS_WIDTH)
@@ -80,16 +89,24 @@ class StartCheck(wiring.Component):
             for name in its.signature.members:
                 m.d.comb += getattr(its, name).eq(getattr(mine, name))
         m.d.comb += [
-            is_last.eq(array == len(ARRAYS) - 1),
+            is_last.eq(array == len(arrays) - 1),
             base.eq(bases[array]),
             other_base.eq(bases[other]),
             end.eq(base + length),
             match.i_start.eq(base),
             match.i_end.eq(end),
-            stream.eq(array + Stream.P_READ),
+            unused.eq(~use.bit_select(array, 1)),
+            other_unused.eq(~use.bit_select(other, 1)),
             address.eq(base),
             self.o_fault.eq(Cat(cause, stream, Const(0, RESPONSE_WIDTH), address)),
         ]
+
+        reads = [Stream[f"{name.upper()}_READ"] for name in arrays]
+        writes = {name: Stream[f"{name.upper()}_WRITE"] for name in self.config.states}
+        with m.Switch(array):
+            for index, name in enumerate(arrays):
+                with m.Case(index):
+                    m.d.comb += [stream.eq(reads[index]), written.eq(name in writes)]
 
         def check(holds: object, found: ErrorCause) -> object:
             """Ends with `found` unless `holds`; a context for what follows if it does."""
@@ -123,35 +140,37 @@ class StartCheck(wiring.Component):
                     with m.If(self.i_count == 0):
                         m.d.comb += self.o_done.eq(1)
                         m.next = "IDLE"
-            with m.State("ALIGNMENT"), check(base % beat_bytes == 0, ErrorCause.ALIGNMENT):
+            with (
+                m.State("ALIGNMENT"),
+                check((base % beat_bytes == 0) | unused, ErrorCause.ALIGNMENT),
+            ):
                 next_array("RANGE")
             with m.State("RANGE"):
                 m.d.sync += other.eq(0)
-                with check(end <= self.memory_bytes, ErrorCause.ADDRESS_RANGE):
+                with check((end <= self.memory_bytes) | unused, ErrorCause.ADDRESS_RANGE):
                     next_array("OVERLAP")
                     with m.If(is_last):
                         m.d.sync += array.eq(1)
             with m.State("OVERLAP"):
                 apart = (end <= other_base) | (other_base + length <= base)
-                with check(apart, ErrorCause.OVERLAP):
+                with check(apart | unused | other_unused, ErrorCause.OVERLAP):
                     m.d.sync += array.eq(array + 1)
                     with m.If(is_last):
                         m.d.sync += [other.eq(other + 1), array.eq(other + 2)]
-                        with m.If(other == len(ARRAYS) - 2):
+                        with m.If(other == len(arrays) - 2):
                             m.d.sync += array.eq(0)
                             m.next = "READ_WINDOW"
             with m.State("READ_WINDOW"):
                 m.d.comb += match.i_read.eq(1)
-                with check(match.o_granted, ErrorCause.WINDOW):
+                with check(match.o_granted | unused, ErrorCause.WINDOW):
                     next_array("WRITE_WINDOW")
             with m.State("WRITE_WINDOW"):
                 m.d.comb += match.i_write.eq(1)
                 with m.Switch(array):
-                    for index, name in enumerate(ARRAYS):
+                    for index, name in enumerate(arrays):
                         with m.Case(index):
-                            m.d.comb += stream.eq(WRITTEN.get(name, Stream.NONE))
-                unwritten = array == ARRAYS.index("g")
-                with check(match.o_granted | unwritten, ErrorCause.WINDOW):
+                            m.d.comb += stream.eq(writes.get(name, Stream.NONE))
+                with check(match.o_granted | unused | ~written, ErrorCause.WINDOW):
                     m.d.comb += self.o_done.eq(is_last)
                     next_array("IDLE")
         return ResetInserter(self.i_clear)(m)

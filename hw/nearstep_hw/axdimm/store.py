@@ -15,12 +15,9 @@ from nearstep_hw.axi.window import WindowChecker, WindowSignature
 from nearstep_hw.axi.writer import WriteMover
 from nearstep_hw.stream.fifo import StreamFifo
 
-STATES = ("p", "m", "v")
-STREAMS = (Stream.P_WRITE, Stream.M_WRITE, Stream.V_WRITE)
-
 
 class StorePath(wiring.Component):
-    """Stores blocks of p, m and v, in turn, from a FIFO each of two blocks.
+    """Stores blocks of the arrays, in turn, from a FIFO each of two blocks.
 
     Parameters
     ----------
@@ -32,10 +29,12 @@ class StorePath(wiring.Component):
     window : the windows.
     i_base, i_beats : of the arrays; held while `o_idle` is low.
     i_tail : byte strobes of the last beat of each array.
+    i_use : a bit for each array that the run has; held while `o_idle` is low. If the kernel has
+        several rules.
     i_launch : begins.
-    i_p, i_m, i_v : beats.
+    i_<array> : beats.
     i_made : a beat of every input is put in this cycle.
-    o_block_done : a bit for each of p, m, v: a block of it is written and acknowledged.
+    o_block_done : a bit for each array: a block of it is written and acknowledged.
     o_fault : a fault in this cycle; cause 0 is none.
     i_stop : announces nothing more.
     o_idle : nothing is outstanding.
@@ -46,11 +45,12 @@ class StorePath(wiring.Component):
         self.config = config
         self.bursts_ahead = 1 << ceil_log2(config.bursts_ahead)
         self.schedule = BlockSchedule(
-            streams=len(STATES),
+            streams=len(config.states),
             address_width=config.address_width,
             beat_bytes=config.beat_bytes,
             block_beats=config.block_beats,
             burst_beats=config.burst_beats,
+            optional=len(config.rules) > 1,
         )
         super().__init__(
             {
@@ -58,17 +58,18 @@ class StorePath(wiring.Component):
                     Axi4WriteSignature(
                         address_width=config.address_width,
                         data_width=config.data_width,
-                        id_width=id_width(len(STATES)),
+                        id_width=id_width(len(config.states)),
                     )
                 ),
                 "window": In(WindowSignature()).array(config.windows),
-                "i_base": In(config.address_width).array(len(STATES)),
+                "i_base": In(config.address_width).array(len(config.states)),
                 "i_beats": In(self.schedule.i_beats.shape()),
                 "i_tail": In(config.beat_bytes),
+                **({"i_use": In(len(config.states))} if self.schedule.optional else {}),
                 "i_launch": In(1),
-                **{f"i_{name}": In(stream.Signature(config.data_width)) for name in STATES},
+                **{f"i_{name}": In(stream.Signature(config.data_width)) for name in config.states},
                 "i_made": In(1),
-                "o_block_done": Out(len(STATES)),
+                "o_block_done": Out(len(config.states)),
                 "o_fault": Out(FaultLayout()),
                 "i_stop": In(1),
                 "o_idle": Out(1),
@@ -87,7 +88,7 @@ class StorePath(wiring.Component):
             write=True,
         )
         m.submodules.mover = mover = WriteMover(
-            streams=len(STATES),
+            streams=len(config.states),
             address_width=config.address_width,
             beat_bytes=config.beat_bytes,
             burst_beats=config.burst_beats,
@@ -102,6 +103,8 @@ class StorePath(wiring.Component):
             wiring.connect(m, wiring.flipped(mine), its)
         for base, scheduled in zip(self.i_base, schedule.i_base, strict=True):
             m.d.comb += scheduled.eq(base)
+        if schedule.optional:
+            m.d.comb += schedule.i_use.eq(self.i_use)
         m.d.comb += [
             schedule.i_start.eq(self.i_launch),
             schedule.i_beats.eq(self.i_beats),
@@ -114,7 +117,7 @@ class StorePath(wiring.Component):
             self.o_block_done.eq(mover.o_block_done),
             self.o_idle.eq(mover.o_idle),
         ]
-        for name, sink in zip(STATES, mover.data, strict=True):
+        for name, sink in zip(config.states, mover.data, strict=True):
             m.submodules[f"fifo_{name}"] = fifo = StreamFifo(
                 config.data_width, depth=config.fifo_beats
             )
@@ -128,7 +131,7 @@ class StorePath(wiring.Component):
                 refused=checker.o_refused,
                 burst=checker.o_burst,
                 response=ErrorCause.WRITE_RESPONSE,
-                streams=STREAMS,
+                streams=[Stream[f"{name.upper()}_WRITE"] for name in config.states],
             )
         )
         return m

@@ -15,17 +15,19 @@ class BlockSchedule(wiring.Component):
     Block 0 of stream 0, block 0 of stream 1, and so on, then block 1 of stream 0. A burst ends at
     the end of its block and at every multiple of the longest burst, and so crosses no page.
 
-    *Timing*: a burst every two cycles, and one more where a block begins.
+    *Timing*: a burst every two cycles, and one more where a block begins or is left out.
 
     Parameters
     ----------
     streams : number of arrays.
     address_width : bits of a byte address.
     beat_bytes, block_beats, burst_beats : powers of two; a burst is at most a page.
+    optional : arrays can be left out.
 
     Members
     -------
     i_start : begins; only when `o_idle`.
+    i_use : a bit for each array: it is there; held while the schedule runs. If `optional`.
     i_beats : beats of each array, at least 1; held while the schedule runs.
     i_base : byte address of each array, a multiple of a beat; held while the schedule runs.
     i_clear : withdraws what is offered and goes idle.
@@ -43,6 +45,7 @@ class BlockSchedule(wiring.Component):
         beat_bytes: int,
         block_beats: int,
         burst_beats: int,
+        optional: bool = False,
     ) -> None:
         if burst_beats > MAX_BURST_BEATS or burst_beats * beat_bytes > PAGE_BYTES:
             raise ValueError(
@@ -50,6 +53,7 @@ class BlockSchedule(wiring.Component):
                 f"not {burst_beats!r} beats of {beat_bytes!r} bytes"
             )
         self.streams = streams
+        self.optional = optional
         self.block_beats = block_beats
         self.burst_beats = burst_beats
         self.offset_bits = exact_log2(beat_bytes)
@@ -61,6 +65,7 @@ class BlockSchedule(wiring.Component):
                 "i_start": In(1),
                 "i_beats": In(self.beat_address_width + 1),
                 "i_base": In(address_width).array(streams),
+                **({"i_use": In(streams)} if optional else {}),
                 "i_clear": In(1),
                 "o": Out(stream.Signature(layout)),
                 "o_idle": Out(1),
@@ -91,6 +96,21 @@ class BlockSchedule(wiring.Component):
             burst.block_last.eq(block_ends),
             burst.run_last.eq(block_ends & last_block),
         ]
+
+        def next_block() -> None:
+            with m.If(stream_index != self.streams - 1):
+                m.d.sync += stream_index.eq(stream_index + 1)
+                m.next = "BLOCK"
+            with m.Elif(~last_block):
+                m.d.sync += [
+                    stream_index.eq(0),
+                    offset.eq(offset + self.block_beats),
+                    ahead.eq(ahead - self.block_beats),
+                ]
+                m.next = "BLOCK"
+            with m.Else():
+                m.next = "IDLE"
+
         with m.FSM() as fsm:
             with m.State("IDLE"):
                 m.d.sync += [stream_index.eq(0), offset.eq(0), ahead.eq(self.i_beats)]
@@ -103,6 +123,9 @@ class BlockSchedule(wiring.Component):
                 with m.Else():
                     m.d.sync += left.eq(self.block_beats)
                 m.next = "SIZE"
+                if self.optional:
+                    with m.If(~self.i_use.bit_select(stream_index, 1)):
+                        next_block()
             with m.State("SIZE"):
                 m.d.sync += length.eq(to_boundary)
                 with m.If(left < to_boundary):
@@ -114,17 +137,7 @@ class BlockSchedule(wiring.Component):
                     m.d.sync += [address.eq(address + length), left.eq(left - length)]
                     with m.If(~block_ends):
                         m.next = "SIZE"
-                    with m.Elif(stream_index != self.streams - 1):
-                        m.d.sync += stream_index.eq(stream_index + 1)
-                        m.next = "BLOCK"
-                    with m.Elif(~last_block):
-                        m.d.sync += [
-                            stream_index.eq(0),
-                            offset.eq(offset + self.block_beats),
-                            ahead.eq(ahead - self.block_beats),
-                        ]
-                        m.next = "BLOCK"
                     with m.Else():
-                        m.next = "IDLE"
+                        next_block()
             m.d.comb += self.o_idle.eq(fsm.ongoing("IDLE"))
         return ResetInserter(self.i_clear)(m)

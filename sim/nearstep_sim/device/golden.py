@@ -23,8 +23,9 @@ from nearstep.errors import (
 )
 from nearstep_hw.axdimm.config import AdamKernelConfig
 from nearstep_hw.axdimm.dimm import DimmConfig
-from nearstep_hw.axdimm.registers import device_maps, update_rule
+from nearstep_hw.axdimm.registers import device_maps
 from nearstep_hw.csr.block import Response
+from nearstep_hw.rule.rule import Rule
 from nearstep_sim.device.golden_adam import ArmedInjection, Engine
 from nearstep_sim.device.golden_channel import GoldenChannel
 from nearstep_sim.device.memory import GUARD, UNWRITTEN
@@ -52,13 +53,18 @@ def open_device(family: str, options: dict[str, str]) -> GoldenBackend:
     if family != "axdimm":
         raise UrlError(f"golden:{family}", f"there is no family {family!r}", ("axdimm",))
     parsed = parse_options(GoldenOptions, "golden:axdimm", options)
-    return GoldenBackend(parsed.dimm() or parsed.config(), parsed.memory_bytes, make_engine(parsed))
+    return GoldenBackend(
+        parsed.dimm() or parsed.config(), parsed.memory_bytes, make_engines(parsed)
+    )
 
 
-def make_engine(options: GoldenOptions) -> Engine:
-    """The kernel of ``options``, compiled if need be."""
-    rule = update_rule(options.config())
-    if options.engine == "cpp":
+def make_engines(options: GoldenOptions) -> Sequence[Engine]:
+    """The arithmetic of each rule of ``options``, compiled if need be."""
+    return [_engine(rule, options.engine) for rule in options.config().rule_set.rules]
+
+
+def _engine(rule: Rule, kind: str) -> Engine:
+    if kind == "cpp":
         from nearstep_sim.golden.rule_cpp import kernel
 
         return kernel(rule)
@@ -82,13 +88,14 @@ class GoldenBackend(EmulatedBackend):
         A kernel by itself, or a DIMM.
     memory_bytes: int
         Over all channels.
-    engine: Engine
+    engines: Sequence[Engine]
+        One for each rule.
     """
 
     config: AdamKernelConfig | DimmConfig
 
     def __init__(
-        self, config: AdamKernelConfig | DimmConfig, memory_bytes: int, engine: Engine
+        self, config: AdamKernelConfig | DimmConfig, memory_bytes: int, engines: Sequence[Engine]
     ) -> None:
         self.family = "axdimm"
         self.config = config
@@ -103,7 +110,7 @@ class GoldenBackend(EmulatedBackend):
                     memory_bytes // config.channels,
                     maps[f"adam{number}"],
                     maps[f"arbiter{number}"],
-                    engine,
+                    engines,
                     self._log.append,
                     config.memory_bytes,
                 )
@@ -112,7 +119,7 @@ class GoldenBackend(EmulatedBackend):
         else:
             (kernel,) = device_maps(config).values()
             self._channels = [
-                GoldenChannel(config, 0, memory_bytes, kernel, None, engine, self._log.append)
+                GoldenChannel(config, 0, memory_bytes, kernel, None, engines, self._log.append)
             ]
         self._accesses = 0
         self._closed = False

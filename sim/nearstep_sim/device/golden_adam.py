@@ -15,18 +15,14 @@ from nearstep.errors import (
     UninitialisedError,
 )
 from nearstep_hw.axdimm.config import ELEMENT_BYTES, AdamKernelConfig
-from nearstep_hw.axdimm.registers import ARRAYS, COUNTERS, ErrorCause, Stream, update_rule
+from nearstep_hw.axdimm.registers import COUNTERS, ErrorCause, Stream
 from nearstep_sim.device.memory import WRITTEN, EmulatedMemory
 
 Floats = NDArray[np.float32]
 Engine = Callable[[Mapping[str, Floats], Mapping[str, float]], None]
-"""Updates p, m and v in place from p, g, m, v and the scalars."""
+"""Updates the states of one rule in place, from its arrays and the scalars."""
 
 RESPONSES = {"slverr": 2, "decerr": 3}
-_READ_STREAMS = dict(
-    zip(ARRAYS, (Stream.P_READ, Stream.G_READ, Stream.M_READ, Stream.V_READ), strict=True)
-)
-_WRITE_STREAMS = {"p": Stream.P_WRITE, "m": Stream.M_WRITE, "v": Stream.V_WRITE}
 
 
 @dataclass
@@ -63,7 +59,8 @@ class GoldenAdamKernel:
     ----------
     config: AdamKernelConfig
     memory: EmulatedMemory
-    engine: Engine
+    engines: Sequence[Engine]
+        One for each rule.
     value: Callable[[str], int]
         Configuration fields by ``register.field``.
     log: Callable[[str], None]
@@ -76,7 +73,7 @@ class GoldenAdamKernel:
         self,
         config: AdamKernelConfig,
         memory: EmulatedMemory,
-        engine: Engine,
+        engines: Sequence[Engine],
         value: Callable[[str], int],
         log: Callable[[str], None],
         end: int | None = None,
@@ -85,7 +82,7 @@ class GoldenAdamKernel:
         self._end = 1 << config.address_width if end is None else end
         self.memory = memory
         self.injections: list[ArmedInjection] = []
-        self._engine = engine
+        self._engines = engines
         self._value = value
         self._log = log
         self.reset()
@@ -116,9 +113,17 @@ class GoldenAdamKernel:
         """START: check the configuration, then be busy, unless refused or with nothing to do."""
         self._clear()
         self._count = self._value("count.value")
-        self._base = {name: self._value(f"{name}_address.value") for name in ARRAYS}
         self._windows = self._granted()
-        rule = update_rule(self.config)
+        rules = self.config.rule_set.rules
+        index = self._value("rule.value") if len(rules) > 1 else 0
+        if index >= len(rules):
+            self._fail(ErrorCause.UNSUPPORTED, Stream.NONE, 0)
+            self._finish()
+            return
+        rule, self._engine = rules[index], self._engines[index]
+        self._reads = {name: Stream[f"{name.upper()}_READ"] for name in rule.arrays_in}
+        self._writes = {name: Stream[f"{name.upper()}_WRITE"] for name in rule.arrays_out}
+        self._base = {name: self._value(f"{name}_address.value") for name in rule.arrays_in}
         bits = np.array([self._value(f"{name}.value") for name in rule.scalars], np.uint32)
         self._scalars = {
             **dict(zip(rule.scalars, bits.view(np.float32).tolist(), strict=True)),
@@ -190,17 +195,17 @@ class GoldenAdamKernel:
         nbytes = self._count * ELEMENT_BYTES
         for name, base in self._base.items():
             if base % self.config.beat_bytes:
-                return self._fail(ErrorCause.ALIGNMENT, _READ_STREAMS[name], base)
+                return self._fail(ErrorCause.ALIGNMENT, self._reads[name], base)
         for name, base in self._base.items():
             if base + nbytes > self._end:
-                return self._fail(ErrorCause.ADDRESS_RANGE, _READ_STREAMS[name], base)
-        names = list(ARRAYS)
+                return self._fail(ErrorCause.ADDRESS_RANGE, self._reads[name], base)
+        names = list(self._base)
         for i, first in enumerate(names):
             for second in names[i + 1 :]:
                 low, high = sorted((self._base[first], self._base[second]))
                 if low + nbytes > high:
-                    return self._fail(ErrorCause.OVERLAP, _READ_STREAMS[second], self._base[second])
-        for streams, write in ((_READ_STREAMS, False), (_WRITE_STREAMS, True)):
+                    return self._fail(ErrorCause.OVERLAP, self._reads[second], self._base[second])
+        for streams, write in ((self._reads, False), (self._writes, True)):
             for name, stream in streams.items():
                 base = self._base[name]
                 if not self._permitted(base, self._whole(base + nbytes), write):
@@ -228,17 +233,17 @@ class GoldenAdamKernel:
             self._engine(
                 {name: self._view(at, nbytes) for name, at in start.items()}, self._scalars
             )
-            self.counters["read_beats"] += len(_READ_STREAMS) * self._beats(nbytes)
-            self.counters["write_beats"] += len(_WRITE_STREAMS) * self._beats(nbytes)
+            self.counters["read_beats"] += len(self._reads) * self._beats(nbytes)
+            self.counters["write_beats"] += len(self._writes) * self._beats(nbytes)
             return
         arrays = {}
-        for name, stream in _READ_STREAMS.items():
+        for name, stream in self._reads.items():
             for address, limit in self._bursts(start[name], nbytes):
                 if not self._access(stream, address, limit, write=False):
                     return
             arrays[name] = self._view(start[name], nbytes).copy()
         self._engine(arrays, self._scalars)
-        for name, stream in _WRITE_STREAMS.items():
+        for name, stream in self._writes.items():
             data = arrays[name].view(np.uint8)
             for address, limit in self._bursts(start[name], nbytes):
                 if not self._access(stream, address, limit, write=True):

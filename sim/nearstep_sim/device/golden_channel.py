@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,7 +32,7 @@ class GoldenChannel:
     kernel: tuple[int, RegisterMap]
         Address and registers of the kernel.
     arbiter: tuple[int, RegisterMap] | None
-    engine: Engine
+    engines: Sequence[Engine]
     log: Callable[[str], None]
         Takes a line for each burst.
     end: int | None
@@ -46,7 +46,7 @@ class GoldenChannel:
         memory_bytes: int,
         kernel: tuple[int, RegisterMap],
         arbiter: tuple[int, RegisterMap] | None,
-        engine: Engine,
+        engines: Sequence[Engine],
         log: Callable[[str], None],
         end: int | None = None,
     ) -> None:
@@ -55,7 +55,7 @@ class GoldenChannel:
         self._kernel_base, self._kernel_map = kernel
         self._registers = RegisterFile(self._kernel_map)
         self.kernel = GoldenAdamKernel(
-            config, self.memory, engine, lambda path: self._registers[path], log, end
+            config, self.memory, engines, lambda path: self._registers[path], log, end
         )
         self._arbiter_base, self._arbiter = -1, None
         if arbiter is not None:

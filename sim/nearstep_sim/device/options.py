@@ -21,6 +21,8 @@ class AxdimmOptions:
     ----------
     lanes, functional_units, block_bytes, order :
         As in :class:`nearstep_hw.axdimm.config.AdamKernelConfig`.
+    rules : str
+        Update rules of the kernel, with commas between: ``adam,sgd,sgd_momentum,adagrad``.
     memory_bytes : int
         Size of the device memory, a multiple of 64. Pages are taken as they are used.
     """
@@ -29,6 +31,7 @@ class AxdimmOptions:
     functional_units: int | None = None
     block_bytes: int = 16384
     order: Literal["default", "paper"] = "default"
+    rules: str = "adam"
     memory_bytes: int = 1 << 30
 
     def __post_init__(self) -> None:
@@ -51,6 +54,7 @@ class AxdimmOptions:
             functional_units=self.functional_units,
             block_bytes=self.block_bytes,
             order=self.order,
+            rules=tuple(self.rules.split(",")),
         )
 
 
@@ -146,6 +150,8 @@ class DimmOptions:
         As in :class:`nearstep_hw.axdimm.dimm.DimmConfig`.
     lanes, functional_units, block_bytes, order :
         As in :class:`nearstep_hw.axdimm.config.AdamKernelConfig`.
+    rules : str
+        Update rules of the kernel, with commas between: ``adam,sgd,sgd_momentum,adagrad``.
     scheduler : str
         Of the host's memory controller: ``fr-fcfs`` or ``in-order``.
     postpone : int
@@ -172,6 +178,7 @@ class DimmOptions:
     functional_units: int | None = None
     block_bytes: int = 16384
     order: Literal["default", "paper"] = "default"
+    rules: str = "adam"
     scheduler: Literal["fr-fcfs", "in-order"] = "fr-fcfs"
     postpone: int = 1
     fu: Literal["rtl", "native"] = "rtl"
@@ -200,6 +207,7 @@ class DimmOptions:
                 functional_units=self.functional_units,
                 block_bytes=self.block_bytes,
                 order=self.order,
+                rules=tuple(self.rules.split(",")),
             ),
             channels=self.channels,
             density=self.density,

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 import nearstep
 from nearstep.axdimm.device import AxdimmDevice
-from nearstep.axdimm.run import AdamRun
+from nearstep.axdimm.run import UpdateRun
 from nearstep.buffer import Buffer
 from nearstep_hw.axdimm.registers import ARRAYS, update_rule
 from nearstep_hw.rule.adam import ORDERS
@@ -86,7 +86,7 @@ class Job:
         """The channel is the host's again."""
         self._mode.close()
 
-    def start(self) -> AdamRun:
+    def start(self) -> UpdateRun:
         channel = self.device.channels[self.channel]
         if channel.arbiter is not None and not channel.accelerated:
             self._mode.enter_context(self.device.acceleration(self.channel))

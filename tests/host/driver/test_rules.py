@@ -1,0 +1,193 @@
+"""Every update rule of a kernel with several, through the driver, on every emulated device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import nullcontext
+
+import numpy as np
+import pytest
+
+import nearstep
+from nearstep.axdimm.device import AxdimmDevice
+from nearstep.errors import ArgumentError, DtypeError, OptionError, UrlError
+from nearstep_hw.axdimm.registers import ErrorCause
+from nearstep_hw.rule.adagrad import ADAGRAD, adagrad_scalars
+from nearstep_hw.rule.adam import ADAM, adam_scalars
+from nearstep_hw.rule.sgd import SGD, SGD_MOMENTUM, sgd_momentum_scalars, sgd_scalars
+from nearstep_sim.golden.rule import evaluate
+
+ALL = "rules=adam,sgd,sgd_momentum,adagrad"
+URLS = {
+    "golden-numpy": f"golden:axdimm?lanes=4&block_bytes=512&memory_bytes=1MiB&engine=numpy&{ALL}",
+    "golden-cpp": f"golden:axdimm?lanes=4&block_bytes=512&memory_bytes=1MiB&{ALL}",
+    "golden-dimm": f"golden:axdimm?channels=2&block_bytes=512&memory_bytes=2MiB&{ALL}",
+    "sim-ideal": f"sim:axdimm?lanes=4&block_bytes=512&memory_bytes=1MiB&{ALL}",
+    "sim-halfduplex": (
+        "sim:axdimm?lanes=4&block_bytes=512&memory_bytes=1MiB&memory=halfduplex&fu=native"
+        f"&stall=0.2&seed=3&{ALL}"
+    ),
+    "sim-dimm": f"sim:axdimm?memory=ddr4-1600&block_bytes=1024&functional_units=4&{ALL}",
+}
+COUNTS = (1, 15, 16, 127, 128, 129, 1001, 4099)
+
+
+@pytest.fixture(params=URLS)
+def device(request: pytest.FixtureRequest) -> Iterator[AxdimmDevice]:
+    with nearstep.open(URLS[request.param]) as opened:
+        yield opened
+
+
+def accelerated(device):
+    return device.acceleration() if device.dimm is not None else nullcontext()
+
+
+class Arrays:
+    def __init__(self, device, count, seed):
+        print(f"seed {seed}")
+        rng = np.random.default_rng(seed)
+        self.device = device
+        self.before = {name: rng.standard_normal(count).astype(np.float32) for name in "pgmv"}
+        self.before["v"] = np.square(self.before["v"])
+        self.buffers = {name: device.alloc(count) for name in "pgmv"}
+        for name, buffer in self.buffers.items():
+            buffer.write(self.before[name])
+
+    def check(self, rule, scalars):
+        """Arrays of the rule are as it says, the others as they were; the number compared."""
+        expected = evaluate(rule, {n: self.before[n] for n in rule.arrays_in}, scalars)
+        compared = 0
+        for name, buffer in self.buffers.items():
+            wanted = expected.get(name, self.before[name])
+            np.testing.assert_array_equal(
+                buffer.read().view(np.uint32), wanted.view(np.uint32), f"{rule.name} {name}"
+            )
+            compared += wanted.size
+        self.before |= expected
+        return compared
+
+    def run(self, name, arrays, **hyper):
+        with accelerated(self.device):
+            run = getattr(self.device, name)(**{n: self.buffers[n] for n in arrays}, **hyper)
+            run.wait()
+        return run
+
+
+def test_rules_in_turn_on_the_same_arrays(device):
+    compared = 0
+    for count in COUNTS:
+        work = Arrays(device, count, 40 + count)
+        run = work.run("adam", "pgmv", step=2, lr=1e-2, weight_decay=0.1, decoupled=True)
+        assert run.what == f"adam of {count} elements"
+        compared += work.check(ADAM, adam_scalars(1e-2, (0.9, 0.999), 1e-8, 0.1, 2, True))
+        run = work.run("sgd", "pg", lr=0.3, weight_decay=0.01)
+        assert (run.rule, run.committed) == ("sgd", count)
+        compared += work.check(SGD, sgd_scalars(0.3, 0.01))
+        for first, nesterov, dampening in ((True, False, 0.5), (False, True, 0.0)):
+            hyper = {"momentum": 0.9, "dampening": dampening, "nesterov": nesterov}
+            work.run("sgd", "pgm", lr=0.1, first=first, **hyper)
+            scalars = sgd_momentum_scalars(0.1, 0.9, dampening, 0.0, nesterov, first)
+            compared += work.check(SGD_MOMENTUM, scalars)
+        work.run("adagrad", "pgv", step=3, lr=0.1, lr_decay=0.5, weight_decay=0.2)
+        compared += work.check(ADAGRAD, adagrad_scalars(0.1, 0.5, 0.2, 1e-10, 3))
+        for buffer in work.buffers.values():
+            buffer.free()
+    assert compared == 5 * 4 * sum(COUNTS)
+
+
+def test_only_arrays_of_the_rule_are_moved(device):
+    work = Arrays(device, 4096, 5)
+    beats = 4096 // device.config.lanes
+    for name, arrays, hyper in (
+        ("sgd", "pg", {}),
+        ("sgd", "pgm", {"momentum": 0.5}),
+        ("adagrad", "pgv", {"step": 1}),
+        ("adam", "pgmv", {"step": 1}),
+    ):
+        run = work.run(name, arrays, **hyper)
+        assert run.counters["read_beats"] == len(arrays) * beats
+        assert run.counters["write_beats"] == (len(arrays) - 1) * beats
+
+
+def test_a_rule_that_the_kernel_does_not_have_is_refused_at_once():
+    with nearstep.open("golden:axdimm?rules=sgd,adagrad&memory_bytes=1MiB&engine=numpy") as device:
+        work = Arrays(device, 100, 1)
+        for name, arrays, hyper in (
+            ("adam", "pgmv", {"step": 1}),
+            ("sgd", "pgm", {"momentum": 0.9}),
+        ):
+            with pytest.raises(ArgumentError, match=r"one that the kernel has \(sgd, adagrad\)"):
+                work.run(name, arrays, **hyper)
+        work.run("adagrad", "pgv", step=1)
+
+
+def test_a_register_that_names_no_rule_is_refused_by_the_kernel(device):
+    work = Arrays(device, 300, 2)
+    kernel = device.regs.adam0
+    kernel.count.value = 300
+    kernel.rule.value = 4
+    with accelerated(device):
+        kernel.start.go = 1
+        device.backend.wait([kernel.status.poll(busy=0)], 20_000)
+        assert (kernel.status.done, kernel.status.error) == (0, 1)
+        assert kernel.error.cause == ErrorCause.UNSUPPORTED
+    work.run("sgd", "pg", lr=0.5)
+    assert work.check(SGD, sgd_scalars(0.5, 0.0)) == 1200
+
+
+def test_addresses_of_arrays_that_the_rule_does_not_have_do_not_matter(device):
+    work = Arrays(device, 300, 2)
+    work.run("adam", "pgmv", step=1)
+    work.before = {name: buffer.read() for name, buffer in work.buffers.items()}
+    device.regs.adam0.m_address.value = 4  # neither aligned nor granted
+    work.run("sgd", "pg", lr=0.5)
+    assert work.check(SGD, sgd_scalars(0.5, 0.0)) == 1200
+
+
+WRONG = {
+    "momentum without a buffer": ("sgd", "pg", {"momentum": 0.9}, ArgumentError),
+    "a buffer without momentum": ("sgd", "pgm", {}, ArgumentError),
+    "nesterov without momentum": ("sgd", "pg", {"nesterov": True}, ArgumentError),
+    "nesterov with dampening": (
+        "sgd",
+        "pgm",
+        {"momentum": 0.9, "nesterov": True, "dampening": 0.1},
+        ArgumentError,
+    ),
+    "negative rate": ("sgd", "pg", {"lr": -1.0}, ArgumentError),
+    "negative momentum": ("sgd", "pgm", {"momentum": -0.9}, ArgumentError),
+    "step zero": ("adagrad", "pgv", {"step": 0}, ArgumentError),
+    "rate of text": ("adagrad", "pgv", {"step": 1, "lr": "a"}, ArgumentError),
+    "NaN decay of the rate": (
+        "adagrad",
+        "pgv",
+        {"step": 1, "lr_decay": float("nan")},
+        ArgumentError,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_wrong_arguments_fail_before_the_device_is_touched(case, monkeypatch):
+    name, arrays, hyper, error = WRONG[case]
+    with nearstep.open(URLS["golden-numpy"]) as device:
+        work = Arrays(device, 16, 3)
+        touched = []
+        monkeypatch.setattr(device.backend, "write_register", lambda *args: touched.append(args))
+        with pytest.raises(error) as caught:
+            work.run(name, arrays, **hyper)
+        print(caught.value)
+        assert touched == []
+
+
+def test_an_array_that_is_no_buffer_is_named():
+    with nearstep.open(URLS["golden-numpy"]) as device:
+        work = Arrays(device, 16, 3)
+        with pytest.raises(DtypeError, match="p: dtype must be Buffer"):
+            device.sgd(work.before["p"], work.buffers["g"])
+
+
+@pytest.mark.parametrize("rules", ["", "adam,adam", "lion", "sgd,"])
+def test_rules_that_cannot_be(rules):
+    with pytest.raises((OptionError, UrlError)):
+        nearstep.open(f"golden:axdimm?rules={rules}")
