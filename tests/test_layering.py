@@ -36,6 +36,7 @@ PURE_HARDWARE = {
     "nearstep_hw.rule.rule",
     "nearstep_hw.rule.scalars",
     "nearstep_hw.rule.sgd",
+    "nearstep_hw.rule.shared",
     "nearstep_hw.smartssd",
     "nearstep_hw.smartssd.compression",
 }

@@ -1,0 +1,107 @@
+"""The general updater: lanes that hold several update rules, of which a register chooses one."""
+
+from collections.abc import Sequence
+
+from amaranth import Elaboratable, Module, Signal
+from amaranth.lib import data, stream, wiring
+from amaranth.lib.wiring import In, Out
+
+from nearstep_hw.fp.format import FP32
+from nearstep_hw.rule.rtl import FunctionalUnit
+from nearstep_hw.rule.rule import Rule
+from nearstep_hw.rule.shared import SharedRules
+
+__all__ = ["GeneralUpdater"]
+
+
+class GeneralUpdater(wiring.Component):
+    """Beats of all arrays in, beats of the arrays that rules write out.
+
+    `rule` is the number of a rule in `rules`. While it names none, `o_unknown` is 1 and nothing is
+    taken or given.
+
+    *Timing.* One beat a cycle; a result is at the output `latency` cycles after its beat was taken,
+    if the output does not wait. While a result waits at the output nothing moves: `i.ready` depends
+    combinationally on `o.ready`.
+
+    *Numerics.* Each rule gives the bits of `nearstep_sim.golden.rule.evaluate`. What comes for an
+    array that the rule does not read is ignored; what leaves for one that it does not write has no
+    meaning.
+
+    Parameters
+    ----------
+    rules : see `SharedRules`; one alone will do.
+    lanes : FP32 elements in a beat.
+
+    Members
+    -------
+    i : In(stream), for each array read by any rule its lanes, lane k in bits 32 k to 32 k + 31.
+    o : Out(stream), the same for each array written by any rule.
+    s_<scalar>, s_<switch> : In(32), In(1), of all rules; stable from the first beat taken to the
+        last result.
+    rule : In, number of the rule; stable likewise.
+    o_unknown : Out(1)
+
+    Attributes
+    ----------
+    shared : SharedRules
+    latency : int
+
+    Ref: Smart-Infinity, V-A.
+    """
+
+    def __init__(self, rules: Sequence[Rule], *, lanes: int = 16) -> None:
+        if not isinstance(lanes, int) or lanes < 1:
+            raise ValueError(f"Lanes must be a positive integer, not {lanes!r}")
+        self.lanes = lanes
+        self.shared = SharedRules("general", rules)
+        self.latency = FunctionalUnit(self.shared.rule).latency
+        words = data.ArrayLayout(FP32.width, lanes)
+        rule = self.shared.rule
+        self._selectors = [f"use_{each.name}" for each in self.shared.rules[1:]]
+        super().__init__(
+            {
+                "i": In(stream.Signature(data.StructLayout(dict.fromkeys(rule.arrays_in, words)))),
+                "o": Out(
+                    stream.Signature(data.StructLayout(dict.fromkeys(rule.arrays_out, words)))
+                ),
+                **{
+                    f"s_{name}": In(width)
+                    for name, width in rule.registers().items()
+                    if name not in self._selectors
+                },
+                # One number more than there are rules, so that there is one that names none.
+                "rule": In(range(len(self.shared.rules) + 1)),
+                "o_unknown": Out(1),
+            }
+        )
+
+    def elaborate(self, platform: object) -> Elaboratable:
+        m = Module()
+        rule, count = self.shared.rule, len(self.shared.rules)
+        advance = Signal()
+        chosen = {name: Signal(name=name) for name in self._selectors}
+        for number, each in enumerate(chosen.values(), 1):
+            m.d.comb += each.eq(self.rule == number)
+        m.d.comb += [
+            self.o_unknown.eq(self.rule >= count),
+            advance.eq((self.o.ready | ~self.o.valid) & ~self.o_unknown),
+            self.i.ready.eq(advance),
+        ]
+        for lane in range(self.lanes):
+            unit = FunctionalUnit(rule)
+            m.submodules[f"lane{lane}"] = unit
+            m.d.comb += [
+                unit.i_en.eq(advance),
+                unit.i_valid.eq(self.i.valid),
+            ]
+            for name in rule.registers():
+                register = chosen[name] if name in chosen else getattr(self, f"s_{name}")
+                m.d.comb += getattr(unit, f"s_{name}").eq(register)
+            for name in rule.arrays_in:
+                m.d.comb += getattr(unit, f"i_{name}").eq(getattr(self.i.payload, name)[lane])
+            for name in rule.arrays_out:
+                m.d.comb += getattr(self.o.payload, name)[lane].eq(getattr(unit, f"o_{name}"))
+            if lane == 0:
+                m.d.comb += self.o.valid.eq(unit.o_valid & ~self.o_unknown)
+        return m
