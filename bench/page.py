@@ -271,12 +271,14 @@ def module(results: Results) -> list[str]:
                 f"{row['to']}, {row['density']}, {row['load']}",
                 row["times"],
                 f"{row['median']:.0f}",
-                row["worst"],
+                row["worst"] if row["worst"] <= row["bound"] else f"**{row['worst']}**",
                 row["bound"],
             ]
             for row in results["hand_overs"]
         ),
     )
+    if any(row["worst"] > row["bound"] for row in results["hand_overs"]):
+        lines += ["**Bold**: beyond the bound, which therefore is none for that load.", ""]
     lines += ["![Cycles of a change of mode](module-hand-over.png)", ""]
     return lines + (module_area(results["area"]) if results["area"] else [])
 
