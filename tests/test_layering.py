@@ -36,7 +36,6 @@ PURE_HARDWARE = {
     "nearstep_hw.rule.rule",
     "nearstep_hw.rule.scalars",
     "nearstep_hw.rule.sgd",
-    "nearstep_hw.rule.shared",
     "nearstep_hw.smartssd",
     "nearstep_hw.smartssd.compression",
 }

@@ -1,18 +1,27 @@
 """Several update rules as one, with their arithmetic units shared."""
 
 import inspect
+import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from .errors import RuleError
 from .expr import Condition, Expression, Value, select
-from .program import ARITHMETIC, Operation
+from .program import ARITHMETIC, Operation, Program
 from .rule import Rule
 
 __all__ = ["combine", "selector"]
 
-#: What sharing a unit saves, in the order of its size; only the order and the rough ratio matter.
-_WORTH: Mapping[str, int] = {"div": 12, "sqrt": 10, "fma": 6, "mul": 4, "add": 3, "sub": 3}
+#: What a unit costs beside another, by its LUTs and DSPs, and what a rule more on a unit costs.
+_COST: Mapping[str, int] = MappingProxyType(
+    {"add": 10, "mul": 10, "fma": 19, "div": 30, "sqrt": 25}
+)
+_MULTIPLEXER = 1
+#: Cycles of each unit, about: of datapaths that cost the same, the shortest is taken.
+_CYCLES: Mapping[str, int] = MappingProxyType({"add": 5, "mul": 5, "fma": 7, "div": 17, "sqrt": 15})
+_TRIES = 40
+_SEED = 1
 
 
 def selector(rule: Rule) -> str:
@@ -27,46 +36,103 @@ def combine(name: str, rules: Sequence[Rule]) -> Rule:
     bit for bit. Arrays, scalars and switches of one name are shared. An array that the chosen rule
     does not have is neither needed nor meaningful.
 
-    Units of one kind are shared between rules, with their operands selected. Which ones is found
-    by aligning the operations of each rule, in the order of dependence, with those before it; so no
-    cycle can come about.
+    Operations of different rules are put on one unit where that costs less than a unit each, with
+    the operands selected: a - b becomes a + (-b), and an fma stands in for a product (with an
+    addend of -0) or for a sum (with a factor of 1), which round the same. Which ones is found by
+    aligning the operations of each rule, in an order of dependence, with those before it, so that
+    no cycle can come about; of several orders the cheapest is taken, always the same.
 
     Raises
     ------
     ValueError
         Fewer than two rules, or two of one name.
     RuleError
-        Rules list their arrays in orders that contradict each other, or have outputs.
+        Rules list their arrays in orders that contradict each other, or a name means different
+        things in two rules.
     """
     if len(rules) < 2:
         raise ValueError(f"A combination must be of at least two rules, not {len(rules)}")
     names = [rule.name for rule in rules]
     if len(set(names)) != len(names):
         raise ValueError(f"Rules of a combination must have different names, not {names}")
-    for rule in rules:
-        if rule.outputs:
-            raise RuleError(f"Rule {rule.name!r} of a combination has outputs", rule.location)
+    kinds = _kinds(rules)
+    by_size = sorted(range(len(rules)), key=lambda k: -len(rules[k].program.operations))
+    rng = random.Random(_SEED)
+    best: tuple[int, int] | None = None
+    chosen: Rule | None = None
+    for attempt in range(_TRIES):
+        slots: list[_Slot] = []
+        for number in by_size:
+            program = rules[number].program
+            slots = _merged(slots, program, number, _order(program, rng if attempt else None))
+        cost = sum(_COST[slot.kind] + _MULTIPLEXER * (len(slot.uses) - 1) for slot in slots)
+        if best is not None and cost > best[0]:
+            continue
+        whole = _built(name, rules, kinds, slots)
+        rank = (cost, _cycles(whole.program))
+        if best is None or rank < best:
+            best, chosen = rank, whole
+    assert chosen is not None
+    return chosen
+
+
+def _kinds(rules: Sequence[Rule]) -> dict[str, str]:
+    """What each name is; switches that choose a rule last."""
+    kinds: dict[str, str] = {}
     arrays = _union(rules)
-    states = tuple(a for a in arrays if any(a in rule.states for rule in rules))
-    scalars = tuple(dict.fromkeys(s for rule in rules for s in rule.scalars))
-    own = tuple(dict.fromkeys(s for rule in rules for s in rule.switches))
-    chosen = tuple(selector(rule) for rule in rules[1:])
+    written = {state for rule in rules for state in rule.states}
+    for rule in rules:
+        declared = {
+            **dict.fromkeys(rule.arrays_in, "array"),
+            **dict.fromkeys(rule.outputs, "output"),
+            **dict.fromkeys(rule.scalars, "scalar"),
+            **dict.fromkeys(rule.switches, "switch"),
+        }
+        for each, kind in declared.items():
+            if kinds.setdefault(each, kind) != kind:
+                raise RuleError(
+                    f"{each!r} is of kind {kind} here, and of kind {kinds[each]} in another rule",
+                    rule.location,
+                )
+    for rule in rules[1:]:
+        if selector(rule) in kinds:
+            raise RuleError(f"{selector(rule)!r} is the switch of the rule", rule.location)
+        kinds[selector(rule)] = "switch"
+    for each in arrays:
+        kinds[each] = "state" if each in written else "input"
+    return {**{each: kinds[each] for each in arrays}, **kinds}
 
-    def define(**leaves: Expression) -> Mapping[str, Value]:
-        return _Merge(rules, leaves).results(states)
 
-    parameters = [
-        inspect.Parameter(each, inspect.Parameter.KEYWORD_ONLY)
-        for each in (*arrays, *scalars, *own, *chosen)
-    ]
-    define.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+def _built(
+    name: str, rules: Sequence[Rule], kinds: Mapping[str, str], slots: list["_Slot"]
+) -> Rule:
+    def define(**leaves: Expression) -> dict[str, Value]:
+        builder = _Builder(rules, slots, leaves)
+        results: dict[str, dict[int, Expression]] = {}
+        for number, rule in enumerate(rules):
+            for array, index in rule.program.results.items():
+                results.setdefault(array, {})[number] = builder.value(number, index)
+        return {array: builder.choose(each) for array, each in results.items()}
+
+    named = {
+        kind: tuple(each for each in kinds if kinds[each] == kind)
+        for kind in ("state", "input", "output", "scalar", "switch")
+    }
+    define.__signature__ = inspect.Signature(
+        [
+            inspect.Parameter(each, inspect.Parameter.KEYWORD_ONLY)
+            for each in kinds
+            if kinds[each] != "output"
+        ]
+    )
     return Rule(
         name,
         define,
-        states=states,
-        inputs=tuple(a for a in arrays if a not in states),
-        scalars=scalars,
-        switches=(*own, *chosen),
+        states=named["state"],
+        inputs=named["input"],
+        outputs=named["output"],
+        scalars=named["scalar"],
+        switches=named["switch"],
     )
 
 
@@ -90,113 +156,159 @@ def _union(rules: Sequence[Rule]) -> tuple[str, ...]:
 
 @dataclass
 class _Slot:
-    """One unit of hardware: an operation of each rule that uses it, by the rule's number."""
+    """One unit: its kind, and for each rule that uses it the operation in that rule's program."""
 
-    op: str
-    users: dict[int, int] = field(default_factory=dict)
-    value: Value | None = None
+    kind: str
+    uses: dict[int, int] = field(default_factory=dict)
 
 
-class _Merge:
-    def __init__(self, rules: Sequence[Rule], leaves: Mapping[str, Expression]) -> None:
-        self._rules = rules
-        self._leaves = leaves
-        self._made: dict[tuple[int, int], Expression] = {}
-        slots: list[_Slot] = []
-        for number, rule in enumerate(rules):
-            slots = _align(slots, number, rule.program.operations)
-        self._slot_of = {
-            (number, index): slot for slot in slots for number, index in slot.users.items()
-        }
-        for slot in slots:  # in an order that is one of dependence for every rule
-            self._make(slot)
+def _kind(op: str) -> str:
+    return "add" if op == "sub" else op  # a - b is a + (-b), bit for bit
 
-    def results(self, states: Sequence[str]) -> dict[str, Value]:
-        results = {}
-        for state in states:
-            by_rule = {
-                number: self._value(number, rule.program.results[state])
-                for number, rule in enumerate(self._rules)
-                if state in rule.program.results
-            }
-            results[state] = self._choose(by_rule)
-        return results
 
-    def _make(self, slot: _Slot) -> None:
-        operands = []
-        for place in range(len(self._operation(*next(iter(slot.users.items()))).operands)):
-            by_rule = {
-                number: self._value(number, self._operation(number, index).operands[place])
-                for number, index in slot.users.items()
-            }
-            operands.append(self._choose(by_rule))
-        slot.value = Value(slot.op, *operands)
+def _joined(one: str, other: str) -> str | None:
+    """The unit that does both, or None: fma(a, b, -0) is a * b, and fma(1, a, b) is a + b."""
+    if one == other:
+        return one
+    if {one, other} <= {"fma", "mul", "add"} and "fma" in (one, other):
+        return "fma"
+    return None
 
-    def _choose(self, by_rule: Mapping[int, Value]) -> Value:
-        """The value of the rule that is chosen; of the lowest, if it is another."""
+
+def _order(program: Program, rng: random.Random | None) -> list[int]:
+    """The arithmetic operations of a program: as they stand, or in another order of dependence."""
+    needs: list[set[int]] = []
+    for each in program.operations:
+        below: set[int] = set()
+        for operand in each.operands:
+            below |= needs[operand]
+            if program.operations[operand].op in ARITHMETIC:
+                below.add(operand)
+        needs.append(below)
+    left = [k for k, each in enumerate(program.operations) if each.op in ARITHMETIC]
+    if rng is None:
+        return left
+    order: list[int] = []
+    while left:
+        ready = [k for k in left if not needs[k] & set(left)]
+        order.append(rng.choice(ready))
+        left.remove(order[-1])
+    return order
+
+
+def _merged(slots: list[_Slot], program: Program, number: int, order: list[int]) -> list[_Slot]:
+    """`slots` and the operations of one more rule, both in their order, at the least cost."""
+    kinds = [_kind(program.operations[k].op) for k in order]
+    best: dict[tuple[int, int], tuple[int, str]] = {(0, 0): (0, "")}
+    for i in range(len(slots) + 1):
+        for j in range(len(order) + 1):
+            choices = []
+            if i:
+                choices.append((best[i - 1, j][0] + _COST[slots[i - 1].kind], "keep"))
+            if j:
+                choices.append((best[i, j - 1][0] + _COST[kinds[j - 1]], "new"))
+            if i and j and (both := _joined(slots[i - 1].kind, kinds[j - 1])):
+                choices.append((best[i - 1, j - 1][0] + _COST[both] + _MULTIPLEXER, "join"))
+            if choices:
+                best[i, j] = min(choices)
+    result: list[_Slot] = []
+    i, j = len(slots), len(order)
+    while i or j:
+        step = best[i, j][1]
+        if step == "new":
+            j -= 1
+            result.append(_Slot(kinds[j], {number: order[j]}))
+            continue
+        i -= 1
+        slot = slots[i]
+        if step == "keep":
+            result.append(slot)
+        else:
+            j -= 1
+            both = _joined(slot.kind, kinds[j])
+            assert both is not None
+            result.append(_Slot(both, {**slot.uses, number: order[j]}))
+    return result[::-1]
+
+
+def _cycles(program: Program) -> int:
+    end: list[int] = []
+    for each in program.operations:
+        start = max((end[operand] for operand in each.operands), default=0)
+        end.append(start + _CYCLES.get(_kind(each.op), 0))
+    return max(end[index] for index in program.results.values())
+
+
+class _Builder:
+    """Expressions of the common datapath, slot by slot."""
+
+    def __init__(self, rules: Sequence[Rule], slots: list[_Slot], leaves: Mapping[str, Expression]):
+        self.rules = rules
+        self.leaves = leaves
+        self.values: list[dict[int, Expression]] = [{} for _ in rules]
+        self.constants: dict[int, Value] = {}
+        for slot in slots:
+            self._unit(slot)
+
+    def constant(self, bits: int) -> Value:
+        return self.constants.setdefault(bits, Value("constant", bits=bits))
+
+    def value(self, number: int, index: int) -> Expression:
+        """What the operation `index` of a rule gives; its arithmetic is in earlier slots."""
+        known = self.values[number]
+        if index not in known:
+            each = self.rules[number].program.operations[index]
+            if each.op in ("array", "scalar", "switch"):
+                known[index] = self.leaves[each.name]
+            elif each.op == "constant":
+                known[index] = self.constant(each.bits)
+            else:
+                operands = [self.value(number, k) for k in each.operands]
+                made = Condition if each.op in _CONDITIONS else Value
+                known[index] = made(each.op, *operands)
+        return known[index]
+
+    def choose(self, by_rule: Mapping[int, Expression]) -> Expression:
+        """The value of the rule that runs; of rules not named, that of any."""
         numbers = sorted(by_rule)
         chosen = by_rule[numbers[0]]
         for number in numbers[1:]:
-            condition = self._leaves[selector(self._rules[number])]
-            assert isinstance(condition, Condition)
             if by_rule[number] is not chosen:
-                chosen = select(condition, by_rule[number], chosen)
+                name = selector(self.rules[number])
+                chosen = select(self.leaves[name], by_rule[number], chosen)
         return chosen
 
-    def _value(self, number: int, index: int) -> Value:
-        made = self._expression(number, index)
-        assert isinstance(made, Value)
-        return made
+    def _unit(self, slot: _Slot) -> None:
+        operands = {
+            number: self._operands(number, slot.kind, self.rules[number].program.operations[index])
+            for number, index in slot.uses.items()
+        }
+        first = next(iter(operands.values()))
+        for given in operands.values():
+            # The first two operands of a sum, a product or an fma may change places.
+            swapped = [given[1], given[0], *given[2:]] if slot.kind in _COMMUTE else given
+            same = [sum(a is b for a, b in zip(each, first, strict=True)) for each in
+                    (given, swapped)]  # fmt: skip
+            if same[1] > same[0]:
+                given[:2] = swapped[:2]
+        columns = [
+            self.choose({number: given[place] for number, given in operands.items()})
+            for place in range(len(first))
+        ]
+        result = Value(slot.kind, *columns)
+        for number, index in slot.uses.items():
+            self.values[number][index] = result
 
-    def _operation(self, number: int, index: int) -> Operation:
-        return self._rules[number].program.operations[index]
-
-    def _expression(self, number: int, index: int) -> Expression:
-        slot = self._slot_of.get((number, index))
-        if slot is not None:
-            assert slot.value is not None
-            return slot.value
-        if (number, index) not in self._made:
-            each = self._operation(number, index)
-            kind = Condition if each.op in _CONDITIONS else Value
-            self._made[number, index] = (
-                self._leaves[each.name]
-                if each.op in ("array", "scalar", "switch")
-                else kind(
-                    each.op, *(self._expression(number, i) for i in each.operands), bits=each.bits
-                )
-            )
-        return self._made[number, index]
+    def _operands(self, number: int, kind: str, each: Operation) -> list[Expression]:
+        given = [self.value(number, k) for k in each.operands]
+        if each.op == "sub":
+            given[1] = Value("neg", given[1])
+        if kind == "fma" and each.op == "mul":
+            given.append(self.constant(0x8000_0000))
+        elif kind == "fma" and each.op in ("add", "sub"):
+            given = [self.constant(0x3F80_0000), given[0], given[1]]
+        return given
 
 
 _CONDITIONS = frozenset({"lt", "le", "eq", "not", "and", "or", "xor"})
-
-
-def _align(slots: Sequence[_Slot], number: int, operations: Sequence[Operation]) -> list[_Slot]:
-    """Slots with the arithmetic of one more rule: as much as possible shared, the rest inserted.
-
-    The alignment of two sequences with the greatest worth of what is shared.
-    """
-    new = [(i, each.op) for i, each in enumerate(operations) if each.op in ARITHMETIC]
-    best = [[0] * (len(new) + 1) for _ in range(len(slots) + 1)]
-    for a in range(len(slots) - 1, -1, -1):
-        for b in range(len(new) - 1, -1, -1):
-            best[a][b] = max(best[a + 1][b], best[a][b + 1])
-            if slots[a].op == new[b][1]:
-                best[a][b] = max(best[a][b], best[a + 1][b + 1] + _WORTH[new[b][1]])
-    merged: list[_Slot] = []
-    a = b = 0
-    while a < len(slots) or b < len(new):
-        both = a < len(slots) and b < len(new)
-        if both and slots[a].op == new[b][1]:
-            if best[a][b] == best[a + 1][b + 1] + _WORTH[new[b][1]]:
-                merged.append(_Slot(slots[a].op, {**slots[a].users, number: new[b][0]}))
-                a, b = a + 1, b + 1
-                continue
-        if b == len(new) or (a < len(slots) and best[a][b] == best[a + 1][b]):
-            merged.append(slots[a])
-            a += 1
-        else:
-            merged.append(_Slot(new[b][1], {number: new[b][0]}))
-            b += 1
-    return merged
+_COMMUTE = frozenset({"add", "mul", "fma"})

@@ -7,9 +7,9 @@ from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from nearstep_hw.fp.format import FP32
+from nearstep_hw.rule.combine import combine, selector
 from nearstep_hw.rule.rtl import FunctionalUnit
 from nearstep_hw.rule.rule import Rule
-from nearstep_hw.rule.shared import SharedRules
 
 __all__ = ["GeneralUpdater"]
 
@@ -30,7 +30,7 @@ class GeneralUpdater(wiring.Component):
 
     Parameters
     ----------
-    rules : see `SharedRules`; one alone will do.
+    rules : those that it holds, see `nearstep_hw.rule.combine`; one alone will do.
     lanes : FP32 elements in a beat.
 
     Members
@@ -44,7 +44,9 @@ class GeneralUpdater(wiring.Component):
 
     Attributes
     ----------
-    shared : SharedRules
+    rules : tuple of Rule
+    whole : Rule
+        All of them.
     latency : int
 
     Ref: Smart-Infinity, V-A.
@@ -54,11 +56,12 @@ class GeneralUpdater(wiring.Component):
         if not isinstance(lanes, int) or lanes < 1:
             raise ValueError(f"Lanes must be a positive integer, not {lanes!r}")
         self.lanes = lanes
-        self.shared = SharedRules("general", rules)
-        self.latency = FunctionalUnit(self.shared.rule).latency
+        self.rules = tuple(rules)
+        self.whole = combine("general", rules) if len(self.rules) > 1 else self.rules[0]
+        self.latency = FunctionalUnit(self.whole).latency
         words = data.ArrayLayout(FP32.width, lanes)
-        rule = self.shared.rule
-        self._selectors = [f"use_{each.name}" for each in self.shared.rules[1:]]
+        rule = self.whole
+        self._selectors = [selector(each) for each in self.rules[1:]]
         super().__init__(
             {
                 "i": In(stream.Signature(data.StructLayout(dict.fromkeys(rule.arrays_in, words)))),
@@ -71,14 +74,14 @@ class GeneralUpdater(wiring.Component):
                     if name not in self._selectors
                 },
                 # One number more than there are rules, so that there is one that names none.
-                "rule": In(range(len(self.shared.rules) + 1)),
+                "rule": In(range(len(self.rules) + 1)),
                 "o_unknown": Out(1),
             }
         )
 
     def elaborate(self, platform: object) -> Elaboratable:
         m = Module()
-        rule, count = self.shared.rule, len(self.shared.rules)
+        rule, count = self.whole, len(self.rules)
         advance = Signal()
         chosen = {name: Signal(name=name) for name in self._selectors}
         for number, each in enumerate(chosen.values(), 1):

@@ -41,7 +41,7 @@ def _rows(arrays, names, count):
 @pytest.mark.parametrize("mode", STALLS)
 def test_every_rule_equals_its_model_in_any_stall_mode(bench, mode: str) -> None:
     print(f"seed {SEED}")
-    common = bench.component.shared.rule
+    common = bench.component.whole
     count, compared = 3000, 0
     for number, rule in enumerate(RULES):
         arrays = operands(common.arrays_in, count * LANES, SEED + number)
@@ -68,7 +68,7 @@ def test_every_rule_equals_its_model_in_any_stall_mode(bench, mode: str) -> None
 
 
 def test_a_number_that_names_no_rule_moves_nothing(bench) -> None:
-    common = bench.component.shared.rule
+    common = bench.component.whole
     arrays = operands(common.arrays_in, 10 * LANES, SEED)
     inputs = _inputs(bench, ADAM, registers(dict(ADAM.registers()), 0), 0)
     for number in range(len(RULES), 1 << bench.inputs["rule"]):
