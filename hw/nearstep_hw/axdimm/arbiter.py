@@ -10,7 +10,7 @@ from nearstep_hw.dram.geometry import DramGeometry
 from nearstep_hw.dram.timing import DramTiming
 
 CUT_CYCLES = TPHY_RDLAT + 2  # until the data of commands already taken have passed
-PATIENCE = 127  # cycles; without a busy host RESTORE takes half as long
+PATIENCE = 127  # cycles; longer than tRFC, and without a busy host RESTORE takes half as long
 
 
 class ModeArbiter(wiring.Component):
@@ -33,13 +33,14 @@ class ModeArbiter(wiring.Component):
 
     A host that without pause opens and closes banks, which it can only do by accesses that are
     refused, could keep `RESTORE` from ending. But before its own refresh it has to close all banks
-    and rest for tRFC. After `PATIENCE` cycles one refresh is given in advance, so that the DRAM
-    need not be refreshed as well at that time, and `RESTORE` ends then.
+    and rest for tRFC. `PATIENCE` cycles after the request, and after each refresh of the host, one
+    refresh is given in advance, so that the DRAM need not be refreshed as well at the host's next,
+    and `RESTORE` ends then.
 
     *Timing*: to acceleration at most tRFC + tRP and some cycles, and as much again if a refresh of
     the host is just due. To normal what the controller needs to drain, at most nine refreshes, and
-    16 ACT with tRAS behind them; with a host as above, at most `PATIENCE` cycles and two of its
-    refresh intervals more.
+    16 ACT with tRAS behind them; with a host as above, at most `PATIENCE` cycles and two of the
+    times between its refreshes more (a tREFI, or as many as it postpones).
 
     Parameters
     ----------
@@ -186,6 +187,8 @@ class ModeArbiter(wiring.Component):
                     m.d.sync += patience.eq(patience - 1)
                 with m.If(command.refresh & self.o_advance):
                     m.d.sync += advanced.eq(1)
+                with m.If(self.i_host_refreshes):
+                    m.d.sync += [patience.eq(PATIENCE), advanced.eq(0)]
                 with m.If((self.i_owing & opened.any()) | (wrong.any() & ~self.i_open.any())):
                     m.next = "CLOSE"
                 with m.Elif(self.i_owing):
