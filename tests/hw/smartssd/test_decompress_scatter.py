@@ -5,9 +5,12 @@ import numpy as np
 import pytest
 
 from nearstep_hw.smartssd.compression import PairCause, ValueFormat
+from nearstep_hw.smartssd.decompress_fused import FusedDecompressor
 from nearstep_hw.smartssd.decompress_scatter import ScatterDecompressor
+from nearstep_hw.verilog import to_verilog
 from nearstep_sim.bench.stream_bench import STALLS, StreamBench
 from nearstep_sim.golden.topk import decompress
+from nearstep_sim.synthesis import ultrascale_plus_cells
 
 SHAPES = [pytest.param((16, 8, 4096), marks=pytest.mark.deep), (16, 8, 64), (4, 2, 8)]
 
@@ -170,3 +173,15 @@ def test_shapes_that_cannot_be_are_refused() -> None:
         ScatterDecompressor(chunk=16)
     with pytest.raises(ValueError, match="100"):
         ScatterDecompressor(chunk=100)
+
+
+@pytest.mark.deep
+def test_chunks_lie_in_block_ram_and_the_fused_form_has_no_memory() -> None:
+    for component, blocks in ((ScatterDecompressor(), 32), (FusedDecompressor(), 0)):
+        cells = ultrascale_plus_cells(to_verilog(component, "unit"), "unit")
+        luts = sum(count for name, count in cells.items() if name.startswith("LUT"))
+        print(f"{type(component).__name__}: {luts} LUT, {cells.get('RAMB36E2', 0)} RAMB36E2")
+        # 32 bits and a mark in both ports of a bank: a RAMB36E2 each, 16 banks, 2 buffers.
+        assert cells.get("RAMB36E2", 0) == blocks
+        assert not any(name.startswith(("RAMB18", "DSP")) for name in cells)
+        assert 0 < luts < 12_000
