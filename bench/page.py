@@ -375,11 +375,54 @@ def provenance(results: Results) -> list[str]:
     ]
 
 
+def rules(results: Results) -> list[str]:
+    """Update rules of one kernel: cycles, and what sharing units saves."""
+    lines = ["## Update rules in one kernel", ""]
+    lines += [
+        "One kernel with four rules, of which a register chooses one for a run; 16 functional",
+        "units, 16 KiB blocks. Cycles are *measured* (RTL; units in C++ of equal latency), the",
+        "bound is a beat of 64 bytes a cycle for every array that the rule reads or writes. MP/s",
+        "and GB/s at 200 MHz are *modelled* from them. *Paper* (Smart-Infinity, Fig. 14): an",
+        f"updater of more than {results['paper_bytes_per_s'] / 1e9:.0f} GB/s beside an SSD.",
+        "",
+    ]
+    lines += table(
+        ["memory, rule", "cycles", "of bound", "MP/s", "GB/s"],
+        (
+            [
+                f"{row['memory']}, {row['rule']}",
+                f"{row['cycles']:,}",
+                percent(row["of_bound"]),
+                f"{row['params_per_s_at_200_mhz'] / 1e6:.1f}",
+                f"{row['bytes_per_s_at_200_mhz'] / 1e9:.2f}",
+            ]
+            for row in results["runs"]
+        ),
+    )
+    lines += ["One functional unit after `synth_xilinx -family xcup`, *measured*:", ""]
+    cells = list(results["area"])
+    apart = {key: sum(row[key] for row in cells[:-1]) for key in ("dsp", "lut", "lut_memory", "ff")}
+    lines += table(
+        ["rules", "arithmetic units", "latency, cycles", "DSP48E2", "LUT", "LUT as memory", "FF"],
+        [
+            *(
+                [row["name"], sum(row["units"].values()), row["latency"]]
+                + [f"{row[key]:.0f}" for key in apart]
+                for row in cells
+            ),
+            ["all four, apart", sum(sum(row["units"].values()) for row in cells[:-1]), ""]
+            + [f"{value:.0f}" for value in apart.values()],
+        ],
+    )
+    return lines
+
+
 SECTIONS: dict[str, Callable[[Results], list[str]]] = {
     "kernel": kernel,
     "channel": channel,
     "module": module,
     "fu": functional_unit,
+    "rules": rules,
     "accuracy": accuracy,
 }
 
