@@ -33,6 +33,7 @@ struct HostConfig {
     std::int32_t postpone;       // refreshes gathered before they are forced, 1 to 8
     std::int32_t column_slot;    // the only slot of column commands; -1: any
     std::int32_t stall;          // of 65536: chance of a cycle that issues no access
+    std::int32_t refresh_offset;  // clocks by which its refresh intervals begin early
     std::uint64_t seed;          // of the stalls
 };
 
@@ -238,7 +239,7 @@ class HostController {
 
     // True if the slot is used. A rank that refreshes takes no other command until nothing is owed.
     bool refresh(std::int64_t now, HostSlot& out) {
-        const std::int64_t due = now > 0 ? (now - 1) / t_.t_refi : 0;
+        const std::int64_t due = now > 0 ? (now - 1 + c_.refresh_offset) / t_.t_refi : 0;
         for (int r = 0; r < c_.ranks; ++r) {
             Rank& rank = ranks_[r];
             const std::int64_t owed = due - rank.refreshes;

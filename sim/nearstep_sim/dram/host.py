@@ -62,6 +62,7 @@ class HostConfig:
     postpone : refreshes gathered before they are forced, 1 to 8.
     column_slot : the slot of all column commands, or None for any.
     stall : chance of a cycle that issues no access, 0 to 1.
+    refresh_offset : clocks by which its refresh intervals begin early, less than tREFI.
     seed : of the stalls.
 
     Raises
@@ -81,6 +82,7 @@ class HostConfig:
     postpone: int = 1
     column_slot: int | None = None
     stall: float = 0.0
+    refresh_offset: int = 0
     seed: int = 1
 
     def __post_init__(self) -> None:
@@ -90,6 +92,10 @@ class HostConfig:
             raise ValueError(f"stall must be at least 0 and less than 1, not {self.stall!r}")
         if self.column_slot not in (None, 0, 1):
             raise ValueError(f"column_slot must be 0, 1 or None, not {self.column_slot!r}")
+        if not 0 <= self.refresh_offset < self.timing.t_refi:
+            raise ValueError(
+                f"refresh_offset must be 0 to {self.timing.t_refi - 1}, not {self.refresh_offset!r}"
+            )
 
     @property
     def timing(self) -> DramTiming:
@@ -126,6 +132,7 @@ class HostConfig:
             postpone=self.postpone,
             column_slot=-1 if self.column_slot is None else self.column_slot,
             stall=round(self.stall * 65536),
+            refresh_offset=self.refresh_offset,
             seed=self.seed,
         )
 

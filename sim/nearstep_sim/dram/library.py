@@ -134,6 +134,7 @@ class CHostConfig(ctypes.Structure):
         ("postpone", ctypes.c_int32),
         ("column_slot", ctypes.c_int32),
         ("stall", ctypes.c_int32),
+        ("refresh_offset", ctypes.c_int32),
         ("seed", ctypes.c_uint64),
     )
 
