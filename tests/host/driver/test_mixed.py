@@ -316,6 +316,24 @@ def test_an_error_in_the_gradients_leaves_blocks_whole(device):
     assert work.check(ADAM, scalars, 1.0) == 6000
 
 
+@pytest.mark.parametrize("device", ["sim-ideal", "sim-halfduplex", DDR4], indirect=True)
+@pytest.mark.parametrize("cycles", [50, 301, 302, 303, 700])
+def test_nothing_of_an_aborted_run_is_left_in_the_next(device, cycles):
+    """Whatever half of a beat of gradients is in turn when the run ends."""
+    work = Arrays(device, 3001, "fp16", 8)
+    with accelerated(device):
+        run = device.adam(**work.buffers, step=1)
+        with pytest.raises(nearstep.errors.WaitTimeoutError):
+            device.backend.wait([device.regs.adam0.status.poll(done=1)], cycles)
+        run.abort()
+    assert isinstance(run.error, nearstep.errors.AbortedError)
+    for name in "pmv":
+        work.buffers[name].write(work.before[name])
+    work.run("adam", "pgmv", step=1)
+    scalars = adam_scalars(1e-3, (0.9, 0.999), 1e-8, 0.0, 1, False)
+    assert work.check(ADAM, scalars, 1.0) == 4 * 3001
+
+
 WRONG = {
     "no such format": ("fp16", {"gradient_format": "fp8"}, ArgumentError, "one that the kernel"),
     "bfloat16 in float16": ("fp16", {"gradient_format": "bf16"}, DtypeError, "must be uint16"),
