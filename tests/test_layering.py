@@ -35,6 +35,7 @@ PURE_HARDWARE = {
     "nearstep_hw.rule.errors",
     "nearstep_hw.rule.rule",
     "nearstep_hw.rule.scalars",
+    "nearstep_hw.rule.scale",
     "nearstep_hw.rule.sgd",
     "nearstep_hw.smartssd",
     "nearstep_hw.smartssd.compression",

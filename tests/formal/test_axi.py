@@ -120,15 +120,21 @@ class CreditProperties(Component):
 
     STREAMS, CAPACITY, BURST = 2, 3, 2
 
-    def __init__(self, initial: int) -> None:
+    def __init__(self, initial: int, apart: int | None) -> None:
         self.initial = initial
+        self.apart = apart
         self.credits = BeatCredits(
-            streams=self.STREAMS, capacity=self.CAPACITY, burst_beats=self.BURST, initial=initial
+            streams=self.STREAMS,
+            capacity=self.CAPACITY,
+            burst_beats=self.BURST,
+            initial=initial,
+            apart=apart,
         )
+        own = () if apart is None else ("i_gain_apart",)
         super().__init__(
             {
                 name: In(getattr(self.credits, name).shape())
-                for name in ("i_gain", "i_stream", "i_beats", "i_take", "i_clear")
+                for name in ("i_gain", "i_stream", "i_beats", "i_take", "i_clear", *own)
             }
         )
 
@@ -148,8 +154,9 @@ class CreditProperties(Component):
         for index, count in enumerate(held):
             mine = self.i_take & (self.i_stream == index)
             m.d.comb += [Assert(count <= self.CAPACITY)]
-            m.d.comb += Assume(~self.i_gain | (count < self.CAPACITY))
-            m.d.sync += count.eq(count + self.i_gain - Mux(mine, self.i_beats, 0))
+            gain = self.i_gain_apart if index == self.apart else self.i_gain
+            m.d.comb += Assume(~gain | (count < self.CAPACITY))
+            m.d.sync += count.eq(count + gain - Mux(mine, self.i_beats, 0))
             with m.If(self.i_clear):
                 m.d.sync += count.eq(self.initial)
         return m
@@ -551,10 +558,11 @@ def test_fifo_holds_what_it_offers():
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize("initial", [0, 3])
-def test_credits_are_those_of_plain_counters(initial):
-    assert prove(CreditProperties(initial), f"credits{initial}", "bmc", depth=9).statements >= 3
-    assert prove(CreditProperties(initial), f"credits{initial}", "cover", depth=16).statements == 1
+@pytest.mark.parametrize(("initial", "apart"), [(0, None), (3, None), (3, 1)])
+def test_credits_are_those_of_plain_counters(initial, apart):
+    name = f"credits{initial}" + ("" if apart is None else f"_apart{apart}")
+    assert prove(CreditProperties(initial, apart), name, "bmc", depth=9).statements >= 3
+    assert prove(CreditProperties(initial, apart), name, "cover", depth=16).statements == 1
 
 
 @pytest.mark.deep

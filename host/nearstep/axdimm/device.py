@@ -6,11 +6,11 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from numbers import Real
 
 import numpy as np
 
 from nearstep.axdimm.channel import NORMAL, Channel
+from nearstep.axdimm.gradient import Gradient, real
 from nearstep.axdimm.run import UpdateRun
 from nearstep.backends.base import Backend
 from nearstep.buffer import Buffer
@@ -30,13 +30,14 @@ from nearstep.errors import (
 from nearstep.registers import Registers
 from nearstep_hw.axdimm.config import AdamKernelConfig
 from nearstep_hw.axdimm.dimm import DimmConfig
-from nearstep_hw.axdimm.registers import device_maps
+from nearstep_hw.axdimm.registers import GradientFormat, device_maps
 from nearstep_hw.dram.geometry import BEAT_BYTES
 from nearstep_hw.rule.adagrad import adagrad_scalars
 from nearstep_hw.rule.adam import ORDERS
+from nearstep_hw.rule.scale import GRADIENT, GRADIENT_SCALE
 from nearstep_hw.rule.sgd import sgd_momentum_scalars, sgd_scalars
 
-READ_ONLY = frozenset({"g"})
+READ_ONLY = frozenset({GRADIENT})
 """Arrays that the kernel does not write."""
 
 STEPS = 1 << 63
@@ -175,6 +176,8 @@ class AxdimmDevice(Device):
         eps: float = 1e-8,
         weight_decay: float = 0.0,
         decoupled: bool = False,
+        gradient_format: str | None = None,
+        gradient_scale: float = 1.0,
     ) -> UpdateRun:
         """Start an Adam step, p, m and v in place, and return at once.
 
@@ -183,13 +186,20 @@ class AxdimmDevice(Device):
         p, g, m, v: Buffer
             Parameters, gradients, first and second moments: float32, of one size, on this device,
             on one channel, each starting on a beat of the memory port (64 bytes with 16 lanes),
-            without overlap.
+            without overlap. Where the kernel has the format, g may be float16, or uint16 that
+            holds bfloat16.
         step: int
             t, from 1.
         lr, betas, eps, weight_decay: float
             As in ``torch.optim.Adam``.
         decoupled: bool
             AdamW's weight decay instead of L2 regularisation.
+        gradient_format: str, optional
+            ``fp32``, ``fp16`` or ``bf16``. None is that of g's dtype; ``bf16`` must be named, and
+            g be uint16 then.
+        gradient_scale: float
+            Every gradient is multiplied by it, rounded to binary32 once, before anything else.
+            Other than 1 only where the kernel can (``gradient_scale=yes``).
 
         Raises
         ------
@@ -206,7 +216,8 @@ class AxdimmDevice(Device):
         _, scalars_of = ORDERS[self.config.order]
         scalars = scalars_of(lr, betas, eps, weight_decay, step, decoupled)
         given = f"{lr=}, {betas=}, {eps=}, {weight_decay=}, {step=}"
-        return self._start("adam", {"p": p, "g": g, "m": m, "v": v}, scalars, given)
+        gradient = Gradient(gradient_format, gradient_scale)
+        return self._start("adam", {"p": p, "g": g, "m": m, "v": v}, scalars, given, gradient)
 
     def sgd(
         self,
@@ -220,6 +231,8 @@ class AxdimmDevice(Device):
         weight_decay: float = 0.0,
         nesterov: bool = False,
         first: bool = False,
+        gradient_format: str | None = None,
+        gradient_scale: float = 1.0,
     ) -> UpdateRun:
         """Start a step of SGD, p and m in place, and return at once.
 
@@ -230,6 +243,8 @@ class AxdimmDevice(Device):
             refused where it is.
         lr, momentum, dampening, weight_decay, nesterov: float, bool
             As in ``torch.optim.SGD``.
+        gradient_format, gradient_scale: str, float
+            As in :meth:`adam`.
         first: bool
             The first step with momentum: m becomes the gradient, whatever it holds.
 
@@ -246,11 +261,12 @@ class AxdimmDevice(Device):
         if (m is None) != (momentum == 0.0):
             raise ArgumentError(f"m must be given if and only if momentum is not 0, not {momentum}")
         given = f"{lr=}, {momentum=}, {dampening=}, {weight_decay=}"
+        gradient = Gradient(gradient_format, gradient_scale)
         if m is None:
             scalars = sgd_scalars(lr, weight_decay)
-            return self._start("sgd", {"p": p, "g": g}, scalars, given)
+            return self._start("sgd", {"p": p, "g": g}, scalars, given, gradient)
         scalars = sgd_momentum_scalars(lr, momentum, dampening, weight_decay, nesterov, first)
-        return self._start("sgd_momentum", {"p": p, "g": g, "m": m}, scalars, given)
+        return self._start("sgd_momentum", {"p": p, "g": g, "m": m}, scalars, given, gradient)
 
     def adagrad(
         self,
@@ -263,6 +279,8 @@ class AxdimmDevice(Device):
         lr_decay: float = 0.0,
         weight_decay: float = 0.0,
         eps: float = 1e-10,
+        gradient_format: str | None = None,
+        gradient_scale: float = 1.0,
     ) -> UpdateRun:
         """Start a step of Adagrad, p and v in place, and return at once.
 
@@ -274,6 +292,8 @@ class AxdimmDevice(Device):
             t, from 1.
         lr, lr_decay, weight_decay, eps: float
             As in ``torch.optim.Adagrad``.
+        gradient_format, gradient_scale: str, float
+            As in :meth:`adam`.
 
         Raises
         ------
@@ -285,7 +305,8 @@ class AxdimmDevice(Device):
         )
         scalars = adagrad_scalars(lr, lr_decay, weight_decay, eps, step)
         given = f"{lr=}, {lr_decay=}, {weight_decay=}, {eps=}, {step=}"
-        return self._start("adagrad", {"p": p, "g": g, "v": v}, scalars, given)
+        gradient = Gradient(gradient_format, gradient_scale)
+        return self._start("adagrad", {"p": p, "g": g, "v": v}, scalars, given, gradient)
 
     def _start(
         self,
@@ -293,6 +314,7 @@ class AxdimmDevice(Device):
         buffers: Mapping[str, Buffer],
         scalars: Mapping[str, float | int],
         given: str,
+        gradient: Gradient,
     ) -> UpdateRun:
         """Start a rule, if everything is as it should be; ``given`` are its arguments, as text."""
         action = f"run {rule}"
@@ -302,7 +324,11 @@ class AxdimmDevice(Device):
                 f"rule must be one that the kernel has ({', '.join(self.config.rules)}), "
                 f"not {rule}: name it in the device's rules="
             )
-        channel = self._check_buffers(buffers, action)
+        gradient.check(self.config)
+        if self.config.gradient_scale:
+            scalars = {**scalars, GRADIENT_SCALE: gradient.scale}
+            given = f"{given}, gradient_scale={gradient.scale}"
+        channel = self._check_buffers(buffers, action, gradient)
         _check_scalars(scalars, given)
         channel.check_ready(action)
         if channel.run is not None and not channel.run.ended:
@@ -311,6 +337,9 @@ class AxdimmDevice(Device):
                 registers=channel.kernel.dump(),
             )
         self._configure(channel, rule, buffers, scalars)
+        if self.config.mixed:
+            form = gradient.format_of(buffers[GRADIENT], self.config)
+            channel.kernel.formats.set(gradient=GradientFormat[form.upper()])
         channel.kernel.start.go = 1
         channel.run = UpdateRun(
             rule,
@@ -379,7 +408,9 @@ class AxdimmDevice(Device):
         permissions = kernel[f"window{index}_permissions"]
         permissions.set(read=1, write=int(write), valid=1)
 
-    def _check_buffers(self, buffers: Mapping[str, Buffer], action: str) -> Channel:
+    def _check_buffers(
+        self, buffers: Mapping[str, Buffer], action: str, gradient: Gradient
+    ) -> Channel:
         """The channel that all of them lie on, if they can be those of a run."""
         beat = self.config.beat_bytes
         for name, buffer in buffers.items():
@@ -389,7 +420,9 @@ class AxdimmDevice(Device):
             if buffer.device is not self:
                 raise ForeignBufferError(name, self.url, buffer.device.url)
             buffer.check_usable(f"{action} on")
-            if buffer.dtype != np.float32:
+            if name == GRADIENT:
+                gradient.format_of(buffer, self.config)
+            elif buffer.dtype != np.float32:
                 raise DtypeError(name, "float32", buffer.dtype)
             if buffer.size != size:
                 raise ShapeError(name, f"of {size} elements like p", f"of {buffer.size}")
@@ -416,22 +449,12 @@ def _check_hyperparameters(step: int, betas: tuple[float, float], **others: floa
     if not 1 <= step < STEPS:
         raise ArgumentError(f"step must be at least 1 and below 2**63, not {step}")
     for name, value in others.items():
-        if not (math.isfinite(_number(name, value)) and value >= 0.0):
+        if not (math.isfinite(real(name, value)) and value >= 0.0):
             raise ArgumentError(f"{name} must be finite and not negative, not {value}")
     if not isinstance(betas, Sequence) or isinstance(betas, str) or len(betas) != 2:
         raise ArgumentError(f"betas must be two numbers in [0, 1), not {betas!r}")
-    if not all(0.0 <= _number("betas", beta) < 1.0 for beta in betas):
+    if not all(0.0 <= real("betas", beta) < 1.0 for beta in betas):
         raise ArgumentError(f"betas must be two numbers in [0, 1), not {betas}")
-
-
-def _number(name: str, value: object) -> float:
-    """``value`` if it is a real number; a text or a truth value is none."""
-    if isinstance(value, bool | np.bool_) or not isinstance(value, Real):
-        raise ArgumentError(f"{name} must be a number, not {value!r}")
-    try:
-        return float(value)
-    except OverflowError:
-        return math.inf
 
 
 def _check_scalars(scalars: Mapping[str, float | int], given: str) -> None:

@@ -7,9 +7,11 @@ from nearstep_hw.rule.adam import ORDERS
 from nearstep_hw.rule.rules import RULES, RuleSet
 
 ELEMENT_BYTES = 4  # an FP32 parameter, gradient or moment
+HALF_BYTES = 2  # a gradient of 16 bits
 AXI_PAGE_BYTES = 4096  # an AXI burst never crosses this boundary
 AXI_MAX_BEATS = 256  # longest INCR burst of AXI4
 LANES = (1, 2, 4, 8, 16)
+GRADIENT_FORMATS = ("fp32", "fp16", "bf16")
 
 
 class ConfigError(ValueError):
@@ -31,6 +33,9 @@ class AdamKernelConfig:
         Algorithm 1.
     rules : update rules that the kernel has, of `adam`, `sgd`, `sgd_momentum` and `adagrad`; which
         one a run uses is a register, and they share their arithmetic units.
+    gradient_formats : formats that gradients may have in memory, of `fp32`, `fp16` and `bf16`;
+        `fp32` is one of them. Which one a run uses is a register.
+    gradient_scale : every gradient is multiplied by a register before anything else is done.
     windows : address windows that the host can grant; 1 to 8.
     bursts_ahead : read bursts that may be outstanding; the landing space of two blocks an array
         bounds it as well.
@@ -48,6 +53,8 @@ class AdamKernelConfig:
     address_width: int = 34
     order: str = "default"
     rules: tuple[str, ...] = ("adam",)
+    gradient_formats: tuple[str, ...] = ("fp32",)
+    gradient_scale: bool = False
     windows: int = 4
     bursts_ahead: int = 16
 
@@ -79,6 +86,16 @@ class AdamKernelConfig:
         )
         for rule in rules:
             _check(rule in known, f"rules must be some of {known}, not {rule!r}")
+        formats = self.gradient_formats
+        _check(
+            isinstance(formats, tuple) and "fp32" in formats and len(formats) == len(set(formats)),
+            f"gradient_formats must be different names, fp32 among them, not {formats!r}",
+        )
+        for name in formats:
+            _check(
+                name in GRADIENT_FORMATS,
+                f"gradient_formats must be some of {GRADIENT_FORMATS}, not {name!r}",
+            )
         _check(1 <= self.windows <= 8, f"windows must be 1 to 8, not {self.windows!r}")
         _check(
             8 <= self.bursts_ahead <= 255, f"bursts_ahead must be 8 to 255, not {self.bursts_ahead}"
@@ -87,7 +104,12 @@ class AdamKernelConfig:
     @property
     def rule_set(self) -> RuleSet:
         """The rules."""
-        return _rule_set(self.rules, self.order)
+        return _rule_set(self.rules, self.order, self.gradient_scale)
+
+    @property
+    def mixed(self) -> bool:
+        """Whether gradients may have 16 bits."""
+        return len(self.gradient_formats) > 1
 
     @property
     def arrays(self) -> tuple[str, ...]:
@@ -143,8 +165,8 @@ class AdamKernelConfig:
 
 
 @cache
-def _rule_set(names: tuple[str, ...], order: str) -> RuleSet:
-    return RuleSet(names, order)
+def _rule_set(names: tuple[str, ...], order: str, scaled: bool) -> RuleSet:
+    return RuleSet(names, order, scaled=scaled)
 
 
 def _check(holds: bool, message: str) -> None:

@@ -6,17 +6,22 @@ from amaranth.lib.wiring import In, Out
 
 from nearstep_hw.axdimm.config import AdamKernelConfig
 from nearstep_hw.axdimm.fault import FaultLayout, mover_fault
-from nearstep_hw.axdimm.registers import ErrorCause, Stream
+from nearstep_hw.axdimm.registers import ErrorCause, GradientFormat, Stream
+from nearstep_hw.axdimm.widen import FORMAT_WIDTH, GradientWiden
 from nearstep_hw.axi.burst import id_width
 from nearstep_hw.axi.reader import ReadMover
 from nearstep_hw.axi.schedule import BlockSchedule
 from nearstep_hw.axi.signature import Axi4ReadSignature
 from nearstep_hw.axi.window import WindowChecker, WindowSignature
+from nearstep_hw.rule.scale import GRADIENT
 from nearstep_hw.stream.fifo import StreamFifo
 
 
 class LoadPath(wiring.Component):
     """Loads blocks of the arrays, in turn, into a FIFO each of two blocks.
+
+    Gradients of 16 bits lie in memory and in their FIFO as they are, in half as many beats, and are
+    widened behind it.
 
     Parameters
     ----------
@@ -29,6 +34,7 @@ class LoadPath(wiring.Component):
     i_base, i_beats : of the arrays; held while `o_idle` is low.
     i_use : a bit for each array that the run has; held while `o_idle` is low. If the kernel has
         several rules.
+    i_format : of the gradients; held while `o_idle` is low. If they have a choice.
     i_launch : begins.
     o_<array> : beats.
     i_taken : a beat of every output is taken in this cycle.
@@ -40,6 +46,7 @@ class LoadPath(wiring.Component):
 
     def __init__(self, config: AdamKernelConfig) -> None:
         self.config = config
+        self.gradient = config.arrays.index(GRADIENT) if config.mixed else None
         self.schedule = BlockSchedule(
             streams=len(config.arrays),
             address_width=config.address_width,
@@ -47,6 +54,7 @@ class LoadPath(wiring.Component):
             block_beats=config.block_beats,
             burst_beats=config.burst_beats,
             optional=len(config.rules) > 1,
+            halved=self.gradient,
         )
         super().__init__(
             {
@@ -61,6 +69,7 @@ class LoadPath(wiring.Component):
                 "i_base": In(config.address_width).array(len(config.arrays)),
                 "i_beats": In(self.schedule.i_beats.shape()),
                 **({"i_use": In(len(config.arrays))} if self.schedule.optional else {}),
+                **({"i_format": In(FORMAT_WIDTH)} if config.mixed else {}),
                 "i_launch": In(1),
                 **{f"o_{name}": Out(stream.Signature(config.data_width)) for name in config.arrays},
                 "i_taken": In(1),
@@ -88,6 +97,7 @@ class LoadPath(wiring.Component):
             burst_beats=config.burst_beats,
             landing_beats=config.fifo_beats,
             bursts_ahead=config.bursts_ahead,
+            apart=self.gradient,
         )
 
         wiring.connect(m, schedule.o, checker.i)
@@ -113,7 +123,19 @@ class LoadPath(wiring.Component):
             m.submodules[f"fifo_{name}"] = fifo = StreamFifo(
                 config.data_width, depth=config.fifo_beats
             )
-            wiring.connect(m, fifo.o, wiring.flipped(getattr(self, f"o_{name}")))
+            beats = wiring.flipped(getattr(self, f"o_{name}"))
+            if index == self.gradient:
+                m.submodules.widen = widen = GradientWiden(config)
+                wiring.connect(m, fifo.o, widen.i)
+                wiring.connect(m, widen.o, beats)
+                m.d.comb += [
+                    widen.i_format.eq(self.i_format),
+                    widen.i_clear.eq(self.i_clear),
+                    schedule.i_halved.eq(self.i_format != GradientFormat.FP32),
+                    mover.i_gain_apart.eq(fifo.o.valid & fifo.o.ready),
+                ]
+            else:
+                wiring.connect(m, fifo.o, beats)
             m.d.comb += [
                 # The landing space is reserved: ready is high whenever a beat lands.
                 fifo.i.valid.eq(mover.o_landed[index]),

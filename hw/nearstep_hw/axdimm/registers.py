@@ -11,9 +11,10 @@ from nearstep_hw.csr.model import (
     Register,
     RegisterMap,
 )
+from nearstep_hw.rule.expr import float32_bits
 from nearstep_hw.rule.rule import Rule
 from nearstep_hw.rule.rules import ARRAYS as ARRAYS
-from nearstep_hw.rule.rules import RuleSet
+from nearstep_hw.rule.scale import GRADIENT_SCALE
 
 IDENT = int.from_bytes(b"ADAM", "big")
 VERSION = (1, 0)
@@ -90,8 +91,8 @@ class GradientFormat(NamedValue):
     """`formats.gradient`."""
 
     FP32 = 0, "binary32."
-    FP16 = 1, "binary16; reserved."
-    BF16 = 2, "bfloat16; reserved."
+    FP16 = 1, "binary16."
+    BF16 = 2, "bfloat16."
 
 
 class CopyOutFormat(NamedValue):
@@ -123,7 +124,7 @@ def adam_kernel_map(config: AdamKernelConfig) -> RegisterMap:
         streams=Stream,
         lines=[
             _arrays(config.arrays),
-            _rule_registers(config.rule_set),
+            _rule_registers(config),
             *_windows(config.windows),
             [value_register(name, Access.COUNTER, doc, width=64) for name, doc in COUNTERS.items()],
         ],
@@ -164,7 +165,7 @@ def _capabilities(config: AdamKernelConfig) -> list[Field]:
             "gradient_formats",
             24,
             4,
-            1 << GradientFormat.FP32,
+            sum(1 << GradientFormat[name.upper()] for name in config.gradient_formats),
             "A bit for each value of formats.gradient that is supported.",
         ),
         constant(
@@ -178,14 +179,15 @@ def _capabilities(config: AdamKernelConfig) -> list[Field]:
 
 
 def _configuration(config: AdamKernelConfig) -> list[Field]:
-    def constant(name: str, lsb: int, value: int, doc: str) -> Field:
-        return Field(name=name, access=Access.CONSTANT, lsb=lsb, width=8, reset=value, doc=doc)
+    def constant(name: str, lsb: int, value: int, doc: str, width: int = 8) -> Field:
+        return Field(name=name, access=Access.CONSTANT, lsb=lsb, width=width, reset=value, doc=doc)
 
     return [
         constant("block_log2", 0, config.block_bytes.bit_length() - 1, "log2 of bytes in a block."),
         constant("burst_log2", 8, config.burst_bytes.bit_length() - 1, "log2 of bytes in a burst."),
         constant("address_width", 16, config.address_width, "Bits of a memory address."),
-        constant("rules", 24, len(config.rules), "Update rules."),
+        constant("rules", 24, len(config.rules), "Update rules.", 4),
+        constant("gradient_scale", 28, config.gradient_scale, "Gradients can be scaled.", 1),
     ]
 
 
@@ -218,7 +220,8 @@ def _arrays(names: tuple[str, ...]) -> list[Register]:
     return [*addresses, count, copy_out]
 
 
-def _rule_registers(rules: RuleSet) -> list[Register]:
+def _rule_registers(config: AdamKernelConfig) -> list[Register]:
+    rules = config.rule_set
     switches = tuple(
         Field(name=name, access=Access.CONFIG, lsb=i, doc=SWITCHES.get(name, ""))
         for i, name in enumerate(rules.switches)
@@ -226,7 +229,7 @@ def _rule_registers(rules: RuleSet) -> list[Register]:
     mode = Register(name="mode", doc="Switches of the update rule.", fields=switches, locked=True)
     formats = Register(
         name="formats",
-        doc="Number formats in memory; anything but 0 is refused at START by this version.",
+        doc="Number formats in memory; START refuses those that this kernel does not have.",
         locked=True,
         fields=(
             Field(
@@ -249,8 +252,11 @@ def _rule_registers(rules: RuleSet) -> list[Register]:
     scale = value_register(
         "gradient_scale",
         Access.CONFIG,
-        "Reserved for the factor of scaled gradients; must be 0.",
+        "Factor of every gradient, after its conversion; rounded once. 1 changes no number."
+        if config.gradient_scale
+        else "Reserved for the factor of scaled gradients; must be 0.",
         kind=Kind.FLOAT32,
+        reset=float32_bits(1.0) if config.gradient_scale else 0,
         locked=True,
     )
     scalars = [
@@ -262,6 +268,7 @@ def _rule_registers(rules: RuleSet) -> list[Register]:
             locked=True,
         )
         for name in rules.whole.scalars
+        if name != GRADIENT_SCALE
     ]
     choice = value_register(
         "rule",

@@ -9,7 +9,7 @@ from nearstep_hw.axdimm.commit import CommitCounter
 from nearstep_hw.axdimm.config import ELEMENT_BYTES, AdamKernelConfig
 from nearstep_hw.axdimm.counters import EventCounters
 from nearstep_hw.axdimm.load import LoadPath
-from nearstep_hw.axdimm.registers import COUNTERS, adam_kernel_map, update_rule
+from nearstep_hw.axdimm.registers import COUNTERS, GradientFormat, adam_kernel_map, update_rule
 from nearstep_hw.axdimm.run_control import RunControl
 from nearstep_hw.axdimm.sequencer import UnitSequencer
 from nearstep_hw.axdimm.start_check import StartCheck
@@ -44,7 +44,8 @@ class KernelShell(wiring.Component):
     Blocks of the arrays of the rule (p, g, m and v for Adam) are loaded in turn, taken through the
     units beat by beat, and those that it writes (p, m and v) stored in turn, in place, all three at
     the same time on different blocks. Each FIFO has two blocks. Of several rules the register
-    `rule` chooses one for a run; arrays that it does not have are neither loaded nor stored. Bytes
+    `rule` chooses one for a run; arrays that it does not have are neither loaded nor stored.
+    Gradients in FP16 or BF16 take half the beats and are widened as they are loaded. Bytes
     behind the last element are read, if they share a beat with it, and never written. `status.done`
     comes after the last B.
 
@@ -54,9 +55,9 @@ class KernelShell(wiring.Component):
     not announced by then are untouched. If memory never answers, the kernel stays busy until `rst`,
     which has to reset the path to memory as well.
 
-    *Timing*: with a memory that reads and writes a beat a cycle, cycles = a + 4 per beat; a is near
-    four blocks of beats and the latency of the units (1,100 for 16 lanes and 16 KiB): what is left
-    to compute and to store after the last beat is read.
+    *Timing*: with a memory that reads and writes a beat a cycle, cycles = a + 4 per beat (3.5 with
+    gradients of 16 bits); a is near four blocks of beats and the latency of the units (1,100 for 16
+    lanes and 16 KiB): what is left to compute and to store after the last beat is read.
 
     Parameters
     ----------
@@ -146,6 +147,15 @@ class KernelShell(wiring.Component):
         rules = len(self.config.rules)
         return bank.o_rule >= rules if rules > 1 else Const(0, 1)
 
+    def _unsupported(self, bank: CsrBank) -> Value:
+        """A register asks for a format, a scale or a rule that the kernel does not have."""
+        gradient: Value = bank.o_formats_gradient
+        if self.config.mixed:
+            known = [GradientFormat[name.upper()] for name in self.config.gradient_formats]
+            gradient = ~Cat(bank.o_formats_gradient == form for form in known).any()
+        scale = Const(0, 1) if self.config.gradient_scale else bank.o_gradient_scale
+        return Cat(gradient, bank.o_formats_copy_out, scale, self._no_rule(bank)).any()
+
     def _connect_rule(
         self,
         m: Module,
@@ -197,14 +207,7 @@ class KernelShell(wiring.Component):
             control.i_whole.eq(commit.o_whole),
             check.i_start.eq(control.o_check),
             check.i_count.eq(bank.o_count),
-            check.i_formats.eq(
-                Cat(
-                    bank.o_formats_gradient,
-                    bank.o_formats_copy_out,
-                    bank.o_gradient_scale,
-                    self._no_rule(bank),
-                ).any()
-            ),
+            check.i_formats.eq(self._unsupported(bank)),
             check.i_copy_out.eq(bank.o_copy_out_address.any()),
             check.i_clear.eq(control.i_abort),
             bank.i_status_busy.eq(control.o_busy),
@@ -218,6 +221,8 @@ class KernelShell(wiring.Component):
             commit.i_clear.eq(control.o_check),
             bank.i_committed.eq(commit.o_committed),
         ]
+        if self.config.mixed:
+            m.d.comb += check.i_narrow.eq(bank.o_formats_gradient != GradientFormat.FP32)
         for name, address in zip(self.config.arrays, check.i_address, strict=True):
             m.d.comb += address.eq(getattr(bank, f"o_{name}_address"))
 
@@ -247,6 +252,8 @@ class KernelShell(wiring.Component):
             control.i_fault.eq(Mux(load.o_fault.cause != 0, load.o_fault, store.o_fault)),
             control.i_drained.eq(load.o_idle & store.o_idle & sequencer.o_empty),
         ]
+        if self.config.mixed:
+            m.d.comb += load.i_format.eq(bank.o_formats_gradient)
         for part in (load, store, sequencer):
             m.d.comb += [
                 part.i_launch.eq(control.o_launch),

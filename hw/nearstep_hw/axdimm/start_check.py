@@ -1,13 +1,14 @@
 """What must hold before a run touches memory."""
 
-from amaranth import Array, Cat, Const, Elaboratable, Module, ResetInserter, Signal
+from amaranth import Array, Cat, Const, Elaboratable, Module, Mux, ResetInserter, Signal, Value
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
-from nearstep_hw.axdimm.config import ELEMENT_BYTES, AdamKernelConfig
+from nearstep_hw.axdimm.config import ELEMENT_BYTES, HALF_BYTES, AdamKernelConfig
 from nearstep_hw.axdimm.fault import CAUSE_WIDTH, RESPONSE_WIDTH, STREAM_WIDTH, FaultLayout
 from nearstep_hw.axdimm.registers import ErrorCause, Stream
 from nearstep_hw.axi.window import WindowMatch, WindowSignature
+from nearstep_hw.rule.scale import GRADIENT
 
 ADDRESS_WIDTH = 64
 END_WIDTH = ADDRESS_WIDTH + 3  # a 64-bit base plus a 64-bit count of 4-byte elements
@@ -35,6 +36,7 @@ class StartCheck(wiring.Component):
     i_address : byte address of each array.
     i_use : a bit for each array that the run has. If the kernel has several rules.
     i_count : elements.
+    i_narrow : gradients have 16 bits, and their array half the length. If they have a choice.
     i_formats : not 0 if a rule, format or scale is set that the kernel does not have.
     i_copy_out : not 0 if a copy-out address is set.
     window : the windows.
@@ -53,6 +55,7 @@ class StartCheck(wiring.Component):
                 "i_address": In(ADDRESS_WIDTH).array(len(config.arrays)),
                 **({"i_use": In(len(config.arrays))} if len(config.rules) > 1 else {}),
                 "i_count": In(64),
+                **({"i_narrow": In(1)} if config.mixed else {}),
                 "i_formats": In(1),
                 "i_copy_out": In(1),
                 "window": In(WindowSignature()).array(config.windows),
@@ -79,11 +82,20 @@ class StartCheck(wiring.Component):
         is_last = Signal()
         base = Signal(ADDRESS_WIDTH)
         other_base = Signal(ADDRESS_WIDTH)
+        length_32 = Signal(END_WIDTH)  # of an array of 32-bit elements
+        length_16 = Signal(END_WIDTH)
         length = Signal(END_WIDTH)
+        other_length = Signal(END_WIDTH)
         end = Signal(END_WIDTH)
         cause = Signal(CAUSE_WIDTH)
         stream = Signal(STREAM_WIDTH)
         address = Signal(ADDRESS_WIDTH)
+
+        def length_of(index: Signal) -> Value:
+            if not self.config.mixed:
+                return length_32
+            narrow = self.i_narrow & (index == arrays.index(GRADIENT))
+            return Mux(narrow, length_16, length_32)
 
         for mine, its in zip(self.window, match.window, strict=True):
             for name in its.signature.members:
@@ -92,6 +104,8 @@ class StartCheck(wiring.Component):
             is_last.eq(array == len(arrays) - 1),
             base.eq(bases[array]),
             other_base.eq(bases[other]),
+            length.eq(length_of(array)),
+            other_length.eq(length_of(other)),
             end.eq(base + length),
             match.i_start.eq(base),
             match.i_end.eq(end),
@@ -124,8 +138,12 @@ class StartCheck(wiring.Component):
         with m.FSM():
             with m.State("IDLE"):
                 # Whole beats: what the bus moves. The unwritten rest of the last beat is read too.
-                whole = (self.i_count + (self.config.lanes - 1)) & ~(self.config.lanes - 1)
-                m.d.sync += [length.eq(whole * ELEMENT_BYTES), array.eq(0)]
+                lanes = self.config.lanes
+                whole = (self.i_count + (lanes - 1)) & ~(lanes - 1)
+                m.d.sync += [length_32.eq(whole * ELEMENT_BYTES), array.eq(0)]
+                if self.config.mixed:
+                    whole = (self.i_count + (2 * lanes - 1)) & ~(2 * lanes - 1)
+                    m.d.sync += length_16.eq(whole * HALF_BYTES)
                 with m.If(self.i_start):
                     m.next = "FORMATS"
             with m.State("FORMATS"):
@@ -152,7 +170,7 @@ class StartCheck(wiring.Component):
                     with m.If(is_last):
                         m.d.sync += array.eq(1)
             with m.State("OVERLAP"):
-                apart = (end <= other_base) | (other_base + length <= base)
+                apart = (end <= other_base) | (other_base + other_length <= base)
                 with check(apart | unused | other_unused, ErrorCause.OVERLAP):
                     m.d.sync += array.eq(array + 1)
                     with m.If(is_last):

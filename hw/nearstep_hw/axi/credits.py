@@ -1,6 +1,6 @@
 """Beats that a stream may still ask for."""
 
-from amaranth import Array, Elaboratable, Module, ResetInserter, Signal
+from amaranth import Array, Elaboratable, Module, Mux, ResetInserter, Signal, Value
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 from amaranth.utils import bits_for
@@ -24,25 +24,37 @@ class BeatCredits(wiring.Component):
     capacity : most beats that a stream ever holds.
     burst_beats : beats of the longest burst.
     initial : beats of each stream after `i_clear`.
+    apart : a stream that gains by itself; None if there is none.
 
     Members
     -------
-    i_gain : one beat more for every stream.
+    i_gain : one beat more for every stream, but for the one apart.
+    i_gain_apart : one beat more for that one. If there is one.
     i_stream, i_beats : the burst in question.
     o_enough : the stream has that many beats.
     i_take : the stream gives them up; only with `o_enough`.
     i_clear : back to `initial`.
     """
 
-    def __init__(self, *, streams: int, capacity: int, burst_beats: int, initial: int) -> None:
+    def __init__(
+        self,
+        *,
+        streams: int,
+        capacity: int,
+        burst_beats: int,
+        initial: int,
+        apart: int | None = None,
+    ) -> None:
         if not 0 <= initial <= capacity:
             raise ValueError(f"Initial credits must be 0 to {capacity}, not {initial!r}")
         self.streams = streams
         self.capacity = capacity
         self.initial = initial
+        self.apart = apart
         super().__init__(
             {
                 "i_gain": In(1),
+                **({} if apart is None else {"i_gain_apart": In(1)}),
                 "i_stream": In(id_width(streams)),
                 "i_beats": In(bits_for(burst_beats)),
                 "o_enough": Out(1),
@@ -58,9 +70,15 @@ class BeatCredits(wiring.Component):
         gained = Signal(width, init=self.initial)
         taken = Array(Signal(width, name=f"taken{i}") for i in range(self.streams))
         held = Signal(width)
+        total: Value = gained
+        if self.apart is not None:
+            gained_apart = Signal(width, init=self.initial)
+            total = Mux(self.i_stream == self.apart, gained_apart, gained)
+            with m.If(self.i_gain_apart):
+                m.d.sync += gained_apart.eq(gained_apart + 1)
 
         m.d.comb += [
-            held.eq(gained - taken[self.i_stream]),
+            held.eq(total - taken[self.i_stream]),
             self.o_enough.eq(held >= self.i_beats),
         ]
         with m.If(self.i_gain):

@@ -55,6 +55,7 @@ class Rule:
     arrays_in, arrays_out : tuple of str
         Ports in order: states and inputs as `definition` lists them; states in that order, then
         outputs.
+    definition : callable
     program : Program
     location : Location
         Where `definition` is written.
@@ -76,6 +77,7 @@ class Rule:
         scalars: Sequence[str] = (),
         switches: Sequence[str] = (),
     ) -> None:
+        self.definition = definition
         code = definition.__code__
         self.location = Location(code.co_filename, code.co_firstlineno)
         self.name = name

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
+from . import scale
 from .adagrad import ADAGRAD
 from .adam import ORDERS
 from .combine import combine, selector
@@ -39,6 +40,8 @@ class RuleSet:
         At least one; the first is index 0.
     order : str
         Of Adam's arithmetic.
+    scaled : bool
+        Whether gradients are multiplied by a scalar first, see :func:`~.scale.scaled`.
 
     Members
     -------
@@ -47,12 +50,12 @@ class RuleSet:
         The one rule, or the combination.
     """
 
-    def __init__(self, names: Sequence[str], order: str) -> None:
+    def __init__(self, names: Sequence[str], order: str, *, scaled: bool = False) -> None:
         self.names = tuple(names)
-        self.rules = tuple(rule_named(name, order) for name in self.names)
-        self.whole = (
-            self.rules[0] if len(self.rules) == 1 else combine("_".join(self.names), self.rules)
-        )
+        rules = tuple(rule_named(name, order) for name in self.names)
+        whole = rules[0] if len(rules) == 1 else combine("_".join(self.names), rules)
+        self.rules = tuple(map(scale.scaled, rules)) if scaled else rules
+        self.whole = scale.scaled(whole) if scaled else whole
 
     @property
     def selectors(self) -> tuple[str, ...]:

@@ -14,15 +14,19 @@ from nearstep.errors import (
     OutOfRangeError,
     UninitialisedError,
 )
-from nearstep_hw.axdimm.config import ELEMENT_BYTES, AdamKernelConfig
-from nearstep_hw.axdimm.registers import COUNTERS, ErrorCause, Stream
+from nearstep_hw.axdimm.config import ELEMENT_BYTES, HALF_BYTES, AdamKernelConfig
+from nearstep_hw.axdimm.registers import COUNTERS, ErrorCause, GradientFormat, Stream
+from nearstep_hw.fp.format import BF16, FP16
+from nearstep_hw.rule.scale import GRADIENT
 from nearstep_sim.device.memory import WRITTEN, EmulatedMemory
+from nearstep_sim.golden import fp
 
 Floats = NDArray[np.float32]
 Engine = Callable[[Mapping[str, Floats], Mapping[str, float]], None]
 """Updates the states of one rule in place, from its arrays and the scalars."""
 
 RESPONSES = {"slverr": 2, "decerr": 3}
+HALVES = {GradientFormat.FP16: FP16, GradientFormat.BF16: BF16}
 
 
 @dataclass
@@ -124,6 +128,7 @@ class GoldenAdamKernel:
         self._reads = {name: Stream[f"{name.upper()}_READ"] for name in rule.arrays_in}
         self._writes = {name: Stream[f"{name.upper()}_WRITE"] for name in rule.arrays_out}
         self._base = {name: self._value(f"{name}_address.value") for name in rule.arrays_in}
+        self._gradient = self._value("formats.gradient")
         bits = np.array([self._value(f"{name}.value") for name in rule.scalars], np.uint32)
         self._scalars = {
             **dict(zip(rule.scalars, bits.view(np.float32).tolist(), strict=True)),
@@ -185,30 +190,32 @@ class GoldenAdamKernel:
             self.address, self.response = address, response
 
     def _check_configuration(self) -> None:
-        for path in ("formats.gradient", "formats.copy_out", "gradient_scale.value"):
-            if self._value(path):
-                return self._fail(ErrorCause.UNSUPPORTED, Stream.NONE, 0)
+        config = self.config
+        formats = {GradientFormat[name.upper()] for name in config.gradient_formats}
+        scaled = self._value("gradient_scale.value") and not config.gradient_scale
+        if self._gradient not in formats or self._value("formats.copy_out") or scaled:
+            return self._fail(ErrorCause.UNSUPPORTED, Stream.NONE, 0)
         if self._value("copy_out_address.value"):
             return self._fail(ErrorCause.UNSUPPORTED, Stream.COPY_OUT, 0)
         if not self._count:
             return None
-        nbytes = self._count * ELEMENT_BYTES
+        nbytes = {name: self._bytes(name, self._count) for name in self._base}
         for name, base in self._base.items():
-            if base % self.config.beat_bytes:
+            if base % config.beat_bytes:
                 return self._fail(ErrorCause.ALIGNMENT, self._reads[name], base)
         for name, base in self._base.items():
-            if base + nbytes > self._end:
+            if base + nbytes[name] > self._end:
                 return self._fail(ErrorCause.ADDRESS_RANGE, self._reads[name], base)
         names = list(self._base)
         for i, first in enumerate(names):
             for second in names[i + 1 :]:
-                low, high = sorted((self._base[first], self._base[second]))
-                if low + nbytes > high:
+                low, high = sorted((first, second), key=lambda name: self._base[name])
+                if self._base[low] + nbytes[low] > self._base[high]:
                     return self._fail(ErrorCause.OVERLAP, self._reads[second], self._base[second])
         for streams, write in ((self._reads, False), (self._writes, True)):
             for name, stream in streams.items():
                 base = self._base[name]
-                if not self._permitted(base, self._whole(base + nbytes), write):
+                if not self._permitted(base, self._whole(base + nbytes[name]), write):
                     return self._fail(ErrorCause.WINDOW, stream, base)
         return None
 
@@ -227,25 +234,26 @@ class GoldenAdamKernel:
 
     def _update(self, first: int, size: int) -> None:
         """Read, compute and write elements [first, first + size)."""
-        nbytes = size * ELEMENT_BYTES
-        start = {name: base + first * ELEMENT_BYTES for name, base in self._base.items()}
+        nbytes = {name: self._bytes(name, size) for name in self._base}
+        start = {name: base + self._bytes(name, first) for name, base in self._base.items()}
         if self._unobstructed(start, nbytes):
             self._engine(
-                {name: self._view(at, nbytes) for name, at in start.items()}, self._scalars
+                {name: self._array(name, at, nbytes[name]) for name, at in start.items()},
+                self._scalars,
             )
-            self.counters["read_beats"] += len(self._reads) * self._beats(nbytes)
-            self.counters["write_beats"] += len(self._writes) * self._beats(nbytes)
+            for counter, streams in (("read_beats", self._reads), ("write_beats", self._writes)):
+                self.counters[counter] += sum(self._beats(nbytes[name]) for name in streams)
             return
         arrays = {}
         for name, stream in self._reads.items():
-            for address, limit in self._bursts(start[name], nbytes):
+            for address, limit in self._bursts(start[name], nbytes[name]):
                 if not self._access(stream, address, limit, write=False):
                     return
-            arrays[name] = self._view(start[name], nbytes).copy()
+            arrays[name] = self._array(name, start[name], nbytes[name]).copy()
         self._engine(arrays, self._scalars)
         for name, stream in self._writes.items():
             data = arrays[name].view(np.uint8)
-            for address, limit in self._bursts(start[name], nbytes):
+            for address, limit in self._bursts(start[name], nbytes[name]):
                 if not self._access(stream, address, limit, write=True):
                     return
                 offset = address - start[name]
@@ -289,12 +297,12 @@ class GoldenAdamKernel:
             if unwritten is not None:
                 raise UninitialisedError("nobody has written there", unwritten, write=write)
 
-    def _unobstructed(self, start: Mapping[str, int], nbytes: int) -> bool:
+    def _unobstructed(self, start: Mapping[str, int], nbytes: Mapping[str, int]) -> bool:
         """Whether a step can be done in place, because nothing in its way can stop it."""
         return not self.injections and all(
-            self._whole(at + nbytes) <= self.memory.data.size
-            and self.memory.first_not(WRITTEN, at, nbytes) is None
-            for at in start.values()
+            self._whole(at + nbytes[name]) <= self.memory.data.size
+            and self.memory.first_not(WRITTEN, at, nbytes[name]) is None
+            for name, at in start.items()
         )
 
     def _permitted(self, address: int, limit: int, write: bool) -> bool:
@@ -318,5 +326,14 @@ class GoldenAdamKernel:
         """``limit``, rounded up to a whole beat."""
         return self._beats(limit) * self.config.beat_bytes
 
-    def _view(self, address: int, nbytes: int) -> Floats:
-        return self.memory.data[address : address + nbytes].view(np.float32)
+    def _bytes(self, name: str, elements: int) -> int:
+        """Bytes of some elements of an array."""
+        narrow = name == GRADIENT and self._gradient != GradientFormat.FP32
+        return elements * (HALF_BYTES if narrow else ELEMENT_BYTES)
+
+    def _array(self, name: str, address: int, nbytes: int) -> Floats:
+        """Elements of an array as the functional units see them; those of a state in place."""
+        data = self.memory.data[address : address + nbytes]
+        if name == GRADIENT and self._gradient != GradientFormat.FP32:
+            return fp.widen32(data.view(np.uint16), HALVES[GradientFormat(self._gradient)])
+        return data.view(np.float32)

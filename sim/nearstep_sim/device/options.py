@@ -23,6 +23,10 @@ class AxdimmOptions:
         As in :class:`nearstep_hw.axdimm.config.AdamKernelConfig`.
     rules : str
         Update rules of the kernel, with commas between: ``adam,sgd,sgd_momentum,adagrad``.
+    gradient_formats : str
+        Formats that gradients may have, with commas between: ``fp32,fp16,bf16``.
+    gradient_scale : bool
+        Whether the kernel can multiply gradients by a factor.
     memory_bytes : int
         Size of the device memory, a multiple of 64. Pages are taken as they are used.
     """
@@ -32,6 +36,8 @@ class AxdimmOptions:
     block_bytes: int = 16384
     order: Literal["default", "paper"] = "default"
     rules: str = "adam"
+    gradient_formats: str = "fp32"
+    gradient_scale: bool = False
     memory_bytes: int = 1 << 30
 
     def __post_init__(self) -> None:
@@ -55,6 +61,8 @@ class AxdimmOptions:
             block_bytes=self.block_bytes,
             order=self.order,
             rules=tuple(self.rules.split(",")),
+            gradient_formats=tuple(self.gradient_formats.split(",")),
+            gradient_scale=self.gradient_scale,
         )
 
 
@@ -152,6 +160,10 @@ class DimmOptions:
         As in :class:`nearstep_hw.axdimm.config.AdamKernelConfig`.
     rules : str
         Update rules of the kernel, with commas between: ``adam,sgd,sgd_momentum,adagrad``.
+    gradient_formats : str
+        Formats that gradients may have, with commas between: ``fp32,fp16,bf16``.
+    gradient_scale : bool
+        Whether the kernel can multiply gradients by a factor.
     scheduler : str
         Of the host's memory controller: ``fr-fcfs`` or ``in-order``.
     postpone : int
@@ -179,6 +191,8 @@ class DimmOptions:
     block_bytes: int = 16384
     order: Literal["default", "paper"] = "default"
     rules: str = "adam"
+    gradient_formats: str = "fp32"
+    gradient_scale: bool = False
     scheduler: Literal["fr-fcfs", "in-order"] = "fr-fcfs"
     postpone: int = 1
     fu: Literal["rtl", "native"] = "rtl"
@@ -208,6 +222,8 @@ class DimmOptions:
                 block_bytes=self.block_bytes,
                 order=self.order,
                 rules=tuple(self.rules.split(",")),
+                gradient_formats=tuple(self.gradient_formats.split(",")),
+                gradient_scale=self.gradient_scale,
             ),
             channels=self.channels,
             density=self.density,

@@ -2,7 +2,7 @@
 
 Two layers. ``add sub mul fma div sqrt convert`` take bit patterns of any format of up to 32 bits
 and return patterns and exception flags; they are integer arithmetic throughout. ``add32 ... fma32``
-take and return ``float32`` arrays, without flags, at the speed of numpy.
+take and return ``float32`` arrays, without flags, at the speed of numpy; ``widen32`` makes them.
 
 Every result is rounded once, to nearest, ties to even. A NaN result is the default quiet NaN.
 Flags: inexact 1, underflow 2 (tiny after rounding, and inexact), overflow 4, divide by zero 8,
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from nearstep_hw.fp.format import FLAG_NAMES, FP32, FormatError, FpFormat
+from nearstep_hw.fp.format import BF16, FLAG_NAMES, FP16, FP32, FormatError, FpFormat
 
 __all__ = [
     "DIVIDE_BY_ZERO",
@@ -38,6 +38,7 @@ __all__ = [
     "sqrt32",
     "sub",
     "sub32",
+    "widen32",
 ]
 
 INEXACT, UNDERFLOW, OVERFLOW, DIVIDE_BY_ZERO, INVALID = (1 << k for k in range(len(FLAG_NAMES)))
@@ -105,6 +106,16 @@ def fma32(a: F32, b: F32, c: F32) -> F32:
         towards = np.where((error > 0) == (total > 0), 1, -1)
         odd = np.where(inexact, pattern + towards, pattern).view(np.float64)
         return canonical32(odd.astype(np.float32))
+
+
+def widen32(a: NDArray[np.uint16], source: FpFormat) -> F32:
+    """Patterns of FP16 or BF16 as float32, exactly; a NaN is the default quiet NaN."""
+    if a.dtype != np.uint16 or source not in (FP16, BF16):
+        raise TypeError(f"operands must be uint16 of FP16 or BF16, not {a.dtype} of {source}")
+    if source == BF16:
+        return canonical32((a.astype(np.uint32) << np.uint32(16)).view(np.float32))
+    with np.errstate(all="ignore"):
+        return canonical32(a.view(np.float16).astype(np.float32))
 
 
 def _f32(x: F32) -> F32:

@@ -36,6 +36,9 @@ def test_bursts_fit_axi_and_the_page(lanes: int) -> None:
         ({"order": "fast"}, "order must be one of"),
         ({"windows": 0}, "1 to 8"),
         ({"bursts_ahead": 4}, "8 to 255"),
+        ({"gradient_formats": ("fp16",)}, "fp32 among them"),
+        ({"gradient_formats": ("fp32", "fp32")}, "different names"),
+        ({"gradient_formats": ("fp32", "fp8")}, "some of .*bf16.* not 'fp8'"),
     ],
 )
 def test_impossible_configuration_says_what_is_allowed(
@@ -53,6 +56,23 @@ def test_scalars_and_switches_are_those_of_the_rule(order: str) -> None:
     assert tuple(field.name for field in kernel["mode"].fields) == rule.switches
     assert all("rule" not in kernel[name].doc for name in rule.scalars), "a scalar has no text"
     assert kernel["capabilities"].field("order").reset == Order[order.upper()]
+
+
+def test_formats_and_scale_of_gradients_can_be_read_from_the_registers() -> None:
+    plain = adam_kernel_map(AdamKernelConfig())
+    mixed = adam_kernel_map(
+        AdamKernelConfig(gradient_formats=("bf16", "fp32"), gradient_scale=True)
+    )
+    read = [
+        (
+            kernel["capabilities"].field("gradient_formats").reset,
+            kernel["configuration"].field("gradient_scale").reset,
+            kernel["gradient_scale"].field("value").reset,
+        )
+        for kernel in (plain, mixed)
+    ]
+    assert read == [(0b001, 0, 0), (0b101, 1, 0x3F80_0000)]
+    assert [register.name for register in plain] == [register.name for register in mixed]
 
 
 @pytest.mark.parametrize("windows", [1, 4, 8])

@@ -28,12 +28,14 @@ def naive(bases, beats, beat_bytes, block_beats, burst_beats, use=-1):
     return bursts
 
 
-def run(dut, bases, beats, ready, rng, cancel_at=None, use=None):
+def run(dut, bases, beats, ready, rng, cancel_at=None, use=None, half=None):
     """The bursts offered, and the cycles until idle."""
     got = []
 
     async def bench(ctx):
         ctx.set(dut.i_beats, beats)
+        if half is not None:
+            ctx.set(dut.i_halved, half)
         for port, base in zip(dut.i_base, bases, strict=True):
             ctx.set(port, base)
         if use is not None:
@@ -73,7 +75,7 @@ def run(dut, bases, beats, ready, rng, cancel_at=None, use=None):
     return got
 
 
-def schedule(streams=4, beat_bytes=64, block_beats=64, burst_beats=64, optional=False):
+def schedule(streams=4, beat_bytes=64, block_beats=64, burst_beats=64, optional=False, halved=None):
     return BlockSchedule(
         streams=streams,
         address_width=34,
@@ -81,6 +83,7 @@ def schedule(streams=4, beat_bytes=64, block_beats=64, burst_beats=64, optional=
         block_beats=block_beats,
         burst_beats=burst_beats,
         optional=optional,
+        halved=halved,
     )
 
 
@@ -137,3 +140,27 @@ def test_a_burst_longer_than_a_page_is_refused():
         schedule(beat_bytes=64, burst_beats=128)
     with pytest.raises(ValueError, match="at most 256 beats"):
         schedule(beat_bytes=4, block_beats=512, burst_beats=512)
+
+
+@pytest.mark.parametrize("ready", [1.0, 0.3])
+@pytest.mark.parametrize("halved", [0, 1, 3])
+def test_an_array_of_half_the_width_has_half_the_beats_of_each_block(halved, ready):
+    seed = 6
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    block, burst, beat_bytes = 64, 16, 16
+    checked = 0
+    for beats in (1, 2, 3, block - 1, block, block + 1, block + 2, 3 * block + 33):
+        bases = [rng.randrange(0, 1 << 33) // beat_bytes * beat_bytes for _ in range(4)]
+        for half in (True, False):
+            dut = schedule(4, beat_bytes, block, burst, halved)
+            got = run(dut, bases, beats, ready, rng, half=half)
+            for stream, base in enumerate(bases):
+                shorter = half and stream == halved
+                length, of_block = ((beats + 1) // 2, block // 2) if shorter else (beats, block)
+                alone = naive([base], length, beat_bytes, of_block, burst)
+                assert [b[1:] for b in got if b[0] == stream] == [b[1:] for b in alone]
+            ends = [b[0] for b in got if b[3]]
+            assert ends == [0, 1, 2, 3] * -(-beats // block)
+            checked += len(got)
+    assert checked > 300

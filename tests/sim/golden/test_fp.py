@@ -175,6 +175,16 @@ def test_binary32_converts_to_binary16_as_numpy():
     assert np.array_equal(fp.convert(bits, FP32, FP16)[0], expected)
 
 
+@pytest.mark.parametrize("source", [FP16, BF16])
+def test_widened_values_equal_converted_patterns(source):
+    every = np.arange(1 << 16, dtype=np.uint32)
+    expected, _ = fp.convert(every, source, FP32)
+    wide = fp.widen32(every.astype(np.uint16), source)
+    np.testing.assert_array_equal(wide.view(np.uint32), expected)
+    with pytest.raises(TypeError, match="uint16"):
+        fp.widen32(every, source)
+
+
 def test_every_bfloat16_is_the_upper_half_of_a_binary32():
     every = np.arange(1 << 16, dtype=np.uint16)
     z, _ = fp.convert(every, BF16, FP32)

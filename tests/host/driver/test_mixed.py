@@ -1,0 +1,389 @@
+"""Gradients of 16 bits, and scaled ones, through the driver, on every emulated device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import nullcontext
+
+import numpy as np
+import pytest
+
+import nearstep
+from nearstep.axdimm.device import AxdimmDevice
+from nearstep.backends.emulated import Injection
+from nearstep.errors import ArgumentError, ConfigurationError, DtypeError, OptionError
+from nearstep_hw.axdimm.registers import ErrorCause, GradientFormat, Stream
+from nearstep_hw.fp.format import BF16, FP16, FP32
+from nearstep_hw.rule.adagrad import ADAGRAD, adagrad_scalars
+from nearstep_hw.rule.adam import ADAM, adam_scalars
+from nearstep_hw.rule.sgd import SGD, SGD_MOMENTUM, sgd_momentum_scalars, sgd_scalars
+from nearstep_sim.golden import fp
+from nearstep_sim.golden.rule import evaluate
+
+ALL = "rules=adam,sgd,sgd_momentum,adagrad&gradient_formats=fp32,fp16,bf16&gradient_scale=yes"
+URLS = {
+    "golden-numpy": f"golden:axdimm?lanes=4&block_bytes=512&memory_bytes=1MiB&engine=numpy&{ALL}",
+    "golden-cpp": f"golden:axdimm?lanes=4&block_bytes=512&memory_bytes=1MiB&{ALL}",
+    "golden-dimm": f"golden:axdimm?channels=2&block_bytes=512&memory_bytes=2MiB&{ALL}",
+    "sim-ideal": f"sim:axdimm?lanes=4&block_bytes=512&memory_bytes=1MiB&{ALL}",
+    "sim-halfduplex": (
+        "sim:axdimm?lanes=4&block_bytes=512&memory_bytes=1MiB&memory=halfduplex&fu=native"
+        f"&stall=0.2&seed=3&{ALL}"
+    ),
+    "sim-dimm": f"sim:axdimm?memory=ddr4-1600&block_bytes=1024&functional_units=4&{ALL}",
+}
+COUNTS = (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 127, 128, 129, 1001, 4099)
+FORMATS = {"fp32": (FP32, np.float32), "fp16": (FP16, np.float16), "bf16": (BF16, np.uint16)}
+NARROW = ("fp16", "bf16")
+
+
+DDR4 = pytest.param("sim-dimm", marks=pytest.mark.deep)
+"""The slowest to build."""
+
+EMULATED = [name for name in URLS if name != "sim-dimm"]
+
+
+@pytest.fixture(params=[*EMULATED, DDR4])
+def device(request: pytest.FixtureRequest) -> Iterator[AxdimmDevice]:
+    with nearstep.open(URLS[request.param]) as opened:
+        yield opened
+
+
+def accelerated(device):
+    return device.acceleration() if device.dimm is not None else nullcontext()
+
+
+def gradients(rng, count, form):
+    """Patterns of a format: numbers of any size, every eighth of them special."""
+    fmt, dtype = FORMATS[form]
+    numbers = rng.standard_normal(count).astype(np.float32).view(np.uint32)
+    bits, _ = fp.convert(numbers, FP32, fmt)
+    infinity = fmt.infinity
+    specials = np.array(
+        [0, 1, 3, fmt.sign_bit | 2, infinity, fmt.sign_bit | infinity, infinity + 1,
+         fmt.quiet_nan, fmt.sign_bit | fmt.quiet_nan | 5, infinity - 1, fmt.sign_bit, 0x101]
+    )  # fmt: skip
+    chosen = rng.random(count) < 0.125
+    bits[chosen] = rng.choice(specials, np.count_nonzero(chosen))
+    return bits.astype(np.uint32 if form == "fp32" else np.uint16).view(dtype)
+
+
+class Arrays:
+    """Arrays on a device, g in a format, and copies of what they hold."""
+
+    def __init__(self, device, count, form, seed):
+        print(f"seed {seed}")
+        rng = np.random.default_rng(seed)
+        self.device, self.form, self.count = device, form, count
+        self.before = {name: rng.standard_normal(count).astype(np.float32) for name in "pmv"}
+        self.before["v"] = np.square(self.before["v"])
+        self.before["g"] = gradients(rng, count, form)
+        self.buffers = {n: device.alloc(count, dtype=self.before[n].dtype) for n in "pmvg"}
+        for name, buffer in self.buffers.items():
+            buffer.write(self.before[name])
+
+    def free(self):
+        for buffer in self.buffers.values():
+            buffer.free()
+
+    def gradient(self, scale):
+        """The gradients as the rule sees them: converted, then scaled."""
+        fmt, dtype = FORMATS[self.form]
+        raw = self.before["g"].view(np.uint32 if dtype == np.float32 else np.uint16)
+        wide = raw if self.form == "fp32" else fp.convert(raw.astype(np.uint32), fmt, FP32)[0]
+        wide = wide.astype(np.uint32).view(np.float32)
+        return fp.mul32(wide, np.full(self.count, scale, np.float32))
+
+    def check(self, rule, scalars, scale):
+        """Arrays of the rule are as it says, the others as they were; the number compared."""
+        given = {name: self.before[name] for name in rule.arrays_in} | {"g": self.gradient(scale)}
+        expected = evaluate(rule, given, scalars)
+        compared = 0
+        for name, buffer in self.buffers.items():
+            got, wanted = buffer.read(), expected.get(name, self.before[name])
+            assert got.tobytes() == wanted.tobytes(), f"{rule.name} {name} of {self.count}"
+            compared += wanted.size
+        self.before |= expected
+        return compared
+
+    def run(self, name, arrays, **hyper):
+        if self.form == "bf16":
+            hyper["gradient_format"] = "bf16"
+        with accelerated(self.device):
+            run = getattr(self.device, name)(**{n: self.buffers[n] for n in arrays}, **hyper)
+            run.wait()
+        return run
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_a_step_of_any_length_is_that_of_the_widened_gradients(device, form):
+    compared = 0
+    for count in COUNTS:
+        work = Arrays(device, count, form, 60 + count)
+        scale = 1.0 if count % 2 else 2.0**-7
+        work.run("adam", "pgmv", step=2, lr=1e-2, weight_decay=0.1, gradient_scale=scale)
+        scalars = adam_scalars(1e-2, (0.9, 0.999), 1e-8, 0.1, 2, False)
+        compared += work.check(ADAM, scalars, scale)
+        work.free()
+    assert compared == 4 * sum(COUNTS)
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_every_rule_with_a_scale_that_rounds(device, form):
+    scale = 0.3
+    work = Arrays(device, 777, form, 7)
+    compared = 0
+    work.run("sgd", "pg", lr=0.3, weight_decay=0.01, gradient_scale=scale)
+    compared += work.check(SGD, sgd_scalars(0.3, 0.01), scale)
+    for first in (True, False):
+        work.run("sgd", "pgm", lr=0.1, momentum=0.9, first=first, gradient_scale=scale)
+        scalars = sgd_momentum_scalars(0.1, 0.9, 0.0, 0.0, False, first)
+        compared += work.check(SGD_MOMENTUM, scalars, scale)
+    work.run("adagrad", "pgv", step=3, lr=0.1, lr_decay=0.5, gradient_scale=scale)
+    compared += work.check(ADAGRAD, adagrad_scalars(0.1, 0.5, 0.0, 1e-10, 3), scale)
+    work.run("adam", "pgmv", step=1, decoupled=True, gradient_scale=0.0)
+    compared += work.check(ADAM, adam_scalars(1e-3, (0.9, 0.999), 1e-8, 0.0, 1, True), 0.0)
+    assert compared == 5 * 4 * 777
+
+
+def test_gradients_of_16_bits_take_half_the_beats(device):
+    lanes = device.config.lanes
+    for count in (1, lanes + 1, 2 * lanes, 2 * lanes + 1, 3 * lanes, 4096, 4099):
+        beats = -(-count // lanes)
+        reads = {}
+        for form in FORMATS:
+            work = Arrays(device, count, form, 5)
+            run = work.run("adam", "pgmv", step=1)
+            reads[form] = run.counters["read_beats"]
+            assert run.counters["write_beats"] == 3 * beats
+            work.free()
+        halved = 3 * beats + -(-count // (2 * lanes))
+        assert reads == {"fp32": 4 * beats, "fp16": halved, "bf16": halved}
+
+
+@pytest.mark.parametrize("url", ["sim-ideal", "sim-halfduplex"])
+def test_halved_gradients_are_no_slower(url):
+    """With one beat a cycle the reads bound a run."""
+    cycles = {}
+    for form in FORMATS:
+        with nearstep.open(URLS[url]) as device:
+            cycles[form] = Arrays(device, 8192, form, 9).run("adam", "pgmv", step=1).cycles
+    print(cycles)
+    bound = 0.95 * 3.5 / 4 if url == "sim-ideal" else 0.97 * 6.5 / 7
+    for form in NARROW:
+        assert cycles[form] < cycles["fp32"]
+        assert cycles[form] > bound * cycles["fp32"]
+
+
+def _prepare(work):
+    """The kernel, configured by a run that has ended; windows are open again."""
+    work.run("adam", "pgmv", step=1)
+    for name, buffer in work.buffers.items():
+        buffer.write(work.before[name])
+    kernel = work.device.regs.adam0
+    for index, name in enumerate("pgmv"):
+        _window(work, index, name, work.buffers[name].nbytes)
+    return kernel
+
+
+def _window(work, index, name, nbytes):
+    kernel, beat = work.device.regs.adam0, work.device.config.beat_bytes
+    base = work.buffers[name].address
+    kernel[f"window{index}_base"].value = base
+    kernel[f"window{index}_limit"].value = base + -(-nbytes // beat) * beat
+    kernel[f"window{index}_permissions"].bits = 0b111
+
+
+def _outcome(work):
+    """Cause, stream and address of a START."""
+    kernel = work.device.regs.adam0
+    with accelerated(work.device):
+        kernel.start.go = 1
+        work.device.backend.wait([kernel.status.poll(busy=0)], 50_000)
+    return kernel.error.cause, kernel.error.stream, kernel.error_address.value
+
+
+DONE = (ErrorCause.NONE, Stream.NONE, 0)
+
+
+@pytest.mark.parametrize("form", NARROW)
+def test_windows_are_asked_for_half_the_bytes(device, form):
+    for count in (300, 16 * device.config.lanes, 17 * device.config.lanes):
+        work = Arrays(device, count, form, 3)
+        kernel = _prepare(work)
+        assert _outcome(work) == DONE
+        g = work.buffers["g"]
+        _window(work, 1, "g", g.nbytes - device.config.beat_bytes)
+        assert _outcome(work) == (ErrorCause.WINDOW, Stream.G_READ, g.address)
+        _window(work, 1, "g", g.nbytes)
+        kernel.formats.gradient = GradientFormat.FP32  # twice the bytes
+        assert _outcome(work)[:2] == (ErrorCause.WINDOW, Stream.G_READ)
+        work.free()
+
+
+def test_arrays_may_follow_right_behind_half_of_the_bytes(device):
+    beat, lanes = device.config.beat_bytes, device.config.lanes
+    count = 4 * lanes
+    work = Arrays(device, count, "fp16", 4)
+    _prepare(work)
+    arena = device.alloc(6 * beat // 4)
+    arena.write(np.zeros(arena.size, np.float32))
+    kernel = device.regs.adam0
+    kernel.g_address.value = arena.address
+    kernel.m_address.value = arena.address + 2 * beat
+    for index in (1, 2):
+        kernel[f"window{index}_base"].value = arena.address
+        kernel[f"window{index}_limit"].value = arena.address + 6 * beat
+    assert _outcome(work) == DONE
+    kernel.m_address.value = arena.address + beat
+    assert _outcome(work) == (ErrorCause.OVERLAP, Stream.M_READ, arena.address + beat)
+    kernel.m_address.value = arena.address
+    kernel.g_address.value = arena.address + 3 * beat  # the last of the four beats of m
+    assert _outcome(work) == (ErrorCause.OVERLAP, Stream.M_READ, arena.address)
+    kernel.g_address.value = arena.address + 4 * beat
+    assert _outcome(work) == DONE
+    kernel.m_address.value = arena.address + 2 * beat
+    kernel.g_address.value = arena.address
+    kernel.formats.gradient = GradientFormat.FP32
+    assert _outcome(work)[0] == ErrorCause.OVERLAP
+
+
+def test_the_last_half_may_end_with_the_address_space(device):
+    work = Arrays(device, 4 * device.config.lanes, "fp16", 4)
+    kernel = _prepare(work)
+    end = 1 << 34 if device.dimm is None else device.dimm.memory_bytes
+    for form, beats, over in ((1, 2, False), (1, 1, True), (0, 3, True), (0, 4, False)):
+        kernel.formats.gradient = form
+        kernel.g_address.value = at = end - beats * device.config.beat_bytes
+        cause = ErrorCause.ADDRESS_RANGE if over else ErrorCause.WINDOW
+        assert _outcome(work) == (cause, Stream.G_READ, at)
+
+
+@pytest.mark.parametrize("value", [3, 7, 15])
+def test_a_format_that_nobody_knows_is_refused_by_the_kernel(device, value):
+    work = Arrays(device, 100, "fp16", 4)
+    kernel = _prepare(work)
+    kernel.formats.bits = value
+    assert _outcome(work) == (ErrorCause.UNSUPPORTED, Stream.NONE, 0)
+
+
+@pytest.mark.parametrize(
+    "url", ["golden:axdimm?engine=numpy&", pytest.param("sim:axdimm?", marks=pytest.mark.deep)]
+)
+def test_a_format_of_another_kernel_is_refused_by_this_one(url):
+    shape = "lanes=1&block_bytes=32&memory_bytes=1MiB&gradient_formats=fp32,bf16"
+    with nearstep.open(f"{url}{shape}") as device:
+        assert device.regs.adam0.capabilities.gradient_formats == 0b101
+        assert device.regs.adam0.configuration.gradient_scale == 0
+        for count in (1, 2, 3, 8, 9, 100):
+            work = Arrays(device, count, "bf16", 4)
+            work.run("adam", "pgmv", step=1)
+            scalars = adam_scalars(1e-3, (0.9, 0.999), 1e-8, 0.0, 1, False)
+            assert work.check(ADAM, scalars, 1.0) == 4 * count
+        kernel = _prepare(work)
+        kernel.formats.gradient = GradientFormat.FP16
+        assert _outcome(work)[0] == ErrorCause.UNSUPPORTED
+        kernel.formats.gradient = GradientFormat.BF16
+        kernel.gradient_scale.value = 2.0
+        assert _outcome(work)[0] == ErrorCause.UNSUPPORTED
+
+
+@pytest.mark.parametrize("device", EMULATED, indirect=True)
+def test_an_error_in_the_gradients_leaves_blocks_whole(device):
+    work = Arrays(device, 1500, "bf16", 6)
+    backend = device.backend
+    at = work.buffers["g"].address + 2 * 777
+    backend.inject(Injection(kind="slverr", write=False, base=at, limit=at + 1))
+    with pytest.raises(nearstep.errors.BusResponseError) as caught:
+        work.run("adam", "pgmv", step=1)
+    backend.heal()
+    assert caught.value.stream == "G_READ"
+    done = caught.value.committed
+    assert done <= 777
+    assert done % device.config.block_elements == 0
+    expected = evaluate(
+        ADAM,
+        {name: work.before[name] for name in "pmv"} | {"g": work.gradient(1.0)},
+        adam_scalars(1e-3, (0.9, 0.999), 1e-8, 0.0, 1, False),
+    )
+    for name in "pmv":
+        got = work.buffers[name].read()
+        assert got[:done].tobytes() == expected[name][:done].tobytes()
+    for name in "pmv":
+        work.buffers[name].write(work.before[name])
+    work.run("adam", "pgmv", step=1)
+    scalars = adam_scalars(1e-3, (0.9, 0.999), 1e-8, 0.0, 1, False)
+    assert work.check(ADAM, scalars, 1.0) == 6000
+
+
+@pytest.mark.parametrize("device", ["sim-ideal", "sim-halfduplex", DDR4], indirect=True)
+@pytest.mark.parametrize("cycles", [50, 301, 302, 303, 700])
+def test_nothing_of_an_aborted_run_is_left_in_the_next(device, cycles):
+    """Whatever half of a beat of gradients is in turn when the run ends."""
+    work = Arrays(device, 3001, "fp16", 8)
+    with accelerated(device):
+        run = device.adam(**work.buffers, step=1)
+        with pytest.raises(nearstep.errors.WaitTimeoutError):
+            device.backend.wait([device.regs.adam0.status.poll(done=1)], cycles)
+        run.abort()
+    assert isinstance(run.error, nearstep.errors.AbortedError)
+    for name in "pmv":
+        work.buffers[name].write(work.before[name])
+    work.run("adam", "pgmv", step=1)
+    scalars = adam_scalars(1e-3, (0.9, 0.999), 1e-8, 0.0, 1, False)
+    assert work.check(ADAM, scalars, 1.0) == 4 * 3001
+
+
+WRONG = {
+    "no such format": ("fp16", {"gradient_format": "fp8"}, ArgumentError, "one that the kernel"),
+    "bfloat16 in float16": ("fp16", {"gradient_format": "bf16"}, DtypeError, "must be uint16"),
+    "half in float32": ("fp32", {"gradient_format": "fp16"}, DtypeError, "must be float16"),
+    "text for a scale": ("fp16", {"gradient_scale": "1"}, ArgumentError, "must be a number"),
+    "infinite scale": ("fp16", {"gradient_scale": float("inf")}, ArgumentError, "finite"),
+    "NaN for a scale": ("fp32", {"gradient_scale": float("nan")}, ArgumentError, "finite"),
+    "negative scale": ("fp32", {"gradient_scale": -1.0}, ArgumentError, "not negative"),
+    "scale beyond binary32": ("fp32", {"gradient_scale": 1e39}, ArgumentError, "overflow binary32"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_wrong_arguments_fail_before_the_device_is_touched(case, monkeypatch):
+    form, hyper, error, text = WRONG[case]
+    with nearstep.open(URLS["golden-numpy"]) as device:
+        work = Arrays(device, 16, form, 3)
+        touched = []
+        monkeypatch.setattr(device.backend, "write_register", lambda *args: touched.append(args))
+        with pytest.raises(error, match=text) as caught:
+            work.run("sgd", "pg", **hyper)
+        print(caught.value)
+        assert touched == []
+
+
+@pytest.mark.parametrize(
+    ("options", "form", "hyper", "error", "text"),
+    [
+        ("", "fp16", {}, DtypeError, "must be float32, not float16"),
+        ("", "fp16", {"gradient_format": "fp16"}, ArgumentError, "has \\(fp32\\), not 'fp16'"),
+        ("", "bf16", {}, ArgumentError, "has \\(fp32\\), not 'bf16'"),
+        ("", "fp32", {"gradient_scale": 2.0}, ArgumentError, "gradient_scale=yes"),
+        ("&gradient_formats=fp32,fp16", "bf16", {}, ArgumentError, "gradient_formats="),
+        ("&gradient_formats=fp32,bf16", "fp16", {}, DtypeError, "uint16 with gradient_format"),
+    ],
+)
+def test_what_the_kernel_does_not_have_is_refused_at_once(
+    options, form, hyper, error, text, monkeypatch
+):
+    with nearstep.open(f"golden:axdimm?engine=numpy&memory_bytes=1MiB{options}") as device:
+        work = Arrays(device, 16, form, 3)
+        touched = []
+        monkeypatch.setattr(device.backend, "write_register", lambda *args: touched.append(args))
+        with pytest.raises(error, match=text) as caught:
+            work.run("adam", "pgmv", step=1, **hyper)
+        assert not isinstance(caught.value, ConfigurationError)
+        assert touched == []
+
+
+@pytest.mark.parametrize("formats", ["", "fp16", "fp32,fp32", "fp32,fp8", "fp32,"])
+def test_formats_that_cannot_be(formats):
+    with pytest.raises((OptionError, nearstep.errors.UrlError)):
+        nearstep.open(f"golden:axdimm?gradient_formats={formats}")
