@@ -1,4 +1,4 @@
-"""Adam and AdamW as ``torch.optim`` has them, with every step on a device.
+"""Adam, AdamW, SGD and Adagrad as ``torch.optim`` has them, with every step on a device.
 
 ::
 
@@ -14,8 +14,13 @@ Parameters and state equal those of torch's optimizer with ``fused=True`` on a C
 - the parameters are fp32: of 16-bit parameters torch keeps 16-bit state, nearstep keeps fp32 state
   and an fp32 master;
 - the size of each is divisible by 16: torch computes what remains with scalar code that rounds
-  otherwise;
+  otherwise in Adam, AdamW and SGD with momentum; no difference was seen in Adagrad and in SGD
+  without momentum (torch 2.13);
 - torch's kernels are those for AVX2 or AVX512 (``torch.backends.cpu.get_cpu_capability()``).
+
+A kernel has the rule of Adam and AdamW alone, unless the device is told otherwise:
+``golden:axdimm?rules=adam,sgd,sgd_momentum,adagrad``. Only the arrays that a group needs are
+allocated, e.g. none for the momentum of SGD without momentum.
 
 Options that torch has and the device has not are refused by name: ``amsgrad``, ``maximize``,
 ``foreach``, ``capturable`` and ``differentiable``. ``fused`` is accepted and changes nothing; in
@@ -42,6 +47,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping
 from typing import Any, cast
 
+import numpy as np
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
@@ -49,11 +55,14 @@ from nearstep.device import Device
 from nearstep.placement import ARRAYS, Arenas
 from nearstep.run import Run
 from nearstep.torch import options
+from nearstep.torch.errors import HyperparameterError
 from nearstep.torch.layout import Layout
 from nearstep.torch.optimizer import DeviceOptimizer
+from nearstep.torch.resident import Resident
+from nearstep.torch.state import ParameterState
 from nearstep.torch.traffic import Traffic
 
-__all__ = ["Adam", "AdamW", "Traffic"]
+__all__ = ["SGD", "Adagrad", "Adam", "AdamW", "Traffic"]
 
 
 class Adam(DeviceOptimizer):
@@ -182,3 +191,175 @@ class AdamW(Adam):
     def _complete(self, group: dict[str, Any], defaults: Mapping[str, Any]) -> None:
         super()._complete(group, defaults)
         group["decoupled_weight_decay"] = True
+
+
+class SGD(DeviceOptimizer):
+    """``torch.optim.SGD`` on a device; :mod:`nearstep.optim` says where all of them differ.
+
+    The kernel needs the rule ``sgd`` for groups without momentum, and ``sgd_momentum`` for groups
+    with it. Momentum may be switched on and off between steps; memory for the buffers is allocated
+    when a group first needs it.
+
+    As in torch, there is no state without momentum, and the first step with momentum makes the
+    gradient the buffer. Of a group in which some parameters have a buffer and others have a first
+    gradient, torch's fused step raises TypeError; here each starts with its own first gradient, as
+    in torch's steps that are not fused. A negative dampening, which torch takes, is refused.
+
+    Parameters
+    ----------
+    params, lr, momentum, dampening, weight_decay, nesterov
+        As in torch. Parameters are dense fp32, fp16 or bf16 tensors on the CPU.
+    device, max_cycles
+        As in :class:`Adam`.
+
+    Raises
+    ------
+    UnsupportedOptionError, HyperparameterError, ParameterError
+    UrlError, OptionError, ArgumentError, OutOfDeviceMemoryError
+        As in :class:`Adam`.
+    """
+
+    layout = Layout(
+        counts=False, moments={"momentum_buffer": "m"}, optional=frozenset({"momentum_buffer"})
+    )
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | Tensor = 1e-3,
+        momentum: float = 0,
+        dampening: float = 0,
+        weight_decay: float | Tensor = 0,
+        nesterov: bool = False,
+        *,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        differentiable: bool = False,
+        fused: bool | None = None,
+        device: str | Device,
+        max_cycles: int | None = None,
+    ) -> None:
+        defaults = {
+            "lr": lr,
+            "momentum": momentum,
+            "dampening": dampening,
+            "weight_decay": weight_decay,
+            "nesterov": nesterov,
+            "maximize": maximize,
+            "foreach": foreach,
+            "differentiable": differentiable,
+            "fused": fused,
+        }
+        super().__init__(params, defaults, device, max_cycles)
+
+    def _check_options(self, group: Mapping[str, Any]) -> None:
+        options.check_not_negative(group, "lr", "momentum", "dampening", "weight_decay")
+        plain = not _has_momentum(group) or options.scalar("dampening", group["dampening"]) != 0.0
+        if group["nesterov"] and plain:
+            expected = "False without momentum, or with dampening"
+            raise HyperparameterError("nesterov", expected, group["nesterov"])
+
+    def _rule(self, group: Mapping[str, Any]) -> str:
+        return "sgd_momentum" if _has_momentum(group) else "sgd"
+
+    def _arrays(self, group: Mapping[str, Any]) -> Mapping[str, float]:
+        return dict.fromkeys("pgm" if _has_momentum(group) else "pg", 0.0)
+
+    def _phase(
+        self, group: Mapping[str, Any], resident: Resident, state: ParameterState
+    ) -> Hashable:
+        """Whether the step makes the momentum buffer."""
+        return _has_momentum(group) and not state.has_moment("momentum_buffer")
+
+    def _start(self, arrays: Arenas, group: Mapping[str, Any], phase: Hashable) -> Run:
+        return self.device.sgd(
+            arrays["p"],
+            arrays["g"],
+            arrays["m"] if _has_momentum(group) else None,
+            nesterov=bool(group["nesterov"]),
+            first=bool(phase),
+            **options.scalars(group, "lr", "momentum", "dampening", "weight_decay"),
+        )
+
+
+def _has_momentum(group: Mapping[str, Any]) -> bool:
+    return options.scalar("momentum", group["momentum"]) != 0.0
+
+
+class Adagrad(DeviceOptimizer):
+    """``torch.optim.Adagrad`` on a device; :mod:`nearstep.optim` says where all of them differ.
+
+    The kernel needs the rule ``adagrad``. As in torch, parameters have state from the beginning: a
+    ``sum`` that starts at ``initial_accumulator_value``, the one that was given for all groups.
+    Unlike in torch, those that require no gradient have none before their first step.
+
+    Parameters
+    ----------
+    params, lr, lr_decay, weight_decay, initial_accumulator_value, eps
+        As in torch. Parameters are dense fp32, fp16 or bf16 tensors on the CPU.
+    device, max_cycles
+        As in :class:`Adam`.
+
+    Raises
+    ------
+    UnsupportedOptionError, HyperparameterError, ParameterError
+    UrlError, OptionError, ArgumentError, OutOfDeviceMemoryError
+        As in :class:`Adam`.
+    """
+
+    layout = Layout(counts=True, moments={"sum": "v"})
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | Tensor = 1e-2,
+        lr_decay: float = 0,
+        weight_decay: float = 0,
+        initial_accumulator_value: float = 0,
+        eps: float = 1e-10,
+        foreach: bool | None = None,
+        *,
+        maximize: bool = False,
+        differentiable: bool = False,
+        fused: bool | None = None,
+        device: str | Device,
+        max_cycles: int | None = None,
+    ) -> None:
+        defaults = {
+            "lr": lr,
+            "lr_decay": lr_decay,
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "initial_accumulator_value": initial_accumulator_value,
+            "foreach": foreach,
+            "maximize": maximize,
+            "differentiable": differentiable,
+            "fused": fused,
+        }
+        super().__init__(params, defaults, device, max_cycles)
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.requires_grad:
+                    self._ready_state(self._residents[parameter], group)
+
+    def _check_options(self, group: Mapping[str, Any]) -> None:
+        initial = "initial_accumulator_value"
+        options.check_not_negative(group, "lr", "lr_decay", "eps", "weight_decay", initial)
+        if options.scalar(initial, group[initial]) > float(np.finfo(np.float32).max):
+            raise HyperparameterError(initial, "an fp32 number", group[initial])
+
+    def _rule(self, group: Mapping[str, Any]) -> str:
+        return "adagrad"
+
+    def _arrays(self, group: Mapping[str, Any]) -> Mapping[str, float]:
+        initial = self.defaults["initial_accumulator_value"]
+        return {"p": 0.0, "g": 0.0, "v": options.scalar("initial_accumulator_value", initial)}
+
+    def _start(self, arrays: Arenas, group: Mapping[str, Any], phase: Hashable) -> Run:
+        return self.device.adagrad(
+            arrays["p"],
+            arrays["g"],
+            arrays["v"],
+            step=cast(int, phase),
+            **options.scalars(group, "lr", "lr_decay", "weight_decay", "eps"),
+        )
