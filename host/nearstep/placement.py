@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,19 +18,25 @@ from nearstep.stripes import Stripes
 if TYPE_CHECKING:
     from nearstep.device import Device
 
-ARRAYS = ("p", "g", "m", "v")
-"""Arrays of an Adam step: parameters, gradients, first and second moments."""
+ARRAYS: Mapping[str, float] = MappingProxyType({"p": 0.0, "g": 0.0, "m": 0.0, "v": 0.0})
+"""Arrays of an Adam step, each with what its elements are before the first: parameters, gradients,
+first and second moments."""
 
 _LINE_ELEMENTS = LINE_BYTES // np.dtype(np.float32).itemsize
 
 
 Arenas = Mapping[str, Buffer]
-"""The four arrays of a segment on one channel."""
+"""The arrays of a segment on one channel, by name."""
 
 
-@dataclass(frozen=True, eq=False)
 class Segment:
     """Arrays of parameters that were placed together, striped over the channels by block.
+
+    Parameters
+    ----------
+    device: Device
+    size: int
+        Elements of each array.
 
     Attributes
     ----------
@@ -38,8 +45,42 @@ class Segment:
         By channel.
     """
 
-    stripes: Stripes
-    arenas: Sequence[Arenas]
+    def __init__(self, device: Device, size: int) -> None:
+        element = np.dtype(np.float32).itemsize
+        self.stripes = Stripes(device.stripe_bytes // element, device.channel_count)
+        self._arenas: tuple[dict[str, Buffer], ...] = tuple(
+            {} for _ in range(self.stripes.channels)
+        )
+        self._device = device
+        self._size = size
+
+    @property
+    def arenas(self) -> Sequence[Arenas]:
+        return self._arenas
+
+    def reserve(self, arrays: Mapping[str, float]) -> None:
+        """Allocate those of ``arrays`` that are missing, each filled with its value.
+
+        Raises
+        ------
+        OutOfDeviceMemoryError
+            None of them stays allocated.
+        """
+        missing = [name for name in arrays if name not in self._arenas[0]]
+        try:
+            for channel, arenas in enumerate(self._arenas):
+                for name in missing:
+                    arenas[name] = self._device.alloc(
+                        self.stripes.before(self._size, channel),
+                        np.float32,
+                        channel=channel,
+                        align=self._device.stripe_align,
+                    )
+                    arenas[name].fill(arrays[name])
+        except BaseException:
+            for arenas in self._arenas:
+                _free(arenas.pop(name) for name in missing if name in arenas)
+            raise
 
     def parts(self, array: str, start: int, stop: int) -> Iterator[tuple[int, Buffer]]:
         """Where elements [start, stop) of an array are: channel and buffer, without empty ones."""
@@ -50,10 +91,8 @@ class Segment:
 
     def free(self) -> None:
         """Give the memory back, unless that has been done."""
-        for arenas in self.arenas:
-            for arena in arenas.values():
-                if not arena.freed and not arena.device.closed:
-                    arena.free()
+        for arenas in self._arenas:
+            _free(arenas.values())
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,7 +181,7 @@ class Launch:
 
 
 class Placement:
-    """Maps parameters to extents in four arrays on one device.
+    """Maps parameters to extents in arrays on one device.
 
     Parameters that are placed together are neighbours in the order given, so that a step needs one
     run a channel for each stretch of them that has equal hyper-parameters and step count, not one
@@ -157,8 +196,8 @@ class Placement:
         self.device = device
         self._segments: list[Segment] = []
 
-    def place(self, counts: Sequence[int]) -> list[Extent]:
-        """Make a segment with an extent for each of ``counts``; all arrays are zero.
+    def place(self, counts: Sequence[int], arrays: Mapping[str, float] = ARRAYS) -> list[Extent]:
+        """Make a segment of ``arrays``, filled with their values, with an extent for each count.
 
         Raises
         ------
@@ -169,25 +208,8 @@ class Placement:
         """
         if any(count < 0 for count in counts):
             raise ArgumentError(f"counts must not be negative, not {list(counts)}")
-        size = sum(map(_padded, counts))
-        element = np.dtype(np.float32).itemsize
-        stripes = Stripes(self.device.stripe_bytes // element, self.device.channel_count)
-        arenas: list[dict[str, Buffer]] = []
-        segment = Segment(stripes, arenas)
-        try:
-            for channel in range(stripes.channels):
-                arenas.append({})
-                for name in ARRAYS:
-                    arenas[-1][name] = self.device.alloc(
-                        stripes.before(size, channel),
-                        np.float32,
-                        channel=channel,
-                        align=self.device.stripe_align,
-                    )
-                    arenas[-1][name].fill(0.0)
-        except BaseException:
-            segment.free()
-            raise
+        segment = Segment(self.device, sum(map(_padded, counts)))
+        segment.reserve(arrays)
         self._segments.append(segment)
         extents = []
         start = 0
@@ -233,6 +255,12 @@ class Placement:
         self._segments.clear()
 
 
+def _free(buffers: Iterable[Buffer]) -> None:
+    for buffer in buffers:
+        if not buffer.freed and not buffer.device.closed:
+            buffer.free()
+
+
 def _padded(count: int) -> int:
     return -(-count // _LINE_ELEMENTS) * _LINE_ELEMENTS
 
@@ -240,7 +268,8 @@ def _padded(count: int) -> int:
 def _launch(key: Hashable, extents: Sequence[Extent]) -> Launch:
     start, stop = extents[0].start, extents[-1].start + extents[-1].count
     parts: dict[int, dict[str, Buffer]] = {}
-    for name in ARRAYS:
-        for channel, view in extents[0].segment.parts(name, start, stop):
+    segment = extents[0].segment
+    for name in segment.arenas[0]:
+        for channel, view in segment.parts(name, start, stop):
             parts.setdefault(channel, {})[name] = view
     return Launch(key, stop - start, tuple(parts.values()), tuple(extents))

@@ -101,6 +101,26 @@ def test_what_does_not_fit_leaves_nothing_allocated(device):
     assert device.free_bytes == free
 
 
+def test_arrays_are_those_asked_for_filled_with_their_values(device):
+    placement = Placement(device)
+    extents = placement.place([10, 20], {"p": 0.0, "v": 0.5})
+    extents[0].segment.reserve({"v": 2.0, "m": 1.5})
+    (launch,) = placement.launches((extent, 0) for extent in extents)
+    assert [list(part) for part in launch.parts] == [["p", "v", "m"]]
+    for name, value in (("p", 0.0), ("v", 0.5), ("m", 1.5)):
+        np.testing.assert_array_equal(extents[1].read(name), np.full(20, value, np.float32))
+
+
+def test_arrays_that_do_not_fit_later_leave_what_there_was(device):
+    (extent,) = Placement(device).place([100_000], {"p": 1.0})
+    free = device.free_bytes
+    with pytest.raises(OutOfDeviceMemoryError):
+        extent.segment.reserve({"m": 0.0, "v": 0.0})
+    assert device.free_bytes == free
+    assert list(extent.segment.arenas[0]) == ["p"]
+    assert set(extent.read("p")) == {1.0}
+
+
 def test_freeing_after_the_device_is_closed_is_harmless(device):
     placement = Placement(device)
     placement.place([10])

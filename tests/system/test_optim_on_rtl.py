@@ -12,12 +12,12 @@ SEED = 77
 
 like_torch = pytest.mark.skipif(
     CAPABILITY not in ("AVX2", "AVX512"),
-    reason=f"ATen's capability is {CAPABILITY}; its fused Adam is vectorised for AVX2 and AVX512",
+    reason=f"ATen's capability is {CAPABILITY}; its fused steps are vectorised for AVX2 and AVX512",
 )
 
 
 def train(factory, shapes, steps, groups=1, **options):
-    """Train on random gradients; returns all bits of parameters and moments, and the optimizer."""
+    """Train on random gradients; returns all bits of parameters and state, and the optimizer."""
     generator = torch.Generator().manual_seed(SEED)
     parameters = [torch.randn(shape, generator=generator).requires_grad_() for shape in shapes]
     optimizer = factory([{"params": parameters[start::groups]} for start in range(groups)])
@@ -29,7 +29,7 @@ def train(factory, shapes, steps, groups=1, **options):
     arrays = [
         x.detach().reshape(-1).view(torch.int32)
         for p in parameters
-        for x in (p, optimizer.state[p]["exp_avg"], optimizer.state[p]["exp_avg_sq"])
+        for x in (p, *(x for key, x in optimizer.state.get(p, {}).items() if key != "step"))
     ]
     return torch.cat(arrays), optimizer
 
@@ -105,3 +105,34 @@ def test_ten_steps_of_a_million_parameters_equal_torch_fused(url, name, weight_d
     assert len(ours) == 3 << 20
     assert int((ours != theirs).sum()) == 0
     assert optimizer.traffic.elements == steps << 20
+
+
+@like_torch
+@pytest.mark.parametrize(
+    ("name", "arrays", "options"),
+    [
+        ("SGD", 2, {"lr": 0.1, "weight_decay": 0.1}),
+        ("SGD", 3, {"lr": 0.1, "momentum": 0.9, "nesterov": True}),
+        ("Adagrad", 3, {"lr": 0.1, "lr_decay": 0.1, "initial_accumulator_value": 0.5}),
+    ],
+    ids=["sgd", "sgd_momentum", "adagrad"],
+)
+def test_other_rules_on_the_dimm_equal_torch_fused(name, arrays, options):
+    shapes, steps = [(64, 64), (16,), (33, 16)], 3
+    url = "sim:axdimm?memory=ddr4-1600&channels=2&block_bytes=1024&functional_units=4"
+    with nearstep.open(f"{url}&rules=adam,sgd,sgd_momentum,adagrad") as device:
+        free = device.free_bytes
+        ours, optimizer = train(
+            lambda groups: getattr(nearstep.optim, name)(groups, device=device, **options),
+            shapes,
+            steps,
+        )
+        nbytes = 4 * sum(torch.Size(shape).numel() for shape in shapes)
+        assert arrays * nbytes <= free - device.free_bytes < (arrays + 1) * nbytes
+        assert optimizer.traffic.cycles > 0
+    theirs, _ = train(
+        lambda groups: getattr(torch.optim, name)(groups, fused=True, **options), shapes, steps
+    )
+    print(f"{len(ours)} values compared, seed {SEED}")
+    assert len(ours) == (arrays - 1) * nbytes // 4
+    assert torch.equal(ours, theirs)

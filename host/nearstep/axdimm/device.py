@@ -45,7 +45,7 @@ STEPS = 1 << 63
 
 
 class AxdimmDevice(Device):
-    """An AXDIMM: one Adam kernel near the memory of each channel.
+    """An AXDIMM: one update kernel near the memory of each channel.
 
     On a DIMM with arbiters a channel is in one of two modes. In normal mode the host reads and
     writes its memory; in acceleration mode, inside ``with dimm.acceleration(channel):``, its kernel
@@ -319,11 +319,7 @@ class AxdimmDevice(Device):
         """Start a rule, if everything is as it should be; ``given`` are its arguments, as text."""
         action = f"run {rule}"
         self.check_open(action)
-        if rule not in self.config.rules:
-            raise ArgumentError(
-                f"rule must be one that the kernel has ({', '.join(self.config.rules)}), "
-                f"not {rule}: name it in the device's rules="
-            )
+        self.check_rule(rule)
         gradient.check(self.config)
         if self.config.gradient_scale:
             scalars = {**scalars, GRADIENT_SCALE: gradient.scale}
@@ -352,6 +348,14 @@ class AxdimmDevice(Device):
             reset=channel.reset_kernel,
         )
         return channel.run
+
+    def check_rule(self, rule: str) -> None:
+        """Raise :class:`ArgumentError` unless the kernel has an update rule of this name."""
+        if rule not in self.config.rules:
+            raise ArgumentError(
+                f"rule must be one that the kernel has ({', '.join(self.config.rules)}), "
+                f"not {rule}: name it in the device's rules="
+            )
 
     def check_reach(self, buffer: Buffer, action: str) -> None:
         channel = self.channels[self.channel_of(buffer)]

@@ -21,7 +21,7 @@ class UnsupportedOptionError(ArgumentError):
 
 
 class HyperparameterError(ArgumentError):
-    """A learning rate, beta, epsilon or weight decay that torch would refuse, too."""
+    """A learning rate, momentum, epsilon or the like that a step cannot be computed with."""
 
     def __init__(self, name: str, expected: str, actual: object) -> None:
         self.name = name

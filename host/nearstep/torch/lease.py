@@ -21,7 +21,7 @@ class Lease:
     def __init__(self, device: Device) -> None:
         if not isinstance(device, AxdimmDevice):
             raise ArgumentError(
-                f"device must be the name of a device with an Adam kernel, or one that is open, "
+                f"device must be the name of a device with an update kernel, or one that is open, "
                 f"not {device!r}"
             )
         self.device = device
@@ -33,7 +33,7 @@ class Lease:
         Raises
         ------
         ArgumentError
-            It has no Adam kernel.
+            It has no update kernel.
         UrlError, OptionError
         """
         if not isinstance(device, str):

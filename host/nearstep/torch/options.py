@@ -1,9 +1,9 @@
-"""Options of torch's Adam and AdamW: which mean the same here, and which are refused by name."""
+"""Options of torch's optimizers: which mean the same here, and which are refused by name."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Container, Mapping, MutableMapping
 from typing import Any
 
 from torch import Tensor
@@ -21,7 +21,13 @@ _REASONS = {
 _IMPLEMENTATION = {"foreach": None, "capturable": False, "differentiable": False}
 """Options that choose how torch computes, not what: a checkpoint's choice is not taken over."""
 
-_ABSENT = {"amsgrad": False, "maximize": False, "fused": None, "decoupled_weight_decay": False}
+_ABSENT = {
+    "amsgrad": False,
+    "maximize": False,
+    "fused": None,
+    "decoupled_weight_decay": False,
+    "nesterov": False,
+}
 """Options that groups saved by an older torch lack."""
 
 
@@ -32,39 +38,33 @@ def reject_unsupported(group: Mapping[str, Any]) -> None:
             raise UnsupportedOptionError(option, group[option], reason)
 
 
-def normalise(group: MutableMapping[str, Any]) -> None:
-    """Complete a loaded group, and reset what it says about torch's way to compute."""
-    group.update(_IMPLEMENTATION)
-    for option, value in _ABSENT.items():
-        group.setdefault(option, value)
+def normalise(group: MutableMapping[str, Any], options: Container[str]) -> None:
+    """Complete a loaded group with those of ``options`` that it lacks, and reset what it says about
+    torch's way to compute."""
+    group.update({name: value for name, value in _IMPLEMENTATION.items() if name in options})
+    for name, value in _ABSENT.items():
+        if name in options:
+            group.setdefault(name, value)
 
 
-def hyperparameters(group: Mapping[str, Any]) -> dict[str, Any]:
-    """What one step needs from a group, as Python numbers.
-
-    Raises
-    ------
-    HyperparameterError
-    """
-    check_hyperparameters(group)
-    return {
-        "lr": scalar("lr", group["lr"]),
-        "betas": beta_pair(group["betas"]),
-        "eps": scalar("eps", group["eps"]),
-        "weight_decay": scalar("weight_decay", group["weight_decay"]),
-        "decoupled": bool(group["decoupled_weight_decay"]),
-    }
-
-
-def check_hyperparameters(group: Mapping[str, Any]) -> None:
-    """Raise :class:`HyperparameterError` for what ``torch.optim.Adam`` refuses."""
-    for name in ("lr", "eps", "weight_decay"):
+def check_not_negative(group: Mapping[str, Any], *names: str) -> None:
+    """Raise :class:`HyperparameterError` unless these are finite numbers of at least 0."""
+    for name in names:
         value = scalar(name, group[name])
         if not (value >= 0.0 and math.isfinite(value)):
             raise HyperparameterError(name, "finite and at least 0", group[name])
+
+
+def check_betas(group: Mapping[str, Any]) -> None:
+    """Raise :class:`HyperparameterError` unless both betas are in [0, 1)."""
     for name, value in zip(("betas[0]", "betas[1]"), beta_pair(group["betas"]), strict=True):
         if not 0.0 <= value < 1.0:
             raise HyperparameterError(name, "in [0, 1)", value)
+
+
+def scalars(group: Mapping[str, Any], *names: str) -> dict[str, float]:
+    """These hyper-parameters as Python floats, by name."""
+    return {name: scalar(name, group[name]) for name in names}
 
 
 def beta_pair(betas: object) -> tuple[float, float]:

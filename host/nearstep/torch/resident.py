@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -10,9 +12,8 @@ from torch import Tensor
 from nearstep.placement import Extent
 from nearstep.torch import convert
 from nearstep.torch.errors import InterruptedStepError, ParameterError
+from nearstep.torch.layout import Layout
 from nearstep.torch.traffic import Traffic
-
-_ARRAY_OF = {"exp_avg": "m", "exp_avg_sq": "v"}
 
 
 class Resident:
@@ -28,19 +29,23 @@ class Resident:
     label: str
         What the parameter is called in errors.
     extent: Extent
+    layout: Layout
     interrupted: BaseException | None
         What a step of this parameter failed with half way; cleared by :meth:`load_master`.
     """
 
-    def __init__(self, parameter: Tensor, label: str, extent: Extent, traffic: Traffic) -> None:
+    def __init__(
+        self, parameter: Tensor, label: str, extent: Extent, layout: Layout, traffic: Traffic
+    ) -> None:
         self.parameter = parameter
         self.label = label
         self.extent = extent
+        self.layout = layout
         self.interrupted: BaseException | None = None
         self._traffic = traffic
         self._seen: int | None = None
         self._loaded_master: NDArray[np.float32] | None = None
-        self._moments_are_zero = True  # a new extent is
+        self._is_new = True
 
     @property
     def shape(self) -> torch.Size:
@@ -60,25 +65,37 @@ class Resident:
         """
         if self.interrupted is not None:
             raise InterruptedStepError(f"read {key} of {self.label}", self.interrupted)
-        array = self.extent.read(_ARRAY_OF[key])
+        array = self.extent.read(self.layout.moments[key])
         self._traffic.moments_up += array.nbytes
         return torch.from_numpy(array).view(self.shape)
 
     def send(self, key: str, value: Tensor) -> None:
-        """Make ``value`` the moment ``key``."""
-        self._moments_are_zero = False
+        """Make ``value`` the moment ``key``.
+
+        Raises
+        ------
+        OutOfDeviceMemoryError
+            The device had no such array so far, and there is no room for it.
+        """
+        self._is_new = False
+        name = self.layout.moments[key]
+        self.extent.segment.reserve({name: 0.0})
         array = convert.to_float32(value)
-        self.extent.write(_ARRAY_OF[key], array)
+        self.extent.write(name, array)
         self._traffic.moments_down += array.nbytes
 
-    def clear_moments(self) -> None:
-        """Set both moments to zero, unless nothing has changed them yet."""
-        if self._moments_are_zero:
+    def reset_moments(self, arrays: Mapping[str, float]) -> None:
+        """Give the moments that state always has the values that ``arrays`` has for their arrays.
+
+        A new extent has them.
+        """
+        if self._is_new:
             return
-        zeros = np.zeros(self.extent.count, np.float32)
-        for array in _ARRAY_OF.values():
-            self.extent.write(array, zeros)
-            self._traffic.moments_down += zeros.nbytes
+        for key in self.layout.required:
+            name = self.layout.moments[key]
+            values = np.full(self.extent.count, arrays[name], np.float32)
+            self.extent.write(name, values)
+            self._traffic.moments_down += values.nbytes
 
     def fetch_master(self) -> Tensor:
         """The fp32 master as a new tensor; of a 16-bit parameter it has more bits than that."""
@@ -123,7 +140,7 @@ class Resident:
 
     def send_gradient(self, gradient: Tensor) -> None:
         """Send a gradient of any of :data:`convert.FORMATS` as fp32."""
-        self._moments_are_zero = False
+        self._is_new = False
         array = convert.to_float32(gradient)
         self.extent.write("g", array)
         self._traffic.gradients_down += array.nbytes

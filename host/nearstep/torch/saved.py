@@ -1,4 +1,4 @@
-"""Saved state of one parameter: what a checkpoint of torch's Adam has, checked."""
+"""Saved state of one parameter: what a checkpoint of torch's has, checked."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from torch import Tensor
 
 from nearstep.torch import options
 from nearstep.torch.errors import StateError
-from nearstep.torch.state import MOMENTS, ParameterState, check_moment
+from nearstep.torch.layout import Layout
+from nearstep.torch.state import ParameterState, check_moment
 
 MASTER = "master_param"
 """Key of the fp32 master of a 16-bit parameter. torch has no such key and ignores it."""
@@ -30,49 +31,52 @@ class SavedState:
 
     Attributes
     ----------
-    step: Tensor
-        fp32 scalar.
+    step: Tensor | None
+        fp32 scalar; None if the layout has none.
     moments: Mapping[str, Tensor]
         By key; of the parameter's shape.
     master: Tensor | None
         fp32 master of a 16-bit parameter.
     others: Mapping[str, Any]
-        Values under keys that are not Adam's.
+        Values under keys that are not torch's.
     """
 
-    step: Tensor
+    step: Tensor | None
     moments: Mapping[str, Tensor]
     master: Tensor | None
     others: Mapping[str, Any]
 
     @classmethod
-    def of(cls, label: str, parameter: Tensor, saved: Mapping[str, Any]) -> Self:
-        """Check `saved`, the state of `parameter` as torch's Adam or :func:`export` has it.
+    def of(cls, layout: Layout, label: str, parameter: Tensor, saved: Mapping[str, Any]) -> Self:
+        """Check `saved`, the state of `parameter` as torch's optimizer or :func:`export` has it.
 
         Raises
         ------
         StateError
         """
         values = {k: v.value if isinstance(v, Verbatim) else v for k, v in saved.items()}
-        missing = [key for key in ("step", *MOMENTS) if key not in values]
+        missing = [key for key in layout.keys if key not in values]
         if missing:
             raise StateError(label, f"have {missing}", sorted(values))
-        if values.get("max_exp_avg_sq") is not None:
-            raise StateError(label, "be without max_exp_avg_sq (amsgrad)", "with it")
-        step = values.pop("step")
-        count(label, step)
+        for key, option in layout.foreign.items():
+            if values.get(key) is not None:
+                raise StateError(label, f"be without {key} ({option})", "with it")
+        step = None
+        if layout.counts:
+            whole = count(label, values.pop("step"))
+            step = torch.tensor(float(whole), dtype=torch.float32)
+        for key in layout.optional:
+            if values.get(key) is None:
+                values.pop(key, None)
         moments = {
-            key: check_moment(label, parameter.shape, key, values.pop(key)) for key in MOMENTS
+            key: check_moment(label, parameter.shape, key, values.pop(key))
+            for key in layout.moments
+            if key in values
         }
         master = values.pop(MASTER, None)
         if master is not None:
             master = check_moment(label, parameter.shape, MASTER, master)
-        return cls(
-            step=torch.tensor(float(step), dtype=torch.float32),
-            moments=moments,
-            master=master,
-            others=values,
-        )
+        return cls(step=step, moments=moments, master=master, others=values)
 
 
 def count(label: str, step: object) -> int:
@@ -90,7 +94,7 @@ def count(label: str, step: object) -> int:
 
 
 def export(state: ParameterState) -> dict[str, Any]:
-    """A plain dict with what torch's Adam has, and the master of a 16-bit parameter."""
+    """A plain dict with what torch's optimizer has, and the master of a 16-bit parameter."""
     resident = state.store
     values = state.snapshot()
     if resident.keeps_master:

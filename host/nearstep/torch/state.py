@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Protocol
 
 import torch
@@ -10,13 +10,15 @@ from torch import Tensor
 
 from nearstep.torch.convert import fingerprint
 from nearstep.torch.errors import StateError
-
-MOMENTS = ("exp_avg", "exp_avg_sq")
-"""Keys of the moments, as torch names them."""
+from nearstep.torch.layout import Layout
 
 
 class MomentStore(Protocol):
     """Where the moments of one parameter are kept."""
+
+    @property
+    def layout(self) -> Layout:
+        """Which moments there are."""
 
     @property
     def label(self) -> str:
@@ -49,7 +51,8 @@ _ON_DEVICE = _OnDevice()
 
 
 class ParameterState(dict[str, Any]):
-    """``optimizer.state[p]``: the keys ``step``, ``exp_avg`` and ``exp_avg_sq`` of torch's Adam.
+    """``optimizer.state[p]`` with the keys that torch has there, of Adam ``step``, ``exp_avg`` and
+    ``exp_avg_sq``.
 
     ``step`` is an fp32 scalar tensor on the host. A moment is fetched when it is read, as an fp32
     tensor of the parameter's shape whatever the parameter's format, and is good until the next
@@ -57,10 +60,19 @@ class ParameterState(dict[str, Any]):
 
     It is a dict, because torch and its users test for one; every way to read a value (``dict(s)``,
     ``items()``, ``copy()``, pickle, deepcopy) fetches it.
+
+    Parameters
+    ----------
+    store: MomentStore
+    step: Tensor | None
+        None if torch keeps no such count.
+    held: Iterable[str]
+        Keys of the moments that the device has.
     """
 
-    def __init__(self, step: Tensor, store: MomentStore) -> None:
-        super().__init__(step=step, **dict.fromkeys(MOMENTS, _ON_DEVICE))
+    def __init__(self, store: MomentStore, step: Tensor | None, held: Iterable[str]) -> None:
+        super().__init__({} if step is None else {"step": step})
+        super().update(dict.fromkeys(held, _ON_DEVICE))
         self._store = store
         self._fetched: dict[str, int] = {}
 
@@ -69,8 +81,16 @@ class ParameterState(dict[str, Any]):
         """Where the moments are kept."""
         return self._store
 
-    def advance(self) -> None:
-        """Count a step. Who holds the tensor sees it, as in torch."""
+    def has_moment(self, key: str) -> bool:
+        """Whether there is a moment ``key``, on the device or to be sent there."""
+        return super().get(key) is not None
+
+    def advance(self, written: Iterable[str]) -> None:
+        """Count a step that wrote these moments. Who holds ``step`` sees it, as in torch."""
+        for key in written:
+            super().__setitem__(key, _ON_DEVICE)
+        if not self._store.layout.counts:
+            return
         step = self["step"]
         if isinstance(step, Tensor):
             step.add_(1)
@@ -85,12 +105,13 @@ class ParameterState(dict[str, Any]):
         StateError
             A key was deleted.
         """
-        for key in ("step", *MOMENTS):
+        layout = self._store.layout
+        for key in layout.keys:
             if key not in self:
                 raise StateError(self._store.label, f"have {key!r}", sorted(self.keys()))
-        for key in MOMENTS:
-            value = super().__getitem__(key)
-            if value is _ON_DEVICE:
+        for key in layout.moments:
+            value = super().get(key)
+            if value is None or value is _ON_DEVICE:
                 continue
             if self._fetched.get(key) != fingerprint(value):
                 self._store.send(key, value)
@@ -115,7 +136,8 @@ class ParameterState(dict[str, Any]):
         return value
 
     def __setitem__(self, key: str, value: Any) -> None:
-        if key in MOMENTS:
+        layout = self._store.layout
+        if key in layout.moments and not (value is None and key in layout.optional):
             value = check_moment(self._store.label, self._store.shape, key, value)
             self._fetched.pop(key, None)
         super().__setitem__(key, value)

@@ -21,7 +21,7 @@ class Traffic:
     masters_up: int
         fp32 masters fetched to merge a change of 16-bit parameters, or for a checkpoint.
     moments_down, moments_up: int
-        Moments sent (first step, load_state_dict, changed by the user) and fetched (when read).
+        Optimizer state sent (load_state_dict, changed by the user) and fetched (when read).
     steps, launches, elements: int
         Steps done, runs of the kernel, elements updated.
     cycles: int | None

@@ -153,7 +153,7 @@ def test_an_array_of_half_the_width_has_half_the_beats_of_each_block(halved, rea
     for beats in (1, 2, 3, block - 1, block, block + 1, block + 2, 3 * block + 33):
         bases = [rng.randrange(0, 1 << 33) // beat_bytes * beat_bytes for _ in range(4)]
         for half in (True, False):
-            dut = schedule(4, beat_bytes, block, burst, halved)
+            dut = schedule(4, beat_bytes, block, burst, halved=halved)
             got = run(dut, bases, beats, ready, rng, half=half)
             for stream, base in enumerate(bases):
                 shorter = half and stream == halved

@@ -1,0 +1,38 @@
+"""What an optimizer of torch keeps for each parameter, and which array on the device that is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """Keys of ``optimizer.state[p]``, as torch names them.
+
+    Attributes
+    ----------
+    counts: bool
+        There is a ``step``.
+    moments: Mapping[str, str]
+        Array of each tensor that stays on the device, by key.
+    optional: frozenset[str]
+        Those of them that may be missing, or None: the first step that needs one makes it.
+    foreign: Mapping[str, str]
+        Keys that a checkpoint must not have, each with the option that makes torch write it.
+    """
+
+    counts: bool
+    moments: Mapping[str, str]
+    optional: frozenset[str] = frozenset()
+    foreign: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def required(self) -> Sequence[str]:
+        """Keys of moments that state always has."""
+        return [key for key in self.moments if key not in self.optional]
+
+    @property
+    def keys(self) -> Sequence[str]:
+        """Keys that state always has."""
+        return [*(["step"] if self.counts else []), *self.required]

@@ -1,0 +1,406 @@
+"""What every optimizer on a device has in common; each adds its rule."""
+
+from __future__ import annotations
+
+import copy
+import time
+import weakref
+from abc import abstractmethod
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from typing import Any, ClassVar, Self, cast, overload
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import Optimizer, ParamsT
+
+from nearstep.axdimm.device import AxdimmDevice
+from nearstep.device import Device
+from nearstep.placement import Arenas, Extent, Launch, Placement
+from nearstep.run import Run
+from nearstep.torch import options
+from nearstep.torch.checks import check_gradient, check_parameter, label
+from nearstep.torch.errors import InterruptedStepError, ParameterError
+from nearstep.torch.layout import Layout
+from nearstep.torch.lease import Lease
+from nearstep.torch.resident import Resident
+from nearstep.torch.saved import SavedState, Verbatim, count, export
+from nearstep.torch.state import ParameterState
+from nearstep.torch.traffic import Traffic
+
+
+class DeviceOptimizer(Optimizer):
+    """An optimizer of torch whose parameters and state live on a device, where its steps run.
+
+    A subclass has a layout of its state, checks its options, names the rule and the arrays of a
+    group, and starts the rule on a launch. The rest is here: which parameters have memory, what is
+    sent and fetched, checkpoints and copies, steps that fail half way, counters.
+
+    Parameters
+    ----------
+    params: ParamsT
+    defaults: dict[str, Any]
+        Options of a group, those of torch's optimizer.
+    device: str | Device
+    max_cycles: int | None
+    """
+
+    layout: ClassVar[Layout]
+    """State of a parameter."""
+
+    _interrupted: BaseException | None
+
+    def __init__(
+        self,
+        params: ParamsT,
+        defaults: dict[str, Any],
+        device: str | Device,
+        max_cycles: int | None,
+    ) -> None:
+        options.reject_unsupported(defaults)
+        self._check_options(defaults)
+        self._attach(device, max_cycles)
+        super().__init__(params, defaults)
+
+    @abstractmethod
+    def _check_options(self, group: Mapping[str, Any]) -> None:
+        """Raise :class:`HyperparameterError` for a group that no step can be made with."""
+
+    @abstractmethod
+    def _rule(self, group: Mapping[str, Any]) -> str:
+        """Name of the update rule that the kernel runs for a group."""
+
+    @abstractmethod
+    def _arrays(self, group: Mapping[str, Any]) -> Mapping[str, float]:
+        """Arrays of that rule, each with what its elements are before the first step."""
+
+    @abstractmethod
+    def _start(self, arrays: Arenas, group: Mapping[str, Any], phase: Hashable) -> Run:
+        """Start the rule on the arrays of a launch, whose parameters are in one phase."""
+
+    def _phase(
+        self, group: Mapping[str, Any], resident: Resident, state: ParameterState
+    ) -> Hashable:
+        """What a run needs to know of a parameter besides its group; here t, from 1.
+
+        Neighbours in one phase share a run.
+
+        Raises
+        ------
+        StateError
+        """
+        return count(resident.label, state["step"]) + 1
+
+    @property
+    def device(self) -> AxdimmDevice:
+        """The device that the steps run on."""
+        return self._lease.device
+
+    @property
+    def traffic(self) -> Traffic:
+        """Counters of what this optimizer has moved and launched. Live: copy it to keep it."""
+        return self._traffic
+
+    @overload
+    def step(self, closure: None = None) -> None: ...
+
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """Update every parameter that has a gradient, on the device.
+
+        Everything that can be checked is checked before anything is sent. If the device fails
+        later, what is in its memory is part old and part new, and the optimizer refuses further use
+        until a checkpoint is loaded. Parameters on the host change only after the last run.
+
+        Parameters
+        ----------
+        closure: Callable[[], float] | None
+            Reevaluates the model with gradients enabled, and returns the loss.
+
+        Returns
+        -------
+        float | None
+            What the closure returned.
+
+        Raises
+        ------
+        GradientError, ParameterError, StateError, UnsupportedOptionError, OutOfDeviceMemoryError
+            Nothing has been updated.
+        DeviceError
+            The device failed during the update.
+        InterruptedStepError
+            It failed in an earlier step.
+        ClosedDeviceError
+        """
+        loss: float | None = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        with torch.no_grad():
+            self._update()
+        return loss
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group, as torch does, and place its parameters that require a gradient.
+
+        Raises
+        ------
+        UnsupportedOptionError, HyperparameterError, ParameterError, OutOfDeviceMemoryError
+        ArgumentError
+            The kernel does not have the rule. In any case the group has not been added.
+        """
+        super().add_param_group(param_group)
+        group = self.param_groups[-1]
+        try:
+            self._check_group(group)
+            parameters = group["params"]
+            for index, parameter in enumerate(parameters):
+                check_parameter(label(group, len(self.param_groups) - 1, index), parameter)
+            repeated = len(parameters) - len(set(map(id, parameters)))
+            if repeated:
+                name = f"group {len(self.param_groups) - 1}"
+                raise ParameterError(name, "without duplicates", f"with {repeated}")
+            self._place(group, (p for p in parameters if p.requires_grad))
+        except BaseException:
+            self.param_groups.pop()
+            raise
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state as torch has it, with the values of now, in fp32: a snapshot, not a view.
+
+        Its groups have ``fused=True``, so that an optimizer of torch that loads it goes on with the
+        step that has the same bits, under the conditions that this module states.
+
+        Raises
+        ------
+        InterruptedStepError
+            The last step failed half way.
+        """
+        self._check_whole("make a checkpoint")
+        packed = super().state_dict()
+        packed["state"] = {
+            key: export(value) if isinstance(value, ParameterState) else value
+            for key, value in packed["state"].items()
+        }
+        packed["param_groups"] = [{**group, "fused": True} for group in packed["param_groups"]]
+        return packed
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load what :meth:`state_dict` of this class or of torch's returned.
+
+        The state is sent to the device as fp32 and every parameter goes down with its next step.
+        What the checkpoint says about torch's way to compute (foreach, capturable) is not taken
+        over; amsgrad and maximize change the result and are refused.
+
+        Raises
+        ------
+        UnsupportedOptionError, HyperparameterError, StateError, ValueError
+            Nothing has been loaded.
+        """
+        # Registered now, it runs after the hooks of the user.
+        handle = self.register_load_state_dict_pre_hook(_prepare_to_load)
+        try:
+            super().load_state_dict(state_dict)
+        finally:
+            handle.remove()
+
+    def __getstate__(self) -> dict[str, Any]:
+        self._check_whole("copy or pickle the optimizer")
+        state: defaultdict[Tensor, Any] = defaultdict(dict)
+        for parameter, value in self.state.items():
+            state[parameter] = export(value) if isinstance(value, ParameterState) else value
+        return {
+            **super().__getstate__(),
+            "state": state,
+            "device": self.device.url,
+            "max_cycles": self._max_cycles,
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take over state from pickle, from a copy, or from :meth:`load_state_dict`."""
+        state = dict(state)
+        if "device" in state:
+            self._attach(state.pop("device"), state.pop("max_cycles"))
+        labels = _labels(state["param_groups"])
+        saved = {
+            parameter: SavedState.of(self.layout, labels[parameter], parameter, value)
+            for parameter, value in state["state"].items()
+            if isinstance(parameter, Tensor) and len(value)
+        }
+        defaults = (vars(self) | state)["defaults"]
+        for group in state["param_groups"]:
+            self._complete(group, defaults)
+            self._check_group(group)
+        super().__setstate__(state)
+        if self._interrupted is not None:
+            self.device.reset()
+        for group in self.param_groups:
+            self._place(group, (p for p in group["params"] if p.requires_grad or p in saved))
+        for resident in self._residents.values():
+            resident.load_master(None)
+        for parameter, value in saved.items():
+            resident = self._residents[parameter]
+            del self.state[parameter]
+            self._keep(resident, self._restore(resident, value))
+        self._interrupted = None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        twin = self.__class__.__new__(self.__class__)
+        memo[id(self)] = twin
+        state = self.__getstate__()
+        del state["device"]
+        state = copy.deepcopy(state, memo)
+        twin.__setstate__({**state, "device": self._lease})
+        return twin
+
+    def _attach(self, device: str | Device | Lease, max_cycles: int | None) -> None:
+        self._lease = device if isinstance(device, Lease) else Lease.of(device)
+        self._max_cycles = max_cycles
+        self._placement = Placement(self._lease.device)
+        self._residents: dict[Tensor, Resident] = {}
+        self._traffic = Traffic()
+        self._interrupted = None
+        weakref.finalize(self, self._placement.free)
+
+    def _complete(self, group: dict[str, Any], defaults: Mapping[str, Any]) -> None:
+        """Make a loaded group one of this optimizer's, which has these defaults."""
+        options.normalise(group, defaults)
+
+    def _check_group(self, group: Mapping[str, Any]) -> None:
+        """Raise unless the device can make steps with the options of a group."""
+        options.reject_unsupported(group)
+        self._check_options(group)
+        self.device.check_rule(self._rule(group))
+
+    def _check_whole(self, action: str) -> None:
+        if self._interrupted is not None:
+            raise InterruptedStepError(action, self._interrupted)
+
+    def _place(self, group: Mapping[str, Any], parameters: Iterable[Tensor]) -> None:
+        """Give memory to those that have none yet, next to each other in this order."""
+        new = [p for p in parameters if p not in self._residents]
+        if new:
+            labels = _labels(self.param_groups)
+            extents = self._placement.place([p.numel() for p in new], self._arrays(group))
+            for p, extent in zip(new, extents, strict=True):
+                self._residents[p] = Resident(p, labels[p], extent, self.layout, self._traffic)
+
+    def _restore(self, resident: Resident, saved: SavedState) -> ParameterState:
+        """Send saved state to the device."""
+        for key, value in saved.moments.items():
+            resident.send(key, value)
+        resident.load_master(saved.master)
+        state = ParameterState(resident, saved.step, saved.moments)
+        state.update(saved.others)
+        return state
+
+    def _keep(self, resident: Resident, state: ParameterState) -> None:
+        """Show the state to the user, and to checkpoints, if there is any."""
+        if state or resident.keeps_master:
+            self.state[resident.parameter] = state
+
+    def _ready_state(self, resident: Resident, group: Mapping[str, Any]) -> ParameterState:
+        """State of a parameter that is about to be updated: made, taken over or flushed."""
+        arrays = self._arrays(group)
+        resident.extent.segment.reserve(arrays)
+        state = self.state.get(resident.parameter)
+        if isinstance(state, ParameterState) and state.store is resident and state:
+            state.flush()
+            return state
+        if state:
+            saved = SavedState.of(self.layout, resident.label, resident.parameter, state)
+            ready = self._restore(resident, saved)
+        else:
+            resident.reset_moments(arrays)
+            step = torch.zeros((), dtype=torch.float32) if self.layout.counts else None
+            ready = ParameterState(resident, step, self.layout.required)
+        self._keep(resident, ready)
+        return ready
+
+    def _gradients(self) -> Iterator[tuple[int, Tensor, Tensor]]:
+        """Group, parameter and gradient of each parameter that has one; all are checked."""
+        for index, group in enumerate(self.param_groups):
+            self._check_group(group)
+            for position, parameter in enumerate(group["params"]):
+                gradient = parameter.grad
+                if gradient is not None:
+                    name = label(group, index, position)
+                    check_parameter(name, parameter)
+                    check_gradient(name, parameter, gradient)
+                    yield index, parameter, gradient
+
+    def _update(self) -> None:
+        self._check_whole("step")
+        self.device.check_open("step")
+        gradients = list(self._gradients())
+        for index, group in enumerate(self.param_groups):
+            self._place(group, (parameter for i, parameter, _ in gradients if i == index))
+        updates: list[tuple[Resident, ParameterState, Mapping[str, float]]] = []
+        keyed: list[tuple[Extent, tuple[int, Hashable]]] = []
+        for index, parameter, gradient in gradients:
+            group = self.param_groups[index]
+            resident = self._residents[parameter]
+            state = self._ready_state(resident, group)
+            phase = self._phase(group, resident, state)
+            resident.send_master_if_changed()
+            resident.send_gradient(gradient)
+            updates.append((resident, state, self._arrays(group)))
+            keyed.append((resident.extent, (index, phase)))
+        started: list[Run] = []
+        try:
+            with self.device.acceleration():
+                for launch in self._placement.launches(keyed):
+                    self._run(launch, started)
+            for resident, state, arrays in updates:
+                resident.fetch_parameter()
+                state.advance(key for key, name in self.layout.moments.items() if name in arrays)
+                self._keep(resident, state)
+        except BaseException as error:
+            if started:
+                self._interrupted = error
+                for resident, *_ in updates:
+                    resident.interrupted = error
+            raise
+        self._traffic.steps += 1
+        self._traffic.elements += sum(resident.extent.count for resident, *_ in updates)
+
+    def _run(self, launch: Launch, started: list[Run]) -> None:
+        """Run a launch on all of its channels at once; adds each run as it is started."""
+        index, phase = cast(tuple[int, Hashable], launch.key)
+        runs: list[Run] = []
+        begun = time.perf_counter()
+        try:
+            for arrays in launch.parts:
+                runs.append(self._start(arrays, self.param_groups[index], phase))
+                started.append(runs[-1])
+            for run in runs:
+                run.wait(self._max_cycles)
+        except BaseException:
+            for run in runs:
+                run.abort()  # so that the device is idle: it may have other users
+            raise
+        self._traffic.run_seconds += time.perf_counter() - begun
+        self._traffic.launches += len(runs)
+        cycles = [run.cycles for run in runs if run.cycles is not None]
+        if cycles:
+            self._traffic.cycles = (self._traffic.cycles or 0) + max(cycles)
+
+
+def _labels(groups: Iterable[Mapping[str, Any]]) -> dict[Tensor, str]:
+    return {
+        parameter: label(group, index, position)
+        for index, group in enumerate(groups)
+        for position, parameter in enumerate(group["params"])
+    }
+
+
+def _prepare_to_load(_: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
+    """Keep torch from casting moments to the format of 16-bit parameters."""
+    known = {key for group in state_dict["param_groups"] for key in group["params"]}
+    state = {
+        key: {name: Verbatim(item) for name, item in value.items()} if key in known else value
+        for key, value in state_dict["state"].items()
+    }
+    return {**state_dict, "state": state}
