@@ -62,7 +62,7 @@ def check_betas(group: Mapping[str, Any]) -> None:
             raise HyperparameterError(name, "in [0, 1)", value)
 
 
-def scalars(group: Mapping[str, Any], *names: str) -> dict[str, float]:
+def scalars(group: Mapping[str, Any], *names: str) -> dict[str, Any]:
     """These hyper-parameters as Python floats, by name."""
     return {name: scalar(name, group[name]) for name in names}
 
