@@ -34,6 +34,7 @@ OUTPUT = Path(__file__).resolve().parents[1] / "build" / "run"
 REPORT = "report.json"
 PLOT = "loss.png"
 
+MAX_LR = 10.0
 MAX_SEED = 2**63 - 1
 """Largest seed of a ``torch.Generator``."""
 
@@ -60,6 +61,8 @@ def main(
 ) -> None:
     """Train a small GPT on Python's standard library, its optimizer steps on a device."""
     console = Console()
+    if not 0.0 <= lr <= MAX_LR:
+        raise typer.BadParameter(f"{lr} is not between 0 and {MAX_LR:g}", param_hint="--lr")
     if size not in SIZES:
         raise typer.BadParameter(f"{size!r} is not one of {', '.join(SIZES)}", param_hint="--size")
     _prepare(output)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import math
 import operator
+import threading
 from collections.abc import Iterable, Sequence
 from importlib.metadata import entry_points
 from types import TracebackType
@@ -45,6 +46,7 @@ class Device:
         self.backend = backend
         self._allocators = [Allocator(nbytes, base) for base, nbytes in backend.regions]
         self._live: dict[int, Buffer] = {}
+        self._lock = threading.Lock()
         self._closed = False
         if isinstance(backend, EmulatedBackend):
             for base, nbytes in backend.regions:
@@ -116,9 +118,11 @@ class Device:
             raise ArgumentError(f"dtype must be of plain numbers, not {kind}")
         nbytes = math.prod(dims) * kind.itemsize
         self.check_channel(channel)
-        if isinstance(align, bool) or not isinstance(align, int) or align < 1 or align % LINE_BYTES:
+        whole = isinstance(align, int | np.integer) and not isinstance(align, bool)
+        if not whole or align < 1 or align % LINE_BYTES:
             raise ArgumentError(f"align must be a multiple of {LINE_BYTES}, not {align!r}")
-        address = self._allocators[channel].allocate(nbytes, align)
+        with self._lock:
+            address = self._allocators[channel].allocate(nbytes, int(align))
         buffer = Buffer(self, address, dims, kind)
         self._live[address] = buffer
         if isinstance(self.backend, EmulatedBackend) and nbytes:
@@ -140,7 +144,7 @@ class Device:
 
     def check_channel(self, channel: int) -> None:
         """Raise :class:`ArgumentError` unless the device has this memory channel."""
-        if isinstance(channel, bool) or not isinstance(channel, int):
+        if isinstance(channel, bool) or not isinstance(channel, int | np.integer):
             raise ArgumentError(f"channel must be an integer, not {channel!r}")
         if not 0 <= channel < self.channel_count:
             raise ArgumentError(
@@ -172,9 +176,10 @@ class Device:
 
     def release(self, buffer: Buffer) -> None:
         """Take back the memory of ``buffer``; called by :meth:`nearstep.buffer.Buffer.free`."""
-        del self._live[buffer.address]
         channel = self.channel_of(buffer)
-        self._allocators[channel].release(buffer.address, buffer.nbytes)
+        with self._lock:
+            del self._live[buffer.address]
+            self._allocators[channel].release(buffer.address, buffer.nbytes)
         if isinstance(self.backend, EmulatedBackend) and buffer.nbytes:
             self.backend.protect(buffer.address, buffer.nbytes)
 

@@ -112,6 +112,8 @@ class Channel:
         ------
         WaitTimeoutError
         """
+        if self.run is not None:
+            self.run.lose("the kernel was reset")
         if self.arbiter is None:
             self._backend.reset()
             self.accelerated = False
@@ -131,8 +133,8 @@ class Channel:
     def _finish(self, run: UpdateRun) -> None:
         try:
             run.wait()
-        except WaitTimeoutError:
-            run.abort()
+        except BaseException:
+            run.abort()  # does nothing if it has ended
             raise
 
     def _to_normal(self) -> None:

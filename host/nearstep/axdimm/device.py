@@ -149,14 +149,15 @@ class AxdimmDevice(Device):
         self._leave(chosen, None)
 
     def _leave(self, channels: Sequence[Channel], failed: BaseException | None) -> None:
-        """Leave acceleration mode on every channel; the first error counts."""
+        """Leave acceleration mode on every channel, whatever happens; the first error counts."""
         if self.closed:
             return
-        first: DeviceError | None = None
+        first: BaseException | None = None
         for channel in channels:
             try:
-                channel.leave(failed=failed is not None)
-            except DeviceError as error:
+                interrupted = not isinstance(first, DeviceError | None)
+                channel.leave(failed=failed is not None or interrupted)
+            except BaseException as error:  # Ctrl-C too: the other channels still have to leave
                 first = first or error
         if failed is not None and first is not None:
             failed.add_note(f"then, on the way back to normal mode: {first}")

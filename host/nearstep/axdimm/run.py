@@ -163,8 +163,8 @@ class UpdateRun(Run):
         try:
             self._wait_idle(bound, f"{self.what} to drain after abort")
         except WaitTimeoutError:
-            self._reset()
             self.lose("aborted, and reset because memory did not answer")
+            self._reset()
         else:
             self._finish()
 

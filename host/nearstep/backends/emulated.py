@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+import threading
 from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from functools import wraps
+from typing import Any, Literal, Self, TypeVar
 
 from nearstep.backends.base import Backend
 from nearstep.errors import ArgumentError
 
+Result = TypeVar("Result")
 FaultKind = Literal["slverr", "decerr", "never", "late"]
 FAULT_KINDS: tuple[FaultKind, ...] = ("slverr", "decerr", "never", "late")
+
+
+def _one_at_a_time(method: Callable[..., Result]) -> Callable[..., Result]:
+    @wraps(method)
+    def locked(self: EmulatedBackend, *args: Any, **options: Any) -> Result:
+        with self._lock:
+            return method(self, *args, **options)
+
+    return locked
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,8 +70,29 @@ class Injection:
             )
 
 
+_ONE_AT_A_TIME = (
+    *("read_register", "write_register", "read_memory", "write_memory", "wait", "reset", "close"),
+    *("transactions", "protect", "claim", "inject", "heal"),
+)
+
+
 class EmulatedBackend(Backend):
-    """A backend whose memory is emulated: it can be guarded, and told to misbehave."""
+    """A backend whose memory is emulated: it can be guarded, and told to misbehave.
+
+    Its methods may be called from several threads; one is carried out at a time.
+    """
+
+    _lock: threading.RLock
+
+    def __init_subclass__(cls) -> None:
+        for name in _ONE_AT_A_TIME:
+            if name in cls.__dict__:
+                setattr(cls, name, _one_at_a_time(cls.__dict__[name]))
+
+    def __new__(cls, *args: object, **options: object) -> Self:
+        made = super().__new__(cls)
+        made._lock = threading.RLock()
+        return made
 
     @abstractmethod
     def protect(self, address: int, nbytes: int) -> None:

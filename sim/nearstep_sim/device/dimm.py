@@ -38,6 +38,7 @@ from nearstep_sim.device.harness import (
     CInjection,
     CPoll,
     FaultRecord,
+    writable,
 )
 from nearstep_sim.device.memory import POISON
 from nearstep_sim.device.options import DimmOptions
@@ -123,9 +124,12 @@ class DimmBackend(EmulatedBackend):
         self.capacity_bytes = dimm.channels * dimm.memory_bytes
         self._handle: int | None = None
         self._lib = _load(dimm_library(dimm, trace=options.trace is not None))
-        for path in (options.trace, options.commands):
-            if path is not None:
-                Path(path).parent.mkdir(parents=True, exist_ok=True)
+        name = f"sim:axdimm?memory={options.memory}"
+        if options.trace is not None:
+            writable(name, "trace", options.trace)
+        if options.commands is not None:
+            files = (f"{options.commands}.{number}" for number in range(dimm.channels))
+            writable(name, "commands", options.commands, *files)
         host = HostConfig(
             density=dimm.density,
             width=dimm.width,
@@ -163,8 +167,9 @@ class DimmBackend(EmulatedBackend):
 
     @property
     def cycles(self) -> int | None:
-        self._flush()
-        return int(self._lib.dimm_cycle(self._dimm))
+        with self._lock:
+            self._flush()
+            return int(self._lib.dimm_cycle(self._dimm))
 
     @property
     def host_statistics(self) -> HostStatistics:

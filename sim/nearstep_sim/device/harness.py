@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Self
 
 from nearstep.backends.emulated import FAULT_KINDS, Injection
@@ -11,6 +12,7 @@ from nearstep.errors import (
     DeviceError,
     GuardError,
     MemoryFaultError,
+    OptionError,
     OutOfRangeError,
     ProtocolError,
     UninitialisedError,
@@ -26,6 +28,29 @@ ACCESS_FAULTS: dict[int, tuple[type[MemoryFaultError], str]] = {
     2: (UninitialisedError, "nobody has written there"),
     3: (GuardError, "a guard is there"),
 }
+
+
+def writable(device: str, option: str, path: str, *names: str) -> None:
+    """Make sure that files of an option can be written; their folder is made if need be.
+
+    Parameters
+    ----------
+    names: str
+        The files, ``path`` itself if none is given. They exist afterwards.
+
+    Raises
+    ------
+    OptionError
+    """
+    try:
+        if not path:
+            raise OSError(None, "a file must be named")
+        for name in names or (path,):
+            Path(name).parent.mkdir(parents=True, exist_ok=True)
+            with open(name, "ab"):
+                pass
+    except OSError as error:
+        raise OptionError(device, option, path, f"cannot be written: {error.strerror}") from None
 
 
 class CPoll(ctypes.Structure):

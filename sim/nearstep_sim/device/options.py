@@ -140,6 +140,7 @@ class VerilatedOptions(AxdimmOptions):
         super().__post_init__()
         if not 0.0 <= self.stall <= 0.95:
             raise ValueError(f"stall must lie in [0, 0.95], not {self.stall}")
+        _check_seed(self.seed)
         if self.latency is not None and not 1 <= self.latency <= 1 << 16:
             raise ValueError(f"latency must lie in [1, 65536], not {self.latency}")
 
@@ -205,6 +206,7 @@ class DimmOptions:
         self.config()
         if not 0.0 <= self.stall <= 0.95:
             raise ValueError(f"stall must lie in [0, 0.95], not {self.stall}")
+        _check_seed(self.seed)
         if not 1 <= self.postpone <= 8:
             raise ValueError(f"postpone must lie in [1, 8], not {self.postpone}")
 
@@ -230,3 +232,8 @@ class DimmOptions:
             width=self.width,
             mapping=self.mapping,
         )
+
+
+def _check_seed(seed: int) -> None:
+    if not 0 <= seed < 1 << 63:
+        raise ValueError(f"seed must be from 0 to 2**63 - 1, not {seed}")

@@ -30,6 +30,7 @@ from nearstep_sim.device.harness import (
     CInjection,
     CPoll,
     FaultRecord,
+    writable,
 )
 from nearstep_sim.device.memory import GUARD, UNWRITTEN, EmulatedMemory
 from nearstep_sim.device.options import DDR4, DimmOptions, VerilatedOptions
@@ -118,7 +119,7 @@ class VerilatedBackend(EmulatedBackend):
         traced = options.trace is not None
         self._lib = _load(library(self.config, trace=traced))
         if options.trace is not None:
-            Path(options.trace).parent.mkdir(parents=True, exist_ok=True)
+            writable("sim:axdimm", "trace", options.trace)
         latency = options.latency
         self._handle: int | None = self._lib.device_open(
             ctypes.byref(

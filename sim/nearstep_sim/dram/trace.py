@@ -10,6 +10,7 @@ from nearstep_hw.dram.timing import DramTiming, dram_timing
 __all__ = ["TraceCommand", "TraceError", "header", "parse", "read_trace", "timing_of_header"]
 
 _FIELDS = ("clock", "command", "rank", "bank group", "bank", "row", "column")
+_LAST_CLOCK, _LAST_NUMBER = (1 << 62) - 1, (1 << 31) - 1
 _WITH_BANK = {Command.ACT, Command.PRE, Command.RD, Command.RDA, Command.WR, Command.WRA}
 _WITH_COLUMN = {Command.RD, Command.RDA, Command.WR, Command.WRA}
 
@@ -74,8 +75,11 @@ def parse(line: str, number: int = 0) -> TraceCommand:
         if word == "-" and name in needed and not needed[name]:
             values.append(-1 if name == "row" else 0)
             continue
-        if not word.isdecimal():
-            raise TraceError(f"line {number}: {name} must be a number, not {word!r}")
+        most = _LAST_CLOCK if name == "clock" else _LAST_NUMBER
+        if not word.isdecimal() or int(word) > most:
+            raise TraceError(
+                f"line {number}: {name} must be a number of at most {most}, not {word!r}"
+            )
         values.append(int(word))
     return TraceCommand(values[0], command, *values[1:])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -19,11 +20,14 @@ from nearstep.errors import (
     ModeError,
     OptionError,
     OutOfBoundsError,
+    UrlError,
     WaitTimeoutError,
 )
 from nearstep_hw.axdimm.registers import ARRAYS, ErrorCause
 from nearstep_sim.device.dimm import DimmBackend
 from nearstep_sim.device.golden import GoldenBackend
+from nearstep_sim.dram.replay import replay
+from nearstep_sim.dram.trace import read_trace
 
 from .conftest import BLOCK, BURSTS_AHEAD, DIMMS, Job
 
@@ -169,6 +173,74 @@ def test_modes_nest_by_channel_and_not_within_one(dimm, on):
             dimm.acceleration(*wrong).__enter__()
     assert modes(dimm) == ["normal", "normal"]
     assert work.check_untouched() == 4 * 1001
+
+
+def test_a_thread_for_each_channel(dimm, on):
+    jobs = [on(0, 3001), on(1, 3001)]
+    expected = []
+    for work in jobs:
+        before = dict(work.before)
+        for step in (1, 2, 3):
+            work.step = step
+            work.before |= work.expected()
+        expected.append({name: work.before[name] for name in "pmv"})
+        work.before = before
+
+    def train(work):
+        for step in (1, 2, 3):
+            with dimm.acceleration(work.channel):
+                dimm.adam(**work.buffers, step=step, decoupled=True, **work.hyper).wait()
+            for buffer in work.buffers.values():
+                buffer.read()
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(train, jobs))
+    compared = 0
+    for work, wanted in zip(jobs, expected, strict=True):
+        for name, array in wanted.items():
+            bits = work.buffers[name].read().view(np.uint32)
+            np.testing.assert_array_equal(bits, array.view(np.uint32))
+            compared += bits.size
+    assert compared == 2 * 3 * 3001
+
+
+def test_an_interrupt_at_the_end_gives_every_channel_back(dimm, on, monkeypatch):
+    jobs = [on(0, MANY), on(1, MANY)]
+    wait = type(dimm.backend).wait
+    calls = []
+
+    def interrupted(self, polls, max_cycles):
+        calls.append(polls)
+        if len(calls) == 3:  # the first two are changes of mode
+            raise KeyboardInterrupt
+        wait(self, polls, max_cycles)
+
+    monkeypatch.setattr(type(dimm.backend), "wait", interrupted)
+    with pytest.raises(KeyboardInterrupt), dimm.acceleration():
+        runs = [dimm.adam(**j.buffers, step=j.step, **j.hyper) for j in jobs]
+    monkeypatch.undo()
+    assert modes(dimm) == ["normal", "normal"]
+    assert all(run.ended for run in runs)
+    assert any(isinstance(run.error, AbortedError) for run in runs)
+    check_reusable(dimm, on)
+
+
+def test_a_bound_may_be_as_large_as_a_counter(dimm, on):
+    work = on(0)
+    run = work.start()
+    run.wait(max_cycles=(1 << 64) - 1)
+    assert work.check() == 3003
+
+
+def test_a_run_whose_kernel_is_reset_is_aborted(dimm, on):
+    work = on(0, MANY)
+    run = work.start()
+    dimm.channels[0].reset_kernel()
+    assert modes(dimm) == ["normal", "normal"]
+    with pytest.raises(AbortedError, match="the kernel was reset"):
+        run.wait()
+    work.take_back()
+    check_reusable(dimm, on)
 
 
 def test_leaving_waits_for_a_run(dimm, on):
@@ -352,6 +424,7 @@ def test_memory_is_allocated_by_channel(dimm):
         assert (buffer.address - base) % 1024 == 0
         buffer.free()
     assert dimm.free_bytes == free
+    dimm.alloc(4, channel=np.int64(1), align=np.int64(64)).free()
     for wrong in ({"channel": 2}, {"channel": -1}, {"channel": "0"}, {"align": 32}):
         with pytest.raises(ArgumentError):
             dimm.alloc(4, **wrong)
@@ -377,6 +450,27 @@ def test_memory_is_allocated_by_channel(dimm):
 def test_options_that_cannot_be(url, said):
     with pytest.raises(OptionError, match=said):
         nearstep.open(url)
+
+
+@pytest.mark.parametrize("option", ["trace", "commands"])
+@pytest.mark.parametrize("path", ["", "/proc/none/x", "/dev/null/x"])
+def test_files_that_cannot_be_written_are_refused_at_open(option, path):
+    url = f"{DIMMS['sim-dimm']}&{option}={path}"
+    with pytest.raises((OptionError, UrlError)) as caught:
+        nearstep.open(url)
+    print(caught.value)
+
+
+def test_commands_of_each_channel_are_written_and_keep_the_rules(tmp_path):
+    stem = tmp_path / "new" / "trace"
+    with nearstep.open(f"{DIMMS['sim-dimm']}&commands={stem}") as dimm:
+        work = Job(dimm, 300, 1, 1)
+        work.start().wait()
+        assert work.check() == 900
+    for channel in range(2):
+        found = list(read_trace(f"{stem}.{channel}"))
+        assert len(found) > (100 if channel else 0)
+        assert replay(f"{stem}.{channel}").violation is None
 
 
 def test_host_traffic_is_whole_lines_and_registers_are_written_by_the_line():

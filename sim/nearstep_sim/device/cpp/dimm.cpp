@@ -32,6 +32,7 @@ constexpr unsigned kSettleCycles = 8;         // from the host's last data to th
 constexpr unsigned kPollInterval = 64;        // cycles between looks at a register in a wait
 constexpr std::uint64_t kAccessCycles = 100'000;  // an access that takes longer has hung
 constexpr unsigned kResetCycles = 4;
+constexpr std::uint64_t kForever = ~std::uint64_t{0};
 
 enum Status : std::int32_t { kDone = 0, kTimeout = -1, kFaulted = -2, kHung = -3 };
 
@@ -282,7 +283,7 @@ class Dimm {
 
     // Looks at the registers in turn, as a host does, until one of them is as wanted.
     std::int32_t wait(const Poll* polls, std::size_t count, std::uint64_t max_cycles) {
-        const std::uint64_t limit = host_.cycle() + max_cycles;
+        const std::uint64_t limit = host_.cycle() + std::min(max_cycles, kForever - host_.cycle());
         for (;;) {
             for (std::size_t i = 0; i < count; ++i) {
                 std::uint8_t line[kBeatBytes];

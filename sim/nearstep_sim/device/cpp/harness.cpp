@@ -22,6 +22,7 @@ namespace {
 constexpr std::uint64_t kRegisterCycles = 1000;  // a register access that takes longer has hung
 constexpr unsigned kPollInterval = 32;           // cycles between looks at a register in a wait
 constexpr unsigned kResetCycles = 4;
+constexpr std::uint64_t kForever = ~std::uint64_t{0};
 
 enum Status : std::int32_t { kDone = 0, kTimeout = -1, kFaulted = -2, kHung = -3 };
 
@@ -149,7 +150,7 @@ class Device {
     // Looks at the registers in turn until one of them is as wanted. A register that answers with an
     // error is not.
     std::int32_t wait(const Poll* polls, std::size_t count, std::uint64_t max_cycles) {
-        const std::uint64_t limit = cycle_ + max_cycles;
+        const std::uint64_t limit = cycle_ + std::min(max_cycles, kForever - cycle_);
         for (;;) {
             for (std::size_t i = 0; i < count; ++i) {
                 std::uint32_t word = 0;
