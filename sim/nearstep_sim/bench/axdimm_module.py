@@ -2,6 +2,7 @@
 
 import ctypes
 import inspect
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -106,7 +107,7 @@ class _Handle:
             self.library.module_free(self.pointer)
 
 
-class ModuleDriver:
+class ModuleDriver(ABC):
     """What a driver does with the channels of a module: memory and registers through the host.
 
     Whoever inherits runs the module, and has the attributes.
@@ -124,9 +125,9 @@ class ModuleDriver:
     maps: dict[str, tuple[int, RegisterMap]]
     devices: tuple[Ddr4Device, ...]
 
+    @abstractmethod
     def run(self, cycles: int, *, until_idle: bool = False) -> int:
         """Run fabric cycles, or until the host has nothing to do. Returns how many ran."""
-        raise NotImplementedError
 
     def store(self, channel: int, address: int, data: NDArray[np.uint8]) -> None:
         """Store whole lines of a channel through the host, and wait until they are under way."""

@@ -87,6 +87,7 @@ def _load(path: Path) -> ctypes.CDLL:
         ("wait", ctypes.c_int32, (dimm, ctypes.POINTER(CPoll), number, number)),
         ("cycle", number, (dimm,)),
         ("fault", None, (dimm, ctypes.POINTER(FaultRecord))),
+        ("watch", None, (dimm, ctypes.c_int32)),
         ("mark", None, (dimm, number, number, ctypes.c_uint8)),
         ("state", ctypes.c_uint8, (dimm, number)),
         ("inject", None, (dimm, ctypes.POINTER(CInjection))),
@@ -248,8 +249,15 @@ class DimmBackend(EmulatedBackend):
 
     def reset(self) -> None:
         """The way a host does it: normal mode is requested and the kernel is reset, on each
-        channel, through its arbiter."""
+        channel, through its arbiter. What a kernel does until then is not judged any more."""
         self._line, self._words = None, {}
+        self._lib.dimm_watch(self._dimm, 0)
+        try:
+            self._reset_channels()
+        finally:
+            self._lib.dimm_watch(self._dimm, 1)
+
+    def _reset_channels(self) -> None:
         for name, (base, block) in self.config.maps().items():
             if not name.startswith("arbiter"):
                 continue

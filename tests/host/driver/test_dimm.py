@@ -20,6 +20,7 @@ from nearstep.errors import (
     ModeError,
     OptionError,
     OutOfBoundsError,
+    UninitialisedError,
     UrlError,
     WaitTimeoutError,
 )
@@ -240,6 +241,17 @@ def test_a_run_whose_kernel_is_reset_is_aborted(dimm, on):
     with pytest.raises(AbortedError, match="the kernel was reset"):
         run.wait()
     work.take_back()
+    check_reusable(dimm, on)
+
+
+def test_a_fault_of_a_kernel_is_raised_until_a_reset(dimm, on):
+    work, unwritten = on(1, MANY), dimm.alloc(MANY, channel=1)
+    work.buffers["g"] = unwritten
+    with pytest.raises(UninitialisedError) as caught, dimm.acceleration(1):
+        dimm.adam(**work.buffers, step=1).wait()
+    assert caught.value.address == unwritten.address
+    dimm.reset()
+    assert modes(dimm) == ["normal", "normal"]
     check_reusable(dimm, on)
 
 

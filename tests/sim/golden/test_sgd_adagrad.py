@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -43,7 +44,7 @@ class Sgd:
     def oracle(self, parameter):
         return torch.optim.SGD([parameter], **vars(self), fused=True)
 
-    names = {"m": "momentum_buffer"}  # noqa: RUF012 - torch's names of the state
+    names: ClassVar = {"m": "momentum_buffer"}  # in torch's state
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +65,7 @@ class Adagrad:
     def oracle(self, parameter):
         return torch.optim.Adagrad([parameter], **vars(self), fused=True)
 
-    names = {"v": "sum"}  # noqa: RUF012
+    names: ClassVar = {"v": "sum"}
 
 
 def _gradient(rng: np.random.Generator, count: int) -> np.ndarray:

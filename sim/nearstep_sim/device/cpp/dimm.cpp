@@ -124,7 +124,7 @@ class Channel {
 
     void clock(Fault& fault, std::uint64_t cycle) {
         auto& shell = *shell_;
-        if (shell.o_acceleration) watch(fault, cycle);
+        if (shell.o_acceleration && watched_) watch(fault, cycle);
         if (!take_commands(shell, port_)) [[unlikely]]
             fault.protocol(("dram" + std::to_string(number_)).c_str(), device_.violation().rule,
                            cycle, "%s", device_.violation().text().c_str());
@@ -139,6 +139,7 @@ class Channel {
     }
 
     void configure() { units_->configure(*shell_); }
+    void watch(bool on) { watched_ = on; }
     LineStates& states() { return states_; }
     Ddr4Device& device() { return device_; }
     Injections& injections() { return injections_; }
@@ -193,6 +194,7 @@ class Channel {
     }
 
     unsigned number_;
+    bool watched_ = true;
     Mapping mapping_;
     Ddr4Device device_;
     Ddr4Port port_;
@@ -312,6 +314,16 @@ class Dimm {
         return channels_[line / channel_lines_]->states().of(line % channel_lines_);
     }
 
+    // Whether the kernels' accesses are judged. A broken DDR4 rule stays: the rank is lost.
+    void watch(bool on) {
+        for (auto& channel : channels_) channel->watch(on);
+        if (on || fault_.kind == FaultKind::protocol) return;
+        fault_ = {};
+        // A call that a fault ended has left accesses behind; their answers are nobody's.
+        for (std::uint64_t i = 0; i < kAccessCycles && !host_.idle() && !fault_; ++i) step();
+        host_.completions().clear();
+    }
+
     std::uint64_t cycle() const { return host_.cycle(); }
     const Fault& fault() const { return fault_; }
     const History& history() const { return history_; }
@@ -398,6 +410,8 @@ std::int32_t dimm_wait(Dimm* dimm, const Poll* polls, std::uint64_t count,
 std::uint64_t dimm_cycle(Dimm* dimm) { return dimm->cycle(); }
 
 void dimm_fault(Dimm* dimm, Fault* fault) { *fault = dimm->fault(); }
+
+void dimm_watch(Dimm* dimm, std::int32_t on) { dimm->watch(on != 0); }
 
 void dimm_mark(Dimm* dimm, std::uint64_t line, std::uint64_t lines, std::uint8_t state) {
     dimm->mark(line, lines, static_cast<LineState>(state));
