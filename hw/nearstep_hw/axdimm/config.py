@@ -12,6 +12,8 @@ AXI_PAGE_BYTES = 4096  # an AXI burst never crosses this boundary
 AXI_MAX_BEATS = 256  # longest INCR burst of AXI4
 LANES = (1, 2, 4, 8, 16)
 GRADIENT_FORMATS = ("fp32", "fp16", "bf16")
+COPY_OUT_FORMATS = ("fp16", "bf16")
+COMPRESSIONS = ("fused", "scatter")
 
 
 class ConfigError(ValueError):
@@ -36,6 +38,11 @@ class AdamKernelConfig:
     gradient_formats : formats that gradients may have in memory, of `fp32`, `fp16` and `bf16`;
         `fp32` is one of them. Which one a run uses is a register.
     gradient_scale : every gradient is multiplied by a register before anything else is done.
+    copy_out_formats : formats of a copy of the updated parameters that a run can write beside
+        them, of `fp16` and `bf16`.
+    scan : gradients can be read alone, for whether they are finite and the sum of their squares.
+    compression : forms in which gradients may come as pairs of index and value: `fused` has sorted
+        indices, `scatter` groups them by block, in any order within one.
     windows : address windows that the host can grant; 1 to 8.
     bursts_ahead : read bursts that may be outstanding; the landing space of two blocks an array
         bounds it as well.
@@ -55,6 +62,9 @@ class AdamKernelConfig:
     rules: tuple[str, ...] = ("adam",)
     gradient_formats: tuple[str, ...] = ("fp32",)
     gradient_scale: bool = False
+    copy_out_formats: tuple[str, ...] = ()
+    scan: bool = False
+    compression: tuple[str, ...] = ()
     windows: int = 4
     bursts_ahead: int = 16
 
@@ -79,23 +89,19 @@ class AdamKernelConfig:
         )
         _check(self.order in ORDERS, f"order must be one of {tuple(ORDERS)}, not {self.order!r}")
         rules = self.rules
-        known = ("adam", *RULES)
         _check(
-            isinstance(rules, tuple) and 0 < len(rules) == len(set(rules)),
+            isinstance(rules, tuple) and len(rules) > 0,
             f"rules must be different names, at least one, not {rules!r}",
         )
-        for rule in rules:
-            _check(rule in known, f"rules must be some of {known}, not {rule!r}")
+        _check_names("rules", rules, ("adam", *RULES))
         formats = self.gradient_formats
         _check(
-            isinstance(formats, tuple) and "fp32" in formats and len(formats) == len(set(formats)),
+            isinstance(formats, tuple) and "fp32" in formats,
             f"gradient_formats must be different names, fp32 among them, not {formats!r}",
         )
-        for name in formats:
-            _check(
-                name in GRADIENT_FORMATS,
-                f"gradient_formats must be some of {GRADIENT_FORMATS}, not {name!r}",
-            )
+        _check_names("gradient_formats", formats, GRADIENT_FORMATS)
+        _check_names("copy_out_formats", self.copy_out_formats, COPY_OUT_FORMATS)
+        _check_names("compression", self.compression, COMPRESSIONS)
         _check(1 <= self.windows <= 8, f"windows must be 1 to 8, not {self.windows!r}")
         _check(
             8 <= self.bursts_ahead <= 255, f"bursts_ahead must be 8 to 255, not {self.bursts_ahead}"
@@ -110,6 +116,11 @@ class AdamKernelConfig:
     def mixed(self) -> bool:
         """Whether gradients may have 16 bits."""
         return len(self.gradient_formats) > 1
+
+    @property
+    def selective(self) -> bool:
+        """Whether there are runs without one of the arrays."""
+        return len(self.rules) > 1 or self.scan or bool(self.compression)
 
     @property
     def arrays(self) -> tuple[str, ...]:
@@ -160,13 +171,22 @@ class AdamKernelConfig:
 
     @property
     def fifo_beats(self) -> int:
-        """Beats in each of the seven FIFOs: two blocks, for double buffering."""
+        """Beats in the FIFO of each stream: two blocks, for double buffering."""
         return 2 * self.block_beats
 
 
 @cache
 def _rule_set(names: tuple[str, ...], order: str, scaled: bool) -> RuleSet:
     return RuleSet(names, order, scaled=scaled)
+
+
+def _check_names(option: str, names: object, known: tuple[str, ...]) -> None:
+    _check(
+        isinstance(names, tuple) and len(names) == len(set(names)),
+        f"{option} must be different names, not {names!r}",
+    )
+    for name in names if isinstance(names, tuple) else ():
+        _check(name in known, f"{option} must be some of {known}, not {name!r}")
 
 
 def _check(holds: bool, message: str) -> None:

@@ -31,6 +31,12 @@ COUNTERS = {
 }
 
 
+def counters(config: AdamKernelConfig) -> dict[str, str]:
+    """Counters of a kernel, and what they count."""
+    duplicates = {"duplicates": "Pairs of index and value that lost against a later one."}
+    return {**COUNTERS, **(duplicates if config.compression else {})}
+
+
 SCALARS = {
     "decay": "Weight decay; with mode.decoupled, 1 minus learning rate times weight decay.",
     "m_weight": "1 - beta1; with mode.m_from_g, (1 - beta1) - 1. Of SGD, 1 - dampening.",
@@ -64,6 +70,8 @@ class ErrorCause(NamedValue):
     UNSUPPORTED = 6, "A rule, format, scale or copy-out that this kernel does not have."
     OVERLAP = 7, "Two arrays share bytes."
     ABORTED = 8, "The run was ended by control.abort."
+    PAIR_RANGE = 9, "An index is not below count; nothing was written."
+    PAIR_ORDER = 10, "An index comes too late for its form of compression; nothing was written."
 
 
 class Stream(NamedValue):
@@ -77,7 +85,8 @@ class Stream(NamedValue):
     P_WRITE = 5, "Parameters out."
     M_WRITE = 6, "First moments out."
     V_WRITE = 7, "Second moments out."
-    COPY_OUT = 8, "16-bit copy of the parameters; reserved."
+    COPY_OUT = 8, "16-bit copy of the parameters."
+    INDEX_READ = 9, "Indices of compressed gradients."
 
 
 class Order(NamedValue):
@@ -99,8 +108,23 @@ class CopyOutFormat(NamedValue):
     """`formats.copy_out`."""
 
     NONE = 0, "No copy."
-    FP16 = 1, "binary16; reserved."
-    BF16 = 2, "bfloat16; reserved."
+    FP16 = 1, "binary16."
+    BF16 = 2, "bfloat16."
+
+
+class Operation(NamedValue):
+    """`operation.kind`."""
+
+    UPDATE = 0, "The update rule."
+    SCAN = 1, "Reads the gradients alone, as the register scan and sum_of_squares tell."
+
+
+class Compression(NamedValue):
+    """`compression.form`: how the gradients of a run lie in memory."""
+
+    NONE = 0, "Every element, at g_address."
+    FUSED = 1, "Pairs, indices sorted: values at g_address, indices at index_address."
+    SCATTER = 2, "Pairs, grouped by block, in any order within one."
 
 
 def update_rule(config: AdamKernelConfig) -> Rule:
@@ -123,10 +147,15 @@ def adam_kernel_map(config: AdamKernelConfig) -> RegisterMap:
         causes=ErrorCause,
         streams=Stream,
         lines=[
-            _arrays(config.arrays),
+            _arrays(config),
             _rule_registers(config),
+            *([_operation()] if config.scan else []),
+            *([_compression()] if config.compression else []),
             *_windows(config.windows),
-            [value_register(name, Access.COUNTER, doc, width=64) for name, doc in COUNTERS.items()],
+            [
+                value_register(name, Access.COUNTER, doc, width=64)
+                for name, doc in counters(config).items()
+            ],
         ],
     )
 
@@ -172,7 +201,7 @@ def _capabilities(config: AdamKernelConfig) -> list[Field]:
             "copy_out_formats",
             28,
             4,
-            1 << CopyOutFormat.NONE,
+            sum(1 << CopyOutFormat[name.upper()] for name in ("none", *config.copy_out_formats)),
             "A bit for each value of formats.copy_out that is supported.",
         ),
     ]
@@ -188,10 +217,13 @@ def _configuration(config: AdamKernelConfig) -> list[Field]:
         constant("address_width", 16, config.address_width, "Bits of a memory address."),
         constant("rules", 24, len(config.rules), "Update rules.", 4),
         constant("gradient_scale", 28, config.gradient_scale, "Gradients can be scaled.", 1),
+        constant("scan", 29, config.scan, "Gradients can be read alone.", 1),
+        constant("fused", 30, "fused" in config.compression, "Sorted pairs can be read.", 1),
+        constant("scatter", 31, "scatter" in config.compression, "Grouped pairs can be read.", 1),
     ]
 
 
-def _arrays(names: tuple[str, ...]) -> list[Register]:
+def _arrays(config: AdamKernelConfig) -> list[Register]:
     docs = {"p": "parameters", "g": "gradients", "m": "first moments", "v": "second moments"}
     addresses = [
         value_register(
@@ -201,7 +233,7 @@ def _arrays(names: tuple[str, ...]) -> list[Register]:
             width=64,
             locked=True,
         )
-        for name in names
+        for name in config.arrays
     ]
     count = value_register(
         "count",
@@ -213,7 +245,9 @@ def _arrays(names: tuple[str, ...]) -> list[Register]:
     copy_out = value_register(
         "copy_out_address",
         Access.CONFIG,
-        "Reserved for a 16-bit copy of the parameters; must be 0.",
+        "Byte address of a 16-bit copy of the parameters; a multiple of a memory beat."
+        if config.copy_out_formats
+        else "Reserved for a 16-bit copy of the parameters; must be 0.",
         width=64,
         locked=True,
     )
@@ -277,6 +311,44 @@ def _rule_registers(config: AdamKernelConfig) -> list[Register]:
         locked=True,
     )
     return [mode, formats, scale, *([choice] if len(rules.rules) > 1 else []), *scalars]
+
+
+def _operation() -> list[Register]:
+    kind = Field(
+        name="kind", access=Access.CONFIG, width=4, values=Operation, doc="What START begins."
+    )
+    found = Field(name="found_inf", access=Access.STATUS, doc="A gradient is infinite or NaN.")
+    return [
+        Register(name="operation", doc="Kind of run.", fields=(kind,), locked=True),
+        Register(name="scan", doc="Outcome of the last run, if it was a scan.", fields=(found,)),
+        value_register(
+            "sum_of_squares",
+            Access.STATUS,
+            "Of the gradients of the last run, if it was a scan: binary64.",
+            width=64,
+        ),
+    ]
+
+
+def _compression() -> list[Register]:
+    form = Field(
+        name="form",
+        access=Access.CONFIG,
+        width=4,
+        values=Compression,
+        doc="Form of the gradients.",
+    )
+    return [
+        Register(name="compression", doc="Gradients as pairs.", fields=(form,), locked=True),
+        value_register(
+            "index_address",
+            Access.CONFIG,
+            "Byte address of the indices, 32 bits each; a multiple of a memory beat.",
+            width=64,
+            locked=True,
+        ),
+        value_register("pairs", Access.CONFIG, "Pairs; 0 is no gradient.", width=64, locked=True),
+    ]
 
 
 def _windows(count: int) -> list[list[Register]]:
