@@ -7,7 +7,7 @@ from amaranth.utils import exact_log2
 
 from nearstep_hw.fp.format import FP32
 from nearstep_hw.smartssd.bank_grant import BankGrant
-from nearstep_hw.smartssd.chunk_buffer import BankWrites, ChunkBuffer
+from nearstep_hw.smartssd.chunk_buffer import BankWrites, CellLayout
 from nearstep_hw.smartssd.compression import PairCause
 from nearstep_hw.smartssd.pairs import CAUSE_WIDTH, COUNT_WIDTH, PairLayout
 
@@ -157,8 +157,6 @@ class ChunkDrain(wiring.Component):
     def __init__(self, *, lanes: int, rows: int) -> None:
         self.lanes = lanes
         self.rows = rows
-        self._buffer = ChunkBuffer(banks=lanes, rows=rows)
-        ports = self._buffer.signature.members
         super().__init__(
             {
                 "i_launch": In(1),
@@ -167,8 +165,8 @@ class ChunkDrain(wiring.Component):
                 "i_buffer": In(1),
                 "o_full": Out(2),
                 "o_read": Out(2),
-                "o_row": Out(ports["i_row"].shape),
-                "i_row": In(ports["o_row"].shape).array(2),
+                "o_row": Out(range(rows)),
+                "i_row": In(data.ArrayLayout(CellLayout(), lanes)).array(2),
                 "o": Out(stream.Signature(data.ArrayLayout(FP32.width, lanes))),
                 "o_empty": Out(1),
                 "o_present": Out(COUNT_WIDTH + 1),
