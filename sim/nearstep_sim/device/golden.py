@@ -26,8 +26,9 @@ from nearstep_hw.axdimm.dimm import DimmConfig
 from nearstep_hw.axdimm.registers import device_maps
 from nearstep_hw.csr.block import Response
 from nearstep_hw.rule.rule import Rule
-from nearstep_sim.device.golden_adam import ArmedInjection, Engine
+from nearstep_sim.device.golden_adam import Engine
 from nearstep_sim.device.golden_channel import GoldenChannel
+from nearstep_sim.device.golden_port import ArmedInjection
 from nearstep_sim.device.memory import GUARD, UNWRITTEN
 from nearstep_sim.device.options import GoldenOptions
 from nearstep_sim.golden.rule import evaluate
@@ -169,7 +170,7 @@ class GoldenBackend(EmulatedBackend):
                 for poll in polls
             ):
                 return
-            moving = [channel.kernel for channel in self._channels if channel.can_advance]
+            moving = [channel.kernel.port for channel in self._channels if channel.can_advance]
             if left <= 0 or not moving:
                 raise WaitTimeoutError(
                     " or ".join(map(str, polls)),
@@ -177,9 +178,9 @@ class GoldenBackend(EmulatedBackend):
                     unit="steps",
                     transactions=self.transactions(),
                 )
-            skipped = min(left - 1, *(max(0, kernel.late - 1) for kernel in moving))
-            for kernel in moving:
-                kernel.late -= min(skipped, max(0, kernel.late - 1))
+            skipped = min(left - 1, *(max(0, port.late - 1) for port in moving))
+            for port in moving:
+                port.late -= min(skipped, max(0, port.late - 1))
             left -= skipped + 1
             self._advance(STEP_ELEMENTS)
 
@@ -210,11 +211,11 @@ class GoldenBackend(EmulatedBackend):
                 limit=max(1, injection.limit - channel.base),
             )
             if injection.limit > channel.base:
-                channel.kernel.injections.append(ArmedInjection(shifted))
+                channel.kernel.port.injections.append(ArmedInjection(shifted))
 
     def heal(self) -> None:
         for channel in self._channels:
-            channel.kernel.injections.clear()
+            channel.kernel.port.injections.clear()
 
     def _take_time(self) -> None:
         """A register access: a fraction of a step."""
