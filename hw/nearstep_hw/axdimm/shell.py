@@ -162,6 +162,10 @@ class KernelShell(wiring.Component):
         self._connect_counters(m, bank, control, sequencer, counters)
         return m
 
+    def _running(self, control: RunControl) -> Value:
+        """What parts tell is of this run: they were launched in an earlier cycle."""
+        return ~control.o_clear & ~control.o_launch
+
     def _scanning(self, bank: CsrBank) -> Value:
         """The run is a scan."""
         return bank.o_operation_kind == Operation.SCAN if self.config.scan else Const(0, 1)
@@ -292,7 +296,7 @@ class KernelShell(wiring.Component):
             m.d.comb += pairs.i_scatter.eq(bank.o_compression_form == Compression.SCATTER)
         with m.If(control.o_check):
             m.d.sync += bank.i_duplicates.eq(0)
-        with m.Elif(control.o_busy & paired & pairs.o_counted):
+        with m.Elif(self._running(control) & paired & pairs.o_counted):
             m.d.sync += bank.i_duplicates.eq(pairs.o_duplicates)
         return pairs
 
@@ -338,7 +342,7 @@ class KernelShell(wiring.Component):
             m.d.comb += [dense.ready.eq(scan.i.ready), control.i_whole.eq(scan.o_done)]
         with m.If(control.o_check):
             m.d.sync += [bank.i_scan_found_inf.eq(0), bank.i_sum_of_squares.eq(0)]
-        with m.Elif(control.o_busy & scanning & scan.o_done):
+        with m.Elif(self._running(control) & scanning & scan.o_done):
             m.d.sync += [
                 bank.i_scan_found_inf.eq(scan.o_found_inf),
                 bank.i_sum_of_squares.eq(scan.o_sum),
