@@ -26,6 +26,8 @@ from nearstep_hw.axdimm.dimm import DimmConfig
 from nearstep_hw.axdimm.registers import device_maps
 from nearstep_hw.csr.block import Response
 from nearstep_hw.rule.rule import Rule
+from nearstep_hw.smartssd.config import SmartssdConfig
+from nearstep_sim.device.card_options import GoldenCardOptions
 from nearstep_sim.device.golden_adam import ArmedInjection, Engine
 from nearstep_sim.device.golden_channel import GoldenChannel
 from nearstep_sim.device.memory import GUARD, UNWRITTEN
@@ -50,17 +52,26 @@ def open_device(family: str, options: dict[str, str]) -> GoldenBackend:
         There is no golden model of the family.
     OptionError
     """
+    if family == "smartssd":
+        from nearstep_sim.device.golden_card import GoldenCard
+
+        card = parse_options(GoldenCardOptions, "golden:smartssd", options)
+        config = card.config()
+        return GoldenCard(config, make_engines(config.kernel, card.engine))
     if family != "axdimm":
-        raise UrlError(f"golden:{family}", f"there is no family {family!r}", ("axdimm",))
+        reason = f"there is no family {family!r}"
+        raise UrlError(f"golden:{family}", reason, ("axdimm", "smartssd"))
     parsed = parse_options(GoldenOptions, "golden:axdimm", options)
     return GoldenBackend(
-        parsed.dimm() or parsed.config(), parsed.memory_bytes, make_engines(parsed)
+        parsed.dimm() or parsed.config(),
+        parsed.memory_bytes,
+        make_engines(parsed.config(), parsed.engine),
     )
 
 
-def make_engines(options: GoldenOptions) -> Sequence[Engine]:
-    """The arithmetic of each rule of ``options``, compiled if need be."""
-    return [_engine(rule, options.engine) for rule in options.config().rule_set.rules]
+def make_engines(config: AdamKernelConfig, kind: str) -> Sequence[Engine]:
+    """The arithmetic of each rule of a kernel, compiled if need be."""
+    return [_engine(rule, kind) for rule in config.rule_set.rules]
 
 
 def _engine(rule: Rule, kind: str) -> Engine:
@@ -77,33 +88,42 @@ def _engine(rule: Rule, kind: str) -> Engine:
 
 
 class GoldenBackend(EmulatedBackend):
-    """An AXDIMM without a clock.
+    """A device without a clock: an AXDIMM, unless a family derives from it.
 
     Its time is counted in steps: every 32 register accesses let a busy kernel work through a block,
     and a wait goes on in larger steps. ``cycles`` is None.
 
     Parameters
     ----------
-    config: AdamKernelConfig | DimmConfig
-        A kernel by itself, or a DIMM.
+    config: AdamKernelConfig | DimmConfig | SmartssdConfig
+        A kernel by itself, a DIMM, or what a family has.
     memory_bytes: int
         Over all channels.
     engines: Sequence[Engine]
         One for each rule.
     """
 
-    config: AdamKernelConfig | DimmConfig
+    family = "axdimm"
+    config: AdamKernelConfig | DimmConfig | SmartssdConfig
 
     def __init__(
-        self, config: AdamKernelConfig | DimmConfig, memory_bytes: int, engines: Sequence[Engine]
+        self,
+        config: AdamKernelConfig | DimmConfig | SmartssdConfig,
+        memory_bytes: int,
+        engines: Sequence[Engine],
     ) -> None:
-        self.family = "axdimm"
         self.config = config
         self.capacity_bytes = memory_bytes
         self._log: deque[str] = deque(maxlen=KEPT_TRANSACTIONS)
+        self._channels = self._make_channels(engines)
+        self._accesses = 0
+        self._closed = False
+
+    def _make_channels(self, engines: Sequence[Engine]) -> list[GoldenChannel]:
+        config, memory_bytes = self.config, self.capacity_bytes
         if isinstance(config, DimmConfig):
             maps = config.maps()
-            self._channels = [
+            return [
                 GoldenChannel(
                     config.kernel,
                     number * config.channel_bytes,
@@ -116,13 +136,9 @@ class GoldenBackend(EmulatedBackend):
                 )
                 for number in range(config.channels)
             ]
-        else:
-            (kernel,) = device_maps(config).values()
-            self._channels = [
-                GoldenChannel(config, 0, memory_bytes, kernel, None, engines, self._log.append)
-            ]
-        self._accesses = 0
-        self._closed = False
+        assert isinstance(config, AdamKernelConfig)
+        (kernel,) = device_maps(config).values()
+        return [GoldenChannel(config, 0, memory_bytes, kernel, None, engines, self._log.append)]
 
     @property
     def regions(self) -> Sequence[tuple[int, int]]:
@@ -159,9 +175,7 @@ class GoldenBackend(EmulatedBackend):
         self._check_open()
         left = max_cycles
         while True:
-            for channel in self._channels:
-                if channel.fault is not None:
-                    self._raise(channel.fault)
+            self._check_memory_fault()
             if any(
                 poll.holds(
                     self._channel_of_register(poll.address).read_register(poll.address).value
@@ -219,12 +233,16 @@ class GoldenBackend(EmulatedBackend):
     def _take_time(self) -> None:
         """A register access: a fraction of a step."""
         self._check_open()
-        for channel in self._channels:
-            if channel.fault is not None:
-                self._raise(channel.fault)
+        self._check_memory_fault()
         self._accesses += 1
         if self._accesses % ACCESSES_PER_STEP == 0:
             self._advance(1)
+
+    def _check_memory_fault(self) -> None:
+        """Raise what a kernel did to memory, until a reset."""
+        for channel in self._channels:
+            if channel.fault is not None:
+                self._raise(channel.fault)
 
     def _advance(self, elements: int) -> None:
         """Let the kernels take a step, and raise what the memory has to say about it."""
@@ -264,4 +282,4 @@ class GoldenBackend(EmulatedBackend):
 
     def _check_open(self) -> None:
         if self._closed:
-            raise ClosedDeviceError("golden:axdimm", "use the model")
+            raise ClosedDeviceError(f"golden:{self.family}", "use the model")

@@ -107,14 +107,14 @@ class GoldenOptions(AxdimmOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class VerilatedOptions(AxdimmOptions):
-    """Options of ``sim:axdimm``.
+class SimulationOptions:
+    """Options of a simulation with a memory that is a port: of how it is run, not of the device.
 
     Parameters
     ----------
     memory : str
         ``ideal``: a read and a write beat a cycle. ``halfduplex``: one beat a cycle in all, 4
-        cycles of turnaround. (``ddr4-1600`` is a device of its own, see :class:`DimmOptions`.)
+        cycles of turnaround.
     latency : int | None
         Cycles from the last address to the first beat, and from the last write beat to its
         response. None is the memory's own: 1 for ``ideal``, 40 for ``halfduplex``.
@@ -137,12 +137,22 @@ class VerilatedOptions(AxdimmOptions):
     trace: str | None = None
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if not 0.0 <= self.stall <= 0.95:
             raise ValueError(f"stall must lie in [0, 0.95], not {self.stall}")
         _check_seed(self.seed)
         if self.latency is not None and not 1 <= self.latency <= 1 << 16:
             raise ValueError(f"latency must lie in [1, 65536], not {self.latency}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerilatedOptions(SimulationOptions, AxdimmOptions):
+    """Options of ``sim:axdimm``. (``memory=ddr4-1600`` is a device of its own, see
+    :class:`DimmOptions`.)
+    """
+
+    def __post_init__(self) -> None:
+        SimulationOptions.__post_init__(self)
+        AxdimmOptions.__post_init__(self)
 
 
 @dataclass(frozen=True, kw_only=True)
