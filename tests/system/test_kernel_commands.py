@@ -25,7 +25,7 @@ from nearstep_hw.axdimm.registers import (
     device_maps,
 )
 from nearstep_sim.device.golden import GoldenBackend, make_engines
-from nearstep_sim.device.options import GoldenOptions, VerilatedOptions
+from nearstep_sim.device.options import VerilatedOptions
 from nearstep_sim.device.verilated import VerilatedBackend
 
 EVERYTHING = {
@@ -61,19 +61,10 @@ class SimOptions(VerilatedOptions):
         return self.kernel
 
 
-@dataclass(frozen=True, kw_only=True)
-class ModelOptions(GoldenOptions):
-    kernel: AdamKernelConfig
-
-    def config(self) -> AdamKernelConfig:
-        return self.kernel
-
-
 @pytest.fixture(scope="module", params=CONFIGS)
 def devices(request):
     config = AdamKernelConfig(**CONFIGS[request.param])
-    model = ModelOptions(kernel=config, memory_bytes=MEMORY_BYTES, engine="numpy")
-    golden = GoldenBackend(config, MEMORY_BYTES, make_engines(model))
+    golden = GoldenBackend(config, MEMORY_BYTES, make_engines(config, "numpy"))
     sims = {
         name: VerilatedBackend(SimOptions(kernel=config, memory_bytes=MEMORY_BYTES, **options))
         for name, options in {

@@ -90,6 +90,7 @@ class KernelShell(wiring.Component):
         bit more in front indices (0) and values (1) of pairs; of writes in `config.states` (0 to 2
         are p, m, v), then the copy of p.
     fu : functional units.
+    o_busy : a run goes on, as `status.busy` says.
 
     Ref: AXDIMM paper, section 3.3 and figure 3.
     """
@@ -112,6 +113,7 @@ class KernelShell(wiring.Component):
                     )
                 ),
                 "fu": Out(unit_bank(config)),
+                "o_busy": Out(1),
             }
         )
 
@@ -368,6 +370,7 @@ class KernelShell(wiring.Component):
             check.i_formats.eq(self._unsupported(bank)),
             check.i_clear.eq(control.i_abort),
             bank.i_status_busy.eq(control.o_busy),
+            self.o_busy.eq(control.o_busy),
             bank.i_status_done.eq(control.o_done),
             bank.i_status_error.eq(control.o_error),
             bank.i_error_cause.eq(control.o_fault.cause),
