@@ -494,3 +494,24 @@ def test_values_of_16_bits_are_widened_exactly(full):
             assert work.check(SGD, sgd_scalars(1.0, 0.0), wide) == 3 * work.count
             work.free_pairs(g)
         work.free()
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_memory_that_is_watched_gives_the_same(full, form):
+    """An injection that never hits: emulations may then take another way, burst by burst."""
+    count, pairs = 4099, 1501
+    outcomes = []
+    for watched in (False, True):
+        work = Update(full, count, 18)
+        index = indices(work.rng, count, pairs, group_of(full, form))
+        g = work.pairs(index, gradients(work.rng, pairs, "fp16"), form)
+        copy = work.copy_buffer("fp16")
+        if watched:
+            full.backend.inject(Injection(kind="slverr", write=True, base=1 << 40))
+        run = work.run("adam", g, step=1, copy_out=copy)
+        assert work.check(ADAM, SCALARS, work.dense("fp16")) == 3 * count
+        assert copy.read().tobytes() == rounded(work.before["p"], "fp16")
+        names = ("committed", "read_beats", "write_beats", "duplicates")
+        outcomes.append([run.counters[name] for name in names])
+    assert outcomes[0] == outcomes[1]
+    assert outcomes[0][1] == beats(full, count, pairs, 2)
