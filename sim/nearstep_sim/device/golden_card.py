@@ -19,9 +19,10 @@ from nearstep_sim.device.bar import (
     cut,
 )
 from nearstep_sim.device.golden import GoldenBackend
-from nearstep_sim.device.golden_adam import RESPONSES as CODES
-from nearstep_sim.device.golden_adam import ArmedInjection, Engine
+from nearstep_sim.device.golden_adam import Engine
 from nearstep_sim.device.golden_channel import GoldenChannel
+from nearstep_sim.device.golden_port import RESPONSES as CODES
+from nearstep_sim.device.golden_port import ArmedInjection
 
 
 class GoldenCard(GoldenBackend, BarBackend):
