@@ -217,6 +217,7 @@ class GoldenBackend(EmulatedBackend):
         channel.memory.mark(address - channel.base, nbytes, UNWRITTEN)
 
     def inject(self, injection: Injection) -> None:
+        injection.check_kernels()
         for channel in self._channels:
             shifted = replace(
                 injection,
