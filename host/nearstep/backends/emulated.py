@@ -46,6 +46,9 @@ class Injection:
     nth, times: int
     delay: int
         Cycles, for ``late``.
+    host: bool
+        Whether accesses of the host are hit, or those of a kernel. Only where the host reaches the
+        memory through the device.
     """
 
     kind: FaultKind
@@ -55,6 +58,7 @@ class Injection:
     nth: int = 0
     times: int = 1
     delay: int = 100_000
+    host: bool = False
 
     def __post_init__(self) -> None:
         if self.kind not in FAULT_KINDS:
@@ -69,10 +73,16 @@ class Injection:
                 f"not {self.nth}, {self.delay} and {self.times}"
             )
 
+    def check_kernels(self) -> None:
+        """Raise :class:`ArgumentError` if accesses of the host are to be hit: for devices whose
+        host does not reach memory through them."""
+        if self.host:
+            raise ArgumentError("host must be False: the host does not reach this memory by a port")
+
 
 _ONE_AT_A_TIME = (
     *("read_register", "write_register", "read_memory", "write_memory", "wait", "reset", "close"),
-    *("transactions", "protect", "claim", "inject", "heal"),
+    *("transactions", "protect", "claim", "inject", "heal", "flush"),
 )
 
 

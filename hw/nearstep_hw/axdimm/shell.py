@@ -72,6 +72,7 @@ class KernelShell(wiring.Component):
     m_axi : AXI4. IDs of reads are numbers in `config.arrays` (0 to 3 are p, g, m, v); of writes in
         `config.states` (0 to 2 are p, m, v).
     fu : functional units.
+    o_busy : a run goes on, as `status.busy` says.
 
     Ref: AXDIMM paper, section 3.3 and figure 3.
     """
@@ -94,6 +95,7 @@ class KernelShell(wiring.Component):
                     )
                 ),
                 "fu": Out(unit_bank(config)),
+                "o_busy": Out(1),
             }
         )
 
@@ -211,6 +213,7 @@ class KernelShell(wiring.Component):
             check.i_copy_out.eq(bank.o_copy_out_address.any()),
             check.i_clear.eq(control.i_abort),
             bank.i_status_busy.eq(control.o_busy),
+            self.o_busy.eq(control.o_busy),
             bank.i_status_done.eq(control.o_done),
             bank.i_status_error.eq(control.o_error),
             bank.i_error_cause.eq(control.o_fault.cause),
