@@ -25,6 +25,8 @@ Arrays = Mapping[str, Floats]
 SHAPE = "lanes=4&block_bytes=512&memory_bytes=1MiB"
 """Small, so that a few thousand elements are many blocks of 128 elements."""
 
+CARD_SHAPE = SHAPE.replace("block", "chunk")
+
 BLOCK = 128
 BURSTS_AHEAD = 16
 
@@ -53,7 +55,7 @@ FULL = {
     "golden-numpy": f"golden:axdimm?{SHAPE}&engine=numpy&{EVERYTHING}",
     "golden-cpp": f"golden:axdimm?{SHAPE}&{EVERYTHING}",
     "golden-dimm": f"golden:axdimm?block_bytes=512&channels=2&memory_bytes=2MiB&{EVERYTHING}",
-    "golden-card": f"golden:smartssd?{SHAPE}&{EVERYTHING}",
+    "golden-card": f"golden:smartssd?{CARD_SHAPE}&{EVERYTHING}",
 }
 """Devices whose kernels have everything that a kernel can have."""
 

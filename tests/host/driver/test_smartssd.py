@@ -20,10 +20,10 @@ from nearstep_hw.rule.adam import ADAM, adam_scalars
 from nearstep_hw.smartssd.config import UPDATER, SmartssdConfig
 from nearstep_sim.device.golden import open_device
 
+from .conftest import CARD_SHAPE
 from .updates import Update
 
-SHAPE = "lanes=4&block_bytes=512&memory_bytes=1MiB"
-URLS = {"golden": f"golden:smartssd?{SHAPE}"}
+URLS = {"golden": f"golden:smartssd?{CARD_SHAPE}"}
 SCALARS = adam_scalars(1e-3, (0.9, 0.999), 1e-8, 0.0, 1, False)
 
 
