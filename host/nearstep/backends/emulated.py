@@ -73,6 +73,12 @@ class Injection:
                 f"not {self.nth}, {self.delay} and {self.times}"
             )
 
+    def check_kernels(self) -> None:
+        """Raise :class:`ArgumentError` if accesses of the host are to be hit: for devices whose
+        host does not reach memory through them."""
+        if self.host:
+            raise ArgumentError("host must be False: the host does not reach this memory by a port")
+
 
 _ONE_AT_A_TIME = (
     *("read_register", "write_register", "read_memory", "write_memory", "wait", "reset", "close"),

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from nearstep.errors import RESPONSES, CompletionError, PostedWriteError
 from nearstep_hw.smartssd.card import HOST_ID_WIDTH
 from nearstep_sim.device.bar import MAX_PAYLOAD, MAX_READ_REQUEST, BarBackend, BarTraffic
-from nearstep_sim.device.card_options import CardOptions
 from nearstep_sim.device.design import card_library
 from nearstep_sim.device.harness import FAILED, HUNG
+from nearstep_sim.device.options import VerilatedCardOptions
 from nearstep_sim.device.shell import ShellBackend, ShellOptions
 
 TIMED_OUT = "timeout"
@@ -39,14 +39,14 @@ class CardBackend(ShellBackend, BarBackend):
 
     Parameters
     ----------
-    options: CardOptions
+    options: VerilatedCardOptions
     max_payload, max_read_request: int
         Of the link.
     """
 
     def __init__(
         self,
-        options: CardOptions,
+        options: VerilatedCardOptions,
         *,
         max_payload: int = MAX_PAYLOAD,
         max_read_request: int = MAX_READ_REQUEST,

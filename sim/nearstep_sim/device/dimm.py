@@ -297,6 +297,7 @@ class DimmBackend(EmulatedBackend):
         ArgumentError
             Another kind of misbehaviour.
         """
+        injection.check_kernels()
         if injection.kind != "never" or injection.write:
             raise ArgumentError(
                 "a DDR4 channel can only lose read data (kind never, write False), "

@@ -1,4 +1,4 @@
-"""``golden:axdimm``: registers and results of the RTL, without its cycles."""
+"""``golden:axdimm`` and ``golden:smartssd``: registers and results of the RTL, without cycles."""
 
 from __future__ import annotations
 
@@ -27,12 +27,11 @@ from nearstep_hw.axdimm.registers import device_maps
 from nearstep_hw.csr.block import Response
 from nearstep_hw.rule.rule import Rule
 from nearstep_hw.smartssd.config import SmartssdConfig
-from nearstep_sim.device.card_options import GoldenCardOptions
 from nearstep_sim.device.golden_adam import Engine
 from nearstep_sim.device.golden_channel import GoldenChannel
 from nearstep_sim.device.golden_port import ArmedInjection
 from nearstep_sim.device.memory import GUARD, UNWRITTEN
-from nearstep_sim.device.options import GoldenOptions
+from nearstep_sim.device.options import GoldenCardOptions, GoldenOptions
 from nearstep_sim.golden.rule import evaluate
 
 STEP_ELEMENTS = 1 << 20
@@ -53,21 +52,21 @@ def open_device(family: str, options: dict[str, str]) -> GoldenBackend:
         There is no golden model of the family.
     OptionError
     """
+    name = f"golden:{family}"
+    if family == "axdimm":
+        parsed = parse_options(GoldenOptions, name, options)
+        return GoldenBackend(
+            parsed.dimm() or parsed.config(),
+            parsed.memory_bytes,
+            make_engines(parsed.config(), parsed.engine),
+        )
     if family == "smartssd":
         from nearstep_sim.device.golden_card import GoldenCard
 
-        card = parse_options(GoldenCardOptions, "golden:smartssd", options)
+        card = parse_options(GoldenCardOptions, name, options)
         config = card.config()
         return GoldenCard(config, make_engines(config.kernel, card.engine))
-    if family != "axdimm":
-        reason = f"there is no family {family!r}"
-        raise UrlError(f"golden:{family}", reason, ("axdimm", "smartssd"))
-    parsed = parse_options(GoldenOptions, "golden:axdimm", options)
-    return GoldenBackend(
-        parsed.dimm() or parsed.config(),
-        parsed.memory_bytes,
-        make_engines(parsed.config(), parsed.engine),
-    )
+    raise UrlError(name, f"there is no family {family!r}", ("axdimm", "smartssd"))
 
 
 def make_engines(config: AdamKernelConfig, kind: str) -> Sequence[Engine]:
@@ -89,7 +88,7 @@ def _engine(rule: Rule, kind: str) -> Engine:
 
 
 class GoldenBackend(EmulatedBackend):
-    """A device without a clock: an AXDIMM, unless a family derives from it.
+    """A device without a clock: an AXDIMM, or that of a family that derives from it.
 
     Its time is counted in steps: every 32 register accesses let a busy kernel work through a block,
     and a wait goes on in larger steps. ``cycles`` is None.
@@ -121,7 +120,7 @@ class GoldenBackend(EmulatedBackend):
         self._closed = False
 
     def _make_channels(self, engines: Sequence[Engine]) -> list[GoldenChannel]:
-        config, memory_bytes = self.config, self.capacity_bytes
+        config, memory_bytes, log = self.config, self.capacity_bytes, self._log.append
         if isinstance(config, DimmConfig):
             maps = config.maps()
             return [
@@ -132,14 +131,14 @@ class GoldenBackend(EmulatedBackend):
                     maps[f"adam{number}"],
                     maps[f"arbiter{number}"],
                     engines,
-                    self._log.append,
+                    log,
                     config.memory_bytes,
                 )
                 for number in range(config.channels)
             ]
         assert isinstance(config, AdamKernelConfig)
         (kernel,) = device_maps(config).values()
-        return [GoldenChannel(config, 0, memory_bytes, kernel, None, engines, self._log.append)]
+        return [GoldenChannel(config, 0, memory_bytes, kernel, None, engines, log)]
 
     @property
     def regions(self) -> Sequence[tuple[int, int]]:
@@ -218,6 +217,7 @@ class GoldenBackend(EmulatedBackend):
         channel.memory.mark(address - channel.base, nbytes, UNWRITTEN)
 
     def inject(self, injection: Injection) -> None:
+        injection.check_kernels()
         for channel in self._channels:
             shifted = replace(
                 injection,

@@ -8,6 +8,7 @@ from typing import Literal
 from nearstep_hw.axdimm.config import AdamKernelConfig
 from nearstep_hw.axdimm.dimm import DimmConfig
 from nearstep_hw.dram.address import DEFAULT_MAPPING
+from nearstep_hw.smartssd.config import UPDATER, SmartssdConfig
 
 DDR4 = "ddr4-1600"
 """The memory of a whole DIMM: channels of DDR4, each with a mode arbiter."""
@@ -15,11 +16,11 @@ DDR4 = "ddr4-1600"
 
 @dataclass(frozen=True, kw_only=True)
 class KernelOptions:
-    """Options that every emulated device with an update kernel has.
+    """Options that every emulated device with an update kernel has; families name its block.
 
     Parameters
     ----------
-    lanes, functional_units, block_bytes, order :
+    lanes, functional_units, order :
         As in :class:`nearstep_hw.axdimm.config.AdamKernelConfig`.
     rules : str
         Update rules of the kernel, with commas between: ``adam,sgd,sgd_momentum,adagrad``.
@@ -37,7 +38,6 @@ class KernelOptions:
 
     lanes: int = 16
     functional_units: int | None = None
-    block_bytes: int = 16384
     order: Literal["default", "paper"] = "default"
     rules: str = "adam"
     gradient_formats: str = "fp32"
@@ -46,8 +46,8 @@ class KernelOptions:
     scan: bool = False
     compression: str = ""
 
-    def kernel(self) -> AdamKernelConfig:
-        """Configuration of the kernel, with a window for each array of any run.
+    def kernel_of(self, block_bytes: int) -> AdamKernelConfig:
+        """Configuration of a kernel with this block, and a window for each array of any run.
 
         Raises
         ------
@@ -56,7 +56,7 @@ class KernelOptions:
         config = AdamKernelConfig(
             lanes=self.lanes,
             functional_units=self.functional_units,
-            block_bytes=self.block_bytes,
+            block_bytes=block_bytes,
             order=self.order,
             rules=tuple(self.rules.split(",")),
             gradient_formats=tuple(self.gradient_formats.split(",")),
@@ -75,10 +75,13 @@ class AxdimmOptions(KernelOptions):
 
     Parameters
     ----------
+    block_bytes : int
+        As in :class:`nearstep_hw.axdimm.config.AdamKernelConfig`.
     memory_bytes : int
         Size of the device memory, a multiple of 64. Pages are taken as they are used.
     """
 
+    block_bytes: int = 16384
     memory_bytes: int = 1 << 30
 
     def __post_init__(self) -> None:
@@ -96,7 +99,7 @@ class AxdimmOptions(KernelOptions):
         ------
         nearstep_hw.axdimm.config.ConfigError
         """
-        return self.kernel()
+        return self.kernel_of(self.block_bytes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,8 +143,65 @@ class GoldenOptions(AxdimmOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
+class CardOptions(KernelOptions):
+    """Options that every emulated SmartSSD has, those of :class:`KernelOptions` among them.
+
+    Parameters
+    ----------
+    chunk_bytes : int
+        Bytes of a chunk of one array: the ``block_bytes`` of the kernel.
+    memory_bytes : int
+        DRAM of the card, a power of two. Pages are taken as they are used.
+    subgroup_elements : int | None
+        As in :class:`nearstep_hw.smartssd.config.SmartssdConfig`. None: as many as usual, or the
+        whole chunks that fit into the memory twice if that is less.
+    """
+
+    rules: str = ",".join(UPDATER.rules)
+    gradient_formats: str = ",".join(UPDATER.gradient_formats)
+    gradient_scale: bool = UPDATER.gradient_scale
+    copy_out_formats: str = ",".join(UPDATER.copy_out_formats)
+    scan: bool = UPDATER.scan
+    compression: str = ",".join(UPDATER.compression)
+    chunk_bytes: int = UPDATER.block_bytes
+    memory_bytes: int = SmartssdConfig.memory_bytes
+    subgroup_elements: int | None = None
+
+    def __post_init__(self) -> None:
+        self.config()
+
+    def config(self) -> SmartssdConfig:
+        """Configuration of the card.
+
+        Raises
+        ------
+        nearstep_hw.axdimm.config.ConfigError
+        """
+        kernel = replace(self.kernel_of(self.chunk_bytes), windows=UPDATER.windows)
+        elements = self.subgroup_elements
+        if elements is None:
+            elements = SmartssdConfig.largest_subgroup(kernel, self.memory_bytes)
+        return SmartssdConfig(
+            kernel=kernel, memory_bytes=self.memory_bytes, subgroup_elements=elements
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class GoldenCardOptions(CardOptions):
+    """Options of ``golden:smartssd``.
+
+    Parameters
+    ----------
+    engine : str
+        As in :class:`GoldenOptions`.
+    """
+
+    engine: Literal["cpp", "numpy"] = "cpp"
+
+
+@dataclass(frozen=True, kw_only=True)
 class SimulationOptions:
-    """Options of a simulation with a memory that is a port: of how it is run, not of the device.
+    """How a device is simulated whose memory is one port.
 
     Parameters
     ----------
@@ -179,13 +239,22 @@ class SimulationOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class VerilatedOptions(SimulationOptions, AxdimmOptions):
-    """Options of ``sim:axdimm``. (``memory=ddr4-1600`` is a device of its own, see
-    :class:`DimmOptions`.)
-    """
+    """Options of ``sim:axdimm``. (``memory=ddr4-1600`` is a device of its own: `DimmOptions`.)"""
 
     def __post_init__(self) -> None:
-        SimulationOptions.__post_init__(self)
         AxdimmOptions.__post_init__(self)
+        SimulationOptions.__post_init__(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerilatedCardOptions(SimulationOptions, CardOptions):
+    """Options of ``sim:smartssd``."""
+
+    memory: Literal["ideal", "halfduplex"] = "halfduplex"
+
+    def __post_init__(self) -> None:
+        CardOptions.__post_init__(self)
+        SimulationOptions.__post_init__(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,6 +269,8 @@ class DimmOptions(KernelOptions):
         ``ddr4-1600``.
     channels, density, width, mapping :
         As in :class:`nearstep_hw.axdimm.dimm.DimmConfig`.
+    block_bytes : int
+        As in :class:`nearstep_hw.axdimm.config.AdamKernelConfig`.
     scheduler : str
         Of the host's memory controller: ``fr-fcfs`` or ``in-order``.
     postpone : int
@@ -222,6 +293,7 @@ class DimmOptions(KernelOptions):
     density: Literal["4Gb", "8Gb", "16Gb"] = "8Gb"
     width: Literal["x8", "x16"] = "x8"
     mapping: str = DEFAULT_MAPPING
+    block_bytes: int = 16384
     scheduler: Literal["fr-fcfs", "in-order"] = "fr-fcfs"
     postpone: int = 1
     fu: Literal["rtl", "native"] = "rtl"
@@ -246,7 +318,7 @@ class DimmOptions(KernelOptions):
         nearstep_hw.axdimm.config.ConfigError
         """
         return DimmConfig(
-            kernel=self.kernel(),
+            kernel=self.kernel_of(self.block_bytes),
             channels=self.channels,
             density=self.density,
             width=self.width,

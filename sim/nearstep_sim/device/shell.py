@@ -88,6 +88,7 @@ class ShellBackend(EmulatedBackend):
         self, library: Path, options: SimulationOptions, memory_bytes: int, *, host_ids: int = 0
     ) -> None:
         self.options = options
+        self._host_ids = host_ids
         self.capacity_bytes = memory_bytes
         self._memory = EmulatedMemory(memory_bytes)
         self._lib = load(library)
@@ -167,6 +168,8 @@ class ShellBackend(EmulatedBackend):
         self._memory.mark(address, nbytes, UNWRITTEN)
 
     def inject(self, injection: Injection) -> None:
+        if not self._host_ids:
+            injection.check_kernels()
         self._lib.device_inject(self._device, ctypes.byref(CInjection.of(injection)))
 
     def heal(self) -> None:

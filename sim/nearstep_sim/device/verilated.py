@@ -10,10 +10,9 @@ from numpy.typing import NDArray
 from nearstep.backends.options import parse_options
 from nearstep.errors import UrlError
 from nearstep_sim.device.card import CardBackend
-from nearstep_sim.device.card_options import CardOptions
 from nearstep_sim.device.design import library
 from nearstep_sim.device.dimm import DimmBackend
-from nearstep_sim.device.options import DDR4, DimmOptions, VerilatedOptions
+from nearstep_sim.device.options import DDR4, DimmOptions, VerilatedCardOptions, VerilatedOptions
 from nearstep_sim.device.shell import ShellBackend, ShellOptions
 
 
@@ -32,7 +31,7 @@ def open_device(
     nearstep_sim.build.BuildError
     """
     if family == "smartssd":
-        return CardBackend(parse_options(CardOptions, "sim:smartssd", options))
+        return CardBackend(parse_options(VerilatedCardOptions, "sim:smartssd", options))
     if family != "axdimm":
         reason = f"there is no family {family!r}"
         raise UrlError(f"sim:{family}", reason, ("axdimm", "smartssd"))

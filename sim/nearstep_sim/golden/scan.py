@@ -10,6 +10,7 @@ from nearstep_sim.golden import fp
 __all__ = ["PARTIALS", "scan"]
 
 PARTIALS = 8  # partial sums in turn, as in nearstep_hw.smartssd.scan
+_CHUNK = 1 << 16  # elements worked on at a time, so that intermediate values stay in the cache
 
 
 def scan(gradients: NDArray[np.float32], *, lanes: int = 16) -> tuple[bool, float]:
@@ -26,15 +27,20 @@ def scan(gradients: NDArray[np.float32], *, lanes: int = 16) -> tuple[bool, floa
     """
     if gradients.dtype != np.float32 or gradients.ndim != 1:
         raise TypeError(f"gradients must be float32 of one dimension, not {gradients.dtype}")
-    found_inf = not bool(np.isfinite(gradients).all())
-    rows = _padded(gradients, lanes)
-    terms = fp.mul32(rows, rows)
-    while terms.shape[1] > 1:
-        terms = fp.add32(terms[:, 0::2], terms[:, 1::2])
+    found_inf = False
+    partial = np.zeros(PARTIALS)
+    whole = lanes * PARTIALS  # elements after which the turns begin again
+    chunk = max(1, _CHUNK // whole) * whole
     with np.errstate(all="ignore"):
-        # Adding +0 to a sum of squares changes nothing, so that the last row may be short.
-        turns = _padded(terms[:, 0].astype(np.float64), PARTIALS)
-        partial = np.cumsum(turns, axis=0)[-1] if len(turns) else np.zeros(PARTIALS)
+        for start in range(0, len(gradients), chunk):
+            rows = _padded(gradients[start : start + chunk], lanes)
+            found_inf |= not bool(np.isfinite(rows).all())
+            terms = fp.mul32(rows, rows)
+            while terms.shape[1] > 1:
+                terms = fp.add32(terms[:, 0::2], terms[:, 1::2])
+            # Adding +0 to a sum of squares changes nothing, so that the last row may be short.
+            turns = _padded(terms[:, 0].astype(np.float64), PARTIALS)
+            partial = np.cumsum(np.vstack([partial, turns]), axis=0)[-1]
         total = partial[0]
         for each in partial[1:]:
             total = total + each

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 import nearstep
 from nearstep.axdimm.device import AxdimmDevice
 from nearstep.buffer import Buffer
+from nearstep.kernel.device import KernelDevice
 from nearstep.kernel.run import UpdateRun
 from nearstep_hw.axdimm.registers import ARRAYS, update_rule
 from nearstep_hw.rule.adam import ORDERS
@@ -23,6 +24,8 @@ Arrays = Mapping[str, Floats]
 
 SHAPE = "lanes=4&block_bytes=512&memory_bytes=1MiB"
 """Small, so that a few thousand elements are many blocks of 128 elements."""
+
+CARD_SHAPE = SHAPE.replace("block", "chunk")
 
 BLOCK = 128
 BURSTS_AHEAD = 16
@@ -43,6 +46,18 @@ DIMMS = {
         "&scheduler=in-order&postpone=8"
     ),
 }
+
+EVERYTHING = (
+    "rules=adam,sgd,sgd_momentum,adagrad&gradient_formats=fp32,fp16,bf16&gradient_scale=yes"
+    "&copy_out_formats=fp16,bf16&scan=yes&compression=fused,scatter"
+)
+FULL = {
+    "golden-numpy": f"golden:axdimm?{SHAPE}&engine=numpy&{EVERYTHING}",
+    "golden-cpp": f"golden:axdimm?{SHAPE}&{EVERYTHING}",
+    "golden-dimm": f"golden:axdimm?block_bytes=512&channels=2&memory_bytes=2MiB&{EVERYTHING}",
+    "golden-card": f"golden:smartssd?{CARD_SHAPE}&{EVERYTHING}",
+}
+"""Devices whose kernels have everything that a kernel can have."""
 
 everywhere = pytest.mark.parametrize("device", [*URLS, *DIMMS], indirect=True)
 """For a test that holds on every device, DIMMs included."""
@@ -133,6 +148,14 @@ class Job:
 def device(request: pytest.FixtureRequest) -> Iterator[AxdimmDevice]:
     with nearstep.open((URLS | DIMMS)[request.param]) as opened:
         assert isinstance(opened, AxdimmDevice)
+        yield opened
+
+
+@pytest.fixture(params=FULL)
+def full(request: pytest.FixtureRequest) -> Iterator[KernelDevice]:
+    """A device whose kernels have everything."""
+    with nearstep.open(FULL[request.param]) as opened:
+        assert isinstance(opened, KernelDevice)
         yield opened
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -13,12 +12,13 @@ from nearstep.axdimm.device import AxdimmDevice
 from nearstep.backends.emulated import Injection
 from nearstep.errors import ArgumentError, ConfigurationError, DtypeError, OptionError
 from nearstep_hw.axdimm.registers import ErrorCause, GradientFormat, Stream
-from nearstep_hw.fp.format import BF16, FP16, FP32
 from nearstep_hw.rule.adagrad import ADAGRAD, adagrad_scalars
 from nearstep_hw.rule.adam import ADAM, adam_scalars
 from nearstep_hw.rule.sgd import SGD, SGD_MOMENTUM, sgd_momentum_scalars, sgd_scalars
 from nearstep_sim.golden import fp
 from nearstep_sim.golden.rule import evaluate
+
+from .updates import FORMATS, NARROW, accelerated, gradients, widened
 
 ALL = "rules=adam,sgd,sgd_momentum,adagrad&gradient_formats=fp32,fp16,bf16&gradient_scale=yes"
 URLS = {
@@ -33,8 +33,6 @@ URLS = {
     "sim-dimm": f"sim:axdimm?memory=ddr4-1600&block_bytes=1024&functional_units=4&{ALL}",
 }
 COUNTS = (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 127, 128, 129, 1001, 4099)
-FORMATS = {"fp32": (FP32, np.float32), "fp16": (FP16, np.float16), "bf16": (BF16, np.uint16)}
-NARROW = ("fp16", "bf16")
 
 
 DDR4 = pytest.param("sim-dimm", marks=pytest.mark.deep)
@@ -47,25 +45,6 @@ EMULATED = [name for name in URLS if name != "sim-dimm"]
 def device(request: pytest.FixtureRequest) -> Iterator[AxdimmDevice]:
     with nearstep.open(URLS[request.param]) as opened:
         yield opened
-
-
-def accelerated(device):
-    return device.acceleration() if device.dimm is not None else nullcontext()
-
-
-def gradients(rng, count, form):
-    """Patterns of a format: numbers of any size, every eighth of them special."""
-    fmt, dtype = FORMATS[form]
-    numbers = rng.standard_normal(count).astype(np.float32).view(np.uint32)
-    bits, _ = fp.convert(numbers, FP32, fmt)
-    infinity = fmt.infinity
-    specials = np.array(
-        [0, 1, 3, fmt.sign_bit | 2, infinity, fmt.sign_bit | infinity, infinity + 1,
-         fmt.quiet_nan, fmt.sign_bit | fmt.quiet_nan | 5, infinity - 1, fmt.sign_bit, 0x101]
-    )  # fmt: skip
-    chosen = rng.random(count) < 0.125
-    bits[chosen] = rng.choice(specials, np.count_nonzero(chosen))
-    return bits.astype(np.uint32 if form == "fp32" else np.uint16).view(dtype)
 
 
 class Arrays:
@@ -88,10 +67,7 @@ class Arrays:
 
     def gradient(self, scale):
         """The gradients as the rule sees them: converted, then scaled."""
-        fmt, dtype = FORMATS[self.form]
-        raw = self.before["g"].view(np.uint32 if dtype == np.float32 else np.uint16)
-        wide = raw if self.form == "fp32" else fp.convert(raw.astype(np.uint32), fmt, FP32)[0]
-        wide = wide.astype(np.uint32).view(np.float32)
+        wide = widened(self.before["g"], self.form)
         return fp.mul32(wide, np.full(self.count, scale, np.float32))
 
     def check(self, rule, scalars, scale):

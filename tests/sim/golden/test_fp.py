@@ -185,6 +185,23 @@ def test_widened_values_equal_converted_patterns(source):
         fp.widen32(every, source)
 
 
+@pytest.mark.parametrize("target", [FP16, BF16])
+def test_narrowed_values_equal_converted_patterns(target):
+    """Every value of 16 bits, halfway to the next, beside that, and anything else."""
+    rng = np.random.default_rng(11)
+    half = 1 << (FP32.mantissa - target.mantissa - 1)
+    tops = np.arange(0, 1 << 32, 2 * half, dtype=np.uint64)
+    tops = rng.choice(tops, 1 << 16, replace=False) if tops.size > 1 << 16 else tops
+    near = [tops + offset for offset in (0, 1, half - 1, half, half + 1, 2 * half - 1)]
+    bits = np.concatenate([*near, rng.integers(0, 1 << 32, 1 << 17, np.uint64)])
+    bits = bits.astype(np.uint32)
+    expected, _ = fp.convert(bits, FP32, target)
+    np.testing.assert_array_equal(fp.narrow32(bits.view(np.float32), target), expected)
+    for wrong in (bits, bits.view(np.float32)):
+        with pytest.raises(TypeError):
+            fp.narrow32(wrong, target if wrong is bits else FP32)
+
+
 def test_every_bfloat16_is_the_upper_half_of_a_binary32():
     every = np.arange(1 << 16, dtype=np.uint16)
     z, _ = fp.convert(every, BF16, FP32)

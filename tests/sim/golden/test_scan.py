@@ -27,7 +27,7 @@ def _loop(gradients: np.ndarray, lanes: int) -> float:
 @pytest.mark.parametrize("lanes", [1, 4, 16])
 def test_model_equals_plain_loops(lanes: int) -> None:
     rng = np.random.default_rng(1)
-    for count in (0, 1, 15, 16, 17, 127, 128, 129, 3000):
+    for count in (0, 1, 15, 16, 17, 127, 128, 129, 3000, 65_535, 65_536, 65_537, 140_001):
         gradients = rng.standard_normal(count).astype(np.float32)
         assert scan(gradients, lanes=lanes) == (False, _loop(gradients, lanes))
 

@@ -1,0 +1,298 @@
+# amaranth: UnusedElaboratable=no
+"""The card of a SmartSSD: bytes and cycles of updates, dense and with Top-K pairs, area, rates.
+
+Cycles are those of the RTL of the whole card, with functional units in C++ of equal latency (the
+last section has them in RTL). The bound is a beat of 64 bytes a cycle on the half-duplex DRAM of
+the card. Area is that of `synth_xilinx -family xcup`.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import matplotlib.pyplot as plt
+import numpy as np
+import report
+import typer
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+import nearstep
+from nearstep.buffer import Buffer
+from nearstep.kernel.pairs import Pairs
+from nearstep.smartssd.device import SmartssdDevice
+from nearstep_hw.axdimm.adam_kernel import KernelShellTop
+from nearstep_hw.axdimm.config import AdamKernelConfig
+from nearstep_hw.axdimm.pair_load import PairLoad
+from nearstep_hw.axdimm.registers import update_rule
+from nearstep_hw.rule.rtl import FunctionalUnit
+from nearstep_hw.smartssd.config import UPDATER
+from nearstep_hw.smartssd.decompress import SCATTER, Decompressor
+from nearstep_hw.verilog import to_verilog
+from nearstep_sim.bench.stream_bench import StreamBench
+from nearstep_sim.synthesis import ultrascale_plus_area, ultrascale_plus_cells
+
+URL = "sim:smartssd?fu=native"
+RTL_URL = "sim:smartssd"
+CLOCK_HZ = 200_000_000
+DRIVE_BYTES_PER_S = 3.2e9
+"""Read rate of the SSD. Ref: Smart-Infinity, section VII-A."""
+PAPER_BYTES_PER_S = 7e9
+"""Updater. Ref: Smart-Infinity, Fig. 14."""
+THROUGH_DRAM = {"zero-fill": 4, "re-read of gradients": 4, "states": 24}
+"""Bytes a parameter of Adam if the dense gradient is made in DRAM, before any pair is written."""
+CHIP = {"lut": 522_720, "bram36": 984, "uram": 128, "dsp": 1968}
+"""KU15P (DS922); Table III rounds the LUTs to 522 K."""
+PAPER_SHARE = {
+    "updater": {"lut": 0.3366, "bram36": 0.2713, "uram": 0.3438, "dsp": 0.1103},
+    "with Top-K": {"lut": 0.3412, "bram36": 0.2713, "uram": 0.3594, "dsp": 0.1103},
+}
+"""Ref: Smart-Infinity, Table III."""
+KEEP = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25)
+STEPS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "adam": ("adam", "pmv", {"step": 2, "weight_decay": 0.01, "decoupled": True}),
+    "sgd": ("sgd", "p", {"lr": 0.1, "weight_decay": 0.01}),
+    "sgd_momentum": ("sgd", "pm", {"lr": 0.1, "momentum": 0.9, "nesterov": True}),
+    "adagrad": ("adagrad", "pv", {"step": 2}),
+}
+"""Method, arrays besides g, and hyper-parameters of a step."""
+
+console = Console()
+
+
+class Card:
+    """A card with the arrays of a step."""
+
+    def __init__(self, device: SmartssdDevice, count: int) -> None:
+        self.device = device
+        self.count = count
+        self.rng = np.random.default_rng(1)
+        values = self.rng.standard_normal(count, np.float32)
+        self.arrays = {name: device.alloc(count) for name in "pgmv"}
+        for name, buffer in self.arrays.items():
+            buffer.write(np.square(values) if name == "v" else values)
+
+    def pairs(self, share: float, form: str) -> Pairs:
+        """That share of the elements, at random places."""
+        kept = max(1, round(share * self.count))
+        index = np.sort(self.rng.choice(self.count, kept, replace=False)).astype(np.uint32)
+        if form == SCATTER:
+            block = index // self.device.config.block_elements
+            index = index[np.lexsort((self.rng.random(kept), block))]
+        place = self.device.alloc(kept, np.uint32)
+        value = self.device.alloc(kept)
+        place.write(index)
+        value.write(self.rng.standard_normal(kept, np.float32))
+        return Pairs(place, value, form)
+
+    def step(self, rule: str, gradient: Buffer | Pairs) -> dict[str, Any]:
+        """Cycles and beats of one step, by the card's own counters."""
+        method, states, hyper = STEPS[rule]
+        arrays = {name: self.arrays[name] for name in states}
+        began = time.perf_counter()
+        run = getattr(self.device, method)(g=gradient, **arrays, **hyper).wait()
+        seconds = time.perf_counter() - began
+        beats = run.counters["read_beats"] + run.counters["write_beats"]
+        form = gradient.form if isinstance(gradient, Pairs) else "dense"
+        kept = gradient.size / self.count if isinstance(gradient, Pairs) else 1.0
+        if isinstance(gradient, Pairs):
+            gradient.index.free()
+            gradient.value.free()
+        return {
+            "label": "measured (RTL cycles)",
+            "rule": rule,
+            "form": form,
+            "kept": kept,
+            "parameters": self.count,
+            "cycles": run.cycles,
+            "beats": beats,
+            "of_bound": beats / run.cycles,
+            "bytes_per_param": beats * self.device.config.beat_bytes / self.count,
+            "params_per_s_at_200_mhz": self.count / run.cycles * CLOCK_HZ,
+            "bytes_per_s_at_200_mhz": beats * 64 / run.cycles * CLOCK_HZ,
+            "simulated_params_per_s": self.count / seconds,
+        }
+
+    def scan(self) -> dict[str, Any]:
+        """Cycles of a scan of dense gradients."""
+        run = self.device.scan(self.arrays["g"]).wait()
+        beats = run.counters["read_beats"]
+        return {
+            "label": "measured (RTL cycles)",
+            "parameters": self.count,
+            "cycles": run.cycles,
+            "of_bound": beats / run.cycles,
+            "bytes_per_s_at_200_mhz": beats * 64 / run.cycles * CLOCK_HZ,
+        }
+
+
+def scatter_rate(pairs: int, spread: str, total: int = 1 << 16) -> dict[str, Any]:
+    """Pairs a cycle of the scatter form alone, every chunk filled to a half."""
+    lanes, chunk = UPDATER.lanes, UPDATER.block_elements
+    rng = np.random.default_rng(2)
+    a_chunk = chunk // 2
+    places = []
+    for first in range(0, total * chunk // a_chunk, chunk):
+        if spread == "random":
+            places.append(first + rng.choice(chunk, a_chunk, replace=False))
+        else:  # every beat hits each bank as often as any other
+            places.append(first + rng.permutation(chunk // lanes)[: a_chunk // lanes, None] * lanes
+                          + np.arange(lanes))  # fmt: skip
+    index = np.concatenate([each.reshape(-1) for each in places])[:total].astype(np.uint32)
+    count = int(index.max()) // chunk * chunk + chunk
+    bench = StreamBench(
+        Decompressor(forms=(SCATTER,), lanes=lanes, pairs=pairs, chunk=chunk),
+        name="scatter_decompressor",
+        key=f"{lanes} {pairs} {chunk} bench",
+        start="i_start",
+    )
+    words = {"i_index": index, "i_value": rng.integers(0, 1 << 31, total).astype(np.uint32)}
+    streams = {
+        name: np.concatenate(
+            [word.reshape(-1, pairs), np.zeros((total // pairs, 1), np.uint32)], axis=1
+        )
+        for name, word in words.items()
+    }
+    inputs = {"i_pairs": total, "i_count": count, "i_format": 0, "i_dry": 0}
+    result = bench.run(streams, inputs, space=count // lanes + 1, quiet=2 * chunk)
+    bench.close()
+    assert result.outputs["o_done"] == 1
+    a_cycle = total / result.cycles
+    return {
+        "label": "measured (RTL cycles)",
+        "pairs_of_a_beat": pairs,
+        "indices": spread,
+        "pairs": total,
+        "cycles": result.cycles,
+        "pairs_per_cycle": a_cycle,
+        "bytes_per_s_at_200_mhz": 8 * a_cycle * CLOCK_HZ,
+    }
+
+
+def area() -> list[dict[str, Any]]:
+    """Resources of Adam's updater, with 16 and with 4 units, without and with Top-K."""
+    plain = AdamKernelConfig(windows=8)
+    parts = {
+        "shell": (lambda: KernelShellTop(plain), "shell"),
+        "unit": (lambda: FunctionalUnit(update_rule(plain)), "unit"),
+        "fused": (lambda: PairLoad(AdamKernelConfig(windows=8, compression=("fused",))), "pairs"),
+        "scatter": (
+            lambda: PairLoad(AdamKernelConfig(windows=8, compression=("scatter",))),
+            "pairs",
+        ),
+    }
+    cells = {}
+    for name, (make, top) in track(parts.items(), "area", console=console):
+        cells[name] = ultrascale_plus_area(ultrascale_plus_cells(to_verilog(make(), top), top))
+    rows = []
+    for units in (16, 4):
+        for form in (None, "fused", "scatter"):
+            sums = {
+                key: cells["shell"][key]
+                + units * cells["unit"][key]
+                + (cells[form][key] if form else 0)
+                for key in cells["shell"]
+            }
+            sums["lut"] += sums["lut_memory"]
+            rows.append(
+                {
+                    "label": "measured (synth_xilinx -family xcup, parts added)",
+                    "units": units,
+                    "top_k": form,
+                    **sums,
+                    "of_chip": {key: sums[key] / CHIP[key] for key in ("lut", "bram36", "dsp")},
+                }
+            )
+    return rows
+
+
+def show(results: dict[str, Any]) -> None:
+    table = Table("rule", "gradients", "kept", "B/param", "% of bound", "MP/s", "GB/s")
+    for row in results["runs"]:
+        table.add_row(
+            row["rule"],
+            row["form"],
+            f"{100 * row['kept']:g} %",
+            f"{row['bytes_per_param']:.3f}",
+            f"{100 * row['of_bound']:.2f}",
+            f"{row['params_per_s_at_200_mhz'] / 1e6:.1f}",
+            f"{row['bytes_per_s_at_200_mhz'] / 1e9:.2f}",
+        )
+    console.print(table)
+    for row in results["scatter"]:
+        console.print(
+            f"scatter, {row['pairs_of_a_beat']} pairs a beat, {row['indices']}: "
+            f"{row['pairs_per_cycle']:.2f} pairs a cycle, "
+            f"{row['bytes_per_s_at_200_mhz'] / DRIVE_BYTES_PER_S:.2f} x the drive"
+        )
+    for row in results["area"]:
+        console.print(f"{row['units']} units, {row['top_k']}: {row['of_chip']}")
+    console.print(f"{RTL_URL}: {results['simulation']['simulated_params_per_s']:,.0f} params/s")
+
+
+def plot(results: dict[str, Any], path: Path) -> None:
+    """Bytes a parameter against the share kept, and the rate that follows."""
+    rows = [row for row in results["runs"] if row["rule"] == "adam" and row["form"] == "fused"]
+    dense = next(row for row in results["runs"] if row["rule"] == "adam" and row["form"] == "dense")
+    kept = [100 * row["kept"] for row in rows]
+    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4))
+    left.semilogx(kept, [row["bytes_per_param"] for row in rows], "o-", label="fused Top-K")
+    left.axhline(dense["bytes_per_param"], color="tab:grey", label="dense gradients")
+    left.axhline(
+        sum(THROUGH_DRAM.values()), color="tab:red", ls="--", label="zero-fill, scatter, re-read"
+    )
+    left.set(xlabel="elements kept, %", ylabel="bytes a parameter, card DRAM", ylim=(22, 34))
+    right.semilogx(kept, [row["params_per_s_at_200_mhz"] / 1e6 for row in rows], "o-")
+    right.axhline(dense["params_per_s_at_200_mhz"] / 1e6, color="tab:grey")
+    right.set(xlabel="elements kept, %", ylabel="million parameters/s at 200 MHz")
+    for axes in (left, right):
+        axes.grid(alpha=0.3)
+    left.legend()
+    figure.suptitle("Adam on the card: measured in RTL cycles")
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+
+
+def main(
+    count: Annotated[int, typer.Option(min=1, help="Parameters of a step.")] = 1_000_000,
+    synthesis: Annotated[bool, typer.Option(help="Count cells as well; takes minutes.")] = True,
+) -> None:
+    """Measure the card, and write build/bench/smartssd.json and smartssd.png."""
+    runs = []
+    with nearstep.open(URL) as device:
+        card = Card(device, count)
+        for rule in track(STEPS, "rules", console=console):
+            runs.append(card.step(rule, card.arrays["g"]))
+            runs.append(card.step(rule, card.pairs(0.01, "fused")))
+            runs.append(card.step(rule, card.pairs(0.01, SCATTER)))
+        for share in track(KEEP, "shares of Adam", console=console):
+            if share != 0.01:
+                runs.append(card.step("adam", card.pairs(share, "fused")))
+        scan = card.scan()
+    runs.sort(key=lambda row: (list(STEPS).index(row["rule"]), row["form"], row["kept"]))
+    with nearstep.open(RTL_URL) as device:
+        card = Card(device, count)
+        card.step("adam", card.arrays["g"])
+        simulation = card.step("adam", card.arrays["g"])
+    results = {
+        "paper_bytes_per_s": PAPER_BYTES_PER_S,
+        "drive_bytes_per_s": DRIVE_BYTES_PER_S,
+        "through_dram": THROUGH_DRAM,
+        "paper_share": PAPER_SHARE,
+        "runs": runs,
+        "scan": scan,
+        "scatter": [scatter_rate(pairs, how) for pairs in (8, 16) for how in ("even", "random")],
+        "area": area() if synthesis else [],
+        "simulation": {"url": RTL_URL, **simulation},
+    }
+    show(results)
+    report.FOLDER.mkdir(parents=True, exist_ok=True)
+    plot(results, report.FOLDER / "smartssd.png")
+    console.print(f"written: {report.write('smartssd', results)}")
+
+
+if __name__ == "__main__":
+    typer.run(main)
