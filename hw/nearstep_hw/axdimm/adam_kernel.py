@@ -2,12 +2,12 @@
 
 from collections.abc import Callable
 
-from amaranth import Elaboratable, Module
+from amaranth import ClockSignal, Elaboratable, Module
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
 from nearstep_hw.axdimm.config import AdamKernelConfig
-from nearstep_hw.axdimm.shell import KernelShell
+from nearstep_hw.axdimm.shell import KernelShell, pairs_clock
 from nearstep_hw.axdimm.unit_row import UnitRow
 from nearstep_hw.axi.signature import connect_channels
 from nearstep_hw.csr.axi_lite import AxiLiteAdapter, AxiLiteSignature
@@ -43,6 +43,7 @@ class KernelShellTop(wiring.Component):
     Members
     -------
     s_axil, m_axi, fu : see `KernelShell` and `AxiLiteAdapter`.
+    i_pairs_clk, o_pairs_enable : see `KernelShell`; if the kernel takes pairs.
     """
 
     def __init__(self, config: AdamKernelConfig) -> None:
@@ -53,6 +54,7 @@ class KernelShellTop(wiring.Component):
                 "s_axil": In(AxiLiteSignature()),
                 "m_axi": Out(self.shell.m_axi.signature),
                 "fu": Out(self.shell.fu.signature),
+                **pairs_clock(config),
             }
         )
 
@@ -64,6 +66,11 @@ class KernelShellTop(wiring.Component):
         wiring.connect(m, self.registers.csr, self.shell.csr)
         connect_channels(m, self.shell.m_axi, self.m_axi)
         connect_channels(m, self.shell.fu, self.fu)
+        if self.shell.config.compression:
+            m.d.comb += [
+                self.shell.i_pairs_clk.eq(self.i_pairs_clk),
+                self.o_pairs_enable.eq(self.shell.o_pairs_enable),
+            ]
         return m
 
 
@@ -107,5 +114,7 @@ class AdamKernel(wiring.Component):
         wiring.connect(m, wiring.flipped(self.s_axil), top.s_axil)
         connect_channels(m, top.m_axi, self.m_axi)
         m.submodules.units = units = UnitRow(self.config, self.unit)
+        if self.config.compression:
+            m.d.comb += top.i_pairs_clk.eq(ClockSignal())
         connect_channels(m, top.fu, units.fu)
         return m

@@ -1,6 +1,6 @@
 """One channel of the module: memory, arbiter and kernel."""
 
-from amaranth import Elaboratable, Module, ResetInserter
+from amaranth import ClockSignal, Elaboratable, Module, ResetInserter
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
@@ -76,6 +76,8 @@ class AxdimmChannel(wiring.Component):
         m = Module()
         m.submodules.memory = memory = self.memory
         shell = KernelShell(self.config, line=True, memory_bytes=window_base(self.memory.mapping))
+        if self.config.compression:
+            m.d.comb += shell.i_pairs_clk.eq(ClockSignal())
         m.submodules.shell = ResetInserter(memory.o_kernel_reset)(shell)
         wiring.connect(m, wiring.flipped(self.host), memory.host)
         wiring.connect(m, memory.dfi, wiring.flipped(self.dfi))

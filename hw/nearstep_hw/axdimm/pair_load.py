@@ -1,6 +1,6 @@
 """Compressed gradients: memory to pairs to dense beats."""
 
-from amaranth import Array, Elaboratable, Module, Mux, Signal
+from amaranth import Array, DomainRenamer, Elaboratable, Module, Mux, Signal
 from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
 from amaranth.utils import exact_log2
@@ -34,6 +34,9 @@ class PairLoad(wiring.Component):
     Loads by itself, beside the arrays: pairs are consumed at a rate that depends on them, and a
     burst of pairs that had to wait in line with the arrays could wait for ever. Each of the two has
     a FIFO of two bursts.
+
+    The decompressor is in the clock domain `pairs`: a clock that is that of `sync`, or is at rest
+    while no run with pairs goes on.
 
     A dry run loads indices alone and gives nothing: `o_verified` or a fault tells the outcome.
 
@@ -125,7 +128,8 @@ class PairLoad(wiring.Component):
             bursts_ahead=config.bursts_ahead,
             apart=VALUE_STREAM,
         )
-        m.submodules.decompressor = decompressor = self.decompressor
+        decompressor = self.decompressor
+        m.submodules.decompressor = DomainRenamer("pairs")(decompressor)
         wiring.connect(m, schedule.o, checker.i)
         wiring.connect(m, checker.o, mover.i)
         wiring.connect(m, wiring.flipped(self.bus), mover.bus)

@@ -2,9 +2,20 @@
 
 from collections.abc import Iterable
 
-from amaranth import Cat, Const, Elaboratable, Module, Mux, Signal, Value
+from amaranth import (
+    Cat,
+    ClockDomain,
+    ClockSignal,
+    Const,
+    Elaboratable,
+    Module,
+    Mux,
+    ResetSignal,
+    Signal,
+    Value,
+)
 from amaranth.lib import wiring
-from amaranth.lib.wiring import In, Out
+from amaranth.lib.wiring import In, Member, Out
 from amaranth.utils import exact_log2
 
 from nearstep_hw.axdimm.array_lengths import COPY_OUT, INDEX
@@ -55,6 +66,11 @@ def unit_bank(config: AdamKernelConfig) -> UnitBankSignature:
     )
 
 
+def pairs_clock(config: AdamKernelConfig) -> dict[str, Member]:
+    """The members of a shell's clock for pairs."""
+    return {"i_pairs_clk": In(1), "o_pairs_enable": Out(1)} if config.compression else {}
+
+
 class KernelShell(wiring.Component):
     """Everything of an update kernel but the functional units: registers, movers, FIFOs, control.
 
@@ -90,6 +106,9 @@ class KernelShell(wiring.Component):
         bit more in front indices (0) and values (1) of pairs; of writes in `config.states` (0 to 2
         are p, m, v), then the copy of p.
     fu : functional units.
+    i_pairs_clk, o_pairs_enable : clock of what turns pairs into dense gradients, and whether it is
+        needed in this cycle: the clock may be at rest otherwise, or just be that of `sync`. If the
+        kernel takes pairs.
     o_busy : a run goes on, as `status.busy` says.
 
     Ref: AXDIMM paper, section 3.3 and figure 3.
@@ -114,6 +133,7 @@ class KernelShell(wiring.Component):
                 ),
                 "fu": Out(unit_bank(config)),
                 "o_busy": Out(1),
+                **pairs_clock(config),
             }
         )
 
@@ -269,6 +289,7 @@ class KernelShell(wiring.Component):
         if not config.compression:
             connect_channels(m, load.bus, self.m_axi)
             return None
+        m.domains.pairs = ClockDomain("pairs", local=True)
         m.submodules.pairs = pairs = PairLoad(config)
         m.submodules.join = join = AxiReadJoin(
             ports=2,
@@ -281,6 +302,9 @@ class KernelShell(wiring.Component):
         connect_channels(m, join.m_axi, self.m_axi)
         paired = self._paired(bank)
         m.d.comb += [
+            ClockSignal("pairs").eq(self.i_pairs_clk),
+            ResetSignal("pairs").eq(ResetSignal()),
+            self.o_pairs_enable.eq((control.o_busy & paired) | ResetSignal()),
             pairs.i_base[INDEX_STREAM].eq(bank.o_index_address),
             pairs.i_base[VALUE_STREAM].eq(getattr(bank, f"o_{GRADIENT}_address")),
             pairs.i_pairs.eq(bank.o_pairs),

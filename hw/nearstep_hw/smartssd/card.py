@@ -2,11 +2,11 @@
 
 from collections.abc import Callable
 
-from amaranth import Elaboratable, Module, Signal
+from amaranth import ClockSignal, Elaboratable, Module, Signal
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
-from nearstep_hw.axdimm.shell import KernelShell, unit_bank
+from nearstep_hw.axdimm.shell import KernelShell, pairs_clock, unit_bank
 from nearstep_hw.axdimm.unit_row import UnitRow
 from nearstep_hw.axi.join import AxiReadJoin, AxiWriteJoin
 from nearstep_hw.axi.signature import Axi4Signature, connect_channels
@@ -41,6 +41,7 @@ class CardShell(wiring.Component):
         kernel's, which are those of `KernelShell`.
     fu : functional units.
     o_interrupt : high for a cycle when a run has ended, however it ended.
+    i_pairs_clk, o_pairs_enable : see `KernelShell`; if the kernel takes pairs.
 
     Ref: Smart-Infinity, sections IV-A, V-A and figure 7.
     """
@@ -66,6 +67,7 @@ class CardShell(wiring.Component):
                 "m_axi": Out(Axi4Signature(**widths, id_width=len(self.read.m_axi.arid))),
                 "fu": Out(unit_bank(kernel)),
                 "o_interrupt": Out(1),
+                **pairs_clock(kernel),
             }
         )
 
@@ -83,6 +85,11 @@ class CardShell(wiring.Component):
             connect_channels(m, updater, kernel.m_axi)
             connect_channels(m, join.m_axi, self.m_axi)
         connect_channels(m, kernel.fu, self.fu)
+        if self.config.kernel.compression:
+            m.d.comb += [
+                kernel.i_pairs_clk.eq(self.i_pairs_clk),
+                self.o_pairs_enable.eq(kernel.o_pairs_enable),
+            ]
         m.d.sync += was_busy.eq(kernel.o_busy)
         m.d.comb += self.o_interrupt.eq(was_busy & ~kernel.o_busy)
         return m
@@ -136,6 +143,8 @@ class SmartssdCard(wiring.Component):
         m = Module()
         m.submodules.shell = shell = self.shell
         m.submodules.units = units = UnitRow(self.config.kernel, self.unit)
+        if self.config.kernel.compression:
+            m.d.comb += shell.i_pairs_clk.eq(ClockSignal())
         wiring.connect(m, wiring.flipped(self.csr), shell.csr)
         wiring.connect(m, wiring.flipped(self.s_axi), shell.s_axi)
         wiring.connect(m, shell.m_axi, wiring.flipped(self.m_axi))

@@ -91,6 +91,14 @@ struct NativePorts {{
     }}
 }};
 
+// The clock of pairs has an edge only where the shell says that it is needed.
+inline void clock_pairs(Shell& shell) {{
+    {clock_pairs}
+}}
+inline void rest_pairs(Shell& shell) {{
+    {rest_pairs}
+}}
+
 inline std::unique_ptr<Units<Shell>> make_units(bool native, VerilatedContext* context) {{
     if (native) return std::make_unique<NativeUnits<Shell, NativePorts, kLatency>>();
     return std::make_unique<RtlUnits<Shell, Unit, RtlPorts, kUnits>>(context);
@@ -100,12 +108,17 @@ inline std::unique_ptr<Units<Shell>> make_units(bool native, VerilatedContext* c
 """
 
 
-def header(config: AdamKernelConfig, latency: int) -> str:
-    """``design.hpp``: constants, and the copies between the shell and its functional units."""
+def header(config: AdamKernelConfig, latency: int, *, pairs_clock: bool) -> str:
+    """``design.hpp``: constants, and the copies between the shell and its functional units.
+
+    With ``pairs_clock`` the shell has a port for the clock of pairs.
+    """
     rule = update_rule(config)
     names = (*rule.arrays_in, *rule.outputs)
     each = "for (unsigned k = 0; k < kUnits; ++k)"
     return _HEADER.format(
+        clock_pairs="shell.i_pairs_clk = shell.o_pairs_enable;" if pairs_clock else "(void)shell;",
+        rest_pairs="shell.i_pairs_clk = 0;" if pairs_clock else "(void)shell;",
         function=function_name(rule),
         types=", ".join("float*" if n in rule.arrays_out else "const float*" for n in names),
         beat_bytes=config.beat_bytes,
@@ -162,6 +175,7 @@ def library(config: AdamKernelConfig, *, trace: bool = False) -> Path:
         [HARNESS],
         config,
         trace,
+        pairs_clock=bool(config.compression),
     )
 
 
@@ -178,6 +192,7 @@ def card_library(card: SmartssdConfig, *, trace: bool = False) -> Path:
         [CARD_HARNESS],
         card.kernel,
         trace,
+        pairs_clock=bool(card.kernel.compression),
     )
 
 
@@ -199,11 +214,18 @@ def dimm_library(dimm: DimmConfig, *, trace: bool = False) -> Path:
         [DIMM_HARNESS, DRAM_MODELS],
         dimm.kernel,
         trace,
+        pairs_clock=False,
     )
 
 
 def _build(
-    name: str, shell: Model, sources: Sequence[Path], config: AdamKernelConfig, trace: bool
+    name: str,
+    shell: Model,
+    sources: Sequence[Path],
+    config: AdamKernelConfig,
+    trace: bool,
+    *,
+    pairs_clock: bool,
 ) -> Path:
     rule = update_rule(config)
     latency = Schedule.of(rule.program, DEFAULT_DEPTHS, 0).latency
@@ -211,7 +233,9 @@ def _build(
     unit = verilog_of(
         f"{unit_name} {rule.program.digest()}", lambda: to_verilog(FunctionalUnit(rule), unit_name)
     )
-    folder = _stored({"design.hpp": header(config, latency), "design.cpp": source(rule)})
+    folder = _stored(
+        {"design.hpp": header(config, latency, pairs_clock=pairs_clock), "design.cpp": source(rule)}
+    )
     return verilate_library(
         name,
         [shell, Model(top=unit_name, verilog=unit, prefix="Vunit")],

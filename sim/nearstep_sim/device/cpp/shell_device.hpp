@@ -121,9 +121,11 @@ class ShellDevice {
         shell.rst = 1;
         for (unsigned i = 0; i < kResetCycles; ++i) {
             shell.clk = 0;
+            design::rest_pairs(shell);
             shell.eval();
             dump();
             shell.clk = 1;
+            design::clock_pairs(shell);
             shell.eval();
             dump();
             ++cycle_;
@@ -151,6 +153,7 @@ class ShellDevice {
         shell.m_axi___05Fbresp = s.bresp;
         units_->show(shell);
         shell.clk = 0;
+        design::rest_pairs(shell);
         shell.eval();
         dump();
     }
@@ -161,6 +164,7 @@ class ShellDevice {
         checker_.cycle(manager_, memory_.pins(), memory_.fault, cycle_);
         if (shell.fu___05Fi_en) units_->clock(shell);
         shell.clk = 1;
+        design::clock_pairs(shell);
         shell.eval();
         dump();
         memory_.tick(manager_);
