@@ -88,6 +88,12 @@ def _dram_controller() -> "wiring.Component":
     return DramController()
 
 
+def _pcie_endpoint() -> "wiring.Component":
+    from nearstep_hw.pcie.endpoint import PcieEndpoint
+
+    return PcieEndpoint()
+
+
 GENERATORS = {
     "fp32_add": _fp("fp32_add", "binary32 a + b"),
     "fp32_sub": _fp("fp32_sub", "binary32 a - b"),
@@ -117,6 +123,10 @@ GENERATORS = {
         summary="AXDIMM module: two channels behind one host bus",
         build=_axdimm_module,
         modules=("adam_fu",),
+    ),
+    "pcie_endpoint": Generator(
+        summary="PCIe endpoint of an UltraScale+ hard block: registers, AXI4 master, MSI-X",
+        build=_pcie_endpoint,
     ),
 }
 """Every generator, by the name of its top module."""

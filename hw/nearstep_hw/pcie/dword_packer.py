@@ -52,8 +52,8 @@ class PackedBeat(data.StructLayout):
 class DwordPacker(wiring.Component):
     """Packs the runs of a packet side by side into beats, from a lane of choice on.
 
-    *Timing*: one cycle; a run a cycle, and one cycle more for a packet whose last run spills into
-    another beat.
+    *Timing*: one cycle; a run a cycle. A packet whose last run spills into another beat takes one
+    cycle more, in which the first run of the next packet is taken if it does not fill a beat.
 
     Parameters
     ----------
@@ -88,12 +88,16 @@ class DwordPacker(wiring.Component):
         start = Signal(range(lanes))
         end = Signal(range(2 * lanes))
         room = Signal()  # for another beat
+        full = Signal()
+        spills = Signal()
         take = Signal()
         m.d.comb += [
             start.eq(Mux(inside, position, run.lane)),
             end.eq(start + run.count),
             room.eq(~self.o.valid | self.o.ready),
-            self.i.ready.eq(room & ~spilled),
+            full.eq(end >= lanes),
+            spills.eq(end > lanes),
+            self.i.ready.eq(room & ~(spilled & (full | run.last))),
             take.eq(self.i.valid & self.i.ready),
         ]
 
@@ -112,13 +116,9 @@ class DwordPacker(wiring.Component):
                 m.d.comb += far[lane].eq(element)
 
         whole = Signal(data.ArrayLayout(self.element_width, lanes))
-        full = Signal()
-        spills = Signal()
-        m.d.comb += [
-            whole.eq(near.as_value() | (held.as_value() & inside.replicate(len(held.as_value())))),
-            full.eq(end >= lanes),
-            spills.eq(end > lanes),
-        ]
+        m.d.comb += whole.eq(
+            near.as_value() | (held.as_value() & inside.replicate(len(held.as_value())))
+        )
         with m.If(room):
             m.d.sync += self.o.valid.eq((take & (full | run.last)) | spilled)
             with m.If(spilled):

@@ -45,7 +45,11 @@ class PcieEndpoint(wiring.Component):
     credit for each read that there is space for, and lets writes pass the others.
 
     *Timing*: all in one clock domain. A beat of CQ, a beat of CC and a beat of memory a cycle;
-    registers take 3 cycles a word.
+    registers take 3 cycles a word. A reset forgets what is under way, and must reach the memory
+    path too.
+
+    *Resources* (Yosys, UltraScale+, default parameters): 3330 LUT, 952 LUT as memory, 4464 FF, 7.5
+    block RAMs of 36 Kib.
 
     Parameters
     ----------
@@ -66,8 +70,8 @@ class PcieEndpoint(wiring.Component):
     csr : register port.
     m_axi : memory; one ID.
     i_interrupt : a bit for each vector, high for one cycle for each interrupt.
-    o_dropped : posted requests that were not carried out. This and the next two stay at their
-        largest value.
+    o_dropped : posted requests that were not carried out. This and the next two stop at 0xFFFE or
+        0xFFFF.
     o_failed_writes : writes that memory or `csr` answered with an error.
     o_failed_reads : completions that were not successful.
     """
@@ -124,19 +128,14 @@ class PcieEndpoint(wiring.Component):
         dispatch, writer = self._requests(m, access, order)
         failed_read = self._completions(m, access, order, dispatch)
 
-        # A register write and a memory write can fail in one cycle: one counter each would be
-        # wider than what it tells, so that the second one counts a cycle later.
         register_failed = access.o_wrote & access.o_write_failed
-        later = Signal()
-        both = writer.o_failed & register_failed
-        m.d.sync += later.eq(both)
-        for counter, event in (
+        for counter, events in (
             (self.o_dropped, dispatch.o_dropped),
-            (self.o_failed_writes, writer.o_failed | register_failed | later),
+            (self.o_failed_writes, writer.o_failed + register_failed),
             (self.o_failed_reads, failed_read),
         ):
-            with m.If(event & ~counter.all()):
-                m.d.sync += counter.eq(counter + 1)
+            with m.If(~counter[1:].all()):
+                m.d.sync += counter.eq(counter + events)
         return m
 
     def _requests(

@@ -55,8 +55,8 @@ class CcMonitor:
     checks : packets checked.
     """
 
-    def __init__(self, dut: object) -> None:
-        self.dut = dut
+    def __init__(self, dut: object, clock: object = None, reset: object = None) -> None:
+        self.dut, self.clock, self.reset = dut, clock, reset
         self.packets: list[Completion] = []
         self.checks = 0
         self.max_payload = 128
@@ -64,12 +64,11 @@ class CcMonitor:
         self._shown: tuple[int, ...] | None = None
 
     async def run(self) -> None:
-        dut = self.dut
         names = ("tvalid", "tready", "tdata", "tkeep", "tlast", "tuser")
-        signals = {name: getattr(dut, f"s_axis_cc__{name}") for name in names}
+        signals = {name: getattr(self.dut, f"s_axis_cc__{name}") for name in names}
         while True:
-            await RisingEdge(dut.clk)
-            if dut.rst.value:
+            await RisingEdge(self.clock)
+            if self.reset.value:
                 self._words, self._shown = [], None
                 continue
             valid = bool(signals["tvalid"].value)

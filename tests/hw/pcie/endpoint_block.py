@@ -7,6 +7,7 @@ from amaranth.lib.wiring import Component, Out, connect, flipped
 
 from nearstep_hw.csr.bank import CsrBank
 from nearstep_hw.csr.model import Access, Field, Register, RegisterMap, place
+from nearstep_hw.pcie.crossed_endpoint import CrossedEndpoint
 from nearstep_hw.pcie.endpoint import PcieEndpoint
 
 
@@ -19,6 +20,7 @@ class BlockConfig:
     address_width: int = 16
     memory_bytes: int = 48 << 10
     vectors: int = 3
+    crossed: bool = False  # the hard block has a clock of its own
 
     @property
     def bar_bytes(self) -> int:
@@ -47,11 +49,12 @@ def block_map() -> RegisterMap:
 
 
 class EndpointBlock(Component):
-    """`PcieEndpoint` and a bank with `block_map`; the ports of the endpoint, and `o_start`."""
+    """An endpoint and a bank with `block_map`; the ports of the endpoint, and `o_start`."""
 
     def __init__(self, config: BlockConfig) -> None:
         self.bank = CsrBank(block_map())
-        self.endpoint = PcieEndpoint(
+        build = CrossedEndpoint if config.crossed else PcieEndpoint
+        self.endpoint = build(
             width=config.width,
             data_width=config.data_width,
             address_width=config.address_width,

@@ -10,7 +10,8 @@ from itertools import repeat
 import cocotb
 import numpy as np
 from cc_monitor import CcMonitor
-from cocotb.triggers import ClockCycles, ReadOnly, RisingEdge
+from cocotb.clock import Clock
+from cocotb.triggers import ClockCycles, FallingEdge, ReadOnly, RisingEdge
 from cocotbext.axi import AxiBus, AxiRam, AxiStreamBus
 from cocotbext.pcie.core import Device, MemoryEndpoint, RootComplex, Switch
 from cocotbext.pcie.core.tlp import CplStatus, Tlp, TlpType
@@ -34,6 +35,7 @@ SEED = int(os.environ.get("NEARSTEP_SEED", "1"))
 LINKS = {64: (3, 2), 128: (3, 4), 256: (3, 8), 512: (3, 16)}  # generation and lanes, at 250 MHz
 MODES = ("free", "source", "sink", "both")
 PEER_BYTES = 4096
+CARD_CLOCK_NS = 5  # 200 MHz, if the card has a clock of its own
 
 
 class NeverValue:
@@ -63,6 +65,9 @@ class PcieBench:
         for name in ("pcie", dut._name):  # every packet, every burst
             logging.getLogger(f"cocotb.{name}").setLevel(logging.ERROR)
 
+        self.clock, self.reset = dut.clk, dut.rst
+        if CONFIG.crossed:
+            self.clock, self.reset = dut.pcie_clk, dut.pcie_rst
         generation, lanes = LINKS[CONFIG.width]
         self.rc = RootComplex()
         self.rc.max_payload_size = (max_payload // 128 - 1).bit_length()
@@ -72,8 +77,8 @@ class PcieBench:
             pcie_link_width=lanes,
             user_clk_frequency=250e6,
             max_payload_size=1024,
-            user_clk=dut.clk,
-            user_reset=dut.rst,
+            user_clk=self.clock,
+            user_reset=self.reset,
             cq_bus=AxiStreamBus.from_prefix(dut, "m_axis_cq", bus_separator="__"),
             cc_bus=AxiStreamBus.from_prefix(dut, "s_axis_cc", bus_separator="__"),
             pcie_cq_np_req=dut.pcie_cq_np_req,
@@ -112,7 +117,7 @@ class PcieBench:
         self.mirror = self.memory.copy()
         beat_bytes = CONFIG.data_width // 8
         self.checker = AxiChecker(beat_bytes=beat_bytes, read_ids=1, write_ids=1)
-        self.monitor = CcMonitor(dut)
+        self.monitor = CcMonitor(dut, self.clock, self.reset)
         self.port = AxiPort(dut, "m_axi", checker=self.checker)
 
     def _inject_faults(self) -> None:
@@ -131,11 +136,19 @@ class PcieBench:
         self.ram.read_if._read = faulty_read
         self.ram.write_if._write = faulty_write
 
+    async def _follow_reset(self) -> None:
+        """Gives the card the reset of the hard block, until it has seen it."""
+        self.dut.rst.value = 1
+        await RisingEdge(self.reset)
+        await FallingEdge(self.reset)
+        await ClockCycles(self.dut.clk, 4)
+        self.dut.rst.value = 0
+
     async def _count_credits(self) -> None:
         while True:
-            await RisingEdge(self.dut.clk)
+            await RisingEdge(self.clock)
             await ReadOnly()
-            if not self.dut.rst.value and self.dut.pcie_cq_np_req.value:
+            if not self.reset.value and self.dut.pcie_cq_np_req.value:
                 self.credits += 1
                 self.card.cq_np_req_count += 1
 
@@ -158,10 +171,13 @@ class PcieBench:
     async def begin(self) -> None:
         """Reset, enumeration, bus masters, MSI-X vectors."""
         dut = self.dut
+        if CONFIG.crossed:
+            cocotb.start_soon(Clock(dut.clk, CARD_CLOCK_NS, unit="ns").start())
+            cocotb.start_soon(self._follow_reset())
         for task in (self.monitor.run(), self.port.run(), self._count_credits()):
             cocotb.start_soon(task)
-        await RisingEdge(dut.rst)
-        while dut.rst.value:
+        await RisingEdge(self.reset)
+        while self.reset.value or dut.rst.value:
             await RisingEdge(dut.clk)
         self._stall()
         await self.rc.enumerate()

@@ -36,23 +36,58 @@ def bench(
     )
     text = result.log.read_text()
     for line in text.splitlines():
-        if " checks" in line:
+        if " checks" in line or " beats in " in line:
             print(line.split("test ", 1)[-1].strip())
     print(f"seed {seed}: {len(result.tests)} benches passed: {', '.join(result.tests)}")
     return result
 
 
-def test_memory_is_read_and_written_in_every_stall_mode():
-    assert len(bench("cocotb_endpoint").tests) == 14
+MODES = ("free", "source", "sink", "both")
+COUNTS = {
+    "cocotb_endpoint": 14,
+    "cocotb_endpoint_errors": 15,
+    "cocotb_endpoint_order": 6,
+    "cocotb_endpoint_msix": 6,
+    "cocotb_endpoint_rate": 3,
+}
+"""Benches in each module."""
 
 
-def test_bad_requests_are_refused_and_change_nothing():
-    assert len(bench("cocotb_endpoint_errors").tests) == 15
+@pytest.mark.parametrize("module", COUNTS)
+def test_gen3_x4(module):
+    assert len(bench(module).tests) == COUNTS[module]
 
 
-def test_order_of_reads_and_writes():
-    assert len(bench("cocotb_endpoint_order").tests) == 6
+@pytest.mark.parametrize("width", [64, 256, 512])
+def test_other_widths(width):
+    cases = ",".join(f"any_length_and_alignment/mode={mode}" for mode in MODES)
+    tests = bench("cocotb_endpoint", testcase=cases, width=width).tests
+    assert len(tests) == 4
 
 
-def test_interrupts_reach_the_host():
-    assert len(bench("cocotb_endpoint_msix").tests) == 6
+@pytest.mark.parametrize("module", ["cocotb_endpoint_order", "cocotb_endpoint_msix"])
+def test_a_clock_of_its_own(module):
+    assert len(bench(module, crossed=True).tests) == COUNTS[module]
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("module", COUNTS)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"width": 64, "data_width": 64},
+        {"width": 64, "vectors": 1},
+        {"width": 128, "data_width": 256},
+        {"width": 256, "vectors": 40},
+        {"width": 512, "data_width": 512},
+        {"width": 512, "data_width": 1024},
+        {"width": 64, "crossed": True},
+        {"width": 128, "crossed": True},
+        {"width": 512, "crossed": True},
+    ],
+    ids=lambda options: "-".join(str(value) for value in options.values()),
+)
+def test_other_shapes(module, options):
+    if module == "cocotb_endpoint_rate" and options.get("crossed"):
+        pytest.skip("a card clock of 200 MHz is slower than the link")
+    assert len(bench(module, seed=2, **options).tests) == COUNTS[module]
