@@ -59,8 +59,7 @@ class PcieEndpoint(wiring.Component):
     memory_bytes : size of the memory, from address 0 on; None for all that can be addressed.
     vectors : of MSI-X.
     requests : reads that wait for their turn, a power of two.
-    store_beats, landing_beats : beats of memory that are stored on their way there, and back;
-        powers of two.
+    store_bytes, landing_bytes : space for data on their way to memory, and back; powers of two.
 
     Members
     -------
@@ -85,8 +84,8 @@ class PcieEndpoint(wiring.Component):
         memory_bytes: int | None = None,
         vectors: int = 1,
         requests: int = 16,
-        store_beats: int = 64,
-        landing_beats: int = 128,
+        store_bytes: int = 4096,
+        landing_bytes: int = 8192,
     ) -> None:
         self.width = width
         self.data_width = data_width
@@ -94,8 +93,8 @@ class PcieEndpoint(wiring.Component):
         self.memory_bytes = 1 << address_width if memory_bytes is None else memory_bytes
         self.vectors = vectors
         self.requests = requests
-        self.store_beats = store_beats
-        self.landing_beats = landing_beats
+        self.store_beats = store_bytes * 8 // data_width
+        self.landing_beats = landing_bytes * 8 // data_width
         self.writes = 32  # under way: latency of memory, in payloads of 128 bytes
         super().__init__(
             {

@@ -14,7 +14,7 @@ class PacketFifo(wiring.Component):
     A packet shows at the output once its last beat was taken. It must fit: a packet of more than
     `depth` beats is never shown.
 
-    *Timing*: the first beat is at the output three cycles after the last was taken; a beat a cycle.
+    *Timing*: the first beat is at the output two cycles after the last was taken; a beat a cycle.
 
     Parameters
     ----------

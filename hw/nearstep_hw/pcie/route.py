@@ -69,7 +69,7 @@ class RequestRouter(wiring.Component):
     Parameters
     ----------
     width : bits of the CQ stream.
-    address_width : bits of a byte address of the memory; at least `REGISTER_BYTES`.
+    address_width : bits of a byte address of the memory, enough for the register BAR too.
     memory_bytes : size of the memory, a multiple of 4.
 
     Members
@@ -85,6 +85,11 @@ class RequestRouter(wiring.Component):
             raise ValueError(
                 f"Memory must be a multiple of {DWORD_BYTES} bytes and fit {address_width} bits "
                 f"of address, not {memory_bytes!r} bytes"
+            )
+        if 1 << address_width < REGISTER_BYTES:
+            raise ValueError(
+                f"An address of memory must have at least {bits_for(REGISTER_BYTES - 1)} bits, "
+                f"not {address_width!r}"
             )
         self.memory_bytes = memory_bytes
         super().__init__(
