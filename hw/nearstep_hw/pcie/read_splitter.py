@@ -1,7 +1,7 @@
 """Cuts requests into completions, and asks memory for their payloads."""
 
 from amaranth import Array, Elaboratable, Module, Mux, Signal
-from amaranth.lib import stream, wiring
+from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 from amaranth.utils import exact_log2
 
@@ -17,6 +17,7 @@ from nearstep_hw.pcie.descriptor import MAX_PAYLOAD_BYTES, MAX_REQUEST_DWORDS, R
 from nearstep_hw.pcie.stream import DWORD_BITS, DWORD_BYTES
 
 PAYLOAD_SIZES = 4  # codes of cfg_max_payload: 128 bytes, 256, 512, 1024
+IO_BYTES = 4  # the count in every completion of an IO request
 SMALLEST_PAYLOAD_DWORDS = 128 // DWORD_BYTES
 
 
@@ -45,7 +46,7 @@ class ReadSplitter(wiring.Component):
 
     A burst is asked for only if there is space for all of it to land.
 
-    *Timing*: a completion a cycle, and a cycle for each request.
+    *Timing*: one cycle; a completion a cycle.
 
     Parameters
     ----------
@@ -176,17 +177,19 @@ class ReadSplitter(wiring.Component):
                 offset.eq(first),
                 byte_count.eq(whole),
             ]
-            # Only reads of memory, and atomic operations, have addresses and counts of their own.
-            with m.If(
-                (descriptor.request_type == RequestType.IO_READ)
-                | (descriptor.request_type == RequestType.IO_WRITE)
-            ):
-                m.d.sync += [dword.eq(0), offset.eq(0), byte_count.eq(4)]
+            # Other requests than reads of memory have no address, and counts of their own.
+            kind = descriptor.request_type
+            with m.If((kind == RequestType.IO_READ) | (kind == RequestType.IO_WRITE)):
+                m.d.sync += [dword.eq(0), offset.eq(0), byte_count.eq(IO_BYTES)]
+            with m.Elif((kind == RequestType.FETCH_ADD) | (kind == RequestType.SWAP)):
+                m.d.sync += [dword.eq(0), offset.eq(0)]
+            with m.Elif(kind == RequestType.COMPARE_AND_SWAP):  # two operands came, one goes back
+                m.d.sync += [dword.eq(0), offset.eq(0), byte_count.eq(whole >> 1)]
             with m.Elif(waiting.empty):
                 m.d.sync += byte_count.eq(1)
         return m
 
-    def _edges(self, m: Module, sideband: object) -> tuple[Signal, Signal]:
+    def _edges(self, m: Module, sideband: data.View) -> tuple[Signal, Signal]:
         """Bytes in front of the first byte that is read, and behind the last one."""
         first, end = Signal(2), Signal(2)
         enabled = Signal(4)  # of the last dword, which can be the first one too

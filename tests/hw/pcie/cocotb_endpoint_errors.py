@@ -133,8 +133,9 @@ async def other_requests(dut: object) -> None:
             locked = kind in (TlpType.MEM_READ_LOCKED, TlpType.MEM_READ_LOCKED_64)
             packet = bench.monitor.packets[-1]
             assert packet.locked == locked
-            if kind in (TlpType.IO_READ, TlpType.IO_WRITE):
-                assert (packet.byte_count, packet.lower_address) == (4, 0)
+            operands = 2 if kind is TlpType.CAS else 1
+            assert packet.byte_count == 4 * dwords // operands
+            assert packet.lower_address == (64 if locked else 0)
             bench.checks += 1
     assert count(dut, "failed_reads") == 2 * len(kinds)
     await bench.finish()
