@@ -72,10 +72,11 @@ class ClockCrossing(wiring.Component):
         ]
 
         block, inner = self.cfg_interrupt_msix, self.msix
-        m.submodules.messages = messages = self._fifo(96, ANSWERS, to="pcie")
+        message = Cat(inner.address, inner.data)
+        m.submodules.messages = messages = self._fifo(len(message), ANSWERS, to="pcie")
         m.submodules.answers = answers = self._fifo(2, ANSWERS, to="sync")
         m.d.comb += [
-            messages.w_data.eq(Cat(inner.address, inner.data)),
+            messages.w_data.eq(message),
             messages.w_en.eq(inner.int),
             messages.r_en.eq(1),
             Cat(block.address, block.data).eq(messages.r_data),

@@ -5,6 +5,8 @@ from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 from amaranth.utils import bits_for, ceil_log2
 
+from nearstep_hw.pcie.stream import DWORD_BITS
+
 
 class DwordRun(data.StructLayout):
     """Elements that follow each other, from element 0 on.
@@ -146,12 +148,12 @@ class DwordPacker(wiring.Component):
 
 
 def interleave(words: Value, extras: Value, count: int) -> Value:
-    """Elements of 32-bit words, each with its share of the bits of `extras` above it."""
+    """Elements of `count` dwords, each with its share of the bits of `extras` above it."""
     extra = len(extras) // count
     return Cat(
         *(
             part
             for index in range(count)
-            for part in (words.word_select(index, 32), extras.word_select(index, extra))
+            for part in (words.word_select(index, DWORD_BITS), extras.word_select(index, extra))
         )
     )

@@ -9,6 +9,8 @@ from nearstep_hw.csr.signature import CsrSignature
 from nearstep_hw.pcie.layout import MAX_VECTORS, MSIX_PBA_OFFSET, MSIX_TABLE_OFFSET
 
 ENTRY_WORDS = 4  # low and high half of the address, data, vector control
+ADDRESS_BITS = 2 * WORD_BITS
+PENDING_BITS = 64  # a word of the pending bits, as PCIe counts them
 FUNCTIONS = 4  # bits of the hard block's enables; this endpoint is function 0
 
 
@@ -30,8 +32,8 @@ class MsixInterruptSignature(wiring.Signature):
                 "enable": In(FUNCTIONS),
                 "mask": In(FUNCTIONS),
                 "int": Out(1),
-                "address": Out(64),
-                "data": Out(32),
+                "address": Out(ADDRESS_BITS),
+                "data": Out(WORD_BITS),
                 "sent": In(1),
                 "fail": In(1),
             }
@@ -77,8 +79,8 @@ class Msix(wiring.Component):
     def elaborate(self, platform: object) -> Elaboratable:
         m = Module()
         vectors, bus, cfg = range(self.vectors), self.bus, self.cfg
-        address = [Signal(64, name=f"address{i}") for i in vectors]
-        message = [Signal(32, name=f"data{i}") for i in vectors]
+        address = [Signal(ADDRESS_BITS, name=f"address{i}") for i in vectors]
+        message = [Signal(WORD_BITS, name=f"data{i}") for i in vectors]
         masked = Signal(self.vectors, init=-1)
         pending = Signal(self.vectors)
         free = Signal(self.vectors)
@@ -142,7 +144,7 @@ class Msix(wiring.Component):
                         with m.If(write):
                             m.d.sync += place.eq(bus.write_data)
             first = (MSIX_PBA_OFFSET - MSIX_TABLE_OFFSET) // WORD_BYTES
-            for index in range(2 * -(-self.vectors // 64)):
+            for index in range(-(-self.vectors // PENDING_BITS) * PENDING_BITS // WORD_BITS):
                 bits = pending[index * WORD_BITS : (index + 1) * WORD_BITS]
                 with m.Case(first + index):
                     m.d.comb += [word.eq(bits), known.eq(1)]
