@@ -48,7 +48,7 @@ class PcieEndpoint(wiring.Component):
     registers take 3 cycles a word. A reset forgets what is under way, and must reach the memory
     path too.
 
-    *Resources* (Yosys, UltraScale+, default parameters): 3330 LUT, 952 LUT as memory, 4464 FF, 7.5
+    *Resources* (Yosys, UltraScale+, default parameters): 3347 LUT, 952 LUT as memory, 4463 FF, 7.5
     block RAMs of 36 Kib.
 
     Parameters
