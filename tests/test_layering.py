@@ -25,6 +25,8 @@ PURE_HARDWARE = {
     "nearstep_hw.dram.latency",
     "nearstep_hw.dram.timing",
     "nearstep_hw.fp.format",
+    "nearstep_hw.pcie",
+    "nearstep_hw.pcie.layout",
     "nearstep_hw.rule",
     "nearstep_hw.rule.adagrad",
     "nearstep_hw.rule.adam",

@@ -106,6 +106,12 @@ def _dram_controller() -> "wiring.Component":
     return DramController()
 
 
+def _pcie_endpoint() -> "wiring.Component":
+    from nearstep_hw.pcie.endpoint import PcieEndpoint
+
+    return PcieEndpoint()
+
+
 GENERATORS = {
     "fp32_add": _fp("fp32_add", "binary32 a + b"),
     "fp32_sub": _fp("fp32_sub", "binary32 a - b"),
@@ -144,6 +150,10 @@ GENERATORS = {
         summary="SmartSSD card: registers, memory BAR, updater, port to DRAM",
         build=_smartssd_card,
         modules=("smartssd_fu",),
+    ),
+    "pcie_endpoint": Generator(
+        summary="PCIe endpoint of an UltraScale+ hard block: registers, AXI4 master, MSI-X",
+        build=_pcie_endpoint,
     ),
 }
 """Every generator, by the name of its top module."""

@@ -1,0 +1,1 @@
+"""PCIe endpoint behind the UltraScale+ hard block: registers, memory, MSI-X."""

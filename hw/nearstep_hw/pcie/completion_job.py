@@ -1,0 +1,79 @@
+"""One completion to be sent, as the parts of the read path hand it on."""
+
+from amaranth import unsigned
+from amaranth.lib import data, enum
+from amaranth.utils import bits_for, ceil_log2
+
+from nearstep_hw.pcie.descriptor import MAX_PAYLOAD_BYTES, Status
+from nearstep_hw.pcie.request import RequestHead
+from nearstep_hw.pcie.route import REGISTER_BITS
+from nearstep_hw.pcie.stream import DWORD_BYTES
+
+MAX_PAYLOAD_DWORDS = MAX_PAYLOAD_BYTES // DWORD_BYTES
+
+
+class Source(enum.Enum, shape=2):
+    """Where the payload of a completion comes from."""
+
+    MEMORY = 0
+    REGISTERS = 1
+    NOWHERE = 2  # a refusal
+
+
+class WaitingRequest(data.StructLayout):
+    """A request that is not posted, and waits for its turn.
+
+    Members
+    -------
+    head : the request.
+    source, status : of the answer; the status counts with `NOWHERE`.
+    dword : number of the first dword within the BAR.
+    empty : no byte is read.
+    """
+
+    def __init__(self, address_width: int) -> None:
+        super().__init__(
+            {
+                "head": RequestHead(),
+                "source": Source,
+                "status": Status,
+                "dword": unsigned(address_width - 2),
+                "empty": unsigned(1),
+            }
+        )
+
+
+class CompletionJob(data.StructLayout):
+    """One completion.
+
+    Parameters
+    ----------
+    lanes : dwords of a beat of memory.
+
+    Members
+    -------
+    head : of the request.
+    source, status : see `WaitingRequest`.
+    lower_address, byte_count : of the completion's descriptor.
+    dwords : of payload.
+    lane : of the first one in the first beat, from memory.
+    word : number of the first one, from registers.
+    empty : no byte is read.
+    last : the request is complete with it.
+    """
+
+    def __init__(self, lanes: int) -> None:
+        super().__init__(
+            {
+                "head": RequestHead(),
+                "source": Source,
+                "status": Status,
+                "lower_address": unsigned(7),
+                "byte_count": unsigned(13),
+                "dwords": unsigned(bits_for(MAX_PAYLOAD_DWORDS)),
+                "lane": unsigned(ceil_log2(lanes)),
+                "word": unsigned(REGISTER_BITS),
+                "empty": unsigned(1),
+                "last": unsigned(1),
+            }
+        )

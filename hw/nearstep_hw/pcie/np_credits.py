@@ -1,0 +1,39 @@
+"""Credits for requests that are not posted."""
+
+from amaranth import Elaboratable, Module, Signal
+from amaranth.lib import wiring
+from amaranth.lib.wiring import In, Out
+
+REQUEST_BITS = 2  # of pcie_cq_np_req
+
+
+class NonPostedCredits(wiring.Component):
+    """Tells the hard block for how many more requests that are not posted there is space.
+
+    The hard block then holds back those that do not fit, and posted ones pass them.
+
+    *Timing*: a credit a cycle.
+
+    Parameters
+    ----------
+    requests : how much space there is.
+
+    Members
+    -------
+    i_gain : a request has left its space.
+    o_request : `pcie_cq_np_req`.
+
+    Ref: PG213, "Selective Flow Control for Non-Posted Requests".
+    """
+
+    def __init__(self, requests: int) -> None:
+        self.requests = requests
+        super().__init__({"i_gain": In(1), "o_request": Out(REQUEST_BITS)})
+
+    def elaborate(self, platform: object) -> Elaboratable:
+        m = Module()
+        owed = Signal(range(self.requests + 1), init=self.requests)
+        give = Signal()
+        m.d.comb += give.eq(owed != 0)
+        m.d.sync += [owed.eq(owed + self.i_gain - give), self.o_request.eq(give)]
+        return m

@@ -1,0 +1,75 @@
+"""Where read data land, and whether a burst of them is sound."""
+
+from amaranth import Elaboratable, Module, Signal
+from amaranth.lib import stream, wiring
+from amaranth.lib.wiring import In, Out
+
+from nearstep_hw.axi.signature import Response
+from nearstep_hw.stream.fifo import StreamFifo
+
+
+class ReadDataSignature(wiring.Signature):
+    """The channel R of an AXI4 port, without its ID."""
+
+    def __init__(self, data_width: int) -> None:
+        super().__init__(
+            {
+                "rvalid": In(1),
+                "rready": Out(1),
+                "rdata": In(data_width),
+                "rresp": In(Response),
+                "rlast": In(1),
+            }
+        )
+
+
+class ReadLanding(wiring.Component):
+    """Takes the beats of bursts for which there is space, and says of each burst how it went.
+
+    *Timing*: RREADY is always high. A burst's verdict and its last beat come to the outputs
+    together, two cycles after the beat landed: who waits for the verdict can then take the beats
+    without a gap.
+
+    Parameters
+    ----------
+    data_width : bits of a beat.
+    beats : space, a power of two.
+
+    Members
+    -------
+    bus : R.
+    o : the beats.
+    o_verdict : one for each burst: 1 if a beat was answered other than OKAY.
+    """
+
+    def __init__(self, *, data_width: int, beats: int) -> None:
+        self.data_width = data_width
+        self.beats = beats
+        super().__init__(
+            {
+                "bus": Out(ReadDataSignature(data_width)),
+                "o": Out(stream.Signature(data_width)),
+                "o_verdict": Out(stream.Signature(1)),
+            }
+        )
+
+    def elaborate(self, platform: object) -> Elaboratable:
+        m = Module()
+        m.submodules.data = data = StreamFifo(self.data_width, depth=self.beats)
+        m.submodules.verdicts = verdicts = StreamFifo(1, depth=self.beats)
+        bus = self.bus
+        bad = Signal()
+        failed = Signal()  # an earlier beat of the burst
+        m.d.comb += [
+            bus.rready.eq(1),
+            bad.eq(failed | (bus.rresp != Response.OKAY)),
+            data.i.valid.eq(bus.rvalid),
+            data.i.payload.eq(bus.rdata),
+            verdicts.i.valid.eq(bus.rvalid & bus.rlast),
+            verdicts.i.payload.eq(bad),
+        ]
+        with m.If(bus.rvalid):
+            m.d.sync += failed.eq(bad & ~bus.rlast)
+        wiring.connect(m, data.o, wiring.flipped(self.o))
+        wiring.connect(m, verdicts.o, wiring.flipped(self.o_verdict))
+        return m

@@ -1,0 +1,93 @@
+"""Builds the endpoint and runs its cocotb benches below a root complex."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from nearstep_hw.verilog import to_verilog
+from nearstep_sim.bench.cocotb_runner import BenchResult, run_cocotb
+from nearstep_sim.build import verilog_of
+
+from .endpoint_block import BlockConfig, EndpointBlock
+
+pytestmark = pytest.mark.cocotb
+
+HERE = Path(__file__).parent
+TOP = "endpoint_block"
+
+
+def bench(
+    module: str, *, seed: int = 1, testcase: str | None = None, **options: int
+) -> BenchResult:
+    """Runs the benches of `module` on an endpoint as `options` say."""
+    config = BlockConfig(**options)
+    source = (HERE / "endpoint_block.py").read_text()
+    verilog = verilog_of(
+        f"{TOP} {config!r} {source}", lambda: to_verilog(EndpointBlock(config), TOP)
+    )
+    result = run_cocotb(
+        top=TOP,
+        verilog=verilog,
+        test_module=HERE / f"{module}.py",
+        testcase=testcase,
+        env={"NEARSTEP_CONFIG": json.dumps(options), "NEARSTEP_SEED": str(seed)},
+        seed=seed,
+    )
+    text = result.log.read_text()
+    for line in text.splitlines():
+        if " checks" in line or " beats in " in line:
+            print(line.split("test ", 1)[-1].strip())
+    print(f"seed {seed}: {len(result.tests)} benches passed: {', '.join(result.tests)}")
+    return result
+
+
+MODES = ("free", "source", "sink", "both")
+COUNTS = {
+    "cocotb_endpoint": 14,
+    "cocotb_endpoint_errors": 15,
+    "cocotb_endpoint_order": 6,
+    "cocotb_endpoint_msix": 6,
+    "cocotb_endpoint_rate": 3,
+}
+"""Benches in each module."""
+
+
+@pytest.mark.parametrize("module", COUNTS)
+def test_gen3_x4(module):
+    assert len(bench(module).tests) == COUNTS[module]
+
+
+@pytest.mark.parametrize("width", [64, 256, 512])
+def test_other_widths(width):
+    cases = ",".join(f"any_length_and_alignment/mode={mode}" for mode in MODES)
+    tests = bench("cocotb_endpoint", testcase=cases, width=width).tests
+    assert len(tests) == 4
+
+
+@pytest.mark.parametrize("module", ["cocotb_endpoint_order", "cocotb_endpoint_msix"])
+def test_a_clock_of_its_own(module):
+    assert len(bench(module, crossed=True).tests) == COUNTS[module]
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("module", COUNTS)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"width": 64, "data_width": 64},
+        {"width": 64, "vectors": 1},
+        {"width": 128, "data_width": 256},
+        {"width": 256, "vectors": 40},
+        {"width": 512, "data_width": 512},
+        {"width": 512, "data_width": 1024},
+        {"width": 64, "crossed": True},
+        {"width": 128, "crossed": True},
+        {"width": 512, "crossed": True},
+    ],
+    ids=lambda options: "-".join(str(value) for value in options.values()),
+)
+def test_other_shapes(module, options):
+    if module == "cocotb_endpoint_rate" and options.get("crossed"):
+        pytest.skip("a card clock of 200 MHz is slower than the link")
+    assert len(bench(module, seed=2, **options).tests) == COUNTS[module]
