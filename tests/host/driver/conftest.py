@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 import nearstep
-from nearstep.axdimm.device import AxdimmDevice
+from nearstep.axdimm.channel import Channel
 from nearstep.buffer import Buffer
 from nearstep.kernel.device import KernelDevice
 from nearstep.kernel.run import UpdateRun
@@ -25,6 +25,10 @@ Arrays = Mapping[str, Floats]
 SHAPE = "lanes=4&block_bytes=512&memory_bytes=1MiB"
 """Small, so that a few thousand elements are many blocks of 128 elements."""
 
+CARD_SHAPE = SHAPE.replace("block", "chunk")
+ADAM = "rules=adam&gradient_formats=fp32&gradient_scale=no"
+"""What a kernel of an AXDIMM has if nothing is said."""
+
 BLOCK = 128
 BURSTS_AHEAD = 16
 
@@ -33,6 +37,9 @@ URLS = {
     "golden-cpp": f"golden:axdimm?{SHAPE}&engine=cpp",
     "sim-ideal": f"sim:axdimm?{SHAPE}",
     "sim-halfduplex": f"sim:axdimm?{SHAPE}&memory=halfduplex&fu=native&stall=0.2&seed=7",
+    "golden-card": f"golden:smartssd?{CARD_SHAPE}&{ADAM}",
+    "sim-card": f"sim:smartssd?{CARD_SHAPE}&{ADAM}",
+    "sim-card-stalled": f"sim:smartssd?{CARD_SHAPE}&{ADAM}&fu=native&stall=0.2&seed=7",
 }
 
 DIMM_SHAPE = "block_bytes=512&functional_units=4"
@@ -53,7 +60,7 @@ FULL = {
     "golden-numpy": f"golden:axdimm?{SHAPE}&engine=numpy&{EVERYTHING}",
     "golden-cpp": f"golden:axdimm?{SHAPE}&{EVERYTHING}",
     "golden-dimm": f"golden:axdimm?block_bytes=512&channels=2&memory_bytes=2MiB&{EVERYTHING}",
-    "golden-card": f"golden:smartssd?{SHAPE}&{EVERYTHING}",
+    "golden-card": f"golden:smartssd?{CARD_SHAPE}&{EVERYTHING}",
 }
 """Devices whose kernels have everything that a kernel can have."""
 
@@ -70,7 +77,7 @@ class Job:
     On a DIMM the channel is in acceleration mode from :meth:`start` until arrays are looked at.
     """
 
-    device: AxdimmDevice
+    device: KernelDevice
     count: int
     seed: int
     channel: int = 0
@@ -101,7 +108,8 @@ class Job:
 
     def start(self) -> UpdateRun:
         channel = self.device.channels[self.channel]
-        if channel.arbiter is not None and not channel.accelerated:
+        modes = isinstance(channel, Channel) and channel.arbiter is not None
+        if modes and not channel.accelerated:
             self._mode.enter_context(self.device.acceleration(self.channel))
         return self.device.adam(
             **self.buffers, step=self.step, decoupled=self.decoupled, **self.hyper
@@ -143,9 +151,9 @@ class Job:
 
 
 @pytest.fixture(params=URLS)
-def device(request: pytest.FixtureRequest) -> Iterator[AxdimmDevice]:
+def device(request: pytest.FixtureRequest) -> Iterator[KernelDevice]:
     with nearstep.open((URLS | DIMMS)[request.param]) as opened:
-        assert isinstance(opened, AxdimmDevice)
+        assert isinstance(opened, KernelDevice)
         yield opened
 
 
@@ -158,7 +166,7 @@ def full(request: pytest.FixtureRequest) -> Iterator[KernelDevice]:
 
 
 @pytest.fixture
-def job(device: AxdimmDevice) -> Callable[..., Job]:
+def job(device: KernelDevice) -> Callable[..., Job]:
     """Makes a job on the device."""
 
     def make(count: int = 1001, seed: int = 1, **changes: object) -> Job:

@@ -100,7 +100,8 @@ class Card final : public ShellDevice {
             if (memory().fault) return kFaulted;
             if (cycle() - moved_at_ > kBarCycles) {
                 hung_ = true;
-                return kHung;
+                host_.time_out();
+                return kFailed;
             }
         }
         return kDone;
