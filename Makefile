@@ -58,6 +58,7 @@ format: $(READY)  ## let ruff format the sources
 docs: $(READY)  ## regenerate the pages under docs/ that come from the sources
 	@$(BIN)/nearstep registers axdimm --format md -o docs/registers-axdimm.md
 	@$(BIN)/nearstep registers axdimm-arbiter --format md -o docs/registers-axdimm-arbiter.md
+	@$(BIN)/nearstep registers smartssd --format md -o docs/registers-smartssd.md
 
 clean:  ## remove build products (.venv stays)
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -208,44 +208,38 @@ class RegisterAccessError(ArgumentError):
         )
 
 
-class CompletionError(DeviceError):
-    """A read through a memory BAR that the device did not complete.
+class MemoryBarError(DeviceError):
+    """An access of memory through a BAR that the device did not carry out.
 
     Attributes
     ----------
     address: int
-        Of the first byte that was not read.
+        Of the first byte that was not accessed, or of its request.
     status: str
         Answer of the memory, or ``timeout``.
     """
+
+    what = "access of memory at {address:#x}: response"
 
     def __init__(self, address: int, status: str, *, transactions: Sequence[str] = ()) -> None:
         self.address = address
         self.status = status
         super().__init__(
-            f"read of memory at {address:#x}: completion must be OKAY, not {status}",
+            f"{self.what.format(address=address)} must be OKAY, not {status}",
             transactions=transactions,
         )
 
 
-class PostedWriteError(DeviceError):
-    """A write through a memory BAR that failed after it was sent: found out at a later access.
+class CompletionError(MemoryBarError):
+    """A read through a memory BAR that was not completed."""
 
-    Attributes
-    ----------
-    address: int
-        Of the first byte of the first request that failed.
-    status: str
-        Answer of the memory, or ``timeout``.
-    """
+    what = "read of memory at {address:#x}: completion"
 
-    def __init__(self, address: int, status: str, *, transactions: Sequence[str] = ()) -> None:
-        self.address = address
-        self.status = status
-        super().__init__(
-            f"posted write to memory at {address:#x}: response must be OKAY, not {status}",
-            transactions=transactions,
-        )
+
+class PostedWriteError(MemoryBarError):
+    """A write through a memory BAR that failed after it was sent: found out at a later access."""
+
+    what = "posted write to memory at {address:#x}: response"
 
 
 class BusyError(DeviceError):

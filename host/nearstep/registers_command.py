@@ -1,5 +1,6 @@
 """`nearstep registers`: the register map of a block, for other tools and languages."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -9,14 +10,17 @@ from nearstep_hw.axdimm.config import AdamKernelConfig, ConfigError
 from nearstep_hw.axdimm.dimm import DimmConfig
 from nearstep_hw.axdimm.registers import adam_kernel_map
 from nearstep_hw.csr.export import FORMATS
+from nearstep_hw.smartssd.config import UPDATER
 
-BLOCKS = ("axdimm", "axdimm-arbiter")
+BLOCKS = ("axdimm", "axdimm-arbiter", "smartssd")
 DEFAULT = AdamKernelConfig()
 DIMM = DimmConfig()
 
 
 def command(
-    block: Annotated[str, typer.Argument(help=f"Kernel or arbiter; one of: {', '.join(BLOCKS)}.")],
+    block: Annotated[
+        str, typer.Argument(help=f"Kernel, arbiter or card; one of: {', '.join(BLOCKS)}.")
+    ],
     form: Annotated[
         str, typer.Option("--format", "-f", help=f"One of: {', '.join(FORMATS)}.")
     ] = "md",
@@ -34,7 +38,9 @@ def command(
         int, typer.Option(help="Bits of a memory address.")
     ] = DEFAULT.address_width,
     order: Annotated[str, typer.Option(help="Order of the arithmetic.")] = DEFAULT.order,
-    windows: Annotated[int, typer.Option(help="Address windows.")] = DEFAULT.windows,
+    windows: Annotated[
+        int | None, typer.Option(help="Address windows; the usual ones if not given.")
+    ] = None,
     density: Annotated[str, typer.Option(help="DRAM chips, of an arbiter.")] = DIMM.density,
     width: Annotated[str, typer.Option(help="DRAM chips, of an arbiter.")] = DIMM.width,
     mapping: Annotated[str, typer.Option(help="Address bits, of an arbiter.")] = DIMM.mapping,
@@ -45,13 +51,15 @@ def command(
     if form not in FORMATS:
         raise typer.BadParameter(f"--format must be one of {', '.join(FORMATS)}, not {form!r}")
     try:
-        config = AdamKernelConfig(
+        usual = UPDATER if block == "smartssd" else DEFAULT
+        config = replace(
+            usual,
             lanes=lanes,
             functional_units=functional_units,
             block_bytes=block_bytes,
             address_width=address_width,
             order=order,
-            windows=windows,
+            windows=usual.windows if windows is None else windows,
         )
         registers = adam_kernel_map(config)
         if block == "axdimm-arbiter":

@@ -1,6 +1,7 @@
 """`nearstep registers`: what it writes, and how it says no."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from nearstep_hw.axdimm.config import AdamKernelConfig
 from nearstep_hw.axdimm.dimm import DimmConfig
 from nearstep_hw.axdimm.registers import adam_kernel_map
 from nearstep_hw.csr.export import FORMATS
+from nearstep_hw.smartssd.config import UPDATER
 
 
 def run(*arguments: str) -> Result:
@@ -41,6 +43,13 @@ def test_the_arbiter_has_a_map_of_its_own() -> None:
     assert done.exit_code == 0
     _, arbiter = DimmConfig(density="16Gb").maps()["arbiter0"]
     assert json.loads(done.stdout)["hash"] == arbiter.hash()
+
+
+def test_the_card_has_the_map_of_its_updater() -> None:
+    done = run("smartssd", "--format", "json", "--lanes", "4")
+    assert done.exit_code == 0
+    kernel = replace(UPDATER, lanes=4, functional_units=None)
+    assert json.loads(done.stdout)["hash"] == adam_kernel_map(kernel).hash()
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,61 @@ class AddressLayout(data.StructLayout):
         )
 
 
-class AxiReadJoin(wiring.Component):
+class _AxiJoin(wiring.Component):
+    """What the joins of both directions have: initiators, an arbiter of addresses, the port."""
+
+    def __init__(
+        self,
+        channels: type[Axi4ReadSignature] | type[Axi4WriteSignature],
+        *,
+        ports: int,
+        address_width: int,
+        data_width: int,
+        id_width: int,
+        fixed: bool,
+    ) -> None:
+        self.id_width = id_width
+        self.arbiter = StreamArbiter(
+            AddressLayout(address_width=address_width, id_width=id_width), ports=ports, fixed=fixed
+        )
+        widths = {"address_width": address_width, "data_width": data_width}
+        port_id_width = id_width + number_width(ports)
+        super().__init__(
+            {
+                "s_axi": In(channels(**widths, id_width=id_width)).array(ports),
+                "m_axi": Out(channels(**widths, id_width=port_id_width)),
+            }
+        )
+
+    def _join_addresses(self, m: Module, prefix: str) -> None:
+        """Connects AR or AW of the initiators, through the arbiter, to that of the port."""
+        arbiter, port = self.arbiter, self.m_axi
+        taken = arbiter.o.payload
+        for initiator, entry in zip(self.s_axi, arbiter.i, strict=True):
+            m.d.comb += [
+                entry.valid.eq(getattr(initiator, f"{prefix}valid")),
+                getattr(initiator, f"{prefix}ready").eq(entry.ready),
+                *(
+                    getattr(entry.payload, name).eq(getattr(initiator, prefix + name))
+                    for name in ("id", "addr", "len", "size", "burst")
+                ),
+            ]
+        m.d.comb += [
+            getattr(port, f"{prefix}valid").eq(arbiter.o.valid),
+            arbiter.o.ready.eq(getattr(port, f"{prefix}ready")),
+            getattr(port, f"{prefix}id").eq(Cat(taken.payload.id, taken.owner)),
+            *(
+                getattr(port, prefix + name).eq(getattr(taken.payload, name))
+                for name in ("addr", "len", "size", "burst")
+            ),
+        ]
+
+    def _owner(self, identifier: Value) -> Value:
+        """The number of the initiator in an ID of the port."""
+        return identifier[self.id_width :]
+
+
+class AxiReadJoin(_AxiJoin):
     """Reads of several initiators on one port; answers go back by their ID.
 
     The ID that goes out has the number of the initiator on top of the initiator's own, so beats may
@@ -57,17 +111,13 @@ class AxiReadJoin(wiring.Component):
         id_width: int,
         fixed: bool = False,
     ) -> None:
-        self.id_width = id_width
-        self.arbiter = StreamArbiter(
-            AddressLayout(address_width=address_width, id_width=id_width), ports=ports, fixed=fixed
-        )
-        widths = {"address_width": address_width, "data_width": data_width}
-        port_id_width = id_width + number_width(ports)
         super().__init__(
-            {
-                "s_axi": In(Axi4ReadSignature(**widths, id_width=id_width)).array(ports),
-                "m_axi": Out(Axi4ReadSignature(**widths, id_width=port_id_width)),
-            }
+            Axi4ReadSignature,
+            ports=ports,
+            address_width=address_width,
+            data_width=data_width,
+            id_width=id_width,
+            fixed=fixed,
         )
 
     def elaborate(self, platform: object) -> Elaboratable:
@@ -75,10 +125,10 @@ class AxiReadJoin(wiring.Component):
         m.submodules.arbiter = self.arbiter
         port = self.m_axi
 
-        _join_addresses(m, "ar", self.s_axi, self.arbiter, port)
+        self._join_addresses(m, "ar")
         m.d.comb += port.rready.eq(1)
         for number, initiator in enumerate(self.s_axi):
-            mine = _owner(port.rid, self.id_width) == number
+            mine = self._owner(port.rid) == number
             m.d.comb += [
                 initiator.rvalid.eq(port.rvalid & mine),
                 *(
@@ -89,7 +139,7 @@ class AxiReadJoin(wiring.Component):
         return m
 
 
-class AxiWriteJoin(wiring.Component):
+class AxiWriteJoin(_AxiJoin):
     """Writes of several initiators on one port; data in the order of addresses, answers by ID.
 
     IDs are those of `AxiReadJoin`, and BREADY of every initiator has to be high always. An
@@ -122,19 +172,15 @@ class AxiWriteJoin(wiring.Component):
         bursts_ahead: int = 16,
         fixed: bool = False,
     ) -> None:
-        self.id_width = id_width
-        self.arbiter = StreamArbiter(
-            AddressLayout(address_width=address_width, id_width=id_width), ports=ports, fixed=fixed
+        super().__init__(
+            Axi4WriteSignature,
+            ports=ports,
+            address_width=address_width,
+            data_width=data_width,
+            id_width=id_width,
+            fixed=fixed,
         )
         self.owners = StreamFifo(number_width(ports), depth=bursts_ahead)
-        widths = {"address_width": address_width, "data_width": data_width}
-        port_id_width = id_width + number_width(ports)
-        super().__init__(
-            {
-                "s_axi": In(Axi4WriteSignature(**widths, id_width=id_width)).array(ports),
-                "m_axi": Out(Axi4WriteSignature(**widths, id_width=port_id_width)),
-            }
-        )
 
     def elaborate(self, platform: object) -> Elaboratable:
         m = Module()
@@ -146,7 +192,7 @@ class AxiWriteJoin(wiring.Component):
         def sent(name: str) -> Value:
             return Array(getattr(initiator, name) for initiator in self.s_axi)[sender]
 
-        _join_addresses(m, "aw", self.s_axi, arbiter, port)
+        self._join_addresses(m, "aw")
         m.d.comb += [
             arbiter.i_stop.eq(~owners.i.ready),
             owners.i.valid.eq(arbiter.o_take),
@@ -157,7 +203,7 @@ class AxiWriteJoin(wiring.Component):
             port.bready.eq(1),
         ]
         for number, initiator in enumerate(self.s_axi):
-            answered = _owner(port.bid, self.id_width) == number
+            answered = self._owner(port.bid) == number
             m.d.comb += [
                 initiator.wready.eq(port.wready & owners.o.valid & (sender == number)),
                 initiator.bvalid.eq(port.bvalid & answered),
@@ -165,33 +211,3 @@ class AxiWriteJoin(wiring.Component):
                 initiator.bresp.eq(port.bresp),
             ]
         return m
-
-
-def _owner(identifier: Value, id_width: int) -> Value:
-    """The number of the initiator in an ID of the port."""
-    return identifier[id_width:]
-
-
-def _join_addresses(
-    m: Module, prefix: str, initiators: object, arbiter: StreamArbiter, port: object
-) -> None:
-    """Connects AR or AW of the initiators, through the arbiter, to that of the port."""
-    taken = arbiter.o.payload
-    for initiator, entry in zip(initiators, arbiter.i, strict=True):
-        m.d.comb += [
-            entry.valid.eq(getattr(initiator, f"{prefix}valid")),
-            getattr(initiator, f"{prefix}ready").eq(entry.ready),
-            *(
-                getattr(entry.payload, name).eq(getattr(initiator, prefix + name))
-                for name in ("id", "addr", "len", "size", "burst")
-            ),
-        ]
-    m.d.comb += [
-        getattr(port, f"{prefix}valid").eq(arbiter.o.valid),
-        arbiter.o.ready.eq(getattr(port, f"{prefix}ready")),
-        getattr(port, f"{prefix}id").eq(Cat(taken.payload.id, taken.owner)),
-        *(
-            getattr(port, prefix + name).eq(getattr(taken.payload, name))
-            for name in ("addr", "len", "size", "burst")
-        ),
-    ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from abc import abstractmethod
 from dataclasses import dataclass
 
@@ -78,8 +79,8 @@ def pieces(address: int, nbytes: int, unit: int) -> int:
 def cut(address: int, nbytes: int, unit: int) -> list[tuple[int, int]]:
     """A range cut at the multiples of ``unit``: first byte and size of each part."""
     end = address + nbytes
-    firsts = [address, *range(address // unit * unit + unit, end, unit)] if nbytes else []
-    return [(first, limit - first) for first, limit in zip(firsts, [*firsts[1:], end], strict=True)]
+    edges = [address, *range(address // unit * unit + unit, end, unit), end]
+    return [(first, limit - first) for first, limit in itertools.pairwise(edges) if nbytes]
 
 
 class BarBackend(EmulatedBackend):

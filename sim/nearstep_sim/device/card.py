@@ -11,11 +11,12 @@ from nearstep.errors import RESPONSES, CompletionError, PostedWriteError
 from nearstep_hw.smartssd.card import HOST_ID_WIDTH
 from nearstep_sim.device.bar import MAX_PAYLOAD, MAX_READ_REQUEST, BarBackend, BarTraffic
 from nearstep_sim.device.design import card_library
-from nearstep_sim.device.harness import FAILED, HUNG
+from nearstep_sim.device.harness import FAILED
 from nearstep_sim.device.options import VerilatedCardOptions
 from nearstep_sim.device.shell import ShellBackend, ShellOptions
 
-TIMED_OUT = "timeout"
+STATUS = (*RESPONSES, "timeout")
+"""How a request through the memory BAR ended, by code."""
 
 
 class _Limits(ctypes.Structure):
@@ -84,15 +85,11 @@ class CardBackend(ShellBackend, BarBackend):
     def read_memory(self, address: int, out: NDArray[np.uint8]) -> None:
         self.check_memory("read", address, out.size)
         status = self._lib.card_read(self._device, address, out.ctypes.data, out.size)
-        if status == HUNG:
-            raise CompletionError(address, TIMED_OUT, transactions=self.transactions())
         self._check(status, "memory read")
 
     def write_memory(self, address: int, data: NDArray[np.uint8]) -> None:
         self.check_memory("write", address, data.size)
         status = self._lib.card_write(self._device, address, data.ctypes.data, data.size)
-        if status == HUNG:
-            raise PostedWriteError(address, TIMED_OUT, transactions=self.transactions())
         self._check(status, "memory write")
 
     def flush(self) -> None:
@@ -103,6 +100,6 @@ class CardBackend(ShellBackend, BarBackend):
             failure = _Failure()
             self._lib.card_failure(self._device, ctypes.byref(failure))
             kind = PostedWriteError if failure.write else CompletionError
-            response = RESPONSES[failure.response & 3]
+            response = STATUS[failure.response]
             raise kind(failure.address, response, transactions=self.transactions())
         super()._check(status, action)

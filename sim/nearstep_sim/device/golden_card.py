@@ -126,6 +126,8 @@ class GoldenCard(GoldenBackend, BarBackend):
         """What a request is answered with other than OKAY; whole beats are accessed."""
         beat = self.config.kernel.beat_bytes
         first, limit = address // beat * beat, -(-(address + nbytes) // beat) * beat
+        if self._armed:
+            self._log.append(f"{'write' if write else 'read'} HOST {first:#x}..{limit:#x}")
         answer = None
         for armed in self._armed:
             if not armed.hits(write, first, limit):

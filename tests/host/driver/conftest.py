@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 import nearstep
-from nearstep.axdimm.device import AxdimmDevice
+from nearstep.axdimm.channel import Channel
 from nearstep.buffer import Buffer
 from nearstep.kernel.device import KernelDevice
 from nearstep.kernel.run import UpdateRun
@@ -26,6 +26,10 @@ SHAPE = "lanes=4&block_bytes=512&memory_bytes=1MiB"
 """Small, so that a few thousand elements are many blocks of 128 elements."""
 
 CARD_SHAPE = SHAPE.replace("block", "chunk")
+ADAM = (
+    "rules=adam&gradient_formats=fp32&gradient_scale=no&copy_out_formats=&scan=no&compression="
+)
+"""What a kernel of an AXDIMM has if nothing is said."""
 
 BLOCK = 128
 BURSTS_AHEAD = 16
@@ -35,6 +39,9 @@ URLS = {
     "golden-cpp": f"golden:axdimm?{SHAPE}&engine=cpp",
     "sim-ideal": f"sim:axdimm?{SHAPE}",
     "sim-halfduplex": f"sim:axdimm?{SHAPE}&memory=halfduplex&fu=native&stall=0.2&seed=7",
+    "golden-card": f"golden:smartssd?{CARD_SHAPE}&{ADAM}",
+    "sim-card": f"sim:smartssd?{CARD_SHAPE}&{ADAM}",
+    "sim-card-stalled": f"sim:smartssd?{CARD_SHAPE}&{ADAM}&fu=native&stall=0.2&seed=7",
 }
 
 DIMM_SHAPE = "block_bytes=512&functional_units=4"
@@ -56,6 +63,8 @@ FULL = {
     "golden-cpp": f"golden:axdimm?{SHAPE}&{EVERYTHING}",
     "golden-dimm": f"golden:axdimm?block_bytes=512&channels=2&memory_bytes=2MiB&{EVERYTHING}",
     "golden-card": f"golden:smartssd?{CARD_SHAPE}&{EVERYTHING}",
+    "sim-ideal": f"sim:axdimm?{SHAPE}&{EVERYTHING}",
+    "sim-card-stalled": f"sim:smartssd?{CARD_SHAPE}&{EVERYTHING}&stall=0.2&seed=7",
 }
 """Devices whose kernels have everything that a kernel can have."""
 
@@ -72,7 +81,7 @@ class Job:
     On a DIMM the channel is in acceleration mode from :meth:`start` until arrays are looked at.
     """
 
-    device: AxdimmDevice
+    device: KernelDevice
     count: int
     seed: int
     channel: int = 0
@@ -103,7 +112,8 @@ class Job:
 
     def start(self) -> UpdateRun:
         channel = self.device.channels[self.channel]
-        if channel.arbiter is not None and not channel.accelerated:
+        modes = isinstance(channel, Channel) and channel.arbiter is not None
+        if modes and not channel.accelerated:
             self._mode.enter_context(self.device.acceleration(self.channel))
         return self.device.adam(
             **self.buffers, step=self.step, decoupled=self.decoupled, **self.hyper
@@ -145,9 +155,9 @@ class Job:
 
 
 @pytest.fixture(params=URLS)
-def device(request: pytest.FixtureRequest) -> Iterator[AxdimmDevice]:
+def device(request: pytest.FixtureRequest) -> Iterator[KernelDevice]:
     with nearstep.open((URLS | DIMMS)[request.param]) as opened:
-        assert isinstance(opened, AxdimmDevice)
+        assert isinstance(opened, KernelDevice)
         yield opened
 
 
@@ -160,7 +170,7 @@ def full(request: pytest.FixtureRequest) -> Iterator[KernelDevice]:
 
 
 @pytest.fixture
-def job(device: AxdimmDevice) -> Callable[..., Job]:
+def job(device: KernelDevice) -> Callable[..., Job]:
     """Makes a job on the device."""
 
     def make(count: int = 1001, seed: int = 1, **changes: object) -> Job:

@@ -94,7 +94,7 @@ def test_count_zero_completes_and_changes_nothing(device, job):
     assert run.done
     assert run.committed == 0
     assert [run.counters[each] for each in ("committed", "read_beats", "write_beats")] == [0, 0, 0]
-    assert device.regs.adam0.status.done
+    assert device.channels[0].kernel.status.done
     assert work.check_untouched() == 4 * 5000
 
 
@@ -102,11 +102,11 @@ def test_count_zero_completes_and_changes_nothing(device, job):
 def test_busy_is_seen_and_then_done(device, job):
     work = job(4000)
     run = work.start()
-    assert device.regs.adam0.status.busy
+    assert device.channels[0].kernel.status.busy
     assert not run.done
     run.wait()
     assert run.done
-    assert not device.regs.adam0.status.busy
+    assert not device.channels[0].kernel.status.busy
 
 
 def test_cycles_are_counted_or_unknown_but_never_zero(device, job):
@@ -137,7 +137,7 @@ def test_a_run_while_another_is_busy_is_refused(device, job):
 def test_start_and_configuration_while_busy_are_refused_and_flagged(device, job):
     work = job(4000)
     run = work.start()
-    kernel = device.regs.adam0
+    kernel = device.channels[0].kernel
     assert not kernel.status.refused
     for register in (kernel.start, kernel.p_address, kernel.window0_permissions):
         with pytest.raises(BusError):
@@ -172,7 +172,7 @@ def test_a_buffer_of_a_run_in_progress_cannot_be_freed_or_changed(device, job, a
     ):
         with pytest.raises(BusyError, match=rf"uses it as {array}, has not ended") as caught:
             use()
-        assert caught.value.registers["adam0.status.busy"] == 1
+        assert caught.value.registers[f"{device.channels[0].kernel.name}.status.busy"] == 1
     if array == "g":
         np.testing.assert_array_equal(used.read(), work.before[array])
     else:
@@ -231,7 +231,7 @@ def test_two_optimizers_share_a_device(device, job):
 def test_windows_are_closed_after_a_run(device, job):
     work = job(300)
     work.start().wait()
-    permissions = [device.regs.adam0[f"window{i}_permissions"].bits for i in range(4)]
+    permissions = [device.channels[0].kernel[f"window{i}_permissions"].bits for i in range(4)]
     assert permissions == [0, 0, 0, 0]
 
 
@@ -385,8 +385,8 @@ def test_a_closed_device_says_so(device, job):
         run.abort,
         lambda: run.done,
         lambda: run.committed,
-        lambda: device.regs.adam0.status.busy,
-        lambda: setattr(device.regs.adam0.count, "value", 1),
+        lambda: device.channels[0].kernel.status.busy,
+        lambda: setattr(device.channels[0].kernel.count, "value", 1),
         work.start,
         lambda: device.alloc(4),
         lambda: work.buffers["p"].read(),

@@ -31,6 +31,8 @@ URLS = {
         f"&stall=0.2&seed=3&{ALL}"
     ),
     "sim-dimm": f"sim:axdimm?memory=ddr4-1600&block_bytes=1024&functional_units=4&{ALL}",
+    "golden-card": "golden:smartssd?lanes=4&chunk_bytes=512&memory_bytes=1MiB",
+    "sim-card": "sim:smartssd?lanes=4&chunk_bytes=512&memory_bytes=1MiB",
 }
 COUNTS = (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 127, 128, 129, 1001, 4099)
 
@@ -156,14 +158,14 @@ def _prepare(work):
     work.run("adam", "pgmv", step=1)
     for name, buffer in work.buffers.items():
         buffer.write(work.before[name])
-    kernel = work.device.regs.adam0
+    kernel = work.device.channels[0].kernel
     for index, name in enumerate("pgmv"):
         _window(work, index, name, work.buffers[name].nbytes)
     return kernel
 
 
 def _window(work, index, name, nbytes):
-    kernel, beat = work.device.regs.adam0, work.device.config.beat_bytes
+    kernel, beat = work.device.channels[0].kernel, work.device.config.beat_bytes
     base = work.buffers[name].address
     kernel[f"window{index}_base"].value = base
     kernel[f"window{index}_limit"].value = base + -(-nbytes // beat) * beat
@@ -172,7 +174,7 @@ def _window(work, index, name, nbytes):
 
 def _outcome(work):
     """Cause, stream and address of a START."""
-    kernel = work.device.regs.adam0
+    kernel = work.device.channels[0].kernel
     with accelerated(work.device):
         kernel.start.go = 1
         work.device.backend.wait([kernel.status.poll(busy=0)], 50_000)
@@ -204,7 +206,7 @@ def test_arrays_may_follow_right_behind_half_of_the_bytes(device):
     _prepare(work)
     arena = device.alloc(6 * beat // 4)
     arena.write(np.zeros(arena.size, np.float32))
-    kernel = device.regs.adam0
+    kernel = device.channels[0].kernel
     kernel.g_address.value = arena.address
     kernel.m_address.value = arena.address + 2 * beat
     for index in (1, 2):
@@ -227,7 +229,8 @@ def test_arrays_may_follow_right_behind_half_of_the_bytes(device):
 def test_the_last_half_may_end_with_the_address_space(device):
     work = Arrays(device, 4 * device.config.lanes, "fp16", 4)
     kernel = _prepare(work)
-    end = 1 << 34 if device.dimm is None else device.dimm.memory_bytes
+    whole = getattr(device, "dimm", None) or getattr(device, "card", None)
+    end = 1 << 34 if whole is None else whole.memory_bytes
     for form, beats, over in ((1, 2, False), (1, 1, True), (0, 3, True), (0, 4, False)):
         kernel.formats.gradient = form
         kernel.g_address.value = at = end - beats * device.config.beat_bytes
@@ -249,8 +252,8 @@ def test_a_format_that_nobody_knows_is_refused_by_the_kernel(device, value):
 def test_a_format_of_another_kernel_is_refused_by_this_one(url):
     shape = "lanes=1&block_bytes=32&memory_bytes=1MiB&gradient_formats=fp32,bf16"
     with nearstep.open(f"{url}{shape}") as device:
-        assert device.regs.adam0.capabilities.gradient_formats == 0b101
-        assert device.regs.adam0.configuration.gradient_scale == 0
+        assert device.channels[0].kernel.capabilities.gradient_formats == 0b101
+        assert device.channels[0].kernel.configuration.gradient_scale == 0
         for count in (1, 2, 3, 8, 9, 100):
             work = Arrays(device, count, "bf16", 4)
             work.run("adam", "pgmv", step=1)
@@ -300,7 +303,7 @@ def test_nothing_of_an_aborted_run_is_left_in_the_next(device, cycles):
     with accelerated(device):
         run = device.adam(**work.buffers, step=1)
         with pytest.raises(nearstep.errors.WaitTimeoutError):
-            device.backend.wait([device.regs.adam0.status.poll(done=1)], cycles)
+            device.backend.wait([device.channels[0].kernel.status.poll(done=1)], cycles)
         run.abort()
     assert isinstance(run.error, nearstep.errors.AbortedError)
     for name in "pmv":

@@ -28,6 +28,8 @@ URLS = {
         f"&stall=0.2&seed=3&{ALL}"
     ),
     "sim-dimm": f"sim:axdimm?memory=ddr4-1600&block_bytes=1024&functional_units=4&{ALL}",
+    "golden-card": "golden:smartssd?lanes=4&chunk_bytes=512&memory_bytes=1MiB",
+    "sim-card": "sim:smartssd?lanes=4&chunk_bytes=512&memory_bytes=1MiB",
 }
 COUNTS = (1, 15, 16, 127, 128, 129, 1001, 4099)
 
@@ -39,7 +41,7 @@ def device(request: pytest.FixtureRequest) -> Iterator[AxdimmDevice]:
 
 
 def accelerated(device):
-    return device.acceleration() if device.dimm is not None else nullcontext()
+    return device.acceleration() if getattr(device, "dimm", None) is not None else nullcontext()
 
 
 class Arrays:
@@ -123,7 +125,7 @@ def test_a_rule_that_the_kernel_does_not_have_is_refused_at_once():
 
 def test_a_register_that_names_no_rule_is_refused_by_the_kernel(device):
     work = Arrays(device, 300, 2)
-    kernel = device.regs.adam0
+    kernel = device.channels[0].kernel
     kernel.count.value = 300
     kernel.rule.value = 4
     with accelerated(device):
@@ -139,7 +141,7 @@ def test_addresses_of_arrays_that_the_rule_does_not_have_do_not_matter(device):
     work = Arrays(device, 300, 2)
     work.run("adam", "pgmv", step=1)
     work.before = {name: buffer.read() for name, buffer in work.buffers.items()}
-    device.regs.adam0.m_address.value = 4  # neither aligned nor granted
+    device.channels[0].kernel.m_address.value = 4  # neither aligned nor granted
     work.run("sgd", "pg", lr=0.5)
     assert work.check(SGD, sgd_scalars(0.5, 0.0)) == 1200
 

@@ -13,8 +13,9 @@ from nearstep_hw.axdimm.config import AdamKernelConfig
 from nearstep_hw.axdimm.registers import adam_kernel_map
 from nearstep_hw.csr.export import FORMATS, to_c_header, to_markdown, to_systemrdl
 from nearstep_hw.csr.model import Access, Kind, RegisterMap
+from nearstep_hw.smartssd.config import UPDATER
 
-PAGE = Path(__file__).resolve().parents[3] / "docs" / "registers-axdimm.md"
+DOCS = Path(__file__).resolve().parents[3] / "docs"
 CONFIGS = {
     "default": AdamKernelConfig(),
     "paper": AdamKernelConfig(order="paper", lanes=4, functional_units=2, windows=1),
@@ -139,6 +140,10 @@ def test_every_format_ends_in_one_newline(register_map: RegisterMap) -> None:
         assert not text.endswith("\n\n"), name
 
 
-def test_page_in_the_documentation_is_current() -> None:
-    expected = to_markdown(adam_kernel_map(AdamKernelConfig()))
-    assert PAGE.read_text() == expected, "docs/registers-axdimm.md is stale: run `make docs`"
+@pytest.mark.parametrize(
+    ("family", "kernel"), [("axdimm", AdamKernelConfig()), ("smartssd", UPDATER)]
+)
+def test_page_in_the_documentation_is_current(family: str, kernel: AdamKernelConfig) -> None:
+    page = DOCS / f"registers-{family}.md"
+    expected = to_markdown(adam_kernel_map(kernel))
+    assert page.read_text() == expected, f"{page.name} is stale: run `make docs`"

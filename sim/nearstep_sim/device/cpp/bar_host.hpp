@@ -25,6 +25,8 @@ struct BarCounters {
     std::uint64_t completion_tlps = 0, completion_bytes = 0;           // from it
 };
 
+constexpr std::int32_t kTimedOut = 4;  // in place of a response
+
 struct BarFailure {
     std::int32_t response = kOkay;
     std::int32_t write = 0;
@@ -109,6 +111,15 @@ class BarHost {
         return moved;
     }
 
+    // What is outstanding is given up.
+    void time_out() {
+        if (sending() || posted())
+            fail(kTimedOut, true, posted() ? unanswered_.front() : write_at_);
+        else
+            for (const Read& read : tags_)
+                if (read.used) fail(kTimedOut, false, read.at);
+    }
+
     // A register access, which is a request of its own.
     void count_register(bool write) {
         if (write) {
@@ -133,7 +144,7 @@ class BarHost {
         bool used, failed;
     };
 
-    void fail(std::uint8_t response, bool write, std::uint64_t address) {
+    void fail(std::int32_t response, bool write, std::uint64_t address) {
         if (failure.response == kOkay) failure = {response, write, address};
     }
 

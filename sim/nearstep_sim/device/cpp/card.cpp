@@ -85,8 +85,8 @@ class Card final : public ShellDevice {
 
     void sleep(std::uint64_t limit) override {
         const std::uint64_t until = std::min(limit, cycle() + kPollInterval);
-        bool ended = false;
-        while (cycle() < until && !memory().fault && !ended) ended = step();
+        while (cycle() < until && !memory().fault && !interrupted_) step();
+        interrupted_ = false;
     }
 
     // Runs while there is something to do.
@@ -100,7 +100,8 @@ class Card final : public ShellDevice {
             if (memory().fault) return kFaulted;
             if (cycle() - moved_at_ > kBarCycles) {
                 hung_ = true;
-                return kHung;
+                host_.time_out();
+                return kFailed;
             }
         }
         return kDone;
@@ -123,12 +124,11 @@ class Card final : public ShellDevice {
         return kHung;
     }
 
-    // One cycle. True if a run ended in it.
-    bool step() {
+    void step() {
         drive();
         settle();
         const auto& port = shell();
-        const bool ended = port.o_interrupt;
+        interrupted_ |= port.o_interrupt;
         SubordinatePins& s = answers_;
         s.arready = port.s_axi___05Farready;
         s.awready = port.s_axi___05Fawready;
@@ -148,9 +148,7 @@ class Card final : public ShellDevice {
             memory().fault.protocol(s.bvalid ? "B" : "R", "an answer belongs to a request", cycle(),
                                     "ID %u", s.bvalid ? s.bid : s.rid);
         clock();
-        if (memory().fault) return true;
-        if (host_.tick(s)) moved_at_ = cycle();
-        return ended;
+        if (!memory().fault && host_.tick(s)) moved_at_ = cycle();
     }
 
     void drive() {
@@ -185,6 +183,7 @@ class Card final : public ShellDevice {
     SubordinatePins answers_;
     std::uint64_t moved_at_ = 0;
     bool hung_ = false;
+    bool interrupted_ = false;  // since the last sleep
 };
 
 }  // namespace
