@@ -39,6 +39,7 @@ PURE_HARDWARE = {
     "nearstep_hw.rule.sgd",
     "nearstep_hw.smartssd",
     "nearstep_hw.smartssd.compression",
+    "nearstep_hw.smartssd.config",
 }
 """What the host may import: plain data, free of Amaranth (shown by `test_pure_modules...`)."""
 

@@ -24,7 +24,10 @@ from nearstep.errors import ArgumentError, ClosedDeviceError, UrlError
 BACKENDS = "nearstep.backends"
 """Entry-point group in which packages offer backends, by the name that starts a device name."""
 
-FAMILIES = {"axdimm": "nearstep.axdimm.device:AxdimmDevice"}
+FAMILIES = {
+    "axdimm": "nearstep.axdimm.device:AxdimmDevice",
+    "smartssd": "nearstep.smartssd.device:SmartssdDevice",
+}
 """Class that drives each family of devices."""
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from nearstep.axdimm.run import UpdateRun
 from nearstep.backends.base import Backend
 from nearstep.errors import ModeError, WaitTimeoutError
+from nearstep.kernel.channel import KernelChannel
 from nearstep.registers import BlockRegisters
 
 HAND_OVER_CYCLES = 20_000
@@ -13,7 +13,7 @@ HAND_OVER_CYCLES = 20_000
 NORMAL, ACCELERATION = "normal", "acceleration"
 
 
-class Channel:
+class Channel(KernelChannel):
     """A channel, in normal mode at first. A device without arbiters keeps the mode here alone.
 
     Parameters
@@ -29,7 +29,7 @@ class Channel:
     ----------
     accelerated: bool
         Whether the kernel has the memory.
-    run: UpdateRun | None
+    run: KernelRun | None
         The last run that was started.
 
     Ref: AXDIMM, sections 3.1 and 3.2.
@@ -43,13 +43,9 @@ class Channel:
         kernel: BlockRegisters,
         arbiter: BlockRegisters | None,
     ) -> None:
-        self.number = number
-        self.base = base
-        self.kernel = kernel
+        super().__init__(backend, number, base, kernel)
         self.arbiter = arbiter
         self.accelerated = False
-        self.run: UpdateRun | None = None
-        self._backend = backend
 
     @property
     def mode(self) -> str:
@@ -62,18 +58,17 @@ class Channel:
             registers = {} if self.arbiter is None else self.arbiter.dump()
             raise ModeError(action, self.number, mode, self.mode, registers=registers)
 
+    def check_reach(self, action: str) -> None:
+        self.check_mode(action, NORMAL)
+
     def check_ready(self, action: str) -> None:
-        """Raise :class:`ModeError` if a kernel behind an arbiter could not be started now."""
         if self.arbiter is not None:
             self.check_mode(action, ACCELERATION)
 
-    def enter(self) -> None:
-        """Give the memory to the kernel.
+    def check_enter(self) -> None:
+        self.check_mode("enter acceleration mode", NORMAL)
 
-        Raises
-        ------
-        WaitTimeoutError
-        """
+    def enter(self) -> None:
         if self.arbiter is not None:
             self.arbiter.mode.set(acceleration=1)
             try:
@@ -95,11 +90,7 @@ class Channel:
         if not self.accelerated:
             return
         try:
-            if self.run is not None and not self.run.ended:
-                if failed:
-                    self.run.abort()
-                else:
-                    self._finish(self.run)
+            super().leave(failed=failed)
         finally:
             if self.accelerated:
                 self._to_normal()
@@ -112,30 +103,20 @@ class Channel:
         ------
         WaitTimeoutError
         """
-        if self.run is not None:
-            self.run.lose("the kernel was reset")
         if self.arbiter is None:
-            self._backend.reset()
-            self.accelerated = False
+            super().reset_kernel()
         else:
+            if self.run is not None:
+                self.run.lose("the kernel was reset")
             self.arbiter.mode.set(acceleration=0)
             self.arbiter.control.set(kernel_reset=1)
             self._await("normal")
-            self.accelerated = False
+        self.accelerated = False
 
     def forget(self, reason: str) -> None:
         """The device was reset: the run is lost, the mode is normal."""
         self.accelerated = False
-        if self.run is not None:
-            self.run.lose(reason)
-            self.run = None
-
-    def _finish(self, run: UpdateRun) -> None:
-        try:
-            run.wait()
-        except BaseException:
-            run.abort()  # does nothing if it has ended
-            raise
+        super().forget(reason)
 
     def _to_normal(self) -> None:
         if self.arbiter is not None:
@@ -148,12 +129,12 @@ class Channel:
         if arbiter is None:
             return
         try:
-            self._backend.wait([arbiter.status.poll(**{mode: 1})], HAND_OVER_CYCLES)
+            self.backend.wait([arbiter.status.poll(**{mode: 1})], HAND_OVER_CYCLES)
         except WaitTimeoutError as error:
             raise WaitTimeoutError(
                 f"channel {self.number} to be in {mode} mode",
                 HAND_OVER_CYCLES,
                 unit=error.unit,
                 registers=arbiter.dump(),
-                transactions=self._backend.transactions(),
+                transactions=self.backend.transactions(),
             ) from error

@@ -5,9 +5,9 @@ from __future__ import annotations
 import weakref
 from typing import Self
 
-from nearstep.axdimm.device import AxdimmDevice
 from nearstep.device import Device, open_device
 from nearstep.errors import ArgumentError
+from nearstep.kernel.device import KernelDevice
 
 
 class Lease:
@@ -15,11 +15,11 @@ class Lease:
 
     Attributes
     ----------
-    device: AxdimmDevice
+    device: KernelDevice
     """
 
     def __init__(self, device: Device) -> None:
-        if not isinstance(device, AxdimmDevice):
+        if not isinstance(device, KernelDevice):
             raise ArgumentError(
                 f"device must be the name of a device with an update kernel, or one that is open, "
                 f"not {device!r}"

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer, ParamsT
 
-from nearstep.axdimm.device import AxdimmDevice
 from nearstep.device import Device
+from nearstep.kernel.device import KernelDevice
 from nearstep.placement import Arenas, Extent, Launch, Placement
 from nearstep.run import Run
 from nearstep.torch import options
@@ -92,7 +92,7 @@ class DeviceOptimizer(Optimizer):
         return count(resident.label, state["step"]) + 1
 
     @property
-    def device(self) -> AxdimmDevice:
+    def device(self) -> KernelDevice:
         """The device that the steps run on."""
         return self._lease.device
 

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 import nearstep
 from nearstep.axdimm.device import AxdimmDevice
-from nearstep.axdimm.run import UpdateRun
 from nearstep.buffer import Buffer
+from nearstep.kernel.run import UpdateRun
 from nearstep_hw.axdimm.registers import ARRAYS, update_rule
 from nearstep_hw.rule.adam import ORDERS
 from nearstep_sim.golden.rule import evaluate

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from numbers import Real
 from types import MappingProxyType
 
 import numpy as np
 
 from nearstep.buffer import Buffer
 from nearstep.errors import ArgumentError, DtypeError
+from nearstep.kernel.checks import real
 from nearstep_hw.axdimm.config import AdamKernelConfig
 
 DTYPES: Mapping[str, np.dtype] = MappingProxyType(
@@ -79,18 +79,3 @@ class Gradient:
         if "bf16" in formats:
             expected.append("uint16 with gradient_format='bf16'")
         raise DtypeError("g", " or ".join(expected), buffer.dtype)
-
-
-def real(name: str, value: object) -> float:
-    """``value`` if it is a real number; a text or a truth value is none.
-
-    Raises
-    ------
-    ArgumentError
-    """
-    if isinstance(value, bool | np.bool_) or not isinstance(value, Real):
-        raise ArgumentError(f"{name} must be a number, not {value!r}")
-    try:
-        return float(value)
-    except OverflowError:
-        return math.inf

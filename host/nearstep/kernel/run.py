@@ -1,4 +1,4 @@
-"""A run of the update kernel."""
+"""Runs of the update kernel."""
 
 from __future__ import annotations
 
@@ -30,9 +30,6 @@ SLOWEST_CYCLES_PER_BEAT = 64
 IDLE_CYCLES = 10_000
 """Cycles for which a command may take that moves no data: latencies, and the drain of an abort."""
 
-BEATS_PER_LANE_GROUP = 7
-"""Beats for each beat of parameters: p, g, m, v read, and p, m, v written."""
-
 ERRORS: Mapping[ErrorCause, type[KernelError]] = MappingProxyType(
     {
         ErrorCause.READ_RESPONSE: BusResponseError,
@@ -48,18 +45,21 @@ ERRORS: Mapping[ErrorCause, type[KernelError]] = MappingProxyType(
 """Exception for each cause in the ERROR register."""
 
 
-class UpdateRun(Run):
-    """A step that was started by :meth:`nearstep.axdimm.device.AxdimmDevice.adam`, or another rule.
+class KernelRun(Run):
+    """A run of an update kernel.
 
     Parameters
     ----------
-    rule: str
+    name: str
+        What the kernel does: the name of its rule.
     backend: Backend
     kernel: BlockRegisters
     buffers: Mapping[str, Buffer]
-        By array.
-    lanes: int
-        Elements of a beat.
+        By array; each has a window of the kernel.
+    count: int
+        Elements.
+    beats: int
+        Beats that it moves at most.
     channel, base: int
         Channel that it runs on, and the device address of that channel.
     reset: Callable[[], None]
@@ -68,22 +68,23 @@ class UpdateRun(Run):
 
     def __init__(
         self,
-        rule: str,
+        name: str,
         backend: Backend,
         kernel: BlockRegisters,
         buffers: Mapping[str, Buffer],
         *,
-        lanes: int,
+        count: int,
+        beats: int,
         channel: int,
         base: int,
         reset: Callable[[], None],
     ) -> None:
-        self.rule = rule
+        self.name = name
         self.channel = channel
-        self._lanes = lanes
+        self.count = count
+        self._beats = beats
         self._base = base
         self._reset = reset
-        self.count = buffers["p"].size
         self._buffers = dict(buffers)
         self._backend = backend
         self._kernel = kernel
@@ -95,7 +96,7 @@ class UpdateRun(Run):
     @property
     def what(self) -> str:
         """What it is, for messages."""
-        return f"{self.rule} of {self.count} elements"
+        return f"{self.name} of {self.count} elements"
 
     @property
     def ended(self) -> bool:
@@ -146,8 +147,7 @@ class UpdateRun(Run):
     def wait(self, max_cycles: int | None = None) -> Self:
         check_bound(max_cycles)
         if not self._ended:
-            beats = -(-self.count // self._lanes) * BEATS_PER_LANE_GROUP
-            bound = IDLE_CYCLES + SLOWEST_CYCLES_PER_BEAT * beats
+            bound = IDLE_CYCLES + SLOWEST_CYCLES_PER_BEAT * self._beats
             self._wait_idle(bound if max_cycles is None else max_cycles, self.what)
             self._finish()
         if self._error is not None:
@@ -214,7 +214,7 @@ class UpdateRun(Run):
             )
         elif not kernel.status.done:
             self._error = ModeError(
-                f"run {self.rule}: START of {self.what} was refused",
+                f"run {self.name}: START of {self.what} was refused",
                 self.channel,
                 "acceleration",
                 "another",
@@ -222,6 +222,20 @@ class UpdateRun(Run):
             )
         for index in range(len(self._buffers)):
             kernel[f"window{index}_permissions"].set(read=0, write=0, valid=0)
+
+
+class UpdateRun(KernelRun):
+    """A step that was started by :meth:`nearstep.kernel.device.KernelDevice.adam`, or another rule.
+
+    Attributes
+    ----------
+    rule: str
+    """
+
+    @property
+    def rule(self) -> str:
+        """The update rule."""
+        return self.name
 
 
 def _exact(counter: str) -> bool:

@@ -1,0 +1,1 @@
+"""What the drivers of devices with update kernels have in common."""

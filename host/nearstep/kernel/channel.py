@@ -1,0 +1,88 @@
+"""One memory channel of a device with update kernels, and what runs on it."""
+
+from __future__ import annotations
+
+from nearstep.backends.base import Backend
+from nearstep.kernel.run import KernelRun
+from nearstep.registers import BlockRegisters
+
+
+class KernelChannel:
+    """A channel whose kernel may be started at any time, and whose memory the host always reaches.
+
+    Families whose channels belong to the host or to the kernel refine it.
+
+    Parameters
+    ----------
+    backend: Backend
+    number: int
+    base: int
+        Device address of its first byte.
+    kernel: BlockRegisters
+
+    Attributes
+    ----------
+    run: KernelRun | None
+        The last run that was started.
+    """
+
+    def __init__(self, backend: Backend, number: int, base: int, kernel: BlockRegisters) -> None:
+        self.number = number
+        self.base = base
+        self.kernel = kernel
+        self.run: KernelRun | None = None
+        self.backend = backend
+
+    def check_reach(self, action: str) -> None:
+        """Raise :class:`ModeError` unless the host may do this with the memory now."""
+
+    def check_ready(self, action: str) -> None:
+        """Raise :class:`ModeError` if the kernel could not be started now."""
+
+    def check_enter(self) -> None:
+        """Raise :class:`ModeError` if the memory is given to the kernel already."""
+
+    def enter(self) -> None:
+        """Give the memory to the kernel.
+
+        Raises
+        ------
+        WaitTimeoutError
+        """
+
+    def leave(self, *, failed: bool) -> None:
+        """Take the memory back: wait for the run, or abort it if something ``failed``.
+
+        Raises
+        ------
+        KernelError, WaitTimeoutError, MemoryFaultError, ProtocolError
+            As :meth:`nearstep.run.Run.wait`.
+        """
+        run = self.run
+        if run is None or run.ended:
+            return
+        if failed:
+            run.abort()
+            return
+        try:
+            run.wait()
+        except BaseException:
+            run.abort()  # does nothing if it has ended
+            raise
+
+    def reset_kernel(self) -> None:
+        """Reset the kernel, whatever it does: here with the whole device.
+
+        Raises
+        ------
+        WaitTimeoutError
+        """
+        if self.run is not None:
+            self.run.lose("the kernel was reset")
+        self.backend.reset()
+
+    def forget(self, reason: str) -> None:
+        """The device was reset: the run is lost."""
+        if self.run is not None:
+            self.run.lose(reason)
+            self.run = None

@@ -1,0 +1,53 @@
+"""Checks of the numbers of a run, before anything is sent to a device."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from numbers import Real
+
+import numpy as np
+
+from nearstep.errors import ArgumentError
+
+STEPS = 1 << 63
+"""A step count is below it, so that powers of the betas can be taken."""
+
+
+def check_hyperparameters(step: int, betas: tuple[float, float], **others: float) -> None:
+    """Raise :class:`ArgumentError` unless these can be arguments of a rule."""
+    if isinstance(step, bool | np.bool_) or not isinstance(step, int | np.integer):
+        raise ArgumentError(f"step must be an integer, not {step!r}")
+    if not 1 <= step < STEPS:
+        raise ArgumentError(f"step must be at least 1 and below 2**63, not {step}")
+    for name, value in others.items():
+        if not (math.isfinite(real(name, value)) and value >= 0.0):
+            raise ArgumentError(f"{name} must be finite and not negative, not {value}")
+    if not isinstance(betas, Sequence) or isinstance(betas, str) or len(betas) != 2:
+        raise ArgumentError(f"betas must be two numbers in [0, 1), not {betas!r}")
+    if not all(0.0 <= real("betas", beta) < 1.0 for beta in betas):
+        raise ArgumentError(f"betas must be two numbers in [0, 1), not {betas}")
+
+
+def check_scalars(scalars: Mapping[str, float | int], given: str) -> None:
+    """Raise :class:`ArgumentError` unless binary32 registers hold what follows from arguments."""
+    for name, value in scalars.items():
+        with np.errstate(over="ignore"):
+            fits = bool(np.isfinite(np.float32(value)))
+        if not fits:
+            raise ArgumentError(f"register {name} would overflow binary32 with {given}")
+
+
+def real(name: str, value: object) -> float:
+    """``value`` if it is a real number; a text or a truth value is none.
+
+    Raises
+    ------
+    ArgumentError
+    """
+    if isinstance(value, bool | np.bool_) or not isinstance(value, Real):
+        raise ArgumentError(f"{name} must be a number, not {value!r}")
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf

@@ -1,0 +1,1 @@
+"""Host driver of the SmartSSD family."""
