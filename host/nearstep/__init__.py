@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING
 
 from nearstep.device import Device
 from nearstep.device import open_device as open
+from nearstep.kernel.pairs import Pairs
 
 if TYPE_CHECKING:
     from nearstep import optim as optim
 
-__all__ = ["Device", "open"]
+__all__ = ["Device", "Pairs", "open"]
 
 
 def __getattr__(name: str) -> ModuleType:

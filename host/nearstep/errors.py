@@ -13,6 +13,7 @@ Three kinds, by what the caller can do about them:
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 RESPONSES = ("OKAY", "EXOKAY", "SLVERR", "DECERR")
 """AXI response names, by code."""
@@ -260,7 +261,7 @@ class KernelError(DeviceError):
     cause: str
         Name of the cause, as in the register map.
     stream: str
-        Stream that failed: p, g, m or v.
+        Name of the stream that failed, as in the register map: ``G_READ``, ``COPY_OUT``.
     address: int
         Address of the first error.
     committed: int
@@ -278,6 +279,7 @@ class KernelError(DeviceError):
         address: int,
         committed: int,
         count: int,
+        detail: str = "",
         registers: Mapping[str, int] | None = None,
         transactions: Sequence[str] = (),
     ) -> None:
@@ -287,7 +289,7 @@ class KernelError(DeviceError):
         self.committed = committed
         self.count = count
         super().__init__(
-            f"run of {count} elements stopped: {cause} on stream {stream} at {address:#x}; "
+            f"run of {count} elements stopped: {cause}{detail} on stream {stream} at {address:#x}; "
             f"{committed} elements are committed",
             registers=registers,
             transactions=transactions,
@@ -304,6 +306,28 @@ class WindowError(KernelError):
 
 class ConfigurationError(KernelError):
     """START was refused: the configuration registers cannot be run. Nothing was accessed."""
+
+
+class PairError(KernelError):
+    """A compressed gradient that the kernel refused. Nothing was written.
+
+    Attributes
+    ----------
+    position: int
+        The first bad pair, counted from 0.
+    """
+
+    def __init__(self, *, position: int, **outcome: Any) -> None:
+        self.position = position
+        super().__init__(detail=f" of pair {position}", **outcome)
+
+
+class PairRangeError(PairError):
+    """An index is not below the number of elements."""
+
+
+class PairOrderError(PairError):
+    """An index comes too late: below the one before it, or of a block before that one's."""
 
 
 class AbortedError(KernelError):

@@ -2,44 +2,31 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-
-import numpy as np
+from typing import TypeVar
 
 from nearstep.backends.base import Backend
 from nearstep.buffer import Buffer
 from nearstep.device import Device
-from nearstep.errors import (
-    AlignmentError,
-    ArgumentError,
-    BusyError,
-    DeviceError,
-    DtypeError,
-    ForeignBufferError,
-    MismatchError,
-    OutOfBoundsError,
-    OverlapError,
-    ShapeError,
-)
+from nearstep.errors import ArgumentError, BusyError, DeviceError, MismatchError
+from nearstep.kernel.buffers import check_buffer, check_float32, check_size, common_channel
 from nearstep.kernel.channel import KernelChannel
 from nearstep.kernel.checks import check_hyperparameters, check_scalars
+from nearstep.kernel.command import COPY_OUT, INDEX, READ_ONLY, Command
+from nearstep.kernel.copy_out import CopyOut
 from nearstep.kernel.gradient import Gradient
-from nearstep.kernel.run import UpdateRun
+from nearstep.kernel.pairs import Pairs, check_count
+from nearstep.kernel.run import KernelRun, ScanRun, UpdateRun
 from nearstep.registers import Registers
 from nearstep_hw.axdimm.config import AdamKernelConfig
-from nearstep_hw.axdimm.registers import GradientFormat
+from nearstep_hw.axdimm.registers import Operation
 from nearstep_hw.rule.adagrad import adagrad_scalars
 from nearstep_hw.rule.adam import ORDERS
 from nearstep_hw.rule.scale import GRADIENT, GRADIENT_SCALE
 from nearstep_hw.rule.sgd import sgd_momentum_scalars, sgd_scalars
 
-BEATS_PER_LANE_GROUP = 7
-"""Beats for each beat of parameters: p, g, m, v read, and p, m, v written."""
-
-READ_ONLY = frozenset({GRADIENT})
-"""Arrays that the kernel does not write."""
+Started = TypeVar("Started", bound=KernelRun)
 
 
 class KernelDevice(Device):
@@ -57,7 +44,7 @@ class KernelDevice(Device):
     Raises
     ------
     MismatchError
-        The kernel has fewer windows than arrays.
+        The kernel has fewer windows than a run can have arrays.
     """
 
     def __init__(
@@ -72,7 +59,7 @@ class KernelDevice(Device):
         self.config = config
         self.regs = regs
         self.channels = tuple(channels)
-        arrays = len(config.arrays)
+        arrays = len(config.arrays) + bool(config.compression) + bool(config.copy_out_formats)
         if config.windows < arrays:
             raise MismatchError("windows", f"at least {arrays}", config.windows)
 
@@ -136,7 +123,7 @@ class KernelDevice(Device):
     def adam(
         self,
         p: Buffer,
-        g: Buffer,
+        g: Buffer | Pairs,
         m: Buffer,
         v: Buffer,
         *,
@@ -148,6 +135,8 @@ class KernelDevice(Device):
         decoupled: bool = False,
         gradient_format: str | None = None,
         gradient_scale: float = 1.0,
+        copy_out: Buffer | None = None,
+        copy_out_format: str | None = None,
     ) -> UpdateRun:
         """Start an Adam step, p, m and v in place, and return at once.
 
@@ -157,7 +146,8 @@ class KernelDevice(Device):
             Parameters, gradients, first and second moments: float32, of one size, on this device,
             on one channel, each starting on a beat of the memory port (64 bytes with 16 lanes),
             without overlap. Where the kernel has the format, g may be float16, or uint16 that
-            holds bfloat16.
+            holds bfloat16. Where the kernel has the form, g may be :class:`Pairs`, of which there
+            may be any number.
         step: int
             t, from 1.
         lr, betas, eps, weight_decay: float
@@ -170,6 +160,11 @@ class KernelDevice(Device):
         gradient_scale: float
             Every gradient is multiplied by it, rounded to binary32 once, before anything else.
             Other than 1 only where the kernel can (``gradient_scale=yes``).
+        copy_out: Buffer, optional
+            Of the size of p, placed like p: it becomes the updated p, rounded to nearest even to
+            16 bits. float16, or uint16 to hold bfloat16, where the kernel has the format.
+        copy_out_format: str, optional
+            ``fp16`` or ``bf16``. None is that of copy_out's dtype; ``bf16`` must be named.
 
         Raises
         ------
@@ -187,12 +182,14 @@ class KernelDevice(Device):
         scalars = scalars_of(lr, betas, eps, weight_decay, step, decoupled)
         given = f"{lr=}, {betas=}, {eps=}, {weight_decay=}, {step=}"
         gradient = Gradient(gradient_format, gradient_scale)
-        return self._start("adam", {"p": p, "g": g, "m": m, "v": v}, scalars, given, gradient)
+        copy = CopyOut(copy_out, copy_out_format)
+        arrays = {"p": p, "m": m, "v": v}
+        return self._update("adam", arrays, g, scalars, given, gradient, copy)
 
     def sgd(
         self,
         p: Buffer,
-        g: Buffer,
+        g: Buffer | Pairs,
         m: Buffer | None = None,
         *,
         lr: float = 1e-3,
@@ -203,6 +200,8 @@ class KernelDevice(Device):
         first: bool = False,
         gradient_format: str | None = None,
         gradient_scale: float = 1.0,
+        copy_out: Buffer | None = None,
+        copy_out_format: str | None = None,
     ) -> UpdateRun:
         """Start a step of SGD, p and m in place, and return at once.
 
@@ -213,7 +212,7 @@ class KernelDevice(Device):
             refused where it is.
         lr, momentum, dampening, weight_decay, nesterov: float, bool
             As in ``torch.optim.SGD``.
-        gradient_format, gradient_scale: str, float
+        gradient_format, gradient_scale, copy_out, copy_out_format:
             As in :meth:`adam`.
         first: bool
             The first step with momentum: m becomes the gradient, whatever it holds.
@@ -232,16 +231,18 @@ class KernelDevice(Device):
             raise ArgumentError(f"m must be given if and only if momentum is not 0, not {momentum}")
         given = f"{lr=}, {momentum=}, {dampening=}, {weight_decay=}"
         gradient = Gradient(gradient_format, gradient_scale)
+        copy = CopyOut(copy_out, copy_out_format)
         if m is None:
             scalars = sgd_scalars(lr, weight_decay)
-            return self._start("sgd", {"p": p, "g": g}, scalars, given, gradient)
+            return self._update("sgd", {"p": p}, g, scalars, given, gradient, copy)
         scalars = sgd_momentum_scalars(lr, momentum, dampening, weight_decay, nesterov, first)
-        return self._start("sgd_momentum", {"p": p, "g": g, "m": m}, scalars, given, gradient)
+        arrays = {"p": p, "m": m}
+        return self._update("sgd_momentum", arrays, g, scalars, given, gradient, copy)
 
     def adagrad(
         self,
         p: Buffer,
-        g: Buffer,
+        g: Buffer | Pairs,
         v: Buffer,
         *,
         step: int,
@@ -251,6 +252,8 @@ class KernelDevice(Device):
         eps: float = 1e-10,
         gradient_format: str | None = None,
         gradient_scale: float = 1.0,
+        copy_out: Buffer | None = None,
+        copy_out_format: str | None = None,
     ) -> UpdateRun:
         """Start a step of Adagrad, p and v in place, and return at once.
 
@@ -262,7 +265,7 @@ class KernelDevice(Device):
             t, from 1.
         lr, lr_decay, weight_decay, eps: float
             As in ``torch.optim.Adagrad``.
-        gradient_format, gradient_scale: str, float
+        gradient_format, gradient_scale, copy_out, copy_out_format:
             As in :meth:`adam`.
 
         Raises
@@ -276,50 +279,110 @@ class KernelDevice(Device):
         scalars = adagrad_scalars(lr, lr_decay, weight_decay, eps, step)
         given = f"{lr=}, {lr_decay=}, {weight_decay=}, {eps=}, {step=}"
         gradient = Gradient(gradient_format, gradient_scale)
-        return self._start("adagrad", {"p": p, "g": g, "v": v}, scalars, given, gradient)
+        copy = CopyOut(copy_out, copy_out_format)
+        arrays = {"p": p, "v": v}
+        return self._update("adagrad", arrays, g, scalars, given, gradient, copy)
 
-    def _start(
+    def scan(self, g: Buffer, gradient_format: str | None = None) -> ScanRun:
+        """Start reading gradients alone, and return at once: whether all are finite, and their sum
+        of squares.
+
+        Parameters
+        ----------
+        g: Buffer
+            As in :meth:`adam`, of fewer than 2**32 elements.
+        gradient_format: str, optional
+            As in :meth:`adam`.
+
+        Raises
+        ------
+        ArgumentError, ModeError, BusyError, ClosedDeviceError
+            As :meth:`adam`; and the kernel cannot scan.
+        """
+        action = "run scan"
+        self.check_open(action)
+        if not self.config.scan:
+            raise ArgumentError("the kernel cannot scan: open the device with scan=yes")
+        gradient = Gradient(gradient_format)
+        gradient.check(self.config)
+        check_buffer(self, self.config, GRADIENT, g, action)
+        check_count("gradients", g.size)
+        command = Command(
+            operation=Operation.SCAN,
+            buffers={GRADIENT: g},
+            count=g.size,
+            gradient=gradient.format_of(g, self.config),
+        )
+        return self._start(ScanRun, "scan", command)
+
+    def _update(
         self,
         rule: str,
-        buffers: Mapping[str, Buffer],
+        states: Mapping[str, Buffer],
+        g: Buffer | Pairs,
         scalars: Mapping[str, float | int],
         given: str,
         gradient: Gradient,
+        copy_out: CopyOut,
     ) -> UpdateRun:
         """Start a rule, if everything is as it should be; ``given`` are its arguments, as text."""
-        action = f"run {rule}"
-        self.check_open(action)
+        self.check_open(f"run {rule}")
         self.check_rule(rule)
         gradient.check(self.config)
+        copy_out.check(self.config)
         if self.config.gradient_scale:
             scalars = {**scalars, GRADIENT_SCALE: gradient.scale}
             given = f"{given}, gradient_scale={gradient.scale}"
-        channel = self._check_buffers(buffers, action, gradient)
+        pairs, value = (g, g.value) if isinstance(g, Pairs) else (None, g)
+        if pairs is not None:
+            pairs.check(self.config)
+        buffers = self._checked_buffers(rule, states, value, pairs, gradient, copy_out)
         check_scalars(scalars, given)
+        return self._start(
+            UpdateRun,
+            rule,
+            Command(
+                operation=Operation.UPDATE,
+                buffers=buffers,
+                count=states["p"].size,
+                gradient=gradient.format_of(value, self.config),
+                copy_out=copy_out.format_of(buffers[COPY_OUT], self.config)
+                if COPY_OUT in buffers
+                else "none",
+                form="none" if pairs is None else pairs.form,
+                pairs=0 if pairs is None else pairs.size,
+                rule=rule,
+                scalars=scalars,
+            ),
+        )
+
+    def _start(self, kind: type[Started], name: str, command: Command) -> Started:
+        """Start a command on the channel of its buffers, if that is free."""
+        action = f"run {name}"
+        number = common_channel(command.buffers, self.channel_of)
+        channel = self.channels[number]
         channel.check_ready(action)
         if channel.run is not None and not channel.run.ended:
             raise BusyError(
                 f"cannot {action}: {channel.run.what} has not ended",
                 registers=channel.kernel.dump(),
             )
-        self._configure(channel, rule, buffers, scalars)
-        if self.config.mixed:
-            form = gradient.format_of(buffers[GRADIENT], self.config)
-            channel.kernel.formats.set(gradient=GradientFormat[form.upper()])
+        command.configure(channel.kernel, self.config, channel.base)
+        command.grant(channel.kernel, self.config, channel.base)
         channel.kernel.start.go = 1
-        count = buffers["p"].size
-        channel.run = UpdateRun(
-            rule,
+        run = kind(
+            name,
             self.backend,
             channel.kernel,
-            buffers,
-            count=count,
-            beats=BEATS_PER_LANE_GROUP * -(-count // self.config.lanes),
-            channel=channel.number,
+            command.buffers,
+            count=command.count,
+            beats=command.beats(self.config),
+            channel=number,
             base=channel.base,
             reset=channel.reset_kernel,
         )
-        return channel.run
+        channel.run = run
+        return run
 
     def check_rule(self, rule: str) -> None:
         """Raise :class:`ArgumentError` unless the kernel has an update rule of this name."""
@@ -352,66 +415,39 @@ class KernelDevice(Device):
         for channel in self.channels:
             channel.forget("the device was reset")
 
-    def _configure(
+    def _checked_buffers(
         self,
-        channel: KernelChannel,
         rule: str,
-        buffers: Mapping[str, Buffer],
-        scalars: Mapping[str, float | int],
-    ) -> None:
-        kernel, rules = channel.kernel, self.config.rule_set
-        for name, buffer in buffers.items():
-            kernel[f"{name}_address"].value = buffer.address - channel.base
-        kernel.count.value = buffers["p"].size
-        chosen = rules.rules[rules.names.index(rule)]
-        if len(rules.names) > 1:
-            kernel.rule.value = rules.names.index(rule)
-        for name in chosen.scalars:
-            kernel[name].value = float(scalars[name])
-        kernel.mode.set(**{name: int(scalars.get(name, 0)) for name in rules.switches})
-        for index, (name, buffer) in enumerate(buffers.items()):
-            self._grant(channel, index, buffer, write=name not in READ_ONLY)
+        states: Mapping[str, Buffer],
+        value: Buffer,
+        pairs: Pairs | None,
+        gradient: Gradient,
+        copy_out: CopyOut,
+    ) -> dict[str, Buffer]:
+        """The buffers of a run by array, p first, if they can be that; those without use left out.
 
-    def _grant(self, channel: KernelChannel, index: int, buffer: Buffer, *, write: bool) -> None:
-        """Open a window for the whole beats of a buffer."""
-        kernel = channel.kernel
-        beat = self.config.beat_bytes
-        first = buffer.address - channel.base
-        kernel[f"window{index}_base"].value = first
-        kernel[f"window{index}_limit"].value = -(-(first + buffer.nbytes) // beat) * beat
-        permissions = kernel[f"window{index}_permissions"]
-        permissions.set(read=1, write=int(write), valid=1)
-
-    def _check_buffers(
-        self, buffers: Mapping[str, Buffer], action: str, gradient: Gradient
-    ) -> KernelChannel:
-        """The channel that all of them lie on, if they can be those of a run."""
-        beat = self.config.beat_bytes
+        Parameters
+        ----------
+        value: Buffer
+            Gradients, or values of pairs.
+        """
+        buffers = {"p": states["p"], GRADIENT: value, **states}
+        if pairs is not None:
+            buffers[INDEX] = pairs.index
+        if copy_out.buffer is not None:
+            buffers[COPY_OUT] = copy_out.buffer
         for name, buffer in buffers.items():
-            if not isinstance(buffer, Buffer):
-                raise DtypeError(name, "Buffer", type(buffer).__name__)
-            size = buffers["p"].size
-            if buffer.device is not self:
-                raise ForeignBufferError(name, self.url, buffer.device.url)
-            buffer.check_usable(f"{action} on")
+            check_buffer(self, self.config, name, buffer, f"run {rule}")
             if name == GRADIENT:
                 gradient.format_of(buffer, self.config)
-            elif buffer.dtype != np.float32:
-                raise DtypeError(name, "float32", buffer.dtype)
-            if buffer.size != size:
-                raise ShapeError(name, f"of {size} elements like p", f"of {buffer.size}")
-            channel = self.channels[self.channel_of(buffer)]
-            if buffer.address % beat:
-                raise AlignmentError(name, buffer.address, beat)
-            begin = buffer.address - channel.base
-            if begin + buffer.nbytes > 1 << self.config.address_width:
-                end = begin + buffer.nbytes
-                raise OutOfBoundsError(name, begin, end, 1 << self.config.address_width)
-        for (first, one), (second, other) in itertools.combinations(buffers.items(), 2):
-            address = max(one.address, other.address)
-            if address < min(one.address + one.nbytes, other.address + other.nbytes):
-                raise OverlapError(first, second, address)
-        numbers = {name: self.channel_of(buffer) for name, buffer in buffers.items()}
-        if len(set(numbers.values())) > 1:
-            raise ArgumentError(f"arrays of a run must lie on one channel, not on {numbers}")
-        return self.channels[numbers["p"]]
+            elif name == COPY_OUT:
+                copy_out.format_of(buffer, self.config)
+            elif name != INDEX:
+                check_float32(name, buffer)
+            if pairs is None or name not in (GRADIENT, INDEX):
+                check_size(name, buffer, states["p"].size)
+        if pairs is not None:
+            check_count("elements of a run with pairs", states["p"].size)
+            if not pairs.size:
+                del buffers[GRADIENT], buffers[INDEX]
+        return buffers

@@ -1,26 +1,15 @@
-"""How the gradients of a run lie in memory, and their factor."""
+"""What is said about the gradients of a run: their format and their factor."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
-
-import numpy as np
 
 from nearstep.buffer import Buffer
-from nearstep.errors import ArgumentError, DtypeError
+from nearstep.errors import ArgumentError
 from nearstep.kernel.checks import real
+from nearstep.kernel.formats import format_of
 from nearstep_hw.axdimm.config import AdamKernelConfig
-
-DTYPES: Mapping[str, np.dtype] = MappingProxyType(
-    {"fp32": np.dtype(np.float32), "fp16": np.dtype(np.float16), "bf16": np.dtype(np.uint16)}
-)
-"""dtype of a buffer of each format; numpy has no bfloat16."""
-
-UNNAMED = ("fp32", "fp16")
-"""Formats that a dtype stands for."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +24,7 @@ class Gradient:
     """
 
     format: str | None
-    scale: float
+    scale: float = 1.0
 
     def check(self, config: AdamKernelConfig) -> None:
         """Make sure that the kernel has the format and can scale.
@@ -60,22 +49,12 @@ class Gradient:
             )
 
     def format_of(self, buffer: Buffer, config: AdamKernelConfig) -> str:
-        """The format of g.
+        """The format of g, or of the values of its pairs.
 
         Raises
         ------
         DtypeError
         """
-        formats = config.gradient_formats
-        if self.format is not None:
-            if buffer.dtype != DTYPES[self.format]:
-                raise DtypeError("g", DTYPES[self.format], buffer.dtype)
-            return self.format
-        unnamed = [name for name in formats if name in UNNAMED]
-        for name in unnamed:
-            if buffer.dtype == DTYPES[name]:
-                return name
-        expected = [str(DTYPES[name]) for name in unnamed]
-        if "bf16" in formats:
-            expected.append("uint16 with gradient_format='bf16'")
-        raise DtypeError("g", " or ".join(expected), buffer.dtype)
+        return format_of(
+            buffer, self.format, config.gradient_formats, name="g", argument="gradient_format"
+        )

@@ -4,25 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Self
+from typing import Any, Self
+
+import numpy as np
 
 from nearstep.backends.base import Backend
 from nearstep.buffer import Buffer
 from nearstep.errors import (
     AbortedError,
     BusResponseError,
+    BusyError,
     ConfigurationError,
     DeviceError,
     KernelError,
     MemoryFaultError,
     ModeError,
+    PairError,
+    PairOrderError,
+    PairRangeError,
     ProtocolError,
     WaitTimeoutError,
     WindowError,
 )
+from nearstep.kernel.command import INDEX
 from nearstep.registers import BlockRegisters
 from nearstep.run import Run, check_bound
-from nearstep_hw.axdimm.registers import COUNTERS, ErrorCause, Stream
+from nearstep_hw.axdimm.registers import ErrorCause, Stream
+from nearstep_hw.csr.model import Access
 
 SLOWEST_CYCLES_PER_BEAT = 64
 """A memory that takes longer for a beat, on average over a run, counts as one that hangs."""
@@ -40,6 +48,8 @@ ERRORS: Mapping[ErrorCause, type[KernelError]] = MappingProxyType(
         ErrorCause.UNSUPPORTED: ConfigurationError,
         ErrorCause.OVERLAP: ConfigurationError,
         ErrorCause.ABORTED: AbortedError,
+        ErrorCause.PAIR_RANGE: PairRangeError,
+        ErrorCause.PAIR_ORDER: PairOrderError,
     }
 )
 """Exception for each cause in the ERROR register."""
@@ -176,6 +186,21 @@ class KernelRun(Run):
                 cause=reason, stream="none", address=0, committed=self._committed, count=self.count
             )
 
+    def check_done(self) -> None:
+        """Raise unless it has completed, for what is known only then.
+
+        Raises
+        ------
+        BusyError
+            It has not ended.
+        KernelError, MemoryFaultError, ProtocolError
+            It ended with that.
+        """
+        if not self.ended:
+            raise BusyError(f"{self.what} has not ended", registers=self._kernel.dump())
+        if self._error is not None:
+            raise self._error
+
     def _wait_idle(self, max_cycles: int, what: str) -> None:
         try:
             self._backend.wait([self._kernel.status.poll(busy=0)], max_cycles)
@@ -199,14 +224,25 @@ class KernelRun(Run):
         kernel = self._kernel
         self._ended = True
         self._committed = kernel.committed.value
-        names = [name for name in COUNTERS if self._backend.cycles is not None or _exact(name)]
+        names = [
+            register.name
+            for register, field in kernel.map.fields()
+            if field.access is Access.COUNTER
+            and (self._backend.cycles is not None or _exact(register.name))
+        ]
         self._counters = {name: kernel[name].value for name in names}
         if kernel.status.error:
             cause = ErrorCause(kernel.error.cause)
-            self._error = ERRORS[cause](
+            kind, address = ERRORS[cause], self._base + kernel.error_address.value
+            pair: dict[str, Any] = {}
+            if issubclass(kind, PairError):
+                indices = self._buffers[INDEX]
+                pair["position"] = (address - indices.address) // indices.dtype.itemsize
+            self._error = kind(
+                **pair,
                 cause=cause.name,
                 stream=Stream(kernel.error.stream).name,
-                address=self._base + kernel.error_address.value,
+                address=address,
                 committed=self._committed,
                 count=self.count,
                 registers=kernel.dump(),
@@ -230,12 +266,73 @@ class UpdateRun(KernelRun):
     Attributes
     ----------
     rule: str
+    duplicates: int
+        Of gradients in pairs, how many lost against a later pair of the same index.
     """
 
     @property
     def rule(self) -> str:
         """The update rule."""
         return self.name
+
+    @property
+    def duplicates(self) -> int:
+        """Pairs that lost against a later one of the same index.
+
+        Raises
+        ------
+        BusyError
+            The run has not ended.
+        KernelError, MemoryFaultError, ProtocolError
+            It ended with that.
+        """
+        self.check_done()
+        return self._counters.get("duplicates", 0)
+
+
+class ScanRun(KernelRun):
+    """A scan that was started by :meth:`nearstep.kernel.device.KernelDevice.scan`.
+
+    Nothing is committed by it.
+
+    Attributes
+    ----------
+    found_inf: bool
+        A gradient is infinite or NaN.
+    sum_of_squares: float
+        Of all gradients, binary64, added in the order of
+        :class:`nearstep_hw.smartssd.scan.GradientScan`, which bounds the error, too.
+    """
+
+    _found_inf = False
+    _sum_of_squares = 0.0
+
+    @property
+    def found_inf(self) -> bool:
+        """Whether a gradient is infinite or NaN. Raises as :attr:`sum_of_squares`."""
+        self.check_done()
+        return self._found_inf
+
+    @property
+    def sum_of_squares(self) -> float:
+        """Sum of the squares of all gradients.
+
+        Raises
+        ------
+        BusyError
+            The run has not ended.
+        KernelError, MemoryFaultError, ProtocolError
+            It ended with that.
+        """
+        self.check_done()
+        return self._sum_of_squares
+
+    def _finish(self) -> None:
+        super()._finish()
+        if self._error is None:
+            bits = np.uint64(self._kernel.sum_of_squares.value)
+            self._found_inf = bool(self._kernel.scan.found_inf)
+            self._sum_of_squares = float(bits.view(np.float64))
 
 
 def _exact(counter: str) -> bool:

@@ -1,4 +1,4 @@
-"""``golden:axdimm``: registers and results of the RTL, without its cycles."""
+"""``golden:axdimm`` and ``golden:smartssd``: registers and results of the RTL, without cycles."""
 
 from __future__ import annotations
 
@@ -26,10 +26,12 @@ from nearstep_hw.axdimm.dimm import DimmConfig
 from nearstep_hw.axdimm.registers import device_maps
 from nearstep_hw.csr.block import Response
 from nearstep_hw.rule.rule import Rule
-from nearstep_sim.device.golden_adam import ArmedInjection, Engine
+from nearstep_hw.smartssd.config import SmartssdConfig
+from nearstep_sim.device.golden_adam import Engine
 from nearstep_sim.device.golden_channel import GoldenChannel
+from nearstep_sim.device.golden_port import ArmedInjection
 from nearstep_sim.device.memory import GUARD, UNWRITTEN
-from nearstep_sim.device.options import GoldenOptions
+from nearstep_sim.device.options import GoldenCardOptions, GoldenOptions
 from nearstep_sim.golden.rule import evaluate
 
 STEP_ELEMENTS = 1 << 20
@@ -50,17 +52,21 @@ def open_device(family: str, options: dict[str, str]) -> GoldenBackend:
         There is no golden model of the family.
     OptionError
     """
-    if family != "axdimm":
-        raise UrlError(f"golden:{family}", f"there is no family {family!r}", ("axdimm",))
-    parsed = parse_options(GoldenOptions, "golden:axdimm", options)
-    return GoldenBackend(
-        parsed.dimm() or parsed.config(), parsed.memory_bytes, make_engines(parsed)
-    )
+    name = f"golden:{family}"
+    if family == "axdimm":
+        parsed = parse_options(GoldenOptions, name, options)
+        return GoldenBackend(
+            parsed.dimm() or parsed.config(), parsed.memory_bytes, make_engines(parsed)
+        )
+    if family == "smartssd":
+        card = parse_options(GoldenCardOptions, name, options)
+        return GoldenBackend(card.config(), card.memory_bytes, make_engines(card))
+    raise UrlError(name, f"there is no family {family!r}", ("axdimm", "smartssd"))
 
 
-def make_engines(options: GoldenOptions) -> Sequence[Engine]:
+def make_engines(options: GoldenOptions | GoldenCardOptions) -> Sequence[Engine]:
     """The arithmetic of each rule of ``options``, compiled if need be."""
-    return [_engine(rule, options.engine) for rule in options.config().rule_set.rules]
+    return [_engine(rule, options.engine) for rule in options.kernel().rule_set.rules]
 
 
 def _engine(rule: Rule, kind: str) -> Engine:
@@ -77,27 +83,30 @@ def _engine(rule: Rule, kind: str) -> Engine:
 
 
 class GoldenBackend(EmulatedBackend):
-    """An AXDIMM without a clock.
+    """An AXDIMM, or a card, without a clock.
 
     Its time is counted in steps: every 32 register accesses let a busy kernel work through a block,
     and a wait goes on in larger steps. ``cycles`` is None.
 
     Parameters
     ----------
-    config: AdamKernelConfig | DimmConfig
-        A kernel by itself, or a DIMM.
+    config: AdamKernelConfig | DimmConfig | SmartssdConfig
+        A kernel by itself, a DIMM, or a card.
     memory_bytes: int
         Over all channels.
     engines: Sequence[Engine]
         One for each rule.
     """
 
-    config: AdamKernelConfig | DimmConfig
+    config: AdamKernelConfig | DimmConfig | SmartssdConfig
 
     def __init__(
-        self, config: AdamKernelConfig | DimmConfig, memory_bytes: int, engines: Sequence[Engine]
+        self,
+        config: AdamKernelConfig | DimmConfig | SmartssdConfig,
+        memory_bytes: int,
+        engines: Sequence[Engine],
     ) -> None:
-        self.family = "axdimm"
+        self.family = "smartssd" if isinstance(config, SmartssdConfig) else "axdimm"
         self.config = config
         self.capacity_bytes = memory_bytes
         self._log: deque[str] = deque(maxlen=KEPT_TRANSACTIONS)
@@ -117,9 +126,20 @@ class GoldenBackend(EmulatedBackend):
                 for number in range(config.channels)
             ]
         else:
-            (kernel,) = device_maps(config).values()
+            card = config if isinstance(config, SmartssdConfig) else None
+            shape = config if isinstance(config, AdamKernelConfig) else config.kernel
+            (registers,) = (device_maps(shape) if card is None else card.maps()).values()
             self._channels = [
-                GoldenChannel(config, 0, memory_bytes, kernel, None, engines, self._log.append)
+                GoldenChannel(
+                    shape,
+                    0,
+                    memory_bytes,
+                    registers,
+                    None,
+                    engines,
+                    self._log.append,
+                    None if card is None else card.memory_bytes,
+                )
             ]
         self._accesses = 0
         self._closed = False
@@ -169,7 +189,7 @@ class GoldenBackend(EmulatedBackend):
                 for poll in polls
             ):
                 return
-            moving = [channel.kernel for channel in self._channels if channel.can_advance]
+            moving = [channel.kernel.port for channel in self._channels if channel.can_advance]
             if left <= 0 or not moving:
                 raise WaitTimeoutError(
                     " or ".join(map(str, polls)),
@@ -177,9 +197,9 @@ class GoldenBackend(EmulatedBackend):
                     unit="steps",
                     transactions=self.transactions(),
                 )
-            skipped = min(left - 1, *(max(0, kernel.late - 1) for kernel in moving))
-            for kernel in moving:
-                kernel.late -= min(skipped, max(0, kernel.late - 1))
+            skipped = min(left - 1, *(max(0, port.late - 1) for port in moving))
+            for port in moving:
+                port.late -= min(skipped, max(0, port.late - 1))
             left -= skipped + 1
             self._advance(STEP_ELEMENTS)
 
@@ -210,11 +230,11 @@ class GoldenBackend(EmulatedBackend):
                 limit=max(1, injection.limit - channel.base),
             )
             if injection.limit > channel.base:
-                channel.kernel.injections.append(ArmedInjection(shifted))
+                channel.kernel.port.injections.append(ArmedInjection(shifted))
 
     def heal(self) -> None:
         for channel in self._channels:
-            channel.kernel.injections.clear()
+            channel.kernel.port.injections.clear()
 
     def _take_time(self) -> None:
         """A register access: a fraction of a step."""
@@ -264,4 +284,4 @@ class GoldenBackend(EmulatedBackend):
 
     def _check_open(self) -> None:
         if self._closed:
-            raise ClosedDeviceError("golden:axdimm", "use the model")
+            raise ClosedDeviceError(f"golden:{self.family}", "use the model")

@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 
 from nearstep.errors import MemoryFaultError
 from nearstep_hw.axdimm.config import AdamKernelConfig
-from nearstep_hw.axdimm.registers import COUNTERS
 from nearstep_hw.csr.model import BLOCK_BYTES, LINE_BYTES, RegisterMap
 from nearstep_sim.device.golden_adam import Engine, GoldenAdamKernel
 from nearstep_sim.device.memory import EmulatedMemory
@@ -198,14 +197,19 @@ class GoldenChannel:
     def _show(self) -> None:
         """Put what has changed into the registers; ``busy`` last: its fall captures counters."""
         kernel = self.kernel
+        outcome = {}
+        if kernel.config.scan:
+            outcome["scan.found_inf"] = kernel.found_inf
+            outcome["sum_of_squares.value"] = kernel.sum_of_squares
         state = {
-            **{f"{name}.value": kernel.counters[name] for name in COUNTERS},
-            "error.cause": int(kernel.cause),
-            "error.stream": int(kernel.stream),
-            "error.response": kernel.response,
-            "error_address.value": kernel.address,
+            **{f"{name}.value": value for name, value in kernel.counters.items()},
+            "error.cause": int(kernel.fault.cause),
+            "error.stream": int(kernel.fault.stream),
+            "error.response": kernel.fault.response,
+            "error_address.value": kernel.fault.address,
+            **outcome,
             "status.done": int(kernel.done),
-            "status.error": int(kernel.cause != 0),
+            "status.error": int(kernel.fault.cause != 0),
             "status.busy": int(kernel.busy),
         }
         for path, value in state.items():

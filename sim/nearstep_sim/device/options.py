@@ -1,21 +1,22 @@
-"""Options of the emulated AXDIMM devices, as they stand in a device name."""
+"""Options of the emulated devices, as they stand in a device name."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from nearstep_hw.axdimm.config import AdamKernelConfig
 from nearstep_hw.axdimm.dimm import DimmConfig
 from nearstep_hw.dram.address import DEFAULT_MAPPING
+from nearstep_hw.smartssd.config import UPDATER, SmartssdConfig
 
 DDR4 = "ddr4-1600"
 """The memory of a whole DIMM: channels of DDR4, each with a mode arbiter."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class AxdimmOptions:
-    """Options that every emulated AXDIMM device has.
+class KernelOptions:
+    """Options that every emulated device with an update kernel has.
 
     Parameters
     ----------
@@ -27,8 +28,12 @@ class AxdimmOptions:
         Formats that gradients may have, with commas between: ``fp32,fp16,bf16``.
     gradient_scale : bool
         Whether the kernel can multiply gradients by a factor.
-    memory_bytes : int
-        Size of the device memory, a multiple of 64. Pages are taken as they are used.
+    copy_out_formats : str
+        Formats of a copy of the updated parameters, with commas between: ``fp16,bf16``.
+    scan : bool
+        Whether the kernel can read gradients alone.
+    compression : str
+        Forms of gradients in pairs, with commas between: ``fused,scatter``.
     """
 
     lanes: int = 16
@@ -38,6 +43,43 @@ class AxdimmOptions:
     rules: str = "adam"
     gradient_formats: str = "fp32"
     gradient_scale: bool = False
+    copy_out_formats: str = ""
+    scan: bool = False
+    compression: str = ""
+
+    def kernel(self) -> AdamKernelConfig:
+        """Configuration of the kernel, with a window for each array of any run.
+
+        Raises
+        ------
+        nearstep_hw.axdimm.config.ConfigError
+        """
+        config = AdamKernelConfig(
+            lanes=self.lanes,
+            functional_units=self.functional_units,
+            block_bytes=self.block_bytes,
+            order=self.order,
+            rules=tuple(self.rules.split(",")),
+            gradient_formats=tuple(self.gradient_formats.split(",")),
+            gradient_scale=self.gradient_scale,
+            copy_out_formats=_names(self.copy_out_formats),
+            scan=self.scan,
+            compression=_names(self.compression),
+        )
+        arrays = len(config.arrays) + bool(config.compression) + bool(config.copy_out_formats)
+        return replace(config, windows=max(config.windows, arrays))
+
+
+@dataclass(frozen=True, kw_only=True)
+class AxdimmOptions(KernelOptions):
+    """Options that every emulated AXDIMM device has, those of :class:`KernelOptions` among them.
+
+    Parameters
+    ----------
+    memory_bytes : int
+        Size of the device memory, a multiple of 64. Pages are taken as they are used.
+    """
+
     memory_bytes: int = 1 << 30
 
     def __post_init__(self) -> None:
@@ -55,15 +97,7 @@ class AxdimmOptions:
         ------
         nearstep_hw.axdimm.config.ConfigError
         """
-        return AdamKernelConfig(
-            lanes=self.lanes,
-            functional_units=self.functional_units,
-            block_bytes=self.block_bytes,
-            order=self.order,
-            rules=tuple(self.rules.split(",")),
-            gradient_formats=tuple(self.gradient_formats.split(",")),
-            gradient_scale=self.gradient_scale,
-        )
+        return self.kernel()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,6 +141,60 @@ class GoldenOptions(AxdimmOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
+class CardOptions(KernelOptions):
+    """Options that every emulated SmartSSD has, those of :class:`KernelOptions` among them.
+
+    Parameters
+    ----------
+    memory_bytes : int
+        DRAM of the card, a power of two. Pages are taken as they are used.
+    subgroup_elements : int | None
+        As in :class:`nearstep_hw.smartssd.config.SmartssdConfig`. None: as many as usual, or the
+        whole chunks that fit into the memory twice if that is less.
+    """
+
+    rules: str = ",".join(UPDATER.rules)
+    gradient_formats: str = ",".join(UPDATER.gradient_formats)
+    gradient_scale: bool = UPDATER.gradient_scale
+    copy_out_formats: str = ",".join(UPDATER.copy_out_formats)
+    scan: bool = UPDATER.scan
+    compression: str = ",".join(UPDATER.compression)
+    memory_bytes: int = SmartssdConfig.memory_bytes
+    subgroup_elements: int | None = None
+
+    def __post_init__(self) -> None:
+        self.config()
+
+    def config(self) -> SmartssdConfig:
+        """Configuration of the card.
+
+        Raises
+        ------
+        nearstep_hw.axdimm.config.ConfigError
+        """
+        kernel = replace(self.kernel(), windows=UPDATER.windows)
+        elements = self.subgroup_elements
+        if elements is None:
+            elements = SmartssdConfig.largest_subgroup(kernel, self.memory_bytes)
+        return SmartssdConfig(
+            kernel=kernel, memory_bytes=self.memory_bytes, subgroup_elements=elements
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class GoldenCardOptions(CardOptions):
+    """Options of ``golden:smartssd``.
+
+    Parameters
+    ----------
+    engine : str
+        As in :class:`GoldenOptions`.
+    """
+
+    engine: Literal["cpp", "numpy"] = "cpp"
+
+
+@dataclass(frozen=True, kw_only=True)
 class VerilatedOptions(AxdimmOptions):
     """Options of ``sim:axdimm``.
 
@@ -146,8 +234,8 @@ class VerilatedOptions(AxdimmOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DimmOptions:
-    """Options of ``sim:axdimm?memory=ddr4-1600``.
+class DimmOptions(KernelOptions):
+    """Options of ``sim:axdimm?memory=ddr4-1600``, those of :class:`KernelOptions` among them.
 
     The size of the memory follows from the parts: :class:`nearstep_hw.axdimm.dimm.DimmConfig`.
 
@@ -157,14 +245,6 @@ class DimmOptions:
         ``ddr4-1600``.
     channels, density, width, mapping :
         As in :class:`nearstep_hw.axdimm.dimm.DimmConfig`.
-    lanes, functional_units, block_bytes, order :
-        As in :class:`nearstep_hw.axdimm.config.AdamKernelConfig`.
-    rules : str
-        Update rules of the kernel, with commas between: ``adam,sgd,sgd_momentum,adagrad``.
-    gradient_formats : str
-        Formats that gradients may have, with commas between: ``fp32,fp16,bf16``.
-    gradient_scale : bool
-        Whether the kernel can multiply gradients by a factor.
     scheduler : str
         Of the host's memory controller: ``fr-fcfs`` or ``in-order``.
     postpone : int
@@ -187,13 +267,6 @@ class DimmOptions:
     density: Literal["4Gb", "8Gb", "16Gb"] = "8Gb"
     width: Literal["x8", "x16"] = "x8"
     mapping: str = DEFAULT_MAPPING
-    lanes: int = 16
-    functional_units: int | None = None
-    block_bytes: int = 16384
-    order: Literal["default", "paper"] = "default"
-    rules: str = "adam"
-    gradient_formats: str = "fp32"
-    gradient_scale: bool = False
     scheduler: Literal["fr-fcfs", "in-order"] = "fr-fcfs"
     postpone: int = 1
     fu: Literal["rtl", "native"] = "rtl"
@@ -218,20 +291,16 @@ class DimmOptions:
         nearstep_hw.axdimm.config.ConfigError
         """
         return DimmConfig(
-            kernel=AdamKernelConfig(
-                lanes=self.lanes,
-                functional_units=self.functional_units,
-                block_bytes=self.block_bytes,
-                order=self.order,
-                rules=tuple(self.rules.split(",")),
-                gradient_formats=tuple(self.gradient_formats.split(",")),
-                gradient_scale=self.gradient_scale,
-            ),
+            kernel=self.kernel(),
             channels=self.channels,
             density=self.density,
             width=self.width,
             mapping=self.mapping,
         )
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(text.split(",")) if text else ()
 
 
 def _check_seed(seed: int) -> None:

@@ -2,7 +2,8 @@
 
 Two layers. ``add sub mul fma div sqrt convert`` take bit patterns of any format of up to 32 bits
 and return patterns and exception flags; they are integer arithmetic throughout. ``add32 ... fma32``
-take and return ``float32`` arrays, without flags, at the speed of numpy; ``widen32`` makes them.
+take and return ``float32`` arrays, without flags, at the speed of numpy; ``widen32`` gives such
+arrays, and ``narrow32`` takes them.
 
 Every result is rounded once, to nearest, ties to even. A NaN result is the default quiet NaN.
 Flags: inexact 1, underflow 2 (tiny after rounding, and inexact), overflow 4, divide by zero 8,
@@ -34,6 +35,7 @@ __all__ = [
     "fma32",
     "mul",
     "mul32",
+    "narrow32",
     "sqrt",
     "sqrt32",
     "sub",
@@ -116,6 +118,21 @@ def widen32(a: NDArray[np.uint16], source: FpFormat) -> F32:
         return canonical32((a.astype(np.uint32) << np.uint32(16)).view(np.float32))
     with np.errstate(all="ignore"):
         return canonical32(a.view(np.float16).astype(np.float32))
+
+
+def narrow32(a: F32, target: FpFormat) -> NDArray[np.uint16]:
+    """float32 as patterns of FP16 or BF16, rounded once; a NaN is the default quiet NaN."""
+    a = _f32(a)
+    if target == FP16:
+        with np.errstate(all="ignore"):
+            bits = a.astype(np.float16).view(np.uint16)
+    elif target == BF16:
+        words = a.view(np.uint32)
+        odd = (words >> np.uint32(16)) & np.uint32(1)
+        bits = ((words + (np.uint32(0x7FFF) + odd)) >> np.uint32(16)).astype(np.uint16)
+    else:
+        raise TypeError(f"target must be FP16 or BF16, not {target}")
+    return np.where(np.isnan(a), np.uint16(target.quiet_nan), bits)
 
 
 def _f32(x: F32) -> F32:

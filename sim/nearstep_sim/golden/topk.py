@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nearstep_hw.fp.format import BF16, FP16, FP32
+from nearstep_hw.fp.format import BF16, FP16
 from nearstep_hw.smartssd.compression import PairCause, ValueFormat
 from nearstep_sim.golden import fp
 
-__all__ = ["Decompressed", "decompress", "widen"]
+__all__ = ["Decompressed", "decompress", "first_wrong_pair", "widen"]
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,34 @@ def widen(values: NDArray[Any], form: ValueFormat) -> NDArray[np.uint32]:
     if form == ValueFormat.FP32:
         return values.astype(np.uint32)
     source = FP16 if form == ValueFormat.FP16 else BF16
-    return fp.convert(values.astype(np.uint32), source, FP32)[0].astype(np.uint32)
+    return fp.widen32(values.astype(np.uint16), source).view(np.uint32)
+
+
+def first_wrong_pair(index: NDArray[np.uint32], *, count: int, group: int) -> tuple[PairCause, int]:
+    """What is wrong with the first index that is out of range or out of order, and its position.
+
+    Parameters
+    ----------
+    index : ndarray of uint32
+    count, group : int
+        As in :func:`decompress`.
+
+    Returns
+    -------
+    PairCause
+        NONE if all are good.
+    int
+        0 if all are good.
+    """
+    key = index if group == 1 else index // np.uint32(group)
+    beyond = index >= count
+    early = np.zeros_like(beyond)
+    early[1:] = key[1:] < key[:-1]
+    wrong = beyond | early
+    if not wrong.any():
+        return PairCause.NONE, 0
+    position = int(wrong.argmax())
+    return PairCause.RANGE if beyond[position] else PairCause.ORDER, position
 
 
 def decompress(
@@ -67,16 +94,9 @@ def decompress(
         A run that ends early gives what is before the granule of the last good pair.
     """
     present = min(len(index), pairs)
-    index, value = index[:present].astype(np.int64), value[:present]
-    key = index // group
-    beyond = index >= count
-    early = np.concatenate([[False], key[1:] < key[:-1]])[:present]
-    wrong = np.flatnonzero(beyond | early)
-    cause, position = PairCause.NONE, 0
-    if wrong.size:
-        position = int(wrong[0])
-        cause = PairCause.RANGE if beyond[position] else PairCause.ORDER
-    elif present < pairs:
+    index, value = index[:present], value[:present]
+    cause, position = first_wrong_pair(index, count=count, group=group)
+    if cause == PairCause.NONE and present < pairs:
         cause, position = PairCause.TRUNCATED, present
     good = present if cause == PairCause.NONE else position
     emitted = count
@@ -84,5 +104,7 @@ def decompress(
         emitted = int(index[good - 1]) // granule * granule if good else 0
     dense = np.zeros(count, np.uint32)
     dense[index[:good]] = value[:good]  # of equal indices numpy keeps the last
-    duplicates = good - len(np.unique(index[:good]))
+    named = np.zeros(count, np.bool_)
+    named[index[:good]] = True
+    duplicates = good - int(np.count_nonzero(named))
     return Decompressed(dense[:emitted], duplicates, cause, position)

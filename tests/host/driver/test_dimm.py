@@ -24,6 +24,7 @@ from nearstep.errors import (
     UrlError,
     WaitTimeoutError,
 )
+from nearstep.kernel.command import Command
 from nearstep_hw.axdimm.registers import ARRAYS, ErrorCause
 from nearstep_sim.device.dimm import DimmBackend
 from nearstep_sim.device.golden import GoldenBackend
@@ -352,7 +353,7 @@ def test_an_array_beyond_its_channel_is_refused_by_the_kernel(dimm, on):
 
 def test_the_error_address_is_that_of_the_device(dimm, on, monkeypatch):
     work = on(1)
-    monkeypatch.setattr(dimm, "_grant", lambda *args, **options: None)
+    monkeypatch.setattr(Command, "grant", lambda *args: None)
     with pytest.raises(KernelError, match="WINDOW") as caught, dimm.acceleration(1):
         dimm.adam(**work.buffers, step=1).wait()
     assert caught.value.address == work.buffers["p"].address

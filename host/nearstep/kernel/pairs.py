@@ -1,0 +1,75 @@
+"""Compressed gradients: pairs of index and value."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from nearstep.buffer import Buffer
+from nearstep.errors import ArgumentError, DtypeError, ShapeError
+from nearstep_hw.axdimm.config import AdamKernelConfig
+
+COUNT_LIMIT = 1 << 32
+"""Runs with pairs, and scans, have fewer elements and pairs than this."""
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Gradients of some elements; the others have gradient +0.
+
+    Of pairs with equal indices the last counts; :attr:`nearstep.kernel.run.UpdateRun.duplicates`
+    tells how many lost. There may be more pairs than elements, or none.
+
+    Parameters
+    ----------
+    index: Buffer
+        uint32: elements of p, counted from its first.
+    value: Buffer
+        A gradient for each index, in one of the formats of gradients.
+    form: str
+        ``fused``: indices ascend, equal ones allowed. ``scatter``: blocks of p ascend, the order
+        within one, of ``device.config.block_elements`` elements, is free. The kernel looks at all
+        indices before it changes anything.
+
+    Ref: Smart-Infinity, section IV-C.
+    """
+
+    index: Buffer
+    value: Buffer
+    form: str = "fused"
+
+    @property
+    def size(self) -> int:
+        """Pairs."""
+        return self.index.size
+
+    def check(self, config: AdamKernelConfig) -> None:
+        """Make sure that the kernel can take them, as far as the host can tell.
+
+        Raises
+        ------
+        ArgumentError, DtypeError, ShapeError
+        """
+        if self.form not in config.compression:
+            raise ArgumentError(
+                f"form of pairs must be one that the kernel has "
+                f"({', '.join(config.compression) or 'none'}), not {self.form!r}: "
+                "name it in the device's compression="
+            )
+        for name, buffer in (("index", self.index), ("value", self.value)):
+            if not isinstance(buffer, Buffer):
+                raise DtypeError(f"{name} of pairs", "Buffer", type(buffer).__name__)
+        if self.index.dtype != np.uint32:
+            raise DtypeError("index of pairs", "uint32", self.index.dtype)
+        if self.value.size != self.index.size:
+            raise ShapeError(
+                "value of pairs", f"of {self.index.size} elements", f"of {self.value.size}"
+            )
+        check_count("pairs", self.size)
+
+
+def check_count(what: str, count: int) -> None:
+    """Raise :class:`ArgumentError` unless a kernel can count to ``count`` with indices."""
+    if count >= COUNT_LIMIT:
+        raise ArgumentError(f"{what} must be fewer than 2**32, not {count}")
