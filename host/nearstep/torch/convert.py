@@ -62,6 +62,12 @@ def store(array: NDArray[np.float32], tensor: Tensor) -> None:
     tensor.detach().copy_(torch.from_numpy(array).view(tensor.shape))
 
 
+def store_words(array: NDArray[Any], tensor: Tensor) -> None:
+    """Copy what :func:`to_words` made of a tensor of this shape and format into ``tensor``."""
+    words = torch.from_numpy(array.view(np.int16)).view(tensor.dtype)
+    tensor.detach().copy_(words.view(tensor.shape))
+
+
 def landing(tensor: Tensor) -> NDArray[np.float32] | None:
     """The memory of ``tensor`` as a flat fp32 array that may be written; None if there is none.
 
