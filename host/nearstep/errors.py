@@ -190,6 +190,64 @@ class BusError(DeviceError):
         )
 
 
+class RegisterAccessError(ArgumentError):
+    """An access of registers that their BAR does not take; nothing was sent.
+
+    Attributes
+    ----------
+    address: int
+    nbytes: int
+    """
+
+    def __init__(self, address: int, nbytes: int, expected: str) -> None:
+        self.address = address
+        self.nbytes = nbytes
+        self.expected = expected
+        super().__init__(
+            f"register access must be {expected}, not of {nbytes} bytes at {address:#x}"
+        )
+
+
+class CompletionError(DeviceError):
+    """A read through a memory BAR that the device did not complete.
+
+    Attributes
+    ----------
+    address: int
+        Of the first byte that was not read.
+    status: str
+        Answer of the memory, or ``timeout``.
+    """
+
+    def __init__(self, address: int, status: str, *, transactions: Sequence[str] = ()) -> None:
+        self.address = address
+        self.status = status
+        super().__init__(
+            f"read of memory at {address:#x}: completion must be OKAY, not {status}",
+            transactions=transactions,
+        )
+
+
+class PostedWriteError(DeviceError):
+    """A write through a memory BAR that failed after it was sent: found out at a later access.
+
+    Attributes
+    ----------
+    address: int
+        Of the first byte of the first request that failed.
+    status: str
+        Answer of the memory, or ``timeout``.
+    """
+
+    def __init__(self, address: int, status: str, *, transactions: Sequence[str] = ()) -> None:
+        self.address = address
+        self.status = status
+        super().__init__(
+            f"posted write to memory at {address:#x}: response must be OKAY, not {status}",
+            transactions=transactions,
+        )
+
+
 class BusyError(DeviceError):
     """A command given while another one runs."""
 

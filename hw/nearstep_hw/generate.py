@@ -82,6 +82,24 @@ def _axdimm_module() -> "wiring.Component":
     return AxdimmModule(AdamKernelConfig(), unit=UnitInstance)
 
 
+def _smartssd_fu() -> "wiring.Component":
+    from nearstep_hw.axdimm.registers import update_rule
+    from nearstep_hw.rule.rtl import FunctionalUnit
+    from nearstep_hw.smartssd.config import UPDATER
+
+    return FunctionalUnit(update_rule(UPDATER))
+
+
+def _smartssd_card() -> "wiring.Component":
+    from functools import partial
+
+    from nearstep_hw.axdimm.unit_instance import UnitInstance
+    from nearstep_hw.smartssd.card import SmartssdCard
+    from nearstep_hw.smartssd.config import SmartssdConfig
+
+    return SmartssdCard(SmartssdConfig(), unit=partial(UnitInstance, module="smartssd_fu"))
+
+
 def _dram_controller() -> "wiring.Component":
     from nearstep_hw.dram.controller import DramController
 
@@ -117,6 +135,15 @@ GENERATORS = {
         summary="AXDIMM module: two channels behind one host bus",
         build=_axdimm_module,
         modules=("adam_fu",),
+    ),
+    "smartssd_fu": Generator(
+        summary="functional unit of every update rule, gradient scale included",
+        build=_smartssd_fu,
+    ),
+    "smartssd_card": Generator(
+        summary="SmartSSD card: registers, memory BAR, updater, port to DRAM",
+        build=_smartssd_card,
+        modules=("smartssd_fu",),
     ),
 }
 """Every generator, by the name of its top module."""

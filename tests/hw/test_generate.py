@@ -12,12 +12,17 @@ from typer.testing import CliRunner
 from nearstep_hw.generate import GENERATORS, OptionError, build, command, describe
 from nearstep_sim.build import tool_environment, verilator_root
 
-WHOLE = ["axdimm_channel", "axdimm_module"]  # half a minute for both
+WHOLE = ["axdimm_channel", "axdimm_module", "smartssd_card"]  # half a minute for all
 BLOCKS = [
     *(name for name in GENERATORS if name not in WHOLE),
     *(pytest.param(name, marks=pytest.mark.deep) for name in WHOLE),
 ]
-UNIT_INSTANCES = {"adam_kernel": 16, "axdimm_channel": 16, "axdimm_module": 32}
+UNIT_INSTANCES = {
+    "adam_kernel": 16,
+    "axdimm_channel": 16,
+    "axdimm_module": 32,
+    "smartssd_card": 16,
+}
 PORT = re.compile(r"^\s*(input|output)\s+(?:\[(\d+):0\]\s+)?(\w+);", re.M)
 
 
@@ -63,7 +68,7 @@ def test_verilog_has_the_listed_ports_and_lints(cli, tmp_path, name):
     )  # fmt: skip
     assert lint.returncode == 0, lint.stderr
     assert "%Error" not in lint.stderr
-    instances = re.findall(r"^  adam_fu \w+ \($", path.read_text(), re.M)
+    instances = re.findall(r"^  (?:adam|smartssd)_fu \w+ \($", path.read_text(), re.M)
     assert len(instances) == UNIT_INSTANCES.get(name, 0)
 
 

@@ -46,6 +46,9 @@ class Injection:
     nth, times: int
     delay: int
         Cycles, for ``late``.
+    host: bool
+        Whether accesses of the host are hit, or those of a kernel. Only where the host reaches the
+        memory through the device.
     """
 
     kind: FaultKind
@@ -55,6 +58,7 @@ class Injection:
     nth: int = 0
     times: int = 1
     delay: int = 100_000
+    host: bool = False
 
     def __post_init__(self) -> None:
         if self.kind not in FAULT_KINDS:
@@ -72,7 +76,7 @@ class Injection:
 
 _ONE_AT_A_TIME = (
     *("read_register", "write_register", "read_memory", "write_memory", "wait", "reset", "close"),
-    *("transactions", "protect", "claim", "inject", "heal"),
+    *("transactions", "protect", "claim", "inject", "heal", "flush"),
 )
 
 

@@ -102,6 +102,10 @@ class AdamKernelConfig:
         _check_names("gradient_formats", formats, GRADIENT_FORMATS)
         _check_names("copy_out_formats", self.copy_out_formats, COPY_OUT_FORMATS)
         _check_names("compression", self.compression, COMPRESSIONS)
+        _check(
+            not self.compression or self.lanes > 1,
+            "compression needs an even number of lanes: a beat of pairs has as many",
+        )
         _check(1 <= self.windows <= 8, f"windows must be 1 to 8, not {self.windows!r}")
         _check(
             8 <= self.bursts_ahead <= 255, f"bursts_ahead must be 8 to 255, not {self.bursts_ahead}"

@@ -32,8 +32,8 @@ class LoadPath(wiring.Component):
     bus : AR and R.
     window : the windows.
     i_base, i_beats : of the arrays; held while `o_idle` is low.
-    i_use : a bit for each array that the run has; held while `o_idle` is low. If the kernel has
-        several rules.
+    i_use : a bit for each array that the run has; held while `o_idle` is low. If not all runs have
+        all.
     i_format : of the gradients; held while `o_idle` is low. If they have a choice.
     i_launch : begins.
     o_<array> : beats.
@@ -53,7 +53,7 @@ class LoadPath(wiring.Component):
             beat_bytes=config.beat_bytes,
             block_beats=config.block_beats,
             burst_beats=config.burst_beats,
-            optional=len(config.rules) > 1,
+            optional=config.selective,
             halved=self.gradient,
         )
         super().__init__(

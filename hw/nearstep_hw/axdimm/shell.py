@@ -1,27 +1,44 @@
 """The Adam kernel without its functional units."""
 
+from collections.abc import Iterable
+
 from amaranth import Cat, Const, Elaboratable, Module, Mux, Signal, Value
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 from amaranth.utils import exact_log2
 
+from nearstep_hw.axdimm.array_lengths import COPY_OUT, INDEX
 from nearstep_hw.axdimm.commit import CommitCounter
-from nearstep_hw.axdimm.config import ELEMENT_BYTES, AdamKernelConfig
+from nearstep_hw.axdimm.config import ELEMENT_BYTES, HALF_BYTES, AdamKernelConfig
 from nearstep_hw.axdimm.counters import EventCounters
 from nearstep_hw.axdimm.load import LoadPath
-from nearstep_hw.axdimm.registers import COUNTERS, GradientFormat, adam_kernel_map, update_rule
+from nearstep_hw.axdimm.pair_load import INDEX_STREAM, VALUE_STREAM, PairLoad
+from nearstep_hw.axdimm.registers import (
+    COUNTERS,
+    Compression,
+    CopyOutFormat,
+    GradientFormat,
+    Operation,
+    adam_kernel_map,
+    update_rule,
+)
 from nearstep_hw.axdimm.run_control import RunControl
 from nearstep_hw.axdimm.sequencer import UnitSequencer
 from nearstep_hw.axdimm.start_check import StartCheck
 from nearstep_hw.axdimm.store import StorePath
 from nearstep_hw.axdimm.unit_bank import ELEMENT_WIDTH, UnitBankSignature
 from nearstep_hw.axi.burst import id_width
+from nearstep_hw.axi.join import AxiReadJoin
 from nearstep_hw.axi.signature import Axi4Signature, connect_channels
 from nearstep_hw.csr.bank import CsrBank
 from nearstep_hw.csr.line import CsrLineSignature
+from nearstep_hw.csr.model import NamedValue
 from nearstep_hw.csr.signature import CsrSignature
+from nearstep_hw.rule.scale import GRADIENT
+from nearstep_hw.smartssd.scan import GradientScan
 
 EVENTS = tuple(name for name in COUNTERS if name != "committed")
+WIDE_COUNT = 32  # pairs and elements of a run with pairs, or of a scan, are numbers of so many bits
 
 
 def unit_bank(config: AdamKernelConfig) -> UnitBankSignature:
@@ -69,9 +86,11 @@ class KernelShell(wiring.Component):
     -------
     csr : registers, see `adam_kernel_map`.
     csr_line : the same registers, by lines; if `line`.
-    m_axi : AXI4. IDs of reads are numbers in `config.arrays` (0 to 3 are p, g, m, v); of writes in
-        `config.states` (0 to 2 are p, m, v).
+    m_axi : AXI4. IDs of reads are numbers in `config.arrays` (0 to 3 are p, g, m, v), and with a
+        bit more in front indices (0) and values (1) of pairs; of writes in `config.states` (0 to 2
+        are p, m, v), then the copy of p.
     fu : functional units.
+    o_busy : a run goes on, as `status.busy` says.
 
     Ref: AXDIMM paper, section 3.3 and figure 3.
     """
@@ -90,10 +109,11 @@ class KernelShell(wiring.Component):
                     Axi4Signature(
                         address_width=config.address_width,
                         data_width=config.data_width,
-                        id_width=id_width(len(config.arrays)),
+                        id_width=id_width(len(config.arrays)) + bool(config.compression),
                     )
                 ),
                 "fu": Out(unit_bank(config)),
+                "o_busy": Out(1),
             }
         )
 
@@ -112,51 +132,83 @@ class KernelShell(wiring.Component):
             inputs=rule.arrays_in,
             outputs=rule.arrays_out,
             beats_width=len(load.i_beats),
-            optional=len(config.rules) > 1,
+            optional=config.selective,
         )
         m.submodules.commit = commit = CommitCounter(
-            streams=len(config.states),
+            streams=len(store.streams),
             block_elements=config.block_elements,
             count_width=config.address_width - 1,
             blocks_ahead=2 * store.bursts_ahead,
-            optional=len(config.rules) > 1,
+            optional=store.schedule.optional,
         )
         m.submodules.counters = counters = EventCounters(EVENTS)
 
         wiring.connect(m, wiring.flipped(self.csr), bank.bus)
         if self.has_line:
             wiring.connect(m, wiring.flipped(self.csr_line), bank.line)
-        connect_channels(m, load.bus, self.m_axi)
         connect_channels(m, store.bus, self.m_axi)
         connect_channels(m, sequencer.unit, self.fu)
         for name in rule.arrays_in:
-            wiring.connect(m, getattr(load, f"o_{name}"), getattr(sequencer, f"i_{name}"))
+            if name != GRADIENT:
+                wiring.connect(m, getattr(load, f"o_{name}"), getattr(sequencer, f"i_{name}"))
         for name in rule.arrays_out:
             wiring.connect(m, getattr(sequencer, f"o_{name}"), getattr(store, f"i_{name}"))
         self._connect_run(m, bank, control, check, commit)
-        self._connect_data(m, bank, control, load, store, sequencer)
+        pairs = self._connect_reads(m, bank, control, load)
+        self._connect_data(m, bank, control, load, store, sequencer, pairs)
         m.d.comb += commit.i_block_done.eq(store.o_block_done)
-        if len(config.rules) > 1:
-            self._connect_rule(m, bank, check, load, store, sequencer, commit)
-        self._connect_windows(m, bank, check, load, store)
+        self._connect_gradients(m, bank, control, load, sequencer, pairs)
+        self._connect_use(m, bank, check, load, store, sequencer, commit)
+        windows = (check, load, store) if pairs is None else (check, load, store, pairs)
+        self._connect_windows(m, bank, *windows)
         self._connect_counters(m, bank, control, sequencer, counters)
         return m
 
-    def _no_rule(self, bank: CsrBank) -> Value:
-        """The register names a rule that the kernel does not have."""
-        rules = len(self.config.rules)
-        return bank.o_rule >= rules if rules > 1 else Const(0, 1)
+    def _running(self, control: RunControl) -> Value:
+        """What parts tell is of this run: they were launched in an earlier cycle."""
+        return ~control.o_clear & ~control.o_launch
+
+    def _scanning(self, bank: CsrBank) -> Value:
+        """The run is a scan."""
+        return bank.o_operation_kind == Operation.SCAN if self.config.scan else Const(0, 1)
+
+    def _paired(self, bank: CsrBank) -> Value:
+        """Gradients come as pairs."""
+        compressed = self.config.compression
+        return bank.o_compression_form != Compression.NONE if compressed else Const(0, 1)
+
+    def _copying(self, bank: CsrBank) -> Value:
+        """A copy of the parameters is wanted."""
+        return bank.o_formats_copy_out != CopyOutFormat.NONE
 
     def _unsupported(self, bank: CsrBank) -> Value:
-        """A register asks for a format, a scale or a rule that the kernel does not have."""
-        gradient: Value = bank.o_formats_gradient
-        if self.config.mixed:
-            known = [GradientFormat[name.upper()] for name in self.config.gradient_formats]
-            gradient = ~Cat(bank.o_formats_gradient == form for form in known).any()
-        scale = Const(0, 1) if self.config.gradient_scale else bank.o_gradient_scale
-        return Cat(gradient, bank.o_formats_copy_out, scale, self._no_rule(bank)).any()
+        """A register asks for a format, a scale, a rule or a run that the kernel does not have."""
+        config = self.config
 
-    def _connect_rule(
+        def unknown(field: Value, kinds: type[NamedValue], names: Iterable[str]) -> Value:
+            return ~Cat(field == kinds[name.upper()] for name in names).any()
+
+        scanning, paired = self._scanning(bank), self._paired(bank)
+        wrong = [
+            unknown(bank.o_formats_gradient, GradientFormat, config.gradient_formats),
+            unknown(bank.o_formats_copy_out, CopyOutFormat, ("none", *config.copy_out_formats)),
+            Const(0, 1) if config.gradient_scale else bank.o_gradient_scale.any(),
+        ]
+        if len(config.rules) > 1:
+            wrong.append((bank.o_rule >= len(config.rules)) & ~scanning)
+        if config.scan:
+            wrong.append(bank.o_operation_kind > max(Operation))
+            wrong.append(scanning & (paired | self._copying(bank)))
+        if config.compression:
+            wrong.append(
+                unknown(bank.o_compression_form, Compression, ("none", *config.compression))
+            )
+            wrong.append(paired & bank.o_pairs[WIDE_COUNT:].any())
+        if config.scan or config.compression:
+            wrong.append((scanning | paired) & bank.o_count[WIDE_COUNT:].any())
+        return Cat(wrong).any()
+
+    def _connect_use(
         self,
         m: Module,
         bank: CsrBank,
@@ -166,29 +218,137 @@ class KernelShell(wiring.Component):
         sequencer: UnitSequencer,
         commit: CommitCounter,
     ) -> None:
-        """Arrays and switches of the rule that the register names."""
-        rules = self.config.rule_set
-        reads = Signal(len(self.config.arrays))
-        writes = Signal(len(self.config.states))
-        with m.Switch(bank.o_rule):
-            for index, rule in enumerate(rules.rules):
+        """Arrays that the run has: those of its rule, as the registers change them."""
+        config = self.config
+        rules = config.rule_set
+        reads = Signal(len(config.arrays))
+        writes = Signal(len(config.states))
+        numbers = range(len(config.rules))
+        with m.Switch(bank.o_rule if len(numbers) > 1 else Const(0, 1)):
+            for index, rule in zip(numbers, rules.rules, strict=True):
                 with m.Case(index):
                     m.d.comb += [
-                        reads.eq(Cat(name in rule.arrays_in for name in self.config.arrays)),
-                        writes.eq(Cat(name in rule.arrays_out for name in self.config.states)),
+                        reads.eq(Cat(name in rule.arrays_in for name in config.arrays)),
+                        writes.eq(Cat(name in rule.arrays_out for name in config.states)),
                     ]
+        scanning, paired, copying = self._scanning(bank), self._paired(bank), self._copying(bank)
+        gradient = config.arrays.index(GRADIENT)
+        loaded = Signal.like(reads)
+        stored = Signal(len(store.streams))
         m.d.comb += [
-            check.i_use.eq(reads),
-            load.i_use.eq(reads),
-            sequencer.i_use_in.eq(reads),
-            store.i_use.eq(writes),
-            sequencer.i_use_out.eq(writes),
-            commit.i_use.eq(writes),
+            loaded.eq(Mux(scanning, 1 << gradient, Mux(paired, reads & ~(1 << gradient), reads))),
+            stored.eq(Cat(writes, copying)),
             *(
                 getattr(self.fu, f"s_{name}").eq(bank.o_rule == index)
                 for index, name in enumerate(rules.selectors, 1)
             ),
         ]
+        if config.selective:
+            m.d.comb += [
+                load.i_use.eq(loaded),
+                sequencer.i_use_in.eq(reads),
+                sequencer.i_use_out.eq(writes),
+            ]
+        if store.schedule.optional:
+            m.d.comb += [store.i_use.eq(stored), commit.i_use.eq(stored)]
+        if check.selective:
+            some = bank.o_pairs.any() if config.compression else Const(0, 1)
+            used = {
+                **dict(zip(config.arrays, loaded, strict=True)),
+                GRADIENT: Mux(paired, some, loaded[gradient]),
+                INDEX: paired & some,
+                COPY_OUT: copying,
+            }
+            m.d.comb += check.i_use.eq(Cat(used[name] for name in check.arrays))
+
+    def _connect_reads(
+        self, m: Module, bank: CsrBank, control: RunControl, load: LoadPath
+    ) -> PairLoad | None:
+        """The read channels of the port: of the arrays alone, or of pairs too."""
+        config = self.config
+        if not config.compression:
+            connect_channels(m, load.bus, self.m_axi)
+            return None
+        m.submodules.pairs = pairs = PairLoad(config)
+        m.submodules.join = join = AxiReadJoin(
+            ports=2,
+            address_width=config.address_width,
+            data_width=config.data_width,
+            id_width=id_width(len(config.arrays)),
+        )
+        for bus, port in zip((load.bus, pairs.bus), join.s_axi, strict=True):
+            connect_channels(m, bus, port)  # the IDs of pairs have fewer bits
+        connect_channels(m, join.m_axi, self.m_axi)
+        paired = self._paired(bank)
+        m.d.comb += [
+            pairs.i_base[INDEX_STREAM].eq(bank.o_index_address),
+            pairs.i_base[VALUE_STREAM].eq(getattr(bank, f"o_{GRADIENT}_address")),
+            pairs.i_pairs.eq(bank.o_pairs),
+            pairs.i_count.eq(bank.o_count),
+            pairs.i_dry.eq(control.o_verifying),
+            pairs.i_launch.eq(control.o_verify | (control.o_launch & paired)),
+            pairs.i_stop.eq(control.o_stop),
+            pairs.i_clear.eq(control.o_clear),
+            control.i_verify.eq(paired & bank.o_pairs.any()),
+            control.i_verified.eq(pairs.o_verified),
+        ]
+        if config.mixed:
+            m.d.comb += pairs.i_format.eq(bank.o_formats_gradient)
+        if len(config.compression) > 1:
+            m.d.comb += pairs.i_scatter.eq(bank.o_compression_form == Compression.SCATTER)
+        with m.If(control.o_check):
+            m.d.sync += bank.i_duplicates.eq(0)
+        with m.Elif(self._running(control) & paired & pairs.o_counted):
+            m.d.sync += bank.i_duplicates.eq(pairs.o_duplicates)
+        return pairs
+
+    def _connect_gradients(
+        self,
+        m: Module,
+        bank: CsrBank,
+        control: RunControl,
+        load: LoadPath,
+        sequencer: UnitSequencer,
+        pairs: PairLoad | None,
+    ) -> None:
+        """Dense gradients from memory, or from pairs, to the units, or to the scan."""
+        dense = getattr(load, f"o_{GRADIENT}")
+        sink = getattr(sequencer, f"i_{GRADIENT}")
+        paired, scanning = self._paired(bank), self._scanning(bank)
+        taken = Signal()
+        m.d.comb += [
+            sink.payload.eq(dense.payload),
+            sink.valid.eq(dense.valid & ~scanning),
+            dense.ready.eq(sink.ready),
+            load.i_taken.eq(sequencer.o_taken | taken),
+        ]
+        if pairs is not None:
+            m.d.comb += pairs.o.ready.eq(sink.ready & paired)
+            with m.If(paired):
+                m.d.comb += [
+                    sink.payload.eq(pairs.o.payload),
+                    sink.valid.eq(pairs.o.valid),
+                    dense.ready.eq(0),
+                ]
+        if not self.config.scan:
+            return
+        m.submodules.scan = scan = GradientScan(lanes=self.config.lanes)
+        m.d.comb += [
+            scan.i_start.eq(control.o_launch & scanning),
+            scan.i_count.eq(bank.o_count),
+            scan.i.valid.eq(dense.valid & scanning),
+            scan.i.payload.eq(dense.payload),
+            taken.eq(scan.i.valid & scan.i.ready),
+        ]
+        with m.If(scanning):
+            m.d.comb += [dense.ready.eq(scan.i.ready), control.i_whole.eq(scan.o_done)]
+        with m.If(control.o_check):
+            m.d.sync += [bank.i_scan_found_inf.eq(0), bank.i_sum_of_squares.eq(0)]
+        with m.Elif(self._running(control) & scanning & scan.o_done):
+            m.d.sync += [
+                bank.i_scan_found_inf.eq(scan.o_found_inf),
+                bank.i_sum_of_squares.eq(scan.o_sum),
+            ]
 
     def _connect_run(
         self,
@@ -208,9 +368,9 @@ class KernelShell(wiring.Component):
             check.i_start.eq(control.o_check),
             check.i_count.eq(bank.o_count),
             check.i_formats.eq(self._unsupported(bank)),
-            check.i_copy_out.eq(bank.o_copy_out_address.any()),
             check.i_clear.eq(control.i_abort),
             bank.i_status_busy.eq(control.o_busy),
+            self.o_busy.eq(control.o_busy),
             bank.i_status_done.eq(control.o_done),
             bank.i_status_error.eq(control.o_error),
             bank.i_error_cause.eq(control.o_fault.cause),
@@ -221,9 +381,13 @@ class KernelShell(wiring.Component):
             commit.i_clear.eq(control.o_check),
             bank.i_committed.eq(commit.o_committed),
         ]
+        if not self.config.copy_out_formats:
+            m.d.comb += check.i_copy_out.eq(bank.o_copy_out_address.any())
         if self.config.mixed:
             m.d.comb += check.i_narrow.eq(bank.o_formats_gradient != GradientFormat.FP32)
-        for name, address in zip(self.config.arrays, check.i_address, strict=True):
+        if self.config.compression:
+            m.d.comb += [check.i_paired.eq(self._paired(bank)), check.i_pairs.eq(bank.o_pairs)]
+        for name, address in zip(check.arrays, check.i_address, strict=True):
             m.d.comb += address.eq(getattr(bank, f"o_{name}_address"))
 
     def _connect_data(
@@ -234,9 +398,11 @@ class KernelShell(wiring.Component):
         load: LoadPath,
         store: StorePath,
         sequencer: UnitSequencer,
+        pairs: PairLoad | None,
     ) -> None:
         lane_bits = exact_log2(self.config.lanes)
         beats = Signal.like(load.i_beats)
+        update = ~self._scanning(bank)
         used = Signal(range(self.config.lanes + 1))  # lanes of the last beat, 0 for all
         m.d.comb += [
             used.eq(bank.o_count[:lane_bits]),
@@ -247,23 +413,42 @@ class KernelShell(wiring.Component):
                     for lane in range(self.config.lanes)
                 )
             ),
-            load.i_taken.eq(sequencer.o_taken),
             store.i_made.eq(sequencer.o_made),
-            control.i_fault.eq(Mux(load.o_fault.cause != 0, load.o_fault, store.o_fault)),
-            control.i_drained.eq(load.o_idle & store.o_idle & sequencer.o_empty),
         ]
+        always = Const(1, 1)
+        faults = [(always, load.o_fault), (always, store.o_fault)]
+        idle = [load.o_idle, store.o_idle, sequencer.o_empty]
+        if pairs is not None:
+            faults.append((self._paired(bank), pairs.o_fault))
+            idle.append(pairs.o_idle)
+        for counts, fault in reversed(faults):
+            with m.If(counts & (fault.cause != 0)):
+                m.d.comb += control.i_fault.eq(fault)
+        m.d.comb += control.i_drained.eq(Cat(idle).all())
         if self.config.mixed:
             m.d.comb += load.i_format.eq(bank.o_formats_gradient)
         for part in (load, store, sequencer):
+            launch = control.o_launch if part is load else control.o_launch & update
             m.d.comb += [
-                part.i_launch.eq(control.o_launch),
+                part.i_launch.eq(launch),
                 part.i_beats.eq(beats),
                 part.i_stop.eq(control.o_stop),
                 part.i_clear.eq(control.o_clear),
             ]
-        for names, part in ((self.config.arrays, load), (self.config.states, store)):
+        for names, part in ((self.config.arrays, load), (store.streams, store)):
             for name, base in zip(names, part.i_base, strict=True):
                 m.d.comb += base.eq(getattr(bank, f"o_{name}_address"))
+        if store.copies:
+            used = bank.o_count[: lane_bits + 1]  # numbers of 16 bits in the last beat, 0 for all
+            m.d.comb += [
+                store.i_copy_format.eq(bank.o_formats_copy_out),
+                store.i_copy_tail.eq(
+                    Cat(
+                        ((number < used) | (used == 0)).replicate(HALF_BYTES)
+                        for number in range(2 * self.config.lanes)
+                    )
+                ),
+            ]
         rule = update_rule(self.config)
         for name in rule.scalars:
             m.d.comb += getattr(self.fu, f"s_{name}").eq(getattr(bank, f"o_{name}"))

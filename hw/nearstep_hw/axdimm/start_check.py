@@ -1,29 +1,28 @@
 """What must hold before a run touches memory."""
 
-from amaranth import Array, Cat, Const, Elaboratable, Module, Mux, ResetInserter, Signal, Value
+from amaranth import Array, Cat, Const, Elaboratable, Module, ResetInserter, Signal
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
-from nearstep_hw.axdimm.config import ELEMENT_BYTES, HALF_BYTES, AdamKernelConfig
+from nearstep_hw.axdimm.array_lengths import COPY_OUT, END_WIDTH, ArrayLengths, checked_arrays
+from nearstep_hw.axdimm.config import AdamKernelConfig
 from nearstep_hw.axdimm.fault import CAUSE_WIDTH, RESPONSE_WIDTH, STREAM_WIDTH, FaultLayout
 from nearstep_hw.axdimm.registers import ErrorCause, Stream
 from nearstep_hw.axi.window import WindowMatch, WindowSignature
-from nearstep_hw.rule.scale import GRADIENT
 
 ADDRESS_WIDTH = 64
-END_WIDTH = ADDRESS_WIDTH + 3  # a 64-bit base plus a 64-bit count of 4-byte elements
 
 
 class StartCheck(wiring.Component):
     """Checks a run's arrays, one condition a cycle, and finds the first fault.
 
-    In this order: the rule must be there, formats, scale and copy-out be off; then, unless
-    `i_count` is 0, every array must start on a beat, every array must end within the memory, no two
-    may share bytes, and one window must grant every array in full, in whole beats: each for
-    reading, then those that are written for writing. Arrays that the run does not have do not
-    count. So a run with a bad array touches nothing.
+    In this order: whatever the registers ask for must be there; then, unless `i_count` is 0, every
+    array must start on a beat, every array must end within the memory, no two may share bytes, and
+    one window must grant every array in full, in whole beats: each that is read for reading, then
+    those that are written for writing. Arrays that the run does not have do not count. So a run
+    with a bad array touches nothing.
 
-    *Timing*: done within 23 cycles of `i_start`.
+    *Timing*: done within 1 + 4 n + n (n - 1) / 2 cycles of `i_start` with n arrays: 23 for Adam's.
 
     Parameters
     ----------
@@ -33,11 +32,10 @@ class StartCheck(wiring.Component):
     Members
     -------
     i_start : begins; the other inputs hold until `o_done`.
-    i_address : byte address of each array.
-    i_use : a bit for each array that the run has. If the kernel has several rules.
-    i_count : elements.
-    i_narrow : gradients have 16 bits, and their array half the length. If they have a choice.
-    i_formats : not 0 if a rule, format or scale is set that the kernel does not have.
+    i_address : byte address of each of `checked_arrays`.
+    i_use : a bit for each array that the run has. If not all runs have all.
+    i_count, i_pairs, i_narrow, i_paired : as of `ArrayLengths`; settled when `i_start` comes.
+    i_formats : not 0 if a rule, format, scale or kind of run is set that the kernel does not have.
     i_copy_out : not 0 if a copy-out address is set.
     window : the windows.
     o_done : the checks are over, in this cycle.
@@ -49,13 +47,16 @@ class StartCheck(wiring.Component):
         self.config = config
         space = 1 << config.address_width
         self.memory_bytes = space if memory_bytes is None else min(memory_bytes, space)
+        self.arrays = checked_arrays(config)
+        self.selective = config.selective or self.arrays != config.arrays
+        self.lengths = ArrayLengths(config)
+        sizes = {k: v for k, v in self.lengths.signature.members.items() if k.startswith("i_")}
         super().__init__(
             {
                 "i_start": In(1),
-                "i_address": In(ADDRESS_WIDTH).array(len(config.arrays)),
-                **({"i_use": In(len(config.arrays))} if len(config.rules) > 1 else {}),
-                "i_count": In(64),
-                **({"i_narrow": In(1)} if config.mixed else {}),
+                "i_address": In(ADDRESS_WIDTH).array(len(self.arrays)),
+                **({"i_use": In(len(self.arrays))} if self.selective else {}),
+                **sizes,
                 "i_formats": In(1),
                 "i_copy_out": In(1),
                 "window": In(WindowSignature()).array(config.windows),
@@ -68,13 +69,13 @@ class StartCheck(wiring.Component):
     def elaborate(self, platform: object) -> Elaboratable:
         m = Module()
         m.submodules.match = match = WindowMatch(windows=self.config.windows)
+        m.submodules.lengths = lengths = self.lengths
         beat_bytes = self.config.beat_bytes
-        arrays = self.config.arrays
-        use = (
-            self.i_use if len(self.config.rules) > 1 else Const((1 << len(arrays)) - 1, len(arrays))
-        )
+        arrays = self.arrays
+        use = self.i_use if self.selective else Const((1 << len(arrays)) - 1, len(arrays))
         unused = Signal()
         other_unused = Signal()
+        read = Signal()
         written = Signal()
         bases = Array(self.i_address)
         array = Signal(range(len(arrays)))
@@ -82,8 +83,6 @@ class StartCheck(wiring.Component):
         is_last = Signal()
         base = Signal(ADDRESS_WIDTH)
         other_base = Signal(ADDRESS_WIDTH)
-        length_32 = Signal(END_WIDTH)  # of an array of 32-bit elements
-        length_16 = Signal(END_WIDTH)
         length = Signal(END_WIDTH)
         other_length = Signal(END_WIDTH)
         end = Signal(END_WIDTH)
@@ -91,12 +90,9 @@ class StartCheck(wiring.Component):
         stream = Signal(STREAM_WIDTH)
         address = Signal(ADDRESS_WIDTH)
 
-        def length_of(index: Signal) -> Value:
-            if not self.config.mixed:
-                return length_32
-            narrow = self.i_narrow & (index == arrays.index(GRADIENT))
-            return Mux(narrow, length_16, length_32)
-
+        for name in lengths.signature.members:
+            if name.startswith("i_"):
+                m.d.comb += getattr(lengths, name).eq(getattr(self, name))
         for mine, its in zip(self.window, match.window, strict=True):
             for name in its.signature.members:
                 m.d.comb += getattr(its, name).eq(getattr(mine, name))
@@ -104,8 +100,8 @@ class StartCheck(wiring.Component):
             is_last.eq(array == len(arrays) - 1),
             base.eq(bases[array]),
             other_base.eq(bases[other]),
-            length.eq(length_of(array)),
-            other_length.eq(length_of(other)),
+            length.eq(Array(lengths.o_bytes)[array]),
+            other_length.eq(Array(lengths.o_bytes)[other]),
             end.eq(base + length),
             match.i_start.eq(base),
             match.i_end.eq(end),
@@ -115,12 +111,22 @@ class StartCheck(wiring.Component):
             self.o_fault.eq(Cat(cause, stream, Const(0, RESPONSE_WIDTH), address)),
         ]
 
-        reads = [Stream[f"{name.upper()}_READ"] for name in arrays]
-        writes = {name: Stream[f"{name.upper()}_WRITE"] for name in self.config.states}
+        streams = [
+            Stream.COPY_OUT if name == COPY_OUT else Stream[f"{name.upper()}_READ"]
+            for name in arrays
+        ]
+        writes = {
+            COPY_OUT: Stream.COPY_OUT,
+            **{name: Stream[f"{name.upper()}_WRITE"] for name in self.config.states},
+        }
         with m.Switch(array):
             for index, name in enumerate(arrays):
                 with m.Case(index):
-                    m.d.comb += [stream.eq(reads[index]), written.eq(name in writes)]
+                    m.d.comb += [
+                        stream.eq(streams[index]),
+                        read.eq(name != COPY_OUT),
+                        written.eq(name in writes),
+                    ]
 
         def check(holds: object, found: ErrorCause) -> object:
             """Ends with `found` unless `holds`; a context for what follows if it does."""
@@ -137,13 +143,7 @@ class StartCheck(wiring.Component):
 
         with m.FSM():
             with m.State("IDLE"):
-                # Whole beats: what the bus moves. The unwritten rest of the last beat is read too.
-                lanes = self.config.lanes
-                whole = (self.i_count + (lanes - 1)) & ~(lanes - 1)
-                m.d.sync += [length_32.eq(whole * ELEMENT_BYTES), array.eq(0)]
-                if self.config.mixed:
-                    whole = (self.i_count + (2 * lanes - 1)) & ~(2 * lanes - 1)
-                    m.d.sync += length_16.eq(whole * HALF_BYTES)
+                m.d.sync += array.eq(0)
                 with m.If(self.i_start):
                     m.next = "FORMATS"
             with m.State("FORMATS"):
@@ -180,7 +180,7 @@ class StartCheck(wiring.Component):
                             m.next = "READ_WINDOW"
             with m.State("READ_WINDOW"):
                 m.d.comb += match.i_read.eq(1)
-                with check(match.o_granted | unused, ErrorCause.WINDOW):
+                with check(match.o_granted | unused | ~read, ErrorCause.WINDOW):
                     next_array("WRITE_WINDOW")
             with m.State("WRITE_WINDOW"):
                 m.d.comb += match.i_write.eq(1)

@@ -20,26 +20,37 @@ class WriteData(wiring.Component):
     streams : number of streams.
     beat_bytes : bytes of a beat.
     bursts_ahead : bursts that can wait here, a power of two.
+    apart : a stream that ends in its own way; None if there is none.
 
     Members
     -------
     i : bursts, in the order of their addresses.
     data : the beats of each stream; those of a burst are there when the burst is.
-    i_tail : WSTRB of the last beat of each stream; all others are written in full.
+    i_tail : WSTRB of the last beat of each stream, but for the one apart; all others are written in
+        full.
+    i_tail_apart : that of the one apart. If there is one.
     o_valid, o_data, o_strobe, o_last, i_ready : channel W.
     i_clear : forgets everything; only when nothing is left to send.
     """
 
     def __init__(
-        self, layout: BurstLayout, *, streams: int, beat_bytes: int, bursts_ahead: int
+        self,
+        layout: BurstLayout,
+        *,
+        streams: int,
+        beat_bytes: int,
+        bursts_ahead: int,
+        apart: int | None = None,
     ) -> None:
         self.layout = layout
+        self.apart = apart
         self.bursts_ahead = bursts_ahead
         super().__init__(
             {
                 "i": In(stream.Signature(layout)),
                 "data": In(stream.Signature(8 * beat_bytes)).array(streams),
                 "i_tail": In(beat_bytes),
+                **({} if apart is None else {"i_tail_apart": In(beat_bytes)}),
                 "o_valid": Out(1),
                 "o_data": Out(8 * beat_bytes),
                 "o_strobe": Out(beat_bytes),
@@ -80,6 +91,9 @@ class WriteData(wiring.Component):
             ]
             with m.If(last & burst.run_last):
                 m.d.sync += self.o_strobe.eq(self.i_tail)
+                if self.apart is not None:
+                    with m.If(burst.stream == self.apart):
+                        m.d.sync += self.o_strobe.eq(self.i_tail_apart)
         with m.Elif(self.i_ready):
             m.d.sync += self.o_valid.eq(0)
         for i, beats in enumerate(self.data):

@@ -10,6 +10,9 @@ UPDATER = AdamKernelConfig(
     rules=("adam", "sgd", "sgd_momentum", "adagrad"),
     gradient_formats=("fp32", "fp16", "bf16"),
     gradient_scale=True,
+    copy_out_formats=("fp16", "bf16"),
+    scan=True,
+    compression=("fused", "scatter"),
     windows=8,
 )
 """The update kernel of a card, unless it is given another: one general updater of every rule."""

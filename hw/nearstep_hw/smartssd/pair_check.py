@@ -24,22 +24,26 @@ class PairCheck(wiring.Component):
     ----------
     pairs : pairs in a beat.
     group : elements, a power of two, within which the order is free: 1 demands sorted indices.
+    choice : sorted indices can be demanded for a run.
 
     Members
     -------
     i, o : streams of `PairLayout`.
     i_count : elements; an index has to be below. Stable during a run.
+    i_sorted : indices have to be sorted; stable during a run. If there is a `choice`.
     o_repeats : pairs passed whose index is that of the pair before.
     """
 
-    def __init__(self, *, pairs: int, group: int) -> None:
+    def __init__(self, *, pairs: int, group: int, choice: bool = False) -> None:
         self.pairs = pairs
+        self.choice = choice
         self._shift = exact_log2(group)
         super().__init__(
             {
                 "i": In(stream.Signature(PairLayout(pairs))),
                 "o": Out(stream.Signature(PairLayout(pairs))),
                 "i_count": In(COUNT_WIDTH),
+                **({"i_sorted": In(1)} if choice else {}),
                 "o_repeats": Out(COUNT_WIDTH),
             }
         )
@@ -73,9 +77,12 @@ class PairCheck(wiring.Component):
             for lane in range(pairs):
                 previous = given.index[lane - 1] if lane else before
                 follows = given.keep[lane] & (has_before if lane == 0 else 1)
+                earlier = given.index[lane][shift:] < previous[shift:]
+                if self.choice:
+                    earlier = Mux(self.i_sorted, given.index[lane] < previous, earlier)
                 m.d.sync += [
                     beyond[lane].eq(given.keep[lane] & (given.index[lane] >= self.i_count)),
-                    early[lane].eq(follows & (given.index[lane][shift:] < previous[shift:])),
+                    early[lane].eq(follows & earlier),
                     same[lane].eq(follows & (given.index[lane] == previous)),
                 ]
 

@@ -83,6 +83,7 @@ class PairReader(wiring.Component):
     i_launch : begins a run, out of reset.
     i_pairs : announced number of pairs; stable during a run.
     i_format : a `ValueFormat`; stable during a run.
+    i_dry : only indices come, values have no meaning; stable during a run.
     """
 
     latency = convert.DEPTH
@@ -99,6 +100,7 @@ class PairReader(wiring.Component):
                 "i_launch": In(1),
                 "i_pairs": In(COUNT_WIDTH),
                 "i_format": In(range(len(ValueFormat))),
+                "i_dry": In(1),
             }
         )
 
@@ -120,12 +122,12 @@ class PairReader(wiring.Component):
             empty.eq(left == 0),
             final.eq(left <= pairs),
             whole_value.eq(~halves | upper | final),
-            short.eq(~final & (index.last | (value.last & whole_value))),
-            there.eq(self.i_index.valid & self.i_value.valid),
+            short.eq(~final & (index.last | (value.last & whole_value & ~self.i_dry))),
+            there.eq(self.i_index.valid & (self.i_value.valid | self.i_dry)),
             give.eq(running & (empty | there)),
             take.eq(advance & running & ~empty & there),
             self.i_index.ready.eq(take),
-            self.i_value.ready.eq(take & whole_value),
+            self.i_value.ready.eq(take & whole_value & ~self.i_dry),
         ]
         with m.If(advance & give):
             m.d.sync += left.eq(left - pairs)

@@ -1,4 +1,4 @@
-"""What of a Verilated AXDIMM depends on its configuration, and the build of its library."""
+"""What of a Verilated device depends on its configuration, and the build of its library."""
 
 from __future__ import annotations
 
@@ -16,12 +16,15 @@ from nearstep_hw.axdimm.dimm import DimmConfig
 from nearstep_hw.axdimm.registers import update_rule
 from nearstep_hw.rule.rtl import DEFAULT_DEPTHS, FunctionalUnit
 from nearstep_hw.rule.schedule import Schedule
+from nearstep_hw.smartssd.card import CardShell
+from nearstep_hw.smartssd.config import SmartssdConfig
 from nearstep_hw.verilog import to_verilog
 from nearstep_sim.build import Model, cache_dir, verilate_library, verilog_of
 from nearstep_sim.dram.library import SOURCE as DRAM_MODELS
 from nearstep_sim.golden.rule_cpp import CXX_FLAGS, function_name, source
 
 HARNESS = Path(__file__).parent / "cpp" / "harness.cpp"
+CARD_HARNESS = Path(__file__).parent / "cpp" / "card.cpp"
 DIMM_HARNESS = Path(__file__).parent / "cpp" / "dimm.cpp"
 
 _HEADER = """\
@@ -158,6 +161,22 @@ def library(config: AdamKernelConfig, *, trace: bool = False) -> Path:
         Model(top="kernel_shell", verilog=shell, prefix="Vshell"),
         [HARNESS],
         config,
+        trace,
+    )
+
+
+def card_library(card: SmartssdConfig, *, trace: bool = False) -> Path:
+    """The shared library of ``card.cpp`` for a configuration.
+
+    It holds the units in RTL and the C++ kernel that can stand in for them.
+    """
+    one = replace(card, subgroup_elements=card.chunk_elements)  # the hardware does not know it
+    shell = verilog_of(f"card_shell {one!r}", lambda: to_verilog(CardShell(one), "card_shell"))
+    return _build(
+        "smartssd_card",
+        Model(top="card_shell", verilog=shell, prefix="Vshell"),
+        [CARD_HARNESS],
+        card.kernel,
         trace,
     )
 

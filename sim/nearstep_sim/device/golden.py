@@ -1,4 +1,4 @@
-"""``golden:axdimm`` and ``golden:smartssd``: registers and results of the RTL, without cycles."""
+"""``golden:axdimm``: registers and results of the RTL, without its cycles."""
 
 from __future__ import annotations
 
@@ -27,11 +27,12 @@ from nearstep_hw.axdimm.registers import device_maps
 from nearstep_hw.csr.block import Response
 from nearstep_hw.rule.rule import Rule
 from nearstep_hw.smartssd.config import SmartssdConfig
+from nearstep_sim.device.card_options import GoldenCardOptions
 from nearstep_sim.device.golden_adam import Engine
 from nearstep_sim.device.golden_channel import GoldenChannel
 from nearstep_sim.device.golden_port import ArmedInjection
 from nearstep_sim.device.memory import GUARD, UNWRITTEN
-from nearstep_sim.device.options import GoldenCardOptions, GoldenOptions
+from nearstep_sim.device.options import GoldenOptions
 from nearstep_sim.golden.rule import evaluate
 
 STEP_ELEMENTS = 1 << 20
@@ -52,21 +53,26 @@ def open_device(family: str, options: dict[str, str]) -> GoldenBackend:
         There is no golden model of the family.
     OptionError
     """
-    name = f"golden:{family}"
-    if family == "axdimm":
-        parsed = parse_options(GoldenOptions, name, options)
-        return GoldenBackend(
-            parsed.dimm() or parsed.config(), parsed.memory_bytes, make_engines(parsed)
-        )
     if family == "smartssd":
-        card = parse_options(GoldenCardOptions, name, options)
-        return GoldenBackend(card.config(), card.memory_bytes, make_engines(card))
-    raise UrlError(name, f"there is no family {family!r}", ("axdimm", "smartssd"))
+        from nearstep_sim.device.golden_card import GoldenCard
+
+        card = parse_options(GoldenCardOptions, "golden:smartssd", options)
+        config = card.config()
+        return GoldenCard(config, make_engines(config.kernel, card.engine))
+    if family != "axdimm":
+        reason = f"there is no family {family!r}"
+        raise UrlError(f"golden:{family}", reason, ("axdimm", "smartssd"))
+    parsed = parse_options(GoldenOptions, "golden:axdimm", options)
+    return GoldenBackend(
+        parsed.dimm() or parsed.config(),
+        parsed.memory_bytes,
+        make_engines(parsed.config(), parsed.engine),
+    )
 
 
-def make_engines(options: GoldenOptions | GoldenCardOptions) -> Sequence[Engine]:
-    """The arithmetic of each rule of ``options``, compiled if need be."""
-    return [_engine(rule, options.engine) for rule in options.kernel().rule_set.rules]
+def make_engines(config: AdamKernelConfig, kind: str) -> Sequence[Engine]:
+    """The arithmetic of each rule of a kernel, compiled if need be."""
+    return [_engine(rule, kind) for rule in config.rule_set.rules]
 
 
 def _engine(rule: Rule, kind: str) -> Engine:
@@ -83,7 +89,7 @@ def _engine(rule: Rule, kind: str) -> Engine:
 
 
 class GoldenBackend(EmulatedBackend):
-    """An AXDIMM, or a card, without a clock.
+    """A device without a clock: an AXDIMM, unless a family derives from it.
 
     Its time is counted in steps: every 32 register accesses let a busy kernel work through a block,
     and a wait goes on in larger steps. ``cycles`` is None.
@@ -91,13 +97,14 @@ class GoldenBackend(EmulatedBackend):
     Parameters
     ----------
     config: AdamKernelConfig | DimmConfig | SmartssdConfig
-        A kernel by itself, a DIMM, or a card.
+        A kernel by itself, a DIMM, or what a family has.
     memory_bytes: int
         Over all channels.
     engines: Sequence[Engine]
         One for each rule.
     """
 
+    family = "axdimm"
     config: AdamKernelConfig | DimmConfig | SmartssdConfig
 
     def __init__(
@@ -106,13 +113,18 @@ class GoldenBackend(EmulatedBackend):
         memory_bytes: int,
         engines: Sequence[Engine],
     ) -> None:
-        self.family = "smartssd" if isinstance(config, SmartssdConfig) else "axdimm"
         self.config = config
         self.capacity_bytes = memory_bytes
         self._log: deque[str] = deque(maxlen=KEPT_TRANSACTIONS)
+        self._channels = self._make_channels(engines)
+        self._accesses = 0
+        self._closed = False
+
+    def _make_channels(self, engines: Sequence[Engine]) -> list[GoldenChannel]:
+        config, memory_bytes = self.config, self.capacity_bytes
         if isinstance(config, DimmConfig):
             maps = config.maps()
-            self._channels = [
+            return [
                 GoldenChannel(
                     config.kernel,
                     number * config.channel_bytes,
@@ -125,24 +137,9 @@ class GoldenBackend(EmulatedBackend):
                 )
                 for number in range(config.channels)
             ]
-        else:
-            card = config if isinstance(config, SmartssdConfig) else None
-            shape = config if isinstance(config, AdamKernelConfig) else config.kernel
-            (registers,) = (device_maps(shape) if card is None else card.maps()).values()
-            self._channels = [
-                GoldenChannel(
-                    shape,
-                    0,
-                    memory_bytes,
-                    registers,
-                    None,
-                    engines,
-                    self._log.append,
-                    None if card is None else card.memory_bytes,
-                )
-            ]
-        self._accesses = 0
-        self._closed = False
+        assert isinstance(config, AdamKernelConfig)
+        (kernel,) = device_maps(config).values()
+        return [GoldenChannel(config, 0, memory_bytes, kernel, None, engines, self._log.append)]
 
     @property
     def regions(self) -> Sequence[tuple[int, int]]:
@@ -179,9 +176,7 @@ class GoldenBackend(EmulatedBackend):
         self._check_open()
         left = max_cycles
         while True:
-            for channel in self._channels:
-                if channel.fault is not None:
-                    self._raise(channel.fault)
+            self._check_memory_fault()
             if any(
                 poll.holds(
                     self._channel_of_register(poll.address).read_register(poll.address).value
@@ -239,12 +234,16 @@ class GoldenBackend(EmulatedBackend):
     def _take_time(self) -> None:
         """A register access: a fraction of a step."""
         self._check_open()
-        for channel in self._channels:
-            if channel.fault is not None:
-                self._raise(channel.fault)
+        self._check_memory_fault()
         self._accesses += 1
         if self._accesses % ACCESSES_PER_STEP == 0:
             self._advance(1)
+
+    def _check_memory_fault(self) -> None:
+        """Raise what a kernel did to memory, until a reset."""
+        for channel in self._channels:
+            if channel.fault is not None:
+                self._raise(channel.fault)
 
     def _advance(self, elements: int) -> None:
         """Let the kernels take a step, and raise what the memory has to say about it."""

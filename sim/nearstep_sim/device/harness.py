@@ -20,7 +20,7 @@ from nearstep.errors import (
 
 HISTORY_BYTES = 8192
 
-TIMEOUT, FAULTED, HUNG = -1, -2, -3
+TIMEOUT, FAULTED, HUNG, FAILED = -1, -2, -3, -4
 """Status of a call that did not end as it should."""
 
 ACCESS_FAULTS: dict[int, tuple[type[MemoryFaultError], str]] = {
@@ -96,6 +96,8 @@ class CInjection(ctypes.Structure):
     _fields_ = (
         ("kind", ctypes.c_int32),
         ("write", ctypes.c_int32),
+        ("host", ctypes.c_int32),
+        ("reserved", ctypes.c_int32),
         *((name, ctypes.c_uint64) for name in ("base", "limit", "nth", "times", "delay")),
     )
 
@@ -104,6 +106,7 @@ class CInjection(ctypes.Structure):
         return cls(
             kind=FAULT_KINDS.index(injection.kind),
             write=int(injection.write),
+            host=int(injection.host),
             base=injection.base,
             limit=injection.limit,
             nth=injection.nth,

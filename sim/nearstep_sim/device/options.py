@@ -8,7 +8,6 @@ from typing import Literal
 from nearstep_hw.axdimm.config import AdamKernelConfig
 from nearstep_hw.axdimm.dimm import DimmConfig
 from nearstep_hw.dram.address import DEFAULT_MAPPING
-from nearstep_hw.smartssd.config import UPDATER, SmartssdConfig
 
 DDR4 = "ddr4-1600"
 """The memory of a whole DIMM: channels of DDR4, each with a mode arbiter."""
@@ -141,68 +140,14 @@ class GoldenOptions(AxdimmOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CardOptions(KernelOptions):
-    """Options that every emulated SmartSSD has, those of :class:`KernelOptions` among them.
-
-    Parameters
-    ----------
-    memory_bytes : int
-        DRAM of the card, a power of two. Pages are taken as they are used.
-    subgroup_elements : int | None
-        As in :class:`nearstep_hw.smartssd.config.SmartssdConfig`. None: as many as usual, or the
-        whole chunks that fit into the memory twice if that is less.
-    """
-
-    rules: str = ",".join(UPDATER.rules)
-    gradient_formats: str = ",".join(UPDATER.gradient_formats)
-    gradient_scale: bool = UPDATER.gradient_scale
-    copy_out_formats: str = ",".join(UPDATER.copy_out_formats)
-    scan: bool = UPDATER.scan
-    compression: str = ",".join(UPDATER.compression)
-    memory_bytes: int = SmartssdConfig.memory_bytes
-    subgroup_elements: int | None = None
-
-    def __post_init__(self) -> None:
-        self.config()
-
-    def config(self) -> SmartssdConfig:
-        """Configuration of the card.
-
-        Raises
-        ------
-        nearstep_hw.axdimm.config.ConfigError
-        """
-        kernel = replace(self.kernel(), windows=UPDATER.windows)
-        elements = self.subgroup_elements
-        if elements is None:
-            elements = SmartssdConfig.largest_subgroup(kernel, self.memory_bytes)
-        return SmartssdConfig(
-            kernel=kernel, memory_bytes=self.memory_bytes, subgroup_elements=elements
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class GoldenCardOptions(CardOptions):
-    """Options of ``golden:smartssd``.
-
-    Parameters
-    ----------
-    engine : str
-        As in :class:`GoldenOptions`.
-    """
-
-    engine: Literal["cpp", "numpy"] = "cpp"
-
-
-@dataclass(frozen=True, kw_only=True)
-class VerilatedOptions(AxdimmOptions):
-    """Options of ``sim:axdimm``.
+class SimulationOptions:
+    """Options of a simulation with a memory that is a port: of how it is run, not of the device.
 
     Parameters
     ----------
     memory : str
         ``ideal``: a read and a write beat a cycle. ``halfduplex``: one beat a cycle in all, 4
-        cycles of turnaround. (``ddr4-1600`` is a device of its own, see :class:`DimmOptions`.)
+        cycles of turnaround.
     latency : int | None
         Cycles from the last address to the first beat, and from the last write beat to its
         response. None is the memory's own: 1 for ``ideal``, 40 for ``halfduplex``.
@@ -225,12 +170,22 @@ class VerilatedOptions(AxdimmOptions):
     trace: str | None = None
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if not 0.0 <= self.stall <= 0.95:
             raise ValueError(f"stall must lie in [0, 0.95], not {self.stall}")
         _check_seed(self.seed)
         if self.latency is not None and not 1 <= self.latency <= 1 << 16:
             raise ValueError(f"latency must lie in [1, 65536], not {self.latency}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerilatedOptions(SimulationOptions, AxdimmOptions):
+    """Options of ``sim:axdimm``. (``memory=ddr4-1600`` is a device of its own, see
+    :class:`DimmOptions`.)
+    """
+
+    def __post_init__(self) -> None:
+        SimulationOptions.__post_init__(self)
+        AxdimmOptions.__post_init__(self)
 
 
 @dataclass(frozen=True, kw_only=True)

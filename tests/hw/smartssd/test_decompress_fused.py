@@ -5,24 +5,35 @@ import numpy as np
 import pytest
 
 from nearstep_hw.smartssd.compression import PairCause, ValueFormat
-from nearstep_hw.smartssd.decompress_fused import FusedDecompressor
+from nearstep_hw.smartssd.decompress import Decompressor
 from nearstep_sim.bench.stream_bench import STALLS, StreamBench
 from nearstep_sim.golden.topk import decompress
 
-SHAPES = [pytest.param((16, 16), marks=pytest.mark.deep), (16, 8), (4, 2)]
+ONE, BOTH = ("fused",), ("fused", "scatter")
+SHAPES = [
+    pytest.param((16, 16, ONE), marks=pytest.mark.deep),
+    (16, 8, ONE),
+    (4, 2, ONE),
+    (4, 2, BOTH),
+]
 
 
 @pytest.fixture(scope="module", params=SHAPES, ids=str)
 def bench(request):
-    lanes, pairs = request.param
+    lanes, pairs, forms = request.param
     unit = StreamBench(
-        FusedDecompressor(lanes=lanes, pairs=pairs),
+        Decompressor(forms=forms, lanes=lanes, pairs=pairs, chunk=16),
         name="fused_decompressor",
-        key=f"{lanes} {pairs}",
+        key=f"{lanes} {pairs} {forms}",
         start="i_start",
     )
     yield unit
     unit.close()
+
+
+def kind(component: Decompressor, form: int = 0, *, dry: int = 0) -> dict[str, int]:
+    """Inputs that choose this form, a number format, and a dry run or not."""
+    return {"i_format": int(form), "i_dry": dry} | ({"i_scatter": 0} if component.choice else {})
 
 
 @pytest.fixture
@@ -39,7 +50,11 @@ def check(bench, streams_of):
         )  # fmt: skip
         result = bench.run(
             streams_of(pairs, component.pairs, rng, last),
-            {"i_pairs": announced, "i_count": count, "i_format": int(pairs.form)},
+            {
+                "i_pairs": announced,
+                "i_count": count,
+                **kind(component, pairs.form),
+            },
             space=-(-count // component.lanes) + 1,
             stalls=stalls,
             seed=seed,
@@ -137,7 +152,7 @@ def test_a_truncated_stream_ends_with_an_error(check, pairs_of, bench, form, mis
 def test_a_source_that_never_ends_nor_gives_keeps_the_run_open(bench, pairs_of, streams_of) -> None:
     rng = np.random.default_rng(17)
     pairs = pairs_of(rng, 1000, 4 * bench.component.pairs)
-    inputs = {"i_pairs": 1000, "i_count": 1000, "i_format": 0}
+    inputs = {"i_pairs": 1000, "i_count": 1000, **kind(bench.component)}
     result = bench.run(streams_of(pairs, bench.component.pairs, rng, 0), inputs, space=1000)
     assert (result.outputs["o_done"], result.outputs["o_cause"]) == (0, 0)
 
@@ -147,7 +162,11 @@ def test_pairs_behind_the_announced_number_are_left_to_the_next_run(
 ) -> None:
     rng = np.random.default_rng(18)
     pairs = pairs_of(rng, 1000, 10 * bench.component.pairs)
-    inputs = {"i_pairs": bench.component.pairs + 1, "i_count": 1000, "i_format": 0}
+    inputs = {
+        "i_pairs": bench.component.pairs + 1,
+        "i_count": 1000,
+        **kind(bench.component),
+    }
     result = bench.run(streams_of(pairs, bench.component.pairs, rng, 0), inputs, space=1000)
     assert result.outputs["o_done"] == 1
     assert result.transfers["i_index"] == result.transfers["i_value"] == 2
@@ -155,6 +174,41 @@ def test_pairs_behind_the_announced_number_are_left_to_the_next_run(
 
 def test_shapes_that_cannot_be_are_refused() -> None:
     with pytest.raises(ValueError, match="even positive integer, not 3"):
-        FusedDecompressor(pairs=3)
+        Decompressor(pairs=3)
     with pytest.raises(ValueError, match="12"):
-        FusedDecompressor(lanes=12)
+        Decompressor(lanes=12)
+
+
+@pytest.mark.parametrize("stalls", STALLS.values(), ids=STALLS)
+def test_a_dry_run_takes_no_values_gives_nothing_and_finds_the_same(
+    bench, check, streams_of, pairs_of, stalls
+) -> None:
+    rng = np.random.default_rng(29)
+    component = bench.component
+    group = 1
+    causes = []
+    for _ in range(12):
+        count = int(rng.integers(1, 8 * component.chunk))
+        pairs = pairs_of(rng, count, int(rng.integers(0, count)), group=group)
+        if pairs.index.size and rng.integers(2):
+            at = int(rng.integers(pairs.index.size))
+            pairs.index[at] = rng.choice([count, pairs.index[at] // 2, 2**32 - 1])
+        total = pairs.index.size
+        expected = decompress(
+            pairs.index, pairs.widened, pairs=total, count=count, group=group, granule=1
+        )
+        streams = streams_of(pairs, component.pairs, rng)
+        result = bench.run(
+            streams | {"i_value": streams["i_value"][:0]},
+            {"i_pairs": total, "i_count": count, **kind(component, dry=1)},
+            space=1,
+            stalls=stalls,
+            seed=30,
+        )
+        assert not result.streams["o"].size
+        assert result.outputs["o_done"] == (expected.cause == PairCause.NONE)
+        assert result.outputs["o_cause"] == expected.cause
+        assert result.outputs["o_cause"] == 0 or result.outputs["o_position"] == expected.position
+        causes.append(expected.cause)
+        check(pairs_of(rng, count, count // 2, group=group), count, rng=rng)
+    assert len(set(causes)) > 1

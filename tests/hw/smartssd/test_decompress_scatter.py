@@ -5,27 +5,37 @@ import numpy as np
 import pytest
 
 from nearstep_hw.smartssd.compression import PairCause, ValueFormat
-from nearstep_hw.smartssd.decompress_fused import FusedDecompressor
-from nearstep_hw.smartssd.decompress_scatter import ScatterDecompressor
+from nearstep_hw.smartssd.decompress import SCATTER, Decompressor
 from nearstep_hw.verilog import to_verilog
 from nearstep_sim.bench.stream_bench import STALLS, StreamBench
 from nearstep_sim.golden.topk import decompress
 from nearstep_sim.synthesis import ultrascale_plus_cells
 
-SHAPES = [pytest.param((16, 8, 4096), marks=pytest.mark.deep), (16, 8, 64), (4, 2, 8)]
+ONE, BOTH = ("scatter",), ("fused", "scatter")
+SHAPES = [
+    pytest.param((16, 8, 4096, ONE), marks=pytest.mark.deep),
+    (16, 8, 64, ONE),
+    (4, 2, 8, ONE),
+    (4, 2, 8, BOTH),
+]
 
 
 @pytest.fixture(scope="module", params=SHAPES, ids=str)
 def bench(request):
-    lanes, pairs, chunk = request.param
+    lanes, pairs, chunk, forms = request.param
     unit = StreamBench(
-        ScatterDecompressor(lanes=lanes, pairs=pairs, chunk=chunk),
+        Decompressor(forms=forms, lanes=lanes, pairs=pairs, chunk=chunk),
         name="scatter_decompressor",
-        key=f"{lanes} {pairs} {chunk}",
+        key=f"{lanes} {pairs} {chunk} {forms}",
         start="i_start",
     )
     yield unit
     unit.close()
+
+
+def kind(component: Decompressor, form: int = 0, *, dry: int = 0) -> dict[str, int]:
+    """Inputs that choose this form, a number format, and a dry run or not."""
+    return {"i_format": int(form), "i_dry": dry} | ({"i_scatter": 1} if component.choice else {})
 
 
 @pytest.fixture
@@ -42,7 +52,11 @@ def check(bench, streams_of):
         )  # fmt: skip
         result = bench.run(
             streams_of(pairs, component.pairs, rng),
-            {"i_pairs": announced, "i_count": count, "i_format": int(pairs.form)},
+            {
+                "i_pairs": announced,
+                "i_count": count,
+                **kind(component, pairs.form),
+            },
             space=-(-count // component.lanes) + 1,
             stalls=stalls,
             seed=seed,
@@ -152,7 +166,11 @@ def test_a_run_given_up_leaves_nothing_behind(check, bench, pairs_of, streams_of
     chunk, per_beat = bench.component.chunk, bench.component.pairs
     for _ in range(4):
         pairs = pairs_of(rng, 2 * chunk, chunk // 2, group=chunk)
-        inputs = {"i_pairs": 2 * chunk, "i_count": 2 * chunk, "i_format": 0}
+        inputs = {
+            "i_pairs": 2 * chunk,
+            "i_count": 2 * chunk,
+            **kind(bench.component),
+        }
         streams = {
             name: rows[: len(rows) // 2] for name, rows in streams_of(pairs, per_beat, rng).items()
         }
@@ -170,14 +188,14 @@ def test_an_empty_subgroup_gives_nothing(check, pairs_of) -> None:
 
 def test_shapes_that_cannot_be_are_refused() -> None:
     with pytest.raises(ValueError, match="at least 32 elements, not 16"):
-        ScatterDecompressor(chunk=16)
+        Decompressor(forms=(SCATTER,), chunk=16)
     with pytest.raises(ValueError, match="100"):
-        ScatterDecompressor(chunk=100)
+        Decompressor(forms=(SCATTER,), chunk=100)
 
 
 @pytest.mark.deep
 def test_chunks_lie_in_block_ram_and_the_fused_form_has_no_memory() -> None:
-    for component, blocks in ((ScatterDecompressor(), 32), (FusedDecompressor(), 0)):
+    for component, blocks in ((Decompressor(forms=(SCATTER,)), 32), (Decompressor(), 0)):
         cells = ultrascale_plus_cells(to_verilog(component, "unit"), "unit")
         luts = sum(count for name, count in cells.items() if name.startswith("LUT"))
         print(f"{type(component).__name__}: {luts} LUT, {cells.get('RAMB36E2', 0)} RAMB36E2")
@@ -185,3 +203,38 @@ def test_chunks_lie_in_block_ram_and_the_fused_form_has_no_memory() -> None:
         assert cells.get("RAMB36E2", 0) == blocks
         assert not any(name.startswith(("RAMB18", "DSP")) for name in cells)
         assert 0 < luts < 12_000
+
+
+@pytest.mark.parametrize("stalls", STALLS.values(), ids=STALLS)
+def test_a_dry_run_takes_no_values_gives_nothing_and_finds_the_same(
+    bench, check, streams_of, pairs_of, stalls
+) -> None:
+    rng = np.random.default_rng(29)
+    component = bench.component
+    group = component.chunk
+    causes = []
+    for _ in range(12):
+        count = int(rng.integers(1, 8 * component.chunk))
+        pairs = pairs_of(rng, count, int(rng.integers(0, count)), group=group)
+        if pairs.index.size and rng.integers(2):
+            at = int(rng.integers(pairs.index.size))
+            pairs.index[at] = rng.choice([count, pairs.index[at] // 2, 2**32 - 1])
+        total = pairs.index.size
+        expected = decompress(
+            pairs.index, pairs.widened, pairs=total, count=count, group=group, granule=1
+        )
+        streams = streams_of(pairs, component.pairs, rng)
+        result = bench.run(
+            streams | {"i_value": streams["i_value"][:0]},
+            {"i_pairs": total, "i_count": count, **kind(component, dry=1)},
+            space=1,
+            stalls=stalls,
+            seed=30,
+        )
+        assert not result.streams["o"].size
+        assert result.outputs["o_done"] == (expected.cause == PairCause.NONE)
+        assert result.outputs["o_cause"] == expected.cause
+        assert result.outputs["o_cause"] == 0 or result.outputs["o_position"] == expected.position
+        causes.append(expected.cause)
+        check(pairs_of(rng, count, count // 2, group=group), count, rng=rng)
+    assert len(set(causes)) > 1

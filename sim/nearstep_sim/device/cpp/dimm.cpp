@@ -189,7 +189,7 @@ class Channel {
             fault.access(FaultKind::unwritten, address, write, cycle);
         else if (write)
             states_.mark(line, line + 1, LineState::written);
-        if (!write && injections_.of(false, address, address + kBeatBytes).never)
+        if (!write && injections_.of(false, false, address, address + kBeatBytes).never)
             silent_from_ = std::min(silent_from_, port_.cycle() + read_latency_);
     }
 

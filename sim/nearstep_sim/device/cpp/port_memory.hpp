@@ -23,6 +23,7 @@ struct PortTiming {
     std::uint64_t latency;    // cycles from AR to the first R beat, from the last W beat to B
     std::uint32_t stall;      // chance of a stalled cycle on each channel, of 65536
     std::uint64_t seed;
+    std::uint32_t host_ids = 0;  // IDs below are the host's, who may access every line
 };
 
 class PortMemory final : public Memory {
@@ -72,10 +73,13 @@ class PortMemory final : public Memory {
         Outcome outcome;
     };
 
+    bool is_host(std::uint8_t id) const { return id < timing_.host_ids; }
+
     Burst accept(const AddressPins& pins, bool write) {
         const unsigned beats = pins.len + 1u;
-        const auto outcome = injections.of(
-            write, pins.addr, pins.addr + std::uint64_t(beats) * store_.beat_bytes());
+        const auto outcome =
+            injections.of(is_host(pins.id), write, pins.addr,
+                          pins.addr + std::uint64_t(beats) * store_.beat_bytes());
         history.add(now_, write ? "AW" : "AR", pins.id, pins.addr, beats, 0);
         return {pins.addr, now_ + timing_.latency + (write ? 0 : outcome.delay), beats, 0, pins.id,
                 outcome};
@@ -102,7 +106,7 @@ class PortMemory final : public Memory {
         Burst& burst = writes_.front();
         const std::uint64_t address = burst.address + std::uint64_t(burst.done) * store_.beat_bytes();
         if (burst.outcome.response == kOkay && !burst.outcome.never)
-            store_.write(address, manager.wdata, manager.wstrb, fault, now_);
+            store_.write(address, manager.wdata, manager.wstrb, fault, now_, is_host(burst.id));
         ++counters.write_beats;
         if (++burst.done < burst.beats) return;
         responses_.push_back(
@@ -172,7 +176,7 @@ class PortMemory final : public Memory {
         pins_.rlast = burst.done + 1 == burst.beats;
         if (burst.outcome.response == kOkay)
             store_.read(burst.address + std::uint64_t(burst.done) * store_.beat_bytes(),
-                        pins_.rdata, fault, now_);
+                        pins_.rdata, fault, now_, is_host(burst.id));
         else
             pins_.rdata.fill(0xEE);
     }

@@ -21,28 +21,31 @@ class Store {
 
     unsigned beat_bytes() const { return beat_bytes_; }
 
-    // Copies a beat to `out`, or makes a fault: out of range, a guard, or never written.
-    void read(std::uint64_t address, Beat& out, Fault& fault, std::uint64_t now) const {
+    // Copies a beat to `out`, or makes a fault: out of range, a guard, or never written. The host
+    // may read every line that there is.
+    void read(std::uint64_t address, Beat& out, Fault& fault, std::uint64_t now,
+              bool host = false) const {
         if (address + beat_bytes_ > capacity_)
             return fault.access(FaultKind::out_of_range, address, false, now);
         const std::uint8_t state = state_[address / kLineBytes];
-        if (state != kWritten) [[unlikely]]
+        if (state != kWritten && !host) [[unlikely]]
             return fault.access(state == kGuard ? FaultKind::guard : FaultKind::unwritten, address,
                                 false, now);
         std::memcpy(out.data(), data_ + address, beat_bytes_);
     }
 
-    // Writes the bytes of a beat that have a strobe, or makes a fault. No strobe is no access.
+    // Writes the bytes of a beat that have a strobe, or makes a fault. No strobe is no access. What
+    // the host writes is no guard any more.
     void write(std::uint64_t address, const Beat& beat, std::uint64_t strobes, Fault& fault,
-               std::uint64_t now) {
+               std::uint64_t now, bool host = false) {
         const std::uint64_t all = beat_bytes_ == 64 ? ~0ull : (1ull << beat_bytes_) - 1;
         if ((strobes & all) == 0) return;
         if (address + beat_bytes_ > capacity_)
             return fault.access(FaultKind::out_of_range, address, true, now);
         std::uint8_t& state = state_[address / kLineBytes];
-        if (state == kGuard) [[unlikely]]
+        if (state == kGuard && !host) [[unlikely]]
             return fault.access(FaultKind::guard, address, true, now);
-        if (state == kUnwritten) [[unlikely]] {
+        if (state != kWritten) [[unlikely]] {
             auto* line = data_ + address / kLineBytes * kLineBytes;
             for (unsigned i = 0; i < kLineBytes; i += 4) std::memcpy(line + i, &kPoison, 4);
             state = kWritten;

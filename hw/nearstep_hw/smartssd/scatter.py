@@ -1,24 +1,17 @@
-"""Top-K decompression through on-chip memory: pairs in any order inside a chunk."""
+"""Pairs in any order inside a chunk, through on-chip memory."""
 
-from amaranth import Array, Cat, Elaboratable, Module, Mux, ResetInserter, Signal
+from amaranth import Array, Cat, Elaboratable, Module, Mux, Signal
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 from amaranth.utils import exact_log2
 
 from nearstep_hw.fp.format import FP32
 from nearstep_hw.smartssd.bank_grant import BankGrant
-from nearstep_hw.smartssd.chunk_buffer import BankWrites, ChunkBuffer
-from nearstep_hw.smartssd.compression import PairCause, ValueFormat
-from nearstep_hw.smartssd.pair_check import PairCheck
-from nearstep_hw.smartssd.pairs import (
-    CAUSE_WIDTH,
-    COUNT_WIDTH,
-    PairLayout,
-    PairReader,
-    WordsLayout,
-)
+from nearstep_hw.smartssd.chunk_buffer import BankWrites, CellLayout
+from nearstep_hw.smartssd.compression import PairCause
+from nearstep_hw.smartssd.pairs import CAUSE_WIDTH, COUNT_WIDTH, PairLayout
 
-__all__ = ["ChunkDrain", "PairScatter", "ScatterDecompressor"]
+__all__ = ["ChunkDrain", "PairScatter"]
 
 
 class PairScatter(wiring.Component):
@@ -164,8 +157,6 @@ class ChunkDrain(wiring.Component):
     def __init__(self, *, lanes: int, rows: int) -> None:
         self.lanes = lanes
         self.rows = rows
-        self._buffer = ChunkBuffer(banks=lanes, rows=rows)
-        ports = self._buffer.signature.members
         super().__init__(
             {
                 "i_launch": In(1),
@@ -174,8 +165,8 @@ class ChunkDrain(wiring.Component):
                 "i_buffer": In(1),
                 "o_full": Out(2),
                 "o_read": Out(2),
-                "o_row": Out(ports["i_row"].shape),
-                "i_row": In(ports["o_row"].shape).array(2),
+                "o_row": Out(range(rows)),
+                "i_row": In(data.ArrayLayout(CellLayout(), lanes)).array(2),
                 "o": Out(stream.Signature(data.ArrayLayout(FP32.width, lanes))),
                 "o_empty": Out(1),
                 "o_present": Out(COUNT_WIDTH + 1),
@@ -232,122 +223,4 @@ class ChunkDrain(wiring.Component):
         m.d.comb += self.o_empty.eq(~self.o.valid & ~counted & (beats == 0))
         with m.If(self.i_launch):
             m.d.sync += beats.eq((self.i_count + (self.lanes - 1)) >> low)
-        return m
-
-
-class ScatterDecompressor(wiring.Component):
-    """Top-K pairs to a dense gradient stream, through two chunk buffers.
-
-    Indices are u32, relative to the first element; those of chunk n come before those of chunk
-    n + 1, in any order inside a chunk. Of equal indices the last wins; all but one are counted. The
-    chunks before that of the last good pair are given even if the run ends early: then `o_cause`
-    says why, and `o_position` how many pairs came before the first that is missing or wrong.
-
-    *Timing.* While one chunk is filled, the one before goes out at one dense beat a cycle. Filling
-    takes 1 cycle for a beat of pairs if no bank is hit more than twice, see `PairScatter`. After a
-    run that did not end well, or after `rst`, the next one begins `chunk / lanes` cycles later,
-    in which both buffers are cleared.
-
-    *Numerics.* As `FusedDecompressor`.
-
-    Parameters
-    ----------
-    lanes : elements of a dense beat, and banks: a power of two.
-    pairs : pairs of a beat, even.
-    chunk : elements of a chunk, a power of two, at least two rows.
-
-    Members
-    -------
-    As those of `FusedDecompressor`.
-
-    Ref: Smart-Infinity, V-B.
-    """
-
-    def __init__(self, *, lanes: int = 16, pairs: int = 8, chunk: int = 4096) -> None:
-        self.lanes = lanes
-        self.pairs = pairs
-        self.chunk = chunk
-        if exact_log2(chunk) <= exact_log2(lanes):
-            raise ValueError(f"A chunk must have at least {2 * lanes} elements, not {chunk!r}")
-        rows = chunk // lanes
-        self._reader = PairReader(pairs=pairs)
-        self._check = PairCheck(pairs=pairs, group=chunk)
-        self._scatter = PairScatter(lanes=lanes, pairs=pairs, chunk=chunk)
-        self._drain = ChunkDrain(lanes=lanes, rows=rows)
-        self._buffers = [ChunkBuffer(banks=lanes, rows=rows) for _ in range(2)]
-        words = stream.Signature(WordsLayout(pairs))
-        super().__init__(
-            {
-                "i_index": In(words),
-                "i_value": In(words),
-                "o": Out(self._drain.o.signature),
-                "i_start": In(1),
-                "i_pairs": In(COUNT_WIDTH),
-                "i_count": In(COUNT_WIDTH),
-                "i_format": In(range(len(ValueFormat))),
-                "o_done": Out(1),
-                "o_cause": Out(CAUSE_WIDTH),
-                "o_position": Out(COUNT_WIDTH),
-                "o_duplicates": Out(COUNT_WIDTH),
-            }
-        )
-
-    def elaborate(self, platform: object) -> Elaboratable:
-        m = Module()
-        reader, check, scatter, drain = self._reader, self._check, self._scatter, self._drain
-        parts = {"reader": reader, "check": check, "scatter": scatter, "drain": drain}
-        for name, part in parts.items():
-            m.submodules[name] = ResetInserter(self.i_start)(part)
-        # What was reset in mid-run may have left something in the buffers; `rst` clears them not.
-        dirty, clearing, launch = Signal(init=1), Signal(), Signal()
-        row = Signal.like(drain.o_row)
-        with m.If(self.i_start):
-            m.d.sync += [clearing.eq(dirty), launch.eq(~dirty), row.eq(0)]
-        with m.Else():
-            m.d.sync += launch.eq(clearing & row.all())
-            with m.If(clearing):
-                m.d.sync += [row.eq(row + 1), clearing.eq(~row.all())]
-        with m.If(launch):
-            m.d.sync += dirty.eq(1)
-        with m.Elif(self.o_done):
-            m.d.sync += dirty.eq(0)
-
-        for source, sink in ((self.i_index, reader.i_index), (self.i_value, reader.i_value)):
-            m.d.comb += [
-                sink.payload.eq(source.payload),
-                # A run that is given up takes nothing of the next.
-                sink.valid.eq(source.valid & ~self.i_start),
-                source.ready.eq(sink.ready & ~self.i_start),
-            ]
-        wiring.connect(m, reader.o, check.i)
-        wiring.connect(m, check.o, scatter.i)
-        wiring.connect(m, drain.o, wiring.flipped(self.o))
-        for part in (reader, scatter, drain):
-            m.d.comb += part.i_launch.eq(launch)
-        for part in (check, scatter, drain):
-            m.d.comb += part.i_count.eq(self.i_count)
-        for k, buffer in enumerate(self._buffers):
-            m.submodules[f"buffer{k}"] = buffer
-            m.d.comb += [
-                buffer.i_read.eq(clearing | drain.o_read[k]),
-                buffer.i_row.eq(Mux(clearing, row, drain.o_row)),
-                drain.i_row[k].eq(buffer.o_row),
-            ]
-            for write, port in zip(scatter.write, buffer.write, strict=True):
-                for name in port.signature.members:
-                    mine = getattr(write, name)
-                    if name.endswith("_en"):
-                        mine = mine & (scatter.o_buffer == k)
-                    m.d.comb += getattr(port, name).eq(mine)
-        m.d.comb += [
-            reader.i_pairs.eq(self.i_pairs),
-            reader.i_format.eq(self.i_format),
-            scatter.i_full.eq(drain.o_full),
-            drain.i_hand.eq(scatter.o_hand),
-            drain.i_buffer.eq(scatter.o_buffer),
-            self.o_done.eq(scatter.o_finished & drain.o_empty),
-            self.o_cause.eq(scatter.o_cause),
-            self.o_position.eq(scatter.o_position),
-            self.o_duplicates.eq(scatter.o_pairs - drain.o_present),
-        ]
         return m

@@ -1,25 +1,18 @@
-"""Top-K decompression into the gradient stream itself: sorted pairs become dense beats."""
+"""Sorted pairs into the gradient stream itself, without memory."""
 
 from itertools import pairwise
 
-from amaranth import Cat, Const, Elaboratable, Module, Mux, ResetInserter, Signal
+from amaranth import Cat, Const, Elaboratable, Module, Mux, Signal
 from amaranth.hdl import Value
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 from amaranth.utils import exact_log2
 
 from nearstep_hw.fp.format import FP32
-from nearstep_hw.smartssd.compression import PairCause, ValueFormat
-from nearstep_hw.smartssd.pair_check import PairCheck
-from nearstep_hw.smartssd.pairs import (
-    CAUSE_WIDTH,
-    COUNT_WIDTH,
-    PairLayout,
-    PairReader,
-    WordsLayout,
-)
+from nearstep_hw.smartssd.compression import PairCause
+from nearstep_hw.smartssd.pairs import CAUSE_WIDTH, COUNT_WIDTH, PairLayout
 
-__all__ = ["FusedDecompressor", "PairMerge"]
+__all__ = ["PairMerge"]
 
 
 class PairMerge(wiring.Component):
@@ -133,93 +126,3 @@ class PairMerge(wiring.Component):
         for k, hit in enumerate(last):
             chosen = chosen | (held.value[k] & hit.replicate(FP32.width))
         return chosen
-
-
-class FusedDecompressor(wiring.Component):
-    """Sorted Top-K pairs to a dense gradient stream, without memory.
-
-    Indices are u32, sorted, and relative to the first element. Of equal indices the last wins; all
-    but one are counted. The dense beats before that of the last good pair are given even if the run
-    ends early: then `o_cause` says why, and `o_position` how many pairs came before the first that
-    is missing or wrong.
-
-    *Timing.* One dense beat a cycle if the pairs come in time and the sink takes them, and a cycle
-    more for each beat of pairs that ends within a dense beat.
-
-    *Numerics.* FP16 and BF16 values are widened to FP32 exactly; a NaN of theirs becomes the
-    default NaN. FP32 values pass as they are.
-
-    Parameters
-    ----------
-    lanes : elements of a dense beat, a power of two.
-    pairs : pairs of a beat, even.
-
-    Members
-    -------
-    i_index, i_value : In(stream of `WordsLayout`), see `PairReader`.
-    o : Out(stream), lane k in bits 32 k to 32 k + 31.
-    i_start : begins a run, whatever was before it; what is in flight is forgotten.
-    i_pairs, i_count : pairs, and elements; stable during a run.
-    i_format : a `ValueFormat`; stable during a run.
-    o_done : every beat is taken.
-    o_cause : a `PairCause`.
-    o_position : see above.
-    o_duplicates : pairs that lost against a later one; counts with `o_done`.
-
-    Ref: Smart-Infinity, V-B, with the buffer left out.
-    """
-
-    def __init__(self, *, lanes: int = 16, pairs: int = 16) -> None:
-        self.lanes = lanes
-        self.pairs = pairs
-        exact_log2(lanes)
-        self._reader = PairReader(pairs=pairs)
-        self._check = PairCheck(pairs=pairs, group=1)
-        self._merge = PairMerge(lanes=lanes, pairs=pairs)
-        words = stream.Signature(WordsLayout(pairs))
-        super().__init__(
-            {
-                "i_index": In(words),
-                "i_value": In(words),
-                "o": Out(self._merge.o.signature),
-                "i_start": In(1),
-                "i_pairs": In(COUNT_WIDTH),
-                "i_count": In(COUNT_WIDTH),
-                "i_format": In(range(len(ValueFormat))),
-                "o_done": Out(1),
-                "o_cause": Out(CAUSE_WIDTH),
-                "o_position": Out(COUNT_WIDTH),
-                "o_duplicates": Out(COUNT_WIDTH),
-            }
-        )
-
-    def elaborate(self, platform: object) -> Elaboratable:
-        m = Module()
-        reader, check, merge = self._reader, self._check, self._merge
-        for name, part in (("reader", reader), ("check", check), ("merge", merge)):
-            m.submodules[name] = ResetInserter(self.i_start)(part)
-        launch = Signal()
-        m.d.sync += launch.eq(self.i_start)
-        for source, sink in ((self.i_index, reader.i_index), (self.i_value, reader.i_value)):
-            m.d.comb += [
-                sink.payload.eq(source.payload),
-                # A run that is given up takes nothing of the next.
-                sink.valid.eq(source.valid & ~self.i_start),
-                source.ready.eq(sink.ready & ~self.i_start),
-            ]
-        wiring.connect(m, reader.o, check.i)
-        wiring.connect(m, check.o, merge.i)
-        wiring.connect(m, merge.o, wiring.flipped(self.o))
-        m.d.comb += [
-            reader.i_launch.eq(launch),
-            reader.i_pairs.eq(self.i_pairs),
-            reader.i_format.eq(self.i_format),
-            check.i_count.eq(self.i_count),
-            merge.i_launch.eq(launch),
-            merge.i_count.eq(self.i_count),
-            self.o_done.eq(merge.o_done),
-            self.o_cause.eq(merge.o_cause),
-            self.o_position.eq(merge.o_position),
-            self.o_duplicates.eq(check.o_repeats),
-        ]
-        return m

@@ -1,0 +1,85 @@
+"""One stream out of several, served in turn or by rank."""
+
+from collections.abc import Sequence
+
+from amaranth import Array, Elaboratable, Module, Signal
+from amaranth.hdl import ShapeLike
+from amaranth.lib import data, stream, wiring
+from amaranth.lib.wiring import In, Out
+
+from nearstep_hw.axi.burst import id_width
+
+
+class StreamArbiter(wiring.Component):
+    """Hands on one payload at a time of several streams, with the number of its stream.
+
+    *Timing*: a payload is at the output one cycle after it was taken; one payload a cycle. `ready`
+    of an input depends on that of the output and on `valid` of all inputs.
+
+    Parameters
+    ----------
+    shape : shape of a payload.
+    ports : streams that come in.
+    fixed : the first stream that has something is served. Otherwise they are served in turn: none
+        waits for more than one payload of each other one.
+
+    Members
+    -------
+    i : the streams.
+    i_stop : nothing is taken.
+    o : their payloads, each with its `owner`.
+    o_take : a payload is taken in this cycle.
+    o_owner : whose; counts only with `o_take`.
+
+    Raises
+    ------
+    ValueError : no stream comes in.
+    """
+
+    def __init__(self, shape: ShapeLike, *, ports: int, fixed: bool = False) -> None:
+        if ports < 1:
+            raise ValueError(f"Number of ports must be at least 1, not {ports!r}")
+        self.ports = ports
+        self.fixed = fixed
+        owner_width = id_width(ports)
+        layout = data.StructLayout({"payload": shape, "owner": owner_width})
+        super().__init__(
+            {
+                "i": In(stream.Signature(shape)).array(ports),
+                "i_stop": In(1),
+                "o": Out(stream.Signature(layout)),
+                "o_take": Out(1),
+                "o_owner": Out(owner_width),
+            }
+        )
+
+    def elaborate(self, platform: object) -> Elaboratable:
+        m = Module()
+        asked = Signal()
+
+        if self.fixed:
+            self._grant(m, range(self.ports), asked)
+        else:
+            with m.Switch(self.o.payload.owner):  # whose turn it was
+                for number in range(self.ports):
+                    with m.Case(number):
+                        turns = [(number + k) % self.ports for k in range(1, self.ports + 1)]
+                        self._grant(m, turns, asked)
+        m.d.comb += self.o_take.eq(asked & ~self.i_stop & (~self.o.valid | self.o.ready))
+        for number, port in enumerate(self.i):
+            m.d.comb += port.ready.eq(self.o_take & (self.o_owner == number))
+        with m.If(self.o_take):
+            m.d.sync += [
+                self.o.valid.eq(1),
+                self.o.payload.owner.eq(self.o_owner),
+                self.o.payload.payload.eq(Array(port.payload for port in self.i)[self.o_owner]),
+            ]
+        with m.Elif(self.o.ready):
+            m.d.sync += self.o.valid.eq(0)
+        return m
+
+    def _grant(self, m: Module, order: Sequence[int], asked: Signal) -> None:
+        """Chooses the first stream in `order` that has something."""
+        for number in reversed(order):
+            with m.If(self.i[number].valid):
+                m.d.comb += [asked.eq(1), self.o_owner.eq(number)]

@@ -1,0 +1,197 @@
+"""Several AXI4 initiators on one subordinate port."""
+
+from amaranth import Array, Cat, Elaboratable, Module, Value
+from amaranth.lib import data, wiring
+from amaranth.lib.wiring import In, Out
+
+from nearstep_hw.axi.arbiter import StreamArbiter
+from nearstep_hw.axi.burst import id_width as number_width
+from nearstep_hw.axi.signature import Axi4ReadSignature, Axi4WriteSignature, BurstType
+from nearstep_hw.stream.fifo import StreamFifo
+
+
+class AddressLayout(data.StructLayout):
+    """The payload of AR or AW; members have the AMBA names without their prefix.
+
+    Parameters
+    ----------
+    address_width, id_width : bits.
+    """
+
+    def __init__(self, *, address_width: int, id_width: int) -> None:
+        super().__init__(
+            {"id": id_width, "addr": address_width, "len": 8, "size": 3, "burst": BurstType}
+        )
+
+
+class AxiReadJoin(wiring.Component):
+    """Reads of several initiators on one port; answers go back by their ID.
+
+    The ID that goes out has the number of the initiator on top of the initiator's own, so beats may
+    come in any order that AXI4 allows. RREADY of every initiator has to be high always, as that of
+    a `ReadMover` is: beats are handed on without looking at it, and RREADY of the port is always
+    high.
+
+    *Timing*: ARVALID one cycle after that of an initiator, a burst a cycle. Beats pass
+    combinationally, a beat a cycle. ARREADY of an initiator depends on that of the port and on
+    ARVALID of all; nothing valid depends on anything ready.
+
+    Parameters
+    ----------
+    ports : initiators.
+    address_width, data_width, id_width : bits, of the initiators.
+    fixed : the first initiator that asks is served; otherwise they are served in turn.
+
+    Members
+    -------
+    s_axi : the initiators.
+    m_axi : the port; its IDs are wider by the number of an initiator.
+    """
+
+    def __init__(
+        self,
+        *,
+        ports: int,
+        address_width: int,
+        data_width: int,
+        id_width: int,
+        fixed: bool = False,
+    ) -> None:
+        self.id_width = id_width
+        self.arbiter = StreamArbiter(
+            AddressLayout(address_width=address_width, id_width=id_width), ports=ports, fixed=fixed
+        )
+        widths = {"address_width": address_width, "data_width": data_width}
+        port_id_width = id_width + number_width(ports)
+        super().__init__(
+            {
+                "s_axi": In(Axi4ReadSignature(**widths, id_width=id_width)).array(ports),
+                "m_axi": Out(Axi4ReadSignature(**widths, id_width=port_id_width)),
+            }
+        )
+
+    def elaborate(self, platform: object) -> Elaboratable:
+        m = Module()
+        m.submodules.arbiter = self.arbiter
+        port = self.m_axi
+
+        _join_addresses(m, "ar", self.s_axi, self.arbiter, port)
+        m.d.comb += port.rready.eq(1)
+        for number, initiator in enumerate(self.s_axi):
+            mine = _owner(port.rid, self.id_width) == number
+            m.d.comb += [
+                initiator.rvalid.eq(port.rvalid & mine),
+                *(
+                    getattr(initiator, name).eq(getattr(port, name))
+                    for name in ("rid", "rdata", "rresp", "rlast")
+                ),
+            ]
+        return m
+
+
+class AxiWriteJoin(wiring.Component):
+    """Writes of several initiators on one port; data in the order of addresses, answers by ID.
+
+    IDs are those of `AxiReadJoin`, and BREADY of every initiator has to be high always. An
+    initiator may show data before its address is taken, and so may the port.
+
+    *Timing*: AWVALID one cycle after that of an initiator, a burst a cycle. WVALID is that of the
+    initiator, from two cycles after its address was taken until its last beat; without a gap
+    between bursts. W and B pass combinationally. Nothing valid depends on anything ready.
+
+    Parameters
+    ----------
+    ports : initiators.
+    address_width, data_width, id_width : bits, of the initiators.
+    bursts_ahead : bursts that are taken before their data, a power of two.
+    fixed : the first initiator that asks is served; otherwise they are served in turn.
+
+    Members
+    -------
+    s_axi : the initiators.
+    m_axi : the port; its IDs are wider by the number of an initiator.
+    """
+
+    def __init__(
+        self,
+        *,
+        ports: int,
+        address_width: int,
+        data_width: int,
+        id_width: int,
+        bursts_ahead: int = 16,
+        fixed: bool = False,
+    ) -> None:
+        self.id_width = id_width
+        self.arbiter = StreamArbiter(
+            AddressLayout(address_width=address_width, id_width=id_width), ports=ports, fixed=fixed
+        )
+        self.owners = StreamFifo(number_width(ports), depth=bursts_ahead)
+        widths = {"address_width": address_width, "data_width": data_width}
+        port_id_width = id_width + number_width(ports)
+        super().__init__(
+            {
+                "s_axi": In(Axi4WriteSignature(**widths, id_width=id_width)).array(ports),
+                "m_axi": Out(Axi4WriteSignature(**widths, id_width=port_id_width)),
+            }
+        )
+
+    def elaborate(self, platform: object) -> Elaboratable:
+        m = Module()
+        m.submodules.arbiter = arbiter = self.arbiter
+        m.submodules.owners = owners = self.owners
+        port = self.m_axi
+        sender = owners.o.payload  # whose data are to be sent
+
+        def sent(name: str) -> Value:
+            return Array(getattr(initiator, name) for initiator in self.s_axi)[sender]
+
+        _join_addresses(m, "aw", self.s_axi, arbiter, port)
+        m.d.comb += [
+            arbiter.i_stop.eq(~owners.i.ready),
+            owners.i.valid.eq(arbiter.o_take),
+            owners.i.payload.eq(arbiter.o_owner),
+            port.wvalid.eq(owners.o.valid & sent("wvalid")),
+            *(getattr(port, name).eq(sent(name)) for name in ("wdata", "wstrb", "wlast")),
+            owners.o.ready.eq(port.wvalid & port.wready & port.wlast),
+            port.bready.eq(1),
+        ]
+        for number, initiator in enumerate(self.s_axi):
+            answered = _owner(port.bid, self.id_width) == number
+            m.d.comb += [
+                initiator.wready.eq(port.wready & owners.o.valid & (sender == number)),
+                initiator.bvalid.eq(port.bvalid & answered),
+                initiator.bid.eq(port.bid),
+                initiator.bresp.eq(port.bresp),
+            ]
+        return m
+
+
+def _owner(identifier: Value, id_width: int) -> Value:
+    """The number of the initiator in an ID of the port."""
+    return identifier[id_width:]
+
+
+def _join_addresses(
+    m: Module, prefix: str, initiators: object, arbiter: StreamArbiter, port: object
+) -> None:
+    """Connects AR or AW of the initiators, through the arbiter, to that of the port."""
+    taken = arbiter.o.payload
+    for initiator, entry in zip(initiators, arbiter.i, strict=True):
+        m.d.comb += [
+            entry.valid.eq(getattr(initiator, f"{prefix}valid")),
+            getattr(initiator, f"{prefix}ready").eq(entry.ready),
+            *(
+                getattr(entry.payload, name).eq(getattr(initiator, prefix + name))
+                for name in ("id", "addr", "len", "size", "burst")
+            ),
+        ]
+    m.d.comb += [
+        getattr(port, f"{prefix}valid").eq(arbiter.o.valid),
+        arbiter.o.ready.eq(getattr(port, f"{prefix}ready")),
+        getattr(port, f"{prefix}id").eq(Cat(taken.payload.id, taken.owner)),
+        *(
+            getattr(port, prefix + name).eq(getattr(taken.payload, name))
+            for name in ("addr", "len", "size", "burst")
+        ),
+    ]

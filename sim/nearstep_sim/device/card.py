@@ -1,0 +1,108 @@
+"""``sim:smartssd``: the RTL of a card, Verilated, behind emulated BARs, in this process."""
+
+from __future__ import annotations
+
+import ctypes
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nearstep.errors import RESPONSES, CompletionError, PostedWriteError
+from nearstep_hw.smartssd.card import HOST_ID_WIDTH
+from nearstep_sim.device.bar import MAX_PAYLOAD, MAX_READ_REQUEST, BarBackend, BarTraffic
+from nearstep_sim.device.card_options import CardOptions
+from nearstep_sim.device.design import card_library
+from nearstep_sim.device.harness import FAILED, HUNG
+from nearstep_sim.device.shell import ShellBackend, ShellOptions
+
+TIMED_OUT = "timeout"
+
+
+class _Limits(ctypes.Structure):
+    _fields_ = (("payload", ctypes.c_uint64), ("request", ctypes.c_uint64))
+
+
+class _Failure(ctypes.Structure):
+    _fields_ = (
+        ("response", ctypes.c_int32),
+        ("write", ctypes.c_int32),
+        ("address", ctypes.c_uint64),
+    )
+
+
+class _Traffic(ctypes.Structure):
+    _fields_ = tuple((name, ctypes.c_uint64) for name in BarTraffic.__dataclass_fields__)
+
+
+class CardBackend(ShellBackend, BarBackend):
+    """A card of which every cycle is simulated. Accesses of its memory take cycles, too.
+
+    Parameters
+    ----------
+    options: CardOptions
+    max_payload, max_read_request: int
+        Of the link.
+    """
+
+    def __init__(
+        self,
+        options: CardOptions,
+        *,
+        max_payload: int = MAX_PAYLOAD,
+        max_read_request: int = MAX_READ_REQUEST,
+    ) -> None:
+        self.config = options.config()
+        self._limits = _Limits(max_payload, max_read_request)
+        path = card_library(self.config, trace=options.trace is not None)
+        super().__init__(path, options, options.memory_bytes, host_ids=1 << HOST_ID_WIDTH)
+
+    def _open(self, options: ShellOptions) -> int:
+        lib = self._lib
+        device, address = ctypes.c_void_p, ctypes.c_uint64
+        lib.card_open.restype = device
+        for name in ("read", "write"):
+            getattr(lib, f"card_{name}").argtypes = [device, address, device, ctypes.c_uint64]
+        for name in ("flush", "failure", "counters"):
+            more = [] if name == "flush" else [ctypes.c_void_p]
+            getattr(lib, f"card_{name}").argtypes = [device, *more]
+        return int(lib.card_open(ctypes.byref(options), ctypes.byref(self._limits)))
+
+    @property
+    def traffic(self) -> BarTraffic:
+        counters = _Traffic()
+        self._lib.card_counters(self._device, ctypes.byref(counters))
+        return BarTraffic(**{name: getattr(counters, name) for name, _ in _Traffic._fields_})
+
+    def read_register(self, address: int) -> int:
+        self.check_register(address)
+        return super().read_register(address)
+
+    def write_register(self, address: int, value: int) -> None:
+        self.check_register(address)
+        super().write_register(address, value)
+
+    def read_memory(self, address: int, out: NDArray[np.uint8]) -> None:
+        self.check_memory("read", address, out.size)
+        status = self._lib.card_read(self._device, address, out.ctypes.data, out.size)
+        if status == HUNG:
+            raise CompletionError(address, TIMED_OUT, transactions=self.transactions())
+        self._check(status, "memory read")
+
+    def write_memory(self, address: int, data: NDArray[np.uint8]) -> None:
+        self.check_memory("write", address, data.size)
+        status = self._lib.card_write(self._device, address, data.ctypes.data, data.size)
+        if status == HUNG:
+            raise PostedWriteError(address, TIMED_OUT, transactions=self.transactions())
+        self._check(status, "memory write")
+
+    def flush(self) -> None:
+        self._check(self._lib.card_flush(self._device), "flush of posted writes")
+
+    def _check(self, status: int, action: str) -> None:
+        if status == FAILED:
+            failure = _Failure()
+            self._lib.card_failure(self._device, ctypes.byref(failure))
+            kind = PostedWriteError if failure.write else CompletionError
+            response = RESPONSES[failure.response & 3]
+            raise kind(failure.address, response, transactions=self.transactions())
+        super()._check(status, action)

@@ -1,0 +1,221 @@
+// A SmartSSD card in this process: the Verilated card shell behind its two BARs. The host reaches
+// registers and memory through requests of the link only, in device cycles.
+
+#include <utility>
+
+#include "bar_host.hpp"
+#include "shell_device.hpp"
+
+namespace nearstep {
+namespace {
+
+constexpr std::uint64_t kPollInterval = 4096;     // cycles between looks at a register in a wait
+constexpr std::uint64_t kRegisterCycles = 16;     // a register access that takes longer has hung
+constexpr std::uint64_t kBarCycles = 1 << 18;     // so has a memory BAR that moves nothing for so long
+constexpr std::uint64_t kDrainCycles = 1 << 12;   // what a reset gives posted writes to be answered
+
+class Card final : public ShellDevice {
+  public:
+    Card(const Options& options, const BarLimits& limits)
+        : ShellDevice(options), host_(design::kBeatBytes, limits), checker_(design::kBeatBytes) {
+        reset_card();
+    }
+
+    void reset() override {
+        const std::uint64_t limit = cycle() + kDrainCycles;
+        while (host_.posted() && cycle() < limit && !memory().fault && !hung_) step();
+        reset_card();
+    }
+
+    std::int32_t read_register(std::uint64_t address, std::uint32_t* value) override {
+        if (const auto status = flush(); status != kDone) return status;
+        shell().csr___05Faddress = address;
+        shell().csr___05Fread = 1;
+        host_.count_register(false);
+        return acknowledged(value);
+    }
+
+    std::int32_t write_register(std::uint64_t address, std::uint32_t value) override {
+        if (const auto status = flush(); status != kDone) return status;
+        shell().csr___05Faddress = address;
+        shell().csr___05Fwrite = 1;
+        shell().csr___05Fwrite_data = value;
+        shell().csr___05Fwrite_mask = 0xF;
+        host_.count_register(true);
+        std::uint32_t nothing;
+        const auto status = acknowledged(&nothing);
+        configure_units();
+        return status;
+    }
+
+    // Ends when the card has taken the data; `flush` tells whether it got them to memory.
+    std::int32_t write(std::uint64_t address, const std::uint8_t* data, std::uint64_t bytes) {
+        host_.write(address, data, bytes);
+        return run([this] { return host_.sending(); });
+    }
+
+    std::int32_t read(std::uint64_t address, std::uint8_t* out, std::uint64_t bytes) {
+        if (const auto status = flush(); status != kDone) return status;
+        host_.read(address, out, bytes);
+        const auto status = run([this] { return host_.reading(); });
+        return status == kDone && host_.failure.response != kOkay ? kFailed : status;
+    }
+
+    // Every posted write is answered.
+    std::int32_t flush() {
+        const auto status = run([this] { return host_.posted(); });
+        return status == kDone && host_.failure.response != kOkay ? kFailed : status;
+    }
+
+    // The first failure since the last call.
+    BarFailure failure() { return std::exchange(host_.failure, {}); }
+    const BarCounters& counters() const { return host_.counters; }
+
+  private:
+    void reset_card() {
+        host_.reset();
+        checker_.reset();
+        hung_ = false;
+        auto& port = shell();
+        port.csr___05Fread = port.csr___05Fwrite = 0;
+        port.s_axi___05Farvalid = port.s_axi___05Fawvalid = port.s_axi___05Fwvalid = 0;
+        port.s_axi___05Frready = port.s_axi___05Fbready = 1;
+        reset_shell();
+    }
+
+    void sleep(std::uint64_t limit) override {
+        const std::uint64_t until = std::min(limit, cycle() + kPollInterval);
+        bool ended = false;
+        while (cycle() < until && !memory().fault && !ended) ended = step();
+    }
+
+    // Runs while there is something to do.
+    template <class Busy>
+    std::int32_t run(Busy busy) {
+        if (memory().fault) return kFaulted;
+        if (hung_) return kHung;
+        moved_at_ = cycle();
+        while (busy()) {
+            step();
+            if (memory().fault) return kFaulted;
+            if (cycle() - moved_at_ > kBarCycles) {
+                hung_ = true;
+                return kHung;
+            }
+        }
+        return kDone;
+    }
+
+    // The answer to the register access that the port shows.
+    std::int32_t acknowledged(std::uint32_t* word) {
+        auto& port = shell();
+        for (const std::uint64_t limit = cycle() + kRegisterCycles; cycle() < limit;) {
+            step();
+            port.csr___05Fread = port.csr___05Fwrite = 0;
+            if (memory().fault) return kFaulted;
+            if (port.csr___05Fack) {  // a register: what it is in the cycle that begins
+                const std::int32_t response = port.csr___05Ferror ? kSlverr : kOkay;
+                *word = port.csr___05Fread_data;
+                step();
+                return response;
+            }
+        }
+        return kHung;
+    }
+
+    // One cycle. True if a run ended in it.
+    bool step() {
+        drive();
+        settle();
+        const auto& port = shell();
+        const bool ended = port.o_interrupt;
+        SubordinatePins& s = answers_;
+        s.arready = port.s_axi___05Farready;
+        s.awready = port.s_axi___05Fawready;
+        s.wready = port.s_axi___05Fwready;
+        s.bvalid = port.s_axi___05Fbvalid;
+        s.bid = port.s_axi___05Fbid;
+        s.bresp = port.s_axi___05Fbresp;
+        s.rvalid = port.s_axi___05Frvalid;
+        if (s.rvalid) {
+            s.rid = port.s_axi___05Frid;
+            s.rresp = port.s_axi___05Frresp;
+            s.rlast = port.s_axi___05Frlast;
+            from_port(s.rdata, port.s_axi___05Frdata);
+        }
+        checker_.cycle(host_.pins(), s, memory().fault, cycle());
+        if ((s.bvalid && !host_.posted()) || (s.rvalid && !host_.expects(s.rid)))
+            memory().fault.protocol(s.bvalid ? "B" : "R", "an answer belongs to a request", cycle(),
+                                    "ID %u", s.bvalid ? s.bid : s.rid);
+        clock();
+        if (memory().fault) return true;
+        if (host_.tick(s)) moved_at_ = cycle();
+        return ended;
+    }
+
+    void drive() {
+        auto& port = shell();
+        const ManagerPins& m = host_.pins();
+        port.s_axi___05Farvalid = m.ar.valid;
+        if (m.ar.valid) {
+            port.s_axi___05Farid = m.ar.id;
+            port.s_axi___05Faraddr = m.ar.addr;
+            port.s_axi___05Farlen = m.ar.len;
+            port.s_axi___05Farsize = m.ar.size;
+            port.s_axi___05Farburst = m.ar.burst;
+        }
+        port.s_axi___05Fawvalid = m.aw.valid;
+        if (m.aw.valid) {
+            port.s_axi___05Fawid = m.aw.id;
+            port.s_axi___05Fawaddr = m.aw.addr;
+            port.s_axi___05Fawlen = m.aw.len;
+            port.s_axi___05Fawsize = m.aw.size;
+            port.s_axi___05Fawburst = m.aw.burst;
+        }
+        port.s_axi___05Fwvalid = m.wvalid;
+        if (m.wvalid) {
+            port.s_axi___05Fwlast = m.wlast;
+            port.s_axi___05Fwstrb = m.wstrb;
+            to_port(port.s_axi___05Fwdata, m.wdata);
+        }
+    }
+
+    BarHost host_;
+    AxiChecker checker_;
+    SubordinatePins answers_;
+    std::uint64_t moved_at_ = 0;
+    bool hung_ = false;
+};
+
+}  // namespace
+}  // namespace nearstep
+
+extern "C" {
+
+void* card_open(const nearstep::Options* options, const nearstep::BarLimits* limits) {
+    return static_cast<nearstep::ShellDevice*>(new nearstep::Card(*options, *limits));
+}
+
+std::int32_t card_write(nearstep::ShellDevice* device, std::uint64_t address,
+                        const std::uint8_t* data, std::uint64_t bytes) {
+    return static_cast<nearstep::Card*>(device)->write(address, data, bytes);
+}
+
+std::int32_t card_read(nearstep::ShellDevice* device, std::uint64_t address, std::uint8_t* out,
+                       std::uint64_t bytes) {
+    return static_cast<nearstep::Card*>(device)->read(address, out, bytes);
+}
+
+std::int32_t card_flush(nearstep::ShellDevice* device) {
+    return static_cast<nearstep::Card*>(device)->flush();
+}
+
+// What the status `kFailed` is about; forgets it.
+void card_failure(nearstep::ShellDevice* device, nearstep::BarFailure* failure) {
+    *failure = static_cast<nearstep::Card*>(device)->failure();
+}
+
+void card_counters(nearstep::ShellDevice* device, nearstep::BarCounters* counters) {
+    *counters = static_cast<nearstep::Card*>(device)->counters();
+}
+}

@@ -1,0 +1,56 @@
+"""Configurations of a card: what they derive, and which are refused."""
+
+import pytest
+
+from nearstep_hw.axdimm.config import AdamKernelConfig, ConfigError
+from nearstep_hw.smartssd.config import UPDATER, SmartssdConfig
+
+SMALL = AdamKernelConfig(lanes=4, block_bytes=512, address_width=20)
+
+
+def test_default_has_the_beat_of_512_bits_and_every_rule() -> None:
+    config = SmartssdConfig()
+    assert config.kernel.data_width == 512
+    assert config.kernel.rules == ("adam", "sgd", "sgd_momentum", "adagrad")
+    assert config.chunk_elements == 4096
+    assert config.subgroup_bytes == 16 << 20
+    assert config.register_bytes == 4096
+
+
+def test_registers_are_those_of_the_kernel() -> None:
+    ((name, (base, registers)),) = SmartssdConfig(kernel=UPDATER).maps().items()
+    assert (name, base) == ("updater0", 0)
+    assert {"start", "status", "rule", "gradient_scale"} <= {each.name for each in registers}
+
+
+@pytest.mark.parametrize(
+    ("memory_bytes", "elements"), [(1 << 20, 32768), (1 << 16, 2048), (1 << 12, 128)]
+)
+def test_a_subgroup_of_which_nothing_is_said_fits_twice(memory_bytes: int, elements: int) -> None:
+    assert SmartssdConfig.largest_subgroup(SMALL, memory_bytes) == elements
+    SmartssdConfig(kernel=SMALL, memory_bytes=memory_bytes, subgroup_elements=elements)
+    with pytest.raises(ConfigError, match="hold 2 subgroups"):
+        SmartssdConfig(kernel=SMALL, memory_bytes=memory_bytes, subgroup_elements=elements + 128)
+
+
+def test_it_is_at_most_a_million_elements() -> None:
+    assert SmartssdConfig.largest_subgroup(UPDATER, 1 << 32) == 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"memory_bytes": 3 << 20}, "power of two from 4096"),
+        ({"memory_bytes": 2048}, "power of two from 4096"),
+        ({"memory_bytes": 1 << 21}, "power of two from 4096 to 1048576"),
+        ({"subgroup_elements": 0}, "multiple of a chunk, 128, not 0"),
+        ({"subgroup_elements": 200}, "multiple of a chunk, 128, not 200"),
+        ({"subgroup_elements": 1 << 20}, "hold 2 subgroups"),
+    ],
+)
+def test_impossible_configuration_says_what_is_allowed(
+    arguments: dict[str, int], message: str
+) -> None:
+    small = {"kernel": SMALL, "memory_bytes": 1 << 20, "subgroup_elements": 128}
+    with pytest.raises(ConfigError, match=message):
+        SmartssdConfig(**{**small, **arguments})
