@@ -91,8 +91,9 @@ class Compression:
     ) -> Compressed:
         """Choose what to send of a flat gradient, to which the residual is added first.
 
-        With error feedback, a finite sum equals what is sent for it plus what stays, exactly.
-        NaN and infinities leave nothing behind where they are sent.
+        With error feedback, a finite sum equals what is sent for it plus what stays, exactly; what
+        a number too large for 16 bits leaves is rounded to fp32. NaN and infinities leave nothing
+        behind where they are sent.
         """
         if not self.error_feedback:
             index = largest(gradient, self.share)
