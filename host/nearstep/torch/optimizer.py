@@ -320,13 +320,17 @@ class DeviceOptimizer(Optimizer):
         new = [p for p in parameters if p not in self._residents]
         if not new:
             return
-        compression = self._settings.compression
+        compression, formats = self._settings.compression, self._formats
         line = LINE_ELEMENTS
-        if any(self._formats.narrow(p.dtype) for p in new):
-            line *= 2
         arrays = dict(self._states(group))
-        if compression is None and line == LINE_ELEMENTS:
-            arrays["g"] = 0.0  # of formats of 16 bits, what the first step needs
+        for dtype in {p.dtype: None for p in new}:
+            if formats.narrow(dtype):
+                line = 2 * LINE_ELEMENTS
+            if compression is None:
+                arrays[gradient_array(formats.gradient_of(dtype))] = 0.0
+            copied = formats.copy_of(dtype)
+            if copied is not None:
+                arrays[copy_array(copied)] = 0.0
         extents = self._placement.place([p.numel() for p in new], arrays, line=line)
         segment = extents[0].segment
         if compression is not None:

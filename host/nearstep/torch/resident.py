@@ -31,10 +31,20 @@ class Formats:
     gradient: Sequence[str]
     copy_out: Sequence[str]
 
+    def gradient_of(self, dtype: torch.dtype) -> str:
+        """Format in which gradients of this dtype are sent: their own if there is one, else
+        fp32."""
+        name = convert.NAMES[dtype]
+        return name if name in self.gradient else "fp32"
+
+    def copy_of(self, dtype: torch.dtype) -> str | None:
+        """Format of the copy that is fetched of parameters of this dtype; None: the master is."""
+        name = convert.NAMES[dtype]
+        return name if name in self.copy_out else None
+
     def narrow(self, dtype: torch.dtype) -> bool:
         """Whether there are arrays of 16 bits for parameters of this dtype."""
-        name = convert.NAMES[dtype]
-        return name != "fp32" and (name in self.gradient or name in self.copy_out)
+        return self.gradient_of(dtype) != "fp32" or self.copy_of(dtype) is not None
 
 
 def gradient_array(form: str) -> str:
@@ -178,15 +188,13 @@ class Resident:
 
     def gradient_format(self, gradient: Tensor) -> str:
         """Format in which a gradient is sent: its own if the kernel takes it, else fp32."""
-        name = convert.NAMES[gradient.dtype]
-        return name if self.extent.segment.halves and name in self._formats.gradient else "fp32"
+        return self._formats.gradient_of(gradient.dtype) if self._halves else "fp32"
 
     @property
     def copy_format(self) -> str | None:
         """Format of the copy of the master that the kernel makes and the host fetches: the
         parameter's, if the kernel has it. None: the master is fetched."""
-        name = convert.NAMES[self.parameter.dtype]
-        return name if self.extent.segment.halves and name in self._formats.copy_out else None
+        return self._formats.copy_of(self.parameter.dtype) if self._halves else None
 
     def send_gradient(self, gradient: Tensor) -> None:
         """Send a gradient of any of :data:`convert.FORMATS`, as :meth:`gradient_format` says."""
@@ -223,6 +231,10 @@ class Resident:
             torch.autograd.graph.increment_version(self.parameter)
         self._traffic.parameters_up += array.nbytes
         self._seen = convert.fingerprint(self.parameter)
+
+    @property
+    def _halves(self) -> bool:
+        return self.extent.segment.halves
 
     def _merged(self) -> NDArray[np.float32]:
         master = self.extent.read("p")

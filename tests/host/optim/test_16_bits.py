@@ -160,11 +160,15 @@ def test_gradients_go_down_and_parameters_come_up_in_16_bits(
     shapes = [(32, 48), (64,), (16, 3, 5), (16,), (80,)]
     ours = make_parameters(shapes, dtype)
     masters = [p.detach().float().requires_grad_() for p in ours]
+    free = narrow_device.free_bytes
     optimizer = nearstep.optim.AdamW(ours, lr=1e-3, device=narrow_device)
+    taken = free - narrow_device.free_bytes
     reference = torch.optim.AdamW(masters, lr=1e-3, fused=True)
     steps(3, ours, masters, optimizer, reference, give_gradients)
     assert_rounded(ours, masters, optimizer, reference)
     traffic, elements = optimizer.traffic, sum(p.numel() for p in ours)
+    assert free - narrow_device.free_bytes == taken
+    assert 16 * elements <= taken < 20 * elements  # p, m, v; g and the copy are halves
     assert traffic.gradients_down == traffic.parameters_up == 3 * 2 * elements
     assert traffic.launches == 3 * len(narrow_device.channels)
     for parameters in (ours, masters):  # split runs, so that they start anywhere
