@@ -28,6 +28,7 @@ KERNEL = f"{RULES}&gradient_formats=fp32,fp16,bf16&compression=fused,scatter&mem
 URLS = {
     "kernel": f"golden:axdimm?{KERNEL}",
     "dimm": f"golden:axdimm?channels=2&block_bytes=512&{KERNEL}",
+    "card": "golden:smartssd?memory_bytes=64MiB",
 }
 SHAPES = ((32, 48), (64,), (16, 3, 5), (16,))
 KINDS = {
@@ -41,7 +42,7 @@ KINDS = {
 
 @pytest.fixture(params=URLS)
 def device(request):
-    """A kernel by itself and a DIMM with small stripes, both with every form of pairs."""
+    """A kernel by itself, a DIMM with small stripes and a card, all with every form of pairs."""
     with nearstep.open(URLS[request.param]) as opened:
         yield opened
 

@@ -23,6 +23,7 @@ KERNEL = (
 URLS = {
     "kernel": f"golden:axdimm?{KERNEL}",
     "dimm": f"golden:axdimm?channels=2&block_bytes=512&{KERNEL}",
+    "card": "golden:smartssd?memory_bytes=64MiB",
 }
 KINDS = {
     "Adam": {"lr": 1e-2, "weight_decay": 0.1},
@@ -36,7 +37,7 @@ SCALERS = {"torch": torch.amp.GradScaler, "nearstep": nearstep.optim.GradScaler}
 
 @pytest.fixture(params=URLS)
 def device(request):
-    """A kernel by itself and a DIMM with small stripes, which scan and scale."""
+    """A kernel by itself, a DIMM with small stripes and a card, which scan and scale."""
     with nearstep.open(URLS[request.param]) as opened:
         yield opened
 
