@@ -427,9 +427,9 @@ def compression(results: Results) -> list[str]:
         f"rate {peak['AdamW']['lr']:g} (AdamW) and {peak['SGD']['lr']:g} (SGD without momentum),",
         f"on `{results['device']}`; *measured*, mean of {results['seeds']} seeds.",
         "Loss is in nats a byte, of the last steps of training and on unseen text; the spread is",
-        "the largest less the smallest of the seeds. An element that is sent takes 8 bytes, index",
-        "and value. The paper (Smart-Infinity, Table IV) fine-tunes models that were trained",
-        "before, and keeps 1 %.",
+        "the largest less the smallest of the seeds. A seed has weights and batches of its own,",
+        "the same in every row. An element that is sent takes 8 bytes, index and value. The paper",
+        "(Smart-Infinity, Table IV) fine-tunes models that were trained before, and keeps 1 %.",
         "",
     ]
     whole = {row["optimizer"]: row for row in rows if row["share"] is None}
