@@ -153,7 +153,7 @@ EVERYTHING = (
         ("SGD", {"max_grad_norm": 0.5, "momentum": 0.9}),
     ],
 )
-@pytest.mark.parametrize("memory", ["memory=halfduplex"])
+@pytest.mark.parametrize("memory", ["memory=halfduplex", "memory=ddr4-1600&channels=2"])
 def test_compression_and_clipping_equal_the_golden_device(memory, name, options):
     shapes = [(3,), (64, 65), (16,), (), (5, 5), (4097,), (0,), (2048,)]
     channels = "channels=2&" if "channels" in memory else ""
@@ -176,7 +176,7 @@ def test_compression_and_clipping_equal_the_golden_device(memory, name, options)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("memory", ["memory=halfduplex"])
+@pytest.mark.parametrize("memory", ["memory=halfduplex", "memory=ddr4-1600&channels=2"])
 def test_loss_scaling_of_16_bit_parameters_equals_the_golden_device(memory, dtype):
     channels = "channels=2&" if "channels" in memory else ""
     results = []
