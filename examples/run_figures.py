@@ -8,11 +8,13 @@ from functools import partial
 from statistics import median
 
 import torch
+from optimizers import Choice
 from run_report import Figure
 from stdlib_text import Batches
 from trainer import Trainer
 
 import nearstep
+from nearstep.torch.optimizer import DeviceOptimizer
 from nearstep_hw.axdimm.dimm import DimmConfig
 
 VALIDATION_BATCHES = 8
@@ -24,13 +26,9 @@ PAPER_CLOCK_HZ = 200_000_000
 PAPER_PARAMS_PER_S = 789.38e6
 """The paper's kernel on both of its DDR4 channels. Ref: AXDIMM, Table 5."""
 
-BEATS = 7
-"""Beats that a kernel moves for each beat of parameters: 4 read, 3 written."""
+ELEMENT_BYTES = 4
+"""Of an fp32 number. A step on a CPU moves so many for each array that it reads or writes.
 
-CPU_ADAM_BYTES = 28
-"""Least memory traffic of Adam on a CPU for each parameter, of fp32 arrays.
-
-Parameters, gradients and both moments are read, parameters and moments written.
 Ref: AXDIMM, section 6.2.
 """
 
@@ -38,25 +36,27 @@ NEARSTEP_BYTES = 8
 """Least memory traffic of the host for each parameter when the step is on a device.
 
 Gradients are read to be sent, and parameters written when they arrive. As in
-:data:`CPU_ADAM_BYTES`, further passes of an implementation are not counted: nearstep's own checks
+a step on a CPU, further passes of an implementation are not counted: nearstep's own checks
 of whether the host changed a parameter are two more reads of it.
 """
 
 
-def figures(ours: Trainer, theirs: Trainer | None, validation: Batches) -> list[Figure]:
+def figures(
+    choice: Choice, ours: Trainer, theirs: Trainer | None, validation: Batches
+) -> list[Figure]:
     """All figures of a run that has ended; ``theirs`` is the baseline, if there was one."""
     optimizer = ours.optimizer
-    if not isinstance(optimizer, nearstep.optim.Adam):
+    if not isinstance(optimizer, DeviceOptimizer):
         raise TypeError(f"ours must step on a device, not with {type(optimizer).__name__}")
     traffic = dataclasses.replace(
         optimizer.traffic
     )  # as it is before anything is read for a figure
     return [
         *_losses(ours, theirs, validation),
-        *_differences(ours, theirs),
-        *_link(traffic),
-        *_memory_bus(traffic),
-        *_device(traffic, optimizer.device.dimm),
+        *_differences(choice, ours, theirs),
+        *_link(choice, traffic),
+        *_memory_bus(choice, traffic),
+        *_device(choice, traffic, getattr(optimizer.device, "dimm", None)),
         *seconds(traffic, ours, theirs),
     ]
 
@@ -80,10 +80,13 @@ def _losses(ours: Trainer, theirs: Trainer | None, validation: Batches) -> Itera
         )
 
 
-def _differences(ours: Trainer, theirs: Trainer | None) -> Iterator[Figure]:
+def _differences(choice: Choice, ours: Trainer, theirs: Trainer | None) -> Iterator[Figure]:
     bits = partial(Figure, section="bits that differ from torch", unit="bits", origin="measured")
     if theirs is None:
         yield bits(name="all", value=None, note="no baseline run")
+        return
+    if choice.compression is not None:
+        yield bits(name="all", value=None, note="whole gradients there")
         return
     for name, (differing, total) in _bits_that_differ(ours, theirs).items():
         yield bits(name=name, value=differing, note=f"of {total:,}")
@@ -91,28 +94,44 @@ def _differences(ours: Trainer, theirs: Trainer | None) -> Iterator[Figure]:
 
 def _bits_that_differ(ours: Trainer, theirs: Trainer) -> Mapping[str, tuple[int, int]]:
     """Differing and all bits, by kind of array, over all parameters of two trainers."""
-    counts = {"parameters": [0, 0], "exp_avg": [0, 0], "exp_avg_sq": [0, 0]}
+    counts: dict[str, list[int]] = {}
     for a, b in zip(ours.model.parameters(), theirs.model.parameters(), strict=True):
         mine, other = ours.optimizer.state[a], theirs.optimizer.state[b]
         arrays = {"parameters": (a, b)} | {
-            key: (mine[key], other[key]) for key in ("exp_avg", "exp_avg_sq")
+            key: (mine[key], value) for key, value in other.items() if key != "step"
         }
         for key, (x, y) in arrays.items():
+            counts.setdefault(key, [0, 0])
             words = x.detach().view(torch.int32) ^ y.detach().view(torch.int32)
             counts[key][0] += sum(int(((words >> bit) & 1).sum()) for bit in range(32))
             counts[key][1] += 32 * words.numel()
     return {key: (differing, total) for key, (differing, total) in counts.items()}
 
 
-def _link(traffic: nearstep.optim.Traffic) -> Iterator[Figure]:
+def _link(choice: Choice, traffic: nearstep.optim.Traffic) -> Iterator[Figure]:
     elements = traffic.elements // traffic.steps
     link = partial(Figure, section="host link", unit="B/step")
     yield link(
         name="gradients down",
         value=traffic.gradients_down // traffic.steps,
         origin="measured",
-        note=f"{traffic.gradients_down / traffic.elements:g} B/param",
+        note=f"{traffic.gradients_down / traffic.elements:.3g} B/param",
     )
+    if choice.compression is not None:
+        yield link(
+            name="without compression",
+            value=ELEMENT_BYTES * elements,
+            origin="modelled",
+            note=f"{ELEMENT_BYTES} B/param",
+        )
+        yield Figure(
+            section="host link",
+            name="elements sent",
+            value=100 * traffic.pairs / traffic.elements,
+            unit="%",
+            origin="measured",
+            note=f"{traffic.gradients_down / traffic.pairs:g} B each",
+        )
     yield link(
         name="parameters up",
         value=traffic.parameters_up // traffic.steps,
@@ -142,23 +161,22 @@ def _link(traffic: nearstep.optim.Traffic) -> Iterator[Figure]:
         )
 
 
-def _memory_bus(traffic: nearstep.optim.Traffic) -> Iterator[Figure]:
+def _memory_bus(choice: Choice, traffic: nearstep.optim.Traffic) -> Iterator[Figure]:
     """What a step moves between the host and its own memory, at least."""
     elements = traffic.elements // traffic.steps
     bus = partial(Figure, section="traffic on host memory bus", unit="B/step", origin="modelled")
-    yield bus(
-        name="nearstep: g, p",
-        value=NEARSTEP_BYTES * elements,
-        note=f"{NEARSTEP_BYTES} B/param",
-    )
-    yield bus(
-        name="CPU offload: g, p, m, v",
-        value=CPU_ADAM_BYTES * elements,
-        note=f"{CPU_ADAM_BYTES} B/param",
-    )
+    ours, arrays = NEARSTEP_BYTES, "g, p"
+    if choice.compression is not None and choice.error_feedback:
+        ours, arrays = ours + 2 * ELEMENT_BYTES, "g, p, residual"
+    yield bus(name=f"nearstep: {arrays}", value=ours * elements, note=f"{ours} B/param")
+    theirs = ELEMENT_BYTES * choice.kind.beats
+    states = "".join(f", {name}" for name in choice.kind.writes if name != "p")
+    yield bus(name=f"CPU offload: g, p{states}", value=theirs * elements, note=f"{theirs} B/param")
 
 
-def _device(traffic: nearstep.optim.Traffic, dimm: DimmConfig | None) -> Iterator[Figure]:
+def _device(
+    choice: Choice, traffic: nearstep.optim.Traffic, dimm: DimmConfig | None
+) -> Iterator[Figure]:
     cycles = traffic.cycles
     memory = "no DDR4 behind it" if dimm is None else f"{dimm.channels} x DDR4-1600"
     device = partial(Figure, section="device")
@@ -192,14 +210,18 @@ def _device(traffic: nearstep.optim.Traffic, dimm: DimmConfig | None) -> Iterato
         origin="modelled",
         note=memory if cycles else no_clock,
     )
-    if dimm is not None and cycles:
+    plain = choice.compression is None and choice.max_grad_norm is None
+    if dimm is not None and cycles and plain:
+        beats = choice.kind.beats * traffic.elements / dimm.kernel.lanes
         yield device(
             name="of DRAM peak",
-            value=100 * BEATS * traffic.elements / dimm.kernel.lanes / (cycles * dimm.channels),
+            value=100 * beats / (cycles * dimm.channels),
             unit="%",
             origin="measured",
             note=f"bound {100 * dimm.timing.refresh_bound:.2f} %",
         )
+    if choice.kind.rule != "adam":
+        return
     yield device(
         name="the paper's throughput",
         value=PAPER_PARAMS_PER_S / 1e6,

@@ -89,7 +89,7 @@ def plot_loss(report: Report, path: Path) -> None:
     curves = axes[0][0]
     if baseline:
         curves.plot(
-            steps, baseline, color="#c9b28f", linewidth=5, label="torch.optim.AdamW(fused=True)"
+            steps, baseline, color="#c9b28f", linewidth=5, label=report.configuration["baseline"]
         )
     curves.plot(steps, report.loss, color="#1f4e79", linewidth=1.4, label=f"nearstep on {device}")
     curves.set_ylabel("training loss, nats per byte")

@@ -1,7 +1,7 @@
 """Train a small GPT on real text, with every optimizer step on a near-memory device.
 
-The same model is trained beside it with ``torch.optim.AdamW(fused=True)`` on the same seeds and
-batches. Ends with a table, ``report.json`` and ``loss.png``.
+The same model is trained beside it with torch's fused optimizer on the same seeds and batches.
+Ends with a table, ``report.json`` and ``loss.png``.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Annotated
 import torch
 import typer
 from gpt import SIZES, Gpt, sized
+from optimizers import DEVICE, KINDS, Choice
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from run_figures import figures
@@ -27,7 +28,7 @@ from stdlib_text import Batches, Text, load_text
 from trainer import Trainer
 
 import nearstep
-from nearstep.errors import NearstepError, OutOfDeviceMemoryError
+from nearstep.errors import ArgumentError, NearstepError, OutOfDeviceMemoryError
 
 OUTPUT = Path(__file__).resolve().parents[1] / "build" / "run"
 
@@ -40,31 +41,77 @@ MAX_SEED = 2**63 - 1
 
 Size = Annotated[str, typer.Option(help=f"Model: {', '.join(SIZES)}.")]
 Device = Annotated[
-    str,
-    typer.Option(help="Device name, such as sim:axdimm?memory=ideal or golden:axdimm."),
+    str | None,
+    typer.Option(
+        help="Device name, such as sim:axdimm?memory=ideal or golden:axdimm. "
+        f"Without one: {DEVICE}, and what the other options need."
+    ),
+]
+Optimizer = Annotated[str, typer.Option(help=f"{', '.join(KINDS)}.")]
+Lr = Annotated[
+    float | None,
+    typer.Option(
+        min=0.0,
+        help="Peak learning rate; "
+        + ", ".join(f"{kind.lr:g} for {name}" for name, kind in KINDS.items())
+        + ".",
+    ),
+]
+Share = Annotated[
+    float | None,
+    typer.Option(
+        help="Send this share of each gradient, its largest elements: above 0, at most 1."
+    ),
 ]
 
 
 def main(
-    device: Device = "sim:axdimm?memory=ddr4-1600&channels=2",
+    device: Device = None,
     size: Size = "small",
     steps: Annotated[int, typer.Option(min=1, help="Optimizer steps.")] = 30,
     batch: Annotated[int, typer.Option(min=1, help="Sequences in a batch.")] = 16,
     context: Annotated[int, typer.Option(min=1, help="Bytes in a sequence.")] = 128,
-    lr: Annotated[float, typer.Option(min=0.0, help="Peak learning rate.")] = 2e-3,
+    optimizer: Optimizer = "adamw",
+    lr: Lr = None,
     weight_decay: Annotated[float, typer.Option(min=0.0, help="Of matrices.")] = 0.1,
     seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="Of weights and batches.")] = 1,
+    compression: Share = None,
+    error_feedback: Annotated[
+        bool, typer.Option(help="Add what was not sent to the next gradient.")
+    ] = True,
+    max_grad_norm: Annotated[
+        float | None, typer.Option(min=0.0, help="Clip gradients to this norm, on the device.")
+    ] = None,
     baseline: Annotated[
-        bool, typer.Option(help="Train the same model with torch.optim.AdamW(fused=True).")
+        bool, typer.Option(help="Train the same model with torch's fused optimizer.")
     ] = True,
     output: Annotated[Path, typer.Option(help="Folder of the report.")] = OUTPUT,
 ) -> None:
     """Train a small GPT on Python's standard library, its optimizer steps on a device."""
     console = Console()
+    if optimizer not in KINDS:
+        expected = ", ".join(KINDS)
+        raise typer.BadParameter(
+            f"{optimizer!r} is not one of {expected}", param_hint="--optimizer"
+        )
+    if compression is not None and not 0.0 < compression <= 1.0:
+        raise typer.BadParameter(
+            f"{compression} is not above 0 and at most 1", param_hint="--compression"
+        )
+    kind = KINDS[optimizer]
+    lr = kind.lr if lr is None else lr
     if not 0.0 <= lr <= MAX_LR:
         raise typer.BadParameter(f"{lr} is not between 0 and {MAX_LR:g}", param_hint="--lr")
     if size not in SIZES:
         raise typer.BadParameter(f"{size!r} is not one of {', '.join(SIZES)}", param_hint="--size")
+    choice = Choice(
+        kind=kind,
+        lr=lr,
+        compression=compression,
+        error_feedback=error_feedback,
+        max_grad_norm=max_grad_norm,
+    )
+    device = choice.device if device is None else device
     _prepare(output)
     started = time.perf_counter()
     text = load_text()
@@ -87,10 +134,12 @@ def main(
 
     with near_memory:
         try:
-            ours = _trainer(size, context, seed, steps, lr, weight_decay, near_memory)
-        except OutOfDeviceMemoryError as error:
+            ours = _trainer(size, context, seed, steps, choice, weight_decay, near_memory)
+        except (ArgumentError, OutOfDeviceMemoryError) as error:
             raise typer.BadParameter(str(error), param_hint="--device") from error
-        theirs = _trainer(size, context, seed, steps, lr, weight_decay, None) if baseline else None
+        theirs = None
+        if baseline:
+            theirs = _trainer(size, context, seed, steps, choice, weight_decay, None)
         parameters = sum(p.numel() for p in ours.model.parameters())
         console.print(
             f"GPT of {parameters:,} parameters, {steps} steps on {device}; text: {text.source}, "
@@ -106,19 +155,26 @@ def main(
                 "steps": steps,
                 "batch": batch,
                 "context": context,
+                "optimizer": optimizer,
                 "lr": lr,
                 "weight_decay": weight_decay,
-                "betas": list(ours.optimizer.defaults["betas"]),
-                "eps": ours.optimizer.defaults["eps"],
+                **{
+                    name: ours.optimizer.defaults[name]
+                    for name in ("betas", "eps", "momentum")
+                    if name in ours.optimizer.defaults
+                },
+                "compression": compression,
+                "error_feedback": error_feedback if compression is not None else None,
+                "max_grad_norm": max_grad_norm,
                 "seed": seed,
-                "baseline": "torch.optim.AdamW(fused=True)" if baseline else None,
+                "baseline": choice.baseline if baseline else None,
             },
             environment=_environment(text),
             loss=ours.losses,
             baseline_loss=theirs.losses if theirs else None,
         )
         validation = Batches(text.validation, batch=batch, context=context, seed=seed)
-        report.figures = figures(ours, theirs, validation)
+        report.figures = figures(choice, ours, theirs, validation)
     report.environment["open_device_s"] = round(opened - started, 3)
     report.environment["total_s"] = round(time.perf_counter() - started, 3)
 
@@ -146,20 +202,17 @@ def _trainer(
     context: int,
     seed: int,
     steps: int,
-    lr: float,
+    choice: Choice,
     weight_decay: float,
     device: nearstep.Device | None,
 ) -> Trainer:
-    """A trainer on ``device``, or with torch's fused AdamW; equal seeds make equal models."""
+    """A trainer on ``device``, or with torch's optimizer; equal seeds make equal models."""
     torch.manual_seed(seed)
     model = Gpt(sized(size, context=context))
     groups = model.decay_groups(weight_decay)
-    optimizer: torch.optim.Optimizer
     if device is None:
-        optimizer = torch.optim.AdamW(groups, lr=lr, fused=True)
-    else:
-        optimizer = nearstep.optim.AdamW(groups, lr=lr, device=device)
-    return Trainer(model, optimizer, steps)
+        return Trainer(model, choice.in_torch(groups), steps, choice.max_grad_norm)
+    return Trainer(model, choice.on(device, groups), steps)
 
 
 def _train(

@@ -24,6 +24,8 @@ def warm_up_then_cosine(step: int, steps: int) -> float:
 class Trainer:
     """Trains one model and keeps its losses.
 
+    With ``max_grad_norm`` it clips the gradients before each step.
+
     Attributes
     ----------
     losses: list[float]
@@ -32,8 +34,15 @@ class Trainer:
         Time of each ``optimizer.step()``, and of each forward and backward pass.
     """
 
-    def __init__(self, model: Gpt, optimizer: torch.optim.Optimizer, steps: int) -> None:
+    def __init__(
+        self,
+        model: Gpt,
+        optimizer: torch.optim.Optimizer,
+        steps: int,
+        max_grad_norm: float | None = None,
+    ) -> None:
         self.model = model
+        self.max_grad_norm = max_grad_norm
         self.optimizer = optimizer
         self.scheduler = LambdaLR(optimizer, lambda step: warm_up_then_cosine(step, steps))
         self.losses: list[float] = []
@@ -47,6 +56,8 @@ class Trainer:
         self.optimizer.zero_grad()
         loss.backward()
         middle = time.perf_counter()
+        if self.max_grad_norm is not None:
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.max_grad_norm)
         self.optimizer.step()
         self.step_seconds.append(time.perf_counter() - middle)
         self.model_seconds.append(middle - start)

@@ -34,8 +34,14 @@ Behaviour that differs from torch's, or that torch leaves open:
 - Moments are fp32 whatever the parameter's format. Of 16-bit parameters, ``state_dict()`` has
   ``master_param``, the fp32 master, besides torch's keys; torch ignores it.
 - A parameter that was changed on the host between steps, by whatever means, becomes the master.
-- With :class:`torch.amp.GradScaler` the scaler unscales the gradients and skips steps with an inf,
-  as for every optimizer that is not fused: ``_step_supports_amp_scaling`` is not set.
+- With a kernel that scans and scales (``scan=yes&gradient_scale=yes``), and gradients that are not
+  compressed, ``torch.amp.GradScaler`` leaves the division by its scale to the device, as with
+  torch's fused optimizers; ``p.grad`` stays scaled. The scaler looks for infinities on the host
+  first; :class:`GradScaler` here leaves that to the device, too. Otherwise the scaler unscales the
+  gradients on the host, as for every optimizer that is not fused.
+- ``compression`` sends the largest elements of each gradient alone, ``max_grad_norm`` clips on the
+  device: see ``docs/training.md``. Both hold for all groups, and are no part of ``state_dict()``;
+  what compression has not sent so far is: ``residual``, besides torch's keys.
 - ``copy.deepcopy`` shares the device, with memory of its own; unpickling opens a device of the same
   name.
 
@@ -52,17 +58,21 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from nearstep.device import Device
-from nearstep.placement import ARRAYS, Arenas
+from nearstep.placement import ARRAYS
 from nearstep.run import Run
 from nearstep.torch import options
+from nearstep.torch.compression import Compression
 from nearstep.torch.errors import HyperparameterError
 from nearstep.torch.layout import Layout
 from nearstep.torch.optimizer import DeviceOptimizer
 from nearstep.torch.resident import Resident
+from nearstep.torch.scaler import GradScaler
+from nearstep.torch.settings import Settings
 from nearstep.torch.state import ParameterState
+from nearstep.torch.step import Arrays, GradientOptions
 from nearstep.torch.traffic import Traffic
 
-__all__ = ["SGD", "Adagrad", "Adam", "AdamW", "Traffic"]
+__all__ = ["SGD", "Adagrad", "Adam", "AdamW", "GradScaler", "Traffic"]
 
 
 class Adam(DeviceOptimizer):
@@ -77,10 +87,23 @@ class Adam(DeviceOptimizer):
         last optimizer that uses it is gone; or a device that the caller opened, and closes.
     max_cycles: int | None
         Bound on each run of the kernel, in device cycles.
+    compression: float | None
+        Share of the elements of each gradient that is sent, those of largest magnitude (see
+        :mod:`nearstep.torch.topk`): above 0, at most 1. None sends all.
+    error_feedback: bool
+        With compression: what was not sent is added to the next gradient.
+    compression_form, compression_format: str
+        ``fused`` or ``scatter``: how the kernel takes pairs. ``fp32``, ``fp16`` or ``bf16``: what
+        the elements are rounded to.
+    max_grad_norm: float | None
+        Gradients are multiplied by min(1, max_grad_norm / (norm + 1e-6)), where the norm is that of
+        all gradients together, as they were sent.
 
     Raises
     ------
-    UnsupportedOptionError, HyperparameterError, ParameterError
+    UnsupportedOptionError
+        An option of torch, or one of the above that needs another kernel.
+    HyperparameterError, ParameterError
     UrlError, OptionError
         The device cannot be opened.
     ArgumentError
@@ -112,6 +135,11 @@ class Adam(DeviceOptimizer):
         decoupled_weight_decay: bool = False,
         device: str | Device,
         max_cycles: int | None = None,
+        compression: float | None = None,
+        error_feedback: bool = True,
+        compression_form: str = "fused",
+        compression_format: str = "fp32",
+        max_grad_norm: float | None = None,
     ) -> None:
         defaults = {
             "lr": lr,
@@ -126,7 +154,15 @@ class Adam(DeviceOptimizer):
             "fused": fused,
             "decoupled_weight_decay": decoupled_weight_decay,
         }
-        super().__init__(params, defaults, device, max_cycles)
+        settings = _settings(
+            max_cycles,
+            compression,
+            error_feedback,
+            compression_form,
+            compression_format,
+            max_grad_norm,
+        )
+        super().__init__(params, defaults, device, settings)
 
     def _check_options(self, group: Mapping[str, Any]) -> None:
         options.check_not_negative(group, "lr", "eps", "weight_decay")
@@ -138,7 +174,9 @@ class Adam(DeviceOptimizer):
     def _arrays(self, group: Mapping[str, Any]) -> Mapping[str, float]:
         return ARRAYS
 
-    def _start(self, arrays: Arenas, group: Mapping[str, Any], phase: Hashable) -> Run:
+    def _start(
+        self, arrays: Arrays, group: Mapping[str, Any], phase: Hashable, gradient: GradientOptions
+    ) -> Run:
         return self.device.adam(
             arrays["p"],
             arrays["g"],
@@ -148,6 +186,7 @@ class Adam(DeviceOptimizer):
             betas=options.beta_pair(group["betas"]),
             decoupled=bool(group["decoupled_weight_decay"]),
             **options.scalars(group, "lr", "eps", "weight_decay"),
+            **gradient,
         )
 
 
@@ -170,6 +209,11 @@ class AdamW(Adam):
         fused: bool | None = None,
         device: str | Device,
         max_cycles: int | None = None,
+        compression: float | None = None,
+        error_feedback: bool = True,
+        compression_form: str = "fused",
+        compression_format: str = "fp32",
+        max_grad_norm: float | None = None,
     ) -> None:
         super().__init__(
             params,
@@ -186,6 +230,11 @@ class AdamW(Adam):
             decoupled_weight_decay=True,
             device=device,
             max_cycles=max_cycles,
+            compression=compression,
+            error_feedback=error_feedback,
+            compression_form=compression_form,
+            compression_format=compression_format,
+            max_grad_norm=max_grad_norm,
         )
 
     def _complete(self, group: dict[str, Any], defaults: Mapping[str, Any]) -> None:
@@ -209,7 +258,8 @@ class SGD(DeviceOptimizer):
     ----------
     params, lr, momentum, dampening, weight_decay, nesterov
         As in torch. Parameters are dense fp32, fp16 or bf16 tensors on the CPU.
-    device, max_cycles
+    device, max_cycles, compression, error_feedback, compression_form, compression_format,
+    max_grad_norm
         As in :class:`Adam`.
 
     Raises
@@ -238,6 +288,11 @@ class SGD(DeviceOptimizer):
         fused: bool | None = None,
         device: str | Device,
         max_cycles: int | None = None,
+        compression: float | None = None,
+        error_feedback: bool = True,
+        compression_form: str = "fused",
+        compression_format: str = "fp32",
+        max_grad_norm: float | None = None,
     ) -> None:
         defaults = {
             "lr": lr,
@@ -250,7 +305,15 @@ class SGD(DeviceOptimizer):
             "differentiable": differentiable,
             "fused": fused,
         }
-        super().__init__(params, defaults, device, max_cycles)
+        settings = _settings(
+            max_cycles,
+            compression,
+            error_feedback,
+            compression_form,
+            compression_format,
+            max_grad_norm,
+        )
+        super().__init__(params, defaults, device, settings)
 
     def _check_options(self, group: Mapping[str, Any]) -> None:
         options.check_not_negative(group, "lr", "momentum", "dampening", "weight_decay")
@@ -271,7 +334,9 @@ class SGD(DeviceOptimizer):
         """Whether the step makes the momentum buffer."""
         return _has_momentum(group) and not state.has_moment("momentum_buffer")
 
-    def _start(self, arrays: Arenas, group: Mapping[str, Any], phase: Hashable) -> Run:
+    def _start(
+        self, arrays: Arrays, group: Mapping[str, Any], phase: Hashable, gradient: GradientOptions
+    ) -> Run:
         return self.device.sgd(
             arrays["p"],
             arrays["g"],
@@ -279,7 +344,27 @@ class SGD(DeviceOptimizer):
             nesterov=bool(group["nesterov"]),
             first=bool(phase),
             **options.scalars(group, "lr", "momentum", "dampening", "weight_decay"),
+            **gradient,
         )
+
+
+def _settings(
+    max_cycles: int | None,
+    compression: float | None,
+    error_feedback: bool,
+    compression_form: str,
+    compression_format: str,
+    max_grad_norm: float | None,
+) -> Settings:
+    chosen = None
+    if compression is not None:
+        chosen = Compression(
+            share=compression,
+            error_feedback=error_feedback,
+            form=compression_form,
+            format=compression_format,
+        )
+    return Settings(max_cycles=max_cycles, compression=chosen, max_grad_norm=max_grad_norm)
 
 
 def _has_momentum(group: Mapping[str, Any]) -> bool:
@@ -297,7 +382,8 @@ class Adagrad(DeviceOptimizer):
     ----------
     params, lr, lr_decay, weight_decay, initial_accumulator_value, eps
         As in torch. Parameters are dense fp32, fp16 or bf16 tensors on the CPU.
-    device, max_cycles
+    device, max_cycles, compression, error_feedback, compression_form, compression_format,
+    max_grad_norm
         As in :class:`Adam`.
 
     Raises
@@ -324,6 +410,11 @@ class Adagrad(DeviceOptimizer):
         fused: bool | None = None,
         device: str | Device,
         max_cycles: int | None = None,
+        compression: float | None = None,
+        error_feedback: bool = True,
+        compression_form: str = "fused",
+        compression_format: str = "fp32",
+        max_grad_norm: float | None = None,
     ) -> None:
         defaults = {
             "lr": lr,
@@ -336,7 +427,15 @@ class Adagrad(DeviceOptimizer):
             "differentiable": differentiable,
             "fused": fused,
         }
-        super().__init__(params, defaults, device, max_cycles)
+        settings = _settings(
+            max_cycles,
+            compression,
+            error_feedback,
+            compression_form,
+            compression_format,
+            max_grad_norm,
+        )
+        super().__init__(params, defaults, device, settings)
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.requires_grad:
@@ -355,11 +454,14 @@ class Adagrad(DeviceOptimizer):
         initial = self.defaults["initial_accumulator_value"]
         return {"p": 0.0, "g": 0.0, "v": options.scalar("initial_accumulator_value", initial)}
 
-    def _start(self, arrays: Arenas, group: Mapping[str, Any], phase: Hashable) -> Run:
+    def _start(
+        self, arrays: Arrays, group: Mapping[str, Any], phase: Hashable, gradient: GradientOptions
+    ) -> Run:
         return self.device.adagrad(
             arrays["p"],
             arrays["g"],
             arrays["v"],
             step=cast(int, phase),
             **options.scalars(group, "lr", "lr_decay", "weight_decay", "eps"),
+            **gradient,
         )

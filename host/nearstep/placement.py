@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from nearstep.allocator import LINE_BYTES
 from nearstep.buffer import Buffer
@@ -22,7 +22,18 @@ ARRAYS: Mapping[str, float] = MappingProxyType({"p": 0.0, "g": 0.0, "m": 0.0, "v
 """Arrays of an Adam step, each with what its elements are before the first: parameters, gradients,
 first and second moments."""
 
-_LINE_ELEMENTS = LINE_BYTES // np.dtype(np.float32).itemsize
+HALVES: Mapping[str, np.dtype] = MappingProxyType(
+    {
+        "g_fp16": np.dtype(np.float16),
+        "g_bf16": np.dtype(np.uint16),
+        "copy_fp16": np.dtype(np.float16),
+        "copy_bf16": np.dtype(np.uint16),
+    }
+)
+"""Arrays of 16 bits, each with its dtype: gradients, and copies of the updated parameters."""
+
+LINE_ELEMENTS = LINE_BYTES // np.dtype(np.float32).itemsize
+"""Elements of a line of an fp32 array. A line of a 16-bit array has twice as many."""
 
 
 Arenas = Mapping[str, Buffer]
@@ -37,29 +48,40 @@ class Segment:
     device: Device
     size: int
         Elements of each array.
+    line: int
+        Extents start on multiples of it; in a segment with arrays of 16 bits, two lines.
 
     Attributes
     ----------
     stripes: Stripes
     arenas: Sequence[Arenas]
         By channel.
+    line: int
     """
 
-    def __init__(self, device: Device, size: int) -> None:
+    def __init__(self, device: Device, size: int, line: int = LINE_ELEMENTS) -> None:
         element = np.dtype(np.float32).itemsize
         self.stripes = Stripes(device.stripe_bytes // element, device.channel_count)
         self._arenas: tuple[dict[str, Buffer], ...] = tuple(
             {} for _ in range(self.stripes.channels)
         )
+        self._lists: list[Buffer] = []
         self._device = device
         self._size = size
+        self.line = line
+
+    @property
+    def halves(self) -> bool:
+        """Whether extents start on lines of 16-bit arrays, too."""
+        return self.line % (2 * LINE_ELEMENTS) == 0
 
     @property
     def arenas(self) -> Sequence[Arenas]:
         return self._arenas
 
     def reserve(self, arrays: Mapping[str, float]) -> None:
-        """Allocate those of ``arrays`` that are missing, each filled with its value.
+        """Allocate those of ``arrays`` that are missing, each filled with its value: of
+        :data:`HALVES` with the dtype there, others fp32.
 
         Raises
         ------
@@ -72,7 +94,7 @@ class Segment:
                 for name in missing:
                     arenas[name] = self._device.alloc(
                         self.stripes.before(self._size, channel),
-                        np.float32,
+                        HALVES.get(name, np.float32),
                         channel=channel,
                         align=self._device.stripe_align,
                     )
@@ -81,6 +103,28 @@ class Segment:
             for arenas in self._arenas:
                 _free(arenas.pop(name) for name in missing if name in arenas)
             raise
+
+    def reserve_lists(
+        self, sizes: Sequence[int], dtypes: Mapping[str, DTypeLike]
+    ) -> Sequence[Arenas]:
+        """Allocate arrays that are not striped: for each channel one of each dtype, of a size of
+        its own.
+
+        Raises
+        ------
+        OutOfDeviceMemoryError
+            None of them stays allocated.
+        """
+        made: list[dict[str, Buffer]] = [{} for _ in sizes]
+        try:
+            for channel, size in enumerate(sizes):
+                for name, dtype in dtypes.items():
+                    made[channel][name] = self._device.alloc(size, dtype, channel=channel)
+        except BaseException:
+            _free(buffer for buffers in made for buffer in buffers.values())
+            raise
+        self._lists += [buffer for buffers in made for buffer in buffers.values()]
+        return made
 
     def parts(self, array: str, start: int, stop: int) -> Iterator[tuple[int, Buffer]]:
         """Where elements [start, stop) of an array are: channel and buffer, without empty ones."""
@@ -93,6 +137,7 @@ class Segment:
         """Give the memory back, unless that has been done."""
         for arenas in self._arenas:
             _free(arenas.values())
+        _free(self._lists)
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,7 +148,7 @@ class Extent:
     ----------
     segment: Segment
     start: int
-        First element; a multiple of 16, so that it starts on a 64-byte line.
+        First element; a multiple of the segment's ``line``.
     count: int
         Elements.
     """
@@ -115,7 +160,7 @@ class Extent:
     @property
     def end(self) -> int:
         """First element of a neighbour: behind the last line that this one has elements in."""
-        return self.start + _padded(self.count)
+        return self.start + padded(self.count, self.segment.line)
 
     def views(self, array: str) -> Sequence[Buffer]:
         """The parts of ``array`` that hold this parameter, by channel, without empty ones."""
@@ -123,7 +168,7 @@ class Extent:
         return [view for _, view in self.segment.parts(array, self.start, stop)]
 
     def write(self, array: str, data: NDArray[Any]) -> None:
-        """Copy ``data``, fp32 of ``count`` elements in any shape, to one array on the device.
+        """Copy ``data``, ``count`` elements in any shape, to one array on the device.
 
         Raises
         ------
@@ -143,7 +188,7 @@ class Extent:
         ShapeError, DtypeError, ModeError, FreedBufferError, ClosedDeviceError
         """
         if out is None:
-            out = np.empty(self.count, np.float32)
+            out = np.empty(self.count, HALVES.get(array, np.float32))
         elif out.shape != (self.count,):
             raise ShapeError(f"{array} of {self!r}", (self.count,), out.shape)
         stripes = self.segment.stripes
@@ -169,14 +214,14 @@ class Launch:
     count: int
         Elements over all channels, padding between extents included: it is updated with them, and
         nobody reads it.
-    parts: Sequence[Arenas]
-        Buffers of each run, by array.
+    parts: Mapping[int, Arenas]
+        Buffers of each run, by channel and array.
     extents: Sequence[Extent]
     """
 
     key: Hashable
     count: int
-    parts: Sequence[Arenas]
+    parts: Mapping[int, Arenas]
     extents: Sequence[Extent]
 
 
@@ -196,8 +241,15 @@ class Placement:
         self.device = device
         self._segments: list[Segment] = []
 
-    def place(self, counts: Sequence[int], arrays: Mapping[str, float] = ARRAYS) -> list[Extent]:
-        """Make a segment of ``arrays``, filled with their values, with an extent for each count.
+    def place(
+        self,
+        counts: Sequence[int],
+        arrays: Mapping[str, float] = ARRAYS,
+        *,
+        line: int = LINE_ELEMENTS,
+    ) -> list[Extent]:
+        """Make a segment of ``arrays``, filled with their values, with an extent for each count
+        that starts on a multiple of ``line`` elements.
 
         Raises
         ------
@@ -208,7 +260,7 @@ class Placement:
         """
         if any(count < 0 for count in counts):
             raise ArgumentError(f"counts must not be negative, not {list(counts)}")
-        segment = Segment(self.device, sum(map(_padded, counts)))
+        segment = Segment(self.device, sum(padded(count, line) for count in counts), line)
         segment.reserve(arrays)
         self._segments.append(segment)
         extents = []
@@ -261,8 +313,9 @@ def _free(buffers: Iterable[Buffer]) -> None:
             buffer.free()
 
 
-def _padded(count: int) -> int:
-    return -(-count // _LINE_ELEMENTS) * _LINE_ELEMENTS
+def padded(count: int, line: int) -> int:
+    """The next multiple of ``line``."""
+    return -(-count // line) * line
 
 
 def _launch(key: Hashable, extents: Sequence[Extent]) -> Launch:
@@ -272,4 +325,4 @@ def _launch(key: Hashable, extents: Sequence[Extent]) -> Launch:
     for name in segment.arenas[0]:
         for channel, view in segment.parts(name, start, stop):
             parts.setdefault(channel, {})[name] = view
-    return Launch(key, stop - start, tuple(parts.values()), tuple(extents))
+    return Launch(key, stop - start, parts, tuple(extents))

@@ -36,6 +36,15 @@ class Stripes:
         """Elements of a channel that are [start, stop) of the array."""
         return self.before(start, channel), self.before(stop, channel)
 
+    def locate(self, elements: NDArray[np.intp]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+        """Channel of each of these elements of the array, and its place among the elements there.
+
+        The places on one channel ascend if the elements do.
+        """
+        blocks, within = np.divmod(elements, self.block)
+        rounds, channels = np.divmod(blocks, self.channels)
+        return channels, rounds * self.block + within
+
     def gather(self, data: NDArray[Any], start: int, channel: int) -> NDArray[Any]:
         """The elements of a channel, of shape (n,), in ``data``, which begins at ``start``."""
         if self.channels == 1:

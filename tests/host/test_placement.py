@@ -106,7 +106,7 @@ def test_arrays_are_those_asked_for_filled_with_their_values(device):
     extents = placement.place([10, 20], {"p": 0.0, "v": 0.5})
     extents[0].segment.reserve({"v": 2.0, "m": 1.5})
     (launch,) = placement.launches((extent, 0) for extent in extents)
-    assert [list(part) for part in launch.parts] == [["p", "v", "m"]]
+    assert [list(part) for part in launch.parts.values()] == [["p", "v", "m"]]
     for name, value in (("p", 0.0), ("v", 0.5), ("m", 1.5)):
         np.testing.assert_array_equal(extents[1].read(name), np.full(20, value, np.float32))
 

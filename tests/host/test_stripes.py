@@ -33,6 +33,7 @@ def test_every_element_is_on_the_channel_of_its_block_and_comes_back(block, chan
         assert [(each // block) % channels for each in part] == [channel] * part.size
         local = [each // (block * channels) * block + each % block for each in part]
         assert local == list(range(first, last))
+        assert [each.tolist() for each in stripes.locate(part)] == [[channel] * part.size, local]
         stripes.scatter(part, out, start, channel)
         seen += part.size
     assert seen == count
@@ -74,7 +75,7 @@ def test_a_launch_has_a_part_for_each_channel_and_arrays_in_the_same_bank(channe
         (launch,) = placement.launches((extent, 0) for extent in extents)
         assert launch.count == extents[1].start + 1000
         assert len(launch.parts) == channels
-        assert sum(part["p"].size for part in launch.parts) == launch.count
-        for part in launch.parts:
+        assert sum(part["p"].size for part in launch.parts.values()) == launch.count
+        for part in launch.parts.values():
             assert len({part[name].address % 1024 for name in ARRAYS}) == 1
             assert len({device.channel_of(part[name]) for name in ARRAYS}) == 1

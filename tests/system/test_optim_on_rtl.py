@@ -136,3 +136,75 @@ def test_other_rules_on_the_dimm_equal_torch_fused(name, arrays, options):
     print(f"{len(ours)} values compared, seed {SEED}")
     assert len(ours) == (arrays - 1) * nbytes // 4
     assert torch.equal(ours, theirs)
+
+
+EVERYTHING = (
+    "rules=adam,sgd_momentum&scan=yes&gradient_scale=yes&compression=fused,scatter"
+    "&gradient_formats=fp32,fp16,bf16&copy_out_formats=fp16,bf16&block_bytes=1024"
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("AdamW", {"compression": 0.03}),
+        ("AdamW", {"compression": 0.2, "max_grad_norm": 1.0, "compression_format": "bf16"}),
+        ("SGD", {"compression": 0.05, "compression_form": "scatter", "momentum": 0.9}),
+        ("SGD", {"max_grad_norm": 0.5, "momentum": 0.9}),
+    ],
+)
+@pytest.mark.parametrize("memory", ["memory=halfduplex", "memory=ddr4-1600&channels=2"])
+def test_compression_and_clipping_equal_the_golden_device(memory, name, options):
+    shapes = [(3,), (64, 65), (16,), (), (5, 5), (4097,), (0,), (2048,)]
+    channels = "channels=2&" if "channels" in memory else ""
+    results = []
+    for url in (f"sim:axdimm?{memory}&{EVERYTHING}", f"golden:axdimm?{channels}{EVERYTHING}"):
+        bits, optimizer = train(
+            lambda groups, device=url: getattr(nearstep.optim, name)(
+                groups, lr=1e-2, weight_decay=0.1, device=device, **options
+            ),
+            shapes,
+            steps=3,
+            groups=2,
+        )
+        results.append((bits, optimizer.traffic.pairs, optimizer.traffic.scans))
+    print(f"{len(bits)} values compared, seed {SEED}; {results[0][1:]} pairs and scans")
+    assert torch.equal(results[0][0], results[1][0])
+    assert results[0][1:] == results[1][1:]
+    assert (results[0][1] > 0) == ("compression" in options)
+    assert (results[0][2] > 0) == ("max_grad_norm" in options)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("memory", ["memory=halfduplex", "memory=ddr4-1600&channels=2"])
+def test_loss_scaling_of_16_bit_parameters_equals_the_golden_device(memory, dtype):
+    channels = "channels=2&" if "channels" in memory else ""
+    results = []
+    for url in (f"sim:axdimm?{memory}&{EVERYTHING}", f"golden:axdimm?{channels}{EVERYTHING}"):
+        generator = torch.Generator().manual_seed(SEED)
+        shapes = ((100, 7), (16,), (1,), (3000,))
+        ps = [
+            torch.randn(shape, generator=generator).to(dtype).requires_grad_() for shape in shapes
+        ]
+        optimizer = nearstep.optim.AdamW(ps, lr=1e-2, device=url)
+        scaler = nearstep.optim.GradScaler(init_scale=2.0**10)
+        scaler.scale(torch.ones(()))
+        for turn in range(4):
+            for p in ps:
+                p.grad = torch.randn(p.shape, generator=generator).to(dtype)
+            if turn == 1:
+                ps[3].grad[2999] = torch.inf
+            scaler.step(optimizer)
+            scaler.update()
+        elements = sum(p.numel() for p in ps)
+        traffic = optimizer.traffic
+        assert traffic.gradients_down == 4 * 2 * elements
+        assert traffic.parameters_up == 3 * 2 * elements
+        assert (traffic.skipped, traffic.steps) == (1, 3)
+        masters = [optimizer.state_dict()["state"][index]["master_param"] for index in range(4)]
+        results.append([*(p.detach().float() for p in ps), *masters])
+    compared = 0
+    for mine, other in zip(*results, strict=True):
+        assert torch.equal(mine.view(torch.int32), other.view(torch.int32))
+        compared += mine.numel()
+    assert compared == 2 * elements

@@ -18,7 +18,15 @@ from nearstep.optim import Traffic
 from nearstep_sim.build import BuildError
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-MODULES = ("train_gpt", "trainer", "run_figures", "run_report", "stdlib_text", "gpt")
+MODULES = (
+    "train_gpt",
+    "trainer",
+    "optimizers",
+    "run_figures",
+    "run_report",
+    "stdlib_text",
+    "gpt",
+)
 
 
 @pytest.fixture
@@ -101,6 +109,65 @@ def test_it_trains_as_torch_does_and_reports(device, steps, train):
             assert figures[f"bits that differ from torch: {array}"]["value"] == 0
 
 
+@pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "adam", "adamw"])
+def test_every_optimizer_trains_as_torchs_does(optimizer, train):
+    device = "golden:axdimm?rules=adam,sgd_momentum,adagrad"
+    result, folder = train("--device", device, "--steps", "4", "--optimizer", optimizer, *SHORT)
+    assert result.exit_code == 0, result.output
+    report = json.loads((folder / "report.json").read_text())
+    assert report["configuration"]["optimizer"] == optimizer
+    if torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512"):
+        differing = [
+            figure["value"]
+            for figure in report["figures"]
+            if figure["section"] == "bits that differ from torch"
+        ]
+        moments = {"sgd": 1, "adagrad": 1}.get(optimizer, 2)
+        assert differing == [0] * (1 + moments)
+
+
+@pytest.mark.parametrize("feedback", ["--error-feedback", "--no-error-feedback"])
+def test_compressed_gradients_take_fewer_bytes(feedback, train):
+    device = "golden:axdimm?compression=fused"
+    result, folder = train(
+        "--device", device, "--steps", "3", "--compression", "0.05", feedback, *SHORT
+    )
+    assert result.exit_code == 0, result.output
+    report = json.loads((folder / "report.json").read_text())
+    figures = figures_of(report)
+    count = report["configuration"]["parameters"]
+    sent = figures["host link: gradients down"]
+    assert sent["value"] == pytest.approx(0.05 * 8 * count, rel=0.01)
+    assert figures["host link: without compression"]["value"] == 4 * count
+    assert figures["host link: elements sent"]["value"] == pytest.approx(5, rel=0.01)
+    assert figures["host link: parameters up"]["value"] == 4 * count
+    assert report["loss"][0] == report["baseline_loss"][0]
+    assert report["loss"][1:] != report["baseline_loss"][1:]
+    assert report["configuration"]["error_feedback"] == (feedback == "--error-feedback")
+    table = result.output[result.output.index("figure ") : result.output.index("report:")]
+    assert max(map(len, table.splitlines())) <= 80
+
+
+def test_clipping_follows_torchs(train):
+    device = "golden:axdimm?scan=yes&gradient_scale=yes"
+    result, folder = train("--device", device, "--steps", "6", "--max-grad-norm", "0.5", *SHORT)
+    assert result.exit_code == 0, result.output
+    report = json.loads((folder / "report.json").read_text())
+    assert report["loss"] == pytest.approx(report["baseline_loss"], rel=1e-4)
+    result, folder = train("--device", "golden:axdimm", "--steps", "6", "--no-baseline", *SHORT)
+    whole = json.loads((folder / "report.json").read_text())["loss"]
+    assert whole != pytest.approx(report["loss"], rel=1e-4)
+
+
+def test_the_default_device_has_what_the_options_need(example):
+    module = example("optimizers")
+    plain = module.Choice(kind=module.KINDS["adamw"], lr=1.0)
+    assert plain.device == "sim:axdimm?memory=ddr4-1600&channels=2"
+    full = module.Choice(kind=module.KINDS["sgd"], lr=1.0, compression=0.1, max_grad_norm=1.0)
+    options = "&rules=sgd_momentum&compression=fused&scan=yes&gradient_scale=yes"
+    assert full.device == plain.device + options
+
+
 def test_without_a_baseline(train):
     result, folder = train("--device", "golden:axdimm", "--steps", "1", "--no-baseline", *SHORT)
     assert result.exit_code == 0, result.output
@@ -137,6 +204,13 @@ def test_the_same_seed_gives_the_same_losses_and_another_seed_others(train):
         (("--device", "golden:axdimm?lane=4"), "lanes"),
         (("--device", "golden:axdimm?memory_bytes=64KiB", *SHORT), "cannot allocate"),
         (("--speed", "9"), "--speed"),
+        (("--optimizer", "lamb"), "not one of adamw, adam, sgd, adagrad"),
+        (("--compression", "0"), "above 0 and at most 1"),
+        (("--compression", "2"), "above 0 and at most 1"),
+        (("--max-grad-norm", "-1"), "--max-grad-norm"),
+        (("--device", "golden:axdimm", "--optimizer", "sgd", *SHORT), "rules="),
+        (("--device", "golden:axdimm", "--compression", "0.1", *SHORT), "compression=fused"),
+        (("--device", "golden:axdimm", "--max-grad-norm", "1", *SHORT), "scan=yes"),
     ],
 )
 def test_a_bad_argument_is_refused_in_plain_words(arguments, message, train):

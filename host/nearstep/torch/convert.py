@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,7 +13,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 FORMATS = (torch.float32, torch.float16, torch.bfloat16)
-"""Formats of parameters and gradients. The device keeps fp32; conversion is on the host."""
+"""Formats of parameters and gradients. The device keeps fp32."""
+
+NAMES: Mapping[torch.dtype, str] = MappingProxyType(
+    dict(zip(FORMATS, ("fp32", "fp16", "bf16"), strict=True))
+)
+"""What a kernel calls them."""
+
+_DTYPES = {name: dtype for dtype, name in NAMES.items()}
 
 
 def to_float32(tensor: Tensor) -> NDArray[np.float32]:
@@ -24,9 +34,38 @@ def to_float32(tensor: Tensor) -> NDArray[np.float32]:
     return array
 
 
+def to_words(tensor: Tensor) -> NDArray[np.generic]:
+    """Elements of ``tensor`` in logical order as a flat array of their own format: float32,
+    float16, or uint16 that holds bfloat16. A contiguous tensor is not copied.
+    """
+    flat = tensor.detach().reshape(-1)
+    if flat.dtype == torch.bfloat16:  # numpy has none
+        return np.ascontiguousarray(flat.view(torch.int16).numpy()).view(np.uint16)
+    return np.ascontiguousarray(flat.numpy())
+
+
+def narrow(array: NDArray[np.float32], name: str) -> NDArray[np.generic]:
+    """A flat fp32 array, rounded to nearest even to ``fp32``, ``fp16`` or ``bf16``."""
+    return to_words(torch.from_numpy(array).to(_DTYPES[name]))
+
+
+def widen(array: NDArray[Any]) -> NDArray[np.float32]:
+    """What :func:`to_words` returned, as fp32. Exact."""
+    if array.dtype == np.uint16:
+        widened: NDArray[np.float32] = (array.astype(np.uint32) << 16).view(np.float32)
+        return widened
+    return array.astype(np.float32)
+
+
 def store(array: NDArray[np.float32], tensor: Tensor) -> None:
     """Copy a flat fp32 array into ``tensor``, rounding to nearest even if it has 16 bits."""
     tensor.detach().copy_(torch.from_numpy(array).view(tensor.shape))
+
+
+def store_words(array: NDArray[Any], tensor: Tensor) -> None:
+    """Copy what :func:`to_words` made of a tensor of this shape and format into ``tensor``."""
+    words = torch.from_numpy(array.view(np.int16)).view(tensor.dtype)
+    tensor.detach().copy_(words.view(tensor.shape))
 
 
 def landing(tensor: Tensor) -> NDArray[np.float32] | None:

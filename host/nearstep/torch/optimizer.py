@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import copy
-import time
 import weakref
 from abc import abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
-from typing import Any, ClassVar, Self, cast, overload
+from typing import Any, ClassVar, Self, overload
 
 import torch
 from torch import Tensor
@@ -16,16 +15,19 @@ from torch.optim.optimizer import Optimizer, ParamsT
 
 from nearstep.device import Device
 from nearstep.kernel.device import KernelDevice
-from nearstep.placement import Arenas, Extent, Launch, Placement
+from nearstep.placement import LINE_ELEMENTS, Extent, Placement
 from nearstep.run import Run
 from nearstep.torch import options
 from nearstep.torch.checks import check_gradient, check_parameter, label
 from nearstep.torch.errors import InterruptedStepError, ParameterError
 from nearstep.torch.layout import Layout
 from nearstep.torch.lease import Lease
-from nearstep.torch.resident import Resident
+from nearstep.torch.pairs import PairSpace
+from nearstep.torch.resident import Formats, Resident, copy_array, gradient_array
 from nearstep.torch.saved import SavedState, Verbatim, count, export
-from nearstep.torch.state import ParameterState
+from nearstep.torch.settings import Settings, scans
+from nearstep.torch.state import RESIDUAL, ParameterState
+from nearstep.torch.step import Arrays, GradientOptions, Key, Steps, Update
 from nearstep.torch.traffic import Traffic
 
 
@@ -42,24 +44,25 @@ class DeviceOptimizer(Optimizer):
     defaults: dict[str, Any]
         Options of a group, those of torch's optimizer.
     device: str | Device
-    max_cycles: int | None
+    settings: Settings
     """
 
     layout: ClassVar[Layout]
     """State of a parameter."""
 
     _interrupted: BaseException | None
+    _report_inf: Tensor | None
 
     def __init__(
         self,
         params: ParamsT,
         defaults: dict[str, Any],
         device: str | Device,
-        max_cycles: int | None,
+        settings: Settings,
     ) -> None:
         options.reject_unsupported(defaults)
         self._check_options(defaults)
-        self._attach(device, max_cycles)
+        self._attach(device, settings)
         super().__init__(params, defaults)
 
     @abstractmethod
@@ -75,8 +78,13 @@ class DeviceOptimizer(Optimizer):
         """Arrays of that rule, each with what its elements are before the first step."""
 
     @abstractmethod
-    def _start(self, arrays: Arenas, group: Mapping[str, Any], phase: Hashable) -> Run:
-        """Start the rule on the arrays of a launch, whose parameters are in one phase."""
+    def _start(
+        self, arrays: Arrays, group: Mapping[str, Any], phase: Hashable, gradient: GradientOptions
+    ) -> Run:
+        """Start the rule on the arrays of a launch, whose parameters are in one phase.
+
+        ``gradient`` goes to the device's method as it is.
+        """
 
     def _phase(
         self, group: Mapping[str, Any], resident: Resident, state: ParameterState
@@ -95,6 +103,25 @@ class DeviceOptimizer(Optimizer):
     def device(self) -> KernelDevice:
         """The device that the steps run on."""
         return self._lease.device
+
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        """Whether ``torch.amp.GradScaler`` leaves the division by its scale to the step.
+
+        Where gradients are compressed it does not: their elements are compared, and what is left of
+        them is added up, without the scale.
+        """
+        return self._settings.compression is None and scans(self.device.config)
+
+    @property
+    def looks_for_inf(self) -> bool:
+        """Whether a step can look for infinities and NaN on the device, and end if it finds one."""
+        return self._step_supports_amp_scaling
+
+    def report_inf_to(self, found: Tensor) -> None:
+        """Have the next step look for infinities and NaN. If it finds one, it sets ``found``, of
+        one element, to 1, and updates nothing; nor does it count as a step."""
+        self._report_inf = found
 
     @property
     def traffic(self) -> Traffic:
@@ -138,8 +165,13 @@ class DeviceOptimizer(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        with torch.no_grad():
-            self._update()
+        try:
+            with torch.no_grad():
+                self._update()
+        except BaseException:
+            self._forget_scaling()  # GradScaler does so after steps that return
+            raise
+        self._report_inf = None
         return loss
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -215,14 +247,14 @@ class DeviceOptimizer(Optimizer):
             **super().__getstate__(),
             "state": state,
             "device": self.device.url,
-            "max_cycles": self._max_cycles,
+            "settings": self._settings,
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Take over state from pickle, from a copy, or from :meth:`load_state_dict`."""
         state = dict(state)
         if "device" in state:
-            self._attach(state.pop("device"), state.pop("max_cycles"))
+            self._attach(state.pop("device"), state.pop("settings"))
         labels = _labels(state["param_groups"])
         saved = {
             parameter: SavedState.of(self.layout, labels[parameter], parameter, value)
@@ -255,13 +287,18 @@ class DeviceOptimizer(Optimizer):
         twin.__setstate__({**state, "device": self._lease})
         return twin
 
-    def _attach(self, device: str | Device | Lease, max_cycles: int | None) -> None:
+    def _attach(self, device: str | Device | Lease, settings: Settings) -> None:
         self._lease = device if isinstance(device, Lease) else Lease.of(device)
-        self._max_cycles = max_cycles
+        kernel = self._lease.device.config
+        settings.check(kernel)
+        self._settings = settings
+        self._formats = Formats(kernel.gradient_formats, kernel.copy_out_formats)
         self._placement = Placement(self._lease.device)
         self._residents: dict[Tensor, Resident] = {}
         self._traffic = Traffic()
+        self._steps = Steps(self._lease.device, self._placement, settings, self._traffic)
         self._interrupted = None
+        self._report_inf = None
         weakref.finalize(self, self._placement.free)
 
     def _complete(self, group: dict[str, Any], defaults: Mapping[str, Any]) -> None:
@@ -281,11 +318,32 @@ class DeviceOptimizer(Optimizer):
     def _place(self, group: Mapping[str, Any], parameters: Iterable[Tensor]) -> None:
         """Give memory to those that have none yet, next to each other in this order."""
         new = [p for p in parameters if p not in self._residents]
-        if new:
-            labels = _labels(self.param_groups)
-            extents = self._placement.place([p.numel() for p in new], self._arrays(group))
-            for p, extent in zip(new, extents, strict=True):
-                self._residents[p] = Resident(p, labels[p], extent, self.layout, self._traffic)
+        if not new:
+            return
+        compression, formats = self._settings.compression, self._formats
+        line = LINE_ELEMENTS
+        arrays = dict(self._states(group))
+        for dtype in {p.dtype: None for p in new}:
+            if formats.narrow(dtype):
+                line = 2 * LINE_ELEMENTS
+            if compression is None:
+                arrays[gradient_array(formats.gradient_of(dtype))] = 0.0
+            copied = formats.copy_of(dtype)
+            if copied is not None:
+                arrays[copy_array(copied)] = 0.0
+        extents = self._placement.place([p.numel() for p in new], arrays, line=line)
+        segment = extents[0].segment
+        if compression is not None:
+            self._steps.pair_spaces[segment] = PairSpace(segment, extents, compression)
+        labels = _labels(self.param_groups)
+        for p, extent in zip(new, extents, strict=True):
+            self._residents[p] = Resident(
+                p, labels[p], extent, self.layout, self._traffic, self._formats
+            )
+
+    def _states(self, group: Mapping[str, Any]) -> Mapping[str, float]:
+        """Arrays of a group without the gradients, whose format each step decides."""
+        return {name: value for name, value in self._arrays(group).items() if name != "g"}
 
     def _restore(self, resident: Resident, saved: SavedState) -> ParameterState:
         """Send saved state to the device."""
@@ -304,7 +362,7 @@ class DeviceOptimizer(Optimizer):
     def _ready_state(self, resident: Resident, group: Mapping[str, Any]) -> ParameterState:
         """State of a parameter that is about to be updated: made, taken over or flushed."""
         arrays = self._arrays(group)
-        resident.extent.segment.reserve(arrays)
+        resident.extent.segment.reserve(self._states(group))
         state = self.state.get(resident.parameter)
         if isinstance(state, ParameterState) and state.store is resident and state:
             state.flush()
@@ -335,57 +393,79 @@ class DeviceOptimizer(Optimizer):
         self._check_whole("step")
         self.device.check_open("step")
         gradients = list(self._gradients())
+        scale, found_inf = self._scaling()
+        if found_inf:
+            self._traffic.skipped += 1
+            return
         for index, group in enumerate(self.param_groups):
             self._place(group, (parameter for i, parameter, _ in gradients if i == index))
-        updates: list[tuple[Resident, ParameterState, Mapping[str, float]]] = []
-        keyed: list[tuple[Extent, tuple[int, Hashable]]] = []
-        for index, parameter, gradient in gradients:
-            group = self.param_groups[index]
-            resident = self._residents[parameter]
-            state = self._ready_state(resident, group)
-            phase = self._phase(group, resident, state)
-            resident.send_master_if_changed()
-            resident.send_gradient(gradient)
-            updates.append((resident, state, self._arrays(group)))
-            keyed.append((resident.extent, (index, phase)))
+        updates = dict(self._prepare(*each) for each in gradients)
+        loads = self._steps.loads(updates)
         started: list[Run] = []
         try:
             with self.device.acceleration():
-                for launch in self._placement.launches(keyed):
-                    self._run(launch, started)
-            for resident, state, arrays in updates:
-                resident.fetch_parameter()
-                state.advance(key for key, name in self.layout.moments.items() if name in arrays)
-                self._keep(resident, state)
+                factor = self._steps.factor(loads, scale, self._report_inf)
+                if factor is None:
+                    self._traffic.skipped += 1
+                    return
+                for load in loads:
+                    self._steps.run(load, factor, self._start_group, started)
+            for update in updates.values():
+                self._finish(update)
         except BaseException as error:
             if started:
                 self._interrupted = error
-                for resident, *_ in updates:
-                    resident.interrupted = error
+                for update in updates.values():
+                    update.resident.interrupted = error
             raise
         self._traffic.steps += 1
-        self._traffic.elements += sum(resident.extent.count for resident, *_ in updates)
+        self._traffic.elements += sum(extent.count for extent in updates)
 
-    def _run(self, launch: Launch, started: list[Run]) -> None:
-        """Run a launch on all of its channels at once; adds each run as it is started."""
-        index, phase = cast(tuple[int, Hashable], launch.key)
-        runs: list[Run] = []
-        begun = time.perf_counter()
-        try:
-            for arrays in launch.parts:
-                runs.append(self._start(arrays, self.param_groups[index], phase))
-                started.append(runs[-1])
-            for run in runs:
-                run.wait(self._max_cycles)
-        except BaseException:
-            for run in runs:
-                run.abort()  # so that the device is idle: it may have other users
-            raise
-        self._traffic.run_seconds += time.perf_counter() - begun
-        self._traffic.launches += len(runs)
-        cycles = [run.cycles for run in runs if run.cycles is not None]
-        if cycles:
-            self._traffic.cycles = (self._traffic.cycles or 0) + max(cycles)
+    def _start_group(self, arrays: Arrays, key: Key, gradient: GradientOptions) -> Run:
+        return self._start(arrays, self.param_groups[key.group], key.phase, gradient)
+
+    def _scaling(self) -> tuple[float, bool]:
+        """What a scaler multiplied the gradients by, and whether it found an infinity or NaN."""
+        scale, found = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
+        return 1.0 if scale is None else float(scale), found is not None and bool(found)
+
+    def _forget_scaling(self) -> None:
+        self._report_inf = None
+        for name in ("grad_scale", "found_inf"):
+            vars(self).pop(name, None)
+
+    def _prepare(self, index: int, parameter: Tensor, gradient: Tensor) -> tuple[Extent, Update]:
+        """Send what a parameter's update needs; of a gradient that is compressed, not yet."""
+        group = self.param_groups[index]
+        resident = self._residents[parameter]
+        state = self._ready_state(resident, group)
+        phase = self._phase(group, resident, state)
+        resident.send_master_if_changed()
+        compression = self._settings.compression
+        compressed = None
+        if compression is None:
+            form = resident.gradient_format(gradient)
+            resident.extent.segment.reserve({gradient_array(form): 0.0})
+            resident.send_gradient(gradient)
+        else:
+            form = compression.format
+            residual = state.get(RESIDUAL) if compression.error_feedback else None
+            compressed = resident.compress(gradient, residual, compression)
+        copy_format = resident.copy_format
+        if copy_format is not None:
+            resident.extent.segment.reserve({copy_array(copy_format): 0.0})
+        key = Key(index, phase, form, copy_format)
+        return resident.extent, Update(key, resident, state, self._arrays(group), compressed)
+
+    def _finish(self, update: Update) -> None:
+        """Take the result of a step over to the host."""
+        update.resident.fetch_parameter()
+        moments = self.layout.moments.items()
+        update.state.advance(key for key, name in moments if name in update.arrays)
+        if update.compressed is not None and update.compressed.residual is not None:
+            residual = torch.from_numpy(update.compressed.residual)
+            update.state[RESIDUAL] = residual.view(update.resident.shape)
+        self._keep(update.resident, update.state)
 
 
 def _labels(groups: Iterable[Mapping[str, Any]]) -> dict[Tensor, str]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -11,9 +12,49 @@ from torch import Tensor
 
 from nearstep.placement import Extent
 from nearstep.torch import convert
+from nearstep.torch.compression import Compressed, Compression
 from nearstep.torch.errors import InterruptedStepError, ParameterError
 from nearstep.torch.layout import Layout
 from nearstep.torch.traffic import Traffic
+
+
+@dataclass(frozen=True)
+class Formats:
+    """Formats that the kernel has.
+
+    Attributes
+    ----------
+    gradient, copy_out: Sequence[str]
+        Of gradients, and of copies of the updated parameters.
+    """
+
+    gradient: Sequence[str]
+    copy_out: Sequence[str]
+
+    def gradient_of(self, dtype: torch.dtype) -> str:
+        """Format in which gradients of this dtype are sent: their own if there is one, else
+        fp32."""
+        name = convert.NAMES[dtype]
+        return name if name in self.gradient else "fp32"
+
+    def copy_of(self, dtype: torch.dtype) -> str | None:
+        """Format of the copy that is fetched of parameters of this dtype; None: the master is."""
+        name = convert.NAMES[dtype]
+        return name if name in self.copy_out else None
+
+    def narrow(self, dtype: torch.dtype) -> bool:
+        """Whether there are arrays of 16 bits for parameters of this dtype."""
+        return self.gradient_of(dtype) != "fp32" or self.copy_of(dtype) is not None
+
+
+def gradient_array(form: str) -> str:
+    """Array that gradients of a format are sent to."""
+    return "g" if form == "fp32" else f"g_{form}"
+
+
+def copy_array(form: str) -> str:
+    """Array that the kernel writes a copy of the parameters to."""
+    return f"copy_{form}"
 
 
 class Resident:
@@ -35,7 +76,13 @@ class Resident:
     """
 
     def __init__(
-        self, parameter: Tensor, label: str, extent: Extent, layout: Layout, traffic: Traffic
+        self,
+        parameter: Tensor,
+        label: str,
+        extent: Extent,
+        layout: Layout,
+        traffic: Traffic,
+        formats: Formats,
     ) -> None:
         self.parameter = parameter
         self.label = label
@@ -43,6 +90,7 @@ class Resident:
         self.layout = layout
         self.interrupted: BaseException | None = None
         self._traffic = traffic
+        self._formats = formats
         self._seen: int | None = None
         self._loaded_master: NDArray[np.float32] | None = None
         self._is_new = True
@@ -138,15 +186,42 @@ class Resident:
         self._seen = seen
         self._loaded_master = None
 
+    def gradient_format(self, gradient: Tensor) -> str:
+        """Format in which a gradient is sent: its own if the kernel takes it, else fp32."""
+        return self._formats.gradient_of(gradient.dtype) if self._halves else "fp32"
+
+    @property
+    def copy_format(self) -> str | None:
+        """Format of the copy of the master that the kernel makes and the host fetches: the
+        parameter's, if the kernel has it. None: the master is fetched."""
+        return self._formats.copy_of(self.parameter.dtype) if self._halves else None
+
     def send_gradient(self, gradient: Tensor) -> None:
-        """Send a gradient of any of :data:`convert.FORMATS` as fp32."""
+        """Send a gradient of any of :data:`convert.FORMATS`, as :meth:`gradient_format` says."""
         self._is_new = False
-        array = convert.to_float32(gradient)
-        self.extent.write("g", array)
+        form = self.gradient_format(gradient)
+        wide = form == "fp32"
+        array = convert.to_float32(gradient) if wide else convert.to_words(gradient)
+        self.extent.write(gradient_array(form), array)
         self._traffic.gradients_down += array.nbytes
+
+    def compress(
+        self, gradient: Tensor, residual: Tensor | None, compression: Compression
+    ) -> Compressed:
+        """What of a gradient is to be sent instead of it, and what of it stays."""
+        self._is_new = False
+        before = None if residual is None else convert.to_float32(residual)
+        return compression.compress(convert.to_float32(gradient), before)
 
     def fetch_parameter(self) -> None:
         """Copy the master into the host's parameter, rounded to the parameter's format."""
+        form = self.copy_format
+        if form is not None:
+            words = self.extent.read(copy_array(form))
+            convert.store_words(words, self.parameter)
+            self._traffic.parameters_up += words.nbytes
+            self._seen = convert.fingerprint(self.parameter)
+            return
         array = convert.landing(self.parameter)
         if array is None:
             array = self.extent.read("p")
@@ -156,6 +231,10 @@ class Resident:
             torch.autograd.graph.increment_version(self.parameter)
         self._traffic.parameters_up += array.nbytes
         self._seen = convert.fingerprint(self.parameter)
+
+    @property
+    def _halves(self) -> bool:
+        return self.extent.segment.halves
 
     def _merged(self) -> NDArray[np.float32]:
         master = self.extent.read("p")

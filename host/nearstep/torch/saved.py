@@ -12,7 +12,7 @@ from torch import Tensor
 from nearstep.torch import options
 from nearstep.torch.errors import StateError
 from nearstep.torch.layout import Layout
-from nearstep.torch.state import ParameterState, check_moment
+from nearstep.torch.state import RESIDUAL, ParameterState, check_moment, check_residual
 
 MASTER = "master_param"
 """Key of the fp32 master of a 16-bit parameter. torch has no such key and ignores it."""
@@ -76,6 +76,8 @@ class SavedState:
         master = values.pop(MASTER, None)
         if master is not None:
             master = check_moment(label, parameter.shape, MASTER, master)
+        if RESIDUAL in values:
+            values[RESIDUAL] = check_residual(label, parameter.shape, values[RESIDUAL]).clone()
         return cls(step=step, moments=moments, master=master, others=values)
 
 

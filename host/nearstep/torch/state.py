@@ -12,6 +12,9 @@ from nearstep.torch.convert import fingerprint
 from nearstep.torch.errors import StateError
 from nearstep.torch.layout import Layout
 
+RESIDUAL = "residual"
+"""Key of what compression has not sent so far. torch has no such key and ignores it."""
+
 
 class MomentStore(Protocol):
     """Where the moments of one parameter are kept."""
@@ -57,6 +60,9 @@ class ParameterState(dict[str, Any]):
     ``step`` is an fp32 scalar tensor on the host. A moment is fetched when it is read, as an fp32
     tensor of the parameter's shape whatever the parameter's format, and is good until the next
     step. One that was changed in place, or assigned, goes down with that step.
+
+    With error feedback ``residual`` is there after a step, an fp32 tensor of the parameter's shape
+    on the host: what has not been sent, with -0 where nothing is left. A step makes a new one.
 
     It is a dict, because torch and its users test for one; every way to read a value (``dict(s)``,
     ``items()``, ``copy()``, pickle, deepcopy) fetches it.
@@ -140,6 +146,8 @@ class ParameterState(dict[str, Any]):
         if key in layout.moments and not (value is None and key in layout.optional):
             value = check_moment(self._store.label, self._store.shape, key, value)
             self._fetched.pop(key, None)
+        elif key == RESIDUAL:
+            value = check_residual(self._store.label, self._store.shape, value)
         super().__setitem__(key, value)
 
     def __iter__(self) -> Iterator[str]:
@@ -209,3 +217,16 @@ def check_moment(label: str, shape: torch.Size, key: str, value: object) -> Tens
     if value.shape != shape:
         raise StateError(label, f"have {key!r} of shape {tuple(shape)}", tuple(value.shape))
     return value.detach() if value.device.type == "cpu" else value.detach().cpu()
+
+
+def check_residual(label: str, shape: torch.Size, value: object) -> Tensor:
+    """``value`` as the residual of a parameter of this shape: an fp32 tensor on the host.
+
+    Raises
+    ------
+    StateError
+    """
+    residual = check_moment(label, shape, RESIDUAL, value)
+    if residual.dtype != torch.float32:
+        raise StateError(label, f"have {RESIDUAL!r} of torch.float32", residual.dtype)
+    return residual

@@ -10,7 +10,9 @@ class Traffic:
     """What one optimizer has done since it was made, in bytes where not said otherwise.
 
     In a plain training loop each step adds to ``gradients_down`` and ``parameters_up`` and to
-    nothing else: four bytes for each element that was updated.
+    nothing else: four bytes for each element that was updated, or two of a format of 16 bits that
+    the kernel has. Compressed gradients count as what is sent of them: four bytes of index and four
+    or two of value for each element kept.
 
     Attributes
     ----------
@@ -23,7 +25,11 @@ class Traffic:
     moments_down, moments_up: int
         Optimizer state sent (load_state_dict, changed by the user) and fetched (when read).
     steps, launches, elements: int
-        Steps done, runs of the kernel, elements updated.
+        Steps done, runs of the kernel that update, elements updated.
+    scans, skipped: int
+        Runs that only look at gradients; steps that were skipped because of an infinity or NaN.
+    pairs: int
+        Elements of compressed gradients that were sent.
     cycles: int | None
         Device cycles of all runs, of those at one time on several channels the longest; None on a
         device without a clock.
@@ -40,6 +46,9 @@ class Traffic:
     steps: int = 0
     launches: int = 0
     elements: int = 0
+    scans: int = 0
+    skipped: int = 0
+    pairs: int = 0
     cycles: int | None = None
     run_seconds: float = 0.0
 

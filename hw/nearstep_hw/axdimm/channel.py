@@ -60,7 +60,7 @@ class AxdimmChannel(wiring.Component):
             timing,
             mapping,
             address_width=config.address_width,
-            id_width=id_width(len(config.arrays)),
+            id_width=id_width(len(config.arrays)) + bool(config.compression),
         )
         super().__init__(
             {

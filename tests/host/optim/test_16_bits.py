@@ -136,3 +136,98 @@ def test_gradients_of_another_precision_than_the_parameters(device, make_paramet
     optimizer.step()
     reference.step()
     assert torch.equal(ours[0], theirs[0])
+
+
+NARROW = "gradient_formats=fp32,fp16,bf16&copy_out_formats=fp16,bf16&memory_bytes=64MiB"
+NARROW_URLS = {
+    "kernel": f"golden:axdimm?{NARROW}",
+    "dimm": f"golden:axdimm?channels=2&block_bytes=512&{NARROW}",
+    "one lane": f"golden:axdimm?lanes=1&block_bytes=32&{NARROW}",
+}
+
+
+@pytest.fixture(params=NARROW_URLS)
+def narrow_device(request):
+    """Devices that read gradients and write copies of 16 bits."""
+    with nearstep.open(NARROW_URLS[request.param]) as opened:
+        yield opened
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_gradients_go_down_and_parameters_come_up_in_16_bits(
+    dtype, narrow_device, make_parameters, give_gradients
+):
+    shapes = [(32, 48), (64,), (16, 3, 5), (16,), (80,)]
+    ours = make_parameters(shapes, dtype)
+    masters = [p.detach().float().requires_grad_() for p in ours]
+    free = narrow_device.free_bytes
+    optimizer = nearstep.optim.AdamW(ours, lr=1e-3, device=narrow_device)
+    taken = free - narrow_device.free_bytes
+    reference = torch.optim.AdamW(masters, lr=1e-3, fused=True)
+    steps(3, ours, masters, optimizer, reference, give_gradients)
+    assert_rounded(ours, masters, optimizer, reference)
+    traffic, elements = optimizer.traffic, sum(p.numel() for p in ours)
+    assert free - narrow_device.free_bytes == taken
+    assert 16 * elements <= taken < 20 * elements  # p, m, v; g and the copy are halves
+    assert traffic.gradients_down == traffic.parameters_up == 3 * 2 * elements
+    assert traffic.launches == 3 * len(narrow_device.channels)
+    for parameters in (ours, masters):  # split runs, so that they start anywhere
+        parameters[1].grad = parameters[3].grad = None
+        (optimizer if parameters is ours else reference).step()
+    assert_rounded(ours, masters, optimizer, reference)
+    saved = optimizer.state_dict()
+    assert torch.equal(saved["state"][0]["master_param"], masters[0])
+
+
+def test_gradients_of_a_format_that_the_kernel_has_not_are_widened(make_parameters, give_gradients):
+    ours = make_parameters(dtype=torch.bfloat16)
+    masters = [p.detach().float().requires_grad_() for p in ours]
+    url = "golden:axdimm?gradient_formats=fp32,fp16&copy_out_formats=bf16&memory_bytes=1MiB"
+    optimizer = nearstep.optim.AdamW(ours, lr=1e-3, device=url)
+    reference = torch.optim.AdamW(masters, lr=1e-3, fused=True)
+    steps(3, ours, masters, optimizer, reference, give_gradients)
+    assert_rounded(ours, masters, optimizer, reference)
+    elements = sum(p.numel() for p in ours)
+    assert optimizer.traffic.gradients_down == 3 * 4 * elements
+    assert optimizer.traffic.parameters_up == 3 * 2 * elements
+
+
+def test_parameters_and_gradients_of_several_formats(narrow_device, give_gradients):
+    torch.manual_seed(6)
+    dtypes = [torch.float32, torch.float16, torch.bfloat16, torch.float16, torch.float32]
+    ours = [torch.randn(48).to(dtype).requires_grad_() for dtype in dtypes]
+    masters = [p.detach().float().requires_grad_() for p in ours]
+    optimizer = nearstep.optim.AdamW(ours, lr=1e-3, device=narrow_device)
+    reference = torch.optim.AdamW(masters, lr=1e-3, fused=True)
+    for turn in range(4):
+        if turn == 2:  # another format than before
+            for p in ours:
+                p.grad_dtype = None
+        give_gradients(ours)
+        for p, master in zip(ours, masters, strict=True):
+            if turn >= 2:
+                p.grad = p.grad.float() * 1.001
+            master.grad = p.grad.float()
+        optimizer.step()
+        reference.step()
+    for p, master in zip(ours, masters, strict=True):
+        assert torch.equal(p, master.to(p.dtype))
+        assert torch.equal(optimizer.state[p]["exp_avg"], reference.state[master]["exp_avg"])
+
+
+def test_parameters_of_16_bits_that_are_not_contiguous(narrow_device, give_gradients):
+    torch.manual_seed(6)
+    p = torch.randn(16, 8).half().t().requires_grad_()
+    master = p.detach().float().contiguous().requires_grad_()
+    optimizer = nearstep.optim.AdamW([p], lr=1e-2, device=narrow_device)
+    reference = torch.optim.AdamW([master], lr=1e-2, fused=True)
+    steps(3, [p], [master], optimizer, reference, give_gradients)
+    assert torch.equal(p, master.half())
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        _loss_through_a_step(p, optimizer).backward()
+
+
+def _loss_through_a_step(p, optimizer):
+    loss = p.float().square().sum() + p.square().sum()
+    optimizer.step()
+    return loss

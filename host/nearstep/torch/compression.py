@@ -1,0 +1,115 @@
+"""Gradients as the elements of largest magnitude, and what becomes of the others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from nearstep.torch import convert
+from nearstep.torch.errors import HyperparameterError
+from nearstep.torch.topk import kept_of, largest
+
+FORMS = ("fused", "scatter")
+
+_LIMITS: Mapping[str, float] = MappingProxyType(
+    {"fp16": torch.finfo(torch.float16).max, "bf16": torch.finfo(torch.bfloat16).max}
+)
+
+_NOTHING = np.float32(-0.0)
+"""Added to a number it changes no bit of it; +0 would change -0."""
+
+
+@dataclass(frozen=True, eq=False)
+class Compressed:
+    """One gradient, compressed.
+
+    Attributes
+    ----------
+    index: NDArray[np.intp]
+        Positions in the flat parameter, ascending.
+    value: NDArray
+        What is sent for them: float32, float16, or uint16 that holds bfloat16.
+    residual: NDArray[np.float32] | None
+        What the next step adds to its gradient, of the parameter's size; None without error
+        feedback.
+    """
+
+    index: NDArray[np.intp]
+    value: NDArray[np.generic]
+    residual: NDArray[np.float32] | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compression:
+    """How gradients are compressed; :mod:`nearstep.torch.topk` says which elements are kept.
+
+    Parameters
+    ----------
+    share: float
+        Share of the elements that is kept, above 0 and at most 1.
+    error_feedback: bool
+        What was not sent is added to the gradient of the next step.
+    form: str
+        ``fused`` or ``scatter``: the form of pairs that the kernel is to take. The pairs are
+        sorted either way.
+    format: str
+        ``fp32``, ``fp16`` or ``bf16``: what kept values are rounded to, to nearest even. A number
+        too large for 16 bits becomes the largest that they have.
+
+    Raises
+    ------
+    HyperparameterError
+    """
+
+    share: float
+    error_feedback: bool = True
+    form: str = "fused"
+    format: str = "fp32"
+
+    def __post_init__(self) -> None:
+        share = self.share
+        number = isinstance(share, int | float) and not isinstance(share, bool)
+        if not (number and 0.0 < share <= 1.0):
+            raise HyperparameterError("compression", "a share above 0 and at most 1", share)
+        if self.form not in FORMS:
+            raise HyperparameterError("compression_form", f"one of {FORMS}", self.form)
+        if self.format not in convert.NAMES.values():
+            expected = f"one of {tuple(convert.NAMES.values())}"
+            raise HyperparameterError("compression_format", expected, self.format)
+
+    def kept_of(self, size: int) -> int:
+        """Elements that are kept of a gradient of ``size`` elements."""
+        return kept_of(size, self.share)
+
+    def compress(
+        self, gradient: NDArray[np.float32], residual: NDArray[np.float32] | None
+    ) -> Compressed:
+        """Choose what to send of a flat gradient, to which the residual is added first.
+
+        With error feedback, a finite sum equals what is sent for it plus what stays, exactly; what
+        a number too large for 16 bits leaves is rounded to fp32. NaN and infinities leave nothing
+        behind where they are sent.
+        """
+        if not self.error_feedback:
+            index = largest(gradient, self.share)
+            return Compressed(index, self._rounded(gradient[index]), None)
+        with np.errstate(over="ignore", invalid="ignore"):
+            rest = gradient.copy() if residual is None else residual + gradient
+            index = largest(rest, self.share)
+            wanted = rest[index]
+            value = self._rounded(wanted)
+            lost = wanted - convert.widen(value)
+        rest[index] = np.where(np.isfinite(lost) & (lost != 0.0), lost, _NOTHING)
+        return Compressed(index, value, rest)
+
+    def _rounded(self, values: NDArray[np.float32]) -> NDArray[np.generic]:
+        if self.format == "fp32":
+            return values
+        limit = np.float32(_LIMITS[self.format])
+        bounded = np.where(np.isinf(values), values, np.clip(values, -limit, limit))
+        return convert.narrow(bounded, self.format)

@@ -1,0 +1,79 @@
+"""How an optimizer uses its device, besides the options that torch has."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from nearstep.torch.compression import Compression
+from nearstep.torch.errors import HyperparameterError, UnsupportedOptionError
+from nearstep_hw.axdimm.config import AdamKernelConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What is the same for all groups of an optimizer.
+
+    Attributes
+    ----------
+    max_cycles: int | None
+        Bound on each run of the kernel, in device cycles.
+    compression: Compression | None
+        None sends whole gradients.
+    max_grad_norm: float | None
+        Bound on the norm of the gradients that a step applies; None is no bound.
+
+    Raises
+    ------
+    HyperparameterError
+    """
+
+    max_cycles: int | None = None
+    compression: Compression | None = None
+    max_grad_norm: float | None = None
+
+    def __post_init__(self) -> None:
+        norm = self.max_grad_norm
+        if norm is None:
+            return
+        number = isinstance(norm, int | float) and not isinstance(norm, bool)
+        if not (number and math.isfinite(norm) and norm >= 0.0):
+            raise HyperparameterError("max_grad_norm", "finite and at least 0", norm)
+
+    def check(self, kernel: AdamKernelConfig) -> None:
+        """Make sure that the kernel can do it.
+
+        Raises
+        ------
+        UnsupportedOptionError
+            Names the option of the device.
+        """
+        if self.max_grad_norm is not None and not scans(kernel):
+            raise UnsupportedOptionError(
+                "max_grad_norm",
+                self.max_grad_norm,
+                "the kernel must take the norm and apply the factor: open the device with "
+                "scan=yes and gradient_scale=yes",
+            )
+        compression = self.compression
+        if compression is None:
+            return
+        if compression.form not in kernel.compression:
+            raise UnsupportedOptionError(
+                "compression",
+                compression.share,
+                f"the kernel takes no pairs of the form {compression.form}: open the device with "
+                f"compression={compression.form}",
+            )
+        if compression.format not in kernel.gradient_formats:
+            raise UnsupportedOptionError(
+                "compression_format",
+                compression.format,
+                f"the kernel takes gradients of {', '.join(kernel.gradient_formats)}: name it in "
+                "the device's gradient_formats=",
+            )
+
+
+def scans(kernel: AdamKernelConfig) -> bool:
+    """Whether a kernel can look at the gradients first, and scale them then."""
+    return kernel.scan and kernel.gradient_scale

@@ -1,0 +1,167 @@
+"""Which elements are kept, against sorting; and what becomes of the others."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from nearstep.torch import convert
+from nearstep.torch.compression import Compression
+from nearstep.torch.errors import HyperparameterError
+from nearstep.torch.topk import BLOCK, kept_of, kept_of_block, largest
+
+SEED = 41
+SIZES = [1, 2, 3, 15, 100, 101, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK + 777]
+SHARES = [1e-9, 0.01, 0.025, 0.05, 0.5, 0.999, 1.0]
+
+
+def by_sorting(array, share):
+    """Positions by a stable sort of each block, NaN before infinity before numbers."""
+    kept = []
+    for start in range(0, len(array), BLOCK):
+        block = array[start : start + BLOCK]
+        keys = block.view(np.uint32).astype(np.int64) & 0x7FFFFFFF
+        order = np.argsort(-keys, kind="stable")
+        kept += sorted(start + order[: kept_of_block(len(block), share)])
+    return kept
+
+
+def contents(kind, size):
+    rng = np.random.default_rng(SEED)
+    array = rng.standard_normal(size).astype(np.float32)
+    if kind == "ties":
+        array = np.round(array).astype(np.float32)
+    elif kind == "zeros":
+        array[rng.random(size) < 0.99] = 0.0
+        array[rng.random(size) < 0.5] *= -1.0
+    elif kind == "equal":
+        array[:] = -2.0
+    elif kind == "special":
+        array[rng.random(size) < 0.02] = np.nan
+        array[rng.random(size) < 0.02] = -np.inf
+        array[rng.random(size) < 0.02] = np.float32(1e-45)
+    return array
+
+
+@pytest.mark.parametrize("kind", ["normal", "ties", "zeros", "equal", "special"])
+def test_kept_elements_are_those_that_a_stable_sort_puts_first(kind):
+    compared = 0
+    for size in SIZES:
+        array = contents(kind, size)
+        before = array.tobytes()
+        for share in SHARES:
+            kept = largest(array, share)
+            assert kept.tolist() == by_sorting(array, share)
+            assert len(kept) == kept_of(size, share)
+            compared += len(kept)
+        assert array.tobytes() == before
+    print(f"seed {SEED}: {compared} positions compared")
+    assert compared == sum(kept_of(size, share) for size in SIZES for share in SHARES)
+
+
+def test_at_least_one_element_of_each_block_is_kept_and_none_of_nothing():
+    assert [kept_of_block(size, 0.01) for size in (0, 1, 49, 149, 151, 250, 350)] == [
+        0, 1, 1, 1, 2, 2, 4,
+    ]  # fmt: skip
+    assert kept_of(3 * BLOCK + 1, 1e-9) == 4
+    assert kept_of(3 * BLOCK + 5, 1.0) == 3 * BLOCK + 5
+    assert largest(np.empty(0, np.float32), 0.5).tolist() == []
+
+
+@pytest.mark.parametrize("form", ["fp32", "fp16", "bf16"])
+def test_what_is_sent_and_what_stays_add_up_exactly(form):
+    rng = np.random.default_rng(SEED)
+    compression = Compression(share=0.1, format=form)
+    residual, checked = None, 0
+    for scale in (1.0, 1e-3, 1e4, 1.0, 1e-6):
+        gradient = (rng.standard_normal(5003) * scale).astype(np.float32)
+        total = gradient if residual is None else residual + gradient
+        done = compression.compress(gradient, residual)
+        sent = np.zeros(5003, np.float64)
+        sent[done.index] = convert.widen(done.value)
+        assert (sent + done.residual.astype(np.float64) == total.astype(np.float64)).all()
+        assert len(done.index) == compression.kept_of(5003) == 500
+        residual = done.residual
+        checked += total.size
+    assert checked == 5 * 5003
+
+
+def test_whole_gradients_add_up_over_steps_where_sums_are_exact():
+    rng = np.random.default_rng(SEED)
+    compression = Compression(share=0.05)
+    sent, total, residual = np.zeros(1000), np.zeros(1000), None
+    for _ in range(50):
+        gradient = rng.integers(-1000, 1000, 1000).astype(np.float32)
+        done = compression.compress(gradient, residual)
+        sent[done.index] += done.value
+        total += gradient
+        residual = done.residual
+    assert (sent + residual == total).all()
+    assert np.abs(residual).max() > 0
+
+
+@pytest.mark.parametrize("feedback", [True, False])
+def test_keeping_everything_keeps_every_bit(feedback):
+    special = np.array([0.0, -0.0, np.nan, np.inf, -np.inf, 1e-45, -1e-45, 3.0], np.float32)
+    compression = Compression(share=1.0, error_feedback=feedback)
+    done = compression.compress(special, None)
+    for gradient in (special, special[::-1].copy()):
+        done = compression.compress(gradient, done.residual)
+        assert done.value.tobytes() == gradient.tobytes()
+        assert done.index.tolist() == list(range(8))
+
+
+def test_what_is_not_finite_is_sent_and_leaves_nothing_behind():
+    gradient = np.array([1.0, np.inf, 2.0, np.nan, -np.inf, 3.0], np.float32)
+    done = Compression(share=0.5).compress(gradient, None)
+    assert done.index.tolist() == [1, 3, 4]
+    assert done.residual.tolist() == [1.0, 0.0, 2.0, 0.0, 0.0, 3.0]
+    assert done.value.tobytes() == gradient[[1, 3, 4]].tobytes()
+
+
+@pytest.mark.parametrize(
+    ("form", "limit"), [("fp16", 65504.0), ("bf16", torch.finfo(torch.bfloat16).max)]
+)
+def test_numbers_too_large_for_16_bits_are_bounded_and_the_rest_stays(form, limit):
+    gradient = np.array([3.4e38, -3.4e38, 1.0, np.inf, np.nan], np.float32)
+    done = Compression(share=1.0, format=form).compress(gradient, None)
+    widened = convert.widen(done.value)
+    assert widened[:4].tolist() == [limit, -limit, 1.0, np.inf]
+    assert np.isnan(widened[4])
+    assert (widened[:3] + done.residual[:3]).tolist() == gradient[:3].tolist()
+    assert done.residual[3:].tolist() == [0.0, 0.0]
+
+
+def test_compression_does_not_touch_what_it_is_given():
+    gradient, residual = np.ones(8, np.float32), np.full(8, 2.0, np.float32)
+    for before in (None, residual):
+        done = Compression(share=0.5).compress(gradient, before)
+        assert not np.shares_memory(done.residual, gradient)
+        assert not np.shares_memory(done.residual, residual)
+    assert gradient.tolist() == [1.0] * 8
+    assert residual.tolist() == [2.0] * 8
+
+
+@pytest.mark.parametrize("share", [0, -0.1, 1.01, float("nan"), float("inf"), "0.1", True, None])
+def test_a_share_that_is_none(share):
+    with pytest.raises(HyperparameterError, match=r"^compression must be a share above 0"):
+        Compression(share=share)
+
+
+def test_forms_and_formats_that_nobody_knows():
+    with pytest.raises(HyperparameterError, match="compression_form must be one of"):
+        Compression(share=0.1, form="sparse")
+    with pytest.raises(HyperparameterError, match="compression_format must be one of"):
+        Compression(share=0.1, format="fp8")
+
+
+@pytest.mark.parametrize("dtype", convert.FORMATS, ids=str)
+def test_words_are_the_bits_of_the_tensor(dtype):
+    torch.manual_seed(SEED)
+    tensor = torch.randn(7, 9).to(dtype).t()
+    words = convert.to_words(tensor)
+    assert convert.widen(words).tobytes() == convert.to_float32(tensor).tobytes()
+    assert words.nbytes == 63 * dtype.itemsize
+    narrowed = convert.narrow(convert.to_float32(tensor), convert.NAMES[dtype])
+    assert narrowed.tobytes() == words.tobytes()
