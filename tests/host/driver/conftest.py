@@ -26,9 +26,7 @@ SHAPE = "lanes=4&block_bytes=512&memory_bytes=1MiB"
 """Small, so that a few thousand elements are many blocks of 128 elements."""
 
 CARD_SHAPE = SHAPE.replace("block", "chunk")
-ADAM = (
-    "rules=adam&gradient_formats=fp32&gradient_scale=no&copy_out_formats=&scan=no&compression="
-)
+ADAM = "rules=adam&gradient_formats=fp32&gradient_scale=no&copy_out_formats=&scan=no&compression="
 """What a kernel of an AXDIMM has if nothing is said."""
 
 BLOCK = 128
