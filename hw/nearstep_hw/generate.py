@@ -100,6 +100,16 @@ def _smartssd_card() -> "wiring.Component":
     return SmartssdCard(SmartssdConfig(), unit=partial(UnitInstance, module="smartssd_fu"))
 
 
+def _smartssd_pcie_card() -> "wiring.Component":
+    from functools import partial
+
+    from nearstep_hw.axdimm.unit_instance import UnitInstance
+    from nearstep_hw.smartssd.config import SmartssdConfig
+    from nearstep_hw.smartssd.pcie_card import PcieCard
+
+    return PcieCard(SmartssdConfig(), unit=partial(UnitInstance, module="smartssd_fu"))
+
+
 def _dram_controller() -> "wiring.Component":
     from nearstep_hw.dram.controller import DramController
 
@@ -149,6 +159,11 @@ GENERATORS = {
     "smartssd_card": Generator(
         summary="SmartSSD card: registers, memory BAR, updater, port to DRAM",
         build=_smartssd_card,
+        modules=("smartssd_fu",),
+    ),
+    "smartssd_pcie_card": Generator(
+        summary="SmartSSD card on the PCIe hard block of an UltraScale+ device, port to DRAM",
+        build=_smartssd_pcie_card,
         modules=("smartssd_fu",),
     ),
     "pcie_endpoint": Generator(

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from nearstep_hw.generate import GENERATORS, OptionError, build, command, describe
 from nearstep_sim.build import tool_environment, verilator_root
 
-WHOLE = ["axdimm_channel", "axdimm_module", "smartssd_card"]  # half a minute for all
+WHOLE = ["axdimm_channel", "axdimm_module", "smartssd_card", "smartssd_pcie_card"]
 BLOCKS = [
     *(name for name in GENERATORS if name not in WHOLE),
     *(pytest.param(name, marks=pytest.mark.deep) for name in WHOLE),
@@ -22,6 +22,7 @@ UNIT_INSTANCES = {
     "axdimm_channel": 16,
     "axdimm_module": 32,
     "smartssd_card": 16,
+    "smartssd_pcie_card": 16,
 }
 PORT = re.compile(r"^\s*(input|output)\s+(?:\[(\d+):0\]\s+)?(\w+);", re.M)
 

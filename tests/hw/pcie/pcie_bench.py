@@ -1,60 +1,43 @@
 """What the benches of the endpoint share: root complex, switch, peer, card, memory, mirror."""
 
 import json
-import logging
 import os
 import random
-from collections.abc import Iterator
-from itertools import repeat
 
 import cocotb
 import numpy as np
-from cc_monitor import CcMonitor
-from cocotb.clock import Clock
-from cocotb.triggers import ClockCycles, FallingEdge, ReadOnly, RisingEdge
-from cocotbext.axi import AxiBus, AxiRam, AxiStreamBus
-from cocotbext.pcie.core import Device, MemoryEndpoint, RootComplex, Switch
+from cocotb.triggers import ClockCycles
+from cocotbext.axi import AxiBus, AxiRam
 from cocotbext.pcie.core.tlp import CplStatus, Tlp, TlpType
 from cocotbext.pcie.core.utils import PcieId
-from cocotbext.pcie.xilinx.us import UltraScalePlusPcieDevice
 from cocotbext.pcie.xilinx.us.tlp import Tlp_us
 from endpoint_block import BlockConfig, block_map
 
-from nearstep_hw.pcie.layout import (
-    MEMORY_BAR,
-    MSIX_PBA_OFFSET,
-    MSIX_TABLE_OFFSET,
-    REGISTER_BAR,
-    REGISTER_BYTES,
-)
+from nearstep_hw.pcie.layout import MEMORY_BAR, REGISTER_BAR, REGISTER_BYTES
 from nearstep_sim.bench.axi_checker import AxiChecker
 from nearstep_sim.bench.cocotb_axi import AxiPort
+from nearstep_sim.bench.cocotb_pcie import STALLS, PcieSystem
 
 CONFIG = BlockConfig(**json.loads(os.environ["NEARSTEP_CONFIG"]))
 SEED = int(os.environ.get("NEARSTEP_SEED", "1"))
-LINKS = {64: (3, 2), 128: (3, 4), 256: (3, 8), 512: (3, 16)}  # generation and lanes, at 250 MHz
-MODES = ("free", "source", "sink", "both")
-PEER_BYTES = 4096
-CARD_CLOCK_NS = 5  # 200 MHz, if the card has a clock of its own
+MODES = tuple(STALLS)
 
 
-class NeverValue:
-    """Stands for `pcie_cq_np_req` where the model looks: the bench counts credits itself.
-
-    The model would miss those that come while it waits for the CQ stream.
-    """
-
-    value = 0
-
-
-class PcieBench:
+class PcieBench(PcieSystem):
     """A card with the endpoint, and a peer, below a switch below a root complex.
 
     Memory of the card is filled with words that are all different; `mirror` is what it should be.
     """
 
     def __init__(self, dut: object, *, mode: str = "free", max_payload: int = 256) -> None:
-        self.dut = dut
+        super().__init__(
+            dut,
+            width=CONFIG.width,
+            vectors=CONFIG.vectors,
+            bar_bytes=CONFIG.bar_bytes,
+            crossed=CONFIG.crossed,
+            max_payload=max_payload,
+        )
         self.mode = mode
         self.random = random.Random(f"{SEED} {mode}")
         self.map = block_map()
@@ -62,49 +45,6 @@ class PcieBench:
         self.max_payload = max_payload
         self.read_faults: set[int] = set()  # beats of memory that answer with an error
         self.write_faults: set[int] = set()
-        for name in ("pcie", dut._name):  # every packet, every burst
-            logging.getLogger(f"cocotb.{name}").setLevel(logging.ERROR)
-
-        self.clock, self.reset = dut.clk, dut.rst
-        if CONFIG.crossed:
-            self.clock, self.reset = dut.pcie_clk, dut.pcie_rst
-        generation, lanes = LINKS[CONFIG.width]
-        self.rc = RootComplex()
-        self.rc.max_payload_size = (max_payload // 128 - 1).bit_length()
-        self.rc.max_read_request_size = 5  # 4 KiB
-        self.card = UltraScalePlusPcieDevice(
-            pcie_generation=generation,
-            pcie_link_width=lanes,
-            user_clk_frequency=250e6,
-            max_payload_size=1024,
-            user_clk=self.clock,
-            user_reset=self.reset,
-            cq_bus=AxiStreamBus.from_prefix(dut, "m_axis_cq", bus_separator="__"),
-            cc_bus=AxiStreamBus.from_prefix(dut, "s_axis_cc", bus_separator="__"),
-            pcie_cq_np_req=dut.pcie_cq_np_req,
-            cfg_max_payload=dut.cfg_max_payload,
-            pf0_msix_enable=True,
-            pf0_msix_table_size=CONFIG.vectors - 1,
-            pf0_msix_table_bir=REGISTER_BAR,
-            pf0_msix_table_offset=MSIX_TABLE_OFFSET,
-            pf0_msix_pba_bir=REGISTER_BAR,
-            pf0_msix_pba_offset=MSIX_PBA_OFFSET,
-            **{
-                f"cfg_interrupt_msix_{name}": getattr(dut, f"cfg_interrupt_msix__{name}")
-                for name in ("enable", "mask", "int", "address", "data", "sent", "fail")
-            },
-        )
-        self.card.pcie_cq_np_req = NeverValue()
-        self.credits = 0
-        self.function = self.card.functions[0]
-        self.function.configure_bar(REGISTER_BAR, REGISTER_BYTES)
-        self.function.configure_bar(MEMORY_BAR, CONFIG.bar_bytes, ext=True, prefetch=True)
-        self.peer = MemoryEndpoint()
-        self.peer.add_mem_region(PEER_BYTES)
-        switch = Switch()
-        self.rc.make_port().connect(switch)
-        switch.make_port().connect(self.card)
-        switch.make_port().connect(Device(self.peer))
         dut.i_interrupt.value = 0
 
         size = 1 << CONFIG.address_width
@@ -117,7 +57,6 @@ class PcieBench:
         self.mirror = self.memory.copy()
         beat_bytes = CONFIG.data_width // 8
         self.checker = AxiChecker(beat_bytes=beat_bytes, read_ids=1, write_ids=1)
-        self.monitor = CcMonitor(dut, self.clock, self.reset)
         self.port = AxiPort(dut, "m_axi", checker=self.checker)
 
     def _inject_faults(self) -> None:
@@ -136,62 +75,12 @@ class PcieBench:
         self.ram.read_if._read = faulty_read
         self.ram.write_if._write = faulty_write
 
-    async def _follow_reset(self) -> None:
-        """Gives the card the reset of the hard block, until it has seen it."""
-        self.dut.rst.value = 1
-        await RisingEdge(self.reset)
-        await FallingEdge(self.reset)
-        await ClockCycles(self.dut.clk, 4)
-        self.dut.rst.value = 0
-
-    async def _count_credits(self) -> None:
-        while True:
-            await RisingEdge(self.clock)
-            await ReadOnly()
-            if not self.reset.value and self.dut.pcie_cq_np_req.value:
-                self.credits += 1
-                self.card.cq_np_req_count += 1
-
-    def pauses(self, chance: float) -> Iterator[bool]:
-        rng = random.Random(self.random.random())
-        return (rng.random() < chance for _ in repeat(None))
-
-    def _stall(self) -> None:
-        chance = {"free": 0.0, "source": 0.6, "sink": 0.6, "both": 0.4}[self.mode]
-        write, read = self.ram.write_if, self.ram.read_if
-        channels = {
-            "source": (self.card.cq_source, read.r_channel, write.b_channel),
-            "sink": (self.card.cc_sink, read.ar_channel, write.aw_channel, write.w_channel),
-        }
-        for kind, members in channels.items():
-            if self.mode in (kind, "both"):
-                for channel in members:
-                    channel.set_pause_generator(self.pauses(chance))
-
     async def begin(self) -> None:
-        """Reset, enumeration, bus masters, MSI-X vectors."""
-        dut = self.dut
-        if CONFIG.crossed:
-            cocotb.start_soon(Clock(dut.clk, CARD_CLOCK_NS, unit="ns").start())
-            cocotb.start_soon(self._follow_reset())
-        for task in (self.monitor.run(), self.port.run(), self._count_credits()):
-            cocotb.start_soon(task)
-        await RisingEdge(self.reset)
-        while self.reset.value or dut.rst.value:
-            await RisingEdge(dut.clk)
-        self._stall()
-        await self.rc.enumerate()
-        self.host = self.rc.find_device(self.function.pcie_id)
-        await self.host.enable_device()
-        await self.host.set_master()
-        peer = self.rc.find_device(self.peer.pcie_id)
-        await peer.enable_device()
-        await peer.set_master()
-        self.registers = self.host.bar_window[REGISTER_BAR]
-        self.bar = self.host.bar_window[MEMORY_BAR]
-        self.register_base = self.host.bar_addr[REGISTER_BAR]
-        self.base = self.host.bar_addr[MEMORY_BAR]
-        self.monitor.max_payload = 128 << self.function.pcie_cap.max_payload_size
+        """Reset, enumeration, bus masters."""
+        cocotb.start_soon(self.port.run())
+        await self.power_up()
+        self.stall(self.mode, self.ram, self.random)
+        await self.enumerate()
 
     # Memory through the host's window
 

@@ -83,6 +83,7 @@ def test_a_clock_of_its_own(module):
         {"width": 512, "data_width": 1024},
         {"width": 64, "crossed": True},
         {"width": 128, "crossed": True},
+        {"width": 256, "crossed": True},
         {"width": 512, "crossed": True},
     ],
     ids=lambda options: "-".join(str(value) for value in options.values()),

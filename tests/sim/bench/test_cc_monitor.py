@@ -2,7 +2,7 @@
 
 import pytest
 
-from .cc_monitor import CcMonitor, Completion, StreamError
+from nearstep_sim.bench.cc_monitor import CcMonitor, Completion, StreamError
 
 KEEP = 0xF
 

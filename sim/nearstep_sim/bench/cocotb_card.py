@@ -1,0 +1,235 @@
+"""The host's driver on a card behind PCIe in cocotb: a backend that is the host.
+
+The driver is synchronous; run it in a thread that cocotb bridges::
+
+    backend = CocotbCardBackend(dut, config, mode="both", seed=1)
+    await backend.begin()
+    await cocotb.task.bridge(job)(drive(backend, "cocotb:smartssd"))
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import cocotb
+import numpy as np
+from cocotb.handle import HierarchyObject
+from cocotb.task import resume
+from cocotb.triggers import ClockCycles, Event, First
+from cocotbext.axi import AxiBus, AxiRam
+from cocotbext.pcie.core.tlp import CplStatus, Tlp, TlpType
+from cocotbext.pcie.core.utils import PcieId
+from numpy.typing import NDArray
+
+from nearstep.backends.base import Backend, Poll
+from nearstep.errors import BusError, CompletionError, PostedWriteError, WaitTimeoutError
+from nearstep_hw.axi.signature import Response
+from nearstep_hw.csr.model import WORD_BYTES
+from nearstep_hw.smartssd.config import SmartssdConfig
+from nearstep_sim.bench.axi_checker import AxiChecker
+from nearstep_sim.bench.cocotb_axi import AxiPort
+from nearstep_sim.bench.cocotb_pcie import PcieSystem
+
+GUARD = 0xA5
+"""Every byte of memory before a test, and of that beyond the BAR's end after it."""
+
+SETTLE_CYCLES = 50
+
+
+class GuardWrittenError(AssertionError):
+    """A byte beyond the memory of a card was written."""
+
+    def __init__(self, address: int, actual: int) -> None:
+        self.address = address
+        self.actual = actual
+        super().__init__(
+            f"byte at {address:#x}, beyond the memory, must be {GUARD:#x}, not {actual:#x}"
+        )
+
+
+class CocotbCardBackend(Backend):
+    """A `PcieCard` below a root complex, with the memory of cocotbext-axi and checkers.
+
+    Registers are dwords of BAR 0, memory is read and written through the memory BAR, and a wait
+    sleeps until the card interrupts. Behind each write of a register comes a read, and then the
+    card's counters tell whether the write was carried out. `system.peer` can reach the card as
+    well.
+
+    All methods but `begin` and `finish` are called from a bridged thread.
+
+    Parameters
+    ----------
+    dut : the card.
+    config : its configuration.
+    width, crossed : those of the card.
+    mode : which streams stall, see `STALLS`.
+    seed : of the stalls.
+
+    Attributes
+    ----------
+    system : host and peer.
+    memory : all that the card can address, behind its back.
+    interrupts : that the host has handled.
+    """
+
+    def __init__(
+        self,
+        dut: HierarchyObject,
+        config: SmartssdConfig,
+        *,
+        width: int = 128,
+        crossed: bool = False,
+        mode: str = "free",
+        seed: int = 1,
+    ) -> None:
+        kernel = config.kernel
+        self.family = "smartssd"
+        self.config = config
+        self.capacity_bytes = config.memory_bytes
+        self.system = PcieSystem(
+            dut,
+            width=width,
+            vectors=1,
+            bar_bytes=2 * config.memory_bytes,  # half of it is an address of nothing
+            peer_bytes=config.memory_bytes,
+            crossed=crossed,
+        )
+        self.interrupts = 0
+        self._dut = dut
+        self._mode = mode
+        self._random = random.Random(f"{seed} {mode}")
+        self._content = bytearray([GUARD]) * (1 << kernel.address_width)
+        self.memory = np.frombuffer(self._content, np.uint8)
+        bus = AxiBus.from_prefix(dut, "m_axi", bus_separator="__", case_insensitive=False)
+        self._ram = AxiRam(bus, dut.clk, dut.rst, mem=self._content)
+        ids = 1 << len(dut.m_axi__arid)
+        self.checker = AxiChecker(beat_bytes=kernel.beat_bytes, read_ids=ids, write_ids=ids)
+        self._port = AxiPort(dut, "m_axi", checker=self.checker)
+        self._interrupted = Event()
+        self._failures = 0
+
+    async def begin(self) -> None:
+        """Reset, enumeration, the interrupt's handler."""
+        cocotb.start_soon(self._port.run())
+        await self.system.power_up()
+        self.system.stall(self._mode, self._ram, self._random)
+        await self.system.enumerate()
+        host = self.system.host
+        vectors = await host.alloc_irq_vectors(1, 1)
+        if vectors != 1:
+            raise RuntimeError(f"the card has {vectors} vectors, expected 1")
+        host.request_irq(0, self._handle)
+
+    async def finish(self) -> int:
+        """Ends a test: nothing is under way, and no access went beyond the memory.
+
+        Returns
+        -------
+        int : checks that were made: packets of CC, transfers of memory, the guard.
+
+        Raises
+        ------
+        ProtocolError, GuardWrittenError
+        """
+        await ClockCycles(self._dut.clk, SETTLE_CYCLES)
+        self.checker.finish()
+        self.check_guard()
+        return self.system.monitor.checks + sum(self.checker.transfers.values()) + 1
+
+    def check_guard(self) -> None:
+        """Raise :class:`GuardWrittenError` if anything beyond the memory was written."""
+        beyond = self.memory[self.capacity_bytes :]
+        written = np.flatnonzero(beyond != GUARD)
+        if written.size:
+            at = self.capacity_bytes + int(written[0])
+            raise GuardWrittenError(at, int(self.memory[at]))
+
+    @property
+    def cycles(self) -> int | None:
+        return int(self.checker.cycles)
+
+    def read_register(self, address: int) -> int:
+        return int(resume(self._read)(address))
+
+    def write_register(self, address: int, value: int) -> None:
+        resume(self._write)(address, value)
+
+    def read_memory(self, address: int, out: NDArray[np.uint8]) -> None:
+        out[:] = np.frombuffer(resume(self._read_memory)(address, out.size), np.uint8)
+
+    def write_memory(self, address: int, data: NDArray[np.uint8]) -> None:
+        resume(self._write_memory)(address, data.tobytes())
+
+    def wait(self, polls: Sequence[Poll], max_cycles: int) -> None:
+        resume(self._wait)(polls, max_cycles)
+
+    def reset(self) -> None:
+        """A root complex has no reset of the card alone that the models know.
+
+        Raises
+        ------
+        NotImplementedError
+        """
+        raise NotImplementedError("a card below a root complex is not reset alone")
+
+    def close(self) -> None:
+        """The simulator outlives the device: nothing to do."""
+
+    def refused(self, address: int) -> CplStatus:
+        """The status with which a read of one dword of the memory BAR is answered."""
+        return resume(self._status)(self.system.base + address)
+
+    async def _handle(self) -> None:
+        self.interrupts += 1
+        self._interrupted.set()
+
+    async def _status(self, address: int) -> CplStatus:
+        tlp = Tlp()
+        tlp.fmt_type = TlpType.MEM_READ_64
+        tlp.requester_id = PcieId(0, 0, 0)
+        tlp.set_addr_be(address, WORD_BYTES)
+        (completion,) = await self.system.rc.perform_nonposted_operation(tlp)
+        return completion.status
+
+    def _failed(self) -> bool:
+        """Whether a write has failed since the last look: one that came before the last read."""
+        before = self._failures
+        self._failures = int(self._dut.o_failed_writes.value) + int(self._dut.o_dropped.value)
+        return self._failures != before
+
+    async def _read(self, address: int) -> int:
+        try:
+            return int(await self.system.registers.read_dword(address))
+        except Exception as error:  # the models have no class for it
+            raise BusError(address, Response.SLVERR.value, write=False) from error
+
+    async def _write(self, address: int, value: int) -> None:
+        await self.system.registers.write_dword(address, value)
+        await self._read(0)
+        if self._failed():
+            raise BusError(address, Response.SLVERR.value, write=True)
+
+    async def _read_memory(self, address: int, size: int) -> bytes:
+        try:
+            return bytes(await self.system.bar.read(address, size))
+        except Exception as error:  # the models have no class for it
+            raise CompletionError(address, "unsuccessful") from error
+
+    async def _write_memory(self, address: int, data: bytes) -> None:
+        await self.system.bar.write(address, data)
+        await self._read(0)
+        if self._failed():
+            raise PostedWriteError(address, "dropped")
+
+    async def _wait(self, polls: Sequence[Poll], max_cycles: int) -> None:
+        limit = self.checker.cycles + max_cycles
+        while True:
+            self._interrupted.clear()
+            for poll in polls:
+                if poll.holds(await self._read(poll.address)):
+                    return
+            left = limit - self.checker.cycles
+            if left <= 0:
+                raise WaitTimeoutError(" or ".join(map(str, polls)), max_cycles)
+            await First(self._interrupted.wait(), ClockCycles(self._dut.clk, left))

@@ -1,0 +1,99 @@
+"""Builds the card with its PCIe endpoint; the host's driver uses it below a root complex."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from nearstep_hw.axdimm.config import AdamKernelConfig
+from nearstep_hw.smartssd.config import SmartssdConfig
+from nearstep_hw.smartssd.pcie_card import PcieCard
+from nearstep_hw.verilog import to_verilog
+from nearstep_sim.bench.cocotb_runner import run_cocotb
+from nearstep_sim.build import verilog_of
+
+TOP = "pcie_card"
+HERE = Path(__file__).parent
+KERNEL = {
+    "lanes": 4,
+    "functional_units": 1,
+    "block_bytes": 512,
+    "address_width": 17,
+    "scan": True,
+    "compression": ("fused",),
+    "windows": 5,
+}
+CHECKS = re.compile(r"(\w+): (\d+) checks")
+BENCHES = {
+    "updates_are_those_of_the_golden_rule/mode=free",
+    "updates_are_those_of_the_golden_rule/mode=source",
+    "updates_are_those_of_the_golden_rule/mode=sink",
+    "updates_are_those_of_the_golden_rule/mode=both",
+    "pairs_and_scans",
+    "a_run_that_fails_interrupts_too",
+    "a_peer_moves_subgroups_while_runs_go_on/mode=free",
+    "a_peer_moves_subgroups_while_runs_go_on/mode=both",
+    "nothing_is_beyond_the_memory",
+}
+
+
+def small(**kernel: object) -> SmartssdConfig:
+    """A card of few bytes, so that a bench can look at all of its memory."""
+    return SmartssdConfig(
+        kernel=AdamKernelConfig(**{**KERNEL, **kernel}),
+        memory_bytes=1 << 16,
+        subgroup_elements=1024,
+    )
+
+
+def bench(*, seed: int, width: int = 128, crossed: bool = False, **kernel: object) -> int:
+    """Runs every bench on a card; the number of checks that were made."""
+    config = small(**kernel)
+    verilog = verilog_of(
+        f"{TOP} {width} {crossed} {config!r}",
+        lambda: to_verilog(PcieCard(config, width=width, crossed=crossed), TOP),
+    )
+    options = {"kernel": KERNEL | kernel, "width": width, "crossed": crossed}
+    result = run_cocotb(
+        top=TOP,
+        verilog=verilog,
+        test_module=HERE / "cocotb_pcie_card.py",
+        env={"NEARSTEP_CONFIG": json.dumps(options), "NEARSTEP_SEED": str(seed)},
+        seed=seed,
+    )
+    made = {name: int(count) for name, count in CHECKS.findall(result.log.read_text())}
+    print(f"seed {seed}: {len(result.tests)} benches passed, checks {made}")
+    assert set(result.tests) == BENCHES
+    assert len(made) == len(BENCHES)
+    assert all(made.values())
+    return sum(made.values())
+
+
+@pytest.mark.cocotb
+def test_the_driver_runs_on_the_card_below_a_root_complex():
+    assert bench(seed=1) > 0
+
+
+@pytest.mark.cocotb
+@pytest.mark.deep
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"lanes": 16},
+        {"crossed": True},
+        {"width": 256, "lanes": 16, "functional_units": 2},
+        {"width": 512, "lanes": 16, "crossed": True},
+        {"width": 64, "lanes": 2},
+    ],
+    ids=lambda options: "-".join(f"{name}={value}" for name, value in options.items()),
+)
+def test_other_shapes(options):
+    assert bench(seed=2, **options) > 0
+
+
+def test_streams_wider_than_a_beat_of_memory_are_refused():
+    with pytest.raises(ValueError, match="at most the 64 bits of a beat of memory, not 128"):
+        PcieCard(small(lanes=2))
+    with pytest.raises(ValueError, match="must be one of"):
+        PcieCard(small(lanes=16), width=96)
