@@ -1,6 +1,6 @@
 """Memory to input FIFOs."""
 
-from amaranth import Elaboratable, Module
+from amaranth import Elaboratable, Module, ResetInserter
 from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
 
@@ -15,6 +15,7 @@ from nearstep_hw.axi.signature import Axi4ReadSignature
 from nearstep_hw.axi.window import WindowChecker, WindowSignature
 from nearstep_hw.rule.scale import GRADIENT
 from nearstep_hw.stream.fifo import StreamFifo
+from nearstep_hw.stream.slice import StreamSlice
 
 
 class LoadPath(wiring.Component):
@@ -127,7 +128,11 @@ class LoadPath(wiring.Component):
             if index == self.gradient:
                 m.submodules.widen = widen = GradientWiden(config)
                 wiring.connect(m, fifo.o, widen.i)
-                wiring.connect(m, widen.o, beats)
+                # Widening does not wait for what the functional units do in the same cycle.
+                cut = StreamSlice(config.data_width)
+                m.submodules.widened = ResetInserter(self.i_clear)(cut)
+                wiring.connect(m, widen.o, cut.i)
+                wiring.connect(m, cut.o, beats)
                 m.d.comb += [
                     widen.i_format.eq(self.i_format),
                     widen.i_clear.eq(self.i_clear),

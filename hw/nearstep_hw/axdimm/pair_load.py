@@ -15,7 +15,7 @@ from nearstep_hw.axi.schedule import BlockSchedule
 from nearstep_hw.axi.signature import Axi4ReadSignature
 from nearstep_hw.axi.window import WindowChecker, WindowSignature
 from nearstep_hw.smartssd.compression import PairCause
-from nearstep_hw.smartssd.decompress import Decompressor
+from nearstep_hw.smartssd.isolated import IsolatedDecompressor
 from nearstep_hw.smartssd.pairs import COUNT_WIDTH
 from nearstep_hw.stream.fifo import StreamFifo
 
@@ -75,7 +75,7 @@ class PairLoad(wiring.Component):
             optional=True,
             halved=VALUE_STREAM if config.mixed else None,
         )
-        self.decompressor = Decompressor(
+        self.decompressor = IsolatedDecompressor(
             forms=config.compression,
             lanes=config.lanes,
             pairs=config.lanes,

@@ -290,6 +290,11 @@ class KernelShell(wiring.Component):
             connect_channels(m, load.bus, self.m_axi)
             return None
         m.domains.pairs = ClockDomain("pairs", local=True)
+        m.domains.pairs_clk = ClockDomain("pairs_clk", local=True, reset_less=True)
+        pairs_reset = Signal(init=1)  # in step with that clock, so that nothing else moves it
+        was_reset = Signal(init=1)
+        m.d.pairs_clk += pairs_reset.eq(ResetSignal())
+        m.d.sync += was_reset.eq(0)
         m.submodules.pairs = pairs = PairLoad(config)
         m.submodules.join = join = AxiReadJoin(
             ports=2,
@@ -303,8 +308,9 @@ class KernelShell(wiring.Component):
         paired = self._paired(bank)
         m.d.comb += [
             ClockSignal("pairs").eq(self.i_pairs_clk),
-            ResetSignal("pairs").eq(ResetSignal()),
-            self.o_pairs_enable.eq((control.o_busy & paired) | ResetSignal()),
+            ClockSignal("pairs_clk").eq(self.i_pairs_clk),
+            ResetSignal("pairs").eq(pairs_reset),
+            self.o_pairs_enable.eq((control.o_busy & paired) | was_reset),
             pairs.i_base[INDEX_STREAM].eq(bank.o_index_address),
             pairs.i_base[VALUE_STREAM].eq(getattr(bank, f"o_{GRADIENT}_address")),
             pairs.i_pairs.eq(bank.o_pairs),

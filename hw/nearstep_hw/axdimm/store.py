@@ -1,6 +1,6 @@
 """Output FIFOs to memory."""
 
-from amaranth import Elaboratable, Module, Signal
+from amaranth import Elaboratable, Module, ResetInserter, Signal
 from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
 from amaranth.utils import ceil_log2
@@ -17,6 +17,7 @@ from nearstep_hw.axi.window import WindowChecker, WindowSignature
 from nearstep_hw.axi.writer import WriteMover
 from nearstep_hw.rule.rules import ARRAYS
 from nearstep_hw.stream.fifo import StreamFifo
+from nearstep_hw.stream.slice import StreamSlice
 
 PARAMETERS = ARRAYS[0]
 
@@ -172,15 +173,18 @@ class StorePath(wiring.Component):
     ) -> None:
         """Take what goes to the FIFO of the parameters to that of their copy as well."""
         m.submodules.narrow = narrow = CopyNarrow(self.config, beats_width=len(self.i_beats))
+        cut = StreamSlice(self.config.data_width)
+        m.submodules.copied = ResetInserter(self.i_clear)(cut)
+        wiring.connect(m, cut.o, narrow.i)
         given = getattr(self, f"i_{PARAMETERS}")
         wanted = Signal()
         wiring.connect(m, narrow.o, copies.i)
         m.d.comb += [
             wanted.eq(self.i_use[len(self.config.states)]),
             # A beat is given when every output has room: both take it in the same cycle.
-            given.ready.eq(parameters.i.ready & (narrow.i.ready | ~wanted)),
-            narrow.i.valid.eq(given.valid & wanted),
-            narrow.i.payload.eq(given.payload),
+            given.ready.eq(parameters.i.ready & (cut.i.ready | ~wanted)),
+            cut.i.valid.eq(given.valid & wanted),
+            cut.i.payload.eq(given.payload),
             narrow.i_beats.eq(self.i_beats),
             narrow.i_format.eq(self.i_copy_format),
             narrow.i_clear.eq(self.i_clear),

@@ -14,6 +14,7 @@ from nearstep_hw.axdimm.channel import AxdimmChannel
 from nearstep_hw.axdimm.config import AdamKernelConfig
 from nearstep_hw.axdimm.dimm import DimmConfig
 from nearstep_hw.axdimm.registers import update_rule
+from nearstep_hw.reset import RegisteredReset
 from nearstep_hw.rule.rtl import DEFAULT_DEPTHS, FunctionalUnit
 from nearstep_hw.rule.schedule import Schedule
 from nearstep_hw.smartssd.card import CardShell
@@ -185,7 +186,9 @@ def card_library(card: SmartssdConfig, *, trace: bool = False) -> Path:
     It holds the units in RTL and the C++ kernel that can stand in for them.
     """
     one = replace(card, subgroup_elements=card.chunk_elements)  # the hardware does not know it
-    shell = verilog_of(f"card_shell {one!r}", lambda: to_verilog(CardShell(one), "card_shell"))
+    shell = verilog_of(
+        f"card_shell {one!r}", lambda: to_verilog(RegisteredReset(CardShell(one)), "card_shell")
+    )
     return _build(
         "smartssd_card",
         Model(top="card_shell", verilog=shell, prefix="Vshell"),

@@ -20,7 +20,7 @@
 
 namespace nearstep {
 
-constexpr unsigned kResetCycles = 4;
+constexpr unsigned kResetCycles = 6;
 constexpr std::uint64_t kForever = ~std::uint64_t{0};
 
 // Of every command: 0 to 3 is a register response or done, below 0 see here.
@@ -118,8 +118,8 @@ class ShellDevice {
         shell.m_axi___05Farready = shell.m_axi___05Fawready = shell.m_axi___05Fwready = 0;
         shell.m_axi___05Frvalid = shell.m_axi___05Fbvalid = 0;
         shell.fu___05Fo_valid = 0;
-        shell.rst = 1;
         for (unsigned i = 0; i < kResetCycles; ++i) {
+            shell.rst = i < kResetCycles - 2;  // the shell's own reset can be a cycle or two behind
             shell.clk = 0;
             design::rest_pairs(shell);
             shell.eval();
@@ -130,7 +130,6 @@ class ShellDevice {
             dump();
             ++cycle_;
         }
-        shell.rst = 0;
         units_->reset(shell);
     }
 

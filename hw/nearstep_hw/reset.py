@@ -1,0 +1,44 @@
+"""Reset from a register."""
+
+from amaranth import (
+    ClockDomain,
+    ClockSignal,
+    DomainRenamer,
+    Elaboratable,
+    Module,
+    ResetSignal,
+    Signal,
+)
+from amaranth.lib import wiring
+
+
+class RegisteredReset(wiring.Component):
+    """A component whose reset is a register, a cycle behind the reset outside.
+
+    Nothing in it depends on an input for its reset: a simulator need not work out the next state of
+    every register when an input changes, and a long net ends at one register.
+
+    *Timing*: as the component's; inputs count from the second cycle without reset on.
+
+    Parameters
+    ----------
+    component : in the clock domain `sync`.
+
+    Members
+    -------
+    Those of the component.
+    """
+
+    def __init__(self, component: wiring.Component) -> None:
+        self.component = component
+        super().__init__(component.signature)
+
+    def elaborate(self, platform: object) -> Elaboratable:
+        m = Module()
+        held = Signal(init=1, reset_less=True)
+        m.domains.held = ClockDomain("held", local=True)
+        m.d.sync += held.eq(ResetSignal())
+        m.d.comb += [ClockSignal("held").eq(ClockSignal()), ResetSignal("held").eq(held)]
+        m.submodules.component = DomainRenamer("held")(self.component)
+        wiring.connect(m, self.component, wiring.flipped(self))
+        return m
