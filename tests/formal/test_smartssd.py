@@ -6,7 +6,7 @@ from amaranth.lib import stream
 from amaranth.lib.wiring import Component, In, Out, connect, flipped
 
 from nearstep_hw.smartssd.bank_grant import BankGrant
-from nearstep_hw.smartssd.decompress_fused import PairMerge
+from nearstep_hw.smartssd.merge import PairMerge
 from nearstep_hw.smartssd.pairs import PairLayout
 from nearstep_sim.bench.formal import ProofError, prove
 
