@@ -39,9 +39,9 @@ URL = "sim:smartssd?fu=native"
 RTL_URL = "sim:smartssd"
 CLOCK_HZ = 200_000_000
 DRIVE_BYTES_PER_S = 3.2e9
-"""Read rate of the SSD. Ref: Smart-Infinity, section VII-A."""
+"""Taken as the read rate of the SSD; the paper plots one and prints none."""
 PAPER_BYTES_PER_S = 7e9
-"""Updater. Ref: Smart-Infinity, Fig. 14."""
+"""Updater, at least. Ref: Smart-Infinity, section VII-H and Fig. 14."""
 THROUGH_DRAM = {"zero-fill": 4, "re-read of gradients": 4, "states": 24}
 """Bytes a parameter of Adam if the dense gradient is made in DRAM, before any pair is written."""
 CHIP = {"lut": 522_720, "bram36": 984, "uram": 128, "dsp": 1968}

@@ -11,6 +11,9 @@ from report import FOLDER
 
 DOCS = FOLDER.parents[1] / "docs"
 
+CLOCK_HZ = 200_000_000
+"""Of the papers' kernels, in rates that are modelled."""
+
 Results = dict[str, Any]
 
 
@@ -458,12 +461,126 @@ def compression(results: Results) -> list[str]:
     return lines
 
 
+TOP_K = {None: "whole gradients", "fused": "with fused Top-K", "scatter": "with scatter Top-K"}
+
+
+def smartssd(results: Results) -> list[str]:
+    """The card: updates, scan, decompressor, area, simulation."""
+    runs, scan, simulation = results["runs"], results["scan"], results["simulation"]
+    updater, drive = results["paper_bytes_per_s"], results["drive_bytes_per_s"]
+    adam = {(row["form"], row["kept"]): row for row in runs if row["rule"] == "adam"}
+    whole, fused, through = adam["dense", 1.0], adam["fused", 0.01], results["through_dram"]
+    kept = f"{100 * fused['kept']:g} %"
+    lines = ["## The SmartSSD card", ""]
+    lines += [
+        f"Steps of {runs[0]['parameters']:,} parameters on the RTL of the whole card, units in C++",
+        "of equal latency. Cycles, and bytes of the card's half-duplex DRAM, are *measured*; the",
+        "bound is a beat of 64 bytes a cycle. MP/s and GB/s at 200 MHz are *modelled* from them.",
+        "Pairs are 8 bytes each, at random places. *Paper* (Smart-Infinity, Fig. 14): an updater",
+        f"of more than {updater / 1e9:.0f} GB/s, faster than its SSD, whose reads are taken to be",
+        f"{drive / 1e9:.1f} GB/s.",
+        "",
+    ]
+    rows = [
+        [
+            f"{row['rule']}, {row['form']}",
+            f"{100 * row['kept']:g} %",
+            f"{row['cycles']:,}",
+            percent(row["of_bound"]),
+            f"{row['bytes_per_param']:.2f}",
+            f"{row['params_per_s_at_200_mhz'] / 1e6:.1f}",
+            f"{row['bytes_per_s_at_200_mhz'] / 1e9:.2f}",
+            f"{row['bytes_per_s_at_200_mhz'] / drive:.2f}",
+        ]
+        for row in runs
+    ]
+    rows += [
+        [
+            "scan of gradients",
+            "100 %",
+            f"{scan['cycles']:,}",
+            percent(scan["of_bound"]),
+            f"{scan['of_bound'] * scan['cycles'] * 64 / scan['parameters']:.2f}",
+            f"{scan['parameters'] / scan['cycles'] * CLOCK_HZ / 1e6:.1f}",
+            f"{scan['bytes_per_s_at_200_mhz'] / 1e9:.2f}",
+            f"{scan['bytes_per_s_at_200_mhz'] / drive:.2f}",
+        ],
+        ["*paper*, updater", *[""] * 5, f"> {updater / 1e9:.2f}", f"> {updater / drive:.2f}"],
+        ["SSD read", *[""] * 5, f"{drive / 1e9:.2f}", "1.00"],
+    ]
+    lines += table(
+        ["run", "kept", "cycles", "of bound", "B/parameter", "MP/s", "GB/s", "x SSD read"], rows
+    )
+    parts = ", ".join(f"{size} for {name}" for name, size in through.items())
+    lines += [
+        f"Gradients decompressed in DRAM take {sum(through.values())} bytes a parameter of Adam,",
+        f"*modelled* ({parts}), before a pair is read or written. Pairs of {kept} of the elements,",
+        f"fused into the stream of gradients, take {fused['bytes_per_param']:.2f}, *measured*, the",
+        f"check of their indices included; whole gradients take {whole['bytes_per_param']:g}.",
+        "",
+        "![Bytes a parameter and rate over the share of elements that is kept](smartssd.png)",
+        "",
+        "The scatter form by itself, chunks half full, *measured*; even indices hit every bank",
+        "as often as any other. GB/s of pairs at 200 MHz are *modelled*. *Paper* (section VII-H):",
+        "the decompressor slightly surpasses the reads of the SSD.",
+        "",
+    ]
+    lines += table(
+        ["pairs a beat, indices", "pairs", "cycles", "pairs/cycle", "GB/s", "x SSD read"],
+        (
+            [
+                f"{row['pairs_of_a_beat']}, {row['indices']}",
+                f"{row['pairs']:,}",
+                f"{row['cycles']:,}",
+                f"{row['pairs_per_cycle']:.2f}",
+                f"{row['bytes_per_s_at_200_mhz'] / 1e9:.2f}",
+                f"{row['bytes_per_s_at_200_mhz'] / drive:.2f}",
+            ]
+            for row in results["scatter"]
+        ),
+    )
+    lines += smartssd_area(results["area"], results["paper_share"]) if results["area"] else []
+    return [
+        *lines,
+        f"`{simulation['url']}`, units in RTL, simulates a step of {simulation['parameters']:,}",
+        f"parameters at {mega(simulation['simulated_params_per_s'])}, *measured* (this machine).",
+        "",
+    ]
+
+
+def smartssd_area(area: Sequence[Results], paper: Results) -> list[str]:
+    """Shares of the chip, beside Table III of the paper."""
+    keys = ("lut", "bram36", "dsp")
+    lines = [
+        "Area of an updater of Adam after `synth_xilinx -family xcup`, parts added up, *measured*",
+        "(synthesis only), and its share of a KU15P. LUT include those that are memory. *Paper*:",
+        "Table III.",
+        "",
+    ]
+    rows = [
+        [
+            f"{row['units']} units, {TOP_K[row['top_k']]}",
+            *(f"{row[key]:,}" for key in (*keys, "ff")),
+            *(percent(row["of_chip"][key]) for key in keys),
+            "none",
+        ]
+        for row in area
+    ]
+    rows += [
+        [f"*paper*, {name}", *[""] * 4, *(percent(share[key]) for key in (*keys, "uram"))]
+        for name, share in paper.items()
+    ]
+    head = ["LUT", "BRAM, 36 Kib", "DSP", "FF", "of LUT", "of BRAM", "of DSP", "of URAM"]
+    return lines + table(["what", *head], rows)
+
+
 SECTIONS: dict[str, Callable[[Results], list[str]]] = {
     "kernel": kernel,
     "channel": channel,
     "module": module,
     "fu": functional_unit,
     "rules": rules,
+    "smartssd": smartssd,
     "accuracy": accuracy,
     "compression": compression,
 }
@@ -473,8 +590,10 @@ def main() -> None:
     lines = [
         "# Benchmarks",
         "",
-        "Made by `make bench`. *Paper* is a printed figure of the AXDIMM paper, *measured* was",
-        "counted in RTL cycles or timed on the machine named below each section.",
+        "Made by `make bench`. *Paper* is a printed figure: of the AXDIMM paper, or of the one",
+        "that is named. *Measured* was counted in RTL cycles or after synthesis, or timed on the",
+        "machine named below each section. *Modelled* follows from measured figures and from what",
+        "is said there.",
         "",
     ]
     found = False

@@ -16,6 +16,7 @@ from trainer import Trainer
 import nearstep
 from nearstep.torch.optimizer import DeviceOptimizer
 from nearstep_hw.axdimm.dimm import DimmConfig
+from nearstep_hw.smartssd.config import SmartssdConfig
 
 VALIDATION_BATCHES = 8
 LAST_STEPS = 10
@@ -25,6 +26,9 @@ PAPER_CLOCK_HZ = 200_000_000
 
 PAPER_PARAMS_PER_S = 789.38e6
 """The paper's kernel on both of its DDR4 channels. Ref: AXDIMM, Table 5."""
+
+PAPER_CARD_BYTES_PER_S = 7e9
+"""Of the updater of a card, at least. Ref: Smart-Infinity, section VII-H and Fig. 14."""
 
 ELEMENT_BYTES = 4
 """Of an fp32 number. A step on a CPU moves so many for each array that it reads or writes.
@@ -56,7 +60,7 @@ def figures(
         *_differences(choice, ours, theirs),
         *_link(choice, traffic),
         *_memory_bus(choice, traffic),
-        *_device(choice, traffic, getattr(optimizer.device, "dimm", None)),
+        *_device(choice, traffic, optimizer.device),
         *seconds(traffic, ours, theirs),
     ]
 
@@ -175,10 +179,14 @@ def _memory_bus(choice: Choice, traffic: nearstep.optim.Traffic) -> Iterator[Fig
 
 
 def _device(
-    choice: Choice, traffic: nearstep.optim.Traffic, dimm: DimmConfig | None
+    choice: Choice, traffic: nearstep.optim.Traffic, opened: nearstep.Device
 ) -> Iterator[Figure]:
+    dimm: DimmConfig | None = getattr(opened, "dimm", None)
+    card: SmartssdConfig | None = getattr(opened, "card", None)
     cycles = traffic.cycles
     memory = "no DDR4 behind it" if dimm is None else f"{dimm.channels} x DDR4-1600"
+    if card is not None:
+        memory = f"{card.kernel.beat_bytes} B a cycle"
     device = partial(Figure, section="device")
     no_clock = "no clock here"
     yield device(
@@ -211,23 +219,51 @@ def _device(
         note=memory if cycles else no_clock,
     )
     plain = choice.compression is None and choice.max_grad_norm is None
+    moved = ELEMENT_BYTES * choice.kind.beats * traffic.elements
     if dimm is not None and cycles and plain:
-        beats = choice.kind.beats * traffic.elements / dimm.kernel.lanes
         yield device(
             name="of DRAM peak",
-            value=100 * beats / (cycles * dimm.channels),
+            value=100 * moved / (cycles * dimm.channels * dimm.kernel.beat_bytes),
             unit="%",
             origin="measured",
             note=f"bound {100 * dimm.timing.refresh_bound:.2f} %",
         )
-    if choice.kind.rule != "adam":
-        return
+    if card is not None:
+        yield from _card(moved if plain else None, cycles, card)
+    elif choice.kind.rule == "adam":
+        yield device(
+            name="the paper's throughput",
+            value=PAPER_PARAMS_PER_S / 1e6,
+            unit="Mparams/s",
+            origin="paper",
+            note="two DDR4 channels",
+        )
+
+
+def _card(moved: int | None, cycles: int | None, card: SmartssdConfig) -> Iterator[Figure]:
+    """``moved`` are the bytes of whole gradients and of states; of pairs they are not counted."""
+    device = partial(Figure, section="device")
+    if moved is not None and cycles:
+        yield device(
+            name="of DRAM peak",
+            value=100 * moved / (cycles * card.kernel.beat_bytes),
+            unit="%",
+            origin="measured",
+            note="half duplex",
+        )
+        yield device(
+            name=f"DRAM at {PAPER_CLOCK_HZ // 10**6} MHz",
+            value=moved / cycles * PAPER_CLOCK_HZ / 1e9,
+            unit="GB/s",
+            origin="modelled",
+            note="its SSD: about 3.2",
+        )
     yield device(
-        name="the paper's throughput",
-        value=PAPER_PARAMS_PER_S / 1e6,
-        unit="Mparams/s",
+        name="the paper's updater",
+        value=PAPER_CARD_BYTES_PER_S / 1e9,
+        unit="GB/s",
         origin="paper",
-        note="two DDR4 channels",
+        note="more than this",
     )
 
 

@@ -98,6 +98,8 @@ def main(
         raise typer.BadParameter(
             f"{compression} is not above 0 and at most 1", param_hint="--compression"
         )
+    if max_grad_norm is not None and not math.isfinite(max_grad_norm):
+        raise typer.BadParameter(f"{max_grad_norm} is not finite", param_hint="--max-grad-norm")
     kind = KINDS[optimizer]
     lr = kind.lr if lr is None else lr
     if not 0.0 <= lr <= MAX_LR:

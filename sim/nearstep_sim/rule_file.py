@@ -11,6 +11,9 @@ from nearstep_hw.rule.rule import Rule
 __all__ = ["RuleFileError", "load_rules"]
 
 
+ORDER_HINT = "; the old value of a state is its parameter, the new one next_value('name')"
+
+
 class RuleFileError(ValueError):
     """A file gives no rule; the message begins with the file, and the line where there is one."""
 
@@ -46,7 +49,8 @@ def load_rules(path: Path) -> dict[str, Rule]:
             if Path(frame.filename).resolve() == path.resolve()
         ]
         at = f"{path}:{lines[-1]}" if lines else f"{path}"
-        raise RuleFileError(f"{at}: {type(error).__name__}: {error}") from error
+        hint = ORDER_HINT if isinstance(error, UnboundLocalError) else ""
+        raise RuleFileError(f"{at}: {type(error).__name__}: {error}{hint}") from error
     finally:
         del sys.modules[spec.name]
     return _own(path, vars(module))

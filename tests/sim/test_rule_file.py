@@ -46,6 +46,11 @@ MISTAKES = {
         5,
         "depends on itself",
     ),
+    "use before assignment": (
+        '    m = old + g\n    old = m\n    return {"p": p - lr * g, "m": m}',
+        5,
+        "next_value('name')",
+    ),
     "unassigned state": ('    return {"p": fma(lr, g, p)}', 4, "Nothing is assigned to m"),
     "condition": ('    if g > 0:\n        m = m\n    return {"p": p, "m": m}', 5, "select("),
     "operands": ('    return {"p": p, "m": fma(lr, m)}', 5, "TypeError"),
@@ -69,6 +74,15 @@ def test_missing_scalar_is_told_with_file_and_line(tmp_path: Path) -> None:
     with pytest.raises(
         RuleFileError, match="Unknown state, input, scalar or switch 'lr'"
     ) as caught:
+        load_rules(path)
+    assert str(caught.value).startswith(f"{path}:4: ")
+
+
+def test_scalar_that_the_definition_does_not_take_is_told_with_file_and_line(
+    tmp_path: Path,
+) -> None:
+    path = _write(tmp_path, scalars='("lr", "decay")')
+    with pytest.raises(RuleFileError, match="'decay' is declared but is no parameter") as caught:
         load_rules(path)
     assert str(caught.value).startswith(f"{path}:4: ")
 

@@ -51,6 +51,9 @@ def train(example, tmp_path):
     return run
 
 
+CARD = "sim:smartssd?lanes=4&chunk_bytes=512&memory_bytes=4MiB"
+"""Small, and of the shape of the cards of the driver's tests, so that it is built once."""
+
 SHORT = ("--size", "tiny", "--batch", "2", "--context", "32")
 
 
@@ -110,9 +113,12 @@ def test_it_trains_as_torch_does_and_reports(device, steps, train):
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "adam", "adamw"])
-def test_every_optimizer_trains_as_torchs_does(optimizer, train):
-    device = "golden:axdimm?rules=adam,sgd_momentum,adagrad"
-    result, folder = train("--device", device, "--steps", "4", "--optimizer", optimizer, *SHORT)
+@pytest.mark.parametrize(
+    ("device", "steps"), [("golden:axdimm?rules=adam,sgd_momentum,adagrad", 4), (CARD, 2)]
+)
+def test_every_optimizer_trains_as_torchs_does(device, steps, optimizer, train):
+    options = ("--steps", str(steps), "--optimizer", optimizer, *SHORT)
+    result, folder = train("--device", device, *options)
     assert result.exit_code == 0, result.output
     report = json.loads((folder / "report.json").read_text())
     assert report["configuration"]["optimizer"] == optimizer
@@ -146,6 +152,24 @@ def test_compressed_gradients_take_fewer_bytes(feedback, train):
     assert report["configuration"]["error_feedback"] == (feedback == "--error-feedback")
     table = result.output[result.output.index("figure ") : result.output.index("report:")]
     assert max(map(len, table.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "adam", "adamw"])
+def test_every_optimizer_trains_with_compressed_gradients_on_a_card(optimizer, train):
+    """As on the device without a clock, which sends as many bytes and gets as many bits."""
+    reports = []
+    for device in (CARD, CARD.replace("sim", "golden")):
+        options = ("--steps", "2", "--optimizer", optimizer, "--compression", "0.01", *SHORT)
+        result, folder = train("--device", device, "--no-baseline", *options)
+        assert result.exit_code == 0, result.output
+        reports.append(json.loads((folder / "report.json").read_text()))
+    ours, golden = map(figures_of, reports)
+    assert reports[0]["loss"] == reports[1]["loss"]
+    for name in ("gradients down", "elements sent", "parameters up"):
+        assert ours[f"host link: {name}"] == golden[f"host link: {name}"]
+    count = reports[0]["configuration"]["parameters"]
+    assert ours["host link: gradients down"]["value"] == pytest.approx(0.01 * 8 * count, rel=0.01)
+    assert ours["device: cycles"]["value"] > 0
 
 
 def test_clipping_follows_torchs(train):
@@ -207,7 +231,12 @@ def test_the_same_seed_gives_the_same_losses_and_another_seed_others(train):
         (("--optimizer", "lamb"), "not one of adamw, adam, sgd, adagrad"),
         (("--compression", "0"), "above 0 and at most 1"),
         (("--compression", "2"), "above 0 and at most 1"),
+        (("--compression", "nan"), "above 0 and at most 1"),
         (("--max-grad-norm", "-1"), "--max-grad-norm"),
+        (("--max-grad-norm", "nan"), "--max-grad-norm"),
+        (("--max-grad-norm", "inf"), "--max-grad-norm: inf is not finite"),
+        (("--device", "sim:smartssd?channels=2"), "there is no such option"),
+        (("--device", "golden:smartssd?rules=adam", "--optimizer", "sgd", *SHORT), "rules="),
         (("--device", "golden:axdimm", "--optimizer", "sgd", *SHORT), "rules="),
         (("--device", "golden:axdimm", "--compression", "0.1", *SHORT), "compression=fused"),
         (("--device", "golden:axdimm", "--max-grad-norm", "1", *SHORT), "scan=yes"),

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 __all__ = [
     "Location",
+    "MissingParameterError",
     "MissingScalarError",
     "RuleCycleError",
     "RuleError",
@@ -60,6 +61,19 @@ class UnusedNameError(RuleError):
     def __init__(self, what: str, name: str, location: Location) -> None:
         self.name = name
         super().__init__(f"{what} {name!r} is declared but not used", location)
+
+
+class MissingParameterError(RuleError):
+    """A declared name that the definition does not take."""
+
+    def __init__(self, name: str, taken: Iterable[str], location: Location) -> None:
+        self.name = name
+        self.taken = tuple(taken)
+        super().__init__(
+            f"{name!r} is declared but is no parameter of the definition, "
+            f"which takes {', '.join(self.taken) or 'none'}",
+            location,
+        )
 
 
 class UnassignedOutputError(RuleError):

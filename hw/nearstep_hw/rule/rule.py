@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from .errors import (
     Location,
+    MissingParameterError,
     MissingScalarError,
     RuleError,
     RuleTypeError,
@@ -97,7 +98,7 @@ class Rule:
                 )
         for each in readable:
             if each not in parameters:
-                raise UnusedNameError("Name", each, self.location)
+                raise MissingParameterError(each, parameters, self.location)
         self.arrays_in = tuple(
             each for each in parameters if each in self.states or each in self.inputs
         )

@@ -26,6 +26,9 @@ SHAPE = "lanes=4&block_bytes=512&memory_bytes=1MiB"
 """Small, so that a few thousand elements are many blocks of 128 elements."""
 
 CARD_SHAPE = SHAPE.replace("block", "chunk")
+SIM_CARD_SHAPE = "lanes=4&chunk_bytes=512&memory_bytes=4MiB"
+"""Of every simulated card that has everything, and of that of ``tests/system/test_train_gpt.py``:
+they share one build."""
 ADAM = "rules=adam&gradient_formats=fp32&gradient_scale=no&copy_out_formats=&scan=no&compression="
 """What a kernel of an AXDIMM has if nothing is said."""
 
@@ -62,7 +65,7 @@ FULL = {
     "golden-dimm": f"golden:axdimm?block_bytes=512&channels=2&memory_bytes=2MiB&{EVERYTHING}",
     "golden-card": f"golden:smartssd?{CARD_SHAPE}&{EVERYTHING}",
     "sim-ideal": f"sim:axdimm?{SHAPE}&{EVERYTHING}",
-    "sim-card-stalled": f"sim:smartssd?{CARD_SHAPE}&{EVERYTHING}&stall=0.2&seed=7",
+    "sim-card-stalled": f"sim:smartssd?{SIM_CARD_SHAPE}&{EVERYTHING}&stall=0.2&seed=7",
 }
 """Devices whose kernels have everything that a kernel can have."""
 

@@ -18,6 +18,7 @@ from nearstep_hw.rule.sgd import SGD, SGD_MOMENTUM, sgd_momentum_scalars, sgd_sc
 from nearstep_sim.golden import fp
 from nearstep_sim.golden.rule import evaluate
 
+from .conftest import SIM_CARD_SHAPE
 from .updates import FORMATS, NARROW, accelerated, gradients, widened
 
 ALL = "rules=adam,sgd,sgd_momentum,adagrad&gradient_formats=fp32,fp16,bf16&gradient_scale=yes"
@@ -32,7 +33,7 @@ URLS = {
     ),
     "sim-dimm": f"sim:axdimm?memory=ddr4-1600&block_bytes=1024&functional_units=4&{ALL}",
     "golden-card": "golden:smartssd?lanes=4&chunk_bytes=512&memory_bytes=1MiB",
-    "sim-card": "sim:smartssd?lanes=4&chunk_bytes=512&memory_bytes=1MiB",
+    "sim-card": f"sim:smartssd?{SIM_CARD_SHAPE}",
 }
 COUNTS = (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 127, 128, 129, 1001, 4099)
 

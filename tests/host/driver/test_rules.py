@@ -17,6 +17,8 @@ from nearstep_hw.rule.adam import ADAM, adam_scalars
 from nearstep_hw.rule.sgd import SGD, SGD_MOMENTUM, sgd_momentum_scalars, sgd_scalars
 from nearstep_sim.golden.rule import evaluate
 
+from .conftest import SIM_CARD_SHAPE
+
 ALL = "rules=adam,sgd,sgd_momentum,adagrad"
 URLS = {
     "golden-numpy": f"golden:axdimm?lanes=4&block_bytes=512&memory_bytes=1MiB&engine=numpy&{ALL}",
@@ -29,7 +31,7 @@ URLS = {
     ),
     "sim-dimm": f"sim:axdimm?memory=ddr4-1600&block_bytes=1024&functional_units=4&{ALL}",
     "golden-card": "golden:smartssd?lanes=4&chunk_bytes=512&memory_bytes=1MiB",
-    "sim-card": "sim:smartssd?lanes=4&chunk_bytes=512&memory_bytes=1MiB",
+    "sim-card": f"sim:smartssd?{SIM_CARD_SHAPE}",
 }
 COUNTS = (1, 15, 16, 127, 128, 129, 1001, 4099)
 

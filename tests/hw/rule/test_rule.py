@@ -9,6 +9,7 @@ import pytest
 
 from nearstep_hw.rule.adam import ADAM, ADAM_PAPER
 from nearstep_hw.rule.errors import (
+    MissingParameterError,
     MissingScalarError,
     RuleCycleError,
     RuleError,
@@ -218,7 +219,7 @@ def _control_port():
         (_unknown_parameter, UnknownNameError, "'momentum'; declared: p"),
         (_unknown_result, UnknownNameError, "'q'; declared: p"),
         (_unknown_next, UnknownNameError, "'q'; declared: p"),
-        (_undefined_parameter, UnusedNameError, "'lr' is declared but not used"),
+        (_undefined_parameter, MissingParameterError, "'lr' is declared but is no parameter"),
         (_unused_scalar, UnusedNameError, "Scalar 'lr' is declared but not used"),
         (_unused_switch, UnusedNameError, "Switch 'on' is declared but not used"),
         (_unused_input, UnusedNameError, "Input 'g' is declared but not used"),
