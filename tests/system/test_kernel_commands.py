@@ -88,6 +88,8 @@ class Draw:
         self.rule = int(rng.integers(len(config.rules)))
         self.form = GradientFormat[str(rng.choice(config.gradient_formats)).upper()]
         self.operation = Operation.SCAN if config.scan and rng.random() < 0.3 else Operation.UPDATE
+        if self.operation is Operation.SCAN and self._chance(0.3):
+            self.rule = 77  # a scan has no rule
         self.compression = Compression.NONE
         self.copy_out = CopyOutFormat.NONE
         if self.operation is Operation.UPDATE:

@@ -21,7 +21,7 @@ class CommitCounter(wiring.Component):
     Members
     -------
     i_count : elements of the run; the last block may be partial.
-    i_use : a bit for each stream that the run has. If `optional`.
+    i_use : a bit for each stream that the run has; without any nothing is counted. If `optional`.
     i_block_done : a bit for each stream: its next block is written.
     o_committed : elements.
     o_whole : all of them, and there is at least one.
@@ -62,7 +62,7 @@ class CommitCounter(wiring.Component):
 
         use = self.i_use if self.optional else Const((1 << self.streams) - 1, self.streams)
         m.d.comb += [
-            advance.eq((Cat(blocks != 0 for blocks in ahead) | ~use).all()),
+            advance.eq((Cat(blocks != 0 for blocks in ahead) | ~use).all() & use.any()),
             left.eq(self.i_count - self.o_committed),
             self.o_whole.eq((left == 0) & (self.i_count != 0)),
         ]
