@@ -58,7 +58,10 @@ def test_gen3_x4(module):
     assert len(bench(module).tests) == COUNTS[module]
 
 
-@pytest.mark.parametrize("width", [64, 256, 512])
+DEEP_WIDTHS = [pytest.param(width, marks=pytest.mark.deep) for width in (64, 256)]
+
+
+@pytest.mark.parametrize("width", [*DEEP_WIDTHS, 512])
 def test_other_widths(width):
     cases = ",".join(f"any_length_and_alignment/mode={mode}" for mode in MODES)
     tests = bench("cocotb_endpoint", testcase=cases, width=width).tests
