@@ -520,7 +520,7 @@ def smartssd(results: Results) -> list[str]:
         "",
         "![Bytes a parameter and rate over the share of elements that is kept](smartssd.png)",
         "",
-        "The scatter form by itself, chunks half full, *measured*; even indices hit every bank",
+        "The scatter form by itself, chunks full, *measured*; even indices hit every bank",
         "as often as any other. GB/s of pairs at 200 MHz are *modelled*. *Paper* (section VII-H):",
         "the decompressor slightly surpasses the reads of the SSD.",
         "",
