@@ -12,12 +12,12 @@ import statistics
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any
 
-import matplotlib
 import numpy as np
 import report
 import typer
 from amaranth import Module
 from amaranth.lib import wiring
+from matplotlib import pyplot
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -58,9 +58,7 @@ REGION = 1 << 26  # bytes that the host touches, away from kernel and registers
 MODE_LINE = 1
 LONGEST_STAY = 14_000  # cycles in a mode: nine refresh intervals, so that as many may be owed
 
-matplotlib.use("Agg")
-from matplotlib import pyplot  # noqa: E402 (after the choice of the back end)
-
+pyplot.switch_backend("Agg")
 console = Console(width=150)
 
 

@@ -61,6 +61,7 @@ STEPS: dict[str, tuple[str, str, dict[str, Any]]] = {
 }
 """Method, arrays besides g, and hyper-parameters of a step."""
 
+plt.switch_backend("Agg")
 console = Console()
 
 

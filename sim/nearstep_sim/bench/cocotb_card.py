@@ -23,7 +23,13 @@ from cocotbext.pcie.core.utils import PcieId
 from numpy.typing import NDArray
 
 from nearstep.backends.base import Backend, Poll
-from nearstep.errors import BusError, CompletionError, PostedWriteError, WaitTimeoutError
+from nearstep.errors import (
+    BusError,
+    CompletionError,
+    DeviceError,
+    PostedWriteError,
+    WaitTimeoutError,
+)
 from nearstep_hw.axi.signature import Response
 from nearstep_hw.csr.model import WORD_BYTES
 from nearstep_hw.smartssd.config import SmartssdConfig
@@ -169,9 +175,9 @@ class CocotbCardBackend(Backend):
 
         Raises
         ------
-        NotImplementedError
+        DeviceError
         """
-        raise NotImplementedError("a card below a root complex is not reset alone")
+        raise DeviceError("a card below a root complex is not reset alone")
 
     def close(self) -> None:
         """The simulator outlives the device: nothing to do."""

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from nearstep_hw.smartssd.compression import ValueFormat
+from nearstep_hw.smartssd.compression import PairCause, ValueFormat
 from nearstep_sim.bench.operands import SPECIALS
-from nearstep_sim.golden.topk import widen
+from nearstep_sim.golden.topk import decompress, widen
 
 Words = NDArray[np.uint32]
 
@@ -89,3 +89,41 @@ def streams_of() -> Callable[..., dict[str, Words]]:
         }
 
     return make
+
+
+@pytest.fixture
+def check_dry(bench, check, streams_of, pairs_of):
+    """Runs pairs dry, good and bad ones, each followed by a run that is not."""
+
+    def run(inputs: dict[str, int], group: int, stalls: tuple[float, float]) -> None:
+        rng = np.random.default_rng(29)
+        component = bench.component
+        causes = set()
+        for _ in range(12):
+            count = int(rng.integers(1, 8 * component.chunk))
+            pairs = pairs_of(rng, count, int(rng.integers(0, count)), group=group)
+            total = pairs.index.size
+            if total and rng.integers(2):
+                at = int(rng.integers(total))
+                pairs.index[at] = rng.choice([count, pairs.index[at] // 2, 2**32 - 1])
+            expected = decompress(
+                pairs.index, pairs.widened, pairs=total, count=count, group=group, granule=1
+            )
+            streams = streams_of(pairs, component.pairs, rng)
+            result = bench.run(
+                streams | {"i_value": streams["i_value"][:0]},
+                {"i_pairs": total, "i_count": count, **inputs},
+                space=1,
+                stalls=stalls,
+                seed=30,
+            )
+            assert not result.streams["o"].size
+            assert result.outputs["o_done"] == (expected.cause == PairCause.NONE)
+            assert result.outputs["o_cause"] == expected.cause
+            if expected.cause != PairCause.NONE:
+                assert result.outputs["o_position"] == expected.position
+            causes.add(expected.cause)
+            check(pairs_of(rng, count, count // 2, group=group), count, rng=rng)
+        assert len(causes) > 1
+
+    return run

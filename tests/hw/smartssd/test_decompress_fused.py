@@ -181,34 +181,6 @@ def test_shapes_that_cannot_be_are_refused() -> None:
 
 @pytest.mark.parametrize("stalls", STALLS.values(), ids=STALLS)
 def test_a_dry_run_takes_no_values_gives_nothing_and_finds_the_same(
-    bench, check, streams_of, pairs_of, stalls
+    bench, check_dry, stalls
 ) -> None:
-    rng = np.random.default_rng(29)
-    component = bench.component
-    group = 1
-    causes = []
-    for _ in range(12):
-        count = int(rng.integers(1, 8 * component.chunk))
-        pairs = pairs_of(rng, count, int(rng.integers(0, count)), group=group)
-        if pairs.index.size and rng.integers(2):
-            at = int(rng.integers(pairs.index.size))
-            pairs.index[at] = rng.choice([count, pairs.index[at] // 2, 2**32 - 1])
-        total = pairs.index.size
-        expected = decompress(
-            pairs.index, pairs.widened, pairs=total, count=count, group=group, granule=1
-        )
-        streams = streams_of(pairs, component.pairs, rng)
-        result = bench.run(
-            streams | {"i_value": streams["i_value"][:0]},
-            {"i_pairs": total, "i_count": count, **kind(component, dry=1)},
-            space=1,
-            stalls=stalls,
-            seed=30,
-        )
-        assert not result.streams["o"].size
-        assert result.outputs["o_done"] == (expected.cause == PairCause.NONE)
-        assert result.outputs["o_cause"] == expected.cause
-        assert result.outputs["o_cause"] == 0 or result.outputs["o_position"] == expected.position
-        causes.append(expected.cause)
-        check(pairs_of(rng, count, count // 2, group=group), count, rng=rng)
-    assert len(set(causes)) > 1
+    check_dry(kind(bench.component, dry=1), 1, stalls)
