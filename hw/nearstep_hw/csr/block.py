@@ -57,6 +57,7 @@ def block_map(
     causes: type[NamedValue],
     streams: type[NamedValue],
     lines: Sequence[Sequence[Register]],
+    queued: bool = False,
 ) -> RegisterMap:
     """A register map with the common registers first.
 
@@ -68,6 +69,7 @@ def block_map(
     capabilities, configuration : `CONSTANT` fields that describe this instance.
     causes, streams : named values of `error.cause` and `error.stream`.
     lines : the block's own registers; each inner sequence starts a 64-byte line.
+    queued : START is taken while the block is busy, and so are the registers that it reads.
     """
     major, minor = version
     identity = [
@@ -88,7 +90,7 @@ def block_map(
         value_register("map_hash", Access.MAP_HASH, "Hash of this register map."),
         Register(name="configuration", doc="Shape of this instance.", fields=tuple(configuration)),
     ]
-    common = [identity, [_start()], [_control()], _outcome(causes, streams)]
+    common = [identity, [_start(queued)], [_control()], _outcome(causes, streams)]
     return RegisterMap(
         name=name,
         doc=doc,
@@ -103,13 +105,14 @@ def _constant(name: str, lsb: int, width: int, value: int, doc: str) -> Field:
     return Field(name=name, access=Access.CONSTANT, lsb=lsb, width=width, reset=value, doc=doc)
 
 
-def _start() -> Register:
+def _start(queued: bool) -> Register:
     go = Field(name="go", access=Access.PULSE, doc="Writing 1 starts a run.")
+    refused = "taken at any time" if queued else "refused while the block is busy"
     return Register(
         name="start",
-        doc="Starts a run; alone in its line, and refused while the block is busy.",
+        doc=f"Starts a run; alone in its line, and {refused}.",
         fields=(go,),
-        locked=True,
+        locked=not queued,
     )
 
 

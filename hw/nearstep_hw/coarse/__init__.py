@@ -1,0 +1,1 @@
+"""COARSE: memory devices that sum gradients near memory, in counter-rotating rings."""

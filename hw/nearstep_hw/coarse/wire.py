@@ -1,0 +1,126 @@
+"""What sync cores, ring buffers and links hand to each other."""
+
+from amaranth.hdl import unsigned
+from amaranth.lib import data, enum
+
+from nearstep_hw.coarse.config import (
+    ELEMENT_BITS,
+    MAX_GROUPS,
+    PHIT_BYTES,
+    SEQUENCE_BITS,
+)
+
+PHIT_BITS = 8 * PHIT_BYTES
+CRC_BITS = 32
+TAG_BITS = 16
+MEMBER_BITS = 8
+EPOCH_BITS = 4
+
+
+class Operation(enum.Enum, shape=2):
+    """What a job does with the elements of all devices."""
+
+    SUM = 0
+    AVERAGE = 1
+    MAX = 2
+
+
+class Wire(enum.Enum, shape=2):
+    """Format of elements on a link."""
+
+    FP32 = 0
+    FP16 = 1
+    BF16 = 2
+
+
+class JobLayout(data.StructLayout):
+    """A job of a sync core.
+
+    `source` and `destination` are byte addresses, `scale` the factor of an average (fp32), `tag`
+    any number by which all devices know the job.
+
+    Parameters
+    ----------
+    address_width : bits of a byte address.
+    """
+
+    def __init__(self, *, address_width: int) -> None:
+        super().__init__(
+            {
+                "source": address_width,
+                "destination": address_width,
+                "elements": ELEMENT_BITS,
+                "scale": 32,
+                "tag": TAG_BITS,
+                "operation": Operation,
+                "wire": Wire,
+            }
+        )
+
+
+DESCRIPTION = data.StructLayout(
+    {
+        "elements": ELEMENT_BITS,
+        "scale": 32,
+        "tag": TAG_BITS,
+        "operation": Operation,
+        "wire": Wire,
+        "members": MEMBER_BITS,
+    }
+)
+"""Of a job, as all devices of a ring must have it: the only phit of the first entry of each job."""
+
+EntryPhit = data.StructLayout({"data": PHIT_BITS, "last": 1})
+"""A phit of an entry between a sync core and its ring buffers; `last` ends the entry."""
+
+LinkPhit = data.StructLayout({"data": PHIT_BITS, "head": 1, "last": 1})
+"""A phit on a link; `head` begins a frame, `last` ends it."""
+
+
+class FrameKind(enum.Enum, shape=3):
+    """What a frame is."""
+
+    CONTROL = 1  # one phit: acknowledgements and credits
+    ENTRY = 2  # header, entry, trailer
+    ABORT = 3  # one phit: why all jobs end
+
+
+HEADER = data.StructLayout(
+    {
+        "kind": FrameKind,
+        "epoch": EPOCH_BITS,
+        "group": 2,
+        "sequence": SEQUENCE_BITS,
+        "length": 8,  # phits of the entry, less one
+        "resend": MAX_GROUPS,  # a bit for each group: send again from `received` on
+        "received": data.ArrayLayout(SEQUENCE_BITS, MAX_GROUPS),  # entries, of each group
+        "consumed": data.ArrayLayout(SEQUENCE_BITS, MAX_GROUPS),
+        "reserved": PHIT_BITS
+        - CRC_BITS
+        - 3
+        - EPOCH_BITS
+        - 2
+        - 8
+        - MAX_GROUPS
+        - SEQUENCE_BITS * (1 + 2 * MAX_GROUPS),
+        "crc": unsigned(CRC_BITS),  # of the bits below
+    }
+)
+"""First phit of every frame. The entry goes to place `sequence` modulo the depth of the RecvBuf of
+its group: that is its address."""
+
+ABORT = data.StructLayout(
+    {
+        "kind": FrameKind,
+        "epoch": EPOCH_BITS,
+        "cause": 8,
+        "device": MEMBER_BITS,  # that found the fault
+        "port": 1,  # and where
+        "reserved": PHIT_BITS - CRC_BITS - 3 - EPOCH_BITS - 8 - MEMBER_BITS - 1,
+        "crc": unsigned(CRC_BITS),
+    }
+)
+"""The phit of a frame of kind ABORT."""
+
+TRAILER = data.StructLayout({"reserved": PHIT_BITS - CRC_BITS, "crc": unsigned(CRC_BITS)})
+"""Last phit of a frame of kind ENTRY; `crc` is that of the entry's phits."""
