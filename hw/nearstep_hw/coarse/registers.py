@@ -324,12 +324,14 @@ def _snapshot() -> list[Register]:
         ),
         value_register("snapshot_pages", Access.CONFIG, "Pages frozen."),
         Register(
+            name="snapshot_control",
+            doc="START opens a snapshot, this closes it.",
+            fields=(Field(name="close", access=Access.PULSE, doc="Writing 1 closes it."),),
+        ),
+        Register(
             name="snapshot",
             doc="State of the snapshot.",
-            fields=(
-                Field(name="close", access=Access.PULSE, doc="Writing 1 closes the snapshot."),
-                _status("open", 1, 1, "Pages are copied before they change."),
-            ),
+            fields=(_status("open", 0, 1, "Pages are copied before they change."),),
         ),
         Register(
             name="page",
