@@ -331,7 +331,10 @@ def _snapshot() -> list[Register]:
         Register(
             name="snapshot",
             doc="State of the snapshot.",
-            fields=(_status("open", 0, 1, "Pages are copied before they change."),),
+            fields=(
+                _status("open", 0, 1, "Pages are copied before they change."),
+                _status("failed", 1, 1, "A copy failed: the snapshot is not whole."),
+            ),
         ),
         Register(
             name="page",
@@ -339,6 +342,8 @@ def _snapshot() -> list[Register]:
             fields=(_config("number", 0, 32, "Number within the snapshot."),),
         ),
         value_register(
-            "snapshot_copied", Access.STATUS, "Bit i: page 32 * page.number + i lies in the area."
+            "snapshot_copied",
+            Access.STATUS,
+            "Bit i: page 32 * (page.number / 32) + i lies in the area.",
         ),
     ]
