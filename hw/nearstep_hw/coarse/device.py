@@ -209,7 +209,6 @@ class MemoryDevice(wiring.Component):
             wiring.connect(m, links.link_out[port], wiring.flipped(self.link_out[port]))
             wiring.connect(m, wiring.flipped(self.link_in[port]), links.link_in[port])
         m.d.comb += [
-            links.i_device.eq(pool.o_link_device),
             links.i_epoch.eq(faults.o_epoch),
             links.i_used.eq(pool.o_link_used),
             links.i_silence_limit.eq(pool.o_silence_limit),
@@ -270,6 +269,6 @@ class MemoryDevice(wiring.Component):
             for name in LINK_COUNTERS:
                 event = f"link{port}_{name}"
                 m.d.comb += [
-                    getattr(counters, f"i_{event}").eq(getattr(links, f"o_{name}")[port]),
+                    getattr(counters, f"i_{event}").eq(getattr(links.o_events[port], name)),
                     getattr(pool, f"i_{event}").eq(getattr(counters, f"o_{event}")),
                 ]
