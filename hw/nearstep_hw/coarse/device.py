@@ -18,6 +18,8 @@ from nearstep_hw.coarse.sync_core import SyncCore
 from nearstep_hw.coarse.wire import LinkPhit
 from nearstep_hw.csr.bank import CsrBank
 from nearstep_hw.csr.decoder import CsrDecoder
+from nearstep_hw.csr.model import ADDRESS_WIDTH
+from nearstep_hw.csr.signature import CsrSignature
 
 HOST_ID_WIDTH = 4  # bits of an ID of the host's window
 
@@ -69,7 +71,7 @@ class MemoryDevice(wiring.Component):
         id_width = max(len(self.reads.m_axi.arid), len(self.writes.m_axi.awid))
         super().__init__(
             {
-                "csr": In(CsrDecoder(len(self.blocks)).bus.signature.flip()),
+                "csr": In(CsrSignature(ADDRESS_WIDTH + ceil_log2(len(self.blocks)))),
                 "s_axi": In(Axi4Signature(**widths, id_width=HOST_ID_WIDTH)),
                 "m_axi": Out(Axi4Signature(**widths, id_width=id_width)),
                 "link_out": Out(stream.Signature(LinkPhit)).array(PORTS),

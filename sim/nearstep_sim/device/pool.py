@@ -21,7 +21,7 @@ from nearstep_sim.device.design import pool_library
 from nearstep_sim.device.harness import FAILED
 from nearstep_sim.device.options import VerilatedPoolOptions
 from nearstep_sim.device.shell import ShellBackend, ShellOptions
-from nearstep_sim.link.faults import CLinkCounters, CLinkFault, CLinkOptions, LinkFault
+from nearstep_sim.link.faults import KINDS, COptions, CStatistics, LinkFault
 
 HOST_ID_WIDTH = 4
 """Bits of an ID of the window; see nearstep_hw.coarse.device."""
@@ -40,7 +40,7 @@ class _Options(ctypes.Structure):
         ),
         *((n, ctypes.c_uint32) for n in ("half_duplex", "stall", "host_ids", "reserved")),
         ("trace", ctypes.c_char_p),
-        ("link", CLinkOptions),
+        ("link", COptions),
     )
 
 
@@ -56,7 +56,7 @@ class PoolBackend(ShellBackend):
     """Devices of which every cycle is simulated.
 
     Registers of device d begin at d * ``register_bytes``, its memory at d * ``memory_bytes``.
-    Links 2 i and 2 i + 1 run from port 1 of device i to port 0 of the next, and back.
+    Link i joins port 1 of device i with port 0 of the next; direction 0 of it runs that way.
 
     Parameters
     ----------
@@ -99,7 +99,7 @@ class PoolBackend(ShellBackend):
                         stall=options.stall,
                         host_ids=options.host_ids,
                         trace=options.trace,
-                        link=CLinkOptions.of(given.link()),
+                        link=given.link().mirror(),
                     )
                 )
             )
@@ -112,8 +112,8 @@ class PoolBackend(ShellBackend):
 
     @property
     def links(self) -> int:
-        """Directions of links; two devices are joined by one link."""
-        return 2 * (1 if self.devices == 2 else self.devices)
+        """Links of the pool; two devices are joined by one."""
+        return 1 if self.devices == 2 else self.devices
 
     def run(self, cycles: int) -> None:
         """Let ``cycles`` pass."""
@@ -122,22 +122,36 @@ class PoolBackend(ShellBackend):
 
     def kill(self, device: int) -> None:
         """Nothing comes out of the links of a device any more, and nothing goes in."""
-        last = self.devices - 1
-        for first in {2 * device, 2 * (device - 1 if device else last)} if last > 1 else {0}:
-            for link in (first, first + 1):
-                self.inject_link(LinkFault(kind="dead", link=link))
+        links = {0} if self.devices == 2 else {device, (device - 1) % self.devices}
+        for link in links:
+            for direction in (0, 1):
+                self.inject_link(LinkFault(kind="dead", link=link, direction=direction))
 
     def inject_link(self, fault: LinkFault) -> None:
-        """Make a link misbehave; :meth:`heal` ends it."""
-        if not 0 <= fault.link < self.links:
-            raise ArgumentError(f"link must be from 0 to {self.links - 1}, not {fault.link}")
-        self._lib.pool_link_fault(self._device, fault.link, ctypes.byref(CLinkFault.of(fault)))
+        """Make a link misbehave. :meth:`heal` ends it.
 
-    def link_counters(self, link: int) -> dict[str, int]:
-        """What a direction of a link has moved, and done to it, since the pool was opened."""
-        counters = CLinkCounters()
-        self._lib.pool_link_counters(self._device, link, ctypes.byref(counters))
-        return {name: getattr(counters, name) for name, _ in CLinkCounters._fields_}
+        Raises
+        ------
+        ArgumentError
+            There is no such link.
+        """
+        number = self._number(fault.link, fault.direction)
+        self._lib.pool_link_fault(self._device, number, ctypes.byref(fault.mirror()))
+
+    def link_statistics(self, link: int, direction: int) -> dict[str, int]:
+        """Phits and frames that a direction of a link has taken since the last reset, phits that
+        it has delivered, and how many frames each kind of fault has hit.
+        """
+        found = CStatistics()
+        number = self._number(link, direction)
+        self._lib.pool_link_counters(self._device, number, ctypes.byref(found))
+        whole = {n: getattr(found, n) for n in ("phits", "frames", "delivered_phits", "swallowed")}
+        return {**whole, **dict(zip(KINDS, found.faults, strict=True))}
+
+    def _number(self, link: int, direction: int) -> int:
+        if not 0 <= link < self.links:
+            raise ArgumentError(f"link must be from 0 to {self.links - 1}, not {link}")
+        return 2 * link + direction
 
     def read_register(self, address: int) -> int:
         self._check_register(address)

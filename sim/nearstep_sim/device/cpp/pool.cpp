@@ -24,6 +24,9 @@
 namespace nearstep {
 namespace {
 
+using link::Link;
+using link::Phit;
+
 constexpr unsigned kBeatBytes = 64;
 constexpr unsigned kPorts = 2;
 constexpr unsigned kResetCycles = 6;
@@ -52,7 +55,7 @@ struct PoolOptions {
     std::uint32_t host_ids;
     std::uint32_t reserved;
     const char* trace;
-    LinkOptions link;
+    link::Options link;
 };
 
 // A device with its memory and the host's window.
@@ -256,12 +259,12 @@ class Pool {
         const unsigned links = options.devices == 2 ? 1 : unsigned(options.devices);
         for (unsigned i = 0; i < links; ++i)
             for (unsigned direction = 0; direction < 2; ++direction)
-                links_.push_back(std::make_unique<Link>(options.link, 2 * i + direction));
+                links_.push_back(std::make_unique<Link>(link_options(2 * i + direction)));
         reset();
     }
 
     void reset() {
-        for (auto& link : links_) link->reset();
+        for (std::size_t i = 0; i < links_.size(); ++i) links_[i]->reset(link_options(i));
         for (auto& node : nodes_) node->reset();
         cycle_ += kResetCycles;
     }
@@ -342,15 +345,27 @@ class Pool {
 
     void heal() {
         for (auto& node : nodes_) node->memory().injections.clear();
-        for (auto& link : links_) link->heal();
+        for (std::size_t i = 0; i < links_.size(); ++i) {
+            if (links_[i]->dead())
+                links_[i]->reset(link_options(i));
+            else
+                links_[i]->clear_faults();
+        }
     }
 
     std::vector<std::unique_ptr<Node>>& nodes() { return nodes_; }
-    Link& link(std::size_t number) { return *links_[number]; }
+    link::Link& link(std::size_t number) { return *links_[number]; }
     std::size_t link_count() const { return links_.size(); }
     std::uint64_t cycle() const { return cycle_; }
 
   private:
+    // Each direction of a link draws from a seed of its own.
+    link::Options link_options(std::size_t number) const {
+        link::Options options = options_.link;
+        options.seed += number;
+        return options;
+    }
+
     Node& at(std::uint64_t address) { return *nodes_[address / options_.capacity]; }
 
     // The link that a port sends on, or receives from; null if it has no peer. Even numbers run from
@@ -502,11 +517,11 @@ void pool_run(Pool* pool, std::uint64_t cycles) { pool->run(cycles); }
 // What the status `kFailed` is about; forgets it.
 void pool_failure(Pool* pool, nearstep::BarFailure* failure) { *failure = pool->failure(); }
 
-void pool_link_fault(Pool* pool, std::uint64_t link, const nearstep::LinkFault* fault) {
-    pool->link(link).inject(*fault);
+void pool_link_fault(Pool* pool, std::uint64_t number, const nearstep::link::FrameFault* fault) {
+    pool->link(number).add(*fault);
 }
 
-void pool_link_counters(Pool* pool, std::uint64_t link, nearstep::LinkCounters* counters) {
-    *counters = pool->link(link).counters();
+void pool_link_counters(Pool* pool, std::uint64_t number, nearstep::link::Statistics* counters) {
+    *counters = pool->link(number).statistics();
 }
 }
