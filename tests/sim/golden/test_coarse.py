@@ -1,0 +1,136 @@
+"""The model of the rings against devices that pass parts on step by step in torch, and float64."""
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+
+from nearstep_hw.coarse.config import BEAT_ELEMENTS, CoarseConfig
+from nearstep_sim.bench.operands import SPECIALS
+from nearstep_sim.golden.coarse import OPERATIONS, element_parts, maximum32, ring_all_reduce
+
+CONFIG = CoarseConfig(entry_phits=4)
+FORMATS = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+NAN = 0x7FC00000
+
+
+def _stepwise(tensors, operation, wire, reverse):
+    """Every device's result, by the steps of every chunk at every position."""
+    members, length = len(tensors), len(tensors[0])
+    size = CONFIG.entry_beats(wire) * BEAT_ELEMENTS
+    position = {(members - d) % members if reverse else d: d for d in range(members)}
+    out = [torch.zeros(length) for _ in tensors]
+    for start in range(0, length, members * size):
+        beats = min(-(-(length - start) // BEAT_ELEMENTS), members * size // BEAT_ELEMENTS)
+        part = -(-beats // members) * BEAT_ELEMENTS
+        moving = {}
+        for k in range(2 * members - 1):
+            sent = {}
+            for r in range(members):
+                begin = start + (r - k) % members * part
+                place = slice(min(begin, length), min(begin + part, length))
+                mine = tensors[position[r]][place]
+                if k == 0:
+                    sent[r] = mine.to(FORMATS[wire])
+                    continue
+                value = moving[(r - 1) % members].to(torch.float32)
+                if k < members:
+                    if operation == "max":
+                        value = torch.maximum(value, mine)
+                    else:
+                        value = value + mine
+                    if k == members - 1 and operation == "average":
+                        value = value * torch.tensor(np.float32(1 / members))
+                sent[r] = value.to(FORMATS[wire])
+                if k >= members - 1:
+                    out[position[r]][place] = sent[r].to(torch.float32)
+            moving = sent
+    return out
+
+
+def _bits(x):
+    bits = np.ascontiguousarray(x, np.float32).view(np.uint32).copy()
+    bits[(bits & 0x7FFFFFFF) > 0x7F800000] = NAN
+    return bits
+
+
+@pytest.mark.parametrize("wire", FORMATS)
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_every_device_of_a_stepwise_ring_holds_what_the_model_says(operation, wire) -> None:
+    rng = np.random.default_rng(11)
+    checks = 0
+    for members in (2, 3, 4, 7):
+        chunk = members * CONFIG.entry_elements(wire)
+        sizes = [0, 1, 15, 16, 17, chunk - 1, chunk, chunk + 1, 3 * chunk - 17, 4 * chunk + 33]
+        for length in sizes:
+            for reverse in (False, True):
+                scale = np.exp2(rng.integers(-20, 16, (members, length)))
+                data = (rng.standard_normal((members, length)) * scale).astype(np.float32)
+                if operation == "max":
+                    data[rng.random(data.shape) < 0.1] = np.nan
+                golden = ring_all_reduce(
+                    list(data), operation=operation, wire=wire, config=CONFIG, reverse=reverse
+                )
+                assert golden.dtype == np.float32 and golden.shape == (length,)
+                oracle = _stepwise(list(map(torch.from_numpy, data)), operation, wire, reverse)
+                for tensor in oracle:
+                    assert np.array_equal(_bits(tensor.numpy()), golden.view(np.uint32))
+                    checks += 1
+    assert checks == (2 + 3 + 4 + 7) * 10 * 2
+
+
+def test_sum_and_average_in_fp32_are_within_the_rounding_of_float64() -> None:
+    rng = np.random.default_rng(12)
+    data = rng.standard_normal((5, 3000)).astype(np.float32)
+    exact, bound = data.astype(np.float64).sum(0), np.abs(data).sum(0) * 5 * 2.0**-24
+    for operation, factor in (("sum", 1.0), ("average", 0.2)):
+        got = ring_all_reduce(list(data), operation=operation, wire="fp32", config=CONFIG)
+        assert np.all(np.abs(got - exact * factor) <= 2 * bound * factor)
+
+
+def test_parts_of_a_whole_and_of_a_short_chunk() -> None:
+    parts = element_parts(16 * 9 + 1, members=3, entry_beats=2)
+    assert parts.reshape(-1)[::16].tolist() == [0, 0, 1, 1, 2, 2, 0, 0, 1, 1]
+    assert element_parts(0, members=3, entry_beats=2).shape == (0,)
+    assert element_parts(16, members=3, entry_beats=2).tolist() == [0] * 16
+
+
+def test_maximum_of_special_values_follows_the_standard() -> None:
+    bits = SPECIALS
+    a, b = (x.ravel() for x in np.meshgrid(bits, bits))
+    got = maximum32(a.view(np.float32), b.view(np.float32)).view(np.uint32)
+    for x, y, z in zip(a.tolist(), b.tolist(), got.tolist(), strict=True):
+        assert z == _maximum(x, y), f"{x:#x} {y:#x}"
+    assert len(got) >= 100
+
+
+def _maximum(x: int, y: int) -> int:
+    if any(v & 0x7FFFFFFF > 0x7F800000 for v in (x, y)):
+        return NAN
+    return max(x, y, key=lambda v: (_value(v), v == 0))
+
+
+def _value(bits: int) -> Fraction:
+    sign = -1 if bits >> 31 else 1
+    field, fraction = (bits >> 23) & 0xFF, bits & 0x7FFFFF
+    if field == 0:
+        return sign * Fraction(fraction, 1 << 149)
+    return sign * Fraction((1 << 23) + fraction) * Fraction(2) ** (field - 150)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"operation": "min"}, {"wire": "fp8"}, {"tensors": 1}, {"length": 1}],
+)
+def test_what_no_ring_has_is_refused(change) -> None:
+    tensors = [np.zeros(8, np.float32)] * change.get("tensors", 2)
+    if "length" in change:
+        tensors = [*tensors, np.zeros(1, np.float32)]
+    with pytest.raises(ValueError, match="not"):
+        ring_all_reduce(
+            tensors,
+            operation=change.get("operation", "sum"),
+            wire=change.get("wire", "fp32"),
+            config=CONFIG,
+        )
