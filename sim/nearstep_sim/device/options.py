@@ -7,6 +7,7 @@ from typing import Literal
 
 from nearstep_hw.axdimm.config import AdamKernelConfig
 from nearstep_hw.axdimm.dimm import DimmConfig
+from nearstep_hw.coarse.config import MAX_DEVICES, CoarseConfig
 from nearstep_hw.dram.address import DEFAULT_MAPPING
 from nearstep_hw.smartssd.config import UPDATER, SmartssdConfig
 
@@ -323,6 +324,61 @@ class DimmOptions(KernelOptions):
             density=self.density,
             width=self.width,
             mapping=self.mapping,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class CoarseOptions:
+    """Options that every emulated pool of COARSE devices has.
+
+    Parameters
+    ----------
+    devices : int
+        Memory devices of the pool, joined to a ring; at least 2.
+    groups, alus, entry_phits, buffer_entries, local_beats, chunks_ahead, queue_jobs,
+    snapshot_pages :
+        As in :class:`nearstep_hw.coarse.config.CoarseConfig`.
+    memory_bytes : int
+        Of each device, a power of two. Pages are taken as they are used.
+    wire_formats : str
+        Formats of elements on a link, with commas between: ``fp32,fp16,bf16``.
+    """
+
+    devices: int = 4
+    groups: int = CoarseConfig.groups
+    alus: int = CoarseConfig.alus
+    entry_phits: int = CoarseConfig.entry_phits
+    buffer_entries: int = CoarseConfig.buffer_entries
+    local_beats: int = CoarseConfig.local_beats
+    chunks_ahead: int = CoarseConfig.chunks_ahead
+    queue_jobs: int = CoarseConfig.queue_jobs
+    snapshot_pages: int = CoarseConfig.snapshot_pages
+    memory_bytes: int = 16 << 20
+    wire_formats: str = ",".join(CoarseConfig.wire_formats)
+
+    def __post_init__(self) -> None:
+        if not 2 <= self.devices <= MAX_DEVICES:
+            raise ValueError(f"devices must be from 2 to {MAX_DEVICES}, not {self.devices}")
+        self.config()
+
+    def config(self) -> CoarseConfig:
+        """Configuration of each device.
+
+        Raises
+        ------
+        nearstep_hw.axdimm.config.ConfigError
+        """
+        return CoarseConfig(
+            groups=self.groups,
+            alus=self.alus,
+            entry_phits=self.entry_phits,
+            buffer_entries=self.buffer_entries,
+            local_beats=self.local_beats,
+            chunks_ahead=self.chunks_ahead,
+            queue_jobs=self.queue_jobs,
+            snapshot_pages=self.snapshot_pages,
+            memory_bytes=self.memory_bytes,
+            wire_formats=_names(self.wire_formats),
         )
 
 
