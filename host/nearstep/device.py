@@ -26,6 +26,7 @@ BACKENDS = "nearstep.backends"
 
 FAMILIES = {
     "axdimm": "nearstep.axdimm.device:AxdimmDevice",
+    "coarse": "nearstep.coarse.device:CoarseDevice",
     "smartssd": "nearstep.smartssd.device:SmartssdDevice",
 }
 """Class that drives each family of devices."""

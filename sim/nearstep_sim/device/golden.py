@@ -1,4 +1,4 @@
-"""``golden:axdimm`` and ``golden:smartssd``: registers and results of the RTL, without cycles."""
+"""``golden:``, and ``golden:axdimm``: registers and results of the RTL, without cycles."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from nearstep_sim.device.golden_adam import Engine
 from nearstep_sim.device.golden_channel import GoldenChannel
 from nearstep_sim.device.golden_port import ArmedInjection
 from nearstep_sim.device.memory import GUARD, UNWRITTEN
-from nearstep_sim.device.options import GoldenCardOptions, GoldenOptions
+from nearstep_sim.device.options import CoarseOptions, GoldenCardOptions, GoldenOptions
 from nearstep_sim.golden.rule import evaluate
 
 STEP_ELEMENTS = 1 << 20
@@ -43,7 +43,7 @@ ACCESSES_PER_STEP = 32
 KEPT_TRANSACTIONS = 32
 
 
-def open_device(family: str, options: dict[str, str]) -> GoldenBackend:
+def open_device(family: str, options: dict[str, str]) -> EmulatedBackend:
     """Open ``golden:<family>``.
 
     Raises
@@ -66,7 +66,12 @@ def open_device(family: str, options: dict[str, str]) -> GoldenBackend:
         card = parse_options(GoldenCardOptions, name, options)
         config = card.config()
         return GoldenCard(config, make_engines(config.kernel, card.engine))
-    raise UrlError(name, f"there is no family {family!r}", ("axdimm", "smartssd"))
+    if family == "coarse":
+        from nearstep_sim.device.golden_coarse import GoldenPool
+
+        pool = parse_options(CoarseOptions, name, options)
+        return GoldenPool(pool.config(), pool.devices)
+    raise UrlError(name, f"there is no family {family!r}", ("axdimm", "coarse", "smartssd"))
 
 
 def make_engines(config: AdamKernelConfig, kind: str) -> Sequence[Engine]:

@@ -1,0 +1,159 @@
+"""What the devices of a pool have counted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Self, TypeVar
+
+from nearstep.registers import BlockRegisters, Registers
+from nearstep_hw.coarse.config import PORTS
+from nearstep_hw.coarse.registers import LINK_COUNTERS, SYNC_COUNTERS
+
+COUNTER_BITS = 64
+
+Counted = TypeVar("Counted", "LinkCounters", "CoreCounters")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinkCounters:
+    """One end of a link: what it sent, and what it took.
+
+    Attributes
+    ----------
+    sent_phits, payload_phits: int
+        Phits of 16 bytes sent, and those of entries among them.
+    replays: int
+        Times that entries were sent again.
+    received_entries, bad_frames, gaps, duplicates: int
+        Entries accepted; frames dropped, and why.
+    stall: int
+        Cycles in which a phit waited for the link.
+    """
+
+    sent_phits: int
+    payload_phits: int
+    replays: int
+    received_entries: int
+    bad_frames: int
+    gaps: int
+    duplicates: int
+    stall: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class CoreCounters:
+    """A sync core: cycles in which a job was in work, beats of its ALUs, and what these waited for.
+
+    Attributes
+    ----------
+    cycles, beats: int
+    stall_local, stall_receive, stall_send, stall_write: int
+        Cycles.
+    """
+
+    cycles: int
+    beats: int
+    stall_local: int
+    stall_receive: int
+    stall_send: int
+    stall_write: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceCounters:
+    """One device.
+
+    Attributes
+    ----------
+    links: tuple[LinkCounters, ...]
+        By port; port 1 sends to the next device, port 0 to the one before.
+    cores: tuple[CoreCounters, ...]
+        By group.
+    pages_copied: int
+        Of the snapshot that is open, or of the last.
+    snapshot_stall: int
+        Cycles in which a write waited for a page to be copied.
+    """
+
+    links: tuple[LinkCounters, ...]
+    cores: tuple[CoreCounters, ...]
+    pages_copied: int
+    snapshot_stall: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoolCounters:
+    """All devices; ``after - before`` is what was counted between.
+
+    Attributes
+    ----------
+    cycles: int | None
+        Device cycle of the reading, or cycles between; None without a clock.
+    devices: tuple[DeviceCounters, ...]
+    """
+
+    cycles: int | None
+    devices: tuple[DeviceCounters, ...]
+
+    def busy_share(self, device: int, port: int) -> float | None:
+        """Share of cycles in which a direction of a link carried a phit; None without a clock."""
+        return self._share(self.devices[device].links[port].sent_phits)
+
+    def payload_share(self, device: int, port: int) -> float | None:
+        """Share of cycles in which that was a phit of an entry; None without a clock."""
+        return self._share(self.devices[device].links[port].payload_phits)
+
+    def _share(self, phits: int) -> float | None:
+        return phits / self.cycles if self.cycles else None
+
+    def __sub__(self, before: Self) -> PoolCounters:
+        clocks = self.cycles is not None and before.cycles is not None
+        return PoolCounters(
+            cycles=(self.cycles or 0) - (before.cycles or 0) if clocks else None,
+            devices=tuple(
+                _between(after, then)
+                for after, then in zip(self.devices, before.devices, strict=True)
+            ),
+        )
+
+
+def read_counters(node: Registers, groups: int) -> DeviceCounters:
+    """Counters of one device, each block's taken in one cycle."""
+    node.pool.control.latch = 1
+    return DeviceCounters(
+        links=tuple(
+            LinkCounters(**_values(node.pool, LINK_COUNTERS, f"link{port}_"))
+            for port in range(PORTS)
+        ),
+        cores=tuple(_core(node[f"sync{group}"]) for group in range(groups)),
+        pages_copied=int(node.pool.snapshot_pages_copied.value),
+        snapshot_stall=int(node.pool.snapshot_stall.value),
+    )
+
+
+def _core(core: BlockRegisters) -> CoreCounters:
+    core.control.latch = 1
+    return CoreCounters(**_values(core, SYNC_COUNTERS, ""))
+
+
+def _values(block: BlockRegisters, names: dict[str, str], prefix: str) -> dict[str, int]:
+    return {name: int(block[prefix + name].value) for name in names}
+
+
+def _between(after: DeviceCounters, before: DeviceCounters) -> DeviceCounters:
+    return DeviceCounters(
+        links=tuple(_less(a, b) for a, b in zip(after.links, before.links, strict=True)),
+        cores=tuple(_less(a, b) for a, b in zip(after.cores, before.cores, strict=True)),
+        pages_copied=after.pages_copied,
+        snapshot_stall=after.snapshot_stall,
+    )
+
+
+def _less(after: Counted, before: Counted) -> Counted:
+    return type(after)(
+        **{
+            each.name: (getattr(after, each.name) - getattr(before, each.name))
+            % (1 << COUNTER_BITS)
+            for each in fields(after)
+        }
+    )

@@ -1,0 +1,56 @@
+"""Driver of a pool's memory devices: their registers and their memory."""
+
+from __future__ import annotations
+
+from nearstep.backends.base import Backend
+from nearstep.device import Device
+from nearstep.errors import MismatchError
+from nearstep.registers import Registers
+from nearstep_hw.coarse.config import CoarseConfig
+from nearstep_hw.coarse.registers import device_maps, register_bytes
+
+
+class CoarseDevice(Device):
+    """All memory devices of a pool; a channel of memory is the DRAM of one of them.
+
+    :class:`nearstep.coarse.CoarsePool` is what sums tensors with it.
+
+    Parameters
+    ----------
+    backend: Backend
+    url: str
+
+    Attributes
+    ----------
+    config: CoarseConfig
+        Of each device.
+    nodes: tuple[Registers, ...]
+        Registers of each device as objects: ``device.nodes[2].sync0.status.busy``.
+
+    Raises
+    ------
+    MismatchError
+        The registers of a device are not those of the backend's configuration.
+
+    Ref: COARSE paper, section IV-A.
+    """
+
+    def __init__(self, backend: Backend, url: str) -> None:
+        config = backend.config
+        if not isinstance(config, CoarseConfig):
+            raise MismatchError("configuration", "of a COARSE pool", f"a {type(config).__name__}")
+        super().__init__(backend, url)
+        self.config = config
+        space = register_bytes(config)
+        maps = device_maps(config)
+        self.nodes = tuple(
+            Registers(
+                backend,
+                {name: (number * space + base, each) for name, (base, each) in maps.items()},
+            )
+            for number in range(len(backend.regions))
+        )
+
+    def local_address(self, address: int, device: int) -> int:
+        """Address that a job of ``device`` has for a place in the memory of the pool."""
+        return address - self._allocators[device].base

@@ -1,0 +1,259 @@
+"""What can go wrong with a pool of memory devices.
+
+A :class:`RingError` ends all jobs on all devices; tensors keep the values that they had, and
+:meth:`nearstep.coarse.CoarsePool.reset` makes the pool usable again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nearstep.errors import ArgumentError, DeviceError, NearstepError, WaitTimeoutError
+
+
+class TensorMismatchError(ArgumentError):
+    """Arrays of the devices that differ in shape or dtype. No device was touched.
+
+    Attributes
+    ----------
+    found: Mapping[int, str]
+        Dtype and shape of each device's array.
+    """
+
+    def __init__(self, found: Mapping[int, str]) -> None:
+        self.found = dict(found)
+        text = ", ".join(f"device {device}: {each}" for device, each in self.found.items())
+        super().__init__(f"arrays of all devices must have one shape and dtype, not {text}")
+
+
+class QueueFullError(DeviceError):
+    """A queue has no space for the job; it was sent to no device.
+
+    Attributes
+    ----------
+    device, group: int
+        Whose queue it is.
+    capacity: int
+        Jobs that can wait there.
+    """
+
+    def __init__(self, device: int, group: int, capacity: int) -> None:
+        self.device = device
+        self.group = group
+        self.capacity = capacity
+        super().__init__(
+            f"all {capacity} places of the queue of group {group} on device {device} are taken"
+        )
+
+
+class PushOrderError(ArgumentError):
+    """A client pushed tensors in another order than that of the program. Nothing was pushed."""
+
+    def __init__(self, client: int, tensor: int, after: int) -> None:
+        self.client = client
+        self.tensor = tensor
+        self.after = after
+        super().__init__(
+            f"client {client} must push tensors in the order of the program, "
+            f"not tensor {tensor} after tensor {after}"
+        )
+
+
+class PushedTwiceError(ArgumentError):
+    """A proxy has that tensor already. Nothing was pushed."""
+
+    def __init__(self, proxy: int, tensor: int) -> None:
+        self.proxy = proxy
+        self.tensor = tensor
+        super().__init__(f"proxy {proxy} must get tensor {tensor} once, not twice")
+
+
+class ResetNeededError(DeviceError):
+    """All jobs were ended by an error; the pool takes no more until it is reset."""
+
+    def __init__(self) -> None:
+        super().__init__("a device ended all jobs: reset the pool first")
+
+
+class RingError(DeviceError):
+    """A device ended its jobs, and with them all devices did.
+
+    Attributes
+    ----------
+    device: int
+        Which found the first fault.
+    cause: str
+        Name of the cause, as in the register map.
+    causes: Mapping[int, str]
+        What each device says: ``PEER`` if it heard of it from another one.
+    stream: str
+        Where it happened on ``device``, as in the register map.
+    address: int
+        Of the access, in the memory of ``device``, if it was one.
+    """
+
+    def __init__(
+        self,
+        *,
+        device: int,
+        causes: Mapping[int, str],
+        stream: str,
+        address: int,
+        detail: str = "",
+        registers: Mapping[str, int] | None = None,
+        transactions: Sequence[str] = (),
+    ) -> None:
+        self.device = device
+        self.causes = dict(causes)
+        self.cause = self.causes[device]
+        self.stream = stream
+        self.address = address
+        what = f"device {device} ended its jobs: {self.cause} on stream {stream} at {address:#x}"
+        said = ", ".join(f"device {number}: {each}" for number, each in self.causes.items())
+        super().__init__(
+            f"{detail or what} ({said})",
+            registers=registers,
+            transactions=transactions,
+        )
+
+
+class SilentLinkError(RingError):
+    """Nothing valid came from a link for longer than the limit.
+
+    Attributes
+    ----------
+    port: int
+        Link of ``device``.
+    peer: int
+        The device at its other end.
+    """
+
+    def __init__(self, *, port: int, peer: int, device: int, **found: Any) -> None:
+        self.port = port
+        self.peer = peer
+        super().__init__(
+            device=device,
+            detail=f"device {device} heard nothing from device {peer} on link {port}",
+            **found,
+        )
+
+
+class JobMismatchError(RingError):
+    """A device had another job than the one before it in its ring."""
+
+
+class JobRefusedError(RingError):
+    """A job that a device cannot run: its window, alignment, overlap, or what it is."""
+
+
+class MemoryResponseError(RingError):
+    """The DRAM of a device answered other than OKAY."""
+
+
+class PoolAbortedError(RingError):
+    """The host ended the jobs."""
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """A device that waits, and the devices that it waits for.
+
+    Attributes
+    ----------
+    device: int
+    job: str
+        What it has in work.
+    peers: Mapping[int, str]
+        Those it waits for, and what they do instead.
+    """
+
+    device: int
+    job: str
+    peers: Mapping[int, str]
+
+    def __str__(self) -> str:
+        peers = ", ".join(f"device {peer} ({doing})" for peer, doing in self.peers.items())
+        return f"device {self.device} has {self.job} in work and waits for {peers or 'nobody'}"
+
+
+class RingTimeoutError(WaitTimeoutError):
+    """Jobs did not end in the device time given.
+
+    Attributes
+    ----------
+    waits: tuple[Waiting, ...]
+        Who waits for whom.
+    """
+
+    def __init__(
+        self,
+        waited_for: str,
+        max_cycles: int,
+        waits: Sequence[Waiting],
+        *,
+        unit: str = "device cycles",
+        transactions: Sequence[str] = (),
+    ) -> None:
+        self.waits = tuple(waits)
+        text = "; ".join(map(str, self.waits)) or "no device has a job in work"
+        super().__init__(f"{waited_for}: {text}", max_cycles, unit=unit, transactions=transactions)
+
+
+class DeadlockError(RingTimeoutError):
+    """Proxies wait for each other in a circle.
+
+    Attributes
+    ----------
+    circle: tuple[int, ...]
+        Devices, each of which waits for the next one, and the last for the first.
+    """
+
+    def __init__(self, circle: Sequence[int], *args: Any, **options: Any) -> None:
+        self.circle = tuple(circle)
+        super().__init__(*args, **options)
+
+
+class SnapshotError(NearstepError):
+    """A snapshot could not be taken, saved or loaded."""
+
+
+class SnapshotSpaceError(SnapshotError):
+    """More pages than the devices can freeze, or no memory for their copies."""
+
+
+class SnapshotSaveError(SnapshotError, OSError):
+    """A snapshot could not be written to its file. There is no new file; older ones are intact.
+
+    Attributes
+    ----------
+    path: Path
+    errno: int | None
+        Of the system's error, such as ``ENOSPC``.
+    """
+
+    def __init__(self, path: Path, error: OSError) -> None:
+        super().__init__(f"cannot save {path}: {error}")
+        self.path = path
+        self.errno = error.errno
+
+
+class TornSnapshotError(SnapshotError):
+    """A file that is no whole snapshot. Nothing was loaded.
+
+    Attributes
+    ----------
+    path: Path
+    reason: str
+    last_good: Path | None
+        The newest older generation that is whole.
+    """
+
+    def __init__(self, path: Path, reason: str, last_good: Path | None = None) -> None:
+        self.path = path
+        self.reason = reason
+        self.last_good = last_good
+        hint = "there is no good one" if last_good is None else f"the last good one is {last_good}"
+        super().__init__(f"cannot load {path}: {reason}; {hint}")

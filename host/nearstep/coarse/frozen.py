@@ -1,0 +1,172 @@
+"""Values of tensors that stay as they are while reductions go on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nearstep.buffer import Buffer
+from nearstep.coarse.errors import SnapshotError, SnapshotSpaceError
+from nearstep.coarse.rings import Rings
+from nearstep.coarse.tensor import PoolTensor
+from nearstep.errors import OutOfDeviceMemoryError
+from nearstep_hw.coarse.config import PAGE_BYTES
+
+COPIED_BITS = 32
+"""Pages that one read of ``snapshot_copied`` tells about."""
+
+
+@dataclass(frozen=True)
+class FrozenRange:
+    """What is frozen on a device: whole pages, at local addresses."""
+
+    base: int
+    pages: int
+    area: Buffer
+
+    @property
+    def nbytes(self) -> int:
+        return self.pages * PAGE_BYTES
+
+
+class Frozen:
+    """Tensors as they were when this was made. Made by :meth:`CoarsePool.freeze`.
+
+    A page that is about to change is copied to an area first; what has not changed is read from
+    where it is.
+
+    Attributes
+    ----------
+    shapes: tuple[tuple[int, ...], ...]
+        Of the tensors.
+    devices: int
+    pages: int
+        That are frozen, over all devices.
+
+    Raises
+    ------
+    SnapshotSpaceError, SnapshotError
+        As :meth:`CoarsePool.freeze`.
+
+    Ref: COARSE paper, section IV-C (local copies of a version).
+    """
+
+    def __init__(self, rings: Rings, tensors: Sequence[PoolTensor]) -> None:
+        self._rings = rings
+        self._device = rings.device
+        self.devices = rings.devices
+        self.shapes = tuple(tensor.shape for tensor in tensors)
+        self._ranges: list[FrozenRange] = []
+        self._opened: list[int] = []
+        self._closed = False
+        # The front buffers must be of one version on all devices: no job may be given out between.
+        with rings.lock:
+            rings.look()
+            self._places = [
+                [rings.device.local_address(tensor.front(d).address, d) for tensor in tensors]
+                for d in range(self.devices)
+            ]
+            self._sizes = [tensor.nbytes for tensor in tensors]
+            try:
+                self._reserve()
+                for device in range(self.devices):
+                    self._open(device)
+            except BaseException:
+                self.close()
+                raise
+
+    @property
+    def pages(self) -> int:
+        return sum(each.pages for each in self._ranges)
+
+    def read(self, tensor: int, device: int) -> NDArray[np.float32]:
+        """Values of a tensor, by its number, on a device.
+
+        Raises
+        ------
+        SnapshotError
+            It is closed, or the device has closed it.
+        ClosedDeviceError
+        """
+        if self._closed:
+            raise SnapshotError("the snapshot is closed")
+        self._device.check_open("read a snapshot")
+        where, start = self._ranges[device], self._places[device][tensor]
+        stop = start + self._sizes[tensor]
+        first = (start - where.base) // PAGE_BYTES // COPIED_BITS * COPIED_BITS
+        pieces = [
+            self._read_pages(device, page)
+            for page in range(first, -(-(stop - where.base) // PAGE_BYTES), COPIED_BITS)
+        ]
+        begin = start - where.base - first * PAGE_BYTES
+        whole = np.concatenate(pieces) if pieces else np.empty(0, np.uint8)
+        return whole[begin:][: stop - start].view(np.float32).reshape(self.shapes[tensor])
+
+    def close(self) -> None:
+        """End it: pages are copied no longer. Closing twice does nothing."""
+        self._closed = True
+        if self._device.closed:
+            return
+        for device in self._opened:
+            self._device.nodes[device].pool.snapshot_control.close = 1
+        self._opened.clear()
+        for each in self._ranges:
+            if not each.area.freed:
+                each.area.free()
+
+    def _reserve(self) -> None:
+        """Find out what to freeze, and find space for its copies, on every device."""
+        most = self._device.config.snapshot_pages
+        for device in range(self.devices):
+            places = [*zip(self._places[device], self._sizes, strict=True)]
+            base = min(start for start, _ in places) // PAGE_BYTES * PAGE_BYTES
+            limit = max(start + size for start, size in places)
+            pages = max(1, -(-(limit - base) // PAGE_BYTES))
+            if pages > most:
+                raise SnapshotSpaceError(
+                    f"a snapshot must be of at most {most} pages of {PAGE_BYTES} bytes on each "
+                    f"device, from the first tensor to the last, not {pages}"
+                )
+            try:
+                area = self._device.alloc(
+                    pages * PAGE_BYTES, np.uint8, channel=device, align=PAGE_BYTES
+                )
+            except OutOfDeviceMemoryError as error:
+                raise SnapshotSpaceError(
+                    f"no space for the copies of {pages} pages on device {device}: {error}"
+                ) from error
+            self._ranges.append(FrozenRange(base, pages, area))
+
+    def _open(self, device: int) -> None:
+        pool, where = self._device.nodes[device].pool, self._ranges[device]
+        if pool.snapshot.open:
+            raise SnapshotError(f"a snapshot is open on device {device}: close it first")
+        pool.snapshot_base.value = where.base
+        pool.snapshot_area.value = self._device.local_address(where.area.address, device)
+        pool.snapshot_pages.value = where.pages
+        pool.start.go = 1
+        self._opened.append(device)
+        if not pool.snapshot.open:
+            raise SnapshotError(f"device {device} did not open the snapshot")
+
+    def _read_pages(self, device: int, first: int) -> NDArray[np.uint8]:
+        """Up to 32 pages, ``first`` a multiple of 32, as they were."""
+        where, pool = self._ranges[device], self._device.nodes[device].pool
+        origin = self._device.backend.regions[device][0]
+        count = min(COPIED_BITS, where.pages - first)
+        pages = np.empty((count, PAGE_BYTES), np.uint8)
+        read = self._device.backend.read_memory
+        read(origin + where.base + first * PAGE_BYTES, pages.reshape(-1))
+        # Only now: a page that was copied before it was read above shows here, one that is copied
+        # later was read as it was.
+        pool.page.number = first // COPIED_BITS
+        copied = pool.snapshot_copied.value
+        if not pool.snapshot.open:
+            raise SnapshotError(f"device {device} has closed the snapshot")
+        for page in range(count):
+            if copied >> page & 1:
+                read(where.area.address + (first + page) * PAGE_BYTES, pages[page])
+        return pages.reshape(-1)

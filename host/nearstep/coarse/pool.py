@@ -1,0 +1,445 @@
+"""A pool of memory devices that sum tensors near memory."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO, Self, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nearstep.coarse.counters import PoolCounters, read_counters
+from nearstep.coarse.device import CoarseDevice
+from nearstep.coarse.errors import QueueFullError, TensorMismatchError
+from nearstep.coarse.event import Event
+from nearstep.coarse.frozen import Frozen
+from nearstep.coarse.rings import Rings
+from nearstep.coarse.snapshot_file import load, open_file, save
+from nearstep.coarse.split import Part, split
+from nearstep.coarse.tensor import PoolTensor, as_array, is_shape
+from nearstep.device import open_device
+from nearstep.errors import ArgumentError, DtypeError, MismatchError
+from nearstep_hw.coarse.registers import Operation, Wire
+
+OPERATIONS = {each.name.lower(): each for each in Operation}
+WIRES = {each.name.lower(): each for each in Wire}
+
+SILENCE_CYCLES = 1 << 16
+
+
+class CoarsePool:
+    """Memory devices in rings: tensors on each of them, summed over all of them.
+
+    Close it, or use it as a context manager. Its methods may be called from several threads.
+
+    Parameters
+    ----------
+    device: CoarseDevice
+        An open one; the pool closes it.
+    silence_cycles: int
+        A device from which nothing valid came for longer is dead; 0: never.
+
+    Attributes
+    ----------
+    device: CoarseDevice
+    devices: int
+    groups: int
+        Rings that work at the same time: sync cores of each device.
+
+    Raises
+    ------
+    ArgumentError
+        ``silence_cycles`` is not from 0 to 2**32 - 1.
+    WaitTimeoutError
+        A device did not become idle.
+
+    Ref: COARSE paper, sections III and IV.
+    """
+
+    def __init__(self, device: CoarseDevice, *, silence_cycles: int = SILENCE_CYCLES) -> None:
+        if not 0 <= silence_cycles < 1 << 32:
+            raise ArgumentError(f"silence_cycles must be from 0 to 2**32 - 1, not {silence_cycles}")
+        self.device = device
+        self.devices = len(device.nodes)
+        self.groups = device.config.groups
+        self.rings = Rings(device, silence_cycles)
+
+    @classmethod
+    def open(cls, url: str, *, silence_cycles: int = SILENCE_CYCLES) -> Self:
+        """The pool named ``url``, such as ``golden:coarse?devices=4&groups=2``.
+
+        Raises
+        ------
+        UrlError
+            As :func:`nearstep.open`; and it is no pool.
+        OptionError, MismatchError, ArgumentError
+        """
+        device = open_device(url)
+        try:
+            if not isinstance(device, CoarseDevice):
+                raise MismatchError(url, "a COARSE pool", f"a {type(device).__name__}")
+            return cls(device, silence_cycles=silence_cycles)
+        except BaseException:
+            device.close()
+            raise
+
+    def close(self) -> None:
+        """Give the devices back; tensors are gone. Closing twice does nothing."""
+        self.device.close()
+
+    def tensor(self, arrays: int | Sequence[Any]) -> PoolTensor:
+        """A tensor on all devices.
+
+        Parameters
+        ----------
+        arrays: int | Sequence
+            Either its shape, for zeros; or an array for each device, float32, of one shape: numpy's
+            or any that numpy takes without a copy.
+
+        Raises
+        ------
+        TensorMismatchError
+            Arrays differ in shape or dtype; no device was touched.
+        ArgumentError
+            Not one array for each device, or not float32 (DtypeError).
+        OutOfDeviceMemoryError
+            Two buffers of it do not fit on every device.
+        ClosedDeviceError
+        """
+        self.device.check_open("make a tensor")
+        if is_shape(arrays):
+            shape = (arrays,) if isinstance(arrays, int | np.integer) else tuple(arrays)
+            if any(dim < 0 for dim in shape):
+                raise ArgumentError(f"shape must not be negative, not {shape}")
+            values = [np.zeros(shape, np.float32)] * self.devices
+        else:
+            assert not isinstance(arrays, int)
+            values = self._checked(arrays)
+        tensor = PoolTensor(self, tuple(int(dim) for dim in values[0].shape))
+        for device, each in enumerate(values):
+            tensor.write(device, each)
+        return tensor
+
+    def split(
+        self, elements: int, wire: str = "fp32", group: int | None = None
+    ) -> tuple[Part, ...]:
+        """Which ring sums which elements of a tensor that is summed alone.
+
+        All rings get a share, in whole entries; with ``group``, that one gets all. The order of
+        additions follows: within a part, an element's sum begins at the device whose ring position
+        is the number of its piece of the chunk, and goes on around the ring.
+
+        Raises
+        ------
+        ArgumentError
+            There is no such format or group.
+        """
+        self.check_wire(wire)
+        if group is not None:
+            self.check_group(group)
+        groups = range(self.groups) if group is None else (group,)
+        return split(self.device.config, elements, wire, groups)
+
+    def submit(
+        self,
+        tensor: PoolTensor,
+        op: str = "sum",
+        wire: str = "fp32",
+        *,
+        group: int | None = None,
+    ) -> Event:
+        """Begin to reduce a tensor over all devices, and return at once.
+
+        Parameters
+        ----------
+        tensor: PoolTensor
+        op: str
+            ``sum``; ``average``, the sum times float32(1 / devices); ``max``, which gives NaN if
+            there is one.
+        wire: str
+            Format on the links, ``fp32``, ``fp16`` or ``bf16``: partial results are rounded to it
+            at every hop, and all devices hold the same bits in the end.
+        group: int, optional
+            The ring that does it. None: all rings, each a part (:meth:`split`).
+
+        Raises
+        ------
+        QueueFullError
+            A queue that it needs is full. Nothing was sent to any device.
+        ArgumentError
+            There is no such operation, format or group, or the tensor is another pool's
+            (FreedBufferError).
+        BusyError
+            A job that has not ended uses the tensor.
+        ResetNeededError
+            Jobs ended with an error before, and :meth:`reset` was not called.
+        ClosedDeviceError
+        """
+        with self.rings.lock:
+            event = self._event(tensor, op, wire, group)
+            self.rings.check_space([part.group for part in event.parts])
+            self.rings.fly(event)
+        return event
+
+    def prepare(self, tensor: PoolTensor, op: str, wire: str, *, group: int) -> Event:
+        """As :meth:`submit`, but nothing is sent yet: for schedulers, that push to one device."""
+        with self.rings.lock:
+            event = self._event(tensor, op, wire, group)
+            self.rings.begin(event)
+        return event
+
+    def _event(self, tensor: PoolTensor, op: str, wire: str, group: int | None) -> Event:
+        self.check_operation(op)
+        self.check_wire(wire)
+        self.check_tensor(tensor)
+        parts = self.split(tensor.size, wire, group)
+        tensor.check_idle("reduce")
+        self.rings.check_ready()
+        jobs = [self.rings.make_job(tensor, part, OPERATIONS[op], WIRES[wire]) for part in parts]
+        return Event(self.rings, tensor, jobs)
+
+    @overload
+    def all_reduce(
+        self,
+        tensors: PoolTensor,
+        op: str = "sum",
+        wire: str = "fp32",
+        *,
+        group: int | None = None,
+        max_cycles: int | None = None,
+    ) -> PoolTensor: ...
+
+    @overload
+    def all_reduce(
+        self,
+        tensors: Sequence[PoolTensor],
+        op: str = "sum",
+        wire: str = "fp32",
+        *,
+        group: int | None = None,
+        max_cycles: int | None = None,
+    ) -> tuple[PoolTensor, ...]: ...
+
+    def all_reduce(
+        self,
+        tensors: PoolTensor | Sequence[PoolTensor],
+        op: str = "sum",
+        wire: str = "fp32",
+        *,
+        group: int | None = None,
+        max_cycles: int | None = None,
+    ) -> PoolTensor | tuple[PoolTensor, ...]:
+        """Reduce tensors over all devices, and return them when all are done.
+
+        One tensor alone is split over all rings; of several, each has a ring, taking turns, and as
+        many are in flight as the queues take.
+
+        Parameters
+        ----------
+        tensors: PoolTensor | Sequence[PoolTensor]
+        op, wire, group:
+            As in :meth:`submit`.
+        max_cycles: int, optional
+            Bound of the wait for each tensor, as in :meth:`Event.wait`.
+
+        Raises
+        ------
+        ArgumentError, BusyError, QueueFullError, ResetNeededError, ClosedDeviceError
+            As :meth:`submit`. Tensors are looked at before the first is sent.
+        RingError, RingTimeoutError
+            As :meth:`Event.wait`. Tensors that were done before have their results.
+        """
+        if isinstance(tensors, PoolTensor):
+            return self.submit(tensors, op, wire, group=group).result(max_cycles)
+        for tensor in tensors:
+            self.check_tensor(tensor)
+            tensor.check_idle("reduce")
+        if len(set(map(id, tensors))) != len(tensors):
+            raise ArgumentError("tensors must be given once each")
+        events: list[Event] = []
+        for number, tensor in enumerate(tensors):
+            ring = number % self.groups if group is None else group
+            while True:
+                try:
+                    events.append(self.submit(tensor, op, wire, group=ring))
+                    break
+                except QueueFullError:
+                    waiting = [event for event in events if not event.ended]
+                    if not waiting:
+                        raise
+                    waiting[0].wait(max_cycles)
+        return tuple(event.result(max_cycles) for event in events)
+
+    def counters(self) -> PoolCounters:
+        """What the devices have counted; subtract two readings for what lies between."""
+        self.device.check_open("read counters")
+        return PoolCounters(
+            cycles=self.device.cycles,
+            devices=tuple(read_counters(node, self.groups) for node in self.device.nodes),
+        )
+
+    def reset(self) -> None:
+        """End all jobs on all devices; then the pool is usable again.
+
+        Tensors keep the values that they had; events that had not ended fail with
+        :class:`PoolAbortedError`. Jobs that were put into queues through registers are gone.
+
+        Raises
+        ------
+        WaitTimeoutError
+            A device did not become idle.
+        ClosedDeviceError
+        """
+        self.device.check_open("reset")
+        self.rings.reset()
+
+    @contextlib.contextmanager
+    def freeze(self, tensors: Sequence[PoolTensor]) -> Iterator[Frozen]:
+        """The values that tensors have now, while reductions go on, in a ``with`` statement.
+
+        Parameters
+        ----------
+        tensors: Sequence[PoolTensor]
+
+        Raises
+        ------
+        SnapshotSpaceError
+            They take more pages than the devices can freeze, or than there is space for copies.
+        SnapshotError
+            A snapshot is open.
+        ArgumentError
+            None is given, one is another pool's, or was freed.
+        ClosedDeviceError
+        """
+        if not tensors:
+            raise ArgumentError("a snapshot must be of at least one tensor")
+        for tensor in tensors:
+            self.check_tensor(tensor)
+        frozen = Frozen(self.rings, tensors)
+        try:
+            yield frozen
+        finally:
+            frozen.close()
+
+    def snapshot(
+        self,
+        path: str | Path,
+        tensors: Sequence[PoolTensor],
+        *,
+        opener: Callable[[Path], BinaryIO] = open_file,
+    ) -> Path:
+        """Save the values that tensors have now; reductions may go on in the meantime.
+
+        Parameters
+        ----------
+        path: str | Path
+            The file is called this, a dot, and the number of its generation: one above the highest
+            that is there.
+        tensors: Sequence[PoolTensor]
+        opener: Callable[[Path], BinaryIO]
+            Opens the temporary file to write.
+
+        Returns
+        -------
+        Path
+            Of the file, which is whole and on the disk.
+
+        Raises
+        ------
+        SnapshotSaveError
+            It could not be written, such as on a full disk. There is no new file.
+        SnapshotError, ArgumentError, ClosedDeviceError
+            As :meth:`freeze`.
+        """
+        with self.freeze(tensors) as frozen:
+            return save(Path(path), frozen, opener)
+
+    def restore(
+        self, path: str | Path, tensors: Sequence[PoolTensor] | None = None
+    ) -> tuple[PoolTensor, ...]:
+        """Tensors from a file of :meth:`snapshot`.
+
+        Parameters
+        ----------
+        path: str | Path
+            Of a file, or as it was given to :meth:`snapshot`: then the newest generation.
+        tensors: Sequence[PoolTensor], optional
+            Of the shapes of those saved, in their order; they are written. None: new ones are made.
+
+        Raises
+        ------
+        TornSnapshotError
+            The file is torn or corrupted; names the last good one. Nothing was changed.
+        SnapshotError
+            There is none, or it is of other shapes or of another number of devices.
+        BusyError, FreedBufferError, OutOfDeviceMemoryError, ClosedDeviceError
+        """
+        for tensor in tensors or ():
+            self.check_tensor(tensor)
+            tensor.check_idle("restore")
+        shapes = None if tensors is None else [tensor.shape for tensor in tensors]
+        arrays = load(Path(path), self.devices, shapes)
+        if tensors is None:
+            return tuple(self.tensor(each) for each in arrays)
+        for tensor, each in zip(tensors, arrays, strict=True):
+            for device, values in enumerate(each):
+                tensor.write(device, values)
+        return tuple(tensors)
+
+    def check_device(self, device: int) -> None:
+        """Raise :class:`ArgumentError` unless there is this device."""
+        self.device.check_channel(device)
+
+    def check_group(self, group: int) -> None:
+        """Raise :class:`ArgumentError` unless there is this group."""
+        whole = isinstance(group, int | np.integer) and not isinstance(group, bool)
+        if not whole or not 0 <= group < self.groups:
+            raise ArgumentError(f"group must be from 0 to {self.groups - 1}, not {group!r}")
+
+    def check_tensor(self, tensor: PoolTensor) -> None:
+        """Raise unless it is a usable tensor of this pool."""
+        if not isinstance(tensor, PoolTensor):
+            raise DtypeError("tensor", "PoolTensor", type(tensor).__name__)
+        if tensor.pool is not self:
+            raise ArgumentError(f"tensor must be of {self!r}, not of {tensor.pool!r}")
+        tensor.check_usable("use")
+
+    def _checked(self, arrays: Sequence[Any]) -> list[NDArray[np.float32]]:
+        """An array for each device, all alike."""
+        if len(arrays) != self.devices:
+            raise ArgumentError(f"there must be {self.devices} arrays, not {len(arrays)}")
+        values = [as_array(each) for each in arrays]
+        found = {device: f"{each.dtype} of {each.shape}" for device, each in enumerate(values)}
+        if len(set(found.values())) > 1:
+            raise TensorMismatchError(found)
+        if values[0].dtype != np.float32:
+            raise DtypeError("arrays of a tensor", "float32", values[0].dtype)
+        return values
+
+    def check_operation(self, op: str) -> None:
+        """Raise :class:`ArgumentError` unless there is this operation."""
+        if op not in OPERATIONS:
+            raise ArgumentError(f"op must be one of {', '.join(OPERATIONS)}, not {op!r}")
+
+    def check_wire(self, wire: str) -> None:
+        """Raise :class:`ArgumentError` unless the devices have this format on their links."""
+        formats = self.device.config.wire_formats
+        if wire not in formats:
+            raise ArgumentError(f"wire must be one of {', '.join(formats)}, not {wire!r}")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<CoarsePool {self.device.url} of {self.devices} devices, {self.groups} groups>"

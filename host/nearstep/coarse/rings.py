@@ -1,0 +1,379 @@
+"""The rings of a pool: jobs go to the queues of the devices, and what became of them comes back."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from nearstep.backends.base import Poll
+from nearstep.coarse.device import CoarseDevice
+from nearstep.coarse.errors import (
+    JobMismatchError,
+    JobRefusedError,
+    MemoryResponseError,
+    PoolAbortedError,
+    QueueFullError,
+    ResetNeededError,
+    RingError,
+    RingTimeoutError,
+    SilentLinkError,
+    Waiting,
+)
+from nearstep.coarse.event import Event
+from nearstep.coarse.split import Part
+from nearstep.coarse.tensor import PoolTensor
+from nearstep.errors import MismatchError, WaitTimeoutError
+from nearstep.registers import BlockRegisters
+from nearstep.run import check_bound
+from nearstep_hw.coarse.config import BEAT_BYTES, PORTS
+from nearstep_hw.coarse.registers import ErrorCause, Operation, Stream, Wire
+
+IDLE_CYCLES = 1 << 18
+"""Bound of what takes no time of its own, such as finding a dead peer after the usual limit."""
+
+SLOWEST_CYCLES_PER_BEAT = 64
+
+SLICE_CYCLES = 1 << 12
+"""A wait lets go of the backend after this time, for other threads."""
+
+COMPLETED_BITS = 32
+
+ERRORS: Mapping[ErrorCause, type[RingError]] = {
+    ErrorCause.READ_RESPONSE: MemoryResponseError,
+    ErrorCause.WRITE_RESPONSE: MemoryResponseError,
+    ErrorCause.WINDOW: JobRefusedError,
+    ErrorCause.ALIGNMENT: JobRefusedError,
+    ErrorCause.OVERLAP: JobRefusedError,
+    ErrorCause.UNSUPPORTED: JobRefusedError,
+    ErrorCause.MISMATCH: JobMismatchError,
+    ErrorCause.ABORTED: PoolAbortedError,
+}
+
+
+@dataclass(kw_only=True)
+class RingJob:
+    """A part of a tensor, as all devices of a ring are given it.
+
+    Attributes
+    ----------
+    tensor: PoolTensor
+    part: Part
+    operation: Operation
+    wire: Wire
+    tag: int
+    targets: dict[int, int]
+        Jobs that a device has completed when it has completed this one; of those that have it.
+    left: set[int]
+        Devices that have not completed it.
+    """
+
+    tensor: PoolTensor
+    part: Part
+    operation: Operation
+    wire: Wire
+    tag: int
+    targets: dict[int, int] = field(default_factory=dict)
+    left: set[int]
+
+    @property
+    def beats(self) -> int:
+        return -(-4 * self.part.elements // BEAT_BYTES)
+
+    def __str__(self) -> str:
+        return f"job {self.tag} of {self.part.elements} elements on group {self.part.group}"
+
+
+class Rings:
+    """Sync cores of all devices, with what is in their queues.
+
+    Parameters
+    ----------
+    device: CoarseDevice
+    silence_cycles: int
+        After which a link without a valid frame is dead; 0: never.
+    """
+
+    def __init__(self, device: CoarseDevice, silence_cycles: int) -> None:
+        self.device = device
+        self.devices = len(device.nodes)
+        self.silence_cycles = silence_cycles
+        self.failure: RingError | None = None
+        self.lock = threading.RLock()
+        self._pushed: list[list[int]] = []
+        self._flying: list[Event] = []
+        self._tag = 0
+        pool, core = device.nodes[0].pool, device.nodes[0].sync0
+        self._epochs = 1 << pool.map.lookup("link.epoch")[1].width
+        self._tags = 1 << core.map.lookup("job.tag")[1].width
+        self._epoch = int(pool.link.epoch)
+        self.reset()
+
+    def core(self, device: int, group: int) -> BlockRegisters:
+        """Registers of a sync core."""
+        return self.device.nodes[device][f"sync{group}"]
+
+    def reset(self) -> None:
+        """End all jobs on all devices and begin the next epoch. Tensors keep their values.
+
+        Raises
+        ------
+        WaitTimeoutError
+            A device did not become idle.
+        """
+        with self.lock:
+            aborted = self._outcome(ErrorCause.ABORTED, 0) if self._flying else None
+            self._epoch = (self._epoch + 1) % self._epochs
+            for number, node in enumerate(self.device.nodes):
+                node.pool.silence_limit.value = self.silence_cycles
+                node.pool.link.set(device=number, epoch=self._epoch, used=self._used(number))
+                node.pool.control.abort = 1
+            for number, node in enumerate(self.device.nodes):
+                for block in (node.pool, *(self.core(number, g) for g in self._groups)):
+                    self.wait_any([block.status.poll(busy=0)], IDLE_CYCLES)
+                self._configure(number)
+            self._pushed = [[0] * self.device.config.groups for _ in range(self.devices)]
+            self.failure = None
+            self._end_flying(aborted)
+
+    def make_job(self, tensor: PoolTensor, part: Part, operation: Operation, wire: Wire) -> RingJob:
+        """A job that no device has yet, with the next tag."""
+        self._tag = (self._tag + 1) % self._tags
+        left = set(range(self.devices))
+        return RingJob(
+            tensor=tensor, part=part, operation=operation, wire=wire, tag=self._tag, left=left
+        )
+
+    def check_ready(self) -> None:
+        """Raise :class:`ResetNeededError` if jobs were ended and the pool was not reset."""
+        if self.failure is not None:
+            raise ResetNeededError() from self.failure
+
+    def check_space(self, groups: Sequence[int]) -> None:
+        """Raise :class:`QueueFullError` unless each of these cores can take a job."""
+        capacity = self.device.config.queue_jobs
+        for group in groups:
+            for device in range(self.devices):
+                if self.core(device, group).jobs.waiting >= capacity:
+                    raise QueueFullError(device, group, capacity)
+
+    def begin(self, event: Event) -> None:
+        """An event is in flight, though no device may have its jobs."""
+        event.tensor.begin(event)
+        self._flying.append(event)
+
+    def fly(self, event: Event) -> None:
+        """Give the jobs of an event to all devices."""
+        with self.lock:
+            self.begin(event)
+            for job in event.jobs:
+                for device in range(self.devices):
+                    self.push(job, device)
+
+    def push(self, job: RingJob, device: int) -> None:
+        """Give a job to one device."""
+        core, group = self.core(device, job.part.group), job.part.group
+        tensor, offset = job.tensor, 4 * job.part.start
+        local = self.device.local_address
+        average = job.operation is Operation.AVERAGE
+        core.source.value = local(tensor.front(device).address, device) + offset
+        core.destination.value = local(tensor.back(device).address, device) + offset
+        core.elements.value = job.part.elements
+        core.scale.value = np.float32(1 / self.devices) if average else 1.0
+        core.job.set(operation=int(job.operation), wire=int(job.wire), tag=job.tag)
+        core.start.go = 1
+        self._pushed[device][group] += 1
+        job.targets[device] = self._pushed[device][group]
+
+    def look(self) -> None:
+        """Find out which events have ended, without waiting."""
+        with self.lock:
+            for event in list(self._flying):
+                if all(self.completed(job) for job in event.jobs):
+                    self._flying.remove(event)
+                    event.end(None)
+            failure = self.look_for_errors() if self._flying else None
+            if failure is not None:
+                self._end_flying(failure)
+
+    def completed(self, job: RingJob) -> bool:
+        """Whether all devices have completed a job. Looks at them, does not wait."""
+        for device in sorted(job.left & job.targets.keys()):
+            self.completed_on(job, device)
+        return not job.left
+
+    def completed_on(self, job: RingJob, device: int) -> bool:
+        """Whether a device has completed a job."""
+        if device in job.left and device in job.targets:
+            count = self.core(device, job.part.group).completed.value
+            over = (count - job.targets[device]) % (1 << COMPLETED_BITS)
+            if over < 1 << (COMPLETED_BITS - 1):
+                job.left.discard(device)
+        return device not in job.left
+
+    def look_for_errors(self) -> RingError | None:
+        """What ended all jobs, if something has. The pool needs a reset then."""
+        if self.failure is None and any(n.pool.status.error for n in self.device.nodes):
+            self.failure = self._gather()
+        return self.failure
+
+    def wait(self, event: Event, max_cycles: int | None) -> None:
+        """Let the devices run until an event has ended.
+
+        Raises
+        ------
+        RingTimeoutError
+        """
+        check_bound(max_cycles)
+        self.device.check_open(f"wait for {event!r}")
+        left = self._bound() if max_cycles is None else max_cycles
+        bound = left
+        while not event.ended:
+            polls = self.polls(next(job for job in event.jobs if job.left))
+            spent = min(left, SLICE_CYCLES)
+            try:
+                self.wait_any(polls, spent)
+            except WaitTimeoutError as error:
+                left -= spent
+                if left <= 0 and not event.ended:
+                    raise RingTimeoutError(
+                        f"the end of {', '.join(map(str, event.jobs))}",
+                        bound,
+                        self.waits(),
+                        unit=error.unit,
+                        transactions=error.transactions,
+                    ) from None
+
+    def polls(self, job: RingJob) -> list[Poll]:
+        """One of these holds when a device that has a job has completed it, or on an error."""
+        device = min(job.left & job.targets.keys())
+        return [*self.completed_polls(job, device), *self.error_polls()]
+
+    def completed_polls(self, job: RingJob, device: int) -> list[Poll]:
+        """One of these holds when a device has completed a job; it may have gone on to others."""
+        core, group = self.core(device, job.part.group), job.part.group
+        counts = range(job.targets[device], self._pushed[device][group] + 1)
+        return [core.completed.poll(value=count % (1 << COMPLETED_BITS)) for count in counts]
+
+    def error_polls(self) -> list[Poll]:
+        """One of these holds when a device has an error."""
+        return [node.pool.status.poll(error=1) for node in self.device.nodes]
+
+    def wait_any(self, polls: Sequence[Poll], max_cycles: int) -> None:
+        """Let the devices run until a poll holds. Raises :class:`WaitTimeoutError`."""
+        self.device.backend.wait(polls, max_cycles)
+
+    def waits(self) -> tuple[Waiting, ...]:
+        """Who waits for whom, of devices with a job in work."""
+        found = []
+        for group in self._groups:
+            jobs = {
+                device: f"job {self.core(device, group).jobs.tag} of group {group}"
+                for device in range(self.devices)
+                if self.core(device, group).status.busy
+            }
+            for device, job in jobs.items():
+                peers = {
+                    peer: f"with {jobs[peer]}"
+                    if peer in jobs
+                    else f"without a job of group {group}"
+                    for peer in range(self.devices)
+                    if jobs.get(peer) != job
+                }
+                found.append(Waiting(device, job, peers))
+        return tuple(found)
+
+    @property
+    def _groups(self) -> range:
+        return range(self.device.config.groups)
+
+    def _bound(self) -> int:
+        """Cycles that are enough for all that is in the queues."""
+        beats = sum(job.beats for event in self._flying for job in event.jobs)
+        return IDLE_CYCLES + 2 * self.silence_cycles + SLOWEST_CYCLES_PER_BEAT * 2 * beats
+
+    def _used(self, device: int) -> int:
+        """Links of a device: of two devices, only the one between device 0 and 1."""
+        return (1 << PORTS) - 1 if self.devices > 2 else 1 << (1 - device)
+
+    def _configure(self, device: int) -> None:
+        """Place of a device in its rings, and the window of their jobs: all of its memory."""
+        pool = self.device.nodes[device].pool
+        pool.window_base.value = 0
+        pool.window_limit.value = self.device.config.memory_bytes
+        for group in self._groups:
+            odd = group % 2
+            send, receive = (0, 1) if odd else (1, 0)
+            if self.devices == 2:
+                send = receive = 1 - device
+            self.core(device, group).ring.set(
+                members=self.devices,
+                position=(self.devices - device) % self.devices if odd else device,
+                send_port=send,
+                receive_port=receive,
+            )
+
+    def _end_flying(self, error: RingError | None) -> None:
+        for event in self._flying:
+            event.end(error)
+        self._flying.clear()
+
+    def _gather(self) -> RingError:
+        """What the devices say, when all that hear of it have."""
+        for node in self.device.nodes:
+            try:
+                self.wait_any([node.pool.status.poll(error=1)], SLICE_CYCLES)
+            except WaitTimeoutError:
+                continue  # it hears nothing: it is the dead one, or behind it
+        causes = {
+            number: ErrorCause(node.pool.error.cause)
+            for number, node in enumerate(self.device.nodes)
+        }
+        quiet = (ErrorCause.PEER, ErrorCause.NONE)
+        first = [number for number, cause in causes.items() if cause not in quiet]
+        if not first:
+            peers = [number for number, cause in causes.items() if cause is ErrorCause.PEER]
+            raise MismatchError("error.cause", "that of the first fault", f"PEER on {peers}")
+        # A dead peer is heard of by both neighbours and, cut off, finds the same of them: what the
+        # others were told of is what happened.
+        told = [
+            int(self.device.nodes[number].pool.error_link.device)
+            for number, cause in causes.items()
+            if cause is ErrorCause.PEER
+        ]
+        device = next((number for number in told if number in first), first[0])
+        return self._outcome(causes[device], device, causes)
+
+    def _outcome(
+        self, cause: ErrorCause, device: int, causes: Mapping[int, ErrorCause] | None = None
+    ) -> RingError:
+        pool = self.device.nodes[device].pool
+        error = pool.error.get()
+        names = {
+            number: each.name
+            for number, each in (causes or dict.fromkeys(range(self.devices), cause)).items()
+        }
+        transactions = self.device.backend.transactions()
+        registers = pool.dump()
+        if cause is ErrorCause.SILENT:
+            port = int(error["stream"] == Stream.LINK1)
+            return SilentLinkError(
+                device=device,
+                port=port,
+                peer=(device + (1 if port else -1)) % self.devices,
+                causes=names,
+                stream=Stream(error["stream"]).name,
+                address=0,
+                registers=registers,
+                transactions=transactions,
+            )
+        return ERRORS[cause](
+            device=device,
+            causes=names,
+            stream=Stream(error["stream"]).name,
+            address=pool.error_address.value,
+            registers=registers,
+            transactions=transactions,
+        )

@@ -1,0 +1,194 @@
+"""A tensor of a pool: an array of one shape on each device."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nearstep.buffer import Buffer
+from nearstep.errors import ArgumentError, BusyError, DtypeError, FreedBufferError, ShapeError
+
+if TYPE_CHECKING:
+    from nearstep.coarse.event import Event
+    from nearstep.coarse.pool import CoarsePool
+
+
+class PoolTensor:
+    """A float32 array on each device of a pool, made by :meth:`CoarsePool.tensor`.
+
+    There are two buffers for it on each device. A job reads the front one and writes the back one;
+    the two change places when the job has ended well on every device. Until then, and for good if
+    it fails, all devices have the values from before the job.
+
+    Attributes
+    ----------
+    pool: CoarsePool
+    shape: tuple[int, ...]
+    size: int
+        Elements, on each device.
+    """
+
+    def __init__(self, pool: CoarsePool, shape: tuple[int, ...]) -> None:
+        self.pool = pool
+        self.shape = shape
+        self.size = math.prod(shape)
+        self._event: Event | None = None
+        self._freed = False
+        self._buffers: list[list[Buffer]] = []
+        self._front = 0
+        try:
+            for _ in range(2):
+                self._buffers.append([])
+                for device in range(pool.devices):
+                    self._buffers[-1].append(pool.device.alloc(self.size, channel=device))
+        except BaseException:
+            self._release()
+            raise
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the array of one device."""
+        return 4 * self.size
+
+    @property
+    def freed(self) -> bool:
+        return self._freed
+
+    @property
+    def event(self) -> Event | None:
+        """The job in work or in a queue; None without one."""
+        if self._event is not None and self._event.ended:
+            return None
+        return self._event
+
+    def write(self, device: int, array: Any) -> None:
+        """Copy a float32 array to a device.
+
+        Parameters
+        ----------
+        device: int
+        array:
+            Of the tensor's shape: numpy's, or one that numpy takes without a copy, such as a tensor
+            of torch.
+
+        Raises
+        ------
+        ArgumentError
+            There is no such device, or it is no such array (ShapeError, DtypeError).
+        BusyError
+            A job that has not ended reads the tensor.
+        FreedBufferError, ClosedDeviceError
+        """
+        self.check_idle("write")
+        self.pool.check_device(device)
+        values = as_array(array)
+        if values.dtype != np.float32:
+            raise DtypeError(repr(self), "float32", values.dtype)
+        if values.shape != self.shape:
+            raise ShapeError(repr(self), self.shape, values.shape)
+        self.front(device).write(np.ascontiguousarray(values).reshape(-1))
+
+    def read(self, device: int, out: Any = None) -> NDArray[np.float32]:
+        """Copy the array of a device to ``out``, or to a new array, and return it.
+
+        While a job is in work these are the values from before it.
+
+        Raises
+        ------
+        ArgumentError
+            There is no such device, or ``out`` is no contiguous array of the tensor's shape.
+        FreedBufferError, ClosedDeviceError
+        """
+        self.check_usable("read")
+        self.pool.check_device(device)
+        if out is None:
+            return self.front(device).read().reshape(self.shape)
+        values = as_array(out)
+        if values.shape != self.shape:
+            raise ShapeError(f"out of {self!r}", self.shape, values.shape)
+        if not values.flags.c_contiguous:
+            raise ShapeError(f"out of {self!r}", "contiguous", f"strided {values.strides}")
+        self.front(device).read(values.reshape(-1))
+        return values
+
+    def free(self) -> None:
+        """Give the memory back.
+
+        Raises
+        ------
+        BusyError
+            A job that has not ended uses the tensor.
+        FreedBufferError, ClosedDeviceError
+        """
+        self.check_idle("free")
+        self._release()
+        self._freed = True
+
+    def front(self, device: int) -> Buffer:
+        """Where the values of a device lie now."""
+        return self._buffers[self._front][device]
+
+    def back(self, device: int) -> Buffer:
+        """Where the next result on a device goes."""
+        return self._buffers[1 - self._front][device]
+
+    def begin(self, event: Event) -> None:
+        """A job has the tensor; called by the pool."""
+        self._event = event
+
+    def end(self, *, well: bool) -> None:
+        """The job has ended on every device; called by the pool."""
+        self._event = None
+        if well:
+            self._front = 1 - self._front
+
+    def check_usable(self, action: str) -> None:
+        """Raise if it was freed or the pool is closed; ``action`` is what was to be done."""
+        self.pool.device.check_open(f"{action} {self!r}")
+        if self._freed:
+            raise FreedBufferError(repr(self), action)
+
+    def check_idle(self, action: str) -> None:
+        """Raise :class:`BusyError` if a job has it, and as :meth:`check_usable`."""
+        self.check_usable(action)
+        if self.event is not None:
+            raise BusyError(f"cannot {action} {self!r}: a job that has not ended uses it")
+
+    def _release(self) -> None:
+        for buffers in self._buffers:
+            for buffer in buffers:
+                buffer.free()
+
+    def __repr__(self) -> str:
+        return f"PoolTensor({self.shape} on {self.pool.devices} devices)"
+
+
+def as_array(value: Any) -> NDArray[Any]:
+    """``value`` as numpy's array, without a copy.
+
+    Raises
+    ------
+    ArgumentError
+        It cannot be had without one.
+    """
+    if isinstance(value, np.ndarray):
+        return value
+    try:
+        if hasattr(value, "__dlpack__"):
+            return np.from_dlpack(value)
+        return np.asarray(value, copy=False)
+    except (TypeError, ValueError, RuntimeError, BufferError) as error:
+        raise ArgumentError(
+            f"numpy must take an array without a copy, not {type(value).__name__}: {error}"
+        ) from None
+
+
+def is_shape(value: Any) -> bool:
+    """Whether ``value`` is a shape rather than arrays."""
+    if isinstance(value, int | np.integer):
+        return True
+    return isinstance(value, Sequence) and all(isinstance(each, int | np.integer) for each in value)
