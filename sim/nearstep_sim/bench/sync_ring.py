@@ -16,7 +16,7 @@ from nearstep_hw.coarse.sync_core import SyncCore
 from nearstep_hw.verilog import to_verilog
 from nearstep_sim.build import Model, verilate_library, verilog_of
 from nearstep_sim.device.harness import CInjection, FaultRecord
-from nearstep_sim.device.memory import GUARD, UNWRITTEN, WRITTEN, EmulatedMemory
+from nearstep_sim.device.memory import GUARD, UNWRITTEN, EmulatedMemory
 
 __all__ = ["STALLS", "CoreReport", "Job", "SyncRing"]
 
@@ -153,13 +153,12 @@ class SyncRing:
         self.memories[core].read(address, out)
         return out.view(np.uint32)
 
-    def guard(self, free: Sequence[tuple[int, int]]) -> None:
-        """Everything is a guard, but for what was written and the ranges [start, end)."""
+    def forget(self, free: Sequence[tuple[int, int]]) -> None:
+        """Nothing may be touched any more but [start, end) of each range, which are unwritten."""
         for memory in self.memories:
-            memory.state[memory.state != WRITTEN] = GUARD
+            memory.state[:] = GUARD
             for start, end in free:
-                part = memory.state[start // 64 : -(-end // 64)]
-                part[part == GUARD] = UNWRITTEN
+                memory.state[start // 64 : -(-end // 64)] = UNWRITTEN
 
     def run(
         self,
