@@ -120,6 +120,7 @@ struct Inputs {
     std::uint32_t epoch, used, watch, silence_limit, keepalive, retry;
     std::uint32_t abort, abort_cause, abort_device, abort_port, clear;
     std::uint32_t source_stall, sink_stall;  // chances of 65536
+    std::uint32_t blocked;                   // groups whose sink takes nothing
 };
 
 struct DeviceReport {
@@ -203,7 +204,8 @@ struct Bench {
             p.head = s.phit + 1 == s.entries.phits(s.number); /* bit 128: last */      \
             put(t.send___05F##g##___05Fpayload, p);                                    \
         }                                                                              \
-        t.receive___05F##g##___05Fready = !random.chance(in.sink_stall);               \
+        t.receive___05F##g##___05Fready =                                              \
+            !random.chance(in.sink_stall) && !(in.blocked >> (g) & 1);                 \
     }
         EACH_GROUP(DRIVE)
 #undef DRIVE
@@ -241,14 +243,15 @@ struct Bench {
     void sample(int d) {
         VLinkLayer& t = *top[d];
         DeviceReport& r = report.devices[d];
+        const bool clear = inputs[d].clear;  // what is taken or given in this cycle is forgotten
 #define SAMPLE(g)                                                                      \
     {                                                                                  \
         Source& s = sources[d][g];                                                     \
-        if (s.offered && t.send___05F##g##___05Fready) {                               \
+        if (!clear && s.offered && t.send___05F##g##___05Fready) {                               \
             s.offered = false;                                                         \
             if (++s.phit == s.entries.phits(s.number)) s.phit = 0, ++s.number;         \
         }                                                                              \
-        if (t.receive___05F##g##___05Fvalid && t.receive___05F##g##___05Fready)        \
+        if (!clear && t.receive___05F##g##___05Fvalid && t.receive___05F##g##___05Fready)        \
             check(sinks[d][g], t.receive___05F##g##___05Fpayload);                     \
     }
         EACH_GROUP(SAMPLE)

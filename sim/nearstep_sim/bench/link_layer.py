@@ -39,7 +39,7 @@ class _Config(ctypes.Structure):
 @dataclass(frozen=True, kw_only=True)
 class Inputs:
     """Inputs of one device as of :class:`LinkLayer`; stalls are chances of a source and a sink to
-    do nothing in a cycle."""
+    do nothing in a cycle, `blocked` has a bit for each group whose sink takes nothing."""
 
     epoch: int = 1
     used: int | None = None
@@ -54,6 +54,7 @@ class Inputs:
     clear: int = 0
     source_stall: float = 0.0
     sink_stall: float = 0.0
+    blocked: int = 0
 
 
 class _Inputs(ctypes.Structure):
@@ -248,12 +249,21 @@ class LinkBench:
             for each in report.devices
         ]
 
+    def frames(self) -> int:
+        """Frames that were put on links."""
+        return sum(each.frames for each in self._statistics())
+
     def faults(self) -> Mapping[str, int]:
         """How many frames of each fault there were, of all links."""
         total = dict.fromkeys(KINDS, 0)
-        for device, port in self._ends():
-            statistics = CStatistics()
-            self._library.link_bench_statistics(self._bench, device, port, ctypes.byref(statistics))
+        for statistics in self._statistics():
             for name, count in zip(KINDS, statistics.faults, strict=True):
                 total[name] += count
         return total
+
+    def _statistics(self) -> list[CStatistics]:
+        every = []
+        for device, port in self._ends():
+            every.append(CStatistics())
+            self._library.link_bench_statistics(self._bench, device, port, ctypes.byref(every[-1]))
+        return every
