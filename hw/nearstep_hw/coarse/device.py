@@ -13,7 +13,7 @@ from nearstep_hw.coarse.faults import FaultControl
 from nearstep_hw.coarse.job_queue import JobQueue
 from nearstep_hw.coarse.link_layer import LinkLayer
 from nearstep_hw.coarse.registers import LINK_COUNTERS, SYNC_COUNTERS, device_map, sync_core_map
-from nearstep_hw.coarse.snapshot import WORD_BITS, SnapshotGate
+from nearstep_hw.coarse.snapshot import SnapshotGate
 from nearstep_hw.coarse.sync_core import SyncCore
 from nearstep_hw.coarse.wire import LinkPhit
 from nearstep_hw.csr.bank import CsrBank
@@ -49,7 +49,8 @@ class MemoryDevice(wiring.Component):
     -------
     csr : registers.
     s_axi : AXI4 of the host's window. Its RREADY and BREADY are always high.
-    m_axi : AXI4 to the local DRAM. IDs below `1 << HOST_ID_WIDTH` are the window's.
+    m_axi : AXI4 to the local DRAM. IDs below `1 << HOST_ID_WIDTH` are the window's, reads with as
+        many above them those of copies of pages.
     link_out, link_in : phits of each link; what comes is always taken.
     o_interrupt : high for a cycle when a job has ended well, or all have ended with an error.
 
@@ -190,7 +191,7 @@ class MemoryDevice(wiring.Component):
         m.submodules.writers = writers = self.writers
         m.submodules.gate = gate = self.gate
         m.submodules.writes = writes = self.writes
-        host_reads, *core_reads, copy_reads = reads.s_axi
+        host_reads, copy_reads, *core_reads = reads.s_axi
         host_writes, *core_writes = writers.s_axi
         connect_channels(m, host_reads, self.s_axi)
         connect_channels(m, host_writes, self.s_axi)
@@ -257,7 +258,7 @@ class MemoryDevice(wiring.Component):
             gate.i_base.eq(pool.o_snapshot_base),
             gate.i_area.eq(pool.o_snapshot_area),
             gate.i_pages.eq(pool.o_snapshot_pages),
-            gate.i_word.eq(pool.o_page_number[ceil_log2(WORD_BITS) :]),
+            gate.i_word.eq(pool.o_page_number),
             pool.i_snapshot_open.eq(gate.o_open),
             pool.i_snapshot_failed.eq(gate.o_failed),
             pool.i_snapshot_copied.eq(gate.o_copied),

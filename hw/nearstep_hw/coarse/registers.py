@@ -338,12 +338,12 @@ def _snapshot() -> list[Register]:
         ),
         Register(
             name="page",
-            doc="Which page snapshot_copied tells about.",
-            fields=(_config("number", 0, 32, "Number within the snapshot."),),
+            doc="Which pages snapshot_copied tells about.",
+            fields=(_config("number", 0, 32, "Number of the first of them, divided by 32."),),
         ),
         value_register(
             "snapshot_copied",
             Access.STATUS,
-            "Bit i: page 32 * (page.number / 32) + i lies in the area.",
+            "Bit i: page 32 * page.number + i of the snapshot lies in the area.",
         ),
     ]

@@ -67,7 +67,8 @@ class Node {
                         options.state + number * (options.capacity / Store::kLineBytes),
                         options.capacity, kBeatBytes),
                   {options.half_duplex != 0, options.latency, options.stall,
-                   options.seed + number, options.host_ids}),
+                   options.seed + number, options.host_ids,
+                   2 * options.host_ids}),  // copies of pages take in what nobody has written
           window_(kBeatBytes, kWindowLimits),
           memory_checker_(kBeatBytes),
           window_checker_(kBeatBytes) {}
