@@ -95,10 +95,9 @@ class Node {
         }
     }
 
-    // One cycle. `in` is what arrives on each link, null for nothing; `ready` tells whether the link
-    // takes a phit; `out` is what was sent.
-    void cycle(const Phit* const (&in)[kPorts], const bool (&ready)[kPorts], Phit (&out)[kPorts],
-               bool (&sent)[kPorts], std::uint64_t now) {
+    // Everything that the device sees in a cycle. `in` is what arrives on each link, null for
+    // nothing; `ready` tells whether the link takes a phit.
+    void settle(const Phit* const (&in)[kPorts], const bool (&ready)[kPorts]) {
         Vdevice& d = model_;
         receive(d.link_in___05F0___05Fvalid, d.link_in___05F0___05Fpayload, in[0]);
         receive(d.link_in___05F1___05Fvalid, d.link_in___05F1___05Fpayload, in[1]);
@@ -108,6 +107,11 @@ class Node {
         drive_window();
         d.clk = 0;
         d.eval();
+    }
+
+    // The edge that ends the cycle. `out` is what was sent on each link, if it is `sent`.
+    void clock(Phit (&out)[kPorts], bool (&sent)[kPorts], std::uint64_t now) {
+        Vdevice& d = model_;
         sent[0] = send(d.link_out___05F0___05Fvalid, d.link_out___05F0___05Fpayload, out[0]);
         sent[1] = send(d.link_out___05F1___05Fvalid, d.link_out___05F1___05Fpayload, out[1]);
         interrupted |= d.o_interrupt != 0;
@@ -253,7 +257,10 @@ class Node {
 
 class Pool {
   public:
-    explicit Pool(const PoolOptions& options) : options_(options) {
+    explicit Pool(const PoolOptions& options) : options_(options), sent_(options.devices) {
+#if VM_TRACE
+        context_.traceEverOn(options.trace != nullptr);
+#endif
         for (unsigned i = 0; i < options.devices; ++i)
             nodes_.push_back(std::make_unique<Node>(options, i, &context_));
         // Link i joins port 1 of device i with port 0 of the next; of two devices there is one.
@@ -261,7 +268,21 @@ class Pool {
         for (unsigned i = 0; i < links; ++i)
             for (unsigned direction = 0; direction < 2; ++direction)
                 links_.push_back(std::make_unique<Link>(link_options(2 * i + direction)));
+#if VM_TRACE
+        if (options.trace != nullptr) {
+            trace_ = std::make_unique<VerilatedVcdC>();
+            for (auto& node : nodes_) node->model().trace(trace_.get(), 99);
+            trace_->open(options.trace);
+        }
+#endif
         reset();
+    }
+
+    ~Pool() {
+        for (auto& node : nodes_) node->model().final();
+#if VM_TRACE
+        if (trace_) trace_->close();
+#endif
     }
 
     void reset() {
@@ -419,12 +440,6 @@ class Pool {
 
     void step() {
         const unsigned count = unsigned(nodes_.size());
-        struct Sent {
-            Phit phit[kPorts];
-            bool valid[kPorts];
-        };
-        sent_.resize(count * sizeof(Sent));
-        Sent* sent = reinterpret_cast<Sent*>(sent_.data());
         for (unsigned i = 0; i < count; ++i) {
             const Phit* in[kPorts];
             bool ready[kPorts];
@@ -434,21 +449,40 @@ class Pool {
                 in[port] = from == nullptr ? nullptr : from->arriving();
                 ready[port] = to == nullptr || to->ready();
             }
-            nodes_[i]->cycle(in, ready, sent[i].phit, sent[i].valid, cycle_);
+            nodes_[i]->settle(in, ready);
         }
+        dump();
+        for (unsigned i = 0; i < count; ++i)
+            nodes_[i]->clock(sent_[i].phit, sent_[i].valid, cycle_);
+        dump();
         for (unsigned i = 0; i < count; ++i)
             for (unsigned port = 0; port < kPorts; ++port)
                 if (Link* to = link_of(i, port, true); to != nullptr)
-                    to->tick(sent[i].valid[port], sent[i].phit[port]);
+                    to->tick(sent_[i].valid[port], sent_[i].phit[port]);
         ++cycle_;
     }
+
+    void dump() {
+#if VM_TRACE
+        if (trace_) trace_->dump(context_.time());
+        context_.timeInc(1);
+#endif
+    }
+
+    struct Sent {
+        Phit phit[kPorts];
+        bool valid[kPorts];
+    };
 
     PoolOptions options_;
     VerilatedContext context_;
     std::vector<std::unique_ptr<Node>> nodes_;
     std::vector<std::unique_ptr<Link>> links_;
-    std::vector<unsigned char> sent_;
+    std::vector<Sent> sent_;
     std::uint64_t cycle_ = 0;
+#if VM_TRACE
+    std::unique_ptr<VerilatedVcdC> trace_;
+#endif
 };
 
 }  // namespace nearstep
