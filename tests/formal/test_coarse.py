@@ -138,26 +138,21 @@ class Flows(Component):
             Assert(written - acknowledged <= depth),
             Assert(received - consumed <= depth),
             # Each entry once, none left out; and there is always a place for it.
-            Assert(~receiver.o_storing | (storing == received)),
-            Assert(~receiver.o_accept | ((storing == received) & (received < sent))),
+            Assert(~receiver.o_storing | ((storing == received) & (received < sent))),
+            Assert(~receiver.o_accept | (storing == received)),
             Assert(~(self.i_begin & (self.i_entry == received)) | ~receiver.o_gap),
             Assert(~receiver.o_available | (consumed < received)),
             Cover(receiver.o_accept & (received == 4)),
             Cover(receiver.o_duplicate & (received == 3)),
         ]
-        self._numbers(m, sender, acknowledged)
-        return m
-
-    def _numbers(self, m: Module, sender: SendFlow, acknowledged: Value) -> None:
-        """What the sender's own order adds, for induction."""
-        bits = self.BITS
-        next_ = Signal(bits)
-        out = Signal(bits)
+        # What the sender's own order adds, for induction.
+        next_, out = Signal(bits), Signal(bits)
         m.d.comb += [
             next_.eq(sender.o_next - sender.o_acknowledged),
             out.eq(sender.o_sent - sender.o_acknowledged),
             Assert(next_ <= out),
         ]
+        return m
 
 
 class FairLink(Component):

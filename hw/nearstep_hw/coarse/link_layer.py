@@ -29,10 +29,11 @@ class LinkLayer(wiring.Component):
     by CRC and sequence numbers, and made good by sending again from the first entry that is missing
     (go-back-N). A core that takes nothing stops only its own group.
 
-    *Timing*: 7 cycles from the last phit of an entry at `send` to the first at `receive`, and the
-    entry's length twice, and the link's latency. A phit a cycle on each port in each direction, of
-    which all but `FRAME_PHITS` a frame are of entries, if `buffer_entries` entries take longer than
-    an entry, its acknowledgement, and the place that it frees need.
+    *Timing*: on an idle link, the first phit of an entry is at `receive` 7 cycles, the phits of the
+    entry and the link's latency after its last phit was at `send`. A phit a cycle on each port in
+    each direction, of which all but `FRAME_PHITS` a frame are of entries, as long as
+    `buffer_entries` entries take longer than one of them, its acknowledgement and the place that it
+    frees. `i_retry` has to be longer than three of the longest frames and twice the latency.
 
     Parameters
     ----------
@@ -43,7 +44,6 @@ class LinkLayer(wiring.Component):
     send, receive : entries of each group's core.
     link_out, link_in : of each port.
     i_send_port, i_receive_port : of each group. Change only with `i_clear`.
-    i_device : not used by frames but ABORT; `i_abort_device` tells it.
     i_epoch : of all frames; those of another are dropped. Change only with `i_clear`.
     i_used : ports that have a peer. Nothing is sent on others, and what comes is dropped.
     i_watch, i_silence_limit, o_silent : level of each port: nothing valid came for longer than so

@@ -252,6 +252,16 @@ def test_a_core_that_takes_nothing_stops_only_its_group():
     assert check(bench, 100) == DEVICES * 4 * 100 * 16
 
 
+@pytest.mark.parametrize("latency", [1, 12, 40])
+def test_an_entry_takes_seven_cycles_its_phits_and_the_latency(latency):
+    bench = LinkBench(SMALL[1], seed=1, full=True, options=LinkOptions(latency=latency))
+    bench.send(1, device=0)
+    cycles = bench.run(1_000, until_delivered=True)
+    first_sent_to_last = SMALL[1].entry_phits - 1
+    assert cycles == 2 * first_sent_to_last + 7 + SMALL[1].entry_phits + latency + 1
+    assert check(bench) == SMALL[1].entry_phits
+
+
 @pytest.mark.parametrize("groups", [1, 2])
 def test_a_phit_a_cycle_in_both_directions(groups):
     config = CoarseConfig(groups=groups)
