@@ -4,9 +4,10 @@ from amaranth import Elaboratable, Module, Mux, ResetInserter, Signal, Value
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
+from nearstep_hw.coarse import half
 from nearstep_hw.coarse.config import CoarseConfig
 from nearstep_hw.coarse.wire import Operation, Wire
-from nearstep_hw.fp import add, convert, mul
+from nearstep_hw.fp import add, mul
 from nearstep_hw.fp.format import BF16, FP16, FP32
 from nearstep_hw.fp.pipeline import Pipeline, Staged
 from nearstep_hw.stream.gearbox import PieceLayout
@@ -65,11 +66,11 @@ class Reduce(wiring.Component):
     i_clear : forgets everything.
     """
 
-    _WIDE = convert.DEPTH
+    _WIDE = half.DEPTH
     _ADDED = _WIDE + add.DEPTH
     _SCALED = _ADDED + mul.DEPTH
-    _NARROW = _SCALED + convert.DEPTH
-    latency = _NARROW + convert.DEPTH
+    _NARROW = _SCALED + half.DEPTH
+    latency = _NARROW + half.DEPTH
 
     def __init__(self, config: CoarseConfig) -> None:
         self.config = config
@@ -100,18 +101,23 @@ class Reduce(wiring.Component):
         control = pipe.source(beat.control, 0, "control")
         done = Signal(ReduceControl)
         halves = Signal()
+        sent, written = Signal(), Signal()  # the beat at the end, while it waits for the other
 
         m.d.comb += [
             done.eq(pipe.at(control, self.latency)),
             halves.eq(self.i_wire != Wire.FP32),
             advance.eq(~self.o_wait_send & ~self.o_wait_write),
-            self.o_wait_send.eq(valid & done.send & ~self.send.ready),
-            self.o_wait_write.eq(valid & done.write & ~self.write.ready),
             self.i.ready.eq(advance & ~self.i_stop),
-            self.send.valid.eq(valid & done.send & ~self.o_wait_write),
+            self.send.valid.eq(valid & done.send & ~sent),
             self.send.payload.last.eq(done.last),
-            self.write.valid.eq(valid & done.write & ~self.o_wait_send),
+            self.write.valid.eq(valid & done.write & ~written),
+            self.o_wait_send.eq(self.send.valid & ~self.send.ready),
+            self.o_wait_write.eq(self.write.valid & ~self.write.ready),
             self.o_end.eq(valid & done.end & advance),
+        ]
+        m.d.sync += [
+            sent.eq(~advance & (sent | (self.send.valid & self.send.ready))),
+            written.eq(~advance & (written | (self.write.valid & self.write.ready))),
         ]
         both, adds = Signal(), Signal()
         early = self._flags(m, pipe, control, self._WIDE)
@@ -151,7 +157,7 @@ class Reduce(wiring.Component):
         local = pipe.wrap(beat.local.word_select(lane, 32), 0, f"local{lane}")
         received = pipe.at(word, at)
         for name, fmt in self.formats.items():
-            wide = convert.convert(pipe, fmt, FP32, short, depth=at, flags=False).z
+            wide = half.widen(pipe, fmt, short)
             received = Mux(self.i_wire == Wire[name.upper()], pipe.at(wide, at), received)
         return pipe.wrap(received, at, f"a{lane}"), pipe.wrap(pipe.at(local, at), at, f"b{lane}")
 
@@ -176,8 +182,8 @@ class Reduce(wiring.Component):
         with m.If(~halves):
             m.d.comb += send.word_select(lane, 32).eq(whole)
         for name, fmt in self.formats.items():
-            short = convert.convert(pipe, FP32, fmt, result, flags=False).z
-            wide = convert.convert(pipe, fmt, FP32, short, flags=False).z
+            short = half.narrow(pipe, fmt, result)
+            wide = half.widen(pipe, fmt, short)
             with m.If(self.i_wire == Wire[name.upper()]):
                 m.d.comb += [
                     send.word_select(lane, 16).eq(pipe.at(short, at)),
