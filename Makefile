@@ -59,6 +59,8 @@ docs: $(READY)  ## regenerate the pages under docs/ that come from the sources
 	@$(BIN)/nearstep registers axdimm --format md -o docs/registers-axdimm.md
 	@$(BIN)/nearstep registers axdimm-arbiter --format md -o docs/registers-axdimm-arbiter.md
 	@$(BIN)/nearstep registers smartssd --format md -o docs/registers-smartssd.md
+	@$(BIN)/nearstep registers coarse --format md -o docs/registers-coarse.md
+	@$(BIN)/nearstep registers coarse-sync --format md -o docs/registers-coarse-sync.md
 
 clean:  ## remove build products (.venv stays)
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -9,17 +9,22 @@ import typer
 from nearstep_hw.axdimm.config import AdamKernelConfig, ConfigError
 from nearstep_hw.axdimm.dimm import DimmConfig
 from nearstep_hw.axdimm.registers import adam_kernel_map
+from nearstep_hw.coarse.config import CoarseConfig
+from nearstep_hw.coarse.registers import device_map, sync_core_map
 from nearstep_hw.csr.export import FORMATS
 from nearstep_hw.smartssd.config import UPDATER
 
-BLOCKS = ("axdimm", "axdimm-arbiter", "smartssd")
+BLOCKS = ("axdimm", "axdimm-arbiter", "smartssd", "coarse", "coarse-sync")
+COARSE_MAPS = {"coarse": device_map, "coarse-sync": sync_core_map}
+"""Blocks of a memory device; options shape them not."""
+
 DEFAULT = AdamKernelConfig()
 DIMM = DimmConfig()
 
 
 def command(
     block: Annotated[
-        str, typer.Argument(help=f"Kernel, arbiter or card; one of: {', '.join(BLOCKS)}.")
+        str, typer.Argument(help=f"Kernel, arbiter, card or pool; one of: {', '.join(BLOCKS)}.")
     ],
     form: Annotated[
         str, typer.Option("--format", "-f", help=f"One of: {', '.join(FORMATS)}.")
@@ -50,6 +55,9 @@ def command(
         raise typer.BadParameter(f"must be one of {', '.join(BLOCKS)}, not {block!r}")
     if form not in FORMATS:
         raise typer.BadParameter(f"--format must be one of {', '.join(FORMATS)}, not {form!r}")
+    if block in COARSE_MAPS:
+        _write(FORMATS[form](COARSE_MAPS[block](CoarseConfig())), output)
+        return
     try:
         usual = UPDATER if block == "smartssd" else DEFAULT
         config = replace(
@@ -67,7 +75,11 @@ def command(
             _, registers = dimm.maps()["arbiter0"]
     except ConfigError as error:
         raise typer.BadParameter(str(error)) from None
-    text = FORMATS[form](registers)
+    _write(FORMATS[form](registers), output)
+
+
+def _write(text: str, output: Path | None) -> None:
+    """Write to a file, or to standard output."""
     if output is None:
         typer.echo(text, nl=False)
     else:

@@ -244,6 +244,7 @@ class FcfsScheduler(Scheduler):
         self.waiting: list[deque[int]] = [deque() for _ in range(pool.devices)]
         self.current: dict[int, int] = {}
         self.events: dict[int, Event] = {}
+        self._ended: set[int] = set()
 
     def arrive(self, client: int, proxy: int, tensor: int) -> None:
         self.waiting[proxy].append(tensor)
@@ -308,8 +309,10 @@ class FcfsScheduler(Scheduler):
             for device, tensor in self.current.items()
             if self.pool.rings.completed_on(self.job(tensor), device)
         ]
-        tensors = {self.current.pop(device) for device in left}
-        return bool(left), [tensor for tensor in sorted(tensors) if self.events[tensor].done]
+        tensors = {self.current.pop(device) for device in left} - self._ended
+        ended = [tensor for tensor in sorted(tensors) if self.events[tensor].done]
+        self._ended.update(ended)
+        return bool(left), ended
 
     def _polls(self) -> list[Poll]:
         rings = self.pool.rings

@@ -11,6 +11,8 @@ from systemrdl.node import FieldNode, RegNode
 
 from nearstep_hw.axdimm.config import AdamKernelConfig
 from nearstep_hw.axdimm.registers import adam_kernel_map
+from nearstep_hw.coarse.config import CoarseConfig
+from nearstep_hw.coarse.registers import device_map, sync_core_map
 from nearstep_hw.csr.export import FORMATS, to_c_header, to_markdown, to_systemrdl
 from nearstep_hw.csr.model import Access, Kind, RegisterMap
 from nearstep_hw.smartssd.config import UPDATER
@@ -141,9 +143,15 @@ def test_every_format_ends_in_one_newline(register_map: RegisterMap) -> None:
 
 
 @pytest.mark.parametrize(
-    ("family", "kernel"), [("axdimm", AdamKernelConfig()), ("smartssd", UPDATER)]
+    ("name", "register_map"),
+    [
+        ("axdimm", adam_kernel_map(AdamKernelConfig())),
+        ("smartssd", adam_kernel_map(UPDATER)),
+        ("coarse", device_map(CoarseConfig())),
+        ("coarse-sync", sync_core_map(CoarseConfig())),
+    ],
 )
-def test_page_in_the_documentation_is_current(family: str, kernel: AdamKernelConfig) -> None:
-    page = DOCS / f"registers-{family}.md"
-    expected = to_markdown(adam_kernel_map(kernel))
+def test_page_in_the_documentation_is_current(name: str, register_map: RegisterMap) -> None:
+    page = DOCS / f"registers-{name}.md"
+    expected = to_markdown(register_map)
     assert page.read_text() == expected, f"{page.name} is stale: run `make docs`"

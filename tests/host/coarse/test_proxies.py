@@ -1,0 +1,211 @@
+"""Tensors that clients push: first come, first served can stand still, queues per client cannot."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nearstep.coarse import CoarsePool, Proxies
+from nearstep.coarse.errors import DeadlockError, PushedTwiceError, PushOrderError, ResetNeededError
+from nearstep.errors import ArgumentError, BusyError
+
+from .conftest import URLS, check, golden, random_arrays
+
+BOUND = 1 << 16
+"""Of the time without progress, in device cycles."""
+
+FIGURE_10 = [(0, 0, 0), (0, 1, 1), (1, 1, 0), (1, 0, 1)]
+"""Pushes (client, proxy, tensor): at each proxy another tensor comes first."""
+
+
+def pushed(pool: CoarsePool, scheduler: str, pushes, tensors, clients: int) -> Proxies:
+    proxies = Proxies(pool, tensors, clients, scheduler=scheduler)
+    for each in pushes:
+        proxies.push(*each)
+    return proxies
+
+
+@pytest.fixture(params=["groups=2", "groups=1"])
+def pair(request, pool):
+    """Two devices, whose tensors have a ring each, or the same."""
+    url = pool.device.url.replace("devices=4", "devices=2").replace("groups=2", request.param)
+    with CoarsePool.open(url) as opened:
+        yield opened
+
+
+def test_first_come_first_served_stands_still_as_in_figure_10(pair) -> None:
+    arrays = [random_arrays(pair, 1000, seed=seed) for seed in (1, 2)]
+    tensors = [pair.tensor(each) for each in arrays]
+    proxies = pushed(pair, "fcfs", FIGURE_10, tensors, 2)
+    with pytest.raises(DeadlockError) as found:
+        proxies.run(BOUND)
+    error = found.value
+    assert error.circle == (0, 1)
+    assert {wait.device: dict(wait.peers) for wait in error.waits} == {
+        0: {1: "with tensor 1"},
+        1: {0: "with tensor 0"},
+    }
+    assert "device 0 has tensor 0 in work and waits for device 1 (with tensor 1)" in str(error)
+    assert error.max_cycles == BOUND
+    # The devices really have these jobs: neither has ended one, and each is in work.
+    groups = range(pair.groups)
+    assert all(n[f"sync{g}"].completed.value == 0 for n in pair.device.nodes for g in groups)
+    with pytest.raises((BusyError, ResetNeededError)):
+        pair.all_reduce(tensors[0])
+    pair.reset()
+    assert check(tensors[0], arrays[0]) + check(tensors[1], arrays[1]) == 4000
+    assert sorted(pushed(pair, "queues", FIGURE_10, tensors, 2).run(BOUND)) == [0, 1]
+    compared = 0
+    for number, (tensor, each) in enumerate(zip(tensors, arrays, strict=True)):
+        compared += check(tensor, golden(pair, each, group=number % pair.groups))
+    assert compared == 4000
+
+
+def test_first_come_first_served_goes_well_in_one_order(pool) -> None:
+    arrays = [random_arrays(pool, 500, seed=seed) for seed in range(5)]
+    tensors = [pool.tensor(each) for each in arrays]
+    pushes = [(proxy, proxy, tensor) for tensor in range(5) for proxy in range(4)]
+    assert pushed(pool, "fcfs", pushes, tensors, 4).run() == (0, 1, 2, 3, 4)
+    compared = 0
+    for number, (tensor, each) in enumerate(zip(tensors, arrays, strict=True)):
+        compared += check(tensor, golden(pool, each, group=number % 2))
+    assert compared == 5 * 2000
+
+
+@pytest.mark.parametrize("scheduler", ["queues", "fcfs"])
+def test_what_is_not_everywhere_is_waited_for_in_a_later_call(pool, scheduler) -> None:
+    tensors = [pool.tensor(64) for _ in range(2)]
+    proxies = pushed(pool, scheduler, [(0, proxy, 0) for proxy in range(3)], tensors, 2)
+    assert proxies.run(BOUND) == ()
+    proxies.push(1, 3, 0)
+    for proxy in range(4):
+        proxies.push(1, proxy, 1)
+    assert sorted(proxies.run(BOUND)) == [0, 1]
+    assert proxies.run(BOUND) == ()
+
+
+def test_a_client_with_another_order_is_told_at_the_push(pool) -> None:
+    proxies = Proxies(pool, [pool.tensor(8) for _ in range(3)], clients=2)
+    proxies.push(0, 0, 1)
+    proxies.push(0, 1, 1)
+    with pytest.raises(PushOrderError, match="not tensor 0 after tensor 1") as found:
+        proxies.push(0, 0, 0)
+    assert (found.value.client, found.value.tensor, found.value.after) == (0, 0, 1)
+    with pytest.raises(PushedTwiceError):
+        proxies.push(1, 0, 1)
+    for proxy in range(4):
+        proxies.push(1, proxy, 0)
+    proxies.push(1, 2, 1)
+    proxies.push(1, 3, 1)
+    assert sorted(proxies.run(BOUND)) == [0, 1]
+
+
+@pytest.mark.parametrize("push", [(2, 0, 0), (0, 4, 0), (0, 0, 3), (-1, 0, 0)])
+def test_clients_proxies_and_tensors_that_do_not_exist(pool, push) -> None:
+    proxies = Proxies(pool, [pool.tensor(8) for _ in range(3)], clients=2)
+    with pytest.raises(ArgumentError, match="must be from 0"):
+        proxies.push(*push)
+
+
+def test_options_that_do_not_exist(pool) -> None:
+    tensor = pool.tensor(8)
+    for options in ({"scheduler": "lifo"}, {"op": "min"}, {"wire": "fp8"}):
+        with pytest.raises(ArgumentError):
+            Proxies(pool, [tensor], 1, **options)
+    with pytest.raises(ArgumentError):
+        Proxies(pool, [tensor], 0)
+    with pytest.raises(ArgumentError):
+        Proxies(pool, [tensor, tensor], 1)
+
+
+@dataclass(frozen=True)
+class Program:
+    """Tensors, who brings each of them to each proxy, and the order in which they arrive.
+
+    Members
+    -------
+    pushes : (client, proxy, tensor); of one client in the order of the program.
+    stops : numbers of pushes before which the proxies run.
+    """
+
+    tensors: int
+    clients: int
+    pushes: tuple[tuple[int, int, int], ...]
+    stops: frozenset[int]
+
+
+@st.composite
+def programs(draw, devices: int) -> Program:
+    tensors, clients = draw(st.integers(1, 6)), draw(st.integers(1, 9))
+    seed = draw(st.integers(0, 1 << 32))
+    chance = random.Random(seed)
+    lines: list[list[tuple[int, int, int]]] = [[] for _ in range(clients)]
+    for tensor in range(tensors):
+        for proxy in chance.sample(range(devices), devices):
+            client = chance.randrange(clients)
+            lines[client].append((client, proxy, tensor))
+    pushes = []
+    while left := [line for line in lines if line]:
+        pushes.append(chance.choice(left).pop(0))
+    stops = frozenset(chance.sample(range(len(pushes)), min(2, len(pushes))))
+    return Program(tensors, clients, tuple(pushes), stops)
+
+
+def play(pool: CoarsePool, program: Program, scheduler: str) -> list[int]:
+    """Tensors in the order in which they were summed, all of them right."""
+    arrays = [random_arrays(pool, 20 * number, seed=number) for number in range(program.tensors)]
+    tensors = [pool.tensor(each) for each in arrays]
+    proxies = Proxies(pool, tensors, program.clients, scheduler=scheduler)
+    ended: list[int] = []
+    try:
+        for number, push in enumerate(program.pushes):
+            if number in program.stops:
+                ended += proxies.run(BOUND)
+            proxies.push(*push)
+        ended += proxies.run(BOUND)
+    except DeadlockError:
+        pool.reset()
+        raise
+    else:
+        for number, (tensor, each) in enumerate(zip(tensors, arrays, strict=True)):
+            check(tensor, golden(pool, each, group=number % pool.groups))
+    finally:
+        for tensor in tensors:
+            tensor.free()
+    return ended
+
+
+@pytest.fixture(scope="module")
+def one_pool():
+    with CoarsePool.open(URLS["golden"]) as opened:
+        yield opened
+
+
+@settings(max_examples=60, deadline=None)
+@given(program=programs(devices=4))
+def test_queues_never_stand_still_whatever_the_order_of_arrival(one_pool, program) -> None:
+    assert sorted(play(one_pool, program, "queues")) == list(range(program.tensors))
+
+
+def test_first_come_first_served_ends_or_is_found_out_in_any_order(one_pool) -> None:
+    """The same programs; both must be seen, or the property above says nothing."""
+    outcomes = {"ended": 0, "deadlock": 0}
+
+    @settings(max_examples=40, deadline=None, derandomize=True, database=None)
+    @given(program=programs(devices=4))
+    def each(program) -> None:
+        try:
+            ended = play(one_pool, program, "fcfs")
+        except DeadlockError:
+            outcomes["deadlock"] += 1
+        else:
+            assert sorted(ended) == list(range(program.tensors))
+            outcomes["ended"] += 1
+
+    each()
+    assert outcomes["ended"] >= 3, outcomes
+    assert outcomes["deadlock"] >= 3, outcomes
