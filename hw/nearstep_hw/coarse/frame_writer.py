@@ -4,7 +4,7 @@ from amaranth import Array, Cat, Const, Module, Mux, Signal
 from amaranth.hdl import unsigned
 from amaranth.lib import stream, wiring
 from amaranth.lib.data import View
-from amaranth.lib.wiring import In, Out
+from amaranth.lib.wiring import In, Out, connect, flipped
 
 from nearstep_hw.coarse.config import MAX_GROUPS, SEQUENCE_BITS
 from nearstep_hw.coarse.crc import HEADER_BITS, entry_crc, header_crc
@@ -19,6 +19,7 @@ from nearstep_hw.coarse.wire import (
     FrameKind,
     LinkPhit,
 )
+from nearstep_hw.stream.slice import StreamSlice
 
 CAUSE_BITS = 8
 ACKNOWLEDGE_CYCLES = 32
@@ -53,7 +54,8 @@ class FrameWriter(wiring.Component):
     o_report : they are being told, as they are now.
     i_epoch, i_keepalive : for headers; cycles, 0: never.
     i_abort, i_cause, i_device, i_port : send ABORT frames only, at once and as keepalive.
-    o_sent, o_payload, o_stall : strobes: a phit left, it was one of an entry, it had to wait.
+    o_sent, o_payload, o_stall : strobes: a phit left; one of an entry was put behind those that
+        leave; a phit had to wait.
     """
 
     def __init__(self, *, groups: int) -> None:
@@ -96,7 +98,6 @@ class FrameWriter(wiring.Component):
         header = Signal(HEADER_BITS)
         is_entry = Signal()
         left = Signal(LENGTH_BITS)
-        m.d.comb += go.eq(~self.o.valid | self.o.ready)
 
         abort, entry, control = self._due(m, decide)
         group = self._turn(m)
@@ -161,14 +162,15 @@ class FrameWriter(wiring.Component):
                     with m.If(begin):
                         m.next = "HEADER"
 
-        shown_payload = Signal()
-        with m.If(go):
-            m.d.sync += [self.o.valid.eq(give), shown_payload.eq(payload)]
-            with m.If(give):
-                m.d.sync += self.o.payload.eq(phit)
+        # With a register in both directions, CRCs do not hang on the link's `ready`.
+        m.submodules.slice = out = StreamSlice(LinkPhit)
+        connect(m, out.o, flipped(self.o))
         m.d.comb += [
+            go.eq(out.i.ready),
+            out.i.valid.eq(give),
+            out.i.payload.eq(phit),
             self.o_sent.eq(self.o.valid & self.o.ready),
-            self.o_payload.eq(self.o_sent & shown_payload),
+            self.o_payload.eq(payload & go),
             self.o_stall.eq(self.o.valid & ~self.o.ready),
         ]
         return m

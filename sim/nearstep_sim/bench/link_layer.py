@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import hashlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cache
@@ -114,17 +115,15 @@ def _library(config: CoarseConfig) -> ctypes.CDLL:
         prefix="VLinkLayer",
     )
     # The header lies in another folder: its text has to be part of the name in the cache.
-    defines = {"GROUPS": config.groups, "LINK_HPP": hash_of(HEADER)}
+    defines = {"GROUPS": config.groups, "LINK_HPP": _hash_of(HEADER)}
     library = ctypes.CDLL(str(verilate_library("link_layer", [model], [SOURCE], defines=defines)))
     library.link_bench_open.restype = ctypes.c_void_p
     library.link_bench_run.restype = ctypes.c_uint64
     return library
 
 
-def hash_of(path: Path) -> str:
+def _hash_of(path: Path) -> str:
     """A C identifier that changes with the file."""
-    import hashlib
-
     return "x" + hashlib.sha256(path.read_bytes()).hexdigest()[:24]
 
 

@@ -92,7 +92,6 @@ def test_nothing_is_sent_again_on_a_good_link(groups, ports):
     counters = total(bench)
     assert {name: counters[name] for name in BAD} == dict.fromkeys(BAD, 0)
     assert counters["received_entries"] == DEVICES * groups * ENTRIES
-    # What comes is what was sent, and the first phit of one entry for each group may be on its way.
     assert counters["payload_phits"] == payload
     frames = bench.frames()
     control = frames - counters["received_entries"]
@@ -250,6 +249,17 @@ def test_a_core_that_takes_nothing_stops_only_its_group():
         bench.set(device, blocked=0)
     assert bench.run(20_000, until_delivered=True) < 20_000
     assert check(bench, 100) == DEVICES * 4 * 100 * 16
+
+
+def test_an_acknowledgement_goes_alone_only_if_no_entry_carries_it():
+    bench = LinkBench(SMALL[1], seed=1, full=True, inputs=Inputs(keepalive=0, retry=0))
+    bench.send(1, device=0)
+    bench.run(500)
+    # It came and was read within the time that a changed number waits: one frame tells both.
+    assert bench.state()[1].counters[0]["sent_phits"] == 1
+    assert bench.state()[0].counters[1]["sent_phits"] == 16 + FRAME_PHITS
+    assert bench.frames() == 2
+    check(bench)
 
 
 @pytest.mark.parametrize("latency", [1, 12, 40])
