@@ -65,7 +65,8 @@ class SyncCore(wiring.Component):
     o_idle : nothing is outstanding at the local DRAM.
     i_clear : forgets everything; only while halted and idle.
     o_beat : the ALUs take a beat.
-    o_stall_local, o_stall_receive, o_stall_send, o_stall_write : what the ALUs wait for.
+    o_stall_local, o_stall_receive, o_stall_send, o_stall_write : what the ALUs wait for; they
+        count only while a job is in work.
 
     Ref: COARSE paper, section IV-A and figure 11.
     """
@@ -219,7 +220,7 @@ class SyncCore(wiring.Component):
             self.o_stall_local.eq(sequencer.o_stall_local),
             self.o_stall_receive.eq(sequencer.o_stall_receive),
             self.o_stall_send.eq(reduce.o_wait_send),
-            self.o_stall_write.eq(reduce.o_wait_write),
+            self.o_stall_write.eq(reduce.o_wait_write | sequencer.o_stall_write),
         ]
         return reduce
 
