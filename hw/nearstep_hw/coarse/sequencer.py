@@ -25,7 +25,7 @@ class StepSequencer(wiring.Component):
     received, local : beats of those steps that need them.
     o : beats for the ALUs.
     writes : steps that write something, each with its first beat.
-    o_stall_local, o_stall_receive : there is no beat because of that one.
+    o_stall_local, o_stall_receive, o_stall_write : there is no beat because of that one.
     i_clear : forgets everything.
     """
 
@@ -41,6 +41,7 @@ class StepSequencer(wiring.Component):
                 "writes": Out(stream.Signature(StepLayout(config))),
                 "o_stall_local": Out(1),
                 "o_stall_receive": Out(1),
+                "o_stall_write": Out(1),
                 "i_clear": In(1),
             }
         )
@@ -83,6 +84,9 @@ class StepSequencer(wiring.Component):
             self.i.ready.eq(fires & last),
             self.o_stall_local.eq(self.i.valid & lacks_local),
             self.o_stall_receive.eq(self.i.valid & lacks_received & ~lacks_local),
+            self.o_stall_write.eq(
+                self.i.valid & announces & ~self.writes.ready & ~lacks_local & ~lacks_received
+            ),
         ]
         with m.If(fires):
             m.d.sync += beat.eq(Mux(last, 0, beat + 1))

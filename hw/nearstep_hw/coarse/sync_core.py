@@ -39,10 +39,10 @@ class SyncCore(wiring.Component):
     After an error, and after `i_halt`, nothing more begins until `i_clear`. The source is never
     written.
 
-    *Timing*: a beat of the ALUs a cycle. A job's first entry goes out about 60 cycles after it was
-    taken, most of them for the division of the tensor by the ring (`TensorCut`) and for the first
-    read; from a phit received to one sent there are `Reduce.latency` + 7 cycles and those of the
-    memory.
+    *Timing*: a beat of the ALUs or a phit on each link a cycle, whichever there are more of. A
+    job's first entry begins to go out 60 cycles after the job was taken, and the latency of the
+    memory: 31 of them divide the tensor by the ring (`TensorCut`). From the last phit of a beat to
+    the first one of its result there are `Reduce.latency` + 8 = 24 cycles.
 
     Parameters
     ----------
@@ -65,7 +65,8 @@ class SyncCore(wiring.Component):
     o_idle : nothing is outstanding at the local DRAM.
     i_clear : forgets everything; only while halted and idle.
     o_beat : the ALUs take a beat.
-    o_stall_local, o_stall_receive, o_stall_send, o_stall_write : what the ALUs wait for.
+    o_stall_local, o_stall_receive, o_stall_send, o_stall_write : what the ALUs wait for; they
+        count only while a job is in work.
 
     Ref: COARSE paper, section IV-A and figure 11.
     """
@@ -219,7 +220,7 @@ class SyncCore(wiring.Component):
             self.o_stall_local.eq(sequencer.o_stall_local),
             self.o_stall_receive.eq(sequencer.o_stall_receive),
             self.o_stall_send.eq(reduce.o_wait_send),
-            self.o_stall_write.eq(reduce.o_wait_write),
+            self.o_stall_write.eq(reduce.o_wait_write | sequencer.o_stall_write),
         ]
         return reduce
 

@@ -17,7 +17,8 @@ MEBIBYTE = 1 << 20
 SMALL = {"entry_phits": 8, "chunks_ahead": 3, "local_beats": 32, "memory_bytes": MEBIBYTE}
 CONFIG = CoarseConfig(alus=8, **SMALL)
 SOURCE, DESTINATION = 4096 - 5 * BEAT_BYTES, MEBIBYTE // 2 + 3 * BEAT_BYTES
-SLVERR, DECERR = 0, 1
+SLVERR, DECERR, _, LATE = range(4)
+LATE_WRITES = CInjection(kind=LATE, write=1, limit=MEBIBYTE, times=1 << 20, delay=1000)
 
 
 @pytest.fixture(scope="module")
@@ -157,6 +158,44 @@ def test_many_devices_in_both_directions(rings) -> None:
     for reverse in (False, True):
         checks = _reduce(rings(9), tensors, "sum", "bf16", reverse=reverse, stall="both")
         assert checks.results == 9 * 3001
+
+
+def test_a_device_waits_for_the_jobs_of_the_others(rings) -> None:
+    ring, length = rings(3), 3000
+    tensors = _tensors(3, length, 12)
+    _load(ring, tensors)
+    job = Job(source=SOURCE, destination=DESTINATION, elements=length)
+    early = ring.run([job, None, None])
+    assert [(r.done, r.errors, r.busy > 0) for r in early] == [
+        (0, 0, True),
+        (0, 0, False),
+        (0, 0, False),
+    ]
+    late = ring.run([None, job, job])
+    golden = ring_all_reduce(tensors, operation="sum", wire="fp32", config=CONFIG)
+    assert _check(ring, tensors, late, golden).results == 3 * length
+
+
+@pytest.mark.parametrize(
+    ("options", "strobe", "least"),
+    [
+        ({"memory_latency": 500}, "stall_local", 400),
+        ({"link_latency": 500}, "stall_receive", 400),
+        ({"stall": "sink"}, "stall_send", 400),
+        ({"inject": (0, LATE_WRITES)}, "stall_write", 400),
+    ],
+)
+def test_what_the_alus_wait_for_is_told(rings, options, strobe: str, least: int) -> None:
+    ring, length = rings(2), 8000
+    tensors = _tensors(2, length, 13)
+    counts = []
+    for changes in ({}, options):
+        _load(ring, tensors)
+        job = Job(source=SOURCE, destination=DESTINATION, elements=length)
+        report = ring.run([job] * 2, **changes)[0]
+        assert report.done == 1
+        counts.append(getattr(report, strobe))
+    assert counts[1] - counts[0] > least, counts
 
 
 def test_a_wrong_result_is_found(rings) -> None:
