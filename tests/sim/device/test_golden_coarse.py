@@ -97,6 +97,13 @@ def test_a_job_runs_when_all_devices_have_it(bench) -> None:
         np.testing.assert_array_equal(bench.results(device, SOURCE), np.full(512, device + 1))
 
 
+def test_only_the_average_over_all_devices_is_computed(bench) -> None:
+    for device in range(DEVICES):
+        bench.push(device, operation=1)
+    with pytest.raises(ArgumentError, match="scale must be 1 / 4, not 1"):
+        bench.run()
+
+
 def test_groups_work_by_themselves(bench) -> None:
     for device in range(DEVICES):
         bench.push(device, 0)
