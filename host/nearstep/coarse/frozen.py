@@ -12,8 +12,11 @@ from nearstep.buffer import Buffer
 from nearstep.coarse.errors import SnapshotError, SnapshotSpaceError
 from nearstep.coarse.rings import Rings
 from nearstep.coarse.tensor import PoolTensor
-from nearstep.errors import OutOfDeviceMemoryError
+from nearstep.errors import OutOfDeviceMemoryError, WaitTimeoutError
 from nearstep_hw.coarse.config import PAGE_BYTES
+
+OPEN_CYCLES = 1 << 18
+"""Bound of what opening takes: writes that are under way, and a cycle for every 32 pages."""
 
 COPIED_BITS = 32
 """Pages that one read of ``snapshot_copied`` tells about."""
@@ -149,8 +152,10 @@ class Frozen:
         pool.snapshot_pages.value = where.pages
         pool.start.go = 1
         self._opened.append(device)
-        if not pool.snapshot.open:
-            raise SnapshotError(f"device {device} did not open the snapshot")
+        try:
+            self._rings.wait_any([pool.snapshot.poll(open=1)], OPEN_CYCLES)
+        except WaitTimeoutError as error:
+            raise SnapshotError(f"device {device} did not open the snapshot: {error}") from error
 
     def _read_pages(self, device: int, first: int) -> NDArray[np.uint8]:
         """Up to 32 pages, ``first`` a multiple of 32, as they were."""

@@ -331,14 +331,19 @@ def _snapshot() -> list[Register]:
         Register(
             name="snapshot",
             doc="State of the snapshot.",
-            fields=(_status("open", 0, 1, "Pages are copied before they change."),),
+            fields=(
+                _status("open", 0, 1, "Pages are copied before they change."),
+                _status("failed", 1, 1, "A copy failed: the snapshot is not whole."),
+            ),
         ),
         Register(
             name="page",
-            doc="Which page snapshot_copied tells about.",
-            fields=(_config("number", 0, 32, "Number within the snapshot."),),
+            doc="Which pages snapshot_copied tells about.",
+            fields=(_config("number", 0, 32, "Number of the first of them, divided by 32."),),
         ),
         value_register(
-            "snapshot_copied", Access.STATUS, "Bit i: page 32 * page.number + i lies in the area."
+            "snapshot_copied",
+            Access.STATUS,
+            "Bit i: page 32 * page.number + i of the snapshot lies in the area.",
         ),
     ]

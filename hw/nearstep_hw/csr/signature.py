@@ -25,12 +25,17 @@ class CsrSignature(Signature):
     error : unmapped address, write of a read-only register, partial write, or write refused
         because the block is busy. Nothing was changed.
     read_data : word read; 0 with an error.
+
+    Parameters
+    ----------
+    address_width : bits of a byte address: of one block, or of several one behind the other.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, address_width: int = ADDRESS_WIDTH) -> None:
+        self.address_width = address_width
         super().__init__(
             {
-                "address": Out(ADDRESS_WIDTH),
+                "address": Out(address_width),
                 "read": Out(1),
                 "write": Out(1),
                 "write_data": Out(WORD_BITS),

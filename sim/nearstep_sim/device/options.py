@@ -10,6 +10,7 @@ from nearstep_hw.axdimm.dimm import DimmConfig
 from nearstep_hw.coarse.config import MAX_DEVICES, CoarseConfig
 from nearstep_hw.dram.address import DEFAULT_MAPPING
 from nearstep_hw.smartssd.config import UPDATER, SmartssdConfig
+from nearstep_sim.link.faults import LinkOptions
 
 DDR4 = "ddr4-1600"
 """The memory of a whole DIMM: channels of DDR4, each with a mode arbiter."""
@@ -379,6 +380,58 @@ class CoarseOptions:
             snapshot_pages=self.snapshot_pages,
             memory_bytes=self.memory_bytes,
             wire_formats=_names(self.wire_formats),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerilatedPoolOptions(SimulationOptions, CoarseOptions):
+    """Options of ``sim:coarse``, those of :class:`CoarseOptions` among them.
+
+    ``memory``, ``latency``, ``stall`` and ``seed`` are of the local DRAM of each device.
+
+    Parameters
+    ----------
+    window : str
+        ``rtl``: the host's loads and stores go through the window of the device, in device cycles.
+        ``direct``: memory is copied behind its back, at once; a snapshot does not see it.
+    link_latency : int
+        Cycles from one end of a link to the other.
+    link_interval : int
+        Cycles for each phit of 16 bytes, in each direction.
+    drop, duplicate, reorder, corrupt : float
+        Chance of each fault, for every frame on every link.
+    """
+
+    memory: Literal["ideal", "halfduplex"] = "halfduplex"
+    fu: Literal["rtl"] = "rtl"
+    window: Literal["rtl", "direct"] = "rtl"
+    link_latency: int = 100
+    link_interval: int = 1
+    drop: float = 0.0
+    duplicate: float = 0.0
+    reorder: float = 0.0
+    corrupt: float = 0.0
+
+    def __post_init__(self) -> None:
+        CoarseOptions.__post_init__(self)
+        SimulationOptions.__post_init__(self)
+        self.link()
+
+    def link(self) -> LinkOptions:
+        """Options of every link.
+
+        Raises
+        ------
+        ValueError
+        """
+        return LinkOptions(
+            latency=self.link_latency,
+            interval=self.link_interval,
+            seed=self.seed,
+            drop=self.drop,
+            duplicate=self.duplicate,
+            reorder=self.reorder,
+            corrupt=self.corrupt,
         )
 
 

@@ -12,13 +12,20 @@ from nearstep.errors import UrlError
 from nearstep_sim.device.card import CardBackend
 from nearstep_sim.device.design import library
 from nearstep_sim.device.dimm import DimmBackend
-from nearstep_sim.device.options import DDR4, DimmOptions, VerilatedCardOptions, VerilatedOptions
+from nearstep_sim.device.options import (
+    DDR4,
+    DimmOptions,
+    VerilatedCardOptions,
+    VerilatedOptions,
+    VerilatedPoolOptions,
+)
+from nearstep_sim.device.pool import PoolBackend
 from nearstep_sim.device.shell import ShellBackend, ShellOptions
 
 
 def open_device(
     family: str, options: dict[str, str]
-) -> VerilatedBackend | DimmBackend | CardBackend:
+) -> VerilatedBackend | DimmBackend | CardBackend | PoolBackend:
     """Open ``sim:<family>``. The first time that a configuration is opened its library is built.
 
     Which options an AXDIMM has depends on ``memory``.
@@ -32,9 +39,11 @@ def open_device(
     """
     if family == "smartssd":
         return CardBackend(parse_options(VerilatedCardOptions, "sim:smartssd", options))
+    if family == "coarse":
+        return PoolBackend(parse_options(VerilatedPoolOptions, "sim:coarse", options))
     if family != "axdimm":
         reason = f"there is no family {family!r}"
-        raise UrlError(f"sim:{family}", reason, ("axdimm", "smartssd"))
+        raise UrlError(f"sim:{family}", reason, ("axdimm", "coarse", "smartssd"))
     if options.get("memory") == DDR4:
         return DimmBackend(parse_options(DimmOptions, f"sim:axdimm?memory={DDR4}", options))
     return VerilatedBackend(parse_options(VerilatedOptions, "sim:axdimm", options))

@@ -19,7 +19,10 @@ SHAPE = "devices=4&groups=2&entry_phits=8&buffer_entries=4&chunks_ahead=2&queue_
 
 MEMORY = "memory_bytes=1MiB&snapshot_pages=64"
 
-URLS = {"golden": f"golden:coarse?{SHAPE}&{MEMORY}"}
+URLS = {
+    "golden": f"golden:coarse?{SHAPE}&{MEMORY}",
+    "sim": f"sim:coarse?{SHAPE}&{MEMORY}",
+}
 """Pools of four devices with two groups; every test that names no other runs on all."""
 
 

@@ -72,7 +72,8 @@ def test_every_device_of_a_stepwise_ring_holds_what_the_model_says(operation, wi
                 golden = ring_all_reduce(
                     list(data), operation=operation, wire=wire, config=CONFIG, reverse=reverse
                 )
-                assert golden.dtype == np.float32 and golden.shape == (length,)
+                assert golden.dtype == np.float32
+                assert golden.shape == (length,)
                 oracle = _stepwise(list(map(torch.from_numpy, data)), operation, wire, reverse)
                 for tensor in oracle:
                     assert np.array_equal(_bits(tensor.numpy()), golden.view(np.uint32))

@@ -23,7 +23,8 @@ struct PortTiming {
     std::uint64_t latency;    // cycles from AR to the first R beat, from the last W beat to B
     std::uint32_t stall;      // chance of a stalled cycle on each channel, of 65536
     std::uint64_t seed;
-    std::uint32_t host_ids = 0;  // IDs below are the host's, who may access every line
+    std::uint32_t host_ids = 0;   // IDs below are the host's, who may access every line
+    std::uint32_t reads_all = 0;  // reads with IDs below may read every line, too
 };
 
 class PortMemory final : public Memory {
@@ -176,7 +177,8 @@ class PortMemory final : public Memory {
         pins_.rlast = burst.done + 1 == burst.beats;
         if (burst.outcome.response == kOkay)
             store_.read(burst.address + std::uint64_t(burst.done) * store_.beat_bytes(),
-                        pins_.rdata, fault, now_, is_host(burst.id));
+                        pins_.rdata, fault, now_,
+                        is_host(burst.id) || burst.id < timing_.reads_all);
         else
             pins_.rdata.fill(0xEE);
     }

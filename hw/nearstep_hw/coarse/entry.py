@@ -1,0 +1,82 @@
+"""What the parts of a sync core hand to each other: steps of entries, and beats of them."""
+
+from amaranth.lib import data
+from amaranth.utils import bits_for
+
+from nearstep_hw.axdimm.config import ELEMENT_BYTES
+from nearstep_hw.coarse.config import BEAT_ELEMENTS, ELEMENT_BITS, CoarseConfig
+
+BEAT_BITS = ELEMENT_BITS - (BEAT_ELEMENTS.bit_length() - 1) + 1
+"""Bits of a number of memory beats of a tensor."""
+
+
+def max_entry_beats(config: CoarseConfig) -> int:
+    """Most memory beats of an entry, in any wire format."""
+    return max(config.entry_beats(wire) for wire in config.wire_formats)
+
+
+class StepLayout(data.StructLayout):
+    """What a core does with one entry.
+
+    Parameters
+    ----------
+    config : of the device.
+
+    Members
+    -------
+    at : first memory beat of it, from the start of the tensor.
+    beats : memory beats of it that exist; the others are zeros.
+    wire_beats : memory beats of it on the wire.
+    receive, local : it comes from the ring; the device's own values take part.
+    send, write : what becomes of it.
+    final : all devices have taken part when this is done.
+    tail : the last beat of the tensor is in it.
+    end : no step of the job follows.
+    """
+
+    def __init__(self, config: CoarseConfig) -> None:
+        beats = bits_for(max_entry_beats(config))
+        super().__init__(
+            {
+                "at": BEAT_BITS,
+                "beats": beats,
+                "wire_beats": beats,
+                "receive": 1,
+                "local": 1,
+                "send": 1,
+                "write": 1,
+                "final": 1,
+                "tail": 1,
+                "end": 1,
+            }
+        )
+
+
+class RangeLayout(data.StructLayout):
+    """Memory beats next to each other.
+
+    Parameters
+    ----------
+    config : of the device.
+
+    Members
+    -------
+    at : number of the first beat in memory.
+    beats : how many; at least 1.
+    tail : the last of them ends the tensor.
+    """
+
+    def __init__(self, config: CoarseConfig) -> None:
+        super().__init__(
+            {
+                "at": config.address_width - 6,
+                "beats": bits_for(max_entry_beats(config)),
+                "tail": 1,
+            }
+        )
+
+
+def path_beats(config: CoarseConfig) -> int:
+    """Beats of the ALUs in a full entry of binary32: what waits before and behind the ALUs, so that
+    they can do a step that only sends while another comes in."""
+    return max(2, config.entry_bytes // (ELEMENT_BYTES * config.alus))

@@ -1,0 +1,115 @@
+"""What ends the jobs of a device, and how it becomes usable again."""
+
+from amaranth import Elaboratable, Module, Signal
+from amaranth.lib import data, wiring
+from amaranth.lib.wiring import In, Out
+from amaranth.utils import ceil_log2
+
+from nearstep_hw.coarse.config import PORTS
+from nearstep_hw.coarse.registers import ErrorCause, Stream
+from nearstep_hw.coarse.wire import EPOCH_BITS, MEMBER_BITS
+
+FAULT = data.StructLayout(
+    {"cause": 8, "stream": 8, "response": 2, "address": 64},
+)
+"""As the registers `error` and `error_address` show it."""
+
+ORIGIN = data.StructLayout({"cause": 8, "device": MEMBER_BITS, "port": ceil_log2(PORTS)})
+"""As the register `error_link` shows it."""
+
+
+class FaultControl(wiring.Component):
+    """Keeps the first fault of a device, ends all its jobs, tells the neighbours, until an abort.
+
+    An abort by the host ends all jobs, too. Then it waits until nothing is outstanding at the
+    memory, and clears sync cores, queues and links in one cycle, in which the epoch is taken.
+
+    Parameters
+    ----------
+    groups : sync cores.
+
+    Members
+    -------
+    i_core : fault of each sync core; `i_core_valid` has a bit for each.
+    i_silent : a bit for each link: its peer is dead.
+    i_peer, i_peer_origin : a neighbour ended its jobs, and what it says of the first fault.
+    i_device, i_epoch : as the host has written them.
+    i_abort : pulse.
+    i_idle : nothing of the sync cores is outstanding at the memory.
+    o_epoch : in force.
+    o_halt : sync cores end what they do.
+    o_clear : pulse: forget everything.
+    o_failed : there was a fault. From here on the neighbours are to be told.
+    o_fault, o_origin : the first.
+
+    Ref: COARSE paper, section IV-A.
+    """
+
+    def __init__(self, *, groups: int) -> None:
+        self.groups = groups
+        super().__init__(
+            {
+                "i_core": In(FAULT).array(groups),
+                "i_core_valid": In(groups),
+                "i_silent": In(PORTS),
+                "i_peer": In(1),
+                "i_peer_origin": In(ORIGIN),
+                "i_device": In(MEMBER_BITS),
+                "i_epoch": In(EPOCH_BITS),
+                "i_abort": In(1),
+                "i_idle": In(1),
+                "o_epoch": Out(EPOCH_BITS),
+                "o_halt": Out(1),
+                "o_clear": Out(1),
+                "o_failed": Out(1),
+                "o_fault": Out(FAULT),
+                "o_origin": Out(ORIGIN),
+            }
+        )
+
+    def elaborate(self, platform: object) -> Elaboratable:
+        m = Module()
+        aborting = Signal()
+        fault, origin = self.o_fault, self.o_origin
+
+        m.d.comb += self.o_halt.eq(self.o_failed | aborting)
+        with m.If(~self.o_failed):
+            with m.If(self.i_peer):
+                m.d.sync += [
+                    self.o_failed.eq(1),
+                    fault.eq(0),
+                    fault.cause.eq(ErrorCause.PEER),
+                    origin.eq(self.i_peer_origin),
+                ]
+            for port in range(PORTS):
+                with m.If(self.i_silent[port]):
+                    m.d.sync += [
+                        self.o_failed.eq(1),
+                        fault.eq(0),
+                        fault.cause.eq(ErrorCause.SILENT),
+                        fault.stream.eq(Stream.LINK0 + port),
+                        origin.cause.eq(ErrorCause.SILENT),
+                        origin.device.eq(self.i_device),
+                        origin.port.eq(port),
+                    ]
+            for group in range(self.groups):
+                with m.If(self.i_core_valid[group]):
+                    m.d.sync += [
+                        self.o_failed.eq(1),
+                        fault.eq(self.i_core[group]),
+                        origin.cause.eq(self.i_core[group].cause),
+                        origin.device.eq(self.i_device),
+                        origin.port.eq(0),
+                    ]
+        m.d.comb += self.o_clear.eq(aborting & self.i_idle)
+        with m.If(self.o_clear):
+            m.d.sync += [
+                aborting.eq(0),
+                self.o_failed.eq(0),
+                fault.eq(0),
+                origin.eq(0),
+                self.o_epoch.eq(self.i_epoch),
+            ]
+        with m.If(self.i_abort):
+            m.d.sync += aborting.eq(1)
+        return m

@@ -1,0 +1,251 @@
+"""What goes out on a link: entries of the groups in turn, acknowledgements, the end of all jobs."""
+
+from amaranth import Array, Cat, Const, Module, Mux, Signal
+from amaranth.hdl import unsigned
+from amaranth.lib import stream, wiring
+from amaranth.lib.data import View
+from amaranth.lib.wiring import In, Out
+
+from nearstep_hw.coarse.config import MAX_GROUPS, SEQUENCE_BITS
+from nearstep_hw.coarse.crc import HEADER_BITS, entry_crc, header_crc
+from nearstep_hw.coarse.send_flow import TIMER_BITS
+from nearstep_hw.coarse.send_ring import LENGTH_BITS
+from nearstep_hw.coarse.wire import (
+    ABORT,
+    EPOCH_BITS,
+    HEADER,
+    MEMBER_BITS,
+    PHIT_BITS,
+    FrameKind,
+    LinkPhit,
+)
+
+CAUSE_BITS = 8
+ACKNOWLEDGE_CYCLES = 32
+"""That a changed acknowledgement waits for an entry to ride on."""
+
+
+class FrameWriter(wiring.Component):
+    """Frames of one port.
+
+    Between frames it decides what is next: an ABORT frame if one is due; else an entry, from the
+    groups in turn; else a control frame if the peer has to send again, or lacks half of its
+    credits, or what it should know has changed for `ACKNOWLEDGE_CYCLES`, or nothing was sent for
+    `i_keepalive` cycles. Every header but that of an ABORT tells all numbers of all groups as they
+    are when it is decided.
+
+    *Timing*: the header is at `o` two cycles after the decision, which is taken while the trailer
+    of the entry before goes out: a phit a cycle, without a gap between entries.
+
+    Parameters
+    ----------
+    groups : sync cores.
+
+    Members
+    -------
+    o : to the link.
+    i_used : this port has a peer. Nothing new is sent without.
+    i_offer, i_sequence, i_length : of each group, an entry that it may send on this port.
+    o_take : to the group whose entry begins; `o_advance` asks for its next phit.
+    o_group, i_data : the group whose entry is going out, and its phit.
+    i_received, i_consumed, i_resend : of each group that receives on this port; 0 for others.
+    i_changed, i_urgent : the peer does not know these, and needs to.
+    o_report : they are being told, as they are now.
+    i_epoch, i_keepalive : for headers; cycles, 0: never.
+    i_abort, i_cause, i_device, i_port : send ABORT frames only, at once and as keepalive.
+    o_sent, o_payload, o_stall : strobes: a phit left, it was one of an entry, it had to wait.
+    """
+
+    def __init__(self, *, groups: int) -> None:
+        self.groups = groups
+        super().__init__(
+            {
+                "o": Out(stream.Signature(LinkPhit)),
+                "i_used": In(1),
+                "i_offer": In(groups),
+                "i_sequence": In(SEQUENCE_BITS).array(groups),
+                "i_length": In(LENGTH_BITS).array(groups),
+                "o_take": Out(groups),
+                "o_advance": Out(1),
+                "o_group": Out(range(MAX_GROUPS)),
+                "i_data": In(PHIT_BITS),
+                "i_received": In(SEQUENCE_BITS).array(groups),
+                "i_consumed": In(SEQUENCE_BITS).array(groups),
+                "i_resend": In(groups),
+                "i_changed": In(1),
+                "i_urgent": In(1),
+                "o_report": Out(1),
+                "i_epoch": In(EPOCH_BITS),
+                "i_keepalive": In(TIMER_BITS),
+                "i_abort": In(1),
+                "i_cause": In(CAUSE_BITS),
+                "i_device": In(MEMBER_BITS),
+                "i_port": In(1),
+                "o_sent": Out(1),
+                "o_payload": Out(1),
+                "o_stall": Out(1),
+            }
+        )
+
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        m.submodules.header_crc = header_crc_ = header_crc()
+        m.submodules.entry_crc = entry_crc_ = entry_crc()
+        go = Signal()
+        decide = Signal()
+        header = Signal(HEADER_BITS)
+        is_entry = Signal()
+        left = Signal(LENGTH_BITS)
+        m.d.comb += go.eq(~self.o.valid | self.o.ready)
+
+        abort, entry, control = self._due(m, decide)
+        group = self._turn(m)
+        prepared = Signal(PHIT_BITS)
+        m.d.comb += prepared.eq(Mux(abort, self._abort(), self._header(m, entry, group)))
+        begin = Signal()
+        m.d.comb += [
+            begin.eq(decide & (abort | entry | control)),
+            self.o_report.eq(begin & ~abort),
+            self.o_take.eq(Mux(begin & entry, 1 << group, 0)),
+            header_crc_.start.eq(begin),
+            header_crc_.valid.eq(begin),
+            header_crc_.data.eq(prepared),
+        ]
+        with m.If(begin):
+            m.d.sync += [header.eq(prepared), is_entry.eq(entry)]
+            with m.If(entry):
+                m.d.sync += [self.o_group.eq(group), left.eq(Array(self.i_length)[group])]
+
+        phit = Signal(LinkPhit)
+        give = Signal()
+        payload = Signal()
+        first = Signal()
+        m.d.comb += [
+            entry_crc_.start.eq(first),
+            entry_crc_.valid.eq(payload & go),
+            entry_crc_.data.eq(self.i_data),
+            self.o_advance.eq(payload & go),
+        ]
+        with m.FSM():
+            with m.State("DECIDE"):
+                m.d.comb += decide.eq(1)
+                with m.If(begin):
+                    m.next = "HEADER"
+            with m.State("HEADER"):
+                m.d.comb += [
+                    give.eq(1),
+                    phit.data.eq(Cat(header, header_crc_.crc)),
+                    phit.head.eq(1),
+                    phit.last.eq(~is_entry),
+                ]
+                m.d.sync += first.eq(1)
+                with m.If(go):
+                    m.next = "DECIDE"
+                    with m.If(is_entry):
+                        m.next = "ENTRY"
+            with m.State("ENTRY"):
+                m.d.comb += [give.eq(1), payload.eq(1), phit.data.eq(self.i_data)]
+                with m.If(go):
+                    m.d.sync += [left.eq(left - 1), first.eq(0)]
+                    with m.If(left == 0):
+                        m.next = "TRAILER"
+            with m.State("TRAILER"):
+                m.d.comb += [
+                    give.eq(1),
+                    phit.data.eq(Cat(Const(0, HEADER_BITS), entry_crc_.crc)),
+                    phit.last.eq(1),
+                    decide.eq(go),
+                ]
+                with m.If(go):
+                    m.next = "DECIDE"
+                    with m.If(begin):
+                        m.next = "HEADER"
+
+        shown_payload = Signal()
+        with m.If(go):
+            m.d.sync += [self.o.valid.eq(give), shown_payload.eq(payload)]
+            with m.If(give):
+                m.d.sync += self.o.payload.eq(phit)
+        m.d.comb += [
+            self.o_sent.eq(self.o.valid & self.o.ready),
+            self.o_payload.eq(self.o_sent & shown_payload),
+            self.o_stall.eq(self.o.valid & ~self.o.ready),
+        ]
+        return m
+
+    def _due(self, m: Module, decide: Signal) -> tuple[Signal, Signal, Signal]:
+        """What the next frame is, if there is one: abort, entry or control."""
+        quiet = Signal(TIMER_BITS)  # cycles since the last frame
+        waiting = Signal(range(ACKNOWLEDGE_CYCLES + 1))
+        aborted = Signal()  # an ABORT frame was sent
+        keepalive, abort, entry, control = (
+            Signal(name=name) for name in ("keepalive", "abort", "entry", "control")
+        )
+        acknowledge = self.i_urgent | (waiting == ACKNOWLEDGE_CYCLES)
+        m.d.comb += [
+            keepalive.eq((self.i_keepalive != 0) & (quiet >= self.i_keepalive)),
+            abort.eq(self.i_used & self.i_abort & (~aborted | keepalive)),
+            entry.eq(self.i_used & ~self.i_abort & (self.i_offer != 0)),
+            control.eq(
+                self.i_used & ~self.i_abort & ((self.i_resend != 0) | acknowledge | keepalive)
+            ),
+        ]
+        # A long frame is not silence: the peer hears of it at its end.
+        with m.If(decide & (abort | entry | control)):
+            m.d.sync += [quiet.eq(0), waiting.eq(0)]
+        with m.Else():
+            with m.If(decide & ~keepalive):
+                m.d.sync += quiet.eq(quiet + 1)
+            with m.If(~self.i_changed):
+                m.d.sync += waiting.eq(0)
+            with m.Elif(waiting != ACKNOWLEDGE_CYCLES):
+                m.d.sync += waiting.eq(waiting + 1)
+        with m.If(~self.i_abort):
+            m.d.sync += aborted.eq(0)
+        with m.Elif(decide & abort):
+            m.d.sync += aborted.eq(1)
+        return abort, entry, control
+
+    def _turn(self, m: Module) -> Signal:
+        """The next group behind `o_group` that has an entry."""
+        group = Signal(range(MAX_GROUPS))
+        with m.Switch(self.o_group):
+            for last in range(self.groups):
+                with m.Case(last):
+                    # The last assignment counts: the nearest behind `last`.
+                    for step in range(self.groups, 0, -1):
+                        candidate = (last + step) % self.groups
+                        with m.If(self.i_offer[candidate]):
+                            m.d.comb += group.eq(candidate)
+        return group
+
+    def _header(self, m: Module, entry: Signal, group: Signal) -> View:
+        header = Signal(HEADER)
+        m.d.comb += [
+            header.kind.eq(Mux(entry, FrameKind.ENTRY, FrameKind.CONTROL)),
+            header.epoch.eq(self.i_epoch),
+            header.resend.eq(self.i_resend),
+        ]
+        with m.If(entry):
+            m.d.comb += [
+                header.group.eq(group),
+                header.sequence.eq(Array(self.i_sequence)[group]),
+                header.length.eq(Array(self.i_length)[group]),
+            ]
+        for index in range(self.groups):
+            m.d.comb += [
+                header.received[index].eq(self.i_received[index]),
+                header.consumed[index].eq(self.i_consumed[index]),
+            ]
+        return header.as_value()
+
+    def _abort(self) -> View:
+        fields = {
+            "kind": Const(FrameKind.ABORT.value, unsigned(3)),
+            "epoch": self.i_epoch,
+            "cause": self.i_cause,
+            "device": self.i_device,
+            "port": self.i_port,
+        }
+        parts = [fields.get(name, Const(0, field.width)) for name, field in ABORT]
+        return Cat(*parts)[:HEADER_BITS]

@@ -1,0 +1,44 @@
+"""Elements of 16 bits: to binary32 and back."""
+
+from amaranth.hdl import Cat, Const, Mux
+
+from nearstep_hw.fp import convert
+from nearstep_hw.fp.format import FP32, FpFormat
+from nearstep_hw.fp.pipeline import Pipeline, Staged
+
+DEPTH = convert.DEPTH
+"""Latency in cycles of both."""
+
+_LOW = 16  # bits that bfloat16 lacks
+
+
+def widen(pipe: Pipeline, fmt: FpFormat, a: Staged) -> Staged:
+    """``a``, of 16 bits, in binary32: exact; a NaN becomes the default NaN.
+
+    *Timing*: latency `DEPTH`.
+    """
+    if fmt.exponent != FP32.exponent:
+        return convert.convert(pipe, fmt, FP32, a, depth=DEPTH, flags=False).z
+    stage = pipe.latest(a) + DEPTH
+    short = pipe.at(a, stage)
+    nan = short[:-1] > fmt.infinity
+    return pipe.wrap(Mux(nan, FP32.quiet_nan, Cat(Const(0, _LOW), short)), stage, "widened")
+
+
+def narrow(pipe: Pipeline, fmt: FpFormat, a: Staged) -> Staged:
+    """``a``, of binary32, rounded once to 16 bits; a NaN becomes the default NaN.
+
+    Between formats of one exponent width a carry out of the fraction is the next binade, and out
+    of the last one infinity, so that rounding is one addition to the pattern.
+
+    *Timing*: latency `DEPTH`.
+    """
+    if fmt.exponent != FP32.exponent:
+        return convert.convert(pipe, FP32, fmt, a, depth=DEPTH, flags=False).z
+    start = pipe.latest(a)
+    word = pipe.at(a, start)
+    nan = word[:-1] > FP32.infinity
+    half = Const((1 << (_LOW - 1)) - 1, _LOW)
+    rounded = (word + half + word[_LOW])[_LOW : FP32.width]
+    short = pipe.wrap(Mux(nan, fmt.quiet_nan, rounded), start, "rounded")
+    return pipe.delayed(short, start + DEPTH)

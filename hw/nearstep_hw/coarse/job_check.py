@@ -1,0 +1,117 @@
+"""Whether a job can be done at all."""
+
+from amaranth import Cat, Elaboratable, Module, Mux, ResetInserter, Signal
+from amaranth.lib import wiring
+from amaranth.lib.wiring import In, Out
+from amaranth.utils import exact_log2
+
+from nearstep_hw.coarse.config import (
+    BEAT_BYTES,
+    BEAT_ELEMENTS,
+    ELEMENT_BITS,
+    WIRE_FORMATS,
+    CoarseConfig,
+)
+from nearstep_hw.coarse.registers import ErrorCause, Stream
+from nearstep_hw.coarse.wire import MEMBER_BITS, JobLayout, Operation, Wire
+
+
+class JobCheck(wiring.Component):
+    """Looks at a job before anything of it is read or written.
+
+    In this order: an operation, wire format or ring that there is not; addresses that start no
+    beat; ranges outside the window; ranges that overlap. A tensor takes whole beats.
+
+    *Timing*: `o_done` `latency` cycles after `i_start`; the results hold.
+
+    Parameters
+    ----------
+    config : of the device.
+
+    Members
+    -------
+    i_start : pulse; the other inputs hold from then on.
+    i_job : the job.
+    i_members, i_position : of the ring.
+    i_window_base, i_window_limit : first byte that jobs may touch, and first behind those.
+    o_done : pulse.
+    o_cause : an `ErrorCause`; NONE for a job that can be done.
+    o_stream, o_address : where.
+    i_clear : forgets everything.
+    """
+
+    latency = 3
+
+    def __init__(self, config: CoarseConfig) -> None:
+        self.config = config
+        width = config.address_width
+        super().__init__(
+            {
+                "i_start": In(1),
+                "i_job": In(JobLayout(address_width=width)),
+                "i_members": In(MEMBER_BITS),
+                "i_position": In(MEMBER_BITS),
+                "i_window_base": In(width + 1),
+                "i_window_limit": In(width + 1),
+                "o_done": Out(1),
+                "o_cause": Out(8),
+                "o_stream": Out(8),
+                "o_address": Out(width),
+                "i_clear": In(1),
+            }
+        )
+
+    def elaborate(self, platform: object) -> Elaboratable:
+        m = Module()
+        job = self.i_job
+        shift = exact_log2(BEAT_BYTES)
+        wide = max(len(job.source), ELEMENT_BITS + 3) + 1
+        starts = [job.source, job.destination]
+        streams = [Stream.SOURCE, Stream.DESTINATION]
+        nbytes = Signal(wide)
+        ends = [Signal(wide, name=f"end{k}") for k in range(2)]
+        unsupported = Signal()
+        unaligned, outside = Signal(2), Signal(2)
+        overlap = Signal()
+        turns = Signal(self.latency)
+
+        up = (job.elements + (BEAT_ELEMENTS - 1)) >> exact_log2(BEAT_ELEMENTS)
+        formats = [Wire[name.upper()] for name in WIRE_FORMATS if name in self.config.wire_formats]
+        known = Cat(job.wire == wire for wire in formats).any()
+        operation = Cat(job.operation == each for each in Operation).any()
+        m.d.sync += [
+            turns.eq(Cat(self.i_start, turns)),
+            nbytes.eq(up << shift),
+            *(end.eq(start + nbytes) for start, end in zip(starts, ends, strict=True)),
+            overlap.eq((job.source < ends[1]) & (job.destination < ends[0])),
+            unsupported.eq(
+                ~known | ~operation | (self.i_members < 2) | (self.i_position >= self.i_members)
+            ),
+            unaligned.eq(Cat(start[:shift].any() for start in starts)),
+            outside.eq(
+                Cat(
+                    (start < self.i_window_base) | (end > self.i_window_limit)
+                    for start, end in zip(starts, ends, strict=True)
+                )
+            ),
+        ]
+        m.d.comb += self.o_done.eq(turns[-1])
+        with m.If(unsupported):
+            m.d.comb += self.o_cause.eq(ErrorCause.UNSUPPORTED)
+        with m.Elif(unaligned.any()):
+            which = ~unaligned[0]
+            m.d.comb += self._at(ErrorCause.ALIGNMENT, which, streams, starts)
+        with m.Elif(outside.any()):
+            which = ~outside[0]
+            m.d.comb += self._at(ErrorCause.WINDOW, which, streams, starts)
+        with m.Elif(overlap):
+            m.d.comb += self._at(ErrorCause.OVERLAP, 1, streams, starts)
+        return ResetInserter(self.i_clear)(m)
+
+    def _at(self, cause: ErrorCause, which: object, streams: list, starts: list) -> list:
+        """A fault of the source (0) or the destination (1)."""
+        return [
+            self.o_cause.eq(cause),
+            self.o_stream.eq(Mux(which, streams[1], streams[0])),
+            self.o_address.eq(Mux(which, starts[1], starts[0])),
+        ]

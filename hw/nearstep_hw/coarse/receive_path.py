@@ -1,0 +1,75 @@
+"""What comes from the device before, on its way to the ALUs."""
+
+from amaranth import Elaboratable, Module, ResetInserter, Signal
+from amaranth.lib import stream, wiring
+from amaranth.lib.wiring import In, Out
+
+from nearstep_hw.coarse.config import CoarseConfig
+from nearstep_hw.coarse.entry import path_beats
+from nearstep_hw.coarse.phits import ReceiveBeats
+from nearstep_hw.coarse.wire import DESCRIPTION, EntryPhit
+from nearstep_hw.stream.fifo import StreamFifo
+
+
+class ReceivePath(wiring.Component):
+    """Compares the first phit of a job with its description, and makes beats of all others.
+
+    *Timing*: a phit a cycle; a beat comes out three cycles after its last phit.
+
+    Parameters
+    ----------
+    config : of the device.
+
+    Members
+    -------
+    i : phits.
+    i_compare : the first phit may be taken and compared.
+    i_description : the job's.
+    i_halves : its elements have 16 bits on the wire; else 32.
+    i_restart : the job has ended.
+    i_stop : takes nothing.
+    o : beats of the ALUs.
+    o_mismatch : the device before has another job.
+    i_clear : forgets everything.
+    """
+
+    def __init__(self, config: CoarseConfig) -> None:
+        self.config = config
+        super().__init__(
+            {
+                "i": In(stream.Signature(EntryPhit)),
+                "i_compare": In(1),
+                "i_description": In(DESCRIPTION),
+                "i_halves": In(1),
+                "i_restart": In(1),
+                "i_stop": In(1),
+                "o": Out(stream.Signature(32 * config.alus)),
+                "o_mismatch": Out(1),
+                "i_clear": In(1),
+            }
+        )
+
+    def elaborate(self, platform: object) -> Elaboratable:
+        m = Module()
+        m.submodules.beats = beats = ReceiveBeats(self.config.alus)
+        m.submodules.fifo = fifo = StreamFifo(32 * self.config.alus, depth=path_beats(self.config))
+        same = Signal()
+        described = Signal()
+        compares = Signal()
+
+        wiring.connect(m, beats.o, fifo.i)
+        wiring.connect(m, fifo.o, wiring.flipped(self.o))
+        m.d.comb += [
+            same.eq(self.i.payload.data == self.i_description.as_value()),
+            compares.eq(self.i_compare & ~described & ~self.i_stop),
+            self.o_mismatch.eq(self.i.valid & compares & ~same),
+            beats.i_halves.eq(self.i_halves),
+            beats.i.valid.eq(self.i.valid & described & ~self.i_stop),
+            beats.i.payload.eq(self.i.payload),
+            self.i.ready.eq(compares | (beats.i.ready & described & ~self.i_stop)),
+        ]
+        with m.If(self.i.valid & compares & same):
+            m.d.sync += described.eq(1)
+        with m.If(self.i_restart):
+            m.d.sync += described.eq(0)
+        return ResetInserter(self.i_clear)(m)

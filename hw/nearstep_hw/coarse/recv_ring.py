@@ -1,0 +1,112 @@
+"""RecvBuf: entries that came from the device before in a ring."""
+
+from amaranth import Cat, Module, Mux, Signal
+from amaranth.lib import stream, wiring
+from amaranth.lib.memory import Memory
+from amaranth.lib.wiring import In, Out
+from amaranth.utils import ceil_log2
+
+from nearstep_hw.coarse.config import SEQUENCE_BITS, CoarseConfig
+from nearstep_hw.coarse.recv_flow import RecvFlow
+from nearstep_hw.coarse.send_ring import LENGTH_BITS
+from nearstep_hw.coarse.wire import PHIT_BITS, EntryPhit
+
+
+class RecvRing(wiring.Component):
+    """Takes the phits of entries as they come, and gives those entries that were whole, in order.
+
+    The peer's place is the sequence number modulo the depth. A phit is written before it is known
+    whether its entry is right; only a right one is counted, the place of another is used again.
+
+    *Timing*: the first phit of an entry is at `o` two cycles after `i_end`; one phit a cycle. The
+    place of an entry is free when its last phit is at `o`.
+
+    Parameters
+    ----------
+    config : its `buffer_entries` and `entry_phits`.
+
+    Members
+    -------
+    o : entries.
+    i_begin, i_sequence, i_fail, i_report : as of :class:`RecvFlow`, and so its pulses and numbers.
+    i_write : phit `i_index` of the entry that began last is `i_data`.
+    i_end : the entry is whole and has `i_length + 1` phits.
+
+    Ref: COARSE paper, section IV-A and figure 11.
+    """
+
+    def __init__(self, config: CoarseConfig) -> None:
+        self.config = config
+        super().__init__(
+            {
+                "o": Out(stream.Signature(EntryPhit)),
+                "i_begin": In(1),
+                "i_sequence": In(SEQUENCE_BITS),
+                "i_write": In(1),
+                "i_index": In(LENGTH_BITS),
+                "i_data": In(PHIT_BITS),
+                "i_end": In(1),
+                "i_length": In(LENGTH_BITS),
+                "i_fail": In(1),
+                "i_report": In(1),
+                "o_received": Out(SEQUENCE_BITS),
+                "o_consumed": Out(SEQUENCE_BITS),
+                "o_resend": Out(1),
+                "o_changed": Out(1),
+                "o_urgent": Out(1),
+                "o_accept": Out(1),
+                "o_gap": Out(1),
+                "o_duplicate": Out(1),
+            }
+        )
+
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        depth, phits = self.config.buffer_entries, self.config.entry_phits
+        slot_bits, index_bits = ceil_log2(depth), ceil_log2(phits)
+        m.submodules.flow = flow = RecvFlow(depth=depth)
+        m.submodules.memory = memory = Memory(shape=PHIT_BITS, depth=depth * phits, init=[])
+        m.submodules.lengths = lengths = Memory(shape=index_bits, depth=depth, init=[])
+        write, read = memory.write_port(), memory.read_port()
+        length_write, length_read = lengths.write_port(), lengths.read_port(domain="comb")
+        place = flow.o_received[:slot_bits]
+        m.d.comb += [
+            flow.i_begin.eq(self.i_begin),
+            flow.i_sequence.eq(self.i_sequence),
+            flow.i_end.eq(self.i_end),
+            flow.i_fail.eq(self.i_fail),
+            flow.i_report.eq(self.i_report),
+            write.addr.eq(Cat(self.i_index[:index_bits], place)),
+            write.data.eq(self.i_data),
+            write.en.eq(self.i_write & flow.o_storing),
+            length_write.addr.eq(place),
+            length_write.data.eq(self.i_length),
+            length_write.en.eq(flow.o_accept),
+        ]
+        for name in ("received", "consumed", "resend", "changed", "urgent"):
+            m.d.comb += getattr(self, f"o_{name}").eq(getattr(flow, f"o_{name}"))
+        for name in ("accept", "gap", "duplicate"):
+            m.d.comb += getattr(self, f"o_{name}").eq(getattr(flow, f"o_{name}"))
+
+        oldest = flow.o_consumed[:slot_bits]
+        index = Signal(index_bits)
+        fetch = Signal()
+        last = Signal()
+        m.d.comb += [
+            length_read.addr.eq(oldest),
+            fetch.eq(flow.o_available & (~self.o.valid | self.o.ready)),
+            last.eq(index == length_read.data),
+            read.addr.eq(Cat(index, oldest)),
+            read.en.eq(fetch),
+            flow.i_consume.eq(fetch & last),
+            self.o.payload.data.eq(read.data),
+        ]
+        with m.If(fetch):
+            m.d.sync += [
+                self.o.valid.eq(1),
+                self.o.payload.last.eq(last),
+                index.eq(Mux(last, 0, index + 1)),
+            ]
+        with m.Elif(self.o.ready):
+            m.d.sync += self.o.valid.eq(0)
+        return m

@@ -1,0 +1,191 @@
+"""The ALUs of a sync core."""
+
+from amaranth import Elaboratable, Module, Mux, ResetInserter, Signal, Value
+from amaranth.lib import data, stream, wiring
+from amaranth.lib.wiring import In, Out
+
+from nearstep_hw.coarse import half
+from nearstep_hw.coarse.config import CoarseConfig
+from nearstep_hw.coarse.wire import Operation, Wire
+from nearstep_hw.fp import add, mul
+from nearstep_hw.fp.format import BF16, FP16, FP32
+from nearstep_hw.fp.pipeline import Pipeline, Staged
+from nearstep_hw.stream.gearbox import PieceLayout
+
+_HALVES = {"fp16": FP16, "bf16": BF16}
+
+ReduceControl = data.StructLayout(
+    {"receive": 1, "local": 1, "final": 1, "send": 1, "write": 1, "last": 1, "end": 1}
+)
+"""What becomes of a beat: of where it comes, whether all devices have taken part, where it goes,
+whether it ends an entry, and whether it ends the job."""
+
+
+class ReduceLayout(data.StructLayout):
+    """A beat on its way into the ALUs.
+
+    Parameters
+    ----------
+    alus : elements of it.
+
+    Members
+    -------
+    received : as on the wire; elements of 16 bits in the lower half.
+    local : binary32.
+    control : what to do.
+    """
+
+    def __init__(self, alus: int) -> None:
+        super().__init__({"received": 32 * alus, "local": 32 * alus, "control": ReduceControl})
+
+
+class Reduce(wiring.Component):
+    """Widens what was received, adds or compares, scales, and narrows again; `alus` at once.
+
+    *Timing*: a beat a cycle, `latency` cycles. Nothing moves while the beat at the end cannot go
+    to all places it has to go to; beats that go nowhere do.
+
+    *Numerics*: received + local in binary32; times `i_scale` for the last of an average; rounded to
+    the wire format. What is not combined passes unchanged in binary32. The maximum of a NaN is the
+    default NaN, that of zeros of both signs is +0. What goes to memory is what goes on the wire,
+    widened.
+
+    Parameters
+    ----------
+    config : of the device.
+
+    Members
+    -------
+    i : beats.
+    i_operation, i_wire, i_scale : of the job, held while anything is inside.
+    i_stop : takes nothing.
+    send : beats for the wire; elements of 16 bits in the lower half.
+    write : beats for memory.
+    o_end : the beat that ends the job has gone.
+    o_wait_send, o_wait_write : nothing moves because of that one.
+    i_clear : forgets everything.
+    """
+
+    _WIDE = half.DEPTH
+    _ADDED = _WIDE + add.DEPTH
+    _SCALED = _ADDED + mul.DEPTH
+    _NARROW = _SCALED + half.DEPTH
+    latency = _NARROW + half.DEPTH
+
+    def __init__(self, config: CoarseConfig) -> None:
+        self.config = config
+        self.formats = {name: _HALVES[name] for name in config.wire_formats if name in _HALVES}
+        width = 32 * config.alus
+        super().__init__(
+            {
+                "i": In(stream.Signature(ReduceLayout(config.alus))),
+                "i_operation": In(Operation),
+                "i_wire": In(Wire),
+                "i_scale": In(32),
+                "i_stop": In(1),
+                "send": Out(stream.Signature(PieceLayout(width))),
+                "write": Out(stream.Signature(width)),
+                "o_end": Out(1),
+                "o_wait_send": Out(1),
+                "o_wait_write": Out(1),
+                "i_clear": In(1),
+            }
+        )
+
+    def elaborate(self, platform: object) -> Elaboratable:
+        m = Module()
+        advance = Signal()
+        pipe = Pipeline(m, en=advance)
+        beat = self.i.payload
+        valid = pipe.valid(self.i.valid & self.i.ready, self.latency)
+        control = pipe.source(beat.control, 0, "control")
+        done = Signal(ReduceControl)
+        halves = Signal()
+        sent, written = Signal(), Signal()  # the beat at the end, while it waits for the other
+
+        m.d.comb += [
+            done.eq(pipe.at(control, self.latency)),
+            halves.eq(self.i_wire != Wire.FP32),
+            advance.eq(~self.o_wait_send & ~self.o_wait_write),
+            self.i.ready.eq(advance & ~self.i_stop),
+            self.send.valid.eq(valid & done.send & ~sent),
+            self.send.payload.last.eq(done.last),
+            self.write.valid.eq(valid & done.write & ~written),
+            self.o_wait_send.eq(self.send.valid & ~self.send.ready),
+            self.o_wait_write.eq(self.write.valid & ~self.write.ready),
+            self.o_end.eq(valid & done.end & advance),
+        ]
+        m.d.sync += [
+            sent.eq(~advance & (sent | (self.send.valid & self.send.ready))),
+            written.eq(~advance & (written | (self.write.valid & self.write.ready))),
+        ]
+        both, adds = Signal(), Signal()
+        early = self._flags(m, pipe, control, self._WIDE)
+        late = self._flags(m, pipe, control, self._ADDED)
+        final = self._flags(m, pipe, control, self._SCALED).final
+        maximum = self.i_operation == Operation.MAX
+        scales = Signal()
+        m.d.comb += [
+            both.eq(early.receive & early.local),
+            adds.eq(late.receive & late.local & ~maximum),
+            scales.eq(final & (self.i_operation == Operation.AVERAGE)),
+        ]
+        for lane in range(self.config.alus):
+            a, b = self._operands(pipe, beat, lane)
+            kept = Mux(both, self._maximum(pipe, a.value, b.value, lane), b.value)
+            kept = Mux(early.receive & ~early.local, a.value, kept)
+            kept = pipe.wrap(kept, self._WIDE, f"kept{lane}")
+            added = add.add(pipe, FP32, a, b, flags=False).z
+            total = Mux(adds, pipe.at(added, self._ADDED), pipe.at(kept, self._ADDED))
+            total = pipe.wrap(total, self._ADDED, f"total{lane}")
+            scaled = mul.mul(pipe, FP32, total, pipe.constant(self.i_scale), flags=False).z
+            result = Mux(scales, pipe.at(scaled, self._SCALED), pipe.at(total, self._SCALED))
+            result = pipe.wrap(result, self._SCALED, f"result{lane}")
+            self._give(m, pipe, result, halves, lane)
+        return ResetInserter(self.i_clear)(m)
+
+    def _flags(self, m: Module, pipe: Pipeline, control: Staged, stage: int) -> data.View:
+        flags = Signal(ReduceControl, name=f"flags_{stage}")
+        m.d.comb += flags.eq(pipe.at(control, stage))
+        return flags
+
+    def _operands(self, pipe: Pipeline, beat: data.View, lane: int) -> tuple[Staged, Staged]:
+        """Received and local value in binary32, at stage `_WIDE`."""
+        at = self._WIDE
+        word = pipe.wrap(beat.received.word_select(lane, 32), 0, f"word{lane}")
+        short = pipe.wrap(beat.received.word_select(lane, 16), 0, f"short{lane}")
+        local = pipe.wrap(beat.local.word_select(lane, 32), 0, f"local{lane}")
+        received = pipe.at(word, at)
+        for name, fmt in self.formats.items():
+            wide = half.widen(pipe, fmt, short)
+            received = Mux(self.i_wire == Wire[name.upper()], pipe.at(wide, at), received)
+        return pipe.wrap(received, at, f"a{lane}"), pipe.wrap(pipe.at(local, at), at, f"b{lane}")
+
+    def _maximum(self, pipe: Pipeline, a: Value, b: Value, lane: int) -> Value:
+        """The greater of two patterns of binary32."""
+        magnitudes = [x[:31] for x in (a, b)]
+        nan = pipe.wrap(
+            (magnitudes[0] > FP32.infinity) | (magnitudes[1] > FP32.infinity),
+            self._WIDE,
+            f"nan{lane}",
+        ).value
+        above = pipe.wrap(magnitudes[0] > magnitudes[1], self._WIDE, f"above{lane}").value
+        takes_a = Mux(a[31] ^ b[31], b[31], above ^ a[31])
+        return Mux(nan, FP32.quiet_nan, Mux(takes_a, a, b))
+
+    def _give(self, m: Module, pipe: Pipeline, result: Staged, halves: Value, lane: int) -> None:
+        """Drives a lane of both outputs."""
+        at = self.latency
+        whole = pipe.at(result, at)
+        send, write = self.send.payload.data, self.write.payload
+        m.d.comb += write.word_select(lane, 32).eq(whole)
+        with m.If(~halves):
+            m.d.comb += send.word_select(lane, 32).eq(whole)
+        for name, fmt in self.formats.items():
+            short = half.narrow(pipe, fmt, result)
+            wide = half.widen(pipe, fmt, short)
+            with m.If(self.i_wire == Wire[name.upper()]):
+                m.d.comb += [
+                    send.word_select(lane, 16).eq(pipe.at(short, at)),
+                    write.word_select(lane, 32).eq(pipe.at(wide, at)),
+                ]

@@ -1,0 +1,78 @@
+"""What goes to the next device, from the ALUs on."""
+
+from amaranth import Elaboratable, Module, ResetInserter, Signal
+from amaranth.lib import stream, wiring
+from amaranth.lib.wiring import In, Out
+
+from nearstep_hw.coarse.config import CoarseConfig
+from nearstep_hw.coarse.entry import path_beats
+from nearstep_hw.coarse.phits import SendPhits
+from nearstep_hw.coarse.wire import DESCRIPTION, EntryPhit
+from nearstep_hw.stream.fifo import StreamFifo
+from nearstep_hw.stream.gearbox import PieceLayout
+
+_STRAY_ENTRIES = 4  # entries, of one beat each, that registers around the FIFO can hold
+
+
+class SendPath(wiring.Component):
+    """Sends the description of a job, then phits of its beats.
+
+    *Timing*: a phit a cycle; the first one three cycles after its beat.
+
+    Parameters
+    ----------
+    config : of the device.
+
+    Members
+    -------
+    i : beats of the ALUs.
+    i_describe : the description is offered, until `o_described`; nothing is inside.
+    i_description : the job's.
+    i_halves : its elements have 16 bits on the wire; else 32.
+    o : phits.
+    o_described : the description is taken.
+    o_idle : all entries have gone, from their last beat on.
+    i_clear : forgets everything.
+    """
+
+    def __init__(self, config: CoarseConfig) -> None:
+        self.config = config
+        super().__init__(
+            {
+                "i": In(stream.Signature(PieceLayout(32 * config.alus))),
+                "i_describe": In(1),
+                "i_description": In(DESCRIPTION),
+                "i_halves": In(1),
+                "o": Out(stream.Signature(EntryPhit)),
+                "o_described": Out(1),
+                "o_idle": Out(1),
+                "i_clear": In(1),
+            }
+        )
+
+    def elaborate(self, platform: object) -> Elaboratable:
+        m = Module()
+        depth = path_beats(self.config)
+        m.submodules.fifo = fifo = StreamFifo(PieceLayout(32 * self.config.alus), depth=depth)
+        m.submodules.phits = phits = SendPhits(self.config.alus)
+        entries = Signal(range(depth + _STRAY_ENTRIES))
+        begun = self.i.valid & self.i.ready & self.i.payload.last
+        ended = phits.o.valid & phits.o.ready & phits.o.payload.last
+
+        wiring.connect(m, wiring.flipped(self.i), fifo.i)
+        wiring.connect(m, fifo.o, phits.i)
+        m.d.comb += [
+            phits.i_halves.eq(self.i_halves),
+            phits.o.ready.eq(self.o.ready & ~self.i_describe),
+            self.o.valid.eq(phits.o.valid | self.i_describe),
+            self.o.payload.eq(phits.o.payload),
+            self.o_described.eq(self.i_describe & self.o.ready),
+            self.o_idle.eq(entries == 0),
+        ]
+        with m.If(self.i_describe):
+            m.d.comb += [
+                self.o.payload.data.eq(self.i_description),
+                self.o.payload.last.eq(1),
+            ]
+        m.d.sync += entries.eq(entries + begun - ended)
+        return ResetInserter(self.i_clear)(m)

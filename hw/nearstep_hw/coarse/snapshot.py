@@ -1,0 +1,161 @@
+"""Copy-on-write snapshot: a page that is frozen is copied before it first changes."""
+
+from amaranth import Cat, Const, Elaboratable, Module, Mux, Signal
+from amaranth.lib import wiring
+from amaranth.lib.memory import Memory
+from amaranth.lib.wiring import In, Out
+from amaranth.utils import bits_for, ceil_log2
+
+from nearstep_hw.axi.signature import Axi4ReadSignature, Axi4WriteSignature
+from nearstep_hw.coarse.config import BEAT_BYTES, PAGE_BYTES, CoarseConfig
+from nearstep_hw.coarse.page_copy import COPY_ID_WIDTH, PageCopy
+
+WORD_BITS = 32  # of the map of copied pages, as the host reads it
+OUTSTANDING = 64  # most bursts that were let through and are not answered
+_FORWARD = (
+    *("awid", "awaddr", "awlen", "awsize", "awburst"),
+    *("wvalid", "wdata", "wstrb", "wlast", "bready"),
+)
+_BACK = ("wready", "bvalid", "bid", "bresp")
+
+
+class SnapshotGate(wiring.Component):
+    """Every write to the local DRAM passes here; one that changes a frozen page waits for its copy.
+
+    A snapshot is a range of pages as they were when it was opened. Page i of it has a place in an
+    area of the same size: it is copied there, once, before a burst that touches it is let through.
+    What is not copied has not changed. Opening waits until every earlier write is answered, so that
+    no page is of two versions.
+
+    *Timing*: with no snapshot, none is added. With one, a burst to a frozen page waits 2 cycles,
+    and the first to each page for the copy, and all behind it as well. Opening takes as long as the
+    writes that are outstanding, and a cycle for every 32 pages.
+
+    Parameters
+    ----------
+    config : of the device.
+    id_width : bits of an ID of the writes.
+
+    Members
+    -------
+    s_axi : AW, W and B of everything that writes.
+    m_axi : the same, to memory.
+    read, write : of the copies.
+    i_open, i_close : pulses; opening counts only while no snapshot is open.
+    i_base, i_area : first byte of the frozen pages and of their copies; start a page.
+    i_pages : frozen pages.
+    i_word : which 32 pages `o_copied` tells about.
+    o_open : a snapshot is open.
+    o_failed : a copy was answered other than OKAY: the snapshot is not whole. Until it is opened.
+    o_copied : a bit for each of these pages; of the cycle before.
+    o_page_copied : pulse, a page was copied.
+    o_stall : a write waits for a copy.
+
+    Ref: COARSE paper, section IV-A, fault tolerance.
+    """
+
+    def __init__(self, config: CoarseConfig, *, id_width: int) -> None:
+        self.config = config
+        self.words = -(-config.snapshot_pages // WORD_BITS)
+        address_width = config.address_width
+        widths = {"address_width": address_width, "data_width": 8 * BEAT_BYTES}
+        writes = Axi4WriteSignature(**widths, id_width=id_width)
+        super().__init__(
+            {
+                "s_axi": In(writes),
+                "m_axi": Out(writes),
+                "read": Out(Axi4ReadSignature(**widths, id_width=COPY_ID_WIDTH)),
+                "write": Out(Axi4WriteSignature(**widths, id_width=COPY_ID_WIDTH)),
+                "i_open": In(1),
+                "i_close": In(1),
+                "i_base": In(address_width),
+                "i_area": In(address_width),
+                "i_pages": In(bits_for(config.snapshot_pages)),
+                "i_word": In(max(1, ceil_log2(self.words))),
+                "o_open": Out(1),
+                "o_failed": Out(1),
+                "o_copied": Out(WORD_BITS),
+                "o_page_copied": Out(1),
+                "o_stall": Out(1),
+            }
+        )
+
+    def elaborate(self, platform: object) -> Elaboratable:
+        m = Module()
+        m.submodules.map = copied = Memory(shape=WORD_BITS, depth=self.words, init=[])
+        m.submodules.copy = copy = PageCopy(address_width=self.config.address_width)
+        wiring.connect(m, copy.read, wiring.flipped(self.read))
+        wiring.connect(m, copy.write, wiring.flipped(self.write))
+        mark = copied.write_port(granularity=1)
+        lookup = copied.read_port()
+        shown = copied.read_port()
+        all_pages = Const(-1, WORD_BITS).as_unsigned()
+        page_bits = ceil_log2(PAGE_BYTES)
+        word_bits = ceil_log2(WORD_BITS)
+        host, memory = self.s_axi, self.m_axi
+        outstanding = Signal(range(OUTSTANDING + 1))
+        passed, answered = Signal(), Signal()
+        page = Signal(self.config.address_width - page_bits)  # of the burst, within the snapshot
+        frozen, opening, closing, may_pass = Signal(), Signal(), Signal(), Signal()
+
+        m.d.comb += [
+            *(getattr(memory, name).eq(getattr(host, name)) for name in _FORWARD),
+            *(getattr(host, name).eq(getattr(memory, name)) for name in _BACK),
+        ]
+        m.d.comb += [
+            memory.awvalid.eq(host.awvalid & may_pass),
+            host.awready.eq(memory.awready & may_pass),
+            passed.eq(memory.awvalid & memory.awready),
+            answered.eq(memory.bvalid & memory.bready),
+            page.eq(host.awaddr[page_bits:] - self.i_base[page_bits:]),
+            frozen.eq(self.o_open & (page < self.i_pages)),
+            lookup.addr.eq(page[word_bits:]),
+            shown.addr.eq(self.i_word),
+            self.o_copied.eq(shown.data),
+            copy.i_from.eq(Cat(Const(0, page_bits), host.awaddr[page_bits:])),
+            copy.i_to.eq(self.i_area + Cat(Const(0, page_bits), page)),
+            self.o_stall.eq(host.awvalid & ~may_pass),
+        ]
+        m.d.sync += [outstanding.eq(outstanding + passed - answered)]
+        with m.If(self.i_open & ~self.o_open):
+            m.d.sync += opening.eq(1)
+        with m.If(self.i_close & self.o_open):
+            m.d.sync += closing.eq(1)
+        cleared = Signal(range(self.words))
+        with m.FSM():
+            with m.State("PASS"):
+                m.d.comb += may_pass.eq(~frozen & ~opening & (outstanding != OUTSTANDING))
+                with m.If(opening & (outstanding == 0)):
+                    m.d.sync += [cleared.eq(0), self.o_failed.eq(0)]
+                    m.next = "CLEAR"
+                with m.Elif(closing):
+                    m.d.sync += [closing.eq(0), self.o_open.eq(0)]
+                with m.Elif(host.awvalid & frozen):
+                    m.next = "LOOK"
+            with m.State("CLEAR"):
+                m.d.comb += [mark.addr.eq(cleared), mark.en.eq(all_pages)]
+                m.d.sync += cleared.eq(cleared + 1)
+                with m.If(cleared == self.words - 1):
+                    m.d.sync += [opening.eq(0), self.o_open.eq(1)]
+                    m.next = "PASS"
+            with m.State("LOOK"):
+                with m.If(lookup.data.bit_select(page[:word_bits], 1)):
+                    m.next = "LET"
+                with m.Else():
+                    m.d.comb += copy.i_start.eq(1)
+                    m.next = "COPY"
+            with m.State("COPY"), m.If(copy.o_done):
+                m.d.comb += [
+                    mark.addr.eq(page[word_bits:]),
+                    mark.data.eq(all_pages),
+                    mark.en.eq(Mux(copy.o_failed, 0, 1 << page[:word_bits])),
+                    self.o_page_copied.eq(~copy.o_failed),
+                ]
+                with m.If(copy.o_failed):
+                    m.d.sync += self.o_failed.eq(1)
+                m.next = "LET"
+            with m.State("LET"):
+                m.d.comb += may_pass.eq(outstanding != OUTSTANDING)
+                with m.If(passed):
+                    m.next = "PASS"
+        return m

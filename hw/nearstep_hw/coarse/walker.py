@@ -1,0 +1,182 @@
+"""Steps of a job, in the order in which a core does them."""
+
+from amaranth import Elaboratable, Module, Mux, ResetInserter, Signal
+from amaranth.lib import stream, wiring
+from amaranth.lib.wiring import In, Out
+from amaranth.utils import bits_for
+
+from nearstep_hw.coarse.config import CoarseConfig
+from nearstep_hw.coarse.entry import BEAT_BITS, StepLayout, max_entry_beats
+from nearstep_hw.coarse.wire import MEMBER_BITS
+
+ROUND_BITS = MEMBER_BITS + 1  # of 0 to 2 * members - 2
+
+
+class EntryWalker(wiring.Component):
+    """Walks through batches of chunks, rounds of a batch and the chunks of each round.
+
+    A chunk is in rounds 0 to 2 * members - 2 at a core; the entry of a round is part `position` -
+    round, modulo `members`. Round 0 of the first batch comes first; round 0 of every other batch is
+    done together with the last round of the one before, chunk by chunk: what goes out there fills
+    the link while what comes in only goes to memory.
+
+    *Timing*: a step every three cycles; the first four cycles after `i_start`.
+
+    Parameters
+    ----------
+    config : of the device.
+    loads : only steps that need the device's own values.
+
+    Members
+    -------
+    i_start : pulse.
+    i_members, i_position : of the ring, held.
+    i_chunks, i_entry_beats, i_chunk_beats, i_tail_beats, i_tail_exist : from `TensorCut`, held.
+    o : the steps.
+    i_clear : forgets everything.
+    """
+
+    def __init__(self, config: CoarseConfig, *, loads: bool) -> None:
+        self.config = config
+        self.loads = loads
+        entry_width = bits_for(max_entry_beats(config))
+        super().__init__(
+            {
+                "i_start": In(1),
+                "i_members": In(MEMBER_BITS),
+                "i_position": In(MEMBER_BITS),
+                "i_chunks": In(BEAT_BITS),
+                "i_entry_beats": In(entry_width),
+                "i_chunk_beats": In(entry_width + MEMBER_BITS),
+                "i_tail_beats": In(entry_width),
+                "i_tail_exist": In(entry_width + MEMBER_BITS),
+                "o": Out(stream.Signature(StepLayout(config))),
+                "i_clear": In(1),
+            }
+        )
+
+    def elaborate(self, platform: object) -> Elaboratable:
+        m = Module()
+        ahead_chunks = self.config.chunks_ahead
+        self.round = Signal(ROUND_BITS)
+        self.chunk = Signal(range(ahead_chunks + 1))  # of the batch
+        self.ahead = Signal()  # round 0 of the next batch is in turn
+        self.part = Signal(MEMBER_BITS)
+        self.left = Signal(BEAT_BITS)  # chunks, from this batch on
+        self.count = Signal(range(ahead_chunks + 1))
+        self.next_count = Signal(range(ahead_chunks + 1))
+        self.batch_at = Signal(BEAT_BITS)
+        self.chunk_at = Signal(BEAT_BITS)
+        self.last_round = Signal(ROUND_BITS)
+        step = self.o.payload
+        merged = Signal()
+        first = Signal()
+        last_chunk = Signal()
+        size = Signal.like(step.wire_beats)
+        part = Signal(MEMBER_BITS)
+        offset = Signal.like(self.i_chunk_beats)
+        start_at = Signal(BEAT_BITS)
+        exist = Signal(range(-(1 << len(offset)), 1 << len(offset)))
+        in_last = Signal()
+        batch_beats = Signal(len(self.i_chunk_beats) + bits_for(ahead_chunks))
+
+        m.d.comb += [
+            self.last_round.eq(2 * self.i_members - 2),
+            merged.eq(self.round == self.last_round),
+            first.eq(self.ahead | (self.round == 0)),
+            last_chunk.eq(
+                Mux(
+                    self.ahead,
+                    (self.left - ahead_chunks == self.next_count)
+                    & (self.chunk + 1 == self.next_count),
+                    (self.next_count == 0) & (self.chunk + 1 == self.count),
+                )
+            ),
+            size.eq(Mux(last_chunk, self.i_tail_beats, self.i_entry_beats)),
+            part.eq(Mux(first, self.i_position, self.part)),
+            batch_beats.eq(self.i_chunk_beats * ahead_chunks),
+            exist.eq(self.i_tail_exist - offset),
+        ]
+        with m.FSM():
+            with m.State("IDLE"), m.If(self.i_start):
+                m.d.sync += [
+                    self.round.eq(0),
+                    self.chunk.eq(0),
+                    self.ahead.eq(0),
+                    self.batch_at.eq(0),
+                    self.chunk_at.eq(0),
+                    self.left.eq(self.i_chunks),
+                ]
+                m.next = "BATCH"
+            with m.State("BATCH"):
+                more = self.left - ahead_chunks
+                over = self.left > ahead_chunks
+                m.d.sync += [
+                    self.count.eq(Mux(over, ahead_chunks, self.left)),
+                    self.next_count.eq(Mux(over, Mux(more > ahead_chunks, ahead_chunks, more), 0)),
+                ]
+                m.next = "STEP"
+            with m.State("STEP"):
+                m.d.sync += [
+                    offset.eq(part * size),
+                    start_at.eq(self.chunk_at + Mux(self.ahead, batch_beats, 0)),
+                    in_last.eq(last_chunk),
+                    step.wire_beats.eq(size),
+                    step.receive.eq(~first),
+                    step.local.eq(self.ahead | (self.round < self.i_members)),
+                    step.send.eq(self.ahead | ~merged),
+                    step.write.eq(~self.ahead & (self.round + 1 >= self.i_members)),
+                    step.final.eq(~self.ahead & (self.round + 1 == self.i_members)),
+                    step.end.eq(merged & ~self.ahead & last_chunk),
+                ]
+                m.next = "PLACE"
+                if self.loads:
+                    with m.If(~self.ahead & (self.round >= self.i_members)):
+                        self._advance(m, merged, batch_beats)
+            with m.State("PLACE"):
+                m.d.sync += [
+                    step.at.eq(start_at + offset),
+                    step.beats.eq(step.wire_beats),
+                    step.tail.eq(0),
+                ]
+                with m.If(in_last):
+                    m.d.sync += step.tail.eq((exist > 0) & (exist <= step.wire_beats))
+                    with m.If(exist < step.wire_beats):
+                        m.d.sync += step.beats.eq(Mux(exist > 0, exist, 0))
+                m.next = "OFFER"
+            with m.State("OFFER"):
+                m.d.comb += self.o.valid.eq(1)
+                with m.If(self.o.ready):
+                    self._advance(m, merged, batch_beats)
+        return ResetInserter(self.i_clear)(m)
+
+    def _advance(self, m: Module, merged: Signal, batch_beats: Signal) -> None:
+        """To the next step."""
+        m.next = "STEP"
+        with m.If(merged & ~self.ahead & (self.chunk < self.next_count)):
+            m.d.sync += self.ahead.eq(1)
+        with m.Elif(self.chunk + 1 != self.count):
+            m.d.sync += [
+                self.ahead.eq(0),
+                self.chunk.eq(self.chunk + 1),
+                self.chunk_at.eq(self.chunk_at + self.i_chunk_beats),
+            ]
+        with m.Else():
+            source = Mux((self.round == 0) | merged, self.i_position, self.part)
+            m.d.sync += [
+                self.ahead.eq(0),
+                self.chunk.eq(0),
+                self.chunk_at.eq(self.batch_at),
+                self.round.eq(self.round + 1),
+                self.part.eq(Mux(source == 0, self.i_members - 1, source - 1)),
+            ]
+            with m.If(merged):
+                m.d.sync += [
+                    self.round.eq(1),
+                    self.batch_at.eq(self.batch_at + batch_beats),
+                    self.chunk_at.eq(self.batch_at + batch_beats),
+                    self.left.eq(self.left - self.config.chunks_ahead),
+                ]
+                m.next = "BATCH"
+                with m.If(self.next_count == 0):
+                    m.next = "IDLE"

@@ -1,0 +1,160 @@
+"""What can go wrong on a link, as plain data, and as `link.hpp` sees it."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, get_args
+
+HEADER = Path(__file__).with_name("link.hpp")
+
+Kind = Literal["drop", "duplicate", "reorder", "corrupt", "dead", "stall"]
+Frame = Literal["any", "control", "entry", "abort"]
+KINDS: tuple[str, ...] = get_args(Kind)
+FRAMES: tuple[str, ...] = get_args(Frame)
+ONE = 1 << 16
+"""Chances are numbers of so many."""
+
+
+class LinkOptionError(ValueError):
+    """An option or fault of a link that makes no sense: its name, value and what is allowed."""
+
+    def __init__(self, name: str, value: object, allowed: str) -> None:
+        self.name = name
+        self.value = value
+        super().__init__(f"{name} must be {allowed}, not {value!r}")
+
+
+class COptions(ctypes.Structure):
+    """`Options` of link.hpp."""
+
+    _fields_ = (
+        *((name, ctypes.c_uint32) for name in ("latency", "interval")),
+        *((name, ctypes.c_uint32) for name in KINDS[:4]),
+        ("seed", ctypes.c_uint64),
+    )
+
+
+class CFault(ctypes.Structure):
+    """`FrameFault` of link.hpp."""
+
+    _fields_ = (
+        ("kind", ctypes.c_int32),
+        ("frame", ctypes.c_int32),
+        ("nth", ctypes.c_uint64),
+        ("times", ctypes.c_uint64),
+        ("cycles", ctypes.c_uint64),
+    )
+
+
+class CStatistics(ctypes.Structure):
+    """`Statistics` of link.hpp."""
+
+    _fields_ = (
+        ("phits", ctypes.c_uint64),
+        ("frames", ctypes.c_uint64),
+        ("delivered_phits", ctypes.c_uint64),
+        ("faults", ctypes.c_uint64 * len(KINDS)),
+        ("swallowed", ctypes.c_uint64),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinkOptions:
+    """Every direction of every link.
+
+    Parameters
+    ----------
+    latency : cycles from sender to receiver, at least 1.
+    interval : cycles for each phit; 1 is full rate.
+    seed : of what happens to frames; each direction draws from its own.
+    drop, duplicate, reorder, corrupt : chance that it happens to a frame, from 0 to 1. A frame that
+        is reordered is held back behind the next one or two; a corrupt one has 1 to 3 bits flipped
+        in one of its phits.
+
+    Raises
+    ------
+    LinkOptionError
+    """
+
+    latency: int = 32
+    interval: int = 1
+    seed: int = 1
+    drop: float = 0.0
+    duplicate: float = 0.0
+    reorder: float = 0.0
+    corrupt: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name, most in (("latency", 1 << 20), ("interval", 1 << 10)):
+            _whole(name, getattr(self, name), 1, most)
+        _whole("seed", self.seed, 0, (1 << 64) - 1)
+        for name in KINDS[:4]:
+            if not 0 <= getattr(self, name) <= 1:
+                raise LinkOptionError(name, getattr(self, name), "a chance from 0 to 1")
+
+    @property
+    def faulty(self) -> bool:
+        """Whether anything happens to frames."""
+        return any(getattr(self, name) for name in KINDS[:4])
+
+    def mirror(self, direction: int = 0) -> COptions:
+        """As C++ sees it; ``direction`` numbers the directions of all links."""
+        rates = {name: round(getattr(self, name) * ONE) for name in KINDS[:4]}
+        seed = (self.seed * 0x9E3779B97F4A7C15 + direction) % (1 << 64)
+        return COptions(latency=self.latency, interval=self.interval, seed=seed, **rates)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinkFault:
+    """What happens to certain frames of one direction of a link.
+
+    Parameters
+    ----------
+    kind : `drop`, `duplicate`, `reorder`, `corrupt`; `dead`: nothing passes from then on; `stall`:
+        nothing passes for `cycles`, then all is delivered.
+    link, direction : which link, and 0 from the device of the lower number, or 1 to it.
+    frame : the kind of frame that counts: `any`, `control`, `entry`, `abort`.
+    nth : the first such frame from now on to which it happens; 0 is the next. A `dead` or `stall`
+        of `any` frame with 0 begins at once.
+    times : to how many such frames in a row.
+    cycles : of a stall.
+
+    Raises
+    ------
+    LinkOptionError
+    """
+
+    kind: Kind
+    link: int = 0
+    direction: int = 0
+    frame: Frame = "any"
+    nth: int = 0
+    times: int = 1
+    cycles: int = 0
+
+    def __post_init__(self) -> None:
+        for name, allowed in (("kind", KINDS), ("frame", FRAMES)):
+            if getattr(self, name) not in allowed:
+                raise LinkOptionError(name, getattr(self, name), f"one of {', '.join(allowed)}")
+        _whole("link", self.link, 0, 255)
+        _whole("direction", self.direction, 0, 1)
+        _whole("nth", self.nth, 0, (1 << 63) - 1)
+        _whole("times", self.times, 1, (1 << 63) - 1)
+        _whole("cycles", self.cycles, int(self.kind == "stall"), (1 << 63) - 1)
+
+    def mirror(self) -> CFault:
+        """As C++ sees it."""
+        return CFault(
+            kind=KINDS.index(self.kind),
+            frame=FRAMES.index(self.frame),
+            nth=self.nth,
+            times=self.times,
+            cycles=self.cycles,
+        )
+
+
+def _whole(name: str, value: int, low: int, high: int) -> None:
+    if not isinstance(value, int) or not low <= value <= high:
+        raise LinkOptionError(name, value, f"a whole number from {low} to {high}")

@@ -1,0 +1,251 @@
+"""Proofs of the sequence numbers of links: over links that lose, double and hold back anything."""
+
+import pytest
+from amaranth.hdl import Assert, Assume, Cover, Module, Mux, Signal, Value
+from amaranth.lib.wiring import Component, In
+
+from nearstep_hw.coarse.recv_flow import RecvFlow
+from nearstep_hw.coarse.send_flow import SendFlow
+from nearstep_sim.bench.formal import ProofError, prove
+
+pytestmark = pytest.mark.formal
+
+
+def moved(m: Module, name: str, now: Value, bits: int, width: int) -> Signal:
+    """A number modulo `2 ** bits` without the modulo: steps are taken to go forward."""
+    whole = Signal(width, name=name)
+    before = Signal(width, name=f"{name}_before")
+    step = Signal(bits, name=f"{name}_step")
+    m.d.comb += [step.eq(now - before[:bits]), whole.eq(before + step)]
+    m.d.sync += before.eq(whole)
+    return whole
+
+
+class SendOrder(Component):
+    """Whatever the peer says, the numbers of a sender stay in order and in their buffers."""
+
+    def __init__(self, depth: int, sequence_bits: int) -> None:
+        self.flow = SendFlow(depth=depth, sequence_bits=sequence_bits)
+        inputs = {
+            name: In(member.shape)
+            for name, member in self.flow.signature.members.items()
+            if name.startswith("i_")
+        }
+        super().__init__(inputs)
+
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        m.submodules.flow = flow = self.flow
+        for name in self.signature.members:
+            m.d.comb += getattr(flow, name).eq(getattr(self, name))
+        depth, bits = flow.depth, flow.sequence_bits
+        acknowledged, next_, sent, promised, written = (
+            Signal(bits, name=name)
+            for name in ("acknowledged", "next_", "sent", "promised", "written")
+        )
+        m.d.comb += [
+            acknowledged.eq(flow.o_acknowledged - flow.o_consumed),
+            promised.eq(flow.o_sent - flow.o_consumed),
+            next_.eq(flow.o_next - flow.o_acknowledged),
+            sent.eq(flow.o_sent - flow.o_acknowledged),
+            written.eq(flow.o_written - flow.o_acknowledged),
+            Assume(~self.i_put | flow.o_room),
+            Assume(~self.i_take | flow.o_offer),
+            Assert((next_ <= sent) & (sent <= written) & (written <= depth)),
+            Assert((acknowledged <= promised) & (promised <= depth)),
+            Assert(flow.o_room == (written != depth)),
+            Cover((promised == depth) & (next_ == 0) & flow.o_replay),
+        ]
+        return m
+
+
+class Flows(Component):
+    """A sender and a receiver, and a link that brings anything that was ever sent, at any time.
+
+    Numbers are followed without modulo. An entry that comes is any that was sent, and a header
+    any that could have been, as long as it is not so old that its numbers came round again.
+
+    Parameters
+    ----------
+    older : numbers by which what comes may be older than allowed.
+    """
+
+    DEPTH, BITS, WIDTH = 2, 3, 7
+
+    def __init__(self, older: int = 0) -> None:
+        self.older = older
+        width = self.WIDTH
+        super().__init__(
+            {
+                "i_put": In(1),
+                "i_take": In(1),
+                "i_retry": In(2),
+                "i_heard": In(1),
+                "i_received": In(width),
+                "i_consumed": In(width),
+                "i_resend": In(1),
+                "i_begin": In(1),
+                "i_entry": In(width),
+                "i_end": In(1),
+                "i_fail": In(1),
+                "i_consume": In(1),
+                "i_report": In(1),
+            }
+        )
+
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        depth, bits, width = self.DEPTH, self.BITS, self.WIDTH
+        m.submodules.sender = sender = SendFlow(depth=depth, sequence_bits=bits)
+        m.submodules.receiver = receiver = RecvFlow(depth=depth, sequence_bits=bits)
+        for name in ("put", "take", "retry", "heard", "received", "consumed", "resend"):
+            m.d.comb += getattr(sender, f"i_{name}").eq(getattr(self, f"i_{name}"))
+        for name in ("begin", "end", "fail", "consume", "report"):
+            m.d.comb += getattr(receiver, f"i_{name}").eq(getattr(self, f"i_{name}"))
+        m.d.comb += receiver.i_sequence.eq(self.i_entry)
+
+        written = moved(m, "written", sender.o_written, bits, width)
+        sent = moved(m, "sent", sender.o_sent, bits, width)
+        acknowledged = moved(m, "acknowledged", sender.o_acknowledged, bits, width)
+        freed = moved(m, "freed", sender.o_consumed, bits, width)
+        received = moved(m, "received", receiver.o_received, bits, width)
+        consumed = moved(m, "consumed", receiver.o_consumed, bits, width)
+        storing = Signal(width)
+        with m.If(self.i_begin):
+            m.d.sync += storing.eq(self.i_entry)
+
+        entry_age = (1 << bits) - 1 + self.older
+        header_age = (1 << bits) - depth - 1 + self.older
+        m.d.comb += [
+            Assume(written < (1 << width) - (1 << bits)),  # of the count only: it must not wrap
+            Assume(~self.i_put | sender.o_room),
+            Assume(~self.i_take | sender.o_offer),
+            Assume(~self.i_consume | receiver.o_available),
+            Assume(~(self.i_end & (self.i_begin | self.i_fail))),
+            Assume(
+                ~self.i_begin | ((self.i_entry < sent) & (self.i_entry + entry_age >= received))
+            ),
+            Assume((self.i_received <= received) & (self.i_consumed <= consumed)),
+            Assume(self.i_received + header_age >= acknowledged),
+            Assume(self.i_consumed + header_age >= freed),
+        ]
+        m.d.comb += [
+            # Nothing is dropped before it is there, nor read before it came, nor over-promised.
+            Assert((freed <= acknowledged) & (acknowledged <= received)),
+            Assert((freed <= consumed) & (consumed <= received) & (received <= sent)),
+            Assert((acknowledged <= sent) & (sent <= written)),
+            Assert(sent - freed <= depth),
+            Assert(written - acknowledged <= depth),
+            Assert(received - consumed <= depth),
+            # Each entry once, none left out; and there is always a place for it.
+            Assert(~receiver.o_storing | ((storing == received) & (received < sent))),
+            Assert(~receiver.o_accept | (storing == received)),
+            Assert(~(self.i_begin & (self.i_entry == received)) | ~receiver.o_gap),
+            Assert(~receiver.o_available | (consumed < received)),
+            Cover(receiver.o_accept & (received == 4)),
+            Cover(receiver.o_duplicate & (received == 3)),
+        ]
+        # What the sender's own order adds, for induction.
+        next_, out = Signal(bits), Signal(bits)
+        m.d.comb += [
+            next_.eq(sender.o_next - sender.o_acknowledged),
+            out.eq(sender.o_sent - sender.o_acknowledged),
+            Assert(next_ <= out),
+        ]
+        return m
+
+
+class FairLink(Component):
+    """While nothing is lost, an entry that is out is taken within `LIMIT` cycles.
+
+    An entry takes two cycles on the link. A header goes the other way in each cycle in which
+    `i_speak`; any may be lost, whenever the solver likes.
+    """
+
+    DEPTH, BITS, RETRY, LIMIT = 2, 3, 3, 10
+
+    def __init__(self, limit: int | None = None) -> None:
+        self.limit = self.LIMIT if limit is None else limit
+        super().__init__(
+            {
+                name: In(1)
+                for name in ("i_put", "i_wait", "i_lose", "i_break", "i_speak", "i_deaf", "i_read")
+            }
+        )
+
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        depth, bits = self.DEPTH, self.BITS
+        m.submodules.sender = sender = SendFlow(depth=depth, sequence_bits=bits)
+        m.submodules.receiver = receiver = RecvFlow(depth=depth, sequence_bits=bits)
+        begins, ends = Signal(), Signal()
+        sequence = Signal(bits)
+        take = Signal()
+        m.d.comb += [
+            take.eq(sender.o_offer & ~begins & ~self.i_wait),
+            sender.i_put.eq(self.i_put & sender.o_room),
+            sender.i_take.eq(take),
+            sender.i_retry.eq(self.RETRY),
+            receiver.i_begin.eq(begins & ~self.i_lose),
+            receiver.i_sequence.eq(sequence),
+            receiver.i_end.eq(ends & ~self.i_break),
+            receiver.i_fail.eq(ends & self.i_break),
+            receiver.i_consume.eq(self.i_read & receiver.o_available),
+            receiver.i_report.eq(self.i_speak),
+            sender.i_heard.eq(self.i_speak & ~self.i_deaf),
+            sender.i_received.eq(receiver.o_received),
+            sender.i_consumed.eq(receiver.o_consumed),
+            sender.i_resend.eq(receiver.o_resend),
+        ]
+        m.d.sync += [begins.eq(take), ends.eq(receiver.i_begin)]
+        with m.If(take):
+            m.d.sync += sequence.eq(sender.o_next)
+
+        fair = Signal()
+        waits = Signal()
+        stuck = Signal(range(self.limit + 2))
+        m.d.comb += [
+            fair.eq(~self.i_wait & ~self.i_lose & ~self.i_break & self.i_speak & ~self.i_deaf),
+            waits.eq((sender.o_sent != receiver.o_received) & ~receiver.o_accept),
+            Assert(stuck <= self.limit),
+            Cover((stuck > self.RETRY) & sender.o_replay),
+        ]
+        m.d.sync += stuck.eq(Mux(fair & waits & (stuck <= self.limit), stuck + 1, 0))
+        return m
+
+
+@pytest.mark.parametrize(("depth", "sequence_bits"), [(2, 6), (8, 6), (32, 6)])
+def test_a_senders_numbers_stay_in_order_whatever_it_hears(depth, sequence_bits):
+    """By induction: for runs of any length."""
+    dut = SendOrder(depth, sequence_bits)
+    assert prove(dut, f"send_order{depth}", "prove", depth=2).statements >= 3
+
+
+def test_every_entry_is_taken_once_and_has_a_place():
+    """By induction: for any loss, doubling and order, as long as no number comes round."""
+    assert prove(Flows(), "flows", "prove", depth=2).statements >= 10
+
+
+@pytest.mark.deep
+def test_flows_move_and_see_duplicates():
+    assert prove(Flows(), "flows", "cover", depth=16).statements == 2
+
+
+@pytest.mark.deep
+def test_the_proof_fails_for_numbers_that_came_round():
+    with pytest.raises(ProofError) as caught:
+        prove(Flows(older=1), "flows_old", "bmc", depth=32)
+    assert caught.value.status == "FAIL"
+
+
+@pytest.mark.deep
+def test_an_entry_that_is_out_is_taken_once_the_link_is_fair():
+    assert prove(FairLink(), "fair", "bmc", depth=24).statements == 1
+    assert prove(FairLink(), "fair", "cover", depth=24).statements == 1
+
+
+@pytest.mark.deep
+def test_the_proof_of_progress_fails_for_a_limit_too_short():
+    with pytest.raises(ProofError) as caught:
+        prove(FairLink(limit=3), "fair_short", "bmc", depth=16)
+    assert caught.value.status == "FAIL"

@@ -1,0 +1,137 @@
+"""How a tensor is cut into chunks, and the steps of a job, against plain arithmetic."""
+
+import random
+
+import pytest
+from amaranth.sim import Simulator
+
+from nearstep_hw.coarse.config import BEAT_ELEMENTS, CoarseConfig
+from nearstep_hw.coarse.cut import TensorCut
+from nearstep_hw.coarse.walker import EntryWalker
+from nearstep_hw.coarse.wire import Wire
+
+CONFIG = CoarseConfig(entry_phits=16, chunks_ahead=3)
+
+
+def _cut(elements, members, size):
+    """Chunks, beats of an entry of the last chunk, and how many beats of that chunk exist."""
+    beats = max(1, -(-elements // BEAT_ELEMENTS))
+    chunks = -(-beats // (members * size))
+    rest = beats - (chunks - 1) * members * size
+    return chunks, -(-rest // members), rest if elements else 0
+
+
+def test_cut_of_any_number_of_elements():
+    rng = random.Random(31)
+    dut = TensorCut(CONFIG)
+    cases = [(0, 2), (1, 2), (16, 3), (17, 2), (2**32 - 1, 255), (2**32 - 1, 2), (2**32 - 15, 3)]
+    cases += [(rng.getrandbits(rng.randrange(1, 33)), rng.randrange(2, 256)) for _ in range(40)]
+    cases += [(k * members * 64, members) for members in (2, 3, 7) for k in (1, 2, 5)]
+    checks = 0
+
+    async def bench(ctx):
+        nonlocal checks
+        for elements, members in cases:
+            for wire in Wire:
+                size = CONFIG.entry_beats(wire.name.lower())
+                ctx.set(dut.i_elements, elements)
+                ctx.set(dut.i_members, members)
+                ctx.set(dut.i_wire, wire)
+                ctx.set(dut.i_start, 1)
+                await ctx.tick()
+                ctx.set(dut.i_start, 0)
+                waited = 1
+                while not ctx.get(dut.o_done):
+                    await ctx.tick()
+                    waited += 1
+                assert waited == TensorCut.latency
+                chunks, tail, exist = _cut(elements, members, size)
+                assert ctx.get(dut.o_chunks) == chunks
+                assert ctx.get(dut.o_entry_beats) == size
+                assert ctx.get(dut.o_chunk_beats) == size * members
+                assert ctx.get(dut.o_tail_beats) == tail
+                assert ctx.get(dut.o_tail_exist) == exist
+                checks += 1
+
+    _simulate(dut, bench)
+    assert checks == 3 * (7 + 40 + 9)
+
+
+def _steps(members, position, chunks, size, tail, exist):
+    """(at, beats, wire beats, receive, local, send, write, final, tail, end) of each step."""
+    order = []
+    batches = [
+        range(k, min(k + CONFIG.chunks_ahead, chunks))
+        for k in range(0, chunks, CONFIG.chunks_ahead)
+    ]
+    order += [(0, c) for c in batches[0]]
+    for number, batch in enumerate(batches):
+        order += [(k, c) for k in range(1, 2 * members - 2) for c in batch]
+        following = batches[number + 1] if number + 1 < len(batches) else []
+        for i, c in enumerate(batch):
+            order.append((2 * members - 2, c))
+            order += [(0, following[i])] if i < len(following) else []
+    steps = []
+    for k, c in order:
+        last = c == chunks - 1
+        wire = tail if last else size
+        offset = (position - k) % members * wire
+        here = max(0, min(wire, exist - offset)) if last else size
+        ends = last and 0 < exist - offset <= wire
+        flags = (k > 0, k < members, k < 2 * members - 2, k >= members - 1, k == members - 1)
+        end = k == 2 * members - 2 and last
+        steps.append((c * members * size + offset, here, wire, *flags, ends, end))
+    return [tuple(map(int, step)) for step in steps]
+
+
+@pytest.mark.parametrize("loads", [False, True])
+@pytest.mark.parametrize("members", [2, 3, 5])
+def test_steps_come_in_the_order_of_rounds_and_batches(members, loads):
+    dut = EntryWalker(CONFIG, loads=loads)
+    size = CONFIG.entry_beats("fp32")
+    names = (
+        "at", "beats", "wire_beats", "receive", "local", "send", "write", "final", "tail", "end"
+    )  # fmt: skip
+    checks = 0
+
+    async def bench(ctx):
+        nonlocal checks
+        for elements in (0, 16, 16 * 5, 16 * size * members, 16 * size * members * 7 + 33, 4000):
+            for position in range(members):
+                chunks, tail, exist = _cut(elements, members, size)
+                expected = _steps(members, position, chunks, size, tail, exist)
+                if loads:
+                    expected = [step for step in expected if step[4]]
+                for name, value in {
+                    "i_members": members,
+                    "i_position": position,
+                    "i_chunks": chunks,
+                    "i_entry_beats": size,
+                    "i_chunk_beats": size * members,
+                    "i_tail_beats": tail,
+                    "i_tail_exist": exist,
+                    "i_start": 1,
+                }.items():
+                    ctx.set(getattr(dut, name), value)
+                await ctx.tick()
+                ctx.set(dut.i_start, 0)
+                ctx.set(dut.o.ready, 1)
+                got, quiet = [], 0
+                while quiet < 3 * members + 20:
+                    quiet += 1
+                    if ctx.get(dut.o.valid):
+                        got.append(tuple(ctx.get(getattr(dut.o.payload, n)) for n in names))
+                        quiet = 0
+                    await ctx.tick()
+                assert got == expected
+                checks += len(got)
+
+    _simulate(dut, bench)
+    assert checks > 100
+
+
+def _simulate(dut, bench):
+    simulator = Simulator(dut)
+    simulator.add_clock(1e-6)
+    simulator.add_testbench(bench)
+    simulator.run()

@@ -1,0 +1,116 @@
+"""The ALUs of a sync core against the golden model of floating point."""
+
+import numpy as np
+import pytest
+
+from nearstep_hw.coarse.config import CoarseConfig
+from nearstep_hw.coarse.reduce import Reduce
+from nearstep_hw.coarse.registers import Operation, Wire
+from nearstep_hw.fp.format import BF16, FP16
+from nearstep_sim.bench.operands import operands
+from nearstep_sim.bench.stream_bench import STALLS, StreamBench
+from nearstep_sim.golden.coarse import maximum32
+from nearstep_sim.golden.fp import add32, mul32, narrow32, widen32
+
+ALUS = 4
+RECEIVE, LOCAL, FINAL, SEND, WRITE, LAST, END = (1 << k for k in range(7))
+FORMATS = {"fp16": FP16, "bf16": BF16}
+SCALE = np.float32(1 / 3)
+
+
+@pytest.fixture(scope="module")
+def bench():
+    config = CoarseConfig(alus=ALUS)
+    unit = StreamBench(Reduce(config), name="reduce", key=f"{config!r}")
+    yield unit
+    unit.close()
+
+
+def _run(bench, wire, operation, received, local, control, mode="free"):
+    """Rows of what was sent, with `last`, and of what was written."""
+    rows = np.zeros((len(control), 2 * ALUS + 1), np.uint32)
+    rows[:, : received.shape[1]] = received
+    rows[:, ALUS : 2 * ALUS] = local
+    rows[:, -1] = control
+    inputs = {
+        "i_operation": Operation[operation.upper()],
+        "i_wire": Wire[wire.upper()],
+        "i_scale": int(SCALE.view(np.uint32)),
+        "i_stop": 0,
+        "i_clear": 0,
+    }
+    run = bench.run({"i": rows}, inputs, space=len(rows), stalls=STALLS[mode], seed=5)
+    return run.streams["send"], run.streams["write"], run
+
+
+def _words(a) -> np.ndarray:
+    return np.ascontiguousarray(a).view(np.uint32).reshape(-1, ALUS)
+
+
+def _on_the_wire(values, wire):
+    """Patterns as words of a beat, and what they are worth in binary32."""
+    if wire == "fp32":
+        return _words(values), _words(values)
+    short = narrow32(values, FORMATS[wire])
+    packed = short.reshape(-1, ALUS).view(np.uint32)
+    return packed, _words(widen32(short, FORMATS[wire]))
+
+
+@pytest.mark.parametrize("mode", STALLS)
+@pytest.mark.parametrize("operation", ["sum", "average", "max"])
+@pytest.mark.parametrize("wire", ["fp32", "fp16", "bf16"])
+def test_beats_of_every_kind_in_any_order(bench, wire, operation, mode) -> None:
+    beats = 3000
+    print("seed 71")
+    rng = np.random.default_rng(71)
+    received, local = operands(["received", "local"], beats * ALUS, 71).values()
+    coming, received32 = _on_the_wire(received, wire)
+    received = received32.view(np.float32).reshape(-1)
+    kind = rng.choice([LOCAL, RECEIVE, RECEIVE | LOCAL, RECEIVE | LOCAL | FINAL], beats)
+    where = rng.choice([0, SEND, WRITE, SEND | WRITE], beats) | rng.choice([0, LAST], beats)
+
+    both = maximum32(received, local) if operation == "max" else add32(received, local)
+    final = mul32(both, np.full_like(both, SCALE)) if operation == "average" else both
+    value = np.select(
+        [np.repeat(kind == k, ALUS) for k in (LOCAL, RECEIVE, RECEIVE | LOCAL)],
+        [local.view(np.uint32), received.view(np.uint32), both.view(np.uint32)],
+        final.view(np.uint32),
+    ).view(np.float32)
+    sent, written = _on_the_wire(value, wire)
+
+    got_sent, got_written, run = _run(
+        bench, wire, operation, coming, _words(local), kind | where, mode
+    )
+    goes, stays = (where & SEND) != 0, (where & WRITE) != 0
+    assert np.array_equal(got_sent[:, : sent.shape[1]], sent[goes])
+    assert np.array_equal(got_sent[:, -1], (where[goes] & LAST) // LAST)
+    assert np.array_equal(got_written, written[stays])
+    assert min(len(got_sent), len(got_written)) > beats // 3
+    if mode == "free":
+        assert run.last["i"] - run.first["i"] + 1 == beats
+
+
+@pytest.mark.parametrize("wire", FORMATS)
+def test_all_patterns_of_16_bits_are_widened_exactly(bench, wire) -> None:
+    patterns = np.arange(1 << 16, dtype=np.uint16)
+    coming = patterns.reshape(-1, ALUS).view(np.uint32)
+    control = np.full(len(coming), RECEIVE | SEND | WRITE)
+    sent, written, _ = _run(bench, wire, "sum", coming, np.zeros((len(coming), ALUS)), control)
+    wide = widen32(patterns, FORMATS[wire])
+    assert np.array_equal(written, _words(wide))
+    back = narrow32(wide, FORMATS[wire]).reshape(-1, ALUS).view(np.uint32)
+    assert np.array_equal(sent[:, : ALUS // 2], back)
+
+
+@pytest.mark.parametrize("wire", FORMATS)
+def test_ties_and_their_neighbours_are_narrowed_to_even(bench, wire) -> None:
+    wide = widen32(np.arange(1 << 16, dtype=np.uint16), FORMATS[wire]).view(np.uint32)
+    step = 1 << (FORMATS["bf16"].width if wire == "bf16" else 13)
+    values = np.concatenate([wide + np.uint32(step // 2 + d) for d in (-1, 0, 1)])
+    values = values.astype(np.uint32).view(np.float32)
+    local = _words(values)
+    sent, _, _ = _run(
+        bench, wire, "sum", np.zeros((len(local), 1)), local, np.full(len(local), LOCAL | SEND)
+    )
+    assert np.array_equal(sent[:, : ALUS // 2], _on_the_wire(values, wire)[0])
+    assert len(sent) == 3 * (1 << 16) // ALUS
