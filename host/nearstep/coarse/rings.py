@@ -25,7 +25,7 @@ from nearstep.coarse.errors import (
 from nearstep.coarse.event import Event
 from nearstep.coarse.split import Part
 from nearstep.coarse.tensor import PoolTensor
-from nearstep.errors import MismatchError, WaitTimeoutError
+from nearstep.errors import WaitTimeoutError
 from nearstep.registers import BlockRegisters
 from nearstep.run import check_bound
 from nearstep_hw.coarse.config import BEAT_BYTES, PORTS
@@ -230,8 +230,11 @@ class Rings:
         self.device.check_open(f"wait for {event!r}")
         left = self._bound() if max_cycles is None else max_cycles
         bound = left
-        while not event.ended:
-            polls = self.polls(next(job for job in event.jobs if job.left))
+        while True:
+            with self.lock:  # another thread may find the end of it meanwhile
+                if event.ended:
+                    return
+                polls = self.polls(event)
             spent = min(left, SLICE_CYCLES)
             try:
                 self.wait_any(polls, spent)
@@ -246,10 +249,14 @@ class Rings:
                         transactions=error.transactions,
                     ) from None
 
-    def polls(self, job: RingJob) -> list[Poll]:
-        """One of these holds when a device that has a job has completed it, or on an error."""
-        device = min(job.left & job.targets.keys())
-        return [*self.completed_polls(job, device), *self.error_polls()]
+    def polls(self, event: Event) -> list[Poll]:
+        """One of these holds when a device has completed a job of an event, or on an error."""
+        polls = self.error_polls()
+        for job in event.jobs:
+            devices = job.left & job.targets.keys()
+            if devices:
+                return self.completed_polls(job, min(devices)) + polls
+        return polls
 
     def completed_polls(self, job: RingJob, device: int) -> list[Poll]:
         """One of these holds when a device has completed a job; it may have gone on to others."""
@@ -333,9 +340,11 @@ class Rings:
         }
         quiet = (ErrorCause.PEER, ErrorCause.NONE)
         first = [number for number, cause in causes.items() if cause not in quiet]
-        if not first:
-            peers = [number for number, cause in causes.items() if cause is ErrorCause.PEER]
-            raise MismatchError("error.cause", "that of the first fault", f"PEER on {peers}")
+        if not first:  # the one that found it has been aborted: the others know what it was
+            number = next(number for number, cause in causes.items() if cause is ErrorCause.PEER)
+            link = self.device.nodes[number].pool.error_link.get()
+            causes[link["device"]] = ErrorCause(link["cause"])
+            first = [link["device"]]
         # A dead peer is heard of by both neighbours and, cut off, finds the same of them: what the
         # others were told of is what happened.
         told = [

@@ -295,7 +295,15 @@ class GoldenPool(EmulatedBackend):
     def _compute(
         self, group: int, sources: Sequence[NDArray[np.float32]], job: GoldenJob
     ) -> NDArray[np.uint8]:
-        """The result, as bytes. The factor of an average is taken to be 1 / devices."""
+        """The result, as bytes.
+
+        Raises
+        ------
+        ArgumentError
+            The factor of an average is not 1 / devices, the only one that the golden ring has.
+        """
+        if job.operation == Operation.AVERAGE and job.scale != np.float32(1 / self.devices):
+            raise ArgumentError(f"scale must be 1 / {self.devices}, not {job.scale}")
         result = ring_all_reduce(
             sources,
             operation=Operation(job.operation).name.lower(),

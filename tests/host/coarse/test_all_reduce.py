@@ -207,3 +207,14 @@ def test_counters_count_what_was_sent(pool) -> None:
         assert counted.busy_share(0, 1) is None
     else:
         assert 0 < counted.payload_share(0, 1) < counted.busy_share(0, 1) <= 1
+
+
+def test_the_check_of_all_devices_sees_one_wrong_bit(pool) -> None:
+    arrays = random_arrays(pool, 100, seed=9)
+    tensor = pool.tensor(arrays)
+    assert check(tensor, arrays) == 400
+    wrong = arrays[3].copy()
+    wrong.view(np.uint32)[99] ^= 1
+    tensor.write(3, wrong)
+    with pytest.raises(AssertionError, match="device 3"):
+        check(tensor, arrays)

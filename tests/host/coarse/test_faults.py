@@ -143,6 +143,29 @@ def test_a_reset_ends_jobs_in_work(pool) -> None:
     assert check(tensor, golden(pool, arrays)) == 4 * ELEMENTS
 
 
+def test_an_abort_through_the_registers_of_a_core_ends_all_jobs(pool) -> None:
+    arrays = random_arrays(pool, ELEMENTS, seed=1)
+    tensor = pool.tensor(arrays)
+    event = pool.submit(tensor)
+    pool.device.nodes[2].sync0.control.abort = 1
+    with pytest.raises(PoolAbortedError) as found:
+        event.wait()
+    assert found.value.device == 2
+    check_recovered(pool, tensor, arrays)
+
+
+def test_a_device_that_forgot_its_error_is_known_to_the_others(golden_pool) -> None:
+    pool = golden_pool
+    tensor = pool.tensor(ELEMENTS)
+    event = pool.submit(tensor)
+    pool.device.nodes[2].sync0.control.abort = 1
+    pool.device.nodes[2].pool.control.abort = 1
+    with pytest.raises(PoolAbortedError) as found:
+        event.wait()
+    assert found.value.device == 2
+    assert [found.value.causes[device] for device in (0, 1, 3)] == ["PEER"] * 3
+
+
 def test_many_resets_go_around_all_epochs(pool) -> None:
     arrays = random_arrays(pool, 100, seed=1)
     for _ in range(20):

@@ -1,0 +1,337 @@
+"""``golden:coarse`` at its registers: what a driver, and the RTL, can be held against."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from nearstep.backends.emulated import Injection
+from nearstep.coarse.device import CoarseDevice
+from nearstep.device import open_device
+from nearstep.errors import (
+    ArgumentError,
+    BusError,
+    ClosedDeviceError,
+    OutOfBoundsError,
+    WaitTimeoutError,
+)
+from nearstep.registers import RefusedWriteError
+from nearstep_hw.coarse.registers import ErrorCause, Stream
+from nearstep_sim.device.golden_coarse import GoldenPool
+
+DEVICES = 4
+MEMORY = 64 << 10
+URL = f"golden:coarse?devices={DEVICES}&groups=2&entry_phits=8&queue_jobs=2&memory_bytes=64KiB"
+
+SOURCE, DESTINATION = 0x1000, 0x4000
+"""Local addresses of jobs."""
+
+
+class Bench:
+    """Four devices, set up through registers alone."""
+
+    def __init__(self, device: CoarseDevice) -> None:
+        self.device = device
+        self.nodes = device.nodes
+        assert isinstance(device.backend, GoldenPool)
+        self.backend = device.backend
+        for number, node in enumerate(self.nodes):
+            node.pool.link.set(device=number, epoch=1, used=3)
+            node.pool.control.abort = 1
+            node.pool.window_limit.value = MEMORY
+            node.sync0.ring.set(members=DEVICES, position=number, send_port=1, receive_port=0)
+            place = (DEVICES - number) % DEVICES
+            node.sync1.ring.set(members=DEVICES, position=place, send_port=0, receive_port=1)
+            self.backend.claim(number * MEMORY, MEMORY)
+            data = np.full(2048, number + 1, np.float32).view(np.uint8)
+            self.backend.write_memory(number * MEMORY + SOURCE, data)
+
+    def push(self, device: int, group: int = 0, **changes: int) -> None:
+        """A job of 512 elements, START included."""
+        core = self.nodes[device][f"sync{group}"]
+        job = {"source": SOURCE, "destination": DESTINATION, "elements": 512, "tag": 7} | changes
+        core.source.value = job["source"]
+        core.destination.value = job["destination"]
+        core.elements.value = job["elements"]
+        core.scale.value = 1.0
+        core.job.set(operation=job.get("operation", 0), wire=job.get("wire", 0), tag=job["tag"])
+        core.start.go = 1
+
+    def run(self, steps: int = 100) -> None:
+        """Let time pass until nothing happens."""
+        poll = self.nodes[0].pool.id.poll(value=0)
+        with pytest.raises(WaitTimeoutError):
+            self.backend.wait([poll], steps)
+
+    def results(self, device: int, address: int = DESTINATION) -> np.ndarray:
+        out = np.empty(2048, np.uint8)
+        self.backend.read_memory(device * MEMORY + address, out)
+        return out.view(np.float32)
+
+    def causes(self) -> list[str]:
+        return [node.pool.error.cause.name for node in self.nodes]
+
+
+@pytest.fixture
+def bench() -> Iterator[Bench]:
+    with open_device(URL) as device:
+        assert isinstance(device, CoarseDevice)
+        yield Bench(device)
+
+
+def test_a_job_runs_when_all_devices_have_it(bench) -> None:
+    for device in range(DEVICES):
+        assert bench.nodes[device].sync0.status.busy == 0
+        bench.push(device)
+        bench.run()
+        done = device == DEVICES - 1
+        for node in bench.nodes[: device + 1]:
+            assert (node.sync0.status.busy, node.sync0.status.done) == (not done, done)
+            assert (node.pool.status.busy, node.pool.status.done) == (not done, done)
+            assert node.sync0.completed.value == done
+            assert node.sync0.jobs.tag == 7
+    for device in range(DEVICES):
+        np.testing.assert_array_equal(bench.results(device), np.full(512, 10, np.float32))
+        np.testing.assert_array_equal(bench.results(device, SOURCE), np.full(512, device + 1))
+
+
+def test_only_the_average_over_all_devices_is_computed(bench) -> None:
+    for device in range(DEVICES):
+        bench.push(device, operation=1)
+    with pytest.raises(ArgumentError, match="scale must be 1 / 4, not 1"):
+        bench.run()
+
+
+def test_groups_work_by_themselves(bench) -> None:
+    for device in range(DEVICES):
+        bench.push(device, 0)
+        bench.push(device, 1, destination=0x8000, operation=2)
+        if device < 3:
+            bench.run()
+    bench.run()
+    assert [node.sync1.completed.value for node in bench.nodes] == [1] * 4
+    np.testing.assert_array_equal(bench.results(2, 0x8000), np.full(512, 4, np.float32))
+
+
+def test_the_queue_counts_and_drops(bench) -> None:
+    for tag in range(5):
+        bench.push(0, tag=tag, destination=0x4000 + 0x1000 * tag)
+        bench.run()
+    jobs = bench.nodes[0].sync0.jobs
+    assert (jobs.waiting, jobs.overflow, jobs.tag) == (2, 1, 0)
+    for tag in range(3):
+        for device in range(1, DEVICES):
+            bench.push(device, tag=tag, destination=0x4000 + 0x1000 * tag)
+        bench.run()
+    assert [node.sync0.completed.value for node in bench.nodes] == [3] * 4
+    assert (jobs.waiting, jobs.overflow) == (0, 1)
+    bench.nodes[0].pool.control.abort = 1
+    assert (jobs.overflow, bench.nodes[0].sync0.completed.value) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "cause", "stream", "address"),
+    [
+        ({"source": 0x1010}, ErrorCause.ALIGNMENT, Stream.SOURCE, 0x1010),
+        ({"destination": 0x4020}, ErrorCause.ALIGNMENT, Stream.DESTINATION, 0x4020),
+        ({"source": MEMORY - 64}, ErrorCause.WINDOW, Stream.SOURCE, MEMORY - 64),
+        ({"destination": MEMORY}, ErrorCause.WINDOW, Stream.DESTINATION, MEMORY),
+        ({"destination": 1 << 40}, ErrorCause.WINDOW, Stream.DESTINATION, 1 << 40),
+        ({"destination": SOURCE + 64}, ErrorCause.OVERLAP, Stream.DESTINATION, SOURCE + 64),
+        ({"destination": SOURCE}, ErrorCause.OVERLAP, Stream.DESTINATION, SOURCE),
+        ({"operation": 3}, ErrorCause.UNSUPPORTED, Stream.NONE, 0),
+        ({"wire": 3}, ErrorCause.UNSUPPORTED, Stream.NONE, 0),
+    ],
+)
+def test_a_job_that_cannot_be_run(bench, changes, cause, stream, address) -> None:
+    for device in range(DEVICES):
+        bench.push(device, **(changes if device == 1 else {}))
+    bench.run()
+    assert bench.causes() == ["PEER", cause.name, "PEER", "PEER"]
+    for block in (bench.nodes[1].pool, bench.nodes[1].sync0):
+        assert (block.error.cause, block.error.stream) == (cause, stream)
+        assert block.error_address.value == address
+        assert (block.status.busy, block.status.error, block.status.done) == (0, 1, 0)
+    for node in bench.nodes:
+        link = node.pool.error_link
+        assert (link.cause, link.device, link.port) == (cause, 1, 0)
+        assert node.sync0.completed.value == 0
+    assert not bench.results(0).any()
+
+
+@pytest.mark.parametrize("ring", [{"members": 1}, {"position": 4}])
+def test_a_ring_that_cannot_be(bench, ring) -> None:
+    bench.nodes[2].sync0.ring.set(**ring)
+    bench.push(2)
+    bench.run()
+    assert bench.causes() == ["PEER", "PEER", "UNSUPPORTED", "PEER"]
+
+
+@pytest.mark.parametrize("changes", [{"elements": 511}, {"tag": 8}, {"operation": 1}, {"wire": 1}])
+def test_another_job_is_seen_by_the_next_device_and_by_the_one_that_has_it(bench, changes) -> None:
+    for device in range(DEVICES):
+        bench.push(device, **(changes if device == 1 else {}))
+    bench.run()
+    assert bench.causes() == ["PEER", "MISMATCH", "MISMATCH", "PEER"]
+
+
+def test_two_devices_are_enough_to_see_a_mismatch(bench) -> None:
+    bench.push(0)
+    bench.push(1, tag=8)
+    bench.run()
+    assert bench.causes() == ["PEER", "MISMATCH", "PEER", "PEER"]
+
+
+def test_after_an_error_only_an_abort_helps(bench) -> None:
+    bench.push(0)
+    bench.push(1, tag=8)
+    bench.run()
+    for device in range(DEVICES):
+        bench.push(device)
+    bench.run()
+    assert [node.sync0.completed.value for node in bench.nodes] == [0] * 4
+    for node in bench.nodes:
+        node.pool.link.epoch = 2
+        node.pool.control.abort = 1
+    assert bench.causes() == ["NONE"] * 4
+    for device in range(DEVICES):
+        bench.push(device)
+    bench.run()
+    assert [node.sync0.completed.value for node in bench.nodes] == [1] * 4
+
+
+def test_dead_devices_are_silent_only_to_jobs(bench) -> None:
+    bench.backend.kill(2)
+    bench.run()
+    assert bench.causes() == ["NONE"] * 4
+    bench.push(0)
+    bench.run()
+    assert bench.causes() == ["NONE"] * 4, "its links are alive"
+    bench.push(1)
+    bench.run()
+    assert bench.causes() == ["PEER", "SILENT", "NONE", "PEER"]
+    assert bench.nodes[1].pool.error.stream == Stream.LINK1
+    link = bench.nodes[3].pool.error_link
+    assert (link.cause, link.device, link.port) == (ErrorCause.SILENT, 1, 1)
+
+
+def test_another_epoch_is_silence(bench) -> None:
+    bench.nodes[3].pool.link.epoch = 2
+    for device in range(DEVICES):
+        bench.push(device)
+    bench.run()
+    assert bench.causes() == ["NONE"] * 4, "it is taken at an abort"
+    bench.nodes[3].pool.control.abort = 1
+    bench.push(0)
+    bench.run()
+    assert bench.causes() == ["SILENT", "PEER", "PEER", "NONE"]
+
+
+def test_no_limit_no_silence(bench) -> None:
+    for node in bench.nodes:
+        node.pool.silence_limit.value = 0
+    bench.backend.kill(1)
+    for device in range(DEVICES):
+        bench.push(device)
+    bench.run()
+    assert bench.causes() == ["NONE"] * 4
+
+
+def test_an_abort_of_a_core_ends_all(bench) -> None:
+    bench.push(0)
+    bench.nodes[0].sync1.control.abort = 1
+    assert bench.causes() == ["ABORTED", "PEER", "PEER", "PEER"]
+
+
+def test_memory_that_refuses_and_memory_that_swallows(bench) -> None:
+    bench.backend.inject(Injection(kind="decerr", write=True, base=MEMORY, limit=2 * MEMORY))
+    for device in range(DEVICES):
+        bench.push(device)
+    bench.run()
+    assert bench.causes() == ["PEER", "WRITE_RESPONSE", "PEER", "PEER"]
+    assert bench.nodes[1].pool.error.response == 3
+    with pytest.raises(ArgumentError):
+        bench.backend.inject(Injection(kind="slverr", write=True, host=True))
+
+
+def test_locked_registers_refuse_while_a_job_is_there(bench) -> None:
+    bench.push(0)
+    with pytest.raises(RefusedWriteError):
+        bench.nodes[0].pool.window_base.value = 0
+    with pytest.raises(RefusedWriteError):
+        bench.nodes[0].sync0.ring.members = 3
+    bench.nodes[0].sync1.ring.members = 3
+    bench.nodes[1].pool.window_base.value = 64
+
+
+def test_a_snapshot_copies_a_page_once_before_it_changes(bench) -> None:
+    pool = bench.nodes[1].pool
+    pool.snapshot_base.value = DESTINATION
+    pool.snapshot_area.value = 0x8000
+    pool.snapshot_pages.value = 2
+    assert pool.snapshot.open == 0
+    pool.start.go = 1
+    assert (pool.snapshot.open, pool.snapshot_copied.value) == (1, 0)
+    for device in range(DEVICES):
+        bench.push(device)
+    bench.run()
+    assert pool.snapshot_copied.value == 1
+    assert not bench.results(1, 0x8000).any()
+    ones = np.ones(1, np.uint8)
+    bench.backend.write_memory(MEMORY + DESTINATION + 4095, np.ones(2, np.uint8))
+    bench.backend.write_memory(MEMORY + DESTINATION + 8192, ones)
+    assert pool.snapshot_copied.value == 3
+    assert not bench.results(1, 0x9000).any()
+    pool.page.number = 1
+    assert pool.snapshot_copied.value == 0
+    pool.control.abort = 1
+    assert pool.snapshot.open == 1, "an abort leaves it"
+    pool.control.latch = 1
+    assert pool.snapshot_pages_copied.value == 2
+    pool.snapshot_control.close = 1
+    assert pool.snapshot.open == 0
+
+
+@pytest.mark.parametrize(
+    ("base", "area", "pages"),
+    [
+        (0x1010, 0x8000, 1),
+        (0x1000, 0x8040, 1),
+        (0x1000, 0x2000, 2),
+        (0x1000, 0x8000, 0),
+        (0x1000, 0xF000, 2),
+        (0x1000, 0x8000, 1 << 20),
+    ],
+)
+def test_a_snapshot_that_cannot_be(bench, base, area, pages) -> None:
+    pool = bench.nodes[0].pool
+    pool.snapshot_base.value = base
+    pool.snapshot_area.value = area
+    pool.snapshot_pages.value = pages
+    pool.start.go = 1
+    assert pool.snapshot.open == 0
+
+
+def test_addresses_where_nobody_is(bench) -> None:
+    for address in (0x3000, 0x10000, 0xF000):
+        with pytest.raises(BusError):
+            bench.backend.read_register(address)
+        with pytest.raises(BusError):
+            bench.backend.write_register(address, 0)
+    with pytest.raises(OutOfBoundsError):
+        bench.backend.read_memory(MEMORY - 4, np.empty(8, np.uint8))
+    with pytest.raises(ArgumentError):
+        bench.backend.kill(4)
+
+
+def test_a_reset_is_a_power_up(bench) -> None:
+    bench.push(0)
+    bench.backend.reset()
+    assert bench.nodes[0].pool.status.busy == 0
+    assert bench.nodes[0].sync0.ring.members == 2
+    assert bench.results(1, SOURCE)[0] == 2
+    bench.device.close()
+    with pytest.raises(ClosedDeviceError):
+        bench.backend.reset()

@@ -1,0 +1,26 @@
+"""The code of docs/coarse.md runs, and prints what the page says."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+from pathlib import Path
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "coarse.md"
+
+
+def test_the_code_of_the_page_prints_what_it_says() -> None:
+    names: dict[str, object] = {}
+    printed = []
+    for block in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL):
+        out = io.StringIO()
+        with contextlib.redirect_stdout(out):
+            exec(compile(block, str(PAGE), "exec"), names)
+        printed.append(out.getvalue())
+    assert printed == [
+        "True\n[True, True]\n44\n",
+        "True\n",
+        "state.000001 True\n",
+        "(0, 1) device 0 has tensor 0 in work and waits for device 1 (with tensor 1)\n[0, 1]\n",
+    ]
