@@ -12,7 +12,13 @@ from nearstep_hw.coarse.config import BEAT_BYTES, PORTS, CoarseConfig
 from nearstep_hw.coarse.faults import FaultControl
 from nearstep_hw.coarse.job_queue import JobQueue
 from nearstep_hw.coarse.link_layer import LinkLayer
-from nearstep_hw.coarse.registers import LINK_COUNTERS, SYNC_COUNTERS, device_map, sync_core_map
+from nearstep_hw.coarse.registers import (
+    LINK_COUNTERS,
+    SYNC_COUNTERS,
+    ErrorCause,
+    device_map,
+    sync_core_map,
+)
 from nearstep_hw.coarse.snapshot import SnapshotGate
 from nearstep_hw.coarse.sync_core import SyncCore
 from nearstep_hw.coarse.wire import LinkPhit
@@ -129,7 +135,7 @@ class MemoryDevice(wiring.Component):
         wiring.connect(m, core.send, links.send[group])
         wiring.connect(m, links.receive[group], core.receive)
         m.d.comb += [
-            queue.i_push.eq(bank.o_start_go & ~faults.o_halt),
+            queue.i_push.eq(bank.o_start_go),
             queue.i_clear.eq(faults.o_clear),
             job.source.eq(bank.o_source),
             job.destination.eq(bank.o_destination),
@@ -146,21 +152,27 @@ class MemoryDevice(wiring.Component):
             core.i_clear.eq(faults.o_clear),
             links.i_send_port[group].eq(bank.o_ring_send_port),
             links.i_receive_port[group].eq(bank.o_ring_receive_port),
-            faults.i_core_valid[group].eq(core.o_error_valid),
-            faults.i_core[group].cause.eq(core.o_error_cause),
-            faults.i_core[group].stream.eq(core.o_error_stream),
-            faults.i_core[group].response.eq(core.o_error_response),
-            faults.i_core[group].address.eq(core.o_error_address),
             bank.i_status_busy.eq((busy | bank.o_start_go) & ~faults.o_failed | core.o_busy),
             bank.i_status_done.eq(ended & ~faults.o_failed),
             *self._outcome(bank, faults),
             bank.i_jobs_waiting.eq(queue.o_waiting),
             bank.i_jobs_overflow.eq(queue.o_overflow),
             bank.i_jobs_tag.eq(tag),
-            counters.i_clear.eq(bank.o_start_go & ~busy),
+            counters.i_clear.eq(faults.o_clear),
             counters.i_cycles.eq(core.o_busy),
             counters.i_beats.eq(core.o_beat),
         ]
+        fault = faults.i_core[group]
+        with m.If(core.o_error_valid):
+            m.d.comb += [
+                faults.i_core_valid[group].eq(1),
+                fault.cause.eq(core.o_error_cause),
+                fault.stream.eq(core.o_error_stream),
+                fault.response.eq(core.o_error_response),
+                fault.address.eq(core.o_error_address),
+            ]
+        with m.Elif(bank.o_control_abort & busy):
+            m.d.comb += [faults.i_core_valid[group].eq(1), fault.cause.eq(ErrorCause.ABORTED)]
         for name in SYNC_COUNTERS:
             m.d.comb += getattr(bank, f"i_{name}").eq(getattr(counters, f"o_{name}"))
             if name.startswith("stall"):
@@ -234,11 +246,10 @@ class MemoryDevice(wiring.Component):
     def _pool(self, m: Module, faults: FaultControl, links: LinkLayer, busy: Value) -> None:
         """Registers of what the cores share, its counters and the snapshot."""
         pool, gate = self.blocks["pool"], self.gate
-        was_busy, aborting = Signal(), Signal()
+        aborting = Signal()
         names = [f"link{port}_{name}" for port in range(PORTS) for name in LINK_COUNTERS]
         m.submodules.link_counters = counters = EventCounters(names)
         m.submodules.copy_counters = copies = EventCounters(("pages_copied", "stall"))
-        m.d.sync += was_busy.eq(busy)
         with m.If(pool.o_control_abort):
             m.d.sync += aborting.eq(1)
         with m.Elif(faults.o_clear):
@@ -252,7 +263,7 @@ class MemoryDevice(wiring.Component):
             pool.i_error_link_cause.eq(faults.o_origin.cause),
             pool.i_error_link_device.eq(faults.o_origin.device),
             pool.i_error_link_port.eq(faults.o_origin.port),
-            counters.i_clear.eq(busy & ~was_busy),
+            counters.i_clear.eq(faults.o_clear),
             gate.i_open.eq(pool.o_start_go),
             gate.i_close.eq(pool.o_snapshot_control_close),
             gate.i_base.eq(pool.o_snapshot_base),

@@ -70,6 +70,7 @@ def block_map(
     causes, streams : named values of `error.cause` and `error.stream`.
     lines : the block's own registers; each inner sequence starts a 64-byte line.
     queued : START is taken while the block is busy, and so are the registers that it reads.
+        Counters run on from START to START, and errors stay until an abort.
     """
     major, minor = version
     identity = [

@@ -82,6 +82,7 @@ class PoolBackend(ShellBackend):
             getattr(lib, f"pool_{name}").argtypes = [pool, number, pool, number]
         lib.pool_run.argtypes = [pool, number]
         lib.pool_failure.argtypes = [pool, pool]
+        lib.pool_link_revive.argtypes = [pool, number]
         for name in ("fault", "counters"):
             getattr(lib, f"pool_link_{name}").argtypes = [pool, number, pool]
         return int(
@@ -126,6 +127,13 @@ class PoolBackend(ShellBackend):
         for link in links:
             for direction in (0, 1):
                 self.inject_link(LinkFault(kind="dead", link=link, direction=direction))
+
+    def revive(self, device: int) -> None:
+        """Links of a device that was killed work again; what was under way is lost."""
+        links = {0} if self.devices == 2 else {device, (device - 1) % self.devices}
+        for link in links:
+            for direction in (0, 1):
+                self._lib.pool_link_revive(self._device, self._number(link, direction))
 
     def inject_link(self, fault: LinkFault) -> None:
         """Make a link misbehave. :meth:`heal` ends it.

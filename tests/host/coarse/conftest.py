@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from nearstep.coarse import CoarsePool, PoolTensor
 from nearstep_sim.device.golden_coarse import GoldenPool
+from nearstep_sim.device.pool import PoolBackend
 from nearstep_sim.golden.coarse import ring_all_reduce
 
 Floats = NDArray[np.float32]
@@ -34,14 +35,14 @@ def pool(request: pytest.FixtureRequest) -> Iterator[CoarsePool]:
 
 @pytest.fixture
 def golden_pool() -> Iterator[CoarsePool]:
-    """One whose devices can be killed."""
+    """One whose inner state a test can look at."""
     with CoarsePool.open(URLS["golden"]) as opened:
         yield opened
 
 
-def emulated(pool: CoarsePool) -> GoldenPool:
+def emulated(pool: CoarsePool) -> GoldenPool | PoolBackend:
     """The emulation behind a pool."""
-    assert isinstance(pool.device.backend, GoldenPool)
+    assert isinstance(pool.device.backend, GoldenPool | PoolBackend)
     return pool.device.backend
 
 

@@ -35,8 +35,7 @@ def check_recovered(pool, tensor, arrays) -> None:
 
 
 @pytest.mark.parametrize("dead", range(4))
-def test_a_dead_peer_is_named_by_a_neighbour(golden_pool, dead) -> None:
-    pool = golden_pool
+def test_a_dead_peer_is_named_by_a_neighbour(pool, dead) -> None:
     arrays = random_arrays(pool, ELEMENTS, seed=dead)
     tensor = pool.tensor(arrays)
     event = pool.submit(tensor)
@@ -56,8 +55,7 @@ def test_a_dead_peer_is_named_by_a_neighbour(golden_pool, dead) -> None:
     check_recovered(pool, tensor, arrays)
 
 
-def test_a_peer_that_stays_dead_ends_every_job(golden_pool) -> None:
-    pool = golden_pool
+def test_a_peer_that_stays_dead_ends_every_job(pool) -> None:
     arrays = random_arrays(pool, ELEMENTS, seed=1)
     tensor = pool.tensor(arrays)
     emulated(pool).kill(2)
@@ -143,9 +141,7 @@ def test_a_reset_ends_jobs_in_work(pool) -> None:
     assert check(tensor, golden(pool, arrays)) == 4 * ELEMENTS
 
 
-def test_an_abort_through_the_registers_of_a_core_ends_all_jobs(golden_pool) -> None:
-    """On golden alone: memory devices in RTL take ``control.abort`` of the pool block only."""
-    pool = golden_pool
+def test_an_abort_through_the_registers_of_a_core_ends_all_jobs(pool) -> None:
     arrays = random_arrays(pool, ELEMENTS, seed=1)
     tensor = pool.tensor(arrays)
     event = pool.submit(tensor)
@@ -156,8 +152,7 @@ def test_an_abort_through_the_registers_of_a_core_ends_all_jobs(golden_pool) -> 
     check_recovered(pool, tensor, arrays)
 
 
-def test_a_device_that_forgot_its_error_is_known_to_the_others(golden_pool) -> None:
-    pool = golden_pool
+def test_a_device_that_forgot_its_error_is_known_to_the_others(pool) -> None:
     tensor = pool.tensor(ELEMENTS)
     event = pool.submit(tensor)
     pool.device.nodes[2].sync0.control.abort = 1
@@ -190,8 +185,7 @@ def test_a_window_that_was_changed_refuses_jobs(pool) -> None:
 
 
 @pytest.mark.parametrize("write", [False, True])
-def test_an_answer_of_memory_other_than_okay(golden_pool, write) -> None:
-    pool = golden_pool
+def test_an_answer_of_memory_other_than_okay(pool, write) -> None:
     arrays = random_arrays(pool, ELEMENTS, seed=1)
     tensor = pool.tensor(arrays)
     buffer = tensor.back(3) if write else tensor.front(3)
@@ -207,8 +201,7 @@ def test_an_answer_of_memory_other_than_okay(golden_pool, write) -> None:
     check_recovered(pool, tensor, arrays)
 
 
-def test_memory_that_never_answers(golden_pool) -> None:
-    pool = golden_pool
+def test_memory_that_never_answers(pool) -> None:
     arrays = random_arrays(pool, ELEMENTS, seed=1)
     tensor = pool.tensor(arrays)
     emulated(pool).inject(Injection(kind="never", write=False))

@@ -368,11 +368,14 @@ class Pool {
     void heal() {
         for (auto& node : nodes_) node->memory().injections.clear();
         for (std::size_t i = 0; i < links_.size(); ++i) {
-            if (links_[i]->dead())
-                links_[i]->reset(link_options(i));
-            else
-                links_[i]->clear_faults();
+            revive(i);
+            links_[i]->clear_faults();
         }
+    }
+
+    // A dead direction of a link works again.
+    void revive(std::size_t number) {
+        if (links_[number]->dead()) links_[number]->reset(link_options(number));
     }
 
     std::vector<std::unique_ptr<Node>>& nodes() { return nodes_; }
@@ -555,6 +558,8 @@ void pool_failure(Pool* pool, nearstep::BarFailure* failure) { *failure = pool->
 void pool_link_fault(Pool* pool, std::uint64_t number, const nearstep::link::FrameFault* fault) {
     pool->link(number).add(*fault);
 }
+
+void pool_link_revive(Pool* pool, std::uint64_t number) { pool->revive(number); }
 
 void pool_link_counters(Pool* pool, std::uint64_t number, nearstep::link::Statistics* counters) {
     *counters = pool->link(number).statistics();
