@@ -31,7 +31,7 @@ run: $(READY)  ## train a small GPT with every optimizer step on the RTL (RUN_AR
 	@$(BIN)/python examples/train_gpt.py $(RUN_ARGS)
 
 test: $(READY)  ## fast tests, complete in breadth
-	@$(PYTEST) -m "not deep"
+	@NEARSTEP_OPTIMISE=-O1 $(PYTEST) --durations=15 --durations-min=10 -m "not deep"
 
 test-all: $(READY)  ## every test, deep ones and formal proofs included
 	@$(PYTEST)

@@ -60,7 +60,17 @@ class SimOptions(VerilatedOptions):
         return self.kernel
 
 
-@pytest.fixture(scope="module", params=CONFIGS)
+ALL_AND_WIDE = ("all", "scan")
+"""What one kernel with everything does not show is left to the deep tests, but for many lanes."""
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(name, marks=[] if name in ALL_AND_WIDE else [pytest.mark.deep])
+        for name in CONFIGS
+    ],
+)
 def devices(request):
     config = AdamKernelConfig(**CONFIGS[request.param])
     golden = GoldenBackend(config, MEMORY_BYTES, make_engines(config, "numpy"))

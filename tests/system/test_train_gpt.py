@@ -154,7 +154,13 @@ def test_compressed_gradients_take_fewer_bytes(feedback, train):
     assert max(map(len, table.splitlines())) <= 80
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "adam", "adamw"])
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        *("sgd", "adam"),
+        *(pytest.param(name, marks=pytest.mark.deep) for name in ("adagrad", "adamw")),
+    ],
+)
 def test_every_optimizer_trains_with_compressed_gradients_on_a_card(optimizer, train):
     """As on the device without a clock, which sends as many bytes and gets as many bits."""
     reports = []

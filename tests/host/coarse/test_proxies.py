@@ -29,11 +29,26 @@ def pushed(pool: CoarsePool, scheduler: str, pushes, tensors, clients: int) -> P
     return proxies
 
 
-@pytest.fixture(params=["groups=2", "groups=1"])
-def pair(request, pool):
+PAIRS = {
+    f"groups={groups}-{name}": url.replace("devices=4", "devices=2").replace(
+        "groups=2", f"groups={groups}"
+    )
+    for groups in (2, 1)
+    for name, url in URLS.items()
+}
+LIBRARY_OF_ITS_OWN = "groups=1-sim"
+"""Its Verilated library takes a minute to build, for these tests alone."""
+
+
+@pytest.fixture(
+    params=[
+        pytest.param(name, marks=[pytest.mark.deep] if name == LIBRARY_OF_ITS_OWN else [])
+        for name in PAIRS
+    ]
+)
+def pair(request):
     """Two devices, whose tensors have a ring each, or the same."""
-    url = pool.device.url.replace("devices=4", "devices=2").replace("groups=2", request.param)
-    with CoarsePool.open(url) as opened:
+    with CoarsePool.open(PAIRS[request.param]) as opened:
         yield opened
 
 

@@ -58,17 +58,20 @@ def test_gen3_x4(module):
     assert len(bench(module).tests) == COUNTS[module]
 
 
-DEEP_WIDTHS = [pytest.param(width, marks=pytest.mark.deep) for width in (64, 256)]
+DEEP_WIDTHS = [pytest.param(width, MODES, marks=pytest.mark.deep) for width in (64, 256, 512)]
 
 
-@pytest.mark.parametrize("width", [*DEEP_WIDTHS, 512])
-def test_other_widths(width):
-    cases = ",".join(f"any_length_and_alignment/mode={mode}" for mode in MODES)
+@pytest.mark.parametrize(("width", "modes"), [*DEEP_WIDTHS, (512, ["both"])])
+def test_other_widths(width, modes):
+    cases = ",".join(f"any_length_and_alignment/mode={mode}" for mode in modes)
     tests = bench("cocotb_endpoint", testcase=cases, width=width).tests
-    assert len(tests) == 4
+    assert len(tests) == len(modes)
 
 
-@pytest.mark.parametrize("module", ["cocotb_endpoint_order", "cocotb_endpoint_msix"])
+@pytest.mark.parametrize(
+    "module",
+    [pytest.param("cocotb_endpoint_order", marks=pytest.mark.deep), "cocotb_endpoint_msix"],
+)
 def test_a_clock_of_its_own(module):
     assert len(bench(module, crossed=True).tests) == COUNTS[module]
 
