@@ -1,6 +1,6 @@
 """A COARSE memory device: sync cores, links, snapshot, local DRAM and the window to it."""
 
-from amaranth import Cat, Elaboratable, Module, Signal, Value
+from amaranth import Cat, Elaboratable, Module, Mux, Signal, Value
 from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
 from amaranth.utils import ceil_log2
@@ -144,10 +144,13 @@ class MemoryDevice(wiring.Component):
             job.tag.eq(bank.o_job_tag),
             job.operation.eq(bank.o_job_operation),
             job.wire.eq(bank.o_job_wire),
+            job.beyond.eq(
+                Cat(each[len(job.source) :].any() for each in (bank.o_source, bank.o_destination))
+            ),
             core.i_members.eq(bank.o_ring_members),
             core.i_position.eq(bank.o_ring_position),
-            core.i_window_base.eq(pool.o_window_base),
-            core.i_window_limit.eq(pool.o_window_limit),
+            core.i_window_base.eq(self._within(pool.o_window_base)),
+            core.i_window_limit.eq(self._within(pool.o_window_limit)),
             core.i_halt.eq(faults.o_halt),
             core.i_clear.eq(faults.o_clear),
             links.i_send_port[group].eq(bank.o_ring_send_port),
@@ -185,6 +188,11 @@ class MemoryDevice(wiring.Component):
             m.d.sync += ended.eq(0)
         with m.If(faults.o_clear):
             m.d.sync += [bank.i_completed.eq(0), ended.eq(0)]
+
+    def _within(self, address: Value) -> Value:
+        """An address of 64 bits, or the end of memory if it lies behind that."""
+        end = self.config.memory_bytes
+        return Mux(address > end, end, address)
 
     @staticmethod
     def _outcome(bank: CsrBank, faults: FaultControl) -> list[Value]:

@@ -3,26 +3,32 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections import Counter
 from collections.abc import Iterator
 from typing import ClassVar
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from nearstep.backends.emulated import Injection
 from nearstep.coarse import CoarsePool
 from nearstep.coarse.errors import SilentLinkError
+from nearstep.coarse.frozen import Frozen
 from nearstep.errors import BusError, GuardError
+from nearstep_hw.coarse.config import PAGE_BYTES
 from nearstep_hw.coarse.registers import register_bytes
 from nearstep_hw.csr.model import BLOCK_BYTES
-from nearstep_sim.bench.pool_values import compare, draw, reduced
+from nearstep_sim.bench.pool_values import Floats, compare, draw, reduced
 from nearstep_sim.device.pool import PoolBackend
 from nearstep_sim.link.faults import LinkFault
 
 SHAPE = "devices=4&groups=2&entry_phits=8&buffer_entries=4&chunks_ahead=2&queue_jobs=2"
 URL = f"sim:coarse?{SHAPE}&memory_bytes=1MiB&snapshot_pages=64"
 """The configuration of tests/host/coarse, so that one library serves both."""
+
+Bytes = NDArray[np.uint8]
 
 DEVICES = 4
 MEMORY = 1 << 20
@@ -35,7 +41,11 @@ SEEN = {"drop": "gaps", "duplicate": "duplicates", "reorder": "gaps", "corrupt":
 def opened(silence_cycles: int = 1 << 16, **options: object) -> CoarsePool:
     """A pool with these options; links are quick to try again."""
     text = "".join(f"&{name}={value}" for name, value in options.items())
-    pool = CoarsePool.open(URL + text, silence_cycles=silence_cycles)
+    url = URL
+    for name in ("chunks_ahead", "buffer_entries"):
+        if name in options:
+            url = re.sub(f"&{name}=\\d+", "", url)
+    pool = CoarsePool.open(url + text, silence_cycles=silence_cycles)
     for node in pool.device.nodes:
         node.pool.retry.value = 512
         node.pool.keepalive.value = 128
@@ -161,7 +171,7 @@ class TestFaultsOfLinks:
         assert made >= 3 * len(ENDS), f"{made} faults happened"
         counted = links(pool)
         if frame == "entry":
-            # A change of what no CRC covers does nothing, nor does a frame that others overtake late.
+            # A change of what no CRC covers does nothing, nor may a frame that is late.
             least = {"drop": made, "corrupt": made * 3 // 4, "reorder": made // 2, "duplicate": 0}
             assert counted["replays"] >= least[kind]
             assert counted[SEEN[kind]] > 0
@@ -208,8 +218,7 @@ class TestPeers:
         """What the stall held back comes after the reset, and is of another epoch."""
         link, direction = end
         with opened(self.LIMIT, link_latency=10) as pool:
-            rng = random(6)
-            arrays = draw(pool, 3000, rng)
+            arrays = draw(pool, 3000, random(6))
             tensor = pool.tensor(arrays)
             event = pool.submit(tensor)
             self.stall(pool, link, direction, 2 * self.LIMIT)
@@ -290,8 +299,19 @@ class TestMemories:
             assert reduce_all(pool, random(8), (2000, 77, 1300, 513)) == 4 * 3890
             assert links(pool)["replays"] == 0
 
-    def test_that_answer_late_use_up_the_credits(self, pool) -> None:
-        """Others wait for space and are not taken for dead; nothing is sent again."""
+    def test_that_answer_late_are_waited_for(self, pool) -> None:
+        """The others are not taken for dead, and nothing is sent again."""
+        self.late(pool)
+        assert pool.device.nodes[3].sync0.stall_receive.value > 4000
+
+    @pytest.mark.deep
+    def test_that_answer_late_use_up_the_credits(self) -> None:
+        """More chunks take turns than there are places for: the one before waits for space."""
+        with opened(link_latency=10, chunks_ahead=6, buffer_entries=4) as pool:
+            self.late(pool)
+            assert pool.device.nodes[1].sync0.stall_send.value > 1000, "credits never ran out"
+
+    def late(self, pool: CoarsePool) -> None:
         arrays = draw(pool, 3000, random(9))
         tensor = pool.tensor(arrays)
         front = tensor.front(2)
@@ -301,12 +321,15 @@ class TestMemories:
         pool.all_reduce(tensor, group=0)
         assert compare(tensor, reduced(pool, arrays, group=0)) == 12000
         assert pool.device.nodes[2].sync0.stall_local.value > 4000
-        assert pool.device.nodes[1].sync0.stall_send.value > 1000, "credits never ran out"
         assert links(pool)["replays"] == 0
 
     @pytest.mark.parametrize("elements", [1, 17, 300, 1001])
-    def test_only_the_result_is_written(self, pool, elements) -> None:
-        """All else is a guard, or is compared."""
+    def test_only_the_result_is_written(self, elements) -> None:
+        """All else is a guard, and is compared."""
+        with opened(link_latency=10, window="direct") as pool:
+            self.only_the_result(pool, elements)
+
+    def only_the_result(self, pool: CoarsePool, elements: int) -> None:
         arrays = draw(pool, elements, random(elements))
         tensor = pool.tensor(arrays)
         whole = [np.empty(MEMORY, np.uint8) for _ in range(DEVICES)]
@@ -353,6 +376,28 @@ class TestMemories:
         assert compare(tensor, arrays) == 4000
         pool.all_reduce(tensor)
         assert compare(tensor, reduced(pool, arrays)) == 4000
+
+    @pytest.mark.parametrize("group", [0, 1])
+    def test_slow_to_answer_writes_while_the_next_job_arrives(self, group) -> None:
+        """A device still waits for its last results when the one before it is a job ahead."""
+        with opened(link_latency=1, memory="ideal", latency=1) as pool:
+            rng = random(17)
+            late = {"kind": "late", "write": True, "delay": 1500, "times": 100}
+            base = group * MEMORY  # the receiver of one ring, the sender of the other
+            backend(pool).inject(Injection(base=base, limit=base + MEMORY, **late))
+            arrays = [draw(pool, size, rng) for size in (100, 300, 128)]
+            tensors = [pool.tensor(each) for each in arrays]
+            kinds = [("sum", "bf16"), ("max", "fp32"), ("average", "fp16")]
+            for _ in range(2):
+                events = []
+                for tensor, (op, wire) in zip(tensors[:2], kinds, strict=False):
+                    events.append(pool.submit(tensor, op, wire, group=group))
+                pool.submit(tensors[2], *kinds[2], group=group).wait()
+                assert all(event.done for event in events)
+                for number, (op, wire) in enumerate(kinds):
+                    values = reduced(pool, arrays[number], op, wire, group)
+                    assert compare(tensors[number], values) == DEVICES * values.size
+                    arrays[number] = [values] * DEVICES
 
 
 class TestHost:
@@ -412,3 +457,175 @@ class TestHost:
             with pytest.raises(BusError):
                 backend(pool).read_register(address)
         assert pool.device.nodes[device].pool.link.device == device
+
+
+class TestSnapshots:
+    """What is frozen stays as it was, whoever writes, and whenever."""
+
+    def same(self, frozen: Frozen, number: int, arrays: list[Floats]) -> int:
+        """Compare one frozen tensor on all devices; the number of elements."""
+        for device, want in enumerate(arrays):
+            got = frozen.read(number, device)
+            np.testing.assert_array_equal(got.view("u4"), want.view("u4"), err_msg=f"{device}")
+        return sum(each.size for each in arrays)
+
+    @pytest.mark.parametrize("memory", ["ideal", "halfduplex"])
+    @pytest.mark.parametrize("stall", [0, 0.3])
+    def test_of_one_version_under_heavy_traffic(self, memory, stall) -> None:
+        """Jobs write frozen pages while the host writes others of them, from any cycle on."""
+        compared = 0
+        with opened(link_latency=10, memory=memory, stall=stall, seed=5) as pool:
+            rng = random(13)
+            summed, written = draw(pool, 5000, rng), draw(pool, 4100, rng)
+            tensors = [pool.tensor(summed), pool.tensor(written)]
+
+            def step() -> list[Floats]:
+                return [reduced(pool, summed, "average")] * DEVICES
+
+            for _ in range(4):
+                event = pool.submit(tensors[0], "average")
+                backend(pool).run(int(rng.integers(0, 9000)))
+                with pool.freeze(tensors) as frozen:
+                    old = np.array_equal(frozen.read(0, 0), summed[0])
+                    then = [summed if old else step(), list(written)]
+                    for _ in range(3):
+                        for device in range(DEVICES):
+                            backend(pool).run(int(rng.integers(0, 800)))
+                            written[device] = rng.standard_normal(4100).astype(np.float32)
+                            tensors[1].write(device, written[device])
+                        number = int(rng.integers(2))
+                        compared += self.same(frozen, number, then[number])
+                        event.wait()
+                        summed = step()
+                        event = pool.submit(tensors[0], "average")
+                    event.wait()
+                    summed = step()
+                    compared += self.same(frozen, 0, then[0]) + self.same(frozen, 1, then[1])
+                    for device in pool.counters().devices:
+                        assert device.pages_copied >= 10
+                compared += compare(tensors[0], summed) + compare(tensors[1], written)
+        assert compared >= 4 * (3 * 16400 + 2 * 36400)
+
+    def test_closed_and_opened_again_and_again(self) -> None:
+        """Also while a page is on its way, whose place is then used for something else."""
+        with opened(link_latency=10, latency=100, seed=6) as pool:
+            rng = random(14)
+            arrays = draw(pool, 3000, rng)
+            tensor = pool.tensor(arrays)
+            free = pool.device.free_bytes
+            copied = 0
+            for _ in range(25):
+                event = pool.submit(tensor)
+                with pool.freeze([tensor]) as frozen:
+                    if rng.random() < 0.5:
+                        event.wait()
+                        tensor.write(0, arrays[0])
+                        event = pool.submit(tensor)
+                    backend(pool).run(int(rng.integers(0, 3000)))
+                    if rng.random() < 0.5:
+                        frozen.read(0, int(rng.integers(DEVICES)))
+                    copied += sum(each.pages_copied for each in pool.counters().devices)
+                assert not any(node.pool.snapshot.open for node in pool.device.nodes)
+                area = pool.device.alloc(8 * PAGE_BYTES, np.uint8, channel=1)
+                content = rng.integers(0, 256, area.nbytes, np.uint8)
+                area.write(content)
+                event.wait()
+                np.testing.assert_array_equal(area.read(), content)
+                area.free()
+                for device, values in enumerate(arrays):
+                    tensor.write(device, values)
+            assert pool.device.free_bytes == free
+            assert copied > 25
+            pool.all_reduce(tensor)
+            assert compare(tensor, reduced(pool, arrays)) == 12000
+
+    def test_closed_and_opened_in_the_midst_of_a_copy(self) -> None:
+        """Through the registers, without a wait between the two, while a job writes the pages."""
+        changed = compared = 0
+        with opened(link_latency=10, latency=60) as pool:
+            arrays = draw(pool, 6000, random(15))
+            tensor = pool.tensor(arrays)
+            node, data = pool.device.nodes[0].pool, backend(pool)._memory.data
+            base, pages = tensor.back(0).address // PAGE_BYTES * PAGE_BYTES, 7
+            place = pool.device.alloc(pages * PAGE_BYTES, np.uint8, channel=0, align=PAGE_BYTES)
+            area = place.address
+
+            def view() -> Bytes:
+                """What is frozen: pages first, then which of them are copied, then the copies."""
+                found = data[base:][: pages * PAGE_BYTES].copy()
+                copied = node.snapshot_copied.value
+                for page in range(pages):
+                    if copied >> page & 1:
+                        span = slice(page * PAGE_BYTES, (page + 1) * PAGE_BYTES)
+                        found[span] = data[area:][span]
+                return found
+
+            node.snapshot_base.value, node.snapshot_area.value = base, area
+            node.snapshot_pages.value = pages
+            for cycles in range(400, 8000, 331):
+                backend(pool).write_memory(tensor.back(0).address, np.zeros(24000, np.uint8))
+                node.start.go = 1
+                backend(pool).wait([node.snapshot.poll(open=1)], 5000)
+                first = view()
+                event = pool.submit(tensor)
+                backend(pool).run(cycles)
+                np.testing.assert_array_equal(view(), first)
+                node.snapshot_control.close = 1
+                node.start.go = 1
+                while not node.snapshot.open:  # it is, until the one before has closed
+                    backend(pool).run(1)
+                backend(pool).run(800)
+                second = view()
+                changed += int((second != first).any())
+                event.wait()
+                np.testing.assert_array_equal(view(), second)
+                compared += 2 * second.size
+                node.snapshot_control.close = 1
+                backend(pool).wait([node.snapshot.poll(open=0)], 5000)
+                for device, values in enumerate(arrays):
+                    tensor.write(device, values)
+                base = tensor.back(0).address // PAGE_BYTES * PAGE_BYTES
+                node.snapshot_base.value = base
+            assert changed > 10
+        assert compared == 23 * 2 * 7 * PAGE_BYTES
+
+    @pytest.mark.parametrize("device", ["golden", "sim"])
+    def test_that_cannot_be_is_not_opened(self, device) -> None:
+        url = URL if device == "sim" else URL.replace("sim:", "golden:")
+        page, half = PAGE_BYTES, MEMORY // 2
+        bad = {
+            "no page of the base": (64, half, 1),
+            "no page of the area": (0, half + 2048, 1),
+            "no pages": (0, half, 0),
+            "too many pages": (0, half, 65),
+            "base beyond memory": (MEMORY - page, half, 2),
+            "area beyond memory": (0, MEMORY - page, 2),
+            "base far beyond": (1 << 40, half, 1),
+            "area far beyond": (0, (1 << 63) + half, 1),
+            "overlap": (0, 3 * page, 4),
+            "the same": (half, half, 1),
+        }
+        good = [(0, half, 64), (half, 0, 64), (0, 4 * page, 4), (MEMORY - page, 0, 1)]
+        with CoarsePool.open(url) as pool:
+            node = pool.device.nodes[1].pool
+            for base, area, pages in [*bad.values(), *good]:
+                node.snapshot_base.value, node.snapshot_area.value = base, area
+                node.snapshot_pages.value = pages
+                node.start.go = 1
+                for _ in range(20):  # register accesses: the time of opening
+                    opened = node.snapshot.open
+                assert opened == ((base, area, pages) in good), (base, area, pages)
+                node.snapshot_control.close = 1
+                pool.device.backend.wait([node.snapshot.poll(open=0)], 5000)
+
+    def test_ranges_in_the_registers_may_change_while_one_is_open(self, pool) -> None:
+        arrays = draw(pool, 3000, random(16))
+        tensor = pool.tensor(arrays)
+        with pool.freeze([tensor]) as frozen:
+            for node in pool.device.nodes:
+                node.pool.snapshot_base.value = 1 << 19
+                node.pool.snapshot_area.value = 0
+                node.pool.snapshot_pages.value = 1
+            for _ in range(2):
+                pool.all_reduce(tensor)
+            assert self.same(frozen, 0, arrays) == 12000
