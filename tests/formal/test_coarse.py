@@ -1,11 +1,17 @@
-"""Proofs of the sequence numbers of links: over links that lose, double and hold back anything."""
+"""Proofs of the sequence numbers of links, over links that lose, double and hold back anything;
+and of what a snapshot keeps, and of a queue of jobs.
+"""
 
 import pytest
 from amaranth.hdl import Assert, Assume, Cover, Module, Mux, Signal, Value
 from amaranth.lib.wiring import Component, In
 
+from nearstep_hw.axi.signature import Response
+from nearstep_hw.coarse.config import PAGE_BYTES, CoarseConfig
+from nearstep_hw.coarse.job_queue import JobQueue
 from nearstep_hw.coarse.recv_flow import RecvFlow
 from nearstep_hw.coarse.send_flow import SendFlow
+from nearstep_hw.coarse.snapshot import SnapshotGate
 from nearstep_sim.bench.formal import ProofError, prove
 
 pytestmark = pytest.mark.formal
@@ -214,6 +220,128 @@ class FairLink(Component):
         return m
 
 
+class GateHolds(Component):
+    """No write passes to a page that is frozen and not copied, and none is under way at opening.
+
+    One page is watched, any; memory answers only what it was asked, and always OKAY. The ranges of
+    the snapshot do not change.
+
+    Parameters
+    ----------
+    behind : pages behind the frozen ones that are said to be frozen as well.
+    """
+
+    def __init__(self, behind: int = 0) -> None:
+        self.behind = behind
+        config = CoarseConfig(memory_bytes=4 * PAGE_BYTES, snapshot_pages=2)
+        self.gate = SnapshotGate(config, id_width=1)
+        super().__init__(
+            {
+                **{name: In(1) for name in ("i_open", "i_close", "i_rvalid", "i_copied")},
+                **{name: In(1) for name in ("i_awvalid", "i_awready", "i_wvalid", "i_bvalid")},
+                **{name: In(2) for name in ("i_page", "i_base", "i_area", "i_pages", "i_watched")},
+            }
+        )
+
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        m.submodules.gate = gate = self.gate
+        host, memory = gate.s_axi, gate.m_axi
+        for name in ("i_base", "i_area", "i_pages", "i_watched"):
+            held, first = Signal(2, name=f"held_{name}"), Signal(init=1, name=f"first_{name}")
+            m.d.sync += [held.eq(getattr(self, name)), first.eq(0)]
+            m.d.comb += Assume(first | (held == getattr(self, name)))
+        m.d.comb += [
+            gate.i_open.eq(self.i_open),
+            gate.i_close.eq(self.i_close),
+            gate.i_base.eq(self.i_base * PAGE_BYTES),
+            gate.i_area.eq(self.i_area * PAGE_BYTES),
+            gate.i_pages.eq(self.i_pages),
+            host.awvalid.eq(self.i_awvalid),
+            host.awaddr.eq(self.i_page * PAGE_BYTES),
+            host.wvalid.eq(self.i_wvalid),
+            host.bready.eq(1),
+            memory.awready.eq(self.i_awready),
+            memory.bvalid.eq(self.i_bvalid),
+            gate.read.arready.eq(1),
+            gate.read.rvalid.eq(self.i_rvalid),
+            gate.read.rresp.eq(Response.OKAY),
+            gate.write.awready.eq(1),
+            gate.write.wready.eq(1),
+            gate.write.bvalid.eq(self.i_copied),
+            gate.write.bresp.eq(Response.OKAY),
+        ]
+        under_way = Signal(8)
+        was_open, copied = Signal(), Signal()
+        passes, frozen = Signal(), Signal()
+        offset = Signal(2)
+        m.d.comb += [
+            passes.eq(memory.awvalid & memory.awready),
+            offset.eq(self.i_watched - self.i_base),
+            frozen.eq(gate.o_open & (offset < self.i_pages + self.behind)),
+            Assume(~self.i_bvalid | (under_way != 0)),
+            Assert(~passes | (host.awvalid & host.awready)),
+            Assert(~(passes & frozen & (self.i_page == self.i_watched)) | copied),
+            Assert(~(gate.o_open & ~was_open) | (under_way == 0)),
+            Cover(gate.read.arvalid & (under_way == 2)),
+            Cover(passes & gate.o_open & (under_way == 1)),
+        ]
+        m.d.sync += [
+            under_way.eq(under_way + passes - (self.i_bvalid & (under_way != 0))),
+            was_open.eq(gate.o_open),
+        ]
+        with m.If(~gate.o_open):
+            m.d.sync += copied.eq(0)
+        with m.Elif(gate.o_page_copied & (self.i_page == self.i_watched)):
+            m.d.sync += copied.eq(1)
+        return m
+
+
+class QueueKeeps(Component):
+    """A queue of jobs holds what was pushed and not taken, and tells what it dropped.
+
+    Parameters
+    ----------
+    depth : of the queue.
+    claimed : depth that the property states.
+    """
+
+    def __init__(self, depth: int, claimed: int | None = None) -> None:
+        self.claimed = depth if claimed is None else claimed
+        self.queue = JobQueue(address_width=1, depth=depth)
+        super().__init__({name: In(1) for name in ("i_push", "i_take", "i_clear", "i_tag")})
+
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        m.submodules.queue = queue = self.queue
+        depth = self.queue.depth
+        waiting = Signal(8)
+        tags = Signal(depth)  # of the jobs that wait, the oldest lowest
+        dropped, put, taken = Signal(), Signal(), Signal()
+        m.d.comb += [
+            queue.i_push.eq(self.i_push),
+            queue.i_job.tag.eq(self.i_tag),
+            queue.o.ready.eq(self.i_take),
+            queue.i_clear.eq(self.i_clear),
+            put.eq(self.i_push & (waiting != self.claimed)),
+            taken.eq(queue.o.valid & self.i_take),
+            Assert(queue.o_waiting == waiting),
+            Assert(queue.o_overflow == dropped),
+            Assert(~queue.o.valid | (waiting != 0)),
+            Assert(~queue.o.valid | (queue.o.payload.tag == tags[0])),
+            Cover(dropped & (waiting == 1)),
+        ]
+        left = Signal.like(waiting)
+        m.d.comb += left.eq(waiting - taken)
+        with m.If(self.i_clear):
+            m.d.sync += [waiting.eq(0), dropped.eq(0)]
+        with m.Else():
+            m.d.sync += [waiting.eq(left + put), dropped.eq(dropped | (self.i_push & ~put))]
+            rest = (tags >> taken) & ((1 << left) - 1)
+            m.d.sync += tags.eq(rest | ((put & self.i_tag) << left))
+        return m
+
+
 @pytest.mark.parametrize(("depth", "sequence_bits"), [(2, 6), (8, 6), (32, 6)])
 def test_a_senders_numbers_stay_in_order_whatever_it_hears(depth, sequence_bits):
     """By induction: for runs of any length."""
@@ -248,4 +376,27 @@ def test_an_entry_that_is_out_is_taken_once_the_link_is_fair():
 def test_the_proof_of_progress_fails_for_a_limit_too_short():
     with pytest.raises(ProofError) as caught:
         prove(FairLink(limit=3), "fair_short", "bmc", depth=16)
+    assert caught.value.status == "FAIL"
+
+
+def test_no_write_passes_to_a_page_that_is_frozen_and_not_copied():
+    """For as long as it takes to open a snapshot, close it and open it again."""
+    assert prove(GateHolds(), "gate", "bmc", depth=14).statements == 3
+    assert prove(GateHolds(), "gate", "cover", depth=14).statements == 2
+
+
+def test_the_proof_fails_for_a_page_that_is_not_frozen():
+    with pytest.raises(ProofError) as caught:
+        prove(GateHolds(behind=1), "gate_behind", "bmc", depth=14)
+    assert caught.value.status == "FAIL"
+
+
+def test_a_queue_of_jobs_keeps_their_order_and_tells_what_it_dropped():
+    assert prove(QueueKeeps(2), "job_queue", "bmc", depth=14).statements == 4
+    assert prove(QueueKeeps(2), "job_queue", "cover", depth=14).statements == 1
+
+
+def test_the_proof_fails_for_a_queue_of_another_depth():
+    with pytest.raises(ProofError) as caught:
+        prove(QueueKeeps(4, claimed=2), "job_queue_deep", "bmc", depth=14)
     assert caught.value.status == "FAIL"

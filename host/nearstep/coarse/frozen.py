@@ -82,6 +82,11 @@ class Frozen:
                 raise
 
     @property
+    def areas(self) -> tuple[Buffer, ...]:
+        """Where the copies of each device lie."""
+        return tuple(each.area for each in self._ranges)
+
+    @property
     def pages(self) -> int:
         return sum(each.pages for each in self._ranges)
 
@@ -91,7 +96,7 @@ class Frozen:
         Raises
         ------
         SnapshotError
-            It is closed, or the device has closed it.
+            It is closed, or the device has closed it, or could not copy a page.
         ClosedDeviceError
         """
         if self._closed:
@@ -109,13 +114,25 @@ class Frozen:
         return whole[begin:][: stop - start].view(np.float32).reshape(self.shapes[tensor])
 
     def close(self) -> None:
-        """End it: pages are copied no longer. Closing twice does nothing."""
+        """End it: pages are copied no longer. Closing twice does nothing.
+
+        Raises
+        ------
+        SnapshotError
+            A copy did not end. The space for copies is not given back.
+        """
         self._closed = True
         if self._device.closed:
             return
-        for device in self._opened:
-            self._device.nodes[device].pool.snapshot_control.close = 1
+        opened = [self._device.nodes[device].pool for device in self._opened]
         self._opened.clear()
+        for pool in opened:
+            pool.snapshot_control.close = 1
+        for pool in opened:  # a page may be on its way to the area until then
+            try:
+                self._rings.wait_any([pool.snapshot.poll(open=0)], OPEN_CYCLES)
+            except WaitTimeoutError as error:
+                raise SnapshotError(f"a snapshot did not close: {error}") from error
         for each in self._ranges:
             if not each.area.freed:
                 each.area.free()
@@ -169,8 +186,11 @@ class Frozen:
         # later was read as it was.
         pool.page.number = first // COPIED_BITS
         copied = pool.snapshot_copied.value
-        if not pool.snapshot.open:
+        state = pool.snapshot.get()
+        if not state["open"]:
             raise SnapshotError(f"device {device} has closed the snapshot")
+        if state["failed"]:
+            raise SnapshotError(f"device {device} could not copy a page before it changed")
         for page in range(count):
             if copied >> page & 1:
                 read(where.area.address + (first + page) * PAGE_BYTES, pages[page])

@@ -34,6 +34,10 @@ from nearstep_hw.coarse.registers import ErrorCause, Operation, Stream, Wire
 IDLE_CYCLES = 1 << 18
 """Bound of what takes no time of its own, such as finding a dead peer after the usual limit."""
 
+KEEPALIVE_CYCLES = 1 << 10
+"""After which a device that has nothing to send says so, and earlier if it would be taken for dead.
+"""
+
 SLOWEST_CYCLES_PER_BEAT = 64
 
 SLICE_CYCLES = 1 << 12
@@ -128,6 +132,9 @@ class Rings:
             self._epoch = (self._epoch + 1) % self._epochs
             for number, node in enumerate(self.device.nodes):
                 node.pool.silence_limit.value = self.silence_cycles
+                if self.silence_cycles:  # several frames, so that some of them may be lost
+                    keepalive = min(KEEPALIVE_CYCLES, max(1, self.silence_cycles // 8))
+                    node.pool.keepalive.value = keepalive
                 node.pool.link.set(device=number, epoch=self._epoch, used=self._used(number))
                 node.pool.control.abort = 1
             for number, node in enumerate(self.device.nodes):

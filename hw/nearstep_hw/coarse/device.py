@@ -1,6 +1,6 @@
 """A COARSE memory device: sync cores, links, snapshot, local DRAM and the window to it."""
 
-from amaranth import Cat, Elaboratable, Module, Signal, Value
+from amaranth import Cat, Elaboratable, Module, Mux, Signal, Value
 from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
 from amaranth.utils import ceil_log2
@@ -107,12 +107,14 @@ class MemoryDevice(wiring.Component):
             self._core(m, group, cores[group], queues[group], links, faults)
         self._memory(m, cores)
         self._links(m, links, faults)
-        self._pool(m, faults, links, Cat(core.o_busy for core in cores).any())
+        works = Cat(core.o_busy for core in cores).any()
+        drained = Cat(core.o_idle for core in cores).all()
+        self._pool(m, faults, links, Mux(faults.o_failed, ~drained, works))
         done = Cat(core.o_done for core in cores).any()
         failed = Signal()
         m.d.sync += failed.eq(faults.o_failed)
         m.d.comb += [
-            faults.i_idle.eq(Cat(core.o_idle for core in cores).all()),
+            faults.i_idle.eq(drained),
             self.o_interrupt.eq(done | (faults.o_failed & ~failed)),
         ]
         return m
@@ -144,22 +146,26 @@ class MemoryDevice(wiring.Component):
             job.tag.eq(bank.o_job_tag),
             job.operation.eq(bank.o_job_operation),
             job.wire.eq(bank.o_job_wire),
+            job.beyond.eq(
+                Cat(each[len(job.source) :].any() for each in (bank.o_source, bank.o_destination))
+            ),
             core.i_members.eq(bank.o_ring_members),
             core.i_position.eq(bank.o_ring_position),
-            core.i_window_base.eq(pool.o_window_base),
-            core.i_window_limit.eq(pool.o_window_limit),
+            core.i_window_base.eq(self._within(pool.o_window_base)),
+            core.i_window_limit.eq(self._within(pool.o_window_limit)),
             core.i_halt.eq(faults.o_halt),
             core.i_clear.eq(faults.o_clear),
             links.i_send_port[group].eq(bank.o_ring_send_port),
             links.i_receive_port[group].eq(bank.o_ring_receive_port),
-            bank.i_status_busy.eq((busy | bank.o_start_go) & ~faults.o_failed | core.o_busy),
+            # After an error only what is under way at the memory is in progress.
+            bank.i_status_busy.eq(Mux(faults.o_failed, ~core.o_idle, busy | bank.o_start_go)),
             bank.i_status_done.eq(ended & ~faults.o_failed),
             *self._outcome(bank, faults),
             bank.i_jobs_waiting.eq(queue.o_waiting),
             bank.i_jobs_overflow.eq(queue.o_overflow),
             bank.i_jobs_tag.eq(tag),
             counters.i_clear.eq(faults.o_clear),
-            counters.i_cycles.eq(core.o_busy),
+            counters.i_cycles.eq(core.o_busy & ~faults.o_failed),
             counters.i_beats.eq(core.o_beat),
         ]
         fault = faults.i_core[group]
@@ -185,6 +191,11 @@ class MemoryDevice(wiring.Component):
             m.d.sync += ended.eq(0)
         with m.If(faults.o_clear):
             m.d.sync += [bank.i_completed.eq(0), ended.eq(0)]
+
+    def _within(self, address: Value) -> Value:
+        """An address of 64 bits, or the end of memory if it lies behind that."""
+        end = self.config.memory_bytes
+        return Mux(address > end, end, address)
 
     @staticmethod
     def _outcome(bank: CsrBank, faults: FaultControl) -> list[Value]:

@@ -90,8 +90,8 @@ class JobCheck(wiring.Component):
             unaligned.eq(Cat(start[:shift].any() for start in starts)),
             outside.eq(
                 Cat(
-                    (start < self.i_window_base) | (end > self.i_window_limit)
-                    for start, end in zip(starts, ends, strict=True)
+                    (start < self.i_window_base) | (end > self.i_window_limit) | beyond
+                    for start, end, beyond in zip(starts, ends, job.beyond, strict=True)
                 )
             ),
         ]

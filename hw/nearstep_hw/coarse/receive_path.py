@@ -14,6 +14,9 @@ from nearstep_hw.stream.fifo import StreamFifo
 class ReceivePath(wiring.Component):
     """Compares the first phit of a job with its description, and makes beats of all others.
 
+    The device before may be a job ahead: its next description waits outside until `i_restart`. It
+    is the only entry of one phit.
+
     *Timing*: a phit a cycle; a beat comes out three cycles after its last phit.
 
     Parameters
@@ -56,6 +59,8 @@ class ReceivePath(wiring.Component):
         same = Signal()
         described = Signal()
         compares = Signal()
+        inside = Signal()  # of an entry
+        takes = Signal()
 
         wiring.connect(m, beats.o, fifo.i)
         wiring.connect(m, fifo.o, wiring.flipped(self.o))
@@ -64,10 +69,13 @@ class ReceivePath(wiring.Component):
             compares.eq(self.i_compare & ~described & ~self.i_stop),
             self.o_mismatch.eq(self.i.valid & compares & ~same),
             beats.i_halves.eq(self.i_halves),
-            beats.i.valid.eq(self.i.valid & described & ~self.i_stop),
+            takes.eq(described & ~self.i_stop & (inside | ~self.i.payload.last)),
+            beats.i.valid.eq(self.i.valid & takes),
             beats.i.payload.eq(self.i.payload),
-            self.i.ready.eq(compares | (beats.i.ready & described & ~self.i_stop)),
+            self.i.ready.eq(compares | (beats.i.ready & takes)),
         ]
+        with m.If(self.i.valid & self.i.ready):
+            m.d.sync += inside.eq(~self.i.payload.last)
         with m.If(self.i.valid & compares & same):
             m.d.sync += described.eq(1)
         with m.If(self.i_restart):

@@ -25,7 +25,8 @@ class SnapshotGate(wiring.Component):
     A snapshot is a range of pages as they were when it was opened. Page i of it has a place in an
     area of the same size: it is copied there, once, before a burst that touches it is let through.
     What is not copied has not changed. Opening waits until every earlier write is answered, so that
-    no page is of two versions.
+    no page is of two versions. It takes the ranges, and does nothing if they cannot be: if they are
+    no whole pages of memory, too many, or overlap. Closing waits for the copy that is in work.
 
     *Timing*: with no snapshot, none is added. With one, a burst to a frozen page waits 2 cycles,
     and the first to each page for the copy, and all behind it as well. Opening takes as long as the
@@ -41,8 +42,9 @@ class SnapshotGate(wiring.Component):
     s_axi : AW, W and B of everything that writes.
     m_axi : the same, to memory.
     read, write : of the copies.
-    i_open, i_close : pulses; opening counts only while no snapshot is open.
-    i_base, i_area : first byte of the frozen pages and of their copies; start a page.
+    i_open, i_close : pulses; opening counts only while no snapshot is open, or one is closing.
+    i_base, i_area : first byte of the frozen pages and of their copies; start a page. These and
+        `i_pages` do not change with `i_open` or in the cycle before.
     i_pages : frozen pages.
     i_word : which 32 pages `o_copied` tells about.
     o_open : a snapshot is open.
@@ -68,9 +70,9 @@ class SnapshotGate(wiring.Component):
                 "write": Out(Axi4WriteSignature(**widths, id_width=COPY_ID_WIDTH)),
                 "i_open": In(1),
                 "i_close": In(1),
-                "i_base": In(address_width),
-                "i_area": In(address_width),
-                "i_pages": In(bits_for(config.snapshot_pages)),
+                "i_base": In(64),
+                "i_area": In(64),
+                "i_pages": In(32),
                 "i_word": In(max(1, ceil_log2(self.words))),
                 "o_open": Out(1),
                 "o_failed": Out(1),
@@ -96,6 +98,8 @@ class SnapshotGate(wiring.Component):
         outstanding = Signal(range(OUTSTANDING + 1))
         passed, answered = Signal(), Signal()
         page = Signal(self.config.address_width - page_bits)  # of the burst, within the snapshot
+        base, area = Signal.like(page), Signal.like(page)
+        pages = Signal(bits_for(self.config.snapshot_pages))
         frozen, opening, closing, may_pass = Signal(), Signal(), Signal(), Signal()
 
         m.d.comb += [
@@ -107,29 +111,35 @@ class SnapshotGate(wiring.Component):
             host.awready.eq(memory.awready & may_pass),
             passed.eq(memory.awvalid & memory.awready),
             answered.eq(memory.bvalid & memory.bready),
-            page.eq(host.awaddr[page_bits:] - self.i_base[page_bits:]),
-            frozen.eq(self.o_open & (page < self.i_pages)),
+            page.eq(host.awaddr[page_bits:] - base),
+            frozen.eq(self.o_open & (page < pages)),
             lookup.addr.eq(page[word_bits:]),
             shown.addr.eq(self.i_word),
             self.o_copied.eq(shown.data),
             copy.i_from.eq(Cat(Const(0, page_bits), host.awaddr[page_bits:])),
-            copy.i_to.eq(self.i_area + Cat(Const(0, page_bits), page)),
+            copy.i_to.eq(Cat(Const(0, page_bits), (area + page)[: len(page)])),
             self.o_stall.eq(host.awvalid & ~may_pass),
         ]
         m.d.sync += [outstanding.eq(outstanding + passed - answered)]
-        with m.If(self.i_open & ~self.o_open):
+        with m.If(self.i_open & (~self.o_open | closing) & self._can_be(m)):
             m.d.sync += opening.eq(1)
-        with m.If(self.i_close & self.o_open):
-            m.d.sync += closing.eq(1)
+        with m.If(self.i_close):
+            m.d.sync += [opening.eq(0), closing.eq(self.o_open | opening)]
         cleared = Signal(range(self.words))
         with m.FSM():
             with m.State("PASS"):
                 m.d.comb += may_pass.eq(~frozen & ~opening & (outstanding != OUTSTANDING))
-                with m.If(opening & (outstanding == 0)):
-                    m.d.sync += [cleared.eq(0), self.o_failed.eq(0)]
-                    m.next = "CLEAR"
-                with m.Elif(closing):
+                with m.If(closing):
                     m.d.sync += [closing.eq(0), self.o_open.eq(0)]
+                with m.Elif(opening & (outstanding == 0)):
+                    m.d.sync += [
+                        base.eq(self.i_base >> page_bits),
+                        area.eq(self.i_area >> page_bits),
+                        pages.eq(self.i_pages),
+                        cleared.eq(0),
+                        self.o_failed.eq(0),
+                    ]
+                    m.next = "CLEAR"
                 with m.Elif(host.awvalid & frozen):
                     m.next = "LOOK"
             with m.State("CLEAR"):
@@ -159,3 +169,19 @@ class SnapshotGate(wiring.Component):
                 with m.If(passed):
                     m.next = "PASS"
         return m
+
+    def _can_be(self, m: Module) -> Signal:
+        """Whether the ranges are whole pages of memory, not too many, and apart."""
+        page_bits = ceil_log2(PAGE_BYTES)
+        memory = self.config.memory_bytes // PAGE_BYTES
+        base, area, pages = self.i_base >> page_bits, self.i_area >> page_bits, self.i_pages
+        good = Signal()
+        m.d.sync += good.eq(
+            ~(self.i_base[:page_bits] | self.i_area[:page_bits]).any()
+            & (pages != 0)
+            & (pages <= self.config.snapshot_pages)
+            & (base + pages <= memory)
+            & (area + pages <= memory)
+            & ((base + pages <= area) | (area + pages <= base))
+        )
+        return good

@@ -37,7 +37,8 @@ class JobLayout(data.StructLayout):
     """A job of a sync core.
 
     `source` and `destination` are byte addresses, `scale` the factor of an average (fp32), `tag`
-    any number by which all devices know the job.
+    any number by which all devices know the job. `beyond` has a bit for each address of which there
+    was more than fits: it lies outside of every window.
 
     Parameters
     ----------
@@ -54,6 +55,7 @@ class JobLayout(data.StructLayout):
                 "tag": TAG_BITS,
                 "operation": Operation,
                 "wire": Wire,
+                "beyond": 2,
             }
         )
 

@@ -66,6 +66,7 @@ class CocotbPoolBackend(Backend):
         self.family = "coarse"
         self.config = config
         self.devices = DEVICES
+        self._register_bytes = register_bytes(config)
         self.capacity_bytes = DEVICES * config.memory_bytes
         self.checkers: list[AxiChecker] = []
         self._dut = dut
@@ -144,7 +145,7 @@ class CocotbPoolBackend(Backend):
         await ClockCycles(self._dut.clk, 2)
 
     async def _access(self, address: int, value: int | None) -> int:
-        number, offset = divmod(address, register_bytes(self.config))
+        number, offset = divmod(address, self._register_bytes)
         port = {
             name: getattr(self._dut, f"csr{number}__{name}")
             for name in ("address", "read", "write", "write_data", "write_mask", "ack", "error")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -76,7 +77,9 @@ class GoldenPool(EmulatedBackend):
         self.devices = devices
         self.capacity_bytes = devices * config.memory_bytes
         self._register_bytes = register_bytes(config)
-        self._nodes = [GoldenDevice(config) for _ in range(devices)]
+        self._nodes = [
+            GoldenDevice(config, partial(self._refuses, number)) for number in range(devices)
+        ]
         self._rings: dict[int, GoldenRing] = {}
         self._injections: list[ArmedInjection] = []
         self._log: deque[str] = deque(maxlen=KEPT_TRANSACTIONS)
@@ -209,7 +212,8 @@ class GoldenPool(EmulatedBackend):
         """Jobs that a device finds wrong by itself."""
         found = {}
         for number, node in enumerate(self._nodes):
-            window = node.pool["window_base.value"], node.pool["window_limit.value"]
+            end = self.config.memory_bytes
+            window = node.pool["window_base.value"], min(node.pool["window_limit.value"], end)
             for core in node.cores:
                 refusal = None if core.current is None else core.refusal(*window)
                 if refusal is not None and number not in found:
@@ -357,6 +361,12 @@ class GoldenPool(EmulatedBackend):
                 return Finding(MEMORY_CAUSES[write], stream, address, RESPONSES[kind])
             self._stuck |= kind == "never"
         return None
+
+    def _refuses(self, device: int, address: int, nbytes: int, write: bool) -> bool:
+        """Whether memory answers an access of a snapshot's copies other than OKAY."""
+        first = device * self.config.memory_bytes + address
+        hit = [each for each in self._injections if each.hits(write, first, first + nbytes)]
+        return any(each.injection.kind in RESPONSES for each in hit)
 
     def _fail(self, found: Mapping[int, Finding]) -> None:
         """Devices found faults: their jobs end, and those of all devices that they reach."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -155,7 +156,7 @@ class GoldenCore:
             if address % BEAT_BYTES:
                 return Finding(ErrorCause.ALIGNMENT, stream, address)
         for stream, address in ends:
-            if job.nbytes and not base <= address <= address + job.nbytes <= limit:
+            if not base <= address <= address + job.nbytes <= limit:
                 return Finding(ErrorCause.WINDOW, stream, address)
         first, second = sorted((job.source, job.destination))
         if job.nbytes and first + job.nbytes > second:
@@ -192,10 +193,21 @@ class GoldenDevice:
 
     Counters of links count entries of jobs that ended, as if nothing were ever sent twice; those of
     cycles and of the ALUs stay 0.
+
+    Parameters
+    ----------
+    config: CoarseConfig
+    refuses: Callable[[int, int, bool], bool]
+        Whether memory answers an access other than OKAY: local address, bytes, and if it writes.
     """
 
-    def __init__(self, config: CoarseConfig) -> None:
+    def __init__(
+        self,
+        config: CoarseConfig,
+        refuses: Callable[[int, int, bool], bool] = lambda address, nbytes, write: False,
+    ) -> None:
         self.config = config
+        self.refuses = refuses
         self.memory = EmulatedMemory(config.memory_bytes)
         self.dead = False
         self.reset()
@@ -291,6 +303,9 @@ class GoldenDevice:
             if page in snapshot.copied:
                 continue
             start, area = (each + page * PAGE_BYTES for each in (snapshot.base, snapshot.area))
+            if self.refuses(start, PAGE_BYTES, False) or self.refuses(area, PAGE_BYTES, True):
+                self.pool["snapshot.failed"] = 1
+                continue
             self.memory.write(area, self.memory.data[start : start + PAGE_BYTES].copy())
             snapshot.copied.add(page)
             self.pool["snapshot_pages_copied.value"] += 1
@@ -331,6 +346,7 @@ class GoldenDevice:
             return
         self.snapshot = GoldenSnapshot(base, area, pages)
         read["snapshot_pages_copied.value"] = 0
+        read["snapshot.failed"] = 0
 
     def _show_copied(self) -> None:
         first = self.pool["page.number"] * COPIED_BITS

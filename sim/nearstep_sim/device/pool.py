@@ -69,6 +69,7 @@ class PoolBackend(ShellBackend):
     def __init__(self, options: VerilatedPoolOptions) -> None:
         self.config = options.config()
         self.devices = options.devices
+        self._register_bytes = register_bytes(self.config)  # kept: it builds whole maps
         self._pool_options = options
         path = pool_library(self.config, trace=options.trace is not None)
         total = options.devices * self.config.memory_bytes
@@ -92,7 +93,7 @@ class PoolBackend(ShellBackend):
                         data=options.data,
                         state=options.state,
                         capacity=self.config.memory_bytes,
-                        register_bytes=register_bytes(self.config),
+                        register_bytes=self._register_bytes,
                         devices=self.devices,
                         latency=options.latency,
                         seed=options.seed,
@@ -199,7 +200,7 @@ class PoolBackend(ShellBackend):
         return parts
 
     def _check_register(self, address: int, *, write: bool = False) -> None:
-        if not 0 <= address < self.devices * register_bytes(self.config) or address % 4:
+        if not 0 <= address < self.devices * self._register_bytes or address % 4:
             raise BusError(address, RESPONSES.index("DECERR"), write=write)
 
     def _check(self, status: int, action: str) -> None:
