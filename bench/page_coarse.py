@@ -180,9 +180,9 @@ def coarse_wire(results: Results) -> list[str]:
         f"{mebibytes(rows[0]['bytes'])} on each of {rows[0]['devices']} devices, two rings,",
         "*measured*, and bounds of the links (frames included), the ALUs and the DRAM alone,",
         "*modelled*. A core does 2 N - 1 steps of a chunk and sends 2 N - 2 entries; a full entry",
-        "of 16-bit elements takes 130 phits on a link and 128 beats of 8 ALUs. In any format the DRAM",
-        "is read once and written once: `halfduplex`, 64 bytes a cycle in all, or `ideal`, which",
-        "reads and writes at the same time.",
+        "of 16-bit elements takes 130 phits on a link and 128 beats of 8 ALUs. In any format the",
+        "DRAM is read once and written once: `halfduplex`, 64 bytes a cycle in all, or `ideal`,",
+        "which reads and writes at the same time.",
         "",
     ]
     limits = {"links": "links", "alus": "ALUs", "dram": "DRAM"}
