@@ -135,13 +135,14 @@ def sums(areas: dict[str, Area]) -> dict[str, dict[str, Any]]:
 
 def lanes(areas: dict[str, Area]) -> list[dict[str, Any]]:
     """Area of one lane: all of the ALUs over their lanes, and what eight more lanes add."""
-    if not {f"ALUs, {n} lanes" for n in LANES} <= set(areas):
-        return []
-    few, many = (areas[f"ALUs, {n} lanes"] for n in LANES)
+    alus = {n: areas[f"ALUs, {n} lanes"] for n in LANES if f"ALUs, {n} lanes" in areas}
     rows = [
-        {"of": f"{n} lanes, divided", **{key: areas[f"ALUs, {n} lanes"][key] / n for key in AREA}}
-        for n in LANES
+        {"of": f"{n} lanes, divided", **{key: area[key] / n for key in AREA}}
+        for n, area in alus.items()
     ]
+    if len(alus) < len(LANES):
+        return rows
+    few, many = alus.values()
     more = LANES[1] - LANES[0]
     return [*rows, {"of": "one more", **{key: (many[key] - few[key]) / more for key in AREA}}]
 

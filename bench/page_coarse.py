@@ -212,11 +212,8 @@ def coarse_area(results: Results) -> list[str]:
     """Parts, their sums, and what a lane costs."""
     parts, sums, config = results["parts"], results["sums"], results["config"]
 
-    def row(name: str, cells: Results) -> list[str]:
-        return [
-            name,
-            *(f"{cells[key]:,g}" if key == "bram36" else f"{cells[key]:,.0f}" for key in AREA),
-        ]
+    def row(name: str, cells: Results, form: str = ".0f") -> list[str]:
+        return [name, *(f"{cells[key]:,{'g' if key == 'bram36' else form}}" for key in AREA)]
 
     depth, groups = config["buffer_entries"], config["groups"]
     buffers = groups * 2 * depth * config["entry_phits"] * 16 // 1024
@@ -229,7 +226,7 @@ def coarse_area(results: Results) -> list[str]:
         f"{config['entry_phits']} phits, all wire formats.",
         "",
     ]
-    shown = ["link layer", "snapshot gate", *(name for name in parts if "lanes" in name)]
+    shown = [name for name in parts if "lanes" in name or name in ("link layer", "snapshot gate")]
     lines += table(
         ["part", *AREA_HEAD],
         [
@@ -237,8 +234,13 @@ def coarse_area(results: Results) -> list[str]:
             *(row(f"*{name}*", each) for name, each in sums.items() if "device" in name),
         ],
     )
-    lines += ["A lane of the ALUs: receives, adds or compares, scales, converts.", ""]
-    lines += table(["lane", *AREA_HEAD], (row(each["of"], each) for each in results["lanes"]))
+    if results["lanes"]:
+        lines += ["A lane of the ALUs: receives, adds or compares, scales, converts.", ""]
+        lines += table(
+            ["lane", *AREA_HEAD], (row(each["of"], each, ".1f") for each in results["lanes"])
+        )
+    if "link layer" not in parts:
+        return lines
     crc, replay = (sums[f"{name} of the link layer"] for name in ("CRC", "replay"))
     whole = parts["link layer"]["lut"]
     lines += [
