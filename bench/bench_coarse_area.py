@@ -164,9 +164,11 @@ def lanes(areas: dict[str, Area]) -> list[dict[str, Any]]:
 def main(
     resume: Annotated[bool, typer.Option(help="Keep the parts that are there already.")] = False,
 ) -> None:
-    """Count cells (takes half an hour), and write build/bench/coarse_area.json part by part."""
+    """Count cells (may take an hour), and write build/bench/coarse_area.json part by part."""
     path = report.FOLDER / "coarse_area.json"
-    areas: dict[str, Area] = json.loads(path.read_text())["parts"] if resume else {}
+    areas: dict[str, Area] = {}
+    if resume and path.exists():
+        areas = json.loads(path.read_text())["parts"]
     for name, part in parts().items():
         if name in areas:
             continue

@@ -226,12 +226,13 @@ def coarse_area(results: Results) -> list[str]:
         f"{config['entry_phits']} phits, all wire formats.",
         "",
     ]
-    shown = [name for name in parts if "lanes" in name or name in ("link layer", "snapshot gate")]
+    named = ("ALUs", "sync core", "link layer", "CRC", "Flow", "snapshot")
+    whole = {name: sums[name] for name in sums if not name.startswith("its")}
     lines += table(
         ["part", *AREA_HEAD],
         [
-            *(row(name, parts[name]) for name in shown),
-            *(row(f"*{name}*", each) for name, each in sums.items() if "device" in name),
+            *(row(name, parts[name]) for name in parts if any(each in name for each in named)),
+            *(row(f"*{name}*", area) for name, area in whole.items()),
         ],
     )
     if results["lanes"]:
@@ -239,17 +240,20 @@ def coarse_area(results: Results) -> list[str]:
         lines += table(
             ["lane", *AREA_HEAD], (row(each["of"], each, ".1f") for each in results["lanes"])
         )
-    if "link layer" not in parts:
-        return lines
-    crc, replay = (sums[f"{name} of the link layer"] for name in ("CRC", "replay"))
-    whole = parts["link layer"]["lut"]
-    lines += [
-        "Of the link layer, the CRC of headers and entries (eight circuits: two kinds, two ports,",
-        f"both ways) is {crc['lut']:,.0f} LUT by itself, {percent(crc['lut'] / whole)} of all",
-        f"{whole:,.0f}. Replay (sequence numbers, credits, requests, the timeout: `SendFlow` and",
-        f"`RecvFlow` of {groups} groups) is {replay['lut']:,.0f} LUT and {replay['ff']:,.0f} FF,",
-        f"{percent(replay['lut'] / whole)} of the LUT. It has no memory of its own: an entry stays",
-        f"in its SendBuf until it is acknowledged. The buffers are {buffers} KiB.",
-        "",
-    ]
+    links, replay = sums.get("link layer"), sums.get("its replay")
+    if replay:
+        lines += [
+            "Replay of the link layer (sequence numbers, credits, requests, timeout: `SendFlow` and",
+            f"`RecvFlow` of {groups} groups) is {replay['lut']:,.0f} LUT and",
+            f"{replay['ff']:,.0f} FF by itself. It has no memory of its own: an entry stays in its",
+            f"SendBuf until it is acknowledged. All buffers are {buffers} KiB.",
+            "",
+        ]
+    if links:
+        crc = sums["its CRC"]
+        lines += [
+            "CRC of headers and entries (eight circuits: two kinds, two ports, both ways) is",
+            f"{crc['lut']:,.0f} of the {links['lut']:,.0f} LUT of the link layer.",
+            "",
+        ]
     return lines
