@@ -243,8 +243,8 @@ def coarse_area(results: Results) -> list[str]:
     links, replay = sums.get("link layer"), sums.get("its replay")
     if replay:
         lines += [
-            "Replay of the link layer (sequence numbers, credits, requests, timeout: `SendFlow` and",
-            f"`RecvFlow` of {groups} groups) is {replay['lut']:,.0f} LUT and",
+            "Replay of the link layer (sequence numbers, credits, requests, timeout; `SendFlow`,",
+            f"`RecvFlow`; {groups} groups) is {replay['lut']:,.0f} LUT and",
             f"{replay['ff']:,.0f} FF by itself. It has no memory of its own: an entry stays in its",
             f"SendBuf until it is acknowledged. All buffers are {buffers} KiB.",
             "",
