@@ -4,32 +4,16 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
+from page_coarse import coarse, coarse_area, coarse_wire
+from page_table import Results, mega, percent, table
 from report import FOLDER
 
 DOCS = FOLDER.parents[1] / "docs"
 
 CLOCK_HZ = 200_000_000
 """Of the papers' kernels, in rates that are modelled."""
-
-Results = dict[str, Any]
-
-
-def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
-    """A Markdown table; everything but the first column is aligned right."""
-    lines = ["| " + " | ".join(head) + " |", "|---|" + "---:|" * (len(head) - 1)]
-    return [*lines, *("| " + " | ".join(str(cell) for cell in row) + " |" for row in rows), ""]
-
-
-def mega(rate: float) -> str:
-    """A rate in parameters a second, as millions a second."""
-    return f"{rate / 1e6:.2f} M/s"
-
-
-def percent(fraction: float) -> str:
-    return f"{100 * fraction:.2f} %"
 
 
 def kernel(results: Results) -> list[str]:
@@ -584,6 +568,9 @@ SECTIONS: dict[str, Callable[[Results], list[str]]] = {
     "rules": rules,
     "smartssd": smartssd,
     "smartssd_area": smartssd_area,
+    "coarse": coarse,
+    "coarse_wire": coarse_wire,
+    "coarse_area": coarse_area,
     "accuracy": accuracy,
     "compression": compression,
 }

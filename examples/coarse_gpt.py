@@ -27,11 +27,12 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from trainer import Trainer
 
 from nearstep.coarse import CoarsePool
-from nearstep.errors import NearstepError
+from nearstep.errors import NearstepError, OutOfDeviceMemoryError
 from nearstep_sim.golden.coarse import ring_all_reduce
 
 DEVICE = "golden:coarse?devices=8&groups=2"
 MAX_LR = 10.0
+ELEMENT_BYTES = 4
 
 
 class GradientPool:
@@ -136,9 +137,13 @@ def main(
                 for worker in range(pool.devices)
             ]
             console.print(
-                f"{pool.devices} workers, {elements:,} gradients each, {pool.groups} rings"
+                f"{pool.devices} workers, {elements:,} gradients each, rings: {pool.groups}"
             )
             train(trainers, batches, gradients, steps, console)
+    except OutOfDeviceMemoryError as error:
+        need = 1 << (2 * ELEMENT_BYTES * elements).bit_length()
+        console.print(f"[red]{error}; give each device memory_bytes={need}[/]", highlight=False)
+        raise typer.Exit(1) from None
     except NearstepError as error:
         console.print(f"[red]{error}[/]", highlight=False)
         raise typer.Exit(1) from None

@@ -43,8 +43,11 @@ def ultrascale_plus_area(cells: Mapping[str, int]) -> dict[str, float]:
     }
 
 
-def ultrascale_plus_cells(verilog: str, top: str) -> Mapping[str, int]:
+def ultrascale_plus_cells(verilog: str, top: str, boxes: str | None = None) -> Mapping[str, int]:
     """Cells of `synth_xilinx -family xcup`, by type: `DSP48E2`, `LUT6`, `CARRY4`, `FDRE`...
+
+    Modules whose names match ``boxes``, a pattern with `*`, are left out: each is a cell of a type
+    of its own name.
 
     Yosys packs no registers into DSP48E2, so that flip-flops read high. Takes about a minute for a
     functional unit.
@@ -57,8 +60,9 @@ def ultrascale_plus_cells(verilog: str, top: str) -> Mapping[str, int]:
     with tempfile.TemporaryDirectory() as folder:
         # YoWASP sees the working directory, and not every absolute path.
         Path(folder, "top.v").write_text(verilog)
+        box = f"blackbox {boxes}; " if boxes else ""
         script = (
-            f"read_verilog top.v; synth_xilinx -family xcup -top {top} -flatten; "
+            f"read_verilog top.v; {box}synth_xilinx -family xcup -top {top} -flatten; "
             "tee -q -o stat.json stat -json"
         )
         environment = tool_environment()

@@ -60,8 +60,11 @@ class CoarsePool:
     """
 
     def __init__(self, device: CoarseDevice, *, silence_cycles: int = SILENCE_CYCLES) -> None:
-        if not 0 <= silence_cycles < 1 << 32:
-            raise ArgumentError(f"silence_cycles must be from 0 to 2**32 - 1, not {silence_cycles}")
+        whole = isinstance(silence_cycles, int | np.integer)
+        if not whole or not 0 <= silence_cycles < 1 << 32:
+            raise ArgumentError(
+                f"silence_cycles must be a whole number from 0 to 2**32 - 1, not {silence_cycles!r}"
+            )
         self.device = device
         self.devices = len(device.nodes)
         self.groups = device.config.groups
@@ -80,7 +83,7 @@ class CoarsePool:
         device = open_device(url)
         try:
             if not isinstance(device, CoarseDevice):
-                raise MismatchError(url, "a COARSE pool", f"a {type(device).__name__}")
+                raise MismatchError(url, "a COARSE pool", type(device).__name__)
             return cls(device, silence_cycles=silence_cycles)
         except BaseException:
             device.close()
@@ -391,7 +394,9 @@ class CoarsePool:
 
     def check_device(self, device: int) -> None:
         """Raise :class:`ArgumentError` unless there is this device."""
-        self.device.check_channel(device)
+        whole = isinstance(device, int | np.integer) and not isinstance(device, bool)
+        if not whole or not 0 <= device < self.devices:
+            raise ArgumentError(f"device must be from 0 to {self.devices - 1}, not {device!r}")
 
     def check_group(self, group: int) -> None:
         """Raise :class:`ArgumentError` unless there is this group."""
@@ -402,13 +407,17 @@ class CoarsePool:
     def check_tensor(self, tensor: PoolTensor) -> None:
         """Raise unless it is a usable tensor of this pool."""
         if not isinstance(tensor, PoolTensor):
-            raise DtypeError("tensor", "PoolTensor", type(tensor).__name__)
+            raise ArgumentError(f"tensor must be a PoolTensor, not {type(tensor).__name__}")
         if tensor.pool is not self:
             raise ArgumentError(f"tensor must be of {self!r}, not of {tensor.pool!r}")
         tensor.check_usable("use")
 
     def _checked(self, arrays: Sequence[Any]) -> list[NDArray[np.float32]]:
         """An array for each device, all alike."""
+        if not hasattr(arrays, "__len__"):
+            raise ArgumentError(
+                f"arrays must be a shape, or an array for each device, not {arrays!r}"
+            )
         if len(arrays) != self.devices:
             raise ArgumentError(f"there must be {self.devices} arrays, not {len(arrays)}")
         values = [as_array(each) for each in arrays]

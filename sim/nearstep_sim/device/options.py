@@ -10,7 +10,7 @@ from nearstep_hw.axdimm.dimm import DimmConfig
 from nearstep_hw.coarse.config import MAX_DEVICES, CoarseConfig
 from nearstep_hw.dram.address import DEFAULT_MAPPING
 from nearstep_hw.smartssd.config import UPDATER, SmartssdConfig
-from nearstep_sim.link.faults import LinkOptions
+from nearstep_sim.link.faults import LinkOptionError, LinkOptions
 
 DDR4 = "ddr4-1600"
 """The memory of a whole DIMM: channels of DDR4, each with a mode arbiter."""
@@ -424,15 +424,20 @@ class VerilatedPoolOptions(SimulationOptions, CoarseOptions):
         ------
         ValueError
         """
-        return LinkOptions(
-            latency=self.link_latency,
-            interval=self.link_interval,
-            seed=self.seed,
-            drop=self.drop,
-            duplicate=self.duplicate,
-            reorder=self.reorder,
-            corrupt=self.corrupt,
-        )
+        try:
+            return LinkOptions(
+                latency=self.link_latency,
+                interval=self.link_interval,
+                seed=self.seed,
+                drop=self.drop,
+                duplicate=self.duplicate,
+                reorder=self.reorder,
+                corrupt=self.corrupt,
+            )
+        except LinkOptionError as error:
+            if error.name not in ("latency", "interval"):
+                raise
+            raise ValueError(f"link_{error}") from None
 
 
 def _names(text: str) -> tuple[str, ...]:

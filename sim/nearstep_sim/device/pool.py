@@ -124,17 +124,13 @@ class PoolBackend(ShellBackend):
 
     def kill(self, device: int) -> None:
         """Nothing comes out of the links of a device any more, and nothing goes in."""
-        links = {0} if self.devices == 2 else {device, (device - 1) % self.devices}
-        for link in links:
-            for direction in (0, 1):
-                self.inject_link(LinkFault(kind="dead", link=link, direction=direction))
+        for link, direction in self._directions_of(device):
+            self.inject_link(LinkFault(kind="dead", link=link, direction=direction))
 
     def revive(self, device: int) -> None:
         """Links of a device that was killed work again; what was under way is lost."""
-        links = {0} if self.devices == 2 else {device, (device - 1) % self.devices}
-        for link in links:
-            for direction in (0, 1):
-                self._lib.pool_link_revive(self._device, self._number(link, direction))
+        for link, direction in self._directions_of(device):
+            self._lib.pool_link_revive(self._device, self._number(link, direction))
 
     def inject_link(self, fault: LinkFault) -> None:
         """Make a link misbehave. :meth:`heal` ends it.
@@ -160,7 +156,16 @@ class PoolBackend(ShellBackend):
     def _number(self, link: int, direction: int) -> int:
         if not 0 <= link < self.links:
             raise ArgumentError(f"link must be from 0 to {self.links - 1}, not {link}")
+        if direction not in (0, 1):
+            raise ArgumentError(f"direction must be 0 or 1, not {direction}")
         return 2 * link + direction
+
+    def _directions_of(self, device: int) -> list[tuple[int, int]]:
+        """Both directions of each link of a device."""
+        if not 0 <= device < self.devices:
+            raise ArgumentError(f"device must be from 0 to {self.devices - 1}, not {device}")
+        links = {0} if self.devices == 2 else {device, (device - 1) % self.devices}
+        return [(link, direction) for link in links for direction in (0, 1)]
 
     def read_register(self, address: int) -> int:
         self._check_register(address)

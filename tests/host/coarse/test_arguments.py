@@ -102,17 +102,23 @@ def test_tensors_of_another_pool_or_given_twice(pool) -> None:
     tensor = pool.tensor(8)
     with pytest.raises(ArgumentError, match="once each"):
         pool.all_reduce([tensor, tensor])
-    with pytest.raises(DtypeError):
+    with pytest.raises(ArgumentError, match="must be a PoolTensor"):
         pool.all_reduce(np.zeros(8, np.float32))
 
 
 def test_devices_and_shapes_that_do_not_exist(pool) -> None:
     tensor = pool.tensor((2, 3))
     for action in (lambda: tensor.read(4), lambda: tensor.write(-1, tensor.read(0))):
-        with pytest.raises(ArgumentError):
+        with pytest.raises(ArgumentError, match="device must be from 0 to 3"):
             action()
+    for device in (-1, 4):
+        for method in (emulated(pool).kill, emulated(pool).revive):
+            with pytest.raises(ArgumentError, match="device must be from 0 to 3"):
+                method(device)
     with pytest.raises(ArgumentError, match="negative"):
         pool.tensor(-1)
+    with pytest.raises(ArgumentError, match=r"a shape, or an array for each device, not 3\.5"):
+        pool.tensor(3.5)
 
 
 def test_memory_that_is_full_leaves_nothing_behind(pool) -> None:
@@ -151,8 +157,36 @@ def test_names_of_devices_that_are_wrong() -> None:
     ):
         with pytest.raises(error):
             CoarsePool.open(url)
-    with pytest.raises(ArgumentError):
-        CoarsePool.open(URLS["golden"], silence_cycles=-1)
+    for cycles in (-1, 1.5):
+        with pytest.raises(ArgumentError, match="silence_cycles must be a whole number"):
+            CoarsePool.open(URLS["golden"], silence_cycles=cycles)
+
+
+@pytest.mark.parametrize(
+    ("option", "text"),
+    [
+        ("link_latency=0", "link_latency must be a whole number from 1"),
+        ("link_interval=0", "link_interval must be a whole number from 1"),
+        ("drop=2", "drop must be a chance from 0 to 1"),
+        ("latency=0", r"latency must lie in \[1, 65536\]"),
+    ],
+)
+def test_options_of_the_simulation_are_named_as_they_were_given(option, text) -> None:
+    with pytest.raises(OptionError, match=f": {text}"):
+        CoarsePool.open(f"{URLS['sim']}&{option}")
+
+
+def test_links_and_directions_that_do_not_exist() -> None:
+    with CoarsePool.open(URLS["sim"]) as pool:
+        backend = emulated(pool)
+        for link, direction, text in (
+            (4, 0, "link must be from 0 to 3, not 4"),
+            (-1, 0, "link must be from 0 to 3, not -1"),
+            (0, 2, "direction must be 0 or 1, not 2"),
+            (0, -1, "direction must be 0 or 1, not -1"),
+        ):
+            with pytest.raises(ArgumentError, match=text):
+                backend.link_statistics(link, direction)
 
 
 def test_the_family_is_opened_by_name() -> None:
