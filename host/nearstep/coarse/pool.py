@@ -11,6 +11,7 @@ from typing import Any, BinaryIO, Self, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from nearstep.backends.options import DeviceUrl
 from nearstep.coarse.counters import PoolCounters, read_counters
 from nearstep.coarse.device import CoarseDevice
 from nearstep.coarse.errors import QueueFullError, TensorMismatchError
@@ -20,13 +21,14 @@ from nearstep.coarse.rings import Rings
 from nearstep.coarse.snapshot_file import load, open_file, save
 from nearstep.coarse.split import Part, split
 from nearstep.coarse.tensor import PoolTensor, as_array, is_shape
-from nearstep.device import open_device
+from nearstep.device import FAMILIES, open_device
 from nearstep.errors import ArgumentError, DtypeError, MismatchError
 from nearstep_hw.coarse.registers import Operation, Wire
 
 OPERATIONS = {each.name.lower(): each for each in Operation}
 WIRES = {each.name.lower(): each for each in Wire}
 
+FAMILY = "coarse"
 SILENCE_CYCLES = 1 << 16
 
 
@@ -80,6 +82,11 @@ class CoarsePool:
             As :func:`nearstep.open`; and it is no pool.
         OptionError, MismatchError, ArgumentError
         """
+        # Before a simulator of another family is built.
+        if isinstance(url, str):
+            family = DeviceUrl.parse(url).target
+            if family in FAMILIES and family != FAMILY:
+                raise MismatchError(url, "a COARSE pool", f"of the family {family!r}")
         device = open_device(url)
         try:
             if not isinstance(device, CoarseDevice):

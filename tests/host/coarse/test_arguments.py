@@ -154,6 +154,7 @@ def test_names_of_devices_that_are_wrong() -> None:
         ("golden:coarse?rings=2", OptionError),
         ("golden:coarser", UrlError),
         ("golden:smartssd?engine=numpy", MismatchError),
+        ("sim:axdimm?no_such_option=1", MismatchError),
     ):
         with pytest.raises(error):
             CoarsePool.open(url)
