@@ -89,7 +89,8 @@ class Round:
         special = np.array([np.nan, np.inf, -np.inf, -0.0, 1e-45, 3e38], np.float32)
         self.words[odd] = rng.choice(special, int(odd.sum()))
         self.at = [0] * DEVICES
-        self.jobs = [self._job(number) for number in range(int(rng.integers(1, 4)))]
+        groups = rng.permutation([0, 0, 1, 1])[: int(rng.integers(1, 4))]  # queues take two
+        self.jobs = [self._job(*each) for each in enumerate(groups)]
         self.bad = self.jobs[int(rng.integers(len(self.jobs)))]
         if self.spoil:
             self._spoil()
@@ -97,11 +98,11 @@ class Round:
         self.frozen = [self._range() for _ in range(DEVICES)]
         self.pushes = self._pushes()
 
-    def _job(self, number: int) -> Job:
+    def _job(self, number: int, group: int) -> Job:
         rng = self.rng
         elements = int(rng.choice([0, 1, 16, 100, 128, 129, int(rng.integers(1, 1500))]))
         job = Job(
-            group=int(rng.integers(GROUPS)),
+            group=int(group),
             elements=elements,
             operation=int(rng.integers(3)),
             wire=int(rng.integers(3)),
@@ -167,6 +168,13 @@ class Round:
     def _beyond(self, job: Job) -> bool:
         ends = max(job.source[self.victim], job.destination[self.victim]) + job.nbytes
         return ends > self.limits[self.victim]
+
+    def differ(self, device: int) -> tuple[ErrorCause, ...]:
+        """What a device can find, besides that another has, where the job of one differs."""
+        if self.spoil in REFUSED or self.spoil == "aborted":
+            return ()
+        after = (self.victim + (-1 if self.bad.group else 1)) % DEVICES
+        return (ErrorCause.MISMATCH,) if device in (self.victim, after) else ()
 
     def _range(self) -> tuple[int, int]:
         first = int(self.rng.integers(PAGES))
@@ -246,11 +254,10 @@ class Side:
         for node in self.nodes:
             if each.spoil:
                 self.backend.wait([node.pool.status.poll(error=1)], 60_000)
-            else:
-                for group in range(GROUPS):
-                    self.backend.wait([node[f"sync{group}"].status.poll(busy=0)], 200_000)
+            for group in range(GROUPS):
+                self.backend.wait([node[f"sync{group}"].status.poll(busy=0)], 200_000)
 
-    def outcome(self) -> list[dict[str, int]]:
+    def outcome(self, each: Round) -> list[dict[str, int]]:
         found = []
         for node in self.nodes:
             registers = {
@@ -260,7 +267,7 @@ class Side:
                 "origin": int(node.pool.error_link.cause),
                 "device": int(node.pool.error_link.device),
                 "error": node.pool.status.error,
-                "copied": node.pool.snapshot_copied.value,
+                "copied": node.pool.snapshot_copied.value if each.snapshot else 0,
                 "failed": node.pool.snapshot.failed,
             }
             for group in range(GROUPS):
@@ -305,7 +312,7 @@ def frozen(each: Round, outcome: list[dict[str, int]], device: int, memory: np.n
 
 def compare(each: Round, golden: Side, side: Side, context: str) -> int:
     """Registers and memory of two pools after a round; the number of bytes compared."""
-    expected, found = golden.outcome(), side.outcome()
+    expected, found = golden.outcome(each), side.outcome(each)
     compared = 0
     if not each.spoil:
         assert found == expected, context
@@ -313,13 +320,14 @@ def compare(each: Round, golden: Side, side: Side, context: str) -> int:
         causes = [one["cause"] for one in found]
         wanted = [one["cause"] for one in expected]
         assert all(one["error"] for one in found), context
-        for cause, want in zip(causes, wanted, strict=True):
-            assert cause in (want, ErrorCause.PEER), context
+        for device, (cause, want) in enumerate(zip(causes, wanted, strict=True)):
+            assert cause in (want, ErrorCause.PEER, *each.differ(device)), context
         assert set(causes) == set(wanted), context
         for one in found:
             origin = found[one["device"]]
             assert one["origin"] == origin["cause"] != ErrorCause.PEER, context
-            assert [one[name] for name in ("failed", "done0", "done1")] == [0, 0, 0], context
+            quiet = ("failed", "done0", "done1", "busy0", "busy1")
+            assert not [name for name in quiet if one[name]], context
         if each.spoil in REFUSED:
             assert causes[each.victim] == REFUSED[each.spoil], context
             for name in ("cause", "stream", "address", "origin", "device"):
@@ -363,10 +371,10 @@ def agree(sides: dict[str, Side], rounds: int, seed: int) -> Counter[str]:
 
 @pytest.mark.parametrize("seed", range(2))
 def test_random_rounds_end_as_on_the_golden_pool(sides, seed) -> None:
-    seen = agree(sides, 25, seed)
-    assert seen["good"] > 5
-    assert seen["snapshots"] > 3
-    assert seen["bytes"] == 25 * 2 * DEVICES * 2 * REGION
+    seen = agree(sides, 12, seed)
+    assert seen["good"] > 2
+    assert seen["snapshots"] > 0
+    assert seen["bytes"] == 12 * 2 * DEVICES * 2 * REGION
 
 
 @pytest.mark.deep

@@ -82,6 +82,11 @@ class Frozen:
                 raise
 
     @property
+    def areas(self) -> tuple[Buffer, ...]:
+        """Where the copies of each device lie."""
+        return tuple(each.area for each in self._ranges)
+
+    @property
     def pages(self) -> int:
         return sum(each.pages for each in self._ranges)
 

@@ -107,12 +107,14 @@ class MemoryDevice(wiring.Component):
             self._core(m, group, cores[group], queues[group], links, faults)
         self._memory(m, cores)
         self._links(m, links, faults)
-        self._pool(m, faults, links, Cat(core.o_busy for core in cores).any())
+        works = Cat(core.o_busy for core in cores).any()
+        drained = Cat(core.o_idle for core in cores).all()
+        self._pool(m, faults, links, Mux(faults.o_failed, ~drained, works))
         done = Cat(core.o_done for core in cores).any()
         failed = Signal()
         m.d.sync += failed.eq(faults.o_failed)
         m.d.comb += [
-            faults.i_idle.eq(Cat(core.o_idle for core in cores).all()),
+            faults.i_idle.eq(drained),
             self.o_interrupt.eq(done | (faults.o_failed & ~failed)),
         ]
         return m
@@ -155,14 +157,15 @@ class MemoryDevice(wiring.Component):
             core.i_clear.eq(faults.o_clear),
             links.i_send_port[group].eq(bank.o_ring_send_port),
             links.i_receive_port[group].eq(bank.o_ring_receive_port),
-            bank.i_status_busy.eq((busy | bank.o_start_go) & ~faults.o_failed | core.o_busy),
+            # After an error only what is under way at the memory is in progress.
+            bank.i_status_busy.eq(Mux(faults.o_failed, ~core.o_idle, busy | bank.o_start_go)),
             bank.i_status_done.eq(ended & ~faults.o_failed),
             *self._outcome(bank, faults),
             bank.i_jobs_waiting.eq(queue.o_waiting),
             bank.i_jobs_overflow.eq(queue.o_overflow),
             bank.i_jobs_tag.eq(tag),
             counters.i_clear.eq(faults.o_clear),
-            counters.i_cycles.eq(core.o_busy),
+            counters.i_cycles.eq(core.o_busy & ~faults.o_failed),
             counters.i_beats.eq(core.o_beat),
         ]
         fault = faults.i_core[group]

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from nearstep.backends.emulated import Injection
 from nearstep.coarse import CoarsePool
 from nearstep.coarse.errors import (
     SnapshotError,
@@ -22,7 +23,7 @@ from nearstep.coarse.errors import (
 from nearstep.coarse.snapshot_file import PREAMBLE, open_file
 from nearstep.errors import ArgumentError, BusyError
 
-from .conftest import URLS, check, golden, random_arrays
+from .conftest import URLS, check, emulated, golden, random_arrays
 
 
 def test_restored_as_it_was_saved(pool, tmp_path) -> None:
@@ -266,6 +267,35 @@ def test_one_snapshot_at_a_time(pool) -> None:
     with pool.freeze([tensor]):
         pass
     assert pool.device.free_bytes == free
+
+
+@pytest.mark.parametrize("write", [False, True])
+def test_a_copy_that_failed_is_told(pool, write, tmp_path) -> None:
+    """Where memory answers a copy other than OKAY; the reduction itself is not harmed."""
+    arrays = random_arrays(pool, 5000, seed=1)
+    tensor = pool.tensor(arrays)
+    free = pool.device.free_bytes
+    with pool.freeze([tensor]) as frozen:
+        place = frozen.areas[2] if write else tensor.front(2)
+        limit = place.address + place.nbytes
+        injection = Injection(kind="slverr", write=write, base=place.address, limit=limit)
+        if not write:
+            pool.all_reduce(tensor)  # reads what is frozen, and writes it the next time
+        emulated(pool).inject(injection)
+        if write:
+            pool.all_reduce(tensor)
+        pool.all_reduce(tensor)
+        np.testing.assert_array_equal(frozen.read(0, 1), arrays[1])
+        with pytest.raises(SnapshotError, match="device 2 could not copy"):
+            frozen.read(0, 2)
+    emulated(pool).heal()
+    expected = golden(pool, [golden(pool, arrays)] * 4)
+    assert check(tensor, expected) == 20000
+    assert pool.device.free_bytes == free
+    pool.snapshot(tmp_path / "s", [tensor])
+    pool.all_reduce(tensor)
+    pool.restore(tmp_path / "s", [tensor])
+    assert check(tensor, expected) == 20000
 
 
 def test_a_snapshot_survives_a_reset(pool) -> None:

@@ -469,8 +469,7 @@ class TestSnapshots:
             np.testing.assert_array_equal(got.view("u4"), want.view("u4"), err_msg=f"{device}")
         return sum(each.size for each in arrays)
 
-    @pytest.mark.parametrize("memory", ["ideal", "halfduplex"])
-    @pytest.mark.parametrize("stall", [0, 0.3])
+    @pytest.mark.parametrize(("memory", "stall"), [("ideal", 0.3), ("halfduplex", 0)])
     def test_of_one_version_under_heavy_traffic(self, memory, stall) -> None:
         """Jobs write frozen pages while the host writes others of them, from any cycle on."""
         compared = 0
@@ -482,7 +481,7 @@ class TestSnapshots:
             def step() -> list[Floats]:
                 return [reduced(pool, summed, "average")] * DEVICES
 
-            for _ in range(4):
+            for _ in range(2):
                 event = pool.submit(tensors[0], "average")
                 backend(pool).run(int(rng.integers(0, 9000)))
                 with pool.freeze(tensors) as frozen:
@@ -504,7 +503,7 @@ class TestSnapshots:
                     for device in pool.counters().devices:
                         assert device.pages_copied >= 10
                 compared += compare(tensors[0], summed) + compare(tensors[1], written)
-        assert compared >= 4 * (3 * 16400 + 2 * 36400)
+        assert compared >= 2 * (3 * 16400 + 2 * 36400)
 
     def test_closed_and_opened_again_and_again(self) -> None:
         """Also while a page is on its way, whose place is then used for something else."""
@@ -514,7 +513,7 @@ class TestSnapshots:
             tensor = pool.tensor(arrays)
             free = pool.device.free_bytes
             copied = 0
-            for _ in range(25):
+            for _ in range(12):
                 event = pool.submit(tensor)
                 with pool.freeze([tensor]) as frozen:
                     if rng.random() < 0.5:
@@ -535,7 +534,7 @@ class TestSnapshots:
                 for device, values in enumerate(arrays):
                     tensor.write(device, values)
             assert pool.device.free_bytes == free
-            assert copied > 25
+            assert copied > 12
             pool.all_reduce(tensor)
             assert compare(tensor, reduced(pool, arrays)) == 12000
 
