@@ -223,8 +223,8 @@ class FairLink(Component):
 class GateHolds(Component):
     """No write passes to a page that is frozen and not copied, and none is under way at opening.
 
-    One page is watched, any; memory answers only what it was asked, and always OKAY. The ranges of
-    the snapshot do not change.
+    One page is watched, any. An address of a write holds until it is taken; memory answers always
+    OKAY. The ranges of the snapshot do not change.
 
     Parameters
     ----------
@@ -271,6 +271,9 @@ class GateHolds(Component):
             gate.write.bvalid.eq(self.i_copied),
             gate.write.bresp.eq(Response.OKAY),
         ]
+        waits, page = Signal(), Signal(2)
+        m.d.sync += [waits.eq(host.awvalid & ~host.awready), page.eq(self.i_page)]
+        m.d.comb += Assume(~waits | (host.awvalid & (self.i_page == page)))
         under_way = Signal(8)
         was_open, copied = Signal(), Signal()
         passes, frozen = Signal(), Signal()
@@ -342,7 +345,9 @@ class QueueKeeps(Component):
         return m
 
 
-@pytest.mark.parametrize(("depth", "sequence_bits"), [(2, 6), (8, 6), (32, 6)])
+@pytest.mark.parametrize(
+    ("depth", "sequence_bits"), [(2, 6), (8, 6), pytest.param(32, 6, marks=pytest.mark.deep)]
+)
 def test_a_senders_numbers_stay_in_order_whatever_it_hears(depth, sequence_bits):
     """By induction: for runs of any length."""
     dut = SendOrder(depth, sequence_bits)
@@ -379,12 +384,14 @@ def test_the_proof_of_progress_fails_for_a_limit_too_short():
     assert caught.value.status == "FAIL"
 
 
+@pytest.mark.deep
 def test_no_write_passes_to_a_page_that_is_frozen_and_not_copied():
     """For as long as it takes to open a snapshot, close it and open it again."""
     assert prove(GateHolds(), "gate", "bmc", depth=14).statements == 3
     assert prove(GateHolds(), "gate", "cover", depth=14).statements == 2
 
 
+@pytest.mark.deep
 def test_the_proof_fails_for_a_page_that_is_not_frozen():
     with pytest.raises(ProofError) as caught:
         prove(GateHolds(behind=1), "gate_behind", "bmc", depth=14)
@@ -392,8 +399,8 @@ def test_the_proof_fails_for_a_page_that_is_not_frozen():
 
 
 def test_a_queue_of_jobs_keeps_their_order_and_tells_what_it_dropped():
-    assert prove(QueueKeeps(2), "job_queue", "bmc", depth=14).statements == 4
-    assert prove(QueueKeeps(2), "job_queue", "cover", depth=14).statements == 1
+    assert prove(QueueKeeps(2), "job_queue", "bmc", depth=10).statements == 4
+    assert prove(QueueKeeps(2), "job_queue", "cover", depth=10).statements == 1
 
 
 def test_the_proof_fails_for_a_queue_of_another_depth():

@@ -12,7 +12,10 @@ from typer.testing import CliRunner
 from nearstep_hw.generate import GENERATORS, OptionError, build, command, describe
 from nearstep_sim.build import tool_environment, verilator_root
 
-WHOLE = ["axdimm_channel", "axdimm_module", "smartssd_card", "smartssd_pcie_card"]
+WHOLE = [
+    *("axdimm_channel", "axdimm_module", "smartssd_card", "smartssd_pcie_card"),
+    *("adam_kernel", "coarse_device"),
+]
 BLOCKS = [
     *(name for name in GENERATORS if name not in WHOLE),
     *(pytest.param(name, marks=pytest.mark.deep) for name in WHOLE),

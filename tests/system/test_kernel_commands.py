@@ -60,14 +60,14 @@ class SimOptions(VerilatedOptions):
         return self.kernel
 
 
-ALL_AND_WIDE = ("all", "scan")
-"""What one kernel with everything does not show is left to the deep tests, but for many lanes."""
+EVERYTHING_AT_ONCE = "all"
+"""What one kernel with everything does not show is left to the deep tests."""
 
 
 @pytest.fixture(
     scope="module",
     params=[
-        pytest.param(name, marks=[] if name in ALL_AND_WIDE else [pytest.mark.deep])
+        pytest.param(name, marks=[] if name == EVERYTHING_AT_ONCE else [pytest.mark.deep])
         for name in CONFIGS
     ],
 )

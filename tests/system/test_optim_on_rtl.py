@@ -138,6 +138,10 @@ def test_other_rules_on_the_dimm_equal_torch_fused(name, arrays, options):
     assert torch.equal(ours, theirs)
 
 
+WITH_EVERYTHING = [
+    "memory=halfduplex",
+    pytest.param("memory=ddr4-1600&channels=2", marks=pytest.mark.deep),
+]
 EVERYTHING = (
     "rules=adam,sgd_momentum&scan=yes&gradient_scale=yes&compression=fused,scatter"
     "&gradient_formats=fp32,fp16,bf16&copy_out_formats=fp16,bf16&block_bytes=1024"
@@ -153,7 +157,7 @@ EVERYTHING = (
         ("SGD", {"max_grad_norm": 0.5, "momentum": 0.9}),
     ],
 )
-@pytest.mark.parametrize("memory", ["memory=halfduplex", "memory=ddr4-1600&channels=2"])
+@pytest.mark.parametrize("memory", WITH_EVERYTHING)
 def test_compression_and_clipping_equal_the_golden_device(memory, name, options):
     shapes = [(3,), (64, 65), (16,), (), (5, 5), (4097,), (0,), (2048,)]
     channels = "channels=2&" if "channels" in memory else ""
@@ -176,7 +180,7 @@ def test_compression_and_clipping_equal_the_golden_device(memory, name, options)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("memory", ["memory=halfduplex", "memory=ddr4-1600&channels=2"])
+@pytest.mark.parametrize("memory", WITH_EVERYTHING)
 def test_loss_scaling_of_16_bit_parameters_equals_the_golden_device(memory, dtype):
     channels = "channels=2&" if "channels" in memory else ""
     results = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,7 +55,7 @@ class CardBackend(ShellBackend, BarBackend):
     ) -> None:
         self.config = options.config()
         self._limits = _Limits(max_payload, max_read_request)
-        path = card_library(self.config, trace=options.trace is not None)
+        path = partial(card_library, self.config, trace=options.trace is not None)
         super().__init__(path, options, options.memory_bytes, host_ids=1 << HOST_ID_WIDTH)
 
     def _open(self, options: ShellOptions) -> int:

@@ -124,13 +124,13 @@ class DimmBackend(EmulatedBackend):
         self.config = dimm
         self.capacity_bytes = dimm.channels * dimm.memory_bytes
         self._handle: int | None = None
-        self._lib = _load(dimm_library(dimm, trace=options.trace is not None))
         name = f"sim:axdimm?memory={options.memory}"
         if options.trace is not None:
             writable(name, "trace", options.trace)
         if options.commands is not None:
             files = (f"{options.commands}.{number}" for number in range(dimm.channels))
             writable(name, "commands", options.commands, *files)
+        self._lib = _load(dimm_library(dimm, trace=options.trace is not None))
         host = HostConfig(
             density=dimm.density,
             width=dimm.width,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -71,7 +72,7 @@ class PoolBackend(ShellBackend):
         self.devices = options.devices
         self._register_bytes = register_bytes(self.config)  # kept: it builds whole maps
         self._pool_options = options
-        path = pool_library(self.config, trace=options.trace is not None)
+        path = partial(pool_library, self.config, trace=options.trace is not None)
         total = options.devices * self.config.memory_bytes
         super().__init__(path, options, total, host_ids=1 << HOST_ID_WIDTH)
 

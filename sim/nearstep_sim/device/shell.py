@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -76,8 +76,8 @@ class ShellBackend(EmulatedBackend):
 
     Parameters
     ----------
-    library: Path
-        Of the configuration.
+    library: Callable[[], Path]
+        Builds that of the configuration, once the options are known to be good.
     options: SimulationOptions
     memory_bytes: int
     host_ids: int
@@ -85,15 +85,20 @@ class ShellBackend(EmulatedBackend):
     """
 
     def __init__(
-        self, library: Path, options: SimulationOptions, memory_bytes: int, *, host_ids: int = 0
+        self,
+        library: Callable[[], Path],
+        options: SimulationOptions,
+        memory_bytes: int,
+        *,
+        host_ids: int = 0,
     ) -> None:
         self.options = options
         self._host_ids = host_ids
         self.capacity_bytes = memory_bytes
         self._memory = EmulatedMemory(memory_bytes)
-        self._lib = load(library)
         if options.trace is not None:
             writable(self._name, "trace", options.trace)
+        self._lib = load(library())
         latency = options.latency
         self._handle: int | None = self._open(
             ShellOptions(

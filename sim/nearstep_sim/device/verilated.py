@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,7 +62,7 @@ class VerilatedBackend(ShellBackend):
 
     def __init__(self, options: VerilatedOptions) -> None:
         self.config = options.config()
-        path = library(self.config, trace=options.trace is not None)
+        path = partial(library, self.config, trace=options.trace is not None)
         super().__init__(path, options, options.memory_bytes)
 
     def _open(self, options: ShellOptions) -> int:

@@ -78,7 +78,7 @@ def test_crc_is_that_of_zlib(make, width):
 
 
 @pytest.mark.parametrize("ports", [1, 2])
-@pytest.mark.parametrize("groups", [1, 2, 4])
+@pytest.mark.parametrize("groups", [1, 2, pytest.param(4, marks=pytest.mark.deep)])
 def test_nothing_is_sent_again_on_a_good_link(groups, ports):
     bench = LinkBench(
         SMALL[groups],
@@ -100,7 +100,7 @@ def test_nothing_is_sent_again_on_a_good_link(groups, ports):
 
 @pytest.mark.parametrize("kind", RATES)
 @pytest.mark.parametrize("ports", [1, 2])
-@pytest.mark.parametrize("groups", [1, 2, 4])
+@pytest.mark.parametrize("groups", [1, 2, pytest.param(4, marks=pytest.mark.deep)])
 @pytest.mark.parametrize("seed", [1, 2])
 def test_every_entry_comes_once_and_in_order_over_a_bad_link(groups, ports, kind, seed):
     print("seed", seed)

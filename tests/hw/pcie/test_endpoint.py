@@ -68,10 +68,8 @@ def test_other_widths(width, modes):
     assert len(tests) == len(modes)
 
 
-@pytest.mark.parametrize(
-    "module",
-    [pytest.param("cocotb_endpoint_order", marks=pytest.mark.deep), "cocotb_endpoint_msix"],
-)
+@pytest.mark.deep
+@pytest.mark.parametrize("module", ["cocotb_endpoint_order", "cocotb_endpoint_msix"])
 def test_a_clock_of_its_own(module):
     assert len(bench(module, crossed=True).tests) == COUNTS[module]
 

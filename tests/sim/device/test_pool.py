@@ -130,7 +130,7 @@ class TestFaultsOfLinks:
         assert counted["received_entries"] > 500
 
     @pytest.mark.parametrize("kind", SEEN)
-    @pytest.mark.parametrize("frame", ["entry", "control"])
+    @pytest.mark.parametrize("frame", ["entry", pytest.param("control", marks=pytest.mark.deep)])
     def test_once_on_any_link_at_any_frame(self, pool, kind, frame) -> None:
         """The first frame of a job, the second, one in the middle, and the last."""
         rng = random(3)
@@ -213,7 +213,11 @@ class TestPeers:
             assert compare(tensor, reduced(pool, arrays)) == 12000
 
     @pytest.mark.parametrize("end", ENDS)
-    @pytest.mark.parametrize("late", [False, True], ids=["reset-in-stall", "reset-after-stall"])
+    @pytest.mark.parametrize(
+        "late",
+        [pytest.param(False, marks=pytest.mark.deep), True],
+        ids=["reset-in-stall", "reset-after-stall"],
+    )
     def test_that_comes_back_too_late(self, end, late) -> None:
         """What the stall held back comes after the reset, and is of another epoch."""
         link, direction = end
@@ -469,7 +473,10 @@ class TestSnapshots:
             np.testing.assert_array_equal(got.view("u4"), want.view("u4"), err_msg=f"{device}")
         return sum(each.size for each in arrays)
 
-    @pytest.mark.parametrize(("memory", "stall"), [("ideal", 0.3), ("halfduplex", 0)])
+    @pytest.mark.parametrize(
+        ("memory", "stall"),
+        [("ideal", 0.3), pytest.param("halfduplex", 0, marks=pytest.mark.deep)],
+    )
     def test_of_one_version_under_heavy_traffic(self, memory, stall) -> None:
         """Jobs write frozen pages while the host writes others of them, from any cycle on."""
         compared = 0
@@ -538,6 +545,7 @@ class TestSnapshots:
             pool.all_reduce(tensor)
             assert compare(tensor, reduced(pool, arrays)) == 12000
 
+    @pytest.mark.deep
     def test_closed_and_opened_in_the_midst_of_a_copy(self) -> None:
         """Through the registers, without a wait between the two, while a job writes the pages."""
         changed = compared = 0
