@@ -139,9 +139,11 @@ def test_other_rules_on_the_dimm_equal_torch_fused(name, arrays, options):
 
 
 WITH_EVERYTHING = [
-    "memory=halfduplex",
-    pytest.param("memory=ddr4-1600&channels=2", marks=pytest.mark.deep),
+    pytest.param(memory, marks=pytest.mark.deep)
+    for memory in ("memory=halfduplex", "memory=ddr4-1600&channels=2")
 ]
+"""Deep: their libraries take long to build. Cards train with all of it in the fast tests."""
+
 EVERYTHING = (
     "rules=adam,sgd_momentum&scan=yes&gradient_scale=yes&compression=fused,scatter"
     "&gradient_formats=fp32,fp16,bf16&copy_out_formats=fp16,bf16&block_bytes=1024"

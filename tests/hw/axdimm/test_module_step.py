@@ -15,6 +15,7 @@ CONFIG = AdamKernelConfig(functional_units=1, block_bytes=512)  # that of `test_
 MILLION = 1_000_000
 
 
+@pytest.mark.deep
 def test_a_step_moves_seven_beats_and_every_clock_is_booked() -> None:
     step = run_step(CONFIG, count=1000, unit=StandInUnit, seed=3)
     beats = 63

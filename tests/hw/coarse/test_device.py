@@ -57,6 +57,7 @@ def bench(*, seed: int, **changes: object) -> int:
 
 
 @pytest.mark.cocotb
+@pytest.mark.deep
 def test_the_driver_runs_on_two_devices():
     assert bench(seed=1) > 10_000
 

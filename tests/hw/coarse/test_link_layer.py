@@ -272,7 +272,7 @@ def test_an_entry_takes_seven_cycles_its_phits_and_the_latency(latency):
     assert check(bench) == SMALL[1].entry_phits
 
 
-@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("groups", [1, pytest.param(2, marks=pytest.mark.deep)])
 def test_a_phit_a_cycle_in_both_directions(groups):
     config = CoarseConfig(groups=groups)
     bench = LinkBench(config, seed=1, full=True, options=LinkOptions(latency=100))
