@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from nearstep.coarse import CoarsePool
+from nearstep.coarse import CoarsePool, PoolTensor
 from nearstep.coarse.counters import PoolCounters
 from nearstep_hw.coarse.config import BEAT_BYTES, PAGE_BYTES, PHIT_BYTES
 from nearstep_sim.golden.coarse import ring_all_reduce
@@ -124,36 +124,31 @@ def dense(devices: int, nbytes: int) -> dict[str, Any]:
     }
 
 
+def freeze(pool: CoarsePool, tensor: PoolTensor, nbytes: int) -> None:
+    """Opens a snapshot of the first ``nbytes`` of where the next result goes, on every device."""
+    for device, node in enumerate(pool.device.nodes):
+        back = pool.device.local_address(tensor.back(device).address, device)
+        base = back // PAGE_BYTES * PAGE_BYTES
+        pages = -(-(back + nbytes - base) // PAGE_BYTES)
+        area = pool.device.alloc(pages * PAGE_BYTES, np.uint8, channel=device, align=PAGE_BYTES)
+        node.pool.snapshot_base.value = base
+        node.pool.snapshot_area.value = pool.device.local_address(area.address, device)
+        node.pool.snapshot_pages.value = pages
+        node.pool.start.go = 1
+        pool.rings.wait_any([node.pool.snapshot.poll(open=1)], 1 << 16)
+
+
 def snapshot(share: float, elements: int) -> dict[str, Any]:
     """A sum over a tensor of whose destination a share is frozen."""
     with CoarsePool.open(WINDOW_URL) as pool:
-        arrays = arrays_of(pool, elements)
-        tensor = pool.tensor(arrays)
+        tensor = pool.tensor(arrays_of(pool, elements))
         pool.all_reduce(tensor)  # what lies in the other buffer is of an older version now
-        before = tensor.read(0)
-        cut = int(share * elements) // 1024 * 1024
-        frozen = pool.device.nodes
-        size = cut * ELEMENT_BYTES
-        areas = []
-        if cut:
-            for device, node in enumerate(frozen):
-                at = pool.device.local_address
-                back = at(tensor.back(device).address, device)
-                base = back // PAGE_BYTES * PAGE_BYTES
-                pages = -(-(back + size - base) // PAGE_BYTES)
-                area = pool.device.alloc(
-                    pages * PAGE_BYTES, np.uint8, channel=device, align=PAGE_BYTES
-                )
-                areas.append(area)
-                node.pool.snapshot_base.value = base
-                node.pool.snapshot_area.value = at(area.address, device)
-                node.pool.snapshot_pages.value = pages
-                node.pool.start.go = 1
-                pool.rings.wait_any([node.pool.snapshot.poll(open=1)], 1 << 16)
+        if share:
+            freeze(pool, tensor, int(share * elements) * ELEMENT_BYTES)
+        before = pool.counters()
         pool.all_reduce(tensor)
         counters = pool.counters()
-        cycles = max(core.cycles for device in counters.devices for core in device.cores)
-        assert before.size == elements
+        counted = (counters - before).devices
         return {
             "label": "measured (RTL cycles)",
             "url": WINDOW_URL,
@@ -161,7 +156,7 @@ def snapshot(share: float, elements: int) -> dict[str, Any]:
             "share": share,
             "pages_copied": counters.devices[0].pages_copied,
             "stall": counters.devices[0].snapshot_stall,
-            "cycles": cycles,
+            "cycles": max(core.cycles for device in counted for core in device.cores),
         }
 
 
