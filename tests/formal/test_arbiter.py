@@ -1,5 +1,6 @@
 """Proofs of the mode arbiter and of what surrounds it, for every stimulus of host and kernel."""
 
+from abc import ABC, abstractmethod
 from dataclasses import replace
 
 import pytest
@@ -110,7 +111,7 @@ class BankView:
         m.d.sync += [self.open.eq(self.now_open), self.row.eq(self.now_row)]
 
 
-class SharedDramProperties(Component):
+class SharedDramProperties(Component, ABC):
     """A shared DRAM between a host and a controller that do what they like.
 
     Of the controller it is assumed that all banks are closed when it is idle, and that it gives no
@@ -150,8 +151,9 @@ class SharedDramProperties(Component):
         self.state(m)
         return m
 
+    @abstractmethod
     def state(self, m: Module) -> None:
-        raise NotImplementedError
+        """States the properties."""
 
 
 class Ownership(SharedDramProperties):

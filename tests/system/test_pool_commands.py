@@ -19,11 +19,11 @@ from nearstep.device import open_device
 from nearstep.errors import WaitTimeoutError
 from nearstep_hw.coarse.config import BEAT_BYTES, PAGE_BYTES
 from nearstep_hw.coarse.registers import ErrorCause, Operation, Wire
+from nearstep_sim.bench.pool_values import SMALL, SMALL_MEMORY
 
 DEVICES, GROUPS = 4, 2
-SHAPE = f"devices={DEVICES}&groups={GROUPS}&entry_phits=8&buffer_entries=4&chunks_ahead=2"
 MEMORY = 1 << 20
-OPTIONS = f"{SHAPE}&queue_jobs=2&memory_bytes=1MiB&snapshot_pages=64"
+OPTIONS = f"{SMALL}&{SMALL_MEMORY}"
 URLS = {
     "golden": f"golden:coarse?{OPTIONS}",
     "ideal": f"sim:coarse?{OPTIONS}&memory=ideal&link_latency=5",

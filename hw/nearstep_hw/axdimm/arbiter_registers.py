@@ -4,7 +4,7 @@ from enum import IntEnum
 
 from nearstep_hw.axdimm.config import AdamKernelConfig
 from nearstep_hw.axdimm.registers import adam_kernel_map
-from nearstep_hw.csr.block import value_register
+from nearstep_hw.csr.block import constant_field, value_register
 from nearstep_hw.csr.model import BLOCK_BYTES, Access, Field, Register, RegisterMap, place
 from nearstep_hw.dram.address import MAPPINGS, AddressMapping
 
@@ -95,10 +95,6 @@ _HAND_OVERS = {
 }
 
 
-def _constant(name: str, lsb: int, width: int, value: int, doc: str) -> Field:
-    return Field(name=name, access=Access.CONSTANT, lsb=lsb, width=width, reset=value, doc=doc)
-
-
 def _bits(access: Access, docs: dict[str, str]) -> tuple[Field, ...]:
     return tuple(
         Field(name=name, access=access, lsb=lsb, doc=doc)
@@ -116,19 +112,19 @@ def _identity(mapping: AddressMapping, read_latency: int, write_latency: int) ->
             name="version",
             doc="Version of the register interface.",
             fields=(
-                _constant("minor", 0, 16, minor, "Grows with compatible additions."),
-                _constant("major", 16, 16, major, "Grows when old host code would misread."),
+                constant_field("minor", 0, 16, minor, "Grows with compatible additions."),
+                constant_field("major", 16, 16, major, "Grows when old host code would misread."),
             ),
         ),
         Register(
             name="capabilities",
             doc="The memory behind the arbiter.",
             fields=(
-                _constant("address_bits", 0, 8, geometry.address_bits, "log2 of its bytes."),
-                _constant("bank_group_bits", 8, 4, geometry.bank_group_bits, "log2."),
-                _constant("bank_bits", 12, 4, geometry.bank_bits, "log2 of banks in a group."),
-                _constant("row_bits", 16, 8, geometry.row_bits, "log2 of rows of a bank."),
-                _constant("mapping", 24, 8, order, "Index of the address mapping."),
+                constant_field("address_bits", 0, 8, geometry.address_bits, "log2 of its bytes."),
+                constant_field("bank_group_bits", 8, 4, geometry.bank_group_bits, "log2."),
+                constant_field("bank_bits", 12, 4, geometry.bank_bits, "log2 of banks in a group."),
+                constant_field("row_bits", 16, 8, geometry.row_bits, "log2 of rows of a bank."),
+                constant_field("mapping", 24, 8, order, "Index of the address mapping."),
             ),
         ),
         value_register("map_hash", Access.MAP_HASH, "Hash of this register map."),
@@ -136,9 +132,13 @@ def _identity(mapping: AddressMapping, read_latency: int, write_latency: int) ->
             name="configuration",
             doc="Shape of this instance.",
             fields=(
-                _constant("read_latency", 0, 8, read_latency, "Host clock pairs to read data."),
-                _constant("write_latency", 8, 8, write_latency, "Host clock pairs to write data."),
-                _constant("blocks", 16, 8, WINDOW_BLOCKS, "Register blocks in the window."),
+                constant_field(
+                    "read_latency", 0, 8, read_latency, "Host clock pairs to read data."
+                ),
+                constant_field(
+                    "write_latency", 8, 8, write_latency, "Host clock pairs to write data."
+                ),
+                constant_field("blocks", 16, 8, WINDOW_BLOCKS, "Register blocks in the window."),
             ),
         ),
     ]

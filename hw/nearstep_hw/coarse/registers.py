@@ -6,7 +6,7 @@ from nearstep_hw.coarse.config import (
     PORTS,
     CoarseConfig,
 )
-from nearstep_hw.csr.block import block_map, value_register
+from nearstep_hw.csr.block import block_map, constant_field, value_register
 from nearstep_hw.csr.model import (
     BLOCK_BYTES,
     Access,
@@ -93,9 +93,9 @@ def sync_core_map(config: CoarseConfig) -> RegisterMap:
         ident=SYNC_IDENT,
         version=VERSION,
         capabilities=[
-            _constant("alus", 0, 8, config.alus, "FP32 lanes."),
-            _constant("queue_jobs", 8, 16, config.queue_jobs, "Jobs that can wait."),
-            _constant(
+            constant_field("alus", 0, 8, config.alus, "FP32 lanes."),
+            constant_field("queue_jobs", 8, 16, config.queue_jobs, "Jobs that can wait."),
+            constant_field(
                 "wire_formats",
                 24,
                 4,
@@ -104,9 +104,11 @@ def sync_core_map(config: CoarseConfig) -> RegisterMap:
             ),
         ],
         configuration=[
-            _constant("entry_phits", 0, 16, config.entry_phits, "Phits of a full entry."),
-            _constant("buffer_entries", 16, 8, config.buffer_entries, "Entries of each buffer."),
-            _constant("chunks_ahead", 24, 8, config.chunks_ahead, "Chunks that take turns."),
+            constant_field("entry_phits", 0, 16, config.entry_phits, "Phits of a full entry."),
+            constant_field(
+                "buffer_entries", 16, 8, config.buffer_entries, "Entries of each buffer."
+            ),
+            constant_field("chunks_ahead", 24, 8, config.chunks_ahead, "Chunks that take turns."),
         ],
         causes=ErrorCause,
         streams=Stream,
@@ -127,13 +129,17 @@ def device_map(config: CoarseConfig) -> RegisterMap:
         ident=DEVICE_IDENT,
         version=VERSION,
         capabilities=[
-            _constant("groups", 0, 8, config.groups, "Sync cores."),
-            _constant("ports", 8, 8, PORTS, "Links."),
-            _constant("frame_phits", 16, 8, FRAME_PHITS, "Phits of a frame beside its entry."),
+            constant_field("groups", 0, 8, config.groups, "Sync cores."),
+            constant_field("ports", 8, 8, PORTS, "Links."),
+            constant_field("frame_phits", 16, 8, FRAME_PHITS, "Phits of a frame beside its entry."),
         ],
         configuration=[
-            _constant("address_width", 0, 8, config.address_width, "Bits of a memory address."),
-            _constant("snapshot_pages", 8, 24, config.snapshot_pages, "Most pages of a snapshot."),
+            constant_field(
+                "address_width", 0, 8, config.address_width, "Bits of a memory address."
+            ),
+            constant_field(
+                "snapshot_pages", 8, 24, config.snapshot_pages, "Most pages of a snapshot."
+            ),
         ],
         causes=ErrorCause,
         streams=Stream,
@@ -163,10 +169,6 @@ def device_maps(config: CoarseConfig) -> dict[str, tuple[int, RegisterMap]]:
 def register_bytes(config: CoarseConfig) -> int:
     """Register space of a device, a power of two; that of the next device follows in a pool."""
     return 1 << (len(device_maps(config)) * BLOCK_BYTES - 1).bit_length()
-
-
-def _constant(name: str, lsb: int, width: int, value: int, doc: str) -> Field:
-    return Field(name=name, access=Access.CONSTANT, lsb=lsb, width=width, reset=value, doc=doc)
 
 
 def _config(name: str, lsb: int, width: int, doc: str, reset: int = 0) -> Field:

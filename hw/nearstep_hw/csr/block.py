@@ -79,8 +79,8 @@ def block_map(
             name="version",
             doc="Version of the register interface.",
             fields=(
-                _constant("minor", 0, 16, minor, "Grows with compatible additions."),
-                _constant("major", 16, 16, major, "Grows when old host code would misread."),
+                constant_field("minor", 0, 16, minor, "Grows with compatible additions."),
+                constant_field("major", 16, 16, major, "Grows when old host code would misread."),
             ),
         ),
         Register(
@@ -102,7 +102,8 @@ def block_map(
     )
 
 
-def _constant(name: str, lsb: int, width: int, value: int, doc: str) -> Field:
+def constant_field(name: str, lsb: int, width: int, value: int, doc: str) -> Field:
+    """A field that tells what the hardware is."""
     return Field(name=name, access=Access.CONSTANT, lsb=lsb, width=width, reset=value, doc=doc)
 
 

@@ -12,6 +12,12 @@ from nearstep_sim.golden.coarse import ring_all_reduce
 
 Floats = NDArray[np.float32]
 
+SMALL = "devices=4&groups=2&entry_phits=8&buffer_entries=4&chunks_ahead=2&queue_jobs=2"
+"""Entries of 32 elements, so that a few hundred are several chunks; one library serves all tests
+with these options and the memory below."""
+
+SMALL_MEMORY = "memory_bytes=1MiB&snapshot_pages=64"
+
 
 def draw(pool: CoarsePool, elements: int, rng: np.random.Generator) -> list[Floats]:
     """An array of normal numbers for each device."""
@@ -26,17 +32,18 @@ def reduced(
     group: int | None = None,
 ) -> Floats:
     """What all devices must hold after a reduction: the golden ring, on the pool's split."""
+    flat = [each.reshape(-1) for each in arrays]
     parts = [
         ring_all_reduce(
-            [each[part.start : part.stop] for each in arrays],
+            [each[part.start : part.stop] for each in flat],
             operation=op,
             wire=wire,
             config=pool.device.config,
             reverse=part.reverse,
         )
-        for part in pool.split(arrays[0].size, wire, group)
+        for part in pool.split(flat[0].size, wire, group)
     ]
-    return np.concatenate(parts)
+    return np.concatenate(parts).reshape(arrays[0].shape)
 
 
 def compare(tensor: PoolTensor, expected: Floats | Sequence[Floats]) -> int:
@@ -44,16 +51,16 @@ def compare(tensor: PoolTensor, expected: Floats | Sequence[Floats]) -> int:
 
     Parameters
     ----------
-    tensor : of one dimension.
     expected : of each device, or one that all have.
 
     Raises
     ------
-    AssertionError : names the device.
+    AssertionError : of another shape, or other bits, of which the device is named.
     """
     for device in range(tensor.pool.devices):
         want = expected if isinstance(expected, np.ndarray) else expected[device]
         got = tensor.read(device)
+        assert got.shape == want.shape
         np.testing.assert_array_equal(
             got.view(np.uint32), want.view(np.uint32), err_msg=f"device {device}"
         )

@@ -8,8 +8,9 @@ import pytest
 from nearstep.coarse import CoarsePool
 from nearstep.coarse.errors import QueueFullError
 from nearstep.errors import BusyError, FreedBufferError
+from nearstep_sim.bench.pool_values import SMALL, compare, reduced
 
-from .conftest import SHAPE, check, golden, random_arrays
+from .conftest import random_arrays
 
 SIZES = [0, 1, 3, 15, 16, 17, 63, 64, 127, 128, 129, 255, 256, 257, 1000, 2049, 5000]
 """Below the number of devices, a beat, an entry (32 elements), a chunk (128), and one less or more.
@@ -21,7 +22,7 @@ def test_sum_of_any_size_is_that_of_the_ring(pool, elements) -> None:
     arrays = random_arrays(pool, elements, seed=elements)
     tensor = pool.tensor(arrays)
     assert pool.all_reduce(tensor) is tensor
-    assert check(tensor, golden(pool, arrays)) == elements * pool.devices
+    assert compare(tensor, reduced(pool, arrays)) == elements * pool.devices
 
 
 @pytest.mark.parametrize("wire", ["fp32", "fp16", "bf16"])
@@ -31,7 +32,7 @@ def test_every_operation_on_every_wire(pool, op, wire) -> None:
     tensor = pool.tensor(arrays)
     with np.errstate(all="ignore"):
         pool.all_reduce(tensor, op, wire)
-        assert check(tensor, golden(pool, arrays, op, wire)) == 777 * pool.devices
+        assert compare(tensor, reduced(pool, arrays, op, wire)) == 777 * pool.devices
 
 
 @pytest.mark.parametrize("group", [0, 1])
@@ -39,7 +40,7 @@ def test_one_group_does_it_alone(pool, group) -> None:
     arrays = random_arrays(pool, 1000, seed=group)
     tensor = pool.tensor(arrays)
     pool.all_reduce(tensor, group=group)
-    assert check(tensor, golden(pool, arrays, group=group)) == 4000
+    assert compare(tensor, reduced(pool, arrays, group=group)) == 4000
 
 
 def test_sum_is_that_of_a_loop_in_the_order_of_the_ring(pool) -> None:
@@ -61,7 +62,7 @@ def test_sum_is_that_of_a_loop_in_the_order_of_the_ring(pool) -> None:
         for hop in range(1, devices):
             total = np.float32(total + arrays[(first + hop) % devices][element])
         expected[element] = total
-    assert check(tensor, expected) == elements * devices
+    assert compare(tensor, expected) == elements * devices
 
 
 def test_the_two_groups_add_in_other_orders(pool) -> None:
@@ -101,7 +102,7 @@ def test_several_tensors_are_in_flight(pool) -> None:
     assert pool.all_reduce(tensors) == tuple(tensors)
     compared = 0
     for number, (tensor, each) in enumerate(zip(tensors, arrays, strict=True)):
-        compared += check(tensor, golden(pool, each, group=number % pool.groups))
+        compared += compare(tensor, reduced(pool, each, group=number % pool.groups))
     assert compared == sum(sizes) * pool.devices
 
 
@@ -121,12 +122,12 @@ def test_a_tensor_has_its_old_values_until_the_end(pool) -> None:
     arrays = random_arrays(pool, 20000, seed=1)
     tensor = pool.tensor(arrays)
     event = pool.submit(tensor)
-    assert check(tensor, arrays) == 80000
+    assert compare(tensor, arrays) == 80000
     for action in (tensor.free, lambda: tensor.write(0, arrays[0]), lambda: pool.submit(tensor)):
         with pytest.raises(BusyError):
             action()
     event.wait()
-    assert check(tensor, golden(pool, arrays)) == 80000
+    assert compare(tensor, reduced(pool, arrays)) == 80000
 
 
 def test_reduced_again_and_again(pool) -> None:
@@ -134,8 +135,8 @@ def test_reduced_again_and_again(pool) -> None:
     tensor = pool.tensor(expected)
     for _ in range(3):
         pool.all_reduce(tensor, "average")
-        expected = [golden(pool, expected, "average")] * pool.devices
-        assert check(tensor, expected) == 2000
+        expected = [reduced(pool, expected, "average")] * pool.devices
+        assert compare(tensor, expected) == 2000
 
 
 def test_shapes_are_kept(pool) -> None:
@@ -143,7 +144,7 @@ def test_shapes_are_kept(pool) -> None:
     tensor = pool.tensor(arrays)
     pool.all_reduce(tensor)
     assert tensor.shape == (7, 5, 3)
-    assert check(tensor, golden(pool, arrays)) == 420
+    assert compare(tensor, reduced(pool, arrays)) == 420
 
 
 def test_freed_memory_can_be_had_again(pool) -> None:
@@ -177,20 +178,20 @@ def test_a_full_queue_takes_nothing_on_any_device(pool) -> None:
         event.wait()
     assert all(node.sync1.completed.value == len(events) for node in pool.device.nodes)
     assert not any(node.sync1.jobs.overflow for node in pool.device.nodes)
-    compared = sum(check(each.tensor, golden(pool, arrays, group=1)) for each in events)
-    compared += check(tensors[len(events)], arrays)
+    compared = sum(compare(each.tensor, reduced(pool, arrays, group=1)) for each in events)
+    compared += compare(tensors[len(events)], arrays)
     assert compared == (len(events) + 1) * 32000
 
 
 @pytest.mark.parametrize("devices", [2, 3, 5, 8])
 @pytest.mark.parametrize("groups", [1, 2, 4])
 def test_any_number_of_devices_and_groups(devices, groups) -> None:
-    shape = SHAPE.replace("devices=4", f"devices={devices}").replace("groups=2", f"groups={groups}")
+    shape = SMALL.replace("devices=4", f"devices={devices}").replace("groups=2", f"groups={groups}")
     with CoarsePool.open(f"golden:coarse?{shape}&memory_bytes=256KiB") as pool:
         arrays = random_arrays(pool, 3001, seed=devices)
         tensor = pool.tensor(arrays)
         pool.all_reduce(tensor, "average")
-        assert check(tensor, golden(pool, arrays, "average")) == 3001 * devices
+        assert compare(tensor, reduced(pool, arrays, "average")) == 3001 * devices
 
 
 def test_counters_count_what_was_sent(pool) -> None:
@@ -214,9 +215,9 @@ def test_counters_count_what_was_sent(pool) -> None:
 def test_the_check_of_all_devices_sees_one_wrong_bit(pool) -> None:
     arrays = random_arrays(pool, 100, seed=9)
     tensor = pool.tensor(arrays)
-    assert check(tensor, arrays) == 400
+    assert compare(tensor, arrays) == 400
     wrong = arrays[3].copy()
     wrong.view(np.uint32)[99] ^= 1
     tensor.write(3, wrong)
     with pytest.raises(AssertionError, match="device 3"):
-        check(tensor, arrays)
+        compare(tensor, arrays)

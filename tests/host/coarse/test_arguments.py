@@ -19,8 +19,9 @@ from nearstep.errors import (
     ShapeError,
     UrlError,
 )
+from nearstep_sim.bench.pool_values import compare
 
-from .conftest import URLS, check, emulated, random_arrays
+from .conftest import URLS, emulated, random_arrays
 
 
 def test_lengths_that_differ_are_told_for_every_device(pool) -> None:
@@ -48,7 +49,7 @@ def test_only_float32_is_taken(pool) -> None:
         tensor.write(0, np.zeros(9, np.float32))
     with pytest.raises(DtypeError):
         tensor.read(0, np.zeros(8))
-    assert check(tensor, np.zeros(8, np.float32)) == 32
+    assert compare(tensor, np.zeros(8, np.float32)) == 32
 
 
 def test_one_array_for_each_device(pool) -> None:

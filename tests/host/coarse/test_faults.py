@@ -17,8 +17,9 @@ from nearstep.coarse.errors import (
     SilentLinkError,
 )
 from nearstep.errors import GuardError, UninitialisedError
+from nearstep_sim.bench.pool_values import compare, reduced
 
-from .conftest import URLS, check, emulated, golden, random_arrays
+from .conftest import URLS, emulated, random_arrays
 
 ELEMENTS = 20000
 """Enough for a job not to have ended when registers have been read a few times."""
@@ -26,12 +27,12 @@ ELEMENTS = 20000
 
 def check_recovered(pool, tensor, arrays) -> None:
     """The old values are there, a reset is asked for, and after it the pool goes on."""
-    assert check(tensor, arrays) == 4 * ELEMENTS
+    assert compare(tensor, arrays) == 4 * ELEMENTS
     with pytest.raises(ResetNeededError):
         pool.submit(tensor)
     pool.reset()
     pool.all_reduce(tensor)
-    assert check(tensor, golden(pool, arrays)) == 4 * ELEMENTS
+    assert compare(tensor, reduced(pool, arrays)) == 4 * ELEMENTS
 
 
 @pytest.mark.parametrize("dead", range(4))
@@ -63,7 +64,7 @@ def test_a_peer_that_stays_dead_ends_every_job(pool) -> None:
         with pytest.raises(SilentLinkError):
             pool.all_reduce(tensor)
         pool.reset()
-    assert check(tensor, arrays) == 4 * ELEMENTS
+    assert compare(tensor, arrays) == 4 * ELEMENTS
 
 
 def test_of_two_devices_the_only_link_is_named() -> None:
@@ -124,9 +125,9 @@ def test_a_job_on_one_device_alone_says_who_waits_for_whom(pool) -> None:
     assert not event.ended
     pool.reset()
     assert isinstance(event.error, PoolAbortedError)
-    assert check(tensor, arrays) == 256
+    assert compare(tensor, arrays) == 256
     pool.all_reduce(tensor)
-    assert check(tensor, golden(pool, arrays)) == 256
+    assert compare(tensor, reduced(pool, arrays)) == 256
 
 
 def test_a_reset_ends_jobs_in_work(pool) -> None:
@@ -136,9 +137,9 @@ def test_a_reset_ends_jobs_in_work(pool) -> None:
     pool.reset()
     with pytest.raises(PoolAbortedError):
         event.wait()
-    assert check(tensor, arrays) == 4 * ELEMENTS
+    assert compare(tensor, arrays) == 4 * ELEMENTS
     pool.all_reduce(tensor)
-    assert check(tensor, golden(pool, arrays)) == 4 * ELEMENTS
+    assert compare(tensor, reduced(pool, arrays)) == 4 * ELEMENTS
 
 
 def test_an_abort_through_the_registers_of_a_core_ends_all_jobs(pool) -> None:
@@ -169,7 +170,7 @@ def test_many_resets_go_around_all_epochs(pool) -> None:
         pool.reset()
         tensor = pool.tensor(arrays)
         pool.all_reduce(tensor)
-        assert check(tensor, golden(pool, arrays)) == 400
+        assert compare(tensor, reduced(pool, arrays)) == 400
         tensor.free()
 
 
@@ -211,9 +212,9 @@ def test_memory_that_never_answers(pool) -> None:
     emulated(pool).heal()
     pool.device.reset()
     pool.reset()
-    assert check(tensor, arrays) == 4 * ELEMENTS
+    assert compare(tensor, arrays) == 4 * ELEMENTS
     pool.all_reduce(tensor)
-    assert check(tensor, golden(pool, arrays)) == 4 * ELEMENTS
+    assert compare(tensor, reduced(pool, arrays)) == 4 * ELEMENTS
 
 
 def test_guards_and_memory_that_nobody_wrote_are_faults(golden_pool) -> None:

@@ -10,8 +10,7 @@ import torch
 from torch import nn
 
 from nearstep.coarse import CoarsePool
-
-from .conftest import Floats, check, golden
+from nearstep_sim.bench.pool_values import Floats, compare, reduced
 
 WORKERS = 8
 POOLS = {"golden": f"golden:coarse?devices={WORKERS}&groups=2&entry_phits=16&memory_bytes=1MiB"}
@@ -81,8 +80,8 @@ def test_eight_workers_sum_their_gradients(wide_pool) -> None:
     compared = 0
     for number, tensor in enumerate(tensors):
         arrays = [each[number].numpy() for each in local]
-        expected = golden(pool, arrays)
-        compared += check(tensor, expected)
+        expected = reduced(pool, arrays)
+        compared += compare(tensor, expected)
         bits = naive_ring_sum(pool, arrays).view(np.uint32)
         np.testing.assert_array_equal(expected.view(np.uint32), bits)
         for worker in range(WORKERS):
@@ -99,7 +98,7 @@ def test_eight_workers_average_their_gradients(wide_pool, wire) -> None:
     compared = 0
     for number, (tensor, each) in enumerate(zip(tensors, arrays, strict=True)):
         group = number % pool.groups
-        compared += check(tensor, golden(pool, each, "average", wire, group))
+        compared += compare(tensor, reduced(pool, each, "average", wire, group))
         mean = np.mean([a.astype(np.float64) for a in each], axis=0)
         error = np.abs(tensor.read(0) - mean).max()
         assert error <= np.abs(each).max() * {"fp32": 1e-6, "fp16": 4e-3, "bf16": 3e-2}[wire]

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from nearstep.coarse import CoarsePool, Proxies
 from nearstep.coarse.errors import DeadlockError, PushedTwiceError, PushOrderError, ResetNeededError
 from nearstep.errors import ArgumentError, BusyError
+from nearstep_sim.bench.pool_values import compare, reduced
 
-from .conftest import URLS, check, golden, random_arrays
+from .conftest import URLS, random_arrays
 
 BOUND = 1 << 16
 """Of the time without progress, in device cycles."""
@@ -72,11 +73,11 @@ def test_first_come_first_served_stands_still_as_in_figure_10(pair) -> None:
     with pytest.raises((BusyError, ResetNeededError)):
         pair.all_reduce(tensors[0])
     pair.reset()
-    assert check(tensors[0], arrays[0]) + check(tensors[1], arrays[1]) == 4000
+    assert compare(tensors[0], arrays[0]) + compare(tensors[1], arrays[1]) == 4000
     assert sorted(pushed(pair, "queues", FIGURE_10, tensors, 2).run(BOUND)) == [0, 1]
     compared = 0
     for number, (tensor, each) in enumerate(zip(tensors, arrays, strict=True)):
-        compared += check(tensor, golden(pair, each, group=number % pair.groups))
+        compared += compare(tensor, reduced(pair, each, group=number % pair.groups))
     assert compared == 4000
 
 
@@ -87,7 +88,7 @@ def test_first_come_first_served_goes_well_in_one_order(pool) -> None:
     assert pushed(pool, "fcfs", pushes, tensors, 4).run() == (0, 1, 2, 3, 4)
     compared = 0
     for number, (tensor, each) in enumerate(zip(tensors, arrays, strict=True)):
-        compared += check(tensor, golden(pool, each, group=number % 2))
+        compared += compare(tensor, reduced(pool, each, group=number % 2))
     assert compared == 5 * 2000
 
 
@@ -187,7 +188,7 @@ def play(pool: CoarsePool, program: Program, scheduler: str) -> list[int]:
         raise
     else:
         for number, (tensor, each) in enumerate(zip(tensors, arrays, strict=True)):
-            check(tensor, golden(pool, each, group=number % pool.groups))
+            compare(tensor, reduced(pool, each, group=number % pool.groups))
     finally:
         for tensor in tensors:
             tensor.free()

@@ -22,8 +22,9 @@ from nearstep.coarse.errors import (
 )
 from nearstep.coarse.snapshot_file import PREAMBLE, open_file
 from nearstep.errors import ArgumentError, BusyError
+from nearstep_sim.bench.pool_values import compare, reduced
 
-from .conftest import URLS, check, emulated, golden, random_arrays
+from .conftest import URLS, emulated, random_arrays
 
 
 def test_restored_as_it_was_saved(pool, tmp_path) -> None:
@@ -33,17 +34,17 @@ def test_restored_as_it_was_saved(pool, tmp_path) -> None:
     assert path == tmp_path / "state.000001"
     pool.all_reduce(tensors)
     assert pool.restore(tmp_path / "state", tensors) == tuple(tensors)
-    assert check(tensors[0], first) + check(tensors[1], second) == 4 * (5000 + 21)
+    assert compare(tensors[0], first) + compare(tensors[1], second) == 4 * (5000 + 21)
     new = pool.restore(path)
     assert [each.shape for each in new] == [(5000,), (3, 7)]
-    assert check(new[0], first) + check(new[1], second) == 4 * (5000 + 21)
+    assert compare(new[0], first) + compare(new[1], second) == 4 * (5000 + 21)
 
 
 def test_reductions_that_go_on_leave_a_snapshot_as_it_was(pool) -> None:
     """Every page is changed on every device, some before and some after it is read."""
     arrays = random_arrays(pool, 20000, seed=1)
     tensor = pool.tensor(arrays)
-    expected = [golden(pool, arrays, "average")] * 4
+    expected = [reduced(pool, arrays, "average")] * 4
     compared = 0
     with pool.freeze([tensor]) as frozen:
         for _ in range(3):
@@ -56,8 +57,8 @@ def test_reductions_that_go_on_leave_a_snapshot_as_it_was(pool) -> None:
         assert all(device.pages_copied for device in pool.counters().devices)
     assert compared == 3 * 80000
     for _ in range(2):
-        expected = [golden(pool, expected, "average")] * 4
-    assert check(tensor, expected) == 80000
+        expected = [reduced(pool, expected, "average")] * 4
+    assert compare(tensor, expected) == 80000
 
 
 def test_a_page_copied_between_the_two_reads_is_taken_as_it_was_read(golden_pool) -> None:
@@ -99,7 +100,7 @@ def test_saved_while_another_thread_reduces(pool, tmp_path) -> None:
     tensor = pool.tensor(arrays)
     versions = [arrays]
     for _ in range(6):
-        versions.append([golden(pool, versions[-1], "average")] * 4)
+        versions.append([reduced(pool, versions[-1], "average")] * 4)
     failed: list[BaseException] = []
 
     def reduce() -> None:
@@ -115,7 +116,7 @@ def test_saved_while_another_thread_reduces(pool, tmp_path) -> None:
     paths = [pool.snapshot(tmp_path / "live", [tensor]) for _ in range(3)]
     thread.join()
     assert not failed
-    assert check(tensor, versions[-1]) == 32000
+    assert compare(tensor, versions[-1]) == 32000
     for path in paths:
         (saved,) = pool.restore(path)
         same = [
@@ -154,7 +155,7 @@ def test_a_torn_file_is_refused_wherever_it_ends(pool, tmp_path) -> None:
             pool.restore(tmp_path / "s", [tensor])
         assert (found.value.path, found.value.last_good) == (torn, good)
         assert str(good) in str(found.value)
-    assert check(tensor, np.zeros(300, np.float32)) == 1200
+    assert compare(tensor, np.zeros(300, np.float32)) == 1200
     pool.restore(good, [tensor])
 
 
@@ -230,10 +231,10 @@ def test_a_full_disk_leaves_no_file_and_the_one_before(pool, tmp_path, space) ->
     assert good.read_bytes() == before
     assert pool.device.free_bytes == free
     pool.all_reduce(tensor)
-    assert check(tensor, golden(pool, arrays)) == 400
+    assert compare(tensor, reduced(pool, arrays)) == 400
     assert pool.snapshot(tmp_path / "s", [tensor]).name == "s.000002"
     pool.restore(good, [tensor])
-    assert check(tensor, arrays) == 400
+    assert compare(tensor, arrays) == 400
 
 
 def open_full() -> io.BufferedWriter:
@@ -289,13 +290,13 @@ def test_a_copy_that_failed_is_told(pool, write, tmp_path) -> None:
         with pytest.raises(SnapshotError, match="device 2 could not copy"):
             frozen.read(0, 2)
     emulated(pool).heal()
-    expected = golden(pool, [golden(pool, arrays)] * 4)
-    assert check(tensor, expected) == 20000
+    expected = reduced(pool, [reduced(pool, arrays)] * 4)
+    assert compare(tensor, expected) == 20000
     assert pool.device.free_bytes == free
     pool.snapshot(tmp_path / "s", [tensor])
     pool.all_reduce(tensor)
     pool.restore(tmp_path / "s", [tensor])
-    assert check(tensor, expected) == 20000
+    assert compare(tensor, expected) == 20000
 
 
 def test_a_snapshot_survives_a_reset(pool) -> None:

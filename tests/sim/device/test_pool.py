@@ -1,66 +1,36 @@
-"""``sim:coarse``: the RTL of a pool on bad links, slow memories, and while snapshots are open."""
+"""``sim:coarse``: the RTL of a pool on bad links and slow memories, while the host looks on."""
 
 from __future__ import annotations
 
 import contextlib
-import re
 from collections import Counter
 from collections.abc import Iterator
 from typing import ClassVar
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from nearstep.backends.emulated import Injection
 from nearstep.coarse import CoarsePool
 from nearstep.coarse.errors import SilentLinkError
-from nearstep.coarse.frozen import Frozen
 from nearstep.errors import BusError, GuardError
-from nearstep_hw.coarse.config import PAGE_BYTES
 from nearstep_hw.coarse.registers import register_bytes
 from nearstep_hw.csr.model import BLOCK_BYTES
-from nearstep_sim.bench.pool_values import Floats, compare, draw, reduced
-from nearstep_sim.device.pool import PoolBackend
+from nearstep_sim.bench.pool_values import compare, draw, reduced
 from nearstep_sim.link.faults import LinkFault
 
-SHAPE = "devices=4&groups=2&entry_phits=8&buffer_entries=4&chunks_ahead=2&queue_jobs=2"
-URL = f"sim:coarse?{SHAPE}&memory_bytes=1MiB&snapshot_pages=64"
-"""The configuration of tests/host/coarse, so that one library serves both."""
+from .small_pool import DEVICES, MEMORY, backend, opened, random
 
-Bytes = NDArray[np.uint8]
-
-DEVICES = 4
-MEMORY = 1 << 20
 ENDS = [(link, direction) for link in range(DEVICES) for direction in (0, 1)]
 BAD = ("replays", "bad_frames", "gaps", "duplicates")
 SEEN = {"drop": "gaps", "duplicate": "duplicates", "reorder": "gaps", "corrupt": "bad_frames"}
 """What a receiver counts when a fault has hit frames enough."""
 
 
-def opened(silence_cycles: int = 1 << 16, **options: object) -> CoarsePool:
-    """A pool with these options; links are quick to try again."""
-    text = "".join(f"&{name}={value}" for name, value in options.items())
-    url = URL
-    for name in ("chunks_ahead", "buffer_entries"):
-        if name in options:
-            url = re.sub(f"&{name}=\\d+", "", url)
-    pool = CoarsePool.open(url + text, silence_cycles=silence_cycles)
-    for node in pool.device.nodes:
-        node.pool.retry.value = 512
-        node.pool.keepalive.value = 128
-    return pool
-
-
 @pytest.fixture
 def pool() -> Iterator[CoarsePool]:
     with opened(link_latency=10) as each:
         yield each
-
-
-def backend(pool: CoarsePool) -> PoolBackend:
-    assert isinstance(pool.device.backend, PoolBackend)
-    return pool.device.backend
 
 
 def links(pool: CoarsePool) -> Counter[str]:
@@ -78,11 +48,6 @@ def hits(pool: CoarsePool) -> Counter[str]:
     for end in ENDS:
         found.update(backend(pool).link_statistics(*end))
     return found
-
-
-def random(seed: int) -> np.random.Generator:
-    print(f"seed {seed}")
-    return np.random.default_rng(seed)
 
 
 def reduce_all(pool: CoarsePool, rng: np.random.Generator, sizes: tuple[int, ...]) -> int:
@@ -461,178 +426,3 @@ class TestHost:
             with pytest.raises(BusError):
                 backend(pool).read_register(address)
         assert pool.device.nodes[device].pool.link.device == device
-
-
-class TestSnapshots:
-    """What is frozen stays as it was, whoever writes, and whenever."""
-
-    def same(self, frozen: Frozen, number: int, arrays: list[Floats]) -> int:
-        """Compare one frozen tensor on all devices; the number of elements."""
-        for device, want in enumerate(arrays):
-            got = frozen.read(number, device)
-            np.testing.assert_array_equal(got.view("u4"), want.view("u4"), err_msg=f"{device}")
-        return sum(each.size for each in arrays)
-
-    @pytest.mark.parametrize(
-        ("memory", "stall"),
-        [("ideal", 0.3), pytest.param("halfduplex", 0, marks=pytest.mark.deep)],
-    )
-    def test_of_one_version_under_heavy_traffic(self, memory, stall) -> None:
-        """Jobs write frozen pages while the host writes others of them, from any cycle on."""
-        compared = 0
-        with opened(link_latency=10, memory=memory, stall=stall, seed=5) as pool:
-            rng = random(13)
-            summed, written = draw(pool, 5000, rng), draw(pool, 4100, rng)
-            tensors = [pool.tensor(summed), pool.tensor(written)]
-
-            def step() -> list[Floats]:
-                return [reduced(pool, summed, "average")] * DEVICES
-
-            for _ in range(2):
-                event = pool.submit(tensors[0], "average")
-                backend(pool).run(int(rng.integers(0, 9000)))
-                with pool.freeze(tensors) as frozen:
-                    old = np.array_equal(frozen.read(0, 0), summed[0])
-                    then = [summed if old else step(), list(written)]
-                    for _ in range(3):
-                        for device in range(DEVICES):
-                            backend(pool).run(int(rng.integers(0, 800)))
-                            written[device] = rng.standard_normal(4100).astype(np.float32)
-                            tensors[1].write(device, written[device])
-                        number = int(rng.integers(2))
-                        compared += self.same(frozen, number, then[number])
-                        event.wait()
-                        summed = step()
-                        event = pool.submit(tensors[0], "average")
-                    event.wait()
-                    summed = step()
-                    compared += self.same(frozen, 0, then[0]) + self.same(frozen, 1, then[1])
-                    for device in pool.counters().devices:
-                        assert device.pages_copied >= 10
-                compared += compare(tensors[0], summed) + compare(tensors[1], written)
-        assert compared >= 2 * (3 * 16400 + 2 * 36400)
-
-    def test_closed_and_opened_again_and_again(self) -> None:
-        """Also while a page is on its way, whose place is then used for something else."""
-        with opened(link_latency=10, latency=100, seed=6) as pool:
-            rng = random(14)
-            arrays = draw(pool, 3000, rng)
-            tensor = pool.tensor(arrays)
-            free = pool.device.free_bytes
-            copied = 0
-            for _ in range(12):
-                event = pool.submit(tensor)
-                with pool.freeze([tensor]) as frozen:
-                    if rng.random() < 0.5:
-                        event.wait()
-                        tensor.write(0, arrays[0])
-                        event = pool.submit(tensor)
-                    backend(pool).run(int(rng.integers(0, 3000)))
-                    if rng.random() < 0.5:
-                        frozen.read(0, int(rng.integers(DEVICES)))
-                    copied += sum(each.pages_copied for each in pool.counters().devices)
-                assert not any(node.pool.snapshot.open for node in pool.device.nodes)
-                area = pool.device.alloc(8 * PAGE_BYTES, np.uint8, channel=1)
-                content = rng.integers(0, 256, area.nbytes, np.uint8)
-                area.write(content)
-                event.wait()
-                np.testing.assert_array_equal(area.read(), content)
-                area.free()
-                for device, values in enumerate(arrays):
-                    tensor.write(device, values)
-            assert pool.device.free_bytes == free
-            assert copied > 12
-            pool.all_reduce(tensor)
-            assert compare(tensor, reduced(pool, arrays)) == 12000
-
-    @pytest.mark.deep
-    def test_closed_and_opened_in_the_midst_of_a_copy(self) -> None:
-        """Through the registers, without a wait between the two, while a job writes the pages."""
-        changed = compared = 0
-        with opened(link_latency=10, latency=60) as pool:
-            arrays = draw(pool, 6000, random(15))
-            tensor = pool.tensor(arrays)
-            node, data = pool.device.nodes[0].pool, backend(pool)._memory.data
-            base, pages = tensor.back(0).address // PAGE_BYTES * PAGE_BYTES, 7
-            place = pool.device.alloc(pages * PAGE_BYTES, np.uint8, channel=0, align=PAGE_BYTES)
-            area = place.address
-
-            def view() -> Bytes:
-                """What is frozen: pages first, then which of them are copied, then the copies."""
-                found = data[base:][: pages * PAGE_BYTES].copy()
-                copied = node.snapshot_copied.value
-                for page in range(pages):
-                    if copied >> page & 1:
-                        span = slice(page * PAGE_BYTES, (page + 1) * PAGE_BYTES)
-                        found[span] = data[area:][span]
-                return found
-
-            node.snapshot_base.value, node.snapshot_area.value = base, area
-            node.snapshot_pages.value = pages
-            for cycles in range(400, 8000, 331):
-                backend(pool).write_memory(tensor.back(0).address, np.zeros(24000, np.uint8))
-                node.start.go = 1
-                backend(pool).wait([node.snapshot.poll(open=1)], 5000)
-                first = view()
-                event = pool.submit(tensor)
-                backend(pool).run(cycles)
-                np.testing.assert_array_equal(view(), first)
-                node.snapshot_control.close = 1
-                node.start.go = 1
-                while not node.snapshot.open:  # it is, until the one before has closed
-                    backend(pool).run(1)
-                backend(pool).run(800)
-                second = view()
-                changed += int((second != first).any())
-                event.wait()
-                np.testing.assert_array_equal(view(), second)
-                compared += 2 * second.size
-                node.snapshot_control.close = 1
-                backend(pool).wait([node.snapshot.poll(open=0)], 5000)
-                for device, values in enumerate(arrays):
-                    tensor.write(device, values)
-                base = tensor.back(0).address // PAGE_BYTES * PAGE_BYTES
-                node.snapshot_base.value = base
-            assert changed > 10
-        assert compared == 23 * 2 * 7 * PAGE_BYTES
-
-    @pytest.mark.parametrize("device", ["golden", "sim"])
-    def test_that_cannot_be_is_not_opened(self, device) -> None:
-        url = URL if device == "sim" else URL.replace("sim:", "golden:")
-        page, half = PAGE_BYTES, MEMORY // 2
-        bad = {
-            "no page of the base": (64, half, 1),
-            "no page of the area": (0, half + 2048, 1),
-            "no pages": (0, half, 0),
-            "too many pages": (0, half, 65),
-            "base beyond memory": (MEMORY - page, half, 2),
-            "area beyond memory": (0, MEMORY - page, 2),
-            "base far beyond": (1 << 40, half, 1),
-            "area far beyond": (0, (1 << 63) + half, 1),
-            "overlap": (0, 3 * page, 4),
-            "the same": (half, half, 1),
-        }
-        good = [(0, half, 64), (half, 0, 64), (0, 4 * page, 4), (MEMORY - page, 0, 1)]
-        with CoarsePool.open(url) as pool:
-            node = pool.device.nodes[1].pool
-            for base, area, pages in [*bad.values(), *good]:
-                node.snapshot_base.value, node.snapshot_area.value = base, area
-                node.snapshot_pages.value = pages
-                node.start.go = 1
-                for _ in range(20):  # register accesses: the time of opening
-                    opened = node.snapshot.open
-                assert opened == ((base, area, pages) in good), (base, area, pages)
-                node.snapshot_control.close = 1
-                pool.device.backend.wait([node.snapshot.poll(open=0)], 5000)
-
-    def test_ranges_in_the_registers_may_change_while_one_is_open(self, pool) -> None:
-        arrays = draw(pool, 3000, random(16))
-        tensor = pool.tensor(arrays)
-        with pool.freeze([tensor]) as frozen:
-            for node in pool.device.nodes:
-                node.pool.snapshot_base.value = 1 << 19
-                node.pool.snapshot_area.value = 0
-                node.pool.snapshot_pages.value = 1
-            for _ in range(2):
-                pool.all_reduce(tensor)
-            assert self.same(frozen, 0, arrays) == 12000

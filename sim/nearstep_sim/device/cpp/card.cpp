@@ -78,8 +78,7 @@ class Card final : public ShellDevice {
         hung_ = false;
         auto& port = shell();
         port.csr___05Fread = port.csr___05Fwrite = 0;
-        port.s_axi___05Farvalid = port.s_axi___05Fawvalid = port.s_axi___05Fwvalid = 0;
-        port.s_axi___05Frready = port.s_axi___05Fbready = 1;
+        rest_subordinate(port);
         reset_shell();
     }
 
@@ -125,57 +124,18 @@ class Card final : public ShellDevice {
     }
 
     void step() {
-        drive();
+        drive_subordinate<design::kBeatBytes>(shell(), host_.pins());
         settle();
         const auto& port = shell();
         interrupted_ |= port.o_interrupt;
         SubordinatePins& s = answers_;
-        s.arready = port.s_axi___05Farready;
-        s.awready = port.s_axi___05Fawready;
-        s.wready = port.s_axi___05Fwready;
-        s.bvalid = port.s_axi___05Fbvalid;
-        s.bid = port.s_axi___05Fbid;
-        s.bresp = port.s_axi___05Fbresp;
-        s.rvalid = port.s_axi___05Frvalid;
-        if (s.rvalid) {
-            s.rid = port.s_axi___05Frid;
-            s.rresp = port.s_axi___05Frresp;
-            s.rlast = port.s_axi___05Frlast;
-            from_port(s.rdata, port.s_axi___05Frdata);
-        }
+        sample_subordinate<design::kBeatBytes>(port, s);
         checker_.cycle(host_.pins(), s, memory().fault, cycle());
         if ((s.bvalid && !host_.posted()) || (s.rvalid && !host_.expects(s.rid)))
             memory().fault.protocol(s.bvalid ? "B" : "R", "an answer belongs to a request", cycle(),
                                     "ID %u", s.bvalid ? s.bid : s.rid);
         clock();
         if (!memory().fault && host_.tick(s)) moved_at_ = cycle();
-    }
-
-    void drive() {
-        auto& port = shell();
-        const ManagerPins& m = host_.pins();
-        port.s_axi___05Farvalid = m.ar.valid;
-        if (m.ar.valid) {
-            port.s_axi___05Farid = m.ar.id;
-            port.s_axi___05Faraddr = m.ar.addr;
-            port.s_axi___05Farlen = m.ar.len;
-            port.s_axi___05Farsize = m.ar.size;
-            port.s_axi___05Farburst = m.ar.burst;
-        }
-        port.s_axi___05Fawvalid = m.aw.valid;
-        if (m.aw.valid) {
-            port.s_axi___05Fawid = m.aw.id;
-            port.s_axi___05Fawaddr = m.aw.addr;
-            port.s_axi___05Fawlen = m.aw.len;
-            port.s_axi___05Fawsize = m.aw.size;
-            port.s_axi___05Fawburst = m.aw.burst;
-        }
-        port.s_axi___05Fwvalid = m.wvalid;
-        if (m.wvalid) {
-            port.s_axi___05Fwlast = m.wlast;
-            port.s_axi___05Fwstrb = m.wstrb;
-            to_port(port.s_axi___05Fwdata, m.wdata);
-        }
     }
 
     BarHost host_;

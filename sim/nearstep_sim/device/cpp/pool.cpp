@@ -14,6 +14,7 @@
 #include "../../link/link.hpp"
 #include "Vdevice.h"
 #include "axi_checker.hpp"
+#include "axi_ports.hpp"
 #include "bar_host.hpp"
 #include "port_memory.hpp"
 #include "verilated.h"
@@ -80,10 +81,8 @@ class Node {
         window_checker_.reset();
         Vdevice& d = model_;
         d.csr___05Fread = d.csr___05Fwrite = 0;
-        d.s_axi___05Farvalid = d.s_axi___05Fawvalid = d.s_axi___05Fwvalid = 0;
-        d.s_axi___05Frready = d.s_axi___05Fbready = 1;
-        d.m_axi___05Farready = d.m_axi___05Fawready = d.m_axi___05Fwready = 0;
-        d.m_axi___05Frvalid = d.m_axi___05Fbvalid = 0;
+        rest_subordinate(d);
+        rest_manager(d);
         d.link_in___05F0___05Fvalid = d.link_in___05F1___05Fvalid = 0;
         d.link_out___05F0___05Fready = d.link_out___05F1___05Fready = 0;
         for (unsigned i = 0; i < kResetCycles; ++i) {
@@ -103,8 +102,8 @@ class Node {
         receive(d.link_in___05F1___05Fvalid, d.link_in___05F1___05Fpayload, in[1]);
         d.link_out___05F0___05Fready = ready[0];
         d.link_out___05F1___05Fready = ready[1];
-        drive_memory();
-        drive_window();
+        drive_manager<kBeatBytes>(d, memory_.pins());
+        drive_subordinate<kBeatBytes>(d, window_.pins());
         d.clk = 0;
         d.eval();
     }
@@ -115,8 +114,8 @@ class Node {
         sent[0] = send(d.link_out___05F0___05Fvalid, d.link_out___05F0___05Fpayload, out[0]);
         sent[1] = send(d.link_out___05F1___05Fvalid, d.link_out___05F1___05Fpayload, out[1]);
         interrupted |= d.o_interrupt != 0;
-        sample_memory();
-        sample_window();
+        sample_manager<kBeatBytes>(d, manager_);
+        sample_subordinate<kBeatBytes>(d, answers_);
         memory_checker_.cycle(manager_, memory_.pins(), memory_.fault, now);
         window_checker_.cycle(window_.pins(), answers_, memory_.fault, now);
         if ((answers_.bvalid && !window_.posted()) ||
@@ -152,97 +151,6 @@ class Node {
         phit.head = payload[4] & 1;
         phit.last = payload[4] >> 1 & 1;
         return true;
-    }
-
-    void drive_memory() {
-        Vdevice& d = model_;
-        const SubordinatePins& s = memory_.pins();
-        d.m_axi___05Farready = s.arready;
-        d.m_axi___05Fawready = s.awready;
-        d.m_axi___05Fwready = s.wready;
-        d.m_axi___05Frvalid = s.rvalid;
-        if (s.rvalid) {
-            d.m_axi___05Frid = s.rid;
-            d.m_axi___05Frresp = s.rresp;
-            d.m_axi___05Frlast = s.rlast;
-            std::memcpy(&d.m_axi___05Frdata, s.rdata.data(), kBeatBytes);
-        }
-        d.m_axi___05Fbvalid = s.bvalid;
-        d.m_axi___05Fbid = s.bid;
-        d.m_axi___05Fbresp = s.bresp;
-    }
-
-    void drive_window() {
-        Vdevice& d = model_;
-        const ManagerPins& m = window_.pins();
-        d.s_axi___05Farvalid = m.ar.valid;
-        if (m.ar.valid) {
-            d.s_axi___05Farid = m.ar.id;
-            d.s_axi___05Faraddr = m.ar.addr;
-            d.s_axi___05Farlen = m.ar.len;
-            d.s_axi___05Farsize = m.ar.size;
-            d.s_axi___05Farburst = m.ar.burst;
-        }
-        d.s_axi___05Fawvalid = m.aw.valid;
-        if (m.aw.valid) {
-            d.s_axi___05Fawid = m.aw.id;
-            d.s_axi___05Fawaddr = m.aw.addr;
-            d.s_axi___05Fawlen = m.aw.len;
-            d.s_axi___05Fawsize = m.aw.size;
-            d.s_axi___05Fawburst = m.aw.burst;
-        }
-        d.s_axi___05Fwvalid = m.wvalid;
-        if (m.wvalid) {
-            d.s_axi___05Fwlast = m.wlast;
-            d.s_axi___05Fwstrb = m.wstrb;
-            std::memcpy(&d.s_axi___05Fwdata, m.wdata.data(), kBeatBytes);
-        }
-    }
-
-    static AddressPins address(bool valid, unsigned id, std::uint64_t addr, unsigned len,
-                               unsigned size, unsigned burst) {
-        if (!valid) return {};
-        return {true,
-                std::uint8_t(id),
-                addr,
-                std::uint8_t(len),
-                std::uint8_t(size),
-                std::uint8_t(burst)};
-    }
-
-    void sample_memory() {
-        const Vdevice& d = model_;
-        ManagerPins& m = manager_;
-        m.ar = address(d.m_axi___05Farvalid, d.m_axi___05Farid, d.m_axi___05Faraddr,
-                       d.m_axi___05Farlen, d.m_axi___05Farsize, d.m_axi___05Farburst);
-        m.aw = address(d.m_axi___05Fawvalid, d.m_axi___05Fawid, d.m_axi___05Fawaddr,
-                       d.m_axi___05Fawlen, d.m_axi___05Fawsize, d.m_axi___05Fawburst);
-        m.wvalid = d.m_axi___05Fwvalid;
-        if (m.wvalid) {
-            m.wlast = d.m_axi___05Fwlast;
-            m.wstrb = d.m_axi___05Fwstrb;
-            std::memcpy(m.wdata.data(), &d.m_axi___05Fwdata, kBeatBytes);
-        }
-        m.rready = d.m_axi___05Frready;
-        m.bready = d.m_axi___05Fbready;
-    }
-
-    void sample_window() {
-        const Vdevice& d = model_;
-        SubordinatePins& s = answers_;
-        s.arready = d.s_axi___05Farready;
-        s.awready = d.s_axi___05Fawready;
-        s.wready = d.s_axi___05Fwready;
-        s.bvalid = d.s_axi___05Fbvalid;
-        s.bid = d.s_axi___05Fbid;
-        s.bresp = d.s_axi___05Fbresp;
-        s.rvalid = d.s_axi___05Frvalid;
-        if (s.rvalid) {
-            s.rid = d.s_axi___05Frid;
-            s.rresp = d.s_axi___05Frresp;
-            s.rlast = d.s_axi___05Frlast;
-            std::memcpy(s.rdata.data(), &d.s_axi___05Frdata, kBeatBytes);
-        }
     }
 
     Vdevice model_;

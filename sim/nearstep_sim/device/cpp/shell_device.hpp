@@ -9,11 +9,11 @@
 #pragma once
 
 #include <algorithm>
-#include <cstring>
 #include <memory>
 #include <string>
 
 #include "axi_checker.hpp"
+#include "axi_ports.hpp"
 #include "design.hpp"
 #include "port_memory.hpp"
 #include "units.hpp"
@@ -43,17 +43,6 @@ struct Poll {
     std::uint64_t address;
     std::uint32_t mask, value;
 };
-
-template <class Port>
-void to_port(Port& port, const Beat& beat) {
-    static_assert(sizeof(Port) >= design::kBeatBytes);
-    std::memcpy(&port, beat.data(), design::kBeatBytes);
-}
-
-template <class Port>
-void from_port(Beat& beat, const Port& port) {
-    std::memcpy(beat.data(), &port, design::kBeatBytes);
-}
 
 class ShellDevice {
   public:
@@ -115,8 +104,7 @@ class ShellDevice {
         memory_.reset();
         checker_.reset();
         auto& shell = *shell_;
-        shell.m_axi___05Farready = shell.m_axi___05Fawready = shell.m_axi___05Fwready = 0;
-        shell.m_axi___05Frvalid = shell.m_axi___05Fbvalid = 0;
+        rest_manager(shell);
         shell.fu___05Fo_valid = 0;
         for (unsigned i = 0; i < kResetCycles; ++i) {
             shell.rst = i < kResetCycles - 2;  // the shell's own reset can be a cycle or two behind
@@ -136,20 +124,7 @@ class ShellDevice {
     // Everything that the shell sees in this cycle, and what follows from it without a clock.
     void settle() {
         auto& shell = *shell_;
-        const SubordinatePins& s = memory_.pins();
-        shell.m_axi___05Farready = s.arready;
-        shell.m_axi___05Fawready = s.awready;
-        shell.m_axi___05Fwready = s.wready;
-        shell.m_axi___05Frvalid = s.rvalid;
-        if (s.rvalid) {
-            shell.m_axi___05Frid = s.rid;
-            shell.m_axi___05Frresp = s.rresp;
-            shell.m_axi___05Frlast = s.rlast;
-            to_port(shell.m_axi___05Frdata, s.rdata);
-        }
-        shell.m_axi___05Fbvalid = s.bvalid;
-        shell.m_axi___05Fbid = s.bid;
-        shell.m_axi___05Fbresp = s.bresp;
+        drive_manager<design::kBeatBytes>(shell, memory_.pins());
         units_->show(shell);
         shell.clk = 0;
         design::rest_pairs(shell);
@@ -159,7 +134,7 @@ class ShellDevice {
 
     void clock() {
         auto& shell = *shell_;
-        sample();
+        sample_manager<design::kBeatBytes>(shell, manager_);
         checker_.cycle(manager_, memory_.pins(), memory_.fault, cycle_);
         if (shell.fu___05Fi_en) units_->clock(shell);
         shell.clk = 1;
@@ -176,34 +151,6 @@ class ShellDevice {
     design::Shell& shell() { return *shell_; }
 
   private:
-    void sample() {
-        const auto& shell = *shell_;
-        ManagerPins& m = manager_;
-        m.ar = address(shell.m_axi___05Farvalid, shell.m_axi___05Farid, shell.m_axi___05Faraddr,
-                       shell.m_axi___05Farlen, shell.m_axi___05Farsize, shell.m_axi___05Farburst);
-        m.aw = address(shell.m_axi___05Fawvalid, shell.m_axi___05Fawid, shell.m_axi___05Fawaddr,
-                       shell.m_axi___05Fawlen, shell.m_axi___05Fawsize, shell.m_axi___05Fawburst);
-        m.wvalid = shell.m_axi___05Fwvalid;
-        if (m.wvalid) {
-            m.wlast = shell.m_axi___05Fwlast;
-            m.wstrb = shell.m_axi___05Fwstrb;
-            from_port(m.wdata, shell.m_axi___05Fwdata);
-        }
-        m.rready = shell.m_axi___05Frready;
-        m.bready = shell.m_axi___05Fbready;
-    }
-
-    static AddressPins address(bool valid, unsigned id, std::uint64_t addr, unsigned len,
-                               unsigned size, unsigned burst) {
-        if (!valid) return {};
-        return {true,
-                std::uint8_t(id),
-                addr,
-                std::uint8_t(len),
-                std::uint8_t(size),
-                std::uint8_t(burst)};
-    }
-
     void dump() {
 #if VM_TRACE
         if (trace_) trace_->dump(context_.time());

@@ -1,0 +1,205 @@
+"""Sections of the page on the SmartSSD card: its rules, its updater, compressed gradients."""
+
+from __future__ import annotations
+
+from page_table import Results, mega, percent, table
+
+CLOCK_HZ = 200_000_000
+"""Of the paper's updater, in rates that are modelled."""
+
+TOP_K = {None: "whole gradients", "fused": "with fused Top-K", "scatter": "with scatter Top-K"}
+
+
+def rules(results: Results) -> list[str]:
+    """Update rules of one kernel: cycles, and what sharing units saves."""
+    lines = ["## Update rules in one kernel", ""]
+    lines += [
+        "One kernel with four rules, of which a register chooses one for a run; 16 functional",
+        "units, 16 KiB blocks. Cycles are *measured* (RTL; units in C++ of equal latency), the",
+        "bound is a beat of 64 bytes a cycle for every array that the rule reads or writes. MP/s",
+        "and GB/s at 200 MHz are *modelled* from them. *Paper* (Smart-Infinity, Fig. 14): an",
+        f"updater of more than {results['paper_bytes_per_s'] / 1e9:.0f} GB/s beside an SSD.",
+        "",
+    ]
+    lines += table(
+        ["memory, rule", "cycles", "of bound", "MP/s", "GB/s"],
+        (
+            [
+                f"{row['memory']}, {row['rule']}",
+                f"{row['cycles']:,}",
+                percent(row["of_bound"]),
+                f"{row['params_per_s_at_200_mhz'] / 1e6:.1f}",
+                f"{row['bytes_per_s_at_200_mhz'] / 1e9:.2f}",
+            ]
+            for row in results["runs"]
+        ),
+    )
+    lines += ["One functional unit after `synth_xilinx -family xcup`, *measured*:", ""]
+    cells = list(results["area"])
+    apart = {key: sum(row[key] for row in cells[:-1]) for key in ("dsp", "lut", "lut_memory", "ff")}
+    lines += table(
+        ["rules", "arithmetic units", "latency, cycles", "DSP48E2", "LUT", "LUT as memory", "FF"],
+        [
+            *(
+                [row["name"], sum(row["units"].values()), row["latency"]]
+                + [f"{row[key]:.0f}" for key in apart]
+                for row in cells
+            ),
+            ["all four, apart", sum(sum(row["units"].values()) for row in cells[:-1]), ""]
+            + [f"{value:.0f}" for value in apart.values()],
+        ],
+    )
+    return lines
+
+
+def compression(results: Results) -> list[str]:
+    """Loss with compressed gradients, against whole ones."""
+    rows, peak = results["rows"], results["optimizers"]
+    lines = ["## Compressed gradients", ""]
+    lines += [
+        f"A GPT of {results['parameters']:,} parameters, {results['steps']} steps from random",
+        f"weights on batches of {results['batch']} x {results['context']} bytes, peak learning",
+        f"rate {peak['AdamW']['lr']:g} (AdamW) and {peak['SGD']['lr']:g} (SGD without momentum),",
+        f"on `{results['device']}`; *measured*, mean of {results['seeds']} seeds.",
+        "Loss is in nats a byte, of the last steps of training and on unseen text; the spread is",
+        "the largest less the smallest of the seeds. A seed has weights and batches of its own,",
+        "the same in every row. An element that is sent takes 8 bytes, index and value. The paper",
+        "(Smart-Infinity, Table IV) fine-tunes models that were trained before, and keeps 1 %.",
+        "",
+    ]
+    whole = {row["optimizer"]: row for row in rows if row["share"] is None}
+    lines += table(
+        ["optimizer, elements kept", "error feedback", "gradients, B/step", "of whole",
+         "training loss", "validation loss", "spread", "above whole"],
+        (
+            [
+                f"{row['optimizer']}, "
+                + ("all" if row["share"] is None else f"{100 * row['share']:g} %"),
+                "" if row["share"] is None else ("yes" if row["error_feedback"] else "no"),
+                f"{row['gradient_bytes_per_step']:,.0f}",
+                percent(
+                    row["gradient_bytes_per_step"]
+                    / whole[row["optimizer"]]["gradient_bytes_per_step"]
+                ),
+                f"{row['training_loss']:.3f}",
+                f"{row['validation_loss']:.3f}",
+                f"{row['validation_loss_spread']:.3f}",
+                f"{row['validation_loss'] - whole[row['optimizer']]['validation_loss']:+.3f}",
+            ]
+            for row in rows
+        ),
+    )  # fmt: skip
+    lines += ["![Validation loss over the share of elements that is kept](compression.png)", ""]
+    return lines
+
+
+def smartssd(results: Results) -> list[str]:
+    """The card: updates, scan, decompressor, area, simulation."""
+    runs, scan, simulation = results["runs"], results["scan"], results["simulation"]
+    updater, drive = results["paper_bytes_per_s"], results["drive_bytes_per_s"]
+    adam = {(row["form"], row["kept"]): row for row in runs if row["rule"] == "adam"}
+    whole, fused, through = adam["dense", 1.0], adam["fused", 0.01], results["through_dram"]
+    kept = f"{100 * fused['kept']:g} %"
+    lines = ["## The SmartSSD card", ""]
+    lines += [
+        f"Steps of {runs[0]['parameters']:,} parameters on the RTL of the whole card, units in C++",
+        "of equal latency. Cycles, and bytes of the card's half-duplex DRAM, are *measured*; the",
+        "bound is a beat of 64 bytes a cycle. MP/s and GB/s at 200 MHz are *modelled* from them.",
+        "Pairs are 8 bytes each, at random places. *Paper* (Smart-Infinity, Fig. 14): an updater",
+        f"of more than {updater / 1e9:.0f} GB/s, faster than its SSD, whose reads are taken to be",
+        f"{drive / 1e9:.1f} GB/s.",
+        "",
+    ]
+    rows = [
+        [
+            f"{row['rule']}, {row['form']}",
+            f"{100 * row['kept']:g} %",
+            f"{row['cycles']:,}",
+            percent(row["of_bound"]),
+            f"{row['bytes_per_param']:.2f}",
+            f"{row['params_per_s_at_200_mhz'] / 1e6:.1f}",
+            f"{row['bytes_per_s_at_200_mhz'] / 1e9:.2f}",
+            f"{row['bytes_per_s_at_200_mhz'] / drive:.2f}",
+        ]
+        for row in runs
+    ]
+    rows += [
+        [
+            "scan of gradients",
+            "100 %",
+            f"{scan['cycles']:,}",
+            percent(scan["of_bound"]),
+            f"{scan['of_bound'] * scan['cycles'] * 64 / scan['parameters']:.2f}",
+            f"{scan['parameters'] / scan['cycles'] * CLOCK_HZ / 1e6:.1f}",
+            f"{scan['bytes_per_s_at_200_mhz'] / 1e9:.2f}",
+            f"{scan['bytes_per_s_at_200_mhz'] / drive:.2f}",
+        ],
+        ["*paper*, updater", *[""] * 5, f"> {updater / 1e9:.2f}", f"> {updater / drive:.2f}"],
+        ["SSD read", *[""] * 5, f"{drive / 1e9:.2f}", "1.00"],
+    ]
+    lines += table(
+        ["run", "kept", "cycles", "of bound", "B/parameter", "MP/s", "GB/s", "x SSD read"], rows
+    )
+    parts = ", ".join(f"{size} for {name}" for name, size in through.items())
+    lines += [
+        f"Gradients decompressed in DRAM take {sum(through.values())} bytes a parameter of Adam,",
+        f"*modelled* ({parts}), before a pair is read or written. Pairs of {kept} of the elements,",
+        f"fused into the stream of gradients, take {fused['bytes_per_param']:.2f}, *measured*, the",
+        f"check of their indices included; whole gradients take {whole['bytes_per_param']:g}.",
+        "",
+        "![Bytes a parameter and rate over the share of elements that is kept](smartssd.png)",
+        "",
+        "The scatter form by itself, chunks full, *measured*; even indices hit every bank",
+        "as often as any other. GB/s of pairs at 200 MHz are *modelled*. *Paper* (section VII-H):",
+        "the decompressor slightly surpasses the reads of the SSD.",
+        "",
+    ]
+    lines += table(
+        ["pairs a beat, indices", "pairs", "cycles", "pairs/cycle", "GB/s", "x SSD read"],
+        (
+            [
+                f"{row['pairs_of_a_beat']}, {row['indices']}",
+                f"{row['pairs']:,}",
+                f"{row['cycles']:,}",
+                f"{row['pairs_per_cycle']:.2f}",
+                f"{row['bytes_per_s_at_200_mhz'] / 1e9:.2f}",
+                f"{row['bytes_per_s_at_200_mhz'] / drive:.2f}",
+            ]
+            for row in results["scatter"]
+        ),
+    )
+    return [
+        *lines,
+        f"`{simulation['url']}`, units in RTL, simulates a step of {simulation['parameters']:,}",
+        f"parameters at {mega(simulation['simulated_params_per_s'])}, *measured* (this machine).",
+        "",
+    ]
+
+
+def smartssd_area(results: Results) -> list[str]:
+    """Shares of the chip, beside Table III of the paper."""
+    area, paper = results["area"], results["paper_share"]
+    keys = ("lut", "bram36", "dsp")
+    lines = [
+        "## Area of the SmartSSD card",
+        "",
+        "Area of an updater of Adam after `synth_xilinx -family xcup`, parts added up, *measured*",
+        "(synthesis only), and its share of a KU15P. LUT include those that are memory. *Paper*:",
+        "Table III.",
+        "",
+    ]
+    rows = [
+        [
+            f"{row['units']} units, {TOP_K[row['top_k']]}",
+            *(f"{row[key]:,}" for key in (*keys, "ff")),
+            *(percent(row["of_chip"][key]) for key in keys),
+            "none",
+        ]
+        for row in area
+    ]
+    rows += [
+        [f"*paper*, {name}", *[""] * 4, *(percent(share[key]) for key in (*keys, "uram"))]
+        for name, share in paper.items()
+    ]
+    head = ["LUT", "BRAM, 36 Kib", "DSP", "FF", "of LUT", "of BRAM", "of DSP", "of URAM"]
+    return lines + table(["what", *head], rows)
