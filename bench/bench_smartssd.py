@@ -1,3 +1,4 @@
+# amaranth: UnusedElaboratable=no
 """The card of a SmartSSD: bytes and cycles of updates, dense and with Top-K pairs, rates.
 
 Cycles are those of the RTL of the whole card, with functional units in C++ of equal latency (the
@@ -119,13 +120,12 @@ def scatter_rate(pairs: int, spread: str, total: int = 1 << 16) -> dict[str, Any
     """Pairs a cycle of the scatter form alone, of every element in random order in its chunk."""
     lanes, chunk = UPDATER.lanes, UPDATER.block_elements
     rng = np.random.default_rng(2)
-    a_chunk = chunk
     places = []
-    for first in range(0, total * chunk // a_chunk, chunk):
+    for first in range(0, total, chunk):
         if spread == "random":
-            places.append(first + rng.choice(chunk, a_chunk, replace=False))
+            places.append(first + rng.choice(chunk, chunk, replace=False))
         else:  # every beat hits each bank as often as any other
-            places.append(first + rng.permutation(chunk // lanes)[: a_chunk // lanes, None] * lanes
+            places.append(first + rng.permutation(chunk // lanes)[: chunk // lanes, None] * lanes
                           + np.arange(lanes))  # fmt: skip
     index = np.concatenate([each.reshape(-1) for each in places])[:total].astype(np.uint32)
     count = int(index.max()) // chunk * chunk + chunk

@@ -400,7 +400,8 @@ def main() -> None:
         "Made by `make bench`. *Paper* is a printed figure: of the AXDIMM paper, or of the one",
         "that is named. *Measured* was counted in RTL cycles or after synthesis, or timed on the",
         "machine named below each section. *Modelled* follows from measured figures and from what",
-        "is said there.",
+        "is said there. Cycles and area are the same everywhere; speeds of simulation are not: one",
+        "commit has given rates 2 times apart on machines of the same name.",
         "",
     ]
     page = DOCS / "benchmarks.md"
