@@ -16,6 +16,8 @@ import typer
 if TYPE_CHECKING:
     from amaranth.lib import wiring
 
+    from nearstep_hw.smartssd.updater import GeneralUpdater
+
 __all__ = ["GENERATORS", "Generator", "OptionError", "build", "command", "describe", "verilog"]
 
 
@@ -88,6 +90,40 @@ def _smartssd_fu() -> "wiring.Component":
     from nearstep_hw.smartssd.config import UPDATER
 
     return FunctionalUnit(update_rule(UPDATER))
+
+
+def _axpby_fu() -> "wiring.Component":
+    from nearstep_hw.rule.axpby import AXPBY
+    from nearstep_hw.rule.rtl import FunctionalUnit
+
+    return FunctionalUnit(AXPBY)
+
+
+def _axpby() -> "wiring.Component":
+    from functools import partial
+
+    from nearstep_hw.axdimm.unit_instance import UnitInstance
+    from nearstep_hw.smartssd.axpby import AxpbyUnit
+
+    return AxpbyUnit(unit=partial(UnitInstance, module="axpby_fu"))
+
+
+def _general_fu() -> "wiring.Component":
+    from nearstep_hw.rule.rtl import FunctionalUnit
+
+    return FunctionalUnit(_general_updater().whole)
+
+
+def _general_updater() -> "GeneralUpdater":
+    from functools import partial
+
+    from nearstep_hw.axdimm.unit_instance import UnitInstance
+    from nearstep_hw.rule.rules import rule_named
+    from nearstep_hw.smartssd.config import UPDATER
+    from nearstep_hw.smartssd.updater import GeneralUpdater
+
+    rules = [rule_named(name, UPDATER.order) for name in UPDATER.rules]
+    return GeneralUpdater(rules, unit=partial(UnitInstance, module="general_fu"))
 
 
 def _smartssd_card() -> "wiring.Component":
@@ -165,6 +201,16 @@ GENERATORS = {
         summary="AXDIMM module: two channels behind one host bus",
         build=_axdimm_module,
         modules=("adam_fu",),
+    ),
+    "axpby_fu": Generator(summary="functional unit of a x + b y", build=_axpby_fu),
+    "axpby": Generator(
+        summary="SIMD unit a x + b y: 16 lanes, a beat a cycle", build=_axpby, modules=("axpby_fu",)
+    ),
+    "general_fu": Generator(summary="functional unit of every update rule", build=_general_fu),
+    "general_updater": Generator(
+        summary="every update rule on 16 lanes: beats in, beats out, no kernel around it",
+        build=_general_updater,
+        modules=("general_fu",),
     ),
     "smartssd_fu": Generator(
         summary="functional unit of every update rule, gradient scale included",

@@ -1,18 +1,22 @@
 """SIMD unit z = a x + b y."""
 
-from amaranth import Elaboratable, Module, Signal
+from collections.abc import Callable
+
+from amaranth import Elaboratable, Module
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from nearstep_hw.fp.format import FP32
 from nearstep_hw.rule.axpby import AXPBY
 from nearstep_hw.rule.rtl import FunctionalUnit
+from nearstep_hw.rule.rule import Rule
+from nearstep_hw.smartssd.updater import GeneralUpdater
 
 __all__ = ["AxpbyUnit"]
 
 
 class AxpbyUnit(wiring.Component):
-    """z = a * x + b * y over the FP32 lanes of a beat.
+    """z = a * x + b * y over the FP32 lanes of a beat: a general updater of that rule alone.
 
     *Timing.* One beat a cycle; a result is at the output `latency` cycles after its beat was taken,
     if the output does not wait. While a result waits at the output nothing moves: `i.ready` depends
@@ -25,6 +29,7 @@ class AxpbyUnit(wiring.Component):
     Parameters
     ----------
     lanes : FP32 elements in a beat.
+    unit : see `GeneralUpdater`.
 
     Members
     -------
@@ -39,12 +44,12 @@ class AxpbyUnit(wiring.Component):
     Ref: Smart-Infinity, V-A: SIMD AXPBY units.
     """
 
-    def __init__(self, *, lanes: int = 16) -> None:
-        if not isinstance(lanes, int) or lanes < 1:
-            raise ValueError(f"Lanes must be a positive integer, not {lanes!r}")
+    def __init__(
+        self, *, lanes: int = 16, unit: Callable[[Rule], wiring.Component] = FunctionalUnit
+    ) -> None:
+        self._updater = GeneralUpdater([AXPBY], lanes=lanes, unit=unit)
         self.lanes = lanes
-        self._unit = FunctionalUnit(AXPBY)
-        self.latency = self._unit.latency
+        self.latency = self._updater.latency
         words = data.ArrayLayout(FP32.width, lanes)
         super().__init__(
             {
@@ -57,20 +62,16 @@ class AxpbyUnit(wiring.Component):
 
     def elaborate(self, platform: object) -> Elaboratable:
         m = Module()
-        advance = Signal()
-        m.d.comb += [advance.eq(self.o.ready | ~self.o.valid), self.i.ready.eq(advance)]
-        for lane in range(self.lanes):
-            unit = self._unit if lane == 0 else FunctionalUnit(AXPBY)
-            m.submodules[f"lane{lane}"] = unit
-            m.d.comb += [
-                unit.i_en.eq(advance),
-                unit.i_valid.eq(self.i.valid),
-                unit.i_x.eq(self.i.payload.x[lane]),
-                unit.i_y.eq(self.i.payload.y[lane]),
-                unit.s_a.eq(self.a),
-                unit.s_b.eq(self.b),
-                self.o.payload[lane].eq(unit.o_z),
-            ]
-            if lane == 0:
-                m.d.comb += self.o.valid.eq(unit.o_valid)
+        m.submodules.updater = updater = self._updater
+        m.d.comb += [
+            updater.i.payload.eq(self.i.payload),
+            updater.i.valid.eq(self.i.valid),
+            self.i.ready.eq(updater.i.ready),
+            updater.s_a.eq(self.a),
+            updater.s_b.eq(self.b),
+            updater.rule.eq(0),
+            self.o.payload.eq(updater.o.payload.z),
+            self.o.valid.eq(updater.o.valid),
+            updater.o.ready.eq(self.o.ready),
+        ]
         return m

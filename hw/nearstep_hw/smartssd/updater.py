@@ -1,6 +1,6 @@
 """The general updater: lanes that hold several update rules, of which a register chooses one."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from amaranth import Elaboratable, Module, Signal
 from amaranth.lib import data, stream, wiring
@@ -32,6 +32,7 @@ class GeneralUpdater(wiring.Component):
     ----------
     rules : those that it holds, see `nearstep_hw.rule.combine`; one alone will do.
     lanes : FP32 elements in a beat.
+    unit : makes a functional unit for all of them; any component with its ports will do.
 
     Members
     -------
@@ -52,10 +53,17 @@ class GeneralUpdater(wiring.Component):
     Ref: Smart-Infinity, V-A.
     """
 
-    def __init__(self, rules: Sequence[Rule], *, lanes: int = 16) -> None:
+    def __init__(
+        self,
+        rules: Sequence[Rule],
+        *,
+        lanes: int = 16,
+        unit: Callable[[Rule], wiring.Component] = FunctionalUnit,
+    ) -> None:
         if not isinstance(lanes, int) or lanes < 1:
             raise ValueError(f"Lanes must be a positive integer, not {lanes!r}")
         self.lanes = lanes
+        self.unit = unit
         self.rules = tuple(rules)
         self.whole = combine("general", rules) if len(self.rules) > 1 else self.rules[0]
         self.latency = FunctionalUnit(self.whole).latency
@@ -92,7 +100,7 @@ class GeneralUpdater(wiring.Component):
             self.i.ready.eq(advance),
         ]
         for lane in range(self.lanes):
-            unit = FunctionalUnit(rule)
+            unit = self.unit(rule)
             m.submodules[f"lane{lane}"] = unit
             m.d.comb += [
                 unit.i_en.eq(advance),
