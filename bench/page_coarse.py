@@ -125,8 +125,9 @@ def _snapshots(results: Results) -> list[str]:
         "### Snapshots",
         "",
         f"A sum of {mebibytes(size)} on each of four devices while a snapshot is open on part of",
-        "what it overwrites, *measured*. A page of 4 KiB is copied before its first write; all",
-        "writes wait meanwhile. *Stalled* are cycles in which a write waited.",
+        "what it overwrites, *measured*. A page of 4 KiB is read before its first write, and all",
+        "writes wait meanwhile; it goes to the area beside them. *Stalled* are cycles in which a",
+        "write waited.",
         "",
     ]
     return lines + table(

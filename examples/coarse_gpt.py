@@ -32,6 +32,7 @@ from nearstep_sim.golden.coarse import ring_all_reduce
 
 DEVICE = "golden:coarse?devices=8&groups=2"
 MAX_LR = 10.0
+MAX_SEED = (1 << 32) - 1
 ELEMENT_BYTES = 4
 
 
@@ -118,7 +119,7 @@ def main(
     context: Annotated[int, typer.Option(min=1, help="Tokens of a sequence.")] = 32,
     wire: Annotated[str, typer.Option(help="Format on the links: fp32, fp16, bf16.")] = "fp32",
     lr: Annotated[float, typer.Option(min=0.0, max=MAX_LR, help="Peak learning rate.")] = 3e-3,
-    seed: Annotated[int, typer.Option(min=0, help="Of weights and batches.")] = 1,
+    seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="Of weights and batches.")] = 1,
 ) -> None:
     """Train with a worker for each device of the pool, and compare every average."""
     if size not in SIZES:

@@ -6,7 +6,6 @@ import pytest
 from amaranth.hdl import Assert, Assume, Cover, Module, Mux, Signal, Value
 from amaranth.lib.wiring import Component, In
 
-from nearstep_hw.axi.signature import Response
 from nearstep_hw.coarse.config import PAGE_BYTES, CoarseConfig
 from nearstep_hw.coarse.job_queue import JobQueue
 from nearstep_hw.coarse.recv_flow import RecvFlow
@@ -223,8 +222,10 @@ class FairLink(Component):
 class GateHolds(Component):
     """No write passes to a page that is frozen and not copied, and none is under way at opening.
 
-    One page is watched, any. An address of a write holds until it is taken; memory answers always
-    OKAY. The ranges of the snapshot do not change.
+    A snapshot that is told to close keeps nothing more.
+
+    One page is watched, any. An address of a write holds until it is taken. The ranges of the
+    snapshot do not change. Nothing of a copy arrives: it takes more cycles than the proof has.
 
     Parameters
     ----------
@@ -237,7 +238,7 @@ class GateHolds(Component):
         self.gate = SnapshotGate(config, id_width=1)
         super().__init__(
             {
-                **{name: In(1) for name in ("i_open", "i_close", "i_rvalid", "i_copied")},
+                **{name: In(1) for name in ("i_open", "i_close")},
                 **{name: In(1) for name in ("i_awvalid", "i_awready", "i_wvalid", "i_bvalid")},
                 **{name: In(2) for name in ("i_page", "i_base", "i_area", "i_pages", "i_watched")},
             }
@@ -264,24 +265,20 @@ class GateHolds(Component):
             memory.awready.eq(self.i_awready),
             memory.bvalid.eq(self.i_bvalid),
             gate.read.arready.eq(1),
-            gate.read.rvalid.eq(self.i_rvalid),
-            gate.read.rresp.eq(Response.OKAY),
             gate.write.awready.eq(1),
             gate.write.wready.eq(1),
-            gate.write.bvalid.eq(self.i_copied),
-            gate.write.bresp.eq(Response.OKAY),
         ]
         waits, page = Signal(), Signal(2)
         m.d.sync += [waits.eq(host.awvalid & ~host.awready), page.eq(self.i_page)]
         m.d.comb += Assume(~waits | (host.awvalid & (self.i_page == page)))
         under_way = Signal(8)
-        was_open, copied = Signal(), Signal()
+        was_open, copied, given_up = Signal(), Signal(), Signal()
         passes, frozen = Signal(), Signal()
         offset = Signal(2)
         m.d.comb += [
             passes.eq(memory.awvalid & memory.awready),
             offset.eq(self.i_watched - self.i_base),
-            frozen.eq(gate.o_open & (offset < self.i_pages + self.behind)),
+            frozen.eq(gate.o_open & ~given_up & (offset < self.i_pages + self.behind)),
             Assume(~self.i_bvalid | (under_way != 0)),
             Assert(~passes | (host.awvalid & host.awready)),
             Assert(~(passes & frozen & (self.i_page == self.i_watched)) | copied),
@@ -293,6 +290,10 @@ class GateHolds(Component):
             under_way.eq(under_way + passes - (self.i_bvalid & (under_way != 0))),
             was_open.eq(gate.o_open),
         ]
+        with m.If(self.i_close):
+            m.d.sync += given_up.eq(1)
+        with m.Elif(~gate.o_open):
+            m.d.sync += given_up.eq(0)
         with m.If(~gate.o_open):
             m.d.sync += copied.eq(0)
         with m.Elif(gate.o_page_copied & (self.i_page == self.i_watched)):

@@ -137,10 +137,8 @@ class Round:
         elif self.spoil == "overlap":
             change = {"destination": job.source[victim]}
         elif self.spoil == "window":
-            ends = max(job.source[victim], job.destination[victim]) + job.nbytes
-            self.limits[victim] = ends - BEAT_BYTES
-            first = next(j for j in self.jobs if self._beyond(j))
-            self.bad = first
+            self.bad = job = max((each for each in self.jobs if each.elements), key=self._end)
+            self.limits[victim] = self._end(job) - BEAT_BYTES
         elif self.spoil == "operation":
             change = {"operation": 3}
         elif self.spoil == "wire":
@@ -165,9 +163,9 @@ class Round:
                 self.spoil = "aborted"
         job.changes[victim] = change
 
-    def _beyond(self, job: Job) -> bool:
-        ends = max(job.source[self.victim], job.destination[self.victim]) + job.nbytes
-        return ends > self.limits[self.victim]
+    def _end(self, job: Job) -> int:
+        """Behind all that a job touches on the victim."""
+        return max(job.source[self.victim], job.destination[self.victim]) + job.nbytes
 
     def differ(self, device: int) -> tuple[ErrorCause, ...]:
         """What a device can find, besides that another has, where the job of one differs."""
@@ -260,6 +258,8 @@ class Side:
     def outcome(self, each: Round) -> list[dict[str, int]]:
         found = []
         for node in self.nodes:
+            while (state := node.pool.snapshot.get())["written"] != state["taken"]:
+                pass  # a page is on its way to the area
             registers = {
                 "cause": int(node.pool.error.cause),
                 "stream": int(node.pool.error.stream),

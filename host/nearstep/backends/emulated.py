@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import threading
 from abc import abstractmethod
 from collections.abc import Callable
@@ -80,12 +81,6 @@ class Injection:
             raise ArgumentError("host must be False: the host does not reach this memory by a port")
 
 
-_ONE_AT_A_TIME = (
-    *("read_register", "write_register", "read_memory", "write_memory", "wait", "reset", "close"),
-    *("transactions", "protect", "claim", "inject", "heal", "flush"),
-)
-
-
 class EmulatedBackend(Backend):
     """A backend whose memory is emulated: it can be guarded, and told to misbehave.
 
@@ -95,9 +90,9 @@ class EmulatedBackend(Backend):
     _lock: threading.RLock
 
     def __init_subclass__(cls) -> None:
-        for name in _ONE_AT_A_TIME:
-            if name in cls.__dict__:
-                setattr(cls, name, _one_at_a_time(cls.__dict__[name]))
+        for name, each in list(vars(cls).items()):
+            if not name.startswith("_") and inspect.isfunction(each):
+                setattr(cls, name, _one_at_a_time(each))
 
     def __new__(cls, *args: object, **options: object) -> Self:
         made = super().__new__(cls)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -11,15 +12,18 @@ from numpy.typing import NDArray
 from nearstep.buffer import Buffer
 from nearstep.coarse.errors import SnapshotError, SnapshotSpaceError
 from nearstep.coarse.rings import Rings
-from nearstep.coarse.tensor import PoolTensor
-from nearstep.errors import OutOfDeviceMemoryError, WaitTimeoutError
-from nearstep_hw.coarse.config import PAGE_BYTES
+from nearstep.coarse.tensor import PoolTensor, is_whole
+from nearstep.errors import ArgumentError, OutOfDeviceMemoryError, WaitTimeoutError
+from nearstep_hw.coarse.config import PAGE_BYTES, PAGE_COUNT_BITS
 
 OPEN_CYCLES = 1 << 18
 """Bound of what opening takes: writes that are under way, and a cycle for every 32 pages."""
 
 COPIED_BITS = 32
 """Pages that one read of ``snapshot_copied`` tells about."""
+
+
+PAGE_COUNT = 1 << PAGE_COUNT_BITS
 
 
 @dataclass(frozen=True)
@@ -65,6 +69,7 @@ class Frozen:
         self._ranges: list[FrozenRange] = []
         self._opened: list[int] = []
         self._closed = False
+        self._reading = threading.Lock()
         # The front buffers must be of one version on all devices: no job may be given out between.
         with rings.lock:
             rings.look()
@@ -95,6 +100,8 @@ class Frozen:
 
         Raises
         ------
+        ArgumentError
+            There is no such tensor or device.
         SnapshotError
             It is closed, or the device has closed it, or could not copy a page.
         ClosedDeviceError
@@ -102,6 +109,12 @@ class Frozen:
         if self._closed:
             raise SnapshotError("the snapshot is closed")
         self._device.check_open("read a snapshot")
+        for what, number, limit in (
+            ("tensor", tensor, len(self.shapes)),
+            ("device", device, self.devices),
+        ):
+            if not is_whole(number) or not 0 <= number < limit:
+                raise ArgumentError(f"{what} must be from 0 to {limit - 1}, not {number!r}")
         where, start = self._ranges[device], self._places[device][tensor]
         stop = start + self._sizes[tensor]
         first = (start - where.base) // PAGE_BYTES // COPIED_BITS * COPIED_BITS
@@ -184,9 +197,10 @@ class Frozen:
         read(origin + where.base + first * PAGE_BYTES, pages.reshape(-1))
         # Only now: a page that was copied before it was read above shows here, one that is copied
         # later was read as it was.
-        pool.page.number = first // COPIED_BITS
-        copied = pool.snapshot_copied.value
-        state = pool.snapshot.get()
+        with self._reading:  # which pages, and the answer: of one thread
+            pool.page.number = first // COPIED_BITS
+            copied = pool.snapshot_copied.value
+        state = self._written(device)
         if not state["open"]:
             raise SnapshotError(f"device {device} has closed the snapshot")
         if state["failed"]:
@@ -195,3 +209,13 @@ class Frozen:
             if copied >> page & 1:
                 read(where.area.address + (first + page) * PAGE_BYTES, pages[page])
         return pages.reshape(-1)
+
+    def _written(self, device: int) -> dict[str, int]:
+        """The state of the snapshot when all pages that are marked by now lie in the area; the last
+        two can be on their way."""
+        register = self._device.nodes[device].pool.snapshot
+        state = register.get()
+        marked = state["taken"]
+        while (state["written"] - marked) % PAGE_COUNT >= PAGE_COUNT // 2:
+            state = register.get()
+        return state

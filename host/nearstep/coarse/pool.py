@@ -18,11 +18,12 @@ from nearstep.coarse.errors import QueueFullError, TensorMismatchError
 from nearstep.coarse.event import Event
 from nearstep.coarse.frozen import Frozen
 from nearstep.coarse.rings import Rings
-from nearstep.coarse.snapshot_file import load, open_file, save
+from nearstep.coarse.snapshot_file import Arrays, as_path, load, open_file, save
 from nearstep.coarse.split import Part, split
-from nearstep.coarse.tensor import PoolTensor, as_array, is_shape
+from nearstep.coarse.tensor import PoolTensor, as_array, is_shape, is_whole
 from nearstep.device import FAMILIES, open_device
 from nearstep.errors import ArgumentError, DtypeError, MismatchError
+from nearstep.run import check_bound
 from nearstep_hw.coarse.registers import Operation, Wire
 
 OPERATIONS = {each.name.lower(): each for each in Operation}
@@ -62,8 +63,7 @@ class CoarsePool:
     """
 
     def __init__(self, device: CoarseDevice, *, silence_cycles: int = SILENCE_CYCLES) -> None:
-        whole = isinstance(silence_cycles, int | np.integer)
-        if not whole or not 0 <= silence_cycles < 1 << 32:
+        if not is_whole(silence_cycles) or not 0 <= silence_cycles < 1 << 32:
             raise ArgumentError(
                 f"silence_cycles must be a whole number from 0 to 2**32 - 1, not {silence_cycles!r}"
             )
@@ -122,15 +122,21 @@ class CoarsePool:
         self.device.check_open("make a tensor")
         if is_shape(arrays):
             shape = (arrays,) if isinstance(arrays, int | np.integer) else tuple(arrays)
+            shape = tuple(map(int, shape))
             if any(dim < 0 for dim in shape):
                 raise ArgumentError(f"shape must not be negative, not {shape}")
+            tensor = PoolTensor(self, shape)  # before there is an array as large on the host
             values = [np.zeros(shape, np.float32)] * self.devices
         else:
-            assert not isinstance(arrays, int)
             values = self._checked(arrays)
-        tensor = PoolTensor(self, tuple(int(dim) for dim in values[0].shape))
-        for device, each in enumerate(values):
-            tensor.write(device, each)
+            tensor = PoolTensor(self, tuple(int(dim) for dim in values[0].shape))
+        try:
+            for device, each in enumerate(values):
+                tensor.write(device, each)
+        except BaseException:
+            if not self.device.closed:
+                tensor.free()
+            raise
         return tensor
 
     def split(
@@ -145,8 +151,10 @@ class CoarsePool:
         Raises
         ------
         ArgumentError
-            There is no such format or group.
+            There is no such format or group, or no such number of elements.
         """
+        if not is_whole(elements) or elements < 0:
+            raise ArgumentError(f"elements must be a whole number, at least 0, not {elements!r}")
         self.check_wire(wire)
         if group is not None:
             self.check_group(group)
@@ -262,10 +270,11 @@ class CoarsePool:
         RingError, RingTimeoutError
             As :meth:`Event.wait`. Tensors that were done before have their results.
         """
+        check_bound(max_cycles)
         if isinstance(tensors, PoolTensor):
             return self.submit(tensors, op, wire, group=group).result(max_cycles)
+        tensors = self.check_tensors(tensors)
         for tensor in tensors:
-            self.check_tensor(tensor)
             tensor.check_idle("reduce")
         if len(set(map(id, tensors))) != len(tensors):
             raise ArgumentError("tensors must be given once each")
@@ -286,10 +295,11 @@ class CoarsePool:
     def counters(self) -> PoolCounters:
         """What the devices have counted; subtract two readings for what lies between."""
         self.device.check_open("read counters")
-        return PoolCounters(
-            cycles=self.device.cycles,
-            devices=tuple(read_counters(node, self.groups) for node in self.device.nodes),
-        )
+        with self.rings.lock:  # a counter is captured and then read
+            return PoolCounters(
+                cycles=self.device.cycles,
+                devices=tuple(read_counters(node, self.groups) for node in self.device.nodes),
+            )
 
     def reset(self) -> None:
         """End all jobs on all devices; then the pool is usable again.
@@ -324,10 +334,9 @@ class CoarsePool:
             None is given, one is another pool's, or was freed.
         ClosedDeviceError
         """
+        tensors = self.check_tensors(tensors)
         if not tensors:
             raise ArgumentError("a snapshot must be of at least one tensor")
-        for tensor in tensors:
-            self.check_tensor(tensor)
         frozen = Frozen(self.rings, tensors)
         try:
             yield frozen
@@ -364,8 +373,9 @@ class CoarsePool:
         SnapshotError, ArgumentError, ClosedDeviceError
             As :meth:`freeze`.
         """
+        place = as_path(path)
         with self.freeze(tensors) as frozen:
-            return save(Path(path), frozen, opener)
+            return save(place, frozen, opener)
 
     def restore(
         self, path: str | Path, tensors: Sequence[PoolTensor] | None = None
@@ -387,28 +397,44 @@ class CoarsePool:
             There is none, or it is of other shapes or of another number of devices.
         BusyError, FreedBufferError, OutOfDeviceMemoryError, ClosedDeviceError
         """
-        for tensor in tensors or ():
-            self.check_tensor(tensor)
-            tensor.check_idle("restore")
+        self.device.check_open("restore")
+        if tensors is not None:
+            tensors = self.check_tensors(tensors)
+            for tensor in tensors:
+                tensor.check_idle("restore")
         shapes = None if tensors is None else [tensor.shape for tensor in tensors]
-        arrays = load(Path(path), self.devices, shapes)
+        arrays = load(as_path(path), self.devices, shapes)
         if tensors is None:
-            return tuple(self.tensor(each) for each in arrays)
-        for tensor, each in zip(tensors, arrays, strict=True):
-            for device, values in enumerate(each):
-                tensor.write(device, values)
-        return tuple(tensors)
+            return self._made(arrays)
+        with self.rings.lock:  # no job may be given out meanwhile
+            for tensor in tensors:
+                tensor.check_idle("restore")
+            for tensor, each in zip(tensors, arrays, strict=True):
+                for device, values in enumerate(each):
+                    tensor.write(device, values)
+        return tensors
+
+    def _made(self, arrays: Arrays) -> tuple[PoolTensor, ...]:
+        """New tensors of these values: all, or none."""
+        made: list[PoolTensor] = []
+        try:
+            for each in arrays:
+                made.append(self.tensor(each))
+        except BaseException:
+            if not self.device.closed:
+                for tensor in made:
+                    tensor.free()
+            raise
+        return tuple(made)
 
     def check_device(self, device: int) -> None:
         """Raise :class:`ArgumentError` unless there is this device."""
-        whole = isinstance(device, int | np.integer) and not isinstance(device, bool)
-        if not whole or not 0 <= device < self.devices:
+        if not is_whole(device) or not 0 <= device < self.devices:
             raise ArgumentError(f"device must be from 0 to {self.devices - 1}, not {device!r}")
 
     def check_group(self, group: int) -> None:
         """Raise :class:`ArgumentError` unless there is this group."""
-        whole = isinstance(group, int | np.integer) and not isinstance(group, bool)
-        if not whole or not 0 <= group < self.groups:
+        if not is_whole(group) or not 0 <= group < self.groups:
             raise ArgumentError(f"group must be from 0 to {self.groups - 1}, not {group!r}")
 
     def check_tensor(self, tensor: PoolTensor) -> None:
@@ -419,9 +445,19 @@ class CoarsePool:
             raise ArgumentError(f"tensor must be of {self!r}, not of {tensor.pool!r}")
         tensor.check_usable("use")
 
-    def _checked(self, arrays: Sequence[Any]) -> list[NDArray[np.float32]]:
+    def check_tensors(self, tensors: Sequence[PoolTensor]) -> tuple[PoolTensor, ...]:
+        """Several of them, as :meth:`check_tensor`."""
+        if not isinstance(tensors, Sequence):
+            raise ArgumentError(
+                f"tensors must be a sequence of PoolTensor, not {type(tensors).__name__}"
+            )
+        for tensor in tensors:
+            self.check_tensor(tensor)
+        return tuple(tensors)
+
+    def _checked(self, arrays: Any) -> list[NDArray[np.float32]]:
         """An array for each device, all alike."""
-        if not hasattr(arrays, "__len__"):
+        if not hasattr(arrays, "__len__") or getattr(arrays, "ndim", 1) == 0:
             raise ArgumentError(
                 f"arrays must be a shape, or an array for each device, not {arrays!r}"
             )
@@ -437,13 +473,13 @@ class CoarsePool:
 
     def check_operation(self, op: str) -> None:
         """Raise :class:`ArgumentError` unless there is this operation."""
-        if op not in OPERATIONS:
+        if not isinstance(op, str) or op not in OPERATIONS:
             raise ArgumentError(f"op must be one of {', '.join(OPERATIONS)}, not {op!r}")
 
     def check_wire(self, wire: str) -> None:
         """Raise :class:`ArgumentError` unless the devices have this format on their links."""
         formats = self.device.config.wire_formats
-        if wire not in formats:
+        if not isinstance(wire, str) or wire not in formats:
             raise ArgumentError(f"wire must be one of {', '.join(formats)}, not {wire!r}")
 
     def __enter__(self) -> Self:

@@ -13,14 +13,13 @@ from nearstep.coarse.errors import (
     JobMismatchError,
     PushedTwiceError,
     PushOrderError,
-    QueueFullError,
     RingTimeoutError,
     Waiting,
 )
 from nearstep.coarse.event import Event
 from nearstep.coarse.rings import IDLE_CYCLES, SLOWEST_CYCLES_PER_BEAT, RingJob
-from nearstep.coarse.tensor import PoolTensor
-from nearstep.errors import ArgumentError, WaitTimeoutError
+from nearstep.coarse.tensor import PoolTensor, is_whole
+from nearstep.errors import ArgumentError, NearstepError, WaitTimeoutError
 from nearstep.run import check_bound
 
 if TYPE_CHECKING:
@@ -48,6 +47,11 @@ class Proxies:
     op, wire: str
         As in :meth:`CoarsePool.submit`.
 
+    Attributes
+    ----------
+    summed: list[int]
+        Tensors that have been summed, in the order in which they ended.
+
     Raises
     ------
     ArgumentError
@@ -65,19 +69,20 @@ class Proxies:
         op: str = "sum",
         wire: str = "fp32",
     ) -> None:
-        if scheduler not in SCHEDULERS:
+        if not isinstance(scheduler, str) or scheduler not in SCHEDULERS:
             raise ArgumentError(
                 f"scheduler must be one of {', '.join(SCHEDULERS)}, not {scheduler!r}"
             )
-        if clients < 1:
-            raise ArgumentError(f"clients must be at least 1, not {clients}")
-        for tensor in tensors:
-            pool.check_tensor(tensor)
+        if not is_whole(clients) or clients < 1:
+            raise ArgumentError(f"clients must be a whole number, at least 1, not {clients!r}")
+        tensors = pool.check_tensors(tensors)
         if len(set(map(id, tensors))) != len(tensors):
             raise ArgumentError("tensors of a program must be different")
         self.pool = pool
-        self.tensors = tuple(tensors)
+        self.tensors = tensors
         self.clients = clients
+        self.summed: list[int] = []
+        self._told = 0
         self._last = [-1] * clients
         self._pushed: set[tuple[int, int]] = set()
         self._scheduler = SCHEDULERS[scheduler](pool, self.tensors, clients, op, wire)
@@ -96,8 +101,8 @@ class Proxies:
         """
         names = {"client": (client, self.clients), "proxy": (proxy, self.pool.devices)}
         for what, (value, limit) in {**names, "tensor": (tensor, len(self.tensors))}.items():
-            if not 0 <= value < limit:
-                raise ArgumentError(f"{what} must be from 0 to {limit - 1}, not {value}")
+            if not is_whole(value) or not 0 <= value < limit:
+                raise ArgumentError(f"{what} must be from 0 to {limit - 1}, not {value!r}")
         if tensor < self._last[client]:
             raise PushOrderError(client, tensor, self._last[client])
         if (proxy, tensor) in self._pushed:
@@ -118,8 +123,9 @@ class Proxies:
         Returns
         -------
         tuple[int, ...]
-            Tensors that have been summed in this call, in the order in which they ended. What was
-            not pushed to every proxy, or is behind such a tensor, stays for the next call.
+            Tensors that have been summed and that no call has returned yet, in the order in which
+            they ended. What was not pushed to every proxy, or is behind such a tensor, stays for
+            the next call.
 
         Raises
         ------
@@ -133,7 +139,11 @@ class Proxies:
         if max_cycles is None:
             beats = sum(-(-tensor.nbytes // 64) for tensor in self.tensors)
             max_cycles = IDLE_CYCLES + 2 * SLOWEST_CYCLES_PER_BEAT * beats
-        return tuple(self._scheduler.run(max_cycles))
+        for tensor in self._scheduler.run(max_cycles):
+            self.summed.append(tensor)
+        found = tuple(self.summed[self._told :])
+        self._told = len(self.summed)
+        return found
 
 
 class Scheduler(ABC):
@@ -191,17 +201,18 @@ class QueueScheduler(Scheduler):
         self.queues: list[list[deque[int]]] = [
             [deque() for _ in range(clients)] for _ in range(pool.devices)
         ]
+        self.flying: dict[int, Event] = {}
 
     def arrive(self, client: int, proxy: int, tensor: int) -> None:
         self.queues[proxy][client].append(tensor)
 
     def run(self, max_cycles: int) -> Iterator[int]:
-        flying: dict[int, Event] = {}
+        flying = self.flying
         while True:
-            full = self._begin(flying)
+            error = self._begin()
             if not flying:
-                if full is not None:
-                    raise full
+                if error is not None:
+                    raise error
                 return
             ended = [number for number, event in flying.items() if event.ended]
             if not ended:
@@ -210,17 +221,18 @@ class QueueScheduler(Scheduler):
                 flying.pop(number).wait(max_cycles)
                 yield number
 
-    def _begin(self, flying: dict[int, Event]) -> QueueFullError | None:
-        """Begin with all tensors that are at the head everywhere, while there is space."""
+    def _begin(self) -> NearstepError | None:
+        """Begin with all tensors that are at the head everywhere, while there is space; or why one
+        cannot begin."""
         while ready := self._ready():
             for tensor in ready:
                 try:
                     event = self.pool.submit(
                         self.tensors[tensor], self.op, self.wire, group=self.group(tensor)
                     )
-                except QueueFullError as error:
+                except NearstepError as error:
                     return error
-                flying[tensor] = event
+                self.flying[tensor] = event
                 for queues in self.queues:
                     next(queue for queue in queues if queue and queue[0] == tensor).popleft()
         return None

@@ -139,11 +139,24 @@ class Rings:
                 node.pool.control.abort = 1
             for number, node in enumerate(self.device.nodes):
                 for block in (node.pool, *(self.core(number, g) for g in self._groups)):
-                    self.wait_any([block.status.poll(busy=0)], IDLE_CYCLES)
+                    self._wait_idle(number, block)
                 self._configure(number)
             self._pushed = [[0] * self.device.config.groups for _ in range(self.devices)]
             self.failure = None
             self._end_flying(aborted)
+
+    def _wait_idle(self, device: int, block: BlockRegisters) -> None:
+        try:
+            self.wait_any([block.status.poll(busy=0)], IDLE_CYCLES)
+        except WaitTimeoutError as error:
+            raise WaitTimeoutError(
+                f"device {device} to become idle; if its memory does not answer, device.reset() of "
+                "the pool resets that as well, then reset() again",
+                error.max_cycles,
+                unit=error.unit,
+                registers=error.registers,
+                transactions=error.transactions,
+            ) from None
 
     def make_job(self, tensor: PoolTensor, part: Part, operation: Operation, wire: Wire) -> RingJob:
         """A job that no device has yet, with the next tag."""

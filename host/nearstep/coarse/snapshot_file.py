@@ -13,6 +13,7 @@ import hashlib
 import json
 import math
 import os
+import secrets
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -23,6 +24,7 @@ from numpy.typing import NDArray
 
 from nearstep.coarse.errors import SnapshotError, SnapshotSaveError, TornSnapshotError
 from nearstep.coarse.frozen import Frozen
+from nearstep.errors import ArgumentError
 
 MAGIC = b"NSCOARSE"
 VERSION = 1
@@ -38,6 +40,21 @@ class _TornError(Exception):
     """Why a file is no whole snapshot."""
 
 
+def as_path(path: str | Path) -> Path:
+    """Of a file that can be.
+
+    Raises
+    ------
+    ArgumentError
+    """
+    if not isinstance(path, str | Path):
+        raise ArgumentError(f"path must be a str or a Path, not {type(path).__name__}")
+    found = Path(path)
+    if not found.name or "\0" in str(path):
+        raise ArgumentError(f"path must name a file, not {str(path)!r}")
+    return found
+
+
 def open_file(path: Path) -> BinaryIO:
     """A new file to write."""
     return path.open("xb")
@@ -48,7 +65,7 @@ def generations(path: Path) -> list[Path]:
     found = [
         (int(each.suffix[1:]), each)
         for each in path.parent.glob(f"{_escaped(path.name)}.*")
-        if each.suffix[1:].isdecimal() and each.stem == path.name
+        if each.suffix[1:].isdecimal() and each.stem == path.name and each.is_file()
     ]
     return [each for _, each in sorted(found)]
 
@@ -66,20 +83,18 @@ def save(path: Path, frozen: Frozen, opener: Callable[[Path], BinaryIO]) -> Path
     try:
         older = generations(path)
         number = 1 + (int(older[-1].suffix[1:]) if older else 0)
-        final = path.with_name(f"{path.name}.{number:0{GENERATION_DIGITS}}")
-        partial = final.with_name(f".{final.name}.{os.getpid()}.partial")
+        partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}.partial")
         try:
             with opener(partial) as file:
-                for piece in _pieces(frozen, number):
+                for piece in _pieces(frozen):
                     file.write(piece)
                 file.flush()
                 os.fsync(file.fileno())
-            partial.rename(final)
-            _sync_folder(final.parent)
-        except BaseException:
+            final = _named(partial, path, number)
+        finally:
             with contextlib.suppress(OSError):
                 partial.unlink()
-            raise
+        _sync_folder(final.parent)
     except OSError as error:
         raise SnapshotSaveError(path, error) from error
     return final
@@ -102,7 +117,7 @@ def load(path: Path, devices: int, shapes: Sequence[tuple[int, ...]] | None) -> 
         Names the newest older generation that is whole.
     SnapshotError
     """
-    if path.is_file():
+    if path.is_file() and (_begins(path) or not generations(path)):
         name = path.with_suffix("") if path.suffix[1:].isdecimal() else path
         older = generations(name)
         older = older[: older.index(path)] if path in older else []
@@ -122,9 +137,29 @@ def load(path: Path, devices: int, shapes: Sequence[tuple[int, ...]] | None) -> 
     return arrays
 
 
-def _pieces(frozen: Frozen, generation: int) -> Iterator[bytes]:
+def _named(partial: Path, path: Path, number: int) -> Path:
+    """The whole file under the first name that is free, from generation ``number`` on: another
+    process may save at the same time."""
+    while True:
+        final = path.with_name(f"{path.name}.{number:0{GENERATION_DIGITS}}")
+        try:
+            os.link(partial, final)
+        except FileExistsError:
+            number += 1
+        else:
+            return final
+
+
+def _begins(path: Path) -> bool:
+    """Whether a file begins as a snapshot does, or is one of the generations of a name."""
+    if path.suffix[1:].isdecimal():
+        return True
+    with path.open("rb") as file:
+        return file.read(len(MAGIC)) == MAGIC
+
+
+def _pieces(frozen: Frozen) -> Iterator[bytes]:
     header = {
-        "generation": generation,
         "devices": frozen.devices,
         "dtype": "<f4",
         "digest": "sha256",

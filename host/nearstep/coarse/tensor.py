@@ -90,7 +90,9 @@ class PoolTensor:
             raise DtypeError(repr(self), "float32", values.dtype)
         if values.shape != self.shape:
             raise ShapeError(repr(self), self.shape, values.shape)
-        self.front(device).write(np.ascontiguousarray(values).reshape(-1))
+        with self.pool.rings.lock:  # no job may be given out meanwhile
+            self.check_idle("write")
+            self.front(device).write(np.ascontiguousarray(values).reshape(-1))
 
     def read(self, device: int, out: Any = None) -> NDArray[np.float32]:
         """Copy the array of a device to ``out``, or to a new array, and return it.
@@ -100,19 +102,24 @@ class PoolTensor:
         Raises
         ------
         ArgumentError
-            There is no such device, or ``out`` is no contiguous array of the tensor's shape.
+            There is no such device, or ``out`` is no array of the tensor's shape (ShapeError,
+            DtypeError), contiguous and writable.
         FreedBufferError, ClosedDeviceError
         """
         self.check_usable("read")
         self.pool.check_device(device)
-        if out is None:
-            return self.front(device).read().reshape(self.shape)
-        values = as_array(out)
+        values = np.empty(self.shape, np.float32) if out is None else as_array(out)
+        if values.dtype != np.float32:
+            raise DtypeError(f"out of {self!r}", "float32", values.dtype)
         if values.shape != self.shape:
             raise ShapeError(f"out of {self!r}", self.shape, values.shape)
         if not values.flags.c_contiguous:
             raise ShapeError(f"out of {self!r}", "contiguous", f"strided {values.strides}")
-        self.front(device).read(values.reshape(-1))
+        if not values.flags.writeable:
+            raise ArgumentError(f"out of {self!r} must be writable, not read-only")
+        with self.pool.rings.lock:  # the buffers do not change places meanwhile
+            self.check_usable("read")
+            self.front(device).read(values.reshape(-1))
         return values
 
     def free(self) -> None:
@@ -124,9 +131,10 @@ class PoolTensor:
             A job that has not ended uses the tensor.
         FreedBufferError, ClosedDeviceError
         """
-        self.check_idle("free")
-        self._release()
-        self._freed = True
+        with self.pool.rings.lock:
+            self.check_idle("free")
+            self._release()
+            self._freed = True
 
     def front(self, device: int) -> Buffer:
         """Where the values of a device lie now."""
@@ -187,8 +195,15 @@ def as_array(value: Any) -> NDArray[Any]:
         ) from None
 
 
+def is_whole(value: Any) -> bool:
+    """Whether ``value`` is a whole number; a bool is none."""
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
 def is_shape(value: Any) -> bool:
     """Whether ``value`` is a shape rather than arrays."""
-    if isinstance(value, int | np.integer):
+    if is_whole(value):
         return True
-    return isinstance(value, Sequence) and all(isinstance(each, int | np.integer) for each in value)
+    if not isinstance(value, Sequence) or not (value or isinstance(value, tuple)):
+        return False
+    return all(map(is_whole, value))

@@ -8,6 +8,7 @@ BEAT_BYTES = 64  # of the local DRAM's port
 BEAT_ELEMENTS = BEAT_BYTES // ELEMENT_BYTES
 PAGE_BYTES = 4096  # of a snapshot, and what no burst crosses
 BURST_BEATS = 16
+PAGE_COUNT_BITS = 12  # of counts of pages of a snapshot, which go round
 PHIT_BYTES = 16  # what a link moves in a cycle, in each direction
 FRAME_PHITS = 2  # of a frame with an entry, beside the entry: header and trailer
 PORTS = 2  # links of a device

@@ -283,6 +283,8 @@ class MemoryDevice(wiring.Component):
             gate.i_word.eq(pool.o_page_number),
             pool.i_snapshot_open.eq(gate.o_open),
             pool.i_snapshot_failed.eq(gate.o_failed),
+            pool.i_snapshot_taken.eq(gate.o_taken),
+            pool.i_snapshot_written.eq(gate.o_written),
             pool.i_snapshot_copied.eq(gate.o_copied),
             copies.i_clear.eq(pool.o_start_go & ~gate.o_open),
             copies.i_pages_copied.eq(gate.o_page_copied),

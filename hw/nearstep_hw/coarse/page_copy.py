@@ -1,9 +1,9 @@
-"""Copies a page of memory."""
+"""Copies pages of memory."""
 
-from amaranth import Cat, Const, Elaboratable, Module, Signal
+from amaranth import Array, Cat, Const, Elaboratable, Module, Signal, Value
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
-from amaranth.utils import ceil_log2, exact_log2
+from amaranth.utils import exact_log2
 
 from nearstep_hw.axi.signature import Axi4ReadSignature, Axi4WriteSignature, BurstType, Response
 from nearstep_hw.coarse.config import BEAT_BYTES, BURST_BEATS, PAGE_BYTES
@@ -12,10 +12,11 @@ from nearstep_hw.stream.fifo import StreamFifo
 COPY_ID_WIDTH = 1
 PAGE_BEATS = PAGE_BYTES // BEAT_BYTES
 PAGE_BURSTS = PAGE_BEATS // BURST_BEATS
+PAGES = 2  # held at once: one is read while the one before is written
 
 
 class PageCopy(wiring.Component):
-    """Reads a page into a buffer that holds all of it, and writes it as it comes.
+    """Reads pages into a buffer that holds two, and writes each as it comes.
 
     *Timing*: a beat a cycle in each direction. A burst is announced when all its data are there.
 
@@ -26,10 +27,13 @@ class PageCopy(wiring.Component):
     Members
     -------
     read, write : to memory. RREADY and BREADY are always high.
-    i_start : begins; only when nothing is in work.
-    i_from, i_to : first bytes of the pages; held until `o_done`.
-    o_done : pulse; everything is answered.
-    o_failed : with `o_done`: something was answered other than OKAY.
+    i_start : begins a page; only with `o_ready`, and after the one before has landed.
+    i_from, i_to : first bytes of the pages; `i_from` is held until `o_landed`.
+    o_ready : there is room for a page.
+    o_landed : all that was asked for is in the buffer: the page may change.
+    o_busy : pages are not answered whole.
+    o_written : pulse, a page is.
+    o_failed : pulse, something was answered other than OKAY; not after its page's `o_written`.
     """
 
     def __init__(self, *, address_width: int) -> None:
@@ -46,27 +50,34 @@ class PageCopy(wiring.Component):
                 "i_start": In(1),
                 "i_from": In(address_width),
                 "i_to": In(address_width),
-                "o_done": Out(1),
+                "o_ready": Out(1),
+                "o_landed": Out(1),
+                "o_busy": Out(1),
+                "o_written": Out(1),
                 "o_failed": Out(1),
             }
         )
 
     def elaborate(self, platform: object) -> Elaboratable:
         m = Module()
-        m.submodules.buffer = buffer = StreamFifo(8 * BEAT_BYTES, depth=PAGE_BEATS)
+        m.submodules.buffer = buffer = StreamFifo(8 * BEAT_BYTES, depth=PAGES * PAGE_BEATS)
         read, write = self.read, self.write
         burst_bits = exact_log2(BURST_BEATS * BEAT_BYTES)
+        beat_bits, index_bits = exact_log2(BURST_BEATS), exact_log2(PAGE_BURSTS)
         page_bits = exact_log2(PAGE_BYTES)
         asked = Signal(range(PAGE_BURSTS + 1), init=PAGE_BURSTS)
-        announced = Signal.like(asked, init=PAGE_BURSTS)
-        answered = Signal.like(asked, init=PAGE_BURSTS)
-        landed = Signal(range(PAGE_BEATS + 1))
-        sent = Signal.like(landed)
-        busy, failed = Signal(), Signal()
+        landed = Signal(range(PAGE_BEATS + 1), init=PAGE_BEATS)
+        sent = Signal(beat_bits)  # beats of a burst
+        announced, answered = Signal(index_bits), Signal(index_bits)  # bursts of a page
+        to_announce = Signal(range(PAGES * PAGE_BURSTS + 1))  # bursts that have landed whole
+        to_send = Signal.like(to_announce)
+        pages = Signal(range(PAGES + 1))
+        places = Array(Signal(self.address_width, name=f"place{i}") for i in range(PAGES))
+        entered, leaving = Signal(range(PAGES)), Signal(range(PAGES))
+        burst_landed, burst_announced, burst_sent = Signal(), Signal(), Signal()
 
-        def place(page: Signal, burst: Signal) -> Cat:
-            offset = burst[: ceil_log2(PAGE_BURSTS)]
-            return Cat(Const(0, burst_bits), offset, page[page_bits:])
+        def place(page: Value, burst: Signal) -> Cat:
+            return Cat(Const(0, burst_bits), burst[:index_bits], page[page_bits:])
 
         for port, prefix in ((read, "ar"), (write, "aw")):
             m.d.comb += [
@@ -80,38 +91,43 @@ class PageCopy(wiring.Component):
             read.rready.eq(1),
             buffer.i.valid.eq(read.rvalid),
             buffer.i.payload.eq(read.rdata),
-            write.awvalid.eq(busy & (landed[exact_log2(BURST_BEATS) :] > announced)),
-            write.awaddr.eq(place(self.i_to, announced)),
+            burst_landed.eq(read.rvalid & landed[:beat_bits].all()),
+            write.awvalid.eq(to_announce != 0),
+            write.awaddr.eq(place(places[leaving], announced)),
+            burst_announced.eq(write.awvalid & write.awready),
             # Only beats of bursts that have landed whole: W never waits for R within a burst.
-            write.wvalid.eq(
-                buffer.o.valid
-                & (sent[exact_log2(BURST_BEATS) :] < landed[exact_log2(BURST_BEATS) :])
-            ),
+            write.wvalid.eq(buffer.o.valid & (to_send != 0)),
             write.wdata.eq(buffer.o.payload),
             write.wstrb.eq(Const(-1, BEAT_BYTES).as_unsigned()),
-            write.wlast.eq(sent[: exact_log2(BURST_BEATS)].all()),
+            write.wlast.eq(sent.all()),
+            burst_sent.eq(write.wvalid & write.wready & write.wlast),
             write.bready.eq(1),
             buffer.o.ready.eq(write.wvalid & write.wready),
-            self.o_done.eq(busy & (answered == PAGE_BURSTS)),
-            self.o_failed.eq(failed),
+            self.o_ready.eq(pages != PAGES),
+            self.o_landed.eq(landed == PAGE_BEATS),
+            self.o_busy.eq(pages != 0),
+            self.o_written.eq(write.bvalid & answered.all()),
+            self.o_failed.eq(
+                (read.rvalid & (read.rresp != Response.OKAY))
+                | (write.bvalid & (write.bresp != Response.OKAY))
+            ),
         ]
         m.d.sync += [
             asked.eq(asked + (read.arvalid & read.arready)),
-            announced.eq(announced + (write.awvalid & write.awready)),
-            answered.eq(answered + write.bvalid),
             landed.eq(landed + read.rvalid),
+            announced.eq(announced + burst_announced),
             sent.eq(sent + (write.wvalid & write.wready)),
+            answered.eq(answered + write.bvalid),
+            to_announce.eq(to_announce + burst_landed - burst_announced),
+            to_send.eq(to_send + burst_landed - burst_sent),
+            pages.eq(pages + self.i_start - self.o_written),
+            leaving.eq(leaving + (burst_announced & announced.all())),
         ]
-        with m.If(
-            (read.rvalid & (read.rresp != Response.OKAY))
-            | (write.bvalid & (write.bresp != Response.OKAY))
-        ):
-            m.d.sync += failed.eq(1)
-        with m.If(self.o_done):
-            m.d.sync += busy.eq(0)
         with m.If(self.i_start):
             m.d.sync += [
-                *(each.eq(0) for each in (asked, announced, answered, landed, sent, failed)),
-                busy.eq(1),
+                asked.eq(0),
+                landed.eq(0),
+                places[entered].eq(self.i_to),
+                entered.eq(entered + 1),
             ]
         return m

@@ -3,6 +3,7 @@
 from nearstep_hw.coarse.config import (
     ELEMENT_BITS,
     FRAME_PHITS,
+    PAGE_COUNT_BITS,
     PORTS,
     CoarseConfig,
 )
@@ -336,6 +337,8 @@ def _snapshot() -> list[Register]:
             fields=(
                 _status("open", 0, 1, "Pages are copied before they change."),
                 _status("failed", 1, 1, "A copy failed: the snapshot is not whole."),
+                _status("taken", 4, PAGE_COUNT_BITS, "Pages marked in snapshot_copied; wraps."),
+                _status("written", 16, PAGE_COUNT_BITS, "Of these, whole in the area; wraps."),
             ),
         ),
         Register(
@@ -346,6 +349,6 @@ def _snapshot() -> list[Register]:
         value_register(
             "snapshot_copied",
             Access.STATUS,
-            "Bit i: page 32 * page.number + i of the snapshot lies in the area.",
+            "Bit i: page 32 * page.number + i lies in the area, or will when written is at taken.",
         ),
     ]

@@ -1,13 +1,13 @@
 """Copy-on-write snapshot: a page that is frozen is copied before it first changes."""
 
-from amaranth import Cat, Const, Elaboratable, Module, Mux, Signal
+from amaranth import Cat, Const, Elaboratable, Module, Signal
 from amaranth.lib import wiring
 from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 from amaranth.utils import bits_for, ceil_log2
 
 from nearstep_hw.axi.signature import Axi4ReadSignature, Axi4WriteSignature
-from nearstep_hw.coarse.config import BEAT_BYTES, PAGE_BYTES, CoarseConfig
+from nearstep_hw.coarse.config import BEAT_BYTES, PAGE_BYTES, PAGE_COUNT_BITS, CoarseConfig
 from nearstep_hw.coarse.page_copy import COPY_ID_WIDTH, PageCopy
 
 WORD_BITS = 32  # of the map of copied pages, as the host reads it
@@ -23,14 +23,16 @@ class SnapshotGate(wiring.Component):
     """Every write to the local DRAM passes here; one that changes a frozen page waits for its copy.
 
     A snapshot is a range of pages as they were when it was opened. Page i of it has a place in an
-    area of the same size: it is copied there, once, before a burst that touches it is let through.
-    What is not copied has not changed. Opening waits until every earlier write is answered, so that
-    no page is of two versions. It takes the ranges, and does nothing if they cannot be: if they are
-    no whole pages of memory, too many, or overlap. Closing waits for the copy that is in work.
+    area of the same size: it is copied there, once; the first burst that touches it is let through
+    when all of it has been read. What is not copied has not changed. Opening waits until every
+    earlier write is answered, so that no page is of two versions. It takes the ranges, and does
+    nothing if they cannot be: if they are no whole pages of memory, too many, or overlap. Closing
+    waits for the copy that is in work, and begins none.
 
     *Timing*: with no snapshot, none is added. With one, a burst to a frozen page waits 2 cycles,
-    and the first to each page for the copy, and all behind it as well. Opening takes as long as the
-    writes that are outstanding, and a cycle for every 32 pages.
+    and the first to each page until the page is read; all behind it wait as well. While a page is
+    written to its place the next can be read, the one behind that not yet. Opening takes as long as
+    the writes that are outstanding, and a cycle for every 32 pages.
 
     Parameters
     ----------
@@ -49,8 +51,11 @@ class SnapshotGate(wiring.Component):
     i_word : which 32 pages `o_copied` tells about.
     o_open : a snapshot is open.
     o_failed : a copy was answered other than OKAY: the snapshot is not whole. Until it is opened.
-    o_copied : a bit for each of these pages; of the cycle before.
-    o_page_copied : pulse, a page was copied.
+    o_copied : a bit for each of these pages: it may have changed, and its copy is in the area, or
+        on its way there; of the cycle before.
+    o_taken, o_written : pages that have got that bit, and those whose copy is in the area, since
+        the reset, of `PAGE_COUNT_BITS` bits.
+    o_page_copied : pulse, a page has got that bit.
     o_stall : a write waits for a copy.
 
     Ref: COARSE paper, section IV-A, fault tolerance.
@@ -76,6 +81,8 @@ class SnapshotGate(wiring.Component):
                 "i_word": In(max(1, ceil_log2(self.words))),
                 "o_open": Out(1),
                 "o_failed": Out(1),
+                "o_taken": Out(PAGE_COUNT_BITS),
+                "o_written": Out(PAGE_COUNT_BITS),
                 "o_copied": Out(WORD_BITS),
                 "o_page_copied": Out(1),
                 "o_stall": Out(1),
@@ -112,7 +119,7 @@ class SnapshotGate(wiring.Component):
             passed.eq(memory.awvalid & memory.awready),
             answered.eq(memory.bvalid & memory.bready),
             page.eq(host.awaddr[page_bits:] - base),
-            frozen.eq(self.o_open & (page < pages)),
+            frozen.eq(self.o_open & ~closing & (page < pages)),
             lookup.addr.eq(page[word_bits:]),
             shown.addr.eq(self.i_word),
             self.o_copied.eq(shown.data),
@@ -123,14 +130,20 @@ class SnapshotGate(wiring.Component):
         m.d.sync += [outstanding.eq(outstanding + passed - answered)]
         with m.If(self.i_open & (~self.o_open | closing) & self._can_be(m)):
             m.d.sync += opening.eq(1)
+        m.d.sync += [
+            self.o_taken.eq(self.o_taken + self.o_page_copied),
+            self.o_written.eq(self.o_written + copy.o_written),
+        ]
         with m.If(self.i_close):
             m.d.sync += [opening.eq(0), closing.eq(self.o_open | opening)]
+        with m.If(copy.o_failed):
+            m.d.sync += self.o_failed.eq(1)
         cleared = Signal(range(self.words))
         with m.FSM():
             with m.State("PASS"):
                 m.d.comb += may_pass.eq(~frozen & ~opening & (outstanding != OUTSTANDING))
                 with m.If(closing):
-                    m.d.sync += [closing.eq(0), self.o_open.eq(0)]
+                    m.d.sync += [closing.eq(copy.o_busy), self.o_open.eq(copy.o_busy)]
                 with m.Elif(opening & (outstanding == 0)):
                     m.d.sync += [
                         base.eq(self.i_base >> page_bits),
@@ -146,23 +159,24 @@ class SnapshotGate(wiring.Component):
                 m.d.comb += [mark.addr.eq(cleared), mark.en.eq(all_pages)]
                 m.d.sync += cleared.eq(cleared + 1)
                 with m.If(cleared == self.words - 1):
-                    m.d.sync += [opening.eq(0), self.o_open.eq(1)]
+                    with m.If(closing):  # and perhaps to be opened again
+                        m.d.sync += closing.eq(0)
+                    with m.Else():
+                        m.d.sync += [opening.eq(0), self.o_open.eq(1)]
                     m.next = "PASS"
             with m.State("LOOK"):
                 with m.If(lookup.data.bit_select(page[:word_bits], 1)):
                     m.next = "LET"
-                with m.Else():
+                with m.Elif(copy.o_ready):
                     m.d.comb += copy.i_start.eq(1)
                     m.next = "COPY"
-            with m.State("COPY"), m.If(copy.o_done):
+            with m.State("COPY"), m.If(copy.o_landed):
                 m.d.comb += [
                     mark.addr.eq(page[word_bits:]),
                     mark.data.eq(all_pages),
-                    mark.en.eq(Mux(copy.o_failed, 0, 1 << page[:word_bits])),
-                    self.o_page_copied.eq(~copy.o_failed),
+                    mark.en.eq(1 << page[:word_bits]),
+                    self.o_page_copied.eq(1),
                 ]
-                with m.If(copy.o_failed):
-                    m.d.sync += self.o_failed.eq(1)
                 m.next = "LET"
             with m.State("LET"):
                 m.d.comb += may_pass.eq(outstanding != OUTSTANDING)

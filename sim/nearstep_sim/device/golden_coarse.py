@@ -255,6 +255,9 @@ class GoldenPool(EmulatedBackend):
         jobs = [core.current for core in cores if core.current is not None]
         if len(jobs) < self.devices or self._stuck:
             return False
+        ports = [core.registers["ring.receive_port"] for core in cores]
+        if not all(self._alive(number, port) for number, port in enumerate(ports)):
+            return False
         if group not in self._rings:
             sources = self._read_sources(jobs)
             if sources is None:
@@ -415,8 +418,9 @@ class GoldenPool(EmulatedBackend):
         return self._nodes[device], local
 
     def _check_device(self, device: int) -> GoldenDevice:
-        if not 0 <= device < self.devices:
-            raise ArgumentError(f"device must be from 0 to {self.devices - 1}, not {device}")
+        self._check_open()
+        if not isinstance(device, int | np.integer) or not 0 <= device < self.devices:
+            raise ArgumentError(f"device must be from 0 to {self.devices - 1}, not {device!r}")
         return self._nodes[device]
 
     def _check_open(self) -> None:

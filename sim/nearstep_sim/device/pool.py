@@ -163,8 +163,8 @@ class PoolBackend(ShellBackend):
 
     def _directions_of(self, device: int) -> list[tuple[int, int]]:
         """Both directions of each link of a device."""
-        if not 0 <= device < self.devices:
-            raise ArgumentError(f"device must be from 0 to {self.devices - 1}, not {device}")
+        if not isinstance(device, int | np.integer) or not 0 <= device < self.devices:
+            raise ArgumentError(f"device must be from 0 to {self.devices - 1}, not {device!r}")
         links = {0} if self.devices == 2 else {device, (device - 1) % self.devices}
         return [(link, direction) for link in links for direction in (0, 1)]
 

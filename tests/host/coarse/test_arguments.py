@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import nearstep
-from nearstep.coarse import CoarseDevice, CoarsePool
+from nearstep.coarse import CoarseDevice, CoarsePool, Proxies
 from nearstep.coarse.errors import TensorMismatchError
 from nearstep.errors import (
     ArgumentError,
@@ -104,7 +104,7 @@ def test_tensors_of_another_pool_or_given_twice(pool) -> None:
     with pytest.raises(ArgumentError, match="once each"):
         pool.all_reduce([tensor, tensor])
     with pytest.raises(ArgumentError, match="must be a PoolTensor"):
-        pool.all_reduce(np.zeros(8, np.float32))
+        pool.all_reduce([np.zeros(8, np.float32)])
 
 
 def test_devices_and_shapes_that_do_not_exist(pool) -> None:
@@ -203,3 +203,107 @@ def test_another_register_map_is_refused(golden_pool) -> None:
     node.cores[1].registers["map_hash.value"] ^= 1
     with pytest.raises(MismatchError, match=r"sync1\.map_hash"):
         CoarseDevice(device.backend, "golden:coarse")
+
+
+@pytest.mark.parametrize(
+    "arrays", [[], True, np.array(7), [True, 3], (-1,), None, "four"], ids=repr
+)
+def test_what_is_neither_a_shape_nor_an_array_for_each_device(golden_pool, arrays) -> None:
+    free = golden_pool.device.free_bytes
+    with pytest.raises(ArgumentError):
+        golden_pool.tensor(arrays)
+    assert golden_pool.device.free_bytes == free
+
+
+@pytest.mark.parametrize("elements", [10**12, 1 << 62, 10**30])
+def test_a_tensor_that_no_host_has_memory_for(golden_pool, elements) -> None:
+    free = golden_pool.device.free_bytes
+    with pytest.raises(OutOfDeviceMemoryError):
+        golden_pool.tensor(elements)
+    assert golden_pool.device.free_bytes == free
+
+
+@pytest.mark.parametrize("elements", [-5, 1.5, "a", True])
+def test_only_a_number_of_elements_is_split(golden_pool, elements) -> None:
+    with pytest.raises(ArgumentError, match="elements must be a whole number"):
+        golden_pool.split(elements)
+
+
+@pytest.mark.parametrize("path", ["", ".", "/", "a\0b", 7])
+def test_only_a_path_of_a_file_is_taken(golden_pool, path) -> None:
+    tensor = golden_pool.tensor(8)
+    for action in (
+        lambda: golden_pool.snapshot(path, [tensor]),
+        lambda: golden_pool.restore(path, [tensor]),
+    ):
+        with pytest.raises(ArgumentError, match="path must"):
+            action()
+
+
+def test_tensors_are_a_sequence(golden_pool, tmp_path) -> None:
+    pool, tensor = golden_pool, golden_pool.tensor(8)
+    for action in (
+        lambda: pool.snapshot(tmp_path / "s", tensor),
+        lambda: pool.freeze(tensor).__enter__(),
+        lambda: pool.restore(tmp_path / "s", tensor),
+        lambda: Proxies(pool, tensor, 1),
+        lambda: pool.all_reduce(each for each in [tensor]),
+        lambda: pool.all_reduce(None),
+    ):
+        with pytest.raises(ArgumentError, match="must be a sequence of PoolTensor"):
+            action()
+    assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize("max_cycles", [-1, 1.5, "x"])
+def test_a_wrong_bound_is_found_before_a_job_is_sent(pool, max_cycles) -> None:
+    tensors = [pool.tensor(64) for _ in range(2)]
+    for what in (tensors[0], tensors):
+        with pytest.raises(ArgumentError, match="max_cycles"):
+            pool.all_reduce(what, max_cycles=max_cycles)
+        assert [tensor.event for tensor in tensors] == [None, None]
+
+
+@pytest.mark.parametrize(("tensor", "device"), [(1, 0), (0, 4), (-1, 0), (0, -1), (0.0, 0)])
+def test_only_a_frozen_tensor_is_read(golden_pool, tensor, device) -> None:
+    with (
+        golden_pool.freeze([golden_pool.tensor(8)]) as frozen,
+        pytest.raises(ArgumentError, match="must be from 0 to"),
+    ):
+        frozen.read(tensor, device)
+
+
+@pytest.mark.parametrize("options", [{"clients": 1.5}, {"scheduler": []}, {"op": ["sum"]}])
+def test_options_of_proxies_are_of_their_kind(golden_pool, options) -> None:
+    with pytest.raises(ArgumentError, match="must be"):
+        Proxies(golden_pool, [golden_pool.tensor(8)], **{"clients": 1, **options})
+
+
+def test_a_push_of_another_kind_changes_nothing(golden_pool) -> None:
+    proxies = Proxies(golden_pool, [golden_pool.tensor(8)], 1)
+    for wrong in ((0, 0.0, 0), (0.0, 0, 0), (0, 0, "0")):
+        with pytest.raises(ArgumentError, match="must be from 0 to"):
+            proxies.push(*wrong)
+    for proxy in range(4):
+        proxies.push(0, proxy, 0)
+    assert proxies.run() == (0,)
+
+
+def test_out_is_writable_and_of_float32(golden_pool) -> None:
+    tensor = golden_pool.tensor(8)
+    fixed = np.zeros(8, np.float32)
+    fixed.flags.writeable = False
+    with pytest.raises(ArgumentError, match=r"PoolTensor.* must be writable"):
+        tensor.read(0, fixed)
+    with pytest.raises(DtypeError, match="PoolTensor"):
+        tensor.read(0, np.zeros(8))
+
+
+@pytest.mark.parametrize("url", URLS.values(), ids=URLS)
+def test_only_a_device_is_killed(url) -> None:
+    with CoarsePool.open(url) as pool:
+        for device in (1.5, "a", 4, -1):
+            with pytest.raises(ArgumentError, match="device must be from 0 to 3"):
+                emulated(pool).kill(device)
+    with pytest.raises(ClosedDeviceError):
+        emulated(pool).kill(0)

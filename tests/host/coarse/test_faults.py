@@ -16,7 +16,7 @@ from nearstep.coarse.errors import (
     RingTimeoutError,
     SilentLinkError,
 )
-from nearstep.errors import GuardError, UninitialisedError
+from nearstep.errors import GuardError, UninitialisedError, WaitTimeoutError
 from nearstep_sim.bench.pool_values import compare, reduced
 
 from .conftest import URLS, emulated, random_arrays
@@ -230,3 +230,35 @@ def test_guards_and_memory_that_nobody_wrote_are_faults(golden_pool) -> None:
     with pytest.raises(UninitialisedError):
         job.wait()
     assert np.all(tensor.read(0) == 0)
+
+
+def test_a_dead_device_without_a_limit_is_waited_for(pool) -> None:
+    url = pool.device.url
+    with CoarsePool.open(url, silence_cycles=0) as patient:
+        arrays = random_arrays(patient, 200, seed=2)
+        tensor = patient.tensor(arrays)
+        patient.device.backend.kill(2)
+        with pytest.raises(RingTimeoutError):
+            patient.all_reduce(tensor, max_cycles=20_000)
+        assert compare(tensor, arrays) == 800
+        patient.device.backend.revive(2)
+        patient.reset()
+        patient.all_reduce(tensor)
+        assert compare(tensor, reduced(patient, arrays)) == 800
+
+
+def test_a_device_that_does_not_become_idle_is_named(pool) -> None:
+    tensor = pool.tensor(random_arrays(pool, 300, seed=2))
+    pool.submit(tensor)
+    for node in pool.device.nodes:
+        node.pool.silence_limit.value = 0
+    wait = pool.device.backend.wait
+
+    def never(polls, max_cycles) -> None:
+        raise WaitTimeoutError("a poll", max_cycles)
+
+    pool.device.backend.wait = never
+    with pytest.raises(WaitTimeoutError, match=r"device 0 to become idle.*device.reset\(\)"):
+        pool.reset()
+    pool.device.backend.wait = wait
+    pool.reset()

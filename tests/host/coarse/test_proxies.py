@@ -10,8 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nearstep.coarse import CoarsePool, Proxies
-from nearstep.coarse.errors import DeadlockError, PushedTwiceError, PushOrderError, ResetNeededError
-from nearstep.errors import ArgumentError, BusyError
+from nearstep.coarse.errors import (
+    DeadlockError,
+    PushedTwiceError,
+    PushOrderError,
+    ResetNeededError,
+    RingTimeoutError,
+)
+from nearstep.errors import ArgumentError, BusyError, FreedBufferError
 from nearstep_sim.bench.pool_values import compare, reduced
 
 from .conftest import URLS, random_arrays
@@ -225,3 +231,32 @@ def test_first_come_first_served_ends_or_is_found_out_in_any_order(one_pool) -> 
     each()
     assert outcomes["ended"] >= 3, outcomes
     assert outcomes["deadlock"] >= 3, outcomes
+
+
+@pytest.mark.parametrize("scheduler", ["queues", "fcfs"])
+def test_tensors_in_flight_when_the_time_is_over_are_told_later(pool, scheduler) -> None:
+    arrays = random_arrays(pool, 20000, seed=5)
+    tensors = [pool.tensor(arrays) for _ in range(2)]
+    pushes = [(0, proxy, tensor) for tensor in range(2) for proxy in range(4)]
+    proxies = pushed(pool, scheduler, pushes, tensors, 1)
+    with pytest.raises(RingTimeoutError):
+        proxies.run(0)
+    assert proxies.run() == (0, 1)
+    assert proxies.run() == ()
+    assert proxies.summed == [0, 1]
+    compared = 0
+    for number, tensor in enumerate(tensors):
+        compared += compare(tensor, reduced(pool, arrays, group=number % pool.groups))
+    assert compared == 2 * 80000
+
+
+@pytest.mark.parametrize("scheduler", ["queues", "fcfs"])
+def test_what_was_summed_before_an_error_is_known(golden_pool, scheduler) -> None:
+    tensors = [golden_pool.tensor(64) for _ in range(3)]
+    pushes = [(0, proxy, tensor) for tensor in range(3) for proxy in range(4)]
+    proxies = pushed(golden_pool, scheduler, pushes, tensors, 1)
+    tensors[2].free()
+    for _ in range(2):
+        with pytest.raises(FreedBufferError):
+            proxies.run()
+    assert sorted(proxies.summed) == [0, 1]

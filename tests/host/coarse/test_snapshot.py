@@ -21,7 +21,7 @@ from nearstep.coarse.errors import (
     TornSnapshotError,
 )
 from nearstep.coarse.snapshot_file import PREAMBLE, open_file
-from nearstep.errors import ArgumentError, BusyError
+from nearstep.errors import ArgumentError, BusyError, OutOfDeviceMemoryError
 from nearstep_sim.bench.pool_values import compare, reduced
 
 from .conftest import URLS, emulated, random_arrays
@@ -192,7 +192,7 @@ def test_the_file_is_as_described(pool, tmp_path) -> None:
     assert int.from_bytes(data[8:12], "little") == 1
     end = 16 + int.from_bytes(data[12:16], "little")
     header = json.loads(data[16:end])
-    assert (header["generation"], header["devices"]) == (1, 4)
+    assert header["devices"] == 4
     assert header["tensors"] == [{"shape": [40]}]
     assert data[end : end + 32] == hashlib.sha256(data[:end]).digest()
     at = end + 32
@@ -349,3 +349,51 @@ def test_the_temporary_file_is_a_new_one(tmp_path) -> None:
         file.write(b"a")
     with pytest.raises(FileExistsError):
         open_file(tmp_path / "x")
+
+
+def test_tensors_that_do_not_fit_leave_no_memory_behind(tmp_path) -> None:
+    with CoarsePool.open("golden:coarse?devices=2&memory_bytes=4MiB") as large:
+        path = large.snapshot(tmp_path / "s", [large.tensor(60000) for _ in range(3)])
+    with CoarsePool.open("golden:coarse?devices=2&memory_bytes=1MiB") as small:
+        free = small.device.free_bytes
+        with pytest.raises(OutOfDeviceMemoryError):
+            small.restore(path)
+        assert small.device.free_bytes == free
+
+
+def test_two_that_save_under_one_name_keep_each_others_files(golden_pool, tmp_path) -> None:
+    arrays = [random_arrays(golden_pool, 50, seed=seed) for seed in (1, 2)]
+    tensors = [golden_pool.tensor(each) for each in arrays]
+    with CoarsePool.open(URLS["golden"]) as other:
+        there = other.tensor(arrays[1])
+        inner = []
+
+        def opener(path):
+            inner.append(other.snapshot(tmp_path / "s", [there]))
+            return open_file(path)
+
+        outer = golden_pool.snapshot(tmp_path / "s", [tensors[0]], opener=opener)
+    assert {outer, *inner} == {*tmp_path.iterdir()}
+    assert len({outer, *inner}) == 2
+    compared = 0
+    for path, expected in ((outer, arrays[0]), (inner[0], arrays[1])):
+        (found,) = golden_pool.restore(path)
+        compared += compare(found, expected)
+    assert compared == 400
+
+
+def test_files_and_folders_of_like_names_are_none_of_its(golden_pool, tmp_path) -> None:
+    arrays = random_arrays(golden_pool, 50, seed=1)
+    tensor = golden_pool.tensor(arrays)
+    (tmp_path / "s").write_text("notes")
+    (tmp_path / "s.000002").mkdir()
+    first, second = (golden_pool.snapshot(tmp_path / "s", [tensor]) for _ in range(2))
+    assert [first.name, second.name] == ["s.000001", "s.000003"]
+    golden_pool.all_reduce(tensor)
+    golden_pool.restore(tmp_path / "s", [tensor])
+    assert compare(tensor, arrays) == 200
+    copy = tmp_path / "kept"
+    copy.write_bytes(first.read_bytes())
+    golden_pool.all_reduce(tensor)
+    golden_pool.restore(copy, [tensor])
+    assert compare(tensor, arrays) == 200

@@ -122,6 +122,8 @@ def test_closed_and_opened_in_the_midst_of_a_copy() -> None:
             """What is frozen: pages first, then which of them are copied, then the copies."""
             found = data[base:][: pages * PAGE_BYTES].copy()
             copied = node.snapshot_copied.value
+            while (state := node.snapshot.get())["written"] != state["taken"]:
+                pass
             for page in range(pages):
                 if copied >> page & 1:
                     span = slice(page * PAGE_BYTES, (page + 1) * PAGE_BYTES)

@@ -1,0 +1,119 @@
+"""What several threads do to a pool at once."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+
+from nearstep.coarse import CoarsePool
+from nearstep.errors import BusyError
+from nearstep_sim.bench.pool_values import compare, reduced
+from nearstep_sim.device.pool import PoolBackend
+
+from .conftest import URLS, random_arrays
+
+
+@pytest.fixture
+def often() -> Iterator[None]:
+    """Threads change places as often as they can."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    yield
+    sys.setswitchinterval(before)
+
+
+@contextlib.contextmanager
+def beside(action: Callable[[], None], threads: int = 1) -> Iterator[None]:
+    """An action again and again in threads of their own, whose errors are raised at the end."""
+    stop = threading.Event()
+    errors: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            while not stop.is_set():
+                action()
+        except BaseException as error:
+            errors.append(error)
+
+    running = [threading.Thread(target=work) for _ in range(threads)]
+    for each in running:
+        each.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        for each in running:
+            each.join()
+    if errors:
+        raise errors[0]
+
+
+def test_a_read_is_of_one_version(pool, often) -> None:
+    """Elements are all equal in each version."""
+    tensor = pool.tensor([np.ones(6000, np.float32)] * pool.devices)
+    versions = set()
+
+    def read() -> None:
+        values = tensor.read(1)
+        assert (values == values[0]).all(), f"{set(values)} in one array"
+        versions.add(float(values[0]))
+
+    with beside(read, threads=2):
+        for _ in range(25):
+            pool.all_reduce(tensor)
+    assert float(tensor.read(0)[0]) == 4.0**25
+    assert len(versions) > 2
+
+
+def test_a_write_is_before_a_job_or_after_it(pool, often) -> None:
+    tensor = pool.tensor([np.zeros(6000, np.float32)] * pool.devices)
+    written = [0]
+
+    def write() -> None:
+        with contextlib.suppress(BusyError):
+            tensor.write(0, np.full(6000, written[0], np.float32))
+            written[0] += 1
+
+    with beside(write):
+        for _ in range(25):
+            pool.all_reduce(tensor, "max")
+            values = tensor.read(1)
+            assert (values == values[0]).all(), f"{set(values)} in one array"
+    assert written[0]
+
+
+def test_a_snapshot_is_read_by_many(often) -> None:
+    """More than 32 pages, of which a register tells at once."""
+    with CoarsePool.open("golden:coarse?devices=2&groups=2&memory_bytes=2MiB") as pool:
+        arrays = random_arrays(pool, 45000, seed=3)
+        tensor = pool.tensor(arrays)
+        reads = [0]
+        with pool.freeze([tensor]) as frozen:
+            pool.all_reduce(tensor)
+            pool.all_reduce(tensor)
+
+            def read() -> None:
+                np.testing.assert_array_equal(frozen.read(0, 1), arrays[1])
+                reads[0] += 1
+
+            with beside(read, threads=3):
+                for _ in range(150):
+                    np.testing.assert_array_equal(frozen.read(0, 0), arrays[0])
+        assert reads[0] > 100
+
+
+def test_the_model_is_clocked_by_one_at_a_time(often) -> None:
+    with CoarsePool.open(URLS["sim"] + "&window=direct") as pool:
+        backend = pool.device.backend
+        assert isinstance(backend, PoolBackend)
+        arrays = random_arrays(pool, 6000, seed=4)
+        tensor = pool.tensor(arrays)
+        with beside(lambda: backend.run(10), threads=2):
+            pool.all_reduce(tensor, "average")
+            pool.counters()
+        assert compare(tensor, reduced(pool, arrays, "average")) == 24000
