@@ -42,7 +42,7 @@ __all__ = [
 ]
 
 VERILATOR_FLAGS = (
-    "-Wno-lint", "-Wno-fatal", "-O3", "--x-assign", "fast", "--x-initial", "fast", "--no-assert",
+    "-Wno-lint", "-Wno-fatal", "-O3", "--x-assign", "fast", "--x-initial", "0", "--no-assert",
 )  # fmt: skip
 SLOW = "__Slow"
 """In the name of files with code that runs once: constructors, initial values."""

@@ -133,7 +133,9 @@ def test_all_that_can_hit_frames_and_slow_memories(gradients) -> None:
             tensor.free()
 
 
-@pytest.mark.parametrize("link", [0, 4, 7])
+@pytest.mark.parametrize(
+    "link", [4, *(pytest.param(link, marks=pytest.mark.deep) for link in (0, 7))]
+)
 def test_a_peer_that_returns_in_time(gradients, link) -> None:
     with opened() as pool:
         tensor = pool.tensor(gradients)
@@ -154,7 +156,7 @@ def test_a_peer_that_returns_too_late(gradients) -> None:
         assert (error.device, error.peer) == (2, 3)
 
 
-@pytest.mark.parametrize("dead", [0, 5])
+@pytest.mark.parametrize("dead", [5, pytest.param(0, marks=pytest.mark.deep)])
 def test_a_peer_that_dies(gradients, dead) -> None:
     with opened(drop=0.01, seed=13) as pool:
         tensor = pool.tensor(gradients)

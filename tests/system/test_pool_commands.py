@@ -221,8 +221,9 @@ class Side:
                 send = 1 - group
                 ports = {"send_port": send, "receive_port": 1 - send}
                 node[f"sync{group}"].ring.set(members=DEVICES, position=place, **ports)
-            words = np.ascontiguousarray(each.words[number]).view(np.uint8)
-            self.backend.write_memory(number * MEMORY, words)
+            whole = np.zeros(2 * REGION, np.uint8)  # with the copies of the round before
+            whole[:REGION] = each.words[number].view(np.uint8)
+            self.backend.write_memory(number * MEMORY, whole)
             if each.snapshot:
                 first, pages = each.frozen[number]
                 node.pool.snapshot_base.value = first * PAGE_BYTES
