@@ -3,6 +3,7 @@
 import importlib.util
 import sys
 import traceback
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from types import MappingProxyType, ModuleType
@@ -101,11 +102,11 @@ def _own(path: Path, names: dict[str, object]) -> dict[str, Rule]:
 
 def _rules_in(value: object) -> Iterator[Rule]:
     """Rules in lists, tuples and dicts, and in those that they hold."""
-    pending, seen = [value], set[int]()
+    pending, seen = deque([value]), set[int]()
     while pending:
-        each = pending.pop(0)
+        each = pending.popleft()
         if isinstance(each, Rule):
             yield each
         elif isinstance(each, list | tuple | dict | MappingProxyType) and id(each) not in seen:
             seen.add(id(each))
-            pending += each if isinstance(each, list | tuple) else each.values()
+            pending.extend(each if isinstance(each, list | tuple) else each.values())

@@ -36,11 +36,13 @@ def check_parameter(name: str, parameter: Tensor) -> None:
 
 def shares_memory(tensor: Tensor) -> bool:
     """Whether two elements of a dense tensor are the same memory."""
+    if tensor.numel() == 0:
+        return False
     reach, nested = 0, True
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if size == 0:
-            return False
         if size > 1:
+            if stride == 0:
+                return True
             nested &= stride > reach
             reach += (size - 1) * stride
     if nested:

@@ -547,7 +547,7 @@ def _prepare_to_load(_: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]
     """
     missing = {"state", "param_groups"} - set(state_dict)
     if missing:
-        raise StateError("the optimizer", f"have {sorted(missing)}", sorted(state_dict))
+        raise StateError("the optimizer", f"have {sorted(missing)}", sorted(map(str, state_dict)))
     known = {key for group in state_dict["param_groups"] for key in group["params"]}
     for key, value in state_dict["state"].items():
         if key in known and not isinstance(value, Mapping):
