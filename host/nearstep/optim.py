@@ -61,7 +61,7 @@ from nearstep.device import Device
 from nearstep.placement import ARRAYS
 from nearstep.run import Run
 from nearstep.torch import options
-from nearstep.torch.compression import Compression
+from nearstep.torch.compression import Compression, check_pairs
 from nearstep.torch.errors import HyperparameterError
 from nearstep.torch.layout import Layout
 from nearstep.torch.optimizer import DeviceOptimizer
@@ -174,6 +174,14 @@ class Adam(DeviceOptimizer):
     def _arrays(self, group: Mapping[str, Any]) -> Mapping[str, float]:
         return ARRAYS
 
+    def _arguments(self, group: Mapping[str, Any], phase: Hashable) -> dict[str, Any]:
+        return {
+            "step": cast(int, phase),
+            "betas": options.beta_pair(group["betas"]),
+            "decoupled": bool(group["decoupled_weight_decay"]),
+            **options.scalars(group, "lr", "eps", "weight_decay"),
+        }
+
     def _start(
         self, arrays: Arrays, group: Mapping[str, Any], phase: Hashable, gradient: GradientOptions
     ) -> Run:
@@ -182,10 +190,7 @@ class Adam(DeviceOptimizer):
             arrays["g"],
             arrays["m"],
             arrays["v"],
-            step=cast(int, phase),
-            betas=options.beta_pair(group["betas"]),
-            decoupled=bool(group["decoupled_weight_decay"]),
-            **options.scalars(group, "lr", "eps", "weight_decay"),
+            **self._arguments(group, phase),
             **gradient,
         )
 
@@ -328,6 +333,13 @@ class SGD(DeviceOptimizer):
     def _arrays(self, group: Mapping[str, Any]) -> Mapping[str, float]:
         return dict.fromkeys("pgm" if _has_momentum(group) else "pg", 0.0)
 
+    def _arguments(self, group: Mapping[str, Any], phase: Hashable) -> dict[str, Any]:
+        return {
+            "nesterov": bool(group["nesterov"]),
+            "first": bool(phase),
+            **options.scalars(group, "lr", "momentum", "dampening", "weight_decay"),
+        }
+
     def _phase(
         self, group: Mapping[str, Any], resident: Resident, state: ParameterState
     ) -> Hashable:
@@ -341,9 +353,7 @@ class SGD(DeviceOptimizer):
             arrays["p"],
             arrays["g"],
             arrays["m"] if _has_momentum(group) else None,
-            nesterov=bool(group["nesterov"]),
-            first=bool(phase),
-            **options.scalars(group, "lr", "momentum", "dampening", "weight_decay"),
+            **self._arguments(group, phase),
             **gradient,
         )
 
@@ -357,6 +367,7 @@ def _settings(
     max_grad_norm: float | None,
 ) -> Settings:
     chosen = None
+    check_pairs(compression_form, compression_format)
     if compression is not None:
         chosen = Compression(
             share=compression,
@@ -454,6 +465,10 @@ class Adagrad(DeviceOptimizer):
         initial = self.defaults["initial_accumulator_value"]
         return {"p": 0.0, "g": 0.0, "v": options.scalar("initial_accumulator_value", initial)}
 
+    def _arguments(self, group: Mapping[str, Any], phase: Hashable) -> dict[str, Any]:
+        numbers = options.scalars(group, "lr", "lr_decay", "weight_decay", "eps")
+        return {"step": cast(int, phase), **numbers}
+
     def _start(
         self, arrays: Arrays, group: Mapping[str, Any], phase: Hashable, gradient: GradientOptions
     ) -> Run:
@@ -461,7 +476,6 @@ class Adagrad(DeviceOptimizer):
             arrays["p"],
             arrays["g"],
             arrays["v"],
-            step=cast(int, phase),
-            **options.scalars(group, "lr", "lr_decay", "weight_decay", "eps"),
+            **self._arguments(group, phase),
             **gradient,
         )

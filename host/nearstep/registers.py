@@ -141,7 +141,7 @@ class RegisterHandle:
     def bits(self, value: int) -> None:
         if not self._register.writable:
             raise ReadOnlyFieldError(self.name, self._register.fields[0].access)
-        self._send(_integer(self.name, value, self._register.width))
+        self._send(unsigned(self.name, value, self._register.width))
 
     def get(self) -> dict[str, Any]:
         """Every readable field, from one access of the register."""
@@ -392,7 +392,8 @@ class Registers:
         return f"<registers of {', '.join(self._blocks)}>"
 
 
-def _integer(path: str, value: Any, width: int) -> int:
+def unsigned(path: str, value: Any, width: int) -> int:
+    """``value`` as an integer of ``width`` bits; raises :class:`FieldValueError`."""
     try:
         number = int(value) if isinstance(value, np.bool_) else operator.index(value)
     except TypeError:
@@ -418,7 +419,7 @@ def _float32_bits(path: str, value: Any) -> int:
 def _encode(path: str, field: Field, value: object) -> int:
     if field.kind is Kind.FLOAT32:
         return _float32_bits(path, value)
-    return _integer(path, value, field.width)
+    return unsigned(path, value, field.width)
 
 
 def _decode(field: Field, bits: int) -> int | float:

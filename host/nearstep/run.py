@@ -13,6 +13,9 @@ from nearstep.errors import ArgumentError, DeviceError
 MAX_BOUND = 1 << 64
 """Bounds of waits are below it: backends count device cycles in 64 bits."""
 
+BOUND = "an integer from 0 to 2**64 - 1, or None"
+"""What a bound of a wait must be."""
+
 
 class Run(ABC):
     """One run of a kernel, started and perhaps still going.
@@ -83,10 +86,12 @@ class Run(ABC):
 
 def check_bound(max_cycles: int | None) -> None:
     """Raise :class:`ArgumentError` unless ``max_cycles`` can bound a wait."""
-    if max_cycles is None:
-        return
-    is_integer = isinstance(max_cycles, int | np.integer) and not isinstance(max_cycles, bool)
-    if not is_integer or not 0 <= max_cycles < MAX_BOUND:
-        raise ArgumentError(
-            f"max_cycles must be an integer from 0 to 2**64 - 1, or None, not {max_cycles!r}"
-        )
+    if not is_bound(max_cycles):
+        raise ArgumentError(f"max_cycles must be {BOUND}, not {max_cycles!r}")
+
+
+def is_bound(max_cycles: object) -> bool:
+    """Whether ``max_cycles`` can bound a wait: it is :data:`BOUND`."""
+    if isinstance(max_cycles, int | np.integer) and not isinstance(max_cycles, bool):
+        return bool(0 <= max_cycles < MAX_BOUND)
+    return max_cycles is None

@@ -3,7 +3,10 @@
 import importlib.util
 import sys
 import traceback
+from collections import deque
+from collections.abc import Iterator
 from pathlib import Path
+from types import MappingProxyType, ModuleType
 
 from nearstep_hw.rule.errors import RuleError
 from nearstep_hw.rule.rule import Rule
@@ -19,15 +22,18 @@ class RuleFileError(ValueError):
 
 
 def load_rules(path: Path) -> dict[str, Rule]:
-    """Every rule that the Python file at `path` defines, by its name.
+    """Every rule that the Python file at `path` makes, by its name: those that it gives a name, and
+    those in its lists, tuples and dicts.
 
-    The file is run. Rules that it imports from elsewhere are left out.
+    The file is run. Rules that it imports are left out: those that have a name in another module.
 
     Raises
     ------
     RuleFileError
         The file cannot be read or run, or defines no rule, or two of one name.
     """
+    if path.is_dir():
+        raise RuleFileError(f"{path}: a rule is written in a Python file, not in a directory")
     if not path.is_file():
         raise RuleFileError(f"{path}: there is no such file")
     spec = importlib.util.spec_from_file_location("nearstep_rule_file", path)
@@ -38,30 +44,47 @@ def load_rules(path: Path) -> dict[str, Rule]:
     try:
         spec.loader.exec_module(module)
     except RuleError as error:
-        raise RuleFileError(str(error)) from error
+        elsewhere = Path(error.location.file).resolve() != path.resolve()
+        before = f"{_last_line(path, error)}: " if elsewhere else ""
+        raise RuleFileError(f"{before}{error}") from error
     except SyntaxError as error:
-        raise RuleFileError(f"{error.filename}:{error.lineno}: {error.msg}") from error
-    except Exception as error:
-        # Whatever the file does wrong is told by the last of its own lines that ran.
-        lines = [
-            frame.lineno
-            for frame in traceback.extract_tb(error.__traceback__)
-            if Path(frame.filename).resolve() == path.resolve()
-        ]
-        at = f"{path}:{lines[-1]}" if lines else f"{path}"
+        at = f"{path}" if error.lineno is None else f"{error.filename}:{error.lineno}"
+        raise RuleFileError(f"{at}: {error.msg}") from error
+    except (Exception, SystemExit) as error:
         hint = ORDER_HINT if isinstance(error, UnboundLocalError) else ""
-        raise RuleFileError(f"{at}: {type(error).__name__}: {error}{hint}") from error
+        raise RuleFileError(
+            f"{_last_line(path, error)}: {type(error).__name__}: {error}{hint}"
+        ) from error
     finally:
         del sys.modules[spec.name]
     return _own(path, vars(module))
 
 
+def _last_line(path: Path, error: BaseException) -> str:
+    """The last line of the file at `path` that ran: whatever it does wrong is told by that."""
+    lines = [
+        frame.lineno
+        for frame in traceback.extract_tb(error.__traceback__)
+        if Path(frame.filename).resolve() == path.resolve()
+    ]
+    return f"{path}:{lines[-1]}" if lines else f"{path}"
+
+
 def _own(path: Path, names: dict[str, object]) -> dict[str, Rule]:
+    imported = {
+        id(value)
+        for module in tuple(sys.modules.values())
+        if isinstance(module, ModuleType)
+        for value in tuple(vars(module).values())
+        if issubclass(type(value), Rule)
+    }
     rules: dict[str, Rule] = {}
-    for value in names.values():
-        if not isinstance(value, Rule) or value in rules.values():
+    left_out: dict[str, None] = {}
+    for value in _rules_in(tuple(names.values())):
+        if value in rules.values():
             continue
-        if Path(value.location.file).resolve() != path.resolve():
+        if id(value) in imported:
+            left_out[value.name] = None
             continue
         if value.name in rules:
             raise RuleFileError(
@@ -70,5 +93,20 @@ def _own(path: Path, names: dict[str, object]) -> dict[str, Rule]:
             )
         rules[value.name] = value
     if not rules:
-        raise RuleFileError(f"{path}: defines no rule; write NAME = Rule('name', function, ...)")
+        aside = f" of its own, it imports {', '.join(left_out)}" if left_out else ""
+        raise RuleFileError(
+            f"{path}: defines no rule{aside}; write NAME = Rule('name', function, ...)"
+        )
     return rules
+
+
+def _rules_in(value: object) -> Iterator[Rule]:
+    """Rules in lists, tuples and dicts, and in those that they hold."""
+    pending, seen = deque([value]), set[int]()
+    while pending:
+        each = pending.popleft()
+        if isinstance(each, Rule):
+            yield each
+        elif isinstance(each, list | tuple | dict | MappingProxyType) and id(each) not in seen:
+            seen.add(id(each))
+            pending.extend(each if isinstance(each, list | tuple) else each.values())

@@ -72,6 +72,36 @@ def test_options_of_the_simulation_are_checked(option, message):
         nearstep.open(f"sim:axdimm?{option}")
 
 
+@pytest.mark.parametrize(
+    ("url", "option", "value", "reason"),
+    [
+        ("smartssd?chunk_bytes=1000", "chunk_bytes", "1000", "must be a power of two from 512"),
+        ("smartssd?memory_bytes=4096", "memory_bytes", "4096", "must hold 2 chunks .*, 131072,"),
+        ("smartssd?memory_bytes=100000&lanes=4", "memory_bytes", "100000", "must hold 2 chunks"),
+        ("smartssd?memory_bytes=1000000", "memory_bytes", "1000000", "must be a power of two"),
+        ("smartssd?lanes=4&chunk_bytes=1", "chunk_bytes", "1", "must be a power of two from 128"),
+        ("smartssd?subgroup_elements=5", "subgroup_elements", "5", "must be a multiple of a chunk"),
+        ("axdimm?block_bytes=1000&lanes=4", "block_bytes", "1000", "must be a power of two"),
+        ("axdimm?channels=3", "channels", "3", "must be one of"),
+        ("axdimm?channels=2&lanes=4", "lanes", "4", "must be 16"),
+    ],
+)
+def test_the_option_at_fault_is_named_as_the_user_knows_it(url, option, value, reason):
+    with pytest.raises(
+        OptionError, match=rf"option {option}='{value}': {option} {reason}"
+    ) as caught:
+        nearstep.open(f"golden:{url}")
+    assert (caught.value.option, caught.value.value) == (option, value)
+
+
+def test_options_that_do_not_go_together_are_all_named():
+    given = "memory_bytes=1MiB&chunk_bytes=256KiB"
+    with pytest.raises(OptionError, match=r"option memory_bytes='1MiB': memory_bytes must hold"):
+        nearstep.open(f"golden:smartssd?{given}")
+    with pytest.raises(OptionError, match=r"option combination='lanes=1&scan=no': compression nee"):
+        nearstep.open("golden:smartssd?lanes=1&scan=no")
+
+
 def test_options_of_another_backend_are_unknown():
     with pytest.raises(OptionError, match="no such option"):
         nearstep.open("golden:axdimm?memory=ideal")

@@ -52,6 +52,15 @@ def test_the_card_has_the_map_of_its_updater() -> None:
     assert json.loads(done.stdout)["hash"] == adam_kernel_map(kernel).hash()
 
 
+@pytest.mark.parametrize("form", FORMATS)
+def test_a_kernel_of_several_rules_is_named_by_them(form: str) -> None:
+    card, dimm = run("smartssd", "--format", form).stdout, run("axdimm", "--format", form).stdout
+    text = "An update kernel near the memory; rules: adam, sgd, sgd_momentum, adagrad."
+    assert text in " ".join(card.replace(" * ", " ").split())
+    assert "AXDIMM" not in card
+    assert "An Adam/AdamW kernel near the memory (AXDIMM paper" in dimm
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -68,6 +68,14 @@ def test_a_mistake_ends_with_its_line(tmp_path: Path) -> None:
     assert f"{path}:2: Unknown state, input, scalar or switch 'lr'" in result.output
 
 
+def test_a_file_that_exits_has_failed(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text("import sys\nsys.exit(0)\n")
+    result = _run(path)
+    assert result.exit_code == 1
+    assert f"error: {path}:2: SystemExit: 0" in result.output
+
+
 @pytest.mark.parametrize(("count", "block"), [(1, 4), (15, 4), (16 * 4 * 3 + 1, 4), (5000, 16)])
 def test_units_behind_a_port_write_every_element_once_within_the_bound(
     count: int, block: int

@@ -58,7 +58,8 @@ def parse_options(kind: type[Options], device: str, options: Mapping[str, str]) 
 
     Fields may be ``int`` (decimal, ``0x``, ``_``, suffixes KiB, MiB, GiB), ``float``,
     ``bool``, ``str``, a ``Literal`` of strings, or one of those ``| None``. ``ValueError`` of the
-    dataclass's own checks becomes an :class:`OptionError`.
+    dataclass's own checks becomes an :class:`OptionError`, of the option that its message begins
+    with, or of the only one, or of ``combination``.
 
     Raises
     ------
@@ -78,7 +79,10 @@ def parse_options(kind: type[Options], device: str, options: Mapping[str, str]) 
         raise
     except ValueError as error:
         given = "&".join(f"{name}={text}" for name, text in options.items())
-        raise OptionError(device, "combination", given, str(error)) from error
+        named = str(error).partition(" ")[0]
+        wrong = {name: text for name, text in options.items() if name == named or len(options) == 1}
+        option, value = next(iter(wrong.items()), ("combination", given))
+        raise OptionError(device, option, value, str(error)) from error
 
 
 def _parse(hint: Any, device: str, name: str, text: str) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from numbers import Real
+from typing import TypeGuard
 
 import numpy as np
 
@@ -45,9 +46,14 @@ def real(name: str, value: object) -> float:
     ------
     ArgumentError
     """
-    if isinstance(value, bool | np.bool_) or not isinstance(value, Real):
+    if not is_real(value):
         raise ArgumentError(f"{name} must be a number, not {value!r}")
     try:
         return float(value)
     except OverflowError:
         return math.inf
+
+
+def is_real(value: object) -> TypeGuard[Real]:
+    """Whether ``value`` is a real number, of Python or numpy; a truth value is none."""
+    return isinstance(value, Real) and not isinstance(value, bool | np.bool_)

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from nearstep.backends.base import Backend
 from nearstep.buffer import Buffer
 from nearstep.device import Device
 from nearstep.errors import ArgumentError, BusyError, DeviceError, MismatchError
+from nearstep.kernel.arguments import (
+    ARGUMENTS,
+    RuleArguments,
+    adagrad_arguments,
+    adam_arguments,
+    sgd_arguments,
+)
 from nearstep.kernel.buffers import check_buffer, check_float32, check_size, common_channel
 from nearstep.kernel.channel import KernelChannel
-from nearstep.kernel.checks import check_hyperparameters, check_scalars
 from nearstep.kernel.command import COPY_OUT, INDEX, READ_ONLY, Command
 from nearstep.kernel.copy_out import CopyOut
 from nearstep.kernel.gradient import Gradient
@@ -21,10 +27,7 @@ from nearstep.kernel.run import KernelRun, ScanRun, UpdateRun
 from nearstep.registers import Registers
 from nearstep_hw.axdimm.config import AdamKernelConfig
 from nearstep_hw.axdimm.registers import Operation
-from nearstep_hw.rule.adagrad import adagrad_scalars
-from nearstep_hw.rule.adam import ORDERS
 from nearstep_hw.rule.scale import GRADIENT, GRADIENT_SCALE
-from nearstep_hw.rule.sgd import sgd_momentum_scalars, sgd_scalars
 
 Started = TypeVar("Started", bound=KernelRun)
 
@@ -177,14 +180,18 @@ class KernelDevice(Device):
             The run before this one on the channel has not ended.
         ClosedDeviceError
         """
-        check_hyperparameters(step, betas, lr=lr, eps=eps, weight_decay=weight_decay)
-        _, scalars_of = ORDERS[self.config.order]
-        scalars = scalars_of(lr, betas, eps, weight_decay, step, decoupled)
-        given = f"{lr=}, {betas=}, {eps=}, {weight_decay=}, {step=}"
+        arguments = adam_arguments(
+            self.config.order,
+            step=step,
+            lr=lr,
+            betas=betas,
+            eps=eps,
+            weight_decay=weight_decay,
+            decoupled=decoupled,
+        )
         gradient = Gradient(gradient_format, gradient_scale)
         copy = CopyOut(copy_out, copy_out_format)
-        arrays = {"p": p, "m": m, "v": v}
-        return self._update("adam", arrays, g, scalars, given, gradient, copy)
+        return self._update(arguments, {"p": p, "m": m, "v": v}, g, gradient, copy)
 
     def sgd(
         self,
@@ -222,22 +229,21 @@ class KernelDevice(Device):
         ArgumentError, ModeError, BusyError, ClosedDeviceError
             As :meth:`adam`; and the kernel does not have the rule.
         """
-        check_hyperparameters(
-            1, (0.0, 0.0), lr=lr, momentum=momentum, dampening=dampening, weight_decay=weight_decay
+        arguments = sgd_arguments(
+            self.config.order,
+            lr=lr,
+            momentum=momentum,
+            dampening=dampening,
+            weight_decay=weight_decay,
+            nesterov=nesterov,
+            first=first,
         )
-        if nesterov and (momentum == 0.0 or dampening != 0.0):
-            raise ArgumentError("nesterov needs a momentum and no dampening")
         if (m is None) != (momentum == 0.0):
             raise ArgumentError(f"m must be given if and only if momentum is not 0, not {momentum}")
-        given = f"{lr=}, {momentum=}, {dampening=}, {weight_decay=}"
         gradient = Gradient(gradient_format, gradient_scale)
         copy = CopyOut(copy_out, copy_out_format)
-        if m is None:
-            scalars = sgd_scalars(lr, weight_decay)
-            return self._update("sgd", {"p": p}, g, scalars, given, gradient, copy)
-        scalars = sgd_momentum_scalars(lr, momentum, dampening, weight_decay, nesterov, first)
-        arrays = {"p": p, "m": m}
-        return self._update("sgd_momentum", arrays, g, scalars, given, gradient, copy)
+        states = {"p": p} if m is None else {"p": p, "m": m}
+        return self._update(arguments, states, g, gradient, copy)
 
     def adagrad(
         self,
@@ -273,15 +279,17 @@ class KernelDevice(Device):
         ArgumentError, ModeError, BusyError, ClosedDeviceError
             As :meth:`adam`; and the kernel does not have the rule.
         """
-        check_hyperparameters(
-            step, (0.0, 0.0), lr=lr, lr_decay=lr_decay, weight_decay=weight_decay, eps=eps
+        arguments = adagrad_arguments(
+            self.config.order,
+            step=step,
+            lr=lr,
+            lr_decay=lr_decay,
+            weight_decay=weight_decay,
+            eps=eps,
         )
-        scalars = adagrad_scalars(lr, lr_decay, weight_decay, eps, step)
-        given = f"{lr=}, {lr_decay=}, {weight_decay=}, {eps=}, {step=}"
         gradient = Gradient(gradient_format, gradient_scale)
         copy = CopyOut(copy_out, copy_out_format)
-        arrays = {"p": p, "v": v}
-        return self._update("adagrad", arrays, g, scalars, given, gradient, copy)
+        return self._update(arguments, {"p": p, "v": v}, g, gradient, copy)
 
     def scan(self, g: Buffer, gradient_format: str | None = None) -> ScanRun:
         """Start reading gradients alone, and return at once: whether all are finite, and their sum
@@ -317,27 +325,25 @@ class KernelDevice(Device):
 
     def _update(
         self,
-        rule: str,
+        arguments: RuleArguments,
         states: Mapping[str, Buffer],
         g: Buffer | Pairs,
-        scalars: Mapping[str, float | int],
-        given: str,
         gradient: Gradient,
         copy_out: CopyOut,
     ) -> UpdateRun:
-        """Start a rule, if everything is as it should be; ``given`` are its arguments, as text."""
+        """Start a rule, if everything is as it should be."""
+        rule = arguments.rule
         self.check_open(f"run {rule}")
         self.check_rule(rule)
         gradient.check(self.config)
         copy_out.check(self.config)
         if self.config.gradient_scale:
-            scalars = {**scalars, GRADIENT_SCALE: gradient.scale}
-            given = f"{given}, gradient_scale={gradient.scale}"
+            arguments = arguments.also(GRADIENT_SCALE, gradient.scale)
         pairs, value = (g, g.value) if isinstance(g, Pairs) else (None, g)
         if pairs is not None:
             pairs.check(self.config)
         buffers = self._checked_buffers(rule, states, value, pairs, gradient, copy_out)
-        check_scalars(scalars, given)
+        arguments.check()
         return self._start(
             UpdateRun,
             rule,
@@ -352,7 +358,7 @@ class KernelDevice(Device):
                 form="none" if pairs is None else pairs.form,
                 pairs=0 if pairs is None else pairs.size,
                 rule=rule,
-                scalars=scalars,
+                scalars=arguments.scalars,
             ),
         )
 
@@ -391,6 +397,18 @@ class KernelDevice(Device):
                 f"rule must be one that the kernel has ({', '.join(self.config.rules)}), "
                 f"not {rule}: name it in the device's rules="
             )
+
+    def check_arguments(self, rule: str, **arguments: Any) -> None:
+        """Raise :class:`ArgumentError` unless a run of the rule could have these numbers.
+
+        Parameters
+        ----------
+        rule: str
+        **arguments: Any
+            Every number and switch of the rule's method, as it is given there.
+        """
+        self.check_rule(rule)
+        ARGUMENTS[rule](self.config.order, **arguments).check()
 
     def check_reach(self, buffer: Buffer, action: str) -> None:
         self.channels[self.channel_of(buffer)].check_reach(f"{action} {buffer!r}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -28,6 +29,26 @@ def check_parameter(name: str, parameter: Tensor) -> None:
         raise ParameterError(name, "dense", parameter.layout)
     if parameter.device.type != "cpu":
         raise ParameterError(name, "on the CPU", f"on {parameter.device}")
+    if shares_memory(parameter):
+        strides = f"of strides {parameter.stride()} and shape {tuple(parameter.shape)}"
+        raise ParameterError(name, "a tensor whose elements share no memory", strides)
+
+
+def shares_memory(tensor: Tensor) -> bool:
+    """Whether two elements of a dense tensor are the same memory."""
+    if tensor.numel() == 0:
+        return False
+    reach, nested = 0, True
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1:
+            if stride == 0:
+                return True
+            nested &= stride > reach
+            reach += (size - 1) * stride
+    if nested:
+        return False
+    places = torch.arange(reach + 1).as_strided(tensor.shape, tensor.stride())
+    return bool(np.unique(places.numpy()).size < tensor.numel())
 
 
 def check_gradient(name: str, parameter: Tensor, gradient: Tensor) -> None:

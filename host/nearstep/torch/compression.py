@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -10,6 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from nearstep.kernel.checks import is_real, real
 from nearstep.torch import convert
 from nearstep.torch.errors import HyperparameterError
 from nearstep.torch.topk import kept_of, largest
@@ -72,15 +74,11 @@ class Compression:
     format: str = "fp32"
 
     def __post_init__(self) -> None:
-        share = self.share
-        number = isinstance(share, int | float) and not isinstance(share, bool)
-        if not (number and 0.0 < share <= 1.0):
-            raise HyperparameterError("compression", "a share above 0 and at most 1", share)
-        if self.form not in FORMS:
-            raise HyperparameterError("compression_form", f"one of {FORMS}", self.form)
-        if self.format not in convert.NAMES.values():
-            expected = f"one of {tuple(convert.NAMES.values())}"
-            raise HyperparameterError("compression_format", expected, self.format)
+        share = real("compression", self.share) if is_real(self.share) else math.nan
+        if not 0.0 < share <= 1.0:
+            raise HyperparameterError("compression", "a share above 0 and at most 1", self.share)
+        check_pairs(self.form, self.format)
+        object.__setattr__(self, "share", share)
 
     def kept_of(self, size: int) -> int:
         """Elements that are kept of a gradient of ``size`` elements."""
@@ -113,3 +111,12 @@ class Compression:
         limit = np.float32(_LIMITS[self.format])
         bounded = np.where(np.isinf(values), values, np.clip(values, -limit, limit))
         return convert.narrow(bounded, self.format)
+
+
+def check_pairs(form: object, format: object) -> None:
+    """Raise :class:`HyperparameterError` unless there are a form and a format of this name."""
+    if form not in FORMS:
+        raise HyperparameterError("compression_form", f"one of {FORMS}", form)
+    if format not in convert.NAMES.values():
+        expected = f"one of {tuple(convert.NAMES.values())}"
+        raise HyperparameterError("compression_format", expected, format)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from nearstep.errors import ArgumentError, NearstepError
 
 
@@ -28,6 +30,18 @@ class HyperparameterError(ArgumentError):
         self.expected = expected
         self.actual = actual
         super().__init__(f"{name} must be {expected}, not {actual!r}")
+
+
+class MissingOptionError(HyperparameterError):
+    """A parameter group without an option that steps need."""
+
+    def __init__(self, name: str, group: Iterable[str]) -> None:
+        self.name = name
+        self.expected = "given"
+        self.actual = sorted(group)
+        ArgumentError.__init__(
+            self, f"a parameter group must have {name}, not only {', '.join(self.actual)}"
+        )
 
 
 class ParameterError(ArgumentError, TypeError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import weakref
 from abc import abstractmethod
 from collections import defaultdict
@@ -19,7 +20,12 @@ from nearstep.placement import LINE_ELEMENTS, Extent, Placement
 from nearstep.run import Run
 from nearstep.torch import options
 from nearstep.torch.checks import check_gradient, check_parameter, label
-from nearstep.torch.errors import InterruptedStepError, ParameterError
+from nearstep.torch.errors import (
+    HyperparameterError,
+    InterruptedStepError,
+    ParameterError,
+    StateError,
+)
 from nearstep.torch.layout import Layout
 from nearstep.torch.lease import Lease
 from nearstep.torch.pairs import PairSpace
@@ -76,6 +82,10 @@ class DeviceOptimizer(Optimizer):
     @abstractmethod
     def _arrays(self, group: Mapping[str, Any]) -> Mapping[str, float]:
         """Arrays of that rule, each with what its elements are before the first step."""
+
+    @abstractmethod
+    def _arguments(self, group: Mapping[str, Any], phase: Hashable) -> dict[str, Any]:
+        """Numbers and switches of the rule's method on the device, for parameters in one phase."""
 
     @abstractmethod
     def _start(
@@ -153,8 +163,10 @@ class DeviceOptimizer(Optimizer):
 
         Raises
         ------
-        GradientError, ParameterError, StateError, UnsupportedOptionError, OutOfDeviceMemoryError
-            Nothing has been updated.
+        ArgumentError, OutOfDeviceMemoryError
+            Nothing has been updated: an option, a gradient, a parameter or its state is wrong
+            (HyperparameterError, UnsupportedOptionError, GradientError, ParameterError,
+            StateError), or scalar registers cannot hold what follows from the options.
         DeviceError
             The device failed during the update.
         InterruptedStepError
@@ -186,7 +198,7 @@ class DeviceOptimizer(Optimizer):
         super().add_param_group(param_group)
         group = self.param_groups[-1]
         try:
-            self._check_group(group)
+            self._check_group(group, self.defaults)
             parameters = group["params"]
             for index, parameter in enumerate(parameters):
                 check_parameter(label(group, len(self.param_groups) - 1, index), parameter)
@@ -264,7 +276,7 @@ class DeviceOptimizer(Optimizer):
         defaults = (vars(self) | state)["defaults"]
         for group in state["param_groups"]:
             self._complete(group, defaults)
-            self._check_group(group)
+            self._check_group(group, defaults)
         super().__setstate__(state)
         if self._interrupted is not None:
             self.device.reset()
@@ -305,9 +317,10 @@ class DeviceOptimizer(Optimizer):
         """Make a loaded group one of this optimizer's, which has these defaults."""
         options.normalise(group, defaults)
 
-    def _check_group(self, group: Mapping[str, Any]) -> None:
-        """Raise unless the device can make steps with the options of a group."""
+    def _check_group(self, group: Mapping[str, Any], defaults: Iterable[str]) -> None:
+        """Raise unless the device can make steps with the options of a group, of these names."""
         options.reject_unsupported(group)
+        options.check_complete(group, defaults)
         self._check_options(group)
         self.device.check_rule(self._rule(group))
 
@@ -363,24 +376,67 @@ class DeviceOptimizer(Optimizer):
         """State of a parameter that is about to be updated: made, taken over or flushed."""
         arrays = self._arrays(group)
         resident.extent.segment.reserve(self._states(group))
-        state = self.state.get(resident.parameter)
-        if isinstance(state, ParameterState) and state.store is resident and state:
-            state.flush()
-            return state
-        if state:
-            saved = SavedState.of(self.layout, resident.label, resident.parameter, state)
-            ready = self._restore(resident, saved)
+        found = self._checked_state(resident)
+        if isinstance(found, ParameterState):
+            found.flush()
+            return found
+        if found is not None:
+            ready = self._restore(resident, found)
         else:
             resident.reset_moments(arrays)
-            step = torch.zeros((), dtype=torch.float32) if self.layout.counts else None
-            ready = ParameterState(resident, step, self.layout.required)
+            ready = self._first_state(resident)
         self._keep(resident, ready)
         return ready
+
+    def _checked_state(self, resident: Resident) -> ParameterState | SavedState | None:
+        """State of a parameter as it is, or as the user put it there; None if it has none.
+
+        Raises
+        ------
+        StateError
+        """
+        state = self.state.get(resident.parameter)
+        if isinstance(state, ParameterState) and state.store is resident and state:
+            state.check_keys()
+            return state
+        if state:
+            return SavedState.of(self.layout, resident.label, resident.parameter, state)
+        return None
+
+    def _first_state(self, resident: Resident) -> ParameterState:
+        """State before the first step."""
+        step = torch.zeros((), dtype=torch.float32) if self.layout.counts else None
+        return ParameterState(resident, step, self.layout.required)
+
+    def _check_launches(self, parameters: Iterable[tuple[int, Tensor]]) -> None:
+        """Raise unless the scalars of every run fit into their registers; nothing is sent.
+
+        Parameters
+        ----------
+        parameters: Iterable[tuple[int, Tensor]]
+            Those to be updated, each with its group.
+
+        Raises
+        ------
+        ArgumentError, ParameterError, StateError
+        """
+        checked: set[tuple[int, Hashable]] = set()
+        for index, parameter in parameters:
+            group, resident = self.param_groups[index], self._residents[parameter]
+            resident.check_size()
+            state = self._checked_state(resident)
+            if isinstance(state, SavedState):
+                state = ParameterState(resident, state.step, state.moments)
+            phase = self._phase(group, resident, state or self._first_state(resident))
+            if (index, phase) not in checked:
+                arguments = self._arguments(group, phase)
+                self.device.check_arguments(self._rule(group), **arguments)
+                checked.add((index, phase))
 
     def _gradients(self) -> Iterator[tuple[int, Tensor, Tensor]]:
         """Group, parameter and gradient of each parameter that has one; all are checked."""
         for index, group in enumerate(self.param_groups):
-            self._check_group(group)
+            self._check_group(group, self.defaults)
             for position, parameter in enumerate(group["params"]):
                 gradient = parameter.grad
                 if gradient is not None:
@@ -399,6 +455,7 @@ class DeviceOptimizer(Optimizer):
             return
         for index, group in enumerate(self.param_groups):
             self._place(group, (parameter for i, parameter, _ in gradients if i == index))
+        self._check_launches((index, parameter) for index, parameter, _ in gradients)
         updates = dict(self._prepare(*each) for each in gradients)
         loads = self._steps.loads(updates)
         started: list[Run] = []
@@ -427,7 +484,11 @@ class DeviceOptimizer(Optimizer):
     def _scaling(self) -> tuple[float, bool]:
         """What a scaler multiplied the gradients by, and whether it found an infinity or NaN."""
         scale, found = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
-        return 1.0 if scale is None else float(scale), found is not None and bool(found)
+        found_inf = found is not None and bool(found)
+        factor = 1.0 if scale is None else options.scalar("grad_scale", scale)
+        if not (found_inf or (math.isfinite(factor) and factor > 0.0)):
+            raise HyperparameterError("grad_scale", "finite and above 0", factor)
+        return factor, found_inf
 
     def _forget_scaling(self) -> None:
         self._report_inf = None
@@ -477,8 +538,20 @@ def _labels(groups: Iterable[Mapping[str, Any]]) -> dict[Tensor, str]:
 
 
 def _prepare_to_load(_: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
-    """Keep torch from casting moments to the format of 16-bit parameters."""
+    """Keep torch from casting moments to the format of 16-bit parameters.
+
+    Raises
+    ------
+    StateError
+        What was saved is no state of an optimizer.
+    """
+    missing = {"state", "param_groups"} - set(state_dict)
+    if missing:
+        raise StateError("the optimizer", f"have {sorted(missing)}", sorted(map(str, state_dict)))
     known = {key for group in state_dict["param_groups"] for key in group["params"]}
+    for key, value in state_dict["state"].items():
+        if key in known and not isinstance(value, Mapping):
+            raise StateError(f"parameter {key}", "be a mapping", f"a {type(value).__name__}")
     state = {
         key: {name: Verbatim(item) for name, item in value.items()} if key in known else value
         for key, value in state_dict["state"].items()

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Mapping, MutableMapping
+from collections.abc import Container, Iterable, Mapping, MutableMapping
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
-from nearstep.torch.errors import HyperparameterError, UnsupportedOptionError
+from nearstep.torch.errors import (
+    HyperparameterError,
+    MissingOptionError,
+    UnsupportedOptionError,
+)
 
 _REASONS = {
     "amsgrad": "the kernel keeps no running maximum of exp_avg_sq",
@@ -47,6 +52,13 @@ def normalise(group: MutableMapping[str, Any], options: Container[str]) -> None:
             group.setdefault(name, value)
 
 
+def check_complete(group: Mapping[str, Any], options: Iterable[str]) -> None:
+    """Raise :class:`MissingOptionError` for the first of ``options`` that a group lacks."""
+    for option in options:
+        if option not in group:
+            raise MissingOptionError(option, group)
+
+
 def check_not_negative(group: Mapping[str, Any], *names: str) -> None:
     """Raise :class:`HyperparameterError` unless these are finite numbers of at least 0."""
     for name in names:
@@ -75,7 +87,7 @@ def beta_pair(betas: object) -> tuple[float, float]:
 
 
 def scalar(name: str, value: object) -> float:
-    """``value`` as a Python float; a tensor must have one element.
+    """``value`` as a Python float; a tensor must have one element. One too large is infinite.
 
     Raises
     ------
@@ -85,7 +97,17 @@ def scalar(name: str, value: object) -> float:
     if isinstance(value, Tensor):
         if value.numel() != 1:
             raise HyperparameterError(name, "a number or a tensor of one element", value)
-        return float(value.item())
-    if isinstance(value, bool) or not hasattr(value, "__float__"):
+        number = value.item()
+        if isinstance(number, complex):
+            raise HyperparameterError(name, "a real number", number)
+        return float(number)
+    if isinstance(value, bool | np.bool_) or not hasattr(value, "__float__"):
         raise HyperparameterError(name, "a number", value)
-    return float(value)
+    if isinstance(value, np.complexfloating):
+        raise HyperparameterError(name, "a real number", value)
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
+    except (TypeError, ValueError):
+        raise HyperparameterError(name, "a number", value) from None

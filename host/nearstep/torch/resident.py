@@ -110,9 +110,12 @@ class Resident:
         ------
         InterruptedStepError
             It may be part old and part new.
+        ParameterError
+            The parameter has been given another number of elements.
         """
         if self.interrupted is not None:
             raise InterruptedStepError(f"read {key} of {self.label}", self.interrupted)
+        self.check_size()
         array = self.extent.read(self.layout.moments[key])
         self._traffic.moments_up += array.nbytes
         return torch.from_numpy(array).view(self.shape)
@@ -145,8 +148,21 @@ class Resident:
             self.extent.write(name, values)
             self._traffic.moments_down += values.nbytes
 
+    def check_size(self) -> None:
+        """Raise :class:`ParameterError` if the parameter was given another number of elements."""
+        if self.parameter.numel() != self.extent.count:
+            expected = f"of {self.extent.count} elements"
+            raise ParameterError(self.label, expected, self.parameter.numel())
+
     def fetch_master(self) -> Tensor:
-        """The fp32 master as a new tensor; of a 16-bit parameter it has more bits than that."""
+        """The fp32 master as a new tensor; of a 16-bit parameter it has more bits than that.
+
+        Raises
+        ------
+        ParameterError
+            The parameter has been given another number of elements.
+        """
+        self.check_size()
         if self._loaded_master is not None:
             array = convert.merge_master(self._loaded_master, self.parameter)
         elif self._seen is None:
@@ -169,9 +185,8 @@ class Resident:
         ParameterError
             The parameter has been given another number of elements.
         """
+        self.check_size()
         parameter = self.parameter
-        if parameter.numel() != self.extent.count:
-            raise ParameterError(self.label, f"of {self.extent.count} elements", parameter.numel())
         seen = convert.fingerprint(parameter)
         if seen == self._seen:
             return

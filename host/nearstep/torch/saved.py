@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from nearstep.kernel.checks import STEPS
 from nearstep.torch import options
-from nearstep.torch.errors import StateError
+from nearstep.torch.errors import HyperparameterError, StateError
 from nearstep.torch.layout import Layout
 from nearstep.torch.state import RESIDUAL, ParameterState, check_moment, check_residual
 
@@ -87,11 +90,16 @@ def count(label: str, step: object) -> int:
     Raises
     ------
     StateError
-        It is not a whole number of at least 0.
+        It is not a whole number of at least 0, or a run could not have the next one.
     """
-    value = options.scalar("step", step)
-    if not value >= 0 or value != int(value):
-        raise StateError(label, "have a whole number as 'step'", step)
+    try:
+        value = options.scalar("step", step)
+    except HyperparameterError:
+        value = math.nan
+    with np.errstate(over="ignore"):
+        kept = float(np.float32(value))
+    if not 0 <= kept < STEPS or value != int(value):
+        raise StateError(label, "have a whole number below 2**63 as 'step'", step)
     return int(value)
 
 

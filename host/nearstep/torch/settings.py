@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from nearstep.kernel.checks import is_real, real
+from nearstep.run import BOUND, is_bound
 from nearstep.torch.compression import Compression
 from nearstep.torch.errors import HyperparameterError, UnsupportedOptionError
 from nearstep_hw.axdimm.config import AdamKernelConfig
@@ -33,12 +35,15 @@ class Settings:
     max_grad_norm: float | None = None
 
     def __post_init__(self) -> None:
-        norm = self.max_grad_norm
-        if norm is None:
+        if not is_bound(self.max_cycles):
+            raise HyperparameterError("max_cycles", BOUND, self.max_cycles)
+        given = self.max_grad_norm
+        if given is None:
             return
-        number = isinstance(norm, int | float) and not isinstance(norm, bool)
-        if not (number and math.isfinite(norm) and norm >= 0.0):
-            raise HyperparameterError("max_grad_norm", "finite and at least 0", norm)
+        norm = real("max_grad_norm", given) if is_real(given) else math.nan
+        if not (math.isfinite(norm) and norm >= 0.0):
+            raise HyperparameterError("max_grad_norm", "finite and at least 0", given)
+        object.__setattr__(self, "max_grad_norm", norm)
 
     def check(self, kernel: AdamKernelConfig) -> None:
         """Make sure that the kernel can do it.

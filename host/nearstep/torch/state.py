@@ -111,11 +111,8 @@ class ParameterState(dict[str, Any]):
         StateError
             A key was deleted.
         """
-        layout = self._store.layout
-        for key in layout.keys:
-            if key not in self:
-                raise StateError(self._store.label, f"have {key!r}", sorted(self.keys()))
-        for key in layout.moments:
+        self.check_keys()
+        for key in self._store.layout.moments:
             value = super().get(key)
             if value is None or value is _ON_DEVICE:
                 continue
@@ -123,6 +120,12 @@ class ParameterState(dict[str, Any]):
                 self._store.send(key, value)
             super().__setitem__(key, _ON_DEVICE)
         self._fetched.clear()
+
+    def check_keys(self) -> None:
+        """Raise :class:`StateError` if a key was deleted that state always has."""
+        for key in self._store.layout.keys:
+            if key not in self:
+                raise StateError(self._store.label, f"have {key!r}", sorted(self.keys()))
 
     def snapshot(self) -> dict[str, Any]:
         """A plain dict with values of its own: a copy of ``step``, moments fetched afresh."""

@@ -139,7 +139,7 @@ def adam_kernel_map(config: AdamKernelConfig) -> RegisterMap:
     """
     return block_map(
         "adam",
-        doc="An Adam/AdamW kernel near the memory (AXDIMM paper, section 3.3).",
+        doc=_doc(config),
         ident=IDENT,
         version=VERSION,
         capabilities=_capabilities(config),
@@ -158,6 +158,14 @@ def adam_kernel_map(config: AdamKernelConfig) -> RegisterMap:
             ],
         ],
     )
+
+
+def _doc(config: AdamKernelConfig) -> str:
+    """What a kernel is."""
+    if config.rules == ("adam",):
+        return "An Adam/AdamW kernel near the memory (AXDIMM paper, section 3.3)."
+    rules = ", ".join(config.rules)
+    return f"An update kernel near the memory; rules: {rules}."
 
 
 def device_maps(config: AdamKernelConfig) -> dict[str, tuple[int, RegisterMap]]:

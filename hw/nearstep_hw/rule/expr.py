@@ -60,7 +60,7 @@ class Expression:
     bits : int
         Pattern of a constant; 0 for everything else.
     location : Location
-        The line which wrote this expression.
+        The line which wrote this expression; of a parameter, that of the rule's function.
     """
 
     __slots__ = ("bits", "location", "name", "op", "operands")

@@ -1,6 +1,7 @@
 """An update rule: named arrays and scalars, and the arithmetic between them."""
 
 import inspect
+import sys
 from collections.abc import Callable, Mapping, Sequence
 
 from .errors import (
@@ -38,8 +39,8 @@ class Rule:
     name : str
         A Python identifier; names modules and generated files.
     definition : callable
-        Its parameters are the names of states, inputs, scalars and switches, in any order. The
-        order of states and inputs there is the order of the ports.
+        A function. Its parameters are the names of states, inputs, scalars and switches, in any
+        order. The order of states and inputs there is the order of the ports.
     states : sequence of str
         Arrays read and written.
     inputs : sequence of str
@@ -79,7 +80,13 @@ class Rule:
         switches: Sequence[str] = (),
     ) -> None:
         self.definition = definition
-        code = definition.__code__
+        code = getattr(definition, "__code__", None)
+        if code is None:
+            caller = sys._getframe(1)
+            raise RuleTypeError(
+                f"The definition must be a function, not {definition!r}",
+                Location(caller.f_code.co_filename, caller.f_lineno),
+            )
         self.location = Location(code.co_filename, code.co_firstlineno)
         self.name = name
         self.states = tuple(states)
@@ -123,7 +130,7 @@ class Rule:
             *self.states, *self.inputs, *self.outputs, *self.scalars, *self.switches
         )  # fmt: skip
         for each in (self.name, *declared):
-            if not (each.isidentifier() and each.isascii()):
+            if not (isinstance(each, str) and each.isidentifier() and each.isascii()):
                 raise RuleError(f"Name must be an ASCII identifier, not {each!r}", self.location)
             if each in _RESERVED:
                 raise RuleError(f"Name {each!r} is that of a control port", self.location)
@@ -135,9 +142,13 @@ class Rule:
             raise RuleError(f"Rule {self.name!r} writes nothing", self.location)
 
     def _leaf(self, name: str) -> Value | Condition:
+        leaf: Value | Condition
         if name in self.switches:
-            return Condition("switch", name=name)
-        return Value("scalar" if name in self.scalars else "array", name=name)
+            leaf = Condition("switch", name=name)
+        else:
+            leaf = Value("scalar" if name in self.scalars else "array", name=name)
+        leaf.location = self.location
+        return leaf
 
     def _checked(self, returned: object) -> dict[str, Value]:
         if not isinstance(returned, Mapping):

@@ -1,6 +1,7 @@
 """Configuration of a SmartSSD card, and where its registers are: plain data."""
 
 from dataclasses import dataclass
+from functools import cache
 
 from nearstep_hw.axdimm.config import ELEMENT_BYTES, AdamKernelConfig, ConfigError
 from nearstep_hw.axdimm.registers import adam_kernel_map
@@ -82,7 +83,7 @@ class SmartssdConfig:
 
     def maps(self) -> dict[str, tuple[int, RegisterMap]]:
         """Register blocks: name to offset in BAR0 and register map."""
-        return {"updater0": (0, adam_kernel_map(self.kernel))}
+        return {"updater0": (0, _updater_map(self.kernel))}
 
     @staticmethod
     def largest_subgroup(kernel: AdamKernelConfig, memory_bytes: int) -> int:
@@ -92,3 +93,8 @@ class SmartssdConfig:
         share = memory_bytes // (SUBGROUPS_HELD * ELEMENT_BYTES * len(kernel.arrays))
         chunks = share // kernel.block_elements * kernel.block_elements
         return min(SmartssdConfig.subgroup_elements, chunks)
+
+
+@cache
+def _updater_map(kernel: AdamKernelConfig) -> RegisterMap:
+    return adam_kernel_map(kernel)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from nearstep.backends.emulated import EmulatedBackend
 from nearstep.errors import OutOfBoundsError, RegisterAccessError
+from nearstep.registers import unsigned
 from nearstep_hw.smartssd.config import SmartssdConfig
 
 LINK_WORD_BYTES = 4
@@ -128,11 +129,14 @@ class BarBackend(EmulatedBackend):
         ------
         RegisterAccessError
             The BAR does not take the size or the alignment. Nothing was written.
+        FieldValueError
+            ``value`` is no integer of ``nbytes`` bytes, from 0. Nothing was written.
         OutOfBoundsError, BusError, PostedWriteError
         """
         self.check_register(address, nbytes)
+        bits = unsigned(f"{nbytes} bytes of registers at {address:#x}", value, 8 * nbytes)
         for index in range(nbytes // 4):
-            self.write_register(address + 4 * index, value >> 32 * index & 0xFFFF_FFFF)
+            self.write_register(address + 4 * index, bits >> 32 * index & 0xFFFF_FFFF)
 
     def check_register(self, address: int, nbytes: int = 4) -> None:
         """Raise unless BAR0 takes an access like this."""

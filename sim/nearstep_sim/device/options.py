@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from nearstep_hw.axdimm.config import AdamKernelConfig
+from nearstep_hw.axdimm.config import AdamKernelConfig, ConfigError
 from nearstep_hw.axdimm.dimm import DimmConfig
 from nearstep_hw.coarse.config import MAX_DEVICES, CoarseConfig
 from nearstep_hw.dram.address import DEFAULT_MAPPING
-from nearstep_hw.smartssd.config import UPDATER, SmartssdConfig
+from nearstep_hw.smartssd.config import SUBGROUPS_HELD, UPDATER, SmartssdConfig
 from nearstep_sim.link.faults import LinkOptionError, LinkOptions
 
 DDR4 = "ddr4-1600"
@@ -179,10 +179,22 @@ class CardOptions(KernelOptions):
         ------
         nearstep_hw.axdimm.config.ConfigError
         """
-        kernel = replace(self.kernel_of(self.chunk_bytes), windows=UPDATER.windows)
+        try:
+            kernel = replace(self.kernel_of(self.chunk_bytes), windows=UPDATER.windows)
+        except ConfigError as error:
+            text = str(error)
+            if not text.startswith("block_bytes "):
+                raise
+            raise ConfigError(f"chunk_{text.removeprefix('block_')}") from None
         elements = self.subgroup_elements
         if elements is None:
             elements = SmartssdConfig.largest_subgroup(kernel, self.memory_bytes)
+            if elements <= 0:
+                least = SUBGROUPS_HELD * len(kernel.arrays) * self.chunk_bytes
+                raise ConfigError(
+                    f"memory_bytes must hold {SUBGROUPS_HELD} chunks of {self.chunk_bytes} bytes "
+                    f"of each of {len(kernel.arrays)} arrays, {least}, not {self.memory_bytes}"
+                )
         return SmartssdConfig(
             kernel=kernel, memory_bytes=self.memory_bytes, subgroup_elements=elements
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
@@ -10,7 +11,9 @@ from nearstep.errors import ArgumentError, OptionError, OutOfDeviceMemoryError, 
 from nearstep.torch.errors import (
     GradientError,
     HyperparameterError,
+    MissingOptionError,
     ParameterError,
+    StateError,
     UnsupportedOptionError,
 )
 
@@ -66,6 +69,10 @@ def test_fused_is_accepted(fused, device):
         (r"betas\[1\]", {"betas": (0.9, -0.1)}),
         ("betas", {"betas": 0.9}),
         ("betas", {"betas": (0.9,)}),
+        ("lr", {"lr": torch.tensor(1j)}),
+        ("lr", {"lr": np.ones(2)}),
+        ("lr", {"lr": 10**400}),
+        ("eps", {"eps": np.complex64(1)}),
     ],
 )
 def test_a_bad_hyperparameter_is_refused_by_name(name, options, device):
@@ -84,6 +91,85 @@ def test_a_learning_rate_that_became_nan_is_refused_before_anything_is_updated(d
         optimizer.step()
     assert torch.equal(p, torch.ones(16))
     assert optimizer.traffic.launches == 0
+
+
+KINDS = {
+    "AdamW": nearstep.optim.AdamW,
+    "SGD": nearstep.optim.SGD,
+    "Adagrad": nearstep.optim.Adagrad,
+}
+
+
+@pytest.mark.parametrize(
+    ("option", "value"), [("lr", 1e39), ("weight_decay", 1e39), ("weight_decay", 10**38 * 10)]
+)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_number_that_no_register_holds_is_refused_before_the_first_run(
+    kind, option, value, many_rules
+):
+    p, q = parameter(16), parameter(16)
+    more = {"momentum": 0.9} if kind == "SGD" else {}
+    optimizer = KINDS[kind]([{"params": [p]}, {"params": [q]}], device=many_rules, lr=0.5, **more)
+    p.grad, q.grad = torch.ones(16), torch.ones(16)
+    good = optimizer.param_groups[1][option]
+    optimizer.param_groups[1][option] = value
+    with pytest.raises(ArgumentError, match="would overflow binary32"):
+        optimizer.step()
+    assert optimizer.traffic.launches == 0
+    assert optimizer.traffic.gradients_down == 0
+    assert torch.equal(p, torch.ones(16))
+    optimizer.param_groups[1][option] = good
+    optimizer.step()
+    assert torch.equal(p, q)
+    assert not torch.equal(p, torch.ones(16))
+
+
+def test_state_that_the_user_spoilt_is_refused_before_anything_is_sent(device):
+    p, q = parameter(16), parameter(16)
+    optimizer = nearstep.optim.AdamW([{"params": [p]}, {"params": [q]}], device=device)
+    p.grad, q.grad = torch.ones(16), torch.ones(16)
+    optimizer.step()
+    down, after = optimizer.traffic.gradients_down, p.detach().clone()
+    optimizer.state[q]["step"] = torch.tensor(2.0**63)
+    with pytest.raises(StateError, match="below"):
+        optimizer.step()
+    optimizer.state[q] = {"step": 1}
+    with pytest.raises(StateError, match="exp_avg"):
+        optimizer.step()
+    assert optimizer.traffic.gradients_down == down
+    assert torch.equal(p, after)
+
+
+@pytest.mark.parametrize("option", ["lr", "betas", "amsgrad", "decoupled_weight_decay"])
+def test_an_option_that_was_deleted_is_missed_by_name(option, device):
+    p = parameter(16)
+    optimizer = nearstep.optim.AdamW([p], device=device)
+    p.grad = torch.ones(16)
+    value = optimizer.param_groups[0].pop(option)
+    with pytest.raises(MissingOptionError, match=f"must have {option}, not only "):
+        optimizer.step()
+    assert optimizer.traffic.gradients_down == 0
+    optimizer.param_groups[0][option] = value
+    optimizer.step()
+
+
+@pytest.mark.parametrize("max_cycles", [-5, "x", 1.5, True, 1 << 64])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_bound_that_is_none_is_refused_by_the_constructor(kind, max_cycles, many_rules):
+    free = many_rules.free_bytes
+    with pytest.raises(
+        HyperparameterError, match=r"^max_cycles must be an integer from 0"
+    ) as caught:
+        KINDS[kind]([parameter(4)], device=many_rules, max_cycles=max_cycles)
+    assert caught.value.actual == max_cycles
+    assert many_rules.free_bytes == free
+
+
+@pytest.mark.parametrize("option", ["compression_form", "compression_format"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_form_of_pairs_that_is_none_is_refused_without_compression_too(kind, option, many_rules):
+    with pytest.raises(HyperparameterError, match=rf"^{option} must be one of .* not 'fp8'"):
+        KINDS[kind]([parameter(4)], device=many_rules, **{option: "fp8"})
 
 
 def test_the_device_must_be_named():
@@ -136,6 +222,37 @@ def test_a_parameter_of_another_dtype_is_refused(dtype, device):
 def test_a_parameter_elsewhere_is_refused(device):
     with pytest.raises(ParameterError, match="on the CPU, not on meta"):
         nearstep.optim.AdamW([torch.ones(4, device="meta", requires_grad=True)], device=device)
+
+
+SHARED = {
+    "one element": lambda: torch.ones(1).expand(32),
+    "a column": lambda: torch.ones(4, 1).expand(4, 8),
+    "windows": lambda: torch.ones(16).unfold(0, 4, 2),
+}
+
+
+@pytest.mark.parametrize("shared", SHARED)
+def test_a_parameter_whose_elements_share_memory_is_refused(shared, device):
+    p = torch.nn.Parameter(SHARED[shared]())
+    with pytest.raises(ParameterError, match=r"parameter 0 of group 0 .* share no memory"):
+        nearstep.optim.AdamW([p], device=device)
+
+
+STRIDED = {
+    "a transpose": lambda: torch.ones(4, 8).t(),
+    "every other": lambda: torch.ones(16)[::2],
+    "interleaved": lambda: torch.ones(32).as_strided((3, 4), (2, 3)),
+    "empty": lambda: torch.ones(1).expand(0),
+}
+
+
+@pytest.mark.parametrize("strided", STRIDED)
+def test_a_strided_parameter_is_taken(strided, device):
+    p = torch.nn.Parameter(STRIDED[strided]())
+    optimizer = nearstep.optim.AdamW([p], device=device)
+    p.grad = torch.ones(p.shape)
+    optimizer.step()
+    assert bool((p < 1.0).all())
 
 
 @pytest.mark.filterwarnings("ignore:optimizer contains a parameter group with duplicate")

@@ -391,6 +391,14 @@ def test_a_share_that_is_none_is_refused(kind, device):
             pair(kind, [p], [p], device, compression=share)
 
 
+def test_a_share_of_any_real_number_is_taken(device):
+    p = torch.zeros(16, requires_grad=True)
+    optimizer = nearstep.optim.SGD([p], device=device, compression=np.float32(0.25))
+    p.grad = torch.arange(16.0)
+    optimizer.step()
+    assert optimizer.traffic.pairs == 4
+
+
 @pytest.mark.parametrize(
     ("url", "options", "text"),
     [

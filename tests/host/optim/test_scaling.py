@@ -469,3 +469,28 @@ def test_a_scan_that_fails_has_updated_nothing_and_the_step_may_be_repeated(
     scaler.update()
     reference.step()
     assert_equal_bits(ours, theirs, optimizer, reference)
+
+
+@pytest.mark.parametrize("scaler", SCALERS)
+def test_a_scale_of_zero_is_refused(scaler, device, make_parameters, give_gradients):
+    ours = make_parameters()
+    optimizer = nearstep.optim.AdamW(ours, device=device)
+    zero = SCALERS[scaler]("cpu", init_scale=0.0)
+    zero.scale(torch.ones(()))
+    give_gradients(ours)
+    with pytest.raises(HyperparameterError, match=r"^grad_scale must be finite and above 0, not 0"):
+        zero.step(optimizer)
+    assert optimizer.traffic.gradients_down == 0
+    optimizer.step()
+    assert optimizer.traffic.steps == 1
+
+
+def test_a_bound_of_any_real_number_is_taken(device, make_parameters, give_gradients):
+    ours, same = make_parameters(), make_parameters()
+    give_gradients(ours, same)
+    nearstep.optim.AdamW(ours, device=device, max_grad_norm=np.float32(1)).step()
+    nearstep.optim.AdamW(same, device=device, max_grad_norm=1.0).step()
+    assert all(torch.equal(a, b) for a, b in zip(ours, same, strict=True))
+    for bad in (10**400, np.bool_(True), "1"):
+        with pytest.raises(HyperparameterError, match=r"^max_grad_norm must be finite"):
+            nearstep.optim.AdamW(make_parameters(), device=device, max_grad_norm=bad)

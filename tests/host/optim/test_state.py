@@ -5,13 +5,19 @@ from __future__ import annotations
 import copy
 import gc
 import io
+import math
 import pickle
 
 import pytest
 import torch
 
 import nearstep
-from nearstep.torch.errors import StateError, UnsupportedOptionError
+from nearstep.torch.errors import (
+    MissingOptionError,
+    ParameterError,
+    StateError,
+    UnsupportedOptionError,
+)
 from nearstep.torch.state import ParameterState
 
 
@@ -392,3 +398,63 @@ def test_keys_of_the_user_are_kept(trained, device):
     second = nearstep.optim.AdamW(clone(ours), device=device)
     second.load_state_dict(optimizer.state_dict())
     assert second.state[second.param_groups[0]["params"][0]]["note"] == "mine"
+
+
+def _with_step(step):
+    def change(state):
+        state["state"][0]["step"] = step
+
+    return change
+
+
+def _without(*path):
+    def change(state):
+        for key in path[:-1]:
+            state = state[key]
+        del state[path[-1]]
+
+    return change
+
+
+def _with_text(state):
+    state["state"][0] = "x"
+
+
+BAD_CHECKPOINTS = {
+    "infinite step": (_with_step(math.inf), StateError, "below 2"),
+    "step of a text": (_with_step("x"), StateError, "'step', not x"),
+    "step that no run can have": (_with_step(2.0**63), StateError, "below 2"),
+    "step that fp32 rounds up to it": (_with_step(2.0**63 - 1024), StateError, "below 2"),
+    "group without lr": (_without("param_groups", 0, "lr"), MissingOptionError, "have lr"),
+    "group without betas": (_without("param_groups", 0, "betas"), MissingOptionError, "have betas"),
+    "text as state": (_with_text, StateError, "parameter 0 must be a mapping, not a str"),
+    "no groups": (_without("param_groups"), StateError, "have .'param_groups'."),
+}
+
+
+@pytest.mark.parametrize("bad", BAD_CHECKPOINTS)
+def test_a_checkpoint_that_no_step_can_follow_is_refused_and_changes_nothing(bad, trained):
+    _, _, optimizer, _ = trained
+    change, error, text = BAD_CHECKPOINTS[bad]
+    before, spoilt = optimizer.state_dict(), optimizer.state_dict()
+    change(spoilt)
+    with pytest.raises(error, match=text):
+        optimizer.load_state_dict(spoilt)
+    after = optimizer.state_dict()
+    assert after["param_groups"] == before["param_groups"]
+    for key, values in before["state"].items():
+        assert all(torch.equal(after["state"][key][name], each) for name, each in values.items())
+    optimizer.step()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_parameter_of_another_size_has_no_state(dtype, device):
+    q = torch.ones(32, dtype=dtype, requires_grad=True)
+    optimizer = nearstep.optim.AdamW([q], device=device)
+    q.grad = torch.ones(32, dtype=dtype)
+    optimizer.step()
+    good, q.data = q.data, torch.ones(16, dtype=dtype)
+    with pytest.raises(ParameterError, match="of 32 elements, not 16"):
+        optimizer.state_dict()
+    q.data = good
+    assert optimizer.state_dict()["state"][0]["exp_avg"].shape == (32,)

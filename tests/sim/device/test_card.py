@@ -19,6 +19,7 @@ from nearstep.errors import (
     ProtocolError,
     RegisterAccessError,
 )
+from nearstep.registers import FieldValueError
 from nearstep.smartssd.device import SmartssdDevice
 from nearstep_hw.axdimm.registers import ARRAYS, update_rule
 from nearstep_hw.rule.adam import adam_scalars
@@ -112,6 +113,31 @@ def test_an_access_of_8_bytes_is_two_of_4_the_low_first(card):
     )
     with pytest.raises(BusError):  # of two words one is not there
         card.backend.read_bar0(0xFF8, 8)
+
+
+@pytest.mark.parametrize(
+    ("value", "nbytes"),
+    [(2**40 + 7, 4), (-1, 4), (1 << 32, 4), (1 << 64, 8), (-1, 8), ("7", 4), (7.0, 4), (None, 8)],
+)
+def test_a_value_that_registers_cannot_hold_is_refused(card, value, nbytes):
+    at = card.regs.updater0.count.address
+    card.backend.write_bar0(at, 5, 8)
+    shown = BarTraffic(**vars(card.backend.traffic))
+    with pytest.raises(FieldValueError, match=rf"^{nbytes} bytes of registers at .* must be"):
+        card.backend.write_bar0(at, value, nbytes)
+    assert card.backend.traffic == shown
+    assert card.backend.read_bar0(at, 8) == 5
+
+
+def test_an_access_builds_no_register_map(monkeypatch):
+    with nearstep.open(URLS["golden"]) as card:
+
+        def build(kernel):
+            pytest.fail("a register map was built")
+
+        monkeypatch.setattr("nearstep_hw.smartssd.config.adam_kernel_map", build)
+        card.backend.write_bar0(card.regs.updater0.count.address, 5)
+        assert card.regs.updater0.count.value == 5
 
 
 def test_accesses_outside_the_bars_are_refused(card):
