@@ -160,6 +160,28 @@ def test_closed_and_opened_in_the_midst_of_a_copy() -> None:
     assert compared == 23 * 2 * 7 * PAGE_BYTES
 
 
+def test_a_copy_is_read_when_it_is_whole() -> None:
+    """Its page is marked, and changes, while a slow memory still takes the copy."""
+    on_their_way = compared = 0
+    with opened(window="direct", memory="ideal", stall=0.8, seed=7) as pool:
+        arrays = draw(pool, 3000, random(18))
+        tensor = pool.tensor(arrays)
+        with pool.freeze([tensor]) as frozen:
+            pool.all_reduce(tensor)
+            event = pool.submit(tensor)  # into the buffer that is frozen
+            while not event.ended:
+                backend(pool).run(50)
+                for device, node in enumerate(pool.device.nodes):
+                    state = node.pool.snapshot.get()
+                    if state["written"] != state["taken"]:
+                        on_their_way += 1
+                        found = frozen.read(0, device)
+                        np.testing.assert_array_equal(found.view("u4"), arrays[device].view("u4"))
+                        compared += found.size
+    assert on_their_way >= 4
+    assert compared == 3000 * on_their_way
+
+
 @pytest.mark.parametrize("device", ["golden", "sim"])
 def test_that_cannot_be_is_not_opened(device) -> None:
     url = URL if device == "sim" else URL.replace("sim:", "golden:")
