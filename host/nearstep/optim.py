@@ -341,7 +341,7 @@ class SGD(DeviceOptimizer):
         }
 
     def _phase(
-        self, group: Mapping[str, Any], resident: Resident, state: ParameterState
+        self, group: Mapping[str, Any], resident: Resident, state: ParameterState, times: int
     ) -> Hashable:
         """Whether the step makes the momentum buffer."""
         return _has_momentum(group) and not state.has_moment("momentum_buffer")
@@ -449,7 +449,7 @@ class Adagrad(DeviceOptimizer):
         super().__init__(params, defaults, device, settings)
         for group in self.param_groups:
             for parameter in group["params"]:
-                if parameter.requires_grad:
+                if parameter in self._residents:  # those that are lazy, or fixed, are not
                     self._ready_state(self._residents[parameter], group)
 
     def _check_options(self, group: Mapping[str, Any]) -> None:

@@ -255,13 +255,6 @@ def test_a_strided_parameter_is_taken(strided, device):
     assert bool((p < 1.0).all())
 
 
-@pytest.mark.filterwarnings("ignore:optimizer contains a parameter group with duplicate")
-def test_a_duplicate_parameter_is_refused(device):
-    p = parameter(4)
-    with pytest.raises(ParameterError, match="duplicates"):
-        nearstep.optim.AdamW([p, p], device=device)
-
-
 def test_a_sparse_gradient_is_refused_by_the_parameters_name(device):
     embedding = torch.nn.Embedding(8, 4, sparse=True)
     dense = parameter(4)

@@ -75,6 +75,8 @@ def test_state_is_never_empty_after_a_step_and_fetches_moments_when_read(trained
         copy.deepcopy,
         lambda state: pickle.loads(pickle.dumps(state)),
         lambda state: {} | state,
+        lambda state: state | {},
+        lambda state: dict(reversed([state.popitem() for _ in range(len(state))])),
         lambda state: {key: state.setdefault(key) for key in state},
         lambda state: {key: state.pop(key) for key in list(state)},
     ],
