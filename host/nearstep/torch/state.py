@@ -223,7 +223,7 @@ class ParameterState(dict[str, Any]):
     def __ror__(self, other: Any) -> Any:
         return other | self.copy()
 
-    def __ior__(self, other: Any) -> Self:  # type: ignore[override, misc]
+    def __ior__(self, other: Any) -> Self:  # type: ignore[override]
         self.update(other)
         return self
 
