@@ -78,10 +78,13 @@ def assert_equal(ours, theirs, optimizer=None, reference=None) -> int:
     return compared
 
 
-def spread(mesh, *shapes, placements=(Shard(0),)):
+def spread(mesh, *shapes, placements=None):
     generator = torch.Generator().manual_seed(SEED)
     tensors = (torch.randn(shape, generator=generator) for shape in shapes)
-    return [torch.nn.Parameter(distribute_tensor(each, mesh, placements)) for each in tensors]
+    return [
+        torch.nn.Parameter(distribute_tensor(each, mesh, placements or [Shard(0)]))
+        for each in tensors
+    ]
 
 
 def give(mesh, turn, *lists):
