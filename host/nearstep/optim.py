@@ -35,10 +35,17 @@ Behaviour that differs from torch's, or that torch leaves open:
   ``master_param``, the fp32 master, besides torch's keys; torch ignores it.
 - A parameter that was changed on the host between steps, by whatever means, becomes the master.
 - With a kernel that scans and scales (``scan=yes&gradient_scale=yes``), and gradients that are not
-  compressed, ``torch.amp.GradScaler`` leaves the division by its scale to the device, as with
-  torch's fused optimizers; ``p.grad`` stays scaled. The scaler looks for infinities on the host
-  first; :class:`GradScaler` here leaves that to the device, too. Otherwise the scaler unscales the
+  compressed, ``torch.amp.GradScaler`` leaves the division by its scale to the step, as with torch's
+  fused optimizers. It looks for infinities on the host first, and ``p.grad`` is divided after the
+  step, in place, as torch's fused steps do; not if the step was skipped. :class:`GradScaler` here
+  leaves the search to the device, too, and ``p.grad`` as it is. Otherwise the scaler unscales the
   gradients on the host, as for every optimizer that is not fused.
+- Options of a group are looked at when it is added or loaded, where torch looks at those of the
+  constructor alone, and in steps in which a parameter of it has a gradient.
+- Under ``torch.compile`` a step is a graph break; with ``fullgraph=True`` it is refused.
+- Of a DTensor (``fully_shard``, tensor parallelism) the device has the local tensor. Its state is
+  spread over the processes as it is, and gradients are brought into that form first, by
+  communication if need be, as in torch. See ``docs/training.md``.
 - ``compression`` sends the largest elements of each gradient alone, ``max_grad_norm`` clips on the
   device: see ``docs/training.md``. Both hold for all groups, and are no part of ``state_dict()``;
   what compression has not sent so far is: ``residual``, besides torch's keys.
