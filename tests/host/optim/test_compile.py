@@ -237,6 +237,7 @@ def test_what_is_compiled_trains_as_what_is_not(case, backend):
 def test_a_compiled_step_has_the_bits_of_torch(backend, make_parameters, give_gradients):
     """Gradients are given, so that nothing but the step is compiled: several of one shape, which
     dynamo confused."""
+    torch._dynamo.reset()
     ours, theirs = (make_parameters([(32,), (32,), (32,), (64,)]) for _ in range(2))
     optimizer = nearstep.optim.AdamW(ours, lr=1e-2, device=URL)
     reference = torch.optim.AdamW(theirs, lr=1e-2, fused=True)
