@@ -150,7 +150,7 @@ class Adam(DeviceOptimizer):
     ) -> None:
         defaults = {
             "lr": lr,
-            "betas": options.beta_pair(betas),
+            "betas": options.given_betas(betas),
             "eps": eps,
             "weight_decay": weight_decay,
             "amsgrad": amsgrad,

@@ -83,6 +83,20 @@ def test_a_bad_hyperparameter_is_refused_by_name(name, options, device):
         nearstep.optim.AdamW([{"params": [parameter(4)], **options}], device=device)
 
 
+def test_betas_are_two_of_a_kind_as_torchs_constructor_demands(device):
+    mixed = torch.tensor(0.9), 0.999
+    for make in (
+        lambda **options: nearstep.optim.Adam([parameter(4)], device=device, **options),
+        lambda **options: torch.optim.Adam([parameter(4)], **options),
+    ):
+        for betas in (mixed, mixed[::-1]):
+            with pytest.raises(
+                ValueError, match="betas must be either both floats or both Tensors"
+            ):
+                make(betas=betas)
+        make(betas=(torch.tensor(0.9), torch.tensor(0.999)))
+
+
 def test_a_learning_rate_that_became_nan_is_refused_before_anything_is_updated(device):
     p, q = parameter(16), parameter(16)
     optimizer = nearstep.optim.AdamW([{"params": [p]}, {"params": [q]}], device=device)
