@@ -394,7 +394,7 @@ class Adagrad(DeviceOptimizer):
 
     The kernel needs the rule ``adagrad``. As in torch, parameters have state from the beginning: a
     ``sum`` that starts at ``initial_accumulator_value``, the one that was given for all groups.
-    Unlike in torch, those that require no gradient have none before their first step.
+    Unlike in torch, those that require no gradient, or are lazy, have none before their first step.
 
     Parameters
     ----------

@@ -500,7 +500,7 @@ class DeviceOptimizer(Optimizer):
             raise
         if scale != 1.0 and self._report_inf is None:
             for each in gradients:
-                unscale(each.parameter, scale)
+                _unscale(each.parameter, scale)
         self._traffic.steps += 1
         self._traffic.elements += sum(extent.count for extent in updates)
 
@@ -565,7 +565,7 @@ def _labels(groups: Iterable[Mapping[str, Any]]) -> dict[Tensor, str]:
     }
 
 
-def unscale(parameter: Tensor, scale: float) -> None:
+def _unscale(parameter: Tensor, scale: float) -> None:
     """Divide the gradient of a parameter by ``scale``, as torch's fused steps do."""
     gradient = parameter.grad
     if gradient is None:
