@@ -302,6 +302,9 @@ def test_an_unsupported_flag_is_refused_by_name(flag, make_parameters, many_rule
         nearstep.optim.Adagrad(make_parameters(), device=many_rules, **{flag: True})
     optimizer = nearstep.optim.Adagrad(make_parameters(), device=many_rules)
     optimizer.param_groups[0][flag] = True
+    optimizer.step()  # without a gradient there is nothing to refuse
+    for p in optimizer.param_groups[0]["params"]:
+        p.grad = torch.ones_like(p)
     with pytest.raises(UnsupportedOptionError, match=flag):
         optimizer.step()
 

@@ -424,6 +424,9 @@ def test_an_unsupported_flag_is_refused_by_name(flag, pair, make_parameters, man
     with pytest.raises(UnsupportedOptionError, match=flag):
         optimizer.add_param_group({"params": make_parameters(), flag: True})
     optimizer.param_groups[0][flag] = True
+    optimizer.step()  # without a gradient there is nothing to refuse
+    for p in optimizer.param_groups[0]["params"]:
+        p.grad = torch.ones_like(p)
     with pytest.raises(UnsupportedOptionError, match=flag):
         optimizer.step()
 
