@@ -70,15 +70,25 @@ def test_lion_follows_its_paper(rules: dict[str, Rule]) -> None:
 
 @ORACLE
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])
-def test_rmsprop_has_the_bits_of_torch_but_where_its_root_is_not_the_nearest(
-    rules: dict[str, Rule], weight_decay: float
+def test_rmsprop_has_the_bits_of_torch_with_the_nearest_root(
+    rules: dict[str, Rule], weight_decay: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # Outside its fused kernels torch takes roots from a library whose rounding differs from one
+    # processor to another; numpy's are the nearest on all (IEEE 754 has no other).
+    roots = 0
+
+    def nearest_root(tensor: torch.Tensor) -> torch.Tensor:
+        nonlocal roots
+        roots += tensor.numel()
+        return torch.from_numpy(np.sqrt(tensor.numpy()))
+
+    monkeypatch.setattr(torch.Tensor, "sqrt", nearest_root)
     rng, count, lr, alpha, eps = np.random.default_rng(5), 1 << 16, 1e-2, 0.99, 1e-8
     state = {"p": rng.normal(1, 0.1, count).astype(np.float32), "v": np.zeros(count, np.float32)}
     p, v = state["p"].astype(np.float64), np.zeros(count)
     parameter = torch.nn.Parameter(torch.from_numpy(state["p"].copy()))
     oracle = torch.optim.RMSprop(
-        [parameter], lr=lr, alpha=alpha, eps=eps, weight_decay=weight_decay
+        [parameter], lr=lr, alpha=alpha, eps=eps, weight_decay=weight_decay, foreach=False
     )
     scalars = _example("rmsprop")["rmsprop_scalars"](lr, alpha, eps, weight_decay)
     for _ in range(10):
@@ -89,15 +99,15 @@ def test_rmsprop_has_the_bits_of_torch_but_where_its_root_is_not_the_nearest(
         g = gradient + weight_decay * p
         v = alpha * v + (1 - alpha) * g * g
         p = p - lr * g / (np.sqrt(v) + eps)
-    theirs, moments = parameter.detach().numpy(), oracle.state[parameter]["square_avg"].numpy()
-    same = np.count_nonzero(state["p"].view(np.uint32) == theirs.view(np.uint32))
-    errors = [np.abs(each - p).mean() for each in (state["p"], theirs)]
-    print(f"{same} of {count} the same; mean error of p: {errors[0]:.3e}, torch {errors[1]:.3e}")
-    # With decay, v depends on p.
-    v_same = np.count_nonzero(state["v"].view(np.uint32) == moments.view(np.uint32))
-    assert v_same == count if weight_decay == 0.0 else v_same > 0.97 * count
-    assert 0.97 * count < same
-    assert 0 < errors[0] <= 1.01 * errors[1]
+    moments = oracle.state[parameter]["square_avg"]
+    compared = 0
+    for mine, theirs in ((state["p"], parameter.detach()), (state["v"], moments)):
+        assert np.array_equal(mine.view(np.uint32), theirs.numpy().view(np.uint32))
+        compared += count
+    print(f"{compared} words equal after {roots} roots; ATen capability {CAPABILITY}")
+    assert roots == 10 * count
+    # By itself torch's order is as near to the truth: half an ulp a step, at p of 1.
+    assert 0 < np.abs(state["p"] - p).mean() < 10 * 0.5 * np.finfo(np.float32).eps
 
 
 @pytest.mark.parametrize("name", ["lion", "rmsprop"])
