@@ -284,12 +284,15 @@ PRECOMPILED = (
 """What nearly every source of a Verilated library includes: more to read than all else in it."""
 
 
-def _precompiled(flags: Sequence[str], trace: bool) -> list[str]:
+@cache
+def _precompiled(flags: tuple[str, ...], trace: bool) -> tuple[str, ...]:
     """Options that include :data:`PRECOMPILED`, read once for all libraries of the same flags.
 
-    Those that name folders or define what these headers do not look at are not among ``flags``."""
-    if "clang" in compiler_name().lower():
-        return []
+    It is 90 MB for each set of flags, and pays where many libraries are built: with
+    :data:`OPTIMISE`. ``flags`` hold all that change code, without folders and other definitions.
+    """
+    if OPTIMISE not in os.environ or "clang" in compiler_name().lower():
+        return ()
     root = verilator_root()
     names = [*PRECOMPILED, *(["verilated_vcd_c.h"] if trace else [])]
     text = "".join(f"#include <{name}>\n" for name in names)
@@ -307,7 +310,7 @@ def _precompiled(flags: Sequence[str], trace: bool) -> list[str]:
         _run([*compiler(), *flags, *include, *out], folder)
         return made
 
-    return ["-include", str(once(target, build) / "nearstep_headers.h")]
+    return ("-include", str(once(target, build) / "nearstep_headers.h"))
 
 
 def _compile_all(
@@ -372,7 +375,8 @@ def verilate_library(
     Raises :class:`BuildError` with the tool's output.
     """
     root = verilator_root()
-    flags = [*cxx_flags(), *_model_flags(), *cxxflags]
+    flags = [*cxx_flags(), *_model_flags(), *(f for f in cxxflags if f not in cxx_flags())]
+    shared = [*flags, *_model_defines(trace)]
     flags += [f"-D{key}={value}" for key, value in (defines or {}).items()]
     flags += _model_defines(trace)
     parts = [*_cpp_parts(cpp, flags), importlib.metadata.version("verilator"), *VERILATOR_FLAGS]
@@ -386,13 +390,12 @@ def verilate_library(
         includes += sorted({c.resolve().parent for c in cpp})
         includes += [folder / model.prefix for model in models]
         sources = [*generated, *(str(c.resolve()) for c in cpp)]
-        shared = [*cxx_flags(), *_model_flags(), *_model_defines(trace)]
         objects = _compile_all(
             sources,
             folder,
             [*flags, *(f"-I{i}" for i in includes)],
             jobs,
-            lambda slow: _precompiled([*shared, *slow], trace),
+            lambda slow: _precompiled((*shared, *slow), trace),
         )
         lib = folder / "lib.so"
         objects.append(str(_runtime(trace, jobs)))
