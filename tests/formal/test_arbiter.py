@@ -388,10 +388,12 @@ def test_the_window_always_answers_in_the_fixed_time() -> None:
     assert proof.statements == 8
 
 
+@pytest.mark.deep
 def test_the_window_answers_in_both_modes() -> None:
     assert prove(WindowAnswers(), "window_answers", "cover", depth=26).statements == 2
 
 
+@pytest.mark.deep
 def test_an_answer_at_another_time_would_be_found() -> None:
     with pytest.raises(ProofError, match="expected PASS, got FAIL"):
         prove(WindowAnswers(flaw="early"), "window_flaw", "bmc", depth=14)
