@@ -16,7 +16,7 @@ from cocotb_tools.runner import Verilator
 
 from nearstep_sim.build import cache_dir, once, tool_environment
 
-FLAGS = ("-Wno-lint", "-Wno-fatal", "-O3", "--x-assign", "fast", "--x-initial", "fast")
+FLAGS = ("-Wno-lint", "-Wno-fatal", "-O3", "--x-assign", "fast", "--x-initial", "0")
 OPTIMISE = "-O1"  # of the C++: a bench runs for seconds, mostly in Python
 
 
