@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from cocotb_tools.runner import Verilator
+from cocotb_tools.runner import Icarus, Verilator
 
 from nearstep_sim.build import cache_dir, once, tool_environment
 
@@ -67,6 +67,18 @@ class _PortsVerilator(Verilator):
         ready = sorted(str(path) for path in self._objects.glob("*.o")) if self._objects else []
         copy = [["cp", *ready, str(self.build_dir)]] if ready else []
         return [[*verilate, str(ports)], *copy, make]
+
+    def _set_env_test(self) -> None:
+        super()._set_env_test()
+        self.env["PYTHONPATH"] = os.pathsep.join([str(self._module_folder), self.env["PYTHONPATH"]])
+
+
+class _EventDriven(Icarus):
+    """cocotb's runner of Icarus Verilog, whose values can be unknown."""
+
+    def __init__(self, *, module_folder: Path) -> None:
+        self._module_folder = module_folder
+        super().__init__()
 
     def _set_env_test(self) -> None:
         super()._set_env_test()
@@ -135,6 +147,7 @@ def run_cocotb(
     testcase: str | None = None,
     env: Mapping[str, str] | None = None,
     seed: int | None = None,
+    icarus: bool = False,
 ) -> BenchResult:
     """Builds `top` if it is not in the cache, and runs the tests of `test_module` on it.
 
@@ -148,19 +161,35 @@ def run_cocotb(
     testcase : the only tests to run, comma separated; None for all.
     env : variables for the bench.
     seed : of cocotb's random numbers; cocotb prints the one it uses.
+    icarus : in Icarus Verilog, without waves: slow, but a bench that reads an unknown value fails.
 
     Raises
     ------
     BenchError : a test failed, or none ran.
     """
     waves = os.environ.get("WAVES", "0") not in ("", "0")
-    build_dir = _build(top, verilog, waves)
+    waves = waves and not icarus
     runs = cache_dir().parent / "cocotb"
     runs.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix=f"{test_module.stem}-", dir=runs))
     log, results = folder / "bench.log", folder / "results.xml"
-    runner = _PortsVerilator(module_folder=test_module.resolve().parent)
-    runner.parameters = {}
+    module_folder = test_module.resolve().parent
+    runner: Verilator | Icarus
+    if icarus:
+        build_dir = folder / "sim"
+        runner = _EventDriven(module_folder=module_folder)
+        with _tools():
+            runner.build(
+                sources=[verilog],
+                hdl_toplevel=top,
+                build_dir=build_dir,
+                timescale=("1ns", "1ps"),
+                log_file=folder / "build.log",
+            )
+    else:
+        build_dir = _build(top, verilog, waves)
+        runner = _PortsVerilator(module_folder=module_folder)
+        runner.parameters = {}
     try:
         with _tools():
             runner.test(
