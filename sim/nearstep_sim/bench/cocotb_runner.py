@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cocotb_tools import config
-from cocotb_tools.runner import Verilator
+from cocotb_tools.runner import Icarus, Verilator
 
 from nearstep_sim.build import (
     cache_dir,
@@ -27,7 +27,7 @@ from nearstep_sim.build import (
     verilator_root,
 )
 
-FLAGS = ("-Wno-lint", "-Wno-fatal", "-O3", "--x-assign", "fast", "--x-initial", "fast")
+FLAGS = ("-Wno-lint", "-Wno-fatal", "-O3", "--x-assign", "fast", "--x-initial", "0")
 PLAIN = re.compile(r"[A-Za-z0-9_./+-]+")
 OPTIMISE = "-O1"  # of the C++: a bench runs for seconds, mostly in Python
 
@@ -101,6 +101,18 @@ class _PortsVerilator(Verilator):
         super()._set_env_test()
         libraries = [str(config.libs_dir), self.env.get("LD_LIBRARY_PATH", "")]
         self.env["LD_LIBRARY_PATH"] = os.pathsep.join(filter(None, libraries))
+        self.env["PYTHONPATH"] = os.pathsep.join([str(self._module_folder), self.env["PYTHONPATH"]])
+
+
+class _EventDriven(Icarus):
+    """cocotb's runner of Icarus Verilog, whose values can be unknown."""
+
+    def __init__(self, *, module_folder: Path) -> None:
+        self._module_folder = module_folder
+        super().__init__()
+
+    def _set_env_test(self) -> None:
+        super()._set_env_test()
         self.env["PYTHONPATH"] = os.pathsep.join([str(self._module_folder), self.env["PYTHONPATH"]])
 
 
@@ -186,6 +198,7 @@ def run_cocotb(
     testcase: str | None = None,
     env: Mapping[str, str] | None = None,
     seed: int | None = None,
+    icarus: bool = False,
 ) -> BenchResult:
     """Builds `top` if it is not in the cache, and runs the tests of `test_module` on it.
 
@@ -200,18 +213,34 @@ def run_cocotb(
     testcase : the only tests to run, comma separated; None for all.
     env : variables for the bench.
     seed : of cocotb's random numbers; cocotb prints the one it uses.
+    icarus : in Icarus Verilog, without waves: slow, but a bench that reads an unknown value fails.
 
     Raises
     ------
     BenchError : a test failed, or none ran.
     """
     waves = os.environ.get("WAVES", "0") not in ("", "0")
-    build_dir = _build(top, verilog, waves)
+    waves = waves and not icarus
     folder = _runs() / f"{test_module.stem}-{secrets.token_hex(12)}"
     folder.mkdir(parents=True)
     log, results = folder / "bench.log", folder / "results.xml"
-    runner = _PortsVerilator(module_folder=test_module.resolve().parent)
-    runner.parameters = {}
+    module_folder = test_module.resolve().parent
+    runner: Verilator | Icarus
+    if icarus:
+        build_dir = folder / "sim"
+        runner = _EventDriven(module_folder=module_folder)
+        with _tools():
+            runner.build(
+                sources=[verilog],
+                hdl_toplevel=top,
+                build_dir=build_dir,
+                timescale=("1ns", "1ps"),
+                log_file=folder / "build.log",
+            )
+    else:
+        build_dir = _build(top, verilog, waves)
+        runner = _PortsVerilator(module_folder=module_folder)
+        runner.parameters = {}
     try:
         with _tools():
             runner.test(
