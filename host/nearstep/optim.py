@@ -21,7 +21,8 @@ Parameters and state equal those of torch's optimizer with ``fused=True`` on a C
 A kernel has the rule of Adam and AdamW alone, unless the device is told otherwise:
 ``golden:axdimm?rules=adam,adam_amsgrad,sgd,sgd_momentum,adagrad``; ``amsgrad`` needs
 ``adam_amsgrad``. Only the arrays that a group needs are allocated, e.g. none for the momentum of
-SGD without momentum. With ``maximize`` the host sends the gradients negated.
+SGD without momentum. With ``maximize`` a kernel that scales (``gradient_scale=yes``) negates the
+gradients; for others the host does, as they are sent.
 
 Options that torch has and the device has not are refused by name: ``foreach``, ``capturable`` and
 ``differentiable``. ``fused`` is accepted and changes nothing; in

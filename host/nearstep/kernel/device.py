@@ -164,8 +164,7 @@ class KernelDevice(Device):
             g be uint16 then.
         gradient_scale: float
             Every gradient is multiplied by it, rounded to binary32 once, before anything else.
-            Other than 1 only where the kernel can (``gradient_scale=yes``). A negative one
-            ascends, as torch's ``maximize``.
+            Other than 1 only where the kernel can (``gradient_scale=yes``). -1 maximizes.
         copy_out: Buffer, optional
             Of the size of p, placed like p: it becomes the updated p, rounded to nearest even to
             16 bits. float16, or uint16 to hold bfloat16, where the kernel has the format.

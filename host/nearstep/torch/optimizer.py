@@ -321,6 +321,7 @@ class DeviceOptimizer(Optimizer):
         """Raise unless the device can make steps with the options of a group, of these names."""
         options.reject_unsupported(group)
         options.check_complete(group, defaults)
+        self._settings.check_maximize(group["maximize"], self.device.config)
         self._check_options(group)
         self.device.check_rule(self._rule(group))
 
@@ -506,21 +507,21 @@ class DeviceOptimizer(Optimizer):
         state = self._ready_state(resident, group)
         phase = self._phase(group, resident, state)
         resident.send_master_if_changed()
-        compression, negated = self._settings.compression, bool(group["maximize"])
+        compression = self._settings.compression
+        maximize, scales = bool(group["maximize"]), self.device.config.gradient_scale
         compressed = None
         if compression is None:
             form = resident.gradient_format(gradient)
             resident.extent.segment.reserve({gradient_array(form): 0.0})
-            resident.send_gradient(gradient, negated=negated)
+            resident.send_gradient(gradient, negated=maximize and not scales)
         else:
             form = compression.format
             residual = state.get(RESIDUAL) if compression.error_feedback else None
             compressed = resident.compress(gradient, residual, compression)
-            compressed = compressed.negated() if negated else compressed
         copy_format = resident.copy_format
         if copy_format is not None:
             resident.extent.segment.reserve({copy_array(copy_format): 0.0})
-        key = Key(index, phase, form, copy_format)
+        key = Key(index, phase, form, copy_format, maximize and scales)
         return resident.extent, Update(key, resident, state, self._arrays(group), compressed)
 
     def _finish(self, update: Update) -> None:

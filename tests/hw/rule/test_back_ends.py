@@ -34,7 +34,9 @@ def open_unit() -> Iterator[OpenUnit]:
         unit.close()
 
 
-@pytest.fixture(params=["adam", "sgd_momentum", "adagrad", "amsgrad", "lion", "every_operation"])
+@pytest.fixture(
+    params=["adam", "sgd_momentum", "adagrad", "adam_amsgrad", "lion", "every_operation"]
+)
 def built_rule(request: pytest.FixtureRequest, rules: dict[str, Rule]) -> Rule:
     """Rules whose units the fast tests build."""
     return rules[request.param]
