@@ -79,9 +79,8 @@ def test_ten_steps_of_a_million_parameters_equal_torch_fused(optimizer, weight_d
 
 
 @ORACLE
-@pytest.mark.parametrize("amsgrad", [False, True])
 @pytest.mark.parametrize("seed", range(4))
-def test_random_hyper_parameters_equal_torch_fused(seed: int, amsgrad: bool) -> None:
+def test_random_hyper_parameters_equal_torch_fused(seed: int) -> None:
     print(f"{CONDITIONS}, seed {seed}")
     rng = random.Random(seed)
     first = (0.0, 0.1, 0.3, 0.49999999, 0.5, 0.50000001, 0.9, 0.95, 1 - 1e-4)
@@ -94,8 +93,9 @@ def test_random_hyper_parameters_equal_torch_fused(seed: int, amsgrad: bool) -> 
             rng.choice([0.0, 10 ** rng.uniform(-5, 0)]),
         )
         optimizer = rng.choice([torch.optim.Adam, torch.optim.AdamW])
+        amsgrad = bool(checked % 2)
         differing = _differing(optimizer, hyper, 2048, 8, seed, amsgrad=amsgrad)
-        assert differing == 0, (optimizer, hyper)
+        assert differing == 0, (optimizer, hyper, amsgrad)
         checked += 1
     assert checked == 12
 
