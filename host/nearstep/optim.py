@@ -208,11 +208,7 @@ class Adam(DeviceOptimizer):
         self, arrays: Arrays, group: Mapping[str, Any], phase: Hashable, gradient: GradientOptions
     ) -> Run:
         return self.device.adam(
-            arrays["p"],
-            arrays["g"],
-            arrays["m"],
-            arrays["v"],
-            arrays["v_max"] if group["amsgrad"] else None,
+            *(arrays[name] for name in self._arrays(group)),
             **self._arguments(group, phase),
             **gradient,
         )
