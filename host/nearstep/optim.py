@@ -208,7 +208,7 @@ class Adam(DeviceOptimizer):
         self, arrays: Arrays, group: Mapping[str, Any], phase: Hashable, gradient: GradientOptions
     ) -> Run:
         return self.device.adam(
-            *(arrays[name] for name in self._arrays(group)),
+            **{name: arrays[name] for name in self._arrays(group)},
             **self._arguments(group, phase),
             **gradient,
         )
