@@ -43,12 +43,15 @@ class Key(NamedTuple):
     gradient_format: str
     copy_format: str | None
         Format of the copy of the parameters that the host fetches; None without one.
+    negate: bool
+        The kernel is to negate the gradients.
     """
 
     group: int
     phase: Hashable
     gradient_format: str
     copy_format: str | None
+    negate: bool
 
 
 @dataclass(eq=False)
@@ -140,7 +143,10 @@ class Steps:
 
     def run(self, load: Load, factor: float, start: Start, started: list[Run]) -> None:
         """Run a launch on all of its channels at once; adds each run as it is started."""
-        common = {"gradient_format": load.key.gradient_format, "gradient_scale": factor}
+        common = {
+            "gradient_format": load.key.gradient_format,
+            "gradient_scale": -factor if load.key.negate else factor,
+        }
         starts = []
         for arrays in load.arrays:
             copy = {}

@@ -37,7 +37,7 @@ def open_unit() -> Iterator[OpenUnit]:
 DEEP = [pytest.param(name, marks=pytest.mark.deep) for name in ("sgd_momentum", "adagrad", "lion")]
 
 
-@pytest.fixture(params=["adam", "every_operation", "amsgrad", *DEEP])
+@pytest.fixture(params=["adam", "every_operation", "adam_amsgrad", *DEEP])
 def built_rule(request: pytest.FixtureRequest, rules: dict[str, Rule]) -> Rule:
     """Rules whose units the fast tests build."""
     return rules[request.param]
