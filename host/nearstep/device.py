@@ -49,7 +49,6 @@ class Device:
         self.url = url
         self.backend = backend
         self._allocators = [Allocator(nbytes, base) for base, nbytes in backend.regions]
-        self._live: dict[int, Buffer] = {}
         self._lock = threading.Lock()
         self._closed = False
         if isinstance(backend, EmulatedBackend):
@@ -128,7 +127,6 @@ class Device:
         with self._lock:
             address = self._allocators[channel].allocate(nbytes, int(align))
         buffer = Buffer(self, address, dims, kind)
-        self._live[address] = buffer
         if isinstance(self.backend, EmulatedBackend) and nbytes:
             self.backend.claim(address, nbytes)
         return buffer
@@ -182,7 +180,6 @@ class Device:
         """Take back the memory of ``buffer``; called by :meth:`nearstep.buffer.Buffer.free`."""
         channel = self.channel_of(buffer)
         with self._lock:
-            del self._live[buffer.address]
             self._allocators[channel].release(buffer.address, buffer.nbytes)
         if isinstance(self.backend, EmulatedBackend) and buffer.nbytes:
             self.backend.protect(buffer.address, buffer.nbytes)

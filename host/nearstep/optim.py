@@ -37,10 +37,17 @@ Behaviour that differs from torch's, or that torch leaves open:
   ``master_param``, the fp32 master, besides torch's keys; torch ignores it.
 - A parameter that was changed on the host between steps, by whatever means, becomes the master.
 - With a kernel that scans and scales (``scan=yes&gradient_scale=yes``), and gradients that are not
-  compressed, ``torch.amp.GradScaler`` leaves the division by its scale to the device, as with
-  torch's fused optimizers; ``p.grad`` stays scaled. The scaler looks for infinities on the host
-  first; :class:`GradScaler` here leaves that to the device, too. Otherwise the scaler unscales the
+  compressed, ``torch.amp.GradScaler`` leaves the division by its scale to the step, as with torch's
+  fused optimizers. It looks for infinities on the host first, and ``p.grad`` is divided after the
+  step, in place, as torch's fused steps do; not if the step was skipped. :class:`GradScaler` here
+  leaves the search to the device, too, and ``p.grad`` as it is. Otherwise the scaler unscales the
   gradients on the host, as for every optimizer that is not fused.
+- Options of a group are looked at when it is added or loaded, where torch looks at those of the
+  constructor alone, and in steps in which a parameter of it has a gradient.
+- Under ``torch.compile`` a step is a graph break; with ``fullgraph=True`` it is refused.
+- Of a DTensor (``fully_shard``, tensor parallelism) the device has the local tensor. Its state is
+  spread over the processes as it is, and gradients are brought into that form first, by
+  communication if need be, as in torch. See ``docs/training.md``.
 - ``compression`` sends the largest elements of each gradient alone, ``max_grad_norm`` clips on the
   device: see ``docs/training.md``. Both hold for all groups, and are no part of ``state_dict()``;
   what compression has not sent so far is: ``residual``, besides torch's keys.
@@ -155,7 +162,7 @@ class Adam(DeviceOptimizer):
     ) -> None:
         defaults = {
             "lr": lr,
-            "betas": options.beta_pair(betas),
+            "betas": options.given_betas(betas),
             "eps": eps,
             "weight_decay": weight_decay,
             "amsgrad": amsgrad,
@@ -190,11 +197,11 @@ class Adam(DeviceOptimizer):
         return [*self.layout.required, *([MAXIMUM] if group["amsgrad"] else [])]
 
     def _phase(
-        self, group: Mapping[str, Any], resident: Resident, state: ParameterState
+        self, group: Mapping[str, Any], resident: Resident, state: ParameterState, times: int
     ) -> Hashable:
         if group["amsgrad"] and not state.has_moment(MAXIMUM):
             raise StateError(resident.label, f"have {MAXIMUM!r} for amsgrad", sorted(state))
-        return super()._phase(group, resident, state)
+        return super()._phase(group, resident, state, times)
 
     def _arguments(self, group: Mapping[str, Any], phase: Hashable) -> dict[str, Any]:
         return {
@@ -360,7 +367,7 @@ class SGD(DeviceOptimizer):
         }
 
     def _phase(
-        self, group: Mapping[str, Any], resident: Resident, state: ParameterState
+        self, group: Mapping[str, Any], resident: Resident, state: ParameterState, times: int
     ) -> Hashable:
         """Whether the step makes the momentum buffer."""
         return _has_momentum(group) and not state.has_moment("momentum_buffer")
@@ -406,7 +413,7 @@ class Adagrad(DeviceOptimizer):
 
     The kernel needs the rule ``adagrad``. As in torch, parameters have state from the beginning: a
     ``sum`` that starts at ``initial_accumulator_value``, the one that was given for all groups.
-    Unlike in torch, those that require no gradient have none before their first step.
+    Unlike in torch, those that require no gradient, or are lazy, have none before their first step.
 
     Parameters
     ----------
@@ -468,7 +475,7 @@ class Adagrad(DeviceOptimizer):
         super().__init__(params, defaults, device, settings)
         for group in self.param_groups:
             for parameter in group["params"]:
-                if parameter.requires_grad:
+                if parameter in self._residents:  # those that are lazy, or fixed, are not
                     self._ready_state(self._residents[parameter], group)
 
     def _check_options(self, group: Mapping[str, Any]) -> None:

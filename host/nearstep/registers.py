@@ -241,14 +241,13 @@ class BlockRegisters:
         set_slot("name", name)
         set_slot("base", base)
         set_slot("map", register_map)
-        handles = {each.name: RegisterHandle(self, each) for each in register_map}
-        set_slot("_handles", handles)
+        set_slot("_registers", {each.name: each for each in register_map})
 
     bus: RegisterBus
     name: str
     base: int
     map: RegisterMap
-    _handles: dict[str, RegisterHandle]
+    _registers: dict[str, Register]
 
     def check_identity(self) -> None:
         """Makes sure that the hardware has this register map.
@@ -260,7 +259,7 @@ class BlockRegisters:
         for name in ("id", "version", "map_hash"):
             register = self.map[name]
             expected = sum(self.map.reset_value(f) << f.lsb for f in register.fields)
-            actual = self._handles[name].bits
+            actual = self[name].bits
             if actual != expected:
                 raise MismatchError(f"{self.name}.{name}", f"{expected:#010x}", f"{actual:#010x}")
 
@@ -271,10 +270,10 @@ class BlockRegisters:
             for register, field in self.map.fields()
             if field.access is Access.REFUSED
         ]
-        refused = any(getattr(self._handles[register], field) for register, field in paths)
+        refused = any(getattr(self[register], field) for register, field in paths)
         if refused and self.map.clear is not None:
             register, _, field = self.map.clear.partition(".")
-            self._handles[register].set(**{field: 1})
+            self[register].set(**{field: 1})
         return refused
 
     def dump(self) -> dict[str, int]:
@@ -308,7 +307,7 @@ class BlockRegisters:
                 continue
             bits: int | None = None
             try:
-                bits = self._handles[register.name].bits
+                bits = self[register.name].bits
             except BusError:
                 bits = None
             for field in fields:
@@ -321,12 +320,13 @@ class BlockRegisters:
     def __getitem__(self, name: str) -> RegisterHandle:
         """A register by a name that is only known at run time, such as that of a scalar."""
         try:
-            return self._handles[name]
+            register = self._registers[name]
         except KeyError:
-            raise UnknownRegisterError("register", self.name, name, self._handles) from None
+            raise UnknownRegisterError("register", self.name, name, self._registers) from None
+        return RegisterHandle(self, register)  # not kept: a cycle would keep the device, too
 
     def __iter__(self) -> Iterator[RegisterHandle]:
-        return iter(self._handles.values())
+        return (self[name] for name in self._registers)
 
     def __getattr__(self, name: str) -> RegisterHandle:
         if name.startswith("_"):
@@ -339,10 +339,10 @@ class BlockRegisters:
         raise ArgumentError(f"assign to a field of {handle.name} ({fields}), not to the register")
 
     def __dir__(self) -> list[str]:
-        return [*super().__dir__(), *self._handles]
+        return [*super().__dir__(), *self._registers]
 
     def __repr__(self) -> str:
-        return f"<block {self.name} at {self.base:#x}, {len(self._handles)} registers>"
+        return f"<block {self.name} at {self.base:#x}, {len(self._registers)} registers>"
 
 
 class Registers:

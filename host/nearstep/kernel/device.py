@@ -430,6 +430,11 @@ class KernelDevice(Device):
                 registers=channel.kernel.dump(),
             )
 
+    def close(self) -> None:
+        super().close()
+        for channel in self.channels:
+            channel.run = None  # which refers to this device: the last user's end is the memory's
+
     def reset(self) -> None:
         """Hard reset of the kernels and of their paths to memory. Runs in progress are lost, and
         every channel is in normal mode."""

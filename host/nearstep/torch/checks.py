@@ -8,9 +8,11 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 
 from nearstep.torch.convert import FORMATS
 from nearstep.torch.errors import GradientError, ParameterError
+from nearstep.torch.spread import is_partial, local, on_same_mesh, spreading
 
 _NAMES = ", ".join(str(dtype).removeprefix("torch.") for dtype in FORMATS)
 
@@ -22,16 +24,32 @@ def label(group: Mapping[str, Any], group_index: int, index: int) -> str:
 
 
 def check_parameter(name: str, parameter: Tensor) -> None:
-    """Raise :class:`ParameterError` unless the tensor can be kept on a device."""
+    """Raise :class:`ParameterError` unless the tensor can be kept on a device.
+
+    A lazy parameter, which has no shape yet, is looked at when it has one.
+    """
+    if is_lazy(parameter):
+        return
     if parameter.dtype not in FORMATS:
         raise ParameterError(name, f"of a dtype among {_NAMES}", parameter.dtype)
     if parameter.layout != torch.strided:
         raise ParameterError(name, "dense", parameter.layout)
     if parameter.device.type != "cpu":
         raise ParameterError(name, "on the CPU", f"on {parameter.device}")
-    if shares_memory(parameter):
-        strides = f"of strides {parameter.stride()} and shape {tuple(parameter.shape)}"
+    if is_partial(parameter):
+        raise ParameterError(name, "without sums that are yet to be made", spreading(parameter))
+    part = local(parameter)
+    if not _has_memory(part):
+        raise ParameterError(name, "a tensor with memory of its own", f"a {type(part).__name__}")
+    if shares_memory(part):
+        strides = f"of strides {part.stride()} and shape {tuple(part.shape)}"
         raise ParameterError(name, "a tensor whose elements share no memory", strides)
+
+
+def _has_memory(tensor: Tensor) -> bool:
+    """Whether a tensor holds its elements itself: those that dispatch in Python may be made of
+    other tensors, or have no elements."""
+    return type(tensor).__torch_dispatch__ is Tensor.__torch_dispatch__
 
 
 def shares_memory(tensor: Tensor) -> bool:
@@ -47,7 +65,7 @@ def shares_memory(tensor: Tensor) -> bool:
             reach += (size - 1) * stride
     if nested:
         return False
-    places = torch.arange(reach + 1).as_strided(tensor.shape, tensor.stride())
+    places = torch.arange(reach + 1, device="cpu").as_strided(tensor.shape, tensor.stride())
     return bool(np.unique(places.numpy()).size < tensor.numel())
 
 
@@ -61,3 +79,8 @@ def check_gradient(name: str, parameter: Tensor, gradient: Tensor) -> None:
         raise GradientError(name, "on the CPU", f"on {gradient.device}")
     if gradient.shape != parameter.shape:
         raise GradientError(name, f"of shape {tuple(parameter.shape)}", tuple(gradient.shape))
+    if not on_same_mesh(gradient, parameter):
+        raise GradientError(name, spreading(parameter), spreading(gradient))
+    part = local(gradient)
+    if not _has_memory(part):
+        raise GradientError(name, "a tensor with memory of its own", f"a {type(part).__name__}")

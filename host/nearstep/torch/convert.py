@@ -1,4 +1,7 @@
-"""Tensors of three formats as the flat fp32 arrays that a device keeps, and back."""
+"""Tensors of three formats as the flat fp32 arrays that a device keeps, and back.
+
+Of a tensor that is spread over processes, what this process has of it.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+
+from nearstep.torch.spread import alike, is_spread, local
 
 FORMATS = (torch.float32, torch.float16, torch.bfloat16)
 """Formats of parameters and gradients. The device keeps fp32."""
@@ -29,7 +34,7 @@ def to_float32(tensor: Tensor) -> NDArray[np.float32]:
     Exact: every fp16 and bf16 value is an fp32 value. A contiguous fp32 tensor is not copied, so
     the array is to be read only, and before the tensor changes.
     """
-    flat = tensor.detach().to(torch.float32).reshape(-1)
+    flat = _flat(tensor).to(torch.float32)
     array: NDArray[np.float32] = np.ascontiguousarray(flat.numpy())
     return array
 
@@ -38,7 +43,7 @@ def to_words(tensor: Tensor) -> NDArray[np.generic]:
     """Elements of ``tensor`` in logical order as a flat array of their own format: float32,
     float16, or uint16 that holds bfloat16. A contiguous tensor is not copied.
     """
-    flat = tensor.detach().reshape(-1)
+    flat = _flat(tensor)
     if flat.dtype == torch.bfloat16:  # numpy has none
         return np.ascontiguousarray(flat.view(torch.int16).numpy()).view(np.uint16)
     return np.ascontiguousarray(flat.numpy())
@@ -69,25 +74,45 @@ def negated(array: NDArray[Any]) -> NDArray[Any]:
 
 def store(array: NDArray[np.float32], tensor: Tensor) -> None:
     """Copy a flat fp32 array into ``tensor``, rounding to nearest even if it has 16 bits."""
-    tensor.detach().copy_(torch.from_numpy(array).view(tensor.shape))
+    target = local(tensor)
+    target.copy_(torch.from_numpy(array).view(target.shape))
 
 
 def store_words(array: NDArray[Any], tensor: Tensor) -> None:
     """Copy what :func:`to_words` made of a tensor of this shape and format into ``tensor``."""
-    words = torch.from_numpy(array.view(np.int16)).view(tensor.dtype)
-    tensor.detach().copy_(words.view(tensor.shape))
+    target = local(tensor)
+    words = torch.from_numpy(array.view(np.int16)).view(target.dtype)
+    target.copy_(words.view(target.shape))
 
 
 def landing(tensor: Tensor) -> NDArray[np.float32] | None:
     """The memory of ``tensor`` as a flat fp32 array that may be written; None if there is none.
 
-    Whoever writes it calls ``torch.autograd.graph.increment_version`` afterwards, so that autograd
-    notices as it does after any other in-place change.
+    Whoever writes it calls :func:`mark_changed` afterwards, so that autograd notices as it does
+    after any other in-place change.
     """
-    if tensor.dtype != torch.float32 or not tensor.is_contiguous():
+    target = local(tensor)
+    if target.dtype != torch.float32 or not target.is_contiguous() or target.is_neg():
         return None
-    array: NDArray[np.float32] = tensor.detach().reshape(-1).numpy()
+    array: NDArray[np.float32] = target.reshape(-1).numpy()
     return array
+
+
+def mark_changed(tensor: Tensor) -> None:
+    """Tell autograd that the memory of :func:`landing` was written."""
+    torch.autograd.graph.increment_version(tensor)
+    if is_spread(tensor):
+        torch.autograd.graph.increment_version(local(tensor))
+
+
+def size(tensor: Tensor) -> int:
+    """Elements."""
+    return local(tensor).numel()
+
+
+def to_tensor(array: NDArray[np.float32], parameter: Tensor) -> Tensor:
+    """A flat fp32 array as a tensor of the parameter's shape, spread as it is."""
+    return alike(torch.from_numpy(array), parameter)
 
 
 def fingerprint(tensor: Tensor) -> int:
@@ -96,7 +121,7 @@ def fingerprint(tensor: Tensor) -> int:
     torch's version counter is no substitute: a write through ``tensor.data``, through ``numpy()``
     or an assignment to ``tensor.data`` leaves it as it was.
     """
-    flat = tensor.detach().reshape(-1)
+    flat = _flat(tensor)
     if flat.dtype == torch.bfloat16:  # numpy has none
         flat = flat.view(torch.int16)
     return zlib.crc32(np.ascontiguousarray(flat.numpy()).data)
@@ -114,3 +139,8 @@ def merge_master(master: NDArray[np.float32], tensor: Tensor) -> NDArray[np.floa
     rounded = to_float32(torch.from_numpy(master).to(tensor.dtype))
     same = rounded.view(np.uint32) == current.view(np.uint32)
     return np.where(same, master, current)
+
+
+def _flat(tensor: Tensor) -> Tensor:
+    """Elements in logical order, as numpy takes them: with no negation left to do."""
+    return local(tensor).resolve_neg().reshape(-1)

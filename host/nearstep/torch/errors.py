@@ -79,11 +79,17 @@ class InterruptedStepError(NearstepError, RuntimeError):
 
     What is on the device is then part old and part new. Load a checkpoint of the model, then of the
     optimizer: :meth:`load_state_dict` sends everything anew and clears this.
+
+    Attributes
+    ----------
+    cause: str
+        Name of the class of what the step failed with. Not the error: its traceback refers to the
+        optimizer, whose memory on the device would outlive it.
     """
 
-    def __init__(self, action: str, cause: BaseException) -> None:
+    def __init__(self, action: str, cause: str) -> None:
         self.cause = cause
         super().__init__(
-            f"cannot {action}: the last step failed half way ({type(cause).__name__}); load the "
-            "model and then the optimizer from a checkpoint"
+            f"cannot {action}: the last step failed half way ({cause}); load the model and "
+            "then the optimizer from a checkpoint"
         )

@@ -12,18 +12,19 @@ from typing import Any, ClassVar, Self, overload
 
 import torch
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import Optimizer, ParamsT
 
 from nearstep.device import Device
 from nearstep.kernel.device import KernelDevice
 from nearstep.placement import LINE_ELEMENTS, Extent, Placement
 from nearstep.run import Run
-from nearstep.torch import options
-from nearstep.torch.checks import check_gradient, check_parameter, label
+from nearstep.torch import convert, options
+from nearstep.torch.checks import check_gradient, check_parameter, label, shares_memory
+from nearstep.torch.eager import eager
 from nearstep.torch.errors import (
     HyperparameterError,
     InterruptedStepError,
-    ParameterError,
     StateError,
 )
 from nearstep.torch.layout import Layout
@@ -32,8 +33,9 @@ from nearstep.torch.pairs import PairSpace
 from nearstep.torch.resident import Formats, Resident, copy_array, gradient_array
 from nearstep.torch.saved import SavedState, Verbatim, count, export
 from nearstep.torch.settings import Settings, scans
+from nearstep.torch.spread import is_sharded, local, redistributed
 from nearstep.torch.state import RESIDUAL, ParameterState
-from nearstep.torch.step import Arrays, GradientOptions, Key, Steps, Update
+from nearstep.torch.step import Arrays, Given, GradientOptions, Key, Steps, Update
 from nearstep.torch.traffic import Traffic
 
 
@@ -56,7 +58,7 @@ class DeviceOptimizer(Optimizer):
     layout: ClassVar[Layout]
     """State of a parameter."""
 
-    _interrupted: BaseException | None
+    _interrupted: str | None
     _report_inf: Tensor | None
 
     def __init__(
@@ -97,17 +99,18 @@ class DeviceOptimizer(Optimizer):
         """
 
     def _phase(
-        self, group: Mapping[str, Any], resident: Resident, state: ParameterState
+        self, group: Mapping[str, Any], resident: Resident, state: ParameterState, times: int
     ) -> Hashable:
         """What a run needs to know of a parameter besides its group; here t, from 1.
 
-        Neighbours in one phase share a run.
+        Neighbours in one phase share a run. A parameter that is in its group several ``times`` has
+        as many runs, each with the t of the last, as in torch's fused step.
 
         Raises
         ------
         StateError
         """
-        return count(resident.label, state["step"]) + 1
+        return count(resident.label, state["step"]) + times
 
     @property
     def device(self) -> KernelDevice:
@@ -125,9 +128,14 @@ class DeviceOptimizer(Optimizer):
 
     @property
     def looks_for_inf(self) -> bool:
-        """Whether a step can look for infinities and NaN on the device, and end if it finds one."""
-        return self._step_supports_amp_scaling
+        """Whether a step can look for infinities and NaN on the device, and end if it finds one.
 
+        It cannot where other processes have other elements of a parameter: all would have to end.
+        """
+        parameters = (p for group in self.param_groups for p in group["params"])
+        return self._step_supports_amp_scaling and not any(map(is_sharded, parameters))
+
+    @eager
     def report_inf_to(self, found: Tensor) -> None:
         """Have the next step look for infinities and NaN. If it finds one, it sets ``found``, of
         one element, to 1, and updates nothing; nor does it count as a step."""
@@ -144,6 +152,7 @@ class DeviceOptimizer(Optimizer):
     @overload
     def step(self, closure: Callable[[], float]) -> float: ...
 
+    @eager
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
         """Update every parameter that has a gradient, on the device.
 
@@ -186,6 +195,7 @@ class DeviceOptimizer(Optimizer):
         self._report_inf = None
         return loss
 
+    @eager
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group, as torch does, and place its parameters that require a gradient.
 
@@ -202,15 +212,13 @@ class DeviceOptimizer(Optimizer):
             parameters = group["params"]
             for index, parameter in enumerate(parameters):
                 check_parameter(label(group, len(self.param_groups) - 1, index), parameter)
-            repeated = len(parameters) - len(set(map(id, parameters)))
-            if repeated:
-                name = f"group {len(self.param_groups) - 1}"
-                raise ParameterError(name, "without duplicates", f"with {repeated}")
+            self._settings.check_parameters(parameters)
             self._place(group, (p for p in parameters if p.requires_grad))
         except BaseException:
             self.param_groups.pop()
             raise
 
+    @eager
     def state_dict(self) -> dict[str, Any]:
         """The state as torch has it, with the values of now, in fp32: a snapshot, not a view.
 
@@ -231,6 +239,7 @@ class DeviceOptimizer(Optimizer):
         packed["param_groups"] = [{**group, "fused": True} for group in packed["param_groups"]]
         return packed
 
+    @eager
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load what :meth:`state_dict` of this class or of torch's returned.
 
@@ -250,6 +259,7 @@ class DeviceOptimizer(Optimizer):
         finally:
             handle.remove()
 
+    @eager
     def __getstate__(self) -> dict[str, Any]:
         self._check_whole("copy or pickle the optimizer")
         state: defaultdict[Tensor, Any] = defaultdict(dict)
@@ -262,6 +272,7 @@ class DeviceOptimizer(Optimizer):
             "settings": self._settings,
         }
 
+    @eager
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Take over state from pickle, from a copy, or from :meth:`load_state_dict`."""
         state = dict(state)
@@ -290,6 +301,7 @@ class DeviceOptimizer(Optimizer):
             self._keep(resident, self._restore(resident, value))
         self._interrupted = None
 
+    @eager
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         twin = self.__class__.__new__(self.__class__)
         memo[id(self)] = twin
@@ -299,6 +311,7 @@ class DeviceOptimizer(Optimizer):
         twin.__setstate__({**state, "device": self._lease})
         return twin
 
+    @eager
     def _attach(self, device: str | Device | Lease, settings: Settings) -> None:
         self._lease = device if isinstance(device, Lease) else Lease.of(device)
         kernel = self._lease.device.config
@@ -331,7 +344,8 @@ class DeviceOptimizer(Optimizer):
 
     def _place(self, group: Mapping[str, Any], parameters: Iterable[Tensor]) -> None:
         """Give memory to those that have none yet, next to each other in this order."""
-        new = [p for p in parameters if p not in self._residents]
+        known = self._residents
+        new = [p for p in dict.fromkeys(parameters) if p not in known and not is_lazy(p)]
         if not new:
             return
         compression, formats = self._settings.compression, self._formats
@@ -345,7 +359,7 @@ class DeviceOptimizer(Optimizer):
             copied = formats.copy_of(dtype)
             if copied is not None:
                 arrays[copy_array(copied)] = 0.0
-        extents = self._placement.place([p.numel() for p in new], arrays, line=line)
+        extents = self._placement.place([convert.size(p) for p in new], arrays, line=line)
         segment = extents[0].segment
         if compression is not None:
             self._steps.pair_spaces[segment] = PairSpace(segment, extents, compression)
@@ -364,7 +378,7 @@ class DeviceOptimizer(Optimizer):
         for key, value in saved.moments.items():
             resident.send(key, value)
         resident.load_master(saved.master)
-        state = ParameterState(resident, saved.step, saved.moments)
+        state = ParameterState.of(resident, saved.step, saved.moments)
         state.update(saved.others)
         return state
 
@@ -410,45 +424,54 @@ class DeviceOptimizer(Optimizer):
 
     def _first_state(self, resident: Resident, group: Mapping[str, Any]) -> ParameterState:
         """State before the first step."""
-        step = torch.zeros((), dtype=torch.float32) if self.layout.counts else None
-        return ParameterState(resident, step, self._first_moments(group))
+        step = torch.zeros((), dtype=torch.float32, device="cpu") if self.layout.counts else None
+        return ParameterState.of(resident, step, self._first_moments(group))
 
-    def _check_launches(self, parameters: Iterable[tuple[int, Tensor]]) -> None:
+    def _check_launches(self, parameters: Iterable[tuple[int, Tensor, int]]) -> None:
         """Raise unless the scalars of every run fit into their registers; nothing is sent.
 
         Parameters
         ----------
-        parameters: Iterable[tuple[int, Tensor]]
-            Those to be updated, each with its group.
+        parameters: Iterable[tuple[int, Tensor, int]]
+            Those to be updated, each with its group and how often it is there.
 
         Raises
         ------
         ArgumentError, ParameterError, StateError
         """
         checked: set[tuple[int, Hashable]] = set()
-        for index, parameter in parameters:
+        for index, parameter, times in parameters:
             group, resident = self.param_groups[index], self._residents[parameter]
             resident.check_size()
             state = self._checked_state(resident)
             if isinstance(state, SavedState):
-                state = ParameterState(resident, state.step, state.moments)
-            phase = self._phase(group, resident, state or self._first_state(resident, group))
+                state = ParameterState.of(resident, state.step, state.moments)
+            phase = self._phase(group, resident, state or self._first_state(resident, group), times)
             if (index, phase) not in checked:
                 arguments = self._arguments(group, phase)
                 self.device.check_arguments(self._rule(group), **arguments)
                 checked.add((index, phase))
 
-    def _gradients(self) -> Iterator[tuple[int, Tensor, Tensor]]:
-        """Group, parameter and gradient of each parameter that has one; all are checked."""
+    def _gradients(self) -> Iterator[Given]:
+        """What is to be updated; all is checked. As in torch, options of a group without gradients
+        are of no account."""
         for index, group in enumerate(self.param_groups):
-            self._check_group(group, self.defaults)
+            given: dict[Tensor, Given] = {}
             for position, parameter in enumerate(group["params"]):
                 gradient = parameter.grad
-                if gradient is not None:
-                    name = label(group, index, position)
-                    check_parameter(name, parameter)
-                    check_gradient(name, parameter, gradient)
-                    yield index, parameter, gradient
+                if gradient is None:
+                    continue
+                if not given:
+                    self._check_group(group, self.defaults)
+                if parameter in given:
+                    given[parameter] = given[parameter].once_more()
+                    continue
+                name = label(group, index, position)
+                check_parameter(name, parameter)
+                check_gradient(name, parameter, gradient)
+                given[parameter] = Given(index, parameter, gradient, 1)
+            self._settings.check_parameters(given)
+            yield from given.values()
 
     def _update(self) -> None:
         self._check_whole("step")
@@ -459,9 +482,9 @@ class DeviceOptimizer(Optimizer):
             self._traffic.skipped += 1
             return
         for index, group in enumerate(self.param_groups):
-            self._place(group, (parameter for i, parameter, _ in gradients if i == index))
-        self._check_launches((index, parameter) for index, parameter, _ in gradients)
-        updates = dict(self._prepare(*each) for each in gradients)
+            self._place(group, (each.parameter for each in gradients if each.group == index))
+        self._check_launches((each.group, each.parameter, each.times) for each in gradients)
+        updates = dict(map(self._prepare, gradients))
         loads = self._steps.loads(updates)
         started: list[Run] = []
         try:
@@ -476,10 +499,13 @@ class DeviceOptimizer(Optimizer):
                 self._finish(update)
         except BaseException as error:
             if started:
-                self._interrupted = error
+                self._interrupted = type(error).__name__
                 for update in updates.values():
-                    update.resident.interrupted = error
+                    update.resident.interrupted = self._interrupted
             raise
+        if scale != 1.0 and self._report_inf is None:
+            for each in gradients:
+                _unscale(each.parameter, scale)
         self._traffic.steps += 1
         self._traffic.elements += sum(extent.count for extent in updates)
 
@@ -500,12 +526,13 @@ class DeviceOptimizer(Optimizer):
         for name in ("grad_scale", "found_inf"):
             vars(self).pop(name, None)
 
-    def _prepare(self, index: int, parameter: Tensor, gradient: Tensor) -> tuple[Extent, Update]:
+    def _prepare(self, given: Given) -> tuple[Extent, Update]:
         """Send what a parameter's update needs; of a gradient that is compressed, not yet."""
-        group = self.param_groups[index]
-        resident = self._residents[parameter]
+        group = self.param_groups[given.group]
+        resident = self._residents[given.parameter]
+        gradient = redistributed(given.gradient, given.parameter)
         state = self._ready_state(resident, group)
-        phase = self._phase(group, resident, state)
+        phase = self._phase(group, resident, state, given.times)
         resident.send_master_if_changed()
         compression = self._settings.compression
         maximize, scales = bool(group["maximize"]), self.device.config.gradient_scale
@@ -521,17 +548,18 @@ class DeviceOptimizer(Optimizer):
         copy_format = resident.copy_format
         if copy_format is not None:
             resident.extent.segment.reserve({copy_array(copy_format): 0.0})
-        key = Key(index, phase, form, copy_format, maximize and scales)
+        key = Key(given.group, phase, form, copy_format, given.times, maximize and scales)
         return resident.extent, Update(key, resident, state, self._arrays(group), compressed)
 
     def _finish(self, update: Update) -> None:
         """Take the result of a step over to the host."""
         update.resident.fetch_parameter()
         moments = self.layout.moments.items()
-        update.state.advance(key for key, name in moments if name in update.arrays)
+        written = [key for key, name in moments if name in update.arrays]
+        update.state.advance(written, update.key.times)
         if update.compressed is not None and update.compressed.residual is not None:
-            residual = torch.from_numpy(update.compressed.residual)
-            update.state[RESIDUAL] = residual.view(update.resident.shape)
+            parameter = update.resident.parameter
+            update.state[RESIDUAL] = convert.to_tensor(update.compressed.residual, parameter)
         self._keep(update.resident, update.state)
 
 
@@ -541,6 +569,17 @@ def _labels(groups: Iterable[Mapping[str, Any]]) -> dict[Tensor, str]:
         for index, group in enumerate(groups)
         for position, parameter in enumerate(group["params"])
     }
+
+
+def _unscale(parameter: Tensor, scale: float) -> None:
+    """Divide the gradient of a parameter by ``scale``, as torch's fused steps do."""
+    gradient = parameter.grad
+    if gradient is None:
+        return
+    if shares_memory(local(gradient)):
+        parameter.grad = gradient / scale
+    else:
+        local(gradient).div_(scale)
 
 
 def _prepare_to_load(_: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:

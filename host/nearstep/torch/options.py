@@ -84,6 +84,14 @@ def beta_pair(betas: object) -> tuple[float, float]:
     return scalar("betas[0]", betas[0]), scalar("betas[1]", betas[1])
 
 
+def given_betas(betas: object) -> tuple[float, float]:
+    """:func:`beta_pair` of what a constructor was given, which torch takes as two of a kind."""
+    pair = beta_pair(betas)
+    if isinstance(betas, tuple | list) and sum(isinstance(beta, Tensor) for beta in betas) == 1:
+        raise HyperparameterError("betas", "either both floats or both Tensors", betas)
+    return pair
+
+
 def scalar(name: str, value: object) -> float:
     """``value`` as a Python float; a tensor must have one element. One too large is infinite.
 

@@ -71,8 +71,8 @@ class Resident:
         What the parameter is called in errors.
     extent: Extent
     layout: Layout
-    interrupted: BaseException | None
-        What a step of this parameter failed with half way; cleared by :meth:`load_master`.
+    interrupted: str | None
+        Name of what a step of this parameter failed with half way; cleared by :meth:`load_master`.
     """
 
     def __init__(
@@ -88,16 +88,12 @@ class Resident:
         self.label = label
         self.extent = extent
         self.layout = layout
-        self.interrupted: BaseException | None = None
+        self.interrupted: str | None = None
         self._traffic = traffic
         self._formats = formats
         self._seen: int | None = None
         self._loaded_master: NDArray[np.float32] | None = None
         self._is_new = True
-
-    @property
-    def shape(self) -> torch.Size:
-        return self.parameter.shape
 
     @property
     def keeps_master(self) -> bool:
@@ -118,7 +114,7 @@ class Resident:
         self.check_size()
         array = self.extent.read(self.layout.moments[key])
         self._traffic.moments_up += array.nbytes
-        return torch.from_numpy(array).view(self.shape)
+        return convert.to_tensor(array, self.parameter)
 
     def send(self, key: str, value: Tensor) -> None:
         """Make ``value`` the moment ``key``.
@@ -150,9 +146,9 @@ class Resident:
 
     def check_size(self) -> None:
         """Raise :class:`ParameterError` if the parameter was given another number of elements."""
-        if self.parameter.numel() != self.extent.count:
-            expected = f"of {self.extent.count} elements"
-            raise ParameterError(self.label, expected, self.parameter.numel())
+        size = convert.size(self.parameter)
+        if size != self.extent.count:
+            raise ParameterError(self.label, f"of {self.extent.count} elements", size)
 
     def fetch_master(self) -> Tensor:
         """The fp32 master as a new tensor; of a 16-bit parameter it has more bits than that.
@@ -169,7 +165,7 @@ class Resident:
             array = convert.to_float32(self.parameter).copy()
         else:
             array = self._merged()
-        return torch.from_numpy(array).view(self.shape)
+        return convert.to_tensor(array, self.parameter)
 
     def load_master(self, value: Tensor | None) -> None:
         """Have the next step send the parameter, with a saved master's bits where they agree."""
@@ -246,7 +242,7 @@ class Resident:
             convert.store(array, self.parameter)
         else:
             self.extent.read("p", out=array)
-            torch.autograd.graph.increment_version(self.parameter)
+            convert.mark_changed(self.parameter)
         self._traffic.parameters_up += array.nbytes
         self._seen = convert.fingerprint(self.parameter)
 

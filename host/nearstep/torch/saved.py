@@ -10,6 +10,7 @@ from typing import Any, Self
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 
 from nearstep.kernel.checks import STEPS
 from nearstep.torch import options
@@ -57,6 +58,8 @@ class SavedState:
         ------
         StateError
         """
+        if is_lazy(parameter):
+            raise StateError(label, "wait until the parameter has a shape", sorted(saved))
         values = {k: v.value if isinstance(v, Verbatim) else v for k, v in saved.items()}
         missing = [key for key in layout.keys if key not in values]
         if missing:
@@ -64,20 +67,20 @@ class SavedState:
         step = None
         if layout.counts:
             whole = count(label, values.pop("step"))
-            step = torch.tensor(float(whole), dtype=torch.float32)
+            step = torch.tensor(float(whole), dtype=torch.float32, device="cpu")
         for key in layout.optional:
             if values.get(key) is None:
                 values.pop(key, None)
         moments = {
-            key: check_moment(label, parameter.shape, key, values.pop(key))
+            key: check_moment(label, parameter, key, values.pop(key))
             for key in layout.moments
             if key in values
         }
         master = values.pop(MASTER, None)
         if master is not None:
-            master = check_moment(label, parameter.shape, MASTER, master)
+            master = check_moment(label, parameter, MASTER, master)
         if RESIDUAL in values:
-            values[RESIDUAL] = check_residual(label, parameter.shape, values[RESIDUAL]).clone()
+            values[RESIDUAL] = check_residual(label, parameter, values[RESIDUAL]).clone()
         return cls(step=step, moments=moments, master=master, others=values)
 
 
@@ -104,6 +107,6 @@ def export(state: ParameterState) -> dict[str, Any]:
     """A plain dict with what torch's optimizer has, and the master of a 16-bit parameter."""
     resident = state.store
     values = state.snapshot()
-    if resident.keeps_master:
+    if resident is not None and resident.keeps_master:
         values[MASTER] = resident.fetch_master()
     return values

@@ -44,7 +44,7 @@ class GradScaler(torch.amp.GradScaler):
     def _check_inf_per_device(self, optimizer: Optimizer) -> dict[Any, Tensor]:
         if not (isinstance(optimizer, DeviceOptimizer) and optimizer.looks_for_inf):
             return super()._check_inf_per_device(optimizer)
-        found = torch.zeros((), dtype=torch.float32)
+        found = torch.zeros((), dtype=torch.float32, device="cpu")
         optimizer.report_inf_to(found)
         by_device: dict[Any, Tensor] = {found.device: found}
         self._per_optimizer_states[id(optimizer)]["found_inf_per_device"] = by_device

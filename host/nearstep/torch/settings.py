@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
+
+from torch import Tensor
 
 from nearstep.kernel.checks import is_real, real
 from nearstep.run import BOUND, is_bound
 from nearstep.torch.compression import Compression
 from nearstep.torch.errors import HyperparameterError, UnsupportedOptionError
+from nearstep.torch.spread import is_sharded
 from nearstep_hw.axdimm.config import AdamKernelConfig
 
 
@@ -92,6 +96,21 @@ class Settings:
                 maximize,
                 "the kernel must negate compressed gradients: open the device with "
                 "gradient_scale=yes",
+            )
+
+    def check_parameters(self, parameters: Iterable[Tensor]) -> None:
+        """Make sure that the device knows what a step of these parameters needs.
+
+        Raises
+        ------
+        UnsupportedOptionError
+        """
+        if self.max_grad_norm is not None and any(map(is_sharded, parameters)):
+            raise UnsupportedOptionError(
+                "max_grad_norm",
+                self.max_grad_norm,
+                "the device knows the norm of this process's shards, not of the whole; call "
+                "torch.nn.utils.clip_grad_norm_ before the step",
             )
 
 

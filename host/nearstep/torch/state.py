@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Iterator
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from nearstep.torch.convert import fingerprint
+from nearstep.torch.eager import eager
 from nearstep.torch.errors import StateError
 from nearstep.torch.layout import Layout
+from nearstep.torch.spread import spread_alike, spreading
 
 RESIDUAL = "residual"
 """Key of what compression has not sent so far. torch has no such key and ignores it."""
@@ -28,8 +32,8 @@ class MomentStore(Protocol):
         """What the parameter is called in errors."""
 
     @property
-    def shape(self) -> torch.Size:
-        """Shape of the parameter."""
+    def parameter(self) -> Tensor:
+        """The parameter on the host."""
 
     @property
     def keeps_master(self) -> bool:
@@ -65,43 +69,52 @@ class ParameterState(dict[str, Any]):
     on the host: what has not been sent, with -0 where nothing is left. A step makes a new one.
 
     It is a dict, because torch and its users test for one; every way to read a value (``dict(s)``,
-    ``items()``, ``copy()``, pickle, deepcopy) fetches it.
-
-    Parameters
-    ----------
-    store: MomentStore
-    step: Tensor | None
-        None if torch keeps no such count.
-    held: Iterable[str]
-        Keys of the moments that the device has.
+    ``items()``, ``|``, ``copy()``, pickle, deepcopy, pytrees) fetches it. One that is made as a
+    dict is, by ``type(s)({...})`` or of a pytree, is on no device until a step takes it over.
     """
 
-    def __init__(self, store: MomentStore, step: Tensor | None, held: Iterable[str]) -> None:
-        super().__init__({} if step is None else {"step": step})
-        super().update(dict.fromkeys(held, _ON_DEVICE))
-        self._store = store
+    def __init__(self, *values: Any, **more: Any) -> None:
+        super().__init__(*values, **more)
+        self._store: MomentStore | None = None
         self._fetched: dict[str, int] = {}
 
+    @classmethod
+    def of(cls, store: MomentStore, step: Tensor | None, held: Iterable[str]) -> Self:
+        """State of a parameter whose moments are on a device.
+
+        Parameters
+        ----------
+        store: MomentStore
+        step: Tensor | None
+            None if torch keeps no such count.
+        held: Iterable[str]
+            Keys of the moments that the device has.
+        """
+        state = cls({} if step is None else {"step": step})
+        dict.update(state, dict.fromkeys(held, _ON_DEVICE))
+        state._store = store
+        return state
+
     @property
-    def store(self) -> MomentStore:
-        """Where the moments are kept."""
+    def store(self) -> MomentStore | None:
+        """Where the moments are kept; None of a state that is on no device."""
         return self._store
 
     def has_moment(self, key: str) -> bool:
         """Whether there is a moment ``key``, on the device or to be sent there."""
         return super().get(key) is not None
 
-    def advance(self, written: Iterable[str]) -> None:
-        """Count a step that wrote these moments. Who holds ``step`` sees it, as in torch."""
+    def advance(self, written: Iterable[str], times: int) -> None:
+        """Count steps that wrote these moments. Who holds ``step`` sees it, as in torch."""
         for key in written:
             super().__setitem__(key, _ON_DEVICE)
-        if not self._store.layout.counts:
+        if not self._placed.layout.counts:
             return
         step = self["step"]
-        if isinstance(step, Tensor):
+        if not isinstance(step, Tensor):
+            step = self["step"] = torch.tensor(float(step), dtype=torch.float32, device="cpu")
+        for _ in range(times):
             step.add_(1)
-        else:
-            self["step"] = torch.tensor(float(step) + 1.0, dtype=torch.float32)
 
     def flush(self) -> None:
         """Send what was changed on the host, and let go of what was fetched.
@@ -112,45 +125,55 @@ class ParameterState(dict[str, Any]):
             A key was deleted.
         """
         self.check_keys()
-        for key in self._store.layout.moments:
+        store = self._placed
+        for key in store.layout.moments:
             value = super().get(key)
             if value is None or value is _ON_DEVICE:
                 continue
             if self._fetched.get(key) != fingerprint(value):
-                self._store.send(key, value)
+                store.send(key, value)
             super().__setitem__(key, _ON_DEVICE)
         self._fetched.clear()
 
     def check_keys(self) -> None:
         """Raise :class:`StateError` if a key was deleted that state always has."""
-        for key in self._store.layout.keys:
+        for key in self._placed.layout.keys:
             if key not in self:
-                raise StateError(self._store.label, f"have {key!r}", sorted(self.keys()))
+                raise StateError(self._placed.label, f"have {key!r}", sorted(self.keys()))
 
     def snapshot(self) -> dict[str, Any]:
         """A plain dict with values of its own: a copy of ``step``, moments fetched afresh."""
         return {
-            key: self._store.fetch(key)
+            key: self._placed.fetch(key)
             if raw is _ON_DEVICE
             else (raw.detach().clone() if isinstance(raw, Tensor) else raw)
             for key, raw in super().items()
         }
 
+    @property
+    def _placed(self) -> MomentStore:
+        assert self._store is not None, "what is on a device was made by of()"
+        return self._store
+
+    @eager
     def __getitem__(self, key: str) -> Any:
         value = super().__getitem__(key)
         if value is _ON_DEVICE:
-            value = self._store.fetch(key)
+            value = self._placed.fetch(key)
             self._fetched[key] = fingerprint(value)
             super().__setitem__(key, value)
         return value
 
+    @eager
     def __setitem__(self, key: str, value: Any) -> None:
-        layout = self._store.layout
-        if key in layout.moments and not (value is None and key in layout.optional):
-            value = check_moment(self._store.label, self._store.shape, key, value)
-            self._fetched.pop(key, None)
-        elif key == RESIDUAL:
-            value = check_residual(self._store.label, self._store.shape, value)
+        store = self._store
+        if store is not None:
+            layout = store.layout
+            if key in layout.moments and not (value is None and key in layout.optional):
+                value = check_moment(store.label, store.parameter, key, value)
+                self._fetched.pop(key, None)
+            elif key == RESIDUAL:
+                value = check_residual(store.label, store.parameter, value)
         super().__setitem__(key, value)
 
     def __iter__(self) -> Iterator[str]:
@@ -179,6 +202,12 @@ class ParameterState(dict[str, Any]):
         del self[key]
         return value
 
+    def popitem(self) -> tuple[str, Any]:
+        if not self:
+            return super().popitem()  # raises
+        key = next(reversed(self))
+        return key, self.pop(key)
+
     def setdefault(self, key: str, default: Any = None) -> Any:
         if key not in self:
             self[key] = default
@@ -187,6 +216,16 @@ class ParameterState(dict[str, Any]):
     def update(self, *others: Any, **more: Any) -> None:
         for key, value in dict(*others, **more).items():
             self[key] = value
+
+    def __or__(self, other: Any) -> Any:
+        return self.copy() | other
+
+    def __ror__(self, other: Any) -> Any:
+        return other | self.copy()
+
+    def __ior__(self, other: Any) -> Self:  # type: ignore[override]
+        self.update(other)
+        return self
 
     def __eq__(self, other: object) -> bool:
         return self.copy() == other
@@ -200,14 +239,39 @@ class ParameterState(dict[str, Any]):
         return self.copy()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> dict[str, Any]:
-        return self.snapshot()
+        return {
+            key: self._placed.fetch(key) if raw is _ON_DEVICE else copy.deepcopy(raw, memo)
+            for key, raw in super().items()
+        }
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         return dict, (tuple(self.snapshot().items()),)
 
 
-def check_moment(label: str, shape: torch.Size, key: str, value: object) -> Tensor:
-    """``value`` as a moment of a parameter of this shape: a floating-point tensor on the host.
+def _flatten(state: ParameterState) -> tuple[list[Any], list[str]]:
+    return list(state.values()), list(state)
+
+
+def _flatten_with_keys(state: ParameterState) -> tuple[list[tuple[Any, Any]], list[str]]:
+    return [(pytree.MappingKey(key), value) for key, value in state.items()], list(state)
+
+
+def _unflatten(values: Iterable[Any], keys: list[str]) -> ParameterState:
+    return ParameterState(zip(keys, values, strict=True))
+
+
+pytree.register_pytree_node(  # a subclass of dict is a leaf without
+    ParameterState,
+    _flatten,
+    _unflatten,
+    serialized_type_name=f"{ParameterState.__module__}.{ParameterState.__qualname__}",
+    flatten_with_keys_fn=_flatten_with_keys,
+)
+
+
+def check_moment(label: str, parameter: Tensor, key: str, value: object) -> Tensor:
+    """``value`` as a moment of a parameter: a floating-point tensor of its shape on the host, and
+    spread over processes as it is.
 
     Raises
     ------
@@ -217,19 +281,22 @@ def check_moment(label: str, shape: torch.Size, key: str, value: object) -> Tens
         raise StateError(label, f"have a floating-point tensor as {key!r}", type(value).__name__)
     if value.is_sparse or value.device.type == "meta":
         raise StateError(label, f"have a dense tensor with data as {key!r}", value.layout)
-    if value.shape != shape:
-        raise StateError(label, f"have {key!r} of shape {tuple(shape)}", tuple(value.shape))
+    if value.shape != parameter.shape:
+        shape = tuple(parameter.shape)
+        raise StateError(label, f"have {key!r} of shape {shape}", tuple(value.shape))
+    if not spread_alike(value, parameter):
+        raise StateError(label, f"have {key!r} {spreading(parameter)}", spreading(value))
     return value.detach() if value.device.type == "cpu" else value.detach().cpu()
 
 
-def check_residual(label: str, shape: torch.Size, value: object) -> Tensor:
-    """``value`` as the residual of a parameter of this shape: an fp32 tensor on the host.
+def check_residual(label: str, parameter: Tensor, value: object) -> Tensor:
+    """``value`` as the residual of a parameter: like a moment, of fp32.
 
     Raises
     ------
     StateError
     """
-    residual = check_moment(label, shape, RESIDUAL, value)
+    residual = check_moment(label, parameter, RESIDUAL, value)
     if residual.dtype != torch.float32:
         raise StateError(label, f"have {RESIDUAL!r} of torch.float32", residual.dtype)
     return residual

@@ -43,6 +43,8 @@ class Key(NamedTuple):
     gradient_format: str
     copy_format: str | None
         Format of the copy of the parameters that the host fetches; None without one.
+    times: int
+        Runs: how often each is in its group.
     negate: bool
         The kernel is to negate the gradients.
     """
@@ -51,7 +53,30 @@ class Key(NamedTuple):
     phase: Hashable
     gradient_format: str
     copy_format: str | None
+    times: int
     negate: bool
+
+
+class Given(NamedTuple):
+    """A parameter to be updated.
+
+    Attributes
+    ----------
+    group: int
+        Index of the parameter group.
+    parameter, gradient: Tensor
+    times: int
+        How often it is in the group.
+    """
+
+    group: int
+    parameter: Tensor
+    gradient: Tensor
+    times: int
+
+    def once_more(self) -> Given:
+        """The same, found in the group again."""
+        return self._replace(times=self.times + 1)
 
 
 @dataclass(eq=False)
@@ -142,7 +167,8 @@ class Steps:
         return gradient_factor(norm, bound, scale)
 
     def run(self, load: Load, factor: float, start: Start, started: list[Run]) -> None:
-        """Run a launch on all of its channels at once; adds each run as it is started."""
+        """Run a launch on all of its channels at once, as often as its parameters are in their
+        group; adds each run as it is started."""
         common = {
             "gradient_format": load.key.gradient_format,
             "gradient_scale": -factor if load.key.negate else factor,
@@ -154,8 +180,9 @@ class Steps:
                 copy["copy_out"] = arrays[copy_array(load.key.copy_format)]
                 copy["copy_out_format"] = load.key.copy_format
             starts.append(partial(start, arrays, load.key, {**common, **copy}))
-        self._launcher.together(starts, started)
-        self._traffic.launches += len(starts)
+        for _ in range(load.key.times):
+            self._launcher.together(starts, started)
+            self._traffic.launches += len(starts)
 
     def _load(self, launch: Launch, updates: Mapping[Extent, Update]) -> Load:
         key = cast(Key, launch.key)

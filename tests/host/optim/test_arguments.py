@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from torch.nn.parameter import UninitializedParameter
 
 import nearstep
 from nearstep.errors import ArgumentError, OptionError, OutOfDeviceMemoryError, UrlError
@@ -80,6 +81,20 @@ def test_a_bad_hyperparameter_is_refused_by_name(name, options, device):
         nearstep.optim.AdamW([parameter(4)], device=device, **options)
     with pytest.raises(HyperparameterError, match=f"^{name} must be"):
         nearstep.optim.AdamW([{"params": [parameter(4)], **options}], device=device)
+
+
+def test_betas_are_two_of_a_kind_as_torchs_constructor_demands(device):
+    mixed = torch.tensor(0.9), 0.999
+    for make in (
+        lambda **options: nearstep.optim.Adam([parameter(4)], device=device, **options),
+        lambda **options: torch.optim.Adam([parameter(4)], **options),
+    ):
+        for betas in (mixed, mixed[::-1]):
+            with pytest.raises(
+                ValueError, match="betas must be either both floats or both Tensors"
+            ):
+                make(betas=betas)
+        make(betas=(torch.tensor(0.9), torch.tensor(0.999)))
 
 
 def test_a_learning_rate_that_became_nan_is_refused_before_anything_is_updated(device):
@@ -255,13 +270,6 @@ def test_a_strided_parameter_is_taken(strided, device):
     assert bool((p < 1.0).all())
 
 
-@pytest.mark.filterwarnings("ignore:optimizer contains a parameter group with duplicate")
-def test_a_duplicate_parameter_is_refused(device):
-    p = parameter(4)
-    with pytest.raises(ParameterError, match="duplicates"):
-        nearstep.optim.AdamW([p, p], device=device)
-
-
 def test_a_sparse_gradient_is_refused_by_the_parameters_name(device):
     embedding = torch.nn.Embedding(8, 4, sparse=True)
     dense = parameter(4)
@@ -290,3 +298,135 @@ def test_a_group_that_is_refused_is_not_added(device):
     with pytest.raises(UnsupportedOptionError):
         optimizer.add_param_group({"params": [parameter(4)], "foreach": True})
     assert len(optimizer.param_groups) == 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_lazy_parameter_is_placed_when_it_has_a_shape(kind, many_rules):
+    lazy, eager = UninitializedParameter(), parameter(32)
+    optimizer = KINDS[kind]([lazy, eager], device=many_rules)
+    eager.grad = torch.ones(32)
+    optimizer.step()
+    assert list(optimizer.state_dict()["state"]) == ([1] if kind != "SGD" else [])
+    lazy.materialize((16,))
+    with torch.no_grad():
+        lazy.fill_(1.0)
+    reference = parameter(16)
+    same = KINDS[kind]([reference], device=many_rules)
+    lazy.grad, reference.grad = torch.ones(16), torch.ones(16)
+    optimizer.step()
+    same.step()
+    assert torch.equal(lazy, reference)
+    assert not torch.equal(lazy, torch.ones(16))
+
+
+def test_state_of_a_parameter_without_a_shape_is_refused(device):
+    q = parameter(16)
+    q.grad = torch.ones(16)
+    trained = nearstep.optim.AdamW([q], device=device)
+    trained.step()
+    optimizer = nearstep.optim.AdamW([UninitializedParameter()], device=device)
+    with pytest.raises(StateError, match="wait until the parameter has a shape"):
+        optimizer.load_state_dict(trained.state_dict())
+
+
+def negative(size):
+    """A tensor of 1 whose elements are stored as -1: what torch calls a negative bit."""
+    tensor = torch.complex(torch.zeros(size), -torch.ones(size)).conj().imag
+    assert tensor.is_neg()
+    return tensor
+
+
+@pytest.mark.parametrize("options", [{}, {"compression": 0.5}], ids=["whole", "compressed"])
+def test_a_negative_bit_is_resolved(options):
+    for p, gradient in (
+        (parameter(16), negative(16)),
+        (torch.nn.Parameter(negative(16)), torch.ones(16)),
+        (torch.nn.Parameter(negative(16)), negative(16)),
+    ):
+        q = parameter(16)
+        url = "golden:axdimm?memory_bytes=1MiB&compression=fused"
+        optimizer = nearstep.optim.AdamW([p], device=url, **options)
+        reference = nearstep.optim.AdamW([q], device=url, **options)
+        p.grad, q.grad = gradient, torch.ones(16)
+        for chosen in (optimizer, reference):
+            chosen.step()
+            chosen.step()
+        assert torch.equal(p, q)
+        assert torch.equal(optimizer.state[p]["exp_avg"], reference.state[q]["exp_avg"])
+        optimizer.state[p]["exp_avg"] = -negative(16)
+        optimizer.step()
+        down = optimizer.traffic.masters_down
+        optimizer.step()
+        assert optimizer.traffic.masters_down == down
+
+
+def test_a_default_device_without_memory_is_of_no_account(device):
+    p = parameter(16)
+    strided = torch.nn.Parameter(torch.ones(32).as_strided((3, 4), (2, 3)))
+    torch.set_default_device("meta")
+    try:
+        optimizer = nearstep.optim.AdamW([p, strided], device=device)
+        scaler = nearstep.optim.GradScaler()
+        p.grad = torch.ones(16, device="cpu")
+        scaler.scale(torch.ones((), device="cpu"))
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.load_state_dict(optimizer.state_dict())
+        optimizer.state[p]["step"] = 5
+        optimizer.step()
+    finally:
+        torch.set_default_device(None)
+    assert optimizer.state[p]["step"] == 6
+    assert {value.device.type for value in optimizer.state[p].values()} == {"cpu"}
+
+
+class Wrapped(torch.Tensor):
+    """A tensor whose elements are another tensor's."""
+
+    @staticmethod
+    def __new__(cls, inner):
+        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
+
+    def __init__(self, inner):
+        self.inner = inner
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+        return Wrapped(args[0].inner)
+
+
+def test_a_tensor_made_of_others_is_refused_by_name(device):
+    with pytest.raises(ParameterError, match="with memory of its own, not a Wrapped"):
+        nearstep.optim.AdamW([torch.nn.Parameter(Wrapped(torch.ones(16)))], device=device)
+
+
+OUT_OF_RANGE = {
+    "betas": (1.0, 0.9),
+    "lr": -1.0,
+    "eps": -1.0,
+    "weight_decay": -0.1,
+    "foreach": True,
+    "capturable": True,
+}
+
+
+@pytest.mark.parametrize("option", OUT_OF_RANGE)
+def test_options_of_a_group_without_gradients_are_of_no_account_as_in_torch(option, device):
+    """torch looks at options when an optimizer is made, and at no other time."""
+    p, q = parameter(16), parameter(16)
+    for chosen in (
+        nearstep.optim.AdamW([{"params": [p]}, {"params": [q]}], device=device),
+        torch.optim.AdamW([{"params": [p]}, {"params": [q]}], fused=True),
+    ):
+        p.grad = torch.ones(16)
+        chosen.param_groups[1][option] = OUT_OF_RANGE[option]
+        before = p.detach().clone()
+        chosen.step()
+        assert not torch.equal(p, before)
+    optimizer = nearstep.optim.AdamW([q], device=device)
+    optimizer.param_groups[0][option] = OUT_OF_RANGE[option]
+    optimizer.step()
+    q.grad = torch.ones(16)
+    with pytest.raises((HyperparameterError, UnsupportedOptionError), match=option):
+        optimizer.step()
+    assert torch.equal(q, torch.ones(16))

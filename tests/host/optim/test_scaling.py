@@ -81,8 +81,12 @@ def test_training_with_a_scaler_is_torchs_with_its_fused_step(
             (ours, theirs), (optimizer, reference), both, strict=True
         ):
             scaled(parameters, each.get_scale(), bad)
+            before = [p.grad.clone() for p in parameters]
             each.step(chosen)
             each.update()
+        for p, q, given in zip(ours, theirs, before, strict=True):
+            expected = q.grad if scaler == "torch" else given
+            assert torch.equal(p.grad.view(torch.int32), expected.view(torch.int32))
         assert both[0].get_scale() == both[1].get_scale()
         assert both[0].state_dict() == both[1].state_dict()
         history.append(both[0].get_scale())
@@ -93,6 +97,34 @@ def test_training_with_a_scaler_is_torchs_with_its_fused_step(
     assert optimizer.traffic.skipped == skipped
     assert not hasattr(optimizer, "grad_scale")
     assert not hasattr(optimizer, "found_inf")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_torchs_scaler_leaves_gradients_divided_whatever_they_are(dtype, device, make_parameters):
+    """As torch's fused step does: by any scale, in place; not those whose step was skipped."""
+    ours, theirs = make_parameters(dtype=dtype), make_parameters(dtype=dtype)
+    optimizer, reference = pair("AdamW", ours, theirs, device)
+    for scale, bad in ((3.0, None), (1.0, None), (1e3, torch.inf), (0.1, None)):
+        kept = []
+        for parameters, chosen in ((ours, optimizer), (theirs, reference)):
+            generator = torch.Generator().manual_seed(8)
+            for p in parameters:
+                p.grad = torch.randn(p.shape, generator=generator).to(dtype)
+            if bad is not None:
+                parameters[1].grad[0] = bad
+            kept.append(parameters[0].grad)
+            each = torch.amp.GradScaler("cpu", init_scale=scale)
+            each.scale(torch.ones(()))
+            each.step(chosen)
+        assert kept[0] is ours[0].grad
+        for p, q in zip(ours, theirs, strict=True):
+            assert torch.equal(p.grad, q.grad)
+    ours[0].grad = torch.ones(1, 1, dtype=dtype).expand(ours[0].shape)
+    for p in ours[1:]:
+        p.grad = None
+    optimizer.grad_scale = torch.tensor(2.0)  # torch's scaler itself refuses such a gradient
+    optimizer.step()
+    assert torch.equal(ours[0].grad, torch.full_like(ours[0], 0.5))
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -10,6 +10,7 @@ import pickle
 
 import pytest
 import torch
+from torch.utils import _pytree as pytree
 
 import nearstep
 from nearstep.errors import ArgumentError
@@ -75,6 +76,8 @@ def test_state_is_never_empty_after_a_step_and_fetches_moments_when_read(trained
         copy.deepcopy,
         lambda state: pickle.loads(pickle.dumps(state)),
         lambda state: {} | state,
+        lambda state: state | {},
+        lambda state: dict(reversed([state.popitem() for _ in range(len(state))])),
         lambda state: {key: state.setdefault(key) for key in state},
         lambda state: {key: state.pop(key) for key in list(state)},
     ],
@@ -87,6 +90,69 @@ def test_every_way_to_read_a_state_fetches_it(read, trained):
     assert list(result) == list(expected)
     for key, value in expected.items():
         assert torch.equal(result[key], value), key
+
+
+def test_a_state_made_of_another_is_a_dict_that_a_step_takes_over(
+    trained, give_gradients, assert_equal_bits
+):
+    ours, theirs, optimizer, reference = trained
+    for parameters, chosen in ((ours, optimizer), (theirs, reference)):
+        for p in parameters:
+            state = chosen.state[p]
+            chosen.state[p] = type(state)({key: value.clone() for key, value in state.items()})
+            chosen.state[p] |= {"step": torch.tensor(5.0)}
+    made = optimizer.state[ours[0]]
+    assert type(made) is ParameterState
+    assert made.store is None
+    assert ParameterState.fromkeys("ab", 1) == {"a": 1, "b": 1}
+    exported = optimizer.state_dict()["state"][0]
+    assert type(exported) is dict
+    assert list(exported) == ["step", "exp_avg", "exp_avg_sq"]
+    assert type(copy.deepcopy(made)) is type(pickle.loads(pickle.dumps(made))) is dict
+    for _ in range(2):
+        give_gradients(ours, theirs)
+        optimizer.step()
+        reference.step()
+    assert optimizer.state[ours[0]].store is not None
+    assert optimizer.state[ours[0]]["step"] == 7
+    assert_equal_bits(ours, theirs, optimizer, reference)
+
+
+def test_a_state_is_a_pytree_as_torchs_is(trained, give_gradients, assert_equal_bits):
+    ours, theirs, optimizer, reference = trained
+    mine, other = optimizer.state[ours[1]], reference.state[theirs[1]]
+    leaves, spec = pytree.tree_flatten(mine)
+    assert len(leaves) == len(other) == 3
+    assert all(torch.equal(a, b) for a, b in zip(leaves, other.values(), strict=True))
+    again = pytree.tree_unflatten(leaves, spec)
+    assert type(again) is ParameterState
+    assert all(again[key] is leaf for key, leaf in zip(mine, leaves, strict=True))
+    paths = [pytree.keystr(path) for path, _ in pytree.tree_flatten_with_path(mine)[0]]
+    assert paths == [pytree.keystr(path) for path, _ in pytree.tree_flatten_with_path(other)[0]]
+    for parameters, chosen in ((ours, optimizer), (theirs, reference)):
+        for p in parameters:
+            chosen.state[p] = pytree.tree_map(lambda value: value * 2, chosen.state[p])
+    give_gradients(ours, theirs)
+    optimizer.step()
+    reference.step()
+    assert_equal_bits(ours, theirs, optimizer, reference)
+
+
+def test_a_copy_of_state_has_values_of_its_own(trained):
+    ours, _, optimizer, _ = trained
+    state = optimizer.state[ours[0]]
+    state["note"] = ["mine"]
+    for made in (copy.deepcopy(state), pickle.loads(pickle.dumps(state))):
+        made["note"].append("other")
+        made["exp_avg"].zero_()
+        made["step"].zero_()
+    assert state["note"] == ["mine"]
+    assert state["step"] == 3
+    assert state["exp_avg"].any()
+    for _ in range(4):
+        state.popitem()
+    with pytest.raises(KeyError):
+        state.popitem()
 
 
 def test_reading_state_between_steps_changes_nothing(trained, give_gradients, assert_equal_bits):

@@ -1,0 +1,89 @@
+"""Parameters that are spread over processes (DTensor), and the part that this process has.
+
+A device keeps what its process has: the local tensor, the position at which torch's fused step
+works on a DTensor, too. What the user sees of it, state and its checkpoints, is spread as the
+parameter is.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeGuard
+
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
+
+
+def is_spread(tensor: Tensor) -> TypeGuard[DTensor]:
+    """Whether this is a DTensor."""
+    module = sys.modules.get("torch.distributed.tensor")  # imported by whoever has one
+    return module is not None and isinstance(tensor, module.DTensor)
+
+
+def local(tensor: Tensor) -> Tensor:
+    """What this process has of a tensor, detached: its memory, and no copy."""
+    if is_spread(tensor):
+        part = tensor.to_local().detach()
+        wait: Callable[[], Tensor] | None = getattr(part, "wait", None)  # a pending collective's
+        return part if wait is None else wait()
+    return tensor.detach()
+
+
+def alike(part: Tensor, parameter: Tensor) -> Tensor:
+    """Elements of :func:`local` of ``parameter``, in order, as a tensor of its shape that is spread
+    as it is."""
+    if not is_spread(parameter):
+        return part.view(parameter.shape)
+    return type(parameter).from_local(
+        part.view(local(parameter).shape),
+        parameter.device_mesh,
+        parameter.placements,
+        shape=parameter.shape,
+        stride=parameter.stride(),
+    )
+
+
+def spreading(tensor: Tensor) -> str:
+    """How a tensor is spread, as text."""
+    if is_spread(tensor):
+        return f"spread by {list(tensor.placements)} over {tensor.device_mesh}"
+    return "on this process alone"
+
+
+def spread_alike(tensor: Tensor, parameter: Tensor) -> bool:
+    """Whether both are spread over the same processes in the same way, or neither is."""
+    if not (is_spread(tensor) and is_spread(parameter)):
+        return is_spread(tensor) == is_spread(parameter)
+    same_mesh = tensor.device_mesh == parameter.device_mesh
+    return same_mesh and tuple(tensor.placements) == tuple(parameter.placements)
+
+
+def on_same_mesh(tensor: Tensor, parameter: Tensor) -> bool:
+    """Whether both are spread over the same processes, in any way, or neither is."""
+    if not (is_spread(tensor) and is_spread(parameter)):
+        return is_spread(tensor) == is_spread(parameter)
+    return bool(tensor.device_mesh == parameter.device_mesh)
+
+
+def is_sharded(tensor: Tensor) -> bool:
+    """Whether other processes have elements that this one has not."""
+    if not is_spread(tensor):
+        return False
+    sizes = zip(tensor.placements, tensor.device_mesh.shape, strict=True)
+    return any(size > 1 and not placement.is_replicate() for placement, size in sizes)
+
+
+def is_partial(tensor: Tensor) -> bool:
+    """Whether the values are sums that processes have not added up yet."""
+    return is_spread(tensor) and any(placement.is_partial() for placement in tensor.placements)
+
+
+def redistributed(gradient: Tensor, parameter: Tensor) -> Tensor:
+    """A gradient on the parameter's mesh, spread as the parameter is: by communication if it is
+    not, as in torch's step."""
+    if not is_spread(gradient) or not is_spread(parameter) or spread_alike(gradient, parameter):
+        return gradient
+    return gradient.redistribute(placements=parameter.placements)
