@@ -61,6 +61,11 @@ SHORT = replace(
     t_rtp=1,
     t_rfc=8,
     t_refi=4 * 32,
+    t_mrd=2,
+    t_mod=4,
+    t_zqcs=8,
+    t_zqoper=8,
+    calibration_interval=4 * 4 * 32,
 )
 HURRY = 14  # a hand-over with these timings, and the controller's first refresh
 
@@ -292,6 +297,7 @@ class IdleController(Component):
                 "dfi": Out(DfiSignature()),
                 "i_enable": In(1),
                 "i_debt": In(4),
+                "i_calibrate": In(1),
                 "o_idle": Out(1),
             }
         )

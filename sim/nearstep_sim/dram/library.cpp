@@ -244,6 +244,11 @@ int ddr4_host_submit(HostController* host, std::uint64_t count, const std::uint8
         return 1;
     });
 }
+int ddr4_host_give(HostController* host, int rank, const SlotIn* slot) {
+    if (rank < 0 || rank >= host->ranks()) return 0;
+    host->give(rank, pins_of(*slot));
+    return 1;
+}
 void ddr4_host_fence(HostController* host) { host->fence(); }
 int ddr4_host_idle(const HostController* host) { return host->idle(); }
 std::uint64_t ddr4_host_cycle_number(const HostController* host) { return host->cycle(); }

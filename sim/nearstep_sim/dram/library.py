@@ -192,6 +192,7 @@ _SIGNATURES: dict[str, tuple[type | None, Sequence[type]]] = {
     "ddr4_host_new": (_P, (_P,)),
     "ddr4_host_free": (None, (_P,)),
     "ddr4_host_submit": (_I, (_P, _U64, _P, _P, _P, _P, _P)),
+    "ddr4_host_give": (_I, (_P, _I, _P)),
     "ddr4_host_fence": (None, (_P,)),
     "ddr4_host_idle": (_I, (_P,)),
     "ddr4_host_cycle_number": (_U64, (_P,)),
