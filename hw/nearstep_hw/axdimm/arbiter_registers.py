@@ -195,6 +195,7 @@ def _status() -> Register:
                 "refused_access": "An access outside the window came while not in normal mode.",
                 "refused_start": "START of the kernel came while not in acceleration mode.",
                 "refresh_overdue": "More refreshes than may be postponed were due to the DRAM.",
+                "missing_data": "Data of a host write were not there when they were due.",
                 "lost_command": (
                     "MRS of the host, or a command of the reserved code, came while not in normal "
                     "mode, MRS of a register that no DRAM has, or a burst of the window that did "

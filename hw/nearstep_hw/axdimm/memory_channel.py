@@ -156,12 +156,13 @@ class MemoryChannel(wiring.Component):
                 m.d.comb += front.i_source.eq(ReadSource.DRAM)
             with m.Else():
                 m.d.comb += front.i_source.eq(ReadSource.REFUSED)
-        self._connect_status(m, access, dram, window, bank)
+        self._connect_status(m, front, access, dram, window, bank)
         return m
 
     def _connect_status(
         self,
         m: Module,
+        front: HostFrontEnd,
         access: HostAccess,
         dram: SharedDram,
         window: CsrWindow,
@@ -203,6 +204,7 @@ class MemoryChannel(wiring.Component):
         for flag, event in (
             (bank.i_status_refused_start, window.o_start_refused),
             (bank.i_status_refresh_overdue, dram.o_overdue),
+            (bank.i_status_missing_data, front.o_missing_data),
         ):
             with m.If(event):
                 m.d.sync += flag.eq(1)

@@ -7,7 +7,11 @@ from amaranth.sim import Simulator
 
 from nearstep_hw.axdimm.arbiter_registers import Block, arbiter_map
 from nearstep_hw.axdimm.host_access import HostAccess
-from nearstep_hw.axdimm.host_front_end import HOST_READ_LATENCY, HOST_WRITE_LATENCY
+from nearstep_hw.axdimm.host_front_end import (
+    HOST_READ_LATENCY,
+    HOST_WRITE_LATENCY,
+    HostFrontEnd,
+)
 from nearstep_hw.axdimm.host_modes import HostModes
 from nearstep_hw.dram.address import AddressMapping
 from nearstep_hw.dram.command import Command, Pins, encode
@@ -101,6 +105,7 @@ def test_a_calibration_is_carried_out_once_whenever_the_host_gives_it(
         assert after == {each: int(each is command) for each in CALIBRATIONS}
         bench.host.completed()
     print("given in", when, bench.device.counts)
+    assert channel.get("status.missing_data") == 0
     assert min(when.values()) >= 3
     assert channel.get("status.lost_command") == 0
 
@@ -229,3 +234,25 @@ def test_a_burst_of_the_window_in_another_order_is_noticed() -> None:
     simulator.add_testbench(bench)
     simulator.run()
     assert found == [column % 8 != 0 for column in range(16)]
+
+
+@pytest.mark.parametrize("late", [0, 1, -1])
+def test_write_data_that_come_at_another_time_are_noticed(late: int) -> None:
+    dut = HostFrontEnd(DramGeometry())
+    found = []
+
+    async def bench(ctx) -> None:
+        for cycle in range(12):
+            pins = encode(Command.WR if cycle in (2, 4) else Command.NOP)
+            for name, value in pins._asdict().items():
+                ctx.set(getattr(dut.host.p1, name), value)
+            first = HOST_WRITE_LATENCY + late
+            ctx.set(dut.host.wrdata_en, cycle - first in (2, 3, 4, 5))
+            found.append(ctx.get(dut.o_missing_data))
+            await ctx.tick()
+
+    simulator = Simulator(dut)
+    simulator.add_clock(5e-9)
+    simulator.add_testbench(bench)
+    simulator.run()
+    assert sum(found) == abs(late)
