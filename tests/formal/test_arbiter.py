@@ -163,18 +163,21 @@ class SharedDramProperties(Component, ABC):
 
 class Ownership(SharedDramProperties):
     """Host and kernel never both reach the DRAM, no kernel command does in normal mode, and nothing
-    of the host is lost or changed in it. No calibration of the host is owed in it."""
+    of the host is lost or changed in it. No calibration of the host is owed in it; none is given
+    while the arbiter has opened a bank."""
 
     def state(self, m: Module) -> None:
         dram = self.dram
         passed = past(m, dram.o_pass, "pass")
         owned = self.accelerate if self.flaw else dram.o_kernel
+        own = dram.arbiter.o_command
         m.d.comb += [
             Assert(~(dram.o_pass & dram.o_kernel)),
             Assert(~(passed & owned)),
             Assert(~(dram.o_acceleration & ~dram.o_kernel)),
             Assert(~(dram.o_enable & ~dram.o_kernel)),
             Assert(~(dram.o_pass & (dram.owes | dram.owes_long))),
+            Assert(~(own.calibrate | own.calibrate_long) | ~dram.arbiter.opened.any()),
         ]
         with m.If(dram.o_pass):
             m.d.comb += [Assert(self.pins[1].cs_n), Assert(self.pins[3].cs_n)]
@@ -194,7 +197,7 @@ class Ownership(SharedDramProperties):
                 m.d.comb += Assert(mine.cs_n == each.cs_n)
         m.d.comb += [
             Cover(dram.o_kernel & ~self.theirs[0].cs_n & past(m, dram.o_kernel, "kernel")),
-            Cover(dram.arbiter.o_command.calibrate_long),
+            Cover(own.calibrate_long),
         ]
 
 
@@ -418,7 +421,7 @@ def test_a_bank_in_another_state_would_be_found() -> None:
 
 
 @pytest.mark.parametrize(
-    ("properties", "statements"), [(Ownership, 15), (Banks, 8), (Refreshes, 5)]
+    ("properties", "statements"), [(Ownership, 16), (Banks, 8), (Refreshes, 5)]
 )
 def test_shared_dram(properties: type[SharedDramProperties], statements: int) -> None:
     proof = prove(properties(), properties.__name__.lower(), "prove", depth=3)
