@@ -114,9 +114,9 @@ class FabricTiming:
         return cycles(self.timing.t_zqoper, REFRESH_PHASE, ACTIVATE_PHASE)
 
     @property
-    def calibration_intervals(self) -> int:
-        """Refresh intervals between two ZQCS, rounded down."""
-        return self.timing.calibration_interval // self.timing.t_refi
+    def calibration_interval(self) -> int:
+        """Longest time between two ZQCS, rounded down."""
+        return self.timing.calibration_interval // PHASES
 
     @property
     def refresh_interval(self) -> int:

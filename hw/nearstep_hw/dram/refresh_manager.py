@@ -19,7 +19,7 @@ class RefreshManager(wiring.Component):
     the other: the banks are closed and opened once for all of them.
 
     Behind these refreshes, while all is closed, the rank is calibrated (ZQCS) if it is asked for or
-    if `FabricTiming.calibration_intervals` have begun since the last time.
+    if `FabricTiming.calibration_interval` has passed since the last time.
 
     *Timing*: tRP after the precharge, then tRFC for each; tZQCS for a calibration.
 
@@ -92,7 +92,7 @@ class RefreshManager(wiring.Component):
         quiet = Signal(range(self.idle_cycles + 1))
         left = Signal(range(max(t.refresh_cycle, t.precharge_to_refresh, t.calibration)))
         wanted = Signal()
-        uncalibrated = Signal(range(t.calibration_intervals + 1))  # intervals that have begun
+        uncalibrated = Signal(range(t.calibration_interval + 1))  # cycles
         calibrate = Signal()
 
         m.d.comb += [
@@ -102,11 +102,11 @@ class RefreshManager(wiring.Component):
                 | ((self.o_debt != 0) & (quiet == self.idle_cycles))
                 | ~self.i_enable
             ),
-            calibrate.eq(self.i_calibrate | (uncalibrated == t.calibration_intervals)),
+            calibrate.eq(self.i_calibrate | (uncalibrated == t.calibration_interval)),
         ]
         with m.If(self.o_calibrate):
             m.d.sync += uncalibrated.eq(0)
-        with m.Elif(due & (uncalibrated != t.calibration_intervals)):
+        with m.Elif(uncalibrated != t.calibration_interval):
             m.d.sync += uncalibrated.eq(uncalibrated + 1)
         with m.If(due | self.o_idle):
             m.d.sync += interval.eq(t.refresh_interval - 1)

@@ -64,4 +64,4 @@ def test_ddr4_1600_by_hand() -> None:
     assert fabric.refresh_cycle == 70  # 280 nCK
     assert fabric.refresh_interval == 1560
     assert (fabric.calibration, fabric.long_calibration) == (32, 128)  # 128, 512 nCK
-    assert fabric.calibration_intervals == 16_410  # 128 ms / 7.8 us
+    assert fabric.calibration_interval == 25_600_000  # 128 ms / 5 ns
