@@ -274,6 +274,68 @@ class ModeError(DeviceError):
         )
 
 
+class ModeRegisterError(DeviceError):
+    """The DRAM of a channel has mode registers that its kernel cannot work with, as somebody set
+    them; nothing was done.
+
+    Attributes
+    ----------
+    channel: int
+    mode_registers: tuple[int, ...]
+        Their numbers: 3 is MR3.
+    """
+
+    def __init__(
+        self,
+        channel: int,
+        mode_registers: Iterable[int],
+        *,
+        registers: Mapping[str, int] | None = None,
+    ) -> None:
+        self.channel = channel
+        self.mode_registers = tuple(mode_registers)
+        names = ", ".join(f"MR{number}" for number in self.mode_registers)
+        super().__init__(
+            f"cannot enter acceleration mode: {names} of channel {channel} must be set as "
+            "docs/axdimm.md says, and the host has set them otherwise",
+            registers=registers,
+        )
+
+
+class LostCommandError(DeviceError):
+    """Commands of the host's memory controller came while the kernel had the memory, and were lost.
+
+    Attributes
+    ----------
+    channel: int
+    count: int
+        Since ``control.clear``.
+    pins, bank: int
+        Of the first: A17 to A0; BA in the low two bits, then BG.
+    """
+
+    def __init__(
+        self,
+        channel: int,
+        count: int,
+        *,
+        pins: int,
+        bank: int,
+        registers: Mapping[str, int] | None = None,
+    ) -> None:
+        self.channel = channel
+        self.count = count
+        self.pins = pins
+        self.bank = bank
+        code = pins >> 14 & 7
+        name = f"MRS of MR{bank}" if code == 0 else f"a command with code {code:#05b}"
+        super().__init__(
+            f"channel {channel} has lost {count} commands of the host's memory controller; the "
+            f"first was {name}, with {pins:#x} on the address pins",
+            registers=registers,
+        )
+
+
 class WaitTimeoutError(DeviceError):
     """What was waited for did not happen in the device time given.
 

@@ -21,6 +21,7 @@ from nearstep.errors import (
 )
 from nearstep_hw.axdimm.arbiter_registers import WINDOW_BYTES
 from nearstep_hw.csr.model import LINE_BYTES, WORD_BYTES
+from nearstep_hw.dram.command import Command, encode
 from nearstep_hw.dram.geometry import BEAT_BYTES
 from nearstep_hw.dram.latency import (
     HOST_READ_LATENCY,
@@ -94,6 +95,7 @@ def _load(path: Path) -> ctypes.CDLL:
         ("heal", None, (dimm,)),
         ("history", None, (dimm, text, number)),
         ("counters", None, (dimm, ctypes.c_uint, ctypes.POINTER(_Counters))),
+        ("give", None, (dimm, ctypes.c_int32, *(ctypes.c_uint32,) * 3)),
         ("statistics", None, (dimm, ctypes.POINTER(CHostStatistics))),
     ):
         function = getattr(lib, f"dimm_{name}")
@@ -188,6 +190,23 @@ class DimmBackend(EmulatedBackend):
             self._lib.dimm_counters(self._dimm, channel, ctypes.byref(counters))
             found.append({name: getattr(counters, name) for name, *_ in _Counters._fields_})
         return found
+
+    def give(self, channel: int, command: Command, **coordinates: int) -> None:
+        """Let the host's memory controller give MRS, ZQCS or ZQCL to a channel, before the next
+        access; see :func:`nearstep_hw.dram.command.encode`.
+
+        Raises
+        ------
+        ArgumentError
+            Another command, or no such channel.
+        """
+        if command not in (Command.MRS, Command.ZQCS, Command.ZQCL):
+            raise ArgumentError(f"command must be MRS, ZQCS or ZQCL, not {command!r}")
+        if not 0 <= channel < self.config.channels:
+            raise ArgumentError(f"channel must be below {self.config.channels}, not {channel}")
+        self._flush()
+        pins = encode(command, **coordinates)
+        self._lib.dimm_give(self._dimm, channel, pins.address, pins.bg, pins.ba)
 
     def read_register(self, address: int) -> int:
         self._flush()

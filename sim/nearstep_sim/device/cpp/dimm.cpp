@@ -442,5 +442,15 @@ void dimm_counters(Dimm* dimm, unsigned channel, ChannelCounters* out) {
             device.count(Command::REF)};
 }
 
+// A command of the host's controller with ACT_n high, for which the rank's banks are closed first.
+void dimm_give(Dimm* dimm, std::int32_t rank, std::uint32_t address, std::uint32_t bg,
+               std::uint32_t ba) {
+    Pins pins;
+    pins.address = address;
+    pins.bg = static_cast<std::uint8_t>(bg);
+    pins.ba = static_cast<std::uint8_t>(ba);
+    dimm->host().give(rank, pins);
+}
+
 void dimm_statistics(Dimm* dimm, HostStatistics* out) { *out = dimm->host().statistics(); }
 }
