@@ -35,6 +35,8 @@ class Channel(KernelChannel):
     Ref: AXDIMM, sections 3.1 and 3.2.
     """
 
+    has_modes = True
+
     def __init__(
         self,
         backend: Backend,
@@ -87,13 +89,14 @@ class Channel(KernelChannel):
             As :meth:`nearstep.run.Run.wait`. The mode is normal all the same where the device
             still answers.
         """
-        if not self.accelerated:
-            return
-        try:
-            super().leave(failed=failed)
-        finally:
-            if self.accelerated:
-                self._to_normal()
+        with self.lock:  # no thread starts a run in between
+            if not self.accelerated:
+                return
+            try:
+                super().leave(failed=failed)
+            finally:
+                if self.accelerated:
+                    self._to_normal()
 
     def reset_kernel(self) -> None:
         """Take the memory from the kernel whatever it does, and reset it. The mode is normal then;
