@@ -79,9 +79,12 @@ class Buffer:
         ShapeError, DtypeError
             It is not an array like the buffer.
         ModeError
-            The buffer's channel is in acceleration mode.
+            The buffer's channel is in acceleration mode. If another thread has it there, this one
+            waits for the end.
         BusyError
             A run that has not ended uses the buffer.
+        ResetNeededError
+            The device stopped at a fault before.
         FreedBufferError, ClosedDeviceError
 
         Nothing was copied then.
@@ -158,18 +161,23 @@ class Buffer:
             It is no number, out of the range of the dtype, or not whole for one of integers.
         """
         try:
-            with np.errstate(over="ignore", under="ignore"):
+            self._check_number(value)
+            with np.errstate(over="ignore", under="ignore", invalid="ignore"):
                 element = np.full((), value, self.dtype)
             self._check_element(value, element)
         except (TypeError, ValueError, OverflowError) as error:
             raise ArgumentError(f"cannot fill {self!r} with {value!r}: {error}") from None
         self.write(np.full(self.shape, element, self.dtype))
 
+    def _check_number(self, value: Any) -> None:
+        """Raise :class:`ValueError` unless ``value`` is what elements of the dtype are made of."""
+        number = isinstance(value, Number | np.generic | np.ndarray)
+        if self.dtype.kind in "biuf" and (not number or np.iscomplexobj(value)):
+            raise ValueError("it must be a real number")
+
     def _check_element(self, value: Any, element: NDArray[Any]) -> None:
         """Raise :class:`ValueError` unless ``element`` is ``value``, rounded."""
         kind = self.dtype.kind
-        if kind in "biuf" and not isinstance(value, Number | np.generic | np.ndarray):
-            raise ValueError("it must be a number")
         if kind == "f" and np.isinf(element) and not np.isinf(np.asarray(value, np.longdouble)):
             raise ValueError(f"it must be within the range of {self.dtype}")
         if kind in "biu" and element != value:

@@ -390,7 +390,7 @@ class Registers:
 
     def __setattr__(self, name: str, value: object) -> None:
         block = self[name]
-        registers = ", ".join(register.name for register in block)
+        registers = ", ".join(register.name for register in block.map)
         raise ArgumentError(f"assign to a field of a register of {name} ({registers})")
 
     def __dir__(self) -> list[str]:

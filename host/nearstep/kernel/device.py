@@ -392,7 +392,7 @@ class KernelDevice(Device):
         channel = self.channels[number]
         with channel.lock:
             channel.check_ready(action)
-            try:
+            with _stopped(action):
                 self._await_other(channel, action)
                 command.configure(channel.kernel, self.config, channel.base)
                 command.grant(channel.kernel, self.config, channel.base)
@@ -410,12 +410,6 @@ class KernelDevice(Device):
                 )
                 channel.run = run  # before START: an interrupt must not lose a run
                 channel.kernel.start.go = 1
-            except (MemoryFaultError, ProtocolError) as fault:
-                text = str(fault).partition("\n")[0]
-                raise ResetNeededError(
-                    f"cannot {action}: the device stopped before and needs a reset(): {text}",
-                    transactions=fault.transactions,
-                ) from fault
         return run
 
     def _await_other(self, channel: KernelChannel, action: str) -> None:
@@ -462,12 +456,11 @@ class KernelDevice(Device):
     @contextmanager
     def reach(self, buffer: Buffer, action: str) -> Iterator[None]:
         channel = self.channels[self.channel_of(buffer)]
-        if not channel.has_modes:
-            yield
-            return
         what = f"{action} {buffer!r}"
-        with self._turns.copy(channel.number, what):
-            channel.check_reach(what)
+        with _stopped(what), ExitStack() as turn:
+            if channel.has_modes:
+                turn.enter_context(self._turns.copy(channel.number, what))
+                channel.check_reach(what)
             yield
 
     def check_unused(self, buffer: Buffer, action: str, *, changes: bool) -> None:
@@ -530,3 +523,21 @@ class KernelDevice(Device):
             if not pairs.size:
                 del buffers[GRADIENT], buffers[INDEX]
         return buffers
+
+
+@contextmanager
+def _stopped(action: str) -> Iterator[None]:
+    """What a fault of a kernel means to another action: an emulated device stops at it.
+
+    Raises
+    ------
+    ResetNeededError
+    """
+    try:
+        yield
+    except (MemoryFaultError, ProtocolError) as fault:
+        text = str(fault).partition("\n")[0]
+        raise ResetNeededError(
+            f"cannot {action}: the device stopped before and needs a reset(): {text}",
+            transactions=fault.transactions,
+        ) from fault

@@ -163,7 +163,7 @@ def test_threads_that_would_wait_for_each_other_are_told() -> None:
     with nearstep.open(DIMMS["golden-dimm"]) as dimm:
         buffers = [dimm.alloc(16, channel=channel) for channel in (0, 1)]
         inside = threading.Barrier(2)
-        told: list[int] = []
+        told: list[tuple[int, ModeError]] = []
 
         def use(channel: int) -> None:
             with dimm.acceleration(channel):
@@ -171,13 +171,13 @@ def test_threads_that_would_wait_for_each_other_are_told() -> None:
                 try:
                     buffers[1 - channel].fill(channel)
                 except ModeError as error:
-                    assert "waits for a channel of this one" in str(error)
-                    assert (error.channel, error.actual) == (1 - channel, "acceleration")
-                    told.append(channel)
+                    told.append((channel, error))
 
         at_once(lambda: use(0), lambda: use(1))
-        assert len(told) == 1
-        assert buffers[told[0]].read().tolist() == [1 - told[0]] * 16
+        ((channel, error),) = told
+        assert "has it, and waits for a channel of this one" in str(error)
+        assert (error.channel, error.actual) == (1 - channel, "acceleration")
+        assert buffers[channel].read().tolist() == [1 - channel] * 16
 
 
 def test_a_thread_that_has_a_channel_and_does_nothing_is_named(monkeypatch) -> None:
