@@ -35,6 +35,8 @@ class Channel(KernelChannel):
     Ref: AXDIMM, sections 3.1 and 3.2.
     """
 
+    has_modes = True
+
     def __init__(
         self,
         backend: Backend,
@@ -97,15 +99,16 @@ class Channel(KernelChannel):
         LostCommandError
             The host's memory controller gave commands that nothing came of. The run is whole.
         """
-        if not self.accelerated:
-            return
-        try:
-            super().leave(failed=failed)
-        finally:
-            if self.accelerated:
-                self._to_normal()
-        if self.arbiter is not None and not failed:
-            self._check_lost(self.arbiter)
+        with self.lock:  # no thread starts a run in between
+            if not self.accelerated:
+                return
+            try:
+                super().leave(failed=failed)
+            finally:
+                if self.accelerated:
+                    self._to_normal()
+            if self.arbiter is not None and not failed:
+                self._check_lost(self.arbiter)
 
     def reset_kernel(self) -> None:
         """Take the memory from the kernel whatever it does, and reset it. The mode is normal then;

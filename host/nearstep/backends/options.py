@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 Options = TypeVar("Options", bound="DataclassInstance")
 
-_SUFFIXES = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+_SUFFIXES = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 _BOOLEANS = {"0": False, "no": False, "false": False, "1": True, "yes": True, "true": True}
 
 
@@ -56,7 +56,7 @@ class DeviceUrl:
 def parse_options(kind: type[Options], device: str, options: Mapping[str, str]) -> Options:
     """Make a frozen dataclass of type ``kind`` from the text of options.
 
-    Fields may be ``int`` (decimal, ``0x``, ``_``, suffixes KiB, MiB, GiB), ``float``,
+    Fields may be ``int`` (decimal, ``0x``, ``_``, suffixes KiB, MiB, GiB, TiB), ``float``,
     ``bool``, ``str``, a ``Literal`` of strings, or one of those ``| None``. ``ValueError`` of the
     dataclass's own checks becomes an :class:`OptionError`, of the option that its message begins
     with, or of the only one, or of ``combination``.

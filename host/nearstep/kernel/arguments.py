@@ -8,6 +8,7 @@ from types import MappingProxyType
 
 from nearstep.errors import ArgumentError
 from nearstep.kernel.checks import check_hyperparameters, check_scalars
+from nearstep.scalars import flag
 from nearstep_hw.rule.adagrad import adagrad_scalars
 from nearstep_hw.rule.adam import ORDERS
 from nearstep_hw.rule.sgd import sgd_momentum_scalars, sgd_scalars
@@ -54,6 +55,7 @@ def adam_arguments(
     """Arguments of Adam, with the arithmetic in ``order``, or of a rule with the same numbers;
     raises :class:`ArgumentError`."""
     check_hyperparameters(step, betas, lr=lr, eps=eps, weight_decay=weight_decay)
+    decoupled = flag("decoupled", decoupled)
     _, scalars_of = ORDERS[order]
     return RuleArguments(
         rule=rule,
@@ -76,6 +78,7 @@ def sgd_arguments(
     check_hyperparameters(
         1, (0.0, 0.0), lr=lr, momentum=momentum, dampening=dampening, weight_decay=weight_decay
     )
+    nesterov, first = flag("nesterov", nesterov), flag("first", first)
     if nesterov and (momentum == 0.0 or dampening != 0.0):
         raise ArgumentError("nesterov needs a momentum and no dampening")
     given = f"{lr=}, {momentum=}, {dampening=}, {weight_decay=}"

@@ -57,7 +57,7 @@ def open_device(family: str, options: dict[str, str]) -> EmulatedBackend:
         parsed = parse_options(GoldenOptions, name, options)
         return GoldenBackend(
             parsed.dimm() or parsed.config(),
-            parsed.memory_bytes,
+            parsed.capacity_bytes,
             make_engines(parsed.config(), parsed.engine),
         )
     if family == "smartssd":

@@ -79,20 +79,24 @@ class AxdimmOptions(KernelOptions):
     ----------
     block_bytes : int
         As in :class:`nearstep_hw.axdimm.config.AdamKernelConfig`.
-    memory_bytes : int
-        Size of the device memory, a multiple of 64. Pages are taken as they are used.
+    memory_bytes : int | None
+        Size of the device memory, a multiple of 64. None: 16 GiB, all that the kernel addresses.
+        The host's memory is taken as it is used, by the page.
     """
 
     block_bytes: int = 16384
-    memory_bytes: int = 1 << 30
+    memory_bytes: int | None = None
 
     def __post_init__(self) -> None:
-        config = self.config()
-        if not 0 < self.memory_bytes <= 1 << config.address_width or self.memory_bytes % 64:
-            raise ValueError(
-                f"memory_bytes must be a multiple of 64 up to {1 << config.address_width}, "
-                f"not {self.memory_bytes}"
-            )
+        limit = 1 << self.config().address_width
+        given = self.memory_bytes
+        if given is not None and (not 0 < given <= limit or given % 64):
+            raise ValueError(f"memory_bytes must be a multiple of 64 up to {limit}, not {given}")
+
+    @property
+    def capacity_bytes(self) -> int:
+        """Size of the device memory."""
+        return self.memory_bytes or 1 << self.config().address_width
 
     def config(self) -> AdamKernelConfig:
         """Configuration of the kernel.
@@ -113,8 +117,8 @@ class GoldenOptions(AxdimmOptions):
     engine : str
         ``cpp`` is compiled on first use; ``numpy`` needs no compiler and is slower.
     channels : int | None
-        Channels of a DIMM, each with a mode arbiter, a kernel and a part of the memory. None is
-        a kernel and its memory by themselves.
+        Channels of a DIMM, each with a mode arbiter, a kernel and a part of the memory, which is of
+        8 GiB each if nothing is said. None is a kernel and its memory by themselves.
     """
 
     engine: Literal["cpp", "numpy"] = "cpp"
@@ -125,12 +129,19 @@ class GoldenOptions(AxdimmOptions):
         dimm = self.dimm()
         if dimm is None:
             return
-        share, over = divmod(self.memory_bytes, dimm.channels)
+        share, over = divmod(self.capacity_bytes, dimm.channels)
         if over or share % 64 or share > dimm.memory_bytes:
             raise ValueError(
                 f"memory_bytes must be channels times a multiple of 64 up to {dimm.memory_bytes}, "
                 f"not {self.memory_bytes}"
             )
+
+    @property
+    def capacity_bytes(self) -> int:
+        dimm = self.dimm()
+        if self.memory_bytes is None and dimm is not None:
+            return dimm.channels * dimm.memory_bytes
+        return super().capacity_bytes
 
     def dimm(self) -> DimmConfig | None:
         """Configuration of the DIMM, if it is one.

@@ -63,7 +63,7 @@ class VerilatedBackend(ShellBackend):
     def __init__(self, options: VerilatedOptions) -> None:
         self.config = options.config()
         path = partial(library, self.config, trace=options.trace is not None)
-        super().__init__(path, options, options.memory_bytes)
+        super().__init__(path, options, options.capacity_bytes)
 
     def _open(self, options: ShellOptions) -> int:
         self._lib.device_open.restype = ctypes.c_void_p

@@ -302,7 +302,7 @@ def test_out_is_writable_and_of_float32(golden_pool) -> None:
 @pytest.mark.parametrize("url", URLS.values(), ids=URLS)
 def test_only_a_device_is_killed(url) -> None:
     with CoarsePool.open(url) as pool:
-        for device in (1.5, "a", 4, -1):
+        for device in (1.5, "a", 4, -1, True, np.True_):
             with pytest.raises(ArgumentError, match="device must be from 0 to 3"):
                 emulated(pool).kill(device)
     with pytest.raises(ClosedDeviceError):

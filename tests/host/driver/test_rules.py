@@ -229,3 +229,24 @@ def test_a_failure_of_the_fifth_array_is_named(device, write):
 def test_rules_that_cannot_be(rules):
     with pytest.raises((OptionError, UrlError)):
         nearstep.open(f"golden:axdimm?rules={rules}")
+
+
+@pytest.mark.parametrize("value", ["no", "", 0, 1, None, 0.0])
+def test_a_switch_is_a_truth_value(value):
+    """``bool("no")`` is True."""
+    with nearstep.open(URLS["golden-numpy"]) as device:
+        p, g, m, v = (device.alloc(16) for _ in range(4))
+        for buffer in (p, g, m, v):
+            buffer.fill(1.0)
+        for start in (
+            lambda: device.adam(p, g, m, v, step=1, decoupled=value),
+            lambda: device.sgd(p, g, m, momentum=0.9, nesterov=value),
+            lambda: device.sgd(p, g, m, momentum=0.9, first=value),
+            lambda: device.check_arguments(
+                "adam", step=1, lr=0.1, betas=(0.9, 0.9), eps=0.1, weight_decay=0, decoupled=value
+            ),
+        ):
+            with pytest.raises(ArgumentError, match="must be True or False, not"):
+                start()
+        device.adam(p, g, m, v, step=1, decoupled=np.True_).wait()
+        assert p.read().tolist() != [1.0] * 16
