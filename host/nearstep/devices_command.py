@@ -129,6 +129,8 @@ def command(
         table = Table("device", "what it is")
     else:
         table = Table("option", "values", "default", "meaning", title=url, title_justify="left")
+    for column in table.columns:
+        column.overflow = "fold"
     for row in rows:
         table.add_row(*(str(value) for value in asdict(row).values()))
     Console(markup=False, highlight=False).print(table)

@@ -246,7 +246,7 @@ def test_yosys_keeps_its_code_in_the_cache(folder: Path, monkeypatch: pytest.Mon
 def test_what_a_killed_build_left_is_removed_by_the_next(folder: Path) -> None:
     library(folder, 50)
     place = folder / "cache" / "lib"
-    for name in ("answer", "other"):
+    for name in (f"answer-{1:024x}.so", f"{2:024x}"):
         (place / f"build-{name}").mkdir()
         (place / f"build-{name}" / "half.o").write_bytes(b"half")
         (place / f".{name}.lock").write_text("")
