@@ -115,6 +115,8 @@ def once(
             folder = target.parent / f"{_BUILD}{target.name}"
             try:
                 with _writes(target.parent):
+                    if folder.exists():  # of a build that was killed: the lock is ours
+                        shutil.rmtree(folder)
                     folder.mkdir()
                 made = build(folder)
                 with _writes(target.parent):

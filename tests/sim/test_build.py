@@ -254,6 +254,17 @@ def test_what_a_killed_build_left_is_removed_by_the_next(folder: Path) -> None:
     assert sorted(path.suffix for path in place.iterdir()) == [".so", ".so", ".sum", ".sum"]
 
 
+def test_a_build_that_was_killed_is_begun_anew(folder: Path) -> None:
+    made = library(folder, 54)
+    made.unlink()
+    half = made.with_name(f"build-{made.name}")
+    half.mkdir()
+    (half / "lib.so").write_bytes(b"half")
+    (half / "answer.o").write_bytes(b"half")
+    assert ctypes.CDLL(str(library(folder, 54))).answer() == 54
+    assert not half.exists()
+
+
 def test_a_build_of_another_is_left_alone(folder: Path) -> None:
     inside, go_on = threading.Event(), threading.Event()
     place = folder / "cache" / "lib"
