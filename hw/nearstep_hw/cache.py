@@ -42,9 +42,9 @@ YOWASP = "YOWASP_CACHE_DIR"
 _BUILD = "build-"
 _SUM = ".sum"
 _FOLDERS = ("rtl", "lib", "rule", "design", "stream", "cocotb", "formal", "runs", "yowasp")
-_OURS = re.compile(
-    rf"(.*-)?[0-9a-f]{{24}}(\.\w+)*|{_BUILD}.*|\..*\.lock|yowasp_\w+|\w+_(bmc|prove|cover)"
-)
+_TARGET = r"(.*-)?[0-9a-f]{24}(\.\w+)*"
+_UNFINISHED = re.compile(rf"{_BUILD}{_TARGET}")
+_OURS = re.compile(rf"{_TARGET}|{_BUILD}.*|\..*\.lock|yowasp_\w+|\w+_(bmc|prove|cover)")
 """Names that the cache gives; `clear` takes nothing else, wherever ``$NEARSTEP_CACHE`` points."""
 
 
@@ -115,6 +115,8 @@ def once(
             folder = target.parent / f"{_BUILD}{target.name}"
             try:
                 with _writes(target.parent):
+                    if folder.exists():  # of a build that was killed: the lock is ours
+                        shutil.rmtree(folder)
                     folder.mkdir()
                 made = build(folder)
                 with _writes(target.parent):
@@ -335,7 +337,7 @@ def _is_lock(handle: int, target: Path) -> bool:
 def _sweep(folder: Path) -> None:
     """Remove what builds left that were killed: their folders and locks."""
     for piece in folder.iterdir():
-        unfinished = piece.name.startswith(_BUILD)
+        unfinished = _UNFINISHED.fullmatch(piece.name)
         if unfinished or (piece.name.startswith(".") and piece.name.endswith(".lock")):
             with suppress(OSError), _free(_target_of(piece)) as free:  # another user's stays
                 if free and unfinished:

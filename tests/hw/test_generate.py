@@ -130,6 +130,13 @@ def test_outputs_are_known_from_reset_on(written, tmp_path, name):
         assert looked >= cycles
 
 
+def test_the_list_may_be_of_one_block(cli):
+    text = cli("--list", "fp32_fma", "--depth", "5").stdout
+    assert text.splitlines()[0].split()[:3] == ["fp32_fma", "5", "cycles"]
+    assert len(text.splitlines()) == 2
+    assert [row["name"] for row in json.loads(cli("fp32_add", "--json").stdout)] == ["fp32_add"]
+
+
 def test_depth_and_no_flags(cli, tmp_path):
     path = tmp_path / "unit.v"
     assert cli("fp32_add", "-o", path, "--depth", 9, "--no-flags").exit_code == 0
@@ -153,6 +160,11 @@ def test_verilog_goes_to_standard_output_and_repeats(cli):
         (["adam_fu", "--depth", 3], "does not take depth"),
         (["fp32_add", "-o", "/dev/null/x.v"], "cannot write /dev/null/x.v"),
         ([], "give the name of a block"),
+        (["--list", "nosuch"], "no 'nosuch'; there are fp32_add"),
+        (["--json", "nosuch"], "no 'nosuch'; there are fp32_add"),
+        (["--list", "adam_fu", "--depth", 3], "does not take depth"),
+        (["--list", "--no-flags"], "are for one block"),
+        (["--list", "-o", "x.txt"], "--output is for the Verilog"),
     ],
 )
 def test_wrong_arguments_are_named(cli, arguments, message):

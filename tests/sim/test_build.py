@@ -246,12 +246,23 @@ def test_yosys_keeps_its_code_in_the_cache(folder: Path, monkeypatch: pytest.Mon
 def test_what_a_killed_build_left_is_removed_by_the_next(folder: Path) -> None:
     library(folder, 50)
     place = folder / "cache" / "lib"
-    for name in ("answer", "other"):
+    for name in (f"answer-{1:024x}.so", f"{2:024x}"):
         (place / f"build-{name}").mkdir()
         (place / f"build-{name}" / "half.o").write_bytes(b"half")
         (place / f".{name}.lock").write_text("")
     library(folder, 51)
     assert sorted(path.suffix for path in place.iterdir()) == [".so", ".so", ".sum", ".sum"]
+
+
+def test_a_build_that_was_killed_is_begun_anew(folder: Path) -> None:
+    made = library(folder, 54)
+    made.unlink()
+    half = made.with_name(f"build-{made.name}")
+    half.mkdir()
+    (half / "lib.so").write_bytes(b"half")
+    (half / "answer.o").write_bytes(b"half")
+    assert ctypes.CDLL(str(library(folder, 54))).answer() == 54
+    assert not half.exists()
 
 
 def test_a_build_of_another_is_left_alone(folder: Path) -> None:

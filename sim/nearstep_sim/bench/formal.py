@@ -124,7 +124,8 @@ def _run(
     design.write_text(text)
     script = scratch / "proof.sby"
     script.write_text(
-        SCRIPT.format(mode=mode, depth=depth, timeout=timeout_s, name=name, design=design)
+        # by its name alone: words of a path with a space would be files of their own
+        SCRIPT.format(mode=mode, depth=depth, timeout=timeout_s, name=name, design=design.name)
     )
     environment = {
         **tool_environment(),
