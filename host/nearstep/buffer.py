@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-import operator
+from numbers import Number
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,6 +16,8 @@ from nearstep.errors import (
     OutOfBoundsError,
     ShapeError,
 )
+from nearstep.host_array import host_array
+from nearstep.scalars import index
 
 if TYPE_CHECKING:
     from nearstep.device import Device
@@ -63,28 +65,38 @@ class Buffer:
         """Whether the memory has been given back."""
         return self._freed if self._root is None else self._root.freed
 
-    def write(self, array: NDArray[Any]) -> None:
+    def write(self, array: Any) -> None:
         """Copy ``array``, of the buffer's shape and dtype, to the device.
+
+        Parameters
+        ----------
+        array:
+            numpy's; a dense tensor of torch on the CPU, of bfloat16 for a buffer of uint16; or one
+            that numpy takes.
 
         Raises
         ------
         ShapeError, DtypeError
             It is not an array like the buffer.
         ModeError
-            The buffer's channel is in acceleration mode.
+            The buffer's channel is in acceleration mode. If another thread has it there, this one
+            waits for the end.
         BusyError
             A run that has not ended uses the buffer.
+        ResetNeededError
+            The device stopped at a fault before.
         FreedBufferError, ClosedDeviceError
 
         Nothing was copied then.
         """
         self.check_usable("write")
+        array = host_array(repr(self), array, self.dtype)
         self._check_like(array)
-        self.device.check_reach(self, "write")
-        self.device.check_unused(self, "write", changes=True)
         data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-        if data.size:
-            self.device.backend.write_memory(self.address, data)
+        with self.device.reach(self, "write"):
+            self.device.check_unused(self, "write", changes=True)
+            if data.size:
+                self.device.backend.write_memory(self.address, data)
 
     def read(self, out: NDArray[Any] | None = None) -> NDArray[Any]:
         """Copy the contents to ``out``, or to a new array, and return it.
@@ -112,10 +124,10 @@ class Buffer:
                 raise ArgumentError(f"out of {self!r} must be writeable")
             if not out.flags.c_contiguous:
                 raise ShapeError(f"out of {self!r}", "contiguous", f"strided {out.strides}")
-        self.device.check_reach(self, "read")
-        self.device.check_unused(self, "read", changes=False)
-        if self.nbytes:
-            self.device.backend.read_memory(self.address, out.reshape(-1).view(np.uint8))
+        with self.device.reach(self, "read"):
+            self.device.check_unused(self, "read", changes=False)
+            if self.nbytes:
+                self.device.backend.read_memory(self.address, out.reshape(-1).view(np.uint8))
         return out
 
     def copy_from(self, source: Buffer) -> None:
@@ -136,17 +148,40 @@ class Buffer:
             raise DtypeError(repr(self), self.dtype, source.dtype)
         if source.shape != self.shape:
             raise ShapeError(repr(self), self.shape, source.shape)
-        self.device.check_reach(self, "write")
-        self.device.check_unused(self, "write", changes=True)
+        with self.device.reach(self, "write"):
+            self.device.check_unused(self, "write", changes=True)
         self.write(source.read())
 
     def fill(self, value: float) -> None:
-        """Set every element to ``value``. Raises as :meth:`write` does."""
+        """Set every element to ``value``, rounded to the dtype. Raises as :meth:`write` does.
+
+        Raises
+        ------
+        ArgumentError
+            It is no number, out of the range of the dtype, or not whole for one of integers.
+        """
         try:
-            array = np.full(self.shape, value, self.dtype)
+            self._check_number(value)
+            with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+                element = np.full((), value, self.dtype)
+            self._check_element(value, element)
         except (TypeError, ValueError, OverflowError) as error:
             raise ArgumentError(f"cannot fill {self!r} with {value!r}: {error}") from None
-        self.write(array)
+        self.write(np.full(self.shape, element, self.dtype))
+
+    def _check_number(self, value: Any) -> None:
+        """Raise :class:`ValueError` unless ``value`` is what elements of the dtype are made of."""
+        number = isinstance(value, Number | np.generic | np.ndarray)
+        if self.dtype.kind in "biuf" and (not number or np.iscomplexobj(value)):
+            raise ValueError("it must be a real number")
+
+    def _check_element(self, value: Any, element: NDArray[Any]) -> None:
+        """Raise :class:`ValueError` unless ``element`` is ``value``, rounded."""
+        kind = self.dtype.kind
+        if kind == "f" and np.isinf(element) and not np.isinf(np.asarray(value, np.longdouble)):
+            raise ValueError(f"it must be within the range of {self.dtype}")
+        if kind in "biu" and element != value:
+            raise ValueError(f"it must be a value of {self.dtype}")
 
     def free(self) -> None:
         """Give the memory back.
@@ -194,8 +229,6 @@ class Buffer:
             raise FreedBufferError(repr(self), action)
 
     def _check_like(self, array: NDArray[Any]) -> None:
-        if not isinstance(array, np.ndarray | np.generic):
-            raise DtypeError(repr(self), f"array of {self.dtype}", type(array).__name__)
         if array.dtype != self.dtype:
             raise DtypeError(repr(self), self.dtype, array.dtype)
         if array.shape != self.shape:
@@ -210,7 +243,7 @@ class Buffer:
 
 def _bound(buffer: Buffer, bound: Any, default: int) -> int:
     try:
-        return default if bound is None else operator.index(bound)
+        return default if bound is None else index(bound)
     except TypeError:
         raise ArgumentError(
             f"slice of {buffer!r}: bounds must be integers, not {bound!r}"

@@ -1,10 +1,13 @@
 """The ``nearstep`` command. Other packages add commands through ``nearstep.commands``."""
 
 import importlib.metadata
+import sys
+from typing import TextIO
 
 import typer
 
-from nearstep import doctor, registers_command
+from nearstep import cache_command, devices_command, doctor, registers_command
+from nearstep_hw.cache import CacheError
 
 __all__ = ["main"]
 
@@ -19,7 +22,6 @@ def _app() -> typer.Typer:
     app = typer.Typer(
         help="Near-data optimizer steps, from RTL to optimizer.step().",
         no_args_is_help=True,
-        add_completion=False,
         pretty_exceptions_show_locals=False,
     )
 
@@ -31,8 +33,10 @@ def _app() -> typer.Typer:
     ) -> None:
         pass
 
+    app.command("devices")(devices_command.command)
     app.command("doctor")(doctor.command)
     app.command("registers")(registers_command.command)
+    app.add_typer(cache_command.app, name="cache")
     for entry in sorted(importlib.metadata.entry_points(group="nearstep.commands")):
         _add(app, entry)
     return app
@@ -56,9 +60,20 @@ def _add(app: typer.Typer, entry: importlib.metadata.EntryPoint) -> None:
         app.command(entry.name)(command)
 
 
+def _printable(stream: TextIO | object) -> None:
+    """What a terminal has no characters for is printed as a question mark, not a traceback."""
+    reconfigure = getattr(stream, "reconfigure", None)
+    if reconfigure is not None and not str(getattr(stream, "encoding", "")).startswith("utf"):
+        reconfigure(errors="replace")
+
+
 def main() -> None:
     """Entry point of the ``nearstep`` script."""
+    _printable(sys.stdout)
+    _printable(sys.stderr)
     try:
-        _app()()
+        _app()(prog_name="nearstep")
     except ModuleNotFoundError as error:
         raise SystemExit(f"{error}: see `nearstep doctor`") from None
+    except CacheError as error:
+        raise SystemExit(f"error: {error}") from None

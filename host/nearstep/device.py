@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import importlib
 import math
-import operator
+import os
 import threading
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib.metadata import entry_points
 from types import TracebackType
 from typing import Self
@@ -19,7 +21,14 @@ from nearstep.backends.base import Backend
 from nearstep.backends.emulated import EmulatedBackend
 from nearstep.backends.options import DeviceUrl
 from nearstep.buffer import Buffer
-from nearstep.errors import ArgumentError, ClosedDeviceError, UrlError
+from nearstep.errors import (
+    ArgumentError,
+    ClosedDeviceError,
+    ForkedDeviceError,
+    OutOfDeviceMemoryError,
+    UrlError,
+)
+from nearstep.scalars import index, is_whole
 
 BACKENDS = "nearstep.backends"
 """Entry-point group in which packages offer backends, by the name that starts a device name."""
@@ -35,7 +44,8 @@ FAMILIES = {
 class Device:
     """One device: its memory, and through the class of its family its registers and kernels.
 
-    Close it, or use it as a context manager. After that methods raise :class:`ClosedDeviceError`.
+    Close it, or use it as a context manager. After that methods raise :class:`ClosedDeviceError`;
+    in a child after ``fork()`` they raise :class:`ForkedDeviceError`.
 
     Attributes
     ----------
@@ -49,15 +59,19 @@ class Device:
         self.url = url
         self.backend = backend
         self._allocators = [Allocator(nbytes, base) for base, nbytes in backend.regions]
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
+        self._allocating = False
+        self._released: deque[Buffer] = deque()
         self._closed = False
+        self._process = os.getpid()
         if isinstance(backend, EmulatedBackend):
             for base, nbytes in backend.regions:
                 backend.protect(base, nbytes)
 
     @property
     def closed(self) -> bool:
-        return self._closed
+        """Whether it was closed, or belongs to another process, which opened it."""
+        return self._closed or os.getpid() != self._process
 
     @property
     def capacity_bytes(self) -> int:
@@ -121,15 +135,16 @@ class Device:
             raise ArgumentError(f"dtype must be of plain numbers, not {kind}")
         nbytes = math.prod(dims) * kind.itemsize
         self.check_channel(channel)
-        whole = isinstance(align, int | np.integer) and not isinstance(align, bool)
-        if not whole or align < 1 or align % LINE_BYTES:
+        if not is_whole(align) or align < 1 or align % LINE_BYTES:
             raise ArgumentError(f"align must be a multiple of {LINE_BYTES}, not {align!r}")
-        with self._lock:
-            address = self._allocators[channel].allocate(nbytes, int(align))
-        buffer = Buffer(self, address, dims, kind)
-        if isinstance(self.backend, EmulatedBackend) and nbytes:
-            self.backend.claim(address, nbytes)
-        return buffer
+        with self._allocation():
+            try:
+                address = self._allocators[channel].allocate(nbytes, int(align))
+            except OutOfDeviceMemoryError as error:
+                raise error.with_hint(self.backend.capacity_options) from None
+            if isinstance(self.backend, EmulatedBackend) and nbytes:
+                self.backend.claim(address, nbytes)
+        return Buffer(self, address, dims, kind)
 
     @property
     def channel_count(self) -> int:
@@ -146,21 +161,24 @@ class Device:
 
     def check_channel(self, channel: int) -> None:
         """Raise :class:`ArgumentError` unless the device has this memory channel."""
-        if isinstance(channel, bool) or not isinstance(channel, int | np.integer):
+        if not is_whole(channel):
             raise ArgumentError(f"channel must be an integer, not {channel!r}")
         if not 0 <= channel < self.channel_count:
             raise ArgumentError(
                 f"channel must be from 0 to {self.channel_count - 1}, not {channel}"
             )
 
-    def check_reach(self, buffer: Buffer, action: str) -> None:
-        """Raise unless the host reaches the memory of ``buffer`` now.
+    @contextmanager
+    def reach(self, buffer: Buffer, action: str) -> Iterator[None]:
+        """The host reaches the memory of ``buffer`` in this ``with`` statement: once no other
+        thread has given its channel to the kernel.
 
         Raises
         ------
         ModeError
             Its channel belongs to the kernel.
         """
+        yield
 
     def check_unused(self, buffer: Buffer, action: str, *, changes: bool) -> None:
         """Raise unless the host may use ``buffer`` now; ``action`` is what was to be done.
@@ -178,11 +196,31 @@ class Device:
 
     def release(self, buffer: Buffer) -> None:
         """Take back the memory of ``buffer``; called by :meth:`nearstep.buffer.Buffer.free`."""
-        channel = self.channel_of(buffer)
+        self._released.append(buffer)
         with self._lock:
+            if not self._allocating:  # as a finaliser may be called while this thread allocates
+                with self._allocation():
+                    pass
+
+    @contextmanager
+    def _allocation(self) -> Iterator[None]:
+        """Allocators and guards are this thread's; at the end, what was released is taken back."""
+        with self._lock:
+            self._allocating = True
+            try:
+                self._take_released()
+                yield
+                self._take_released()
+            finally:
+                self._allocating = False
+
+    def _take_released(self) -> None:
+        while self._released:
+            buffer = self._released.popleft()
+            channel = self.channel_of(buffer)
             self._allocators[channel].release(buffer.address, buffer.nbytes)
-        if isinstance(self.backend, EmulatedBackend) and buffer.nbytes:
-            self.backend.protect(buffer.address, buffer.nbytes)
+            if isinstance(self.backend, EmulatedBackend) and buffer.nbytes:
+                self.backend.protect(buffer.address, buffer.nbytes)
 
     def reset(self) -> None:
         """Hard reset of the kernels and of their path to memory. Memory and buffers stay."""
@@ -191,12 +229,14 @@ class Device:
 
     def close(self) -> None:
         """Give the device back; its buffers are gone. Closing twice does nothing."""
-        if not self._closed:
+        if not self.closed:
             self._closed = True
             self.backend.close()
 
     def check_open(self, action: str) -> None:
         """Raise :class:`ClosedDeviceError` if closed; ``action`` is what was to be done."""
+        if os.getpid() != self._process:
+            raise ForkedDeviceError(self.url, action, self._process)
         if self._closed:
             raise ClosedDeviceError(self.url, action)
 
@@ -212,13 +252,13 @@ class Device:
         self.close()
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.url}{' closed' if self._closed else ''}>"
+        return f"<{type(self).__name__} {self.url}{' closed' if self.closed else ''}>"
 
 
 def _dimensions(shape: int | Sequence[int]) -> tuple[int, ...]:
     each = shape if isinstance(shape, Iterable) else (shape,)
     try:
-        dims = tuple(operator.index(dim) for dim in each)
+        dims = tuple(index(dim) for dim in each)
     except TypeError:
         raise ArgumentError(
             f"shape must be an integer or a sequence of integers, not {shape!r}"

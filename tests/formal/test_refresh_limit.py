@@ -6,7 +6,7 @@ import pytest
 from amaranth.hdl import Assert, Assume, Cat, Cover, Module, ResetInserter, Signal
 from amaranth.lib.wiring import Component, In, connect, flipped
 
-from nearstep_hw.axdimm.host_command import HostCommandLayout, decode
+from nearstep_hw.axdimm.host_command import HostCommandLayout, decode, is_calibration
 from nearstep_hw.axdimm.host_front_end import HOST_PORT
 from nearstep_hw.axdimm.memory_channel import POSTPONED
 from nearstep_hw.axdimm.shared_dram import SharedDram
@@ -75,12 +75,14 @@ class RefreshLimit(Component):
             manager.i_debt.eq(dram.o_debt if self.flaw is None else 0),
             manager.i_busy.eq(self.busy),
             manager.i_clear.eq(self.clear),
+            manager.i_calibrate.eq(dram.o_calibrate),
         ]
         connect(m, flipped(self.kernel), dram.kernel)
         kernel = [getattr(self.kernel, f"p{phase}") for phase in range(PHASES)]
         for phase, pins in enumerate(kernel):
             if phase == ACTIVATE_PHASE:
                 m.d.comb += Assume(is_refresh(pins) == manager.o_refresh)
+                m.d.comb += Assume(is_calibration(pins) == manager.o_calibrate)
             else:
                 m.d.comb += Assume(~is_refresh(pins))
             m.d.comb += Assume(pins.cs_n | ~manager.o_idle)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import mmap
 from collections.abc import Iterator
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,10 +19,13 @@ from nearstep.errors import (
     ArgumentError,
     DtypeError,
     FreedBufferError,
+    OptionError,
     OutOfBoundsError,
     OutOfDeviceMemoryError,
+    OutOfHostMemoryError,
     ShapeError,
 )
+from nearstep_sim.device.memory import EmulatedMemory
 
 
 @pytest.fixture
@@ -190,3 +195,170 @@ def test_pieces_are_aligned_apart_and_within_memory(actions):
     for piece in live:
         allocator.release(*piece)
     assert allocator.free_bytes == (1 << 16) - LINE_BYTES
+
+
+TENSORS = {
+    "plain": (np.float32, lambda: torch.arange(12.0).reshape(3, 4)),
+    "strided": (np.float32, lambda: torch.arange(12.0).reshape(4, 3).t()),
+    "expanded": (np.float32, lambda: torch.ones(1, 4).expand(3, 4)),
+    "requires grad": (np.float32, lambda: torch.ones(3, 4, requires_grad=True) * 2.0),
+    "parameter": (np.float32, lambda: torch.nn.Parameter(torch.ones(3, 4))),
+    "negative bit": (np.float32, lambda: torch.view_as_real(torch.ones(3, 2) * 1j).flatten(1)),
+    "fp16": (np.float16, lambda: torch.arange(12.0).reshape(3, 4).half() / 3),
+    "bf16": (np.uint16, lambda: torch.arange(12.0).reshape(3, 4).bfloat16() / 3),
+    "bf16, strided": (np.uint16, lambda: (torch.arange(12.0).reshape(4, 3).bfloat16() / 3).t()),
+    "int32": (np.int32, lambda: torch.arange(12, dtype=torch.int32).reshape(3, 4)),
+}
+
+
+@pytest.mark.parametrize("name", TENSORS)
+def test_a_tensor_of_torch_is_written_as_it_is(device, name):
+    dtype, make = TENSORS[name]
+    tensor, buffer = make(), device.alloc((3, 4), dtype)
+    buffer.write(tensor)
+    bits = {2: torch.int16, 4: torch.int32}[tensor.element_size()]
+    expected = tensor.detach().clone().resolve_neg().contiguous().view(bits).numpy()
+    np.testing.assert_array_equal(buffer.read().view(expected.dtype), expected)
+
+
+def test_a_lazily_conjugated_part_is_resolved(device):
+    imaginary = torch.tensor([1.0 + 2.0j, 3.0 - 4.0j]).conj().imag
+    assert imaginary.is_neg()
+    buffer = device.alloc(2)
+    buffer.write(imaginary)
+    assert buffer.read().tolist() == [-2.0, 4.0]
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (torch.ones(4, device="meta"), "dense, on the CPU, not torch.strided tensor on meta"),
+        (torch.ones(4).to_sparse(), "not torch.sparse_coo tensor on cpu"),
+        (torch.ones(4).double(), "must be float32, not float64"),
+        (torch.ones(4).bfloat16(), "must be float32, not torch.bfloat16"),
+        (torch.ones(4).to(torch.float8_e5m2), "must be array of float32"),
+        ([1.0, 2.0, 3.0, 4.0], "must be array of float32, not list"),
+        (1.0, "must be array of float32, not float"),
+        (None, "must be array of float32, not NoneType"),
+    ],
+    ids=["meta", "sparse", "double", "bf16", "fp8", "list", "float", "none"],
+)
+def test_what_is_no_array_of_the_buffer_is_refused(device, value, message):
+    buffer = device.alloc(4)
+    buffer.fill(7.0)
+    with pytest.raises(DtypeError, match=message):
+        buffer.write(value)
+    assert buffer.read().tolist() == [7.0] * 4
+
+
+def test_an_array_that_only_numpy_can_take_is_written(device):
+    class Wrapped:
+        def __array__(self, dtype=None, copy=None):
+            return np.arange(4, dtype=np.float32)
+
+    buffer = device.alloc(4)
+    buffer.write(Wrapped())
+    assert buffer.read().tolist() == [0.0, 1.0, 2.0, 3.0]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "value", "message"),
+    [
+        (np.float32, 1e300, "range of float32"),
+        (np.float32, -1e39, "range of float32"),
+        (np.float32, 10**40, "range of float32"),
+        (np.float32, np.float64(3.5e38), "range of float32"),
+        (np.float16, 65520.0, "range of float16"),
+        (np.float32, "0.5", "must be a real number"),
+        (np.float32, 1j, "must be a real number"),
+        (np.uint8, 256, "cannot fill"),
+        (np.uint8, -1, "cannot fill"),
+        (np.int32, 1.5, "must be a value of int32"),
+        (np.int32, float("nan"), "cannot fill"),
+    ],
+)
+def test_a_number_that_the_elements_cannot_hold_is_refused(device, dtype, value, message):
+    buffer = device.alloc(4, dtype)
+    buffer.fill(7)
+    with pytest.raises(ArgumentError, match=message):
+        buffer.fill(value)
+    assert buffer.read().tolist() == [7] * 4
+
+
+@pytest.mark.parametrize(
+    ("dtype", "value"),
+    [
+        (np.float32, float("inf")),
+        (np.float32, -float("inf")),
+        (np.float32, 3.4028235e38),
+        (np.float32, 3.40282356e38),  # rounds to the largest
+        (np.float32, 1e-60),
+        (np.float16, 65519.0),
+        (np.uint8, 255),
+        (np.int32, 2.0),
+        (np.bool_, True),
+    ],
+)
+def test_a_number_that_they_can_hold_is_rounded(device, dtype, value):
+    buffer = device.alloc(4, dtype)
+    buffer.fill(value)
+    with np.errstate(over="ignore"):
+        assert buffer.read().tolist() == [np.array(value).astype(dtype)] * 4
+
+
+@pytest.mark.parametrize("dims", [True, (2, True), np.True_])
+def test_a_truth_value_is_no_dimension(device, dims):
+    with pytest.raises(ArgumentError, match="shape must be an integer"):
+        device.alloc(dims)
+    with pytest.raises(ArgumentError, match="bounds must be integers"):
+        device.alloc(4)[True:]
+
+
+def test_memory_that_is_full_says_how_to_get_more(device):
+    with pytest.raises(OutOfDeviceMemoryError, match="open the device with more memory: memory_by"):
+        device.alloc(1 << 20)
+
+
+@pytest.mark.parametrize(
+    ("name", "nbytes"),
+    [("axdimm", 16 << 30), ("axdimm?channels=2", 2 * ((8 << 30) - 8192)), ("smartssd", 4 << 30)],
+)
+def test_memory_is_sized_by_the_device_and_taken_as_it_is_used(name, nbytes):
+    """Two processes of this size at once would otherwise not run here."""
+    with nearstep.open(f"golden:{name}") as device:
+        assert device.capacity_bytes == nbytes
+        before = resident()
+        last = device.channel_count - 1
+        buffers = [device.alloc(1 << 28, channel=last) for _ in range(3)]
+        buffers[2][-64 + (1 << 28) :].fill(5.0)
+        assert buffers[2][-64 + (1 << 28) :].read().tolist() == [5.0] * 64
+        for buffer in buffers:
+            buffer.free()
+        assert resident() - before < 128 << 20
+
+
+def resident() -> int:
+    """Bytes of memory that this process has."""
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * mmap.PAGESIZE
+
+
+NAMES = ("golden:axdimm", "golden:smartssd", "golden:coarse", "sim:axdimm")
+
+
+@pytest.mark.parametrize("size", ["1TiB", "1024GiB"])
+@pytest.mark.parametrize(
+    "name", ["golden:axdimm", "golden:smartssd", "golden:coarse", "sim:axdimm"]
+)
+def test_more_memory_than_there_can_be_is_a_typed_error(name, size):
+    with pytest.raises((OptionError, OutOfHostMemoryError), match="memory_bytes"):
+        nearstep.open(f"{name}?memory_bytes={size}").close()
+
+
+def test_memory_that_the_host_has_not_is_a_typed_error(monkeypatch):
+    def refused(*_: object, **__: object) -> None:
+        raise OSError(12, "Cannot allocate memory")
+
+    monkeypatch.setattr("mmap.mmap", refused)
+    with pytest.raises(OutOfHostMemoryError, match=r"cannot emulate 1024 bytes.*\(memory_bytes"):
+        EmulatedMemory(1024)

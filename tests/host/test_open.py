@@ -142,8 +142,18 @@ def test_a_device_with_another_register_map_is_refused():
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"kind": "odd"}, {"base": 4, "limit": 4}, {"nth": -1}, {"times": 0}, {"delay": -1}],
-    ids=lambda each: next(iter(each)),
+    [
+        {"kind": "odd"},
+        {"base": 4, "limit": 4},
+        {"nth": -1},
+        {"times": 0},
+        {"delay": -1},
+        {"write": "no"},
+        {"host": 1},
+        {"nth": True},
+        {"times": 1.5},
+    ],
+    ids=lambda each: " ".join(map(str, next(iter(each.items())))),
 )
 def test_a_wrong_injection_is_refused(wrong):
     with pytest.raises(ArgumentError):

@@ -297,3 +297,20 @@ def test_device_maps_do_not_overlap() -> None:
     ranges = sorted((base, base + each.size) for base, each in maps.values())
     assert ranges
     assert all(end <= start for (_, end), (start, _) in pairwise(ranges))
+
+
+def test_a_block_is_not_assigned_to(bus):
+    registers = Registers(bus, {"adam0": (BASE, adam_kernel_map(AdamKernelConfig()))})
+    bus.sent()
+    with pytest.raises(ArgumentError, match=r"assign to a field of a register of adam0 \(id,"):
+        registers.adam0 = 1
+    with pytest.raises(UnknownRegisterError, match="no block 'adam1'; there is adam0"):
+        registers.adam1 = 1
+    with pytest.raises(ArgumentError, match=r"assign to a field of adam0\.count"):
+        registers.adam0.count = 1
+    with pytest.raises(UnknownRegisterError):
+        registers.adam0.name = "adam1"
+    with pytest.raises(UnknownRegisterError):
+        registers.adam0.count.address = 0
+    assert bus.sent() == []
+    assert registers.adam0.name == "adam0"

@@ -70,6 +70,10 @@ def test_a_kernel_of_several_rules_is_named_by_them(form: str) -> None:
         ("axdimm --order fast", "order must be one of"),
         ("axdimm-arbiter --density 2Gb", "density must be one of"),
         ("axdimm-arbiter --lanes 8", "lanes must be 16"),
+        ("coarse --lanes 16", "--lanes does not shape coarse; it shapes axdimm, axdimm-arbiter"),
+        ("coarse-sync --order default", "--order does not shape coarse-sync"),
+        ("smartssd --density 8Gb", "--density does not shape smartssd; it shapes axdimm-arbiter"),
+        ("axdimm --mapping x", "--mapping does not shape axdimm"),
     ],
 )
 def test_bad_argument_says_what_is_allowed(arguments: str, message: str) -> None:

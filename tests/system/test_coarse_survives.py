@@ -243,6 +243,7 @@ def test_proxies_that_wait_for_each_other(gradients) -> None:
             assert compare(tensor, expected) == WORKERS * 1000
 
 
+@pytest.mark.deep
 def test_snapshots_under_load_a_full_disk_and_a_torn_file(gradients, tmp_path) -> None:
     with opened(drop=0.01, seed=14) as pool:
         tensor = pool.tensor(gradients)

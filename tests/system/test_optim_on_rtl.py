@@ -111,16 +111,17 @@ def test_ten_steps_of_a_million_parameters_equal_torch_fused(url, name, weight_d
 @pytest.mark.parametrize(
     ("name", "arrays", "options"),
     [
+        ("AdamW", 5, {"lr": 1e-2, "amsgrad": True, "maximize": True}),
         ("SGD", 2, {"lr": 0.1, "weight_decay": 0.1}),
         ("SGD", 3, {"lr": 0.1, "momentum": 0.9, "nesterov": True}),
         ("Adagrad", 3, {"lr": 0.1, "lr_decay": 0.1, "initial_accumulator_value": 0.5}),
     ],
-    ids=["sgd", "sgd_momentum", "adagrad"],
+    ids=["adam_amsgrad", "sgd", "sgd_momentum", "adagrad"],
 )
 def test_other_rules_on_the_dimm_equal_torch_fused(name, arrays, options):
     shapes, steps = [(64, 64), (16,), (33, 16)], 3
     url = "sim:axdimm?memory=ddr4-1600&channels=2&block_bytes=1024&functional_units=4"
-    with nearstep.open(f"{url}&rules=adam,sgd,sgd_momentum,adagrad") as device:
+    with nearstep.open(f"{url}&rules=adam,adam_amsgrad,sgd,sgd_momentum,adagrad") as device:
         free = device.free_bytes
         ours, optimizer = train(
             lambda groups: getattr(nearstep.optim, name)(groups, device=device, **options),

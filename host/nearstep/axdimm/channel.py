@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from nearstep.backends.base import Backend
-from nearstep.errors import ModeError, WaitTimeoutError
+from nearstep.errors import LostCommandError, ModeError, ModeRegisterError, WaitTimeoutError
 from nearstep.kernel.channel import KernelChannel
 from nearstep.registers import BlockRegisters
 
@@ -35,6 +35,8 @@ class Channel(KernelChannel):
     Ref: AXDIMM, sections 3.1 and 3.2.
     """
 
+    has_modes = True
+
     def __init__(
         self,
         backend: Backend,
@@ -46,6 +48,7 @@ class Channel(KernelChannel):
         super().__init__(backend, number, base, kernel)
         self.arbiter = arbiter
         self.accelerated = False
+        self._lost = 0  # commands that have been reported
 
     @property
     def mode(self) -> str:
@@ -69,7 +72,14 @@ class Channel(KernelChannel):
         self.check_mode("enter acceleration mode", NORMAL)
 
     def enter(self) -> None:
+        """Give the memory to the kernel.
+
+        Raises
+        ------
+        ModeRegisterError, WaitTimeoutError
+        """
         if self.arbiter is not None:
+            self._check_mode_registers(self.arbiter)
             self.arbiter.mode.set(acceleration=1)
             try:
                 self._await("acceleration")
@@ -86,14 +96,19 @@ class Channel(KernelChannel):
         KernelError, WaitTimeoutError, MemoryFaultError, ProtocolError
             As :meth:`nearstep.run.Run.wait`. The mode is normal all the same where the device
             still answers.
+        LostCommandError
+            The host's memory controller gave commands that nothing came of. The run is whole.
         """
-        if not self.accelerated:
-            return
-        try:
-            super().leave(failed=failed)
-        finally:
-            if self.accelerated:
-                self._to_normal()
+        with self.lock:  # no thread starts a run in between
+            if not self.accelerated:
+                return
+            try:
+                super().leave(failed=failed)
+            finally:
+                if self.accelerated:
+                    self._to_normal()
+            if self.arbiter is not None and not failed:
+                self._check_lost(self.arbiter)
 
     def reset_kernel(self) -> None:
         """Take the memory from the kernel whatever it does, and reset it. The mode is normal then;
@@ -123,6 +138,25 @@ class Channel(KernelChannel):
             self.arbiter.mode.set(acceleration=0)
             self._await("normal")
         self.accelerated = False
+
+    def _check_mode_registers(self, arbiter: BlockRegisters) -> None:
+        if arbiter.status.unsupported_mode:
+            bits = arbiter.mode_registers.unsupported
+            numbers = (number for number in range(bits.bit_length()) if bits >> number & 1)
+            raise ModeRegisterError(self.number, numbers, registers=arbiter.dump())
+
+    def _check_lost(self, arbiter: BlockRegisters) -> None:
+        count = arbiter.lost_count.value if arbiter.status.lost_command else 0
+        seen, self._lost = self._lost, count
+        if count > seen:
+            first = arbiter.lost_command
+            raise LostCommandError(
+                self.number,
+                count,
+                pins=first.pins,
+                bank=first.bank,
+                registers=arbiter.dump(),
+            )
 
     def _await(self, mode: str) -> None:
         arbiter = self.arbiter

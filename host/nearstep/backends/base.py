@@ -41,11 +41,14 @@ class Backend(ABC):
         Configuration of the device behind this backend, as the driver of the family knows it.
     capacity_bytes: int
         Size of the device memory.
+    capacity_options: str
+        Options of the device's name that decide it, for errors; empty if none does.
     """
 
     family: str
     config: object
     capacity_bytes: int
+    capacity_options: str = ""
 
     @property
     def regions(self) -> Sequence[tuple[int, int]]:

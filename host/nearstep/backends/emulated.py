@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import threading
 from abc import abstractmethod
 from collections.abc import Callable
@@ -11,7 +12,8 @@ from functools import wraps
 from typing import Any, Literal, Self, TypeVar
 
 from nearstep.backends.base import Backend
-from nearstep.errors import ArgumentError
+from nearstep.errors import ArgumentError, ForkedDeviceError
+from nearstep.scalars import flag, is_whole
 
 Result = TypeVar("Result")
 FaultKind = Literal["slverr", "decerr", "never", "late"]
@@ -21,6 +23,8 @@ FAULT_KINDS: tuple[FaultKind, ...] = ("slverr", "decerr", "never", "late")
 def _one_at_a_time(method: Callable[..., Result]) -> Callable[..., Result]:
     @wraps(method)
     def locked(self: EmulatedBackend, *args: Any, **options: Any) -> Result:
+        if os.getpid() != self._process:  # the lock may be that of a thread which is not here
+            raise ForkedDeviceError(f"of the family {self.family}", method.__name__, self._process)
         with self._lock:
             return method(self, *args, **options)
 
@@ -64,6 +68,11 @@ class Injection:
     def __post_init__(self) -> None:
         if self.kind not in FAULT_KINDS:
             raise ArgumentError(f"kind must be one of {', '.join(FAULT_KINDS)}, not {self.kind!r}")
+        flag("write", self.write)
+        flag("host", self.host)
+        for name in ("base", "limit", "nth", "times", "delay"):
+            if not is_whole(getattr(self, name)):
+                raise ArgumentError(f"{name} must be an integer, not {getattr(self, name)!r}")
         if not 0 <= self.base < self.limit:
             raise ArgumentError(
                 f"range must be non-empty and not negative, not [{self.base:#x}, {self.limit:#x})"
@@ -84,10 +93,14 @@ class Injection:
 class EmulatedBackend(Backend):
     """A backend whose memory is emulated: it can be guarded, and told to misbehave.
 
-    Its methods may be called from several threads; one is carried out at a time.
+    Its methods may be called from several threads; one is carried out at a time. A child after
+    ``fork()`` has only a copy of it: there they raise :class:`ForkedDeviceError`.
     """
 
+    capacity_options = "memory_bytes"
+
     _lock: threading.RLock
+    _process: int
 
     def __init_subclass__(cls) -> None:
         for name, each in list(vars(cls).items()):
@@ -97,6 +110,7 @@ class EmulatedBackend(Backend):
     def __new__(cls, *args: object, **options: object) -> Self:
         made = super().__new__(cls)
         made._lock = threading.RLock()
+        made._process = os.getpid()
         return made
 
     @abstractmethod

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from nearstep.errors import ArgumentError, DeviceError, NearstepError, WaitTimeoutError
+from nearstep.errors import ResetNeededError as ResetNeededError
 
 
 class TensorMismatchError(ArgumentError):
@@ -69,13 +70,6 @@ class PushedTwiceError(ArgumentError):
         self.proxy = proxy
         self.tensor = tensor
         super().__init__(f"proxy {proxy} must get tensor {tensor} once, not twice")
-
-
-class ResetNeededError(DeviceError):
-    """All jobs were ended by an error; the pool takes no more until it is reset."""
-
-    def __init__(self) -> None:
-        super().__init__("a device ended all jobs: reset the pool first")
 
 
 class RingError(DeviceError):

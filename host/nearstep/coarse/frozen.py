@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 from nearstep.buffer import Buffer
 from nearstep.coarse.errors import SnapshotError, SnapshotSpaceError
 from nearstep.coarse.rings import Rings
-from nearstep.coarse.tensor import PoolTensor, is_whole
+from nearstep.coarse.tensor import PoolTensor
 from nearstep.errors import ArgumentError, OutOfDeviceMemoryError, WaitTimeoutError
+from nearstep.scalars import is_whole
 from nearstep_hw.coarse.config import PAGE_BYTES, PAGE_COUNT_BITS
 
 OPEN_CYCLES = 1 << 18

@@ -18,9 +18,10 @@ from nearstep.coarse.errors import (
 )
 from nearstep.coarse.event import Event
 from nearstep.coarse.rings import IDLE_CYCLES, SLOWEST_CYCLES_PER_BEAT, RingJob
-from nearstep.coarse.tensor import PoolTensor, is_whole
+from nearstep.coarse.tensor import PoolTensor
 from nearstep.errors import ArgumentError, NearstepError, WaitTimeoutError
 from nearstep.run import check_bound
+from nearstep.scalars import is_whole
 
 if TYPE_CHECKING:
     from nearstep.coarse.pool import CoarsePool

@@ -169,7 +169,9 @@ class Rings:
     def check_ready(self) -> None:
         """Raise :class:`ResetNeededError` if jobs were ended and the pool was not reset."""
         if self.failure is not None:
-            raise ResetNeededError() from self.failure
+            raise ResetNeededError(
+                "a device ended all jobs: reset() the pool first"
+            ) from self.failure
 
     def check_space(self, groups: Sequence[int]) -> None:
         """Raise :class:`QueueFullError` unless each of these cores can take a job."""

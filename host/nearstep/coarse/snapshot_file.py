@@ -16,6 +16,7 @@ import os
 import secrets
 import struct
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -25,6 +26,7 @@ from numpy.typing import NDArray
 from nearstep.coarse.errors import SnapshotError, SnapshotSaveError, TornSnapshotError
 from nearstep.coarse.frozen import Frozen
 from nearstep.errors import ArgumentError
+from nearstep.scalars import is_whole
 
 MAGIC = b"NSCOARSE"
 VERSION = 1
@@ -33,7 +35,25 @@ DIGEST_BYTES = 32
 GENERATION_DIGITS = 6
 LONGEST_HEADER = 1 << 24
 
+FIXED = {"dtype": "<f4", "digest": "sha256"}
+"""What every header has."""
+
+FLOAT_BYTES = 4
+DIMENSIONS = 32
+"""Most dimensions of a tensor: numpy 1 has no more."""
+
+LONGEST = (1 << 63) - 1
+"""Most bytes of an array."""
+
 Arrays = list[list[NDArray[np.float32]]]
+
+
+@dataclass(frozen=True)
+class _Header:
+    """What a header says: devices, and the shapes of the tensors."""
+
+    devices: int
+    shapes: list[tuple[int, ...]]
 
 
 class _TornError(Exception):
@@ -129,9 +149,9 @@ def load(path: Path, devices: int, shapes: Sequence[tuple[int, ...]] | None) -> 
         raise SnapshotError(f"cannot read {path}: {error}") from error
     except _TornError as torn:
         raise TornSnapshotError(path, str(torn), _last_good(older)) from None
-    if header["devices"] != devices:
-        raise SnapshotError(f"{path} must be of {devices} devices, not {header['devices']}")
-    saved = [tuple(each["shape"]) for each in header["tensors"]]
+    if header.devices != devices:
+        raise SnapshotError(f"{path} must be of {devices} devices, not {header.devices}")
+    saved = header.shapes
     if shapes is not None and saved != list(shapes):
         raise SnapshotError(f"{path} must be of tensors of shapes {list(shapes)}, not {saved}")
     return arrays
@@ -161,8 +181,7 @@ def _begins(path: Path) -> bool:
 def _pieces(frozen: Frozen) -> Iterator[bytes]:
     header = {
         "devices": frozen.devices,
-        "dtype": "<f4",
-        "digest": "sha256",
+        **FIXED,
         "tensors": [{"shape": list(shape)} for shape in frozen.shapes],
     }
     text = json.dumps(header, sort_keys=True).encode()
@@ -175,7 +194,7 @@ def _pieces(frozen: Frozen) -> Iterator[bytes]:
             yield hashlib.sha256(part).digest()
 
 
-def _read(path: Path) -> tuple[dict[str, Any], Arrays]:
+def _read(path: Path) -> tuple[_Header, Arrays]:
     """Header and arrays of a whole file.
 
     Raises
@@ -193,20 +212,67 @@ def _read(path: Path) -> tuple[dict[str, Any], Arrays]:
             raise _TornError(f"its header must be below {LONGEST_HEADER} bytes, not {length}")
         text = _take(file, length, "header")
         _check_digest(file, preamble + text, "header")
-        header: dict[str, Any] = json.loads(text)
+        header = _header(text)
+        sizes = [FLOAT_BYTES * math.prod(shape) for shape in header.shapes]
+        needed = file.tell() + header.devices * sum(size + DIGEST_BYTES for size in sizes)
+        found = os.fstat(file.fileno()).st_size
+        if found != needed:  # before anything is read that the header alone speaks of
+            raise _TornError(f"it must have {needed} bytes, not {found}")
         arrays: Arrays = []
-        for number, tensor in enumerate(header["tensors"]):
-            shape = tuple(tensor["shape"])
+        for number, shape in enumerate(header.shapes):
             arrays.append([])
-            for device in range(header["devices"]):
+            for device in range(header.devices):
                 what = f"tensor {number} of device {device}"
-                part = _take(file, 4 * math.prod(shape), what)
+                part = _take(file, sizes[number], what)
                 _check_digest(file, part, what)
                 values = np.frombuffer(part, "<f4").astype(np.float32, copy=False)
                 arrays[-1].append(values.reshape(shape))
-        if file.read(1):
-            raise _TornError("there is something behind its end")
     return header, arrays
+
+
+def _header(text: bytes) -> _Header:
+    """What a header says.
+
+    Raises
+    ------
+    _TornError
+        It is no header of a snapshot, whoever wrote it.
+    """
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise _TornError(f"its header must be JSON: {str(error)[:100]}") from None
+    if not isinstance(found, dict) or found.keys() != {"devices", "tensors", *FIXED}:
+        names = ", ".join(sorted({"devices", "tensors", *FIXED}))
+        raise _TornError(f"its header must have {names}")
+    for name, value in FIXED.items():
+        if found[name] != value:
+            raise _TornError(f"its {name} must be {value!r}, not {_short(found[name])}")
+    devices, tensors = found["devices"], found["tensors"]
+    if not is_whole(devices) or devices < 1:
+        raise _TornError(f"its devices must be a number of at least 1, not {_short(devices)}")
+    if not isinstance(tensors, list):
+        raise _TornError(f"its tensors must be a list, not {_short(tensors)}")
+    for each in tensors:
+        if not isinstance(each, dict) or each.keys() != {"shape"} or not _is_shape(each["shape"]):
+            raise _TornError(f"its tensors must have a shape each, not {_short(each)}")
+    return _Header(devices, [tuple(each["shape"]) for each in tensors])
+
+
+def _is_shape(value: Any) -> bool:
+    """Whether numpy can have an array of this shape, if memory can."""
+    if not isinstance(value, list) or len(value) > DIMENSIONS:
+        return False
+    if not all(is_whole(dim) and 0 <= dim <= LONGEST for dim in value):
+        return False
+    nbytes: int = FLOAT_BYTES * math.prod(max(1, dim) for dim in value)
+    return nbytes <= LONGEST
+
+
+def _short(value: Any) -> str:
+    """A value of a header for a message, which is not to be as long."""
+    text = f"{value:#x}" if is_whole(value) else repr(value)
+    return text if len(text) <= 100 else f"{text[:100]}..."
 
 
 def _take(file: BinaryIO, nbytes: int, what: str) -> bytes:

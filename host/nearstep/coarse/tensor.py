@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from nearstep.buffer import Buffer
 from nearstep.errors import ArgumentError, BusyError, DtypeError, FreedBufferError, ShapeError
+from nearstep.scalars import is_whole
 
 if TYPE_CHECKING:
     from nearstep.coarse.event import Event
@@ -193,11 +194,6 @@ def as_array(value: Any) -> NDArray[Any]:
         raise ArgumentError(
             f"numpy must take an array without a copy, not {type(value).__name__}: {error}"
         ) from None
-
-
-def is_whole(value: Any) -> bool:
-    """Whether ``value`` is a whole number; a bool is none."""
-    return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
 def is_shape(value: Any) -> bool:

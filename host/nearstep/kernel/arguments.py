@@ -8,6 +8,7 @@ from types import MappingProxyType
 
 from nearstep.errors import ArgumentError
 from nearstep.kernel.checks import check_hyperparameters, check_scalars
+from nearstep.scalars import flag
 from nearstep_hw.rule.adagrad import adagrad_scalars
 from nearstep_hw.rule.adam import ORDERS
 from nearstep_hw.rule.sgd import sgd_momentum_scalars, sgd_scalars
@@ -49,12 +50,15 @@ def adam_arguments(
     eps: float,
     weight_decay: float,
     decoupled: bool,
+    rule: str = "adam",
 ) -> RuleArguments:
-    """Arguments of Adam, with the arithmetic in ``order``; raises :class:`ArgumentError`."""
+    """Arguments of Adam, with the arithmetic in ``order``, or of a rule with the same numbers;
+    raises :class:`ArgumentError`."""
     check_hyperparameters(step, betas, lr=lr, eps=eps, weight_decay=weight_decay)
+    decoupled = flag("decoupled", decoupled)
     _, scalars_of = ORDERS[order]
     return RuleArguments(
-        rule="adam",
+        rule=rule,
         scalars=scalars_of(lr, betas, eps, weight_decay, step, decoupled),
         given=f"{lr=}, {betas=}, {eps=}, {weight_decay=}, {step=}",
     )
@@ -74,6 +78,7 @@ def sgd_arguments(
     check_hyperparameters(
         1, (0.0, 0.0), lr=lr, momentum=momentum, dampening=dampening, weight_decay=weight_decay
     )
+    nesterov, first = flag("nesterov", nesterov), flag("first", first)
     if nesterov and (momentum == 0.0 or dampening != 0.0):
         raise ArgumentError("nesterov needs a momentum and no dampening")
     given = f"{lr=}, {momentum=}, {dampening=}, {weight_decay=}"
@@ -100,6 +105,7 @@ def adagrad_arguments(
 ARGUMENTS: Mapping[str, Callable[..., RuleArguments]] = MappingProxyType(
     {
         "adam": adam_arguments,
+        "adam_amsgrad": adam_arguments,
         "sgd": sgd_arguments,
         "sgd_momentum": sgd_arguments,
         "adagrad": adagrad_arguments,

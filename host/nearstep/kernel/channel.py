@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import threading
+
 from nearstep.backends.base import Backend
 from nearstep.kernel.run import KernelRun
+from nearstep.kernel.turns import CommandLock
 from nearstep.registers import BlockRegisters
 
 
@@ -24,13 +27,20 @@ class KernelChannel:
     ----------
     run: KernelRun | None
         The last run that was started.
+    has_modes: bool
+        Whether the host reaches its memory only while the kernel does not.
+    lock: CommandLock
+        Held while a command is given, and while one is waited for and its results are read.
     """
+
+    has_modes = False
 
     def __init__(self, backend: Backend, number: int, base: int, kernel: BlockRegisters) -> None:
         self.number = number
         self.base = base
         self.kernel = kernel
         self.run: KernelRun | None = None
+        self.lock = CommandLock()
         self.backend = backend
 
     def check_reach(self, action: str) -> None:
@@ -59,7 +69,9 @@ class KernelChannel:
             As :meth:`nearstep.run.Run.wait`.
         """
         run = self.run
-        if run is None or run.ended:
+        if run is None or (run.thread is not threading.current_thread() and not self.has_modes):
+            return
+        if run.ended:
             return
         if failed:
             run.abort()
@@ -83,6 +95,7 @@ class KernelChannel:
 
     def forget(self, reason: str) -> None:
         """The device was reset: the run is lost."""
-        if self.run is not None:
-            self.run.lose(reason)
-            self.run = None
+        with self.lock:
+            if self.run is not None:
+                self.run.lose(reason)
+                self.run = None

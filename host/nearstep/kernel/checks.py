@@ -10,6 +10,7 @@ from typing import TypeGuard
 import numpy as np
 
 from nearstep.errors import ArgumentError
+from nearstep.scalars import is_whole
 
 STEPS = 1 << 63
 """A step count is below it, so that powers of the betas can be taken."""
@@ -17,7 +18,7 @@ STEPS = 1 << 63
 
 def check_hyperparameters(step: int, betas: tuple[float, float], **others: float) -> None:
     """Raise :class:`ArgumentError` unless these can be arguments of a rule."""
-    if isinstance(step, bool | np.bool_) or not isinstance(step, int | np.integer):
+    if not is_whole(step):
         raise ArgumentError(f"step must be an integer, not {step!r}")
     if not 1 <= step < STEPS:
         raise ArgumentError(f"step must be at least 1 and below 2**63, not {step}")

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, TypeVar
 
 from nearstep.backends.base import Backend
 from nearstep.buffer import Buffer
 from nearstep.device import Device
-from nearstep.errors import ArgumentError, BusyError, DeviceError, MismatchError
+from nearstep.errors import (
+    ArgumentError,
+    BusyError,
+    DeviceError,
+    MemoryFaultError,
+    MismatchError,
+    ProtocolError,
+    ResetNeededError,
+)
 from nearstep.kernel.arguments import (
     ARGUMENTS,
     RuleArguments,
@@ -24,6 +34,7 @@ from nearstep.kernel.copy_out import CopyOut
 from nearstep.kernel.gradient import Gradient
 from nearstep.kernel.pairs import Pairs, check_count
 from nearstep.kernel.run import KernelRun, ScanRun, UpdateRun
+from nearstep.kernel.turns import Region, Turns
 from nearstep.registers import Registers
 from nearstep_hw.axdimm.config import AdamKernelConfig
 from nearstep_hw.axdimm.registers import Operation
@@ -62,6 +73,7 @@ class KernelDevice(Device):
         self.config = config
         self.regs = regs
         self.channels = tuple(channels)
+        self._turns = Turns(lambda: [channel.lock.used for channel in self.channels])
         arrays = len(config.arrays) + bool(config.compression) + bool(config.copy_out_formats)
         if config.windows < arrays:
             raise MismatchError("windows", f"at least {arrays}", config.windows)
@@ -76,14 +88,16 @@ class KernelDevice(Device):
         statement: acceleration mode, on a device that has modes.
 
         At its end runs that have not ended are waited for, or aborted if it ends with an exception;
-        then the host has the channels back.
+        then the host has the channels back. Other threads may start runs on the channels; if they
+        want to have one themselves, or copy from or to one that has modes, they wait for the end.
 
         Raises
         ------
         ArgumentError
             There is no such channel, or one is named twice.
         ModeError
-            One is in acceleration mode already.
+            One is in acceleration mode already; or another thread has one, and waits for this
+            thread, or does nothing.
         WaitTimeoutError
             A change of mode, or a run, did not end.
         KernelError, MemoryFaultError, ProtocolError
@@ -96,23 +110,29 @@ class KernelDevice(Device):
         if len(set(channels)) != len(channels):
             raise ArgumentError(f"channels must be named once, not {channels}")
         chosen = [self.channels[number] for number in channels] or list(self.channels)
-        for channel in chosen:
-            channel.check_enter()
-        try:
+        action = "enter acceleration mode"
+        with self._turns.region([channel.number for channel in chosen], action) as region:
             for channel in chosen:
-                channel.enter()
-            yield
-        except BaseException as error:
-            self._leave(chosen, error)
-            raise
-        self._leave(chosen, None)
+                channel.check_enter()
+            try:
+                for channel in chosen:
+                    channel.enter()
+                yield
+            except BaseException as error:
+                self._leave(chosen, region, error)
+                raise
+            self._leave(chosen, region, None)
 
-    def _leave(self, channels: Sequence[KernelChannel], failed: BaseException | None) -> None:
+    def _leave(
+        self, channels: Sequence[KernelChannel], region: Region, failed: BaseException | None
+    ) -> None:
         """Leave acceleration mode on every channel, whatever happens; the first error counts."""
         if self.closed:
             return
         first: BaseException | None = None
         for channel in channels:
+            if not self._turns.holds(region, channel.number):  # since a reset
+                continue
             try:
                 interrupted = not isinstance(first, DeviceError | None)
                 channel.leave(failed=failed is not None or interrupted)
@@ -129,6 +149,7 @@ class KernelDevice(Device):
         g: Buffer | Pairs,
         m: Buffer,
         v: Buffer,
+        v_max: Buffer | None = None,
         *,
         step: int,
         lr: float = 1e-3,
@@ -141,12 +162,13 @@ class KernelDevice(Device):
         copy_out: Buffer | None = None,
         copy_out_format: str | None = None,
     ) -> UpdateRun:
-        """Start an Adam step, p, m and v in place, and return at once.
+        """Start an Adam step, p, m, v and v_max in place, and return at once.
 
         Parameters
         ----------
-        p, g, m, v: Buffer
-            Parameters, gradients, first and second moments: float32, of one size, on this device,
+        p, g, m, v, v_max: Buffer
+            Parameters, gradients, first and second moments, and if given the maxima of those, which
+            is AMSGrad, a rule of its own: float32, of one size, on this device,
             on one channel, each starting on a beat of the memory port (64 bytes with 16 lanes),
             without overlap. Where the kernel has the format, g may be float16, or uint16 that
             holds bfloat16. Where the kernel has the form, g may be :class:`Pairs`, of which there
@@ -162,7 +184,7 @@ class KernelDevice(Device):
             g be uint16 then.
         gradient_scale: float
             Every gradient is multiplied by it, rounded to binary32 once, before anything else.
-            Other than 1 only where the kernel can (``gradient_scale=yes``).
+            Other than 1 only where the kernel can (``gradient_scale=yes``). -1 maximizes.
         copy_out: Buffer, optional
             Of the size of p, placed like p: it becomes the updated p, rounded to nearest even to
             16 bits. float16, or uint16 to hold bfloat16, where the kernel has the format.
@@ -177,7 +199,10 @@ class KernelDevice(Device):
         ModeError
             The channel is not in acceleration mode.
         BusyError
-            The run before this one on the channel has not ended.
+            The run before this one on the channel has not ended: one of this thread, or one of
+            another, for which it waited.
+        ResetNeededError
+            The device stopped at a fault before.
         ClosedDeviceError
         """
         arguments = adam_arguments(
@@ -188,10 +213,12 @@ class KernelDevice(Device):
             eps=eps,
             weight_decay=weight_decay,
             decoupled=decoupled,
+            rule="adam" if v_max is None else "adam_amsgrad",
         )
         gradient = Gradient(gradient_format, gradient_scale)
         copy = CopyOut(copy_out, copy_out_format)
-        return self._update(arguments, {"p": p, "m": m, "v": v}, g, gradient, copy)
+        states = {"p": p, "m": m, "v": v} | ({} if v_max is None else {"v_max": v_max})
+        return self._update(arguments, states, g, gradient, copy)
 
     def sgd(
         self,
@@ -367,35 +394,55 @@ class KernelDevice(Device):
         action = f"run {name}"
         number = common_channel(command.buffers, self.channel_of)
         channel = self.channels[number]
-        channel.check_ready(action)
-        if channel.run is not None and not channel.run.ended:
+        with channel.lock:
+            channel.check_ready(action)
+            with _stopped(action):
+                self._await_other(channel, action)
+                command.configure(channel.kernel, self.config, channel.base)
+                command.grant(channel.kernel, self.config, channel.base)
+                run = kind(
+                    name,
+                    self.backend,
+                    channel.kernel,
+                    command.buffers,
+                    count=command.count,
+                    beats=command.beats(self.config),
+                    channel=number,
+                    base=channel.base,
+                    reset=channel.reset_kernel,
+                    lock=channel.lock,
+                )
+                channel.run = run  # before START: an interrupt must not lose a run
+                channel.kernel.start.go = 1
+        return run
+
+    def _await_other(self, channel: KernelChannel, action: str) -> None:
+        """Let the last run of the channel end, if another thread started it: that one will be told
+        how it ended.
+
+        Raises
+        ------
+        BusyError
+        """
+        run = channel.run
+        if run is None or run.ended:
+            return
+        others = run.thread is not threading.current_thread()
+        if others:
+            with contextlib.suppress(DeviceError):
+                run.wait()
+        if not run.ended:
             raise BusyError(
-                f"cannot {action}: {channel.run.what} has not ended",
+                f"cannot {action}: {run.what}{' of another thread' * others} has not ended",
                 registers=channel.kernel.dump(),
             )
-        command.configure(channel.kernel, self.config, channel.base)
-        command.grant(channel.kernel, self.config, channel.base)
-        channel.kernel.start.go = 1
-        run = kind(
-            name,
-            self.backend,
-            channel.kernel,
-            command.buffers,
-            count=command.count,
-            beats=command.beats(self.config),
-            channel=number,
-            base=channel.base,
-            reset=channel.reset_kernel,
-        )
-        channel.run = run
-        return run
 
     def check_rule(self, rule: str) -> None:
         """Raise :class:`ArgumentError` unless the kernel has an update rule of this name."""
         if rule not in self.config.rules:
             raise ArgumentError(
                 f"rule must be one that the kernel has ({', '.join(self.config.rules)}), "
-                f"not {rule}: name it in the device's rules="
+                f"not {rule}: name it in the device's rules={','.join((*self.config.rules, rule))}"
             )
 
     def check_arguments(self, rule: str, **arguments: Any) -> None:
@@ -410,8 +457,15 @@ class KernelDevice(Device):
         self.check_rule(rule)
         ARGUMENTS[rule](self.config.order, **arguments).check()
 
-    def check_reach(self, buffer: Buffer, action: str) -> None:
-        self.channels[self.channel_of(buffer)].check_reach(f"{action} {buffer!r}")
+    @contextmanager
+    def reach(self, buffer: Buffer, action: str) -> Iterator[None]:
+        channel = self.channels[self.channel_of(buffer)]
+        what = f"{action} {buffer!r}"
+        with _stopped(what), ExitStack() as turn:
+            if channel.has_modes:
+                turn.enter_context(self._turns.copy(channel.number, what))
+                channel.check_reach(what)
+            yield
 
     def check_unused(self, buffer: Buffer, action: str, *, changes: bool) -> None:
         channel = self.channels[self.channel_of(buffer)]
@@ -434,9 +488,13 @@ class KernelDevice(Device):
     def reset(self) -> None:
         """Hard reset of the kernels and of their paths to memory. Runs in progress are lost, and
         every channel is in normal mode."""
-        super().reset()
-        for channel in self.channels:
-            channel.forget("the device was reset")
+        with ExitStack() as locks:
+            for channel in self.channels:
+                locks.enter_context(channel.lock)
+            super().reset()
+            for channel in self.channels:
+                channel.forget("the device was reset")
+        self._turns.forget()
 
     def _checked_buffers(
         self,
@@ -474,3 +532,21 @@ class KernelDevice(Device):
             if not pairs.size:
                 del buffers[GRADIENT], buffers[INDEX]
         return buffers
+
+
+@contextmanager
+def _stopped(action: str) -> Iterator[None]:
+    """What a fault of a kernel means to another action: an emulated device stops at it.
+
+    Raises
+    ------
+    ResetNeededError
+    """
+    try:
+        yield
+    except (MemoryFaultError, ProtocolError) as fault:
+        text = str(fault).partition("\n")[0]
+        raise ResetNeededError(
+            f"cannot {action}: the device stopped before and needs a reset(): {text}",
+            transactions=fault.transactions,
+        ) from fault

@@ -40,8 +40,8 @@ class Gradient:
                 f"not {self.format!r}: name it in the device's gradient_formats="
             )
         scale = real("gradient_scale", self.scale)
-        if not (math.isfinite(scale) and scale >= 0.0):
-            raise ArgumentError(f"gradient_scale must be finite and not negative, not {scale}")
+        if not math.isfinite(scale):
+            raise ArgumentError(f"gradient_scale must be finite, not {scale}")
         if scale != 1.0 and not config.gradient_scale:
             raise ArgumentError(
                 f"gradient_scale must be 1 with this kernel, not {scale}: "

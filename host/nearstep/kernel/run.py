@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Self
@@ -27,6 +28,7 @@ from nearstep.errors import (
     WindowError,
 )
 from nearstep.kernel.command import INDEX
+from nearstep.kernel.turns import CommandLock
 from nearstep.registers import BlockRegisters
 from nearstep.run import Run, check_bound
 from nearstep_hw.axdimm.registers import ErrorCause, Stream
@@ -74,6 +76,14 @@ class KernelRun(Run):
         Channel that it runs on, and the device address of that channel.
     reset: Callable[[], None]
         Resets the kernel, for an abort that memory does not let end.
+    lock: CommandLock
+        Of the channel. Whoever waits for the run, or finds it ended, has it until the outcome is
+        taken from the registers, which the next run uses, too.
+
+    Attributes
+    ----------
+    thread: threading.Thread
+        That started it.
     """
 
     def __init__(
@@ -88,8 +98,11 @@ class KernelRun(Run):
         channel: int,
         base: int,
         reset: Callable[[], None],
+        lock: CommandLock,
     ) -> None:
         self.name = name
+        self.thread = threading.current_thread()
+        self._lock = lock
         self.channel = channel
         self.count = count
         self._beats = beats
@@ -111,16 +124,15 @@ class KernelRun(Run):
     @property
     def ended(self) -> bool:
         """Whether it has completed or failed. Looks at the device, does not wait."""
-        if not self._ended:
-            try:
-                busy = self._kernel.status.busy
-            except (MemoryFaultError, ProtocolError) as error:
-                self._ended = True
-                self._error = error
-                raise
-            if not busy:
-                self._finish()
-        return self._ended
+        with self._lock:
+            if not self._ended:
+                try:
+                    if not self._kernel.status.busy:
+                        self._finish()
+                except (MemoryFaultError, ProtocolError) as error:
+                    self._fail(error)
+                    raise
+            return self._ended
 
     def sharing(self, buffer: Buffer) -> Sequence[str]:
         """Names of the run's arrays that share bytes with ``buffer``."""
@@ -141,10 +153,11 @@ class KernelRun(Run):
 
     @property
     def committed(self) -> int:
-        if not self.ended:
-            self._kernel.control.latch = 1
-            self._committed = self._kernel.committed.value
-        return self._committed
+        with self._lock:
+            if not self.ended:
+                self._kernel.control.latch = 1
+                self._committed = self._kernel.committed.value
+            return self._committed
 
     @property
     def cycles(self) -> int | None:
@@ -156,35 +169,43 @@ class KernelRun(Run):
 
     def wait(self, max_cycles: int | None = None) -> Self:
         check_bound(max_cycles)
-        if not self._ended:
-            bound = IDLE_CYCLES + SLOWEST_CYCLES_PER_BEAT * self._beats
-            self._wait_idle(bound if max_cycles is None else max_cycles, self.what)
-            self._finish()
+        with self._lock:
+            if not self._ended:
+                bound = IDLE_CYCLES + SLOWEST_CYCLES_PER_BEAT * self._beats
+                self._wait_idle(bound if max_cycles is None else max_cycles, self.what)
+                self._finish()
         if self._error is not None:
             raise self._error
         return self
 
     def abort(self, max_cycles: int | None = None) -> None:
         check_bound(max_cycles)
-        if self._ended:
-            return
-        self._kernel.control.abort = 1
-        bound = IDLE_CYCLES if max_cycles is None else max_cycles
-        try:
-            self._wait_idle(bound, f"{self.what} to drain after abort")
-        except WaitTimeoutError:
-            self.lose("aborted, and reset because memory did not answer")
-            self._reset()
-        else:
-            self._finish()
+        with self._lock:
+            if self._ended:
+                return
+            self._kernel.control.abort = 1
+            bound = IDLE_CYCLES if max_cycles is None else max_cycles
+            try:
+                self._wait_idle(bound, f"{self.what} to drain after abort")
+            except WaitTimeoutError:
+                self.lose("aborted, and reset because memory did not answer")
+                self._reset()
+            else:
+                self._finish()
 
     def lose(self, reason: str) -> None:
         """The device forgot the run."""
-        if not self._ended:
-            self._ended = True
-            self._error = AbortedError(
-                cause=reason, stream="none", address=0, committed=self._committed, count=self.count
-            )
+        with self._lock:
+            if not self._ended:
+                self._fail(
+                    AbortedError(
+                        cause=reason,
+                        stream="none",
+                        address=0,
+                        committed=self._committed,
+                        count=self.count,
+                    )
+                )
 
     def check_done(self) -> None:
         """Raise unless it has completed, for what is known only then.
@@ -215,14 +236,20 @@ class KernelRun(Run):
                 transactions=self._backend.transactions(),
             ) from error
         except (MemoryFaultError, ProtocolError) as error:
-            self._ended = True
-            self._error = error
+            self._fail(error)
             raise
+
+    def _fail(self, error: DeviceError) -> None:
+        self._error = error
+        self._ended = True
 
     def _finish(self) -> None:
         """Take the outcome from the registers and close the windows."""
+        self._collect()
+        self._ended = True  # last: other threads look at it
+
+    def _collect(self) -> None:
         kernel = self._kernel
-        self._ended = True
         self._committed = kernel.committed.value
         names = [
             register.name
@@ -327,8 +354,8 @@ class ScanRun(KernelRun):
         self.check_done()
         return self._sum_of_squares
 
-    def _finish(self) -> None:
-        super()._finish()
+    def _collect(self) -> None:
+        super()._collect()
         if self._error is None:
             bits = np.uint64(self._kernel.sum_of_squares.value)
             self._found_inf = bool(self._kernel.scan.found_inf)

@@ -77,6 +77,8 @@ class Compression:
         share = real("compression", self.share) if is_real(self.share) else math.nan
         if not 0.0 < share <= 1.0:
             raise HyperparameterError("compression", "a share above 0 and at most 1", self.share)
+        if not isinstance(self.error_feedback, bool | np.bool_):
+            raise HyperparameterError("error_feedback", "True or False", self.error_feedback)
         check_pairs(self.form, self.format)
         object.__setattr__(self, "share", share)
 

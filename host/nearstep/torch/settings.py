@@ -82,6 +82,22 @@ class Settings:
                 "the device's gradient_formats=",
             )
 
+    def check_maximize(self, maximize: object, kernel: AdamKernelConfig) -> None:
+        """Make sure that gradients can be negated: the zeros of what is not sent, too.
+
+        Raises
+        ------
+        UnsupportedOptionError
+            Names the option of the device.
+        """
+        if maximize and self.compression is not None and not kernel.gradient_scale:
+            raise UnsupportedOptionError(
+                "maximize",
+                maximize,
+                "the kernel must negate compressed gradients: open the device with "
+                "gradient_scale=yes",
+            )
+
     def check_parameters(self, parameters: Iterable[Tensor]) -> None:
         """Make sure that the device knows what a step of these parameters needs.
 

@@ -45,6 +45,8 @@ class Key(NamedTuple):
         Format of the copy of the parameters that the host fetches; None without one.
     times: int
         Runs: how often each is in its group.
+    negate: bool
+        The kernel is to negate the gradients.
     """
 
     group: int
@@ -52,6 +54,7 @@ class Key(NamedTuple):
     gradient_format: str
     copy_format: str | None
     times: int
+    negate: bool
 
 
 class Given(NamedTuple):
@@ -166,7 +169,10 @@ class Steps:
     def run(self, load: Load, factor: float, start: Start, started: list[Run]) -> None:
         """Run a launch on all of its channels at once, as often as its parameters are in their
         group; adds each run as it is started."""
-        common = {"gradient_format": load.key.gradient_format, "gradient_scale": factor}
+        common = {
+            "gradient_format": load.key.gradient_format,
+            "gradient_scale": -factor if load.key.negate else factor,
+        }
         starts = []
         for arrays in load.arrays:
             copy = {}

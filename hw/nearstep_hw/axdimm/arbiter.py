@@ -23,10 +23,11 @@ class ModeArbiter(wiring.Component):
     - `CUT`: the kernel is being reset; its commands no longer reach the DRAM. Once data in flight
       have passed, kernel and controller are reset, and `CLOSE` follows.
     - `CLOSE`: all minima pass, all banks are precharged.
-    - `RESTORE`: refreshes that are owed are given, then every bank that the host believes open is
-      opened. One that the host touches after that is precharged again. If a refresh falls due, or
-      the host has closed all, `CLOSE` comes first. When all banks are as the host believes, nothing
-      is owed, and all minima have passed, the mode is normal.
+    - `RESTORE`: refreshes that are owed are given, then a calibration, then every bank that the
+      host believes open is opened. One that the host touches after that is precharged again. If a
+      refresh falls due, the host calibrates, or it has closed all, `CLOSE` comes first. When all
+      banks are as the host believes, nothing is owed, and all minima have passed, the mode is
+      normal.
 
     A mode is always reached before the next change begins; what is requested then counts. After a
     reset of the kernel the mode is normal for at least a cycle.
@@ -55,6 +56,8 @@ class ModeArbiter(wiring.Component):
     i_settled : see `RowSettle`.
     i_owing : refreshes are due, see `RefreshDebt`.
     i_host_refreshes : the host refreshes in this cycle.
+    i_calibrate, i_calibrate_long : the DRAM lacks ZQCS, or ZQCL, that the host has given.
+    i_host_calibrates : the host gives one in this cycle.
     i_open, i_row, i_touched : see `HostShadow`.
     o_pass : host commands of this cycle reach the DRAM: the mode is normal.
     o_kernel : the controller owns the pins.
@@ -86,6 +89,9 @@ class ModeArbiter(wiring.Component):
                 "i_settled": In(1),
                 "i_owing": In(1),
                 "i_host_refreshes": In(1),
+                "i_calibrate": In(1),
+                "i_calibrate_long": In(1),
+                "i_host_calibrates": In(1),
                 "i_open": In(geometry.banks),
                 "i_row": In(geometry.row_bits).array(geometry.banks),
                 "i_touched": In(geometry.banks),
@@ -117,6 +123,7 @@ class ModeArbiter(wiring.Component):
         patience = Signal(range(PATIENCE + 1))
         advanced = Signal()
         command = self.o_command
+        calibrate = self.i_calibrate | self.i_calibrate_long
 
         m.d.comb += missing.eq(self.i_open & ~opened)
         for bank in reversed(range(banks)):
@@ -189,15 +196,26 @@ class ModeArbiter(wiring.Component):
                     m.d.sync += advanced.eq(1)
                 with m.If(self.i_host_refreshes):
                     m.d.sync += [patience.eq(PATIENCE), advanced.eq(0)]
-                with m.If((self.i_owing & opened.any()) | (wrong.any() & ~self.i_open.any())):
+                with m.If(
+                    ((self.i_owing | calibrate) & opened.any()) | (wrong.any() & ~self.i_open.any())
+                ):
                     m.next = "CLOSE"
                 with m.Elif(self.i_owing):
                     m.d.comb += command.refresh.eq(self.i_settled)
+                with m.Elif(calibrate):
+                    m.d.comb += [
+                        command.calibrate.eq(self.i_settled & ~self.i_calibrate_long),
+                        command.calibrate_long.eq(self.i_settled & self.i_calibrate_long),
+                    ]
                 with m.Elif(wrong.any()):
                     m.d.comb += command.precharge.eq(self.i_settled)
                 with m.Elif(missing.any()):
                     m.d.comb += command.activate.eq(self.i_settled | (paced & (pace == 0)))
-                with m.Elif(self.i_settled & ~self.i_touched.any() & ~self.i_host_refreshes):
+                with m.Elif(
+                    self.i_settled
+                    & ~self.i_touched.any()
+                    & ~(self.i_host_refreshes | self.i_host_calibrates)
+                ):
                     m.next = "NORMAL"
         m.d.comb += [
             self.restoring.eq(fsm.ongoing("RESTORE")),

@@ -7,6 +7,8 @@ from nearstep_hw.axdimm.registers import adam_kernel_map
 from nearstep_hw.csr.block import constant_field, value_register
 from nearstep_hw.csr.model import BLOCK_BYTES, Access, Field, Register, RegisterMap, place
 from nearstep_hw.dram.address import MAPPINGS, AddressMapping
+from nearstep_hw.dram.command import ADDRESS_BITS
+from nearstep_hw.dram.mode_registers import MODE_REGISTERS
 
 __all__ = [
     "IDENT",
@@ -20,7 +22,7 @@ __all__ = [
 ]
 
 IDENT = int.from_bytes(b"ARBI", "big")
-VERSION = (1, 0)
+VERSION = (1, 1)
 
 
 class Block(IntEnum):
@@ -80,6 +82,13 @@ def arbiter_map(mapping: AddressMapping, *, read_latency: int, write_latency: in
                         "Byte address, within the channel, of the first access refused.",
                         width=64,
                     ),
+                    value_register(
+                        "lost_count",
+                        Access.STATUS,
+                        "Host commands since control.clear that nothing came of.",
+                    ),
+                    _lost_command(),
+                    _mode_registers(),
                 ],
                 [value_register(name, Access.STATUS, doc) for name, doc in _HAND_OVERS.items()],
             ]
@@ -161,7 +170,10 @@ def _control() -> Register:
         fields=_bits(
             Access.PULSE,
             {
-                "clear": "Clears the flags, refused_*, and the longest hand-overs.",
+                "clear": (
+                    "Clears the flags but unsupported_mode, refused_*, lost_*, and the longest "
+                    "hand-overs."
+                ),
                 "kernel_reset": (
                     "Takes the DRAM from the kernel whatever it does and resets it; the mode is "
                     "then normal, until mode is obeyed again."
@@ -183,6 +195,16 @@ def _status() -> Register:
                 "refused_access": "An access outside the window came while not in normal mode.",
                 "refused_start": "START of the kernel came while not in acceleration mode.",
                 "refresh_overdue": "More refreshes than may be postponed were due to the DRAM.",
+                "missing_data": "Data of a host write were not there when they were due.",
+                "lost_command": (
+                    "MRS of the host, or a command of the reserved code, came while not in normal "
+                    "mode, MRS of a register that no DRAM has, or a burst of the window that did "
+                    "not begin with its first byte. Nothing came of it, or another order of bytes."
+                ),
+                "unsupported_mode": (
+                    "The host has set a mode register as the kernel cannot use it: the mode stays "
+                    "normal until it is set otherwise. See mode_registers."
+                ),
             },
         ),
     )
@@ -207,4 +229,33 @@ def _refused_access() -> Register:
         name="refused_access",
         doc="The first access refused since control.clear.",
         fields=_bits(Access.STATUS, {"write": "It was a write."}),
+    )
+
+
+def _lost_command() -> Register:
+    def pins(name: str, lsb: int, width: int, doc: str) -> Field:
+        return Field(name=name, access=Access.STATUS, lsb=lsb, width=width, doc=doc)
+
+    return Register(
+        name="lost_command",
+        doc="The first lost command since control.clear.",
+        fields=(
+            pins("pins", 0, ADDRESS_BITS, "A17 to A0; RAS_n, CAS_n, WE_n are A16, A15, A14."),
+            pins("bank", 24, 4, "BA in the low two bits, then BG: the number of the register."),
+        ),
+    )
+
+
+def _mode_registers() -> Register:
+    unsupported = Field(
+        name="unsupported",
+        access=Access.STATUS,
+        lsb=0,
+        width=MODE_REGISTERS,
+        doc="A bit for each of MR0 to MR6 that the kernel cannot work with, as it is now.",
+    )
+    return Register(
+        name="mode_registers",
+        doc="The DRAM's mode registers, by the MRS of the host that reached it.",
+        fields=(unsupported,),
     )

@@ -33,8 +33,9 @@ class AdamKernelConfig:
     address_width : bits of a memory address; 34 is 16 GiB.
     order : order of the arithmetic: `default` agrees with torch bit for bit, `paper` is
         Algorithm 1.
-    rules : update rules that the kernel has, of `adam`, `sgd`, `sgd_momentum` and `adagrad`; which
-        one a run uses is a register, and they share their arithmetic units.
+    rules : update rules that the kernel has, of `adam`, `adam_amsgrad`, `sgd`, `sgd_momentum` and
+        `adagrad`; which one a run uses is a register, and they share their arithmetic units.
+        `adam_amsgrad` has a fifth array, and the default order alone.
     gradient_formats : formats that gradients may have in memory, of `fp32`, `fp16` and `bf16`;
         `fp32` is one of them. Which one a run uses is a register.
     gradient_scale : every gradient is multiplied by a register before anything else is done.
@@ -94,6 +95,10 @@ class AdamKernelConfig:
             f"rules must be different names, at least one, not {rules!r}",
         )
         _check_names("rules", rules, ("adam", *RULES))
+        _check(
+            self.order == "default" or "adam_amsgrad" not in rules,
+            f"order must be 'default' for the rule 'adam_amsgrad', not {self.order!r}",
+        )
         formats = self.gradient_formats
         _check(
             isinstance(formats, tuple) and "fp32" in formats,
@@ -128,7 +133,8 @@ class AdamKernelConfig:
 
     @property
     def arrays(self) -> tuple[str, ...]:
-        """Arrays of the rules, as memory streams: those read. Of p, g, m, v, in that order."""
+        """Arrays of the rules, as memory streams: those read. Of p, g, m, v and v_max, in that
+        order."""
         return self.rule_set.whole.arrays_in
 
     @property

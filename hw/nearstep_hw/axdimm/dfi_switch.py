@@ -24,7 +24,7 @@ HOST_PHASE = tuple(slot * PHASES // HOST_PHASES for slot in range(HOST_PHASES))
 
 
 class RowCommandLayout(StructLayout):
-    """A command of the arbiter itself; at most one of the first four is high."""
+    """A command of the arbiter itself; at most one of the first six is high."""
 
     def __init__(self, geometry: DramGeometry) -> None:
         super().__init__(
@@ -33,6 +33,8 @@ class RowCommandLayout(StructLayout):
                 "precharge": 1,
                 "precharge_all": 1,
                 "refresh": 1,
+                "calibrate": 1,
+                "calibrate_long": 1,
                 "bank": range(geometry.banks),
                 "row": geometry.row_bits,
             }
@@ -111,18 +113,24 @@ class DfiSwitch(wiring.Component):
         own, row = held[ACTIVATE_PHASE], self.i_row
         bank_bits = exact_log2(self.geometry.banks_per_group)
         m.d.sync += [
-            own.cs_n.eq(~(row.activate | row.precharge | row.precharge_all | row.refresh)),
+            own.cs_n.eq(
+                ~(row.activate | row.precharge | row.precharge_all | row.refresh)
+                & ~(row.calibrate | row.calibrate_long)
+            ),
             own.act_n.eq(~row.activate),
             own.address.eq(row.row),
             own.ba.eq(row.bank[:bank_bits]),
             own.bg.eq(row.bank[bank_bits:]),
         ]
-        with m.If(row.precharge):
-            m.d.sync += own.address.eq(encode(Command.PRE).address)
-        with m.If(row.precharge_all):
-            m.d.sync += own.address.eq(encode(Command.PREA).address)
-        with m.If(row.refresh):
-            m.d.sync += own.address.eq(encode(Command.REF).address)
+        for wanted, command in (
+            (row.precharge, Command.PRE),
+            (row.precharge_all, Command.PREA),
+            (row.refresh, Command.REF),
+            (row.calibrate, Command.ZQCS),
+            (row.calibrate_long, Command.ZQCL),
+        ):
+            with m.If(wanted):
+                m.d.sync += own.address.eq(encode(command).address)
         self._steer_data(m)
         return m
 

@@ -7,6 +7,7 @@ from amaranth.utils import exact_log2
 
 from nearstep_hw.axdimm.arbiter_registers import WINDOW_BYTES
 from nearstep_hw.axdimm.host_command import HostCommandLayout
+from nearstep_hw.axdimm.host_modes import LOST_BITS
 from nearstep_hw.csr.model import LINE_BYTES
 from nearstep_hw.dram.address import AddressMapping
 from nearstep_hw.dram.dfi import HOST_PHASES
@@ -31,6 +32,9 @@ class HostAccess(wiring.Component):
     o_read, o_write : which it is.
     o_address : byte address in the channel.
     o_window, o_line : it lies in the CSR window, and on which line of it.
+    o_command : its pins: address, BA, BG.
+    o_turned : its burst does not begin with the first byte. The DRAM then sends it in another
+        order, the window does not.
     """
 
     def __init__(self, mapping: AddressMapping) -> None:
@@ -45,6 +49,8 @@ class HostAccess(wiring.Component):
                 "o_address": Out(geometry.address_bits),
                 "o_window": Out(1),
                 "o_line": Out(range(WINDOW_BYTES // LINE_BYTES)),
+                "o_command": Out(LOST_BITS),
+                "o_turned": Out(1),
             }
         )
 
@@ -61,6 +67,7 @@ class HostAccess(wiring.Component):
                     column.eq(slot.address),
                     self.o_read.eq(slot.read),
                     self.o_write.eq(slot.write),
+                    self.o_command.eq(Cat(slot.address, slot.ba, slot.bg)),
                 ]
         with m.Switch(bank):
             for number, each in enumerate(self.i_row):
@@ -78,5 +85,6 @@ class HostAccess(wiring.Component):
             self.o_address.eq(beat << exact_log2(BEAT_BYTES)),
             self.o_line.eq(self.o_address[exact_log2(LINE_BYTES) : window]),
             self.o_window.eq(self.o_address[window:].all()),
+            self.o_turned.eq(column[: exact_log2(BURST_LENGTH)].any()),
         ]
         return m

@@ -6,9 +6,10 @@ from amaranth.lib.data import StructLayout, View
 from nearstep_hw.dram.command import ADDRESS_BITS, ALL_BANKS, Command, encode
 from nearstep_hw.dram.geometry import DramGeometry
 
-__all__ = ["CODE", "HostCommandLayout", "code_of", "decode", "is_refresh"]
+__all__ = ["CODE", "HostCommandLayout", "code_of", "decode", "is_calibration", "is_refresh"]
 
 CODE = slice(14, 17)  # WE_n, CAS_n and RAS_n among the address pins
+RESERVED = 0b011  # the one code without a command
 A10 = ALL_BANKS.bit_length() - 1
 
 
@@ -22,6 +23,11 @@ def is_refresh(pins: object) -> Value:
     return ~pins.cs_n & pins.act_n & (pins.address[CODE] == code_of(Command.REF))
 
 
+def is_calibration(pins: object) -> Value:
+    """Whether the pins of a `CommandSignature` are ZQCS or ZQCL."""
+    return ~pins.cs_n & pins.act_n & (pins.address[CODE] == code_of(Command.ZQCS))
+
+
 class HostCommandLayout(StructLayout):
     """Pins of one slot, and what they mean.
 
@@ -29,14 +35,17 @@ class HostCommandLayout(StructLayout):
     -------
     cs_n, act_n, address, bg, ba : as they came.
     bank : number among all banks, the bank group in the high bits.
-    activate, precharge, precharge_all, refresh, read, write : at most one is high; none with
-        `cs_n` high, and none for other commands.
+    activate, precharge, precharge_all, refresh, read, write, set_mode, calibrate, calibrate_long,
+        reserved : at most one is high; none with `cs_n` high or for NOP.
     closes : a read or write with automatic precharge.
     """
 
     def __init__(self, geometry: DramGeometry) -> None:
         self.geometry = geometry
-        flags = ("activate", "precharge", "precharge_all", "refresh", "read", "write", "closes")
+        flags = (
+            *("activate", "precharge", "precharge_all", "refresh", "read", "write", "closes"),
+            *("set_mode", "calibrate", "calibrate_long", "reserved"),
+        )
         super().__init__(
             {
                 "cs_n": 1,
@@ -71,5 +80,9 @@ def decode(m: Module, pins: object, out: View) -> None:
         out.refresh.eq(is_refresh(pins)),
         out.read.eq(is_(Command.RD)),
         out.write.eq(is_(Command.WR)),
+        out.set_mode.eq(is_(Command.MRS)),
+        out.calibrate.eq(is_(Command.ZQCS) & ~a10),
+        out.calibrate_long.eq(is_(Command.ZQCL) & a10),
+        out.reserved.eq(coded & (code == RESERVED)),
         out.closes.eq((is_(Command.RD) | is_(Command.WR)) & a10),
     ]

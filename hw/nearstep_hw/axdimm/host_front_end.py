@@ -1,6 +1,6 @@
 """Where the host's DDR4 bus meets the module."""
 
-from amaranth import Elaboratable, Module, Mux, Signal
+from amaranth import Cat, Elaboratable, Module, Mux, Signal, Value
 from amaranth.lib import enum, wiring
 from amaranth.lib.wiring import In, Out
 
@@ -25,6 +25,7 @@ __all__ = [
     "ReadSource",
 ]
 
+HOST_BURST_CYCLES = BEAT_BYTES // HOST_DATA_BYTES
 HOST_PORT = DfiSignature(phases=HOST_PHASES, data_bytes=HOST_DATA_BYTES)
 
 
@@ -57,6 +58,8 @@ class HostFrontEnd(wiring.Component):
     o_write_data, o_write_mask : a burst; a mask bit of 1 keeps the byte.
     i_source : for the read command in `o_slot`; NONE if there is none.
     i_dram_data, i_line_data : bursts.
+    o_missing_data : write data were due in this cycle and did not come. (Data that no command of
+        this channel asks for may be another channel's.)
 
     Ref: AXDIMM paper, section 3.1.
     """
@@ -75,18 +78,28 @@ class HostFrontEnd(wiring.Component):
                 "i_source": In(ReadSource),
                 "i_dram_data": In(8 * BEAT_BYTES),
                 "i_line_data": In(8 * BEAT_BYTES),
+                "o_missing_data": Out(1),
             }
         )
 
     def elaborate(self, platform: object) -> Elaboratable:
         m = Module()
+        write = Signal()
         half, half_mask = 8 * HOST_DATA_BYTES, HOST_DATA_BYTES
 
         for number, slot in enumerate(self.o_slot):
             command = Signal(HostCommandLayout(self.geometry), name=f"command{number}")
             decode(m, getattr(self.host, f"p{number}"), command)
             m.d.sync += slot.eq(command)
+            with m.If(command.write):
+                m.d.comb += write.eq(1)
 
+        due: list[Value] = [write]
+        for stage in range(1, HOST_WRITE_LATENCY + HOST_BURST_CYCLES):
+            due.append(Signal(name=f"data_due{stage}"))
+            m.d.sync += due[-1].eq(due[-2])
+        wanted = Cat(due[HOST_WRITE_LATENCY:]).any()
+        m.d.comb += self.o_missing_data.eq(wanted & ~self.host.wrdata_en)
         m.d.sync += [
             self.o_write_data[half:].eq(self.host.wrdata),
             self.o_write_data[:half].eq(self.o_write_data[half:]),

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from amaranth import Elaboratable, Module, ResetInserter
+from amaranth import Elaboratable, Module, Mux, ResetInserter
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
@@ -18,18 +18,20 @@ from nearstep_hw.axdimm.host_front_end import (
     HostFrontEnd,
     ReadSource,
 )
+from nearstep_hw.axdimm.host_modes import LOST_BITS
 from nearstep_hw.axdimm.shared_dram import SharedDram
 from nearstep_hw.axi.signature import Axi4Signature
 from nearstep_hw.csr.bank import CsrBank
 from nearstep_hw.csr.line import CsrLineSignature
 from nearstep_hw.dram.address import AddressMapping
+from nearstep_hw.dram.command import ADDRESS_BITS
 from nearstep_hw.dram.controller import DramController
 from nearstep_hw.dram.dfi import DfiSignature
 from nearstep_hw.dram.fabric import FabricTiming
 from nearstep_hw.dram.geometry import BEAT_BYTES
 from nearstep_hw.dram.timing import MAX_POSTPONED_REFRESHES, DramTiming, dram_timing
 
-HURRY_CYCLES = 64  # beside tRFC: a hand-over and the controller's first refresh
+HURRY_CYCLES = 64  # beside tRFC or tZQoper: a hand-over and the controller's first refresh
 POSTPONED = MAX_POSTPONED_REFRESHES - 1  # see `RefreshDebt.o_start`
 
 
@@ -39,7 +41,8 @@ class MemoryChannel(wiring.Component):
     In normal mode host commands reach the DRAM `HOST_COMMAND_DELAY` cycles later, and the kernel's
     AXI port stands still. In acceleration mode the kernel owns the DRAM; the host's ACT, PRE and
     REF are followed, its accesses of the CSR window work, any other read gives zeros, any other
-    write does nothing, and both are flagged. The host's data always come at the same time.
+    write does nothing, and both are flagged. The host's data always come at the same time. Its ZQCS
+    and ZQCL are carried out later; its MRS is lost and flagged, see `HostModes`.
 
     Two things pass in normal mode in another form. A write of the CSR window has all its bytes
     masked. A REF that the DRAM has got already, from this side, does not pass: otherwise a host
@@ -78,10 +81,11 @@ class MemoryChannel(wiring.Component):
         self.controller = controller
         self.timing = dram_timing() if timing is None else timing
         self.mapping = AddressMapping() if mapping is None else mapping
+        fabric = FabricTiming(self.timing)
         self.dram = SharedDram(
             self.timing,
             self.mapping.geometry,
-            hurry=FabricTiming(self.timing).refresh_cycle + HURRY_CYCLES,
+            hurry=max(fabric.refresh_cycle, fabric.long_calibration) + HURRY_CYCLES,
         )
         self.port = {
             "address_width": address_width,
@@ -130,6 +134,7 @@ class MemoryChannel(wiring.Component):
             dram.i_idle.eq(controller.o_idle),
             controller.i_enable.eq(dram.o_enable),
             controller.i_debt.eq(dram.o_debt),
+            controller.i_calibrate.eq(dram.o_calibrate),
             dram.i_hide_write.eq(access.o_window),
             dram.i_write_data.eq(front.o_write_data),
             dram.i_write_mask.eq(front.o_write_mask),
@@ -151,21 +156,24 @@ class MemoryChannel(wiring.Component):
                 m.d.comb += front.i_source.eq(ReadSource.DRAM)
             with m.Else():
                 m.d.comb += front.i_source.eq(ReadSource.REFUSED)
-        self._connect_status(m, access, dram, window, bank)
+        self._connect_status(m, front, access, dram, window, bank)
         return m
 
     def _connect_status(
         self,
         m: Module,
+        front: HostFrontEnd,
         access: HostAccess,
         dram: SharedDram,
         window: CsrWindow,
         bank: CsrBank,
     ) -> None:
         m.submodules.log = log = AccessLog(self.mapping.geometry.address_bits)
+        m.submodules.lost = lost = AccessLog(LOST_BITS)
         m.submodules.to_acceleration = to_acceleration = HandOverTimer()
         m.submodules.to_normal = to_normal = HandOverTimer()
         clear = bank.o_control_clear
+        turned = access.o_window & access.o_turned & (access.o_read | access.o_write)
         m.d.comb += [
             log.i_refused.eq((access.o_read | access.o_write) & ~access.o_window & ~dram.o_pass),
             log.i_write.eq(access.o_write),
@@ -183,10 +191,20 @@ class MemoryChannel(wiring.Component):
             bank.i_refused_count.eq(log.o_count),
             bank.i_refused_access_write.eq(log.o_write),
             bank.i_refused_address.eq(log.o_address),
+            lost.i_refused.eq(dram.o_lost | turned),
+            lost.i_address.eq(Mux(turned, access.o_command, dram.o_lost_command)),
+            lost.i_clear.eq(clear),
+            bank.i_status_lost_command.eq(lost.o_seen),
+            bank.i_lost_count.eq(lost.o_count),
+            bank.i_lost_command_pins.eq(lost.o_address[:ADDRESS_BITS]),
+            bank.i_lost_command_bank.eq(lost.o_address[ADDRESS_BITS:]),
+            bank.i_status_unsupported_mode.eq(dram.o_unsupported.any()),
+            bank.i_mode_registers_unsupported.eq(dram.o_unsupported),
         ]
         for flag, event in (
             (bank.i_status_refused_start, window.o_start_refused),
             (bank.i_status_refresh_overdue, dram.o_overdue),
+            (bank.i_status_missing_data, front.o_missing_data),
         ):
             with m.If(event):
                 m.d.sync += flag.eq(1)

@@ -75,7 +75,7 @@ class ErrorCause(NamedValue):
 
 
 class Stream(NamedValue):
-    """`error.stream`: AXI read IDs 0 to 3 are 1 to 4 here, write IDs 0 to 2 are 5 to 7."""
+    """`error.stream`: of Adam, AXI read IDs 0 to 3 are 1 to 4 here, write IDs 0 to 2 are 5 to 7."""
 
     NONE = 0, "No stream."
     P_READ = 1, "Parameters in."
@@ -87,6 +87,12 @@ class Stream(NamedValue):
     V_WRITE = 7, "Second moments out."
     COPY_OUT = 8, "16-bit copy of the parameters."
     INDEX_READ = 9, "Indices of compressed gradients."
+    V_MAX_READ = 10, "Maxima of the second moments in."
+    V_MAX_WRITE = 11, "Maxima of the second moments out."
+
+
+FIVE_ARRAYS = frozenset({Stream.V_MAX_READ, Stream.V_MAX_WRITE})
+"""Streams that only the map of a kernel with a fifth array lists."""
 
 
 class Order(NamedValue):
@@ -127,6 +133,14 @@ class Compression(NamedValue):
     SCATTER = 2, "Pairs, grouped by block, in any order within one."
 
 
+def streams(config: AdamKernelConfig) -> type[NamedValue]:
+    """Named values of `error.stream` of a kernel."""
+    if "v_max" in config.arrays:
+        return Stream
+    listed = [(each.name, (int(each), each.doc)) for each in Stream if each not in FIVE_ARRAYS]
+    return NamedValue(Stream.__name__, listed)
+
+
 def update_rule(config: AdamKernelConfig) -> Rule:
     """The update rule of the functional units: of one rule, or of all of them."""
     return config.rule_set.whole
@@ -135,17 +149,19 @@ def update_rule(config: AdamKernelConfig) -> Rule:
 def adam_kernel_map(config: AdamKernelConfig) -> RegisterMap:
     """The register map of one Adam kernel.
 
-    The scalar registers and the bits of `mode` are those of the update rule.
+    The scalar registers and the bits of `mode` are those of the update rule. The map is called
+    `adam`, or `updater` if the kernel has another rule: its exports go beside those of an Adam
+    kernel.
     """
     return block_map(
-        "adam",
+        "adam" if config.rules == ("adam",) else "updater",
         doc=_doc(config),
         ident=IDENT,
         version=VERSION,
         capabilities=_capabilities(config),
         configuration=_configuration(config),
         causes=ErrorCause,
-        streams=Stream,
+        streams=streams(config),
         lines=[
             _arrays(config),
             _rule_registers(config),
@@ -232,7 +248,13 @@ def _configuration(config: AdamKernelConfig) -> list[Field]:
 
 
 def _arrays(config: AdamKernelConfig) -> list[Register]:
-    docs = {"p": "parameters", "g": "gradients", "m": "first moments", "v": "second moments"}
+    docs = {
+        "p": "parameters",
+        "g": "gradients",
+        "m": "first moments",
+        "v": "second moments",
+        "v_max": "maxima of the second moments",
+    }
     addresses = [
         value_register(
             f"{name}_address",

@@ -1,11 +1,11 @@
 """When the DRAM can take any command."""
 
-from amaranth import Elaboratable, Module, Signal
+from amaranth import Cat, Elaboratable, Module, Signal
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
 from nearstep_hw.axdimm.host_command import CODE, code_of
-from nearstep_hw.dram.command import Command
+from nearstep_hw.dram.command import ALL_BANKS, Command
 from nearstep_hw.dram.dfi import PHASES, CommandSignature
 from nearstep_hw.dram.timing import DramTiming
 
@@ -51,7 +51,11 @@ class RowSettle(wiring.Component):
             Command.WR: max(t.t_ccd_l, t.write_to_precharge + precharged, t.write_to_read_l),
             Command.PRE: t.t_rp,
             Command.REF: t.t_rfc,
+            Command.MRS: max(t.t_mrd, t.t_mod),
+            Command.ZQCS: t.t_zqcs,
+            Command.ZQCL: t.t_zqoper,
         }
+        a10 = ALL_BANKS.bit_length() - 1
         # Between two ACT of a bank lies a PRE, so tRC is tRP shorter here.
         activate = max(t.t_rc - t.t_rp, t.t_ras, t.t_rcd, t.t_rrd_l, t.t_faw)
         longest = max(self.wait(each) for each in (*clocks.values(), activate))
@@ -68,8 +72,14 @@ class RowSettle(wiring.Component):
             found = Signal(PHASES, name=f"found{wait}")
             for phase in range(PHASES):
                 pins = getattr(self, f"p{phase}")
-                kinds = [code_of(kind) for kind, each in waits.items() if each == wait]
-                is_code = pins.act_n & (sum((pins.address[CODE] == k for k in kinds), start=0) != 0)
+                kinds = [
+                    (pins.address[CODE] == code_of(kind))
+                    # The two calibrations differ in A10; ZQCL is the longer one.
+                    & (pins.address[a10] if kind is Command.ZQCL else 1)
+                    for kind, each in waits.items()
+                    if each == wait
+                ]
+                is_code = pins.act_n & Cat(kinds).any()
                 is_activate = ~pins.act_n & (wait == self.wait(activate))
                 m.d.comb += found[phase].eq(~pins.cs_n & (is_code | is_activate))
             with m.If(found.any()):

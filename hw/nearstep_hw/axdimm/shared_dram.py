@@ -1,23 +1,29 @@
 """A DRAM rank that belongs to the host or to a controller, and changes hands."""
 
-from amaranth import Cat, Elaboratable, Module
+from amaranth import Cat, Elaboratable, Module, Signal
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
 from nearstep_hw.axdimm.arbiter import ModeArbiter
 from nearstep_hw.axdimm.dfi_switch import DfiSwitch
-from nearstep_hw.axdimm.host_command import HostCommandLayout, is_refresh
+from nearstep_hw.axdimm.host_command import HostCommandLayout, is_calibration, is_refresh
+from nearstep_hw.axdimm.host_modes import LOST_BITS, HostModes
 from nearstep_hw.axdimm.host_shadow import HostShadow
 from nearstep_hw.axdimm.refresh_debt import DEBT, MOST, RefreshDebt
 from nearstep_hw.axdimm.row_settle import RowSettle
 from nearstep_hw.dram.dfi import HOST_PHASES, PHASES, DfiSignature
 from nearstep_hw.dram.fabric import REFRESH_PHASE, FabricTiming
 from nearstep_hw.dram.geometry import BEAT_BYTES, DramGeometry
+from nearstep_hw.dram.mode_registers import MODE_REGISTERS
 from nearstep_hw.dram.timing import DramTiming
 
 
 class SharedDram(wiring.Component):
     """The mode arbiter with all that it looks at and moves.
+
+    ZQCS and ZQCL of the host outside normal mode are remembered: the controller carries out ZQCS
+    with its next refreshes, the arbiter what is left, before the mode is normal. A mode register
+    that the controller cannot work with keeps the channel in normal mode.
 
     *Timing*: host commands and arbiter commands are on the pins a cycle later. For the duration of
     a change of mode see `ModeArbiter`.
@@ -33,6 +39,7 @@ class SharedDram(wiring.Component):
     dfi : the rank.
     i_slot, i_write_data, i_write_mask, i_hide_write : the host, see `DfiSwitch`.
     kernel : the controller's pins.
+    o_calibrate : the DRAM lacks ZQCS of the host; to the controller.
     o_enable, i_idle, o_debt : to and from the controller, which postpones at most seven refreshes.
     i_accelerate, i_reset : what the host wants.
     o_pass : the mode is normal, host commands of this cycle reach the DRAM.
@@ -41,6 +48,12 @@ class SharedDram(wiring.Component):
     o_reset : resets controller and kernel.
     o_row : rows that the host has opened, by bank.
     o_host_debt, o_dram_debt, o_overdue : see `RefreshDebt`.
+    o_unsupported, o_lost, o_lost_command : see `HostModes`.
+
+    Attributes
+    ----------
+    owes, owes_long : ZQCS, and ZQCL, of the host that the DRAM lacks. For proofs; nothing else
+        reads them.
     """
 
     def __init__(self, timing: DramTiming, geometry: DramGeometry, *, hurry: int) -> None:
@@ -50,6 +63,9 @@ class SharedDram(wiring.Component):
         self.shadow = HostShadow(geometry)
         self.arbiter = ModeArbiter(timing, geometry)
         self.debt = RefreshDebt(FabricTiming(timing), hurry=hurry)
+        self.modes = HostModes(timing, geometry)
+        self.owes = Signal()
+        self.owes_long = Signal()
         super().__init__(
             {
                 "dfi": Out(DfiSignature()),
@@ -71,6 +87,10 @@ class SharedDram(wiring.Component):
                 "o_host_debt": Out(DEBT),
                 "o_dram_debt": Out(DEBT),
                 "o_overdue": Out(1),
+                "o_calibrate": Out(1),
+                "o_unsupported": Out(MODE_REGISTERS),
+                "o_lost": Out(1),
+                "o_lost_command": Out(LOST_BITS),
             }
         )
 
@@ -79,6 +99,7 @@ class SharedDram(wiring.Component):
         m.submodules.shadow = shadow = self.shadow
         m.submodules.arbiter = arbiter = self.arbiter
         m.submodules.debt = debt = self.debt
+        m.submodules.modes = modes = self.modes
         m.submodules.settle = settle = RowSettle(self.timing)
         m.submodules.switch = switch = DfiSwitch(self.geometry)
 
@@ -88,7 +109,7 @@ class SharedDram(wiring.Component):
             watched, driven = getattr(settle, f"p{phase}"), getattr(self.dfi, f"p{phase}")
             for name in watched.signature.members:
                 m.d.comb += getattr(watched, name).eq(getattr(driven, name))
-        for user in (shadow, switch):
+        for user in (shadow, switch, modes):
             for theirs, slot in zip(user.i_slot, self.i_slot, strict=True):
                 m.d.comb += theirs.eq(slot)
         for theirs, ours, row in zip(arbiter.i_row, self.o_row, shadow.o_row, strict=True):
@@ -97,7 +118,7 @@ class SharedDram(wiring.Component):
         m.d.comb += [
             arbiter.i_accelerate.eq(self.i_accelerate),
             arbiter.i_reset.eq(self.i_reset),
-            arbiter.i_wait.eq(debt.o_wait),
+            arbiter.i_wait.eq(debt.o_wait | modes.o_unsupported.any()),
             arbiter.i_idle.eq(self.i_idle),
             arbiter.i_settled.eq(settle.o_settled),
             arbiter.i_owing.eq(debt.o_owing),
@@ -127,5 +148,30 @@ class SharedDram(wiring.Component):
             self.o_host_debt.eq(debt.o_host),
             self.o_dram_debt.eq(debt.o_dram),
             self.o_overdue.eq(debt.o_overdue),
+            modes.i_pass.eq(arbiter.o_pass),
+            self.o_unsupported.eq(modes.o_unsupported),
+            self.o_lost.eq(modes.o_lost),
+            self.o_lost_command.eq(modes.o_command),
         ]
+        self._defer_calibrations(m)
         return m
+
+    def _defer_calibrations(self, m: Module) -> None:
+        arbiter, given = self.arbiter, self.arbiter.o_command
+        short = Cat(slot.calibrate for slot in self.i_slot).any()
+        long = Cat(slot.calibrate_long for slot in self.i_slot).any()
+        by_kernel = arbiter.o_kernel & is_calibration(getattr(self.kernel, f"p{REFRESH_PHASE}"))
+        with m.If(short & ~arbiter.o_pass):
+            m.d.sync += self.owes.eq(1)
+        with m.Elif(given.calibrate | given.calibrate_long | by_kernel):
+            m.d.sync += self.owes.eq(0)
+        with m.If(long & ~arbiter.o_pass):
+            m.d.sync += self.owes_long.eq(1)
+        with m.Elif(given.calibrate_long):
+            m.d.sync += self.owes_long.eq(0)
+        m.d.comb += [
+            self.o_calibrate.eq(self.owes),
+            arbiter.i_calibrate.eq(self.owes),
+            arbiter.i_calibrate_long.eq(self.owes_long),
+            arbiter.i_host_calibrates.eq(short | long),
+        ]

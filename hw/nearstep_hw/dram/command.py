@@ -26,7 +26,8 @@ RAS_N = 1 << 16
 
 
 class Command(IntEnum):
-    """Commands in use. A mode register is never set: latencies are those of the timing table."""
+    """Commands. Whoever sets a mode register keeps the latencies of the timing table, see
+    `mode_registers`."""
 
     NOP = 0
     ACT = 1
@@ -37,6 +38,9 @@ class Command(IntEnum):
     PRE = 6
     PREA = 7
     REF = 8
+    MRS = 9  # the register's number on the bank pins, its bits in place of a row
+    ZQCS = 10
+    ZQCL = 11
 
 
 class Pins(NamedTuple):
@@ -61,6 +65,9 @@ _CODES = {
     Command.PRE: CAS_N,
     Command.PREA: CAS_N | ALL_BANKS,
     Command.REF: WE_N,
+    Command.MRS: 0,
+    Command.ZQCS: RAS_N | CAS_N,
+    Command.ZQCL: RAS_N | CAS_N | ALL_BANKS,
 }
 
 
@@ -75,4 +82,6 @@ def encode(
     address = _CODES[command]
     if command in (Command.RD, Command.RDA, Command.WR, Command.WRA):
         address |= column
+    if command is Command.MRS:
+        address |= row
     return Pins(cs_n=0, address=address, bg=bank_group, ba=bank)

@@ -32,7 +32,7 @@ class CommandPins(wiring.Component):
     -------
     i_column, i_write, i_column_bank, i_column_address : column command; the address counts bursts.
     i_activate, i_activate_bank, i_activate_row : activate.
-    i_refresh : refresh, in place of an activate.
+    i_refresh, i_calibrate : REF or ZQCS, in place of an activate.
     i_precharge, i_precharge_bank : precharge one bank.
     i_precharge_all : precharge all banks.
     p0, p1, p2, p3 : pins.
@@ -50,6 +50,7 @@ class CommandPins(wiring.Component):
                 "i_activate_bank": In(range(geometry.banks)),
                 "i_activate_row": In(geometry.row_bits),
                 "i_refresh": In(1),
+                "i_calibrate": In(1),
                 "i_precharge": In(1),
                 "i_precharge_bank": In(range(geometry.banks)),
                 "i_precharge_all": In(1),
@@ -73,8 +74,8 @@ class CommandPins(wiring.Component):
             m.d.sync += [pins.ba.eq(bank[:bank_bits]), pins.bg.eq(bank[bank_bits:])]
         m.d.sync += [
             column.cs_n.eq(~self.i_column),
-            row.cs_n.eq(~(self.i_activate | self.i_refresh)),
-            row.act_n.eq(self.i_refresh),
+            row.cs_n.eq(~(self.i_activate | self.i_refresh | self.i_calibrate)),
+            row.act_n.eq(self.i_refresh | self.i_calibrate),
             precharge.cs_n.eq(~(self.i_precharge | self.i_precharge_all)),
         ]
         with m.If(self.i_write):
@@ -83,6 +84,8 @@ class CommandPins(wiring.Component):
             m.d.sync += column.address.eq(encode(Command.RD).address | first_column)
         with m.If(self.i_refresh):
             m.d.sync += row.address.eq(encode(Command.REF).address)
+        with m.Elif(self.i_calibrate):
+            m.d.sync += row.address.eq(encode(Command.ZQCS).address)
         with m.Else():
             m.d.sync += row.address.eq(self.i_activate_row)
         with m.If(self.i_precharge_all):

@@ -70,6 +70,8 @@ class DramController(wiring.Component):
     dfi : the rank.
     i_enable, o_idle : see above.
     i_debt : refreshes due when the channel is taken.
+    i_calibrate : ZQCS is asked for, with the next refreshes; held until it is on the pins. The
+        controller also gives it by itself, every 128 ms; see `dram_timing`.
     o_debt : refreshes due now; 0 while `o_idle`.
     o_slot : use of the column slot in this cycle.
     i_clear_slots, o_read ... o_refresh : counters of `o_slot`, see `SlotCounters`.
@@ -117,6 +119,7 @@ class DramController(wiring.Component):
                 "i_enable": In(1),
                 "o_idle": Out(1),
                 "i_debt": In(range(DEBT_LIMIT)),
+                "i_calibrate": In(1),
                 "o_debt": Out(range(DEBT_LIMIT)),
                 "o_slot": Out(Slot),
                 "i_clear_slots": In(1),
@@ -164,6 +167,7 @@ class DramController(wiring.Component):
             scheduler.i_waiting.eq(read.o.valid | write.o.valid),
             scheduler.i_enable.eq(self.i_enable),
             scheduler.i_debt.eq(self.i_debt),
+            scheduler.i_calibrate.eq(self.i_calibrate),
             read.i_reserve.eq(scheduler.o_enter & ~scheduler.i.payload.write),
             read.i_issue.eq(scheduler.o_read),
             read.i_id.eq(scheduler.o_id),

@@ -104,6 +104,21 @@ class FabricTiming:
         return cycles(self.timing.t_rfc, REFRESH_PHASE, ACTIVATE_PHASE)
 
     @property
+    def calibration(self) -> int:
+        """tZQCS, to the next refresh or activate."""
+        return cycles(self.timing.t_zqcs, REFRESH_PHASE, ACTIVATE_PHASE)
+
+    @property
+    def long_calibration(self) -> int:
+        """tZQoper, to the next refresh or activate."""
+        return cycles(self.timing.t_zqoper, REFRESH_PHASE, ACTIVATE_PHASE)
+
+    @property
+    def calibration_interval(self) -> int:
+        """Longest time between two ZQCS, rounded down."""
+        return self.timing.calibration_interval // PHASES
+
+    @property
     def refresh_interval(self) -> int:
         """tREFI, rounded down."""
         return self.timing.t_refi // PHASES

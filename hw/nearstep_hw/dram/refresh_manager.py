@@ -18,7 +18,10 @@ class RefreshManager(wiring.Component):
     got their commands all banks are precharged and every refresh that is due is given, one after
     the other: the banks are closed and opened once for all of them.
 
-    *Timing*: tRP after the precharge, then tRFC for each.
+    Behind these refreshes, while all is closed, the rank is calibrated (ZQCS) if it is asked for or
+    if `FabricTiming.calibration_interval` has passed since the last time.
+
+    *Timing*: tRP after the precharge, then tRFC for each; tZQCS for a calibration.
 
     Parameters
     ----------
@@ -30,14 +33,16 @@ class RefreshManager(wiring.Component):
     -------
     i_enable : the controller owns the channel; when it falls the channel is handed back.
     i_debt : refreshes due when `i_enable` rises, rounded up; see `DramController`.
+    i_calibrate : a calibration is asked for; held until it is given.
     i_busy : there are beats, waiting or on the way.
     i_clear : no beat is on the way and all open banks may be precharged.
     o_stop : no beat may enter.
     o_no_activate : no bank may be activated.
     o_precharge : all banks are precharged in this cycle.
     o_refresh : the rank is refreshed in this cycle.
+    o_calibrate : the rank is calibrated in this cycle.
     o_debt : refreshes due. Zero when the channel has been handed back.
-    o_idle : the channel is not owned: banks are closed, tRP and tRFC have passed.
+    o_idle : the channel is not owned: banks are closed, tRP, tRFC and tZQCS have passed.
 
     Attributes
     ----------
@@ -66,12 +71,14 @@ class RefreshManager(wiring.Component):
             {
                 "i_enable": In(1),
                 "i_debt": In(debt),
+                "i_calibrate": In(1),
                 "i_busy": In(1),
                 "i_clear": In(1),
                 "o_stop": Out(1),
                 "o_no_activate": Out(1),
                 "o_precharge": Out(1),
                 "o_refresh": Out(1),
+                "o_calibrate": Out(1),
                 "o_debt": Out(debt),
                 "o_idle": Out(1),
             }
@@ -83,8 +90,10 @@ class RefreshManager(wiring.Component):
         interval = self.interval
         due = Signal()  # one more, in this cycle
         quiet = Signal(range(self.idle_cycles + 1))
-        left = Signal(range(max(t.refresh_cycle, t.precharge_to_refresh)))
+        left = Signal(range(max(t.refresh_cycle, t.precharge_to_refresh, t.calibration)))
         wanted = Signal()
+        uncalibrated = Signal(range(t.calibration_interval + 1))  # cycles
+        calibrate = Signal()
 
         m.d.comb += [
             due.eq(interval == 0),
@@ -93,7 +102,12 @@ class RefreshManager(wiring.Component):
                 | ((self.o_debt != 0) & (quiet == self.idle_cycles))
                 | ~self.i_enable
             ),
+            calibrate.eq(self.i_calibrate | (uncalibrated == t.calibration_interval)),
         ]
+        with m.If(self.o_calibrate):
+            m.d.sync += uncalibrated.eq(0)
+        with m.Elif(uncalibrated != t.calibration_interval):
+            m.d.sync += uncalibrated.eq(uncalibrated + 1)
         with m.If(due | self.o_idle):
             m.d.sync += interval.eq(t.refresh_interval - 1)
         with m.Else():
@@ -120,13 +134,18 @@ class RefreshManager(wiring.Component):
             with m.State("CLOSED"):
                 m.d.comb += [
                     self.o_stop.eq(~self.i_enable),
-                    self.o_no_activate.eq((left != 0) | (self.o_debt != 0) | ~self.i_enable),
+                    self.o_no_activate.eq(
+                        (left != 0) | (self.o_debt != 0) | calibrate | ~self.i_enable
+                    ),
                 ]
                 with m.If(left != 0):
                     m.d.sync += left.eq(left - 1)
                 with m.Elif(self.o_debt != 0):
                     m.d.comb += self.o_refresh.eq(1)
                     m.d.sync += left.eq(t.refresh_cycle - 1)
+                with m.Elif(calibrate):
+                    m.d.comb += self.o_calibrate.eq(1)
+                    m.d.sync += left.eq(t.calibration - 1)
                 with m.Elif(self.i_enable):
                     m.next = "OPEN"
                 with m.Elif(~due):

@@ -45,7 +45,7 @@ class CommandScheduler(wiring.Component):
     i : beats.
     i_space : there is a place for the data of one more read.
     i_waiting : there are bursts to come.
-    i_enable, i_debt, o_debt, o_idle : see `RefreshManager`.
+    i_enable, i_debt, i_calibrate, o_debt, o_idle : see `RefreshManager`.
     o_enter : a beat enters.
     o_read, o_write : a command is given, of the beat with `o_id` and `o_last`.
     o_few : at most `few_beats` beats are inside.
@@ -77,6 +77,7 @@ class CommandScheduler(wiring.Component):
                 "i_waiting": In(1),
                 "i_enable": In(1),
                 "i_debt": In(debt),
+                "i_calibrate": In(1),
                 "o_debt": Out(debt),
                 "o_idle": Out(1),
                 "o_enter": Out(1),
@@ -132,6 +133,7 @@ class CommandScheduler(wiring.Component):
             rules.i_write.eq(Mux(column.o_write, 1 << leaving.bank, 0)),
             refresh.i_enable.eq(self.i_enable),
             refresh.i_debt.eq(self.i_debt),
+            refresh.i_calibrate.eq(self.i_calibrate),
             refresh.i_busy.eq(self.i_waiting | self.i.valid | (use.o_beats != 0)),
             refresh.i_clear.eq((use.o_beats == 0) & (rules.o_no_precharge == 0)),
             pins.i_column.eq(column.i.ready),
@@ -142,6 +144,7 @@ class CommandScheduler(wiring.Component):
             pins.i_activate_bank.eq(row.bank),
             pins.i_activate_row.eq(row.row),
             pins.i_refresh.eq(refresh.o_refresh),
+            pins.i_calibrate.eq(refresh.o_calibrate),
             pins.i_precharge.eq(precharge.o_precharge.any()),
             pins.i_precharge_bank.eq(entering.bank),
             pins.i_precharge_all.eq(refresh.o_precharge),

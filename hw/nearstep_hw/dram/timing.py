@@ -98,6 +98,10 @@ _EVERY_PART: Mapping[str, Minimum] = MappingProxyType(
         "tWTR_S": Minimum(nck=2, ps=2_500),
         "tWTR_L": Minimum(nck=4, ps=7_500),
         "tRTP": Minimum(nck=4, ps=7_500),
+        "tMRD": Minimum(nck=8),
+        "tMOD": Minimum(nck=24, ps=15_000),
+        "tZQCS": Minimum(nck=128),
+        "tZQoper": Minimum(nck=512),
     }
 )
 
@@ -127,12 +131,17 @@ _BY_DENSITY: Mapping[str, Minimum] = MappingProxyType(
 
 _TREFI_PS = 7_800_000  # average refresh interval up to 85 degrees Celsius
 
+_CALIBRATION_PS = 128_000_000_000
+"""Time between two ZQCS, by the example of JESD79-4, "ZQ Calibration Description": one corrects
+0.5 %; at 1.5 %/K and 1 K/s, 0.15 %/mV and 15 mV/s, it is 0.5 / (1.5 + 2.25) = 0.133 s."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class DramTiming:
     """Timing of one part at one clock. Every number is in clocks (nCK) of that clock.
 
     `table` has the same numbers by JEDEC name, `arithmetic` how each was rounded.
+    `calibration_interval` is the longest time between two ZQCS, 128 ms.
     """
 
     speed: SpeedGrade
@@ -153,8 +162,13 @@ class DramTiming:
     t_wtr_s: int
     t_wtr_l: int
     t_rtp: int
+    t_mrd: int
+    t_mod: int
+    t_zqcs: int
+    t_zqoper: int
     t_rfc: int
     t_refi: int
+    calibration_interval: int
     arithmetic: Mapping[str, str] = field(repr=False, compare=False)
 
     @property
@@ -250,6 +264,7 @@ def dram_timing(
         cl=cl,
         cwl=cwl,
         t_refi=refi,
+        calibration_interval=_CALIBRATION_PS // grade.tck_ps,
         arithmetic=MappingProxyType(arithmetic),
         **clocks,
     )

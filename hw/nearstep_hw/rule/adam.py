@@ -1,17 +1,40 @@
 """Adam and AdamW as update rules, and the scalars that the host computes for a step.
 
-Ref: AXDIMM, Algorithm 1; Loshchilov and Hutter, Decoupled Weight Decay Regularization, Algorithm 2.
+Ref: AXDIMM, Algorithm 1; Loshchilov and Hutter, Decoupled Weight Decay Regularization, Algorithm 2;
+Reddi, Kale and Kumar, On the Convergence of Adam and Beyond, Algorithm 2 (AMSGrad).
 """
 
 import math
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-from .expr import Condition, Value, fma, select, sqrt
+from .expr import Condition, Value, equal, fma, maximum, select, sqrt
 from .rule import Rule
 from .scalars import float32
 
-__all__ = ["ADAM", "ADAM_PAPER", "ORDERS", "adam_paper_scalars", "adam_scalars"]
+__all__ = ["ADAM", "ADAM_AMSGRAD", "ADAM_PAPER", "ORDERS", "adam_paper_scalars", "adam_scalars"]
+
+
+def _moments(
+    p: Value,
+    g: Value,
+    m: Value,
+    v: Value,
+    decay: Value,
+    m_weight: Value,
+    v_weight: Value,
+    v_decay: Value,
+    decoupled: Condition,
+    m_from_g: Condition,
+) -> tuple[Value, Value, Value]:
+    """p, decayed if that is decoupled, and the new m and v."""
+    # One unit serves both modes, because fma(decay, p, -0) is decay * p.
+    decayed = fma(decay, p, select(decoupled, -0.0, g))
+    p = select(decoupled, decayed, p)
+    g = select(decoupled, g, decayed)
+    m = fma(m_weight, g - m, select(m_from_g, g, m))
+    v = fma(v_weight * g, g, v_decay * v)
+    return p, m, v
 
 
 def _adam(
@@ -31,14 +54,34 @@ def _adam(
     m_from_g: Condition,
 ) -> Mapping[str, Value]:
     """The order of operations of `torch.optim.Adam` and `AdamW` with `fused=True` on a CPU."""
-    # One unit serves both modes, because fma(decay, p, -0) is decay * p.
-    decayed = fma(decay, p, select(decoupled, -0.0, g))
-    p = select(decoupled, decayed, p)
-    g = select(decoupled, g, decayed)
-    m = fma(m_weight, g - m, select(m_from_g, g, m))
-    v = fma(v_weight * g, g, v_decay * v)
+    p, m, v = _moments(p, g, m, v, decay, m_weight, v_weight, v_decay, decoupled, m_from_g)
     denominator = sqrt(v) / v_correction + eps
     return {"p": p + step_size * m / denominator, "m": m, "v": v}
+
+
+def _adam_amsgrad(
+    p: Value,
+    g: Value,
+    m: Value,
+    v: Value,
+    v_max: Value,
+    *,
+    decay: Value,
+    m_weight: Value,
+    v_weight: Value,
+    v_decay: Value,
+    v_correction: Value,
+    eps: Value,
+    step_size: Value,
+    decoupled: Condition,
+    m_from_g: Condition,
+) -> Mapping[str, Value]:
+    """The same with `amsgrad=True`."""
+    p, m, v = _moments(p, g, m, v, decay, m_weight, v_weight, v_decay, decoupled, m_from_g)
+    # Of two zeros torch's vectorised maximum gives the second, v, whose sign may be -.
+    v_max = select(equal(v_max, v), v, maximum(v_max, v))
+    denominator = sqrt(v_max) / v_correction + eps
+    return {"p": p + step_size * m / denominator, "m": m, "v": v, "v_max": v_max}
 
 
 def _adam_paper(
@@ -80,6 +123,15 @@ ADAM = Rule(
     switches=("decoupled", "m_from_g"),
 )  # fmt: skip
 
+ADAM_AMSGRAD = Rule(
+    "adam_amsgrad",
+    _adam_amsgrad,
+    states=("p", "m", "v", "v_max"),
+    inputs=("g",),
+    scalars=ADAM.scalars,
+    switches=ADAM.switches,
+)
+
 ADAM_PAPER = Rule(
     "adam_paper",
     _adam_paper,
@@ -108,7 +160,7 @@ def adam_scalars(
     step: int,
     decoupled: bool,
 ) -> dict[str, float | int]:
-    """The registers of :data:`ADAM` for one step.
+    """The registers of :data:`ADAM`, or of :data:`ADAM_AMSGRAD`, for one step.
 
     Computed in binary64 and rounded once to binary32, as torch's fused kernel does; but the second
     form of the interpolation of m subtracts 1 from the rounded weight.

@@ -5,7 +5,7 @@ from types import MappingProxyType
 
 from . import scale
 from .adagrad import ADAGRAD
-from .adam import ORDERS
+from .adam import ADAM_AMSGRAD, ORDERS
 from .combine import combine, selector
 from .rule import Rule
 from .sgd import SGD, SGD_MOMENTUM
@@ -13,10 +13,16 @@ from .sgd import SGD, SGD_MOMENTUM
 __all__ = ["ARRAYS", "RULES", "RuleSet", "rule_named"]
 
 ARRAYS = ("p", "g", "m", "v")
-"""Arrays of a kernel: parameters, gradients, first and second moments. A rule has some of them."""
+"""Arrays of Adam: parameters, gradients, first and second moments. Of others, a rule has some of
+them, or more."""
 
 RULES: Mapping[str, Rule] = MappingProxyType(
-    {"sgd": SGD, "sgd_momentum": SGD_MOMENTUM, "adagrad": ADAGRAD}
+    {
+        "adam_amsgrad": ADAM_AMSGRAD,
+        "sgd": SGD,
+        "sgd_momentum": SGD_MOMENTUM,
+        "adagrad": ADAGRAD,
+    }
 )
 """Rules beside ``adam``, which has a choice of orders."""
 

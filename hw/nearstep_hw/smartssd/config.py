@@ -16,7 +16,7 @@ UPDATER = AdamKernelConfig(
     compression=("fused", "scatter"),
     windows=8,
 )
-"""The update kernel of a card, unless it is given another: one general updater of every rule."""
+"""The update kernel of a card, unless it is given another: one general updater of four rules."""
 
 PAGE_BYTES = 4096  # smallest part of a memory BAR
 SUBGROUPS_HELD = 2  # one is updated while the other is moved

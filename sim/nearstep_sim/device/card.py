@@ -85,16 +85,16 @@ class CardBackend(ShellBackend, BarBackend):
 
     def read_memory(self, address: int, out: NDArray[np.uint8]) -> None:
         self.check_memory("read", address, out.size)
-        status = self._lib.card_read(self._device, address, out.ctypes.data, out.size)
+        status = self._carry_out(self._lib.card_read, address, out.ctypes.data, out.size)
         self._check(status, "memory read")
 
     def write_memory(self, address: int, data: NDArray[np.uint8]) -> None:
         self.check_memory("write", address, data.size)
-        status = self._lib.card_write(self._device, address, data.ctypes.data, data.size)
+        status = self._carry_out(self._lib.card_write, address, data.ctypes.data, data.size)
         self._check(status, "memory write")
 
     def flush(self) -> None:
-        self._check(self._lib.card_flush(self._device), "flush of posted writes")
+        self._check(self._carry_out(self._lib.card_flush), "flush of posted writes")
 
     def _check(self, status: int, action: str) -> None:
         if status == FAILED:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import os
-import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +19,7 @@ from nearstep_hw.rule.schedule import Schedule
 from nearstep_hw.smartssd.card import CardShell
 from nearstep_hw.smartssd.config import SmartssdConfig
 from nearstep_hw.verilog import to_verilog
-from nearstep_sim.build import Model, cache_dir, verilate_library, verilog_of
+from nearstep_sim.build import Model, stored, verilate_library, verilog_of
 from nearstep_sim.dram.library import SOURCE as DRAM_MODELS
 from nearstep_sim.golden.rule_cpp import CXX_FLAGS, function_name, source
 
@@ -253,9 +250,11 @@ def _build(
     unit = verilog_of(
         f"{unit_name} {rule.program.digest()}", lambda: to_verilog(FunctionalUnit(rule), unit_name)
     )
-    folder = _stored(
-        {"design.hpp": header(config, latency, pairs_clock=pairs_clock), "design.cpp": source(rule)}
-    )
+    texts = {
+        "design.hpp": header(config, latency, pairs_clock=pairs_clock),
+        "design.cpp": source(rule),
+    }
+    folder = stored("design", texts)
     return verilate_library(
         name,
         [shell, Model(top=unit_name, verilog=unit, prefix="Vunit")],
@@ -263,16 +262,3 @@ def _build(
         cxxflags=CXX_FLAGS,
         trace=trace,
     )
-
-
-def _stored(files: dict[str, str]) -> Path:
-    """A folder of the cache that holds these files, named by their contents."""
-    digest = hashlib.sha256(repr(sorted(files.items())).encode()).hexdigest()[:24]
-    folder = cache_dir() / "design" / digest
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, text in files.items():
-        if not (folder / name).exists():
-            with tempfile.NamedTemporaryFile("w", dir=folder, suffix=".tmp", delete=False) as part:
-                part.write(text)
-            os.replace(part.name, folder / name)
-    return folder

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -14,13 +14,13 @@ from nearstep.backends.base import Poll
 from nearstep.backends.emulated import EmulatedBackend, Injection
 from nearstep.errors import (
     ArgumentError,
-    ClosedDeviceError,
     DeviceError,
     OutOfBoundsError,
     WaitTimeoutError,
 )
 from nearstep_hw.axdimm.arbiter_registers import WINDOW_BYTES
 from nearstep_hw.csr.model import LINE_BYTES, WORD_BYTES
+from nearstep_hw.dram.command import Command, encode
 from nearstep_hw.dram.geometry import BEAT_BYTES
 from nearstep_hw.dram.latency import (
     HOST_READ_LATENCY,
@@ -38,6 +38,7 @@ from nearstep_sim.device.harness import (
     CInjection,
     CPoll,
     FaultRecord,
+    Simulation,
     writable,
 )
 from nearstep_sim.device.memory import POISON
@@ -82,6 +83,7 @@ def _load(path: Path) -> ctypes.CDLL:
         ("open", dimm, (ctypes.POINTER(_Options),)),
         ("error", text, ()),
         ("close", None, (dimm,)),
+        ("abandon", None, (dimm,)),
         ("read", ctypes.c_int32, (dimm, number, ctypes.c_void_p, number)),
         ("write", ctypes.c_int32, (dimm, number, ctypes.c_void_p, number)),
         ("wait", ctypes.c_int32, (dimm, ctypes.POINTER(CPoll), number, number)),
@@ -94,6 +96,7 @@ def _load(path: Path) -> ctypes.CDLL:
         ("heal", None, (dimm,)),
         ("history", None, (dimm, text, number)),
         ("counters", None, (dimm, ctypes.c_uint, ctypes.POINTER(_Counters))),
+        ("give", None, (dimm, ctypes.c_int32, *(ctypes.c_uint32,) * 3)),
         ("statistics", None, (dimm, ctypes.POINTER(CHostStatistics))),
     ):
         function = getattr(lib, f"dimm_{name}")
@@ -117,13 +120,14 @@ class DimmBackend(EmulatedBackend):
     options: DimmOptions
     """
 
+    capacity_options = "channels, density, width"
+
     def __init__(self, options: DimmOptions) -> None:
         self.family = "axdimm"
         self.options = options
         dimm = options.config()
         self.config = dimm
         self.capacity_bytes = dimm.channels * dimm.memory_bytes
-        self._handle: int | None = None
         name = f"sim:axdimm?memory={options.memory}"
         if options.trace is not None:
             writable(name, "trace", options.trace)
@@ -154,9 +158,17 @@ class DimmBackend(EmulatedBackend):
             commands=None if options.commands is None else options.commands.encode(),
             commands_header=header(dimm.timing).encode(),
         )
-        self._handle = self._lib.dimm_open(ctypes.byref(given))
-        if self._handle is None:
+        handle = self._lib.dimm_open(ctypes.byref(given))
+        if handle is None:
             raise ArgumentError(self._lib.dimm_error().decode())
+        self._simulation = Simulation(
+            self,
+            "sim:axdimm",
+            handle,
+            self._lib.dimm_close,
+            self._lib.dimm_abandon,
+            at_exit=options.trace is not None or options.commands is not None,
+        )
         self._limit = dimm.channels * dimm.channel_bytes
         self._line: int | None = None  # of registers, waiting to be written
         self._words: dict[int, int] = {}
@@ -189,6 +201,23 @@ class DimmBackend(EmulatedBackend):
             found.append({name: getattr(counters, name) for name, *_ in _Counters._fields_})
         return found
 
+    def give(self, channel: int, command: Command, **coordinates: int) -> None:
+        """Let the host's memory controller give MRS, ZQCS or ZQCL to a channel, before the next
+        access; see :func:`nearstep_hw.dram.command.encode`.
+
+        Raises
+        ------
+        ArgumentError
+            Another command, or no such channel.
+        """
+        if command not in (Command.MRS, Command.ZQCS, Command.ZQCL):
+            raise ArgumentError(f"command must be MRS, ZQCS or ZQCL, not {command!r}")
+        if not 0 <= channel < self.config.channels:
+            raise ArgumentError(f"channel must be below {self.config.channels}, not {channel}")
+        self._flush()
+        pins = encode(command, **coordinates)
+        self._lib.dimm_give(self._dimm, channel, pins.address, pins.bg, pins.ba)
+
     def read_register(self, address: int) -> int:
         self._flush()
         line, offset = self._place(address)
@@ -211,7 +240,7 @@ class DimmBackend(EmulatedBackend):
         what = f"read of {out.size} bytes at {address:#x}"
         lines = last - first + 1
         if lines * LINE_BYTES == out.size and out.flags.c_contiguous:
-            self._check(self._lib.dimm_read(self._dimm, first, out.ctypes.data, lines), what)
+            self._check(self._carry_out(self._lib.dimm_read, first, out.ctypes.data, lines), what)
             return
         skip = address % LINE_BYTES
         out[:] = self._read_lines(first, lines, what)[skip : skip + out.size]
@@ -233,14 +262,19 @@ class DimmBackend(EmulatedBackend):
             whole[head : whole.size - tail] = data
             data = whole
         data = np.ascontiguousarray(data)
-        self._check(
-            self._lib.dimm_write(self._dimm, first, data.ctypes.data, last - first + 1), what
-        )
+        lines = last - first + 1
+        self._check(self._carry_out(self._lib.dimm_write, first, data.ctypes.data, lines), what)
 
     def wait(self, polls: Sequence[Poll], max_cycles: int) -> None:
         self._flush()
         array = (CPoll * len(polls))(*((p.address, p.mask, p.value) for p in polls))
-        status = self._lib.dimm_wait(self._dimm, array, len(polls), max_cycles)
+        end = self._lib.dimm_cycle(self._dimm) + max_cycles
+
+        def look(dimm: int) -> int:
+            left = max(0, end - self._lib.dimm_cycle(dimm))
+            return int(self._lib.dimm_wait(dimm, array, len(polls), left))
+
+        status = self._carry_out(look)
         self._check(status, "wait")
         if status == TIMEOUT:
             raise WaitTimeoutError(
@@ -272,9 +306,7 @@ class DimmBackend(EmulatedBackend):
             )
 
     def close(self) -> None:
-        if self._handle is not None:
-            self._lib.dimm_close(self._handle)
-            self._handle = None
+        self._simulation.close()
 
     def transactions(self) -> Sequence[str]:
         text = ctypes.create_string_buffer(HISTORY_BYTES)
@@ -318,7 +350,7 @@ class DimmBackend(EmulatedBackend):
         data = self._read_lines(line, 1, what).view(np.uint32)
         for offset, value in words.items():
             data[offset] = value
-        self._check(self._lib.dimm_write(self._dimm, line, data.ctypes.data, 1), what)
+        self._check(self._carry_out(self._lib.dimm_write, line, data.ctypes.data, 1), what)
 
     def _old(self, line: int) -> NDArray[np.uint8]:
         """What a line holds that is written in part; a poison if nobody has written it."""
@@ -328,7 +360,7 @@ class DimmBackend(EmulatedBackend):
 
     def _read_lines(self, first: int, lines: int, what: str) -> NDArray[np.uint8]:
         out = np.empty(lines * LINE_BYTES, np.uint8)
-        self._check(self._lib.dimm_read(self._dimm, first, out.ctypes.data, lines), what)
+        self._check(self._carry_out(self._lib.dimm_read, first, out.ctypes.data, lines), what)
         return out
 
     def _place(self, address: int) -> tuple[int, int]:
@@ -347,9 +379,11 @@ class DimmBackend(EmulatedBackend):
 
     @property
     def _dimm(self) -> int:
-        if self._handle is None:
-            raise ClosedDeviceError("sim:axdimm", "use the simulation")
-        return self._handle
+        return self._simulation.handle
+
+    def _carry_out(self, call: Callable[..., int], *arguments: object) -> int:
+        """As :meth:`nearstep_sim.device.harness.Simulation.carry_out`."""
+        return self._simulation.carry_out(call, *arguments)
 
     def _check(self, status: int, action: str) -> None:
         if status == HUNG:

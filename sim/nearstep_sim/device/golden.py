@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from nearstep.backends.base import Poll
 from nearstep.backends.emulated import EmulatedBackend, Injection
-from nearstep.backends.options import parse_options
 from nearstep.errors import (
     BusError,
     ClosedDeviceError,
@@ -31,8 +30,11 @@ from nearstep_sim.device.golden_adam import Engine
 from nearstep_sim.device.golden_channel import GoldenChannel
 from nearstep_sim.device.golden_port import ArmedInjection
 from nearstep_sim.device.memory import GUARD, UNWRITTEN
-from nearstep_sim.device.options import CoarseOptions, GoldenCardOptions, GoldenOptions
+from nearstep_sim.device.options import GOLDEN, CoarseOptions, GoldenCardOptions, GoldenOptions
 from nearstep_sim.golden.rule import evaluate
+
+DEVICES = GOLDEN
+"""What this backend offers."""
 
 STEP_ELEMENTS = 1 << 20
 """Elements of one step while the device is waited for: 4 MiB of each array."""
@@ -52,26 +54,22 @@ def open_device(family: str, options: dict[str, str]) -> EmulatedBackend:
         There is no golden model of the family.
     OptionError
     """
-    name = f"golden:{family}"
-    if family == "axdimm":
-        parsed = parse_options(GoldenOptions, name, options)
-        return GoldenBackend(
-            parsed.dimm() or parsed.config(),
-            parsed.memory_bytes,
-            make_engines(parsed.config(), parsed.engine),
-        )
-    if family == "smartssd":
+    if family not in DEVICES:
+        raise UrlError(f"golden:{family}", f"there is no family {family!r}", sorted(DEVICES))
+    parsed = DEVICES[family].parse(options)
+    if isinstance(parsed, GoldenOptions):
+        config = parsed.config()
+        engines = make_engines(config, parsed.engine)
+        return GoldenBackend(parsed.dimm() or config, parsed.capacity_bytes, engines)
+    if isinstance(parsed, GoldenCardOptions):
         from nearstep_sim.device.golden_card import GoldenCard
 
-        card = parse_options(GoldenCardOptions, name, options)
-        config = card.config()
-        return GoldenCard(config, make_engines(config.kernel, card.engine))
-    if family == "coarse":
-        from nearstep_sim.device.golden_coarse import GoldenPool
+        card = parsed.config()
+        return GoldenCard(card, make_engines(card.kernel, parsed.engine))
+    from nearstep_sim.device.golden_coarse import GoldenPool
 
-        pool = parse_options(CoarseOptions, name, options)
-        return GoldenPool(pool.config(), pool.devices)
-    raise UrlError(name, f"there is no family {family!r}", ("axdimm", "coarse", "smartssd"))
+    assert isinstance(parsed, CoarseOptions)
+    return GoldenPool(parsed.config(), parsed.devices)
 
 
 def make_engines(config: AdamKernelConfig, kind: str) -> Sequence[Engine]:

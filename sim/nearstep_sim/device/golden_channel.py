@@ -169,6 +169,11 @@ class GoldenChannel:
                 "refused_count.value",
                 "refused_access.write",
                 "refused_address.value",
+                "status.missing_data",
+                "status.lost_command",
+                "lost_count.value",
+                "lost_command.pins",
+                "lost_command.bank",
             ):
                 arbiter[path] = 0
         if "control.kernel_reset" in answer.pulses:

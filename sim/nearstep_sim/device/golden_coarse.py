@@ -21,6 +21,7 @@ from nearstep.errors import (
     UninitialisedError,
     WaitTimeoutError,
 )
+from nearstep.scalars import is_whole
 from nearstep_hw.coarse.config import WIRE_FORMATS, CoarseConfig
 from nearstep_hw.coarse.registers import ErrorCause, Operation, Stream, register_bytes
 from nearstep_hw.csr.block import Response
@@ -419,7 +420,7 @@ class GoldenPool(EmulatedBackend):
 
     def _check_device(self, device: int) -> GoldenDevice:
         self._check_open()
-        if not isinstance(device, int | np.integer) or not 0 <= device < self.devices:
+        if not is_whole(device) or not 0 <= device < self.devices:
             raise ArgumentError(f"device must be from 0 to {self.devices - 1}, not {device!r}")
         return self._nodes[device]
 

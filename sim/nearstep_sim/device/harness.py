@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+import os
+import weakref
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Self
 
 from nearstep.backends.emulated import FAULT_KINDS, Injection
 from nearstep.errors import (
+    BusyError,
+    ClosedDeviceError,
     DeviceError,
     GuardError,
     MemoryFaultError,
@@ -23,11 +27,98 @@ HISTORY_BYTES = 8192
 TIMEOUT, FAULTED, HUNG, FAILED = -1, -2, -3, -4
 """Status of a call that did not end as it should."""
 
+MORE = -5
+"""Status of a call that has not ended after the 4,096 cycles that it may take at a time."""
+
 ACCESS_FAULTS: dict[int, tuple[type[MemoryFaultError], str]] = {
     1: (OutOfRangeError, "beyond the end of memory"),
     2: (UninitialisedError, "nobody has written there"),
     3: (GuardError, "a guard is there"),
 }
+
+
+class Simulation:
+    """One simulated device of a library, entered for some thousand cycles at a time: in between
+    Python sees signals, so that Ctrl-C ends a call within that time. It is closed with its owner.
+
+    Parameters
+    ----------
+    owner: object
+        A weak reference to it is kept.
+    name: str
+        Of the device, for errors.
+    handle: int
+    close, abandon: Callable[[int], None]
+        Functions of the library: end the device; and give up a call that returned :data:`MORE`.
+    keep: object
+        What the device works on.
+    at_exit: bool
+        Whether it is closed at the end of the process, too, because it writes a file.
+    """
+
+    def __init__(
+        self,
+        owner: object,
+        name: str,
+        handle: int,
+        close: Callable[[int], None],
+        abandon: Callable[[int], None],
+        *,
+        keep: object = None,
+        at_exit: bool = False,
+    ) -> None:
+        self._name = name
+        self._handle: int | None = handle
+        self._abandon = abandon
+        self._inside = False
+        self._end = weakref.finalize(owner, _end, os.getpid(), close, handle, keep)
+        self._end.atexit = at_exit
+
+    @property
+    def handle(self) -> int:
+        """For the functions of the library.
+
+        Raises
+        ------
+        ClosedDeviceError
+        """
+        if self._handle is None:
+            raise ClosedDeviceError(self._name, "use the simulation")
+        return self._handle
+
+    def carry_out(self, call: Callable[..., int], *arguments: object) -> int:
+        """Status of a call of the library when it has ended. One that is interrupted, such as by
+        Ctrl-C, is given up: the device can be used, and memory may be written in part.
+
+        Raises
+        ------
+        BusyError
+            A signal handler calls while a call is under way.
+        ClosedDeviceError
+        """
+        if self._inside:
+            raise BusyError(f"{self._name} is in a call that a signal handler has interrupted")
+        try:
+            self._inside = True
+            while (status := call(self.handle, *arguments)) == MORE:
+                pass
+            return status
+        except BaseException:
+            if self._handle is not None:
+                self._abandon(self._handle)
+            raise
+        finally:
+            self._inside = False
+
+    def close(self) -> None:
+        """End the device. Closing twice does nothing."""
+        self._handle = None
+        self._end()
+
+
+def _end(process: int, close: Callable[[int], None], handle: int, keep: object) -> None:
+    if os.getpid() == process:  # a child after fork() has a copy, whose files are its parent's
+        close(handle)
 
 
 def writable(device: str, option: str, path: str, *names: str) -> None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import mmap
+
 import numpy as np
 from numpy.typing import NDArray
 
-from nearstep.errors import OutOfBoundsError
+from nearstep.errors import OutOfBoundsError, OutOfHostMemoryError
 
 LINE_BYTES = 64
 """State is kept by the line: the line of a DIMM, and the beat of a kernel with 16 lanes."""
 
-UNWRITTEN, WRITTEN, GUARD = 0, 1, 2
+GUARD, UNWRITTEN, WRITTEN = 0, 1, 2
 """States of a line. Reading an unwritten line and any access to a guard are faults."""
 
 POISON = 0xFFDEADFF
@@ -20,7 +23,8 @@ POISON = 0xFFDEADFF
 class EmulatedMemory:
     """``capacity_bytes`` of memory, given pages by the operating system only as they are used.
 
-    The Verilated device works on the same two arrays, through their addresses.
+    All of it is a guard at first. The Verilated device works on the same two arrays, through their
+    addresses.
 
     Attributes
     ----------
@@ -28,6 +32,11 @@ class EmulatedMemory:
         Shape (capacity_bytes,).
     state: NDArray[np.uint8]
         Shape (capacity_bytes / 64,): a state for each line.
+
+    Raises
+    ------
+    OutOfHostMemoryError
+        The operating system does not give the addresses.
     """
 
     def __init__(self, capacity_bytes: int) -> None:
@@ -35,8 +44,9 @@ class EmulatedMemory:
             raise ValueError(
                 f"memory_bytes must be a positive multiple of {LINE_BYTES}, not {capacity_bytes}"
             )
-        self.data: NDArray[np.uint8] = np.zeros(capacity_bytes, np.uint8)
-        self.state: NDArray[np.uint8] = np.zeros(capacity_bytes // LINE_BYTES, np.uint8)
+        self.data = _zeros(capacity_bytes)
+        self.state = _zeros(capacity_bytes // LINE_BYTES)
+        self._untouched = True
 
     def read(self, address: int, out: NDArray[np.uint8]) -> None:
         """Copy memory at ``address`` to ``out``, whatever its state: the host sees it all."""
@@ -53,6 +63,7 @@ class EmulatedMemory:
 
     def touch(self, address: int, nbytes: int) -> None:
         """Count the lines of a non-empty range as written, and poison what was not before."""
+        self._untouched = False
         first, last = address // LINE_BYTES, (address + nbytes - 1) // LINE_BYTES
         for line in {first, last}:
             if self.state[line] != WRITTEN:
@@ -63,6 +74,9 @@ class EmulatedMemory:
     def mark(self, address: int, nbytes: int, state: int) -> None:
         """Give a state to all lines that a range touches."""
         self._check("mark", address, nbytes)
+        if self._untouched and state == GUARD:
+            return  # it is; to write that down would take a page for each 256 KiB
+        self._untouched = False
         self.state[address // LINE_BYTES : -(-(address + nbytes) // LINE_BYTES)] = state
 
     def first_not(self, state: int, address: int, nbytes: int) -> int | None:
@@ -81,3 +95,16 @@ class EmulatedMemory:
     def _check(self, what: str, address: int, nbytes: int) -> None:
         if address < 0 or address + nbytes > self.data.size:
             raise OutOfBoundsError(f"memory {what}", address, address + nbytes, self.data.size)
+
+
+def _zeros(nbytes: int) -> NDArray[np.uint8]:
+    """Zeros that take addresses alone until they are written, however many."""
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
+    try:
+        pages = mmap.mmap(-1, nbytes, flags=flags)
+    except (OSError, OverflowError, ValueError, MemoryError) as error:
+        raise OutOfHostMemoryError(nbytes, str(error)) from None
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):
+            pages.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(pages, np.uint8)

@@ -1,52 +1,128 @@
-"""Options of the emulated devices, as they stand in a device name."""
+"""Options of the emulated devices, as they stand in a device name.
+
+What an option means, and what it may be, stands beside its type; ``nearstep devices`` and the
+errors say it from there.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from types import MappingProxyType
+from typing import Annotated, Literal
 
-from nearstep_hw.axdimm.config import AdamKernelConfig, ConfigError
-from nearstep_hw.axdimm.dimm import DimmConfig
-from nearstep_hw.coarse.config import MAX_DEVICES, CoarseConfig
-from nearstep_hw.dram.address import DEFAULT_MAPPING
+from nearstep.backends.options import Family, Option, Variant, check_bounds
+from nearstep_hw.axdimm.config import (
+    COMPRESSIONS,
+    COPY_OUT_FORMATS,
+    GRADIENT_FORMATS,
+    LANES,
+    AdamKernelConfig,
+    ConfigError,
+)
+from nearstep_hw.axdimm.dimm import CHANNELS, DimmConfig
+from nearstep_hw.coarse.config import MAX_DEVICES, WIRE_FORMATS, CoarseConfig
+from nearstep_hw.dram.address import DEFAULT_MAPPING, MAPPINGS
+from nearstep_hw.rule.rules import RULES
 from nearstep_hw.smartssd.config import SUBGROUPS_HELD, UPDATER, SmartssdConfig
 from nearstep_sim.link.faults import LinkOptionError, LinkOptions
 
 DDR4 = "ddr4-1600"
 """The memory of a whole DIMM: channels of DDR4, each with a mode arbiter."""
 
+BlockBytes = Annotated[
+    int,
+    Option(
+        meaning="bytes loaded from one array before the next has its turn",
+        allowed="a power of two from eight beats (512 with 16 lanes) to 1MiB",
+    ),
+]
+Rules = Annotated[
+    str, Option(meaning="update rules of the kernel", choices=("adam", *RULES), several=True)
+]
+GradientFormats = Annotated[
+    str,
+    Option(
+        meaning="formats that gradients may have",
+        choices=GRADIENT_FORMATS,
+        several=True,
+        allowed="fp32 among them",
+    ),
+]
+GradientScale = Annotated[
+    bool, Option(meaning="whether the kernel can multiply gradients by a factor")
+]
+CopyOutFormats = Annotated[
+    str,
+    Option(
+        meaning="formats of a copy of the updated parameters",
+        choices=COPY_OUT_FORMATS,
+        several=True,
+        unset="none",
+    ),
+]
+Scan = Annotated[
+    bool, Option(meaning="whether the kernel can search gradients for infinities, and sum them")
+]
+Compression = Annotated[
+    str,
+    Option(
+        meaning="forms of gradients as pairs of index and value; needs two lanes",
+        choices=COMPRESSIONS,
+        several=True,
+        unset="none",
+    ),
+]
+Channels = Annotated[int, Option(meaning="channels, each with its kernel", choices=CHANNELS)]
+Units = Annotated[
+    Literal["rtl", "native"],
+    Option(
+        meaning="functional units; rtl: Verilated; native: C++ of equal bits and cycles, faster"
+    ),
+]
+Engine = Annotated[
+    Literal["cpp", "numpy"],
+    Option(meaning="arithmetic: cpp is compiled on first use, numpy is slower"),
+]
+Seed = Annotated[int, Option(meaning="of stalls and faults", low=0, high=(1 << 63) - 1)]
+Trace = Annotated[
+    str | None,
+    Option(meaning="VCD of every signal; large and slow", allowed="a file to write", unset="none"),
+]
+Memory = Annotated[
+    Literal["ideal", "halfduplex"],
+    Option(
+        meaning="ideal: a read and a write beat a cycle; halfduplex: one in all, 4 cycles to turn"
+    ),
+]
+Chance = Annotated[float, Option(meaning="chance of it for every frame on a link", low=0, high=1)]
+
 
 @dataclass(frozen=True, kw_only=True)
 class KernelOptions:
-    """Options that every emulated device with an update kernel has; families name its block.
+    """Options that every emulated device with an update kernel has; families name its block."""
 
-    Parameters
-    ----------
-    lanes, functional_units, order :
-        As in :class:`nearstep_hw.axdimm.config.AdamKernelConfig`.
-    rules : str
-        Update rules of the kernel, with commas between: ``adam,sgd,sgd_momentum,adagrad``.
-    gradient_formats : str
-        Formats that gradients may have, with commas between: ``fp32,fp16,bf16``.
-    gradient_scale : bool
-        Whether the kernel can multiply gradients by a factor.
-    copy_out_formats : str
-        Formats of a copy of the updated parameters, with commas between: ``fp16,bf16``.
-    scan : bool
-        Whether the kernel can read gradients alone.
-    compression : str
-        Forms of gradients in pairs, with commas between: ``fused,scatter``.
-    """
-
-    lanes: int = 16
-    functional_units: int | None = None
-    order: Literal["default", "paper"] = "default"
-    rules: str = "adam"
-    gradient_formats: str = "fp32"
-    gradient_scale: bool = False
-    copy_out_formats: str = ""
-    scan: bool = False
-    compression: str = ""
+    lanes: Annotated[
+        int,
+        Option(meaning="fp32 elements of a memory beat", choices=LANES, allowed="16 on DDR4 DIMMs"),
+    ] = 16
+    functional_units: Annotated[
+        int | None,
+        Option(
+            meaning="update units; a beat takes lanes / units cycles",
+            allowed="a divisor of lanes",
+            unset="lanes",
+        ),
+    ] = None
+    order: Annotated[
+        Literal["default", "paper"],
+        Option(meaning="of Adam's arithmetic: torch's bits, or Algorithm 1 of the AXDIMM paper"),
+    ] = "default"
+    rules: Rules = "adam"
+    gradient_formats: GradientFormats = "fp32"
+    gradient_scale: GradientScale = False
+    copy_out_formats: CopyOutFormats = ""
+    scan: Scan = False
+    compression: Compression = ""
 
     def kernel_of(self, block_bytes: int) -> AdamKernelConfig:
         """Configuration of a kernel with this block, and a window for each array of any run.
@@ -73,26 +149,28 @@ class KernelOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class AxdimmOptions(KernelOptions):
-    """Options that every emulated AXDIMM device has, those of :class:`KernelOptions` among them.
+    """Options that every emulated AXDIMM device has, those of :class:`KernelOptions` among them."""
 
-    Parameters
-    ----------
-    block_bytes : int
-        As in :class:`nearstep_hw.axdimm.config.AdamKernelConfig`.
-    memory_bytes : int
-        Size of the device memory, a multiple of 64. Pages are taken as they are used.
-    """
-
-    block_bytes: int = 16384
-    memory_bytes: int = 1 << 30
+    block_bytes: BlockBytes = 16384
+    memory_bytes: Annotated[
+        int | None,
+        Option(
+            meaning="device memory, over all channels; the host's is taken as it is used",
+            allowed="a multiple of 64 up to 16GiB",
+            unset="all that the kernel addresses",
+        ),
+    ] = None
 
     def __post_init__(self) -> None:
-        config = self.config()
-        if not 0 < self.memory_bytes <= 1 << config.address_width or self.memory_bytes % 64:
-            raise ValueError(
-                f"memory_bytes must be a multiple of 64 up to {1 << config.address_width}, "
-                f"not {self.memory_bytes}"
-            )
+        limit = 1 << self.config().address_width
+        given = self.memory_bytes
+        if given is not None and (not 0 < given <= limit or given % 64):
+            raise ValueError(f"memory_bytes must be a multiple of 64 up to {limit}, not {given}")
+
+    @property
+    def capacity_bytes(self) -> int:
+        """Size of the device memory."""
+        return self.memory_bytes or 1 << self.config().address_width
 
     def config(self) -> AdamKernelConfig:
         """Configuration of the kernel.
@@ -106,31 +184,36 @@ class AxdimmOptions(KernelOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class GoldenOptions(AxdimmOptions):
-    """Options of ``golden:axdimm``.
+    """Options of ``golden:axdimm``."""
 
-    Parameters
-    ----------
-    engine : str
-        ``cpp`` is compiled on first use; ``numpy`` needs no compiler and is slower.
-    channels : int | None
-        Channels of a DIMM, each with a mode arbiter, a kernel and a part of the memory. None is
-        a kernel and its memory by themselves.
-    """
-
-    engine: Literal["cpp", "numpy"] = "cpp"
-    channels: int | None = None
+    engine: Engine = "cpp"
+    channels: Annotated[
+        int | None,
+        Option(
+            meaning="channels of a DIMM, each with a mode arbiter and a part of the memory",
+            choices=CHANNELS,
+            unset="a kernel alone",
+        ),
+    ] = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         dimm = self.dimm()
         if dimm is None:
             return
-        share, over = divmod(self.memory_bytes, dimm.channels)
+        share, over = divmod(self.capacity_bytes, dimm.channels)
         if over or share % 64 or share > dimm.memory_bytes:
             raise ValueError(
                 f"memory_bytes must be channels times a multiple of 64 up to {dimm.memory_bytes}, "
                 f"not {self.memory_bytes}"
             )
+
+    @property
+    def capacity_bytes(self) -> int:
+        dimm = self.dimm()
+        if self.memory_bytes is None and dimm is not None:
+            return dimm.channels * dimm.memory_bytes
+        return super().capacity_bytes
 
     def dimm(self) -> DimmConfig | None:
         """Configuration of the DIMM, if it is one.
@@ -144,30 +227,39 @@ class GoldenOptions(AxdimmOptions):
         return DimmConfig(kernel=self.config(), channels=self.channels)
 
 
+UPDATER_TEXT = {
+    name: ",".join(getattr(UPDATER, name))
+    for name in ("rules", "gradient_formats", "copy_out_formats", "compression")
+}
+"""What a card's kernel has, as options."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class CardOptions(KernelOptions):
-    """Options that every emulated SmartSSD has, those of :class:`KernelOptions` among them.
+    """Options that every emulated SmartSSD has, those of :class:`KernelOptions` among them."""
 
-    Parameters
-    ----------
-    chunk_bytes : int
-        Bytes of a chunk of one array: the ``block_bytes`` of the kernel.
-    memory_bytes : int
-        DRAM of the card, a power of two. Pages are taken as they are used.
-    subgroup_elements : int | None
-        As in :class:`nearstep_hw.smartssd.config.SmartssdConfig`. None: as many as usual, or the
-        whole chunks that fit into the memory twice if that is less.
-    """
-
-    rules: str = ",".join(UPDATER.rules)
-    gradient_formats: str = ",".join(UPDATER.gradient_formats)
-    gradient_scale: bool = UPDATER.gradient_scale
-    copy_out_formats: str = ",".join(UPDATER.copy_out_formats)
-    scan: bool = UPDATER.scan
-    compression: str = ",".join(UPDATER.compression)
-    chunk_bytes: int = UPDATER.block_bytes
-    memory_bytes: int = SmartssdConfig.memory_bytes
-    subgroup_elements: int | None = None
+    rules: Rules = UPDATER_TEXT["rules"]
+    gradient_formats: GradientFormats = UPDATER_TEXT["gradient_formats"]
+    gradient_scale: GradientScale = UPDATER.gradient_scale
+    copy_out_formats: CopyOutFormats = UPDATER_TEXT["copy_out_formats"]
+    scan: Scan = UPDATER.scan
+    compression: Compression = UPDATER_TEXT["compression"]
+    chunk_bytes: BlockBytes = UPDATER.block_bytes
+    memory_bytes: Annotated[
+        int,
+        Option(
+            meaning="DRAM of the card; the host's is taken as it is used",
+            allowed="a power of two from 4096 to 16GiB that holds two subgroups",
+        ),
+    ] = SmartssdConfig.memory_bytes
+    subgroup_elements: Annotated[
+        int | None,
+        Option(
+            meaning="elements that are updated while as many others are moved",
+            allowed="whole chunks",
+            unset="2**20, or what fits",
+        ),
+    ] = None
 
     def __post_init__(self) -> None:
         self.config()
@@ -202,53 +294,40 @@ class CardOptions(KernelOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class GoldenCardOptions(CardOptions):
-    """Options of ``golden:smartssd``.
+    """Options of ``golden:smartssd``."""
 
-    Parameters
-    ----------
-    engine : str
-        As in :class:`GoldenOptions`.
-    """
-
-    engine: Literal["cpp", "numpy"] = "cpp"
+    engine: Engine = "cpp"
 
 
 @dataclass(frozen=True, kw_only=True)
 class SimulationOptions:
-    """How a device is simulated whose memory is one port.
+    """How a device is simulated whose memory is one port."""
 
-    Parameters
-    ----------
-    memory : str
-        ``ideal``: a read and a write beat a cycle. ``halfduplex``: one beat a cycle in all, 4
-        cycles of turnaround.
-    latency : int | None
-        Cycles from the last address to the first beat, and from the last write beat to its
-        response. None is the memory's own: 1 for ``ideal``, 40 for ``halfduplex``.
-    fu : str
-        ``rtl``: the functional units are Verilated. ``native``: a C++ kernel of equal latency
-        stands in for them, proven to give the same bits.
-    stall : float
-        Fraction of cycles in which the memory stalls each of its channels, from 0 to 0.95.
-    seed : int
-        Seed of the stalls.
-    trace : str | None
-        VCD file to write. It goes under ``build/`` and slows the simulation down.
-    """
-
-    memory: Literal["ideal", "halfduplex"] = "ideal"
-    latency: int | None = None
-    fu: Literal["rtl", "native"] = "rtl"
-    stall: float = 0.0
-    seed: int = 1
-    trace: str | None = None
+    memory: Memory = "ideal"
+    latency: Annotated[
+        int | None,
+        Option(
+            meaning="cycles from the last address to the first beat, and from the last beat to the "
+            "response of a write",
+            low=1,
+            high=1 << 16,
+            unset="1 for ideal, 40 for halfduplex",
+        ),
+    ] = None
+    fu: Units = "rtl"
+    stall: Annotated[
+        float,
+        Option(
+            meaning="share of cycles in which the memory stalls each of its channels",
+            low=0,
+            high=0.95,
+        ),
+    ] = 0.0
+    seed: Seed = 1
+    trace: Trace = None
 
     def __post_init__(self) -> None:
-        if not 0.0 <= self.stall <= 0.95:
-            raise ValueError(f"stall must lie in [0, 0.95], not {self.stall}")
-        _check_seed(self.seed)
-        if self.latency is not None and not 1 <= self.latency <= 1 << 16:
-            raise ValueError(f"latency must lie in [1, 65536], not {self.latency}")
+        check_bounds(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -264,7 +343,7 @@ class VerilatedOptions(SimulationOptions, AxdimmOptions):
 class VerilatedCardOptions(SimulationOptions, CardOptions):
     """Options of ``sim:smartssd``."""
 
-    memory: Literal["ideal", "halfduplex"] = "halfduplex"
+    memory: Memory = "halfduplex"
 
     def __post_init__(self) -> None:
         CardOptions.__post_init__(self)
@@ -276,53 +355,49 @@ class DimmOptions(KernelOptions):
     """Options of ``sim:axdimm?memory=ddr4-1600``, those of :class:`KernelOptions` among them.
 
     The size of the memory follows from the parts: :class:`nearstep_hw.axdimm.dimm.DimmConfig`.
-
-    Parameters
-    ----------
-    memory : str
-        ``ddr4-1600``.
-    channels, density, width, mapping :
-        As in :class:`nearstep_hw.axdimm.dimm.DimmConfig`.
-    block_bytes : int
-        As in :class:`nearstep_hw.axdimm.config.AdamKernelConfig`.
-    scheduler : str
-        Of the host's memory controller: ``fr-fcfs`` or ``in-order``.
-    postpone : int
-        Refreshes that the host gathers before it gives them, 1 to 8.
-    fu : str
-        ``rtl``: the functional units are Verilated. ``native``: a C++ kernel of equal latency
-        stands in for them, proven to give the same bits.
-    stall : float
-        Fraction of cycles in which the host issues no access, from 0 to 0.95.
-    seed : int
-        Seed of the stalls.
-    trace : str | None
-        VCD file to write. It goes under ``build/`` and slows the simulation down.
-    commands : str | None
-        File of DRAM commands to write, for each channel: this name with .0, .1 and so on.
     """
 
-    memory: Literal["ddr4-1600"] = "ddr4-1600"
-    channels: int = 2
-    density: Literal["4Gb", "8Gb", "16Gb"] = "8Gb"
-    width: Literal["x8", "x16"] = "x8"
-    mapping: str = DEFAULT_MAPPING
-    block_bytes: int = 16384
-    scheduler: Literal["fr-fcfs", "in-order"] = "fr-fcfs"
-    postpone: int = 1
-    fu: Literal["rtl", "native"] = "rtl"
-    stall: float = 0.0
-    seed: int = 1
-    trace: str | None = None
-    commands: str | None = None
+    memory: Annotated[
+        Literal["ddr4-1600"],
+        Option(meaning="channels of DDR4, each with a mode arbiter and a controller"),
+    ] = "ddr4-1600"
+    channels: Channels = 2
+    density: Annotated[Literal["4Gb", "8Gb", "16Gb"], Option(meaning="of a DRAM chip")] = "8Gb"
+    width: Annotated[Literal["x8", "x16"], Option(meaning="data pins of a DRAM chip")] = "x8"
+    mapping: Annotated[
+        str,
+        Option(
+            meaning="order of the address bits in a channel, from the top",
+            choices=MAPPINGS,
+            allowed="or any other order of the four words",
+        ),
+    ] = DEFAULT_MAPPING
+    block_bytes: BlockBytes = 16384
+    scheduler: Annotated[
+        Literal["fr-fcfs", "in-order"], Option(meaning="of the host's memory controller")
+    ] = "fr-fcfs"
+    postpone: Annotated[
+        int, Option(meaning="refreshes that the host gathers before it gives them", low=1, high=8)
+    ] = 1
+    fu: Units = "rtl"
+    stall: Annotated[
+        float,
+        Option(meaning="share of cycles in which the host issues no access", low=0, high=0.95),
+    ] = 0.0
+    seed: Seed = 1
+    trace: Trace = None
+    commands: Annotated[
+        str | None,
+        Option(
+            meaning="DRAM commands of each channel, as text: this name with .0, .1 and so on",
+            allowed="a file to write",
+            unset="none",
+        ),
+    ] = None
 
     def __post_init__(self) -> None:
         self.config()
-        if not 0.0 <= self.stall <= 0.95:
-            raise ValueError(f"stall must lie in [0, 0.95], not {self.stall}")
-        _check_seed(self.seed)
-        if not 1 <= self.postpone <= 8:
-            raise ValueError(f"postpone must lie in [1, 8], not {self.postpone}")
+        check_bounds(self)
 
     def config(self) -> DimmConfig:
         """Configuration of the DIMM.
@@ -342,36 +417,78 @@ class DimmOptions(KernelOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class CoarseOptions:
-    """Options that every emulated pool of COARSE devices has.
+    """Options that every emulated pool of COARSE devices has."""
 
-    Parameters
-    ----------
-    devices : int
-        Memory devices of the pool, joined to a ring; at least 2.
-    groups, alus, entry_phits, buffer_entries, local_beats, chunks_ahead, queue_jobs,
-    snapshot_pages :
-        As in :class:`nearstep_hw.coarse.config.CoarseConfig`.
-    memory_bytes : int
-        Of each device, a power of two. Pages are taken as they are used.
-    wire_formats : str
-        Formats of elements on a link, with commas between: ``fp32,fp16,bf16``.
-    """
-
-    devices: int = 4
-    groups: int = CoarseConfig.groups
-    alus: int = CoarseConfig.alus
-    entry_phits: int = CoarseConfig.entry_phits
-    buffer_entries: int = CoarseConfig.buffer_entries
-    local_beats: int = CoarseConfig.local_beats
-    chunks_ahead: int = CoarseConfig.chunks_ahead
-    queue_jobs: int = CoarseConfig.queue_jobs
-    snapshot_pages: int = CoarseConfig.snapshot_pages
-    memory_bytes: int = 16 << 20
-    wire_formats: str = ",".join(CoarseConfig.wire_formats)
+    devices: Annotated[
+        int, Option(meaning="memory devices, joined to a ring", low=2, high=MAX_DEVICES)
+    ] = 4
+    groups: Annotated[
+        int,
+        Option(
+            meaning="sync cores of a device, each of a ring of its own",
+            allowed="a power of two from 1 to 4",
+        ),
+    ] = CoarseConfig.groups
+    alus: Annotated[
+        int, Option(meaning="fp32 lanes of a sync core", allowed="a power of two from 4 to 16")
+    ] = CoarseConfig.alus
+    entry_phits: Annotated[
+        int,
+        Option(
+            meaning="payload of an entry, in phits of 16 bytes",
+            allowed="a power of two from 4 to 256",
+        ),
+    ] = CoarseConfig.entry_phits
+    buffer_entries: Annotated[
+        int,
+        Option(
+            meaning="entries of each RecvBuf and SendBuf", allowed="a power of two from 2 to 32"
+        ),
+    ] = CoarseConfig.buffer_entries
+    local_beats: Annotated[
+        int,
+        Option(
+            meaning="beats of each LocalBuf, 64 bytes each",
+            allowed="a power of two from 32 to 1024",
+        ),
+    ] = CoarseConfig.local_beats
+    chunks_ahead: Annotated[
+        int,
+        Option(
+            meaning="chunks that take turns, so that a link need not wait",
+            allowed="1 to 2 buffer_entries - 2",
+        ),
+    ] = CoarseConfig.chunks_ahead
+    queue_jobs: Annotated[
+        int,
+        Option(meaning="jobs that wait for each sync core", allowed="a power of two from 1 to 256"),
+    ] = CoarseConfig.queue_jobs
+    snapshot_pages: Annotated[
+        int,
+        Option(
+            meaning="most pages of a snapshot, 4 KiB each, on each device",
+            allowed="a power of two from 1 to 2**20",
+        ),
+    ] = CoarseConfig.snapshot_pages
+    memory_bytes: Annotated[
+        int,
+        Option(
+            meaning="of each device; the host's is taken as it is used",
+            allowed="a power of two from 4096 to 2**40",
+        ),
+    ] = 16 << 20
+    wire_formats: Annotated[
+        str,
+        Option(
+            meaning="formats of elements on a link",
+            choices=tuple(WIRE_FORMATS),
+            several=True,
+            allowed="fp32 the first",
+        ),
+    ] = ",".join(CoarseConfig.wire_formats)
 
     def __post_init__(self) -> None:
-        if not 2 <= self.devices <= MAX_DEVICES:
-            raise ValueError(f"devices must be from 2 to {MAX_DEVICES}, not {self.devices}")
+        check_bounds(self)
         self.config()
 
     def config(self) -> CoarseConfig:
@@ -400,29 +517,28 @@ class VerilatedPoolOptions(SimulationOptions, CoarseOptions):
     """Options of ``sim:coarse``, those of :class:`CoarseOptions` among them.
 
     ``memory``, ``latency``, ``stall`` and ``seed`` are of the local DRAM of each device.
-
-    Parameters
-    ----------
-    window : str
-        ``rtl``: the host's loads and stores go through the window of the device, in device cycles.
-        ``direct``: memory is copied behind its back, at once; a snapshot does not see it.
-    link_latency : int
-        Cycles from one end of a link to the other.
-    link_interval : int
-        Cycles for each phit of 16 bytes, in each direction.
-    drop, duplicate, reorder, corrupt : float
-        Chance of each fault, for every frame on every link.
     """
 
-    memory: Literal["ideal", "halfduplex"] = "halfduplex"
-    fu: Literal["rtl"] = "rtl"
-    window: Literal["rtl", "direct"] = "rtl"
-    link_latency: int = 100
-    link_interval: int = 1
-    drop: float = 0.0
-    duplicate: float = 0.0
-    reorder: float = 0.0
-    corrupt: float = 0.0
+    memory: Memory = "halfduplex"
+    fu: Annotated[Literal["rtl"], Option(meaning="units: Verilated")] = "rtl"
+    window: Annotated[
+        Literal["rtl", "direct"],
+        Option(
+            meaning="the host's loads and stores; rtl: through the device's window, in its cycles; "
+            "direct: behind its back, at once, unseen by a snapshot"
+        ),
+    ] = "rtl"
+    link_latency: Annotated[
+        int, Option(meaning="cycles from one end of a link to the other", low=1, high=1 << 20)
+    ] = 100
+    link_interval: Annotated[
+        int,
+        Option(meaning="cycles for each phit of 16 bytes, in each direction", low=1, high=1 << 10),
+    ] = 1
+    drop: Chance = 0.0
+    duplicate: Chance = 0.0
+    reorder: Chance = 0.0
+    corrupt: Chance = 0.0
 
     def __post_init__(self) -> None:
         CoarseOptions.__post_init__(self)
@@ -456,6 +572,48 @@ def _names(text: str) -> tuple[str, ...]:
     return tuple(text.split(",")) if text else ()
 
 
-def _check_seed(seed: int) -> None:
-    if not 0 <= seed < 1 << 63:
-        raise ValueError(f"seed must be from 0 to 2**63 - 1, not {seed}")
+GOLDEN = MappingProxyType(
+    {
+        "axdimm": Family(
+            "golden:axdimm",
+            (Variant(options=GoldenOptions, summary="an AXDIMM or its kernel, without a clock"),),
+        ),
+        "smartssd": Family(
+            "golden:smartssd",
+            (Variant(options=GoldenCardOptions, summary="a SmartSSD card, without a clock"),),
+        ),
+        "coarse": Family(
+            "golden:coarse",
+            (Variant(options=CoarseOptions, summary="a pool of devices, without a clock"),),
+        ),
+    }
+)
+"""Families of ``golden:``."""
+
+SIM = MappingProxyType(
+    {
+        "axdimm": Family(
+            "sim:axdimm",
+            (
+                Variant(
+                    options=VerilatedOptions,
+                    summary="the RTL of an AXDIMM's kernel, with a memory of one port",
+                ),
+                Variant(
+                    options=DimmOptions,
+                    summary="the RTL of an AXDIMM: arbiters, DDR4 controllers, kernels",
+                    when=("memory", DDR4),
+                ),
+            ),
+        ),
+        "smartssd": Family(
+            "sim:smartssd",
+            (Variant(options=VerilatedCardOptions, summary="the RTL of a SmartSSD card"),),
+        ),
+        "coarse": Family(
+            "sim:coarse",
+            (Variant(options=VerilatedPoolOptions, summary="the RTL of a pool of devices"),),
+        ),
+    }
+)
+"""Families of ``sim:``."""

@@ -16,6 +16,7 @@ from nearstep.errors import (
     OutOfBoundsError,
     PostedWriteError,
 )
+from nearstep.scalars import is_whole
 from nearstep_hw.coarse.config import CoarseConfig
 from nearstep_hw.coarse.registers import register_bytes
 from nearstep_sim.device.design import pool_library
@@ -26,6 +27,9 @@ from nearstep_sim.link.faults import KINDS, COptions, CStatistics, LinkFault
 
 HOST_ID_WIDTH = 4
 """Bits of an ID of the window; see nearstep_hw.coarse.device."""
+
+SLICE_CYCLES = 4096
+"""Cycles for which a call enters the simulation."""
 
 STATUS = (*RESPONSES, "timeout")
 """How a load or store through a window ended, by code."""
@@ -120,7 +124,8 @@ class PoolBackend(ShellBackend):
 
     def run(self, cycles: int) -> None:
         """Let ``cycles`` pass."""
-        self._lib.pool_run(self._device, cycles)
+        for begun in range(0, cycles, SLICE_CYCLES):
+            self._lib.pool_run(self._device, min(SLICE_CYCLES, cycles - begun))
         self._check(0, "run")
 
     def kill(self, device: int) -> None:
@@ -155,15 +160,15 @@ class PoolBackend(ShellBackend):
         return {**whole, **dict(zip(KINDS, found.faults, strict=True))}
 
     def _number(self, link: int, direction: int) -> int:
-        if not 0 <= link < self.links:
-            raise ArgumentError(f"link must be from 0 to {self.links - 1}, not {link}")
-        if direction not in (0, 1):
-            raise ArgumentError(f"direction must be 0 or 1, not {direction}")
+        if not is_whole(link) or not 0 <= link < self.links:
+            raise ArgumentError(f"link must be from 0 to {self.links - 1}, not {link!r}")
+        if not is_whole(direction) or direction not in (0, 1):
+            raise ArgumentError(f"direction must be 0 or 1, not {direction!r}")
         return 2 * link + direction
 
     def _directions_of(self, device: int) -> list[tuple[int, int]]:
         """Both directions of each link of a device."""
-        if not isinstance(device, int | np.integer) or not 0 <= device < self.devices:
+        if not is_whole(device) or not 0 <= device < self.devices:
             raise ArgumentError(f"device must be from 0 to {self.devices - 1}, not {device!r}")
         links = {0} if self.devices == 2 else {device, (device - 1) % self.devices}
         return [(link, direction) for link in links for direction in (0, 1)]
@@ -182,7 +187,7 @@ class PoolBackend(ShellBackend):
             return
         for at, first, last in self._parts("read", address, out.size):
             part = out[first:last]
-            status = self._lib.pool_read(self._device, at, part.ctypes.data, part.size)
+            status = self._carry_out(self._lib.pool_read, at, part.ctypes.data, part.size)
             self._check(status, "load")
 
     def write_memory(self, address: int, data: NDArray[np.uint8]) -> None:
@@ -191,7 +196,7 @@ class PoolBackend(ShellBackend):
             return
         for at, first, last in self._parts("write", address, data.size):
             part = data[first:last]
-            status = self._lib.pool_write(self._device, at, part.ctypes.data, part.size)
+            status = self._carry_out(self._lib.pool_write, at, part.ctypes.data, part.size)
             self._check(status, "store")
 
     def _parts(self, what: str, address: int, nbytes: int) -> list[tuple[int, int, int]]:

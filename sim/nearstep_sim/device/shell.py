@@ -10,7 +10,7 @@ from pathlib import Path
 
 from nearstep.backends.base import Poll
 from nearstep.backends.emulated import EmulatedBackend, Injection
-from nearstep.errors import BusError, ClosedDeviceError, DeviceError, WaitTimeoutError
+from nearstep.errors import BusError, DeviceError, WaitTimeoutError
 from nearstep_sim.device.harness import (
     FAULTED,
     HISTORY_BYTES,
@@ -19,6 +19,7 @@ from nearstep_sim.device.harness import (
     CInjection,
     CPoll,
     FaultRecord,
+    Simulation,
     writable,
 )
 from nearstep_sim.device.memory import GUARD, UNWRITTEN, EmulatedMemory
@@ -64,13 +65,13 @@ def load(path: Path) -> ctypes.CDLL:
     lib.device_inject.argtypes = [device, ctypes.POINTER(CInjection)]
     lib.device_history.argtypes = [device, ctypes.c_char_p, ctypes.c_uint64]
     lib.device_counters.argtypes = [device, ctypes.POINTER(_Counters)]
-    for name in ("close", "reset", "cycle", "heal"):
+    for name in ("close", "reset", "abandon", "cycle", "heal"):
         getattr(lib, f"device_{name}").argtypes = [device]
     return lib
 
 
 class ShellBackend(EmulatedBackend):
-    """A device whose every cycle is simulated. Each call enters the simulation once.
+    """A device whose every cycle is simulated.
 
     Register accesses and waits take device cycles.
 
@@ -100,7 +101,7 @@ class ShellBackend(EmulatedBackend):
             writable(self._name, "trace", options.trace)
         self._lib = load(library())
         latency = options.latency
-        self._handle: int | None = self._open(
+        handle = self._open(
             ShellOptions(
                 data=self._memory.data.ctypes.data,
                 state=self._memory.state.ctypes.data,
@@ -113,6 +114,15 @@ class ShellBackend(EmulatedBackend):
                 host_ids=host_ids,
                 trace=None if options.trace is None else options.trace.encode(),
             )
+        )
+        self._simulation = Simulation(
+            self,
+            self._name,
+            handle,
+            self._lib.device_close,
+            self._lib.device_abandon,
+            keep=self._memory,
+            at_exit=options.trace is not None,
         )
 
     @abstractmethod
@@ -132,21 +142,27 @@ class ShellBackend(EmulatedBackend):
 
     def read_register(self, address: int) -> int:
         word = ctypes.c_uint32()
-        status = self._lib.device_read_register(self._device, address, ctypes.byref(word))
+        status = self._carry_out(self._lib.device_read_register, address, ctypes.byref(word))
         self._check(status, f"register read at {address:#x}")
         if status:
             raise BusError(address, status, write=False)
         return word.value
 
     def write_register(self, address: int, value: int) -> None:
-        status = self._lib.device_write_register(self._device, address, value)
+        status = self._carry_out(self._lib.device_write_register, address, value)
         self._check(status, f"register write at {address:#x}")
         if status:
             raise BusError(address, status, write=True)
 
     def wait(self, polls: Sequence[Poll], max_cycles: int) -> None:
         array = (CPoll * len(polls))(*((p.address, p.mask, p.value) for p in polls))
-        status = self._lib.device_wait(self._device, array, len(polls), max_cycles)
+        end = self._lib.device_cycle(self._device) + max_cycles
+
+        def look(device: int) -> int:
+            left = max(0, end - self._lib.device_cycle(device))
+            return int(self._lib.device_wait(device, array, len(polls), left))
+
+        status = self._carry_out(look)
         self._check(status, "wait")
         if status == TIMEOUT:
             raise WaitTimeoutError(
@@ -157,9 +173,7 @@ class ShellBackend(EmulatedBackend):
         self._lib.device_reset(self._device)
 
     def close(self) -> None:
-        if self._handle is not None:
-            self._lib.device_close(self._handle)
-            self._handle = None
+        self._simulation.close()
 
     def transactions(self) -> Sequence[str]:
         text = ctypes.create_string_buffer(HISTORY_BYTES)
@@ -186,9 +200,11 @@ class ShellBackend(EmulatedBackend):
 
     @property
     def _device(self) -> int:
-        if self._handle is None:
-            raise ClosedDeviceError(self._name, "use the simulation")
-        return self._handle
+        return self._simulation.handle
+
+    def _carry_out(self, call: Callable[..., int], *arguments: object) -> int:
+        """As :meth:`nearstep_sim.device.harness.Simulation.carry_out`."""
+        return self._simulation.carry_out(call, *arguments)
 
     def _check(self, status: int, action: str) -> None:
         """Raise what the simulation caught, if it stopped for that."""

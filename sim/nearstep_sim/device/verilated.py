@@ -8,13 +8,12 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from nearstep.backends.options import parse_options
 from nearstep.errors import UrlError
 from nearstep_sim.device.card import CardBackend
 from nearstep_sim.device.design import library
 from nearstep_sim.device.dimm import DimmBackend
 from nearstep_sim.device.options import (
-    DDR4,
+    SIM,
     DimmOptions,
     VerilatedCardOptions,
     VerilatedOptions,
@@ -22,6 +21,9 @@ from nearstep_sim.device.options import (
 )
 from nearstep_sim.device.pool import PoolBackend
 from nearstep_sim.device.shell import ShellBackend, ShellOptions
+
+DEVICES = SIM
+"""What this backend offers."""
 
 
 def open_device(
@@ -38,16 +40,17 @@ def open_device(
     OptionError
     nearstep_sim.build.BuildError
     """
-    if family == "smartssd":
-        return CardBackend(parse_options(VerilatedCardOptions, "sim:smartssd", options))
-    if family == "coarse":
-        return PoolBackend(parse_options(VerilatedPoolOptions, "sim:coarse", options))
-    if family != "axdimm":
-        reason = f"there is no family {family!r}"
-        raise UrlError(f"sim:{family}", reason, ("axdimm", "coarse", "smartssd"))
-    if options.get("memory") == DDR4:
-        return DimmBackend(parse_options(DimmOptions, f"sim:axdimm?memory={DDR4}", options))
-    return VerilatedBackend(parse_options(VerilatedOptions, "sim:axdimm", options))
+    if family not in DEVICES:
+        raise UrlError(f"sim:{family}", f"there is no family {family!r}", sorted(DEVICES))
+    parsed = DEVICES[family].parse(options)
+    if isinstance(parsed, VerilatedCardOptions):
+        return CardBackend(parsed)
+    if isinstance(parsed, VerilatedPoolOptions):
+        return PoolBackend(parsed)
+    if isinstance(parsed, DimmOptions):
+        return DimmBackend(parsed)
+    assert isinstance(parsed, VerilatedOptions)
+    return VerilatedBackend(parsed)
 
 
 class VerilatedBackend(ShellBackend):
@@ -63,7 +66,7 @@ class VerilatedBackend(ShellBackend):
     def __init__(self, options: VerilatedOptions) -> None:
         self.config = options.config()
         path = partial(library, self.config, trace=options.trace is not None)
-        super().__init__(path, options, options.memory_bytes)
+        super().__init__(path, options, options.capacity_bytes)
 
     def _open(self, options: ShellOptions) -> int:
         self._lib.device_open.restype = ctypes.c_void_p

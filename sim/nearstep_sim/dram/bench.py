@@ -125,6 +125,7 @@ class RandomRun:
     hand_overs: int
     longest_hand_over: int
     highest_debt: int
+    calibrations: int
 
 
 class _CChannelConfig(ctypes.Structure):
@@ -181,7 +182,7 @@ class _CRandomResult(ctypes.Structure):
         (name, ctypes.c_uint64)
         for name in (
             *("cycles", "read_beats", "write_beats", "refused", "hand_overs"),
-            *("longest_hand_over", "highest_debt"),
+            *("longest_hand_over", "highest_debt", "calibrations"),
         )
     )
 

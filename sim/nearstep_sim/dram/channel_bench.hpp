@@ -24,11 +24,11 @@ struct ChannelConfig {
 };
 
 struct ChannelResult {
-    static constexpr int kSlots = 8, kCommands = 10;
+    static constexpr int kSlots = 8, kKinds = kCommands + 1;
     std::uint64_t cycles;             // from START to done
     std::uint64_t start, drain;       // of them, before the first and after the last column command
     std::uint64_t slots[kSlots];      // of the column, by use, between these
-    std::uint64_t commands[kCommands];
+    std::uint64_t commands[kKinds];
     std::uint64_t checks;             // beats compared
     std::uint64_t debt;               // refreshes due at done
 };
@@ -69,7 +69,7 @@ class SlotSpan {
 template <typename Dut>
 void take_counters(const Dut& dut, const Ddr4Device& device, ChannelResult& result) {
     result.debt = dut.o_debt;
-    for (int i = 0; i < ChannelResult::kCommands; ++i)
+    for (int i = 0; i < ChannelResult::kKinds; ++i)
         result.commands[i] = device.count(static_cast<Command>(i));
 }
 

@@ -6,11 +6,14 @@
 
 namespace nearstep {
 
-enum class Command : std::uint8_t { NOP, ACT, RD, RDA, WR, WRA, PRE, PREA, REF, OTHER };
+enum class Command : std::uint8_t {
+    NOP, ACT, RD, RDA, WR, WRA, PRE, PREA, REF, MRS, ZQCS, ZQCL, OTHER
+};
+constexpr int kCommands = static_cast<int>(Command::OTHER);  // those that have a name
 
 inline const char* name(Command command) {
-    static const char* const names[] = {"NOP", "ACT", "RD",   "RDA", "WR",
-                                        "WRA", "PRE", "PREA", "REF", "OTHER"};
+    static const char* const names[] = {"NOP",  "ACT", "RD",  "RDA",  "WR",   "WRA",  "PRE",
+                                        "PREA", "REF", "MRS", "ZQCS", "ZQCL", "OTHER"};
     return names[static_cast<int>(command)];
 }
 
@@ -19,6 +22,7 @@ constexpr std::uint32_t kWeN = 1u << 14;
 constexpr std::uint32_t kCasN = 1u << 15;
 constexpr std::uint32_t kRasN = 1u << 16;
 constexpr std::uint32_t kColumnMask = 0x3FF;
+constexpr std::uint32_t kModeMask = 0x3FFF;  // A13 to A0: the bits of a mode register
 constexpr int kBeatBytes = 64;
 constexpr int kBurstLength = 8;
 constexpr int kBurstClocks = kBurstLength / 2;
@@ -35,12 +39,14 @@ inline Command decode(const Pins& pins) {
     if (!pins.act_n) return Command::ACT;
     const bool a10 = pins.address & kAllBanks;
     switch ((pins.address >> 14) & 7u) {  // RAS_n CAS_n WE_n
+        case 0b000: return Command::MRS;
         case 0b001: return Command::REF;
         case 0b010: return a10 ? Command::PREA : Command::PRE;
         case 0b100: return a10 ? Command::WRA : Command::WR;
         case 0b101: return a10 ? Command::RDA : Command::RD;
+        case 0b110: return a10 ? Command::ZQCL : Command::ZQCS;
         case 0b111: return Command::NOP;
-        default: return Command::OTHER;  // MRS, ZQ calibration, reserved
+        default: return Command::OTHER;  // reserved
     }
 }
 
@@ -62,7 +68,10 @@ inline Pins encode(Command command, unsigned bg, unsigned ba, std::uint32_t row,
         case Command::PREA: pins.address = kCasN | kAllBanks; break;
         case Command::REF: pins.address = kWeN; break;
         case Command::NOP: break;
-        case Command::OTHER: pins.address = 0; break;
+        case Command::MRS: pins.address = row & kModeMask; break;
+        case Command::ZQCS: pins.address = kRasN | kCasN; break;
+        case Command::ZQCL: pins.address = kRasN | kCasN | kAllBanks; break;
+        case Command::OTHER: pins.address = kCasN | kWeN; break;
     }
     return pins;
 }
@@ -74,6 +83,7 @@ struct Timing {
     std::int32_t t_ccd_s, t_ccd_l, t_rrd_s, t_rrd_l, t_faw;
     std::int32_t t_wr, t_wtr_s, t_wtr_l, t_rtp;
     std::int32_t t_rfc, t_refi;
+    std::int32_t t_mrd, t_mod, t_zqcs, t_zqoper;
 
     int read_to_write() const { return cl + kBurstClocks + 2 - cwl; }
     int write_to_read_s() const { return cwl + kBurstClocks + t_wtr_s; }

@@ -1,13 +1,16 @@
 // DDR4 rank: every command is checked against a table of JEDEC minima and the state of the rows.
 //
 // The first violation is kept, with both commands, and has no effect on the contents; the rank
-// refuses every command after it. Mode registers, self refresh, power down, ZQ calibration, burst
-// chop and refresh modes other than 1x are not modelled: those commands are violations.
-// Ref: JESD79-4, "Timing Parameters by Speed Grade", "Refresh Command", "Precharge Command".
+// refuses every command after it. A mode register may be set to anything; but a column command in a
+// mode that would move, chop or change its data, or a REF in one that changes its number, is a
+// violation. CKE is always high: self refresh and power down do not exist.
+// Ref: JESD79-4, "Timing Parameters by Speed Grade", "Refresh Command", "Precharge Command",
+// "Programming the Mode Registers", "ZQ Calibration Commands".
 #pragma once
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -32,8 +35,11 @@ struct Issued {
     std::string text() const {
         if (ck == kNever) return "the start at 0";
         std::string where;
-        if (command != Command::PREA && command != Command::REF && command != Command::OTHER)
+        if (command >= Command::ACT && command <= Command::PRE)
             where = " bg" + std::to_string(pins.bg) + " ba" + std::to_string(pins.ba);
+        if (command == Command::MRS)
+            where = " MR" + std::to_string(pins.bg * 4 + pins.ba) + " " +
+                    std::to_string(pins.address & kModeMask);
         if (command == Command::ACT) where += " row " + std::to_string(pins.address);
         if (command >= Command::RD && command <= Command::WRA)
             where += " column " + std::to_string(pins.address & kColumnMask);
@@ -45,10 +51,12 @@ struct Violation {
     const char* rule = nullptr;  // JEDEC name, or the state that does not allow the command
     Issued previous, next;
     std::int64_t minimum = 0;  // clocks; 0 for a rule of state
+    std::int64_t owed = 0;     // refreshes, where they are too many
 
     std::string text() const {
         std::string out = std::string(rule) + ": " + next.text() + " after " + previous.text();
-        if (minimum)
+        if (owed) out += ", " + std::to_string(owed) + " owed, limit " + std::to_string(minimum);
+        else if (minimum)
             out += ", " + std::to_string(next.ck - std::max<std::int64_t>(previous.from, 0)) +
                    " clocks, limit " + std::to_string(minimum);
         return out;
@@ -69,7 +77,11 @@ class Ddr4Device {
 
     // A kind of command for the rule table; those with automatic precharge are a column command
     // and a later PRE.
-    enum Kind : std::uint8_t { kAct, kRead, kWrite, kPre, kRef, kKinds };
+    enum Kind : std::uint8_t {
+        kAct, kRead, kWrite, kPre, kRef, kKinds,
+        kQuiet = kKinds,  // MRS and ZQ calibration, which nothing may follow for a while
+        kNextKinds
+    };
     enum class Scope : std::uint8_t { kBank, kGroup, kRank };
     struct Rule {
         const char* name;
@@ -114,6 +126,8 @@ class Ddr4Device {
             {"tRFC", kRef, kPre, kRank, t.t_rfc},
             {"tRP", kPre, kRef, kRank, t.t_rp},
             {"tRFC", kRef, kRef, kRank, t.t_rfc},
+            {"tRP", kPre, kQuiet, kRank, t.t_rp},
+            {"tRFC", kRef, kQuiet, kRank, t.t_rfc},
         };
     }
 
@@ -129,6 +143,7 @@ class Ddr4Device {
         if (trace_) trace_line(now);
         if (now.ck <= last_.ck) return fail("one command a slot", last_, now);
         if (now.ck > refresh_deadline_) return fail_refresh(now);
+        if (now.ck < quiet_until_ && !quiet(now)) return false;
         const bool ok = apply(now);
         if (ok) {
             ++counts_[static_cast<int>(decoded)];
@@ -211,11 +226,27 @@ class Ddr4Device {
     bool fail(const char* rule, const Issued& previous, const Issued& next,
               std::int64_t minimum = 0) {
         failed_ = true;
-        violation_ = {rule, previous, next, minimum};
+        violation_.rule = rule;
+        violation_.previous = previous;
+        violation_.next = next;
+        violation_.minimum = minimum;
         return false;
     }
     bool fail_refresh(const Issued& now) {
-        return fail("tREFI", rank_.last[kRef], now, std::int64_t{kMaxPostponed + 1} * timing_.t_refi);
+        const std::int64_t longest = std::int64_t{kMaxPostponed + 1} * timing_.t_refi;
+        const Issued& last = rank_.last[kRef];
+        if (now.ck - std::max<std::int64_t>(last.ck, 0) > longest)
+            return fail("tREFI", last, now, longest);
+        violation_.owed = intervals(now.ck) - refreshes_;
+        return fail("postponed REF", last, now, kMaxPostponed);
+    }
+    // The last command was MRS or a calibration, which has not ended.
+    bool quiet(const Issued& now) {
+        const bool mode = last_.command == Command::MRS;
+        if (mode && now.command == Command::MRS)
+            return now.ck - last_.ck >= timing_.t_mrd || fail("tMRD", last_, now, timing_.t_mrd);
+        return fail(mode ? "tMOD" : last_.command == Command::ZQCS ? "tZQCS" : "tZQoper", last_, now,
+                    quiet_until_ - last_.ck);
     }
 
     // The rule that asks for the longest wait of `now`, if any is broken.
@@ -250,6 +281,9 @@ class Ddr4Device {
             case Command::OTHER: return fail("unknown command", last_, now);
             case Command::REF: return refresh(now);
             case Command::PREA: return precharge_all(now);
+            case Command::MRS: return set_mode(now);
+            case Command::ZQCS: return be_quiet(now, timing_.t_zqcs);
+            case Command::ZQCL: return be_quiet(now, timing_.t_zqoper);
             default: break;
         }
         if (!has_bank(now.pins.bg, now.pins.ba))
@@ -287,6 +321,8 @@ class Ddr4Device {
         const Kind kind = write ? kWrite : kRead;
         if (!bank.open) return fail("bank closed", bank.last[kPre], now);
         if (now.pins.address & (kBurstLength - 1)) return fail("column inside a burst", last_, now);
+        if (data_modes_) [[unlikely]]
+            return fail("mode not modelled", modes_[std::countr_zero(data_modes_)], now);
         if (!check(now, kind, bank, group)) return false;
         account(now, kind, bank, group);
         record(now, kind, bank, group);
@@ -343,10 +379,68 @@ class Ddr4Device {
         return true;
     }
 
-    bool refresh(const Issued& now) {
+    bool all_closed(const Issued& now) {
         if (open_)
             for (const Bank& bank : banks_)
                 if (bank.open) return fail("bank open", bank.last[kAct], now);
+        return true;
+    }
+
+    // Nothing for so many clocks.
+    bool be_quiet(const Issued& now, int clocks) {
+        if (!all_closed(now) || !check(now, kQuiet, banks_[0], groups_[0])) return false;
+        quiet_until_ = now.ck + clocks;
+        return true;
+    }
+
+    bool set_mode(const Issued& now) {
+        const unsigned number = now.pins.bg * 4u + now.pins.ba;
+        if (number > kRegisteringClockDriver) return fail("no such mode register", last_, now);
+        if (!be_quiet(now, timing_.t_mod)) return false;
+        if (number == kRegisteringClockDriver) return true;  // not for the DRAM
+        const std::uint32_t bits = now.pins.address & kModeMask;
+        const unsigned mask = 1u << number;
+        modes_[number] = now;
+        data_modes_ = changes_data(number, bits, timing_) ? data_modes_ | mask : data_modes_ & ~mask;
+        const bool other = (number == 3 && bits >> 6 & 7) || (number == 4 && bits >> 2 & 3);
+        refresh_modes_ = other ? refresh_modes_ | mask : refresh_modes_ & ~mask;
+        return true;
+    }
+
+    // Whether reads and writes differ from bursts of eight at CL and CWL, whose bytes can be masked.
+    static bool changes_data(unsigned number, std::uint32_t bits, const Timing& t) {
+        const auto field = [bits](int high, int low) {
+            return bits >> low & ((2u << (high - low)) - 1);
+        };
+        const auto on = [bits](int bit) { return (bits >> bit & 1) != 0; };
+        switch (number) {
+            case 0: {
+                static constexpr int kLatency[] = {9,  10, 11, 12, 13, 14, 15, 16, 18, 20, 22,
+                                                   24, 23, 17, 19, 21, 25, 26, 27, 28, 29, 30,
+                                                   31, 32, 0,  0,  0,  0,  0,  0,  0,  0};
+                const unsigned code = field(12, 12) << 4 | field(6, 4) << 1 | field(2, 2);
+                return field(1, 0) != 0 || on(7) || kLatency[code] != t.cl;
+            }
+            // DLL off, additive latency, write levelling, TDQS in place of DM, outputs off
+            case 1: return !on(0) || field(4, 3) != 0 || on(7) || on(11) || on(12);
+            case 2: {
+                static constexpr int kLatency[] = {9, 10, 11, 12, 14, 16, 18, 20};
+                return on(12) || kLatency[field(5, 3)] != t.cwl;  // write CRC
+            }
+            case 3: return on(2) || on(3) || on(4);  // MPR, gear down, addressing of single DRAMs
+            // maximum power down, Vref monitor, repair, command latency, training, long preambles
+            case 4:
+                return on(1) || on(4) || on(5) || on(13) || field(8, 6) != 0 || field(12, 10) != 0;
+            case 5: return field(2, 0) != 0 || !on(10) || on(11) || on(12);  // parity, no DM, DBI
+            case 6: return on(7);  // training of VrefDQ
+            default: return false;
+        }
+    }
+
+    bool refresh(const Issued& now) {
+        if (!all_closed(now)) return false;
+        if (refresh_modes_) [[unlikely]]
+            return fail("mode not modelled", modes_[std::countr_zero(refresh_modes_)], now);
         if (!check(now, kRef, banks_[0], groups_[0])) return false;
         const Issued& sixteenth = sixteen_refreshes_[refresh_commands_ & 15];
         if (now.ck - sixteenth.from < 2 * std::int64_t{timing_.t_refi})
@@ -380,7 +474,7 @@ class Ddr4Device {
     std::vector<Bank> banks_;
     std::vector<Scoped> groups_;
     Scoped rank_;
-    std::array<std::vector<Rule>, kKinds> rules_;
+    std::array<std::vector<Rule>, kNextKinds> rules_;
     std::array<Issued, 4> four_activates_;
     std::array<Issued, 16> sixteen_refreshes_;
     std::uint64_t activates_ = 0, refresh_commands_ = 0;
@@ -389,7 +483,11 @@ class Ddr4Device {
     BusClocks account_;
     std::int64_t bus_free_ = 0;
     Issued last_;
-    std::array<std::uint64_t, 10> counts_{};
+    std::array<std::uint64_t, kCommands + 1> counts_{};
+    static constexpr unsigned kRegisteringClockDriver = 7;
+    std::array<Issued, kRegisteringClockDriver> modes_;
+    unsigned data_modes_ = 0, refresh_modes_ = 0;  // of those, with what is not modelled
+    std::int64_t quiet_until_ = Issued::kNever;
     bool failed_ = false;
     Violation violation_;
     std::unique_ptr<TraceWriter> trace_;

@@ -91,11 +91,17 @@ class HostController {
     void store(std::uint64_t beat, const std::uint8_t* data, std::uint64_t mask) {
         submit(beat, 0, true, data, mask);
     }
+    // A command for which all banks of a rank must be closed: MRS, ZQ calibration, or the reserved
+    // code. It goes before everything else, and the rank then waits as long as JEDEC asks.
+    void give(int rank, const Pins& pins) { given_.push_back({rank, pins}); }
     // Later requests wait until the data of every earlier one has moved.
     void fence() { fence_next_ = true; }
 
-    bool idle() const { return queue_.empty() && window_.empty() && in_flight_ == 0; }
+    bool idle() const {
+        return queue_.empty() && window_.empty() && in_flight_ == 0 && given_.empty();
+    }
     std::uint64_t cycle() const { return cycle_; }
+    int ranks() const { return c_.ranks; }
     const HostStatistics& statistics() const { return statistics_; }
     const std::string& error() const { return error_; }  // empty, or what the memory did wrong
     std::deque<HostCompletion>& completions() { return completions_; }
@@ -223,6 +229,7 @@ class HostController {
 
     void choose(int slot, HostSlot& out) {
         const std::int64_t now = static_cast<std::int64_t>(cycle_) * HostCycle::kSlots + slot;
+        if (!given_.empty() && maintain(now, out)) return;
         if (refresh(now, out)) return;
         if (stalled_ || window_.empty()) return;
         if (c_.column_slot < 0 || c_.column_slot == slot) {
@@ -235,6 +242,46 @@ class HostController {
     void select(HostSlot& out, int rank, Command command, const Place& at = {}) {
         out.rank = rank;
         out.pins = encode(command, at.bg, at.ba, at.row, at.column);
+    }
+
+    // True if the slot is used: the rank of the oldest command given is closed, or takes it.
+    bool maintain(std::int64_t now, HostSlot& out) {
+        const HostSlot each = given_.front();
+        Rank& rank = ranks_.at(each.rank);
+        rank.refreshing = true;  // nothing else until then
+        bool open = false, ready = true;
+        for (const Bank& bank : rank.banks) {
+            open |= bank.row >= 0;
+            ready &= bank.pre <= now;
+        }
+        if (open) {
+            if (!ready) return false;
+            close_all(rank, now);
+            select(out, each.rank, Command::PREA);
+            return true;
+        }
+        if (rank.ref > now) return false;
+        const Command command = decode(each.pins);
+        const int wait = command == Command::ZQCS   ? t_.t_zqcs
+                         : command == Command::ZQCL ? t_.t_zqoper
+                                                    : std::max(t_.t_mod, t_.t_mrd);
+        for (Bank& bank : rank.banks) {
+            bank.act = std::max(bank.act, now + wait);
+            bank.pre = std::max(bank.pre, now + wait);
+        }
+        rank.ref = now + wait;
+        rank.refreshing = false;
+        given_.pop_front();
+        out = each;
+        return true;
+    }
+
+    void close_all(Rank& rank, std::int64_t now) {
+        for (Bank& bank : rank.banks) {
+            bank.row = -1;
+            bank.act = std::max(bank.act, now + t_.t_rp);
+        }
+        rank.ref = std::max(rank.ref, now + t_.t_rp);
     }
 
     // True if the slot is used. A rank that refreshes takes no other command until nothing is owed.
@@ -253,11 +300,7 @@ class HostController {
             }
             if (open) {
                 if (!ready) continue;
-                for (Bank& bank : rank.banks) {
-                    bank.row = -1;
-                    bank.act = std::max(bank.act, now + t_.t_rp);
-                }
-                rank.ref = std::max(rank.ref, now + t_.t_rp);
+                close_all(rank, now);
                 select(out, r, Command::PREA);
                 return true;
             }
@@ -410,6 +453,7 @@ class HostController {
     std::uint64_t random_;
     std::vector<Rank> ranks_;
     std::deque<Request> queue_;
+    std::deque<HostSlot> given_;
     std::vector<Entry> window_;
     std::vector<char> claimed_;
     std::deque<HostCompletion> completions_;

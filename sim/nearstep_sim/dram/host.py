@@ -22,6 +22,7 @@ from .library import (
     CHostStatistics,
     CMapping,
     CPortConfig,
+    CSlot,
     CTiming,
     load_error,
 )
@@ -269,6 +270,18 @@ class HostController:
         arrays = (kinds, beats, marks, payload, keep)
         if not self._library.ddr4_host_submit(self.handle, n, *(a.ctypes.data for a in arrays)):
             raise ValueError(load_error())
+
+    def give(self, pins: Pins, *, rank: int = 0) -> None:
+        """Queue a command that needs all banks closed: MRS, ZQCS, ZQCL or the reserved code.
+
+        It goes before every access that waits; the rank then rests for tMOD, tZQCS or tZQoper.
+
+        Raises
+        ------
+        ValueError : there is no such rank.
+        """
+        if not self._library.ddr4_host_give(self.handle, rank, ctypes.byref(CSlot(*pins))):
+            raise ValueError(f"rank must be one of the host's, not {rank!r}")
 
     def fence(self) -> None:
         """Later accesses start when the data of all earlier ones have moved."""

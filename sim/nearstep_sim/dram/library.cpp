@@ -145,7 +145,10 @@ std::uint64_t ddr4_device_play(Ddr4Device* device, std::uint64_t count, const st
         const bool is_column = each >= Command::RD && each <= Command::WRA;
         // What the pins could not carry
         const char* wrong = nullptr;
-        if (!device->has_bank(bg[i], ba[i])) wrong = "bank out of range";
+        if (!(each == Command::MRS ? bg[i] >> 2 == 0 && ba[i] >> 2 == 0
+                                   : device->has_bank(bg[i], ba[i])))
+            wrong = "bank out of range";
+        if (each == Command::MRS && row[i] & ~int(kModeMask)) wrong = "mode out of range";
         if (each == Command::ACT && row[i] >> device->geometry().row_bits)
             wrong = "row out of range";
         if (is_column && column[i] >> device->geometry().column_bits)
@@ -176,7 +179,7 @@ std::int64_t ddr4_device_refresh_debt(const Ddr4Device* device, std::uint64_t ck
     return device->refresh_debt(ck);
 }
 void ddr4_device_counts(const Ddr4Device* device, std::uint64_t* out) {
-    for (int i = 0; i < 9; ++i) out[i] = device->count(static_cast<Command>(i));
+    for (int i = 0; i < kCommands; ++i) out[i] = device->count(static_cast<Command>(i));
 }
 void ddr4_device_account(const Ddr4Device* device, BusClocks* out) { *out = device->account(); }
 void ddr4_device_restart_account(Ddr4Device* device, std::uint64_t ck) {
@@ -240,6 +243,11 @@ int ddr4_host_submit(HostController* host, std::uint64_t count, const std::uint8
         }
         return 1;
     });
+}
+int ddr4_host_give(HostController* host, int rank, const SlotIn* slot) {
+    if (rank < 0 || rank >= host->ranks()) return 0;
+    host->give(rank, pins_of(*slot));
+    return 1;
 }
 void ddr4_host_fence(HostController* host) { host->fence(); }
 int ddr4_host_idle(const HostController* host) { return host->idle(); }

@@ -41,6 +41,7 @@ class CTiming(ctypes.Structure):
         *("cl", "cwl", "t_rcd", "t_rp", "t_ras", "t_rc"),
         *("t_ccd_s", "t_ccd_l", "t_rrd_s", "t_rrd_l", "t_faw"),
         *("t_wr", "t_wtr_s", "t_wtr_l", "t_rtp", "t_rfc", "t_refi"),
+        *("t_mrd", "t_mod", "t_zqcs", "t_zqoper"),
     )
     _fields_ = tuple((name, ctypes.c_int32) for name in _names)
 
@@ -191,6 +192,7 @@ _SIGNATURES: dict[str, tuple[type | None, Sequence[type]]] = {
     "ddr4_host_new": (_P, (_P,)),
     "ddr4_host_free": (None, (_P,)),
     "ddr4_host_submit": (_I, (_P, _U64, _P, _P, _P, _P, _P)),
+    "ddr4_host_give": (_I, (_P, _I, _P)),
     "ddr4_host_fence": (None, (_P,)),
     "ddr4_host_idle": (_I, (_P,)),
     "ddr4_host_cycle_number": (_U64, (_P,)),

@@ -43,6 +43,7 @@ struct RandomResult {
     std::uint64_t cycles, read_beats, write_beats, refused, hand_overs;
     std::uint64_t longest_hand_over;  // cycles from i_enable low to o_idle
     std::uint64_t highest_debt;
+    std::uint64_t calibrations;
 };
 
 struct Burst {
@@ -170,8 +171,20 @@ class Bench {
         ++result_.refused;
     }
 
+    // Asked for at random, and until it is seen on the pins.
+    void calibrate() {
+        if (dut_.i_calibrate)
+            dut_.i_calibrate = device_.count(Command::ZQCS) == calibrated_;
+        else if (chance(16)) {
+            dut_.i_calibrate = 1;
+            calibrated_ = device_.count(Command::ZQCS);
+        }
+        result_.calibrations = device_.count(Command::ZQCS);
+    }
+
     void step() {
         hand_over();
+        calibrate();
         drive();
         show_read_data(dut_, port_);
         dut_.eval();
@@ -374,7 +387,7 @@ class Bench {
     unsigned sent_beats_ = 0;
     std::uint32_t version_ = 0;
     std::uint64_t started_ = 0, finished_ = 0, progress_ = 0, asked_ = 0, gap_ = 0;
-    std::uint64_t last_refresh_ = 0;
+    std::uint64_t last_refresh_ = 0, calibrated_ = 0;
     RandomResult result_{};
     std::string error_;
 };

@@ -1,8 +1,9 @@
 """``nearstep dram-replay``: a command trace on the DDR4 model."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from os import PathLike
 from pathlib import Path
@@ -14,6 +15,7 @@ from nearstep_hw.dram.command import Command
 from nearstep_hw.dram.timing import DramTiming, TimingError, dram_timing
 
 from .device import Ddr4Device, DramViolationError
+from .shared_bus import RANK_SWITCH, SharedBus
 from .trace import TraceCommand, TraceError, read_trace, timing_of_header
 
 __all__ = ["Replay", "main", "replay"]
@@ -23,15 +25,17 @@ _CHUNK = 65536
 
 @dataclass(frozen=True)
 class Replay:
-    """What a trace held.
+    """What a trace held: all of it, a violation or not.
 
-    `violation` is the first one of the first rank that has one; `clocks` the clock of the last
-    command, plus one.
+    `commands` counts lines, `clocks` is the clock of the last one, plus one; `violation` is the
+    earliest, and `rank` its rank. Nothing behind it was judged.
     """
 
     commands: Counter[Command]
     clocks: int
+    ranks: tuple[int, ...]
     violation: DramViolationError | None
+    rank: int | None
 
     @property
     def data_share(self) -> float:
@@ -40,17 +44,24 @@ class Replay:
         return 4 * sum(self.commands[c] for c in columns) / max(self.clocks, 1)
 
 
-def replay(path: str | PathLike[str], timing: DramTiming | None = None) -> Replay:
-    """Check a trace against every rule of its part.
+def replay(
+    path: str | PathLike[str],
+    timing: DramTiming | None = None,
+    *,
+    rank_switch: int = RANK_SWITCH,
+) -> Replay:
+    """Check a trace against every rule of its part, and its ranks against each other.
 
     Parameters
     ----------
     path : the file.
     timing : the part; by default the one that the file's comments name.
+    rank_switch : clocks between the data of two ranks.
 
     Raises
     ------
-    TraceError : a line is no command, or neither the file nor the caller names a part.
+    TraceError : a line is no command or out of order, or neither the file nor the caller names a
+        part.
     """
     if timing is None:
         with open(path, encoding="ascii") as file:
@@ -58,24 +69,44 @@ def replay(path: str | PathLike[str], timing: DramTiming | None = None) -> Repla
         if timing is None:
             raise TraceError(f"{path} names no part in its first lines; give one")
     devices: dict[int, Ddr4Device] = {}
+    bus = SharedBus(timing, rank_switch)
     counts: Counter[Command] = Counter()
     clocks = 0
-    violation: DramViolationError | None = None
+    found: list[tuple[DramViolationError, int]] = []
     for chunk in _chunks(read_trace(path)):
         by_rank: dict[int, list[TraceCommand]] = {}
         for command in chunk:
             by_rank.setdefault(command.rank, []).append(command)
             clocks = max(clocks, command.clock + 1)
         counts.update(command.command for command in chunk)
+        for rank in by_rank:
+            devices.setdefault(rank, Ddr4Device(timing, rank=rank))
+        if found:
+            continue
         for rank, commands in by_rank.items():
-            device = devices.setdefault(rank, Ddr4Device(timing, rank=rank))
-            try:
-                device.play(commands)
-            except DramViolationError as found:
-                violation = violation or found
-        if violation:
-            break
-    return Replay(counts, clocks, violation)
+            _judge(found, rank, partial(devices[rank].play, commands))
+        for command in chunk:
+            if broken := bus.check(command):
+                found.append((broken, command.rank))
+                break
+    if not found:  # a rank may have been left without refreshes
+        for rank, device in devices.items():
+            _judge(found, rank, partial(device.advance, max(clocks - 1, 0)))
+    violation, rank = min(found, key=_clock, default=(None, None))
+    return Replay(counts, clocks, tuple(sorted(devices)), violation, rank)
+
+
+def _judge(
+    found: list[tuple[DramViolationError, int]], rank: int, action: Callable[[], None]
+) -> None:
+    try:
+        action()
+    except DramViolationError as broken:
+        found.append((broken, rank))
+
+
+def _clock(found: tuple[DramViolationError, int]) -> int:
+    return found[0].next.clock
 
 
 def _chunks(commands: Iterator[TraceCommand]) -> Iterator[list[TraceCommand]]:
@@ -90,10 +121,14 @@ def main(
     width: Annotated[str | None, typer.Option(help="x8 or x16")] = None,
     cl: Annotated[int | None, typer.Option(help="read latency, clocks")] = None,
     cwl: Annotated[int | None, typer.Option(help="write latency, clocks")] = None,
+    rank_switch: Annotated[
+        int, typer.Option(help="clocks between the data of two ranks", min=0)
+    ] = RANK_SWITCH,
 ) -> None:
     """Check a DRAM command trace; what is not given comes from the file's comments.
 
-    Exit status 1 with a violation, 2 if the file cannot be read.
+    Counts are of the whole file; the first violation ends the checks. Exit status 1 with a
+    violation, 2 if the file cannot be read.
     """
     try:
         with open(file, encoding="ascii") as text:
@@ -109,7 +144,7 @@ def main(
             cl=cl if speed else cl or named.cl,
             cwl=cwl if speed else cwl or named.cwl,
         )
-        result = replay(file, timing)
+        result = replay(file, timing, rank_switch=rank_switch)
     except (TraceError, TimingError, UnicodeDecodeError, OSError) as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(2) from None
@@ -117,6 +152,7 @@ def main(
     typer.echo(f"{sum(result.commands.values())} commands ({kinds}) in {result.clocks} clocks")
     typer.echo(f"data on the bus {100 * result.data_share:.2f} % of the time")
     if result.violation:
-        typer.echo(f"violation: {result.violation}", err=True)
+        where = f"rank {result.rank}: " if len(result.ranks) > 1 else ""
+        typer.echo(f"violation: {where}{result.violation}", err=True)
         raise typer.Exit(1)
     typer.echo("no violation")

@@ -33,6 +33,8 @@ class TraceWriter {
         switch (command) {
             case Command::PREA:
             case Command::REF:
+            case Command::ZQCS:
+            case Command::ZQCL:
                 std::fprintf(file_, "%llu %s %u - - - -\n", at, name(command), rank);
                 break;
             case Command::PRE:
@@ -41,6 +43,10 @@ class TraceWriter {
             case Command::ACT:
                 std::fprintf(file_, "%llu ACT %u %u %u %u -\n", at, rank, pins.bg, pins.ba,
                              pins.address);
+                break;
+            case Command::MRS:
+                std::fprintf(file_, "%llu MRS %u %u %u %u -\n", at, rank, pins.bg, pins.ba,
+                             pins.address & kModeMask);
                 break;
             case Command::OTHER:
                 std::fprintf(file_, "# %llu unknown command, address %#x\n", at, pins.address);

@@ -11,7 +11,9 @@ __all__ = ["TraceCommand", "TraceError", "header", "parse", "read_trace", "timin
 
 _FIELDS = ("clock", "command", "rank", "bank group", "bank", "row", "column")
 _LAST_CLOCK, _LAST_NUMBER = (1 << 62) - 1, (1 << 31) - 1
-_WITH_BANK = {Command.ACT, Command.PRE, Command.RD, Command.RDA, Command.WR, Command.WRA}
+_WITH_BANK = {
+    *(Command.ACT, Command.PRE, Command.RD, Command.RDA, Command.WR, Command.WRA, Command.MRS),
+}
 _WITH_COLUMN = {Command.RD, Command.RDA, Command.WR, Command.WRA}
 
 
@@ -20,7 +22,10 @@ class TraceError(ValueError):
 
 
 class TraceCommand(NamedTuple):
-    """One line. Coordinates that the command does not have are 0; an unknown row is -1."""
+    """One line. Coordinates that the command does not have are 0; an unknown row is -1.
+
+    The bits of MRS are its row, the bank pins its register: bank group * 4 + bank.
+    """
 
     clock: int
     command: Command
@@ -65,7 +70,7 @@ def parse(line: str, number: int = 0) -> TraceCommand:
     needed = {
         "bank group": command in _WITH_BANK,
         "bank": command in _WITH_BANK,
-        "row": command is Command.ACT,
+        "row": command in (Command.ACT, Command.MRS),
         "column": command in _WITH_COLUMN,
     }
     values = []
@@ -85,8 +90,26 @@ def parse(line: str, number: int = 0) -> TraceCommand:
 
 
 def read_trace(path: str | PathLike[str]) -> Iterator[TraceCommand]:
-    """Commands of a file, in its order. Raises :class:`TraceError` and :class:`OSError`."""
+    """Commands of a file, in its order.
+
+    Ranks of one file share its buses, so their lines are in the order of time.
+
+    Raises
+    ------
+    TraceError : a line is no command, or earlier than one of another rank before it.
+    OSError
+    """
+    last: TraceCommand | None = None
     with open(path, encoding="ascii") as file:
         for number, line in enumerate(file, 1):
-            if line.strip() and not line.startswith("#"):
-                yield parse(line, number)
+            if not line.strip() or line.startswith("#"):
+                continue
+            command = parse(line, number)
+            if last is not None and command.clock < last.clock and command.rank != last.rank:
+                raise TraceError(
+                    f"line {number}: clock {command.clock} of rank {command.rank} comes behind "
+                    f"clock {last.clock} of rank {last.rank}; ranks of one file share its buses: "
+                    "expected their lines in the order of time"
+                )
+            last = command
+            yield command

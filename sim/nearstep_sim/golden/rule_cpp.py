@@ -1,9 +1,6 @@
 """C++ model of an update rule: the numpy model's results, bit for bit, at memory speed."""
 
 import ctypes
-import hashlib
-import os
-import tempfile
 from collections.abc import Callable, Mapping
 from functools import cache
 from itertools import pairwise
@@ -17,7 +14,7 @@ from numpy.typing import NDArray
 from nearstep_hw.rule.expr import float32_bits
 from nearstep_hw.rule.program import ARITHMETIC, Program
 from nearstep_hw.rule.rule import Rule
-from nearstep_sim.build import cache_dir, compile_library
+from nearstep_sim.build import compile_library, stored
 
 from .rule import ArrayMismatchError
 
@@ -259,15 +256,8 @@ class Kernel:
 
 
 def _library(rule: Rule) -> Path:
-    text = source(rule)
-    digest = hashlib.sha256(text.encode()).hexdigest()[:24]
-    folder = cache_dir() / "rule" / digest
-    path = folder / f"{rule.name}.cpp"
-    if not path.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=folder, suffix=".tmp", delete=False) as partial:
-            partial.write(text)
-        os.replace(partial.name, path)
+    name = f"{rule.name}.cpp"
+    path = stored("rule", {name: source(rule)}) / name
     return compile_library(function_name(rule), [path], cxxflags=CXX_FLAGS)
 
 

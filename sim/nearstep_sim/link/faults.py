@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
+from nearstep.scalars import is_whole
+
 HEADER = Path(__file__).with_name("link.hpp")
 
 Kind = Literal["drop", "duplicate", "reorder", "corrupt", "dead", "stall"]
@@ -156,5 +158,5 @@ class LinkFault:
 
 
 def _whole(name: str, value: int, low: int, high: int) -> None:
-    if not isinstance(value, int) or not low <= value <= high:
+    if not is_whole(value) or not low <= value <= high:
         raise LinkOptionError(name, value, f"a whole number from {low} to {high}")

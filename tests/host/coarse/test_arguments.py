@@ -167,9 +167,9 @@ def test_names_of_devices_that_are_wrong() -> None:
 @pytest.mark.parametrize(
     ("option", "text"),
     [
-        ("link_latency=0", "link_latency must be a whole number from 1"),
-        ("link_interval=0", "link_interval must be a whole number from 1"),
-        ("drop=2", "drop must be a chance from 0 to 1"),
+        ("link_latency=0", r"link_latency must lie in \[1, 1048576\], not 0"),
+        ("link_interval=0", r"link_interval must lie in \[1, 1024\], not 0"),
+        ("drop=2", r"drop must lie in \[0, 1\], not 2.0"),
         ("latency=0", r"latency must lie in \[1, 65536\]"),
     ],
 )
@@ -302,7 +302,7 @@ def test_out_is_writable_and_of_float32(golden_pool) -> None:
 @pytest.mark.parametrize("url", URLS.values(), ids=URLS)
 def test_only_a_device_is_killed(url) -> None:
     with CoarsePool.open(url) as pool:
-        for device in (1.5, "a", 4, -1):
+        for device in (1.5, "a", 4, -1, True, np.True_):
             with pytest.raises(ArgumentError, match="device must be from 0 to 3"):
                 emulated(pool).kill(device)
     with pytest.raises(ClosedDeviceError):

@@ -16,8 +16,10 @@ from nearstep.errors import (
     ArgumentError,
     BusyError,
     KernelError,
+    LostCommandError,
     MismatchError,
     ModeError,
+    ModeRegisterError,
     OptionError,
     OutOfBoundsError,
     UninitialisedError,
@@ -26,6 +28,7 @@ from nearstep.errors import (
 )
 from nearstep.kernel.command import Command
 from nearstep_hw.axdimm.registers import ARRAYS, ErrorCause
+from nearstep_hw.dram.command import Command as DramCommand
 from nearstep_sim.device.dimm import DimmBackend
 from nearstep_sim.device.golden import GoldenBackend
 from nearstep_sim.dram.replay import replay
@@ -129,6 +132,50 @@ def test_an_access_behind_the_runtimes_back_is_answered_flagged_and_harmless(dim
     assert arbiter.status.refused_access == 0
     assert arbiter.refused_count.value == 0
     assert work.check_untouched() == 4 * 1001
+
+
+SIM_DIMM = pytest.mark.parametrize("dimm", ["sim-dimm"], indirect=True)
+
+
+@SIM_DIMM
+def test_a_mode_register_that_the_kernel_cannot_use_is_an_error(dimm, on):
+    work = on(0)
+    refreshes = dimm.backend.dram_counters[0]["refreshes"]
+    while dimm.backend.dram_counters[0]["refreshes"] == refreshes:
+        assert dimm.regs.arbiter0.status.normal == 1
+    # Refresh mode 2x, which the model takes until the next refresh, in 1560 cycles
+    dimm.backend.give(0, DramCommand.MRS, bank_group=0, bank=3, row=1 << 6)
+    with pytest.raises(ModeRegisterError, match="MR3 of channel 0 must be set as") as caught:
+        dimm.acceleration(0).__enter__()
+    dimm.backend.give(0, DramCommand.MRS, bank_group=0, bank=3, row=0)
+    assert (caught.value.channel, caught.value.mode_registers) == (0, (3,))
+    assert caught.value.registers["arbiter0.mode.acceleration"] == 0
+    assert modes(dimm) == ["normal", "normal"]
+    work.start().wait()
+    assert work.check() == 3003
+
+
+@SIM_DIMM
+def test_a_lost_command_of_the_host_is_an_error_once_and_the_run_is_whole(dimm, on):
+    work = on(0)
+    work.start().wait()
+    dimm.backend.give(0, DramCommand.ZQCS)  # deferred, not lost
+    dimm.backend.give(0, DramCommand.MRS, bank_group=1, bank=2, row=0x880)
+    dimm.backend.give(0, DramCommand.MRS, bank_group=0, bank=1, row=1)
+    with pytest.raises(LostCommandError, match="lost 2 commands") as c:
+        work.take_back()
+    assert "the first was MRS of MR6, with 0x880 on the address pins" in str(c.value)
+    assert (c.value.channel, c.value.count, c.value.pins, c.value.bank) == (0, 2, 0x880, 6)
+    assert modes(dimm) == ["normal", "normal"]
+    assert work.check() == 3003
+    work.upload()
+    work.start().wait()
+    assert work.check() == 3003
+    assert dimm.regs.arbiter0.lost_count.value == 2
+    dimm.regs.arbiter0.control.clear = 1
+    assert dimm.regs.arbiter0.status.lost_command == 0
+    with pytest.raises(ArgumentError, match="must be MRS, ZQCS or ZQCL"):
+        dimm.backend.give(0, DramCommand.REF)
 
 
 def test_adam_in_normal_mode_raises_before_the_device_is_touched(dimm, on, monkeypatch):

@@ -12,6 +12,7 @@ from nearstep.errors import (
     BusResponseError,
     GuardError,
     OutOfRangeError,
+    ResetNeededError,
     UninitialisedError,
     WaitTimeoutError,
 )
@@ -272,13 +273,19 @@ def test_a_write_without_permission_is_not_made(device, job):
 
 
 def test_reading_memory_that_nobody_wrote_is_a_fault(device, job):
-    work = job(300)
+    work, other = job(300), job(100, seed=2)
     work.buffers["g"] = device.alloc(300)
     run = work.start()
     with pytest.raises(UninitialisedError) as caught:
         run.wait()
     assert caught.value.address == work.buffers["g"].address
     assert not caught.value.write
+    with pytest.raises(ResetNeededError, match=r"needs a reset\(\): read at .* nobody") as needed:
+        other.start()
+    assert isinstance(needed.value.__cause__, UninitialisedError)
+    if isinstance(device, SmartssdDevice):  # whose memory is reached through what has stopped
+        with pytest.raises(ResetNeededError, match=r"cannot write Buffer.* needs a reset\(\)"):
+            other.buffers["p"].fill(1.0)
     device.reset()
     assert check_reusable(device, job) > 0
 

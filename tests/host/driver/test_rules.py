@@ -10,16 +10,19 @@ import pytest
 
 import nearstep
 from nearstep.axdimm.device import AxdimmDevice
-from nearstep.errors import ArgumentError, DtypeError, OptionError, UrlError
-from nearstep_hw.axdimm.registers import ErrorCause
+from nearstep.backends.emulated import Injection
+from nearstep.errors import ArgumentError, BusResponseError, DtypeError, OptionError, UrlError
+from nearstep_hw.axdimm.registers import ErrorCause, Stream
 from nearstep_hw.rule.adagrad import ADAGRAD, adagrad_scalars
-from nearstep_hw.rule.adam import ADAM, adam_scalars
+from nearstep_hw.rule.adam import ADAM, ADAM_AMSGRAD, adam_scalars
 from nearstep_hw.rule.sgd import SGD, SGD_MOMENTUM, sgd_momentum_scalars, sgd_scalars
 from nearstep_sim.golden.rule import evaluate
 
 from .conftest import SIM_CARD_SHAPE
 
-ALL = "rules=adam,sgd,sgd_momentum,adagrad"
+FOUR = "rules=adam,sgd,sgd_momentum,adagrad"
+ALL = "rules=adam,adam_amsgrad,sgd,sgd_momentum,adagrad"
+FIVE_ARRAYS = ("p", "g", "m", "v", "v_max")
 URLS = {
     "golden-numpy": f"golden:axdimm?lanes=4&block_bytes=512&memory_bytes=1MiB&engine=numpy&{ALL}",
     "golden-cpp": f"golden:axdimm?lanes=4&block_bytes=512&memory_bytes=1MiB&{ALL}",
@@ -27,10 +30,10 @@ URLS = {
     "sim-ideal": f"sim:axdimm?lanes=4&block_bytes=512&memory_bytes=1MiB&{ALL}",
     "sim-halfduplex": (
         "sim:axdimm?lanes=4&block_bytes=512&memory_bytes=1MiB&memory=halfduplex&fu=native"
-        f"&stall=0.2&seed=3&{ALL}"
+        f"&stall=0.2&seed=3&{FOUR}"
     ),
     "sim-dimm": f"sim:axdimm?memory=ddr4-1600&block_bytes=1024&functional_units=4&{ALL}",
-    "golden-card": "golden:smartssd?lanes=4&chunk_bytes=512&memory_bytes=1MiB",
+    "golden-card": f"golden:smartssd?lanes=4&chunk_bytes=512&memory_bytes=1MiB&{ALL}",
     "sim-card": f"sim:smartssd?{SIM_CARD_SHAPE}",
 }
 COUNTS = (1, 15, 16, 127, 128, 129, 1001, 4099)
@@ -51,9 +54,10 @@ class Arrays:
         print(f"seed {seed}")
         rng = np.random.default_rng(seed)
         self.device = device
-        self.before = {name: rng.standard_normal(count).astype(np.float32) for name in "pgmv"}
-        self.before["v"] = np.square(self.before["v"])
-        self.buffers = {name: device.alloc(count) for name in "pgmv"}
+        names = device.config.arrays
+        self.before = {name: rng.standard_normal(count).astype(np.float32) for name in names}
+        self.before |= {n: np.square(self.before[n]) for n in ("v", "v_max") if n in names}
+        self.buffers = {name: device.alloc(count) for name in names}
         for name, buffer in self.buffers.items():
             buffer.write(self.before[name])
 
@@ -79,6 +83,7 @@ class Arrays:
 
 def test_rules_in_turn_on_the_same_arrays(device):
     compared = 0
+    amsgrad = "adam_amsgrad" in device.config.rules
     for count in COUNTS:
         work = Arrays(device, count, 40 + count)
         run = work.run("adam", "pgmv", step=2, lr=1e-2, weight_decay=0.1, decoupled=True)
@@ -94,15 +99,22 @@ def test_rules_in_turn_on_the_same_arrays(device):
             compared += work.check(SGD_MOMENTUM, scalars)
         work.run("adagrad", "pgv", step=3, lr=0.1, lr_decay=0.5, weight_decay=0.2)
         compared += work.check(ADAGRAD, adagrad_scalars(0.1, 0.5, 0.2, 1e-10, 3))
+        if amsgrad:
+            run = work.run("adam", FIVE_ARRAYS, step=4, lr=1e-2, weight_decay=0.1)
+            assert (run.rule, run.committed) == ("adam_amsgrad", count)
+            scalars = adam_scalars(1e-2, (0.9, 0.999), 1e-8, 0.1, 4, False)
+            compared += work.check(ADAM_AMSGRAD, scalars)
         for buffer in work.buffers.values():
             buffer.free()
-    assert compared == 5 * 4 * sum(COUNTS)
+    assert compared == (5 + amsgrad) * len(device.config.arrays) * sum(COUNTS)
 
 
 def test_only_arrays_of_the_rule_are_moved(device):
     work = Arrays(device, 4096, 5)
     beats = 4096 // device.config.lanes
+    amsgrad = "adam_amsgrad" in device.config.rules
     for name, arrays, hyper in (
+        *([("adam", FIVE_ARRAYS, {"step": 1})] if amsgrad else []),
         ("sgd", "pg", {}),
         ("sgd", "pgm", {"momentum": 0.5}),
         ("adagrad", "pgv", {"step": 1}),
@@ -116,11 +128,13 @@ def test_only_arrays_of_the_rule_are_moved(device):
 def test_a_rule_that_the_kernel_does_not_have_is_refused_at_once():
     with nearstep.open("golden:axdimm?rules=sgd,adagrad&memory_bytes=1MiB&engine=numpy") as device:
         work = Arrays(device, 100, 1)
+        work.buffers |= {name: device.alloc(100) for name in ("m", "v_max")}
         for name, arrays, hyper in (
             ("adam", "pgmv", {"step": 1}),
+            ("adam", FIVE_ARRAYS, {"step": 1}),
             ("sgd", "pgm", {"momentum": 0.9}),
         ):
-            with pytest.raises(ArgumentError, match=r"one that the kernel has \(sgd, adagrad\)"):
+            with pytest.raises(ArgumentError, match=r"has \(sgd, adagrad\).*rules=sgd,adagrad,"):
                 work.run(name, arrays, **hyper)
         work.run("adagrad", "pgv", step=1)
 
@@ -129,14 +143,14 @@ def test_a_register_that_names_no_rule_is_refused_by_the_kernel(device):
     work = Arrays(device, 300, 2)
     kernel = device.channels[0].kernel
     kernel.count.value = 300
-    kernel.rule.value = 4
+    kernel.rule.value = len(device.config.rules)
     with accelerated(device):
         kernel.start.go = 1
         device.backend.wait([kernel.status.poll(busy=0)], 20_000)
         assert (kernel.status.done, kernel.status.error) == (0, 1)
         assert kernel.error.cause == ErrorCause.UNSUPPORTED
     work.run("sgd", "pg", lr=0.5)
-    assert work.check(SGD, sgd_scalars(0.5, 0.0)) == 1200
+    assert work.check(SGD, sgd_scalars(0.5, 0.0)) == 300 * len(work.buffers)
 
 
 def test_addresses_of_arrays_that_the_rule_does_not_have_do_not_matter(device):
@@ -145,7 +159,7 @@ def test_addresses_of_arrays_that_the_rule_does_not_have_do_not_matter(device):
     work.before = {name: buffer.read() for name, buffer in work.buffers.items()}
     device.channels[0].kernel.m_address.value = 4  # neither aligned nor granted
     work.run("sgd", "pg", lr=0.5)
-    assert work.check(SGD, sgd_scalars(0.5, 0.0)) == 1200
+    assert work.check(SGD, sgd_scalars(0.5, 0.0)) == 300 * len(work.buffers)
 
 
 WRONG = {
@@ -160,6 +174,12 @@ WRONG = {
     ),
     "negative rate": ("sgd", "pg", {"lr": -1.0}, ArgumentError),
     "negative momentum": ("sgd", "pgm", {"momentum": -0.9}, ArgumentError),
+    "maxima without a buffer": (
+        "adam",
+        "pgmv",
+        {"step": 1, "v_max": np.zeros(16, np.float32)},
+        DtypeError,
+    ),
     "step zero": ("adagrad", "pgv", {"step": 0}, ArgumentError),
     "rate of text": ("adagrad", "pgv", {"step": 1, "lr": "a"}, ArgumentError),
     "NaN decay of the rate": (
@@ -191,7 +211,42 @@ def test_an_array_that_is_no_buffer_is_named():
             device.sgd(work.before["p"], work.buffers["g"])
 
 
-@pytest.mark.parametrize("rules", ["", "adam,adam", "lion", "sgd,"])
+@pytest.mark.parametrize("write", [False, True])
+@pytest.mark.parametrize("device", ["golden-cpp", "sim-ideal"], indirect=True)
+def test_a_failure_of_the_fifth_array_is_named(device, write):
+    work = Arrays(device, 1000, 6)
+    hit = work.buffers["v_max"].address + 4 * 999
+    device.backend.inject(Injection(kind="slverr", write=write, base=hit, limit=hit + 4))
+    with pytest.raises(BusResponseError) as caught:
+        work.run("adam", FIVE_ARRAYS, step=1)
+    assert caught.value.stream == (Stream.V_MAX_WRITE if write else Stream.V_MAX_READ).name
+    assert caught.value.committed < 1000
+
+
+@pytest.mark.parametrize(
+    "rules", ["", "adam,adam", "lion", "sgd,", "adam,adam_amsgrad&order=paper"]
+)
 def test_rules_that_cannot_be(rules):
     with pytest.raises((OptionError, UrlError)):
         nearstep.open(f"golden:axdimm?rules={rules}")
+
+
+@pytest.mark.parametrize("value", ["no", "", 0, 1, None, 0.0])
+def test_a_switch_is_a_truth_value(value):
+    """``bool("no")`` is True."""
+    with nearstep.open(URLS["golden-numpy"]) as device:
+        p, g, m, v = (device.alloc(16) for _ in range(4))
+        for buffer in (p, g, m, v):
+            buffer.fill(1.0)
+        for start in (
+            lambda: device.adam(p, g, m, v, step=1, decoupled=value),
+            lambda: device.sgd(p, g, m, momentum=0.9, nesterov=value),
+            lambda: device.sgd(p, g, m, momentum=0.9, first=value),
+            lambda: device.check_arguments(
+                "adam", step=1, lr=0.1, betas=(0.9, 0.9), eps=0.1, weight_decay=0, decoupled=value
+            ),
+        ):
+            with pytest.raises(ArgumentError, match="must be True or False, not"):
+                start()
+        device.adam(p, g, m, v, step=1, decoupled=np.True_).wait()
+        assert p.read().tolist() != [1.0] * 16

@@ -17,7 +17,7 @@ URLS = {
     "dimm": "golden:axdimm?channels=2&block_bytes=512&memory_bytes=64MiB",
 }
 
-RULES = "rules=adam,sgd,sgd_momentum,adagrad"
+RULES = "rules=adam,adam_amsgrad,sgd,sgd_momentum,adagrad"
 
 
 @pytest.fixture(params=URLS)

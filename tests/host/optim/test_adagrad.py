@@ -37,8 +37,9 @@ OPTIONS = {
     },
     "eps_zero": {"eps": 0.0, "initial_accumulator_value": 1e-20},
     "lr_zero": {"lr": 0.0, "weight_decay": 0.1},
+    "maximize": {"weight_decay": 0.1, "maximize": True},
 }
-FLAGS = ["maximize", "foreach", "differentiable"]
+FLAGS = ["foreach", "differentiable"]
 
 
 def clone(parameters):

@@ -32,6 +32,7 @@ OPTIONS = {
     "eps_zero": {"eps": 0.0},
     "eps_large": {"lr": 0.5, "eps": 1e-2},
     "lr_zero": {"lr": 0.0, "weight_decay": 0.1},
+    "maximize": {"lr": 1e-2, "weight_decay": 0.1, "maximize": True},
 }
 
 

@@ -29,7 +29,7 @@ KINDS = {
     "Adam": {"lr": 1e-2, "weight_decay": 0.1},
     "AdamW": {"lr": 1e-2},
     "SGD": {"lr": 0.1, "weight_decay": 0.01},
-    "SGD with momentum": {"lr": 0.1, "momentum": 0.9},
+    "SGD with momentum": {"lr": 0.1, "momentum": 0.9, "maximize": True},
     "Adagrad": {"lr": 0.1, "lr_decay": 0.1},
 }
 SCALERS = {"torch": torch.amp.GradScaler, "nearstep": nearstep.optim.GradScaler}

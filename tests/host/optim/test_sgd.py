@@ -38,8 +38,10 @@ OPTIONS = {
     "nesterov_and_decay": {"lr": 0.1, "momentum": 0.7, "nesterov": True, "weight_decay": 0.3},
     "momentum_above_one": {"lr": 0.1, "momentum": 1.5},
     "lr_zero": {"lr": 0.0, "momentum": 0.9, "weight_decay": 0.1},
+    "maximize": {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.1, "maximize": True},
+    "maximize_without_momentum": {"lr": 0.1, "weight_decay": 0.1, "maximize": True},
 }
-FLAGS = ["maximize", "foreach", "differentiable"]
+FLAGS = ["foreach", "differentiable"]
 
 
 def clone(parameters):

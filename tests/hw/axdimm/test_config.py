@@ -3,7 +3,7 @@
 import pytest
 
 from nearstep_hw.axdimm.config import LANES, AdamKernelConfig, ConfigError
-from nearstep_hw.axdimm.registers import Order, adam_kernel_map, update_rule
+from nearstep_hw.axdimm.registers import Order, Stream, adam_kernel_map, update_rule
 from nearstep_hw.csr.model import LINE_BYTES
 from nearstep_hw.rule.adam import ORDERS
 
@@ -34,6 +34,10 @@ def test_bursts_fit_axi_and_the_page(lanes: int) -> None:
         ({"block_bytes": 256}, "power of two from 512"),
         ({"address_width": 65}, "16 to 64 bits"),
         ({"order": "fast"}, "order must be one of"),
+        (
+            {"order": "paper", "rules": ("adam", "adam_amsgrad")},
+            "order must be 'default' for the rule 'adam_amsgrad', not 'paper'",
+        ),
         ({"windows": 0}, "1 to 8"),
         ({"bursts_ahead": 4}, "8 to 255"),
         ({"gradient_formats": ("fp16",)}, "fp32 among them"),
@@ -46,6 +50,16 @@ def test_impossible_configuration_says_what_is_allowed(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         AdamKernelConfig(**arguments)
+
+
+def test_a_fifth_array_is_of_the_map_only_where_a_rule_has_it() -> None:
+    four = adam_kernel_map(AdamKernelConfig())
+    five = adam_kernel_map(AdamKernelConfig(rules=("adam", "adam_amsgrad"), windows=5))
+    added = {"v_max_address", "rule", *(register.name for register in five if "4" in register.name)}
+    assert {register.name for register in five} - {register.name for register in four} == added
+    streams = [set(kernel["error"].field("stream").values.__members__) for kernel in (four, five)]
+    assert streams[1] - streams[0] == {"V_MAX_READ", "V_MAX_WRITE"}
+    assert streams[1] == set(Stream.__members__)
 
 
 @pytest.mark.parametrize("order", ORDERS)

@@ -25,9 +25,15 @@ SMALL = {"lanes": 4, "functional_units": 2, "block_bytes": 256}
 
 
 def bench(
-    module: str, unit: str, options: dict[str, object], seed: int = 1, instances: bool = False
+    module: str,
+    unit: str,
+    options: dict[str, object],
+    seed: int = 1,
+    instances: bool = False,
+    testcase: str | None = None,
 ) -> BenchResult:
-    """Runs the benches of `module` on a kernel with `unit`s, as `options` say.
+    """Runs the benches of `module`, or those of `testcase`, on a kernel with `unit`s, as `options`
+    say.
 
     The units are part of the kernel, or `instances` of a module beside it.
     """
@@ -45,6 +51,7 @@ def bench(
         top=TOP,
         verilog=verilog,
         test_module=HERE / f"{module}.py",
+        testcase=testcase,
         env={
             "NEARSTEP_CONFIG": json.dumps(options),
             "NEARSTEP_UNIT": unit,
@@ -56,6 +63,12 @@ def bench(
     return result
 
 
+def test_runs_of_every_size_while_both_sides_stall():
+    case = "every_size/mode=both,random_sizes_and_places"
+    assert len(bench("cocotb_kernel_runs", "stand_in", SMALL, testcase=case).tests) == 2
+
+
+@pytest.mark.deep
 def test_runs_with_every_size_and_stall_mode():
     assert len(bench("cocotb_kernel_runs", "stand_in", SMALL).tests) == 8
 
@@ -90,6 +103,7 @@ def test_adam_units_give_the_bits_of_the_golden_rule(instances):
     assert len(bench("cocotb_kernel_runs", "adam", options, instances=instances).tests) == 8
 
 
+@pytest.mark.deep
 def test_units_that_are_instances_of_a_module_give_the_same_bits():
     assert len(bench("cocotb_kernel_runs", "stand_in", SMALL, instances=True).tests) == 8
 

@@ -9,14 +9,14 @@ from nearstep_hw.verilog import to_verilog
 from nearstep_sim.bench.cocotb_runner import run_cocotb
 from nearstep_sim.build import verilog_of
 
-pytestmark = pytest.mark.cocotb
+pytestmark = [pytest.mark.cocotb, pytest.mark.deep]
 
 TOP = "memory_channel"
 BENCH = Path(__file__).with_name("cocotb_memory_channel.py")
 TESTS = 6  # four of them the stall modes
 
 
-@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.deep)])
+@pytest.mark.parametrize("seed", [1, 2])
 def test_host_and_kernel_take_turns(seed: int) -> None:
     result = run_cocotb(
         top=TOP,

@@ -31,6 +31,7 @@ def test_a_step_moves_seven_beats_and_every_clock_is_booked() -> None:
         assert channel.cycles < step.cycles
 
 
+@pytest.mark.deep
 def test_wrong_memory_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     configure = module_step._configure
 

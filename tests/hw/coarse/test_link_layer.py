@@ -14,6 +14,7 @@ from nearstep_sim.link.faults import LinkFault, LinkOptions
 SMALL = {
     groups: CoarseConfig(groups=groups, entry_phits=16, buffer_entries=4) for groups in (1, 2, 4)
 }
+GROUPS = [1, *(pytest.param(groups, marks=pytest.mark.deep) for groups in (2, 4))]
 RATES = {
     "drop": {"drop": 0.05},
     "duplicate": {"duplicate": 0.05},
@@ -78,7 +79,7 @@ def test_crc_is_that_of_zlib(make, width):
 
 
 @pytest.mark.parametrize("ports", [1, 2])
-@pytest.mark.parametrize("groups", [1, 2, pytest.param(4, marks=pytest.mark.deep)])
+@pytest.mark.parametrize("groups", GROUPS)
 def test_nothing_is_sent_again_on_a_good_link(groups, ports):
     bench = LinkBench(
         SMALL[groups],
@@ -100,7 +101,7 @@ def test_nothing_is_sent_again_on_a_good_link(groups, ports):
 
 @pytest.mark.parametrize("kind", RATES)
 @pytest.mark.parametrize("ports", [1, 2])
-@pytest.mark.parametrize("groups", [1, 2, pytest.param(4, marks=pytest.mark.deep)])
+@pytest.mark.parametrize("groups", GROUPS)
 @pytest.mark.parametrize("seed", [1, 2])
 def test_every_entry_comes_once_and_in_order_over_a_bad_link(groups, ports, kind, seed):
     print("seed", seed)
@@ -239,6 +240,7 @@ def test_a_sender_without_credits_sends_nothing():
     assert check(bench) == 30 * 16
 
 
+@pytest.mark.deep
 def test_a_core_that_takes_nothing_stops_only_its_group():
     bench = LinkBench(SMALL[4], seed=1, full=True, inputs=Inputs(blocked=0b0100))
     bench.send(100)
@@ -272,7 +274,8 @@ def test_an_entry_takes_seven_cycles_its_phits_and_the_latency(latency):
     assert check(bench) == SMALL[1].entry_phits
 
 
-@pytest.mark.parametrize("groups", [1, pytest.param(2, marks=pytest.mark.deep)])
+@pytest.mark.deep
+@pytest.mark.parametrize("groups", [1, 2])
 def test_a_phit_a_cycle_in_both_directions(groups):
     config = CoarseConfig(groups=groups)
     bench = LinkBench(config, seed=1, full=True, options=LinkOptions(latency=100))

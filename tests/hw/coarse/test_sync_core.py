@@ -217,6 +217,7 @@ def test_an_access_outside_the_tensors_is_found(rings) -> None:
     assert all(report.fault.kind for report in reports)
 
 
+@pytest.mark.deep
 def test_a_ring_without_room_for_the_chunks_ahead_stands_still() -> None:
     config = CoarseConfig(alus=8, entry_phits=8, chunks_ahead=12, memory_bytes=MEBIBYTE)
     ring = SyncRing(config, 2)
@@ -286,6 +287,7 @@ def test_a_position_outside_the_ring_is_refused(rings) -> None:
     _recovers(ring, tensors)
 
 
+@pytest.mark.deep
 def test_a_format_that_was_left_out_is_refused(rings) -> None:
     config = CoarseConfig(
         alus=16, entry_phits=4, chunks_ahead=1, local_beats=32, memory_bytes=MEBIBYTE,
@@ -381,6 +383,7 @@ def test_a_halted_core_takes_no_job(rings) -> None:
     _recovers(ring, tensors)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("members", [2, 4])
 @pytest.mark.parametrize("wire", ["fp32", "bf16"])
 def test_a_link_or_the_alus_are_busy_in_every_cycle(rings, wire: str, members: int) -> None:

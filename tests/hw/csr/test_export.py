@@ -10,6 +10,7 @@ from systemrdl import RDLCompiler
 from systemrdl.node import FieldNode, RegNode
 
 from nearstep_hw.axdimm.config import AdamKernelConfig
+from nearstep_hw.axdimm.dimm import DimmConfig
 from nearstep_hw.axdimm.registers import adam_kernel_map
 from nearstep_hw.coarse.config import CoarseConfig
 from nearstep_hw.coarse.registers import device_map, sync_core_map
@@ -17,6 +18,16 @@ from nearstep_hw.csr.export import FORMATS, to_c_header, to_markdown, to_systemr
 from nearstep_hw.csr.model import Access, Kind, RegisterMap
 from nearstep_hw.smartssd.config import UPDATER
 
+FAMILIES = {
+    "axdimm": adam_kernel_map(AdamKernelConfig()),
+    "axdimm-arbiter": DimmConfig().maps()["arbiter0"][1],
+    "smartssd": adam_kernel_map(UPDATER),
+    "coarse": device_map(CoarseConfig()),
+    "coarse-sync": sync_core_map(CoarseConfig()),
+}
+"""What `nearstep registers` writes, by the name it takes."""
+
+COMPILERS = pytest.mark.parametrize(("compiler", "standard"), [("g++", "c++11"), ("cc", "c11")])
 DOCS = Path(__file__).resolve().parents[3] / "docs"
 CONFIGS = {
     "default": AdamKernelConfig(),
@@ -62,18 +73,19 @@ def test_systemrdl_compiles_and_elaborates_to_the_map(
         if isinstance(node, FieldNode)
     }
     compared = 0
+    refused, binary32 = f"{register_map.name}_refused_while_busy", f"{register_map.name}_binary32"
     for register, field in register_map.fields():
         node = found.pop((register.name, field.name))
         parent = node.parent
         assert isinstance(parent, RegNode)
         assert parent.absolute_address == register.offset
         assert parent.size * 8 == register.width
-        assert bool(parent.get_property("refused_while_busy", default=False)) == register.locked
+        assert bool(parent.get_property(refused, default=False)) == register.locked
         assert (node.lsb, node.msb) == (field.lsb, field.msb)
         assert node.is_sw_writable == field.access.writable
         assert node.is_sw_readable == (field.access is not Access.PULSE)
         assert bool(node.get_property("singlepulse")) == (field.access is Access.PULSE)
-        assert bool(node.get_property("binary32", default=False)) == (field.kind is Kind.FLOAT32)
+        assert bool(node.get_property(binary32, default=False)) == (field.kind is Kind.FLOAT32)
         if field.access in (Access.CONSTANT, Access.MAP_HASH, Access.CONFIG):
             assert node.get_property("reset") == register_map.reset_value(field)
         if field.values is not None:
@@ -86,15 +98,53 @@ def test_systemrdl_compiles_and_elaborates_to_the_map(
     assert compared >= 10
 
 
-@pytest.mark.parametrize(("compiler", "standard"), [("g++", "c++11"), ("cc", "c11")])
+@COMPILERS
 def test_c_header_compiles_without_warnings_and_holds_its_assertions(
     register_map: RegisterMap, tmp_path: Path, compiler: str, standard: str
 ) -> None:
-    if shutil.which(compiler) is None:
-        pytest.skip(f"{compiler} is not installed")
     (tmp_path / "map.h").write_text(to_c_header(register_map))
+    lines = ['#include "map.h"', '#include "map.h"', *_assertions(register_map)]
+    assert len(lines) > 30
+
+    def compiled(text: list[str]) -> subprocess.CompletedProcess[str]:
+        return _compile(compiler, standard, tmp_path, text)
+
+    done = compiled(lines)
+    assert done.returncode == 0, done.stderr
+    wrong = f'static_assert(NEARSTEP_{register_map.name.upper()}_SIZE == 3, "size");'
+    assert compiled([*lines, wrong]).returncode != 0, "the assertions are not looked at"
+
+
+@COMPILERS
+@pytest.mark.parametrize("turned", [False, True], ids=["in order", "in reverse"])
+def test_c_headers_of_all_families_go_into_one_file(
+    tmp_path: Path, compiler: str, standard: str, turned: bool
+) -> None:
+    maps = list(FAMILIES.items())[:: -1 if turned else 1]
+    for name, register_map in maps:
+        (tmp_path / f"{name}.h").write_text(to_c_header(register_map))
+    lines = [f'#include "{name}.h"' for name, _ in maps]
+    for _, register_map in maps:
+        lines += _assertions(register_map)
+    assert len(lines) > 1000
+    done = _compile(compiler, standard, tmp_path, lines)
+    assert done.returncode == 0, done.stderr
+
+
+@COMPILERS
+def test_two_maps_of_one_name_do_not_compile(tmp_path: Path, compiler: str, standard: str) -> None:
+    for name in ("default", "wide"):
+        (tmp_path / f"{name}.h").write_text(to_c_header(adam_kernel_map(CONFIGS[name])))
+    includes = ['#include "default.h"', '#include "wide.h"']
+    done = _compile(compiler, standard, tmp_path, includes)
+    assert done.returncode != 0
+    assert "two register maps are called adam" in done.stderr
+
+
+def _assertions(register_map: RegisterMap) -> list[str]:
+    """Every offset, mask and shift of a map, as C asserts it."""
     prefix = f"NEARSTEP_{register_map.name}".upper()
-    lines = ['#include "map.h"', '#include "map.h"']
+    lines = [f'static_assert({prefix}_HASH == {register_map.hash():#x}, "hash");']
     for register in register_map:
         for index, name in enumerate(register.word_names()):
             offset = register.offset + 4 * index
@@ -106,21 +156,41 @@ def test_c_header_compiles_without_warnings_and_holds_its_assertions(
             name = f"{prefix}_{register.name}_{field.name}".upper()
             lines.append(f'static_assert({name}_MASK == {field.mask:#x}, "{name}");')
             lines.append(f'static_assert({name}_SHIFT == {field.lsb}, "{name}");')
-    assert len(lines) > 30
+    return lines
+
+
+def _compile(
+    compiler: str, standard: str, folder: Path, text: list[str]
+) -> subprocess.CompletedProcess[str]:
+    if shutil.which(compiler) is None:
+        pytest.skip(f"{compiler} is not installed")
+    source = folder / "check.c"
+    source.write_text("\n".join(text) + "\n")
     language = "c++" if compiler == "g++" else "c"
     command = [compiler, f"-std={standard}", "-Wall", "-Wextra", "-Werror", "-fsyntax-only", "-x"]
+    return subprocess.run(
+        [*command, language, str(source)], capture_output=True, text=True, check=False
+    )
 
-    def compiled(text: list[str]) -> subprocess.CompletedProcess[str]:
-        source = tmp_path / "check.c"
-        source.write_text("\n".join(text) + "\n")
-        return subprocess.run(
-            [*command, language, str(source)], capture_output=True, text=True, check=False
-        )
 
-    done = compiled(lines)
-    assert done.returncode == 0, done.stderr
-    wrong = f'static_assert({prefix}_SIZE == 3, "size");'
-    assert compiled([*lines, wrong]).returncode != 0, "the assertions are not looked at"
+def test_systemrdl_of_all_families_goes_into_one_compiler(tmp_path: Path) -> None:
+    compiler = RDLCompiler()
+    for name, register_map in FAMILIES.items():
+        source = tmp_path / f"{name}.rdl"
+        source.write_text(to_systemrdl(register_map))
+        compiler.compile_file(str(source))
+    found = 0
+    for register_map in FAMILIES.values():
+        top = compiler.elaborate(register_map.name).top
+        offsets = {r.inst_name: r.absolute_address for r in top.registers()}
+        assert offsets == {register.name: register.offset for register in register_map}
+        found += len(offsets)
+    assert found == sum(map(len, map(list, FAMILIES.values()))) > 100
+
+
+def test_no_two_families_share_the_name_of_their_json() -> None:
+    names = [json.loads(register_map.to_json())["name"] for register_map in FAMILIES.values()]
+    assert sorted(names) == ["adam", "arbiter", "pool", "sync", "updater"]
 
 
 def test_markdown_names_every_register_field_and_value(register_map: RegisterMap) -> None:
@@ -142,16 +212,8 @@ def test_every_format_ends_in_one_newline(register_map: RegisterMap) -> None:
         assert not text.endswith("\n\n"), name
 
 
-@pytest.mark.parametrize(
-    ("name", "register_map"),
-    [
-        ("axdimm", adam_kernel_map(AdamKernelConfig())),
-        ("smartssd", adam_kernel_map(UPDATER)),
-        ("coarse", device_map(CoarseConfig())),
-        ("coarse-sync", sync_core_map(CoarseConfig())),
-    ],
-)
-def test_page_in_the_documentation_is_current(name: str, register_map: RegisterMap) -> None:
+@pytest.mark.parametrize("name", FAMILIES)
+def test_page_in_the_documentation_is_current(name: str) -> None:
     page = DOCS / f"registers-{name}.md"
-    expected = to_markdown(register_map)
+    expected = to_markdown(FAMILIES[name])
     assert page.read_text() == expected, f"{page.name} is stale: run `make docs`"

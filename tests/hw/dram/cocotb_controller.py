@@ -57,7 +57,7 @@ class Bench:
         dut = self.dut
         cocotb.start_soon(Clock(dut.clk, 5, unit="ns").start())
         dut.rst.value, dut.i_enable.value = 1, 0
-        dut.i_debt.value, dut.i_clear_slots.value = debt, 0
+        dut.i_debt.value, dut.i_clear_slots.value, dut.i_calibrate.value = debt, 0, 0
         self.rank = DfiRank(dut, "dfi", self.device)
         await ClockCycles(dut.clk, 4)
         dut.rst.value, dut.i_enable.value = 0, 1

@@ -26,6 +26,8 @@ RULES = (
     ("write_to_read", COLUMN_PHASE, COLUMN_PHASE, "write_to_read_s"),
     ("write_to_read_same_group", COLUMN_PHASE, COLUMN_PHASE, "write_to_read_l"),
     ("refresh_cycle", REFRESH_PHASE, ACTIVATE_PHASE, "t_rfc"),
+    ("calibration", REFRESH_PHASE, ACTIVATE_PHASE, "t_zqcs"),
+    ("long_calibration", REFRESH_PHASE, ACTIVATE_PHASE, "t_zqoper"),
 )
 
 
@@ -40,7 +42,7 @@ def test_every_distance_is_the_least_that_keeps_the_minimum(density: str, width:
         assert between[1] >= least, name
         if name != "activate_to_precharge":  # which tRC may lengthen
             assert between[0] < least, name
-    assert len(RULES) == 14
+    assert len(RULES) == 16
 
 
 @pytest.mark.parametrize(("density", "width"), PARTS)
@@ -61,3 +63,5 @@ def test_ddr4_1600_by_hand() -> None:
     assert (fabric.write_to_read, fabric.write_to_read_same_group) == (4, 5)  # 15, 19 nCK
     assert fabric.refresh_cycle == 70  # 280 nCK
     assert fabric.refresh_interval == 1560
+    assert (fabric.calibration, fabric.long_calibration) == (32, 128)  # 128, 512 nCK
+    assert fabric.calibration_interval == 25_600_000  # 128 ms / 5 ns

@@ -22,6 +22,7 @@ class Log:
     debts: list[int] = field(default_factory=list)
     activates_allowed: list[int] = field(default_factory=list)
     idle: list[int] = field(default_factory=list)
+    calibrations: list[int] = field(default_factory=list)
 
 
 def run(
@@ -33,8 +34,10 @@ def run(
     enable=lambda c: True,
     debt=0,
     drain=40,
+    asked=(),
 ):
-    """Beats that take up to `drain` cycles to get out once they are stopped."""
+    """Beats that take up to `drain` cycles to get out once they are stopped. Calibrations are asked
+    for from the cycles `asked` on, until they are given."""
     dut = RefreshManager(timing, postponed=postponed, idle_cycles=IDLE)
     log = Log()
     rng = random.Random(1)
@@ -45,6 +48,8 @@ def run(
         for cycle in range(cycles):
             ctx.set(dut.i_enable, enable(cycle))
             ctx.set(dut.i_busy, busy(cycle))
+            wanted = sum(each <= cycle for each in asked)
+            ctx.set(dut.i_calibrate, len(log.calibrations) < wanted)
             stop = ctx.get(dut.o_stop)
             inside = max(0, inside - 1) if stop else rng.randint(1, drain) * busy(cycle)
             ctx.set(dut.i_clear, inside == 0)
@@ -55,6 +60,9 @@ def run(
             if ctx.get(dut.o_refresh):
                 assert ctx.get(dut.o_no_activate)
                 log.refreshes.append(cycle)
+            if ctx.get(dut.o_calibrate):
+                assert ctx.get(dut.o_no_activate)
+                log.calibrations.append(cycle)
             if not ctx.get(dut.o_no_activate):
                 log.activates_allowed.append(cycle)
             if ctx.get(dut.o_idle):
@@ -122,6 +130,40 @@ def test_a_refresh_that_becomes_due_while_the_channel_is_handed_back_is_paid() -
         back = next(cycle for cycle in log.idle if cycle > asked)
         assert log.debts[back] == 0, asked
         assert len(log.refreshes) == (back - 1) // interval, asked
+
+
+CALIBRATED = FabricTiming(replace(BRISK.timing, calibration_interval=5 * 160))
+
+
+def test_the_rank_is_calibrated_at_the_interval_of_its_part() -> None:
+    interval = CALIBRATED.refresh_interval
+    log = run(40 * interval, timing=CALIBRATED, postponed=2, busy=lambda c: True, drain=3)
+    gaps = [b - a for a, b in zip([0, *log.calibrations], log.calibrations, strict=False)]
+    print(log.calibrations)
+    # Every fifth interval, and then with the next refreshes, of every second
+    assert 40 // 8 <= len(gaps) <= 40 // 5
+    assert all(5 * interval <= gap < 8 * interval for gap in gaps)
+
+
+def test_a_calibration_follows_refreshes_and_nothing_follows_it_for_tzqcs() -> None:
+    interval = BRISK.refresh_interval
+    log = run(30 * interval, timing=BRISK, postponed=3, drain=3, asked=(40, 300, 700, 701))
+    assert len(log.calibrations) == 4
+    for at in log.calibrations:
+        others = log.refreshes + log.precharges + log.activates_allowed
+        before = max(each for each in log.refreshes + log.calibrations if each < at)
+        after = min(each for each in [*others, *log.calibrations] if each > at)
+        assert at - before in (BRISK.refresh_cycle, BRISK.calibration)
+        assert after - at >= BRISK.calibration == 32
+
+
+def test_the_channel_is_not_handed_back_in_a_calibration() -> None:
+    interval = BRISK.refresh_interval
+    enabled = 3 * interval + 5
+    log = run(enabled + 200, timing=BRISK, enable=lambda c: c < enabled, asked=(3 * interval,))
+    (at,) = log.calibrations
+    assert at > enabled
+    assert min(c for c in log.idle if c > enabled) > at + BRISK.calibration - 1
 
 
 @pytest.mark.parametrize("postponed", [0, 9])

@@ -26,6 +26,10 @@ COMMON_1600 = {
     "tWTR_S": 2,  # max(2 nCK, 2.5 ns)
     "tWTR_L": 6,  # max(4 nCK, 7.5 ns)
     "tRTP": 6,  # max(4 nCK, 7.5 ns)
+    "tMRD": 8,  # 8 nCK
+    "tMOD": 24,  # max(24 nCK, 15 ns)
+    "tZQCS": 128,
+    "tZQoper": 512,
     "tREFI": 6240,  # 7.8 us
 }
 BY_PAGE_1600 = {
@@ -42,14 +46,15 @@ def test_ddr4_1600_has_the_clocks_of_the_standard(density: str, width: str) -> N
     expected = {**COMMON_1600, **BY_PAGE_1600[width], "tRFC": TRFC_1600[density]}
     timing = dram_timing("DDR4-1600", density, width)
     assert timing.table == expected
-    assert len(expected) == 18
+    assert len(expected) == 22
     assert timing.refresh_bound == pytest.approx(BOUND[density], abs=5e-5)
 
 
 def test_the_host_clock_keeps_the_nanoseconds() -> None:
     # By hand at 2.5 ns: 5.5 -> 6, 14, 19.5 -> 20, 6, and the nCK minima stay.
     rows = "CL 6 CWL 5 BL 8 tRCD 6 tRP 6 tRAS 14 tRC 20 tCCD_S 4 tCCD_L 5 tRRD_S 4 tRRD_L 4"
-    rows += " tFAW 20 tWR 6 tWTR_S 2 tWTR_L 4 tRTP 4 tRFC 140 tREFI 3120"
+    rows += " tFAW 20 tWR 6 tWTR_S 2 tWTR_L 4 tRTP 4 tMRD 8 tMOD 24"
+    rows += " tZQCS 128 tZQoper 512 tRFC 140 tREFI 3120"
     names, clocks = rows.split()[::2], map(int, rows.split()[1::2])
     assert dram_timing("DDR4-800", "8Gb", "x8").table == dict(zip(names, clocks, strict=True))
 
@@ -64,7 +69,7 @@ def test_what_the_host_keeps_holds_on_the_faster_dram() -> None:
                 assert 2 * host[name] >= dram[name], (name, density, width)
                 checks += 1
             assert 2 * host["tREFI"] == dram["tREFI"]
-    assert checks == 6 * 14
+    assert checks == 6 * 18
 
 
 def test_turnarounds_are_those_of_the_standard_for_1600k() -> None:

@@ -128,6 +128,7 @@ def _depth_bank(kinds, fmt, depths):
     ]
 
 
+@pytest.mark.deep
 def test_depths_with_and_without_flags():
     bank = _depth_bank(KINDS, SMALL, DEPTHS)
     vectors = _vectors(bank, 20_000, "depths")

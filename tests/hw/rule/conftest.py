@@ -8,7 +8,7 @@ import pytest
 from numpy.typing import NDArray
 
 from nearstep_hw.rule.adagrad import ADAGRAD
-from nearstep_hw.rule.adam import ADAM, ADAM_PAPER
+from nearstep_hw.rule.adam import ADAM, ADAM_AMSGRAD, ADAM_PAPER
 from nearstep_hw.rule.expr import (
     equal,
     fma,
@@ -28,16 +28,6 @@ from nearstep_sim.rule_file import load_rules
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 
 
-def _amsgrad(
-    p, g, m, v, v_max, *, m_weight, v_weight, v_decay, v_correction, eps, step_size
-):  # fmt: skip
-    m = fma(m_weight, g - m, m)
-    v = fma(v_weight * g, g, v_decay * v)
-    v_max = maximum(v_max, v)
-    denominator = sqrt(v_max) / v_correction + eps
-    return {"p": p + step_size * m / denominator, "m": m, "v": v, "v_max": v_max}
-
-
 def _every_operation(a, b, c, *, s, flip):
     close = (abs(a - b) <= s) ^ flip
     ordered = (a < b) & not_equal(b, c) | ~(c >= a) & equal(a, c)
@@ -52,13 +42,6 @@ def _every_operation(a, b, c, *, s, flip):
 
 LION = load_rules(EXAMPLES / "lion.py")["lion"]
 RMSPROP = load_rules(EXAMPLES / "rmsprop.py")["rmsprop"]
-AMSGRAD = Rule(
-    "amsgrad",
-    _amsgrad,
-    states=("p", "m", "v", "v_max"),
-    inputs=("g",),
-    scalars=("m_weight", "v_weight", "v_decay", "v_correction", "eps", "step_size"),
-)
 EVERY_OPERATION = Rule(
     "every_operation",
     _every_operation,
@@ -71,7 +54,7 @@ EVERY_OPERATION = Rule(
 RULES = {
     rule.name: rule
     for rule in (
-        ADAM, ADAM_PAPER, SGD, SGD_MOMENTUM, ADAGRAD, AMSGRAD, LION, RMSPROP,
+        ADAM, ADAM_PAPER, SGD, SGD_MOMENTUM, ADAGRAD, ADAM_AMSGRAD, LION, RMSPROP,
         EVERY_OPERATION,
     )
 }  # fmt: skip

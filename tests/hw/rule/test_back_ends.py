@@ -34,7 +34,10 @@ def open_unit() -> Iterator[OpenUnit]:
         unit.close()
 
 
-@pytest.fixture(params=["adam", "sgd_momentum", "adagrad", "amsgrad", "lion", "every_operation"])
+DEEP = [pytest.param(name, marks=pytest.mark.deep) for name in ("sgd_momentum", "adagrad", "lion")]
+
+
+@pytest.fixture(params=["adam", "every_operation", "adam_amsgrad", *DEEP])
 def built_rule(request: pytest.FixtureRequest, rules: dict[str, Rule]) -> Rule:
     """Rules whose units the fast tests build."""
     return rules[request.param]
@@ -118,6 +121,7 @@ def _check_options(
         _check(rule, unit.run(arrays, scalars, stall=0.3, bubble=0.3, seed=3), expected)
 
 
+@pytest.mark.deep
 def test_uneven_depths_change_no_result(
     every_operation: Rule, operands: Operands, open_unit: OpenUnit
 ) -> None:

@@ -15,6 +15,7 @@ SEED = 20
 
 
 @pytest.mark.cocotb
+@pytest.mark.deep
 def test_unit_through_bubbles_stalls_and_reset() -> None:
     print(f"seed {SEED}")
     top = "adam_unit"

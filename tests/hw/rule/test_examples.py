@@ -1,4 +1,4 @@
-"""AMSGrad, Lion and RMSprop, each a few lines, against independent implementations."""
+"""Lion and RMSprop, each a few lines, against independent implementations."""
 
 import runpy
 from pathlib import Path
@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 
-from nearstep_hw.rule.adam import adam_scalars
 from nearstep_hw.rule.rule import Rule
 from nearstep_sim.golden.rule import evaluate
 
@@ -22,34 +21,6 @@ ORACLE = pytest.mark.skipif(
 
 def _example(name: str) -> dict[str, object]:
     return runpy.run_path(str(EXAMPLES / f"{name}.py"))
-
-
-@ORACLE
-def test_amsgrad_equals_torch_fused(rules: dict[str, Rule]) -> None:
-    print(f"ATen capability {CAPABILITY}")
-    rule, rng, count = rules["amsgrad"], np.random.default_rng(3), 1 << 14
-    state = {"p": rng.standard_normal(count, np.float32)}
-    state |= {name: np.zeros(count, np.float32) for name in ("m", "v", "v_max")}
-    parameter = torch.nn.Parameter(torch.from_numpy(state["p"].copy()))
-    oracle = torch.optim.Adam([parameter], lr=1e-3, betas=(0.9, 0.9), amsgrad=True, fused=True)
-    kept = 0
-    for step in range(1, 11):
-        g = rng.standard_normal(count, np.float32) * np.float32(0.5**step)
-        parameter.grad = torch.from_numpy(g)
-        oracle.step()
-        scalars = adam_scalars(1e-3, (0.9, 0.9), 1e-8, 0.0, step, False)
-        values = {name: scalars[name] for name in rule.registers()}
-        state = evaluate(rule, state | {"g": g}, values)
-        moments = oracle.state[parameter]
-        for name, other in (
-            ("p", parameter.detach()),
-            ("m", moments["exp_avg"]),
-            ("v", moments["exp_avg_sq"]),
-            ("v_max", moments["max_exp_avg_sq"]),
-        ):
-            assert (state[name].view(np.uint32) == other.numpy().view(np.uint32)).all(), name
-        kept += int(np.count_nonzero(state["v_max"] > state["v"]))
-    assert kept > count
 
 
 def test_lion_follows_its_paper(rules: dict[str, Rule]) -> None:
@@ -70,15 +41,25 @@ def test_lion_follows_its_paper(rules: dict[str, Rule]) -> None:
 
 @ORACLE
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])
-def test_rmsprop_has_the_bits_of_torch_but_where_its_root_is_not_the_nearest(
-    rules: dict[str, Rule], weight_decay: float
+def test_rmsprop_has_the_bits_of_torch_with_the_nearest_root(
+    rules: dict[str, Rule], weight_decay: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # Outside its fused kernels torch takes roots from a library whose rounding differs from one
+    # processor to another; numpy's are the nearest on all (IEEE 754 has no other).
+    roots = 0
+
+    def nearest_root(tensor: torch.Tensor) -> torch.Tensor:
+        nonlocal roots
+        roots += tensor.numel()
+        return torch.from_numpy(np.sqrt(tensor.numpy()))
+
+    monkeypatch.setattr(torch.Tensor, "sqrt", nearest_root)
     rng, count, lr, alpha, eps = np.random.default_rng(5), 1 << 16, 1e-2, 0.99, 1e-8
     state = {"p": rng.normal(1, 0.1, count).astype(np.float32), "v": np.zeros(count, np.float32)}
     p, v = state["p"].astype(np.float64), np.zeros(count)
     parameter = torch.nn.Parameter(torch.from_numpy(state["p"].copy()))
     oracle = torch.optim.RMSprop(
-        [parameter], lr=lr, alpha=alpha, eps=eps, weight_decay=weight_decay
+        [parameter], lr=lr, alpha=alpha, eps=eps, weight_decay=weight_decay, foreach=False
     )
     scalars = _example("rmsprop")["rmsprop_scalars"](lr, alpha, eps, weight_decay)
     for _ in range(10):
@@ -89,15 +70,15 @@ def test_rmsprop_has_the_bits_of_torch_but_where_its_root_is_not_the_nearest(
         g = gradient + weight_decay * p
         v = alpha * v + (1 - alpha) * g * g
         p = p - lr * g / (np.sqrt(v) + eps)
-    theirs, moments = parameter.detach().numpy(), oracle.state[parameter]["square_avg"].numpy()
-    same = np.count_nonzero(state["p"].view(np.uint32) == theirs.view(np.uint32))
-    errors = [np.abs(each - p).mean() for each in (state["p"], theirs)]
-    print(f"{same} of {count} the same; mean error of p: {errors[0]:.3e}, torch {errors[1]:.3e}")
-    # With decay, v depends on p.
-    v_same = np.count_nonzero(state["v"].view(np.uint32) == moments.view(np.uint32))
-    assert v_same == count if weight_decay == 0.0 else v_same > 0.97 * count
-    assert 0.97 * count < same
-    assert 0 < errors[0] <= 1.01 * errors[1]
+    moments = oracle.state[parameter]["square_avg"]
+    compared = 0
+    for mine, theirs in ((state["p"], parameter.detach()), (state["v"], moments)):
+        assert np.array_equal(mine.view(np.uint32), theirs.numpy().view(np.uint32))
+        compared += count
+    print(f"{compared} words equal after {roots} roots; ATen capability {CAPABILITY}")
+    assert roots == 10 * count
+    # By itself torch's order is as near to the truth: half an ulp a step, at p of 1.
+    assert 0 < np.abs(state["p"] - p).mean() < 10 * 0.5 * np.finfo(np.float32).eps
 
 
 @pytest.mark.parametrize("name", ["lion", "rmsprop"])
@@ -109,6 +90,6 @@ def test_examples_are_at_most_fifteen_lines_of_rule(name: str) -> None:
 
 def test_rules_are_counted_in_units(rules: dict[str, Rule]) -> None:
     assert rules["lion"].units() == {"sub": 1, "mul": 1, "fma": 3}
-    assert rules["amsgrad"].units() == {
-        "add": 2, "sub": 1, "mul": 3, "div": 2, "fma": 2, "sqrt": 1,
+    assert rules["adam_amsgrad"].units() == rules["adam"].units() == {
+        "add": 2, "sub": 1, "mul": 3, "div": 2, "fma": 3, "sqrt": 1,
     }  # fmt: skip

@@ -14,8 +14,8 @@ from nearstep_sim.synthesis import ultrascale_plus_cells
 ONE, BOTH = ("scatter",), ("fused", "scatter")
 SHAPES = [
     pytest.param((16, 8, 4096, ONE), marks=pytest.mark.deep),
-    (16, 8, 64, ONE),
-    (4, 2, 8, ONE),
+    pytest.param((16, 8, 64, ONE), marks=pytest.mark.deep),
+    pytest.param((4, 2, 8, ONE), marks=pytest.mark.deep),
     (4, 2, 8, BOTH),
 ]
 

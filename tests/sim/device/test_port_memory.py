@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from nearstep_sim.device.memory import GUARD, EmulatedMemory
+from nearstep_sim.device.memory import GUARD, UNWRITTEN, EmulatedMemory
 from nearstep_sim.device.port_bench import run_traffic
 
 CAPACITY = 1 << 20
@@ -17,6 +17,7 @@ BEATS = BURSTS * BURST
 @pytest.fixture
 def memory() -> EmulatedMemory:
     made = EmulatedMemory(CAPACITY)
+    made.mark(0, CAPACITY, UNWRITTEN)
     made.write(0, np.arange(CAPACITY // 2, dtype=np.uint32).view(np.uint8)[: CAPACITY // 2])
     return made
 
@@ -89,7 +90,7 @@ def test_writes_land_where_they_were_sent(memory, beat_bytes):
 
 
 def test_reading_an_unwritten_line_or_a_guard_is_a_fault(memory):
-    for state, kind in ((0, 2), (GUARD, 3)):
+    for state, kind in ((UNWRITTEN, 2), (GUARD, 3)):
         memory.mark(64 * 100, 64, state)
         _, fault = run_traffic(memory, half_duplex=False, latency=1, reads=4, writes=0)
         assert (fault.kind, fault.write, fault.address) == (kind, 0, 6400)

@@ -103,9 +103,16 @@ def test_coordinates_that_the_part_does_not_have(
     assert found.rule == rule
 
 
+def lines(path: Path, *commands: str) -> Path:
+    """A file of commands; what a line lacks is `-`."""
+    padded = (" ".join([*each.split(), *"-------"][:7]) for each in commands)
+    path.write_text("".join(f"{line}\n" for line in padded))
+    return path
+
+
 def test_ranks_have_their_own_banks(tmp_path: Path) -> None:
     path = tmp_path / "two.txt"
-    path.write_text("10 ACT 0 0 0 1 -\n11 ACT 1 0 0 1 -\n21 RD 0 0 0 1 0\n22 RD 1 0 0 1 0\n")
+    path.write_text("10 ACT 0 0 0 1 -\n11 ACT 1 0 0 1 -\n21 RD 0 0 0 1 0\n27 RD 1 0 0 1 0\n")
     assert replay(path, dram_timing()).violation is None
     path.write_text("10 ACT 0 0 0 1 -\n21 RD 1 0 0 1 0\n")
     found = replay(path, dram_timing()).violation
@@ -113,12 +120,124 @@ def test_ranks_have_their_own_banks(tmp_path: Path) -> None:
     assert found.rule == "bank closed"
 
 
+TWO = ("10 ACT 0 0 0 1", "14 ACT 1 0 0 1")  # two ranks with an open row each
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "distance"),
+    [
+        ("RD", "RD", 4 + 2),  # BL/2 and the bubble
+        ("WR", "WR", 4 + 2),
+        ("RD", "WR", 11 - 9 + 4 + 2),  # CL - CWL more
+        ("WR", "RD", 9 - 11 + 4 + 2),
+    ],
+)
+def test_data_of_two_ranks_need_the_bubble(
+    first: str, second: str, distance: int, tmp_path: Path
+) -> None:
+    path = tmp_path / "two.txt"
+    for gap in range(1, 12):
+        lines(path, *TWO, f"40 {first} 0 0 0 1 0", f"{40 + gap} {second} 1 0 0 1 0")
+        result = replay(path, dram_timing())
+        assert (result.violation is None) == (gap >= distance), gap
+        if result.violation is None:
+            continue
+        assert (result.violation.rule, result.violation.minimum) == ("tRTRS", distance)
+        assert str(result.violation) == (
+            f"tRTRS: {second} of rank 1 at {40 + gap} after {first} of rank 0 at 40, "
+            f"{gap} clocks, limit {distance}"
+        )
+        assert result.rank == 1
+    assert replay(path, dram_timing(), rank_switch=30).violation is not None
+
+
+def test_data_of_a_later_write_may_come_before_those_of_a_read(tmp_path: Path) -> None:
+    """With CL far above CWL: the bus is free between the commands' data, or it is not."""
+    slow = dram_timing(cl=30, cwl=9)
+    for gap, legal in ((1, True), (15, True), (16, False), (26, False), (27, True)):
+        path = lines(tmp_path / "t.txt", *TWO, "40 RD 0 0 0 1 0", f"{40 + gap} WR 1 0 0 1 0")
+        assert (replay(path, slow).violation is None) == legal, gap
+
+
+def test_the_command_bus_carries_one_command_to_any_ranks(tmp_path: Path) -> None:
+    path = tmp_path / "two.txt"
+    lines(path, "10 REF 0", "10 REF 1", "290 ACT 0 0 0 1", "290 ACT 1 0 0 1")
+    assert replay(path, dram_timing()).violation is None
+    found = replay(lines(path, "10 REF 0", "10 PREA 1"), dram_timing()).violation
+    assert found is not None
+    assert found.rule == "command bus: two ranks"
+    assert str(found) == "command bus: two ranks: PREA of rank 1 at 10 after REF of rank 0 at 10"
+
+
+def test_ranks_out_of_order_are_refused(tmp_path: Path) -> None:
+    path = lines(tmp_path / "two.txt", *TWO, "40 RD 0 0 0 1 0", "39 RD 1 0 0 1 0")
+    with pytest.raises(TraceError, match="line 4: clock 39 of rank 1 comes behind clock 40"):
+        replay(path, dram_timing())
+
+
+def test_counts_are_of_the_whole_file_after_a_violation(tmp_path: Path) -> None:
+    """More lines than are read at once; the earliest violation counts, whichever rank it is of."""
+    n = 70_000
+    text = "".join(f"{100 + i} PREA {i % 2} - - - -\n" for i in range(n))
+    path = tmp_path / "long.txt"
+    path.write_text(f"40 REF 1 - - - -\n50 REF 0 - - - -\n{text}")
+    result = replay(path, dram_timing())
+    assert sum(result.commands.values()) == n + 2
+    assert (result.clocks, result.ranks, result.rank) == (100 + n, (0, 1), 0)
+    assert result.violation is not None
+    assert (result.violation.rule, result.violation.next.clock) == ("tRFC", 100)
+
+
+def test_a_rank_that_is_left_alone_needs_its_refreshes(tmp_path: Path) -> None:
+    refreshes = [f"{6240 * i} REF 0" for i in range(1, 11)]
+    result = replay(lines(tmp_path / "two.txt", "10 PREA 1", *refreshes), dram_timing())
+    assert result.violation is not None
+    assert (result.violation.rule, result.rank) == ("tREFI", 1)
+
+
+def test_too_many_owed_refreshes_say_how_many(tmp_path: Path) -> None:
+    """The last REF was a moment ago: it is their number that is wrong."""
+    late = [f"{9 * 6240 + 300 * i} REF 0" for i in range(3)]
+    path = lines(tmp_path / "late.txt", *late, f"{12 * 6240 + 1} PREA 0")
+    done = run_cli(path, "--density", "8Gb")
+    assert done.returncode == 1
+    assert done.stderr.strip() == (
+        "violation: postponed REF: PREA at 74881 after REF at 56760, 9 owed, limit 8"
+    )
+    assert "4 commands (3 REF, 1 PREA) in 74882 clocks" in done.stdout
+
+
+def test_mode_registers_and_calibration_are_traced(tmp_path: Path) -> None:
+    device = Ddr4Device(dram_timing())
+    path = tmp_path / "modes.txt"
+    device.trace_to(path)
+    device.issue(10, Command.MRS, bank_group=1, bank=1, row=0x400)
+    device.issue(34, Command.ZQCS)
+    device.issue(162, Command.ZQCL)
+    device.trace_close()
+    assert path.read_text().splitlines()[3:] == [
+        "10 MRS 0 1 1 1024 -",
+        "34 ZQCS 0 - - - -",
+        "162 ZQCL 0 - - - -",
+    ]
+    result = replay(path)
+    assert result.violation is None
+    assert dict(result.commands) == {Command.MRS: 1, Command.ZQCS: 1, Command.ZQCL: 1}
+    path.write_text(path.read_text().replace("34 ZQCS", "33 ZQCS"))
+    assert (
+        str(replay(path).violation)
+        == "tMOD: ZQCS at 33 after MRS MR5 1024 at 10, 23 clocks, limit 24"
+    )
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [
         ("10 ACT 0 1 2 77", "expected 7 fields"),
         ("10 ACT 0 1 2 77 - -", "expected 7 fields"),
-        ("10 MRS 0 - - - -", "unknown command 'MRS'"),
+        ("10 SRE 0 - - - -", "unknown command 'SRE'"),
+        ("10 MRS 0 - - - -", "bank group must be a number"),
+        ("10 MRS 0 0 1 - -", "row must be a number"),
         ("x PREA 0 - - - -", "clock must be a number"),
         ("10 ACT 0 1 2 - -", "row must be a number"),
         ("10 ACT 0 - 2 1 -", "bank group must be a number"),

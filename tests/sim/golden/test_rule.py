@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from nearstep_hw.rule.adam import ADAM, ORDERS, adam_scalars
+from nearstep_hw.rule.adam import ADAM, ADAM_AMSGRAD, ORDERS, adam_scalars
 from nearstep_hw.rule.errors import MissingScalarError
 from nearstep_sim.golden.rule import ArrayMismatchError, evaluate
 
@@ -22,17 +22,33 @@ ORACLE = pytest.mark.skipif(
 Hyper = tuple[float, tuple[float, float], float, float]
 
 
+NAMES = {"m": "exp_avg", "v": "exp_avg_sq", "v_max": "max_exp_avg_sq"}  # in torch's state
+
+
 def _differing(
-    optimizer: type[torch.optim.Optimizer], hyper: Hyper, count: int, steps: int, seed: int
+    optimizer: type[torch.optim.Optimizer],
+    hyper: Hyper,
+    count: int,
+    steps: int,
+    seed: int,
+    *,
+    amsgrad: bool = False,
 ) -> int:
-    """Values of p, m and v that differ after any of `steps` steps."""
+    """Values of states that differ after any of `steps` steps."""
+    rule = ADAM_AMSGRAD if amsgrad else ADAM
     lr, betas, eps, weight_decay = hyper
     rng = np.random.default_rng(seed)
     p = (rng.standard_normal(count) * 0.02).astype(np.float32)
-    m, v = np.zeros(count, np.float32), np.zeros(count, np.float32)
+    state = {name: np.zeros(count, np.float32) for name in rule.states} | {"p": p}
     parameter = torch.nn.Parameter(torch.from_numpy(p.copy()))
     oracle = optimizer(
-        [parameter], lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, fused=True
+        [parameter],
+        lr=lr,
+        betas=betas,
+        eps=eps,
+        weight_decay=weight_decay,
+        amsgrad=amsgrad,
+        fused=True,
     )
     differing = 0
     for step in range(1, steps + 1):
@@ -42,10 +58,11 @@ def _differing(
         oracle.step()
         decoupled = optimizer is torch.optim.AdamW
         scalars = adam_scalars(lr, betas, eps, weight_decay, step, decoupled)
-        p, m, v = evaluate(ADAM, {"p": p, "g": g, "m": m, "v": v}, scalars).values()
-        moments = oracle.state[parameter]
-        pairs = ((p, parameter.detach()), (m, moments["exp_avg"]), (v, moments["exp_avg_sq"]))
-        for ours, theirs in pairs:
+        state = evaluate(rule, state | {"g": g}, scalars)
+        for name, ours in state.items():
+            theirs = parameter.detach()
+            if name != "p":
+                theirs = oracle.state[parameter][NAMES[name]]
             differing += int(
                 np.count_nonzero(ours.view(np.uint32) != theirs.numpy().view(np.uint32))
             )
@@ -76,7 +93,9 @@ def test_random_hyper_parameters_equal_torch_fused(seed: int) -> None:
             rng.choice([0.0, 10 ** rng.uniform(-5, 0)]),
         )
         optimizer = rng.choice([torch.optim.Adam, torch.optim.AdamW])
-        assert _differing(optimizer, hyper, 2048, 8, seed) == 0, (optimizer, hyper)
+        amsgrad = bool(checked % 2)
+        differing = _differing(optimizer, hyper, 2048, 8, seed, amsgrad=amsgrad)
+        assert differing == 0, (optimizer, hyper, amsgrad)
         checked += 1
     assert checked == 12
 
@@ -90,6 +109,42 @@ def test_second_form_of_the_interpolation_subtracts_from_the_rounded_weight() ->
     assert scalars["m_weight"] != float(np.float32((1 - beta1) - 1))
     hyper = (1e-3, (beta1, 0.999), 1e-8, 0.0)
     assert _differing(torch.optim.Adam, hyper, 1 << 14, 3, seed=3) == 0
+
+
+@ORACLE
+@pytest.mark.parametrize("eps", [0.0, 1e-8])
+def test_maximum_of_second_moments_is_that_of_torchs_vectors(eps: float) -> None:
+    # Of zeros torch gives the second, and NaN if either is one. A v of -0 comes of one below 0.
+    inf, nan, least = np.inf, np.nan, 1.4e-45
+    given = [
+        (0.0, 0.0, 0.0), (-0.0, 0.0, 0.0), (0.0, -least, 9.2e-23), (-0.0, -least, 9.2e-23),
+        (0.0, -least, 0.0), (-0.0, -least, 0.0), (least, 0.0, 0.0), (-least, 0.0, 0.0),
+        (1.0, nan, 0.0), (nan, 1.0, 0.0), (nan, nan, 0.0), (inf, nan, 0.0),
+        (2.0, 1.0, 0.0), (0.5, 1.0, 0.0), (-1.0, -2.0, 0.0), (inf, -inf, 0.0),
+    ]  # fmt: skip
+    columns = np.array(given, np.float32).T.copy()
+    arrays = dict(zip(("v_max", "v", "g"), columns, strict=True))
+    arrays |= {"p": np.zeros(16, np.float32), "m": np.ones(16, np.float32)}
+    lr, betas = 1e-3, (0.9, 0.9)
+    theirs = {name: torch.from_numpy(array.copy()) for name, array in arrays.items()}
+    lists = ([theirs[name]] for name in ("p", "g", "m", "v", "v_max"))
+    torch._fused_adam_(
+        *lists, [torch.tensor(1.0)], lr=lr, beta1=betas[0], beta2=betas[1], weight_decay=0.0,
+        eps=eps, amsgrad=True, maximize=False,
+    )  # fmt: skip
+    written = evaluate(ADAM_AMSGRAD, arrays, adam_scalars(lr, betas, eps, 0.0, 1, False))
+    compared = 0
+    for name, ours in written.items():
+        other = theirs[name].numpy()
+        print(name, [f"{word:08x}" for word in ours.view(np.uint32)])
+        number = ~np.isnan(other)
+        assert (np.isnan(ours) == ~number).all(), name
+        assert (ours.view(np.uint32)[number] == other.view(np.uint32)[number]).all(), name
+        compared += int(np.count_nonzero(number))
+    assert compared > 30
+    assert [f"{word:08x}" for word in written["v_max"].view(np.uint32)[:6]] == [
+        "00000000", "00000000", "80000000", "80000000", "00000000", "80000000",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("order", ORDERS)

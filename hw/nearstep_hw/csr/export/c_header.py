@@ -9,7 +9,8 @@ from nearstep_hw.csr.model import WORD_BYTES, Access, RegisterMap
 def to_c_header(register_map: RegisterMap) -> str:
     """The map as a header for C11 and C++11: offsets, masks, named values and a struct.
 
-    The struct is checked against the offsets by the compiler.
+    The struct is checked against the offsets by the compiler. Headers of blocks of different names
+    go into one file; two of one name only if they say the same, or the compiler stops.
     """
     return "\n".join(_lines(register_map)) + "\n"
 
@@ -18,13 +19,18 @@ def _lines(register_map: RegisterMap) -> Iterator[str]:
     block = f"nearstep_{register_map.name}"
     prefix = block.upper()
     yield f"/* {register_map.doc} */"
-    yield f"#ifndef {prefix}_H"
+    digest = f"{register_map.hash():#010x}"
+    yield f"#ifdef {prefix}_H"
+    yield f"#if {prefix}_HASH != {digest}"
+    yield f'#error "two register maps are called {register_map.name}: this is {digest}"'
+    yield "#endif"
+    yield "#else"
     yield f"#define {prefix}_H"
     yield ""
     for header in ("assert", "stddef", "stdint"):
         yield f"#include <{header}.h>"
     yield ""
-    yield f"#define {prefix}_HASH UINT32_C({register_map.hash():#010x})"
+    yield f"#define {prefix}_HASH UINT32_C({digest})"
     yield f"#define {prefix}_SIZE {register_map.size}"
     for register in register_map:
         yield ""

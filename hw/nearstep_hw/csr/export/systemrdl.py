@@ -32,8 +32,9 @@ ACCESS = {
 def to_systemrdl(register_map: RegisterMap) -> str:
     """The map as a SystemRDL 2.0 `addrmap`.
 
-    Two user-defined properties say what SystemRDL has no word for: `refused_while_busy` of a
-    register, and `binary32` of a field.
+    Two user-defined properties say what SystemRDL has no word for: `<map>_refused_while_busy` of a
+    register, and `<map>_binary32` of a field. The names of properties are global and declared once,
+    so that those of one map alone go beside those of others.
     """
     return "\n".join(_lines(register_map)) + "\n"
 
@@ -47,8 +48,9 @@ def _rdl_text(text: str) -> str:
 
 
 def _lines(register_map: RegisterMap) -> Iterator[str]:
-    yield "property refused_while_busy { type = boolean; component = reg; };"
-    yield "property binary32 { type = boolean; component = field; };"
+    prefix = register_map.name
+    yield f"property {prefix}_refused_while_busy {{ type = boolean; component = reg; }};"
+    yield f"property {prefix}_binary32 {{ type = boolean; component = field; }};"
     yield f"addrmap {_rdl_name(register_map.name)} {{"
     yield f"  name = {_rdl_text(register_map.name)};"
     yield f"  desc = {_rdl_text(register_map.doc)};"
@@ -65,9 +67,11 @@ def _lines(register_map: RegisterMap) -> Iterator[str]:
         yield f"    desc = {_rdl_text(register.doc)};"
         yield f"    regwidth = {register.width};"
         if register.locked:
-            yield "    refused_while_busy;"
+            yield f"    {prefix}_refused_while_busy;"
         for field in register.fields:
             properties = _rdl_properties(field, names)
+            if field.kind is Kind.FLOAT32:
+                properties += f" {prefix}_binary32;"
             yield f"    field {{ {properties} }} {_rdl_place(register_map, field)};"
         yield f"  }} {_rdl_name(register.name)} @ {register.offset:#x};"
     yield "};"
@@ -79,8 +83,6 @@ def _rdl_properties(field: Field, names: dict[type[NamedValue], str]) -> str:
         text += f" desc = {_rdl_text(field.doc)};"
     if field.values is not None:
         text += f" encode = {names[field.values]}_values;"
-    if field.kind is Kind.FLOAT32:
-        text += " binary32;"
     return text
 
 

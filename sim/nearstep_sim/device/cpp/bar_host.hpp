@@ -11,6 +11,7 @@
 #include <array>
 #include <cstdint>
 #include <deque>
+#include <vector>
 
 #include "axi.hpp"
 
@@ -50,8 +51,21 @@ class BarHost {
         write_at_ = write_end_ = read_at_ = read_end_ = 0;
         bursts_.clear();
         unanswered_.clear();
+        kept_.clear();
         tags_ = {};
         failure = {};
+    }
+
+    // The rest of a transfer is not wanted, and its data are the caller's again. What the device was
+    // promised it still gets; what it still gives goes nowhere.
+    void abandon() {
+        write_end_ = write_at_;
+        read_end_ = read_at_;
+        for (Burst& burst : bursts_) {
+            kept_.emplace_back(burst.data, burst.data + (burst.end - burst.at));
+            burst.data = kept_.back().data();
+        }
+        for (Read& read : tags_) read.dropped = true;
     }
 
     // Begins a write of bytes that stay where they are until it is no longer `sending`.
@@ -138,10 +152,11 @@ class BarHost {
   private:
     struct Burst {
         std::uint64_t at, end;  // bytes that are to be sent
+        const std::uint8_t* data;
     };
     struct Read {
         std::uint64_t at, end, beat;  // bytes of the request, and the beat that comes next
-        bool used, failed;
+        bool used, failed, dropped;
     };
 
     void fail(std::int32_t response, bool write, std::uint64_t address) {
@@ -163,7 +178,7 @@ class BarHost {
         if (!pins_.aw.valid && write_at_ < write_end_ && unanswered_.size() < kPosted) {
             const std::uint64_t end = cut(write_at_, write_end_, limits_.payload);
             pins_.aw = burst(0, write_at_, end);
-            bursts_.push_back({write_at_, end});
+            bursts_.push_back({write_at_, end, source_ + (write_at_ - write_base_)});
             unanswered_.push_back(write_at_);
             ++counters.write_tlps;
             counters.write_bytes += kWord * words(write_at_, end);
@@ -181,10 +196,11 @@ class BarHost {
         pins_.wlast = end == burst.end;
         pins_.wstrb = 0;
         for (std::uint64_t at = burst.at; at < end; ++at) pins_.wstrb |= 1ull << (at - beat);
-        std::copy_n(source_ + (burst.at - write_base_), end - burst.at,
-                    pins_.wdata.begin() + (burst.at - beat));
+        std::copy_n(burst.data, end - burst.at, pins_.wdata.begin() + (burst.at - beat));
+        burst.data += end - burst.at;
         burst.at = end;
         if (pins_.wlast) bursts_.pop_front();
+        if (bursts_.empty()) kept_.clear();
     }
 
     void offer_read() {
@@ -192,7 +208,7 @@ class BarHost {
                                        [](const Read& read) { return !read.used; });
         if (free == tags_.end()) return;
         const std::uint64_t end = cut(read_at_, read_end_, limits_.request);
-        *free = {read_at_, end, down(read_at_), true, false};
+        *free = {read_at_, end, down(read_at_), true, false, false};
         pins_.ar = burst(unsigned(free - tags_.begin()), read_at_, end);
         ++counters.read_tlps;
         read_at_ = end;
@@ -203,9 +219,9 @@ class BarHost {
         const std::uint64_t at = std::max(read.at, read.beat);
         const std::uint64_t end = std::min(read.end, read.beat + beat_);
         if (device.rresp != kOkay) {
-            fail(device.rresp, false, at);
+            if (!read.dropped) fail(device.rresp, false, at);
             read.failed = true;
-        } else if (at < end) {
+        } else if (at < end && !read.dropped) {
             std::copy_n(device.rdata.begin() + (at - read.beat), end - at,
                         sink_ + (at - read_base_));
         }
@@ -235,7 +251,8 @@ class BarHost {
     std::uint64_t write_base_ = 0, write_at_ = 0, write_end_ = 0;
     std::uint64_t read_base_ = 0, read_at_ = 0, read_end_ = 0;
     std::deque<Burst> bursts_;
-    std::deque<std::uint64_t> unanswered_;  // addresses of posted writes, oldest first
+    std::deque<std::vector<std::uint8_t>> kept_;  // data of bursts whose write was abandoned
+    std::deque<std::uint64_t> unanswered_;        // addresses of posted writes, oldest first
     std::array<Read, kTags> tags_{};
 };
 

@@ -27,6 +27,11 @@ class Card final : public ShellDevice {
         reset_card();
     }
 
+    void abandon() override {
+        host_.abandon();
+        begun_ = waiting_ = false;
+    }
+
     std::int32_t read_register(std::uint64_t address, std::uint32_t* value) override {
         if (const auto status = flush(); status != kDone) return status;
         shell().csr___05Faddress = address;
@@ -50,14 +55,19 @@ class Card final : public ShellDevice {
 
     // Ends when the card has taken the data; `flush` tells whether it got them to memory.
     std::int32_t write(std::uint64_t address, const std::uint8_t* data, std::uint64_t bytes) {
-        host_.write(address, data, bytes);
-        return run([this] { return host_.sending(); });
+        if (!std::exchange(begun_, true)) host_.write(address, data, bytes);
+        const auto status = run([this] { return host_.sending(); });
+        begun_ = status == kMore;
+        return status;
     }
 
     std::int32_t read(std::uint64_t address, std::uint8_t* out, std::uint64_t bytes) {
-        if (const auto status = flush(); status != kDone) return status;
-        host_.read(address, out, bytes);
+        if (!begun_) {
+            if (const auto status = flush(); status != kDone) return status;
+            host_.read(address, out, bytes);
+        }
         const auto status = run([this] { return host_.reading(); });
+        begun_ = status == kMore;
         return status == kDone && host_.failure.response != kOkay ? kFailed : status;
     }
 
@@ -75,7 +85,7 @@ class Card final : public ShellDevice {
     void reset_card() {
         host_.reset();
         checker_.reset();
-        hung_ = false;
+        hung_ = begun_ = waiting_ = false;
         auto& port = shell();
         port.csr___05Fread = port.csr___05Fwrite = 0;
         rest_subordinate(port);
@@ -88,13 +98,18 @@ class Card final : public ShellDevice {
         interrupted_ = false;
     }
 
-    // Runs while there is something to do.
+    // Runs while there is something to do, or until the end of a slice.
     template <class Busy>
     std::int32_t run(Busy busy) {
         if (memory().fault) return kFaulted;
         if (hung_) return kHung;
-        moved_at_ = cycle();
+        const std::uint64_t slice = cycle() + kSliceCycles;
+        if (!std::exchange(waiting_, false)) moved_at_ = cycle();
         while (busy()) {
+            if (cycle() >= slice) {
+                waiting_ = true;
+                return kMore;
+            }
             step();
             if (memory().fault) return kFaulted;
             if (cycle() - moved_at_ > kBarCycles) {
@@ -143,6 +158,8 @@ class Card final : public ShellDevice {
     SubordinatePins answers_;
     std::uint64_t moved_at_ = 0;
     bool hung_ = false;
+    bool begun_ = false;    // a transfer, which the next call goes on with
+    bool waiting_ = false;  // for something to move, since `moved_at_` and over calls
     bool interrupted_ = false;  // since the last sleep
 };
 

@@ -12,9 +12,11 @@
 #include <exception>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "axi.hpp"
+#include "context.hpp"
 #include "design.hpp"
 #include "dfi_pins.hpp"
 #include "fault.hpp"
@@ -31,10 +33,13 @@ constexpr unsigned kQueued = 32;              // accesses that the host's contro
 constexpr unsigned kSettleCycles = 8;         // from the host's last data to the register they set
 constexpr unsigned kPollInterval = 64;        // cycles between looks at a register in a wait
 constexpr std::uint64_t kAccessCycles = 100'000;  // an access that takes longer has hung
+constexpr std::uint64_t kSliceCycles = 4096;      // see shell_device.hpp
 constexpr unsigned kResetCycles = 4;
 constexpr std::uint64_t kForever = ~std::uint64_t{0};
 
-enum Status : std::int32_t { kDone = 0, kTimeout = -1, kFaulted = -2, kHung = -3 };
+enum Status : std::int32_t {  // see shell_device.hpp
+    kDone = 0, kTimeout = -1, kFaulted = -2, kHung = -3, kMore = -5
+};
 
 // Order is the ABI.
 struct DimmOptions {
@@ -235,34 +240,21 @@ class Dimm {
 
     // Lines from `first` on, through the host's bus.
     std::int32_t read(std::uint64_t first, std::uint8_t* out, std::uint64_t lines) {
-        std::uint64_t given = 0, taken = 0, limit = host_.cycle() + kAccessCycles;
-        log("R", first, lines);
-        while (taken < lines) {
-            for (; given < lines && host_.waiting() < kQueued; ++given)
-                host_.load(first + given, given);
-            step();
-            if (fault_) return kFaulted;
-            auto& done = host_.completions();
-            for (; !done.empty(); done.pop_front(), ++taken) {
-                std::memcpy(out + done.front().tag * kBeatBytes, done.front().data, kBeatBytes);
-                limit = host_.cycle() + kAccessCycles;
-            }
-            if (host_.cycle() > limit) return kHung;
-        }
-        return kDone;
+        return read(first, out, lines, kSliceCycles);
     }
 
     std::int32_t write(std::uint64_t first, const std::uint8_t* data, std::uint64_t lines) {
-        std::uint64_t given = 0, limit = host_.cycle() + kAccessCycles;
-        log("W", first, lines);
-        while (given < lines || !host_.idle()) {
-            for (; given < lines && host_.waiting() < kQueued; ++given) {
-                host_.store(first + given, data + given * kBeatBytes, 0);
-                limit = host_.cycle() + kAccessCycles;
+        const std::uint64_t slice = host_.cycle() + kSliceCycles;
+        Transfer& t = begin("W", first, lines);
+        while (t.given < lines || !host_.idle()) {
+            if (host_.cycle() >= slice) return more();
+            for (; t.given < lines && host_.waiting() < kQueued; ++t.given) {
+                host_.store(first + t.given, data + t.given * kBeatBytes, 0);
+                t.limit = host_.cycle() + kAccessCycles;
             }
             step();
             if (fault_) return kFaulted;
-            if (host_.cycle() > limit) return kHung;
+            if (host_.cycle() > t.limit) return kHung;
         }
         Channel& channel = *channels_[first / channel_lines_];
         const std::uint64_t inside = first % channel_lines_;
@@ -273,6 +265,18 @@ class Dimm {
         }
         channel.states().mark(inside, inside + lines, LineState::written);
         return kDone;
+    }
+
+    // The rest of a transfer that returned `kMore` is not wanted: what was given to the host's
+    // controller is carried out, and its data are nobody's.
+    void abandon() {
+        if (!transfer_.begun) return;
+        transfer_.begun = false;
+        settle();
+        if (!transfer_.writes || !transfer_.given) return;
+        const std::uint64_t inside = transfer_.first % channel_lines_;
+        if (inside + transfer_.given <= channel_lines_ - window_lines_)
+            mark(transfer_.first, transfer_.given, LineState::written);
     }
 
     std::int32_t run(std::uint64_t cycles) {
@@ -286,10 +290,11 @@ class Dimm {
     // Looks at the registers in turn, as a host does, until one of them is as wanted.
     std::int32_t wait(const Poll* polls, std::size_t count, std::uint64_t max_cycles) {
         const std::uint64_t limit = host_.cycle() + std::min(max_cycles, kForever - host_.cycle());
+        const std::uint64_t slice = host_.cycle() + kSliceCycles;
         for (;;) {
             for (std::size_t i = 0; i < count; ++i) {
                 std::uint8_t line[kBeatBytes];
-                const std::int32_t status = read(polls[i].address / kBeatBytes, line, 1);
+                const std::int32_t status = read(polls[i].address / kBeatBytes, line, 1, kForever);
                 if (status != kDone) return status;
                 std::uint32_t word;
                 std::memcpy(&word, line + polls[i].address % kBeatBytes, sizeof word);
@@ -298,6 +303,7 @@ class Dimm {
             if (host_.cycle() >= limit) return kTimeout;
             if (run(std::min<std::uint64_t>(kPollInterval, limit - host_.cycle())) != kDone)
                 return kFaulted;
+            if (host_.cycle() >= slice) return kMore;
         }
     }
 
@@ -319,9 +325,7 @@ class Dimm {
         for (auto& channel : channels_) channel->watch(on);
         if (on || fault_.kind == FaultKind::protocol) return;
         fault_ = {};
-        // A call that a fault ended has left accesses behind; their answers are nobody's.
-        for (std::uint64_t i = 0; i < kAccessCycles && !host_.idle() && !fault_; ++i) step();
-        host_.completions().clear();
+        settle();
     }
 
     std::uint64_t cycle() const { return host_.cycle(); }
@@ -332,6 +336,53 @@ class Dimm {
     std::size_t channels() const { return channels_.size(); }
 
   private:
+    // A transfer that returned `kMore`, if it is `begun`: lines given to the host's controller and
+    // taken from it so far, and the cycle by which something has to move.
+    struct Transfer {
+        bool begun = false, writes = false;
+        std::uint64_t first = 0, given = 0, taken = 0, limit = 0;
+    };
+
+    std::int32_t read(std::uint64_t first, std::uint8_t* out, std::uint64_t lines,
+                      std::uint64_t cycles) {
+        const std::uint64_t slice = host_.cycle() + std::min(cycles, kForever - host_.cycle());
+        Transfer& t = begin("R", first, lines);
+        while (t.taken < lines) {
+            if (host_.cycle() >= slice) return more();
+            for (; t.given < lines && host_.waiting() < kQueued; ++t.given)
+                host_.load(first + t.given, t.given);
+            step();
+            if (fault_) return kFaulted;
+            auto& done = host_.completions();
+            for (; !done.empty(); done.pop_front(), ++t.taken) {
+                std::memcpy(out + done.front().tag * kBeatBytes, done.front().data, kBeatBytes);
+                t.limit = host_.cycle() + kAccessCycles;
+            }
+            if (host_.cycle() > t.limit) return kHung;
+        }
+        return kDone;
+    }
+
+    // A new transfer, or the one that returned `kMore`.
+    Transfer& begin(const char* what, std::uint64_t first, std::uint64_t lines) {
+        if (!std::exchange(transfer_.begun, false)) {
+            transfer_ = {false, *what == 'W', first, 0, 0, host_.cycle() + kAccessCycles};
+            log(what, first, lines);
+        }
+        return transfer_;
+    }
+
+    std::int32_t more() {
+        transfer_.begun = true;
+        return kMore;
+    }
+
+    // A call that ended before its accesses did has left some behind; their answers are nobody's.
+    void settle() {
+        for (std::uint64_t i = 0; i < kAccessCycles && !host_.idle() && !fault_; ++i) step();
+        host_.completions().clear();
+    }
+
     void step() {
         const std::uint64_t cycle = host_.cycle();
         const std::uint8_t* rddata = nullptr;
@@ -359,7 +410,8 @@ class Dimm {
 #endif
     }
 
-    VerilatedContext context_;
+    Context context_;
+    Transfer transfer_;
     std::uint64_t channel_lines_, window_lines_;
     HostController host_;
     HostCycle driven_;
@@ -392,6 +444,8 @@ Dimm* dimm_open(const DimmOptions* options) {
 const char* dimm_error() { return construction_error.c_str(); }
 
 void dimm_close(Dimm* dimm) { delete dimm; }
+
+void dimm_abandon(Dimm* dimm) { dimm->abandon(); }
 
 std::int32_t dimm_read(Dimm* dimm, std::uint64_t line, std::uint8_t* out, std::uint64_t lines) {
     return dimm->read(line, out, lines);
@@ -440,6 +494,16 @@ void dimm_counters(Dimm* dimm, unsigned channel, ChannelCounters* out) {
             device.count(Command::WR) + device.count(Command::WRA),
             device.count(Command::PRE) + device.count(Command::PREA),
             device.count(Command::REF)};
+}
+
+// A command of the host's controller with ACT_n high, for which the rank's banks are closed first.
+void dimm_give(Dimm* dimm, std::int32_t rank, std::uint32_t address, std::uint32_t bg,
+               std::uint32_t ba) {
+    Pins pins;
+    pins.address = address;
+    pins.bg = static_cast<std::uint8_t>(bg);
+    pins.ba = static_cast<std::uint8_t>(ba);
+    dimm->host().give(rank, pins);
 }
 
 void dimm_statistics(Dimm* dimm, HostStatistics* out) { *out = dimm->host().statistics(); }

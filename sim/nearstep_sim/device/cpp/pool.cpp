@@ -16,6 +16,7 @@
 #include "axi_checker.hpp"
 #include "axi_ports.hpp"
 #include "bar_host.hpp"
+#include "context.hpp"
 #include "port_memory.hpp"
 #include "verilated.h"
 #if VM_TRACE
@@ -34,9 +35,12 @@ constexpr unsigned kResetCycles = 6;
 constexpr std::uint64_t kPollInterval = 4096;   // cycles between looks at a register in a wait
 constexpr std::uint64_t kRegisterCycles = 16;   // a register access that takes longer has hung
 constexpr std::uint64_t kWindowCycles = 1 << 18;  // so has a window that moves nothing for so long
+constexpr std::uint64_t kSliceCycles = 4096;      // see shell_device.hpp
 constexpr BarLimits kWindowLimits{4096, 4096};  // a load or store of the window is cut at pages
 
-enum Status : std::int32_t { kDone = 0, kTimeout = -1, kFaulted = -2, kHung = -3, kFailed = -4 };
+enum Status : std::int32_t {  // see shell_device.hpp
+    kDone = 0, kTimeout = -1, kFaulted = -2, kHung = -3, kFailed = -4, kMore = -5
+};
 
 struct Poll {
     std::uint64_t address;
@@ -197,6 +201,12 @@ class Pool {
         for (std::size_t i = 0; i < links_.size(); ++i) links_[i]->reset(link_options(i));
         for (auto& node : nodes_) node->reset();
         cycle_ += kResetCycles;
+        begun_ = false;
+    }
+
+    void abandon() {
+        for (auto& node : nodes_) node->window().abandon();
+        begun_ = false;
     }
 
     std::int32_t read_register(std::uint64_t address, std::uint32_t* value) {
@@ -210,6 +220,7 @@ class Pool {
     // Looks at the registers in turn until one of them is as wanted.
     std::int32_t wait(const Poll* polls, std::size_t count, std::uint64_t max_cycles) {
         const std::uint64_t limit = cycle_ + std::min(max_cycles, ~std::uint64_t{0} - cycle_);
+        const std::uint64_t slice = cycle_ + kSliceCycles;
         for (;;) {
             for (std::size_t i = 0; i < count; ++i) {
                 std::uint32_t word = 0;
@@ -225,18 +236,19 @@ class Pool {
                 for (auto& node : nodes_) interrupted |= std::exchange(node->interrupted, false);
             }
             if (faulted()) return kFaulted;
+            if (cycle_ >= slice) return kMore;
         }
     }
 
     std::int32_t write(std::uint64_t address, const std::uint8_t* data, std::uint64_t bytes) {
         Node& node = at(address);
-        node.window().write(address % options_.capacity, data, bytes);
+        if (!begun_) node.window().write(address % options_.capacity, data, bytes);
         return finish(node);
     }
 
     std::int32_t read(std::uint64_t address, std::uint8_t* out, std::uint64_t bytes) {
         Node& node = at(address);
-        node.window().read(address % options_.capacity, out, bytes);
+        if (!begun_) node.window().read(address % options_.capacity, out, bytes);
         return finish(node);
     }
 
@@ -336,12 +348,17 @@ class Pool {
 
     std::int32_t finish(Node& node) {
         BarHost& window = node.window();
-        std::uint64_t moved_at = cycle_;
+        const std::uint64_t slice = cycle_ + kSliceCycles;
+        if (!std::exchange(begun_, false)) moved_at_ = cycle_;
         while (window.sending() || window.posted() || window.reading()) {
+            if (cycle_ >= slice) {
+                begun_ = true;
+                return kMore;
+            }
             step();
             if (faulted()) return kFaulted;
-            if (std::exchange(node.moved, false)) moved_at = cycle_;
-            if (cycle_ - moved_at > kWindowCycles) {
+            if (std::exchange(node.moved, false)) moved_at_ = cycle_;
+            if (cycle_ - moved_at_ > kWindowCycles) {
                 window.time_out();
                 return kFailed;
             }
@@ -386,11 +403,13 @@ class Pool {
     };
 
     PoolOptions options_;
-    VerilatedContext context_;
+    Context context_;
     std::vector<std::unique_ptr<Node>> nodes_;
     std::vector<std::unique_ptr<Link>> links_;
     std::vector<Sent> sent_;
     std::uint64_t cycle_ = 0;
+    std::uint64_t moved_at_ = 0;
+    bool begun_ = false;  // a transfer, which the next call goes on with
 #if VM_TRACE
     std::unique_ptr<VerilatedVcdC> trace_;
 #endif
@@ -407,6 +426,7 @@ Pool* pool_open(const nearstep::PoolOptions* options) { return new Pool(*options
 
 void device_close(Pool* pool) { delete pool; }
 void device_reset(Pool* pool) { pool->reset(); }
+void device_abandon(Pool* pool) { pool->abandon(); }
 
 std::int32_t device_read_register(Pool* pool, std::uint64_t address, std::uint32_t* value) {
     return pool->read_register(address, value);

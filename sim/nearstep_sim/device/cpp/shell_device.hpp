@@ -14,6 +14,7 @@
 
 #include "axi_checker.hpp"
 #include "axi_ports.hpp"
+#include "context.hpp"
 #include "design.hpp"
 #include "port_memory.hpp"
 #include "units.hpp"
@@ -21,10 +22,15 @@
 namespace nearstep {
 
 constexpr unsigned kResetCycles = 6;
+// A call gives back the processor after so many cycles, so that the caller can see signals.
+constexpr std::uint64_t kSliceCycles = 4096;
 constexpr std::uint64_t kForever = ~std::uint64_t{0};
 
-// Of every command: 0 to 3 is a register response or done, below 0 see here.
-enum Status : std::int32_t { kDone = 0, kTimeout = -1, kFaulted = -2, kHung = -3, kFailed = -4 };
+// Of every command: 0 to 3 is a register response or done, below 0 see here. After `kMore` the same
+// call, of a wait with the cycles that are left, goes on where it was; or `abandon` is called.
+enum Status : std::int32_t {
+    kDone = 0, kTimeout = -1, kFaulted = -2, kHung = -3, kFailed = -4, kMore = -5
+};
 
 struct Options {
     std::uint8_t* data;
@@ -72,6 +78,8 @@ class ShellDevice {
     }
 
     virtual void reset() = 0;
+    // A call that returned `kMore` is not gone on with: its data are the caller's again.
+    virtual void abandon() {}
     virtual std::int32_t read_register(std::uint64_t address, std::uint32_t* value) = 0;
     virtual std::int32_t write_register(std::uint64_t address, std::uint32_t value) = 0;
 
@@ -79,6 +87,7 @@ class ShellDevice {
     // error is not.
     std::int32_t wait(const Poll* polls, std::size_t count, std::uint64_t max_cycles) {
         const std::uint64_t limit = cycle_ + std::min(max_cycles, kForever - cycle_);
+        const std::uint64_t slice = cycle_ + kSliceCycles;
         for (;;) {
             for (std::size_t i = 0; i < count; ++i) {
                 std::uint32_t word = 0;
@@ -89,6 +98,7 @@ class ShellDevice {
             if (cycle_ >= limit) return kTimeout;
             sleep(limit);
             if (memory_.fault) return kFaulted;
+            if (cycle_ >= slice) return kMore;
         }
     }
 
@@ -158,7 +168,7 @@ class ShellDevice {
 #endif
     }
 
-    VerilatedContext context_;
+    Context context_;
     std::unique_ptr<design::Shell> shell_;
     std::unique_ptr<Units<design::Shell>> units_;
     PortMemory memory_;
@@ -178,6 +188,8 @@ extern "C" {
 void device_close(nearstep::ShellDevice* device) { delete device; }
 
 void device_reset(nearstep::ShellDevice* device) { device->reset(); }
+
+void device_abandon(nearstep::ShellDevice* device) { device->abandon(); }
 
 std::int32_t device_read_register(nearstep::ShellDevice* device, std::uint64_t address,
                                   std::uint32_t* value) {

@@ -14,7 +14,7 @@ class Store {
   public:
     static constexpr std::uint64_t kLineBytes = 64;
     static constexpr std::uint32_t kPoison = 0xFFDEADFFu;
-    enum State : std::uint8_t { kUnwritten = 0, kWritten = 1, kGuard = 2 };
+    enum State : std::uint8_t { kGuard = 0, kUnwritten = 1, kWritten = 2 };
 
     Store(std::uint8_t* data, std::uint8_t* state, std::uint64_t capacity, unsigned beat_bytes)
         : data_(data), state_(state), capacity_(capacity), beat_bytes_(beat_bytes) {}

@@ -15,8 +15,10 @@ template <class Shell, class Unit, class Ports, unsigned kUnits>
 class RtlUnits final : public Units<Shell> {
   public:
     explicit RtlUnits(VerilatedContext* context) {
-        for (unsigned k = 0; k < kUnits; ++k)
+        for (unsigned k = 0; k < kUnits; ++k) {
             units_[k] = std::make_unique<Unit>(context, ("unit" + std::to_string(k)).c_str());
+            units_[k]->eval();  // a shell is traced from its reset on, before its units have theirs
+        }
     }
 
     ~RtlUnits() override {

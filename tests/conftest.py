@@ -1,0 +1,68 @@
+"""What each file of tests costs, beside its budget.
+
+A budget is printed, not enforced: seconds depend on the machine, and a test may not.
+"""
+
+import os
+import tomllib
+from collections import Counter
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+SHOWN = 12
+COST = "cpu_s"
+_started: dict[str, float] = {}
+_spent: Counter[str] = Counter()
+
+
+def _cpu() -> float:
+    """Processor time of this process and of its children that have ended, in seconds."""
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
+
+
+def budgets() -> tuple[float, dict[str, float]]:
+    """Seconds for a file that is not listed, and those of the listed ones."""
+    table = tomllib.loads((HERE / "budgets.toml").read_text(encoding="utf-8"))
+    return table["default"], table["files"]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_logstart(nodeid: str) -> None:
+    _started[nodeid] = _cpu()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if report.when == "teardown" and item.nodeid in _started:
+        report.user_properties.append((COST, _cpu() - _started.pop(item.nodeid)))
+    return report
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    for name, value in report.user_properties:
+        if name == COST and isinstance(value, float):
+            _spent[report.nodeid.partition("::")[0]] += value
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if not _spent or hasattr(terminalreporter.config, "workerinput"):
+        return
+    other, listed = budgets()
+    rows = [(file, cost, listed.get(file, other)) for file, cost in _spent.most_common()]
+    over = [row for row in rows if row[1] > row[2]]
+    write = terminalreporter.write_line
+    terminalreporter.section("processor time by file")
+    write(f"{'seconds':>8}  {'budget':>6}  file")
+    for file, cost, budget in rows[:SHOWN]:
+        write(f"{cost:8.1f}  {budget:6.0f}  {file}{'  over its budget' if cost > budget else ''}")
+    write(
+        f"{sum(_spent.values()):8.1f}  {'':6}  {len(rows)} files, {len(over)} over "
+        f"their budget (tests/budgets.toml): {', '.join(row[0] for row in over) or '-'}"
+    )

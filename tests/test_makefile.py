@@ -1,0 +1,85 @@
+"""What `make` hands on is what was written."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+STUB = "import json, sys\njson.dump(sys.argv[1:], open('arguments.json', 'w'))\n"
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """The Makefile in a checkout whose environment is ready and whose example is a stub."""
+    folder = tmp_path / "a checkout"
+    for name in ("examples", ".ci", ".venv/bin"):
+        (folder / name).mkdir(parents=True)
+    for name in ("Makefile", "pyproject.toml", ".ci/run_with_args.py"):
+        shutil.copy(ROOT / name, folder / name)
+    (folder / "examples" / "train_gpt.py").write_text(STUB)
+    (folder / ".venv" / "bin" / "python").symlink_to(sys.executable)
+    (folder / ".venv" / ".ready").touch()
+    for name in ("a.txt", "b.txt"):
+        (folder / name).touch()
+    return folder
+
+
+def make(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    kept = {k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "MAKELEVEL", "RUN_ARGS")}
+    return subprocess.run(
+        ["make", *arguments],
+        cwd=folder,
+        env={**kept, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+CASES = {
+    "": [],
+    "--steps 3": ["--steps", "3"],
+    "--device golden:axdimm?rules=adam&channels=2": [
+        "--device",
+        "golden:axdimm?rules=adam&channels=2",
+    ],
+    "--device 'sim:axdimm?x=1&y=2' --steps 1": [
+        "--device",
+        "sim:axdimm?x=1&y=2",
+        "--steps",
+        "1",
+    ],
+    "'two words' \"and more\" it\\'s": ["two words", "and more", "it's"],
+    "* ?.txt ~ {a,b} #x": ["*", "?.txt", "~", "{a,b}", "#x"],
+    "$HOME $(HOME) $$ ${MAKE} `id` $(shell id)": [
+        *("$HOME", "$(HOME)", "$$", "${MAKE}", "`id`", "$(shell", "id)"),
+    ],
+    "a; echo b > c | cat && false": ["a;", "echo", "b", ">", "c", "|", "cat", "&&", "false"],
+    "\\\\ %n café": ["\\", "%n", "café"],
+}
+
+
+@pytest.mark.parametrize("source", ["command line", "environment"])
+@pytest.mark.parametrize(("given", "expected"), CASES.items())
+def test_run_args_reach_the_example_as_they_are_written(
+    checkout: Path, given: str, expected: list[str], source: str
+) -> None:
+    if source == "environment":
+        done = make(checkout, "run", RUN_ARGS=given)
+    else:
+        done = make(checkout, "run", f"RUN_ARGS={given}")
+    assert done.returncode == 0, done.stderr
+    assert json.loads((checkout / "arguments.json").read_text()) == expected
+    assert not (checkout / "c").exists()
+
+
+def test_a_quote_that_is_not_closed_is_an_error(checkout: Path) -> None:
+    done = make(checkout, "run", "RUN_ARGS=--device 'golden")
+    assert done.returncode != 0
+    assert "RUN_ARGS=--device 'golden: No closing quotation" in done.stderr
+    assert not (checkout / "arguments.json").exists()
