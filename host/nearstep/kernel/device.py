@@ -73,7 +73,8 @@ class KernelDevice(Device):
         self.config = config
         self.regs = regs
         self.channels = tuple(channels)
-        self._turns = Turns(lambda: [channel.lock.used for channel in self.channels])
+        locks = [channel.lock for channel in self.channels]
+        self._turns = Turns(lambda: [lock.used for lock in locks])  # not self: that is a cycle
         arrays = len(config.arrays) + bool(config.compression) + bool(config.copy_out_formats)
         if config.windows < arrays:
             raise MismatchError("windows", f"at least {arrays}", config.windows)
