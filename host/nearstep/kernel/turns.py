@@ -103,17 +103,19 @@ class Turns:
                         del self._regions[each]
                 self._changed.notify_all()
 
-    @contextmanager
-    def copy(self, channel: int, action: str) -> Iterator[None]:
-        """A copy of the host, when no other thread has the channel. Raises as :meth:`region`."""
+    def begin_copy(self, channel: int, action: str) -> None:
+        """A copy of the host begins, when no other thread has the channel. Raises as
+        :meth:`region`."""
         with self._changed:
-            self._wait(frozenset({channel}), action, lambda: False)
+            if channel in self._regions:
+                self._wait(frozenset({channel}), action, lambda: False)
             self._copies[channel] += 1
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._copies[channel] -= 1
+
+    def end_copy(self, channel: int) -> None:
+        """A copy that has begun ends."""
+        with self._changed:
+            self._copies[channel] -= 1
+            if self._waiting:
                 self._changed.notify_all()
 
     def holds(self, region: Region, channel: int) -> bool:
