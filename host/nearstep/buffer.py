@@ -90,7 +90,7 @@ class Buffer:
         Nothing was copied then.
         """
         self.check_usable("write")
-        array = host_array(repr(self), array, self.dtype)
+        array = host_array(self, array, self.dtype)
         self._check_like(array)
         data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         with self.device.reach(self, "write"):

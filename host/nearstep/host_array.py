@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 from nearstep.errors import DtypeError
 
 
-def host_array(what: str, value: Any, dtype: np.dtype) -> NDArray[Any]:
+def host_array(what: object, value: Any, dtype: np.dtype) -> NDArray[Any]:
     """``value`` as an array, without a copy where it can be had without one.
 
     Parameters
     ----------
-    what: str
-        For errors.
+    what: object
+        Of which errors have the ``repr``.
     value:
         numpy's; a dense tensor of torch on the CPU, of which the values count, not the gradient; or
         one that numpy takes by its ``__dlpack__`` or ``__array__``.
@@ -36,9 +36,9 @@ def host_array(what: str, value: Any, dtype: np.dtype) -> NDArray[Any]:
         if torch is not None and isinstance(value, torch.Tensor):
             if value.device.type != "cpu" or value.layout is not torch.strided:
                 actual = f"{value.layout} tensor on {value.device}"
-                raise DtypeError(what, f"{expected}, dense, on the CPU", actual)
+                raise DtypeError(repr(what), f"{expected}, dense, on the CPU", actual)
             if value.dtype is torch.bfloat16 and dtype != np.uint16:
-                raise DtypeError(what, dtype, "torch.bfloat16")
+                raise DtypeError(repr(what), dtype, "torch.bfloat16")
             values = value.detach().resolve_conj().resolve_neg()
             if value.dtype is torch.bfloat16:
                 values = values.contiguous().view(torch.int16)
@@ -52,5 +52,5 @@ def host_array(what: str, value: Any, dtype: np.dtype) -> NDArray[Any]:
         if isinstance(error, DtypeError):
             raise
         text = str(error).partition("\n")[0]
-        raise DtypeError(what, expected, f"{type(value).__name__}: {text}") from None
-    raise DtypeError(what, expected, type(value).__name__)
+        raise DtypeError(repr(what), expected, f"{type(value).__name__}: {text}") from None
+    raise DtypeError(repr(what), expected, type(value).__name__)

@@ -217,7 +217,8 @@ def _read(path: Path) -> tuple[_Header, Arrays]:
         needed = file.tell() + header.devices * sum(size + DIGEST_BYTES for size in sizes)
         found = os.fstat(file.fileno()).st_size
         if found != needed:  # before anything is read that the header alone speaks of
-            raise _TornError(f"it must have {needed} bytes, not {found}")
+            behind = "there is something behind its end: " if found > needed else ""
+            raise _TornError(f"{behind}it must have {needed} bytes, not {found}")
         arrays: Arrays = []
         for number, shape in enumerate(header.shapes):
             arrays.append([])

@@ -397,7 +397,7 @@ class KernelDevice(Device):
         channel = self.channels[number]
         with channel.lock:
             channel.check_ready(action)
-            with _stopped(action):
+            try:
                 self._await_other(channel, action)
                 command.configure(channel.kernel, self.config, channel.base)
                 command.grant(channel.kernel, self.config, channel.base)
@@ -415,6 +415,8 @@ class KernelDevice(Device):
                 )
                 channel.run = run  # before START: an interrupt must not lose a run
                 channel.kernel.start.go = 1
+            except (MemoryFaultError, ProtocolError) as fault:
+                raise _reset_needed(action, fault) from fault
         return run
 
     def _await_other(self, channel: KernelChannel, action: str) -> None:
@@ -462,11 +464,16 @@ class KernelDevice(Device):
     def reach(self, buffer: Buffer, action: str) -> Iterator[None]:
         channel = self.channels[self.channel_of(buffer)]
         what = f"{action} {buffer!r}"
-        with _stopped(what), ExitStack() as turn:
-            if channel.has_modes:
-                turn.enter_context(self._turns.copy(channel.number, what))
-                channel.check_reach(what)
+        if channel.has_modes:
+            self._turns.begin_copy(channel.number, what)
+        try:
+            channel.check_reach(what)
             yield
+        except (MemoryFaultError, ProtocolError) as fault:
+            raise _reset_needed(what, fault) from fault
+        finally:
+            if channel.has_modes:
+                self._turns.end_copy(channel.number)
 
     def check_unused(self, buffer: Buffer, action: str, *, changes: bool) -> None:
         channel = self.channels[self.channel_of(buffer)]
@@ -535,19 +542,10 @@ class KernelDevice(Device):
         return buffers
 
 
-@contextmanager
-def _stopped(action: str) -> Iterator[None]:
-    """What a fault of a kernel means to another action: an emulated device stops at it.
-
-    Raises
-    ------
-    ResetNeededError
-    """
-    try:
-        yield
-    except (MemoryFaultError, ProtocolError) as fault:
-        text = str(fault).partition("\n")[0]
-        raise ResetNeededError(
-            f"cannot {action}: the device stopped before and needs a reset(): {text}",
-            transactions=fault.transactions,
-        ) from fault
+def _reset_needed(action: str, fault: MemoryFaultError | ProtocolError) -> ResetNeededError:
+    """What a fault of a kernel means to another action: an emulated device stops at it."""
+    text = str(fault).partition("\n")[0]
+    return ResetNeededError(
+        f"cannot {action}: the device stopped before and needs a reset(): {text}",
+        transactions=fault.transactions,
+    )

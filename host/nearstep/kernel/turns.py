@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -9,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
 
-from nearstep.errors import ModeError
+from nearstep.errors import ForkedDeviceError, ModeError
 
 STALL_SECONDS = 60.0
 """A thread waits for another that has a channel as long as kernels are used; then so long."""
@@ -17,6 +18,8 @@ STALL_SECONDS = 60.0
 
 class CommandLock:
     """Makes many accesses of a kernel's registers one command; a thread may take it again.
+
+    In a child after ``fork()`` it raises :class:`ForkedDeviceError`.
 
     Attributes
     ----------
@@ -28,12 +31,15 @@ class CommandLock:
         self._lock = threading.RLock()
         self._inside = 0
         self._count = 0
+        self._process = os.getpid()
 
     @property
     def used(self) -> object:
         return object() if self._inside else self._count
 
     def __enter__(self) -> None:
+        if os.getpid() != self._process:  # it may be held by a thread which is not here
+            raise ForkedDeviceError("of this kernel", "give it a command", self._process)
         self._lock.acquire()
         self._inside += 1
 
@@ -97,17 +103,19 @@ class Turns:
                         del self._regions[each]
                 self._changed.notify_all()
 
-    @contextmanager
-    def copy(self, channel: int, action: str) -> Iterator[None]:
-        """A copy of the host, when no other thread has the channel. Raises as :meth:`region`."""
+    def begin_copy(self, channel: int, action: str) -> None:
+        """A copy of the host begins, when no other thread has the channel. Raises as
+        :meth:`region`."""
         with self._changed:
-            self._wait(frozenset({channel}), action, lambda: False)
+            if channel in self._regions:
+                self._wait(frozenset({channel}), action, lambda: False)
             self._copies[channel] += 1
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._copies[channel] -= 1
+
+    def end_copy(self, channel: int) -> None:
+        """A copy that has begun ends."""
+        with self._changed:
+            self._copies[channel] -= 1
+            if self._waiting:
                 self._changed.notify_all()
 
     def holds(self, region: Region, channel: int) -> bool:
