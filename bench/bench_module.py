@@ -26,7 +26,8 @@ from nearstep_hw.axdimm.arbiter import PATIENCE
 from nearstep_hw.axdimm.arbiter_registers import Block, arbiter_map
 from nearstep_hw.axdimm.config import AdamKernelConfig
 from nearstep_hw.axdimm.host_front_end import HOST_READ_LATENCY, HOST_WRITE_LATENCY
-from nearstep_hw.axdimm.memory_channel import HURRY_CYCLES, POSTPONED, MemoryChannel
+from nearstep_hw.axdimm.memory_channel import HURRY_CYCLES, MemoryChannel
+from nearstep_hw.axdimm.refresh_debt import POSTPONED
 from nearstep_hw.axdimm.registers import update_rule
 from nearstep_hw.axdimm.shell import KernelShell
 from nearstep_hw.csr.model import LINE_BYTES
@@ -332,8 +333,8 @@ class ControllerInChannel(wiring.Component):
     """The controller with what a memory channel uses of it, so that nothing else is counted."""
 
     def __init__(self) -> None:
-        self.controller = DramController(postponed=POSTPONED)
-        used = ("s_axi", "dfi", "i_enable", "o_idle", "i_debt")
+        self.controller = DramController(postponed=None)
+        used = ("s_axi", "dfi", "i_enable", "o_idle", "i_owed", "i_must")
         super().__init__({name: self.controller.signature.members[name] for name in used})
 
     def elaborate(self, platform: object) -> Module:
@@ -343,7 +344,8 @@ class ControllerInChannel(wiring.Component):
         wiring.connect(m, controller.dfi, wiring.flipped(self.dfi))
         m.d.comb += [
             controller.i_enable.eq(self.i_enable),
-            controller.i_debt.eq(self.i_debt),
+            controller.i_owed.eq(self.i_owed),
+            controller.i_must.eq(self.i_must),
             self.o_idle.eq(controller.o_idle),
         ]
         return m

@@ -19,11 +19,12 @@ Parameters and state equal those of torch's optimizer with ``fused=True`` on a C
 - torch's kernels are those for AVX2 or AVX512 (``torch.backends.cpu.get_cpu_capability()``).
 
 A kernel has the rule of Adam and AdamW alone, unless the device is told otherwise:
-``golden:axdimm?rules=adam,sgd,sgd_momentum,adagrad``. Only the arrays that a group needs are
-allocated, e.g. none for the momentum of SGD without momentum.
+``golden:axdimm?rules=adam,adam_amsgrad,sgd,sgd_momentum,adagrad``; ``amsgrad`` needs
+``adam_amsgrad``. Only the arrays that a group needs are allocated, e.g. none for the momentum of
+SGD without momentum. With ``maximize`` the host sends the gradients negated.
 
-Options that torch has and the device has not are refused by name: ``amsgrad``, ``maximize``,
-``foreach``, ``capturable`` and ``differentiable``. ``fused`` is accepted and changes nothing; in
+Options that torch has and the device has not are refused by name: ``foreach``, ``capturable`` and
+``differentiable``. ``fused`` is accepted and changes nothing; in
 ``state_dict()`` it is True, because torch's fused step is the one that has the same bits.
 
 Behaviour that differs from torch's, or that torch leaves open:
@@ -50,7 +51,7 @@ Ref: AXDIMM, sections 3.3 and 4.2.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -62,7 +63,7 @@ from nearstep.placement import ARRAYS
 from nearstep.run import Run
 from nearstep.torch import options
 from nearstep.torch.compression import Compression, check_pairs
-from nearstep.torch.errors import HyperparameterError
+from nearstep.torch.errors import HyperparameterError, StateError
 from nearstep.torch.layout import Layout
 from nearstep.torch.optimizer import DeviceOptimizer
 from nearstep.torch.resident import Resident
@@ -75,12 +76,22 @@ from nearstep.torch.traffic import Traffic
 __all__ = ["SGD", "Adagrad", "Adam", "AdamW", "GradScaler", "Traffic"]
 
 
+MAXIMUM = "max_exp_avg_sq"
+"""Key of what Adam keeps with ``amsgrad`` alone."""
+
+
 class Adam(DeviceOptimizer):
     """``torch.optim.Adam`` on a device; :mod:`nearstep.optim` says where it differs.
 
+    The kernel needs the rule ``adam``, for groups with ``amsgrad`` ``adam_amsgrad``. As in torch, a
+    parameter has ``max_exp_avg_sq`` from its first step on if that is with ``amsgrad``, keeps it
+    untouched in steps without, and can make none with ``amsgrad`` if it has none: torch raises
+    KeyError, this class StateError. ``optimizer.state[p]["max_exp_avg_sq"] = torch.zeros_like(p)``
+    switches it on later.
+
     Parameters
     ----------
-    params, lr, betas, eps, weight_decay, decoupled_weight_decay
+    params, lr, betas, eps, weight_decay, amsgrad, maximize, decoupled_weight_decay
         As in torch. Parameters are dense fp32, fp16 or bf16 tensors on the CPU.
     device: str | Device
         Name of a device (see :func:`nearstep.open`), which the optimizer opens, and closes when the
@@ -114,8 +125,8 @@ class Adam(DeviceOptimizer):
 
     layout = Layout(
         counts=True,
-        moments={"exp_avg": "m", "exp_avg_sq": "v"},
-        foreign={"max_exp_avg_sq": "amsgrad"},
+        moments={"exp_avg": "m", "exp_avg_sq": "v", MAXIMUM: "v_max"},
+        optional=frozenset({MAXIMUM}),
     )
 
     def __init__(
@@ -169,10 +180,20 @@ class Adam(DeviceOptimizer):
         options.check_betas(group)
 
     def _rule(self, group: Mapping[str, Any]) -> str:
-        return "adam"
+        return "adam_amsgrad" if group["amsgrad"] else "adam"
 
     def _arrays(self, group: Mapping[str, Any]) -> Mapping[str, float]:
-        return ARRAYS
+        return {**ARRAYS, "v_max": 0.0} if group["amsgrad"] else ARRAYS
+
+    def _first_moments(self, group: Mapping[str, Any]) -> Sequence[str]:
+        return [*self.layout.required, *([MAXIMUM] if group["amsgrad"] else [])]
+
+    def _phase(
+        self, group: Mapping[str, Any], resident: Resident, state: ParameterState
+    ) -> Hashable:
+        if group["amsgrad"] and not state.has_moment(MAXIMUM):
+            raise StateError(resident.label, f"have {MAXIMUM!r} for amsgrad", sorted(state))
+        return super()._phase(group, resident, state)
 
     def _arguments(self, group: Mapping[str, Any], phase: Hashable) -> dict[str, Any]:
         return {
@@ -190,6 +211,7 @@ class Adam(DeviceOptimizer):
             arrays["g"],
             arrays["m"],
             arrays["v"],
+            arrays["v_max"] if group["amsgrad"] else None,
             **self._arguments(group, phase),
             **gradient,
         )
@@ -261,7 +283,7 @@ class SGD(DeviceOptimizer):
 
     Parameters
     ----------
-    params, lr, momentum, dampening, weight_decay, nesterov
+    params, lr, momentum, dampening, weight_decay, nesterov, maximize
         As in torch. Parameters are dense fp32, fp16 or bf16 tensors on the CPU.
     device, max_cycles, compression, error_feedback, compression_form, compression_format,
     max_grad_norm
@@ -391,7 +413,7 @@ class Adagrad(DeviceOptimizer):
 
     Parameters
     ----------
-    params, lr, lr_decay, weight_decay, initial_accumulator_value, eps
+    params, lr, lr_decay, weight_decay, initial_accumulator_value, eps, maximize
         As in torch. Parameters are dense fp32, fp16 or bf16 tensors on the CPU.
     device, max_cycles, compression, error_feedback, compression_form, compression_format,
     max_grad_norm

@@ -291,7 +291,8 @@ class IdleController(Component):
                 "s_axi": In(Axi4Signature(**port)),
                 "dfi": Out(DfiSignature()),
                 "i_enable": In(1),
-                "i_debt": In(4),
+                "i_owed": In(1),
+                "i_must": In(1),
                 "o_idle": Out(1),
             }
         )
@@ -323,7 +324,7 @@ class WindowAnswers(Component):
         m = Module()
         geometry = self.geometry
 
-        def controller(*_: object, postponed: int, **port: int) -> IdleController:
+        def controller(*_: object, postponed: None, **port: int) -> IdleController:
             return IdleController(self.idle, **port)
 
         channel = MemoryChannel(SHORT, AddressMapping(geometry), controller=controller)

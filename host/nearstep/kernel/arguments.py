@@ -49,12 +49,14 @@ def adam_arguments(
     eps: float,
     weight_decay: float,
     decoupled: bool,
+    rule: str = "adam",
 ) -> RuleArguments:
-    """Arguments of Adam, with the arithmetic in ``order``; raises :class:`ArgumentError`."""
+    """Arguments of Adam, with the arithmetic in ``order``, or of a rule with the same numbers;
+    raises :class:`ArgumentError`."""
     check_hyperparameters(step, betas, lr=lr, eps=eps, weight_decay=weight_decay)
     _, scalars_of = ORDERS[order]
     return RuleArguments(
-        rule="adam",
+        rule=rule,
         scalars=scalars_of(lr, betas, eps, weight_decay, step, decoupled),
         given=f"{lr=}, {betas=}, {eps=}, {weight_decay=}, {step=}",
     )
@@ -100,6 +102,7 @@ def adagrad_arguments(
 ARGUMENTS: Mapping[str, Callable[..., RuleArguments]] = MappingProxyType(
     {
         "adam": adam_arguments,
+        "adam_amsgrad": adam_arguments,
         "sgd": sgd_arguments,
         "sgd_momentum": sgd_arguments,
         "adagrad": adagrad_arguments,

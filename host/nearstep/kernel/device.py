@@ -129,6 +129,7 @@ class KernelDevice(Device):
         g: Buffer | Pairs,
         m: Buffer,
         v: Buffer,
+        v_max: Buffer | None = None,
         *,
         step: int,
         lr: float = 1e-3,
@@ -141,12 +142,13 @@ class KernelDevice(Device):
         copy_out: Buffer | None = None,
         copy_out_format: str | None = None,
     ) -> UpdateRun:
-        """Start an Adam step, p, m and v in place, and return at once.
+        """Start an Adam step, p, m, v and v_max in place, and return at once.
 
         Parameters
         ----------
-        p, g, m, v: Buffer
-            Parameters, gradients, first and second moments: float32, of one size, on this device,
+        p, g, m, v, v_max: Buffer
+            Parameters, gradients, first and second moments, and if given the maxima of those, which
+            is AMSGrad, a rule of its own: float32, of one size, on this device,
             on one channel, each starting on a beat of the memory port (64 bytes with 16 lanes),
             without overlap. Where the kernel has the format, g may be float16, or uint16 that
             holds bfloat16. Where the kernel has the form, g may be :class:`Pairs`, of which there
@@ -162,7 +164,8 @@ class KernelDevice(Device):
             g be uint16 then.
         gradient_scale: float
             Every gradient is multiplied by it, rounded to binary32 once, before anything else.
-            Other than 1 only where the kernel can (``gradient_scale=yes``).
+            Other than 1 only where the kernel can (``gradient_scale=yes``). A negative one
+            ascends, as torch's ``maximize``.
         copy_out: Buffer, optional
             Of the size of p, placed like p: it becomes the updated p, rounded to nearest even to
             16 bits. float16, or uint16 to hold bfloat16, where the kernel has the format.
@@ -188,10 +191,12 @@ class KernelDevice(Device):
             eps=eps,
             weight_decay=weight_decay,
             decoupled=decoupled,
+            rule="adam" if v_max is None else "adam_amsgrad",
         )
         gradient = Gradient(gradient_format, gradient_scale)
         copy = CopyOut(copy_out, copy_out_format)
-        return self._update(arguments, {"p": p, "m": m, "v": v}, g, gradient, copy)
+        states = {"p": p, "m": m, "v": v} | ({} if v_max is None else {"v_max": v_max})
+        return self._update(arguments, states, g, gradient, copy)
 
     def sgd(
         self,
@@ -395,7 +400,7 @@ class KernelDevice(Device):
         if rule not in self.config.rules:
             raise ArgumentError(
                 f"rule must be one that the kernel has ({', '.join(self.config.rules)}), "
-                f"not {rule}: name it in the device's rules="
+                f"not {rule}: name it in the device's rules={','.join((*self.config.rules, rule))}"
             )
 
     def check_arguments(self, rule: str, **arguments: Any) -> None:

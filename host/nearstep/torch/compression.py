@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 import numpy as np
@@ -44,6 +44,10 @@ class Compressed:
     index: NDArray[np.intp]
     value: NDArray[np.generic]
     residual: NDArray[np.float32] | None
+
+    def negated(self) -> Compressed:
+        """The same with what is sent negated; what stays is of the gradient as it was given."""
+        return replace(self, value=convert.negated(self.value))
 
 
 @dataclass(frozen=True, kw_only=True)

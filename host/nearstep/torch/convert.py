@@ -57,6 +57,16 @@ def widen(array: NDArray[Any]) -> NDArray[np.float32]:
     return array.astype(np.float32)
 
 
+def negated(array: NDArray[Any]) -> NDArray[Any]:
+    """A new array like ``array``, in any format of :func:`to_words`, with every sign bit flipped,
+    of zeros and NaN too."""
+    words = array.view(f"u{array.itemsize}")
+    flipped: NDArray[Any] = (words ^ words.dtype.type(1 << (8 * array.itemsize - 1))).view(
+        array.dtype
+    )
+    return flipped
+
+
 def store(array: NDArray[np.float32], tensor: Tensor) -> None:
     """Copy a flat fp32 array into ``tensor``, rounding to nearest even if it has 16 bits."""
     tensor.detach().copy_(torch.from_numpy(array).view(tensor.shape))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,15 +17,12 @@ class Layout:
     moments: Mapping[str, str]
         Array of each tensor that stays on the device, by key.
     optional: frozenset[str]
-        Those of them that may be missing, or None: the first step that needs one makes it.
-    foreign: Mapping[str, str]
-        Keys that a checkpoint must not have, each with the option that makes torch write it.
+        Those of them that may be missing, or None: there only once an option has asked for them.
     """
 
     counts: bool
     moments: Mapping[str, str]
     optional: frozenset[str] = frozenset()
-    foreign: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def required(self) -> Sequence[str]:

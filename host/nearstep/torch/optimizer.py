@@ -7,7 +7,7 @@ import math
 import weakref
 from abc import abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Self, overload
 
 import torch
@@ -236,7 +236,7 @@ class DeviceOptimizer(Optimizer):
 
         The state is sent to the device as fp32 and every parameter goes down with its next step.
         What the checkpoint says about torch's way to compute (foreach, capturable) is not taken
-        over; amsgrad and maximize change the result and are refused.
+        over.
 
         Raises
         ------
@@ -383,8 +383,8 @@ class DeviceOptimizer(Optimizer):
         if found is not None:
             ready = self._restore(resident, found)
         else:
-            resident.reset_moments(arrays)
-            ready = self._first_state(resident)
+            resident.reset_moments(self._first_moments(group), arrays)
+            ready = self._first_state(resident, group)
         self._keep(resident, ready)
         return ready
 
@@ -403,10 +403,14 @@ class DeviceOptimizer(Optimizer):
             return SavedState.of(self.layout, resident.label, resident.parameter, state)
         return None
 
-    def _first_state(self, resident: Resident) -> ParameterState:
+    def _first_moments(self, group: Mapping[str, Any]) -> Sequence[str]:
+        """Keys of the moments that state has before the first step."""
+        return self.layout.required
+
+    def _first_state(self, resident: Resident, group: Mapping[str, Any]) -> ParameterState:
         """State before the first step."""
         step = torch.zeros((), dtype=torch.float32) if self.layout.counts else None
-        return ParameterState(resident, step, self.layout.required)
+        return ParameterState(resident, step, self._first_moments(group))
 
     def _check_launches(self, parameters: Iterable[tuple[int, Tensor]]) -> None:
         """Raise unless the scalars of every run fit into their registers; nothing is sent.
@@ -427,7 +431,7 @@ class DeviceOptimizer(Optimizer):
             state = self._checked_state(resident)
             if isinstance(state, SavedState):
                 state = ParameterState(resident, state.step, state.moments)
-            phase = self._phase(group, resident, state or self._first_state(resident))
+            phase = self._phase(group, resident, state or self._first_state(resident, group))
             if (index, phase) not in checked:
                 arguments = self._arguments(group, phase)
                 self.device.check_arguments(self._rule(group), **arguments)
@@ -502,16 +506,17 @@ class DeviceOptimizer(Optimizer):
         state = self._ready_state(resident, group)
         phase = self._phase(group, resident, state)
         resident.send_master_if_changed()
-        compression = self._settings.compression
+        compression, negated = self._settings.compression, bool(group["maximize"])
         compressed = None
         if compression is None:
             form = resident.gradient_format(gradient)
             resident.extent.segment.reserve({gradient_array(form): 0.0})
-            resident.send_gradient(gradient)
+            resident.send_gradient(gradient, negated=negated)
         else:
             form = compression.format
             residual = state.get(RESIDUAL) if compression.error_feedback else None
             compressed = resident.compress(gradient, residual, compression)
+            compressed = compressed.negated() if negated else compressed
         copy_format = resident.copy_format
         if copy_format is not None:
             resident.extent.segment.reserve({copy_array(copy_format): 0.0})

@@ -16,8 +16,6 @@ from nearstep.torch.errors import (
 )
 
 _REASONS = {
-    "amsgrad": "the kernel keeps no running maximum of exp_avg_sq",
-    "maximize": "the kernel descends; negate the loss instead",
     "foreach": "the device walks over all parameters by itself",
     "capturable": "a step on a device cannot be captured in a CUDA graph",
     "differentiable": "autograd cannot see through a step on a device",

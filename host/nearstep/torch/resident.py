@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -135,14 +135,14 @@ class Resident:
         self.extent.write(name, array)
         self._traffic.moments_down += array.nbytes
 
-    def reset_moments(self, arrays: Mapping[str, float]) -> None:
-        """Give the moments that state always has the values that ``arrays`` has for their arrays.
+    def reset_moments(self, keys: Iterable[str], arrays: Mapping[str, float]) -> None:
+        """Give these moments the values that ``arrays`` has for their arrays.
 
         A new extent has them.
         """
         if self._is_new:
             return
-        for key in self.layout.required:
+        for key in keys:
             name = self.layout.moments[key]
             values = np.full(self.extent.count, arrays[name], np.float32)
             self.extent.write(name, values)
@@ -211,12 +211,15 @@ class Resident:
         parameter's, if the kernel has it. None: the master is fetched."""
         return self._formats.copy_of(self.parameter.dtype) if self._halves else None
 
-    def send_gradient(self, gradient: Tensor) -> None:
-        """Send a gradient of any of :data:`convert.FORMATS`, as :meth:`gradient_format` says."""
+    def send_gradient(self, gradient: Tensor, *, negated: bool = False) -> None:
+        """Send a gradient of any of :data:`convert.FORMATS`, as :meth:`gradient_format` says; its
+        negation if ``negated``."""
         self._is_new = False
         form = self.gradient_format(gradient)
         wide = form == "fp32"
         array = convert.to_float32(gradient) if wide else convert.to_words(gradient)
+        if negated:
+            array = convert.negated(array)
         self.extent.write(gradient_array(form), array)
         self._traffic.gradients_down += array.nbytes
 

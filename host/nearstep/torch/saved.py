@@ -61,9 +61,6 @@ class SavedState:
         missing = [key for key in layout.keys if key not in values]
         if missing:
             raise StateError(label, f"have {missing}", sorted(values))
-        for key, option in layout.foreign.items():
-            if values.get(key) is not None:
-                raise StateError(label, f"be without {key} ({option})", "with it")
         step = None
         if layout.counts:
             whole = count(label, values.pop("step"))

@@ -10,7 +10,7 @@ from nearstep_hw.dram.geometry import DramGeometry
 from nearstep_hw.dram.timing import DramTiming
 
 CUT_CYCLES = TPHY_RDLAT + 2  # until the data of commands already taken have passed
-PATIENCE = 127  # cycles; longer than tRFC, and without a busy host RESTORE takes half as long
+PATIENCE = 255  # cycles; without a busy host RESTORE takes a quarter of that
 
 
 class ModeArbiter(wiring.Component):
@@ -27,20 +27,19 @@ class ModeArbiter(wiring.Component):
       opened. One that the host touches after that is precharged again. If a refresh falls due, or
       the host has closed all, `CLOSE` comes first. When all banks are as the host believes, nothing
       is owed, and all minima have passed, the mode is normal.
+    - `YIELD`: the banks stay closed, and when the host has closed all of them the mode is normal.
 
     A mode is always reached before the next change begins; what is requested then counts. After a
     reset of the kernel the mode is normal for at least a cycle.
 
     A host that without pause opens and closes banks, which it can only do by accesses that are
-    refused, could keep `RESTORE` from ending. But before its own refresh it has to close all banks
-    and rest for tRFC. `PATIENCE` cycles after the request, and after each refresh of the host, one
-    refresh is given in advance, so that the DRAM need not be refreshed as well at the host's next,
-    and `RESTORE` ends then.
+    refused, could keep `RESTORE` from ending. But before its own refresh it has to close all banks,
+    tRP before. After `PATIENCE` cycles `YIELD` waits for that.
 
     *Timing*: to acceleration at most tRFC + tRP and some cycles, and as much again if a refresh of
-    the host is just due. To normal what the controller needs to drain, at most nine refreshes, and
-    16 ACT with tRAS behind them; with a host as above, at most `PATIENCE` cycles and two of the
-    times between its refreshes more (a tREFI, or as many as it postpones).
+    the host is just due. To normal what the controller needs to drain, a tRFC for each refresh that
+    the DRAM lacks, and 16 ACT with tRAS behind them; with a host as above, `PATIENCE` cycles and
+    the time to its next refresh more. The bound is `longest_way_back`.
 
     Parameters
     ----------
@@ -53,7 +52,7 @@ class ModeArbiter(wiring.Component):
     i_wait : a hand-over to the kernel must not begin.
     i_idle : the controller is disabled and has left the channel with all banks closed.
     i_settled : see `RowSettle`.
-    i_owing : refreshes are due, see `RefreshDebt`.
+    i_owing, i_hold : refreshes are due; the mode must not become normal; see `RefreshDebt`.
     i_host_refreshes : the host refreshes in this cycle.
     i_open, i_row, i_touched : see `HostShadow`.
     o_pass : host commands of this cycle reach the DRAM: the mode is normal.
@@ -61,13 +60,14 @@ class ModeArbiter(wiring.Component):
     o_enable : for the controller.
     o_acceleration : the mode is acceleration, with no change in progress.
     o_reset : resets kernel and controller.
-    o_advance : one refresh in advance is wanted, see `RefreshDebt`.
+    o_yield : the next refresh of the host will pass: `YIELD`, or nothing is in its way.
     o_command : command of the arbiter itself.
 
     Attributes
     ----------
     opened, wrong, restoring, closing : banks that `RESTORE` has opened, those of them that the
-        host has touched since, and two of the states. For proofs; nothing else reads them.
+        host has touched since, and two of the states, `YIELD` being part of the first. For proofs;
+        nothing else reads them.
     """
 
     def __init__(self, timing: DramTiming, geometry: DramGeometry) -> None:
@@ -85,6 +85,7 @@ class ModeArbiter(wiring.Component):
                 "i_idle": In(1),
                 "i_settled": In(1),
                 "i_owing": In(1),
+                "i_hold": In(1),
                 "i_host_refreshes": In(1),
                 "i_open": In(geometry.banks),
                 "i_row": In(geometry.row_bits).array(geometry.banks),
@@ -94,7 +95,7 @@ class ModeArbiter(wiring.Component):
                 "o_enable": Out(1),
                 "o_acceleration": Out(1),
                 "o_reset": Out(1),
-                "o_advance": Out(1),
+                "o_yield": Out(1),
                 "o_command": Out(RowCommandLayout(geometry)),
             }
         )
@@ -115,7 +116,7 @@ class ModeArbiter(wiring.Component):
         pace = Signal(range(self.activate_distance + 1))
         cut = Signal(range(CUT_CYCLES))
         patience = Signal(range(PATIENCE + 1))
-        advanced = Signal()
+        still = Signal()  # the host moves nothing
         command = self.o_command
 
         m.d.comb += missing.eq(self.i_open & ~opened)
@@ -158,7 +159,7 @@ class ModeArbiter(wiring.Component):
                     self.o_enable.eq(1),
                     self.o_acceleration.eq(self.i_accelerate),
                 ]
-                m.d.sync += [cut.eq(CUT_CYCLES - 1), patience.eq(PATIENCE), advanced.eq(0)]
+                m.d.sync += [cut.eq(CUT_CYCLES - 1), patience.eq(PATIENCE)]
                 with m.If(self.i_reset):
                     m.next = "CUT"
                 with m.Elif(~self.i_accelerate):
@@ -179,28 +180,37 @@ class ModeArbiter(wiring.Component):
                 with m.If(self.i_settled):
                     m.d.comb += command.precharge_all.eq(1)
                     m.d.sync += [opened.eq(0), wrong.eq(0), paced.eq(0)]
-                    m.next = "RESTORE"
+                    with m.If(patience == 0):
+                        m.next = "YIELD"
+                    with m.Else():
+                        m.next = "RESTORE"
             with m.State("RESTORE"):
                 m.d.comb += self.o_reset.eq(self.i_reset)
-                m.d.comb += self.o_advance.eq((patience == 0) & ~advanced)
-                with m.If(patience != 0):
+                with m.If((patience != 0) & ~self.i_hold):
                     m.d.sync += patience.eq(patience - 1)
-                with m.If(command.refresh & self.o_advance):
-                    m.d.sync += advanced.eq(1)
-                with m.If(self.i_host_refreshes):
-                    m.d.sync += [patience.eq(PATIENCE), advanced.eq(0)]
                 with m.If((self.i_owing & opened.any()) | (wrong.any() & ~self.i_open.any())):
                     m.next = "CLOSE"
                 with m.Elif(self.i_owing):
-                    m.d.comb += command.refresh.eq(self.i_settled)
+                    m.d.comb += command.refresh.eq(self.i_settled & ~self.i_host_refreshes)
+                with m.Elif(patience == 0):
+                    m.next = "CLOSE"
+                with m.Elif(self.i_hold):
+                    pass  # all banks stay closed
                 with m.Elif(wrong.any()):
                     m.d.comb += command.precharge.eq(self.i_settled)
                 with m.Elif(missing.any()):
                     m.d.comb += command.activate.eq(self.i_settled | (paced & (pace == 0)))
-                with m.Elif(self.i_settled & ~self.i_touched.any() & ~self.i_host_refreshes):
+                with m.Elif(self.i_settled & still):
+                    m.next = "NORMAL"
+            with m.State("YIELD"):
+                m.d.comb += [self.o_reset.eq(self.i_reset), self.o_yield.eq(1)]
+                with m.If(self.i_owing):
+                    m.d.comb += command.refresh.eq(self.i_settled & ~self.i_host_refreshes)
+                with m.Elif(self.i_settled & ~self.i_hold & ~self.i_open.any() & still):
                     m.next = "NORMAL"
         m.d.comb += [
-            self.restoring.eq(fsm.ongoing("RESTORE")),
+            still.eq(~self.i_touched.any() & ~self.i_host_refreshes),
+            self.restoring.eq(fsm.ongoing("RESTORE") | fsm.ongoing("YIELD")),
             self.closing.eq(fsm.ongoing("CLOSE")),
         ]
         return m

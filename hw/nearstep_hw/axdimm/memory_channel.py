@@ -27,10 +27,9 @@ from nearstep_hw.dram.controller import DramController
 from nearstep_hw.dram.dfi import DfiSignature
 from nearstep_hw.dram.fabric import FabricTiming
 from nearstep_hw.dram.geometry import BEAT_BYTES
-from nearstep_hw.dram.timing import MAX_POSTPONED_REFRESHES, DramTiming, dram_timing
+from nearstep_hw.dram.timing import DramTiming, dram_timing
 
 HURRY_CYCLES = 64  # beside tRFC: a hand-over and the controller's first refresh
-POSTPONED = MAX_POSTPONED_REFRESHES - 1  # see `RefreshDebt.o_start`
 
 
 class MemoryChannel(wiring.Component):
@@ -110,7 +109,7 @@ class MemoryChannel(wiring.Component):
         m.submodules.dram = dram = self.dram
         m.submodules.window = window = CsrWindow()
         m.submodules.bank = bank = CsrBank(self.register_map, line=True)
-        controller = self.controller(timing, self.mapping, postponed=POSTPONED, **self.port)
+        controller = self.controller(timing, self.mapping, postponed=None, **self.port)
         m.submodules.controller = ResetInserter(dram.o_reset)(controller)
 
         wiring.connect(m, wiring.flipped(self.host), front.host)
@@ -129,7 +128,8 @@ class MemoryChannel(wiring.Component):
             dram.i_reset.eq(bank.o_control_kernel_reset),
             dram.i_idle.eq(controller.o_idle),
             controller.i_enable.eq(dram.o_enable),
-            controller.i_debt.eq(dram.o_debt),
+            controller.i_owed.eq(dram.o_owed),
+            controller.i_must.eq(dram.o_must),
             dram.i_hide_write.eq(access.o_window),
             dram.i_write_data.eq(front.o_write_data),
             dram.i_write_mask.eq(front.o_write_mask),
