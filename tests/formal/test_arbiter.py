@@ -224,7 +224,7 @@ class Banks(SharedDramProperties):
             m.d.comb += Assert(memory.now_open == opened)
             with m.If(opened & ~wrong):
                 m.d.comb += Assert(as_believed)
-        with m.If(~arbiter.restoring & ~arbiter.closing & ~dram.o_pass):
+        with m.If((~arbiter.restoring & ~arbiter.closing & ~dram.o_pass) | arbiter.o_yield):
             m.d.comb += [Assert(arbiter.opened == 0), Assert(arbiter.wrong == 0)]
 
         away = Signal()  # the kernel had the channel
@@ -242,8 +242,8 @@ class Banks(SharedDramProperties):
 class Refreshes(SharedDramProperties):
     """In normal mode the DRAM has got every refresh of the host, and owes no more than the host.
 
-    Assumed: the host refreshes in one slot at a time, and keeps within eight, either way; so does
-    the controller.
+    Assumed: the host refreshes in one slot at a time, and keeps within eight, either way; so do
+    controller and arbiter; a ninth in advance would not count.
     """
 
     def state(self, m: Module) -> None:
@@ -259,6 +259,8 @@ class Refreshes(SharedDramProperties):
             Assume(~(asks & (dram.o_host_debt <= -most))),
             Assume(dram.o_host_debt <= most),
             Assume(~(dram.o_kernel & gets & (dram.o_dram_debt <= -most))),
+            Assume(~(dram.arbiter.o_command.refresh & (dram.o_dram_debt <= -most))),
+            Assume(~(dram.o_pass & asks & (dram.o_dram_debt <= -most))),
             Assume(dram.o_dram_debt <= most + 1),
         ]
         for phase in (0, 2, 3):  # where the controller has no refreshes

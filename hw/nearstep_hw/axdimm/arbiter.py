@@ -5,12 +5,12 @@ from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
 from nearstep_hw.axdimm.dfi_switch import RowCommandLayout
+from nearstep_hw.axdimm.hand_over import PATIENCE
 from nearstep_hw.dram.dfi import PHASES, TPHY_RDLAT
 from nearstep_hw.dram.geometry import DramGeometry
 from nearstep_hw.dram.timing import DramTiming
 
 CUT_CYCLES = TPHY_RDLAT + 2  # until the data of commands already taken have passed
-PATIENCE = 255  # cycles; without a busy host RESTORE takes a quarter of that
 
 
 class ModeArbiter(wiring.Component):
@@ -39,7 +39,7 @@ class ModeArbiter(wiring.Component):
     *Timing*: to acceleration at most tRFC + tRP and some cycles, and as much again if a refresh of
     the host is just due. To normal what the controller needs to drain, a tRFC for each refresh that
     the DRAM lacks, and 16 ACT with tRAS behind them; with a host as above, `PATIENCE` cycles and
-    the time to its next refresh more. The bound is `longest_way_back`.
+    the time to its next refresh more. For the bounds see `nearstep_hw.axdimm.hand_over`.
 
     Parameters
     ----------
@@ -60,7 +60,7 @@ class ModeArbiter(wiring.Component):
     o_enable : for the controller.
     o_acceleration : the mode is acceleration, with no change in progress.
     o_reset : resets kernel and controller.
-    o_yield : the next refresh of the host will pass: `YIELD`, or nothing is in its way.
+    o_yield : the next refresh of the host will pass: `YIELD`, and nothing is in its way.
     o_command : command of the arbiter itself.
 
     Attributes
@@ -203,7 +203,7 @@ class ModeArbiter(wiring.Component):
                 with m.Elif(self.i_settled & still):
                     m.next = "NORMAL"
             with m.State("YIELD"):
-                m.d.comb += [self.o_reset.eq(self.i_reset), self.o_yield.eq(1)]
+                m.d.comb += [self.o_reset.eq(self.i_reset), self.o_yield.eq(~self.i_hold)]
                 with m.If(self.i_owing):
                     m.d.comb += command.refresh.eq(self.i_settled & ~self.i_host_refreshes)
                 with m.Elif(self.i_settled & ~self.i_hold & ~self.i_open.any() & still):

@@ -9,6 +9,7 @@ from amaranth.lib.wiring import In, Out
 from nearstep_hw.axdimm.access_log import AccessLog
 from nearstep_hw.axdimm.arbiter_registers import arbiter_map
 from nearstep_hw.axdimm.csr_window import CsrWindow
+from nearstep_hw.axdimm.hand_over import HURRY_CYCLES
 from nearstep_hw.axdimm.hand_over_timer import HandOverTimer
 from nearstep_hw.axdimm.host_access import HostAccess
 from nearstep_hw.axdimm.host_front_end import (
@@ -28,8 +29,6 @@ from nearstep_hw.dram.dfi import DfiSignature
 from nearstep_hw.dram.fabric import FabricTiming
 from nearstep_hw.dram.geometry import BEAT_BYTES
 from nearstep_hw.dram.timing import DramTiming, dram_timing
-
-HURRY_CYCLES = 64  # beside tRFC: a hand-over and the controller's first refresh
 
 
 class MemoryChannel(wiring.Component):

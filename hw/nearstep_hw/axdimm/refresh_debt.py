@@ -4,14 +4,14 @@ from amaranth import Elaboratable, Module, Mux, Signal, signed
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
+from nearstep_hw.axdimm.hand_over import HOLD_INTERVALS as RATE_INTERVALS
 from nearstep_hw.dram.fabric import FabricTiming
 from nearstep_hw.dram.timing import MAX_POSTPONED_REFRESHES
 
 DEBT = signed(6)
 MOST = 2 * MAX_POSTPONED_REFRESHES - 1  # of the counters; a legal host stays below
 LEAST = -MAX_POSTPONED_REFRESHES - 1  # a host whose intervals begin earlier is at -8 there
-RATE_INTERVALS = 2  # at most 16 REF in so many tREFI
-RATE = 16
+RATE = 16  # REF in two tREFI, at most
 POSTPONED = RATE - MAX_POSTPONED_REFRESHES - RATE_INTERVALS - 1
 """Refreshes that the DRAM may lack where the host does not; see `RefreshDebt`, *Rate*."""
 RESERVE = 2  # refreshes due that are left to a host that has more

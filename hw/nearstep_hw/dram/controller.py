@@ -12,6 +12,7 @@ from nearstep_hw.dram.column_stage import Slot
 from nearstep_hw.dram.dfi import PHASES, DfiSignature
 from nearstep_hw.dram.fabric import FabricTiming
 from nearstep_hw.dram.geometry import BEAT_BYTES
+from nearstep_hw.dram.latency import LOOKAHEAD
 from nearstep_hw.dram.read_port import ReadPort
 from nearstep_hw.dram.refresh_manager import connect_debt, debt_members
 from nearstep_hw.dram.scheduler import CommandScheduler
@@ -19,7 +20,6 @@ from nearstep_hw.dram.slot_counters import SlotCounters, counter_members
 from nearstep_hw.dram.timing import MAX_POSTPONED_REFRESHES, DramTiming, dram_timing
 from nearstep_hw.dram.write_port import WritePort
 
-LOOKAHEAD = 32  # beats: the way from a precharge after a write to the column, and 15 other banks
 READ_PLACES = 64  # beats: those in the lookahead, and those on the way from command to R
 WRITE_PLACES = 256  # beats: a burst that is sent, one that arrives, two to begin with
 BURSTS = 16  # that wait, in each direction
