@@ -224,7 +224,7 @@ class Banks(SharedDramProperties):
             m.d.comb += Assert(memory.now_open == opened)
             with m.If(opened & ~wrong):
                 m.d.comb += Assert(as_believed)
-        with m.If((~arbiter.restoring & ~arbiter.closing & ~dram.o_pass) | arbiter.o_yield):
+        with m.If((~arbiter.restoring & ~arbiter.closing & ~dram.o_pass) | arbiter.yielding):
             m.d.comb += [Assert(arbiter.opened == 0), Assert(arbiter.wrong == 0)]
 
         away = Signal()  # the kernel had the channel

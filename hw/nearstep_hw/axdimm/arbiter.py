@@ -65,9 +65,9 @@ class ModeArbiter(wiring.Component):
 
     Attributes
     ----------
-    opened, wrong, restoring, closing : banks that `RESTORE` has opened, those of them that the
-        host has touched since, and two of the states, `YIELD` being part of the first. For proofs;
-        nothing else reads them.
+    opened, wrong, restoring, yielding, closing : banks that `RESTORE` has opened, those of them
+        that the host has touched since, and three of the states, `YIELD` being part of the first.
+        For proofs; nothing else reads them.
     """
 
     def __init__(self, timing: DramTiming, geometry: DramGeometry) -> None:
@@ -76,6 +76,7 @@ class ModeArbiter(wiring.Component):
         self.opened = Signal(geometry.banks)
         self.wrong = Signal(geometry.banks)
         self.restoring = Signal()
+        self.yielding = Signal()
         self.closing = Signal()
         super().__init__(
             {
@@ -210,7 +211,8 @@ class ModeArbiter(wiring.Component):
                     m.next = "NORMAL"
         m.d.comb += [
             still.eq(~self.i_touched.any() & ~self.i_host_refreshes),
-            self.restoring.eq(fsm.ongoing("RESTORE") | fsm.ongoing("YIELD")),
+            self.yielding.eq(fsm.ongoing("YIELD")),
+            self.restoring.eq(fsm.ongoing("RESTORE") | self.yielding),
             self.closing.eq(fsm.ongoing("CLOSE")),
         ]
         return m

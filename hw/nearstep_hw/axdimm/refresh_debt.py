@@ -88,8 +88,8 @@ class RefreshDebt(wiring.Component):
     ----------
     left, gap, gap_left : cycles until one more is due; whole intervals since the DRAM's last
         refresh, and cycles until the next of them.
-    stale : the host has refreshed since, and need not soon again. For proofs; nothing else reads
-        them.
+    stale, hold : the host has refreshed since, and need not soon again; cycles of `o_hold`. For
+        proofs; nothing else reads them.
 
     Ref: JESD79-4, "Refresh Command".
     """
@@ -102,6 +102,7 @@ class RefreshDebt(wiring.Component):
         self.gap = Signal(range(MOST + 1))
         self.gap_left = Signal(range(last + 1), init=last)
         self.stale = Signal()
+        self.hold = Signal(range(RATE_INTERVALS * timing.refresh_interval + 1))
         super().__init__(
             {
                 "i_host": In(1),
@@ -126,7 +127,8 @@ class RefreshDebt(wiring.Component):
         interval = self.timing.refresh_interval
         most = MAX_POSTPONED_REFRESHES
         host, dram = self.o_host, self.o_dram
-        left, gap, gap_left, stale = self.left, self.gap, self.gap_left, self.stale
+        left, gap, gap_left = self.left, self.gap, self.gap_left
+        stale, hold = self.stale, self.hold
         due = Signal()
         paid = Signal()  # the DRAM is refreshed
         soon = Signal()  # after a refresh now, the host must give the next in time for the DRAM
@@ -134,7 +136,6 @@ class RefreshDebt(wiring.Component):
         behind = Signal()
         late = Signal()
         spare = Signal()  # the DRAM lacks more than is left to the host
-        hold = Signal(range(RATE_INTERVALS * interval + 1))
 
         m.d.comb += [
             due.eq(left == 0),
