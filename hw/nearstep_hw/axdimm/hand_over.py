@@ -35,11 +35,11 @@ def _close(timing: DramTiming) -> int:
 def longest_to_acceleration(timing: DramTiming) -> int:
     """Most cycles from the request to acceleration mode.
 
-    If the DRAM must be refreshed soon, the host's refresh comes first; then tRFC, and all banks are
-    precharged.
+    If the DRAM must be refreshed soon the host's refresh comes first, and with seven due to a host
+    that postpones eight that takes two tREFI; then tRFC, and all banks are precharged.
     """
-    refresh = _cycles(timing.t_rfc)
-    return refresh + HURRY_CYCLES + refresh + _close(timing) + REGISTERS
+    wait = 2 * timing.t_refi // PHASES
+    return wait + HURRY_CYCLES + _cycles(timing.t_rfc) + _close(timing) + REGISTERS
 
 
 def longest_to_normal(timing: DramTiming, *, restless: bool = True) -> int:

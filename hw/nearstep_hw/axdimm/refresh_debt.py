@@ -31,8 +31,9 @@ class RefreshDebt(wiring.Component):
     both every tREFI. The host refreshes at times h, the DRAM is refreshed at times d.
 
     *Debt.* The mode becomes normal only with `o_dram <= o_host`, and hiding keeps that. So the DRAM
-    never lacks more than the host owes. Otherwise it is refreshed as soon as `POSTPONED` are due,
-    or, before the kernel has the channel, when eight are.
+    never lacks more than the host owes. Otherwise it is refreshed as soon as `POSTPONED` are due.
+    By the intervals of the host one more may be due, and one more in the time of a hand-over: that
+    does not begin with seven or eight due, for the host must refresh within two tREFI then.
 
     *Gap.* The next REF of the host comes at most 9 tREFI after its last. If the DRAM has been
     refreshed at or after that (d >= h) and the next one passes, the DRAM's gap is no longer than
@@ -80,7 +81,7 @@ class RefreshDebt(wiring.Component):
     o_owed : the controller shall refresh if it has closed all banks; after `i_enable` fell, what
         `o_owing` says.
     o_must : the controller shall close all banks and refresh.
-    o_wait : the DRAM must be refreshed so soon that a hand-over must not begin.
+    o_wait : the DRAM must be refreshed so soon that a hand-over must not begin: the host will.
     o_hold : the mode must not become normal yet.
     o_overdue : the DRAM waits for more refreshes than may be postponed, or for too long.
 
@@ -179,13 +180,16 @@ class RefreshDebt(wiring.Component):
             self.o_hold.eq(hold != 0),
             self.o_hide.eq(ahead & soon),
             self.o_owing.eq(
-                behind | stale | (~self.i_yield & ((dram >= most) | late)) | (self.o_hold & spare)
+                behind
+                | stale
+                | (~self.i_yield & ((dram > POSTPONED) | late))
+                | (self.o_hold & spare)
             ),
             # Not in the cycle of a refresh of the host: d would be a phase before h.
             self.o_owed.eq(Mux(self.i_enable, spare | late, self.o_owing) & ~self.i_host),
             self.o_must.eq((spare & (dram >= POSTPONED)) | late),
             self.o_wait.eq(
-                ((dram == most) & (left < self.hurry)) | ((gap == most) & (gap_left < self.hurry))
+                (dram == most - 1) | (dram == most) | ((gap == most) & (gap_left < self.hurry))
             ),
             self.o_overdue.eq((dram > most) | (gap > most)),
         ]
