@@ -37,9 +37,10 @@ class ModeArbiter(wiring.Component):
     tRP before. After `PATIENCE` cycles `YIELD` waits for that.
 
     *Timing*: to acceleration at most tRFC + tRP and some cycles, and with seven or eight
-    refreshes due the time until the host gives one. To normal what the controller needs to drain, a tRFC for each refresh that
-    the DRAM lacks, and 16 ACT with tRAS behind them; with a host as above, `PATIENCE` cycles and
-    the time to its next refresh more. For the bounds see `nearstep_hw.axdimm.hand_over`.
+    refreshes due the time until the host gives one. To normal what the controller needs to drain, a
+    tRFC for each refresh that the DRAM lacks, and 16 ACT with tRAS behind them; with a host as
+    above, `PATIENCE` cycles and the time to its next refresh more. For the bounds see
+    `nearstep_hw.axdimm.hand_over`.
 
     Parameters
     ----------
