@@ -14,6 +14,8 @@ LEAST = -MAX_POSTPONED_REFRESHES - 1  # a host whose intervals begin earlier is 
 RATE = 16  # REF in two tREFI, at most
 POSTPONED = RATE - MAX_POSTPONED_REFRESHES - RATE_INTERVALS - 1
 """Refreshes that the DRAM may lack where the host does not; see `RefreshDebt`, *Rate*."""
+ADVANCE = MAX_POSTPONED_REFRESHES - RATE + RATE_INTERVALS + 1
+"""What the DRAM may lack at least, two tREFI after it lacked eight."""
 RESERVE = 2  # refreshes due that are left to a host that has more
 
 
@@ -54,7 +56,8 @@ class RefreshDebt(wiring.Component):
     below the host's -8, counted with the host's intervals, where E is one more at most. So
     E <= `POSTPONED` keeps 16. That many are due before the DRAM is refreshed in acceleration mode;
     only where the host pays postponed refreshes while the channel changes hands can it be more.
-    Then `o_hold` keeps the mode from becoming normal for two tREFI.
+    Then `o_hold` keeps the mode from becoming normal for two tREFI, in which no more are given than
+    leave `ADVANCE` due, a negative number.
     To be ahead of the host would count against this as well, so the DRAM gets no more than
     leaves it `RESERVE` due, or as many as the host if it owes less; what it has more than the host
     while that owes more than `RESERVE` is hidden from it before the host has none due. Only a
@@ -77,7 +80,7 @@ class RefreshDebt(wiring.Component):
     i_yield : the next REF of the host will pass.
     o_host, o_dram : refreshes due.
     o_hide : a refresh of the host, in this cycle, is one that the DRAM does not need.
-    o_owing : the DRAM must be refreshed before the mode is normal.
+    o_owing : the DRAM must be refreshed before the mode is normal, and may be now.
     o_owed : the controller shall refresh if it has closed all banks; after `i_enable` fell, what
         `o_owing` says.
     o_must : the controller shall close all banks and refresh.
@@ -136,6 +139,7 @@ class RefreshDebt(wiring.Component):
         ahead = Signal()
         behind = Signal()
         late = Signal()
+        enough = Signal()  # given in `o_hold`
         spare = Signal()  # the DRAM lacks more than is left to the host
 
         m.d.comb += [
@@ -146,6 +150,7 @@ class RefreshDebt(wiring.Component):
             soon.eq(host >= gap + (1 + RESERVE)),
             late.eq(gap >= most),
             spare.eq(behind | (dram > RESERVE)),
+            enough.eq(self.o_hold & (dram <= ADVANCE)),
         ]
         m.d.sync += [
             left.eq(Mux(due, interval - 1, left - 1)),
@@ -180,13 +185,18 @@ class RefreshDebt(wiring.Component):
             self.o_hold.eq(hold != 0),
             self.o_hide.eq(ahead & soon),
             self.o_owing.eq(
-                behind
-                | stale
-                | (~self.i_yield & ((dram > POSTPONED) | late))
-                | (self.o_hold & spare)
+                ~enough
+                & (
+                    behind
+                    | stale
+                    | (~self.i_yield & ((dram > POSTPONED) | late))
+                    | (self.o_hold & spare)
+                )
             ),
             # Not in the cycle of a refresh of the host: d would be a phase before h.
-            self.o_owed.eq(Mux(self.i_enable, spare | late, self.o_owing) & ~self.i_host),
+            self.o_owed.eq(
+                Mux(self.i_enable, (spare | late) & ~enough, self.o_owing) & ~self.i_host
+            ),
             self.o_must.eq((spare & (dram >= POSTPONED)) | late),
             self.o_wait.eq(
                 (dram == most - 1) | (dram == most) | ((gap == most) & (gap_left < self.hurry))
