@@ -232,7 +232,7 @@ def test_in_normal_mode_the_gap_is_that_of_the_host() -> None:
 def test_outside_normal_mode_the_dram_is_refreshed_in_time() -> None:
     proof = prove(RefreshLimit(), "refresh_limit", "prove", depth=DEPTH)
     print(proof)
-    assert proof.statements == 15
+    assert proof.statements == 16
 
 
 @pytest.mark.deep
