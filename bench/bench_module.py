@@ -22,17 +22,17 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from nearstep_hw.axdimm.arbiter import PATIENCE
 from nearstep_hw.axdimm.arbiter_registers import Block, arbiter_map
 from nearstep_hw.axdimm.config import AdamKernelConfig
+from nearstep_hw.axdimm.hand_over import longest_to_acceleration, longest_to_normal
 from nearstep_hw.axdimm.host_front_end import HOST_READ_LATENCY, HOST_WRITE_LATENCY
-from nearstep_hw.axdimm.memory_channel import HURRY_CYCLES, POSTPONED, MemoryChannel
+from nearstep_hw.axdimm.memory_channel import MemoryChannel
+from nearstep_hw.axdimm.refresh_debt import POSTPONED
 from nearstep_hw.axdimm.registers import update_rule
 from nearstep_hw.axdimm.shell import KernelShell
 from nearstep_hw.csr.model import LINE_BYTES
-from nearstep_hw.dram.controller import LOOKAHEAD, DramController
+from nearstep_hw.dram.controller import DramController
 from nearstep_hw.dram.dfi import PHASES
-from nearstep_hw.dram.fabric import FabricTiming
 from nearstep_hw.dram.timing import MAX_POSTPONED_REFRESHES, dram_timing
 from nearstep_hw.rule.rtl import FunctionalUnit
 from nearstep_hw.verilog import to_verilog
@@ -109,7 +109,7 @@ def steps(count: int) -> list[dict[str, Any]]:
 
 
 def postponing(count: int) -> list[dict[str, Any]]:
-    """The controller alone, with eight refreshes postponed and with seven as in a channel."""
+    """The controller alone, with eight refreshes postponed and with five as in a channel."""
     rows = []
     for density in track(DENSITIES, "controller alone", console=console):
         for postponed in (MAX_POSTPONED_REFRESHES, POSTPONED):
@@ -213,33 +213,13 @@ HAND_OVERS = (
 )  # fmt: skip
 
 
-def bounds(density: str, postpone: int = 1) -> dict[str, int]:
-    """Most cycles of a change of mode, as in `ModeArbiter`.
-
-    To acceleration, twice: tRFC, tRP and a few registers. To normal: every beat in the controller
-    misses a row of one bank, nine refreshes, all banks opened and tRAS; with a host that never
-    rests, its patience and two of the times in which it gathers its refreshes more.
-    """
-    timing = FabricTiming(dram_timing("DDR4-1600", density))
-    registers = 16  # from the register bank to the pins, and back to the status
-    row = timing.write_to_precharge + timing.precharge_to_activate + timing.activate_to_column
-    close = timing.write_to_precharge + timing.precharge_to_activate
-    refresh = timing.refresh_cycle
-    banks = 16 * max(timing.activate_to_activate_same_group, -(-timing.four_activates // 4))
-    normal = (
-        LOOKAHEAD * row
-        + (MAX_POSTPONED_REFRESHES + 1) * refresh
-        + close
-        + banks
-        + timing.activate_to_precharge
-        + registers
-    )
+def bounds(density: str) -> dict[str, int]:
+    """Most cycles of a change of mode."""
+    timing = dram_timing("DDR4-1600", density)
     return {
-        "to_acceleration": max(
-            2 * (refresh + close + registers), refresh + HURRY_CYCLES + refresh + close + registers
-        ),
-        "to_normal": normal,
-        "to_normal_busy_host": normal + PATIENCE + 2 * postpone * timing.refresh_interval,
+        "to_acceleration": longest_to_acceleration(timing),
+        "to_normal": longest_to_normal(timing, restless=False),
+        "to_normal_busy_host": longest_to_normal(timing),
     }
 
 
@@ -316,7 +296,7 @@ def hand_over_rows(times: int, seed: int = 1) -> list[dict[str, Any]]:
                 "cycles": sorted(cycles),
                 "median": statistics.median(cycles),
                 "worst": max(cycles),
-                "bound": bounds(density, what.postpone)[bound],
+                "bound": bounds(density)[bound],
             }
         )
     return rows
@@ -332,8 +312,8 @@ class ControllerInChannel(wiring.Component):
     """The controller with what a memory channel uses of it, so that nothing else is counted."""
 
     def __init__(self) -> None:
-        self.controller = DramController(postponed=POSTPONED)
-        used = ("s_axi", "dfi", "i_enable", "o_idle", "i_debt")
+        self.controller = DramController(postponed=None)
+        used = ("s_axi", "dfi", "i_enable", "o_idle", "i_owed", "i_must")
         super().__init__({name: self.controller.signature.members[name] for name in used})
 
     def elaborate(self, platform: object) -> Module:
@@ -343,7 +323,8 @@ class ControllerInChannel(wiring.Component):
         wiring.connect(m, controller.dfi, wiring.flipped(self.dfi))
         m.d.comb += [
             controller.i_enable.eq(self.i_enable),
-            controller.i_debt.eq(self.i_debt),
+            controller.i_owed.eq(self.i_owed),
+            controller.i_must.eq(self.i_must),
             self.o_idle.eq(controller.o_idle),
         ]
         return m

@@ -204,9 +204,9 @@ def module(results: Results) -> list[str]:
     )  # fmt: skip
     lines += ["![Parameters a second](module.png)", ""]
     lines += [
-        "A controller in a channel postpones seven refreshes, not eight, since it does not know",
-        "how much of the interval has passed when it gets the channel. What that costs, by the",
-        "controller alone:",
+        "A controller in a channel gathers five refreshes, not eight, so that a host that pulls in",
+        "eight behind it keeps the DRAM's 16 in two tREFI. What that costs, by the controller",
+        "alone:",
         "",
     ]
     lines += table(
@@ -246,7 +246,7 @@ def module(results: Results) -> list[str]:
         "",
         "Cycles of 5 ns from the request to the mode, by the arbiter's own counter, *measured* at",
         "random times with random bursts in the kernel's place. The bound adds up what the",
-        "docstring of `ModeArbiter` names: worst cases that hardly meet.",
+        "docstring of `longest_to_normal` names: worst cases that hardly meet.",
         "",
     ]
     lines += table(

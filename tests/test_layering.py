@@ -15,6 +15,7 @@ PURE_HARDWARE = {
     "nearstep_hw.axdimm.arbiter_registers",
     "nearstep_hw.axdimm.config",
     "nearstep_hw.axdimm.dimm",
+    "nearstep_hw.axdimm.hand_over",
     "nearstep_hw.axdimm.registers",
     "nearstep_hw.cache",
     "nearstep_hw.coarse",

@@ -236,7 +236,7 @@ class Banks(SharedDramProperties):
             m.d.comb += Assert(memory.now_open == opened)
             with m.If(opened & ~wrong):
                 m.d.comb += Assert(as_believed)
-        with m.If(~arbiter.restoring & ~arbiter.closing & ~dram.o_pass):
+        with m.If((~arbiter.restoring & ~arbiter.closing & ~dram.o_pass) | arbiter.yielding):
             m.d.comb += [Assert(arbiter.opened == 0), Assert(arbiter.wrong == 0)]
 
         away = Signal()  # the kernel had the channel
@@ -254,8 +254,8 @@ class Banks(SharedDramProperties):
 class Refreshes(SharedDramProperties):
     """In normal mode the DRAM has got every refresh of the host, and owes no more than the host.
 
-    Assumed: the host refreshes in one slot at a time, and keeps within eight, either way; so does
-    the controller.
+    Assumed: the host refreshes in one slot at a time, and keeps within eight, either way; so do
+    controller and arbiter; a ninth in advance would not count.
     """
 
     def state(self, m: Module) -> None:
@@ -271,6 +271,8 @@ class Refreshes(SharedDramProperties):
             Assume(~(asks & (dram.o_host_debt <= -most))),
             Assume(dram.o_host_debt <= most),
             Assume(~(dram.o_kernel & gets & (dram.o_dram_debt <= -most))),
+            Assume(~(dram.arbiter.o_command.refresh & (dram.o_dram_debt <= -most))),
+            Assume(~(dram.o_pass & asks & (dram.o_dram_debt <= -most))),
             Assume(dram.o_dram_debt <= most + 1),
         ]
         for phase in (0, 2, 3):  # where the controller has no refreshes
@@ -303,7 +305,8 @@ class IdleController(Component):
                 "s_axi": In(Axi4Signature(**port)),
                 "dfi": Out(DfiSignature()),
                 "i_enable": In(1),
-                "i_debt": In(4),
+                "i_owed": In(1),
+                "i_must": In(1),
                 "i_calibrate": In(1),
                 "o_idle": Out(1),
             }
@@ -336,7 +339,7 @@ class WindowAnswers(Component):
         m = Module()
         geometry = self.geometry
 
-        def controller(*_: object, postponed: int, **port: int) -> IdleController:
+        def controller(*_: object, postponed: None, **port: int) -> IdleController:
             return IdleController(self.idle, **port)
 
         channel = MemoryChannel(SHORT, AddressMapping(geometry), controller=controller)

@@ -1,14 +1,15 @@
-"""No more refreshes are ever due to a shared DRAM than may be postponed, whoever owns it."""
+"""A shared DRAM is refreshed within JEDEC's limits whoever owns it, if its host keeps them."""
 
 from dataclasses import replace
 
 import pytest
-from amaranth.hdl import Assert, Assume, Cat, Cover, Module, ResetInserter, Signal
+from amaranth.hdl import Assert, Assume, Cat, Cover, Module, Mux, ResetInserter, Signal
 from amaranth.lib.wiring import Component, In, connect, flipped
 
 from nearstep_hw.axdimm.host_command import HostCommandLayout, decode, is_calibration
 from nearstep_hw.axdimm.host_front_end import HOST_PORT
-from nearstep_hw.axdimm.memory_channel import POSTPONED
+from nearstep_hw.axdimm.refresh_debt import DEBT, LEAST, POSTPONED, RefreshDebt
+from nearstep_hw.axdimm.refresh_debt import MOST as COUNTED
 from nearstep_hw.axdimm.shared_dram import SharedDram
 from nearstep_hw.dram.dfi import ACTIVATE_PHASE, HOST_PHASES, PHASES, DfiSignature
 from nearstep_hw.dram.fabric import FabricTiming
@@ -16,9 +17,9 @@ from nearstep_hw.dram.refresh_manager import RefreshManager
 from nearstep_hw.dram.timing import MAX_POSTPONED_REFRESHES
 from nearstep_sim.bench.formal import ProofError, prove
 
-from .test_arbiter import SHORT, SmallGeometry, is_refresh
+from .test_arbiter import SHORT, SmallGeometry, held, is_refresh, past
 
-pytestmark = [pytest.mark.formal, pytest.mark.deep]
+pytestmark = pytest.mark.formal
 
 TIMING = replace(SHORT, t_refi=4 * 24)
 DRAIN = 3  # cycles in which the controller's beats leave it
@@ -26,20 +27,35 @@ LATE = 2  # cycles in which its last read data return
 DEPTH = 26  # cycles of the induction, longer than an interval
 HURRY = 22  # cycles of the longest way to a refresh: a hand-over that a reset of the kernel ends
 MOST = MAX_POSTPONED_REFRESHES
+CLOSED = 2  # cycles in which a host has closed all banks before it refreshes: tRP
+
+
+FLAWS = {"forgets": 20}  # and the cycles in which it shows
+
+
+class Forgetful(RefreshDebt):
+    """Counts, but does not see that the host has refreshed since the DRAM's last."""
+
+    def elaborate(self, platform: object) -> Module:
+        m = super().elaborate(platform)
+        m.d.sync += self.stale.eq(0)
+        return m
 
 
 class RefreshLimit(Component):
-    """A shared DRAM, the refresh manager of a controller, and a host that keeps its own limit.
+    """A shared DRAM, the refresh manager of a controller, and a host that keeps JEDEC's limits.
 
-    The host gives commands as it likes, and refreshes from eight in advance to eight behind; the
-    mode and resets are requested at any time. The controller is the real refresh manager, told
-    that beats are inside as long as the solver likes, `DRAIN` cycles after it stops them at most.
+    The host gives commands as it likes. It refreshes from eight in advance to eight behind, by
+    intervals that begin `offset` cycles before the module's, and two of its REF are at most nine
+    intervals apart; mode and resets are requested at any time. The controller is the real refresh
+    manager, told that beats are inside as long as the solver likes, `DRAIN` cycles after it stops
+    them at most; without it (`controller`) the kernel does what it likes, but refreshes in time.
     """
 
     def __init__(
-        self, *, postponed: int = POSTPONED, hurry: int = HURRY, flaw: str | None = None
+        self, *, controller: bool = True, hurry: int = HURRY, flaw: str | None = None
     ) -> None:
-        self.postponed = postponed
+        self.controller = controller
         self.hurry = hurry
         self.flaw = flaw
         super().__init__(
@@ -51,16 +67,19 @@ class RefreshLimit(Component):
                 "busy": In(1),
                 "clear": In(1),
                 "returned": In(1),
+                "offset": In(range(FabricTiming(TIMING).refresh_interval)),
             }
         )
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
         timing = FabricTiming(TIMING)
+        interval = timing.refresh_interval
+        longest = (MOST + 1) * interval
         geometry = SmallGeometry()
         m.submodules.dram = dram = SharedDram(TIMING, geometry, hurry=self.hurry)
-        manager = RefreshManager(timing, postponed=self.postponed, idle_cycles=3)
-        m.submodules.manager = ResetInserter(dram.o_reset)(manager)
+        if self.flaw == "forgets":
+            dram.debt = Forgetful(timing, hurry=self.hurry)
         debt = dram.debt
         hosts = [getattr(self.host, f"p{slot}") for slot in range(HOST_PHASES)]
         for number, pins in enumerate(hosts):
@@ -70,22 +89,120 @@ class RefreshLimit(Component):
         m.d.comb += [
             dram.i_accelerate.eq(self.accelerate),
             dram.i_reset.eq(self.reset),
+        ]
+        connect(m, flipped(self.kernel), dram.kernel)
+        if self.controller:
+            self._controller(m, dram)
+        else:
+            m.d.comb += dram.i_idle.eq(self.returned)
+
+        # The host.
+        asks = Signal()
+        m.d.comb += asks.eq(Cat(is_refresh(pins) for pins in hosts).any())
+        held(m, self.offset)
+        owes = Signal(DEBT)
+        m.d.sync += owes.eq(owes + (debt.left == self.offset) - asks)
+        since_host = Signal(range(longest + 2), init=1)
+        m.d.sync += since_host.eq(Mux(asks, 1, since_host + 1))
+        still = Signal(range(CLOSED + 1))
+        with m.If(dram.shadow.o_touched.any()):
+            m.d.sync += still.eq(0)
+        with m.Elif(still != CLOSED):
+            m.d.sync += still.eq(still + 1)
+        m.d.comb += [
+            Assume(~(is_refresh(hosts[0]) & is_refresh(hosts[1]))),
+            Assume(~(asks & (owes <= -MOST))),
+            Assume(owes <= MOST),
+            Assume(since_host <= longest),
+            Assume(self.offset < interval),
+            Assume(~asks | ((still == CLOSED) & ~dram.shadow.o_open.any())),
+        ]
+
+        # What the DRAM sees, by the time of decision: a cycle before the pins.
+        gets = Signal()
+        m.d.comb += gets.eq(
+            (asks & dram.o_pass & ~debt.o_hide) | dram.arbiter.o_command.refresh | debt.i_own
+        )
+        since_dram = Signal(range(2 * longest), init=1)
+        with m.If(gets):
+            m.d.sync += since_dram.eq(1)
+        with m.Elif(~since_dram.all()):
+            m.d.sync += since_dram.eq(since_dram + 1)
+
+        # The host must refresh before it owes nine.
+        due_in = Signal(range(interval + 1))
+        host_left = Signal(range(2 * longest))
+        m.d.comb += [
+            due_in.eq(
+                Mux(
+                    debt.left >= self.offset,
+                    debt.left - self.offset,
+                    debt.left + interval - self.offset,
+                )
+            ),
+            host_left.eq((MOST - owes) * interval + due_in),
+        ]
+        # What each of the two proofs shows, the other takes for granted.
+        in_time = since_dram <= longest
+        kept = debt.stale | (since_dram <= since_host) | (since_dram + host_left <= longest)
+        with m.If(dram.o_pass):
+            m.d.comb += Assert(in_time)
+        with m.Else():
+            m.d.comb += Assert(in_time) if self.controller else Assume(in_time)
+        m.d.comb += [
+            Assume(kept) if self.controller else Assert(kept),
+            Assert(dram.o_dram_debt >= LEAST),
+            Assert(owes >= -MOST),
+            Assert(dram.o_host_debt == owes - (debt.left < self.offset)),
+            Assert(debt.left < interval),
+            Assert(debt.gap_left < interval),
+            Assert(since_dram == debt.gap * interval + interval - debt.gap_left),
+            Assert(~dram.o_pass | ((dram.o_dram_debt <= dram.o_host_debt) & ~debt.stale)),
+        ]
+        m.d.comb += Assert(dram.o_dram_debt <= (MOST if self.controller else COUNTED))
+        with m.If(dram.arbiter.yielding):
+            m.d.comb += [Assert(dram.arbiter.opened == 0), Assert(dram.arbiter.wrong == 0)]
+
+        # The rate: the mode is not normal for two intervals after the DRAM was refreshed with more
+        # due than `POSTPONED` and than the host owed.
+        rest = Signal(range(2 * interval + 1))
+        with m.If(gets & (dram.o_dram_debt > dram.o_host_debt) & (dram.o_dram_debt > POSTPONED)):
+            m.d.sync += rest.eq(2 * interval)
+        with m.Elif(rest != 0):
+            m.d.sync += rest.eq(rest - 1)
+        m.d.comb += [Assert(~(dram.o_pass & (rest != 0))), Assert(rest == debt.hold)]
+
+        away = Signal()
+        with m.If(dram.o_kernel):
+            m.d.sync += away.eq(1)
+        m.d.comb += [
+            Cover(dram.o_pass & away & (dram.o_host_debt == 1) & (dram.o_dram_debt == 1)),
+        ]
+        return m
+
+    def _controller(self, m: Module, dram: SharedDram) -> RefreshManager:
+        """The refresh manager, on the pins `kernel`."""
+        manager = RefreshManager(FabricTiming(TIMING), postponed=None, idle_cycles=3)
+        m.submodules.manager = ResetInserter(dram.o_reset)(manager)
+        m.d.comb += [
             dram.i_idle.eq(manager.o_idle & self.returned),
             manager.i_enable.eq(dram.o_enable),
-            manager.i_debt.eq(dram.o_debt if self.flaw is None else 0),
+            manager.i_owed.eq(dram.o_owed),
+            manager.i_must.eq(dram.o_must),
             manager.i_busy.eq(self.busy),
             manager.i_clear.eq(self.clear),
             manager.i_calibrate.eq(dram.o_calibrate),
         ]
-        connect(m, flipped(self.kernel), dram.kernel)
         kernel = [getattr(self.kernel, f"p{phase}") for phase in range(PHASES)]
+        refreshed = past(m, manager.o_refresh, "refreshed")  # the pins follow a cycle later
+        calibrated = past(m, manager.o_calibrate, "calibrated")
         for phase, pins in enumerate(kernel):
             if phase == ACTIVATE_PHASE:
-                m.d.comb += Assume(is_refresh(pins) == manager.o_refresh)
-                m.d.comb += Assume(is_calibration(pins) == manager.o_calibrate)
+                m.d.comb += Assume(is_refresh(pins) == refreshed)
+                m.d.comb += Assume(is_calibration(pins) == calibrated)
             else:
                 m.d.comb += Assume(~is_refresh(pins))
-            m.d.comb += Assume(pins.cs_n | ~manager.o_idle)
+            m.d.comb += Assume(pins.cs_n | ~manager.o_idle | refreshed | calibrated)
 
         stopped = Signal(range(DRAIN + 1))
         with m.If(~manager.o_stop):
@@ -101,56 +218,43 @@ class RefreshLimit(Component):
             Assume((stopped != DRAIN) | self.clear),
             Assume((late != LATE) | self.returned),
         ]
-
-        asks = [is_refresh(pins) for pins in hosts]
-        m.d.comb += [
-            Assume(~(asks[0] & asks[1])),
-            Assume(~(Cat(asks).any() & (dram.o_host_debt <= -MOST))),
-            Assume(dram.o_host_debt <= MOST),
-        ]
-
-        m.d.comb += [
-            Assert(dram.o_dram_debt <= MOST),
-            Assert(dram.o_dram_debt >= -MOST),
-            Assert(dram.o_host_debt >= -MOST),
-            Assert(debt.left < timing.refresh_interval),
-            Assert(manager.interval < timing.refresh_interval),
-            Assert(manager.o_idle == ~manager.taken),
-            Assert(~dram.o_pass | (dram.o_dram_debt <= dram.o_host_debt)),
-        ]
+        m.d.comb += Assert(manager.o_idle == ~manager.taken)
         with m.If(dram.o_pass | dram.arbiter.restoring | dram.arbiter.closing):
             m.d.comb += Assert(manager.o_idle)
-        with m.If(dram.o_kernel):
-            behind = debt.left >= manager.interval
-            with m.If(~manager.o_idle):
-                m.d.comb += Assert(dram.o_dram_debt <= manager.o_debt + behind)
-            with m.Elif(~dram.o_enable):
-                m.d.comb += Assert(dram.o_dram_debt <= 2)
-        away = Signal()
-        with m.If(dram.o_kernel):
-            m.d.sync += away.eq(1)
-        m.d.comb += [
-            Cover(dram.o_kernel & manager.o_refresh & (dram.o_host_debt == 1)),
-            Cover(dram.o_pass & away & (dram.o_host_debt == 1) & (dram.o_dram_debt == 0)),
-        ]
-        return m
+        m.d.comb += Cover(dram.o_kernel & manager.o_refresh & (dram.o_host_debt == 1))
+        return manager
 
 
-def test_no_more_refreshes_are_due_than_may_be_postponed() -> None:
+def test_in_normal_mode_the_gap_is_that_of_the_host() -> None:
+    proof = prove(RefreshLimit(controller=False), "refresh_gap", "prove", depth=2)
+    print(proof)
+    assert proof.statements == 14
+
+
+@pytest.mark.deep
+def test_outside_normal_mode_the_dram_is_refreshed_in_time() -> None:
     proof = prove(RefreshLimit(), "refresh_limit", "prove", depth=DEPTH)
     print(proof)
-    assert proof.statements == 10
+    assert proof.statements == 16
 
 
+@pytest.mark.deep
 def test_refreshes_are_due_when_the_channel_changes_hands() -> None:
     assert prove(RefreshLimit(), "refresh_limit", "cover", depth=44).statements == 2
 
 
-def test_a_controller_that_forgets_what_is_due_is_found() -> None:
+@pytest.mark.parametrize("flaw", FLAWS)
+def test_a_flaw_is_found(flaw: str) -> None:
     with pytest.raises(ProofError, match="expected PASS, got FAIL"):
-        prove(RefreshLimit(flaw="forgets"), "refresh_limit_flaw", "bmc", depth=32)
+        prove(
+            RefreshLimit(controller=False, flaw=flaw),
+            f"refresh_limit_{flaw}",
+            "bmc",
+            depth=FLAWS[flaw],
+        )
 
 
-def test_a_controller_that_postpones_one_more_is_not_proven() -> None:
+@pytest.mark.deep
+def test_a_hand_over_that_takes_longer_than_is_believed_is_not_proven() -> None:
     with pytest.raises(ProofError, match="expected PASS, got UNKNOWN"):
-        prove(RefreshLimit(postponed=MOST), "refresh_limit_more", "prove", depth=DEPTH)
+        prove(RefreshLimit(hurry=2), "refresh_limit_more", "prove", depth=DEPTH)

@@ -6,9 +6,7 @@ from nearstep.backends.base import Backend
 from nearstep.errors import LostCommandError, ModeError, ModeRegisterError, WaitTimeoutError
 from nearstep.kernel.channel import KernelChannel
 from nearstep.registers import BlockRegisters
-
-HAND_OVER_CYCLES = 20_000
-"""Bound for a change of mode; the longest is a few refresh intervals of 1560 cycles."""
+from nearstep_hw.axdimm.hand_over import HAND_OVER_CYCLES
 
 NORMAL, ACCELERATION = "normal", "acceleration"
 

@@ -5,12 +5,12 @@ from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
 from nearstep_hw.axdimm.dfi_switch import RowCommandLayout
+from nearstep_hw.axdimm.hand_over import PATIENCE
 from nearstep_hw.dram.dfi import PHASES, TPHY_RDLAT
 from nearstep_hw.dram.geometry import DramGeometry
 from nearstep_hw.dram.timing import DramTiming
 
 CUT_CYCLES = TPHY_RDLAT + 2  # until the data of commands already taken have passed
-PATIENCE = 127  # cycles; longer than tRFC, and without a busy host RESTORE takes half as long
 
 
 class ModeArbiter(wiring.Component):
@@ -28,20 +28,20 @@ class ModeArbiter(wiring.Component):
       refresh falls due, the host calibrates, or it has closed all, `CLOSE` comes first. When all
       banks are as the host believes, nothing is owed, and all minima have passed, the mode is
       normal.
+    - `YIELD`: the banks stay closed, and when the host has closed all of them the mode is normal.
 
     A mode is always reached before the next change begins; what is requested then counts. After a
     reset of the kernel the mode is normal for at least a cycle.
 
     A host that without pause opens and closes banks, which it can only do by accesses that are
-    refused, could keep `RESTORE` from ending. But before its own refresh it has to close all banks
-    and rest for tRFC. `PATIENCE` cycles after the request, and after each refresh of the host, one
-    refresh is given in advance, so that the DRAM need not be refreshed as well at the host's next,
-    and `RESTORE` ends then.
+    refused, could keep `RESTORE` from ending. But before its own refresh it has to close all banks,
+    tRP before. After `PATIENCE` cycles `YIELD` waits for that.
 
-    *Timing*: to acceleration at most tRFC + tRP and some cycles, and as much again if a refresh of
-    the host is just due. To normal what the controller needs to drain, at most nine refreshes, and
-    16 ACT with tRAS behind them; with a host as above, at most `PATIENCE` cycles and two of the
-    times between its refreshes more (a tREFI, or as many as it postpones).
+    *Timing*: to acceleration at most tRFC + tRP and some cycles, and with seven or eight
+    refreshes due the time until the host gives one. To normal what the controller needs to drain, a
+    tRFC for each refresh that the DRAM lacks, and 16 ACT with tRAS behind them; with a host as
+    above, `PATIENCE` cycles and the time to its next refresh more. For the bounds see
+    `nearstep_hw.axdimm.hand_over`.
 
     Parameters
     ----------
@@ -54,7 +54,7 @@ class ModeArbiter(wiring.Component):
     i_wait : a hand-over to the kernel must not begin.
     i_idle : the controller is disabled and has left the channel with all banks closed.
     i_settled : see `RowSettle`.
-    i_owing : refreshes are due, see `RefreshDebt`.
+    i_owing, i_hold : refreshes are due; the mode must not become normal; see `RefreshDebt`.
     i_host_refreshes : the host refreshes in this cycle.
     i_calibrate, i_calibrate_long : the DRAM lacks ZQCS, or ZQCL, that the host has given.
     i_host_calibrates : the host gives one in this cycle.
@@ -64,13 +64,14 @@ class ModeArbiter(wiring.Component):
     o_enable : for the controller.
     o_acceleration : the mode is acceleration, with no change in progress.
     o_reset : resets kernel and controller.
-    o_advance : one refresh in advance is wanted, see `RefreshDebt`.
+    o_yield : the next refresh of the host will pass: `YIELD`, and nothing is in its way.
     o_command : command of the arbiter itself.
 
     Attributes
     ----------
-    opened, wrong, restoring, closing : banks that `RESTORE` has opened, those of them that the
-        host has touched since, and two of the states. For proofs; nothing else reads them.
+    opened, wrong, restoring, yielding, closing : banks that `RESTORE` has opened, those of them
+        that the host has touched since, and three of the states, `YIELD` being part of the first.
+        For proofs; nothing else reads them.
     """
 
     def __init__(self, timing: DramTiming, geometry: DramGeometry) -> None:
@@ -79,6 +80,7 @@ class ModeArbiter(wiring.Component):
         self.opened = Signal(geometry.banks)
         self.wrong = Signal(geometry.banks)
         self.restoring = Signal()
+        self.yielding = Signal()
         self.closing = Signal()
         super().__init__(
             {
@@ -88,6 +90,7 @@ class ModeArbiter(wiring.Component):
                 "i_idle": In(1),
                 "i_settled": In(1),
                 "i_owing": In(1),
+                "i_hold": In(1),
                 "i_host_refreshes": In(1),
                 "i_calibrate": In(1),
                 "i_calibrate_long": In(1),
@@ -100,7 +103,7 @@ class ModeArbiter(wiring.Component):
                 "o_enable": Out(1),
                 "o_acceleration": Out(1),
                 "o_reset": Out(1),
-                "o_advance": Out(1),
+                "o_yield": Out(1),
                 "o_command": Out(RowCommandLayout(geometry)),
             }
         )
@@ -121,9 +124,14 @@ class ModeArbiter(wiring.Component):
         pace = Signal(range(self.activate_distance + 1))
         cut = Signal(range(CUT_CYCLES))
         patience = Signal(range(PATIENCE + 1))
-        advanced = Signal()
+        still = Signal()  # the host moves nothing
         command = self.o_command
         calibrate = self.i_calibrate | self.i_calibrate_long
+        calibrates = [
+            command.calibrate.eq(self.i_settled & ~self.i_calibrate_long),
+            command.calibrate_long.eq(self.i_settled & self.i_calibrate_long),
+        ]
+        calibrating = Signal()  # a REF that follows would come too late
 
         m.d.comb += missing.eq(self.i_open & ~opened)
         for bank in reversed(range(banks)):
@@ -143,6 +151,11 @@ class ModeArbiter(wiring.Component):
             m.d.sync += paced.eq(0)
         with m.Elif(pace != 0):
             m.d.sync += pace.eq(pace - 1)
+
+        with m.If(command.calibrate | command.calibrate_long):
+            m.d.sync += calibrating.eq(1)
+        with m.Elif(self.i_settled):
+            m.d.sync += calibrating.eq(0)
 
         with m.FSM() as fsm:
             with m.State("NORMAL"):
@@ -165,7 +178,7 @@ class ModeArbiter(wiring.Component):
                     self.o_enable.eq(1),
                     self.o_acceleration.eq(self.i_accelerate),
                 ]
-                m.d.sync += [cut.eq(CUT_CYCLES - 1), patience.eq(PATIENCE), advanced.eq(0)]
+                m.d.sync += [cut.eq(CUT_CYCLES - 1), patience.eq(PATIENCE)]
                 with m.If(self.i_reset):
                     m.next = "CUT"
                 with m.Elif(~self.i_accelerate):
@@ -186,39 +199,47 @@ class ModeArbiter(wiring.Component):
                 with m.If(self.i_settled):
                     m.d.comb += command.precharge_all.eq(1)
                     m.d.sync += [opened.eq(0), wrong.eq(0), paced.eq(0)]
-                    m.next = "RESTORE"
+                    with m.If(patience == 0):
+                        m.next = "YIELD"
+                    with m.Else():
+                        m.next = "RESTORE"
             with m.State("RESTORE"):
                 m.d.comb += self.o_reset.eq(self.i_reset)
-                m.d.comb += self.o_advance.eq((patience == 0) & ~advanced)
-                with m.If(patience != 0):
+                with m.If((patience != 0) & ~self.i_hold):
                     m.d.sync += patience.eq(patience - 1)
-                with m.If(command.refresh & self.o_advance):
-                    m.d.sync += advanced.eq(1)
-                with m.If(self.i_host_refreshes):
-                    m.d.sync += [patience.eq(PATIENCE), advanced.eq(0)]
                 with m.If(
                     ((self.i_owing | calibrate) & opened.any()) | (wrong.any() & ~self.i_open.any())
                 ):
                     m.next = "CLOSE"
                 with m.Elif(self.i_owing):
-                    m.d.comb += command.refresh.eq(self.i_settled)
+                    m.d.comb += command.refresh.eq(self.i_settled & ~self.i_host_refreshes)
                 with m.Elif(calibrate):
-                    m.d.comb += [
-                        command.calibrate.eq(self.i_settled & ~self.i_calibrate_long),
-                        command.calibrate_long.eq(self.i_settled & self.i_calibrate_long),
-                    ]
+                    m.d.comb += calibrates
+                with m.Elif(patience == 0):
+                    m.next = "CLOSE"
+                with m.Elif(self.i_hold):
+                    pass  # all banks stay closed
                 with m.Elif(wrong.any()):
                     m.d.comb += command.precharge.eq(self.i_settled)
                 with m.Elif(missing.any()):
                     m.d.comb += command.activate.eq(self.i_settled | (paced & (pace == 0)))
-                with m.Elif(
-                    self.i_settled
-                    & ~self.i_touched.any()
-                    & ~(self.i_host_refreshes | self.i_host_calibrates)
-                ):
+                with m.Elif(self.i_settled & still):
+                    m.next = "NORMAL"
+            with m.State("YIELD"):
+                m.d.comb += [
+                    self.o_reset.eq(self.i_reset),
+                    self.o_yield.eq(~self.i_hold & ~calibrate & ~calibrating),
+                ]
+                with m.If(self.i_owing):
+                    m.d.comb += command.refresh.eq(self.i_settled & ~self.i_host_refreshes)
+                with m.Elif(calibrate):
+                    m.d.comb += calibrates
+                with m.Elif(self.i_settled & ~self.i_hold & ~self.i_open.any() & still):
                     m.next = "NORMAL"
         m.d.comb += [
-            self.restoring.eq(fsm.ongoing("RESTORE")),
+            still.eq(~(self.i_touched.any() | self.i_host_refreshes | self.i_host_calibrates)),
+            self.yielding.eq(fsm.ongoing("YIELD")),
+            self.restoring.eq(fsm.ongoing("RESTORE") | self.yielding),
             self.closing.eq(fsm.ongoing("CLOSE")),
         ]
         return m

@@ -9,6 +9,7 @@ from amaranth.lib.wiring import In, Out
 from nearstep_hw.axdimm.access_log import AccessLog
 from nearstep_hw.axdimm.arbiter_registers import arbiter_map
 from nearstep_hw.axdimm.csr_window import CsrWindow
+from nearstep_hw.axdimm.hand_over import HURRY_CYCLES
 from nearstep_hw.axdimm.hand_over_timer import HandOverTimer
 from nearstep_hw.axdimm.host_access import HostAccess
 from nearstep_hw.axdimm.host_front_end import (
@@ -29,10 +30,7 @@ from nearstep_hw.dram.controller import DramController
 from nearstep_hw.dram.dfi import DfiSignature
 from nearstep_hw.dram.fabric import FabricTiming
 from nearstep_hw.dram.geometry import BEAT_BYTES
-from nearstep_hw.dram.timing import MAX_POSTPONED_REFRESHES, DramTiming, dram_timing
-
-HURRY_CYCLES = 64  # beside tRFC or tZQoper: a hand-over and the controller's first refresh
-POSTPONED = MAX_POSTPONED_REFRESHES - 1  # see `RefreshDebt.o_start`
+from nearstep_hw.dram.timing import DramTiming, dram_timing
 
 
 class MemoryChannel(wiring.Component):
@@ -114,7 +112,7 @@ class MemoryChannel(wiring.Component):
         m.submodules.dram = dram = self.dram
         m.submodules.window = window = CsrWindow()
         m.submodules.bank = bank = CsrBank(self.register_map, line=True)
-        controller = self.controller(timing, self.mapping, postponed=POSTPONED, **self.port)
+        controller = self.controller(timing, self.mapping, postponed=None, **self.port)
         m.submodules.controller = ResetInserter(dram.o_reset)(controller)
 
         wiring.connect(m, wiring.flipped(self.host), front.host)
@@ -133,7 +131,8 @@ class MemoryChannel(wiring.Component):
             dram.i_reset.eq(bank.o_control_kernel_reset),
             dram.i_idle.eq(controller.o_idle),
             controller.i_enable.eq(dram.o_enable),
-            controller.i_debt.eq(dram.o_debt),
+            controller.i_owed.eq(dram.o_owed),
+            controller.i_must.eq(dram.o_must),
             controller.i_calibrate.eq(dram.o_calibrate),
             dram.i_hide_write.eq(access.o_window),
             dram.i_write_data.eq(front.o_write_data),

@@ -4,30 +4,65 @@ from amaranth import Elaboratable, Module, Mux, Signal, signed
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
+from nearstep_hw.axdimm.hand_over import HOLD_INTERVALS as RATE_INTERVALS
 from nearstep_hw.dram.fabric import FabricTiming
 from nearstep_hw.dram.timing import MAX_POSTPONED_REFRESHES
 
 DEBT = signed(6)
-MOST = 2 * MAX_POSTPONED_REFRESHES - 1  # what a controller can be told; a legal host stays below
-LEAST = -MAX_POSTPONED_REFRESHES  # more given in advance do not count
+MOST = 2 * MAX_POSTPONED_REFRESHES - 1  # of the counters; a legal host stays below
+LEAST = -MAX_POSTPONED_REFRESHES - 1  # a host whose intervals begin earlier is at -8 there
+RATE = 16  # REF in two tREFI, at most
+POSTPONED = RATE - MAX_POSTPONED_REFRESHES - RATE_INTERVALS - 1
+"""Refreshes that the DRAM may lack where the host does not; see `RefreshDebt`, *Rate*."""
+ADVANCE = MAX_POSTPONED_REFRESHES - RATE + RATE_INTERVALS + 1
+"""What the DRAM may lack at least, two tREFI after it lacked eight."""
+RESERVE = 2  # refreshes due that are left to a host that has more
 
 
 class RefreshDebt(wiring.Component):
-    """Counts refreshes: one more is due every tREFI, one that is given pays one, and up to eight
-    may be given in advance.
+    """Gives the DRAM the refreshes of the host, each at its time or a little later.
 
-    There are two counts. The host's sees what the host does, in either mode; the DRAM's sees what
-    the DRAM gets, from whomever. While the DRAM has got at least as many as the host has given,
-    its debt is not above the host's, and a host that keeps its own limit keeps the DRAM's.
+    Of the host it is known that it keeps JEDEC's limits: no more than nine tREFI between two REF,
+    from eight postponed to eight pulled in, at most 16 REF in two tREFI. Where in time its
+    intervals begin is not known: they begin up to a tREFI earlier than those that are counted here.
+    The DRAM must see the same limits kept. In normal mode a REF of the host can be hidden from the
+    DRAM, but none added.
 
-    A hand-over leaves the DRAM with nothing due, but the host may still owe eight. If those
-    reached the DRAM as well, right behind the eight that it may just have got, it would see more
-    than 16 in 2 tREFI. So a refresh of the host that the DRAM has already got is hidden from it,
-    if none has come due since the DRAM's last: the time between two then stays within nine tREFI
-    as it does for the host.
+    There are two counts. `o_host` is what the host owes and sees what the host does, in any mode;
+    `o_dram` is what the DRAM lacks and sees what the DRAM gets, from whomever. One more is due to
+    both every tREFI. The host refreshes at times h, the DRAM is refreshed at times d.
 
-    That time is one tREFI longer at most where a refresh was given in advance and the host then
-    postpones eight. So none is given in advance once the host has been seen to do that.
+    *Debt.* The mode becomes normal only with `o_dram <= o_host`, and hiding keeps that. So the DRAM
+    never lacks more than the host owes. Otherwise it is refreshed as soon as `POSTPONED` are due.
+    By the intervals of the host one more may be due, and one more in the time of a hand-over: that
+    does not begin with seven or eight due, for the host must refresh within two tREFI then.
+
+    *Gap.* The next REF of the host comes at most 9 tREFI after its last. If the DRAM has been
+    refreshed at or after that (d >= h) and the next one passes, the DRAM's gap is no longer than
+    the host's. So the mode becomes normal only with d >= h: `o_owing` stays high while a REF of the
+    host has come after the DRAM's last. There is one exception. A host that owes k after a REF
+    gives the next within 9 - k tREFI. With `gap` whole intervals since d that is early enough if
+    gap + 1 <= k; such a REF may be left out (one more is kept in reserve, for a host whose
+    intervals begin later). It is, if the DRAM has got more than the host has given.
+    Outside normal mode the DRAM gets a refresh, due or not, once its last is 8 tREFI ago, which
+    leaves one tREFI to get there; a hand-over does not begin if that cannot be reached. While the
+    arbiter only waits for the host to close all banks, that is not needed: the REF that follows
+    will pass.
+
+    *Rate.* Take less than two tREFI that begin with a refresh of the DRAM, which then lacked E; at
+    most two more come due in that time. In normal mode nothing is given but what the host gives, so
+    if the DRAM was not behind the host in the beginning it gets no more than the host gives, at
+    most 16. If it was behind, it gets E - E' + 2, where E' is what it lacks in the end. That is not
+    below the host's -8, counted with the host's intervals, where E is one more at most. So
+    E <= `POSTPONED` keeps 16. That many are due before the DRAM is refreshed in acceleration mode;
+    only where the host pays postponed refreshes while the channel changes hands can it be more.
+    Then `o_hold` keeps the mode from becoming normal for two tREFI, in which no more are given than
+    leave `ADVANCE` due, a negative number.
+    To be ahead of the host would count against this as well, so the DRAM gets no more than
+    leaves it `RESERVE` due, or as many as the host if it owes less; what it has more than the host
+    while that owes more than `RESERVE` is hidden from it before the host has none due. Only a
+    refresh for the gap's sake puts it ahead of the host by one, and before that there was none for
+    8 tREFI.
 
     *Timing*: counts follow a cycle after what they count.
 
@@ -39,22 +74,26 @@ class RefreshDebt(wiring.Component):
     Members
     -------
     i_host : the host refreshes.
-    i_dram : the DRAM is refreshed.
+    i_pass : it reaches the DRAM unless `o_hide` is high: the mode is normal.
+    i_own : the DRAM is refreshed by the kernel's controller or the arbiter.
+    i_enable : the controller has the channel and will keep it.
+    i_yield : the next REF of the host will pass.
     o_host, o_dram : refreshes due.
-    i_advance : one refresh more than that is wanted; see above.
-    o_owing : the DRAM lacks refreshes, or is behind the host.
-    o_hide : a refresh of the host, in this cycle, is one that the DRAM has already got.
-    o_wait : the DRAM must be refreshed so soon that a hand-over must not begin.
-    o_overdue : the DRAM waits for more refreshes than may be postponed.
-    o_start : debt for a controller that counts its own intervals from now on: what is due or, if
-        refreshes were given in advance, the whole intervals since the last. The interval that has
-        begun is not counted, so that many hand-overs neither add nor lose refreshes; the controller
-        is behind by up to one and must therefore not postpone the last of eight.
+    o_hide : a refresh of the host, in this cycle, is one that the DRAM does not need.
+    o_owing : the DRAM must be refreshed before the mode is normal, and may be now.
+    o_owed : the controller shall refresh if it has closed all banks; after `i_enable` fell, what
+        `o_owing` says.
+    o_must : the controller shall close all banks and refresh.
+    o_wait : the DRAM must be refreshed so soon that a hand-over must not begin: the host will.
+    o_hold : the mode must not become normal yet.
+    o_overdue : the DRAM waits for more refreshes than may be postponed, or for too long.
 
     Attributes
     ----------
     left, gap, gap_left : cycles until one more is due; whole intervals since the DRAM's last
-        refresh, and cycles until the next of them. For proofs; nothing else reads them.
+        refresh, and cycles until the next of them.
+    stale, hold : the host has refreshed since, and need not soon again; cycles of `o_hold`. For
+        proofs; nothing else reads them.
 
     Ref: JESD79-4, "Refresh Command".
     """
@@ -66,60 +105,102 @@ class RefreshDebt(wiring.Component):
         self.left = Signal(range(last + 1), init=last)
         self.gap = Signal(range(MOST + 1))
         self.gap_left = Signal(range(last + 1), init=last)
+        self.stale = Signal()
+        self.hold = Signal(range(RATE_INTERVALS * timing.refresh_interval + 1))
         super().__init__(
             {
                 "i_host": In(1),
-                "i_dram": In(1),
-                "i_advance": In(1),
+                "i_pass": In(1),
+                "i_own": In(1),
+                "i_enable": In(1),
+                "i_yield": In(1),
                 "o_host": Out(DEBT),
                 "o_dram": Out(DEBT),
-                "o_owing": Out(1),
                 "o_hide": Out(1),
+                "o_owing": Out(1),
+                "o_owed": Out(1),
+                "o_must": Out(1),
                 "o_wait": Out(1),
+                "o_hold": Out(1),
                 "o_overdue": Out(1),
-                "o_start": Out(range(MOST + 1)),
             }
         )
 
     def elaborate(self, platform: object) -> Elaboratable:
         m = Module()
         interval = self.timing.refresh_interval
+        most = MAX_POSTPONED_REFRESHES
+        host, dram = self.o_host, self.o_dram
         left, gap, gap_left = self.left, self.gap, self.gap_left
+        stale, hold = self.stale, self.hold
         due = Signal()
-        fresh = Signal()  # none has come due since the DRAM's last refresh
-        postpones = Signal()  # the host has let as many come due as it may
-        m.d.comb += due.eq(left == 0)
+        paid = Signal()  # the DRAM is refreshed
+        soon = Signal()  # after a refresh now, the host must give the next in time for the DRAM
+        ahead = Signal()
+        behind = Signal()
+        late = Signal()
+        enough = Signal()  # given in `o_hold`
+        spare = Signal()  # the DRAM lacks more than is left to the host
+
+        m.d.comb += [
+            due.eq(left == 0),
+            paid.eq((self.i_host & self.i_pass & ~self.o_hide) | self.i_own),
+            ahead.eq(dram < host),
+            behind.eq(dram > host),
+            soon.eq(host >= gap + (1 + RESERVE)),
+            late.eq(gap >= most),
+            spare.eq(behind | (dram > RESERVE)),
+            enough.eq(self.o_hold & (dram <= ADVANCE)),
+        ]
         m.d.sync += [
             left.eq(Mux(due, interval - 1, left - 1)),
             gap_left.eq(Mux(gap_left == 0, interval - 1, gap_left - 1)),
         ]
-        with m.If(self.i_dram):
-            m.d.sync += [gap.eq(0), gap_left.eq(interval - 1), fresh.eq(~due)]
+        with m.If(paid):
+            m.d.sync += [gap.eq(0), gap_left.eq(interval - 1), stale.eq(0)]
         with m.Elif((gap_left == 0) & (gap != MOST)):
             m.d.sync += gap.eq(gap + 1)
-        with m.If(due & ~self.i_dram):
-            m.d.sync += fresh.eq(0)
-        with m.If(self.o_host == MAX_POSTPONED_REFRESHES):
-            m.d.sync += postpones.eq(1)
-        for debt, paid in ((self.o_host, self.i_host), (self.o_dram, self.i_dram)):
-            with m.If(due & ~paid & (debt != MOST)):
-                m.d.sync += debt.eq(debt + 1)
-            with m.If(~due & paid & (debt != LEAST)):
-                m.d.sync += debt.eq(debt - 1)
+        with m.If(self.i_host & ~self.i_pass & ~soon):
+            m.d.sync += stale.eq(1)
 
-        most = MAX_POSTPONED_REFRESHES
-        wanted = Signal(DEBT)
+        # No more than eight count in advance, but for those that the host counts itself.
+        host_next, dram_next = Signal(DEBT), Signal(DEBT)
+        m.d.comb += [host_next.eq(host), dram_next.eq(dram)]
+        m.d.sync += [host.eq(host_next), dram.eq(dram_next)]
+        with m.If(due & ~self.i_host & (host != MOST)):
+            m.d.comb += host_next.eq(host + 1)
+        with m.If(~due & self.i_host & (host != LEAST)):
+            m.d.comb += host_next.eq(host - 1)
+        with m.If(due & ~paid & (dram != MOST)):
+            m.d.comb += dram_next.eq(dram + 1)
+        with m.If(~due & paid & ((dram > -most) | (dram > host_next))):
+            m.d.comb += dram_next.eq(dram - 1)
+
+        with m.If(self.i_own & behind & (dram > POSTPONED)):
+            m.d.sync += hold.eq(RATE_INTERVALS * interval)
+        with m.Elif(self.o_hold):
+            m.d.sync += hold.eq(hold - 1)
+
         m.d.comb += [
-            wanted.eq(Mux(self.o_host < 0, self.o_host, 0) - (self.i_advance & ~postpones)),
-            self.o_owing.eq((self.o_dram > wanted) & (self.o_dram > LEAST)),
-            self.o_hide.eq(
-                ((fresh & (self.o_host > 0)) | (self.o_dram == LEAST)) & (self.o_dram < self.o_host)
+            self.o_hold.eq(hold != 0),
+            self.o_hide.eq(ahead & soon),
+            self.o_owing.eq(
+                ~enough
+                & (
+                    behind
+                    | stale
+                    | (~self.i_yield & ((dram > POSTPONED) | late))
+                    | (self.o_hold & spare)
+                )
             ),
+            # Not in the cycle of a refresh of the host: d would be a phase before h.
+            self.o_owed.eq(
+                Mux(self.i_enable, (spare | late) & ~enough, self.o_owing) & ~self.i_host
+            ),
+            self.o_must.eq((spare & (dram >= POSTPONED)) | late),
             self.o_wait.eq(
-                ((self.o_dram == most) & (left < self.hurry))
-                | ((gap == most) & (gap_left < self.hurry))
+                (dram == most - 1) | (dram == most) | ((gap == most) & (gap_left < self.hurry))
             ),
-            self.o_overdue.eq((self.o_dram > most) | (gap > most)),
-            self.o_start.eq(Mux(self.o_dram > gap, self.o_dram, gap)),
+            self.o_overdue.eq((dram > most) | (gap > most)),
         ]
         return m

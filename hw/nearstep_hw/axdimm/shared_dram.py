@@ -9,7 +9,7 @@ from nearstep_hw.axdimm.dfi_switch import DfiSwitch
 from nearstep_hw.axdimm.host_command import HostCommandLayout, is_calibration, is_refresh
 from nearstep_hw.axdimm.host_modes import LOST_BITS, HostModes
 from nearstep_hw.axdimm.host_shadow import HostShadow
-from nearstep_hw.axdimm.refresh_debt import DEBT, MOST, RefreshDebt
+from nearstep_hw.axdimm.refresh_debt import DEBT, RefreshDebt
 from nearstep_hw.axdimm.row_settle import RowSettle
 from nearstep_hw.dram.dfi import HOST_PHASES, PHASES, DfiSignature
 from nearstep_hw.dram.fabric import REFRESH_PHASE, FabricTiming
@@ -40,7 +40,7 @@ class SharedDram(wiring.Component):
     i_slot, i_write_data, i_write_mask, i_hide_write : the host, see `DfiSwitch`.
     kernel : the controller's pins.
     o_calibrate : the DRAM lacks ZQCS of the host; to the controller.
-    o_enable, i_idle, o_debt : to and from the controller, which postpones at most seven refreshes.
+    o_enable, i_idle, o_owed, o_must : to and from the controller, whose refreshes are counted here.
     i_accelerate, i_reset : what the host wants.
     o_pass : the mode is normal, host commands of this cycle reach the DRAM.
     o_kernel : the controller's commands reach the DRAM.
@@ -76,7 +76,8 @@ class SharedDram(wiring.Component):
                 "kernel": In(DfiSignature()),
                 "o_enable": Out(1),
                 "i_idle": In(1),
-                "o_debt": Out(range(MOST + 1)),
+                "o_owed": Out(1),
+                "o_must": Out(1),
                 "i_accelerate": In(1),
                 "i_reset": In(1),
                 "o_pass": Out(1),
@@ -122,14 +123,16 @@ class SharedDram(wiring.Component):
             arbiter.i_idle.eq(self.i_idle),
             arbiter.i_settled.eq(settle.o_settled),
             arbiter.i_owing.eq(debt.o_owing),
+            arbiter.i_hold.eq(debt.o_hold),
             arbiter.i_host_refreshes.eq(refreshes),
             arbiter.i_open.eq(shadow.o_open),
             arbiter.i_touched.eq(shadow.o_touched),
-            debt.i_advance.eq(arbiter.o_advance),
             debt.i_host.eq(refreshes),
-            debt.i_dram.eq(
-                (refreshes & arbiter.o_pass & ~debt.o_hide)
-                | arbiter.o_command.refresh
+            debt.i_pass.eq(arbiter.o_pass),
+            debt.i_enable.eq(arbiter.o_enable),
+            debt.i_yield.eq(arbiter.o_yield),
+            debt.i_own.eq(
+                arbiter.o_command.refresh
                 | (arbiter.o_kernel & is_refresh(getattr(self.kernel, f"p{REFRESH_PHASE}")))
             ),
             switch.i_kernel.eq(arbiter.o_kernel),
@@ -140,7 +143,8 @@ class SharedDram(wiring.Component):
             switch.i_write_data.eq(self.i_write_data),
             switch.i_write_mask.eq(self.i_write_mask),
             self.o_enable.eq(arbiter.o_enable),
-            self.o_debt.eq(debt.o_start),
+            self.o_owed.eq(debt.o_owed),
+            self.o_must.eq(debt.o_must),
             self.o_pass.eq(arbiter.o_pass),
             self.o_kernel.eq(arbiter.o_kernel),
             self.o_acceleration.eq(arbiter.o_acceleration),

@@ -12,14 +12,14 @@ from nearstep_hw.dram.column_stage import Slot
 from nearstep_hw.dram.dfi import PHASES, DfiSignature
 from nearstep_hw.dram.fabric import FabricTiming
 from nearstep_hw.dram.geometry import BEAT_BYTES
+from nearstep_hw.dram.latency import LOOKAHEAD
 from nearstep_hw.dram.read_port import ReadPort
-from nearstep_hw.dram.refresh_manager import DEBT_LIMIT
+from nearstep_hw.dram.refresh_manager import connect_debt, debt_members
 from nearstep_hw.dram.scheduler import CommandScheduler
 from nearstep_hw.dram.slot_counters import SlotCounters, counter_members
 from nearstep_hw.dram.timing import MAX_POSTPONED_REFRESHES, DramTiming, dram_timing
 from nearstep_hw.dram.write_port import WritePort
 
-LOOKAHEAD = 32  # beats: the way from a precharge after a write to the column, and 15 other banks
 READ_PLACES = 64  # beats: those in the lookahead, and those on the way from command to R
 WRITE_PLACES = 256  # beats: a burst that is sent, one that arrives, two to begin with
 BURSTS = 16  # that wait, in each direction
@@ -44,12 +44,13 @@ class DramController(wiring.Component):
     given. With `i_enable` high the controller takes the channel, whose banks must all be precharged
     and tRP and tRFC over, and the refreshes that are due by then, `i_debt`: the interval that has
     begun counts as a whole one, and so do all intervals since the last REF, even if refreshes were
-    pulled in before it, for JEDEC also bounds the time between two REF. (With `postponed` below
-    eight the interval that has begun need not be counted.) When `i_enable` falls,
-    the beats inside get their commands, all banks are precharged, every refresh that is due is
-    given, and `o_idle` rises; bursts not yet served wait, also in their middle, until the channel
-    is taken again. Handing back takes a bounded time whatever the AXI side does: each of
-    `LOOKAHEAD` beats takes at most CWL + BL/2 + tWR + tRP + tRCD, then tRFC for each refresh due.
+    pulled in before it, for JEDEC also bounds the time between two REF. Where the channel has
+    another owner that refreshes as well, they are counted outside, and `i_owed` and `i_must` say
+    what to give (see `RefreshManager`). When `i_enable` falls, the beats inside get their commands,
+    all banks are precharged, every refresh that is due is given, and `o_idle` rises; bursts not yet
+    served wait, also in their middle, until the channel is taken again. Handing back takes a
+    bounded time whatever the AXI side does: each of `LOOKAHEAD` beats takes at most CWL + BL/2 +
+    tWR + tRP + tRCD, then tRFC for each refresh due.
 
     *Timing*: with an idle channel and closed rows, ACT is on the pins 4 cycles after ARVALID, the
     column command 3 cycles later, and RVALID 8 cycles after that. BVALID is high with the
@@ -62,7 +63,7 @@ class DramController(wiring.Component):
     address_width, id_width : of the AXI port, bits.
     batch_beats : see `BatchArbiter`.
     few_beats : beats inside at which the arbiter no longer waits for more of the same direction.
-    postponed : refreshes due at which they are given; 1 to 8.
+    postponed : refreshes due at which they are given, 1 to 8; None if they are counted outside.
 
     Members
     -------
@@ -73,6 +74,7 @@ class DramController(wiring.Component):
     i_calibrate : ZQCS is asked for, with the next refreshes; held until it is on the pins. The
         controller also gives it by itself, every 128 ms; see `dram_timing`.
     o_debt : refreshes due now; 0 while `o_idle`.
+    i_owed, i_must : in place of `i_debt` and `o_debt` where they are counted outside.
     o_slot : use of the column slot in this cycle.
     i_clear_slots, o_read ... o_refresh : counters of `o_slot`, see `SlotCounters`.
 
@@ -93,7 +95,7 @@ class DramController(wiring.Component):
         id_width: int = 2,
         batch_beats: int = 4096,
         few_beats: int = 16,
-        postponed: int = MAX_POSTPONED_REFRESHES,
+        postponed: int | None = MAX_POSTPONED_REFRESHES,
     ) -> None:
         self.timing = dram_timing() if timing is None else timing
         self.mapping = AddressMapping() if mapping is None else mapping
@@ -118,9 +120,8 @@ class DramController(wiring.Component):
                 "dfi": Out(DfiSignature()),
                 "i_enable": In(1),
                 "o_idle": Out(1),
-                "i_debt": In(range(DEBT_LIMIT)),
+                **debt_members(postponed),
                 "i_calibrate": In(1),
-                "o_debt": Out(range(DEBT_LIMIT)),
                 "o_slot": Out(Slot),
                 "i_clear_slots": In(1),
                 **counter_members(),
@@ -159,6 +160,7 @@ class DramController(wiring.Component):
         wiring.connect(m, expander.o, scheduler.i)
         for phase in (f"p{number}" for number in range(PHASES)):
             wiring.connect(m, getattr(scheduler, phase), wiring.flipped(getattr(self.dfi, phase)))
+        connect_debt(m, self, scheduler)
         for name in counter_members():
             m.d.comb += getattr(self, name).eq(getattr(slots, name))
         m.d.comb += [
@@ -166,7 +168,6 @@ class DramController(wiring.Component):
             scheduler.i_space.eq(read.o_space),
             scheduler.i_waiting.eq(read.o.valid | write.o.valid),
             scheduler.i_enable.eq(self.i_enable),
-            scheduler.i_debt.eq(self.i_debt),
             scheduler.i_calibrate.eq(self.i_calibrate),
             read.i_reserve.eq(scheduler.o_enter & ~scheduler.i.payload.write),
             read.i_issue.eq(scheduler.o_read),
@@ -181,7 +182,6 @@ class DramController(wiring.Component):
             self.dfi.wrdata_mask.eq(write.o_mask),
             self.dfi.wrdata_en.eq(write.o_enable),
             self.o_idle.eq(scheduler.o_idle & read.o_idle & write.o_idle),
-            self.o_debt.eq(scheduler.o_debt),
             self.o_slot.eq(scheduler.o_slot),
             slots.i_slot.eq(self.o_slot),
             slots.i_clear.eq(self.i_clear_slots),

@@ -9,6 +9,7 @@ __all__ = [
     "HOST_PHASES",
     "HOST_READ_LATENCY",
     "HOST_WRITE_LATENCY",
+    "LOOKAHEAD",
     "PHASES",
     "PHY_READ_DELAY",
     "PHY_WRITE_DELAY",
@@ -21,6 +22,10 @@ __all__ = [
 PHASES = 4  # an 800 MHz DRAM clock on a 200 MHz fabric
 HOST_PHASES = 2  # the host's 400 MHz clock
 HOST_DATA_BYTES = BEAT_BYTES // 2  # a host burst takes two fabric cycles
+
+# Beats inside the controller: the way from a precharge after a write to the column, and 15 other
+# banks. When the channel is handed back they still get their commands.
+LOOKAHEAD = 32
 
 # Fabric cycles that the PHY needs write data early; taken from the command path.
 PHY_WRITE_DELAY = 0

@@ -1,13 +1,30 @@
 """Refreshes the DRAM, as late as JEDEC allows and many at a time, or when there is nothing else."""
 
-from amaranth import Elaboratable, Module, Signal
+from amaranth import Elaboratable, Module, Mux, Signal
 from amaranth.lib import wiring
-from amaranth.lib.wiring import In, Out
+from amaranth.lib.wiring import In, Member, Out
 
 from nearstep_hw.dram.fabric import FabricTiming
 from nearstep_hw.dram.timing import MAX_POSTPONED_REFRESHES
 
 DEBT_LIMIT = 2 * MAX_POSTPONED_REFRESHES  # of the counter
+
+
+def debt_members(postponed: int | None) -> dict[str, Member]:
+    """Ports by which refreshes are counted, see `RefreshManager`."""
+    if postponed is None:
+        return {"i_owed": In(1), "i_must": In(1)}
+    return {"i_debt": In(range(DEBT_LIMIT)), "o_debt": Out(range(DEBT_LIMIT))}
+
+
+def connect_debt(m: Module, outer: wiring.Component, inner: wiring.Component) -> None:
+    """Connects the ports of `debt_members` of a component to those of one inside it."""
+    m.d.comb += [
+        getattr(outer, name).eq(getattr(inner, name))
+        if member.flow is Out
+        else getattr(inner, name).eq(getattr(outer, name))
+        for name, member in debt_members(outer.postponed).items()
+    ]
 
 
 class RefreshManager(wiring.Component):
@@ -18,6 +35,9 @@ class RefreshManager(wiring.Component):
     got their commands all banks are precharged and every refresh that is due is given, one after
     the other: the banks are closed and opened once for all of them.
 
+    Where the channel is shared they are counted outside (`postponed` is None): `i_must` says when
+    to begin, `i_owed` until when to go on, also after `i_enable` fell.
+
     Behind these refreshes, while all is closed, the rank is calibrated (ZQCS) if it is asked for or
     if `FabricTiming.calibration_interval` has passed since the last time.
 
@@ -26,13 +46,14 @@ class RefreshManager(wiring.Component):
     Parameters
     ----------
     timing : distances and interval.
-    postponed : refreshes due at which beats are stopped; at most 8.
+    postponed : refreshes due at which beats are stopped, at most 8; or None.
     idle_cycles : cycles without a beat after which refreshes are given early.
 
     Members
     -------
     i_enable : the controller owns the channel; when it falls the channel is handed back.
     i_debt : refreshes due when `i_enable` rises, rounded up; see `DramController`.
+    i_owed, i_must : in place of `i_debt` and `o_debt` where they are counted outside.
     i_calibrate : a calibration is asked for; held until it is given.
     i_busy : there are beats, waiting or on the way.
     i_clear : no beat is on the way and all open banks may be precharged.
@@ -55,9 +76,13 @@ class RefreshManager(wiring.Component):
     """
 
     def __init__(
-        self, timing: FabricTiming, *, postponed: int = MAX_POSTPONED_REFRESHES, idle_cycles: int
+        self,
+        timing: FabricTiming,
+        *,
+        postponed: int | None = MAX_POSTPONED_REFRESHES,
+        idle_cycles: int,
     ) -> None:
-        if not 1 <= postponed <= MAX_POSTPONED_REFRESHES:
+        if postponed is not None and not 1 <= postponed <= MAX_POSTPONED_REFRESHES:
             raise ValueError(
                 f"Postponed refreshes must be 1 to {MAX_POSTPONED_REFRESHES}, not {postponed!r}"
             )
@@ -65,12 +90,12 @@ class RefreshManager(wiring.Component):
         self.postponed = postponed
         self.idle_cycles = idle_cycles
         self.interval = Signal(range(timing.refresh_interval))
+        self.due = Signal()  # one more, in this cycle
         self.taken = Signal()
-        debt = range(DEBT_LIMIT)
         super().__init__(
             {
+                **debt_members(postponed),
                 "i_enable": In(1),
-                "i_debt": In(debt),
                 "i_calibrate": In(1),
                 "i_busy": In(1),
                 "i_clear": In(1),
@@ -79,7 +104,6 @@ class RefreshManager(wiring.Component):
                 "o_precharge": Out(1),
                 "o_refresh": Out(1),
                 "o_calibrate": Out(1),
-                "o_debt": Out(debt),
                 "o_idle": Out(1),
             }
         )
@@ -87,8 +111,8 @@ class RefreshManager(wiring.Component):
     def elaborate(self, platform: object) -> Elaboratable:
         m = Module()
         t = self.timing
-        interval = self.interval
-        due = Signal()  # one more, in this cycle
+        owed = Signal()
+        must = Signal()
         quiet = Signal(range(self.idle_cycles + 1))
         left = Signal(range(max(t.refresh_cycle, t.precharge_to_refresh, t.calibration)))
         wanted = Signal()
@@ -96,34 +120,27 @@ class RefreshManager(wiring.Component):
         calibrate = Signal()
 
         m.d.comb += [
-            due.eq(interval == 0),
-            wanted.eq(
-                (self.o_debt >= self.postponed)
-                | ((self.o_debt != 0) & (quiet == self.idle_cycles))
-                | ~self.i_enable
-            ),
+            wanted.eq(must | (owed & (quiet == self.idle_cycles)) | ~self.i_enable),
             calibrate.eq(self.i_calibrate | (uncalibrated == t.calibration_interval)),
         ]
         with m.If(self.o_calibrate):
             m.d.sync += uncalibrated.eq(0)
         with m.Elif(uncalibrated != t.calibration_interval):
             m.d.sync += uncalibrated.eq(uncalibrated + 1)
-        with m.If(due | self.o_idle):
-            m.d.sync += interval.eq(t.refresh_interval - 1)
-        with m.Else():
-            m.d.sync += interval.eq(interval - 1)
+        if self.postponed is None:
+            m.d.comb += [owed.eq(self.i_owed), must.eq(self.i_must)]
+        else:
+            m.d.comb += [owed.eq(self.o_debt != 0), must.eq(self.o_debt >= self.postponed)]
+            self._count(m)
         with m.If(self.i_busy):
             m.d.sync += quiet.eq(0)
         with m.Elif(quiet != self.idle_cycles):
             m.d.sync += quiet.eq(quiet + 1)
-        m.d.sync += self.o_debt.eq(self.o_debt + due - self.o_refresh)
 
         with m.FSM(init="AWAY") as fsm:
             with m.State("AWAY"):
                 m.d.comb += [self.o_idle.eq(1), self.o_stop.eq(1), self.o_no_activate.eq(1)]
-                m.d.sync += self.o_debt.eq(0)
                 with m.If(self.i_enable):
-                    m.d.sync += self.o_debt.eq(self.i_debt)
                     m.next = "OPEN"
             with m.State("OPEN"):
                 m.d.comb += self.o_stop.eq(wanted)
@@ -134,13 +151,11 @@ class RefreshManager(wiring.Component):
             with m.State("CLOSED"):
                 m.d.comb += [
                     self.o_stop.eq(~self.i_enable),
-                    self.o_no_activate.eq(
-                        (left != 0) | (self.o_debt != 0) | calibrate | ~self.i_enable
-                    ),
+                    self.o_no_activate.eq((left != 0) | owed | calibrate | ~self.i_enable),
                 ]
                 with m.If(left != 0):
                     m.d.sync += left.eq(left - 1)
-                with m.Elif(self.o_debt != 0):
+                with m.Elif(owed):
                     m.d.comb += self.o_refresh.eq(1)
                     m.d.sync += left.eq(t.refresh_cycle - 1)
                 with m.Elif(calibrate):
@@ -148,7 +163,19 @@ class RefreshManager(wiring.Component):
                     m.d.sync += left.eq(t.calibration - 1)
                 with m.Elif(self.i_enable):
                     m.next = "OPEN"
-                with m.Elif(~due):
+                with m.Elif(~self.due):
                     m.next = "AWAY"
         m.d.comb += self.taken.eq(fsm.ongoing("OPEN") | fsm.ongoing("CLOSED"))
         return m
+
+    def _count(self, m: Module) -> None:
+        interval, due = self.interval, self.due
+        m.d.comb += due.eq(interval == 0)
+        with m.If(due | self.o_idle):
+            m.d.sync += interval.eq(self.timing.refresh_interval - 1)
+        with m.Else():
+            m.d.sync += interval.eq(interval - 1)
+        with m.If(~self.o_idle):
+            m.d.sync += self.o_debt.eq(self.o_debt + due - self.o_refresh)
+        with m.Else():
+            m.d.sync += self.o_debt.eq(Mux(self.i_enable, self.i_debt, 0))

@@ -14,7 +14,7 @@ from nearstep_hw.dram.fabric import FabricTiming
 from nearstep_hw.dram.geometry import DramGeometry
 from nearstep_hw.dram.precharge_stage import PrechargeStage
 from nearstep_hw.dram.queue import ShortQueue
-from nearstep_hw.dram.refresh_manager import DEBT_LIMIT, RefreshManager
+from nearstep_hw.dram.refresh_manager import RefreshManager, connect_debt, debt_members
 from nearstep_hw.dram.request import BeatLayout, RowLayout
 
 IDLE_CYCLES = 32  # without a beat, before a refresh is given early
@@ -45,7 +45,7 @@ class CommandScheduler(wiring.Component):
     i : beats.
     i_space : there is a place for the data of one more read.
     i_waiting : there are bursts to come.
-    i_enable, i_debt, i_calibrate, o_debt, o_idle : see `RefreshManager`.
+    i_enable, i_debt, o_debt, i_owed, i_must, i_calibrate, o_idle : see `RefreshManager`.
     o_enter : a beat enters.
     o_read, o_write : a command is given, of the beat with `o_id` and `o_last`.
     o_few : at most `few_beats` beats are inside.
@@ -61,7 +61,7 @@ class CommandScheduler(wiring.Component):
         id_width: int,
         lookahead: int,
         few_beats: int,
-        postponed: int,
+        postponed: int | None,
     ) -> None:
         self.timing = timing
         self.geometry = geometry
@@ -69,16 +69,14 @@ class CommandScheduler(wiring.Component):
         self.lookahead = lookahead
         self.few_beats = few_beats
         self.postponed = postponed
-        debt = range(DEBT_LIMIT)
         super().__init__(
             {
                 "i": In(stream.Signature(BeatLayout(geometry, id_width=id_width))),
                 "i_space": In(1),
                 "i_waiting": In(1),
                 "i_enable": In(1),
-                "i_debt": In(debt),
+                **debt_members(postponed),
                 "i_calibrate": In(1),
-                "o_debt": Out(debt),
                 "o_idle": Out(1),
                 "o_enter": Out(1),
                 "o_read": Out(1),
@@ -132,7 +130,6 @@ class CommandScheduler(wiring.Component):
             rules.i_read.eq(Mux(column.o_read, 1 << leaving.bank, 0)),
             rules.i_write.eq(Mux(column.o_write, 1 << leaving.bank, 0)),
             refresh.i_enable.eq(self.i_enable),
-            refresh.i_debt.eq(self.i_debt),
             refresh.i_calibrate.eq(self.i_calibrate),
             refresh.i_busy.eq(self.i_waiting | self.i.valid | (use.o_beats != 0)),
             refresh.i_clear.eq((use.o_beats == 0) & (rules.o_no_precharge == 0)),
@@ -148,7 +145,6 @@ class CommandScheduler(wiring.Component):
             pins.i_precharge.eq(precharge.o_precharge.any()),
             pins.i_precharge_bank.eq(entering.bank),
             pins.i_precharge_all.eq(refresh.o_precharge),
-            self.o_debt.eq(refresh.o_debt),
             self.o_idle.eq(refresh.o_idle),
             self.o_enter.eq(precharge.i.ready),
             self.o_read.eq(column.o_read),
@@ -157,6 +153,7 @@ class CommandScheduler(wiring.Component):
             self.o_last.eq(leaving.last),
             self.o_few.eq(use.o_beats <= self.few_beats),
         ]
+        connect_debt(m, self, refresh)
         self._account(m, column.o_slot, refresh, beats=use.o_beats)
         return m
 

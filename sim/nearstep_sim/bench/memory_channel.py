@@ -13,8 +13,9 @@ from nearstep_hw.axdimm.arbiter_registers import Block, window_base
 from nearstep_hw.axdimm.host_front_end import HOST_READ_LATENCY, HOST_WRITE_LATENCY
 from nearstep_hw.csr.model import BLOCK_BYTES, LINE_BYTES, RegisterMap
 from nearstep_hw.dram.address import DEFAULT_MAPPING, AddressMapping
-from nearstep_hw.dram.dfi import PHASES, TPHY_RDLAT, TPHY_WRLAT
+from nearstep_hw.dram.dfi import HOST_PHASES, PHASES, TPHY_RDLAT, TPHY_WRLAT
 from nearstep_hw.dram.geometry import BEAT_BYTES
+from nearstep_hw.dram.latency import HOST_COMMAND_DELAY
 from nearstep_hw.dram.timing import dram_timing
 from nearstep_hw.verilog import to_verilog
 from nearstep_sim.build import Model, verilate_library, verilog_of
@@ -193,6 +194,8 @@ class ChannelBench:
         self.device = Ddr4Device.borrowed(
             library.channel_device(pointer), timing, config.geometry, self._handle
         )
+        early = config.refresh_offset * PHASES // HOST_PHASES
+        self.device.refresh_offset(early - HOST_COMMAND_DELAY * PHASES)
 
     def run(self, cycles: int, *, until_idle: bool = False) -> int:
         """Run fabric cycles, or until the host has nothing to do. Returns how many ran."""

@@ -71,6 +71,13 @@ struct BusClocks {
                   other = 0;
 };
 
+// How near the limits of refreshing a rank has come. Order is the ABI.
+struct RefreshExtremes {
+    std::int64_t longest_gap = 0;                   // clocks between two REF, or to the first
+    std::int64_t shortest_seventeen = INT64_MAX;    // clocks from a REF to the sixteenth after it
+    std::int64_t lowest_debt = 0, highest_debt = 0;  // before a REF
+};
+
 class Ddr4Device {
   public:
     static constexpr int kMaxPostponed = 8;
@@ -191,6 +198,14 @@ class Ddr4Device {
         return intervals(static_cast<std::int64_t>(clock)) - refreshes_;
     }
 
+    const RefreshExtremes& refresh_extremes() const { return extremes_; }
+    // Clocks by which refresh intervals begin early, negative if late: those of whoever refreshes.
+    // To be set before the first command.
+    void refresh_offset(std::int64_t clocks) {
+        refresh_offset_ = clocks;
+        update_refresh_deadline();
+    }
+
     // Since the last restart_account(), up to the end of the last burst.
     const BusClocks& account() const { return account_; }
     void restart_account(std::uint64_t clock) {
@@ -221,7 +236,10 @@ class Ddr4Device {
         return (unsigned(pins.bg) << geometry_.bank_bits) | pins.ba;
     }
     // Whole tREFI that have passed before `ck`.
-    std::int64_t intervals(std::int64_t ck) const { return ck > 0 ? (ck - 1) / timing_.t_refi : 0; }
+    std::int64_t intervals(std::int64_t ck) const {
+        const std::int64_t passed = ck - 1 + refresh_offset_;
+        return passed > 0 ? passed / timing_.t_refi : 0;
+    }
 
     bool fail(const char* rule, const Issued& previous, const Issued& next,
               std::int64_t minimum = 0) {
@@ -445,6 +463,7 @@ class Ddr4Device {
         const Issued& sixteenth = sixteen_refreshes_[refresh_commands_ & 15];
         if (now.ck - sixteenth.from < 2 * std::int64_t{timing_.t_refi})
             return fail("16 REF in 2 tREFI", sixteenth, now, 2 * std::int64_t{timing_.t_refi});
+        note_extremes(now, sixteenth);
         sixteen_refreshes_[refresh_commands_++ & 15] = now;
         rank_.last[kRef] = now;
         // No more than eight count in advance.
@@ -453,10 +472,21 @@ class Ddr4Device {
         return true;
     }
 
+    void note_extremes(const Issued& now, const Issued& sixteenth) {
+        const std::int64_t last = std::max<std::int64_t>(rank_.last[kRef].ck, 0);
+        const std::int64_t debt = intervals(now.ck) - refreshes_;
+        extremes_.longest_gap = std::max(extremes_.longest_gap, now.ck - last);
+        if (sixteenth.ck >= 0)
+            extremes_.shortest_seventeen =
+                std::min(extremes_.shortest_seventeen, now.ck - sixteenth.ck);
+        extremes_.lowest_debt = std::min(extremes_.lowest_debt, debt);
+        extremes_.highest_debt = std::max(extremes_.highest_debt, debt);
+    }
+
     // Eight may be owed, and no two REF are more than nine intervals apart.
     void update_refresh_deadline() {
         const std::int64_t interval = std::int64_t{kMaxPostponed + 1} * timing_.t_refi;
-        refresh_deadline_ = std::min(refreshes_ * timing_.t_refi + interval,
+        refresh_deadline_ = std::min(refreshes_ * timing_.t_refi + interval - refresh_offset_,
                                      std::max<std::int64_t>(rank_.last[kRef].ck, 0) + interval);
     }
 
@@ -478,7 +508,8 @@ class Ddr4Device {
     std::array<Issued, 4> four_activates_;
     std::array<Issued, 16> sixteen_refreshes_;
     std::uint64_t activates_ = 0, refresh_commands_ = 0;
-    std::int64_t refreshes_ = 0, refresh_deadline_ = 0;
+    std::int64_t refreshes_ = 0, refresh_deadline_ = 0, refresh_offset_ = 0;
+    RefreshExtremes extremes_;
     int open_ = 0;
     BusClocks account_;
     std::int64_t bus_free_ = 0;

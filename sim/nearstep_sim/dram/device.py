@@ -21,6 +21,7 @@ from .library import (
     CIssued,
     CMapping,
     CPortConfig,
+    CRefreshExtremes,
     CSlot,
     CTiming,
     CViolation,
@@ -29,7 +30,14 @@ from .library import (
 from .library import load as load_library
 from .trace import TraceCommand, header
 
-__all__ = ["BusClocks", "Ddr4Device", "Ddr4Port", "DramViolationError", "Issued"]
+__all__ = [
+    "BusClocks",
+    "Ddr4Device",
+    "Ddr4Port",
+    "DramViolationError",
+    "Issued",
+    "RefreshExtremes",
+]
 
 _UNKNOWN = len(Command)  # a code on the pins that is no command of `Command`
 
@@ -69,6 +77,20 @@ class BusClocks:
     @property
     def total(self) -> int:
         return sum(astuple(self))
+
+
+@dataclass(frozen=True)
+class RefreshExtremes:
+    """How near the limits of refreshing a rank has come, at its REF commands.
+
+    `longest_gap` is the clocks between two, or up to the first; `shortest_seventeen` those from one
+    to the sixteenth after it, 2**63 - 1 if there were fewer; the debts are those before a REF.
+    """
+
+    longest_gap: int
+    shortest_seventeen: int
+    lowest_debt: int
+    highest_debt: int
 
 
 class DramViolationError(RuntimeError):
@@ -199,6 +221,18 @@ class Ddr4Device:
     def refresh_debt(self, clock: int) -> int:
         """Refreshes owed at `clock`; negative when pulled in."""
         return int(self._library.ddr4_device_refresh_debt(self.handle, clock))
+
+    def refresh_offset(self, clocks: int) -> None:
+        """Refresh intervals begin that many clocks early (late if negative), as they do for whoever
+        refreshes. To be set before the first command."""
+        self._library.ddr4_device_refresh_offset(self.handle, clocks)
+
+    @property
+    def refresh_extremes(self) -> RefreshExtremes:
+        """How near the limits of refreshing the rank has come."""
+        out = CRefreshExtremes()
+        self._library.ddr4_device_refresh_extremes(self.handle, ctypes.byref(out))
+        return RefreshExtremes(**{name: int(getattr(out, name)) for name in out._names})
 
     @property
     def counts(self) -> dict[Command, int]:

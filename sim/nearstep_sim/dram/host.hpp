@@ -2,7 +2,7 @@
 //
 // Open page; in order (rows are prepared ahead, columns stay in order) or FR-FCFS (row hits first,
 // one direction at a time, with a limit on overtaking). Accesses to one beat always stay in order.
-// It refreshes every rank itself and may postpone. Its timing is kept in "earliest next" clocks,
+// It refreshes every rank itself and may postpone, or refresh at any time that JEDEC allows. Its timing is kept in "earliest next" clocks,
 // written without regard to the device model's rule table, which judges it.
 #pragma once
 
@@ -34,6 +34,8 @@ struct HostConfig {
     std::int32_t column_slot;    // the only slot of column commands; -1: any
     std::int32_t stall;          // of 65536: chance of a cycle that issues no access
     std::int32_t refresh_offset;  // clocks by which its refresh intervals begin early
+    std::int32_t whim;     // not 0: refreshes begin and end at random, up to the last moment
+    std::int32_t pull_in;  // refreshes given in advance at most, at whim
     std::uint64_t seed;          // of the stalls
 };
 
@@ -78,6 +80,8 @@ class HostController {
             throw std::invalid_argument("ranks, window and read_latency must be at least 1");
         if (c_.postpone < 1 || c_.postpone > 8)
             throw std::invalid_argument("postpone must be 1 to 8");
+        if (c_.pull_in < 0 || c_.pull_in > kMostInAdvance)
+            throw std::invalid_argument("pull_in must be 0 to 8");
         for (Rank& rank : ranks_) {
             rank.banks.resize(banks_per_rank_);
             rank.groups.resize(config.geometry.groups());
@@ -149,6 +153,11 @@ class HostController {
         unsigned next_activate = 0;
         std::int64_t refreshes = 0;
         bool refreshing = false;
+        // At whim: owed at which it begins and ends, and not before when; clocks of the last REF.
+        std::int64_t begin = 1, end = 0, not_before = 0;
+        std::array<std::int64_t, kInWindow> refreshed{};
+        unsigned next_refresh = 0;
+        bool full = false;  // as many as `refreshed` holds
     };
     struct ReadSlot {
         bool expected = false;
@@ -161,6 +170,9 @@ class HostController {
         Request request;
     };
 
+    static constexpr int kMostPostponed = 8, kMostInAdvance = 8;
+    static constexpr int kInWindow = 16, kWindow = 2;  // at most so many REF in so many tREFI
+    static constexpr int kClosing = 64;  // clocks that it takes to close all banks, at most
     static constexpr int kRankSwitch = 2;  // idle clocks of the data bus between two ranks
 
     static std::uint64_t mix_seed(std::uint64_t seed) { return seed * 2 + 1; }
@@ -290,8 +302,13 @@ class HostController {
         for (int r = 0; r < c_.ranks; ++r) {
             Rank& rank = ranks_[r];
             const std::int64_t owed = due - rank.refreshes;
-            if (owed <= 0) continue;
-            if (owed >= c_.postpone || (window_.empty() && queue_.empty())) rank.refreshing = true;
+            if (c_.whim) {
+                decide(rank, owed, now);
+            } else {
+                if (owed <= 0) continue;
+                if (owed >= c_.postpone || (window_.empty() && queue_.empty()))
+                    rank.refreshing = true;
+            }
             if (!rank.refreshing) continue;
             bool open = false, ready = true;
             for (const Bank& bank : rank.banks) {
@@ -310,10 +327,46 @@ class HostController {
             ++rank.refreshes;
             ++statistics_.refreshes;
             rank.refreshing = owed > 1;
+            if (c_.whim) {
+                rank.refreshed[rank.next_refresh] = now;
+                rank.next_refresh = (rank.next_refresh + 1) % kInWindow;
+                rank.full |= rank.next_refresh == 0;
+                rank.refreshing = owed - 1 > rank.end;
+                if (!rank.refreshing) choose_next(rank, owed - 1, now);
+            }
             select(out, r, Command::REF);
             return true;
         }
         return false;
+    }
+
+    // Whether a rank refreshes at whim: within nine tREFI of its last REF, never more than eight
+    // owed or given in advance, no more than 16 in two tREFI.
+    void decide(Rank& rank, std::int64_t owed, std::int64_t now) {
+        const std::int64_t last = rank.refreshed[(rank.next_refresh + kInWindow - 1) % kInWindow];
+        const std::int64_t left = t_.t_refi - (now + c_.refresh_offset - 1) % t_.t_refi;
+        const bool must = (owed >= kMostPostponed && left <= kClosing) ||
+                          now - last >= (kMostPostponed + 1) * t_.t_refi - kClosing;
+        if (!rank.refreshing && (must || (owed >= rank.begin && now >= rank.not_before))) {
+            const std::int64_t least = std::min<std::int64_t>(-c_.pull_in, owed - 1);
+            rank.end = owed - 1 - pick(owed - least);
+            if (pick(3) == 0) rank.end = least;
+            rank.refreshing = must || owed > -c_.pull_in;
+        }
+        const bool too_many = rank.full && now - rank.refreshed[rank.next_refresh] <
+                                               kWindow * t_.t_refi;
+        if (rank.refreshing && too_many) {
+            rank.refreshing = false;
+            choose_next(rank, owed, now);
+        }
+    }
+    void choose_next(Rank& rank, std::int64_t owed, std::int64_t now) {
+        const std::int64_t most = std::max<std::int64_t>(c_.postpone, owed + 1);
+        rank.begin = pick(3) == 0 ? kMostPostponed + 1 : owed + 1 + pick(most - owed);
+        rank.not_before = now + pick(2) * pick(2 * t_.t_refi);
+    }
+    std::int64_t pick(std::int64_t count) {
+        return static_cast<std::int64_t>(next_random() % static_cast<std::uint64_t>(count));
     }
 
     bool row_open(const Entry& e) const {

@@ -64,7 +64,10 @@ class HostConfig:
     column_slot : the slot of all column commands, or None for any.
     stall : chance of a cycle that issues no access, 0 to 1.
     refresh_offset : clocks by which its refresh intervals begin early, less than tREFI.
-    seed : of the stalls.
+    whim : refreshes begin and end at random, at any time that JEDEC allows, up to the last moment:
+        no two REF more than nine tREFI apart, at most 16 in two tREFI.
+    pull_in : refreshes given in advance at most, 0 to 8; only with `whim`.
+    seed : of the stalls and of whims.
 
     Raises
     ------
@@ -84,6 +87,8 @@ class HostConfig:
     column_slot: int | None = None
     stall: float = 0.0
     refresh_offset: int = 0
+    whim: bool = False
+    pull_in: int = 0
     seed: int = 1
 
     def __post_init__(self) -> None:
@@ -93,6 +98,8 @@ class HostConfig:
             raise ValueError(f"stall must be at least 0 and less than 1, not {self.stall!r}")
         if self.column_slot not in (None, 0, 1):
             raise ValueError(f"column_slot must be 0, 1 or None, not {self.column_slot!r}")
+        if self.pull_in and not self.whim:
+            raise ValueError(f"pull_in must be 0 without whim, not {self.pull_in!r}")
         if not 0 <= self.refresh_offset < self.timing.t_refi:
             raise ValueError(
                 f"refresh_offset must be 0 to {self.timing.t_refi - 1}, not {self.refresh_offset!r}"
@@ -134,6 +141,8 @@ class HostConfig:
             column_slot=-1 if self.column_slot is None else self.column_slot,
             stall=round(self.stall * 65536),
             refresh_offset=self.refresh_offset,
+            whim=self.whim,
+            pull_in=self.pull_in,
             seed=self.seed,
         )
 
@@ -291,6 +300,11 @@ class HostController:
     def idle(self) -> bool:
         """No access is waiting or in flight."""
         return bool(self._library.ddr4_host_idle(self.handle))
+
+    @property
+    def waiting(self) -> int:
+        """Accesses that have not got their column command."""
+        return int(self._library.ddr4_host_waiting(self.handle))
 
     @property
     def cycle(self) -> int:

@@ -178,6 +178,12 @@ std::int64_t ddr4_device_open_row(const Ddr4Device* device, unsigned bg, unsigne
 std::int64_t ddr4_device_refresh_debt(const Ddr4Device* device, std::uint64_t ck) {
     return device->refresh_debt(ck);
 }
+void ddr4_device_refresh_offset(Ddr4Device* device, std::int64_t clocks) {
+    device->refresh_offset(clocks);
+}
+void ddr4_device_refresh_extremes(const Ddr4Device* device, RefreshExtremes* out) {
+    *out = device->refresh_extremes();
+}
 void ddr4_device_counts(const Ddr4Device* device, std::uint64_t* out) {
     for (int i = 0; i < kCommands; ++i) out[i] = device->count(static_cast<Command>(i));
 }
@@ -252,6 +258,7 @@ int ddr4_host_give(HostController* host, int rank, const SlotIn* slot) {
 void ddr4_host_fence(HostController* host) { host->fence(); }
 int ddr4_host_idle(const HostController* host) { return host->idle(); }
 std::uint64_t ddr4_host_cycle_number(const HostController* host) { return host->cycle(); }
+std::uint64_t ddr4_host_waiting(const HostController* host) { return host->waiting(); }
 const char* ddr4_host_error(const HostController* host) { return host->error().c_str(); }
 void ddr4_host_statistics(const HostController* host, HostStatistics* out) {
     *out = host->statistics();

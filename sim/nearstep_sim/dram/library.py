@@ -21,6 +21,7 @@ __all__ = [
     "CIssued",
     "CMapping",
     "CPortConfig",
+    "CRefreshExtremes",
     "CSlot",
     "CTiming",
     "CViolation",
@@ -111,6 +112,13 @@ class CBusClocks(ctypes.Structure):
     _fields_ = tuple((name, ctypes.c_uint64) for name in _names)
 
 
+class CRefreshExtremes(ctypes.Structure):
+    """`nearstep::RefreshExtremes`."""
+
+    _names = ("longest_gap", "shortest_seventeen", "lowest_debt", "highest_debt")
+    _fields_ = tuple((name, ctypes.c_int64) for name in _names)
+
+
 class CPortConfig(ctypes.Structure):
     """`nearstep::PortConfig`."""
 
@@ -136,6 +144,8 @@ class CHostConfig(ctypes.Structure):
         ("column_slot", ctypes.c_int32),
         ("stall", ctypes.c_int32),
         ("refresh_offset", ctypes.c_int32),
+        ("whim", ctypes.c_int32),
+        ("pull_in", ctypes.c_int32),
         ("seed", ctypes.c_uint64),
     )
 
@@ -176,6 +186,8 @@ _SIGNATURES: dict[str, tuple[type | None, Sequence[type]]] = {
     "ddr4_device_violation": (_I, (_P, _P)),
     "ddr4_device_open_row": (ctypes.c_int64, (_P, ctypes.c_uint, ctypes.c_uint)),
     "ddr4_device_refresh_debt": (ctypes.c_int64, (_P, _U64)),
+    "ddr4_device_refresh_offset": (None, (_P, ctypes.c_int64)),
+    "ddr4_device_refresh_extremes": (None, (_P, _P)),
     "ddr4_device_counts": (None, (_P, _P)),
     "ddr4_device_account": (None, (_P, _P)),
     "ddr4_device_restart_account": (None, (_P, _U64)),
@@ -196,6 +208,7 @@ _SIGNATURES: dict[str, tuple[type | None, Sequence[type]]] = {
     "ddr4_host_fence": (None, (_P,)),
     "ddr4_host_idle": (_I, (_P,)),
     "ddr4_host_cycle_number": (_U64, (_P,)),
+    "ddr4_host_waiting": (_U64, (_P,)),
     "ddr4_host_error": (_TEXT, (_P,)),
     "ddr4_host_statistics": (None, (_P, _P)),
     "ddr4_host_tick": (None, (_P, _P, _P)),

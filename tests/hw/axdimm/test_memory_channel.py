@@ -5,6 +5,11 @@ import numpy as np
 import pytest
 
 from nearstep_hw.axdimm.arbiter_registers import WINDOW_BYTES, Block, arbiter_map
+from nearstep_hw.axdimm.hand_over import (
+    HAND_OVER_CYCLES,
+    longest_to_acceleration,
+    longest_to_normal,
+)
 from nearstep_hw.axdimm.host_front_end import HOST_READ_LATENCY, HOST_WRITE_LATENCY
 from nearstep_hw.csr.model import LINE_BYTES, RegisterMap
 from nearstep_hw.dram.command import Command
@@ -147,6 +152,88 @@ def test_random_mode_switching_for_long(name: str) -> None:
     assert found.mode_changes > 400
 
 
+def change_at_any_phase(bench: ChannelBench, seed: int, cycles: int) -> dict[Mode, int]:
+    """Hand-overs one after the other, by a host that is silent or never rests meanwhile; runs and
+    pauses are of any length, many of a few cycles. The longest ways, in cycles."""
+    driver, rng = Driver(bench, seed), np.random.default_rng(seed + 1)
+    worst = dict.fromkeys((Mode.NORMAL, Mode.ACCELERATION), 0)
+    silent = rng.choice([0.0, 0.5, 1.0])
+    most = FabricTiming(bench.device.timing).refresh_interval
+    while bench.statistics.cycles < cycles:
+        mode = Mode.ACCELERATION if bench.mode is Mode.NORMAL else Mode.NORMAL
+        driver.request(mode)
+        bench.run(2000, until_idle=True)
+        bench.kernel(Kernel.BUSY if rng.random() < 0.5 else Kernel.QUIET)
+        busy = rng.random() >= silent
+        start = bench.statistics.cycles
+        while bench.mode is not mode:
+            if busy and bench.host.waiting < 100:
+                n = 200
+                bench.host.submit(np.zeros(n, bool), rng.integers(0, 1 << 22, n) * LINE_BYTES)
+            bench.run(10)
+            assert bench.statistics.cycles - start <= HAND_OVER_CYCLES
+        worst[mode] = max(worst[mode], bench.statistics.cycles - start)
+        bench.run(40_000, until_idle=True)
+        bench.host.completed()
+        bench.run(
+            int(rng.integers(1, rng.choice([40, 400, most, 9 * most], p=[0.5, 0.3, 0.1, 0.1])))
+        )
+    return worst
+
+
+def check_refreshes(bench: ChannelBench, worst: dict[Mode, int]) -> None:
+    """Every command was judged by the rank; what it came to lies within the limits."""
+    timing, found = bench.device.timing, bench.device.refresh_extremes
+    refreshes = bench.device.counts[Command.REF]
+    print(
+        f"{timing.density} {timing.width}: {bench.statistics.mode_changes} changes of mode, "
+        f"{refreshes} REF, gap {found.longest_gap / timing.t_refi:.4f} tREFI, 17 in "
+        f"{found.shortest_seventeen / timing.t_refi:.4f}, debt {found.lowest_debt} to "
+        f"{found.highest_debt}; longest ways {worst}"
+    )
+    assert found.longest_gap <= 9 * timing.t_refi
+    assert found.shortest_seventeen >= 2 * timing.t_refi
+    assert found.highest_debt <= 8
+    assert worst[Mode.NORMAL] <= longest_to_normal(timing)
+    assert worst[Mode.ACCELERATION] <= longest_to_acceleration(timing)
+
+
+WHIMS: dict[str, dict[str, object]] = {
+    "postpones and pulls in": {"postpone": 8, "pull_in": 8, "refresh_offset": 1777},
+    "postpones": {"postpone": 8, "refresh_offset": 2900, "stall": 0.1},
+    "in order": {"postpone": 4, "pull_in": 8, "scheduler": "in-order"},
+}
+
+
+def test_gap_and_rate_of_the_dram_are_kept_for_any_host() -> None:
+    print("seed 3")
+    bench = ChannelBench(seed=3, whim=True, **WHIMS["postpones and pulls in"])
+    worst = change_at_any_phase(bench, 3, 60_000)
+    check_refreshes(bench, worst)
+    assert bench.statistics.mode_changes > 20
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("host", WHIMS)
+@pytest.mark.parametrize("density", ["4Gb", "8Gb", "16Gb"])
+def test_gap_and_rate_of_the_dram_are_kept_for_long(density: str, host: str) -> None:
+    changes = 0
+    for seed in range(10):
+        print("seed", seed)
+        bench = ChannelBench(seed=seed, density=density, whim=True, **WHIMS[host])
+        worst = change_at_any_phase(bench, seed, 200_000)
+        check_refreshes(bench, worst)
+        changes += bench.statistics.mode_changes
+    assert changes > 500
+
+
+def test_the_bench_notices_a_refresh_that_comes_too_late() -> None:
+    bench = ChannelBench(seed=3)
+    bench.device.refresh_offset(9 * bench.device.timing.t_refi)
+    with pytest.raises(ChannelError, match="tREFI"):
+        bench.run(3000)
+
+
 @pytest.fixture
 def channel() -> tuple[ChannelBench, Driver]:
     bench = ChannelBench(seed=5)
@@ -216,7 +303,7 @@ def test_a_host_that_never_rests_gets_the_channel_back(scheduler: str) -> None:
         bench.run(20_000, until_idle=True)
         bench.host.completed()
     print(f"{scheduler}: median {np.median(waits):.0f}, longest {max(waits)} cycles")
-    assert max(waits) <= 2 * interval
+    assert max(waits) <= 2 * interval < longest_to_normal(bench.device.timing)
 
 
 def test_host_access_in_acceleration_mode_is_answered_flagged_and_harmless(

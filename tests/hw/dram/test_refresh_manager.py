@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 import pytest
 from amaranth.sim import Simulator
@@ -164,6 +165,37 @@ def test_the_channel_is_not_handed_back_in_a_calibration() -> None:
     (at,) = log.calibrations
     assert at > enabled
     assert min(c for c in log.idle if c > enabled) > at + BRISK.calibration - 1
+
+
+def test_what_is_counted_outside_is_given_until_nothing_is_owed() -> None:
+    """`i_must` begins, `i_owed` goes on; alone it waits for an idle controller."""
+    dut = RefreshManager(FABRIC, postponed=None, idle_cycles=IDLE)
+    refreshes: list[int] = []
+
+    async def bench(ctx):
+        owed = 4
+        for cycle in range(3000):
+            owed += cycle == 2000
+            ctx.set(dut.i_enable, cycle < 2100)
+            ctx.set(dut.i_owed, owed > 0)
+            ctx.set(dut.i_must, 500 <= cycle < 510)
+            ctx.set(dut.i_busy, cycle < 2050)
+            ctx.set(dut.i_clear, 1)
+            if ctx.get(dut.o_refresh):
+                refreshes.append(cycle)
+                owed -= 1
+                assert owed >= 0
+            await ctx.tick()
+        assert ctx.get(dut.o_idle)
+
+    simulator = Simulator(dut)
+    simulator.add_clock(5e-9)
+    simulator.add_testbench(bench)
+    simulator.run()
+    assert len(refreshes) == 5
+    assert 500 <= refreshes[0] <= 510
+    assert [b - a for a, b in pairwise(refreshes[:4])] == [FABRIC.refresh_cycle] * 3
+    assert 2050 + IDLE <= refreshes[4] < 2050 + IDLE + 10
 
 
 @pytest.mark.parametrize("postponed", [0, 9])

@@ -377,6 +377,30 @@ def test_sixteen_refreshes_in_two_intervals_and_no_more() -> None:
         play(device, S(2 * TREFI, "REF"))
 
 
+def test_refresh_intervals_begin_where_one_says() -> None:
+    for offset in (-100, 0, 4000):
+        device = Ddr4Device(part_timing("8Gb x8"))
+        device.refresh_offset(offset)
+        first = TREFI - offset
+        assert (device.refresh_debt(first), device.refresh_debt(first + 1)) == (0, 1)
+        device.issue(8 * TREFI, Command.REF)
+        device.advance(first + 9 * TREFI)
+        with pytest.raises(DramViolationError, match="tREFI"):
+            device.advance(first + 9 * TREFI + 1)
+
+
+def test_how_near_the_limits_a_rank_has_come() -> None:
+    device = Ddr4Device(part_timing("8Gb x8"))
+    for clock in (9 * TREFI, *(9 * TREFI + 300 * i for i in range(1, 15))):
+        device.issue(clock, Command.REF)
+    device.issue(11 * TREFI, Command.REF)
+    assert device.refresh_extremes.shortest_seventeen == 2**63 - 1
+    device.issue(11 * TREFI + 280, Command.REF)
+    found = device.refresh_extremes
+    assert (found.longest_gap, found.shortest_seventeen) == (9 * TREFI, 2 * TREFI + 280)
+    assert (found.lowest_debt, found.highest_debt) == (-5, 8)
+
+
 def test_the_clocks_of_the_bus_are_booked_to_their_causes() -> None:
     device = Ddr4Device(part_timing("8Gb x8"))
     play(device, *OPEN, S(130, "RD"))
