@@ -11,6 +11,7 @@ from amaranth.lib.wiring import Component, In, Out
 
 from nearstep_hw.axdimm.hand_over import HURRY_CYCLES, longest_to_normal
 from nearstep_hw.axdimm.host_command import is_refresh
+from nearstep_hw.axdimm.refresh_debt import RefreshDebt
 from nearstep_hw.axdimm.shared_dram import SharedDram
 from nearstep_hw.dram.command import Command, encode
 from nearstep_hw.dram.dfi import ACTIVATE_PHASE, HOST_PHASES, PHASES
@@ -51,8 +52,9 @@ class SharedDramWithManager(Component):
     h: Out(6)
     hide: Out(1)
 
-    def __init__(self, timing: DramTiming) -> None:
+    def __init__(self, timing: DramTiming, debt: type[RefreshDebt] = RefreshDebt) -> None:
         self.timing = timing
+        self.debt = debt
         super().__init__()
 
     def elaborate(self, platform: object) -> Module:
@@ -61,6 +63,8 @@ class SharedDramWithManager(Component):
         m.submodules.dram = dram = SharedDram(
             self.timing, FourBanks("8Gb", "x8"), hurry=fabric.refresh_cycle + HURRY_CYCLES
         )
+        if self.debt is not RefreshDebt:
+            dram.debt = self.debt(fabric, hurry=dram.hurry)
         manager = RefreshManager(fabric, postponed=None, idle_cycles=32)
         m.submodules.manager = ResetInserter(dram.o_reset)(manager)
         for number in range(HOST_PHASES):
@@ -129,9 +133,12 @@ class Found:
     hidden: float
 
 
-def run(density: str, seeds: range, folder: Path) -> list[Found]:
+def run(
+    density: str, seeds: range, folder: Path, debt: type[RefreshDebt] = RefreshDebt
+) -> list[Found]:
     verilog = folder / "Top.v"
-    verilog.write_text(to_verilog(SharedDramWithManager(dram_timing(density=density)), "Top"))
+    dut = SharedDramWithManager(dram_timing(density=density), debt)
+    verilog.write_text(to_verilog(dut, "Top"))
     model = Model(top="Top", verilog=verilog, prefix="VTop")
     source = Path(__file__).with_name("shared_dram_refresh.cpp")
     library = ctypes.CDLL(str(verilate_library("shared_dram_refresh", [model], [source])))
@@ -146,7 +153,7 @@ def run(density: str, seeds: range, folder: Path) -> list[Found]:
         )
         found.append(Found(*out))
         print("seed", seed, found[-1])
-        assert not bad  # 1: gap, 2: rate, 4: debt, 8: gap at the end
+        assert not bad, f"bad: {bad}"  # 1: gap, 2: rate, 4: debt, 8: gap at the end
         assert found[-1].to_normal <= longest_to_normal(dram_timing(density=density))
     return found
 
@@ -155,6 +162,31 @@ def test_gap_rate_and_debt_are_kept_at_every_phase(tmp_path: Path) -> None:
     found = run("8Gb", range(4), tmp_path)
     assert sum(each.changes for each in found) > 200
     assert max(each.host_gap for each in found) > 8.9
+
+
+class Forgetful(RefreshDebt):
+    """Does not see that the host has refreshed since the DRAM's last."""
+
+    def elaborate(self, platform: object) -> Module:
+        m = super().elaborate(platform)
+        m.d.sync += self.stale.eq(0)
+        return m
+
+
+class Hasty(RefreshDebt):
+    """Does not keep the mode from becoming normal, and gives what it likes meanwhile."""
+
+    def elaborate(self, platform: object) -> Module:
+        m = super().elaborate(platform)
+        m.d.sync += self.hold.eq(0)
+        return m
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("debt", [Forgetful, Hasty])
+def test_a_flaw_is_seen_on_the_pins(debt: type[RefreshDebt], tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match="bad"):
+        run("8Gb", range(200), tmp_path, debt)
 
 
 @pytest.mark.deep
