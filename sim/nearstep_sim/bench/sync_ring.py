@@ -124,6 +124,8 @@ class SyncRing:
         self.config = config
         self.members = members
         self.memories = [EmulatedMemory(config.memory_bytes) for _ in range(members)]
+        for memory in self.memories:
+            memory.mark(0, config.memory_bytes, UNWRITTEN)
         library = ctypes.CDLL(str(self.library))
         library.ring_open.restype = ctypes.c_void_p
         library.ring_close.argtypes = [ctypes.c_void_p]
