@@ -145,6 +145,7 @@ class HostController {
     struct Group {
         std::int64_t act = 0, read = 0, write = 0;
     };
+    static constexpr int kInWindow = 16, kWindow = 2;  // at most so many REF in so many tREFI
     struct Rank {
         std::vector<Bank> banks;
         std::vector<Group> groups;
@@ -171,7 +172,6 @@ class HostController {
     };
 
     static constexpr int kMostPostponed = 8, kMostInAdvance = 8;
-    static constexpr int kInWindow = 16, kWindow = 2;  // at most so many REF in so many tREFI
     static constexpr int kClosing = 64;  // clocks that it takes to close all banks, at most
     static constexpr int kRankSwitch = 2;  // idle clocks of the data bus between two ranks
 

@@ -385,7 +385,7 @@ def test_refresh_intervals_begin_where_one_says() -> None:
         assert (device.refresh_debt(first), device.refresh_debt(first + 1)) == (0, 1)
         device.issue(8 * TREFI, Command.REF)
         device.advance(first + 9 * TREFI)
-        with pytest.raises(DramViolationError, match="tREFI"):
+        with pytest.raises(DramViolationError, match="9 owed, limit 8"):
             device.advance(first + 9 * TREFI + 1)
 
 
