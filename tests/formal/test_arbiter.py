@@ -178,6 +178,7 @@ class Ownership(SharedDramProperties):
             Assert(~(dram.o_enable & ~dram.o_kernel)),
             Assert(~(dram.o_pass & (dram.owes | dram.owes_long))),
             Assert(~(own.calibrate | own.calibrate_long) | ~dram.arbiter.opened.any()),
+            Assert(~dram.arbiter.yielding | ~dram.arbiter.opened.any()),
         ]
         with m.If(dram.o_pass):
             m.d.comb += [Assert(self.pins[1].cs_n), Assert(self.pins[3].cs_n)]
@@ -426,7 +427,7 @@ def test_a_bank_in_another_state_would_be_found() -> None:
 
 
 @pytest.mark.parametrize(
-    ("properties", "statements"), [(Ownership, 16), (Banks, 8), (Refreshes, 5)]
+    ("properties", "statements"), [(Ownership, 17), (Banks, 8), (Refreshes, 5)]
 )
 def test_shared_dram(properties: type[SharedDramProperties], statements: int) -> None:
     proof = prove(properties(), properties.__name__.lower(), "prove", depth=3)
