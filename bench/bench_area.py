@@ -29,20 +29,20 @@ def change(old: area.Row, new: area.Row) -> str:
     return ", ".join(changed) or "the same numbers"
 
 
-def chosen(names: Sequence[str], *, whole: bool) -> list[str]:
-    """Blocks by name, or all; without whole devices if they are not asked for."""
+def chosen(names: Sequence[str], *, large: bool) -> list[str]:
+    """Blocks by name, or all; without large ones if they are not asked for."""
     if unknown := sorted(set(names) - set(area.BLOCKS)):
         raise typer.BadParameter(
             f"there is no {', '.join(unknown)}; there are {', '.join(area.BLOCKS)}"
         )
-    return list(names) or [n for n, block in area.BLOCKS.items() if whole or not block.whole]
+    return list(names) or [n for n, block in area.BLOCKS.items() if large or not block.large]
 
 
 def main(
     names: Annotated[
-        list[str] | None, typer.Argument(help="Blocks (default: all but whole devices).")
+        list[str] | None, typer.Argument(help="Blocks (default: all but large ones).")
     ] = None,
-    whole: Annotated[bool, typer.Option("--whole", help="Whole devices as well.")] = False,
+    large: Annotated[bool, typer.Option("--large", help="Large blocks as well.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Unchanged blocks as well.")] = False,
     jobs: Annotated[int, typer.Option(min=1, help="Blocks at once.")] = len(
         os.sched_getaffinity(0)
@@ -51,7 +51,7 @@ def main(
     """Synthesise blocks that have changed, and write hw/area.json after each."""
     # Components that are made to look at their latency alone.
     warnings.filterwarnings("ignore", message=".*created but never used")
-    asked = chosen(names or [], whole=whole)
+    asked = chosen(names or [], large=large)
     written, rows = area.read()
     if written != area.tools():
         console.print(f"tools: {written or 'none'} -> {area.tools()}: no row is valid any more")

@@ -40,7 +40,7 @@ class Block:
     what : its configuration, in words.
     boxes : modules that it has instances of, which are not in its area.
     limits : the most of each number of its row.
-    whole : a device or most of one: minutes of synthesis.
+    large : minutes of synthesis: its row is made on request, and compared by a deep test.
     run, cycles : a run of it, in words, and what counts its cycles in RTL.
     """
 
@@ -48,15 +48,15 @@ class Block:
     what: str
     boxes: tuple[str, ...] = ()
     limits: Mapping[str, float] = field(default_factory=dict)
-    whole: bool = False
+    large: bool = False
     run: str | None = None
     cycles: Callable[[], int] | None = None
 
 
-WHOLE = frozenset(
+LARGE = frozenset(
     {
         *("adam_kernel", "axdimm_channel", "axdimm_module", "smartssd_card", "smartssd_pcie_card"),
-        "coarse_device",
+        *("coarse_sync_core", "coarse_device"),
     }
 )
 NO_MEMORY = {"bram36": 0}
@@ -72,13 +72,10 @@ def _traffic_cycles() -> int:
     return run_traffic(Channel(), count=1_000_000).cycles
 
 
-def _scatter_cycles(pairs: int) -> Callable[[], int]:
-    def run() -> int:
-        from nearstep_sim.scatter_run import scatter_cycles
+def _scatter_cycles() -> int:
+    from nearstep_sim.scatter_run import scatter_cycles
 
-        return scatter_cycles(pairs=pairs)
-
-    return run
+    return scatter_cycles(pairs=16)
 
 
 RUNS: dict[str, dict[str, Any]] = {
@@ -96,18 +93,18 @@ def _generated() -> dict[str, Block]:
             what=generator.summary,
             boxes=generator.modules,
             limits=LIMITS.get(name, {}),
-            whole=name in WHOLE,
+            large=name in LARGE,
             **RUNS.get(name, {}),
         )
         for name, generator in GENERATORS.items()
     }
 
 
-def _decompressor(forms: tuple[str, ...], pairs: int) -> Callable[[], wiring.Component]:
+def _decompressor(*forms: str) -> Callable[[], wiring.Component]:
     def make() -> wiring.Component:
         from nearstep_hw.smartssd.decompress import Decompressor
 
-        return Decompressor(forms=forms, pairs=pairs)
+        return Decompressor(forms=forms, pairs=16)
 
     return make
 
@@ -128,28 +125,22 @@ def _parts() -> dict[str, Block]:
     three_drives = 10_922  # 65,536 pairs of 8 bytes at 200 MHz, three times 3.2 GB/s
     return {
         "decompress_fused": Block(
-            make=_decompressor(("fused",), 16),
+            make=_decompressor("fused"),
             what="Top-K, sorted pairs, 16 a beat",
             limits={"lut": 12_000, "bram36": 0, "dsp": 0},
         ),
         "decompress_scatter": Block(
-            make=_decompressor(("scatter",), 16),
+            make=_decompressor("scatter"),
             what="Top-K, pairs in any order in chunks of 4096, 16 a beat",
             limits={"lut": 12_000, "cycles": three_drives, **buffers},
             run="65,536 pairs in random order",
-            cycles=_scatter_cycles(16),
-        ),
-        "decompress_scatter_8": Block(
-            make=_decompressor(("scatter",), 8),
-            what="the same, 8 a beat",
-            limits={"lut": 12_000, "cycles": three_drives, **buffers},
-            run="65,536 pairs in random order",
-            cycles=_scatter_cycles(8),
+            cycles=_scatter_cycles,
         ),
         "decompress_both": Block(
-            make=_decompressor(("fused", "scatter"), 16),
+            make=_decompressor("fused", "scatter"),
             what="both forms, 16 a beat",
             limits=buffers,
+            large=True,
         ),
         "coarse_alus": Block(
             make=_alus(4),

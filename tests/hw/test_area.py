@@ -10,14 +10,14 @@ from nearstep_sim import area
 
 COMMAND = "`python bench/bench_area.py{}` makes its row again and says what is another number"
 BLOCKS = [
-    pytest.param(name, marks=[pytest.mark.deep] if block.whole else [])
+    pytest.param(name, marks=[pytest.mark.deep] if block.large else [])
     for name, block in area.BLOCKS.items()
 ]
 
 
 @pytest.mark.parametrize("name", BLOCKS)
 def test_the_row_is_that_of_the_block_as_it_is(name: str) -> None:
-    command = COMMAND.format(" --whole" if area.BLOCKS[name].whole else "")
+    command = COMMAND.format(" --large" if area.BLOCKS[name].large else "")
     rows = area.read()[1]
     assert name in rows, f"{name} has no row: {command}"
     found = area.digest(name)
@@ -39,7 +39,7 @@ def test_every_generator_has_a_row_and_nothing_else_has_one() -> None:
     blocks, rows = set(area.BLOCKS), set(area.read()[1])
     assert set(GENERATORS) <= blocks
     assert rows <= blocks
-    assert {name for name in blocks - rows if not area.BLOCKS[name].whole} == set()
+    assert {name for name in blocks - rows if not area.BLOCKS[name].large} == set()
 
 
 @pytest.mark.parametrize("key", ["latency", "dsp", "bram36"])
