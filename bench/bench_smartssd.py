@@ -25,8 +25,8 @@ from nearstep.buffer import Buffer
 from nearstep.kernel.pairs import Pairs
 from nearstep.smartssd.device import SmartssdDevice
 from nearstep_hw.smartssd.config import UPDATER
-from nearstep_hw.smartssd.decompress import SCATTER, Decompressor
-from nearstep_sim.bench.stream_bench import StreamBench
+from nearstep_hw.smartssd.decompress import SCATTER
+from nearstep_sim.scatter_run import scatter_cycles
 
 URL = "sim:smartssd?fu=native"
 RTL_URL = "sim:smartssd"
@@ -119,40 +119,14 @@ class Card:
 def scatter_rate(pairs: int, spread: str, total: int = 1 << 16) -> dict[str, Any]:
     """Pairs a cycle of the scatter form alone, of every element in random order in its chunk."""
     lanes, chunk = UPDATER.lanes, UPDATER.block_elements
-    rng = np.random.default_rng(2)
-    places = []
-    for first in range(0, total, chunk):
-        if spread == "random":
-            places.append(first + rng.choice(chunk, chunk, replace=False))
-        else:  # every beat hits each bank as often as any other
-            places.append(first + rng.permutation(chunk // lanes)[: chunk // lanes, None] * lanes
-                          + np.arange(lanes))  # fmt: skip
-    index = np.concatenate([each.reshape(-1) for each in places])[:total].astype(np.uint32)
-    count = int(index.max()) // chunk * chunk + chunk
-    bench = StreamBench(
-        Decompressor(forms=(SCATTER,), lanes=lanes, pairs=pairs, chunk=chunk),
-        name="scatter_decompressor",
-        key=f"{lanes} {pairs} {chunk} bench",
-        start="i_start",
-    )
-    words = {"i_index": index, "i_value": rng.integers(0, 1 << 31, total).astype(np.uint32)}
-    streams = {
-        name: np.concatenate(
-            [word.reshape(-1, pairs), np.zeros((total // pairs, 1), np.uint32)], axis=1
-        )
-        for name, word in words.items()
-    }
-    inputs = {"i_pairs": total, "i_count": count, "i_format": 0, "i_dry": 0}
-    result = bench.run(streams, inputs, space=count // lanes + 1, quiet=2 * chunk)
-    bench.close()
-    assert result.outputs["o_done"] == 1
-    a_cycle = total / result.cycles
+    cycles = scatter_cycles(pairs=pairs, spread=spread, total=total, lanes=lanes, chunk=chunk)
+    a_cycle = total / cycles
     return {
         "label": "measured (RTL cycles)",
         "pairs_of_a_beat": pairs,
         "indices": spread,
         "pairs": total,
-        "cycles": result.cycles,
+        "cycles": cycles,
         "pairs_per_cycle": a_cycle,
         "bytes_per_s_at_200_mhz": 8 * a_cycle * CLOCK_HZ,
     }

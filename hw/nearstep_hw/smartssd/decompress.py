@@ -13,6 +13,7 @@ from nearstep_hw.smartssd.chunk_buffer import ChunkBuffer
 from nearstep_hw.smartssd.compression import PairCause, ValueFormat
 from nearstep_hw.smartssd.merge import PairMerge
 from nearstep_hw.smartssd.pair_check import PairCheck
+from nearstep_hw.smartssd.pair_split import PairSplit
 from nearstep_hw.smartssd.pairs import (
     CAUSE_WIDTH,
     COUNT_WIDTH,
@@ -22,18 +23,21 @@ from nearstep_hw.smartssd.pairs import (
 )
 from nearstep_hw.smartssd.scatter import ChunkDrain, PairScatter
 
-__all__ = ["FUSED", "SCATTER", "ChunkScatter", "Decompressor"]
+__all__ = ["FUSED", "SCATTER", "SCATTERED", "ChunkScatter", "Decompressor"]
 
 FUSED, SCATTER = "fused", "scatter"
+SCATTERED = 8
+"""Pairs that are distributed at once. Each more costs a share in the multiplexers of all banks: of
+16, random ones go to 16 banks a quarter faster, for twice the area."""
 
 
 class ChunkScatter(wiring.Component):
     """Pairs that are grouped by chunk, to dense beats, through two chunk buffers.
 
     *Timing.* While one chunk is filled, the one before goes out at one dense beat a cycle. Filling
-    takes 1 cycle for a beat of pairs if no bank is hit more than twice, see `PairScatter`. After a
-    run that did not end well, or after `rst`, the next one begins `chunk / lanes` cycles later,
-    in which both buffers are cleared.
+    takes 1 cycle for up to `SCATTERED` pairs of a beat if no bank is hit more than twice by them,
+    see `PairScatter`. After a run that did not end well, or after `rst`, the next one begins
+    `chunk / lanes` cycles later, in which both buffers are cleared.
 
     Parameters
     ----------
@@ -55,7 +59,9 @@ class ChunkScatter(wiring.Component):
         if exact_log2(chunk) <= exact_log2(lanes):
             raise ValueError(f"A chunk must have at least {2 * lanes} elements, not {chunk!r}")
         rows = chunk // lanes
-        self._scatter = PairScatter(lanes=lanes, pairs=pairs, chunk=chunk)
+        part = min(pairs, SCATTERED)
+        self._split = PairSplit(pairs=pairs, part=part)
+        self._scatter = PairScatter(lanes=lanes, pairs=part, chunk=chunk)
         self._drain = ChunkDrain(lanes=lanes, rows=rows)
         self._buffers = [ChunkBuffer(banks=lanes, rows=rows) for _ in range(2)]
         super().__init__(
@@ -75,7 +81,7 @@ class ChunkScatter(wiring.Component):
 
     def elaborate(self, platform: object) -> Elaboratable:
         m = Module()
-        scatter, drain = self._scatter, self._drain
+        split, scatter, drain = self._split, self._scatter, self._drain
         for name, part in {"scatter": scatter, "drain": drain}.items():
             m.submodules[name] = ResetInserter(self.i_start)(part)
             m.d.comb += [part.i_launch.eq(self.o_launch), part.i_count.eq(self.i_count)]
@@ -97,7 +103,9 @@ class ChunkScatter(wiring.Component):
         with m.Elif(self.o_done):
             m.d.sync += dirty.eq(0)
 
-        wiring.connect(m, wiring.flipped(self.i), scatter.i)
+        m.submodules.split = ResetInserter(self.i_start)(split)
+        wiring.connect(m, wiring.flipped(self.i), split.i)
+        wiring.connect(m, split.o, scatter.i)
         wiring.connect(m, drain.o, wiring.flipped(self.o))
         for k, buffer in enumerate(self._buffers):
             m.submodules[f"buffer{k}"] = buffer

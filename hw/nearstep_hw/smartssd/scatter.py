@@ -1,6 +1,7 @@
 """Pairs in any order inside a chunk, through on-chip memory."""
 
 from amaranth import Array, Cat, Elaboratable, Module, Mux, Signal
+from amaranth.hdl import Value
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 from amaranth.utils import exact_log2
@@ -117,19 +118,29 @@ class PairScatter(wiring.Component):
         with m.If(self.i_launch):
             m.d.sync += [running.eq(1), chunks.eq((self.i_count + (self.chunk - 1)) >> high)]
 
+        cells = [Cat(held.index[k][low:high], held.value[k]) for k in range(pairs)]
         for bank, write in enumerate(self.write):
             for port, chosen in (("a", grant.o_first[bank]), ("b", grant.o_second[bank])):
-                row, value = 0, 0
-                for k in range(pairs):
-                    index = held.index[k][low:high]
-                    row = row | (index & chosen[k].replicate(high - low))
-                    value = value | (held.value[k] & chosen[k].replicate(FP32.width))
+                row, value = getattr(write, f"{port}_row"), getattr(write, f"{port}_value")
                 m.d.sync += [
                     getattr(write, f"{port}_en").eq(chosen.any()),
-                    getattr(write, f"{port}_row").eq(row),
-                    getattr(write, f"{port}_value").eq(value),
+                    Cat(row, value).eq(self._selected(m, chosen, cells, f"{port}{bank}")),
                 ]
         return m
+
+    def _selected(self, m: Module, chosen: Value, cells: list[Value], name: str) -> Value:
+        """The cell of the one bit of `chosen`; any if there is none.
+
+        By its number: a multiplexer of four bits is one LUT, a sum of four products two.
+        """
+        number = Signal(range(len(cells)), name=f"number_{name}")
+        for each in range(len(number)):
+            ones = [chosen[k] for k in range(len(cells)) if k >> each & 1]
+            m.d.comb += number[each].eq(Cat(ones).any())
+        for bit in number:
+            halves = zip(cells[::2], [*cells[1::2], *cells[-1:]], strict=False)
+            cells = [Mux(bit, high, low) for low, high in halves]
+        return cells[0]
 
 
 class ChunkDrain(wiring.Component):

@@ -40,28 +40,33 @@ class SlotSpan {
     void observe(const Dut& dut) {
         const std::uint64_t beats = dut.o_read + dut.o_write;
         if (beats == beats_) return;
-        last_ = {dut.o_read,       dut.o_write,      dut.o_empty, dut.o_row,
-                 dut.o_bank_group, dut.o_turnaround, dut.o_space, dut.o_refresh};
+        last_ = counters(dut);
         if (beats_ == 0) first_ = last_;
         beats_ = beats;
     }
-    // After `result.cycles` is known.
-    void take(ChannelResult& result) const {
+    // At done: all three from the counters, so that their sum is what these have counted.
+    template <typename Dut>
+    void take(const Dut& dut, ChannelResult& result) {
         constexpr int kData = 2;  // read and write come first
-        std::uint64_t used = 0;
-        result.start = 0;
+        observe(dut);
+        const Counters now = counters(dut);
+        result.start = result.drain = 0;
         for (int i = 0; i < ChannelResult::kSlots; ++i) {
-            used += last_[i];
+            result.drain += now[i] - last_[i];
             result.slots[i] = last_[i];
             if (i < kData) continue;
             result.start += first_[i];
             result.slots[i] -= first_[i];
         }
-        result.drain = result.cycles > used ? result.cycles - used : 0;
     }
 
   private:
     using Counters = std::array<std::uint64_t, ChannelResult::kSlots>;
+    template <typename Dut>
+    static Counters counters(const Dut& dut) {
+        return {dut.o_read,       dut.o_write,      dut.o_empty, dut.o_row,
+                dut.o_bank_group, dut.o_turnaround, dut.o_space, dut.o_refresh};
+    }
     Counters first_{}, last_{};
     std::uint64_t beats_ = 0;
 };

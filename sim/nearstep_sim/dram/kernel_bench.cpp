@@ -60,7 +60,7 @@ class Bench {
         }
         result.cycles = port_.cycle() - start;
         take_counters(dut_, device_, result);
-        slots_.take(result);
+        slots_.take(dut_, result);
         for (int i = 0; i < 16; ++i) step();  // the last write data
         return device_.failed() ? problem() : verify(result);
     }

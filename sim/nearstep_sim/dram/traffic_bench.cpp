@@ -124,7 +124,7 @@ class Bench {
         }
         result.cycles = cycles;
         take_counters(dut_, device_, result);
-        slots_.take(result);
+        slots_.take(dut_, result);
         for (int i = 0; i < 16; ++i) step(false);  // the last data
         return verify(result);
     }

@@ -1,0 +1,92 @@
+"""Area of every block: writes `hw/area.json` again, for the blocks that have changed since."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import track
+
+from nearstep_sim import area
+
+NUMBERS = ("latency", "lut", "ff", "dsp", "bram36", "cycles")
+
+console = Console()
+
+
+def change(old: area.Row, new: area.Row) -> str:
+    """What is another number than before."""
+    changed = [
+        f"{key} {old.get(key, '-')} -> {new[key]}"
+        for key in NUMBERS
+        if key in new and old.get(key) != new[key]
+    ]
+    return ", ".join(changed) or "the same numbers"
+
+
+def chosen(names: Sequence[str], *, large: bool) -> list[str]:
+    """Blocks by name, or all; without large ones if they are not asked for."""
+    if unknown := sorted(set(names) - set(area.BLOCKS)):
+        raise typer.BadParameter(
+            f"there is no {', '.join(unknown)}; there are {', '.join(area.BLOCKS)}"
+        )
+    return list(names) or [n for n, block in area.BLOCKS.items() if large or not block.large]
+
+
+def main(
+    names: Annotated[
+        list[str] | None, typer.Argument(help="Blocks (default: all but large ones).")
+    ] = None,
+    large: Annotated[bool, typer.Option("--large", help="Large blocks as well.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Unchanged blocks as well.")] = False,
+    jobs: Annotated[int, typer.Option(min=1, help="Blocks at once.")] = len(
+        os.sched_getaffinity(0)
+    ),
+) -> None:
+    """Synthesise blocks that have changed, and write hw/area.json after each."""
+    # Components that are made to look at their latency alone.
+    warnings.filterwarnings("ignore", message=".*created but never used")
+    asked = chosen(names or [], large=large)
+    written, rows = area.read()
+    if written != area.tools():
+        console.print(f"tools: {written or 'none'} -> {area.tools()}: no row is valid any more")
+    rows = {name: row for name, row in rows.items() if name in area.BLOCKS}
+    valid = {} if force or written != area.tools() else rows
+    stale = [
+        name
+        for name in track(asked, "looking for changes", console=console)
+        if valid.get(name, {}).get("digest") != area.digest(name)
+    ]
+    console.print(f"{len(asked)} blocks, {len(stale)} to synthesise: {', '.join(stale) or 'none'}")
+    # Of other tools nothing is kept.
+    kept = dict(rows) if written == area.tools() else {}
+    bad = False
+    with ThreadPoolExecutor(jobs) as pool:
+        running = {pool.submit(area.measure, name): name for name in stale}
+        for done in track(as_completed(running), "synthesis", len(stale), console=console):
+            name = running[done]
+            try:
+                row = done.result()
+            except RuntimeError as error:
+                console.print(f"[red]{name}: no row: {error}[/red]")
+                bad = True
+                continue
+            console.print(f"{name}: {change(rows.get(name, {}), row)}", soft_wrap=True)
+            for key, (value, most) in area.over(name, row).items():
+                console.print(f"[red]{name}: {key} is {value}, at most {most} is allowed[/red]")
+                bad = True
+            kept[name] = row
+            area.write(kept)
+    area.write(kept)
+    console.print(f"written: {area.FILE}")
+    if bad:
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    typer.run(main)

