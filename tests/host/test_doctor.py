@@ -66,7 +66,7 @@ def test_an_old_compiler_is_found_and_said(old_compiler: str) -> None:
     assert result.exit_code == 1
     assert (unfit["tool"], unfit["version"]) == (old_compiler, "g++ (Old) 9.4.0")
     assert unfit["fault"].startswith("cannot compile C++20 (g++: error: unrecognized")
-    text = " ".join(CliRunner().invoke(_app(), env={"COLUMNS": "300"}).stdout.split())
+    text = " ".join(CliRunner().invoke(_app(), env={"COLUMNS": "1000"}).stdout.split())
     assert "unfit" in text
     assert "install a C++20 compiler: g++ 11 or newer" in text
     done = subprocess.run(

@@ -134,5 +134,7 @@ def test_compression_without_a_kernel_that_scales_is_refused_by_name(make_parame
             nearstep.optim.AdamW(ours, maximize=True, compression=0.1, device=device)
         optimizer = nearstep.optim.AdamW(ours, compression=0.1, device=device)
         optimizer.param_groups[0]["maximize"] = True
+        for p in ours:
+            p.grad = torch.ones_like(p)
         with pytest.raises(UnsupportedOptionError, match="gradient_scale=yes"):
             optimizer.step()
