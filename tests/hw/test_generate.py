@@ -85,7 +85,15 @@ def test_the_list_holds_every_block(cli):
     assert all(name in text for name in GENERATORS)
 
 
-@pytest.mark.parametrize("name", BLOCKS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.deep)
+        if name in ("general_updater", "coarse_sync_core")
+        else name
+        for name in BLOCKS
+    ],
+)
 def test_verilog_has_the_listed_ports_and_lints(written, name):
     path = written(name)
     listed = {(p["name"], p["direction"], p["width"]) for p in describe(name)["ports"]}

@@ -41,7 +41,7 @@ def train(factory, shapes, steps, groups=1, **options):
         "",
         "?memory=halfduplex",
         "?memory=halfduplex&stall=0.3&seed=5",
-        "?memory=ddr4-1600&channels=2&block_bytes=1024",
+        pytest.param("?memory=ddr4-1600&channels=2&block_bytes=1024", marks=pytest.mark.deep),
     ],
 )
 def test_any_sizes_and_groups_equal_the_golden_device(options, name):

@@ -67,7 +67,7 @@ def figures_of(report):
         ("golden:axdimm", 6),
         ("sim:axdimm", 2),
         ("sim:axdimm?memory=halfduplex", 1),
-        ("sim:axdimm?memory=ddr4-1600&channels=2", 1),
+        pytest.param("sim:axdimm?memory=ddr4-1600&channels=2", 1, marks=pytest.mark.deep),
     ],
 )
 def test_it_trains_as_torch_does_and_reports(device, steps, train):

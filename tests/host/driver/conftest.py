@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
@@ -69,7 +69,16 @@ FULL = {
 }
 """Devices whose kernels have everything that a kernel can have."""
 
-everywhere = pytest.mark.parametrize("device", [*URLS, *DIMMS], indirect=True)
+BUILDS = {"sim-halfduplex", "sim-card-stalled"}
+"""Of these devices only deep tests make the library; the other ones have the same hardware."""
+
+
+def chosen(names: Iterable[str], deep: Collection[str]) -> list[object]:
+    """Parameters of a fixture; those of ``deep`` are for deep tests."""
+    return [pytest.param(n, marks=pytest.mark.deep) if n in deep else n for n in names]
+
+
+everywhere = pytest.mark.parametrize("device", chosen([*URLS, *DIMMS], BUILDS), indirect=True)
 """For a test that holds on every device, DIMMs included."""
 
 HYPER = {"lr": 3e-3, "betas": (0.9, 0.99), "eps": 1e-7, "weight_decay": 0.05}
@@ -155,14 +164,14 @@ class Job:
         return compared
 
 
-@pytest.fixture(params=URLS)
+@pytest.fixture(params=chosen(URLS, BUILDS))
 def device(request: pytest.FixtureRequest) -> Iterator[KernelDevice]:
     with nearstep.open((URLS | DIMMS)[request.param]) as opened:
         assert isinstance(opened, KernelDevice)
         yield opened
 
 
-@pytest.fixture(params=FULL)
+@pytest.fixture(params=chosen(FULL, {"sim-ideal"}))
 def full(request: pytest.FixtureRequest) -> Iterator[KernelDevice]:
     """A device whose kernels have everything."""
     with nearstep.open(FULL[request.param]) as opened:

@@ -18,7 +18,7 @@ from nearstep_hw.rule.sgd import SGD, SGD_MOMENTUM, sgd_momentum_scalars, sgd_sc
 from nearstep_sim.golden import fp
 from nearstep_sim.golden.rule import evaluate
 
-from .conftest import SIM_CARD_SHAPE
+from .conftest import SIM_CARD_SHAPE, chosen
 from .updates import FORMATS, NARROW, accelerated, gradients, widened
 
 ALL = "rules=adam,sgd,sgd_momentum,adagrad&gradient_formats=fp32,fp16,bf16&gradient_scale=yes"
@@ -38,13 +38,11 @@ URLS = {
 COUNTS = (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 127, 128, 129, 1001, 4099)
 
 
-DDR4 = pytest.param("sim-dimm", marks=pytest.mark.deep)
-"""The slowest to build."""
-
+DEEP = ("sim-ideal", "sim-halfduplex", "sim-dimm")
 EMULATED = [name for name in URLS if name != "sim-dimm"]
 
 
-@pytest.fixture(params=[*EMULATED, DDR4])
+@pytest.fixture(params=chosen(URLS, DEEP))
 def device(request: pytest.FixtureRequest) -> Iterator[AxdimmDevice]:
     with nearstep.open(URLS[request.param]) as opened:
         yield opened
@@ -268,7 +266,7 @@ def test_a_format_of_another_kernel_is_refused_by_this_one(url):
         assert _outcome(work)[0] == ErrorCause.UNSUPPORTED
 
 
-@pytest.mark.parametrize("device", EMULATED, indirect=True)
+@pytest.mark.parametrize("device", chosen(EMULATED, DEEP), indirect=True)
 def test_an_error_in_the_gradients_leaves_blocks_whole(device):
     work = Arrays(device, 1500, "bf16", 6)
     backend = device.backend
@@ -296,7 +294,11 @@ def test_an_error_in_the_gradients_leaves_blocks_whole(device):
     assert work.check(ADAM, scalars, 1.0) == 6000
 
 
-@pytest.mark.parametrize("device", ["sim-ideal", "sim-halfduplex", DDR4], indirect=True)
+@pytest.mark.parametrize(
+    "device",
+    ["sim-card", *chosen(DEEP, DEEP)],
+    indirect=True,
+)
 @pytest.mark.parametrize("cycles", [50, 301, 302, 303, 700])
 def test_nothing_of_an_aborted_run_is_left_in_the_next(device, cycles):
     """Whatever half of a beat of gradients is in turn when the run ends."""

@@ -18,7 +18,7 @@ from nearstep_hw.rule.adam import ADAM, ADAM_AMSGRAD, adam_scalars
 from nearstep_hw.rule.sgd import SGD, SGD_MOMENTUM, sgd_momentum_scalars, sgd_scalars
 from nearstep_sim.golden.rule import evaluate
 
-from .conftest import SIM_CARD_SHAPE
+from .conftest import SIM_CARD_SHAPE, chosen
 
 FOUR = "rules=adam,sgd,sgd_momentum,adagrad"
 ALL = "rules=adam,adam_amsgrad,sgd,sgd_momentum,adagrad"
@@ -39,7 +39,7 @@ URLS = {
 COUNTS = (1, 15, 16, 127, 128, 129, 1001, 4099)
 
 
-@pytest.fixture(params=URLS)
+@pytest.fixture(params=chosen(URLS, {"sim-halfduplex", "sim-dimm"}))
 def device(request: pytest.FixtureRequest) -> Iterator[AxdimmDevice]:
     with nearstep.open(URLS[request.param]) as opened:
         yield opened

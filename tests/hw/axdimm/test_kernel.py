@@ -63,6 +63,7 @@ def bench(
     return result
 
 
+@pytest.mark.deep
 def test_runs_of_every_size_while_both_sides_stall():
     case = "every_size/mode=both,random_sizes_and_places"
     assert len(bench("cocotb_kernel_runs", "stand_in", SMALL, testcase=case).tests) == 2
@@ -73,6 +74,7 @@ def test_runs_with_every_size_and_stall_mode():
     assert len(bench("cocotb_kernel_runs", "stand_in", SMALL).tests) == 8
 
 
+@pytest.mark.deep
 def test_runs_that_end_early_leave_memory_and_kernel_in_order():
     assert len(bench("cocotb_kernel_errors", "stand_in", SMALL).tests) == 20
 
@@ -108,6 +110,7 @@ def test_units_that_are_instances_of_a_module_give_the_same_bits():
     assert len(bench("cocotb_kernel_runs", "stand_in", SMALL, instances=True).tests) == 8
 
 
+@pytest.mark.deep
 def test_runs_on_a_memory_model_written_by_others():
     assert len(bench("cocotb_kernel_ram", "stand_in", SMALL).tests) == 4
 

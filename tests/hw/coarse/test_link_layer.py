@@ -298,6 +298,7 @@ def test_a_phit_a_cycle_in_both_directions(groups):
     assert {name: total(bench)[name] for name in BAD} == dict.fromkeys(BAD, 0)
 
 
+@pytest.mark.deep
 def test_a_slow_link_is_waited_for():
     bench = LinkBench(SMALL[2], seed=1, full=True, options=LinkOptions(latency=40, interval=3))
     cycles = deliver(bench, 100)
@@ -308,6 +309,7 @@ def test_a_slow_link_is_waited_for():
     assert cycles < 1.05 * 3 * 200 * (16 + FRAME_PHITS)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("ports", [1, 2])
 def test_a_dead_link_is_silent_after_the_limit_and_no_other(ports):
     limit = 1_000
@@ -338,6 +340,7 @@ def test_no_silence_without_a_limit():
     assert total(bench)["sent_phits"] == 0
 
 
+@pytest.mark.deep
 def test_a_link_that_stalls_and_returns_loses_nothing():
     bench = LinkBench(SMALL[2], seed=1, inputs=Inputs(watch=1, silence_limit=3_000, keepalive=200))
     bench.send(100)
@@ -356,6 +359,7 @@ def test_a_link_that_stalls_and_returns_loses_nothing():
     assert total(bench)["replays"] > 0
 
 
+@pytest.mark.deep
 def test_the_end_of_all_jobs_is_told_once_and_until_cleared():
     bench = LinkBench(SMALL[2], seed=1, inputs=Inputs(keepalive=100))
     bench.send(50)
@@ -382,6 +386,7 @@ def test_the_end_of_all_jobs_is_told_once_and_until_cleared():
     assert bench.state()[0].abort == (3, 2, 0)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("after", [3, 40, 111, 500])
 def test_what_was_under_way_is_dropped_in_the_next_epoch(after):
     bench = LinkBench(
@@ -409,6 +414,7 @@ def test_nothing_counts_of_another_epoch():
     assert total(bench)["received_entries"] == total(bench)["bad_frames"] == 0
 
 
+@pytest.mark.deep
 def test_nothing_is_sent_or_heard_on_a_port_without_peer():
     bench = LinkBench(SMALL[2], seed=1, ports=2, inputs=Inputs(used=0b10))
     bench.set(1, used=0b11)

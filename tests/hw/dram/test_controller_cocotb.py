@@ -9,7 +9,7 @@ from nearstep_hw.verilog import to_verilog
 from nearstep_sim.bench.cocotb_runner import run_cocotb
 from nearstep_sim.build import verilog_of
 
-pytestmark = pytest.mark.cocotb
+pytestmark = [pytest.mark.cocotb, pytest.mark.deep]
 
 TOP = "dram_controller"
 BENCH = Path(__file__).with_name("cocotb_controller.py")
@@ -20,7 +20,7 @@ def verilog() -> Path:
     return verilog_of(TOP, lambda: to_verilog(DramController(), TOP))
 
 
-@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.deep)])
+@pytest.mark.parametrize("seed", [1, 2])
 def test_a_master_written_by_others_reads_what_it_wrote(seed: int) -> None:
     result = run_cocotb(
         top=TOP,

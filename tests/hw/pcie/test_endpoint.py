@@ -73,7 +73,7 @@ def test_gen3_x4_while_both_sides_stall():
     "module",
     [
         pytest.param(name, marks=pytest.mark.deep)
-        if name in ("cocotb_endpoint", "cocotb_endpoint_rate")
+        if name in ("cocotb_endpoint", "cocotb_endpoint_rate", "cocotb_endpoint_errors")
         else name
         for name in COUNTS
     ],

@@ -34,10 +34,13 @@ def open_unit() -> Iterator[OpenUnit]:
         unit.close()
 
 
-DEEP = [pytest.param(name, marks=pytest.mark.deep) for name in ("sgd_momentum", "adagrad", "lion")]
+DEEP = [
+    pytest.param(name, marks=pytest.mark.deep)
+    for name in ("adam_amsgrad", "sgd_momentum", "adagrad", "lion")
+]
 
 
-@pytest.fixture(params=["adam", "every_operation", "adam_amsgrad", *DEEP])
+@pytest.fixture(params=["adam", "every_operation", *DEEP])
 def built_rule(request: pytest.FixtureRequest, rules: dict[str, Rule]) -> Rule:
     """Rules whose units the fast tests build."""
     return rules[request.param]

@@ -114,6 +114,7 @@ def test_lanes_must_be_positive() -> None:
 
 
 @pytest.mark.cocotb
+@pytest.mark.deep
 def test_unit_under_cocotb() -> None:
     print(f"seed {SEED}")
     top = "axpby_2"

@@ -36,13 +36,14 @@ URLS = {
     "sim": f"sim:smartssd?{OPTIONS}",
     "sim-stalled": f"sim:smartssd?{OPTIONS}&fu=native&memory=ideal&stall=0.3&seed=5",
 }
-SIMULATED = [name for name in URLS if name != "golden"]
 PAGE = 4096
 REGION = 3 * PAGE  # bytes that tests change, between guards of a page
 BASE = 2 * PAGE
 
 
-@pytest.fixture(params=URLS)
+@pytest.fixture(
+    params=["golden", "sim", pytest.param("sim-stalled", marks=pytest.mark.deep)],
+)
 def card(request: pytest.FixtureRequest) -> Iterator[SmartssdDevice]:
     with nearstep.open(URLS[request.param]) as opened:
         assert isinstance(opened, SmartssdDevice)
@@ -220,7 +221,7 @@ def test_traffic_is_counted_as_packets_and_words(card):
     assert backend.traffic == wanted
 
 
-@pytest.mark.parametrize("name", SIMULATED)
+@pytest.mark.parametrize("name", ["sim", pytest.param("sim-stalled", marks=pytest.mark.deep)])
 def test_a_posted_write_takes_its_time_and_nothing_passes_it(name):
     with nearstep.open(f"{URLS[name]}&latency=300") as card:
         backend = card.backend
@@ -293,7 +294,7 @@ def test_one_subgroup_is_moved_while_the_other_is_updated(card):
     assert card.regs.updater0.status.done
 
 
-@pytest.mark.parametrize("name", SIMULATED)
+@pytest.mark.parametrize("name", ["sim", pytest.param("sim-stalled", marks=pytest.mark.deep)])
 def test_the_run_goes_on_while_the_host_moves_data(name):
     with nearstep.open(URLS[name]) as card:
         work, other = Work(card, 8000, 1), card.alloc(1000)

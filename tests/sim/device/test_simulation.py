@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,14 @@ DIMM = "sim:axdimm?memory=ddr4-1600&block_bytes=512&functional_units=4&channels=
 SLICE = 4096
 POLL = 4096
 """Cycles between looks at a register in a wait, at most."""
+
+
+@pytest.fixture(autouse=True)
+def _ctrl_c() -> Iterator[None]:
+    """Python's own reaction to SIGINT: a process begun in the background inherits none."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 class Interrupting:
