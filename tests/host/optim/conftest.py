@@ -12,6 +12,14 @@ from torch import Tensor
 import nearstep
 
 SEED = 20231
+CAPABILITY = torch.backends.cpu.get_cpu_capability()
+like_torch = pytest.mark.skipif(
+    CAPABILITY not in ("AVX2", "AVX512"),
+    reason=f"ATen's capability is {CAPABILITY}; its fused steps have other bits than for AVX2 and "
+    "AVX512",
+)
+"""For tests that compare with the bits of torch's fused steps."""
+
 URLS = {
     "kernel": "golden:axdimm?memory_bytes=64MiB",
     "dimm": "golden:axdimm?channels=2&block_bytes=512&memory_bytes=64MiB",

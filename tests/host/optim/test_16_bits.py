@@ -9,6 +9,8 @@ import torch
 
 import nearstep
 
+from .conftest import like_torch
+
 DTYPES = [torch.float16, torch.bfloat16]
 
 
@@ -42,6 +44,7 @@ def assert_rounded(ours, masters, optimizer, reference):
             assert torch.equal(moment, reference.state[master][key])
 
 
+@like_torch
 def test_parameters_are_the_rounded_fp32_masters(trained):
     assert_rounded(*trained)
 
@@ -56,6 +59,7 @@ def test_updates_below_the_precision_of_the_parameter_add_up(device):
     assert p.detach().max() < 1.0
 
 
+@like_torch
 def test_a_checkpoint_keeps_moments_and_masters_in_fp32(trained, device, give_gradients):
     ours, masters, optimizer, reference = trained
     saved = optimizer.state_dict()
@@ -70,6 +74,7 @@ def test_a_checkpoint_keeps_moments_and_masters_in_fp32(trained, device, give_gr
     assert_rounded(resumed, masters, second, reference)
 
 
+@like_torch
 def test_the_model_may_be_loaded_after_the_optimizer(trained, device, give_gradients):
     ours, masters, optimizer, reference = trained
     resumed = [torch.zeros_like(p).requires_grad_() for p in ours]
@@ -82,6 +87,7 @@ def test_the_model_may_be_loaded_after_the_optimizer(trained, device, give_gradi
     assert_rounded(resumed, masters, second, reference)
 
 
+@like_torch
 def test_deepcopy_keeps_the_masters(trained, give_gradients):
     ours, masters, optimizer, reference = trained
     copied, twin = copy.deepcopy((ours, optimizer))
@@ -99,6 +105,7 @@ def test_torch_loads_the_checkpoint_and_ignores_the_masters(trained, give_gradie
     assert second.state[resumed[0]]["step"] == 6
 
 
+@like_torch
 def test_clipping_changes_only_the_masters_of_elements_that_it_changed(trained, give_gradients):
     ours, masters, optimizer, reference = trained
     with torch.no_grad():
@@ -112,6 +119,7 @@ def test_clipping_changes_only_the_masters_of_elements_that_it_changed(trained, 
     assert_rounded(ours, masters, optimizer, reference)
 
 
+@like_torch
 def test_a_model_that_is_narrowed_after_the_optimizer_was_made(device, give_gradients):
     torch.manual_seed(5)
     model = torch.nn.Linear(16, 16)
@@ -153,6 +161,7 @@ def narrow_device(request):
         yield opened
 
 
+@like_torch
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_gradients_go_down_and_parameters_come_up_in_16_bits(
     dtype, narrow_device, make_parameters, give_gradients
@@ -179,6 +188,7 @@ def test_gradients_go_down_and_parameters_come_up_in_16_bits(
     assert torch.equal(saved["state"][0]["master_param"], masters[0])
 
 
+@like_torch
 def test_gradients_of_a_format_that_the_kernel_has_not_are_widened(make_parameters, give_gradients):
     ours = make_parameters(dtype=torch.bfloat16)
     masters = [p.detach().float().requires_grad_() for p in ours]
@@ -192,6 +202,7 @@ def test_gradients_of_a_format_that_the_kernel_has_not_are_widened(make_paramete
     assert optimizer.traffic.parameters_up == 3 * 2 * elements
 
 
+@like_torch
 def test_parameters_and_gradients_of_several_formats(narrow_device, give_gradients):
     torch.manual_seed(6)
     dtypes = [torch.float32, torch.float16, torch.bfloat16, torch.float16, torch.float32]

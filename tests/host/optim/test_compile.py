@@ -10,6 +10,8 @@ import torch
 
 import nearstep
 
+from .conftest import like_torch
+
 URL = "golden:axdimm?memory_bytes=1MiB&scan=yes&gradient_scale=yes"
 TURNS = 4
 
@@ -233,6 +235,7 @@ def test_what_is_compiled_trains_as_what_is_not(case, backend):
     assert len(compiled) >= 4
 
 
+@like_torch
 @pytest.mark.parametrize("backend", ["eager", pytest.param("inductor", marks=pytest.mark.deep)])
 def test_a_compiled_step_has_the_bits_of_torch(backend, make_parameters, give_gradients):
     """Gradients are given, so that nothing but the step is compiled: several of one shape, which

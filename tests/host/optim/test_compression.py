@@ -23,6 +23,8 @@ from nearstep.torch.errors import (
 )
 from nearstep.torch.topk import BLOCK
 
+from .conftest import like_torch
+
 RULES = "rules=adam,sgd,sgd_momentum,adagrad"
 KERNEL = f"{RULES}&gradient_formats=fp32,fp16,bf16&compression=fused,scatter&memory_bytes=64MiB"
 URLS = {
@@ -93,6 +95,7 @@ def assert_equal(ours, theirs, optimizer, reference):
     return compared
 
 
+@like_torch
 @pytest.mark.parametrize("form", ["fp32", "fp16", "bf16"])
 @pytest.mark.parametrize("feedback", [True, False])
 @pytest.mark.parametrize("kind", KINDS)
@@ -358,6 +361,7 @@ def test_a_residual_that_does_not_fit_is_refused(wrong, text, device):
     assert optimizer.state[p]["residual"].shape == (64,)
 
 
+@like_torch
 def test_parameters_of_16_bits_keep_their_residual_in_fp32(device, make_parameters, give_gradients):
     ours = make_parameters(SHAPES, torch.bfloat16)
     masters = [p.detach().float().requires_grad_() for p in ours]

@@ -7,6 +7,8 @@ import torch
 
 import nearstep
 
+from .conftest import like_torch
+
 KINDS = {
     "Adam": {},
     "AdamW": {},
@@ -24,6 +26,7 @@ def pair(kind, ours, theirs, device):
         return optimizer, getattr(torch.optim, name)(theirs, fused=True, **options)
 
 
+@like_torch
 @pytest.mark.filterwarnings("ignore:optimizer contains a parameter group with duplicate")
 @pytest.mark.parametrize("kind", KINDS)
 def test_duplicates_have_the_bits_of_torch(

@@ -13,6 +13,8 @@ from nearstep.backends.emulated import EmulatedBackend, Injection
 from nearstep.errors import BusResponseError, BusyError, DeviceError, WaitTimeoutError
 from nearstep.torch.errors import InterruptedStepError
 
+from .conftest import like_torch
+
 URLS = [
     "golden:axdimm?memory_bytes=1MiB",
     "golden:axdimm?channels=2&block_bytes=512&memory_bytes=2MiB",
@@ -106,6 +108,7 @@ def test_it_refuses_further_use(use, before, give_gradients):
         use(before.optimizer)
 
 
+@like_torch
 def test_a_checkpoint_heals_it(interrupted, give_gradients, assert_equal_bits):
     ours, theirs = interrupted.ours, interrupted.theirs
     with torch.no_grad():
@@ -131,6 +134,7 @@ def test_other_optimizers_of_the_device_go_on(
     assert_equal_bits(ours, theirs, optimizer, reference)
 
 
+@like_torch
 def test_a_step_that_could_not_start_may_be_repeated(
     before, give_gradients, monkeypatch, assert_equal_bits
 ):

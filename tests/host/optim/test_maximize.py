@@ -11,12 +11,7 @@ from nearstep.torch import convert
 from nearstep.torch.compression import Compression
 from nearstep.torch.errors import UnsupportedOptionError
 
-CAPABILITY = torch.backends.cpu.get_cpu_capability()
-
-like_torch = pytest.mark.skipif(
-    CAPABILITY not in ("AVX2", "AVX512"),
-    reason=f"ATen's capability is {CAPABILITY}; its fused steps are vectorised for AVX2 and AVX512",
-)
+from .conftest import like_torch
 
 FORMATS = "gradient_formats=fp32,fp16,bf16&memory_bytes=64MiB"
 SCALES = "golden:axdimm?gradient_scale=yes&scan=yes&compression=fused,scatter&" + FORMATS

@@ -12,6 +12,8 @@ import torch
 
 import nearstep
 
+from .conftest import like_torch
+
 SHAPES = [(16,), (8, 16), (2, 3, 16), (32, 48), (64,)]
 
 
@@ -163,6 +165,7 @@ class Pair:
         return compared
 
 
+@like_torch
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 def test_random_use_equals_torch(kind, seed, many_rules):

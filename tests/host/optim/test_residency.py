@@ -9,6 +9,8 @@ import nearstep
 from nearstep.torch.convert import fingerprint
 from nearstep.torch.errors import ParameterError
 
+from .conftest import like_torch
+
 
 def scale_in_place(p):
     with torch.no_grad():
@@ -64,6 +66,7 @@ CHANGES = [
 ]
 
 
+@like_torch
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
 def test_a_change_of_a_parameter_on_the_host_is_found(
     change, device, make_parameters, give_gradients, assert_equal_bits

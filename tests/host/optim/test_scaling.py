@@ -15,6 +15,8 @@ from nearstep.torch.errors import GradientError, HyperparameterError, Unsupporte
 from nearstep.torch.factor import gradient_factor, gradient_norm
 from nearstep_sim.golden.scan import scan
 
+from .conftest import like_torch
+
 RULES = "rules=adam,sgd,sgd_momentum,adagrad"
 KERNEL = (
     f"{RULES}&scan=yes&gradient_scale=yes&compression=fused"
@@ -66,6 +68,7 @@ def scaled(parameters, factor, bad=None):
         parameters[1].grad.view(-1)[3] = bad
 
 
+@like_torch
 @pytest.mark.parametrize("scaler", SCALERS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_training_with_a_scaler_is_torchs_with_its_fused_step(
@@ -150,6 +153,7 @@ def test_a_skipped_step_changes_nothing(kind, device, make_parameters, give_grad
         assert all(torch.equal(after[index][key], value) for key, value in state.items())
 
 
+@like_torch
 def test_a_first_step_that_is_skipped_leaves_the_second_to_be_the_first(
     device, make_parameters, give_gradients, assert_equal_bits
 ):
@@ -209,6 +213,7 @@ def test_torchs_scaler_looks_itself_and_the_device_does_not_look_again(
     assert optimizer.traffic.skipped == 1
 
 
+@like_torch
 @pytest.mark.parametrize("scaler", SCALERS)
 def test_gradients_that_the_user_unscaled_are_not_unscaled_again(
     scaler, device, make_parameters, give_gradients, assert_equal_bits
@@ -231,6 +236,7 @@ def test_gradients_that_the_user_unscaled_are_not_unscaled_again(
     assert optimizer.traffic.scans == 0
 
 
+@like_torch
 def test_the_whole_loop_with_a_model(device):
     models = []
     for _ in range(2):
@@ -253,6 +259,7 @@ def test_the_whole_loop_with_a_model(device):
         assert torch.equal(a, b)
 
 
+@like_torch
 def test_fp16_gradients_stay_scaled_until_they_are_wide(device, make_parameters):
     """Unscaled in fp16 they would be zero; torch's scaler refuses to."""
     ours = make_parameters(((64,), (32,)), torch.float16)
@@ -291,6 +298,7 @@ def test_a_step_that_fails_forgets_the_scale(device, make_parameters, give_gradi
     assert optimizer.traffic.steps == 1
 
 
+@like_torch
 @pytest.mark.parametrize("scaler", SCALERS)
 def test_a_device_that_does_not_scan_leaves_scaling_to_the_host(
     scaler, make_parameters, give_gradients, assert_equal_bits
@@ -356,6 +364,7 @@ def test_the_factor_is_that_of_clip_grad_norm():
     assert gradient_norm(64.0, 4.0) == 2.0
 
 
+@like_torch
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_clipped_step_is_torchs_on_gradients_times_the_factor(
     kind, make_parameters, give_gradients, assert_equal_bits
@@ -398,6 +407,7 @@ def test_clipping_is_that_of_torch_to_rounding(device, make_parameters, give_gra
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-7)
 
 
+@like_torch
 @pytest.mark.parametrize("scaler", SCALERS)
 def test_scale_and_bound_make_one_factor(
     scaler, make_parameters, give_gradients, assert_equal_bits
@@ -481,6 +491,7 @@ def test_a_device_that_cannot_clip_is_refused_and_the_options_named(options, mak
         )
 
 
+@like_torch
 def test_a_scan_that_fails_has_updated_nothing_and_the_step_may_be_repeated(
     device, make_parameters, give_gradients, assert_equal_bits
 ):

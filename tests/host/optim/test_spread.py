@@ -39,6 +39,8 @@ from nearstep.torch.errors import (
     UnsupportedOptionError,
 )
 
+from .conftest import like_torch
+
 URL = "golden:axdimm?memory_bytes=1MiB&scan=yes&gradient_scale=yes&rules=adam,sgd,sgd_momentum"
 SEED = 7
 
@@ -95,6 +97,7 @@ def give(mesh, turn, *lists):
             p.grad = distribute_tensor(whole, mesh, p.placements)
 
 
+@like_torch
 def test_a_spread_parameter_has_the_bits_of_torch_and_spread_state(mesh):
     ours, theirs = (spread(mesh, (32, 16), (64,)) for _ in range(2))
     optimizer = nearstep.optim.AdamW(ours, lr=1e-2, device=URL)

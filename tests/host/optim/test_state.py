@@ -21,6 +21,8 @@ from nearstep.torch.errors import (
 )
 from nearstep.torch.state import ParameterState
 
+from .conftest import like_torch
+
 
 @pytest.fixture
 def trained(device, make_parameters, give_gradients):
@@ -63,6 +65,7 @@ def test_state_is_never_empty_after_a_step_and_fetches_moments_when_read(trained
     assert optimizer.traffic.moments_up == before + 4 * ours[0].numel()
 
 
+@like_torch
 @pytest.mark.parametrize(
     "read",
     [
@@ -92,6 +95,7 @@ def test_every_way_to_read_a_state_fetches_it(read, trained):
         assert torch.equal(result[key], value), key
 
 
+@like_torch
 def test_a_state_made_of_another_is_a_dict_that_a_step_takes_over(
     trained, give_gradients, assert_equal_bits
 ):
@@ -118,6 +122,7 @@ def test_a_state_made_of_another_is_a_dict_that_a_step_takes_over(
     assert_equal_bits(ours, theirs, optimizer, reference)
 
 
+@like_torch
 def test_a_state_is_a_pytree_as_torchs_is(trained, give_gradients, assert_equal_bits):
     ours, theirs, optimizer, reference = trained
     mine, other = optimizer.state[ours[1]], reference.state[theirs[1]]
@@ -155,6 +160,7 @@ def test_a_copy_of_state_has_values_of_its_own(trained):
         state.popitem()
 
 
+@like_torch
 def test_reading_state_between_steps_changes_nothing(trained, give_gradients, assert_equal_bits):
     ours, theirs, optimizer, reference = trained
     for _ in range(3):
@@ -169,6 +175,7 @@ def test_reading_state_between_steps_changes_nothing(trained, give_gradients, as
     assert_equal_bits(ours, theirs, optimizer, reference)
 
 
+@like_torch
 def test_a_state_dict_is_a_snapshot_in_torchs_form(trained, give_gradients):
     ours, _, optimizer, reference = trained
     saved, expected = optimizer.state_dict(), reference.state_dict()
@@ -188,6 +195,7 @@ def test_a_state_dict_is_a_snapshot_in_torchs_form(trained, give_gradients):
             assert torch.equal(saved["state"][index][key], value)
 
 
+@like_torch
 @pytest.mark.parametrize(
     "direction", ["to itself", "from torch", "to torch", "to torch that was not fused"]
 )
@@ -252,6 +260,7 @@ def test_loading_does_not_alias_the_checkpoint(trained, device, give_gradients):
         assert torch.equal(saved["state"][0][key], value)
 
 
+@like_torch
 def test_loading_clears_the_state_of_parameters_that_the_checkpoint_has_not(
     trained, give_gradients, assert_equal_bits
 ):
@@ -332,6 +341,7 @@ def test_load_state_dict_hooks_see_torchs_form(trained):
     assert seen == [torch.Tensor, "post"]
 
 
+@like_torch
 def test_pickle_opens_a_device_of_the_same_name(trained, give_gradients, assert_equal_bits):
     ours, theirs, optimizer, reference = trained
     copied, restored = pickle.loads(pickle.dumps((ours, optimizer)))
@@ -346,6 +356,7 @@ def test_pickle_opens_a_device_of_the_same_name(trained, give_gradients, assert_
     assert optimizer.state[ours[0]]["step"] == 3
 
 
+@like_torch
 def test_deepcopy_has_memory_of_its_own_on_the_same_device(
     trained, give_gradients, assert_equal_bits
 ):
@@ -379,6 +390,7 @@ def test_a_copy_outlives_the_optimizer_that_opened_the_device(make_parameters, g
     assert twin.traffic.steps == 1
 
 
+@like_torch
 def test_a_moment_changed_in_place_goes_down_with_the_next_step(
     trained, give_gradients, assert_equal_bits
 ):
@@ -393,6 +405,7 @@ def test_a_moment_changed_in_place_goes_down_with_the_next_step(
     assert_equal_bits(ours, theirs, optimizer, reference)
 
 
+@like_torch
 def test_moments_and_step_may_be_assigned(trained, give_gradients, assert_equal_bits):
     ours, theirs, optimizer, reference = trained
     for parameters, chosen in ((ours, optimizer), (theirs, reference)):
@@ -406,6 +419,7 @@ def test_moments_and_step_may_be_assigned(trained, give_gradients, assert_equal_
     assert_equal_bits(ours, theirs, optimizer, reference)
 
 
+@like_torch
 @pytest.mark.parametrize("how", ["clear all", "clear one", "replace", "delete"])
 def test_state_that_is_thrown_away_starts_again_from_zero(
     how, trained, give_gradients, assert_equal_bits
@@ -427,6 +441,7 @@ def test_state_that_is_thrown_away_starts_again_from_zero(
     assert_equal_bits(ours, theirs, optimizer, reference)
 
 
+@like_torch
 def test_state_of_another_optimizer_may_be_assigned(
     trained, device, give_gradients, assert_equal_bits
 ):

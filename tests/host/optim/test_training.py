@@ -10,7 +10,10 @@ import torch
 import nearstep
 from nearstep.errors import ClosedDeviceError
 
+from .conftest import like_torch
 
+
+@like_torch
 def test_a_closure_runs_once_with_gradients_and_its_loss_is_returned(
     device, make_parameters, assert_equal_bits
 ):
@@ -45,6 +48,7 @@ def test_step_without_a_closure_returns_none(device, make_parameters, give_gradi
     assert nearstep.optim.AdamW(ours, device=device).step() is None
 
 
+@like_torch
 @pytest.mark.parametrize("set_to_none", [False, True])
 def test_zero_grad(set_to_none, device, make_parameters, give_gradients, assert_equal_bits):
     ours, theirs = make_parameters(), make_parameters()
@@ -70,6 +74,7 @@ def test_a_step_without_any_gradient_does_nothing(device, make_parameters):
     assert not optimizer.state
 
 
+@like_torch
 def test_parameters_without_gradient_are_skipped_and_their_step_count_stays(
     device, make_parameters, give_gradients, assert_equal_bits
 ):
@@ -104,6 +109,7 @@ def test_one_run_of_the_kernel_for_neighbours_of_equal_group_and_step(
     assert optimizer.traffic.launches == 5 + 4
 
 
+@like_torch
 def test_frozen_parameters_take_no_memory_until_they_are_thawed(
     device, make_parameters, give_gradients, assert_equal_bits
 ):
@@ -128,6 +134,7 @@ def test_frozen_parameters_take_no_memory_until_they_are_thawed(
     assert_equal_bits(ours, theirs, optimizer, reference)
 
 
+@like_torch
 def test_a_group_added_after_steps(device, make_parameters, give_gradients, assert_equal_bits):
     ours, theirs = make_parameters(), make_parameters()
     optimizer = nearstep.optim.AdamW(ours[:1], lr=1e-2, device=device)
@@ -144,6 +151,7 @@ def test_a_group_added_after_steps(device, make_parameters, give_gradients, asse
     assert_equal_bits(ours, theirs, optimizer, reference)
 
 
+@like_torch
 @pytest.mark.parametrize(
     "schedule",
     [
@@ -169,6 +177,7 @@ def test_learning_rate_schedulers(
     assert_equal_bits(ours, theirs, optimizer, reference)
 
 
+@like_torch
 def test_grad_scaler_unscales_and_skips_steps_with_an_inf(
     device, make_parameters, give_gradients, assert_equal_bits
 ):
@@ -196,6 +205,7 @@ def test_grad_scaler_unscales_and_skips_steps_with_an_inf(
     assert_equal_bits(ours, theirs, optimizer, reference)
 
 
+@like_torch
 def test_clip_grad_norm(device, make_parameters, give_gradients, assert_equal_bits):
     ours, theirs = make_parameters(), make_parameters()
     optimizer = nearstep.optim.AdamW(ours, lr=1e-2, device=device)
@@ -269,6 +279,7 @@ def _count_bytes(device):
     return written, read
 
 
+@like_torch
 def test_two_optimizers_on_one_device(device, make_parameters, give_gradients, assert_equal_bits):
     ours, theirs = [make_parameters() for _ in range(2)], [make_parameters() for _ in range(2)]
     optimizers = [
