@@ -9,13 +9,14 @@ from contextlib import contextmanager
 from itertools import count, groupby
 from pathlib import Path
 
+from amaranth.back import rtlil
 from amaranth.hdl import Const, Value
 from amaranth.hdl._ir import PortDirection
 from amaranth.lib import wiring
 
 from nearstep_hw.cache import yowasp_environment
 
-__all__ = ["flat_ports", "to_verilog"]
+__all__ = ["flat_ports", "to_rtlil", "to_verilog"]
 
 
 START = r"\$start "
@@ -72,6 +73,13 @@ def to_verilog(
             )
             for top, each in {name: component, **(modules or {})}.items()
         )
+
+
+def to_rtlil(component: wiring.Component, name: str) -> str:
+    """The netlist of a component, as it is before Yosys reads it, with the ports of
+    :func:`to_verilog`."""
+    with _no_collection():
+        return rtlil.convert(component, name=name, ports=_ports(component), emit_src=False)
 
 
 def _finished(text: str) -> str:

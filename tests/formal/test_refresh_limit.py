@@ -21,12 +21,15 @@ from .test_arbiter import SHORT, SmallGeometry, held, is_refresh, past
 
 pytestmark = pytest.mark.formal
 
-TIMING = replace(SHORT, t_refi=4 * 24)
+# Shorter than tRFC, as it is of every density: a host does not refresh twice while the controller
+# calibrates.
+TIMING = replace(SHORT, t_refi=4 * 24, t_zqcs=4)
 DRAIN = 3  # cycles in which the controller's beats leave it
 LATE = 2  # cycles in which its last read data return
 DEPTH = 26  # cycles of the induction, longer than an interval
 HURRY = 22  # cycles of the longest way to a refresh: a hand-over that a reset of the kernel ends
 MOST = MAX_POSTPONED_REFRESHES
+REFRESHING = -(-TIMING.t_rfc // PHASES)  # cycles between two REF of a host, at least: tRFC
 CLOSED = 2  # cycles in which a host has closed all banks before it refreshes: tRP
 
 
@@ -47,7 +50,7 @@ class RefreshLimit(Component):
 
     The host gives commands as it likes. It refreshes from eight in advance to eight behind, by
     intervals that begin `offset` cycles before the module's, and two of its REF are at most nine
-    intervals apart; mode and resets are requested at any time. The controller is the real refresh
+    intervals apart, tRFC at least; mode and resets are requested at any time. The controller is the real refresh
     manager, told that beats are inside as long as the solver likes, `DRAIN` cycles after it stops
     them at most; without it (`controller`) the kernel does what it likes, but refreshes in time.
     """
@@ -116,6 +119,7 @@ class RefreshLimit(Component):
             Assume(since_host <= longest),
             Assume(self.offset < interval),
             Assume(~asks | ((still == CLOSED) & ~dram.shadow.o_open.any())),
+            Assume(~asks | (since_host >= REFRESHING)),
         ]
 
         # What the DRAM sees, by the time of decision: a cycle before the pins.
@@ -151,7 +155,8 @@ class RefreshLimit(Component):
             m.d.comb += Assert(in_time) if self.controller else Assume(in_time)
         m.d.comb += [
             Assume(kept) if self.controller else Assert(kept),
-            Assert(dram.o_dram_debt >= LEAST),
+            Assert(dram.o_dram_debt >= LEAST + debt.gap + (debt.left > debt.gap_left)),
+            Assert((debt.hold == 0) | (debt.hold + since_dram <= 2 * interval + 1)),
             Assert(owes >= -MOST),
             Assert(dram.o_host_debt == owes - (debt.left < self.offset)),
             Assert(debt.left < interval),
@@ -228,14 +233,14 @@ class RefreshLimit(Component):
 def test_in_normal_mode_the_gap_is_that_of_the_host() -> None:
     proof = prove(RefreshLimit(controller=False), "refresh_gap", "prove", depth=2)
     print(proof)
-    assert proof.statements == 14
+    assert proof.statements == 15
 
 
 @pytest.mark.deep
 def test_outside_normal_mode_the_dram_is_refreshed_in_time() -> None:
     proof = prove(RefreshLimit(), "refresh_limit", "prove", depth=DEPTH)
     print(proof)
-    assert proof.statements == 16
+    assert proof.statements == 17
 
 
 @pytest.mark.deep

@@ -146,4 +146,4 @@ def _run(
     verdict = work / "status"
     status = verdict.read_text().split()[0] if verdict.exists() else "ERROR"
     traces = sorted(work.glob("engine_*/trace*.vcd"))
-    return status, done.stdout + done.stderr, traces[0] if traces and status == "FAIL" else None
+    return status, done.stdout + done.stderr, traces[0] if traces and status != "PASS" else None
