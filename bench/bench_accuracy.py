@@ -16,8 +16,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from nearstep_hw.rule.adam import ORDERS
 from nearstep_sim.golden.rule_cpp import kernel
+from nearstep_spec.rule.adam import ORDERS
 
 HYPER: dict[str, Any] = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.01}
 SEED = 0

@@ -18,10 +18,10 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from nearstep_hw.dram.address import DEFAULT_MAPPING, MAPPINGS
 from nearstep_hw.dram.column_stage import Slot
-from nearstep_hw.dram.geometry import BEAT_BYTES
 from nearstep_sim.dram.bench import Channel, ChannelRun, bases_of, run_kernel, run_traffic
+from nearstep_spec.dram.address import DEFAULT_MAPPING, MAPPINGS
+from nearstep_spec.dram.geometry import BEAT_BYTES
 
 BLOCKS_KIB = (1, 2, 4, 8, 16, 32, 64)
 UNITS = (1, 2, 4, 8, 16)

@@ -22,8 +22,8 @@ from rich.table import Table
 
 from nearstep.coarse import CoarsePool, PoolTensor
 from nearstep.coarse.counters import PoolCounters
-from nearstep_hw.coarse.config import BEAT_BYTES, PAGE_BYTES, PHIT_BYTES
 from nearstep_sim.golden.coarse import ring_all_reduce
+from nearstep_spec.coarse.config import BEAT_BYTES, PAGE_BYTES, PHIT_BYTES
 
 URL = "sim:coarse?window=direct&memory_bytes=64MiB&devices="
 WINDOW_URL = "sim:coarse?devices=4&memory_bytes=16MiB"

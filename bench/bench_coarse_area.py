@@ -17,8 +17,6 @@ from amaranth.lib.crc import Processor
 from amaranth.lib.wiring import In, Out
 from rich.console import Console
 
-from nearstep_hw.axdimm.counters import EventCounters
-from nearstep_hw.coarse.config import PORTS, CoarseConfig
 from nearstep_hw.coarse.crc import entry_crc, header_crc
 from nearstep_hw.coarse.device import MemoryDevice
 from nearstep_hw.coarse.faults import FaultControl
@@ -26,12 +24,14 @@ from nearstep_hw.coarse.job_queue import JobQueue
 from nearstep_hw.coarse.link_layer import LinkLayer
 from nearstep_hw.coarse.recv_flow import RecvFlow
 from nearstep_hw.coarse.reduce import Reduce
-from nearstep_hw.coarse.registers import LINK_COUNTERS, SYNC_COUNTERS
 from nearstep_hw.coarse.send_flow import SendFlow
 from nearstep_hw.coarse.sync_core import SyncCore
+from nearstep_hw.csr.counters import EventCounters
 from nearstep_hw.csr.decoder import CsrDecoder
 from nearstep_hw.verilog import to_verilog
 from nearstep_sim.synthesis import AREA, ultrascale_plus_area, ultrascale_plus_cells
+from nearstep_spec.coarse.config import PORTS, CoarseConfig
+from nearstep_spec.coarse.registers import LINK_COUNTERS, SYNC_COUNTERS
 
 CONFIG = CoarseConfig()
 TOP = "part"

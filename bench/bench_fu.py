@@ -20,13 +20,13 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from nearstep_hw.rule.adam import ORDERS, adam_scalars
 from nearstep_hw.rule.rtl import FunctionalUnit
 from nearstep_hw.verilog import to_verilog
 from nearstep_sim.bench.functional_unit import VerilatedUnit
 from nearstep_sim.golden.rule import evaluate
 from nearstep_sim.golden.rule_cpp import kernel
 from nearstep_sim.synthesis import ultrascale_plus_area, ultrascale_plus_cells
+from nearstep_spec.rule.adam import ORDERS, adam_scalars
 
 LANES = 16
 RULE, _ = ORDERS["default"]

@@ -22,25 +22,25 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from nearstep_hw.axdimm.arbiter_registers import Block, arbiter_map
-from nearstep_hw.axdimm.config import AdamKernelConfig
-from nearstep_hw.axdimm.hand_over import longest_to_acceleration, longest_to_normal
 from nearstep_hw.axdimm.host_front_end import HOST_READ_LATENCY, HOST_WRITE_LATENCY
 from nearstep_hw.axdimm.memory_channel import MemoryChannel
 from nearstep_hw.axdimm.refresh_debt import POSTPONED
-from nearstep_hw.axdimm.registers import update_rule
-from nearstep_hw.axdimm.shell import KernelShell
-from nearstep_hw.csr.model import LINE_BYTES
 from nearstep_hw.dram.controller import DramController
 from nearstep_hw.dram.dfi import PHASES
-from nearstep_hw.dram.timing import MAX_POSTPONED_REFRESHES, dram_timing
 from nearstep_hw.rule.rtl import FunctionalUnit
+from nearstep_hw.updater.shell import KernelShell
 from nearstep_hw.verilog import to_verilog
 from nearstep_sim.bench.memory_channel import ChannelBench, Kernel, Mode
 from nearstep_sim.bench.module_step import ModuleStep, run_step
 from nearstep_sim.dram.bench import BEATS_PER_ELEMENT_BEAT, LANES, Channel, run_kernel
 from nearstep_sim.dram.host import SCHEDULERS, BareDram, HostConfig
 from nearstep_sim.synthesis import AREA, ultrascale_plus_area, ultrascale_plus_cells
+from nearstep_spec.axdimm.hand_over import longest_to_acceleration, longest_to_normal
+from nearstep_spec.axdimm.registers import Block, arbiter_map
+from nearstep_spec.csr.model import LINE_BYTES
+from nearstep_spec.dram.timing import MAX_POSTPONED_REFRESHES, dram_timing
+from nearstep_spec.updater.config import AdamKernelConfig
+from nearstep_spec.updater.registers import update_rule
 
 DENSITIES = ("8Gb", "16Gb")
 UNITS = (16, 4)

@@ -21,10 +21,10 @@ from rich.table import Table
 import nearstep
 from nearstep.axdimm.device import AxdimmDevice
 from nearstep_hw.rule.rtl import FunctionalUnit
-from nearstep_hw.rule.rule import Rule
-from nearstep_hw.rule.rules import RuleSet
 from nearstep_hw.verilog import to_verilog
 from nearstep_sim.synthesis import ultrascale_plus_area, ultrascale_plus_cells
+from nearstep_spec.rule.rule import Rule
+from nearstep_spec.rule.rules import RuleSet
 
 RULES = ("adam", "sgd", "sgd_momentum", "adagrad")
 ALL = ",".join(RULES)

@@ -10,13 +10,13 @@ import typer
 from rich.console import Console
 from rich.progress import track
 
-from nearstep_hw.axdimm.adam_kernel import KernelShellTop
-from nearstep_hw.axdimm.config import AdamKernelConfig
-from nearstep_hw.axdimm.pair_load import PairLoad
-from nearstep_hw.axdimm.registers import update_rule
 from nearstep_hw.rule.rtl import FunctionalUnit
+from nearstep_hw.updater.adam_kernel import KernelShellTop
+from nearstep_hw.updater.pairs.load import PairLoad
 from nearstep_hw.verilog import to_verilog
 from nearstep_sim.synthesis import ultrascale_plus_area, ultrascale_plus_cells
+from nearstep_spec.updater.config import AdamKernelConfig
+from nearstep_spec.updater.registers import update_rule
 
 CHIP = {"lut": 522_720, "bram36": 984, "uram": 128, "dsp": 1968}
 """KU15P (DS922); Table III rounds the LUTs to 522 K."""

@@ -3,8 +3,8 @@
 Ref: Chen et al., Symbolic Discovery of Optimization Algorithms, Algorithm 2.
 """
 
-from nearstep_hw.rule.expr import fma, sign
-from nearstep_hw.rule.rule import Rule
+from nearstep_spec.rule.expr import fma, sign
+from nearstep_spec.rule.rule import Rule
 
 
 def _lion(p, g, m, *, decay, update_weight, m_weight, step_size):

@@ -4,8 +4,8 @@ Not centered, without momentum, in the order of `torch.optim.RMSprop`; v has tor
 where torch's square root is the nearest one.
 """
 
-from nearstep_hw.rule.expr import fma, select, sqrt
-from nearstep_hw.rule.rule import Rule
+from nearstep_spec.rule.expr import fma, select, sqrt
+from nearstep_spec.rule.rule import Rule
 
 
 def _rmsprop(p, g, v, *, decay, v_decay, v_weight, eps, step_size, decays):

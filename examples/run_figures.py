@@ -15,8 +15,8 @@ from trainer import Trainer
 
 import nearstep
 from nearstep.torch.optimizer import DeviceOptimizer
-from nearstep_hw.axdimm.dimm import DimmConfig
-from nearstep_hw.smartssd.config import SmartssdConfig
+from nearstep_spec.axdimm.config import DimmConfig
+from nearstep_spec.smartssd.config import SmartssdConfig
 
 VALIDATION_BATCHES = 8
 LAST_STEPS = 10

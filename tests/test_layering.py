@@ -1,150 +1,192 @@
-"""Import arrows between the three packages, read from the sources."""
+"""Import arrows between packages, families and modules, read from the sources."""
 
 import ast
 import subprocess
 import sys
+from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 
+import networkx as nx
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-TREES = {"nearstep_hw": "hw", "nearstep_sim": "sim", "nearstep": "host"}
-
-PURE_HARDWARE = {
-    "nearstep_hw",
-    "nearstep_hw.axdimm.arbiter_registers",
-    "nearstep_hw.axdimm.config",
-    "nearstep_hw.axdimm.dimm",
-    "nearstep_hw.axdimm.hand_over",
-    "nearstep_hw.axdimm.registers",
-    "nearstep_hw.cache",
-    "nearstep_hw.coarse",
-    "nearstep_hw.coarse.config",
-    "nearstep_hw.coarse.registers",
-    "nearstep_hw.csr.block",
-    "nearstep_hw.csr.export",
-    "nearstep_hw.csr.model",
-    "nearstep_hw.dram",
-    "nearstep_hw.dram.address",
-    "nearstep_hw.dram.geometry",
-    "nearstep_hw.dram.latency",
-    "nearstep_hw.dram.timing",
-    "nearstep_hw.fp.format",
-    "nearstep_hw.pcie",
-    "nearstep_hw.pcie.layout",
-    "nearstep_hw.rule",
-    "nearstep_hw.rule.adagrad",
-    "nearstep_hw.rule.adam",
-    "nearstep_hw.rule.expr",
-    "nearstep_hw.rule.combine",
-    "nearstep_hw.rule.rules",
-    "nearstep_hw.rule.program",
-    "nearstep_hw.rule.errors",
-    "nearstep_hw.rule.rule",
-    "nearstep_hw.rule.scalars",
-    "nearstep_hw.rule.scale",
-    "nearstep_hw.rule.sgd",
-    "nearstep_hw.smartssd",
-    "nearstep_hw.smartssd.compression",
-    "nearstep_hw.smartssd.config",
+TREES = {"nearstep_spec": "hw", "nearstep_hw": "hw", "nearstep_sim": "sim", "nearstep": "host"}
+MAY_IMPORT = {
+    "nearstep_spec": {"nearstep_spec"},
+    "nearstep_hw": {"nearstep_hw", "nearstep_spec"},
+    "nearstep": {"nearstep", "nearstep_spec"},
+    "nearstep_sim": set(TREES),
 }
-"""What the host may import: plain data, free of Amaranth (shown by `test_pure_modules...`)."""
+FREE_OF = {
+    "nearstep_spec": {"amaranth", "torch"},
+    "nearstep_hw": {"torch"},
+    "nearstep": {"amaranth"},
+}
+FAMILIES = {"axdimm", "smartssd", "coarse", "memferry"}
+SHARED = "updater"
+"""A block that families share: what it imports belongs to no family."""
+REGISTRIES = {
+    "nearstep_hw.generate": "every generator by name, imported when it is asked for",
+    "nearstep_sim.area": "a row of every block",
+}
+"""Tables over all families, and of what. Nothing imports them but what they are there for."""
 
 
-def imports(source: str, package: str) -> set[str]:
-    """Absolute names of the modules that a source file imports, at any depth."""
-    found: set[str] = set()
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Import):
-            found.update(alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            base = node.module or ""
-            if node.level:
-                parents = package.split(".")
-                parents = parents[: len(parents) - node.level + 1]
-                base = ".".join([*parents, base] if base else parents)
-            found.add(base)
-            found.update(f"{base}.{alias.name}" for alias in node.names)
+@cache
+def modules() -> Mapping[str, Path]:
+    """Every module of the four packages, by name."""
+    found = {}
+    for package, tree in TREES.items():
+        for path in sorted((ROOT / tree / package).rglob("*.py")):
+            parts = path.relative_to(ROOT / tree).with_suffix("").parts
+            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
     return found
 
 
-def _modules(package: str) -> list[tuple[str, Path]]:
-    top = ROOT / TREES[package]
-    rows = []
-    for path in sorted((top / package).rglob("*.py")):
-        parts = path.relative_to(top).with_suffix("").parts
-        rows.append((".".join(parts[:-1] if parts[-1] == "__init__" else parts), path))
-    return rows
+def imports(source: str, module: str) -> Iterator[str]:
+    """Absolute names that a source imports: at any depth, in a function, or for types alone."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                parents = module.split(".")
+                base = ".".join([*parents[: len(parents) - node.level], *filter(None, [base])])
+            yield from (f"{base}.{alias.name}" for alias in node.names)
 
 
 def module_of(name: str) -> str:
-    """The module that holds `name`: `nearstep_hw.rule.expr.Value` is in `nearstep_hw.rule.expr`."""
-    parts = name.split(".")
-    top = ROOT / TREES[parts[0]]
-    while len(parts) > 1:
-        path = top.joinpath(*parts)
-        if path.is_dir() or path.with_suffix(".py").exists():
-            break
-        parts.pop()
-    return ".".join(parts)
+    """The module that holds `name`, or nothing: `nearstep_spec.rule.expr` for a class of it."""
+    while name and name not in modules():
+        name = name.rpartition(".")[0]
+    return name
 
 
-def forbidden(package: str, name: str) -> bool:
-    """Whether a module of `package` may not import `name`."""
-    root = name.split(".")[0]
-    if package == "nearstep_hw":
-        return root in {"nearstep", "nearstep_sim"}
-    if package == "nearstep":
-        if root == "nearstep_hw":
-            module = module_of(name)
-            prefix = any(pure.startswith(module + ".") for pure in PURE_HARDWARE)
-            return module not in PURE_HARDWARE and not prefix
-        return root in {"amaranth", "nearstep_sim"}
-    return False
+def arrows(sources: Mapping[str, str]) -> "nx.DiGraph[str]":
+    """Who imports whom; other packages by the first part of their names."""
+    graph: nx.DiGraph[str] = nx.DiGraph()
+    for module, source in sources.items():
+        graph.add_node(module)
+        for name in imports(source, module):
+            imported = module_of(name) or name.partition(".")[0]
+            if imported != module:
+                graph.add_edge(module, imported)
+    return graph
 
 
-def _violations(package: str, source: str, module: str) -> set[str]:
-    return {name for name in imports(source, module) if forbidden(package, name)}
+@cache
+def tree() -> "nx.DiGraph[str]":
+    return arrows({module: path.read_text() for module, path in modules().items()})
 
 
-@pytest.mark.parametrize("package", sorted(TREES))
-def test_import_arrows_hold(package: str) -> None:
-    modules = _modules(package)
-    assert modules, f"no modules found for {package}"
-    wrong = {}
-    for module, path in modules:
-        if bad := _violations(package, path.read_text(), module):
-            wrong[str(path.relative_to(ROOT))] = sorted(bad)
-    assert not wrong
+def package_of(module: str) -> str:
+    return module.partition(".")[0]
 
 
-def test_the_checker_fires() -> None:
-    cases = [
-        ("nearstep_hw", "import nearstep_sim.build"),
-        ("nearstep_hw", "def f():\n    from nearstep import errors"),
-        ("nearstep", "import amaranth"),
-        ("nearstep", "from amaranth.hdl import Module"),
-        ("nearstep", "from nearstep_hw.fp import add"),
-        ("nearstep", "from nearstep_hw.csr.bank import CsrBank"),
-        ("nearstep", "from nearstep_hw.rule.rtl import FunctionalUnit"),
-        ("nearstep", "import nearstep_sim"),
-    ]
-    for package, source in cases:
-        assert _violations(package, source, f"{package}.x"), (package, source)
-    allowed = [
-        ("nearstep_sim", "from nearstep_hw.csr.bank import CsrBank"),
-        ("nearstep", "from nearstep_hw.axdimm.config import AdamKernelConfig"),
-        ("nearstep", "from nearstep_hw.axdimm import config"),
-    ]
-    for package, source in allowed:
-        assert not _violations(package, source, f"{package}.x"), (package, source)
+def family_of(module: str) -> str | None:
+    return next((part for part in module.split(".") if part in FAMILIES), None)
 
 
-def test_pure_modules_do_not_load_amaranth_or_torch() -> None:
+def wrong_packages(graph: "nx.DiGraph[str]") -> list[tuple[str, str]]:
+    """Arrows that leave a package for one that it must not know."""
+    wrong = []
+    for module, imported in graph.edges:
+        mine, other = package_of(module), package_of(imported)
+        forbidden = set(TREES) - MAY_IMPORT[mine] | FREE_OF.get(mine, set())
+        if other in forbidden:
+            wrong.append((module, imported))
+    return sorted(wrong)
+
+
+def wrong_families(graph: "nx.DiGraph[str]") -> list[tuple[str, str]]:
+    """Arrows from a family, or from a block that families share, to another family."""
+    wrong = []
+    for module, imported in graph.edges:
+        mine, other = family_of(module), family_of(imported)
+        shared = SHARED in module.split(".") or (mine is None and package_of(module) in HARDWARE)
+        if other and other != mine and (mine or shared) and module not in REGISTRIES:
+            wrong.append((module, imported))
+    return sorted(wrong)
+
+
+HARDWARE = {"nearstep_spec", "nearstep_hw"}
+
+
+def circles(graph: "nx.DiGraph[str]") -> list[list[str]]:
+    return sorted(sorted(each) for each in nx.strongly_connected_components(graph) if len(each) > 1)
+
+
+def test_no_package_imports_one_that_it_must_not_know() -> None:
+    graph = tree()
+    assert len(graph.edges) > 1000
+    assert wrong_packages(graph) == []
+
+
+def test_no_family_imports_another() -> None:
+    counted = sum(1 for module in tree() if family_of(module))
+    assert counted > 100
+    assert wrong_families(tree()) == []
+
+
+def test_there_is_no_circle() -> None:
+    assert circles(tree()) == []
+
+
+@pytest.mark.parametrize(
+    ("module", "source", "checker"),
+    [
+        ("nearstep_spec.x", "from nearstep_hw.csr.bank import CsrBank", wrong_packages),
+        ("nearstep_spec.x", "import amaranth", wrong_packages),
+        ("nearstep_hw.x", "import nearstep_sim.build", wrong_packages),
+        ("nearstep_hw.x", "def f():\n    from nearstep import errors", wrong_packages),
+        ("nearstep.x", "from amaranth.hdl import Module", wrong_packages),
+        ("nearstep.x", "from nearstep_hw.csr.bank import CsrBank", wrong_packages),
+        ("nearstep.x", "def f():\n    import nearstep_sim", wrong_packages),
+        ("nearstep_hw.axdimm.x", "from nearstep_hw.smartssd import card", wrong_families),
+        ("nearstep_hw.updater.x", "from nearstep_spec.axdimm import config", wrong_families),
+        ("nearstep_hw.axi.x", "from nearstep_hw.coarse import wire", wrong_families),
+        ("nearstep.coarse.x", "def f():\n    import nearstep.axdimm.device", wrong_families),
+    ],
+)
+def test_a_wrong_arrow_is_found(module: str, source: str, checker: object) -> None:
+    assert callable(checker)
+    assert len(checker(arrows({module: source}))) == 1
+
+
+def test_a_circle_is_found_wherever_its_imports_stand() -> None:
+    graph = arrows(
+        {
+            "nearstep.device": "def f():\n    from nearstep.buffer import Buffer",
+            "nearstep.buffer": "if TYPE_CHECKING:\n    from nearstep.device import Device",
+        }
+    )
+    assert circles(graph) == [["nearstep.buffer", "nearstep.device"]]
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("nearstep_sim.x", "from nearstep_hw.csr.bank import CsrBank\nimport nearstep.errors"),
+        ("nearstep.axdimm.x", "from nearstep_spec.updater.config import AdamKernelConfig"),
+        ("nearstep_hw.smartssd.x", "from nearstep_hw.updater import shell"),
+        ("nearstep.x", "from . import errors"),
+    ],
+)
+def test_a_right_arrow_is_none_of_them(module: str, source: str) -> None:
+    graph = arrows({module: source})
+    assert len(graph.edges) >= 1
+    assert wrong_packages(graph) == wrong_families(graph) == circles(graph) == []
+
+
+def test_plain_data_loads_neither_amaranth_nor_torch() -> None:
+    names = [each for each in modules() if package_of(each) == "nearstep_spec"]
+    assert len(names) > 30
     code = "import importlib, sys\n"
-    code += f"for name in {sorted([*PURE_HARDWARE, 'nearstep', 'nearstep.cli'])!r}:\n"
+    code += f"for name in {[*names, 'nearstep', 'nearstep.cli']!r}:\n"
     code += "    importlib.import_module(name)\n"
-    code += "print(sorted({'amaranth', 'torch', 'nearstep_sim'} & set(sys.modules)))"
+    code += "print(sorted({'amaranth', 'torch', 'nearstep_hw', 'nearstep_sim'} & set(sys.modules)))"
     # the command line loads commands of other packages only when it runs
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -152,6 +194,6 @@ def test_pure_modules_do_not_load_amaranth_or_torch() -> None:
 
 
 def test_folder_names_say_what_is_inside() -> None:
-    folders = {p.parent.name for tree in TREES.values() for p in (ROOT / tree).rglob("*.py")}
-    assert folders, "no folders found"
+    folders = {path.parent.name for path in modules().values()}
+    assert len(folders) > 20
     assert not folders & {"utils", "common", "misc", "core"}

@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from nearstep_hw import cache
+from nearstep_spec import cache
 
 __all__ = ["app"]
 

@@ -7,7 +7,7 @@ from typing import TextIO
 import typer
 
 from nearstep import cache_command, devices_command, doctor, registers_command
-from nearstep_hw.cache import CacheError
+from nearstep_spec.cache import CacheError
 
 __all__ = ["main"]
 

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from nearstep_hw import cache
+from nearstep_spec import cache
 
 __all__ = ["Finding", "command", "examine"]
 

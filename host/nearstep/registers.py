@@ -23,7 +23,7 @@ from rich.table import Table
 
 from nearstep.backends.base import Poll
 from nearstep.errors import ArgumentError, BusError, BusyError, MismatchError, NearstepError
-from nearstep_hw.csr.model import (
+from nearstep_spec.csr.model import (
     WORD_BITS,
     WORD_BYTES,
     Access,

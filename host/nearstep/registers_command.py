@@ -6,13 +6,13 @@ from typing import Annotated
 
 import typer
 
-from nearstep_hw.axdimm.config import AdamKernelConfig, ConfigError
-from nearstep_hw.axdimm.dimm import DimmConfig
-from nearstep_hw.axdimm.registers import adam_kernel_map
-from nearstep_hw.coarse.config import CoarseConfig
-from nearstep_hw.coarse.registers import device_map, sync_core_map
-from nearstep_hw.csr.export import FORMATS
-from nearstep_hw.smartssd.config import UPDATER
+from nearstep_spec.axdimm.config import DimmConfig
+from nearstep_spec.coarse.config import CoarseConfig
+from nearstep_spec.coarse.registers import device_map, sync_core_map
+from nearstep_spec.csr.export import FORMATS
+from nearstep_spec.smartssd.config import UPDATER
+from nearstep_spec.updater.config import AdamKernelConfig, ConfigError
+from nearstep_spec.updater.registers import adam_kernel_map
 
 BLOCKS = ("axdimm", "axdimm-arbiter", "smartssd", "coarse", "coarse-sync")
 COARSE_MAPS = {"coarse": device_map, "coarse-sync": sync_core_map}

@@ -53,48 +53,48 @@ def _fp(name: str, summary: str) -> Generator:
 
 
 def _adam_fu() -> "wiring.Component":
-    from nearstep_hw.axdimm.config import AdamKernelConfig
-    from nearstep_hw.axdimm.registers import update_rule
     from nearstep_hw.rule.rtl import FunctionalUnit
+    from nearstep_spec.updater.config import AdamKernelConfig
+    from nearstep_spec.updater.registers import update_rule
 
     return FunctionalUnit(update_rule(AdamKernelConfig()))
 
 
 def _adam_kernel() -> "wiring.Component":
-    from nearstep_hw.axdimm.adam_kernel import AdamKernel
-    from nearstep_hw.axdimm.config import AdamKernelConfig
-    from nearstep_hw.axdimm.unit_instance import UnitInstance
+    from nearstep_hw.updater.adam_kernel import AdamKernel
+    from nearstep_hw.updater.unit_instance import UnitInstance
+    from nearstep_spec.updater.config import AdamKernelConfig
 
     return AdamKernel(AdamKernelConfig(), unit=UnitInstance)
 
 
 def _axdimm_channel() -> "wiring.Component":
     from nearstep_hw.axdimm.channel_top import AxdimmChannelTop
-    from nearstep_hw.axdimm.config import AdamKernelConfig
-    from nearstep_hw.axdimm.unit_instance import UnitInstance
+    from nearstep_hw.updater.unit_instance import UnitInstance
+    from nearstep_spec.updater.config import AdamKernelConfig
 
     return AxdimmChannelTop(AdamKernelConfig(), unit=UnitInstance)
 
 
 def _axdimm_module() -> "wiring.Component":
-    from nearstep_hw.axdimm.config import AdamKernelConfig
     from nearstep_hw.axdimm.module import AxdimmModule
-    from nearstep_hw.axdimm.unit_instance import UnitInstance
+    from nearstep_hw.updater.unit_instance import UnitInstance
+    from nearstep_spec.updater.config import AdamKernelConfig
 
     return AxdimmModule(AdamKernelConfig(), unit=UnitInstance)
 
 
 def _smartssd_fu() -> "wiring.Component":
-    from nearstep_hw.axdimm.registers import update_rule
     from nearstep_hw.rule.rtl import FunctionalUnit
-    from nearstep_hw.smartssd.config import UPDATER
+    from nearstep_spec.smartssd.config import UPDATER
+    from nearstep_spec.updater.registers import update_rule
 
     return FunctionalUnit(update_rule(UPDATER))
 
 
 def _axpby_fu() -> "wiring.Component":
-    from nearstep_hw.rule.axpby import AXPBY
     from nearstep_hw.rule.rtl import FunctionalUnit
+    from nearstep_spec.rule.axpby import AXPBY
 
     return FunctionalUnit(AXPBY)
 
@@ -102,8 +102,8 @@ def _axpby_fu() -> "wiring.Component":
 def _axpby() -> "wiring.Component":
     from functools import partial
 
-    from nearstep_hw.axdimm.unit_instance import UnitInstance
     from nearstep_hw.smartssd.axpby import AxpbyUnit
+    from nearstep_hw.updater.unit_instance import UnitInstance
 
     return AxpbyUnit(unit=partial(UnitInstance, module="axpby_fu"))
 
@@ -117,10 +117,10 @@ def _general_fu() -> "wiring.Component":
 def _general_updater() -> "GeneralUpdater":
     from functools import partial
 
-    from nearstep_hw.axdimm.unit_instance import UnitInstance
-    from nearstep_hw.rule.rules import rule_named
-    from nearstep_hw.smartssd.config import UPDATER
     from nearstep_hw.smartssd.updater import GeneralUpdater
+    from nearstep_hw.updater.unit_instance import UnitInstance
+    from nearstep_spec.rule.rules import rule_named
+    from nearstep_spec.smartssd.config import UPDATER
 
     rules = [rule_named(name, UPDATER.order) for name in UPDATER.rules]
     return GeneralUpdater(rules, unit=partial(UnitInstance, module="general_fu"))
@@ -129,9 +129,9 @@ def _general_updater() -> "GeneralUpdater":
 def _smartssd_card() -> "wiring.Component":
     from functools import partial
 
-    from nearstep_hw.axdimm.unit_instance import UnitInstance
     from nearstep_hw.smartssd.card import SmartssdCard
-    from nearstep_hw.smartssd.config import SmartssdConfig
+    from nearstep_hw.updater.unit_instance import UnitInstance
+    from nearstep_spec.smartssd.config import SmartssdConfig
 
     return SmartssdCard(SmartssdConfig(), unit=partial(UnitInstance, module="smartssd_fu"))
 
@@ -139,9 +139,9 @@ def _smartssd_card() -> "wiring.Component":
 def _smartssd_pcie_card() -> "wiring.Component":
     from functools import partial
 
-    from nearstep_hw.axdimm.unit_instance import UnitInstance
-    from nearstep_hw.smartssd.config import SmartssdConfig
     from nearstep_hw.smartssd.pcie_card import PcieCard
+    from nearstep_hw.updater.unit_instance import UnitInstance
+    from nearstep_spec.smartssd.config import SmartssdConfig
 
     return PcieCard(SmartssdConfig(), unit=partial(UnitInstance, module="smartssd_fu"))
 
@@ -159,15 +159,15 @@ def _pcie_endpoint() -> "wiring.Component":
 
 
 def _coarse_sync_core() -> "wiring.Component":
-    from nearstep_hw.coarse.config import CoarseConfig
     from nearstep_hw.coarse.sync_core import SyncCore
+    from nearstep_spec.coarse.config import CoarseConfig
 
     return SyncCore(CoarseConfig())
 
 
 def _coarse_device() -> "wiring.Component":
-    from nearstep_hw.coarse.config import CoarseConfig
     from nearstep_hw.coarse.device import MemoryDevice
+    from nearstep_spec.coarse.config import CoarseConfig
 
     return MemoryDevice(CoarseConfig())
 

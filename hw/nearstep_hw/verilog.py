@@ -14,7 +14,7 @@ from amaranth.hdl import Const, Value
 from amaranth.hdl._ir import PortDirection
 from amaranth.lib import wiring
 
-from nearstep_hw.cache import yowasp_environment
+from nearstep_spec.cache import yowasp_environment
 
 __all__ = ["flat_ports", "to_rtlil", "to_verilog"]
 

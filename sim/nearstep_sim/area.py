@@ -101,7 +101,7 @@ def _generated() -> dict[str, Block]:
 
 def _decompressor(*forms: str) -> Callable[[], wiring.Component]:
     def make() -> wiring.Component:
-        from nearstep_hw.smartssd.decompress import Decompressor
+        from nearstep_hw.updater.pairs.decompress import Decompressor
 
         return Decompressor(forms=forms, pairs=16)
 
@@ -110,8 +110,8 @@ def _decompressor(*forms: str) -> Callable[[], wiring.Component]:
 
 def _alus(lanes: int) -> Callable[[], wiring.Component]:
     def make() -> wiring.Component:
-        from nearstep_hw.coarse.config import CoarseConfig
         from nearstep_hw.coarse.reduce import Reduce
+        from nearstep_spec.coarse.config import CoarseConfig
 
         return Reduce(CoarseConfig(alus=lanes))
 

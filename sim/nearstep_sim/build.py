@@ -1,6 +1,6 @@
 """Content-addressed builds: Amaranth to Verilog, Verilog to a shared library.
 
-Everything lands in the cache (:mod:`nearstep_hw.cache`), named by the hash of all that went in:
+Everything lands in the cache (:mod:`nearstep_spec.cache`), named by the hash of all that went in:
 sources, flags, tool versions and the CPU (``-march=native`` is part of the flags).
 """
 
@@ -23,8 +23,8 @@ from pathlib import Path
 from rich.console import Console
 
 import nearstep_hw
-from nearstep_hw import cache as storage
-from nearstep_hw.cache import cache_dir, stored, yowasp_dir
+from nearstep_spec import cache as storage
+from nearstep_spec.cache import cache_dir, stored, yowasp_dir
 
 __all__ = [
     "BuildError",
@@ -192,7 +192,7 @@ def compiler_name() -> str:
 
 
 def once(target: Path, build: Callable[[Path], Path]) -> Path:
-    """As :func:`nearstep_hw.cache.once`, and a terminal is told what is being built."""
+    """As :func:`nearstep_spec.cache.once`, and a terminal is told what is being built."""
     return storage.once(target, build, meanwhile=_announced(target.name.rpartition("-")[0]))
 
 

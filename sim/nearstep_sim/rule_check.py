@@ -11,7 +11,6 @@ import typer
 from numpy.typing import NDArray
 
 from nearstep_hw.rule.rtl import FunctionalUnit
-from nearstep_hw.rule.rule import Rule
 from nearstep_hw.verilog import to_verilog
 from nearstep_sim.bench.functional_unit import VerilatedUnit
 from nearstep_sim.bench.operands import operands, registers
@@ -20,6 +19,7 @@ from nearstep_sim.golden.rule import evaluate
 from nearstep_sim.golden.rule_cpp import kernel
 from nearstep_sim.rule_file import RuleFileError, load_rules
 from nearstep_sim.synthesis import ultrascale_plus_cells
+from nearstep_spec.rule.rule import Rule
 
 __all__ = ["Area", "Check", "Exactness", "Throughput", "app", "area", "check"]
 

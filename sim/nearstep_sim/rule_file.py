@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import MappingProxyType, ModuleType
 
-from nearstep_hw.rule.errors import RuleError
-from nearstep_hw.rule.rule import Rule
+from nearstep_spec.rule.errors import RuleError
+from nearstep_spec.rule.rule import Rule
 
 __all__ = ["RuleFileError", "load_rules"]
 

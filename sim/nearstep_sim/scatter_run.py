@@ -3,7 +3,7 @@
 
 import numpy as np
 
-from nearstep_hw.smartssd.decompress import SCATTER, Decompressor
+from nearstep_hw.updater.pairs.decompress import SCATTER, Decompressor
 from nearstep_sim.bench.stream_bench import StreamBench
 
 __all__ = ["scatter_cycles"]

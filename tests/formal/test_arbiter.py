@@ -13,12 +13,12 @@ from nearstep_hw.axdimm.memory_channel import MemoryChannel
 from nearstep_hw.axdimm.shared_dram import SharedDram
 from nearstep_hw.axi.signature import Axi4Signature
 from nearstep_hw.csr.line import LINE_BITS
-from nearstep_hw.dram.address import AddressMapping
-from nearstep_hw.dram.command import Command
 from nearstep_hw.dram.dfi import HOST_PHASES, PHASES, DfiSignature
-from nearstep_hw.dram.geometry import DramGeometry
-from nearstep_hw.dram.timing import MAX_POSTPONED_REFRESHES, dram_timing
 from nearstep_sim.bench.formal import ProofError, prove
+from nearstep_spec.dram.address import AddressMapping
+from nearstep_spec.dram.command import Command
+from nearstep_spec.dram.geometry import DramGeometry
+from nearstep_spec.dram.timing import MAX_POSTPONED_REFRESHES, dram_timing
 
 pytestmark = pytest.mark.formal
 

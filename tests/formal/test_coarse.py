@@ -6,12 +6,12 @@ import pytest
 from amaranth.hdl import Assert, Assume, Cover, Module, Mux, Signal, Value
 from amaranth.lib.wiring import Component, In
 
-from nearstep_hw.coarse.config import PAGE_BYTES, CoarseConfig
 from nearstep_hw.coarse.job_queue import JobQueue
 from nearstep_hw.coarse.recv_flow import RecvFlow
 from nearstep_hw.coarse.send_flow import SendFlow
 from nearstep_hw.coarse.snapshot import SnapshotGate
 from nearstep_sim.bench.formal import ProofError, prove
+from nearstep_spec.coarse.config import PAGE_BYTES, CoarseConfig
 
 pytestmark = pytest.mark.formal
 

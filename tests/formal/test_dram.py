@@ -9,18 +9,18 @@ from amaranth.lib.wiring import Component, In, connect, flipped
 
 from nearstep_hw.dram.bank_use import BankUse
 from nearstep_hw.dram.batch_arbiter import BatchArbiter
-from nearstep_hw.dram.command import ALL_BANKS, Command, encode
 from nearstep_hw.dram.dfi import ACTIVATE_PHASE, COLUMN_PHASE, PHASES, PRECHARGE_PHASE
 from nearstep_hw.dram.fabric import FabricTiming
-from nearstep_hw.dram.geometry import DramGeometry
 from nearstep_hw.dram.hold import HoldLine
 from nearstep_hw.dram.read_return import ReadReturn
 from nearstep_hw.dram.refresh_manager import RefreshManager
 from nearstep_hw.dram.request import PAGE_BEATS, BeatLayout, BurstLayout
 from nearstep_hw.dram.scheduler import CommandScheduler
-from nearstep_hw.dram.timing import dram_timing
 from nearstep_hw.dram.write_supply import WriteSupply
 from nearstep_sim.bench.formal import ProofError, prove
+from nearstep_spec.dram.command import ALL_BANKS, Command, encode
+from nearstep_spec.dram.geometry import DramGeometry
+from nearstep_spec.dram.timing import dram_timing
 
 pytestmark = [pytest.mark.formal, pytest.mark.deep]
 

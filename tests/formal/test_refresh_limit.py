@@ -14,8 +14,8 @@ from nearstep_hw.axdimm.shared_dram import SharedDram
 from nearstep_hw.dram.dfi import ACTIVATE_PHASE, HOST_PHASES, PHASES, DfiSignature
 from nearstep_hw.dram.fabric import FabricTiming
 from nearstep_hw.dram.refresh_manager import RefreshManager
-from nearstep_hw.dram.timing import MAX_POSTPONED_REFRESHES
 from nearstep_sim.bench.formal import ProofError, prove
+from nearstep_spec.dram.timing import MAX_POSTPONED_REFRESHES
 
 from .test_arbiter import SHORT, SmallGeometry, held, is_refresh, past
 
@@ -49,10 +49,11 @@ class RefreshLimit(Component):
     """A shared DRAM, the refresh manager of a controller, and a host that keeps JEDEC's limits.
 
     The host gives commands as it likes. It refreshes from eight in advance to eight behind, by
-    intervals that begin `offset` cycles before the module's, and two of its REF are at most nine
-    intervals apart, tRFC at least; mode and resets are requested at any time. The controller is the real refresh
-    manager, told that beats are inside as long as the solver likes, `DRAIN` cycles after it stops
-    them at most; without it (`controller`) the kernel does what it likes, but refreshes in time.
+    intervals that begin `offset` cycles before the module's, and two of its REF are at least tRFC
+    and at most nine intervals apart; mode and resets are requested at any time. The controller is
+    the real refresh manager, told that beats are inside as long as the solver likes, `DRAIN` cycles
+    after it stops them at most; without it (`controller`) the kernel does what it likes, but
+    refreshes in time.
     """
 
     def __init__(
@@ -159,6 +160,7 @@ class RefreshLimit(Component):
             Assert((debt.hold == 0) | (debt.hold + since_dram <= 2 * interval + 1)),
             Assert(owes >= -MOST),
             Assert(dram.o_host_debt == owes - (debt.left < self.offset)),
+            Assert(~dram.arbiter.astray),
             Assert(debt.left < interval),
             Assert(debt.gap_left < interval),
             Assert(since_dram == debt.gap * interval + interval - debt.gap_left),
@@ -233,14 +235,14 @@ class RefreshLimit(Component):
 def test_in_normal_mode_the_gap_is_that_of_the_host() -> None:
     proof = prove(RefreshLimit(controller=False), "refresh_gap", "prove", depth=2)
     print(proof)
-    assert proof.statements == 15
+    assert proof.statements == 16
 
 
 @pytest.mark.deep
 def test_outside_normal_mode_the_dram_is_refreshed_in_time() -> None:
     proof = prove(RefreshLimit(), "refresh_limit", "prove", depth=DEPTH)
     print(proof)
-    assert proof.statements == 17
+    assert proof.statements == 18
 
 
 @pytest.mark.deep

@@ -6,10 +6,10 @@ from amaranth.lib.wiring import Component, In, connect, flipped
 
 from nearstep_hw.csr.axi_lite import AxiLiteAdapter, AxiLiteSignature
 from nearstep_hw.csr.bank import CsrBank
-from nearstep_hw.csr.block import Response, value_register
-from nearstep_hw.csr.model import Access, Field, Register, RegisterMap, place, port_name
 from nearstep_hw.csr.signature import CsrSignature
 from nearstep_sim.bench.formal import EmptyProofError, ProofError, prove
+from nearstep_spec.csr.block import Response, value_register
+from nearstep_spec.csr.model import Access, Field, Register, RegisterMap, place, port_name
 
 pytestmark = pytest.mark.formal
 BOUND = 6  # cycles from a complete request to its answer, when a read and a write compete

@@ -5,9 +5,9 @@ from amaranth.hdl import Assert, Assume, Cover, Module, Mux, Signal
 from amaranth.lib import stream
 from amaranth.lib.wiring import Component, In, Out, connect, flipped
 
-from nearstep_hw.smartssd.bank_grant import BankGrant
-from nearstep_hw.smartssd.merge import PairMerge
-from nearstep_hw.smartssd.pairs import PairLayout
+from nearstep_hw.updater.pairs.bank_grant import BankGrant
+from nearstep_hw.updater.pairs.layout import PairLayout
+from nearstep_hw.updater.pairs.merge import PairMerge
 from nearstep_sim.bench.formal import ProofError, prove
 
 pytestmark = pytest.mark.formal

@@ -20,10 +20,10 @@ from nearstep.registers import (
     Registers,
     UnknownRegisterError,
 )
-from nearstep_hw.axdimm.config import AdamKernelConfig
-from nearstep_hw.axdimm.registers import ErrorCause, GradientFormat, adam_kernel_map, device_maps
-from nearstep_hw.csr.model import BLOCK_BYTES, Access, Kind
 from nearstep_sim.golden.registers import RegisterFile
+from nearstep_spec.csr.model import BLOCK_BYTES, Access, Kind
+from nearstep_spec.updater.config import AdamKernelConfig
+from nearstep_spec.updater.registers import ErrorCause, GradientFormat, adam_kernel_map, device_maps
 
 BASE = 3 * BLOCK_BYTES
 SLVERR = 2

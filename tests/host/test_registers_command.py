@@ -9,11 +9,11 @@ import typer
 from typer.testing import CliRunner, Result
 
 from nearstep.registers_command import command
-from nearstep_hw.axdimm.config import AdamKernelConfig
-from nearstep_hw.axdimm.dimm import DimmConfig
-from nearstep_hw.axdimm.registers import adam_kernel_map
-from nearstep_hw.csr.export import FORMATS
-from nearstep_hw.smartssd.config import UPDATER
+from nearstep_spec.axdimm.config import DimmConfig
+from nearstep_spec.csr.export import FORMATS
+from nearstep_spec.smartssd.config import UPDATER
+from nearstep_spec.updater.config import AdamKernelConfig
+from nearstep_spec.updater.registers import adam_kernel_map
 
 
 def run(*arguments: str) -> Result:

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from nearstep_hw import cache
-from nearstep_hw.cache import CacheError
 from nearstep_sim import build
+from nearstep_spec import cache
+from nearstep_spec.cache import CacheError
 
 SOURCE = 'extern "C" int answer() {{ return {value}; }}\n'
 

@@ -60,7 +60,7 @@ def test_wrong_arithmetic_is_seen_and_fails(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_mistake_ends_with_its_line(tmp_path: Path) -> None:
     path = tmp_path / "mine.py"
     path.write_text(
-        "from nearstep_hw.rule.rule import Rule\n"
+        "from nearstep_spec.rule.rule import Rule\n"
         'MINE = Rule("mine", lambda p, g, *, lr: {"p": p - lr * g}, states=("p",), inputs=("g",))\n'
     )
     result = _run(path)

@@ -8,8 +8,8 @@ import pytest
 from nearstep_sim.rule_file import RuleFileError, load_rules
 
 HEAD = """\
-from nearstep_hw.rule.expr import fma, next_value, select
-from nearstep_hw.rule.rule import Rule
+from nearstep_spec.rule.expr import fma, next_value, select
+from nearstep_spec.rule.rule import Rule
 
 def _mine(p, g, m, *, lr):
 {body}
@@ -28,7 +28,7 @@ def _write(folder: Path, body: str = GOOD, scalars: str = '("lr",)') -> Path:
 
 def test_every_rule_of_the_file_is_found_and_imported_ones_are_not(tmp_path: Path) -> None:
     path = _write(tmp_path)
-    text = path.read_text() + "from nearstep_hw.rule.adam import ADAM\nAGAIN = MINE\n"
+    text = path.read_text() + "from nearstep_spec.rule.adam import ADAM\nAGAIN = MINE\n"
     path.write_text(text)
     rules = load_rules(path)
     assert list(rules) == ["mine"]
@@ -115,7 +115,7 @@ def test_files_without_rules_are_refused(tmp_path: Path) -> None:
 
 def test_rules_that_the_file_makes_of_imported_ones_are_its_own(tmp_path: Path) -> None:
     (tmp_path / "nearstep_test_helper.py").write_text(
-        "from nearstep_hw.rule.rule import Rule\n"
+        "from nearstep_spec.rule.rule import Rule\n"
         'def down(p, g, *, lr):\n    return {"p": p - lr * g}\n'
         'THEIRS = Rule("theirs", down, states=("p",), inputs=("g",), scalars=("lr",))\n'
     )
@@ -125,10 +125,10 @@ def test_rules_that_the_file_makes_of_imported_ones_are_its_own(tmp_path: Path) 
         f"sys.path.insert(0, {str(tmp_path)!r})\n"
         "from nearstep_test_helper import THEIRS, down\n"
         "sys.path.pop(0)\n"
-        "from nearstep_hw.rule.combine import combine\n"
-        "from nearstep_hw.rule.rule import Rule\n"
-        "from nearstep_hw.rule.rules import RULES as KNOWN\n"
-        "from nearstep_hw.rule.sgd import SGD\n"
+        "from nearstep_spec.rule.combine import combine\n"
+        "from nearstep_spec.rule.rule import Rule\n"
+        "from nearstep_spec.rule.rules import RULES as KNOWN\n"
+        "from nearstep_spec.rule.sgd import SGD\n"
         "def rule(name):\n"
         '    return Rule(name, down, states=("p",), inputs=("g",), scalars=("lr",))\n'
         'MINE = rule("mine")\n'
@@ -141,7 +141,7 @@ def test_rules_that_the_file_makes_of_imported_ones_are_its_own(tmp_path: Path) 
 
 def test_a_file_that_only_imports_rules_says_so(tmp_path: Path) -> None:
     path = tmp_path / "mine.py"
-    path.write_text("from nearstep_hw.rule.sgd import SGD, SGD_MOMENTUM\n")
+    path.write_text("from nearstep_spec.rule.sgd import SGD, SGD_MOMENTUM\n")
     with pytest.raises(RuleFileError, match="of its own, it imports sgd, sgd_momentum; write"):
         load_rules(path)
 
@@ -176,9 +176,9 @@ def test_a_name_that_is_no_text_is_told_with_file_and_line(tmp_path: Path) -> No
 def test_a_mistake_in_an_imported_function_names_both_lines(tmp_path: Path) -> None:
     path = tmp_path / "mine.py"
     path.write_text(
-        "from nearstep_hw.rule.combine import combine\n"
-        "from nearstep_hw.rule.rule import Rule\n"
-        "from nearstep_hw.rule.scale import scaled\n"
+        "from nearstep_spec.rule.combine import combine\n"
+        "from nearstep_spec.rule.rule import Rule\n"
+        "from nearstep_spec.rule.scale import scaled\n"
         'TWICE = scaled(scaled(Rule("mine", lambda p, g: {"p": p + g}, states=("p",),\n'
         '               inputs=("g",))))\n'
     )

@@ -12,11 +12,11 @@ from nearstep.axdimm.device import AxdimmDevice
 from nearstep.device import drive
 from nearstep.errors import AbortedError
 from nearstep.registers import RefusedWriteError
-from nearstep_hw.axdimm.config import AdamKernelConfig
-from nearstep_hw.axdimm.registers import ARRAYS, update_rule
-from nearstep_hw.rule.adam import adam_scalars
 from nearstep_sim.bench.cocotb_backend import CocotbBackend
 from nearstep_sim.golden.rule import evaluate
+from nearstep_spec.rule.adam import adam_scalars
+from nearstep_spec.updater.config import AdamKernelConfig
+from nearstep_spec.updater.registers import ARRAYS, update_rule
 
 CONFIG = AdamKernelConfig(**json.loads(os.environ["NEARSTEP_CONFIG"]))
 COUNT = int(os.environ.get("NEARSTEP_COUNT", "1001"))

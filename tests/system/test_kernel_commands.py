@@ -14,8 +14,11 @@ import pytest
 
 from nearstep.backends.emulated import EmulatedBackend
 from nearstep.registers import BlockRegisters, Registers
-from nearstep_hw.axdimm.config import AdamKernelConfig
-from nearstep_hw.axdimm.registers import (
+from nearstep_sim.device.golden import GoldenBackend, make_engines
+from nearstep_sim.device.options import VerilatedOptions
+from nearstep_sim.device.verilated import VerilatedBackend
+from nearstep_spec.updater.config import AdamKernelConfig
+from nearstep_spec.updater.registers import (
     Compression,
     CopyOutFormat,
     ErrorCause,
@@ -23,9 +26,6 @@ from nearstep_hw.axdimm.registers import (
     Operation,
     device_maps,
 )
-from nearstep_sim.device.golden import GoldenBackend, make_engines
-from nearstep_sim.device.options import VerilatedOptions
-from nearstep_sim.device.verilated import VerilatedBackend
 
 EVERYTHING = {
     "rules": ("adam", "sgd", "sgd_momentum", "adagrad"),

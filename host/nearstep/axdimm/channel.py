@@ -6,7 +6,7 @@ from nearstep.backends.base import Backend
 from nearstep.errors import LostCommandError, ModeError, ModeRegisterError, WaitTimeoutError
 from nearstep.kernel.channel import KernelChannel
 from nearstep.registers import BlockRegisters
-from nearstep_hw.axdimm.hand_over import HAND_OVER_CYCLES
+from nearstep_spec.axdimm.hand_over import HAND_OVER_CYCLES
 
 NORMAL, ACCELERATION = "normal", "acceleration"
 

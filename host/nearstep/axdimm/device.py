@@ -7,10 +7,10 @@ from nearstep.backends.base import Backend
 from nearstep.errors import MismatchError
 from nearstep.kernel.device import KernelDevice
 from nearstep.registers import Registers
-from nearstep_hw.axdimm.config import AdamKernelConfig
-from nearstep_hw.axdimm.dimm import DimmConfig
-from nearstep_hw.axdimm.registers import device_maps
-from nearstep_hw.dram.geometry import BEAT_BYTES
+from nearstep_spec.axdimm.config import DimmConfig
+from nearstep_spec.dram.geometry import BEAT_BYTES
+from nearstep_spec.updater.config import AdamKernelConfig
+from nearstep_spec.updater.registers import device_maps
 
 
 class AxdimmDevice(KernelDevice):

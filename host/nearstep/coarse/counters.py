@@ -6,8 +6,8 @@ from dataclasses import dataclass, fields
 from typing import Self, TypeVar
 
 from nearstep.registers import BlockRegisters, Registers
-from nearstep_hw.coarse.config import PORTS
-from nearstep_hw.coarse.registers import LINK_COUNTERS, SYNC_COUNTERS
+from nearstep_spec.coarse.config import PORTS
+from nearstep_spec.coarse.registers import LINK_COUNTERS, SYNC_COUNTERS
 
 COUNTER_BITS = 64
 

@@ -6,8 +6,8 @@ from nearstep.backends.base import Backend
 from nearstep.device import Device
 from nearstep.errors import MismatchError
 from nearstep.registers import Registers
-from nearstep_hw.coarse.config import CoarseConfig
-from nearstep_hw.coarse.registers import device_maps, register_bytes
+from nearstep_spec.coarse.config import CoarseConfig
+from nearstep_spec.coarse.registers import device_maps, register_bytes
 
 
 class CoarseDevice(Device):

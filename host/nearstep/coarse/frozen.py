@@ -15,7 +15,7 @@ from nearstep.coarse.rings import Rings
 from nearstep.coarse.tensor import PoolTensor
 from nearstep.errors import ArgumentError, OutOfDeviceMemoryError, WaitTimeoutError
 from nearstep.scalars import is_whole
-from nearstep_hw.coarse.config import PAGE_BYTES, PAGE_COUNT_BITS
+from nearstep_spec.coarse.config import PAGE_BYTES, PAGE_COUNT_BITS
 
 OPEN_CYCLES = 1 << 18
 """Bound of what opening takes: writes that are under way, and a cycle for every 32 pages."""

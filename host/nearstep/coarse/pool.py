@@ -25,7 +25,7 @@ from nearstep.device import FAMILIES, open_device
 from nearstep.errors import ArgumentError, DtypeError, MismatchError
 from nearstep.run import check_bound
 from nearstep.scalars import is_whole
-from nearstep_hw.coarse.registers import Operation, Wire
+from nearstep_spec.coarse.registers import Operation, Wire
 
 OPERATIONS = {each.name.lower(): each for each in Operation}
 WIRES = {each.name.lower(): each for each in Wire}

@@ -28,8 +28,8 @@ from nearstep.coarse.tensor import PoolTensor
 from nearstep.errors import WaitTimeoutError
 from nearstep.registers import BlockRegisters
 from nearstep.run import check_bound
-from nearstep_hw.coarse.config import BEAT_BYTES, PORTS
-from nearstep_hw.coarse.registers import ErrorCause, Operation, Stream, Wire
+from nearstep_spec.coarse.config import BEAT_BYTES, PORTS
+from nearstep_spec.coarse.registers import ErrorCause, Operation, Stream, Wire
 
 IDLE_CYCLES = 1 << 18
 """Bound of what takes no time of its own, such as finding a dead peer after the usual limit."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from nearstep_hw.coarse.config import CoarseConfig
+from nearstep_spec.coarse.config import CoarseConfig
 
 
 @dataclass(frozen=True, kw_only=True)

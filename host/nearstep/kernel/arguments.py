@@ -9,9 +9,9 @@ from types import MappingProxyType
 from nearstep.errors import ArgumentError
 from nearstep.kernel.checks import check_hyperparameters, check_scalars
 from nearstep.scalars import flag
-from nearstep_hw.rule.adagrad import adagrad_scalars
-from nearstep_hw.rule.adam import ORDERS
-from nearstep_hw.rule.sgd import sgd_momentum_scalars, sgd_scalars
+from nearstep_spec.rule.adagrad import adagrad_scalars
+from nearstep_spec.rule.adam import ORDERS
+from nearstep_spec.rule.sgd import sgd_momentum_scalars, sgd_scalars
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,7 @@ from nearstep.errors import (
     OverlapError,
     ShapeError,
 )
-from nearstep_hw.axdimm.config import AdamKernelConfig
+from nearstep_spec.updater.config import AdamKernelConfig
 
 
 def check_buffer(

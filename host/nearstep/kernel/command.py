@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 from nearstep.buffer import Buffer
 from nearstep.registers import BlockRegisters
-from nearstep_hw.axdimm.config import AdamKernelConfig
-from nearstep_hw.axdimm.registers import Compression, CopyOutFormat, GradientFormat, Operation
-from nearstep_hw.rule.scale import GRADIENT
+from nearstep_spec.rule.scale import GRADIENT
+from nearstep_spec.updater.config import AdamKernelConfig
+from nearstep_spec.updater.registers import Compression, CopyOutFormat, GradientFormat, Operation
 
 INDEX, COPY_OUT = "index", "copy_out"
 """Arrays of a run beside those of its rule."""

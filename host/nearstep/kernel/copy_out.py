@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from nearstep.buffer import Buffer
 from nearstep.errors import ArgumentError
 from nearstep.kernel.formats import format_of
-from nearstep_hw.axdimm.config import AdamKernelConfig
+from nearstep_spec.updater.config import AdamKernelConfig
 
 
 @dataclass(frozen=True)

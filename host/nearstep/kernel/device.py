@@ -36,9 +36,9 @@ from nearstep.kernel.pairs import Pairs, check_count
 from nearstep.kernel.run import KernelRun, ScanRun, UpdateRun
 from nearstep.kernel.turns import Region, Turns
 from nearstep.registers import Registers
-from nearstep_hw.axdimm.config import AdamKernelConfig
-from nearstep_hw.axdimm.registers import Operation
-from nearstep_hw.rule.scale import GRADIENT, GRADIENT_SCALE
+from nearstep_spec.rule.scale import GRADIENT, GRADIENT_SCALE
+from nearstep_spec.updater.config import AdamKernelConfig
+from nearstep_spec.updater.registers import Operation
 
 Started = TypeVar("Started", bound=KernelRun)
 

@@ -9,7 +9,7 @@ from nearstep.buffer import Buffer
 from nearstep.errors import ArgumentError
 from nearstep.kernel.checks import real
 from nearstep.kernel.formats import format_of
-from nearstep_hw.axdimm.config import AdamKernelConfig
+from nearstep_spec.updater.config import AdamKernelConfig
 
 
 @dataclass(frozen=True)

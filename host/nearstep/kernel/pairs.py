@@ -8,7 +8,7 @@ import numpy as np
 
 from nearstep.buffer import Buffer
 from nearstep.errors import ArgumentError, DtypeError, ShapeError
-from nearstep_hw.axdimm.config import AdamKernelConfig
+from nearstep_spec.updater.config import AdamKernelConfig
 
 COUNT_LIMIT = 1 << 32
 """Runs with pairs, and scans, have fewer elements and pairs than this."""

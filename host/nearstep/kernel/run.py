@@ -31,8 +31,8 @@ from nearstep.kernel.command import INDEX
 from nearstep.kernel.turns import CommandLock
 from nearstep.registers import BlockRegisters
 from nearstep.run import Run, check_bound
-from nearstep_hw.axdimm.registers import ErrorCause, Stream
-from nearstep_hw.csr.model import Access
+from nearstep_spec.csr.model import Access
+from nearstep_spec.updater.registers import ErrorCause, Stream
 
 SLOWEST_CYCLES_PER_BEAT = 64
 """A memory that takes longer for a beat, on average over a run, counts as one that hangs."""
@@ -328,7 +328,7 @@ class ScanRun(KernelRun):
         A gradient is infinite or NaN.
     sum_of_squares: float
         Of all gradients, binary64, added in the order of
-        :class:`nearstep_hw.smartssd.scan.GradientScan`, which bounds the error, too.
+        :class:`nearstep_hw.updater.scan.GradientScan`, which bounds the error, too.
     """
 
     _found_inf = False

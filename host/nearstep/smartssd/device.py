@@ -7,7 +7,7 @@ from nearstep.errors import MismatchError
 from nearstep.kernel.channel import KernelChannel
 from nearstep.kernel.device import KernelDevice
 from nearstep.registers import Registers
-from nearstep_hw.smartssd.config import SmartssdConfig
+from nearstep_spec.smartssd.config import SmartssdConfig
 
 
 class SmartssdDevice(KernelDevice):

@@ -13,7 +13,7 @@ from nearstep.run import BOUND, is_bound
 from nearstep.torch.compression import Compression
 from nearstep.torch.errors import HyperparameterError, UnsupportedOptionError
 from nearstep.torch.spread import is_sharded
-from nearstep_hw.axdimm.config import AdamKernelConfig
+from nearstep_spec.updater.config import AdamKernelConfig
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,1 +1,1 @@
-"""The AXDIMM family: a near-memory Adam kernel."""
+"""The AXDIMM family: an arbiter that shares a DRAM between its host and update kernels."""

@@ -1,16 +1,20 @@
 """The mode of a channel, and the way from one to the other."""
 
-from amaranth import Elaboratable, Module, Mux, Signal
+from amaranth import Cat, Elaboratable, Module, Mux, Signal
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
 from nearstep_hw.axdimm.dfi_switch import RowCommandLayout
-from nearstep_hw.axdimm.hand_over import PATIENCE
 from nearstep_hw.dram.dfi import PHASES, TPHY_RDLAT
-from nearstep_hw.dram.geometry import DramGeometry
-from nearstep_hw.dram.timing import DramTiming
+from nearstep_spec.axdimm.hand_over import PATIENCE
+from nearstep_spec.dram.geometry import DramGeometry
+from nearstep_spec.dram.timing import DramTiming
 
 CUT_CYCLES = TPHY_RDLAT + 2  # until the data of commands already taken have passed
+STATES = (
+    *("NORMAL", "TAKE", "CLOSED", "KERNEL", "LEAVE"),
+    *("CUT", "CLOSE", "RESTORE", "YIELD"),
+)
 
 
 class ModeArbiter(wiring.Component):
@@ -41,7 +45,7 @@ class ModeArbiter(wiring.Component):
     refreshes due the time until the host gives one. To normal what the controller needs to drain, a
     tRFC for each refresh that the DRAM lacks, and 16 ACT with tRAS behind them; with a host as
     above, `PATIENCE` cycles and the time to its next refresh more. For the bounds see
-    `nearstep_hw.axdimm.hand_over`.
+    `nearstep_spec.axdimm.hand_over`.
 
     Parameters
     ----------
@@ -69,9 +73,10 @@ class ModeArbiter(wiring.Component):
 
     Attributes
     ----------
-    opened, wrong, restoring, yielding, closing : banks that `RESTORE` has opened, those of them
-        that the host has touched since, and three of the states, `YIELD` being part of the first.
-        For proofs; nothing else reads them.
+    opened, wrong : banks that `RESTORE` has opened, and those of them that the host has touched
+        since. For proofs, like the others; nothing else reads them.
+    restoring, yielding, closing : three of the states, `YIELD` being part of the first.
+    astray : the state is none of them, which cannot be.
     """
 
     def __init__(self, timing: DramTiming, geometry: DramGeometry) -> None:
@@ -82,6 +87,7 @@ class ModeArbiter(wiring.Component):
         self.restoring = Signal()
         self.yielding = Signal()
         self.closing = Signal()
+        self.astray = Signal()
         super().__init__(
             {
                 "i_accelerate": In(1),
@@ -241,5 +247,6 @@ class ModeArbiter(wiring.Component):
             self.yielding.eq(fsm.ongoing("YIELD")),
             self.restoring.eq(fsm.ongoing("RESTORE") | self.yielding),
             self.closing.eq(fsm.ongoing("CLOSE")),
+            self.astray.eq(~Cat(fsm.ongoing(state) for state in STATES).any()),
         ]
         return m

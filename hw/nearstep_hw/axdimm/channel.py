@@ -4,17 +4,17 @@ from amaranth import ClockSignal, Elaboratable, Module, ResetInserter
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
-from nearstep_hw.axdimm.arbiter_registers import window_base
-from nearstep_hw.axdimm.config import AdamKernelConfig, ConfigError
 from nearstep_hw.axdimm.host_front_end import HOST_PORT
 from nearstep_hw.axdimm.memory_channel import MemoryChannel
-from nearstep_hw.axdimm.shell import KernelShell, unit_bank
 from nearstep_hw.axi.burst import id_width
 from nearstep_hw.axi.signature import connect_channels
-from nearstep_hw.dram.address import AddressMapping
 from nearstep_hw.dram.dfi import DfiSignature
-from nearstep_hw.dram.geometry import BEAT_BYTES
-from nearstep_hw.dram.timing import DramTiming
+from nearstep_hw.updater.shell import KernelShell, unit_bank
+from nearstep_spec.axdimm.registers import window_base
+from nearstep_spec.dram.address import AddressMapping
+from nearstep_spec.dram.geometry import BEAT_BYTES
+from nearstep_spec.dram.timing import DramTiming
+from nearstep_spec.updater.config import AdamKernelConfig, ConfigError
 
 
 class AxdimmChannel(wiring.Component):

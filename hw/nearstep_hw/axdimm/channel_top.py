@@ -7,15 +7,15 @@ from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
 from nearstep_hw.axdimm.channel import AxdimmChannel
-from nearstep_hw.axdimm.config import AdamKernelConfig
 from nearstep_hw.axdimm.host_front_end import HOST_PORT, HOST_READ_LATENCY
-from nearstep_hw.axdimm.unit_row import UnitRow
 from nearstep_hw.axi.signature import connect_channels
-from nearstep_hw.dram.address import AddressMapping
 from nearstep_hw.dram.dfi import DfiSignature
-from nearstep_hw.dram.timing import DramTiming
 from nearstep_hw.rule.rtl import FunctionalUnit
-from nearstep_hw.rule.rule import Rule
+from nearstep_hw.updater.unit_row import UnitRow
+from nearstep_spec.dram.address import AddressMapping
+from nearstep_spec.dram.timing import DramTiming
+from nearstep_spec.rule.rule import Rule
+from nearstep_spec.updater.config import AdamKernelConfig
 
 
 class AxdimmChannelTop(wiring.Component):

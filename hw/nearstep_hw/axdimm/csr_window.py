@@ -4,13 +4,13 @@ from amaranth import Elaboratable, Module, Signal, Value
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
-from nearstep_hw.axdimm.arbiter_registers import WINDOW_BLOCKS, WINDOW_BYTES, Block
 from nearstep_hw.axdimm.host_front_end import HostFrontEnd
 from nearstep_hw.csr.line import BLOCK_LINES, CsrLineSignature, LineDecoder
-from nearstep_hw.csr.model import LINE_BYTES, WORD_BYTES
-from nearstep_hw.dram.geometry import BEAT_BYTES
+from nearstep_spec.axdimm.registers import WINDOW_BLOCKS, WINDOW_BYTES, Block
+from nearstep_spec.csr.model import LINE_BYTES, WORD_BYTES
+from nearstep_spec.dram.geometry import BEAT_BYTES
 
-START = Block.KERNEL * BLOCK_LINES + 1  # line 1 of every block, see nearstep_hw.csr.block
+START = Block.KERNEL * BLOCK_LINES + 1  # line 1 of every block, see nearstep_spec.csr.block
 LINES = WINDOW_BYTES // LINE_BYTES
 
 

@@ -8,7 +8,6 @@ from amaranth.utils import exact_log2
 
 from nearstep_hw.axdimm.host_command import HostCommandLayout
 from nearstep_hw.axdimm.host_front_end import HostFrontEnd
-from nearstep_hw.dram.command import Command, encode
 from nearstep_hw.dram.dfi import (
     ACTIVATE_PHASE,
     HOST_PHASES,
@@ -17,7 +16,8 @@ from nearstep_hw.dram.dfi import (
     TPHY_WRLAT,
     DfiSignature,
 )
-from nearstep_hw.dram.geometry import BEAT_BYTES, DramGeometry
+from nearstep_spec.dram.command import Command, encode
+from nearstep_spec.dram.geometry import BEAT_BYTES, DramGeometry
 
 HOST_PHASE = tuple(slot * PHASES // HOST_PHASES for slot in range(HOST_PHASES))
 """DRAM phase of each host slot: the same moment in time."""

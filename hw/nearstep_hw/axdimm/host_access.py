@@ -5,14 +5,14 @@ from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 from amaranth.utils import exact_log2
 
-from nearstep_hw.axdimm.arbiter_registers import WINDOW_BYTES
 from nearstep_hw.axdimm.host_command import HostCommandLayout
 from nearstep_hw.axdimm.host_modes import LOST_BITS
-from nearstep_hw.csr.model import LINE_BYTES
-from nearstep_hw.dram.address import AddressMapping
 from nearstep_hw.dram.dfi import HOST_PHASES
-from nearstep_hw.dram.geometry import BEAT_BYTES
-from nearstep_hw.dram.timing import BURST_LENGTH
+from nearstep_spec.axdimm.registers import WINDOW_BYTES
+from nearstep_spec.csr.model import LINE_BYTES
+from nearstep_spec.dram.address import AddressMapping
+from nearstep_spec.dram.geometry import BEAT_BYTES
+from nearstep_spec.dram.timing import BURST_LENGTH
 
 
 class HostAccess(wiring.Component):

@@ -3,8 +3,8 @@
 from amaranth import Cat, Module, Value
 from amaranth.lib.data import StructLayout, View
 
-from nearstep_hw.dram.command import ADDRESS_BITS, ALL_BANKS, Command, encode
-from nearstep_hw.dram.geometry import DramGeometry
+from nearstep_spec.dram.command import ADDRESS_BITS, ALL_BANKS, Command, encode
+from nearstep_spec.dram.geometry import DramGeometry
 
 __all__ = ["CODE", "HostCommandLayout", "code_of", "decode", "is_calibration", "is_refresh"]
 

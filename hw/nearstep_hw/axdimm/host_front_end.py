@@ -6,8 +6,8 @@ from amaranth.lib.wiring import In, Out
 
 from nearstep_hw.axdimm.host_command import HostCommandLayout, decode
 from nearstep_hw.dram.dfi import DfiSignature
-from nearstep_hw.dram.geometry import BEAT_BYTES, DramGeometry
-from nearstep_hw.dram.latency import (
+from nearstep_spec.dram.geometry import BEAT_BYTES, DramGeometry
+from nearstep_spec.dram.latency import (
     HOST_COMMAND_DELAY,
     HOST_DATA_BYTES,
     HOST_PHASES,

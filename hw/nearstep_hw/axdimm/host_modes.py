@@ -5,11 +5,11 @@ from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
 from nearstep_hw.axdimm.host_command import HostCommandLayout
-from nearstep_hw.dram.command import ADDRESS_BITS
 from nearstep_hw.dram.dfi import HOST_PHASES
-from nearstep_hw.dram.geometry import DramGeometry
-from nearstep_hw.dram.mode_registers import MODE_REGISTERS, supported_modes
-from nearstep_hw.dram.timing import DramTiming
+from nearstep_spec.dram.command import ADDRESS_BITS
+from nearstep_spec.dram.geometry import DramGeometry
+from nearstep_spec.dram.mode_registers import MODE_REGISTERS, supported_modes
+from nearstep_spec.dram.timing import DramTiming
 
 __all__ = ["LOST_BITS", "HostModes"]
 

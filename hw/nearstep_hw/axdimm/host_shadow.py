@@ -6,7 +6,7 @@ from amaranth.lib.wiring import In, Out
 
 from nearstep_hw.axdimm.host_command import HostCommandLayout
 from nearstep_hw.dram.dfi import HOST_PHASES
-from nearstep_hw.dram.geometry import DramGeometry
+from nearstep_spec.dram.geometry import DramGeometry
 
 
 class HostShadow(wiring.Component):

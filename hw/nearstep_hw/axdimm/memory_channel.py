@@ -7,9 +7,7 @@ from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
 from nearstep_hw.axdimm.access_log import AccessLog
-from nearstep_hw.axdimm.arbiter_registers import arbiter_map
 from nearstep_hw.axdimm.csr_window import CsrWindow
-from nearstep_hw.axdimm.hand_over import HURRY_CYCLES
 from nearstep_hw.axdimm.hand_over_timer import HandOverTimer
 from nearstep_hw.axdimm.host_access import HostAccess
 from nearstep_hw.axdimm.host_front_end import (
@@ -24,13 +22,15 @@ from nearstep_hw.axdimm.shared_dram import SharedDram
 from nearstep_hw.axi.signature import Axi4Signature
 from nearstep_hw.csr.bank import CsrBank
 from nearstep_hw.csr.line import CsrLineSignature
-from nearstep_hw.dram.address import AddressMapping
-from nearstep_hw.dram.command import ADDRESS_BITS
 from nearstep_hw.dram.controller import DramController
 from nearstep_hw.dram.dfi import DfiSignature
 from nearstep_hw.dram.fabric import FabricTiming
-from nearstep_hw.dram.geometry import BEAT_BYTES
-from nearstep_hw.dram.timing import DramTiming, dram_timing
+from nearstep_spec.axdimm.hand_over import HURRY_CYCLES
+from nearstep_spec.axdimm.registers import arbiter_map
+from nearstep_spec.dram.address import AddressMapping
+from nearstep_spec.dram.command import ADDRESS_BITS
+from nearstep_spec.dram.geometry import BEAT_BYTES
+from nearstep_spec.dram.timing import DramTiming, dram_timing
 
 
 class MemoryChannel(wiring.Component):

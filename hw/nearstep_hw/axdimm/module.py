@@ -7,17 +7,17 @@ from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out, Signature
 
 from nearstep_hw.axdimm.channel import AxdimmChannel
-from nearstep_hw.axdimm.config import AdamKernelConfig, ConfigError
 from nearstep_hw.axdimm.host_front_end import HOST_READ_LATENCY
-from nearstep_hw.axdimm.shell import unit_bank
-from nearstep_hw.axdimm.unit_row import UnitRow
 from nearstep_hw.axi.signature import connect_channels
-from nearstep_hw.dram.address import AddressMapping
-from nearstep_hw.dram.command import ADDRESS_BITS
 from nearstep_hw.dram.dfi import HOST_DATA_BYTES, HOST_PHASES, DfiSignature
-from nearstep_hw.dram.timing import DramTiming
 from nearstep_hw.rule.rtl import FunctionalUnit
-from nearstep_hw.rule.rule import Rule
+from nearstep_hw.updater.shell import unit_bank
+from nearstep_hw.updater.unit_row import UnitRow
+from nearstep_spec.dram.address import AddressMapping
+from nearstep_spec.dram.command import ADDRESS_BITS
+from nearstep_spec.dram.timing import DramTiming
+from nearstep_spec.rule.rule import Rule
+from nearstep_spec.updater.config import AdamKernelConfig, ConfigError
 
 CHANNELS = 2
 """Of the module in the paper."""

@@ -4,9 +4,9 @@ from amaranth import Elaboratable, Module, Mux, Signal, signed
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
-from nearstep_hw.axdimm.hand_over import HOLD_INTERVALS as RATE_INTERVALS
 from nearstep_hw.dram.fabric import FabricTiming
-from nearstep_hw.dram.timing import MAX_POSTPONED_REFRESHES
+from nearstep_spec.axdimm.hand_over import HOLD_INTERVALS as RATE_INTERVALS
+from nearstep_spec.dram.timing import MAX_POSTPONED_REFRESHES
 
 DEBT = signed(6)
 MOST = 2 * MAX_POSTPONED_REFRESHES - 1  # of the counters; a legal host stays below

@@ -5,9 +5,9 @@ from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
 from nearstep_hw.axdimm.host_command import CODE, code_of
-from nearstep_hw.dram.command import ALL_BANKS, Command
 from nearstep_hw.dram.dfi import PHASES, CommandSignature
-from nearstep_hw.dram.timing import DramTiming
+from nearstep_spec.dram.command import ALL_BANKS, Command
+from nearstep_spec.dram.timing import DramTiming
 
 
 class RowSettle(wiring.Component):

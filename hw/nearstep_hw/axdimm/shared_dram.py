@@ -13,9 +13,9 @@ from nearstep_hw.axdimm.refresh_debt import DEBT, RefreshDebt
 from nearstep_hw.axdimm.row_settle import RowSettle
 from nearstep_hw.dram.dfi import HOST_PHASES, PHASES, DfiSignature
 from nearstep_hw.dram.fabric import REFRESH_PHASE, FabricTiming
-from nearstep_hw.dram.geometry import BEAT_BYTES, DramGeometry
-from nearstep_hw.dram.mode_registers import MODE_REGISTERS
-from nearstep_hw.dram.timing import DramTiming
+from nearstep_spec.dram.geometry import BEAT_BYTES, DramGeometry
+from nearstep_spec.dram.mode_registers import MODE_REGISTERS
+from nearstep_spec.dram.timing import DramTiming
 
 
 class SharedDram(wiring.Component):

@@ -5,9 +5,9 @@ from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 from amaranth.utils import bits_for, exact_log2
 
-from nearstep_hw.coarse.config import BEAT_ELEMENTS, ELEMENT_BITS, CoarseConfig
 from nearstep_hw.coarse.entry import BEAT_BITS, max_entry_beats
 from nearstep_hw.coarse.wire import MEMBER_BITS, Wire
+from nearstep_spec.coarse.config import BEAT_ELEMENTS, ELEMENT_BITS, CoarseConfig
 
 
 class TensorCut(wiring.Component):

@@ -5,27 +5,27 @@ from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
 from amaranth.utils import ceil_log2
 
-from nearstep_hw.axdimm.counters import EventCounters
 from nearstep_hw.axi.join import AxiReadJoin, AxiWriteJoin
 from nearstep_hw.axi.signature import Axi4Signature, connect_channels
-from nearstep_hw.coarse.config import BEAT_BYTES, PORTS, CoarseConfig
 from nearstep_hw.coarse.faults import FaultControl
 from nearstep_hw.coarse.job_queue import JobQueue
 from nearstep_hw.coarse.link_layer import LinkLayer
-from nearstep_hw.coarse.registers import (
+from nearstep_hw.coarse.snapshot import SnapshotGate
+from nearstep_hw.coarse.sync_core import SyncCore
+from nearstep_hw.coarse.wire import LinkPhit
+from nearstep_hw.csr.bank import CsrBank
+from nearstep_hw.csr.counters import EventCounters
+from nearstep_hw.csr.decoder import CsrDecoder
+from nearstep_hw.csr.signature import CsrSignature
+from nearstep_spec.coarse.config import BEAT_BYTES, PORTS, CoarseConfig
+from nearstep_spec.coarse.registers import (
     LINK_COUNTERS,
     SYNC_COUNTERS,
     ErrorCause,
     device_map,
     sync_core_map,
 )
-from nearstep_hw.coarse.snapshot import SnapshotGate
-from nearstep_hw.coarse.sync_core import SyncCore
-from nearstep_hw.coarse.wire import LinkPhit
-from nearstep_hw.csr.bank import CsrBank
-from nearstep_hw.csr.decoder import CsrDecoder
-from nearstep_hw.csr.model import ADDRESS_WIDTH
-from nearstep_hw.csr.signature import CsrSignature
+from nearstep_spec.csr.model import ADDRESS_WIDTH
 
 HOST_ID_WIDTH = 4  # bits of an ID of the host's window
 
@@ -41,7 +41,7 @@ class MemoryDevice(wiring.Component):
 
     - `clk`, `rst` (synchronous, active high).
     - `csr__address[13:0] read write write_data[31:0] write_mask[3:0] ack error read_data[31:0]`:
-      registers, see `nearstep_hw.coarse.registers.device_maps`.
+      registers, see `nearstep_spec.coarse.registers.device_maps`.
     - `s_axi__...`: the host's window, 512 bit, IDs of 4 bits; RREADY and BREADY are always high.
     - `m_axi__...`: to the local DRAM.
     - `link_out__0__valid ready payload[129:0]`, `link_in__0__valid payload[129:0]`; and 1.

@@ -3,8 +3,8 @@
 from amaranth.lib import data
 from amaranth.utils import bits_for
 
-from nearstep_hw.axdimm.config import ELEMENT_BYTES
-from nearstep_hw.coarse.config import BEAT_ELEMENTS, ELEMENT_BITS, CoarseConfig
+from nearstep_spec.coarse.config import BEAT_ELEMENTS, ELEMENT_BITS, CoarseConfig
+from nearstep_spec.updater.config import ELEMENT_BYTES
 
 BEAT_BITS = ELEMENT_BITS - (BEAT_ELEMENTS.bit_length() - 1) + 1
 """Bits of a number of memory beats of a tensor."""

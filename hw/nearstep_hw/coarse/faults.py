@@ -5,9 +5,9 @@ from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
 from amaranth.utils import ceil_log2
 
-from nearstep_hw.coarse.config import PORTS
-from nearstep_hw.coarse.registers import ErrorCause, Stream
 from nearstep_hw.coarse.wire import EPOCH_BITS, MEMBER_BITS
+from nearstep_spec.coarse.config import PORTS
+from nearstep_spec.coarse.registers import ErrorCause, Stream
 
 FAULT = data.StructLayout(
     {"cause": 8, "stream": 8, "response": 2, "address": 64},

@@ -4,7 +4,6 @@ from amaranth import Module, Mux, Signal
 from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
 
-from nearstep_hw.coarse.config import MAX_GROUPS, SEQUENCE_BITS
 from nearstep_hw.coarse.crc import entry_crc, header_crc
 from nearstep_hw.coarse.frame_writer import CAUSE_BITS
 from nearstep_hw.coarse.send_flow import TIMER_BITS
@@ -19,6 +18,7 @@ from nearstep_hw.coarse.wire import (
     FrameKind,
     LinkPhit,
 )
+from nearstep_spec.coarse.config import MAX_GROUPS, SEQUENCE_BITS
 
 
 class FrameReader(wiring.Component):

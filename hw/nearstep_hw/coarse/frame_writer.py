@@ -6,7 +6,6 @@ from amaranth.lib import stream, wiring
 from amaranth.lib.data import View
 from amaranth.lib.wiring import In, Out, connect, flipped
 
-from nearstep_hw.coarse.config import MAX_GROUPS, SEQUENCE_BITS
 from nearstep_hw.coarse.crc import HEADER_BITS, entry_crc, header_crc
 from nearstep_hw.coarse.send_flow import TIMER_BITS
 from nearstep_hw.coarse.send_ring import LENGTH_BITS
@@ -20,6 +19,7 @@ from nearstep_hw.coarse.wire import (
     LinkPhit,
 )
 from nearstep_hw.stream.slice import StreamSlice
+from nearstep_spec.coarse.config import MAX_GROUPS, SEQUENCE_BITS
 
 CAUSE_BITS = 8
 ACKNOWLEDGE_CYCLES = 32

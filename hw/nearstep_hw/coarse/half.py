@@ -3,8 +3,8 @@
 from amaranth.hdl import Cat, Const, Mux
 
 from nearstep_hw.fp import convert
-from nearstep_hw.fp.format import FP32, FpFormat
 from nearstep_hw.fp.pipeline import Pipeline, Staged
+from nearstep_spec.fp import FP32, FpFormat
 
 DEPTH = convert.DEPTH
 """Latency in cycles of both."""

@@ -5,15 +5,15 @@ from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 from amaranth.utils import exact_log2
 
-from nearstep_hw.coarse.config import (
+from nearstep_hw.coarse.wire import MEMBER_BITS, JobLayout, Operation, Wire
+from nearstep_spec.coarse.config import (
     BEAT_BYTES,
     BEAT_ELEMENTS,
     ELEMENT_BITS,
     WIRE_FORMATS,
     CoarseConfig,
 )
-from nearstep_hw.coarse.registers import ErrorCause, Stream
-from nearstep_hw.coarse.wire import MEMBER_BITS, JobLayout, Operation, Wire
+from nearstep_spec.coarse.registers import ErrorCause, Stream
 
 
 class JobCheck(wiring.Component):

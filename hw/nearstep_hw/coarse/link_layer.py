@@ -7,14 +7,14 @@ from amaranth import Array, Elaboratable, Module, Mux, ResetInserter, Signal
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out, connect, flipped
 
-from nearstep_hw.coarse.config import PORTS, CoarseConfig
 from nearstep_hw.coarse.frame_reader import FrameReader
 from nearstep_hw.coarse.frame_writer import CAUSE_BITS, FrameWriter
 from nearstep_hw.coarse.recv_ring import RecvRing
-from nearstep_hw.coarse.registers import LINK_COUNTERS
 from nearstep_hw.coarse.send_flow import TIMER_BITS
 from nearstep_hw.coarse.send_ring import SendRing
 from nearstep_hw.coarse.wire import EPOCH_BITS, MEMBER_BITS, EntryPhit, LinkPhit
+from nearstep_spec.coarse.config import PORTS, CoarseConfig
+from nearstep_spec.coarse.registers import LINK_COUNTERS
 
 LinkEvents = data.StructLayout(dict.fromkeys(LINK_COUNTERS, 1))
 """What each counter of a link counts, in this cycle."""

@@ -9,11 +9,11 @@ from amaranth.utils import ceil_log2, exact_log2
 from nearstep_hw.axi.fault import BusFaultSignature
 from nearstep_hw.axi.reader import ReadMover
 from nearstep_hw.axi.signature import Axi4ReadSignature, connect_channels
-from nearstep_hw.coarse.config import BEAT_BYTES, BURST_BEATS, CoarseConfig
 from nearstep_hw.coarse.entry import StepLayout
 from nearstep_hw.coarse.range_bursts import RangeBursts
 from nearstep_hw.stream.fifo import StreamFifo
 from nearstep_hw.stream.gearbox import StreamSplit
+from nearstep_spec.coarse.config import BEAT_BYTES, BURST_BEATS, CoarseConfig
 
 BURSTS_AHEAD = 16
 

@@ -6,8 +6,8 @@ from amaranth.lib.wiring import In, Out
 from amaranth.utils import exact_log2
 
 from nearstep_hw.axi.signature import Axi4ReadSignature, Axi4WriteSignature, BurstType, Response
-from nearstep_hw.coarse.config import BEAT_BYTES, BURST_BEATS, PAGE_BYTES
 from nearstep_hw.stream.fifo import StreamFifo
+from nearstep_spec.coarse.config import BEAT_BYTES, BURST_BEATS, PAGE_BYTES
 
 COPY_ID_WIDTH = 1
 PAGE_BEATS = PAGE_BYTES // BEAT_BYTES

@@ -6,8 +6,8 @@ from amaranth.lib.wiring import In, Out
 from amaranth.utils import exact_log2
 
 from nearstep_hw.axi.burst import BurstLayout
-from nearstep_hw.coarse.config import BEAT_BYTES, BURST_BEATS, CoarseConfig
 from nearstep_hw.coarse.entry import RangeLayout
+from nearstep_spec.coarse.config import BEAT_BYTES, BURST_BEATS, CoarseConfig
 
 
 class RangeBursts(wiring.Component):

@@ -4,11 +4,11 @@ from amaranth import Elaboratable, Module, ResetInserter, Signal
 from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
 
-from nearstep_hw.coarse.config import CoarseConfig
 from nearstep_hw.coarse.entry import path_beats
 from nearstep_hw.coarse.phits import ReceiveBeats
 from nearstep_hw.coarse.wire import DESCRIPTION, EntryPhit
 from nearstep_hw.stream.fifo import StreamFifo
+from nearstep_spec.coarse.config import CoarseConfig
 
 
 class ReceivePath(wiring.Component):

@@ -4,7 +4,7 @@ from amaranth import Module, Signal
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
-from nearstep_hw.coarse.config import SEQUENCE_BITS
+from nearstep_spec.coarse.config import SEQUENCE_BITS
 
 
 class RecvFlow(wiring.Component):

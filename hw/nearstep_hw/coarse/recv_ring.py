@@ -6,10 +6,10 @@ from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 from amaranth.utils import ceil_log2
 
-from nearstep_hw.coarse.config import SEQUENCE_BITS, CoarseConfig
 from nearstep_hw.coarse.recv_flow import RecvFlow
 from nearstep_hw.coarse.send_ring import LENGTH_BITS
 from nearstep_hw.coarse.wire import PHIT_BITS, EntryPhit
+from nearstep_spec.coarse.config import SEQUENCE_BITS, CoarseConfig
 
 
 class RecvRing(wiring.Component):

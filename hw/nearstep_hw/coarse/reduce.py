@@ -5,12 +5,12 @@ from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from nearstep_hw.coarse import half
-from nearstep_hw.coarse.config import CoarseConfig
 from nearstep_hw.coarse.wire import Operation, Wire
 from nearstep_hw.fp import add, mul
-from nearstep_hw.fp.format import BF16, FP16, FP32
 from nearstep_hw.fp.pipeline import Pipeline, Staged
 from nearstep_hw.stream.gearbox import PieceLayout
+from nearstep_spec.coarse.config import CoarseConfig
+from nearstep_spec.fp import BF16, FP16, FP32
 
 _HALVES = {"fp16": FP16, "bf16": BF16}
 

@@ -4,12 +4,12 @@ from amaranth import Elaboratable, Module, ResetInserter, Signal
 from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
 
-from nearstep_hw.coarse.config import CoarseConfig
 from nearstep_hw.coarse.entry import path_beats
 from nearstep_hw.coarse.phits import SendPhits
 from nearstep_hw.coarse.wire import DESCRIPTION, EntryPhit
 from nearstep_hw.stream.fifo import StreamFifo
 from nearstep_hw.stream.gearbox import PieceLayout
+from nearstep_spec.coarse.config import CoarseConfig
 
 _STRAY_ENTRIES = 4  # entries, of one beat each, that registers around the FIFO can hold
 

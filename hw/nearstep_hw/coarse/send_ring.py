@@ -6,9 +6,9 @@ from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 from amaranth.utils import ceil_log2
 
-from nearstep_hw.coarse.config import SEQUENCE_BITS, CoarseConfig
 from nearstep_hw.coarse.send_flow import TIMER_BITS, SendFlow
 from nearstep_hw.coarse.wire import HEADER, PHIT_BITS, EntryPhit
+from nearstep_spec.coarse.config import SEQUENCE_BITS, CoarseConfig
 
 LENGTH_BITS = Shape.cast(HEADER["length"].shape).width
 """Of the phits of an entry, less one."""

@@ -5,9 +5,9 @@ from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
 from amaranth.utils import exact_log2
 
-from nearstep_hw.coarse.config import BEAT_ELEMENTS, CoarseConfig
 from nearstep_hw.coarse.entry import StepLayout
 from nearstep_hw.coarse.reduce import ReduceLayout
+from nearstep_spec.coarse.config import BEAT_ELEMENTS, CoarseConfig
 
 
 class StepSequencer(wiring.Component):

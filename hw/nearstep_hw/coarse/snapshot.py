@@ -7,8 +7,8 @@ from amaranth.lib.wiring import In, Out
 from amaranth.utils import bits_for, ceil_log2
 
 from nearstep_hw.axi.signature import Axi4ReadSignature, Axi4WriteSignature
-from nearstep_hw.coarse.config import BEAT_BYTES, PAGE_BYTES, PAGE_COUNT_BITS, CoarseConfig
 from nearstep_hw.coarse.page_copy import COPY_ID_WIDTH, PageCopy
+from nearstep_spec.coarse.config import BEAT_BYTES, PAGE_BYTES, PAGE_COUNT_BITS, CoarseConfig
 
 WORD_BITS = 32  # of the map of copied pages, as the host reads it
 OUTSTANDING = 64  # most bursts that were let through and are not answered

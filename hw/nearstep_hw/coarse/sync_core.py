@@ -10,20 +10,20 @@ from nearstep_hw.axi.signature import (
     Response,
     connect_channels,
 )
-from nearstep_hw.coarse.config import BEAT_BYTES, BEAT_ELEMENTS, CoarseConfig
 from nearstep_hw.coarse.cut import TensorCut
 from nearstep_hw.coarse.entry import StepLayout
 from nearstep_hw.coarse.job_check import JobCheck
 from nearstep_hw.coarse.local_load import LocalLoad
 from nearstep_hw.coarse.receive_path import ReceivePath
 from nearstep_hw.coarse.reduce import Reduce
-from nearstep_hw.coarse.registers import ErrorCause, Stream
 from nearstep_hw.coarse.send_path import SendPath
 from nearstep_hw.coarse.sequencer import StepSequencer
 from nearstep_hw.coarse.walker import EntryWalker
 from nearstep_hw.coarse.wire import DESCRIPTION, MEMBER_BITS, EntryPhit, JobLayout, Wire
 from nearstep_hw.coarse.write_back import WriteBack
 from nearstep_hw.stream.fifo import StreamFifo
+from nearstep_spec.coarse.config import BEAT_BYTES, BEAT_ELEMENTS, CoarseConfig
+from nearstep_spec.coarse.registers import ErrorCause, Stream
 
 _STEPS_AHEAD = 2
 

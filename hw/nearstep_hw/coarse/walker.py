@@ -5,9 +5,9 @@ from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
 from amaranth.utils import bits_for
 
-from nearstep_hw.coarse.config import CoarseConfig
 from nearstep_hw.coarse.entry import BEAT_BITS, StepLayout, max_entry_beats
 from nearstep_hw.coarse.wire import MEMBER_BITS
+from nearstep_spec.coarse.config import CoarseConfig
 
 ROUND_BITS = MEMBER_BITS + 1  # of 0 to 2 * members - 2
 

@@ -3,7 +3,7 @@
 from amaranth.hdl import unsigned
 from amaranth.lib import data, enum
 
-from nearstep_hw.coarse.config import (
+from nearstep_spec.coarse.config import (
     ELEMENT_BITS,
     MAX_GROUPS,
     PHIT_BYTES,

@@ -8,11 +8,11 @@ from amaranth.utils import exact_log2
 from nearstep_hw.axi.fault import BusFaultSignature
 from nearstep_hw.axi.signature import Axi4WriteSignature, connect_channels
 from nearstep_hw.axi.writer import WriteMover
-from nearstep_hw.coarse.config import BEAT_BYTES, BURST_BEATS, CoarseConfig
 from nearstep_hw.coarse.entry import RangeLayout, StepLayout
 from nearstep_hw.coarse.range_bursts import RangeBursts
 from nearstep_hw.stream.fifo import StreamFifo
 from nearstep_hw.stream.gearbox import StreamPack
+from nearstep_spec.coarse.config import BEAT_BYTES, BURST_BEATS, CoarseConfig
 
 BUFFER_BEATS = 4 * BURST_BEATS
 BURSTS_AHEAD = 16

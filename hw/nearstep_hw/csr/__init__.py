@@ -1,1 +1,1 @@
-"""Control and status registers: declaration, bank, bus adapters, exports."""
+"""Control and status registers: bank, decoder and bus adapters."""

@@ -3,9 +3,9 @@
 from amaranth.hdl import Module, Signal
 from amaranth.lib.wiring import Component, In, Out, Signature
 
-from nearstep_hw.csr.block import Response
-from nearstep_hw.csr.model import ADDRESS_WIDTH, WORD_BITS, WORD_BYTES
 from nearstep_hw.csr.signature import CsrSignature
+from nearstep_spec.csr.block import Response
+from nearstep_spec.csr.model import ADDRESS_WIDTH, WORD_BITS, WORD_BYTES
 
 PROT_BITS = 3
 RESPONSE_BITS = 2

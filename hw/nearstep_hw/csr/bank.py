@@ -4,7 +4,8 @@ from amaranth.hdl import Cat, Const, Module, Signal, Value
 from amaranth.lib.wiring import Component, In, Member, Out
 
 from nearstep_hw.csr.line import LINE_BITS, CsrLineSignature
-from nearstep_hw.csr.model import (
+from nearstep_hw.csr.signature import CsrSignature
+from nearstep_spec.csr.model import (
     LINE_BYTES,
     WORD_BITS,
     WORD_BYTES,
@@ -14,7 +15,6 @@ from nearstep_hw.csr.model import (
     RegisterMap,
     port_name,
 )
-from nearstep_hw.csr.signature import CsrSignature
 
 
 class CsrBank(Component):

@@ -4,8 +4,8 @@ from amaranth.hdl import Module, Signal
 from amaranth.lib.wiring import Component, In, Out
 from amaranth.utils import ceil_log2
 
-from nearstep_hw.csr.model import ADDRESS_WIDTH
 from nearstep_hw.csr.signature import CsrSignature
+from nearstep_spec.csr.model import ADDRESS_WIDTH
 
 __all__ = ["CsrDecoder"]
 

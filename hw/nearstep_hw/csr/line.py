@@ -4,7 +4,7 @@ from amaranth.hdl import Cat, Const, Module, Signal, Value
 from amaranth.lib.wiring import Component, In, Out, Signature
 from amaranth.utils import ceil_log2
 
-from nearstep_hw.csr.model import BLOCK_BYTES, LINE_BYTES
+from nearstep_spec.csr.model import BLOCK_BYTES, LINE_BYTES
 
 __all__ = ["BLOCK_LINES", "LINE_BITS", "CsrLineSignature", "LineDecoder"]
 

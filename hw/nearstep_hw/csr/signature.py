@@ -2,7 +2,7 @@
 
 from amaranth.lib.wiring import In, Out, Signature
 
-from nearstep_hw.csr.model import ADDRESS_WIDTH, WORD_BITS, WORD_BYTES
+from nearstep_spec.csr.model import ADDRESS_WIDTH, WORD_BITS, WORD_BYTES
 
 
 class CsrSignature(Signature):

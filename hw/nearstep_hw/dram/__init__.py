@@ -1,1 +1,1 @@
-"""DDR4: timing, geometry and address mapping as plain data; DFI signatures and the controller."""
+"""DDR4: DFI signatures and the controller."""

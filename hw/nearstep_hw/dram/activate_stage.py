@@ -5,9 +5,9 @@ from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from nearstep_hw.dram.fabric import ACTIVATES_IN_WINDOW, FabricTiming
-from nearstep_hw.dram.geometry import DramGeometry
 from nearstep_hw.dram.hold import HoldLine
 from nearstep_hw.dram.request import RowLayout
+from nearstep_spec.dram.geometry import DramGeometry
 
 
 class ActivateStage(wiring.Component):

@@ -4,8 +4,8 @@ from amaranth import Elaboratable, Module, Mux, Signal
 from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
 
-from nearstep_hw.dram.geometry import DramGeometry
 from nearstep_hw.dram.request import PAGE_BEATS, BurstLayout
+from nearstep_spec.dram.geometry import DramGeometry
 
 
 class BatchArbiter(wiring.Component):

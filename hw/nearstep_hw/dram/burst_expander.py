@@ -5,8 +5,8 @@ from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
 from amaranth.utils import exact_log2
 
-from nearstep_hw.dram.address import AddressMapping
 from nearstep_hw.dram.request import BEAT_SHIFT, PAGE_BEATS, BeatLayout, BurstLayout
+from nearstep_spec.dram.address import AddressMapping
 
 
 class BurstExpander(wiring.Component):

@@ -5,9 +5,9 @@ from amaranth.lib import enum, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from nearstep_hw.dram.fabric import FabricTiming
-from nearstep_hw.dram.geometry import DramGeometry
 from nearstep_hw.dram.hold import HoldLine
 from nearstep_hw.dram.request import BeatLayout
+from nearstep_spec.dram.geometry import DramGeometry
 
 
 class Slot(enum.Enum, shape=3):

@@ -5,7 +5,6 @@ from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 from amaranth.utils import exact_log2
 
-from nearstep_hw.dram.command import ALL_BANKS, Command, encode
 from nearstep_hw.dram.dfi import (
     ACTIVATE_PHASE,
     COLUMN_PHASE,
@@ -13,8 +12,9 @@ from nearstep_hw.dram.dfi import (
     PRECHARGE_PHASE,
     CommandSignature,
 )
-from nearstep_hw.dram.geometry import DramGeometry
-from nearstep_hw.dram.timing import BURST_LENGTH
+from nearstep_spec.dram.command import ALL_BANKS, Command, encode
+from nearstep_spec.dram.geometry import DramGeometry
+from nearstep_spec.dram.timing import BURST_LENGTH
 
 
 class CommandPins(wiring.Component):

@@ -5,20 +5,20 @@ from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
 from nearstep_hw.axi.signature import Axi4Signature, connect_channels
-from nearstep_hw.dram.address import AddressMapping
 from nearstep_hw.dram.batch_arbiter import BatchArbiter
 from nearstep_hw.dram.burst_expander import BurstExpander
 from nearstep_hw.dram.column_stage import Slot
 from nearstep_hw.dram.dfi import PHASES, DfiSignature
 from nearstep_hw.dram.fabric import FabricTiming
-from nearstep_hw.dram.geometry import BEAT_BYTES
-from nearstep_hw.dram.latency import LOOKAHEAD
 from nearstep_hw.dram.read_port import ReadPort
 from nearstep_hw.dram.refresh_manager import connect_debt, debt_members
 from nearstep_hw.dram.scheduler import CommandScheduler
 from nearstep_hw.dram.slot_counters import SlotCounters, counter_members
-from nearstep_hw.dram.timing import MAX_POSTPONED_REFRESHES, DramTiming, dram_timing
 from nearstep_hw.dram.write_port import WritePort
+from nearstep_spec.dram.address import AddressMapping
+from nearstep_spec.dram.geometry import BEAT_BYTES
+from nearstep_spec.dram.latency import LOOKAHEAD
+from nearstep_spec.dram.timing import MAX_POSTPONED_REFRESHES, DramTiming, dram_timing
 
 READ_PLACES = 64  # beats: those in the lookahead, and those on the way from command to R
 WRITE_PLACES = 256  # beats: a burst that is sent, one that arrives, two to begin with

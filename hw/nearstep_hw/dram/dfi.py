@@ -2,9 +2,9 @@
 
 from amaranth.lib.wiring import In, Out, Signature
 
-from nearstep_hw.dram.command import ADDRESS_BITS, CAS_N, RAS_N, WE_N
-from nearstep_hw.dram.geometry import BEAT_BYTES
-from nearstep_hw.dram.latency import (
+from nearstep_spec.dram.command import ADDRESS_BITS, CAS_N, RAS_N, WE_N
+from nearstep_spec.dram.geometry import BEAT_BYTES
+from nearstep_spec.dram.latency import (
     HOST_DATA_BYTES,
     HOST_PHASES,
     PHASES,

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from nearstep_hw.dram.dfi import ACTIVATE_PHASE, COLUMN_PHASE, PHASES, PRECHARGE_PHASE
-from nearstep_hw.dram.timing import DramTiming
+from nearstep_spec.dram.timing import DramTiming
 
 __all__ = ["ACTIVATES_IN_WINDOW", "REFRESH_PHASE", "FabricTiming"]
 

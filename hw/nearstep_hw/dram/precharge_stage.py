@@ -5,8 +5,8 @@ from amaranth.lib import stream, wiring
 from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 
-from nearstep_hw.dram.geometry import DramGeometry
 from nearstep_hw.dram.request import BeatLayout, RowLayout
+from nearstep_spec.dram.geometry import DramGeometry
 
 
 class PrechargeStage(wiring.Component):

@@ -4,9 +4,9 @@ from amaranth import Elaboratable, Module, Signal, unsigned
 from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
 
-from nearstep_hw.dram.geometry import BEAT_BYTES
 from nearstep_hw.dram.queue import ShortQueue
 from nearstep_hw.stream.fifo import StreamFifo
+from nearstep_spec.dram.geometry import BEAT_BYTES
 
 
 class ReadReturn(wiring.Component):

@@ -5,7 +5,7 @@ from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Member, Out
 
 from nearstep_hw.dram.fabric import FabricTiming
-from nearstep_hw.dram.timing import MAX_POSTPONED_REFRESHES
+from nearstep_spec.dram.timing import MAX_POSTPONED_REFRESHES
 
 DEBT_LIMIT = 2 * MAX_POSTPONED_REFRESHES  # of the counter
 

@@ -5,7 +5,7 @@ from amaranth.lib import data
 from amaranth.utils import exact_log2
 
 from nearstep_hw.axi.signature import MAX_BURST_BEATS, PAGE_BYTES, BurstType, Response
-from nearstep_hw.dram.geometry import BEAT_BYTES, DramGeometry
+from nearstep_spec.dram.geometry import BEAT_BYTES, DramGeometry
 
 __all__ = ["BEAT_SHIFT", "PAGE_BEATS", "BeatLayout", "BurstLayout", "RowLayout", "refusal"]
 

@@ -11,11 +11,11 @@ from nearstep_hw.dram.column_stage import ColumnStage, Slot
 from nearstep_hw.dram.command_pins import CommandPins
 from nearstep_hw.dram.dfi import PHASES, CommandSignature
 from nearstep_hw.dram.fabric import FabricTiming
-from nearstep_hw.dram.geometry import DramGeometry
 from nearstep_hw.dram.precharge_stage import PrechargeStage
 from nearstep_hw.dram.queue import ShortQueue
 from nearstep_hw.dram.refresh_manager import RefreshManager, connect_debt, debt_members
 from nearstep_hw.dram.request import BeatLayout, RowLayout
+from nearstep_spec.dram.geometry import DramGeometry
 
 IDLE_CYCLES = 32  # without a beat, before a refresh is given early
 

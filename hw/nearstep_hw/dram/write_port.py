@@ -5,10 +5,10 @@ from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from nearstep_hw.axi.signature import Axi4WriteSignature, Response
-from nearstep_hw.dram.geometry import BEAT_BYTES, DramGeometry
 from nearstep_hw.dram.queue import ShortQueue
 from nearstep_hw.dram.request import BEAT_SHIFT, BurstLayout, refusal
 from nearstep_hw.dram.write_supply import WriteSupply
+from nearstep_spec.dram.geometry import BEAT_BYTES, DramGeometry
 
 
 class WritePort(wiring.Component):

@@ -5,8 +5,8 @@ from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
 from nearstep_hw.dram.dfi import TPHY_WRLAT
-from nearstep_hw.dram.geometry import BEAT_BYTES
 from nearstep_hw.stream.fifo import StreamFifo
+from nearstep_spec.dram.geometry import BEAT_BYTES
 
 
 class WriteSupply(wiring.Component):

@@ -2,12 +2,12 @@
 
 from amaranth.hdl import Cat, Const, Mux
 
-from .format import FpFormat
-from .operand import unpack
-from .pipeline import Pipeline, Staged
-from .result import FpResult
-from .round import GUARD_BITS, count_leading_zeros, normalise, round_pack, special
-from .shift import clip, shift_right_jam
+from nearstep_hw.fp.operand import unpack
+from nearstep_hw.fp.pipeline import Pipeline, Staged
+from nearstep_hw.fp.result import FpResult
+from nearstep_hw.fp.round import GUARD_BITS, count_leading_zeros, normalise, round_pack, special
+from nearstep_hw.fp.shift import clip, shift_right_jam
+from nearstep_spec.fp import FpFormat
 
 __all__ = ["DEPTH", "add"]
 

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 from amaranth.hdl import Cat, Const, Value
 
-from .format import FpFormat
-from .operand import Operand
-from .pipeline import Staged, Step
+from nearstep_hw.fp.operand import Operand
+from nearstep_hw.fp.pipeline import Staged, Step
+from nearstep_spec.fp import FpFormat
 
 __all__ = ["MULTIPLIER_BITS", "Product", "product"]
 

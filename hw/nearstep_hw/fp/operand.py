@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from amaranth.hdl import Cat, Mux, Value
 
-from .format import FpFormat
+from nearstep_spec.fp import FpFormat
 
 __all__ = ["Operand", "unpack"]
 

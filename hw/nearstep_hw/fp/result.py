@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from .pipeline import Staged
+from nearstep_hw.fp.pipeline import Staged
 
 __all__ = ["FpResult"]
 

@@ -3,10 +3,10 @@
 from amaranth.hdl import Cat, Const, Mux, Value
 from amaranth.lib import data
 
-from .format import FpFormat
-from .pipeline import Pipeline, Staged, Step
-from .result import FpResult
-from .shift import jam, leading_zeros, shift_left
+from nearstep_hw.fp.pipeline import Pipeline, Staged, Step
+from nearstep_hw.fp.result import FpResult
+from nearstep_hw.fp.shift import jam, leading_zeros, shift_left
+from nearstep_spec.fp import FpFormat
 
 __all__ = ["GUARD_BITS", "Special", "count_leading_zeros", "normalise", "round_pack", "special"]
 

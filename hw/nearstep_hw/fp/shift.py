@@ -6,7 +6,7 @@ All are combinational, within one :class:`Step` of a pipeline.
 from amaranth.hdl import Cat, Const, Mux, Value, ValueLike
 from amaranth.utils import ceil_log2
 
-from .pipeline import WORD_BITS, Step
+from nearstep_hw.fp.pipeline import WORD_BITS, Step
 
 __all__ = ["clip", "jam", "leading_zeros", "shift_left", "shift_right_jam"]
 

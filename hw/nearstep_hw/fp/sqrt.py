@@ -2,12 +2,12 @@
 
 from amaranth.hdl import Cat, Const, Mux
 
-from .format import FormatError, FpFormat
-from .operand import unpack
-from .pipeline import Pipeline, Staged
-from .result import FpResult
-from .round import round_pack, special
-from .shift import leading_zeros, shift_left
+from nearstep_hw.fp.operand import unpack
+from nearstep_hw.fp.pipeline import Pipeline, Staged
+from nearstep_hw.fp.result import FpResult
+from nearstep_hw.fp.round import round_pack, special
+from nearstep_hw.fp.shift import leading_zeros, shift_left
+from nearstep_spec.fp import FormatError, FpFormat
 
 __all__ = ["default_depth", "sqrt"]
 

@@ -7,10 +7,10 @@ from amaranth.hdl import Module
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
-from . import add, convert, div, fma, mul, sqrt
-from .format import BF16, FP16, FP32, FpFormat
-from .pipeline import Pipeline, Staged
-from .result import FpResult
+from nearstep_hw.fp import add, convert, div, fma, mul, sqrt
+from nearstep_hw.fp.pipeline import Pipeline, Staged
+from nearstep_hw.fp.result import FpResult
+from nearstep_spec.fp import BF16, FP16, FP32, FpFormat
 
 __all__ = ["MAX_DEPTH", "OPERATIONS", "DepthError", "FpUnit", "Operation", "arithmetic"]
 

@@ -30,7 +30,7 @@ class PcieEndpoint(wiring.Component):
     """Completer behind the UltraScale+ hard block: registers in BAR 0, memory in BAR 2.
 
     BAR 0 has the registers of `csr` in its first 4 KiB, and the MSI-X table and its pending bits
-    behind them (`nearstep_hw.pcie.layout`). An access is one dword, or two, with all their bytes;
+    behind them (`nearstep_spec.pcie`). An access is one dword, or two, with all their bytes;
     two are made one after the other, the low one first. BAR 2 is `memory_bytes` of memory behind
     `m_axi`; any dwords within a page of 4 KiB may be read and written, with any byte enables. A BAR
     may be larger than what is in it. Reads and writes of no byte are carried out as such.

@@ -4,9 +4,9 @@ from amaranth import Array, Elaboratable, Module, Signal
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
-from nearstep_hw.csr.model import WORD_BITS, WORD_BYTES
 from nearstep_hw.csr.signature import CsrSignature
-from nearstep_hw.pcie.layout import MAX_VECTORS, MSIX_PBA_OFFSET, MSIX_TABLE_OFFSET
+from nearstep_spec.csr.model import WORD_BITS, WORD_BYTES
+from nearstep_spec.pcie import MAX_VECTORS, MSIX_PBA_OFFSET, MSIX_TABLE_OFFSET
 
 ENTRY_WORDS = 4  # low and high half of the address, data, vector control
 ADDRESS_BITS = 2 * WORD_BITS

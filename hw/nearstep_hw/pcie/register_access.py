@@ -4,10 +4,10 @@ from amaranth import Elaboratable, Module, Mux, Signal, unsigned
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
-from nearstep_hw.csr.model import WORD_BITS
 from nearstep_hw.csr.signature import CsrSignature
-from nearstep_hw.pcie.layout import CSR_BYTES, MSIX_TABLE_OFFSET
 from nearstep_hw.pcie.route import REGISTER_BITS
+from nearstep_spec.csr.model import WORD_BITS
+from nearstep_spec.pcie import CSR_BYTES, MSIX_TABLE_OFFSET
 
 assert MSIX_TABLE_OFFSET == CSR_BYTES, "one bit of the address tells the two apart"
 

@@ -7,9 +7,9 @@ from amaranth.utils import bits_for
 
 from nearstep_hw.axi.signature import PAGE_BYTES
 from nearstep_hw.pcie.descriptor import RequestType, Status
-from nearstep_hw.pcie.layout import MEMORY_BAR, REGISTER_BAR, REGISTER_BYTES
 from nearstep_hw.pcie.request import RequestChunk
 from nearstep_hw.pcie.stream import DWORD_BYTES
+from nearstep_spec.pcie import MEMORY_BAR, REGISTER_BAR, REGISTER_BYTES
 
 PAGE_DWORDS = PAGE_BYTES // DWORD_BYTES
 OFFSET_BITS = 62  # of a dword within 64-bit addresses

@@ -8,12 +8,11 @@ from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
 from nearstep_hw.fp import add, div, fma, mul, sqrt
-from nearstep_hw.fp.format import FP32
 from nearstep_hw.fp.pipeline import Pipeline, Staged
-
-from .program import Operation
-from .rule import Rule
-from .schedule import Schedule
+from nearstep_hw.rule.schedule import Schedule
+from nearstep_spec.fp import FP32
+from nearstep_spec.rule.program import Operation
+from nearstep_spec.rule.rule import Rule
 
 __all__ = ["DEFAULT_DEPTHS", "FunctionalUnit", "unit_ports"]
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from .program import Program
+from nearstep_spec.rule.program import Program
 
 __all__ = ["Schedule"]
 

@@ -6,11 +6,11 @@ from amaranth import Elaboratable, Module
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
-from nearstep_hw.fp.format import FP32
-from nearstep_hw.rule.axpby import AXPBY
 from nearstep_hw.rule.rtl import FunctionalUnit
-from nearstep_hw.rule.rule import Rule
 from nearstep_hw.smartssd.updater import GeneralUpdater
+from nearstep_spec.fp import FP32
+from nearstep_spec.rule.axpby import AXPBY
+from nearstep_spec.rule.rule import Rule
 
 __all__ = ["AxpbyUnit"]
 

@@ -6,14 +6,14 @@ from amaranth import ClockSignal, Elaboratable, Module, Signal
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
-from nearstep_hw.axdimm.shell import KernelShell, pairs_clock, unit_bank
-from nearstep_hw.axdimm.unit_row import UnitRow
 from nearstep_hw.axi.join import AxiReadJoin, AxiWriteJoin
 from nearstep_hw.axi.signature import Axi4Signature, connect_channels
 from nearstep_hw.csr.signature import CsrSignature
 from nearstep_hw.rule.rtl import FunctionalUnit
-from nearstep_hw.rule.rule import Rule
-from nearstep_hw.smartssd.config import SmartssdConfig
+from nearstep_hw.updater.shell import KernelShell, pairs_clock, unit_bank
+from nearstep_hw.updater.unit_row import UnitRow
+from nearstep_spec.rule.rule import Rule
+from nearstep_spec.smartssd.config import SmartssdConfig
 
 HOST_ID_WIDTH = 4  # bits of an ID of the BAR's port
 

@@ -9,11 +9,11 @@ from amaranth.lib.wiring import Out
 from nearstep_hw.axi.signature import connect_channels
 from nearstep_hw.pcie.crossed_endpoint import BLOCK_SIDE, CrossedEndpoint
 from nearstep_hw.pcie.endpoint import PcieEndpoint
-from nearstep_hw.pcie.layout import CSR_BYTES
 from nearstep_hw.rule.rtl import FunctionalUnit
-from nearstep_hw.rule.rule import Rule
 from nearstep_hw.smartssd.card import SmartssdCard
-from nearstep_hw.smartssd.config import SmartssdConfig
+from nearstep_spec.pcie import CSR_BYTES
+from nearstep_spec.rule.rule import Rule
+from nearstep_spec.smartssd.config import SmartssdConfig
 
 COUNTERS = ("o_dropped", "o_failed_writes", "o_failed_reads")
 """Outputs of the endpoint that tell how its requests went."""
@@ -26,7 +26,7 @@ class PcieCard(wiring.Component):
     """A card on the PCIe hard block of an UltraScale+ device: what a board has.
 
     BAR 0 has the registers of `SmartssdConfig.maps` and, from 4 KiB on, the MSI-X table
-    (`nearstep_hw.pcie.layout`); BAR 2 is the DRAM, and an address beyond `memory_bytes` is an
+    (`nearstep_spec.pcie`); BAR 2 is the DRAM, and an address beyond `memory_bytes` is an
     Unsupported Request. When a run has ended, however it ended, vector 0 is sent. All that the run
     has written is in the DRAM then; a START that comes behind data, from whichever device, finds
     the data there.

@@ -6,10 +6,10 @@ from amaranth import Elaboratable, Module, Signal
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
-from nearstep_hw.fp.format import FP32
-from nearstep_hw.rule.combine import combine, selector
 from nearstep_hw.rule.rtl import FunctionalUnit
-from nearstep_hw.rule.rule import Rule
+from nearstep_spec.fp import FP32
+from nearstep_spec.rule.combine import combine, selector
+from nearstep_spec.rule.rule import Rule
 
 __all__ = ["GeneralUpdater"]
 
@@ -30,7 +30,7 @@ class GeneralUpdater(wiring.Component):
 
     Parameters
     ----------
-    rules : those that it holds, see `nearstep_hw.rule.combine`; one alone will do.
+    rules : those that it holds, see `nearstep_spec.rule.combine`; one alone will do.
     lanes : FP32 elements in a beat.
     unit : makes a functional unit for all of them; any component with its ports will do.
 

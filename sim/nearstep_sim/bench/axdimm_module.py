@@ -11,23 +11,23 @@ import numpy as np
 from amaranth.lib import wiring
 from numpy.typing import NDArray
 
-from nearstep_hw.axdimm.arbiter_registers import channel_maps
-from nearstep_hw.axdimm.config import AdamKernelConfig
 from nearstep_hw.axdimm.host_front_end import HOST_READ_LATENCY, HOST_WRITE_LATENCY
 from nearstep_hw.axdimm.module import CHANNELS, AxdimmModule
-from nearstep_hw.axdimm.registers import update_rule
-from nearstep_hw.axdimm.unit_instance import UNIT_MODULE, UnitInstance
-from nearstep_hw.csr.model import LINE_BYTES, WORD_BYTES, RegisterMap
-from nearstep_hw.dram.address import AddressMapping
 from nearstep_hw.dram.dfi import PHASES, TPHY_RDLAT, TPHY_WRLAT
-from nearstep_hw.dram.geometry import BEAT_BYTES, DramGeometry
-from nearstep_hw.dram.timing import dram_timing
-from nearstep_hw.rule.rule import Rule
+from nearstep_hw.updater.unit_instance import UNIT_MODULE, UnitInstance
 from nearstep_hw.verilog import to_verilog
 from nearstep_sim.build import Model, verilate_library, verilog_of
 from nearstep_sim.dram.device import Ddr4Device
 from nearstep_sim.dram.host import HostConfig, HostController
 from nearstep_sim.dram.library import SOURCE, CGeometry, CHostConfig, CPortConfig, CTiming
+from nearstep_spec.axdimm.registers import channel_maps
+from nearstep_spec.csr.model import LINE_BYTES, WORD_BYTES, RegisterMap
+from nearstep_spec.dram.address import AddressMapping
+from nearstep_spec.dram.geometry import BEAT_BYTES, DramGeometry
+from nearstep_spec.dram.timing import dram_timing
+from nearstep_spec.rule.rule import Rule
+from nearstep_spec.updater.config import AdamKernelConfig
+from nearstep_spec.updater.registers import update_rule
 
 __all__ = ["ModuleBench", "ModuleDriver", "ModuleError"]
 

@@ -5,8 +5,8 @@ from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
 from nearstep_hw.axi.signature import connect_channels
-from nearstep_hw.coarse.config import CoarseConfig
 from nearstep_hw.coarse.device import MemoryDevice
+from nearstep_spec.coarse.config import CoarseConfig
 
 DEVICES = 2
 

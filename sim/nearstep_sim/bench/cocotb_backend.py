@@ -23,10 +23,10 @@ from numpy.typing import NDArray
 
 from nearstep.backends.base import Backend, Poll
 from nearstep.errors import BusError, WaitTimeoutError
-from nearstep_hw.axdimm.config import AdamKernelConfig
-from nearstep_hw.csr.model import WORD_BYTES
 from nearstep_sim.bench.axi_checker import AxiChecker
 from nearstep_sim.bench.cocotb_axi import AxiPort
+from nearstep_spec.csr.model import WORD_BYTES
+from nearstep_spec.updater.config import AdamKernelConfig
 
 POLL_CYCLES = 16
 RESET_CYCLES = 3

@@ -31,11 +31,11 @@ from nearstep.errors import (
     WaitTimeoutError,
 )
 from nearstep_hw.axi.signature import Response
-from nearstep_hw.csr.model import WORD_BYTES
-from nearstep_hw.smartssd.config import SmartssdConfig
 from nearstep_sim.bench.axi_checker import AxiChecker
 from nearstep_sim.bench.cocotb_axi import AxiPort
 from nearstep_sim.bench.cocotb_pcie import PcieSystem
+from nearstep_spec.csr.model import WORD_BYTES
+from nearstep_spec.smartssd.config import SmartssdConfig
 
 GUARD = 0xA5
 """Every byte of memory before a test, and of that beyond the BAR's end after it."""

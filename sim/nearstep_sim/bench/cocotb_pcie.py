@@ -13,14 +13,14 @@ from cocotbext.axi import AxiRam, AxiStreamBus
 from cocotbext.pcie.core import Device, MemoryEndpoint, RootComplex, Switch
 from cocotbext.pcie.xilinx.us import UltraScalePlusPcieDevice
 
-from nearstep_hw.pcie.layout import (
+from nearstep_sim.bench.cc_monitor import CcMonitor
+from nearstep_spec.pcie import (
     MEMORY_BAR,
     MSIX_PBA_OFFSET,
     MSIX_TABLE_OFFSET,
     REGISTER_BAR,
     REGISTER_BYTES,
 )
-from nearstep_sim.bench.cc_monitor import CcMonitor
 
 LINKS = {64: (3, 2), 128: (3, 4), 256: (3, 8), 512: (3, 16)}  # generation and lanes, at 250 MHz
 STALLS = {"free": 0.0, "source": 0.6, "sink": 0.6, "both": 0.4}

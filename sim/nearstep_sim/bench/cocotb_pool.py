@@ -26,11 +26,11 @@ from numpy.typing import NDArray
 from nearstep.backends.base import Backend, Poll
 from nearstep.errors import RESPONSES, BusError, CompletionError, PostedWriteError, WaitTimeoutError
 from nearstep_hw.axi.signature import Response
-from nearstep_hw.coarse.config import BEAT_BYTES, CoarseConfig
-from nearstep_hw.coarse.registers import register_bytes
 from nearstep_sim.bench.axi_checker import AxiChecker
 from nearstep_sim.bench.coarse_pair import DEVICES
 from nearstep_sim.bench.cocotb_axi import AxiPort
+from nearstep_spec.coarse.config import BEAT_BYTES, CoarseConfig
+from nearstep_spec.coarse.registers import register_bytes
 
 STALLS = ("free", "source", "sink", "both")
 """What stalls: nothing, the answers of memory, what memory takes, or both."""

@@ -17,8 +17,8 @@ from amaranth.back import rtlil
 from amaranth.hdl import ClockDomain, Module, Value
 from amaranth.lib.wiring import Component
 
-from nearstep_hw.cache import yowasp_environment
 from nearstep_sim.build import cache_dir, tool_environment
+from nearstep_spec.cache import yowasp_environment
 
 Mode = Literal["bmc", "prove", "cover"]
 STATEMENTS = {"bmc": "assert", "prove": "assert", "cover": "cover"}

@@ -9,8 +9,6 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 
-from nearstep_hw.coarse.config import PORTS, CoarseConfig
-from nearstep_hw.coarse.registers import LINK_COUNTERS
 from nearstep_hw.verilog import to_verilog
 from nearstep_sim.build import Model, verilate_library, verilog_of
 from nearstep_sim.link.faults import (
@@ -23,6 +21,8 @@ from nearstep_sim.link.faults import (
     LinkFault,
     LinkOptions,
 )
+from nearstep_spec.coarse.config import PORTS, CoarseConfig
+from nearstep_spec.coarse.registers import LINK_COUNTERS
 
 DEVICES = 2
 SOURCE = Path(__file__).with_name("link_layer.cpp")

@@ -9,14 +9,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from nearstep_hw.axdimm.arbiter_registers import Block, window_base
 from nearstep_hw.axdimm.host_front_end import HOST_READ_LATENCY, HOST_WRITE_LATENCY
-from nearstep_hw.csr.model import BLOCK_BYTES, LINE_BYTES, RegisterMap
-from nearstep_hw.dram.address import DEFAULT_MAPPING, AddressMapping
 from nearstep_hw.dram.dfi import HOST_PHASES, PHASES, TPHY_RDLAT, TPHY_WRLAT
-from nearstep_hw.dram.geometry import BEAT_BYTES
-from nearstep_hw.dram.latency import HOST_COMMAND_DELAY
-from nearstep_hw.dram.timing import dram_timing
 from nearstep_hw.verilog import to_verilog
 from nearstep_sim.build import Model, verilate_library, verilog_of
 from nearstep_sim.dram.device import Ddr4Device
@@ -29,6 +23,12 @@ from nearstep_sim.dram.library import (
     CPortConfig,
     CTiming,
 )
+from nearstep_spec.axdimm.registers import Block, window_base
+from nearstep_spec.csr.model import BLOCK_BYTES, LINE_BYTES, RegisterMap
+from nearstep_spec.dram.address import DEFAULT_MAPPING, AddressMapping
+from nearstep_spec.dram.geometry import BEAT_BYTES
+from nearstep_spec.dram.latency import HOST_COMMAND_DELAY
+from nearstep_spec.dram.timing import dram_timing
 
 __all__ = ["ChannelBench", "ChannelError", "ChannelStatistics", "Kernel", "Mode"]
 
@@ -95,7 +95,7 @@ class _CConfig(ctypes.Structure):
 def _library(density: str, width: str, order: str) -> ctypes.CDLL:
     def generate() -> str:
         from nearstep_hw.axdimm.memory_channel import MemoryChannel
-        from nearstep_hw.dram.geometry import DramGeometry
+        from nearstep_spec.dram.geometry import DramGeometry
 
         mapping = AddressMapping(DramGeometry(density, width), order)
         channel = MemoryChannel(dram_timing("DDR4-1600", density, width), mapping)

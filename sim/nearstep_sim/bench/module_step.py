@@ -7,16 +7,15 @@ import numpy as np
 from amaranth.lib import wiring
 from numpy.typing import NDArray
 
-from nearstep_hw.axdimm.config import AdamKernelConfig
-from nearstep_hw.dram.command import Command
 from nearstep_hw.dram.dfi import PHASES
-from nearstep_hw.dram.timing import DramTiming, dram_timing
-from nearstep_hw.rule.rule import Rule
+from nearstep_sim.bench.axdimm_module import ModuleBench, ModuleError
 from nearstep_sim.dram.bench import ARRAYS, LANES, Channel, bases_of
 from nearstep_sim.dram.device import BusClocks
 from nearstep_sim.dram.kernel_on_channel import StandInUnit
-
-from .axdimm_module import ModuleBench, ModuleError
+from nearstep_spec.dram.command import Command
+from nearstep_spec.dram.timing import DramTiming, dram_timing
+from nearstep_spec.rule.rule import Rule
+from nearstep_spec.updater.config import AdamKernelConfig
 
 __all__ = ["ChannelStep", "ModuleStep", "run_step"]
 

@@ -5,9 +5,9 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from nearstep_hw.fp.format import FpFormat
 from nearstep_hw.fp.unit import Operation
 from nearstep_sim.golden import fp
+from nearstep_spec.fp import FpFormat
 
 __all__ = [
     "biased",

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nearstep_hw.coarse.config import CoarseConfig
-from nearstep_hw.coarse.registers import Operation, Wire
 from nearstep_hw.coarse.sync_core import SyncCore
 from nearstep_hw.verilog import to_verilog
 from nearstep_sim.build import Model, verilate_library, verilog_of
 from nearstep_sim.device.harness import CInjection, FaultRecord
 from nearstep_sim.device.memory import GUARD, UNWRITTEN, EmulatedMemory
+from nearstep_spec.coarse.config import CoarseConfig
+from nearstep_spec.coarse.registers import Operation, Wire
 
 __all__ = ["STALLS", "CoreReport", "Job", "SyncRing"]
 

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nearstep_hw.fp.format import FLAG_NAMES
 from nearstep_hw.fp.unit import Operation
 from nearstep_hw.verilog import to_verilog
 from nearstep_sim.bench import fp_bank
 from nearstep_sim.bench.fp_bank import FpBank, Variant
 from nearstep_sim.build import Model, verilate_library, verilog_of
 from nearstep_sim.golden import fp
+from nearstep_spec.fp import FLAG_NAMES
 
 __all__ = [
     "LatencyError",

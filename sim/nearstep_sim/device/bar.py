@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from nearstep.backends.emulated import EmulatedBackend
 from nearstep.errors import OutOfBoundsError, RegisterAccessError
 from nearstep.registers import unsigned
-from nearstep_hw.smartssd.config import SmartssdConfig
+from nearstep_spec.smartssd.config import SmartssdConfig
 
 LINK_WORD_BYTES = 4
 """The link counts payload in words, of which the first and the last can be enabled in part."""

@@ -6,22 +6,22 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from nearstep_hw.axdimm.adam_kernel import KernelShellTop
 from nearstep_hw.axdimm.channel import AxdimmChannel
-from nearstep_hw.axdimm.config import AdamKernelConfig
-from nearstep_hw.axdimm.dimm import DimmConfig
-from nearstep_hw.axdimm.registers import update_rule
-from nearstep_hw.coarse.config import CoarseConfig
 from nearstep_hw.coarse.device import MemoryDevice
 from nearstep_hw.reset import RegisteredReset
 from nearstep_hw.rule.rtl import DEFAULT_DEPTHS, FunctionalUnit
 from nearstep_hw.rule.schedule import Schedule
 from nearstep_hw.smartssd.card import CardShell
-from nearstep_hw.smartssd.config import SmartssdConfig
+from nearstep_hw.updater.adam_kernel import KernelShellTop
 from nearstep_hw.verilog import to_verilog
 from nearstep_sim.build import Model, stored, verilate_library, verilog_of
 from nearstep_sim.dram.library import SOURCE as DRAM_MODELS
 from nearstep_sim.golden.rule_cpp import CXX_FLAGS, function_name, source
+from nearstep_spec.axdimm.config import DimmConfig
+from nearstep_spec.coarse.config import CoarseConfig
+from nearstep_spec.smartssd.config import SmartssdConfig
+from nearstep_spec.updater.config import AdamKernelConfig
+from nearstep_spec.updater.registers import update_rule
 
 HARNESS = Path(__file__).parent / "cpp" / "harness.cpp"
 CARD_HARNESS = Path(__file__).parent / "cpp" / "card.cpp"

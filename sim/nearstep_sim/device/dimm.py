@@ -18,17 +18,6 @@ from nearstep.errors import (
     OutOfBoundsError,
     WaitTimeoutError,
 )
-from nearstep_hw.axdimm.arbiter_registers import WINDOW_BYTES
-from nearstep_hw.csr.model import LINE_BYTES, WORD_BYTES
-from nearstep_hw.dram.command import Command, encode
-from nearstep_hw.dram.geometry import BEAT_BYTES
-from nearstep_hw.dram.latency import (
-    HOST_READ_LATENCY,
-    HOST_WRITE_LATENCY,
-    PHASES,
-    TPHY_RDLAT,
-    TPHY_WRLAT,
-)
 from nearstep_sim.device.design import dimm_library
 from nearstep_sim.device.harness import (
     FAULTED,
@@ -46,6 +35,17 @@ from nearstep_sim.device.options import DimmOptions
 from nearstep_sim.dram.host import HostConfig, HostStatistics
 from nearstep_sim.dram.library import CGeometry, CHostConfig, CHostStatistics, CPortConfig, CTiming
 from nearstep_sim.dram.trace import header
+from nearstep_spec.axdimm.registers import WINDOW_BYTES
+from nearstep_spec.csr.model import LINE_BYTES, WORD_BYTES
+from nearstep_spec.dram.command import Command, encode
+from nearstep_spec.dram.geometry import BEAT_BYTES
+from nearstep_spec.dram.latency import (
+    HOST_READ_LATENCY,
+    HOST_WRITE_LATENCY,
+    PHASES,
+    TPHY_RDLAT,
+    TPHY_WRLAT,
+)
 
 _GUARD, _UNWRITTEN, _WRITTEN = 0, 1, 2
 
@@ -203,7 +203,7 @@ class DimmBackend(EmulatedBackend):
 
     def give(self, channel: int, command: Command, **coordinates: int) -> None:
         """Let the host's memory controller give MRS, ZQCS or ZQCL to a channel, before the next
-        access; see :func:`nearstep_hw.dram.command.encode`.
+        access; see :func:`nearstep_spec.dram.command.encode`.
 
         Raises
         ------

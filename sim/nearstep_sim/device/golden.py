@@ -20,18 +20,18 @@ from nearstep.errors import (
     UrlError,
     WaitTimeoutError,
 )
-from nearstep_hw.axdimm.config import AdamKernelConfig
-from nearstep_hw.axdimm.dimm import DimmConfig
-from nearstep_hw.axdimm.registers import device_maps
-from nearstep_hw.csr.block import Response
-from nearstep_hw.rule.rule import Rule
-from nearstep_hw.smartssd.config import SmartssdConfig
 from nearstep_sim.device.golden_adam import Engine
 from nearstep_sim.device.golden_channel import GoldenChannel
 from nearstep_sim.device.golden_port import ArmedInjection
 from nearstep_sim.device.memory import GUARD, UNWRITTEN
 from nearstep_sim.device.options import GOLDEN, CoarseOptions, GoldenCardOptions, GoldenOptions
 from nearstep_sim.golden.rule import evaluate
+from nearstep_spec.axdimm.config import DimmConfig
+from nearstep_spec.csr.block import Response
+from nearstep_spec.rule.rule import Rule
+from nearstep_spec.smartssd.config import SmartssdConfig
+from nearstep_spec.updater.config import AdamKernelConfig
+from nearstep_spec.updater.registers import device_maps
 
 DEVICES = GOLDEN
 """What this backend offers."""

@@ -7,8 +7,16 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from nearstep_hw.axdimm.config import ELEMENT_BYTES, HALF_BYTES, AdamKernelConfig
-from nearstep_hw.axdimm.registers import (
+from nearstep_sim.device.golden_command import COPY, Command
+from nearstep_sim.device.golden_pairs import GoldenPairs
+from nearstep_sim.device.golden_port import Fault, GoldenPort, Span, StoppedError
+from nearstep_sim.device.memory import EmulatedMemory
+from nearstep_sim.golden import fp
+from nearstep_sim.golden.scan import scan
+from nearstep_spec.fp import BF16, FP16
+from nearstep_spec.rule.scale import GRADIENT
+from nearstep_spec.updater.config import ELEMENT_BYTES, HALF_BYTES, AdamKernelConfig
+from nearstep_spec.updater.registers import (
     Compression,
     CopyOutFormat,
     ErrorCause,
@@ -16,14 +24,6 @@ from nearstep_hw.axdimm.registers import (
     Stream,
     counters,
 )
-from nearstep_hw.fp.format import BF16, FP16
-from nearstep_hw.rule.scale import GRADIENT
-from nearstep_sim.device.golden_command import COPY, Command
-from nearstep_sim.device.golden_pairs import GoldenPairs
-from nearstep_sim.device.golden_port import Fault, GoldenPort, Span, StoppedError
-from nearstep_sim.device.memory import EmulatedMemory
-from nearstep_sim.golden import fp
-from nearstep_sim.golden.scan import scan
 
 Floats = NDArray[np.float32]
 Engine = Callable[[Mapping[str, Floats], Mapping[str, float]], None]

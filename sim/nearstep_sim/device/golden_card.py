@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from nearstep.backends.base import Poll
 from nearstep.backends.emulated import Injection
 from nearstep.errors import RESPONSES, CompletionError, PostedWriteError
-from nearstep_hw.smartssd.config import SmartssdConfig
 from nearstep_sim.device.bar import (
     MAX_PAYLOAD,
     MAX_READ_REQUEST,
@@ -23,6 +22,7 @@ from nearstep_sim.device.golden_adam import Engine
 from nearstep_sim.device.golden_channel import GoldenChannel
 from nearstep_sim.device.golden_port import RESPONSES as CODES
 from nearstep_sim.device.golden_port import ArmedInjection
+from nearstep_spec.smartssd.config import SmartssdConfig
 
 
 class GoldenCard(GoldenBackend, BarBackend):

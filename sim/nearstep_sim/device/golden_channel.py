@@ -8,11 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearstep.errors import MemoryFaultError
-from nearstep_hw.axdimm.config import AdamKernelConfig
-from nearstep_hw.csr.model import BLOCK_BYTES, LINE_BYTES, RegisterMap
 from nearstep_sim.device.golden_adam import Engine, GoldenAdamKernel
 from nearstep_sim.device.memory import EmulatedMemory
 from nearstep_sim.golden.registers import Answer, RegisterFile
+from nearstep_spec.csr.model import BLOCK_BYTES, LINE_BYTES, RegisterMap
+from nearstep_spec.updater.config import AdamKernelConfig
 
 
 class GoldenChannel:

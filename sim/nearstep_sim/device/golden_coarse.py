@@ -22,13 +22,13 @@ from nearstep.errors import (
     WaitTimeoutError,
 )
 from nearstep.scalars import is_whole
-from nearstep_hw.coarse.config import WIRE_FORMATS, CoarseConfig
-from nearstep_hw.coarse.registers import ErrorCause, Operation, Stream, register_bytes
-from nearstep_hw.csr.block import Response
 from nearstep_sim.device.golden_coarse_device import Finding, GoldenDevice, GoldenJob
 from nearstep_sim.device.golden_port import RESPONSES, ArmedInjection
 from nearstep_sim.device.memory import GUARD, UNWRITTEN, WRITTEN
 from nearstep_sim.golden.coarse import ring_all_reduce
+from nearstep_spec.coarse.config import WIRE_FORMATS, CoarseConfig
+from nearstep_spec.coarse.registers import ErrorCause, Operation, Stream, register_bytes
+from nearstep_spec.csr.block import Response
 
 STEP_BYTES = 1 << 14
 """Results of a job that are written in a step, on each device."""

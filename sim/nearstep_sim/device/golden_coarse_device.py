@@ -9,18 +9,18 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from nearstep_hw.coarse.config import BEAT_BYTES, PAGE_BYTES, WIRE_FORMATS, CoarseConfig
-from nearstep_hw.coarse.registers import (
+from nearstep_hw.coarse.wire import TAG_BITS
+from nearstep_sim.device.memory import EmulatedMemory
+from nearstep_sim.golden.registers import Answer, RegisterFile
+from nearstep_spec.coarse.config import BEAT_BYTES, PAGE_BYTES, WIRE_FORMATS, CoarseConfig
+from nearstep_spec.coarse.registers import (
     ErrorCause,
     Operation,
     Stream,
     Wire,
     device_maps,
 )
-from nearstep_hw.coarse.wire import TAG_BITS
-from nearstep_hw.csr.model import BLOCK_BYTES
-from nearstep_sim.device.memory import EmulatedMemory
-from nearstep_sim.golden.registers import Answer, RegisterFile
+from nearstep_spec.csr.model import BLOCK_BYTES
 
 COPIED_BITS = 32
 """Pages that one read of ``snapshot_copied`` tells about."""

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from nearstep_hw.axdimm.config import ELEMENT_BYTES, HALF_BYTES, AdamKernelConfig
-from nearstep_hw.axdimm.registers import (
+from nearstep_sim.device.golden_port import Fault
+from nearstep_spec.rule.rule import Rule
+from nearstep_spec.rule.scale import GRADIENT
+from nearstep_spec.updater.config import ELEMENT_BYTES, HALF_BYTES, AdamKernelConfig
+from nearstep_spec.updater.registers import (
     Compression,
     CopyOutFormat,
     ErrorCause,
@@ -14,9 +17,6 @@ from nearstep_hw.axdimm.registers import (
     Operation,
     Stream,
 )
-from nearstep_hw.rule.rule import Rule
-from nearstep_hw.rule.scale import GRADIENT
-from nearstep_sim.device.golden_port import Fault
 
 INDEX, COPY = "index", "copy"
 """Arrays beside those of the rules."""

@@ -7,13 +7,13 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from nearstep_hw.axdimm.config import ELEMENT_BYTES
-from nearstep_hw.axdimm.registers import Compression, ErrorCause
-from nearstep_hw.rule.scale import GRADIENT
-from nearstep_hw.smartssd.compression import PairCause, ValueFormat
 from nearstep_sim.device.golden_command import INDEX, Area, Command
 from nearstep_sim.device.golden_port import Fault, GoldenPort, Span, StoppedError
 from nearstep_sim.golden.topk import decompress, first_wrong_pair, widen
+from nearstep_spec.rule.scale import GRADIENT
+from nearstep_spec.updater.compression import PairCause, ValueFormat
+from nearstep_spec.updater.config import ELEMENT_BYTES
+from nearstep_spec.updater.registers import Compression, ErrorCause
 
 CAUSES = {PairCause.RANGE: ErrorCause.PAIR_RANGE, PairCause.ORDER: ErrorCause.PAIR_ORDER}
 

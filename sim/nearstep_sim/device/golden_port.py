@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from nearstep.backends.emulated import Injection
 from nearstep.errors import GuardError, OutOfRangeError, UninitialisedError
-from nearstep_hw.axdimm.config import AdamKernelConfig
-from nearstep_hw.axdimm.registers import ErrorCause, Stream
 from nearstep_sim.device.memory import WRITTEN, EmulatedMemory
+from nearstep_spec.updater.config import AdamKernelConfig
+from nearstep_spec.updater.registers import ErrorCause, Stream
 
 RESPONSES = {"slverr": 2, "decerr": 3}
 

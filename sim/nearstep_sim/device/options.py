@@ -11,7 +11,13 @@ from types import MappingProxyType
 from typing import Annotated, Literal
 
 from nearstep.backends.options import Family, Option, Variant, check_bounds
-from nearstep_hw.axdimm.config import (
+from nearstep_sim.link.faults import LinkOptionError, LinkOptions
+from nearstep_spec.axdimm.config import CHANNELS, DimmConfig
+from nearstep_spec.coarse.config import MAX_DEVICES, WIRE_FORMATS, CoarseConfig
+from nearstep_spec.dram.address import DEFAULT_MAPPING, MAPPINGS
+from nearstep_spec.rule.rules import RULES
+from nearstep_spec.smartssd.config import SUBGROUPS_HELD, UPDATER, SmartssdConfig
+from nearstep_spec.updater.config import (
     COMPRESSIONS,
     COPY_OUT_FORMATS,
     GRADIENT_FORMATS,
@@ -19,12 +25,6 @@ from nearstep_hw.axdimm.config import (
     AdamKernelConfig,
     ConfigError,
 )
-from nearstep_hw.axdimm.dimm import CHANNELS, DimmConfig
-from nearstep_hw.coarse.config import MAX_DEVICES, WIRE_FORMATS, CoarseConfig
-from nearstep_hw.dram.address import DEFAULT_MAPPING, MAPPINGS
-from nearstep_hw.rule.rules import RULES
-from nearstep_hw.smartssd.config import SUBGROUPS_HELD, UPDATER, SmartssdConfig
-from nearstep_sim.link.faults import LinkOptionError, LinkOptions
 
 DDR4 = "ddr4-1600"
 """The memory of a whole DIMM: channels of DDR4, each with a mode arbiter."""
@@ -129,7 +129,7 @@ class KernelOptions:
 
         Raises
         ------
-        nearstep_hw.axdimm.config.ConfigError
+        nearstep_spec.updater.config.ConfigError
         """
         config = AdamKernelConfig(
             lanes=self.lanes,
@@ -177,7 +177,7 @@ class AxdimmOptions(KernelOptions):
 
         Raises
         ------
-        nearstep_hw.axdimm.config.ConfigError
+        nearstep_spec.updater.config.ConfigError
         """
         return self.kernel_of(self.block_bytes)
 
@@ -220,7 +220,7 @@ class GoldenOptions(AxdimmOptions):
 
         Raises
         ------
-        nearstep_hw.axdimm.config.ConfigError
+        nearstep_spec.updater.config.ConfigError
         """
         if self.channels is None:
             return None
@@ -269,7 +269,7 @@ class CardOptions(KernelOptions):
 
         Raises
         ------
-        nearstep_hw.axdimm.config.ConfigError
+        nearstep_spec.updater.config.ConfigError
         """
         try:
             kernel = replace(self.kernel_of(self.chunk_bytes), windows=UPDATER.windows)
@@ -354,7 +354,7 @@ class VerilatedCardOptions(SimulationOptions, CardOptions):
 class DimmOptions(KernelOptions):
     """Options of ``sim:axdimm?memory=ddr4-1600``, those of :class:`KernelOptions` among them.
 
-    The size of the memory follows from the parts: :class:`nearstep_hw.axdimm.dimm.DimmConfig`.
+    The size of the memory follows from the parts: :class:`nearstep_spec.axdimm.config.DimmConfig`.
     """
 
     memory: Annotated[
@@ -404,7 +404,7 @@ class DimmOptions(KernelOptions):
 
         Raises
         ------
-        nearstep_hw.axdimm.config.ConfigError
+        nearstep_spec.updater.config.ConfigError
         """
         return DimmConfig(
             kernel=self.kernel_of(self.block_bytes),
@@ -496,7 +496,7 @@ class CoarseOptions:
 
         Raises
         ------
-        nearstep_hw.axdimm.config.ConfigError
+        nearstep_spec.updater.config.ConfigError
         """
         return CoarseConfig(
             groups=self.groups,

@@ -17,13 +17,13 @@ from nearstep.errors import (
     PostedWriteError,
 )
 from nearstep.scalars import is_whole
-from nearstep_hw.coarse.config import CoarseConfig
-from nearstep_hw.coarse.registers import register_bytes
 from nearstep_sim.device.design import pool_library
 from nearstep_sim.device.harness import FAILED
 from nearstep_sim.device.options import VerilatedPoolOptions
 from nearstep_sim.device.shell import ShellBackend, ShellOptions
 from nearstep_sim.link.faults import KINDS, COptions, CStatistics, LinkFault
+from nearstep_spec.coarse.config import CoarseConfig
+from nearstep_spec.coarse.registers import register_bytes
 
 HOST_ID_WIDTH = 4
 """Bits of an ID of the window; see nearstep_hw.coarse.device."""

@@ -6,20 +6,19 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from nearstep_hw.axdimm.config import AdamKernelConfig
-from nearstep_hw.axdimm.registers import adam_kernel_map
-from nearstep_hw.dram.address import DEFAULT_MAPPING, AddressMapping
 from nearstep_hw.dram.column_stage import Slot
-from nearstep_hw.dram.command import Command
 from nearstep_hw.dram.controller import DramController
 from nearstep_hw.dram.dfi import PHASES, TPHY_RDLAT, TPHY_WRLAT
-from nearstep_hw.dram.geometry import BEAT_BYTES, DramGeometry
-from nearstep_hw.dram.timing import DramTiming, dram_timing
 from nearstep_hw.verilog import to_verilog
 from nearstep_sim.build import Model, verilate_library, verilog_of
-
-from .kernel_on_channel import LATENCY, KernelOnChannel
-from .library import CGeometry, CMapping, CPortConfig, CTiming
+from nearstep_sim.dram.kernel_on_channel import LATENCY, KernelOnChannel
+from nearstep_sim.dram.library import CGeometry, CMapping, CPortConfig, CTiming
+from nearstep_spec.dram.address import DEFAULT_MAPPING, AddressMapping
+from nearstep_spec.dram.command import Command
+from nearstep_spec.dram.geometry import BEAT_BYTES, DramGeometry
+from nearstep_spec.dram.timing import DramTiming, dram_timing
+from nearstep_spec.updater.config import AdamKernelConfig
+from nearstep_spec.updater.registers import adam_kernel_map
 
 ELEMENT_BYTES = 4
 LANES = BEAT_BYTES // ELEMENT_BYTES

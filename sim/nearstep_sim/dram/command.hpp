@@ -76,7 +76,7 @@ inline Pins encode(Command command, unsigned bg, unsigned ba, std::uint32_t row,
     return pins;
 }
 
-// Clocks; filled from nearstep_hw.dram.timing, which holds the arithmetic. Order is the ABI.
+// Clocks; filled from nearstep_spec.dram.timing, which holds the arithmetic. Order is the ABI.
 struct Timing {
     std::int32_t cl, cwl;
     std::int32_t t_rcd, t_rp, t_ras, t_rc;

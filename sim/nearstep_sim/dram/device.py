@@ -9,13 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nearstep_hw.dram.address import AddressMapping
-from nearstep_hw.dram.command import DESELECT, Command, Pins, encode
 from nearstep_hw.dram.dfi import PHASES, tphy_rdlat, tphy_wrlat
-from nearstep_hw.dram.geometry import BEAT_BYTES, DramGeometry
-from nearstep_hw.dram.timing import DramTiming
-
-from .library import (
+from nearstep_sim.dram.library import (
     CBusClocks,
     CGeometry,
     CIssued,
@@ -27,8 +22,12 @@ from .library import (
     CViolation,
     load_error,
 )
-from .library import load as load_library
-from .trace import TraceCommand, header
+from nearstep_sim.dram.library import load as load_library
+from nearstep_sim.dram.trace import TraceCommand, header
+from nearstep_spec.dram.address import AddressMapping
+from nearstep_spec.dram.command import DESELECT, Command, Pins, encode
+from nearstep_spec.dram.geometry import BEAT_BYTES, DramGeometry
+from nearstep_spec.dram.timing import DramTiming
 
 __all__ = [
     "BusClocks",
@@ -175,7 +174,7 @@ class Ddr4Device:
             self.check()
 
     def issue(self, clock: int, command: Command, **coordinates: int) -> None:
-        """A command by name; see :func:`nearstep_hw.dram.command.encode`."""
+        """A command by name; see :func:`nearstep_spec.dram.command.encode`."""
         self.command(clock, encode(command, **coordinates))
 
     def play(self, commands: Sequence[TraceCommand]) -> None:

@@ -8,14 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nearstep_hw.dram.address import DEFAULT_MAPPING, AddressMapping
-from nearstep_hw.dram.command import DESELECT, Pins
 from nearstep_hw.dram.dfi import HOST_DATA_BYTES, HOST_PHASES
-from nearstep_hw.dram.geometry import BEAT_BYTES, DramGeometry
-from nearstep_hw.dram.timing import DramTiming, dram_timing
-
-from .device import Ddr4Device
-from .library import (
+from nearstep_sim.dram.device import Ddr4Device
+from nearstep_sim.dram.library import (
     CGeometry,
     CHostConfig,
     CHostCycle,
@@ -26,7 +21,11 @@ from .library import (
     CTiming,
     load_error,
 )
-from .library import load as load_library
+from nearstep_sim.dram.library import load as load_library
+from nearstep_spec.dram.address import DEFAULT_MAPPING, AddressMapping
+from nearstep_spec.dram.command import DESELECT, Pins
+from nearstep_spec.dram.geometry import BEAT_BYTES, DramGeometry
+from nearstep_spec.dram.timing import DramTiming, dram_timing
 
 __all__ = [
     "BareDram",

@@ -5,11 +5,11 @@ from amaranth.lib import wiring
 from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 
-from nearstep_hw.axdimm.adam_kernel import AdamKernel
-from nearstep_hw.axdimm.config import AdamKernelConfig
 from nearstep_hw.csr.axi_lite import AxiLiteSignature
 from nearstep_hw.dram.controller import DramController
-from nearstep_hw.rule.rule import Rule
+from nearstep_hw.updater.adam_kernel import AdamKernel
+from nearstep_spec.rule.rule import Rule
+from nearstep_spec.updater.config import AdamKernelConfig
 
 LATENCY = 78  # of the functional unit in the default order
 WIDTH = 32

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
-from nearstep_hw.dram.address import AddressMapping
-from nearstep_hw.dram.geometry import BEAT_BYTES, DramGeometry
-from nearstep_hw.dram.timing import DramTiming
 from nearstep_sim.build import compile_library
+from nearstep_spec.dram.address import AddressMapping
+from nearstep_spec.dram.geometry import BEAT_BYTES, DramGeometry
+from nearstep_spec.dram.timing import DramTiming
 
 __all__ = [
     "HOST_SLOTS",

@@ -11,12 +11,11 @@ from typing import Annotated
 
 import typer
 
-from nearstep_hw.dram.command import Command
-from nearstep_hw.dram.timing import DramTiming, TimingError, dram_timing
-
-from .device import Ddr4Device, DramViolationError
-from .shared_bus import RANK_SWITCH, SharedBus
-from .trace import TraceCommand, TraceError, read_trace, timing_of_header
+from nearstep_sim.dram.device import Ddr4Device, DramViolationError
+from nearstep_sim.dram.shared_bus import RANK_SWITCH, SharedBus
+from nearstep_sim.dram.trace import TraceCommand, TraceError, read_trace, timing_of_header
+from nearstep_spec.dram.command import Command
+from nearstep_spec.dram.timing import DramTiming, TimingError, dram_timing
 
 __all__ = ["Replay", "main", "replay"]
 

@@ -3,11 +3,10 @@
 from collections import deque
 from typing import NamedTuple
 
-from nearstep_hw.dram.command import Command, encode
-from nearstep_hw.dram.timing import BURST_CLOCKS, DramTiming
-
-from .device import DramViolationError, Issued
-from .trace import TraceCommand
+from nearstep_sim.dram.device import DramViolationError, Issued
+from nearstep_sim.dram.trace import TraceCommand
+from nearstep_spec.dram.command import Command, encode
+from nearstep_spec.dram.timing import BURST_CLOCKS, DramTiming
 
 __all__ = ["RANK_SWITCH", "SharedBus"]
 

@@ -4,8 +4,8 @@ from collections.abc import Iterable, Iterator
 from os import PathLike
 from typing import NamedTuple
 
-from nearstep_hw.dram.command import Command
-from nearstep_hw.dram.timing import DramTiming, dram_timing
+from nearstep_spec.dram.command import Command
+from nearstep_spec.dram.timing import DramTiming, dram_timing
 
 __all__ = ["TraceCommand", "TraceError", "header", "parse", "read_trace", "timing_of_header"]
 

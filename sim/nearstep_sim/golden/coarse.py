@@ -11,9 +11,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from nearstep_hw.coarse.config import BEAT_ELEMENTS, CoarseConfig
-from nearstep_hw.fp.format import BF16, FP16
 from nearstep_sim.golden.fp import QUIET_NAN32, add32, mul32, narrow32, widen32
+from nearstep_spec.coarse.config import BEAT_ELEMENTS, CoarseConfig
+from nearstep_spec.fp import BF16, FP16
 
 __all__ = ["OPERATIONS", "element_parts", "maximum32", "ring_all_reduce"]
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from nearstep_hw.fp.format import BF16, FLAG_NAMES, FP16, FP32, FormatError, FpFormat
+from nearstep_spec.fp import BF16, FLAG_NAMES, FP16, FP32, FormatError, FpFormat
 
 __all__ = [
     "DIVIDE_BY_ZERO",

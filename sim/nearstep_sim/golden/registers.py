@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from nearstep_hw.csr.model import WORD_BITS, WORD_BYTES, Access, RegisterMap
+from nearstep_spec.csr.model import WORD_BITS, WORD_BYTES, Access, RegisterMap
 
 WHOLE_WORD = (1 << WORD_BYTES) - 1
 WORD_MASK = (1 << WORD_BITS) - 1

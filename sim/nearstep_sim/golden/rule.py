@@ -7,10 +7,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nearstep_hw.rule.expr import float32_bits
-from nearstep_hw.rule.rule import Rule
-
-from . import fp
+from nearstep_sim.golden import fp
+from nearstep_spec.rule.expr import float32_bits
+from nearstep_spec.rule.rule import Rule
 
 __all__ = ["ArrayMismatchError", "evaluate"]
 
@@ -79,8 +78,8 @@ def evaluate(
     Raises
     ------
     ArrayMismatchError
-    nearstep_hw.rule.errors.MissingScalarError
-    nearstep_hw.rule.errors.UnknownNameError
+    nearstep_spec.rule.errors.MissingScalarError
+    nearstep_spec.rule.errors.UnknownNameError
     """
     rule.check_scalars(scalars)
     if set(arrays) != set(rule.arrays_in):

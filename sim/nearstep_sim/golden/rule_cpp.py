@@ -11,12 +11,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nearstep_hw.rule.expr import float32_bits
-from nearstep_hw.rule.program import ARITHMETIC, Program
-from nearstep_hw.rule.rule import Rule
 from nearstep_sim.build import compile_library, stored
-
-from .rule import ArrayMismatchError
+from nearstep_sim.golden.rule import ArrayMismatchError
+from nearstep_spec.rule.expr import float32_bits
+from nearstep_spec.rule.program import ARITHMETIC, Program
+from nearstep_spec.rule.rule import Rule
 
 __all__ = ["CXX_FLAGS", "Kernel", "function_name", "kernel", "register_words", "source"]
 
@@ -172,8 +171,8 @@ def register_words(rule: Rule, scalars: Mapping[str, float]) -> NDArray[np.uint3
 
     Raises
     ------
-    nearstep_hw.rule.errors.MissingScalarError
-    nearstep_hw.rule.errors.UnknownNameError
+    nearstep_spec.rule.errors.MissingScalarError
+    nearstep_spec.rule.errors.UnknownNameError
     """
     rule.check_scalars(scalars)
     words = [
@@ -220,8 +219,8 @@ class Kernel:
         Raises
         ------
         ArrayMismatchError
-        nearstep_hw.rule.errors.MissingScalarError
-        nearstep_hw.rule.errors.UnknownNameError
+        nearstep_spec.rule.errors.MissingScalarError
+        nearstep_spec.rule.errors.UnknownNameError
         """
         words = register_words(self.rule, scalars)
         if set(arrays) != set(self._names):

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nearstep_hw.fp.format import BF16, FP16
-from nearstep_hw.smartssd.compression import PairCause, ValueFormat
 from nearstep_sim.golden import fp
+from nearstep_spec.fp import BF16, FP16
+from nearstep_spec.updater.compression import PairCause, ValueFormat
 
 __all__ = ["Decompressed", "decompress", "first_wrong_pair", "widen"]
 

@@ -15,9 +15,9 @@ from nearstep.axdimm.channel import Channel
 from nearstep.buffer import Buffer
 from nearstep.kernel.device import KernelDevice
 from nearstep.kernel.run import UpdateRun
-from nearstep_hw.axdimm.registers import ARRAYS, update_rule
-from nearstep_hw.rule.adam import ORDERS
 from nearstep_sim.golden.rule import evaluate
+from nearstep_spec.rule.adam import ORDERS
+from nearstep_spec.updater.registers import ARRAYS, update_rule
 
 Floats = NDArray[np.float32]
 Arrays = Mapping[str, Floats]

@@ -18,7 +18,7 @@ from nearstep.errors import (
     ShapeError,
 )
 from nearstep.registers import RefusedWriteError
-from nearstep_hw.axdimm.registers import ARRAYS
+from nearstep_spec.updater.registers import ARRAYS
 
 from .conftest import BLOCK, URLS, everywhere
 

@@ -18,10 +18,10 @@ from nearstep.errors import (
     OverlapError,
     ShapeError,
 )
-from nearstep_hw.axdimm.registers import CopyOutFormat
-from nearstep_hw.rule.adagrad import ADAGRAD, adagrad_scalars
-from nearstep_hw.rule.adam import ADAM, adam_scalars
-from nearstep_hw.rule.sgd import SGD, SGD_MOMENTUM, sgd_momentum_scalars, sgd_scalars
+from nearstep_spec.rule.adagrad import ADAGRAD, adagrad_scalars
+from nearstep_spec.rule.adam import ADAM, adam_scalars
+from nearstep_spec.rule.sgd import SGD, SGD_MOMENTUM, sgd_momentum_scalars, sgd_scalars
+from nearstep_spec.updater.registers import CopyOutFormat
 
 from .updates import FORMATS, NARROW, Update, accelerated, gradients, rounded
 

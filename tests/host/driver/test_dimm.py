@@ -27,12 +27,12 @@ from nearstep.errors import (
     WaitTimeoutError,
 )
 from nearstep.kernel.command import Command
-from nearstep_hw.axdimm.registers import ARRAYS, ErrorCause
-from nearstep_hw.dram.command import Command as DramCommand
 from nearstep_sim.device.dimm import DimmBackend
 from nearstep_sim.device.golden import GoldenBackend
 from nearstep_sim.dram.replay import replay
 from nearstep_sim.dram.trace import read_trace
+from nearstep_spec.dram.command import Command as DramCommand
+from nearstep_spec.updater.registers import ARRAYS, ErrorCause
 
 from .conftest import BLOCK, BURSTS_AHEAD, DIMMS, Job
 

@@ -17,7 +17,7 @@ from nearstep.errors import (
     WaitTimeoutError,
 )
 from nearstep.smartssd.device import SmartssdDevice
-from nearstep_hw.axdimm.registers import ARRAYS, ErrorCause, Stream
+from nearstep_spec.updater.registers import ARRAYS, ErrorCause, Stream
 
 from .conftest import BLOCK, BURSTS_AHEAD
 

@@ -26,9 +26,9 @@ from nearstep.errors import (
     UninitialisedError,
     WaitTimeoutError,
 )
-from nearstep_hw.rule.adagrad import ADAGRAD, adagrad_scalars
-from nearstep_hw.rule.adam import ADAM, adam_scalars
-from nearstep_hw.rule.sgd import SGD, SGD_MOMENTUM, sgd_momentum_scalars, sgd_scalars
+from nearstep_spec.rule.adagrad import ADAGRAD, adagrad_scalars
+from nearstep_spec.rule.adam import ADAM, adam_scalars
+from nearstep_spec.rule.sgd import SGD, SGD_MOMENTUM, sgd_momentum_scalars, sgd_scalars
 
 from .conftest import FULL
 from .updates import (

@@ -12,11 +12,11 @@ import nearstep
 from nearstep.axdimm.device import AxdimmDevice
 from nearstep.backends.emulated import Injection
 from nearstep.errors import ArgumentError, BusResponseError, DtypeError, OptionError, UrlError
-from nearstep_hw.axdimm.registers import ErrorCause, Stream
-from nearstep_hw.rule.adagrad import ADAGRAD, adagrad_scalars
-from nearstep_hw.rule.adam import ADAM, ADAM_AMSGRAD, adam_scalars
-from nearstep_hw.rule.sgd import SGD, SGD_MOMENTUM, sgd_momentum_scalars, sgd_scalars
 from nearstep_sim.golden.rule import evaluate
+from nearstep_spec.rule.adagrad import ADAGRAD, adagrad_scalars
+from nearstep_spec.rule.adam import ADAM, ADAM_AMSGRAD, adam_scalars
+from nearstep_spec.rule.sgd import SGD, SGD_MOMENTUM, sgd_momentum_scalars, sgd_scalars
+from nearstep_spec.updater.registers import ErrorCause, Stream
 
 from .conftest import SIM_CARD_SHAPE, chosen
 

@@ -20,8 +20,8 @@ from nearstep.errors import (
     FreedBufferError,
     UninitialisedError,
 )
-from nearstep_hw.rule.sgd import SGD, sgd_scalars
 from nearstep_sim.golden.scan import scan
+from nearstep_spec.rule.sgd import SGD, sgd_scalars
 
 from .conftest import FULL
 from .updates import FORMATS, Update, accelerated, gradients, host_reaches, widened

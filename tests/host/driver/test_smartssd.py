@@ -15,10 +15,10 @@ from nearstep.errors import (
     OptionError,
 )
 from nearstep.smartssd.device import SmartssdDevice
-from nearstep_hw.axdimm.registers import ErrorCause, Stream
-from nearstep_hw.rule.adam import ADAM, adam_scalars
-from nearstep_hw.smartssd.config import UPDATER, SmartssdConfig
 from nearstep_sim.device.golden import open_device
+from nearstep_spec.rule.adam import ADAM, adam_scalars
+from nearstep_spec.smartssd.config import UPDATER, SmartssdConfig
+from nearstep_spec.updater.registers import ErrorCause, Stream
 
 from .conftest import CARD_SHAPE
 from .updates import Update

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 import nearstep
-from nearstep_hw.axdimm.registers import (
+from nearstep_spec.rule.adam import ADAM, adam_scalars
+from nearstep_spec.updater.registers import (
     Compression,
     CopyOutFormat,
     ErrorCause,
@@ -14,7 +15,6 @@ from nearstep_hw.axdimm.registers import (
     Operation,
     Stream,
 )
-from nearstep_hw.rule.adam import ADAM, adam_scalars
 
 from .updates import Update, accelerated, rounded
 

@@ -13,10 +13,10 @@ from nearstep.axdimm.device import AxdimmDevice
 from nearstep.buffer import Buffer
 from nearstep.kernel.device import KernelDevice
 from nearstep.kernel.run import UpdateRun
-from nearstep_hw.fp.format import BF16, FP16, FP32
-from nearstep_hw.rule.rule import Rule
 from nearstep_sim.golden import fp
 from nearstep_sim.golden.rule import evaluate
+from nearstep_spec.fp import BF16, FP16, FP32
+from nearstep_spec.rule.rule import Rule
 
 FORMATS = {"fp32": (FP32, np.float32), "fp16": (FP16, np.float16), "bf16": (BF16, np.uint16)}
 NARROW = ("fp16", "bf16")

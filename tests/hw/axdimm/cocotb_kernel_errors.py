@@ -4,8 +4,8 @@ import cocotb
 from cocotb.triggers import ClockCycles
 from kernel_bench import CONFIG, MEMORY_BYTES, SEED, KernelBench
 
-from nearstep_hw.axdimm.registers import ARRAYS, ErrorCause, Stream
 from nearstep_sim.bench.axi_memory import DECERR, SLVERR, STALL_MODES, BurstError
+from nearstep_spec.updater.registers import ARRAYS, ErrorCause, Stream
 
 BLOCK = CONFIG.block_elements
 BEAT = CONFIG.beat_bytes

@@ -10,15 +10,15 @@ from cocotb.clock import Clock
 from cocotb.triggers import ClockCycles, RisingEdge
 from cocotbext.axi import AxiBus, AxiMaster
 
-from nearstep_hw.axdimm.arbiter_registers import Block, window_base
 from nearstep_hw.axdimm.host_front_end import HOST_READ_LATENCY, HOST_WRITE_LATENCY
-from nearstep_hw.csr.model import BLOCK_BYTES, LINE_BYTES
-from nearstep_hw.dram.command import Command
-from nearstep_hw.dram.timing import dram_timing
 from nearstep_sim.bench.axi_memory import STALL_MODES
 from nearstep_sim.bench.cocotb_dram import DfiRank, HostBus
 from nearstep_sim.dram.device import Ddr4Device
 from nearstep_sim.dram.host import HostConfig, HostController
+from nearstep_spec.axdimm.registers import Block, window_base
+from nearstep_spec.csr.model import BLOCK_BYTES, LINE_BYTES
+from nearstep_spec.dram.command import Command
+from nearstep_spec.dram.timing import dram_timing
 
 SEED = int(os.environ.get("NEARSTEP_SEED", "1"))
 REGION = 1 << 15

@@ -2,10 +2,10 @@
 
 import pytest
 
-from nearstep_hw.axdimm.config import LANES, AdamKernelConfig, ConfigError
-from nearstep_hw.axdimm.registers import Order, Stream, adam_kernel_map, update_rule
-from nearstep_hw.csr.model import LINE_BYTES
-from nearstep_hw.rule.adam import ORDERS
+from nearstep_spec.csr.model import LINE_BYTES
+from nearstep_spec.rule.adam import ORDERS
+from nearstep_spec.updater.config import LANES, AdamKernelConfig, ConfigError
+from nearstep_spec.updater.registers import Order, Stream, adam_kernel_map, update_rule
 
 
 def test_default_is_the_shape_of_the_paper() -> None:

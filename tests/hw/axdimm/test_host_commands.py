@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 from amaranth.sim import Simulator
 
-from nearstep_hw.axdimm.arbiter_registers import Block, arbiter_map
 from nearstep_hw.axdimm.host_access import HostAccess
 from nearstep_hw.axdimm.host_front_end import (
     HOST_READ_LATENCY,
@@ -13,12 +12,13 @@ from nearstep_hw.axdimm.host_front_end import (
     HostFrontEnd,
 )
 from nearstep_hw.axdimm.host_modes import HostModes
-from nearstep_hw.dram.address import AddressMapping
-from nearstep_hw.dram.command import Command, Pins, encode
-from nearstep_hw.dram.geometry import DramGeometry
-from nearstep_hw.dram.latency import HOST_COMMAND_DELAY
-from nearstep_hw.dram.timing import dram_timing
 from nearstep_sim.bench.memory_channel import ChannelBench, Kernel, Mode
+from nearstep_spec.axdimm.registers import Block, arbiter_map
+from nearstep_spec.dram.address import AddressMapping
+from nearstep_spec.dram.command import Command, Pins, encode
+from nearstep_spec.dram.geometry import DramGeometry
+from nearstep_spec.dram.latency import HOST_COMMAND_DELAY
+from nearstep_spec.dram.timing import dram_timing
 
 MODE, CONTROL = 1, 2  # lines of the arbiter
 CLEAR, KERNEL_RESET = 1, 2

@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from nearstep_hw.axdimm.adam_kernel import AdamKernel
-from nearstep_hw.axdimm.config import AdamKernelConfig
-from nearstep_hw.axdimm.registers import update_rule
-from nearstep_hw.axdimm.unit_instance import UNIT_MODULE, UnitInstance
 from nearstep_hw.rule.rtl import FunctionalUnit
+from nearstep_hw.updater.adam_kernel import AdamKernel
+from nearstep_hw.updater.unit_instance import UNIT_MODULE, UnitInstance
 from nearstep_hw.verilog import to_verilog
 from nearstep_sim.bench.cocotb_runner import BenchResult, run_cocotb
 from nearstep_sim.build import verilog_of
+from nearstep_spec.updater.config import AdamKernelConfig
+from nearstep_spec.updater.registers import update_rule
 
 from .stand_in import StandInUnit
 

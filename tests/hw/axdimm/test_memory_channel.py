@@ -4,18 +4,18 @@ every read, and the host model the time of its data."""
 import numpy as np
 import pytest
 
-from nearstep_hw.axdimm.arbiter_registers import WINDOW_BYTES, Block, arbiter_map
-from nearstep_hw.axdimm.hand_over import (
+from nearstep_hw.axdimm.host_front_end import HOST_READ_LATENCY, HOST_WRITE_LATENCY
+from nearstep_hw.dram.fabric import FabricTiming
+from nearstep_sim.bench.memory_channel import ChannelBench, ChannelError, Kernel, Mode
+from nearstep_sim.dram.host import BareDram, HostConfig
+from nearstep_spec.axdimm.hand_over import (
     HAND_OVER_CYCLES,
     longest_to_acceleration,
     longest_to_normal,
 )
-from nearstep_hw.axdimm.host_front_end import HOST_READ_LATENCY, HOST_WRITE_LATENCY
-from nearstep_hw.csr.model import LINE_BYTES, RegisterMap
-from nearstep_hw.dram.command import Command
-from nearstep_hw.dram.fabric import FabricTiming
-from nearstep_sim.bench.memory_channel import ChannelBench, ChannelError, Kernel, Mode
-from nearstep_sim.dram.host import BareDram, HostConfig
+from nearstep_spec.axdimm.registers import WINDOW_BYTES, Block, arbiter_map
+from nearstep_spec.csr.model import LINE_BYTES, RegisterMap
+from nearstep_spec.dram.command import Command
 
 MODE, CONTROL = 1, 2  # lines of the arbiter
 CLEAR, KERNEL_RESET = 1, 2

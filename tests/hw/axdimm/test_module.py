@@ -7,14 +7,14 @@ from functools import partial
 import numpy as np
 import pytest
 
-from nearstep_hw.axdimm.arbiter_registers import IDENT, channel_maps, window_base
 from nearstep_hw.axdimm.channel import AxdimmChannel
-from nearstep_hw.axdimm.config import AdamKernelConfig, ConfigError
 from nearstep_hw.axdimm.module import CHANNELS, ModuleShell
-from nearstep_hw.axdimm.registers import ErrorCause
-from nearstep_hw.dram.address import AddressMapping
-from nearstep_hw.dram.command import Command
 from nearstep_sim.bench.axdimm_module import ModuleBench
+from nearstep_spec.axdimm.registers import IDENT, channel_maps, window_base
+from nearstep_spec.dram.address import AddressMapping
+from nearstep_spec.dram.command import Command
+from nearstep_spec.updater.config import AdamKernelConfig, ConfigError
+from nearstep_spec.updater.registers import ErrorCause
 
 from .adam_run import BASES, AdamRun
 from .stand_in import StandInUnit, stand_in_results

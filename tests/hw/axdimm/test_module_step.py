@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from nearstep_hw.axdimm.config import AdamKernelConfig
-from nearstep_hw.dram.command import Command
 from nearstep_sim.bench import module_step
 from nearstep_sim.bench.axdimm_module import ModuleBench, ModuleError
 from nearstep_sim.bench.module_step import run_step
+from nearstep_spec.dram.command import Command
+from nearstep_spec.updater.config import AdamKernelConfig
 
 from .stand_in import StandInUnit
 

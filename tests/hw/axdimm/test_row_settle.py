@@ -4,9 +4,9 @@ import pytest
 from amaranth.sim import Simulator
 
 from nearstep_hw.axdimm.row_settle import RowSettle
-from nearstep_hw.dram.command import Command, Pins, encode
 from nearstep_hw.dram.dfi import PHASES
-from nearstep_hw.dram.timing import dram_timing
+from nearstep_spec.dram.command import Command, Pins, encode
+from nearstep_spec.dram.timing import dram_timing
 
 # Clocks to any command whatever, from JESD79-4 for 1600K 8Gb x8.
 MINIMA = {

@@ -3,8 +3,8 @@
 import pytest
 from amaranth.sim import Simulator
 
-from nearstep_hw.axdimm.registers import ErrorCause
-from nearstep_hw.axdimm.run_control import RunControl
+from nearstep_hw.updater.run_control import RunControl
+from nearstep_spec.updater.registers import ErrorCause
 
 CHECKED, RUNNING, DRAINED = 5, 12, 20  # cycles from START at which the world answers
 

@@ -9,18 +9,18 @@ import pytest
 from amaranth.hdl import Module, Mux, ResetInserter, Signal
 from amaranth.lib.wiring import Component, In, Out
 
-from nearstep_hw.axdimm.hand_over import HURRY_CYCLES, longest_to_normal
 from nearstep_hw.axdimm.host_command import is_refresh
 from nearstep_hw.axdimm.refresh_debt import RefreshDebt
 from nearstep_hw.axdimm.shared_dram import SharedDram
-from nearstep_hw.dram.command import Command, encode
 from nearstep_hw.dram.dfi import ACTIVATE_PHASE, HOST_PHASES, PHASES
 from nearstep_hw.dram.fabric import FabricTiming
-from nearstep_hw.dram.geometry import DramGeometry
 from nearstep_hw.dram.refresh_manager import RefreshManager
-from nearstep_hw.dram.timing import DramTiming, dram_timing
 from nearstep_hw.verilog import to_verilog
 from nearstep_sim.build import Model, verilate_library
+from nearstep_spec.axdimm.hand_over import HURRY_CYCLES, longest_to_normal
+from nearstep_spec.dram.command import Command, encode
+from nearstep_spec.dram.geometry import DramGeometry
+from nearstep_spec.dram.timing import DramTiming, dram_timing
 
 ACTIVATE, PRECHARGE_ALL, REFRESH = 1, 2, 3  # of `cmd`
 CYCLES = 150_000

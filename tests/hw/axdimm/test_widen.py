@@ -4,12 +4,12 @@
 import numpy as np
 import pytest
 
-from nearstep_hw.axdimm.config import AdamKernelConfig
-from nearstep_hw.axdimm.registers import GradientFormat
-from nearstep_hw.axdimm.widen import GradientWiden
-from nearstep_hw.fp.format import BF16, FP16, FP32
+from nearstep_hw.updater.widen import GradientWiden
 from nearstep_sim.bench.stream_bench import STALLS, StreamBench
 from nearstep_sim.golden import fp
+from nearstep_spec.fp import BF16, FP16, FP32
+from nearstep_spec.updater.config import AdamKernelConfig
+from nearstep_spec.updater.registers import GradientFormat
 
 SOURCES = {"fp16": FP16, "bf16": BF16}
 LANES = (1, 4)

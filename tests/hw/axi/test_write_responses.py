@@ -5,9 +5,9 @@ import random
 import pytest
 from amaranth.sim import Simulator
 
-from nearstep_hw.axdimm.commit import CommitCounter
 from nearstep_hw.axi.burst import BurstLayout
 from nearstep_hw.axi.write_responses import WriteResponses
+from nearstep_hw.updater.commit import CommitCounter
 
 STREAMS = 3
 OKAY, SLVERR = 0, 2

@@ -14,10 +14,10 @@ from nearstep.coarse.device import CoarseDevice
 from nearstep.coarse.errors import JobRefusedError
 from nearstep.device import drive
 from nearstep.errors import BusError
-from nearstep_hw.coarse.config import CoarseConfig
-from nearstep_hw.csr.model import BLOCK_BYTES
 from nearstep_sim.bench.cocotb_pool import GUARD, STALLS, CocotbPoolBackend
 from nearstep_sim.bench.pool_values import compare, draw, reduced
+from nearstep_spec.coarse.config import CoarseConfig
+from nearstep_spec.csr.model import BLOCK_BYTES
 
 OPTIONS = json.loads(os.environ["NEARSTEP_CONFIG"])
 SEED = int(os.environ.get("NEARSTEP_SEED", "1"))

@@ -5,10 +5,10 @@ import random
 import pytest
 from amaranth.sim import Simulator
 
-from nearstep_hw.coarse.config import BEAT_ELEMENTS, CoarseConfig
 from nearstep_hw.coarse.cut import TensorCut
 from nearstep_hw.coarse.walker import EntryWalker
 from nearstep_hw.coarse.wire import Wire
+from nearstep_spec.coarse.config import BEAT_ELEMENTS, CoarseConfig
 
 CONFIG = CoarseConfig(entry_phits=16, chunks_ahead=3)
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from amaranth.sim import Simulator
 
-from nearstep_hw.coarse.config import FRAME_PHITS, CoarseConfig
 from nearstep_hw.coarse.crc import entry_crc, header_crc
 from nearstep_sim.bench.link_layer import DEVICES, Inputs, LinkBench
 from nearstep_sim.link.faults import LinkFault, LinkOptions
+from nearstep_spec.coarse.config import FRAME_PHITS, CoarseConfig
 
 SMALL = {
     groups: CoarseConfig(groups=groups, entry_phits=16, buffer_entries=4) for groups in (1, 2, 4)

@@ -3,14 +3,14 @@
 import numpy as np
 import pytest
 
-from nearstep_hw.coarse.config import CoarseConfig
 from nearstep_hw.coarse.reduce import Reduce
-from nearstep_hw.coarse.registers import Operation, Wire
-from nearstep_hw.fp.format import BF16, FP16
 from nearstep_sim.bench.operands import operands
 from nearstep_sim.bench.stream_bench import STALLS, StreamBench
 from nearstep_sim.golden.coarse import maximum32
 from nearstep_sim.golden.fp import add32, mul32, narrow32, widen32
+from nearstep_spec.coarse.config import CoarseConfig
+from nearstep_spec.coarse.registers import Operation, Wire
+from nearstep_spec.fp import BF16, FP16
 
 ALUS = 4
 RECEIVE, LOCAL, FINAL, SEND, WRITE, LAST, END = (1 << k for k in range(7))

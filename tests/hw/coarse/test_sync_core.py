@@ -5,13 +5,13 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from nearstep_hw.coarse.config import BEAT_BYTES, CoarseConfig
-from nearstep_hw.coarse.registers import ErrorCause, Operation, Stream, Wire
 from nearstep_sim.bench.operands import operands
 from nearstep_sim.bench.sync_ring import STALLS, Job, SyncRing
 from nearstep_sim.device.harness import CInjection
 from nearstep_sim.device.memory import POISON
 from nearstep_sim.golden.coarse import OPERATIONS, ring_all_reduce
+from nearstep_spec.coarse.config import BEAT_BYTES, CoarseConfig
+from nearstep_spec.coarse.registers import ErrorCause, Operation, Stream, Wire
 
 MEBIBYTE = 1 << 20
 SMALL = {"entry_phits": 8, "chunks_ahead": 3, "local_beats": 32, "memory_bytes": MEBIBYTE}

@@ -11,8 +11,8 @@ from cocotb.triggers import ClockCycles, RisingEdge
 from cocotbext.axi import AxiLiteBus, AxiLiteMaster, AxiResp
 from sample import sample_map
 
-from nearstep_hw.csr.model import Access, RegisterMap, port_name
 from nearstep_sim.golden.registers import RegisterFile
+from nearstep_spec.csr.model import Access, RegisterMap, port_name
 
 STALL = os.environ["NEARSTEP_STALL"]
 SEED = int(os.environ["NEARSTEP_SEED"])

@@ -2,7 +2,7 @@
 
 import pytest
 
-from nearstep_hw.csr.model import RegisterMap
+from nearstep_spec.csr.model import RegisterMap
 
 from .sample import sample_map
 

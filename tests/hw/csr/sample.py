@@ -5,7 +5,7 @@ from amaranth.lib.wiring import Component, In, connect, flipped
 
 from nearstep_hw.csr.axi_lite import AxiLiteAdapter, AxiLiteSignature
 from nearstep_hw.csr.bank import CsrBank
-from nearstep_hw.csr.model import (
+from nearstep_spec.csr.model import (
     Access,
     Field,
     Kind,

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 from amaranth.sim import Simulator, SimulatorContext
 
-from nearstep_hw.csr.block import Response
-from nearstep_hw.csr.model import RegisterMap
 from nearstep_hw.verilog import to_verilog
 from nearstep_sim.bench.cocotb_runner import run_cocotb
 from nearstep_sim.build import verilog_of
+from nearstep_spec.csr.block import Response
+from nearstep_spec.csr.model import RegisterMap
 
 from .sample import AxiLiteBlock, sample_map
 

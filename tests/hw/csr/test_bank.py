@@ -6,11 +6,11 @@ from collections.abc import Callable
 import pytest
 from amaranth.sim import Simulator, SimulatorContext
 
-from nearstep_hw.axdimm.config import AdamKernelConfig
-from nearstep_hw.axdimm.registers import adam_kernel_map
 from nearstep_hw.csr.bank import CsrBank
-from nearstep_hw.csr.model import Access, RegisterMap, port_name
 from nearstep_sim.golden.registers import WHOLE_WORD, Answer, RegisterFile
+from nearstep_spec.csr.model import Access, RegisterMap, port_name
+from nearstep_spec.updater.config import AdamKernelConfig
+from nearstep_spec.updater.registers import adam_kernel_map
 
 
 class Bench:

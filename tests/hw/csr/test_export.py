@@ -9,14 +9,14 @@ import pytest
 from systemrdl import RDLCompiler
 from systemrdl.node import FieldNode, RegNode
 
-from nearstep_hw.axdimm.config import AdamKernelConfig
-from nearstep_hw.axdimm.dimm import DimmConfig
-from nearstep_hw.axdimm.registers import adam_kernel_map
-from nearstep_hw.coarse.config import CoarseConfig
-from nearstep_hw.coarse.registers import device_map, sync_core_map
-from nearstep_hw.csr.export import FORMATS, to_c_header, to_markdown, to_systemrdl
-from nearstep_hw.csr.model import Access, Kind, RegisterMap
-from nearstep_hw.smartssd.config import UPDATER
+from nearstep_spec.axdimm.config import DimmConfig
+from nearstep_spec.coarse.config import CoarseConfig
+from nearstep_spec.coarse.registers import device_map, sync_core_map
+from nearstep_spec.csr.export import FORMATS, to_c_header, to_markdown, to_systemrdl
+from nearstep_spec.csr.model import Access, Kind, RegisterMap
+from nearstep_spec.smartssd.config import UPDATER
+from nearstep_spec.updater.config import AdamKernelConfig
+from nearstep_spec.updater.registers import adam_kernel_map
 
 FAMILIES = {
     "axdimm": adam_kernel_map(AdamKernelConfig()),

@@ -4,12 +4,12 @@ import random
 
 from amaranth.sim import Simulator, SimulatorContext
 
-from nearstep_hw.axdimm.config import AdamKernelConfig
-from nearstep_hw.axdimm.registers import adam_kernel_map
 from nearstep_hw.csr.bank import CsrBank
 from nearstep_hw.csr.line import BLOCK_LINES, LineDecoder
-from nearstep_hw.csr.model import LINE_BYTES, WORD_BYTES, Access, port_name
 from nearstep_sim.golden.registers import RegisterFile
+from nearstep_spec.csr.model import LINE_BYTES, WORD_BYTES, Access, port_name
+from nearstep_spec.updater.config import AdamKernelConfig
+from nearstep_spec.updater.registers import adam_kernel_map
 
 WORDS = LINE_BYTES // WORD_BYTES
 

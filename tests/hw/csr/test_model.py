@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from nearstep_hw.csr.model import (
+from nearstep_spec.csr.model import (
     LINE_BYTES,
     Access,
     Field,

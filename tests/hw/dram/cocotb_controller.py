@@ -10,12 +10,12 @@ from cocotb.clock import Clock
 from cocotb.triggers import ClockCycles, RisingEdge
 from cocotbext.axi import AxiBus, AxiMaster
 
-from nearstep_hw.dram.address import AddressMapping
-from nearstep_hw.dram.command import Command
-from nearstep_hw.dram.timing import dram_timing
 from nearstep_sim.bench.axi_memory import STALL_MODES
 from nearstep_sim.bench.cocotb_dram import DfiRank
 from nearstep_sim.dram.device import Ddr4Device, DramViolationError
+from nearstep_spec.dram.address import AddressMapping
+from nearstep_spec.dram.command import Command
+from nearstep_spec.dram.timing import dram_timing
 
 SEED = int(os.environ.get("NEARSTEP_SEED", "1"))
 REGION = 1 << 16

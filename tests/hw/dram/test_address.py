@@ -6,15 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nearstep_hw.dram.address import (
+from nearstep_spec.dram.address import (
     DEFAULT_MAPPING,
     MAPPINGS,
     AddressError,
     AddressMapping,
     DramAddress,
 )
-from nearstep_hw.dram.geometry import DramGeometry
-from nearstep_hw.dram.timing import DENSITIES, WIDTHS
+from nearstep_spec.dram.geometry import DramGeometry
+from nearstep_spec.dram.timing import DENSITIES, WIDTHS
 
 ALL_ORDERS = ["-".join(p) for p in permutations(["row", "column", "bank", "bankgroup"])]
 geometries = st.builds(DramGeometry, st.sampled_from(DENSITIES), st.sampled_from(WIDTHS))

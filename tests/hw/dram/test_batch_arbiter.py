@@ -6,7 +6,7 @@ import pytest
 from amaranth.sim import Simulator
 
 from nearstep_hw.dram.batch_arbiter import BatchArbiter
-from nearstep_hw.dram.geometry import DramGeometry
+from nearstep_spec.dram.geometry import DramGeometry
 
 BATCH = 32
 LAST = 7  # bursts of eight beats

@@ -5,11 +5,11 @@ import random
 import pytest
 from amaranth.sim import Simulator
 
-from nearstep_hw.dram.address import MAPPINGS, AddressMapping
 from nearstep_hw.dram.burst_expander import BurstExpander
-from nearstep_hw.dram.geometry import BEAT_BYTES, DramGeometry
 from nearstep_hw.dram.request import PAGE_BEATS
-from nearstep_hw.dram.timing import BURST_LENGTH
+from nearstep_spec.dram.address import MAPPINGS, AddressMapping
+from nearstep_spec.dram.geometry import BEAT_BYTES, DramGeometry
+from nearstep_spec.dram.timing import BURST_LENGTH
 
 ID_WIDTH = 2
 

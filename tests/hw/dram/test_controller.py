@@ -2,11 +2,7 @@
 
 import pytest
 
-from nearstep_hw.dram.address import AddressMapping
-from nearstep_hw.dram.command import Command
 from nearstep_hw.dram.controller import DramController
-from nearstep_hw.dram.geometry import DramGeometry
-from nearstep_hw.dram.timing import dram_timing
 from nearstep_sim.dram.bench import (
     Channel,
     ChannelBenchError,
@@ -15,6 +11,10 @@ from nearstep_sim.dram.bench import (
     run_random,
     run_traffic,
 )
+from nearstep_spec.dram.address import AddressMapping
+from nearstep_spec.dram.command import Command
+from nearstep_spec.dram.geometry import DramGeometry
+from nearstep_spec.dram.timing import dram_timing
 
 CHANNEL = Channel()
 MILLION = 1_000_000

@@ -6,7 +6,7 @@ import pytest
 
 from nearstep_hw.dram.dfi import ACTIVATE_PHASE, COLUMN_PHASE, PHASES, PRECHARGE_PHASE
 from nearstep_hw.dram.fabric import REFRESH_PHASE, FabricTiming
-from nearstep_hw.dram.timing import DENSITIES, WIDTHS, dram_timing
+from nearstep_spec.dram.timing import DENSITIES, WIDTHS, dram_timing
 
 PARTS = tuple(product(DENSITIES, WIDTHS))
 

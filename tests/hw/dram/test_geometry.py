@@ -2,7 +2,7 @@
 
 import pytest
 
-from nearstep_hw.dram.geometry import DramGeometry, GeometryError
+from nearstep_spec.dram.geometry import DramGeometry, GeometryError
 
 GIB = 1 << 30
 

@@ -9,7 +9,7 @@ from amaranth.sim import Simulator
 
 from nearstep_hw.dram.fabric import FabricTiming
 from nearstep_hw.dram.refresh_manager import RefreshManager
-from nearstep_hw.dram.timing import dram_timing
+from nearstep_spec.dram.timing import dram_timing
 
 FABRIC = FabricTiming(dram_timing("DDR4-1600", "8Gb", "x8"))
 BRISK = FabricTiming(replace(FABRIC.timing, t_rfc=40, t_refi=160))

@@ -6,8 +6,8 @@ from amaranth import Module, Signal
 from amaranth.sim import Simulator
 
 from nearstep_hw.axi.signature import BurstType, Response
-from nearstep_hw.dram.geometry import BEAT_BYTES, DramGeometry
 from nearstep_hw.dram.request import refusal
+from nearstep_spec.dram.geometry import BEAT_BYTES, DramGeometry
 
 ADDRESS_BITS = 34
 

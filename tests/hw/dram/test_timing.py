@@ -2,7 +2,7 @@
 
 import pytest
 
-from nearstep_hw.dram.timing import (
+from nearstep_spec.dram.timing import (
     DENSITIES,
     SPEED_GRADES,
     WIDTHS,

@@ -9,7 +9,6 @@ import pytest
 from amaranth.hdl import Module, Signal
 
 from nearstep_hw.fp import sqrt
-from nearstep_hw.fp.format import BF16, FP16, FP32, FormatError, FpFormat
 from nearstep_hw.fp.pipeline import Pipeline
 from nearstep_hw.fp.unit import MAX_DEPTH, OPERATIONS, DepthError, FpUnit, arithmetic, conversion
 from nearstep_hw.verilog import to_verilog
@@ -25,6 +24,7 @@ from nearstep_sim.bench.vectors import (
     compare,
 )
 from nearstep_sim.build import verilog_of
+from nearstep_spec.fp import BF16, FP16, FP32, FormatError, FpFormat
 
 KINDS = ("add", "sub", "mul", "fma", "div", "sqrt")
 TINY, SMALL = FpFormat(3, 2), FpFormat(4, 3)

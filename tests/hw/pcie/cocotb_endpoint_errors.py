@@ -5,7 +5,7 @@ from cocotb.triggers import ClockCycles
 from cocotbext.pcie.core.tlp import CplStatus, TlpType
 from pcie_bench import CONFIG, MODES, PcieBench
 
-from nearstep_hw.pcie.layout import REGISTER_BYTES
+from nearstep_spec.pcie import REGISTER_BYTES
 
 PAGE = 4096
 BEAT = CONFIG.data_width // 8

@@ -5,7 +5,7 @@ from cocotb.triggers import ClockCycles
 from cocotbext.pcie.core.caps import PciCapId
 from pcie_bench import CONFIG, MODES, PcieBench
 
-from nearstep_hw.pcie.layout import MSIX_PBA_OFFSET, MSIX_TABLE_OFFSET
+from nearstep_spec.pcie import MSIX_PBA_OFFSET, MSIX_TABLE_OFFSET
 
 VECTORS = CONFIG.vectors
 EVERYTHING = (1 << VECTORS) - 1

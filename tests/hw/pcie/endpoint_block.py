@@ -6,9 +6,9 @@ from amaranth.hdl import Module
 from amaranth.lib.wiring import Component, Out, connect, flipped
 
 from nearstep_hw.csr.bank import CsrBank
-from nearstep_hw.csr.model import Access, Field, Register, RegisterMap, place
 from nearstep_hw.pcie.crossed_endpoint import CrossedEndpoint
 from nearstep_hw.pcie.endpoint import PcieEndpoint
+from nearstep_spec.csr.model import Access, Field, Register, RegisterMap, place
 
 
 @dataclass(frozen=True, kw_only=True)

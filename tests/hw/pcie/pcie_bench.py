@@ -13,10 +13,10 @@ from cocotbext.pcie.core.utils import PcieId
 from cocotbext.pcie.xilinx.us.tlp import Tlp_us
 from endpoint_block import BlockConfig, block_map
 
-from nearstep_hw.pcie.layout import MEMORY_BAR, REGISTER_BAR, REGISTER_BYTES
 from nearstep_sim.bench.axi_checker import AxiChecker
 from nearstep_sim.bench.cocotb_axi import AxiPort
 from nearstep_sim.bench.cocotb_pcie import STALLS, PcieSystem
+from nearstep_spec.pcie import MEMORY_BAR, REGISTER_BAR, REGISTER_BYTES
 
 CONFIG = BlockConfig(**json.loads(os.environ["NEARSTEP_CONFIG"]))
 SEED = int(os.environ.get("NEARSTEP_SEED", "1"))

@@ -3,8 +3,8 @@
 import pytest
 from amaranth.sim import Simulator, SimulatorContext
 
-from nearstep_hw.pcie.layout import MSIX_PBA_OFFSET, MSIX_TABLE_OFFSET
 from nearstep_hw.pcie.msix import Msix
+from nearstep_spec.pcie import MSIX_PBA_OFFSET, MSIX_TABLE_OFFSET
 
 PBA = MSIX_PBA_OFFSET - MSIX_TABLE_OFFSET
 

@@ -9,10 +9,10 @@ import numpy as np
 from cocotb.clock import Clock
 from cocotb.triggers import FallingEdge, RisingEdge
 
-from nearstep_hw.rule.adam import ADAM, adam_scalars
 from nearstep_hw.rule.rtl import FunctionalUnit
 from nearstep_sim.golden.rule import evaluate
 from nearstep_sim.golden.rule_cpp import register_words
+from nearstep_spec.rule.adam import ADAM, adam_scalars
 
 SEED = int(os.environ["NEARSTEP_SEED"])
 COUNT = 100

@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from nearstep_hw.rule.adagrad import ADAGRAD
-from nearstep_hw.rule.adam import ADAM, ADAM_AMSGRAD, ADAM_PAPER
-from nearstep_hw.rule.expr import (
+from nearstep_sim.bench.operands import operands as make_operands
+from nearstep_sim.rule_file import load_rules
+from nearstep_spec.rule.adagrad import ADAGRAD
+from nearstep_spec.rule.adam import ADAM, ADAM_AMSGRAD, ADAM_PAPER
+from nearstep_spec.rule.expr import (
     equal,
     fma,
     maximum,
@@ -20,10 +22,8 @@ from nearstep_hw.rule.expr import (
     sign,
     sqrt,
 )
-from nearstep_hw.rule.rule import Rule
-from nearstep_hw.rule.sgd import SGD, SGD_MOMENTUM
-from nearstep_sim.bench.operands import operands as make_operands
-from nearstep_sim.rule_file import load_rules
+from nearstep_spec.rule.rule import Rule
+from nearstep_spec.rule.sgd import SGD, SGD_MOMENTUM
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 

@@ -8,11 +8,11 @@ import pytest
 from numpy.typing import NDArray
 
 from nearstep_hw.rule.rtl import FunctionalUnit
-from nearstep_hw.rule.rule import Rule
 from nearstep_sim.bench.functional_unit import UnitRun, VerilatedUnit
 from nearstep_sim.bench.operands import registers
 from nearstep_sim.golden.rule import evaluate
 from nearstep_sim.golden.rule_cpp import kernel
+from nearstep_spec.rule.rule import Rule
 
 Arrays = dict[str, NDArray[np.float32]]
 Operands = Callable[[Rule, int, int], Arrays]

@@ -7,14 +7,14 @@ import itertools
 import numpy as np
 import pytest
 
-from nearstep_hw.rule.adagrad import ADAGRAD
-from nearstep_hw.rule.adam import ADAM, ADAM_PAPER
-from nearstep_hw.rule.combine import combine, selector
-from nearstep_hw.rule.errors import RuleError
-from nearstep_hw.rule.expr import fma
-from nearstep_hw.rule.rule import Rule
-from nearstep_hw.rule.sgd import SGD, SGD_MOMENTUM
 from nearstep_sim.golden.rule import evaluate
+from nearstep_spec.rule.adagrad import ADAGRAD
+from nearstep_spec.rule.adam import ADAM, ADAM_PAPER
+from nearstep_spec.rule.combine import combine, selector
+from nearstep_spec.rule.errors import RuleError
+from nearstep_spec.rule.expr import fma
+from nearstep_spec.rule.rule import Rule
+from nearstep_spec.rule.sgd import SGD, SGD_MOMENTUM
 
 RULES = (ADAM, SGD, SGD_MOMENTUM, ADAGRAD)
 COUNT = 4096

@@ -6,19 +6,19 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from nearstep_hw.rule.adagrad import ADAGRAD
-from nearstep_hw.rule.adam import ADAM
-from nearstep_hw.rule.combine import combine, selector
-from nearstep_hw.rule.errors import RuleError
 from nearstep_hw.rule.rtl import FunctionalUnit
-from nearstep_hw.rule.rule import Rule
-from nearstep_hw.rule.sgd import SGD, SGD_MOMENTUM
 from nearstep_hw.verilog import to_verilog
 from nearstep_sim.bench.functional_unit import VerilatedUnit
 from nearstep_sim.bench.operands import operands, registers
 from nearstep_sim.golden.rule import evaluate
 from nearstep_sim.golden.rule_cpp import kernel
 from nearstep_sim.synthesis import ultrascale_plus_cells
+from nearstep_spec.rule.adagrad import ADAGRAD
+from nearstep_spec.rule.adam import ADAM
+from nearstep_spec.rule.combine import combine, selector
+from nearstep_spec.rule.errors import RuleError
+from nearstep_spec.rule.rule import Rule
+from nearstep_spec.rule.sgd import SGD, SGD_MOMENTUM
 
 FOUR = (ADAM, SGD_MOMENTUM, SGD, ADAGRAD)
 

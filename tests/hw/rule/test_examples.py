@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from nearstep_hw.rule.rule import Rule
 from nearstep_sim.golden.rule import evaluate
+from nearstep_spec.rule.rule import Rule
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 CAPABILITY = torch.backends.cpu.get_cpu_capability()

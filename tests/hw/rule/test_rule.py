@@ -7,8 +7,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from nearstep_hw.rule.adam import ADAM, ADAM_PAPER
-from nearstep_hw.rule.errors import (
+from nearstep_spec.rule.adam import ADAM, ADAM_PAPER
+from nearstep_spec.rule.errors import (
     MissingParameterError,
     MissingScalarError,
     RuleCycleError,
@@ -18,8 +18,8 @@ from nearstep_hw.rule.errors import (
     UnknownNameError,
     UnusedNameError,
 )
-from nearstep_hw.rule.expr import float32_bits, fma, next_value, select, sqrt
-from nearstep_hw.rule.rule import Rule
+from nearstep_spec.rule.expr import float32_bits, fma, next_value, select, sqrt
+from nearstep_spec.rule.rule import Rule
 
 
 def _rule(definition: Callable[..., object], **names: tuple[str, ...]) -> Rule:

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from nearstep_hw.rule.errors import RuleError
-from nearstep_hw.rule.rule import Rule
-from nearstep_hw.rule.rules import RuleSet
-from nearstep_hw.rule.scale import scaled
 from nearstep_sim.golden import fp
 from nearstep_sim.golden.rule import evaluate
+from nearstep_spec.rule.errors import RuleError
+from nearstep_spec.rule.rule import Rule
+from nearstep_spec.rule.rules import RuleSet
+from nearstep_spec.rule.scale import scaled
 
 NAMES = ("adam", "sgd", "sgd_momentum", "adagrad")
 

@@ -3,10 +3,10 @@
 
 import pytest
 
-from nearstep_hw.rule.adam import ADAM
 from nearstep_hw.rule.rtl import DEFAULT_DEPTHS, FunctionalUnit
-from nearstep_hw.rule.rule import Rule
 from nearstep_hw.rule.schedule import Schedule
+from nearstep_spec.rule.adam import ADAM
+from nearstep_spec.rule.rule import Rule
 
 _LONG = {op: 3 + 2 * k for k, op in enumerate(DEFAULT_DEPTHS)}
 

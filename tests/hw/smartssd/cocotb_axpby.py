@@ -8,9 +8,9 @@ import numpy as np
 from cocotb.clock import Clock
 from cocotb.triggers import FallingEdge
 
-from nearstep_hw.rule.axpby import AXPBY
 from nearstep_sim.golden.rule import evaluate
 from nearstep_sim.golden.rule_cpp import register_words
+from nearstep_spec.rule.axpby import AXPBY
 
 SEED = int(os.environ["NEARSTEP_SEED"])
 COUNT = 200

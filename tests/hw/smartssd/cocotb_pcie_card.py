@@ -17,15 +17,15 @@ from nearstep.device import drive
 from nearstep.errors import CompletionError, PostedWriteError
 from nearstep.registers import RefusedWriteError
 from nearstep.smartssd.device import SmartssdDevice
-from nearstep_hw.axdimm.config import AdamKernelConfig
-from nearstep_hw.axdimm.registers import ARRAYS, ErrorCause, update_rule
-from nearstep_hw.rule.adam import adam_scalars
-from nearstep_hw.smartssd.config import SmartssdConfig
 from nearstep_sim.bench.cocotb_card import GUARD, CocotbCardBackend, GuardWrittenError
 from nearstep_sim.bench.cocotb_pcie import STALLS
 from nearstep_sim.bench.operands import SPECIALS
 from nearstep_sim.golden.rule import evaluate
 from nearstep_sim.golden.scan import scan
+from nearstep_spec.rule.adam import adam_scalars
+from nearstep_spec.smartssd.config import SmartssdConfig
+from nearstep_spec.updater.config import AdamKernelConfig
+from nearstep_spec.updater.registers import ARRAYS, ErrorCause, update_rule
 
 OPTIONS = json.loads(os.environ["NEARSTEP_CONFIG"])
 SEED = int(os.environ.get("NEARSTEP_SEED", "1"))

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from nearstep_hw.smartssd.compression import PairCause, ValueFormat
 from nearstep_sim.bench.operands import SPECIALS
 from nearstep_sim.golden.topk import decompress, widen
+from nearstep_spec.updater.compression import PairCause, ValueFormat
 
 Words = NDArray[np.uint32]
 

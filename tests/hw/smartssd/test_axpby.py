@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nearstep_hw.rule.axpby import AXPBY
 from nearstep_hw.smartssd.axpby import AxpbyUnit
 from nearstep_hw.verilog import to_verilog
 from nearstep_sim.bench.cocotb_runner import run_cocotb
@@ -14,6 +13,7 @@ from nearstep_sim.bench.operands import SPECIALS, operands
 from nearstep_sim.bench.stream_bench import STALLS, StreamBench, StreamProtocolError
 from nearstep_sim.build import verilog_of
 from nearstep_sim.golden.rule import evaluate
+from nearstep_spec.rule.axpby import AXPBY
 
 LANES = 4
 SEED = 31

@@ -2,8 +2,8 @@
 
 import pytest
 
-from nearstep_hw.axdimm.config import AdamKernelConfig, ConfigError
-from nearstep_hw.smartssd.config import UPDATER, SmartssdConfig
+from nearstep_spec.smartssd.config import UPDATER, SmartssdConfig
+from nearstep_spec.updater.config import AdamKernelConfig, ConfigError
 
 SMALL = AdamKernelConfig(lanes=4, block_bytes=512, address_width=20)
 

@@ -4,10 +4,10 @@
 import numpy as np
 import pytest
 
-from nearstep_hw.smartssd.compression import PairCause, ValueFormat
-from nearstep_hw.smartssd.decompress import Decompressor
+from nearstep_hw.updater.pairs.decompress import Decompressor
 from nearstep_sim.bench.stream_bench import STALLS, StreamBench
 from nearstep_sim.golden.topk import decompress
+from nearstep_spec.updater.compression import PairCause, ValueFormat
 
 ONE, BOTH = ("fused",), ("fused", "scatter")
 SHAPES = [

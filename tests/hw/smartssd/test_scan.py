@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from nearstep_hw.smartssd.scan import PARTIALS, GradientScan
+from nearstep_hw.updater.scan import PARTIALS, GradientScan
 from nearstep_sim.bench.operands import operands
 from nearstep_sim.bench.stream_bench import STALLS, StreamBench
 from nearstep_sim.golden import scan as golden

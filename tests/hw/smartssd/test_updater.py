@@ -4,14 +4,14 @@
 import numpy as np
 import pytest
 
-from nearstep_hw.rule.adagrad import ADAGRAD
-from nearstep_hw.rule.adam import ADAM
-from nearstep_hw.rule.sgd import SGD, SGD_MOMENTUM
 from nearstep_hw.smartssd.updater import GeneralUpdater
 from nearstep_sim.bench.operands import operands, registers
 from nearstep_sim.bench.stream_bench import STALLS, StreamBench
 from nearstep_sim.golden.rule import evaluate
 from nearstep_sim.golden.rule_cpp import register_words
+from nearstep_spec.rule.adagrad import ADAGRAD
+from nearstep_spec.rule.adam import ADAM
+from nearstep_spec.rule.sgd import SGD, SGD_MOMENTUM
 
 RULES = (ADAM, SGD_MOMENTUM, SGD, ADAGRAD)
 LANES = 2

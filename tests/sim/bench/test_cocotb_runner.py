@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from nearstep_hw.cache import cache_dir
 from nearstep_sim.bench import cocotb_runner
 from nearstep_sim.bench.cocotb_runner import run_cocotb
+from nearstep_spec.cache import cache_dir
 
 COUNTER = """
 module counter(input clk, output reg [7:0] o);

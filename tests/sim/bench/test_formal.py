@@ -6,8 +6,8 @@ import pytest
 from amaranth.hdl import Assert, Module, Signal
 from amaranth.lib import wiring
 
-from nearstep_hw.cache import cache_dir, yowasp_dir
 from nearstep_sim.bench.formal import ProofError, prove
+from nearstep_spec.cache import cache_dir, yowasp_dir
 
 
 class Limit(wiring.Component):

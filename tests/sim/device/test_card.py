@@ -21,12 +21,12 @@ from nearstep.errors import (
 )
 from nearstep.registers import FieldValueError
 from nearstep.smartssd.device import SmartssdDevice
-from nearstep_hw.axdimm.registers import ARRAYS, update_rule
-from nearstep_hw.rule.adam import adam_scalars
 from nearstep_sim.device.bar import BarBackend, BarTraffic
 from nearstep_sim.device.card import CardBackend
 from nearstep_sim.device.options import VerilatedCardOptions
 from nearstep_sim.golden.rule import evaluate
+from nearstep_spec.rule.adam import adam_scalars
+from nearstep_spec.updater.registers import ARRAYS, update_rule
 
 SHAPE = {"lanes": 4, "chunk_bytes": 512, "memory_bytes": 1 << 20, "rules": "adam"}
 ADAM = {"gradient_formats": "fp32", "gradient_scale": False}
@@ -136,7 +136,7 @@ def test_an_access_builds_no_register_map(monkeypatch):
         def build(kernel):
             pytest.fail("a register map was built")
 
-        monkeypatch.setattr("nearstep_hw.smartssd.config.adam_kernel_map", build)
+        monkeypatch.setattr("nearstep_spec.smartssd.config.adam_kernel_map", build)
         card.backend.write_bar0(card.regs.updater0.count.address, 5)
         assert card.regs.updater0.count.value == 5
 

@@ -18,8 +18,8 @@ from nearstep.errors import (
     WaitTimeoutError,
 )
 from nearstep.registers import RefusedWriteError
-from nearstep_hw.coarse.registers import ErrorCause, Stream
 from nearstep_sim.device.golden_coarse import GoldenPool
+from nearstep_spec.coarse.registers import ErrorCause, Stream
 
 DEVICES = 4
 MEMORY = 64 << 10

@@ -14,10 +14,10 @@ from nearstep.backends.emulated import Injection
 from nearstep.coarse import CoarsePool
 from nearstep.coarse.errors import SilentLinkError
 from nearstep.errors import BusError, GuardError
-from nearstep_hw.coarse.registers import register_bytes
-from nearstep_hw.csr.model import BLOCK_BYTES
 from nearstep_sim.bench.pool_values import compare, draw, reduced
 from nearstep_sim.link.faults import LinkFault
+from nearstep_spec.coarse.registers import register_bytes
+from nearstep_spec.csr.model import BLOCK_BYTES
 
 from .small_pool import DEVICES, MEMORY, backend, opened, random
 

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from nearstep.coarse import CoarsePool
 from nearstep.coarse.frozen import Frozen
-from nearstep_hw.coarse.config import PAGE_BYTES
 from nearstep_sim.bench.pool_values import Floats, compare, draw, reduced
+from nearstep_spec.coarse.config import PAGE_BYTES
 
 from .small_pool import DEVICES, MEMORY, URL, backend, opened, random
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import nearstep
-from nearstep_hw.axdimm.registers import ARRAYS
+from nearstep_spec.updater.registers import ARRAYS
 
 SHAPE = "lanes=4&block_bytes=512&memory_bytes=4MiB"
 

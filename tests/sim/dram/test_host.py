@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nearstep_hw.dram.address import MAPPINGS, DramAddress
-from nearstep_hw.dram.command import Command
 from nearstep_sim.dram.host import BareDram, HostConfig, HostController, HostDataError
 from nearstep_sim.dram.trace import read_trace
+from nearstep_spec.dram.address import MAPPINGS, DramAddress
+from nearstep_spec.dram.command import Command
 
 
 class Traffic:

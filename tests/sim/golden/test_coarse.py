@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from nearstep_hw.coarse.config import BEAT_ELEMENTS, CoarseConfig
 from nearstep_sim.bench.operands import SPECIALS
 from nearstep_sim.golden.coarse import OPERATIONS, element_parts, maximum32, ring_all_reduce
+from nearstep_spec.coarse.config import BEAT_ELEMENTS, CoarseConfig
 
 CONFIG = CoarseConfig(entry_phits=4)
 FORMATS = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}

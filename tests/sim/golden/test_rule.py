@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from nearstep_hw.rule.adam import ADAM, ADAM_AMSGRAD, ORDERS, adam_scalars
-from nearstep_hw.rule.errors import MissingScalarError
 from nearstep_sim.golden.rule import ArrayMismatchError, evaluate
+from nearstep_spec.rule.adam import ADAM, ADAM_AMSGRAD, ORDERS, adam_scalars
+from nearstep_spec.rule.errors import MissingScalarError
 
 CAPABILITY = torch.backends.cpu.get_cpu_capability()
 CONDITIONS = (

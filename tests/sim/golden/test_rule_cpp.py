@@ -10,10 +10,10 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from nearstep_hw.rule.adam import ADAM, adam_scalars
-from nearstep_hw.rule.rule import Rule
 from nearstep_sim.golden.rule import ArrayMismatchError, evaluate
 from nearstep_sim.golden.rule_cpp import kernel, register_words
+from nearstep_spec.rule.adam import ADAM, adam_scalars
+from nearstep_spec.rule.rule import Rule
 
 SCALARS = adam_scalars(1e-3, (0.9, 0.999), 1e-8, 0.01, 3, True)
 

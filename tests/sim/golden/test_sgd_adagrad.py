@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from nearstep_hw.rule.adagrad import ADAGRAD, adagrad_scalars
-from nearstep_hw.rule.sgd import SGD, SGD_MOMENTUM, sgd_momentum_scalars, sgd_scalars
 from nearstep_sim.golden.rule import evaluate
+from nearstep_spec.rule.adagrad import ADAGRAD, adagrad_scalars
+from nearstep_spec.rule.sgd import SGD, SGD_MOMENTUM, sgd_momentum_scalars, sgd_scalars
 
 CAPABILITY = torch.backends.cpu.get_cpu_capability()
 CONDITIONS = (

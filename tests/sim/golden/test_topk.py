@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from nearstep_hw.smartssd.compression import PairCause, ValueFormat
 from nearstep_sim.golden.topk import decompress, widen
+from nearstep_spec.updater.compression import PairCause, ValueFormat
 
 
 def _naive(index, value, pairs, count, group, granule):

@@ -1,0 +1,1 @@
+"""The update kernel that families share: movers, functional units, registers."""

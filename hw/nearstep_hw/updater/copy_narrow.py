@@ -1,0 +1,98 @@
+"""The 16-bit copy of the parameters on its way to memory."""
+
+from amaranth import Cat, Elaboratable, Module, Mux, ResetInserter, Signal
+from amaranth.hdl import Value
+from amaranth.lib import stream, wiring
+from amaranth.lib.wiring import In, Out
+
+from nearstep_hw.fp import convert
+from nearstep_hw.fp.pipeline import Pipeline
+from nearstep_spec.fp import BF16, FP16, FP32
+from nearstep_spec.updater.config import AdamKernelConfig
+from nearstep_spec.updater.registers import CopyOutFormat
+
+COPY_FORMAT_WIDTH = max(form.value for form in CopyOutFormat).bit_length()
+
+_TARGETS = {"fp16": FP16, "bf16": BF16}
+
+
+class CopyNarrow(wiring.Component):
+    """Makes one beat of 16-bit numbers of two beats of binary32.
+
+    The first beat goes into the low half. The last beat of a run goes out by itself if it has no
+    partner; its high half has no meaning then.
+
+    *Timing*: a beat in every cycle; a beat out `latency + 1` cycles after the second of its two.
+    Nothing moves while a beat waits at the output.
+
+    *Numerics*: rounded once, to nearest even; a NaN becomes the default NaN of the format.
+
+    Parameters
+    ----------
+    config : of the kernel.
+    beats_width : bits of `i_beats`.
+
+    Members
+    -------
+    i : beats of binary32.
+    o : beats as they lie in memory.
+    i_beats : beats of the run; held while anything is inside.
+    i_format : a `CopyOutFormat` other than NONE that the kernel has; held likewise.
+    i_clear : forgets everything.
+    """
+
+    latency = convert.DEPTH
+
+    def __init__(self, config: AdamKernelConfig, *, beats_width: int) -> None:
+        self.config = config
+        super().__init__(
+            {
+                "i": In(stream.Signature(config.data_width)),
+                "o": Out(stream.Signature(config.data_width)),
+                "i_beats": In(beats_width),
+                "i_format": In(COPY_FORMAT_WIDTH),
+                "i_clear": In(1),
+            }
+        )
+
+    def elaborate(self, platform: object) -> Elaboratable:
+        m = Module()
+        advance, narrowed = Signal(), Signal()
+        upper, ends = Signal(), Signal()
+        number = Signal.like(self.i_beats)  # beats narrowed
+        low = Signal(self.config.data_width // 2)
+        pipe = Pipeline(m, en=advance)
+        half = Cat(
+            self._narrowed(pipe, self.i.payload.word_select(lane, FP32.width), lane)
+            for lane in range(self.config.lanes)
+        )
+        m.d.comb += [
+            advance.eq(self.o.ready | ~self.o.valid),
+            self.i.ready.eq(advance),
+            narrowed.eq(pipe.valid(self.i.valid, self.latency)),
+            ends.eq(number == self.i_beats - 1),
+        ]
+        with m.If(advance):
+            m.d.sync += self.o.valid.eq(narrowed & (upper | ends))
+            with m.If(narrowed):
+                m.d.sync += [
+                    number.eq(number + 1),
+                    upper.eq(~upper),
+                    low.eq(half),
+                    self.o.payload.eq(Mux(upper, Cat(low, half), half)),
+                ]
+        return ResetInserter(self.i_clear)(m)
+
+    def _narrowed(self, pipe: Pipeline, word: Value, lane: int) -> Value:
+        at = self.latency
+        number = pipe.wrap(word, 0, f"word{lane}")
+        values = {
+            name: pipe.at(
+                convert.convert(pipe, FP32, _TARGETS[name], number, depth=at, flags=False).z, at
+            )
+            for name in self.config.copy_out_formats
+        }
+        (_, value), *others = values.items()
+        for name, other in others:
+            value = Mux(self.i_format == CopyOutFormat[name.upper()], other, value)
+        return value

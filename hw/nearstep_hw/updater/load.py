@@ -1,0 +1,160 @@
+"""Memory to input FIFOs."""
+
+from amaranth import Elaboratable, Module, ResetInserter
+from amaranth.lib import stream, wiring
+from amaranth.lib.wiring import In, Out
+
+from nearstep_hw.axi.burst import id_width
+from nearstep_hw.axi.reader import ReadMover
+from nearstep_hw.axi.schedule import BlockSchedule
+from nearstep_hw.axi.signature import Axi4ReadSignature
+from nearstep_hw.axi.window import WindowChecker, WindowSignature
+from nearstep_hw.stream.fifo import StreamFifo
+from nearstep_hw.stream.slice import StreamSlice
+from nearstep_hw.updater.fault import FaultLayout, mover_fault
+from nearstep_hw.updater.widen import FORMAT_WIDTH, GradientWiden
+from nearstep_spec.rule.scale import GRADIENT
+from nearstep_spec.updater.config import AdamKernelConfig
+from nearstep_spec.updater.registers import ErrorCause, GradientFormat, Stream
+
+
+class LoadPath(wiring.Component):
+    """Loads blocks of the arrays, in turn, into a FIFO each of two blocks.
+
+    Gradients of 16 bits lie in memory and in their FIFO as they are, in half as many beats, and are
+    widened behind it.
+
+    Parameters
+    ----------
+    config : of the kernel.
+
+    Members
+    -------
+    bus : AR and R.
+    window : the windows.
+    i_base, i_beats : of the arrays; held while `o_idle` is low.
+    i_use : a bit for each array that the run has; held while `o_idle` is low. If not all runs have
+        all.
+    i_format : of the gradients; held while `o_idle` is low. If they have a choice.
+    i_launch : begins.
+    o_<array> : beats.
+    i_taken : a beat of every output is taken in this cycle.
+    o_fault : a fault in this cycle; cause 0 is none.
+    i_stop : issues nothing more.
+    o_idle : nothing is outstanding.
+    i_clear : forgets everything; only when `o_idle`.
+    """
+
+    def __init__(self, config: AdamKernelConfig) -> None:
+        self.config = config
+        self.gradient = config.arrays.index(GRADIENT) if config.mixed else None
+        self.schedule = BlockSchedule(
+            streams=len(config.arrays),
+            address_width=config.address_width,
+            beat_bytes=config.beat_bytes,
+            block_beats=config.block_beats,
+            burst_beats=config.burst_beats,
+            optional=config.selective,
+            halved=self.gradient,
+        )
+        super().__init__(
+            {
+                "bus": Out(
+                    Axi4ReadSignature(
+                        address_width=config.address_width,
+                        data_width=config.data_width,
+                        id_width=id_width(len(config.arrays)),
+                    )
+                ),
+                "window": In(WindowSignature()).array(config.windows),
+                "i_base": In(config.address_width).array(len(config.arrays)),
+                "i_beats": In(self.schedule.i_beats.shape()),
+                **({"i_use": In(len(config.arrays))} if self.schedule.optional else {}),
+                **({"i_format": In(FORMAT_WIDTH)} if config.mixed else {}),
+                "i_launch": In(1),
+                **{f"o_{name}": Out(stream.Signature(config.data_width)) for name in config.arrays},
+                "i_taken": In(1),
+                "o_fault": Out(FaultLayout()),
+                "i_stop": In(1),
+                "o_idle": Out(1),
+                "i_clear": In(1),
+            }
+        )
+
+    def elaborate(self, platform: object) -> Elaboratable:
+        m = Module()
+        config = self.config
+        m.submodules.schedule = schedule = self.schedule
+        m.submodules.checker = checker = WindowChecker(
+            schedule.o.payload.shape(),
+            beat_bytes=config.beat_bytes,
+            windows=config.windows,
+            write=False,
+        )
+        m.submodules.mover = mover = ReadMover(
+            streams=len(config.arrays),
+            address_width=config.address_width,
+            beat_bytes=config.beat_bytes,
+            burst_beats=config.burst_beats,
+            landing_beats=config.fifo_beats,
+            bursts_ahead=config.bursts_ahead,
+            apart=self.gradient,
+        )
+
+        wiring.connect(m, schedule.o, checker.i)
+        wiring.connect(m, checker.o, mover.i)
+        wiring.connect(m, wiring.flipped(self.bus), mover.bus)
+        for mine, its in zip(self.window, checker.window, strict=True):
+            wiring.connect(m, wiring.flipped(mine), its)
+        for base, scheduled, moved in zip(self.i_base, schedule.i_base, mover.i_base, strict=True):
+            m.d.comb += [scheduled.eq(base), moved.eq(base)]
+        if schedule.optional:
+            m.d.comb += schedule.i_use.eq(self.i_use)
+        m.d.comb += [
+            schedule.i_start.eq(self.i_launch),
+            schedule.i_beats.eq(self.i_beats),
+            schedule.i_clear.eq(self.i_stop | self.i_clear),
+            checker.i_clear.eq(self.i_stop | self.i_clear),
+            mover.i_stop.eq(self.i_stop),
+            mover.i_gain.eq(self.i_taken),
+            mover.i_clear.eq(self.i_clear),
+            self.o_idle.eq(mover.o_idle),
+        ]
+        for index, name in enumerate(config.arrays):
+            m.submodules[f"fifo_{name}"] = fifo = StreamFifo(
+                config.data_width, depth=config.fifo_beats
+            )
+            beats = wiring.flipped(getattr(self, f"o_{name}"))
+            if index == self.gradient:
+                m.submodules.widen = widen = GradientWiden(config)
+                wiring.connect(m, fifo.o, widen.i)
+                # Widening does not wait for what the functional units do in the same cycle.
+                cut = StreamSlice(config.data_width)
+                m.submodules.widened = ResetInserter(self.i_clear)(cut)
+                wiring.connect(m, widen.o, cut.i)
+                wiring.connect(m, cut.o, beats)
+                m.d.comb += [
+                    widen.i_format.eq(self.i_format),
+                    widen.i_clear.eq(self.i_clear),
+                    schedule.i_halved.eq(self.i_format != GradientFormat.FP32),
+                    mover.i_gain_apart.eq(fifo.o.valid & fifo.o.ready),
+                ]
+            else:
+                wiring.connect(m, fifo.o, beats)
+            m.d.comb += [
+                # The landing space is reserved: ready is high whenever a beat lands.
+                fifo.i.valid.eq(mover.o_landed[index]),
+                fifo.i.payload.eq(self.bus.rdata),
+                fifo.i_clear.eq(self.i_clear),
+            ]
+        m.d.comb += self.o_fault.eq(
+            mover_fault(
+                m,
+                bus=mover.fault,
+                refused=checker.o_refused,
+                burst=checker.o_burst,
+                response=ErrorCause.READ_RESPONSE,
+                streams=[Stream[f"{name.upper()}_READ"] for name in config.arrays],
+            )
+        )
+        return m

@@ -1,0 +1,1 @@
+"""Top-K: gradients that come as pairs of index and value."""

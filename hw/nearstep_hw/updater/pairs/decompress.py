@@ -1,0 +1,319 @@
+"""Top-K decompression: streams of index and value pairs to a dense gradient stream."""
+
+from collections.abc import Sequence
+
+from amaranth import Elaboratable, Module, Mux, ResetInserter, Signal
+from amaranth.hdl import Value
+from amaranth.lib import data, stream, wiring
+from amaranth.lib.wiring import In, Out
+from amaranth.utils import exact_log2
+
+from nearstep_hw.updater.pairs.check import PairCheck
+from nearstep_hw.updater.pairs.chunk_buffer import ChunkBuffer
+from nearstep_hw.updater.pairs.layout import (
+    CAUSE_WIDTH,
+    COUNT_WIDTH,
+    PairLayout,
+    PairReader,
+    WordsLayout,
+)
+from nearstep_hw.updater.pairs.merge import PairMerge
+from nearstep_hw.updater.pairs.scatter import ChunkDrain, PairScatter
+from nearstep_hw.updater.pairs.split import PairSplit
+from nearstep_spec.fp import FP32
+from nearstep_spec.updater.compression import PairCause, ValueFormat
+
+__all__ = ["FUSED", "SCATTER", "SCATTERED", "ChunkScatter", "Decompressor"]
+
+FUSED, SCATTER = "fused", "scatter"
+SCATTERED = 8
+"""Pairs that are distributed at once. Each more costs a share in the multiplexers of all banks: of
+16, random ones go to 16 banks a quarter faster, for twice the area."""
+
+
+class ChunkScatter(wiring.Component):
+    """Pairs that are grouped by chunk, to dense beats, through two chunk buffers.
+
+    *Timing.* While one chunk is filled, the one before goes out at one dense beat a cycle. Filling
+    takes 1 cycle for up to `SCATTERED` pairs of a beat if no bank is hit more than twice by them,
+    see `PairScatter`. After a run that did not end well, or after `rst`, the next one begins
+    `chunk / lanes` cycles later, in which both buffers are cleared.
+
+    Parameters
+    ----------
+    lanes, pairs, chunk : as of `Decompressor`.
+
+    Members
+    -------
+    i : In(stream of `PairLayout`), chunks in order, all in range, see `PairCheck`.
+    o : Out(stream), the dense beats.
+    i_start : forgets everything; `i_launch` may come with it. A run begins behind them, when
+        `o_launch` says so.
+    i_launch, o_launch : see above.
+    i_count : elements; stable during a run.
+    o_done, o_cause, o_position, o_duplicates : as of `Decompressor`.
+    """
+
+    def __init__(self, *, lanes: int, pairs: int, chunk: int) -> None:
+        self.lanes = lanes
+        if exact_log2(chunk) <= exact_log2(lanes):
+            raise ValueError(f"A chunk must have at least {2 * lanes} elements, not {chunk!r}")
+        rows = chunk // lanes
+        part = min(pairs, SCATTERED)
+        self._split = PairSplit(pairs=pairs, part=part)
+        self._scatter = PairScatter(lanes=lanes, pairs=part, chunk=chunk)
+        self._drain = ChunkDrain(lanes=lanes, rows=rows)
+        self._buffers = [ChunkBuffer(banks=lanes, rows=rows) for _ in range(2)]
+        super().__init__(
+            {
+                "i": In(stream.Signature(PairLayout(pairs))),
+                "o": Out(self._drain.o.signature),
+                "i_start": In(1),
+                "i_launch": In(1),
+                "o_launch": Out(1),
+                "i_count": In(COUNT_WIDTH),
+                "o_done": Out(1),
+                "o_cause": Out(CAUSE_WIDTH),
+                "o_position": Out(COUNT_WIDTH),
+                "o_duplicates": Out(COUNT_WIDTH),
+            }
+        )
+
+    def elaborate(self, platform: object) -> Elaboratable:
+        m = Module()
+        split, scatter, drain = self._split, self._scatter, self._drain
+        for name, part in {"scatter": scatter, "drain": drain}.items():
+            m.submodules[name] = ResetInserter(self.i_start)(part)
+            m.d.comb += [part.i_launch.eq(self.o_launch), part.i_count.eq(self.i_count)]
+        # What was reset in mid-run may have left something in the buffers; `rst` clears them not.
+        dirty, clearing = Signal(init=1), Signal()
+        row = Signal.like(drain.o_row)
+        with m.If(self.i_start):
+            m.d.sync += [
+                clearing.eq(self.i_launch & dirty),
+                self.o_launch.eq(self.i_launch & ~dirty),
+                row.eq(0),
+            ]
+        with m.Else():
+            m.d.sync += self.o_launch.eq(clearing & row.all())
+            with m.If(clearing):
+                m.d.sync += [row.eq(row + 1), clearing.eq(~row.all())]
+        with m.If(self.o_launch):
+            m.d.sync += dirty.eq(1)
+        with m.Elif(self.o_done):
+            m.d.sync += dirty.eq(0)
+
+        m.submodules.split = ResetInserter(self.i_start)(split)
+        wiring.connect(m, wiring.flipped(self.i), split.i)
+        wiring.connect(m, split.o, scatter.i)
+        wiring.connect(m, drain.o, wiring.flipped(self.o))
+        for k, buffer in enumerate(self._buffers):
+            m.submodules[f"buffer{k}"] = buffer
+            m.d.comb += [
+                buffer.i_read.eq(clearing | drain.o_read[k]),
+                buffer.i_row.eq(Mux(clearing, row, drain.o_row)),
+                drain.i_row[k].eq(buffer.o_row),
+            ]
+            for write, port in zip(scatter.write, buffer.write, strict=True):
+                for name in port.signature.members:
+                    mine = getattr(write, name)
+                    if name.endswith("_en"):
+                        mine = mine & (scatter.o_buffer == k)
+                    m.d.comb += getattr(port, name).eq(mine)
+        m.d.comb += [
+            scatter.i_full.eq(drain.o_full),
+            drain.i_hand.eq(scatter.o_hand),
+            drain.i_buffer.eq(scatter.o_buffer),
+            self.o_done.eq(scatter.o_finished & drain.o_empty),
+            self.o_cause.eq(scatter.o_cause),
+            self.o_position.eq(scatter.o_position),
+            self.o_duplicates.eq(scatter.o_pairs - drain.o_present),
+        ]
+        return m
+
+
+class Decompressor(wiring.Component):
+    """Top-K pairs to a dense gradient stream, in one of two forms.
+
+    Indices are u32, relative to the first element. Of `fused` pairs they are sorted, and the pairs
+    are merged into the stream without memory; `scatter` pairs are grouped by chunk, in any order
+    inside one, and go through two chunk buffers. Of equal indices the last wins; all but one are
+    counted. What lies before the dense beat (fused) or the chunk (scatter) of the last good pair is
+    given even if the run ends early: then `o_cause` says why, and `o_position` how many pairs came
+    before the first that is missing or wrong. So that nothing is given of pairs one of which is
+    wrong, a run can be *dry*: indices are checked, and no values taken or given.
+
+    *Timing.* Fused: one dense beat a cycle if the pairs come in time and the sink takes them, and a
+    cycle more for each beat of pairs that ends within a dense beat. Scatter: see `ChunkScatter`.
+    Dry: one beat of indices a cycle.
+
+    *Numerics.* FP16 and BF16 values are widened to FP32 exactly; a NaN of theirs becomes the
+    default NaN. FP32 values pass as they are.
+
+    Parameters
+    ----------
+    forms : of `fused` and `scatter`, at least one.
+    lanes : elements of a dense beat, a power of two.
+    pairs : pairs of a beat, even.
+    chunk : elements of a chunk, a power of two, at least two beats. Of `scatter` alone.
+
+    Members
+    -------
+    i_index, i_value : In(stream of `WordsLayout`), see `PairReader`.
+    o : Out(stream), lane k in bits 32 k to 32 k + 31.
+    i_start : begins a run, whatever was before it; what is in flight is forgotten.
+    i_pairs, i_count : pairs, and elements; stable during a run.
+    i_format : a `ValueFormat`; stable during a run.
+    i_dry : the run is dry; stable during a run.
+    i_scatter : the form of the run; stable during it. If there are two.
+    o_done : every beat is taken; of a dry run, no index is wrong.
+    o_cause : a `PairCause`.
+    o_position : see above.
+    o_duplicates : pairs that lost against a later one; counts with `o_done`, not if dry.
+
+    Ref: Smart-Infinity, V-B; fused is that with the buffer left out.
+    """
+
+    def __init__(
+        self,
+        *,
+        forms: Sequence[str] = (FUSED,),
+        lanes: int = 16,
+        pairs: int = 16,
+        chunk: int = 4096,
+    ) -> None:
+        self.forms = tuple(forms)
+        if not self.forms or set(self.forms) - {FUSED, SCATTER}:
+            raise ValueError(f"Forms must be of {FUSED} and {SCATTER}, not {forms!r}")
+        exact_log2(lanes)
+        self.lanes = lanes
+        self.pairs = pairs
+        self.chunk = chunk
+        self._reader = PairReader(pairs=pairs)
+        both = len(self.forms) > 1
+        self._check = PairCheck(pairs=pairs, group=chunk if SCATTER in forms else 1, choice=both)
+        self._merge = PairMerge(lanes=lanes, pairs=pairs) if FUSED in self.forms else None
+        self._scatter = (
+            ChunkScatter(lanes=lanes, pairs=pairs, chunk=chunk) if SCATTER in self.forms else None
+        )
+        words = stream.Signature(WordsLayout(pairs))
+        super().__init__(
+            {
+                "i_index": In(words),
+                "i_value": In(words),
+                "o": Out(stream.Signature(data.ArrayLayout(FP32.width, lanes))),
+                "i_start": In(1),
+                "i_pairs": In(COUNT_WIDTH),
+                "i_count": In(COUNT_WIDTH),
+                "i_format": In(range(len(ValueFormat))),
+                "i_dry": In(1),
+                **({"i_scatter": In(1)} if both else {}),
+                "o_done": Out(1),
+                "o_cause": Out(CAUSE_WIDTH),
+                "o_position": Out(COUNT_WIDTH),
+                "o_duplicates": Out(COUNT_WIDTH),
+            }
+        )
+
+    def elaborate(self, platform: object) -> Elaboratable:
+        m = Module()
+        reader, check, merge, scatter = self._reader, self._check, self._merge, self._scatter
+        started = Signal()  # `i_start` was in the cycle before
+        launch = Signal()  # the reader begins
+        m.d.sync += started.eq(self.i_start)
+        m.submodules.reader = ResetInserter(self.i_start)(reader)
+        m.submodules.check = ResetInserter(self.i_start)(check)
+        for source, sink in ((self.i_index, reader.i_index), (self.i_value, reader.i_value)):
+            m.d.comb += [
+                sink.payload.eq(source.payload),
+                # A run that is given up takes nothing of the next.
+                sink.valid.eq(source.valid & ~self.i_start),
+                source.ready.eq(sink.ready & ~self.i_start),
+            ]
+        wiring.connect(m, reader.o, check.i)
+        m.d.comb += [
+            launch.eq(started),
+            reader.i_launch.eq(launch),
+            reader.i_pairs.eq(self.i_pairs),
+            reader.i_format.eq(self.i_format),
+            reader.i_dry.eq(self.i_dry),
+            check.i_count.eq(self.i_count),
+        ]
+        with m.If(self.i_dry):
+            self._drop(m, check)
+        if merge is not None:
+            m.submodules.merge = ResetInserter(self.i_start)(merge)
+            m.d.comb += [
+                merge.i_launch.eq(started),
+                merge.i_count.eq(self.i_count),
+                merge.i.payload.eq(check.o.payload),
+            ]
+            with m.If(self._takes(FUSED)):
+                m.d.comb += [
+                    merge.i.valid.eq(check.o.valid),
+                    check.o.ready.eq(merge.i.ready),
+                    self.o_duplicates.eq(check.o_repeats),
+                ]
+                self._give(m, merge)
+        if scatter is not None:
+            m.submodules.scatter = scatter
+            m.d.comb += [
+                scatter.i_start.eq(self.i_start),
+                scatter.i_launch.eq(self._takes(SCATTER)),
+                scatter.i_count.eq(self.i_count),
+                scatter.i.payload.eq(check.o.payload),
+            ]
+            with m.If(self._takes(SCATTER)):
+                m.d.comb += [
+                    launch.eq(scatter.o_launch),
+                    scatter.i.valid.eq(check.o.valid),
+                    check.o.ready.eq(scatter.i.ready),
+                    self.o_duplicates.eq(scatter.o_duplicates),
+                ]
+                self._give(m, scatter)
+        if self.choice:
+            m.d.comb += check.i_sorted.eq(~self.i_scatter)
+        return m
+
+    @property
+    def choice(self) -> bool:
+        """Whether there are two forms."""
+        return len(self.forms) > 1
+
+    def _takes(self, form: str) -> Value:
+        """The run has this form, and is not dry."""
+        mine: Value | bool = True
+        if self.choice:
+            mine = self.i_scatter if form == SCATTER else ~self.i_scatter
+        return ~self.i_dry & mine
+
+    def _give(self, m: Module, part: PairMerge | ChunkScatter) -> None:
+        m.d.comb += [
+            self.o.valid.eq(part.o.valid),
+            self.o.payload.eq(part.o.payload),
+            part.o.ready.eq(self.o.ready),
+            self.o_done.eq(part.o_done),
+            self.o_cause.eq(part.o_cause),
+            self.o_position.eq(part.o_position),
+        ]
+
+    def _drop(self, m: Module, check: PairCheck) -> None:
+        """Take pairs and give nothing; hold the outcome."""
+        done = Signal(name="dry_done")
+        cause = Signal(CAUSE_WIDTH, name="dry_cause")
+        position = Signal(COUNT_WIDTH, name="dry_position")
+        last = check.o.payload
+        m.d.comb += [
+            check.o.ready.eq(1),
+            self.o_done.eq(done),
+            self.o_cause.eq(cause),
+            self.o_position.eq(position),
+        ]
+        with m.If(check.o.valid & last.end):
+            m.d.sync += [
+                done.eq(last.cause == PairCause.NONE),
+                cause.eq(last.cause),
+                position.eq(last.position),
+            ]
+        with m.If(self.i_start):
+            m.d.sync += [done.eq(0), cause.eq(PairCause.NONE)]

@@ -1,0 +1,68 @@
+"""The decompressor behind registers, so that its clock can rest."""
+
+from collections.abc import Sequence
+
+from amaranth import Elaboratable, Module, Mux, ResetInserter, Signal
+from amaranth.lib import wiring
+
+from nearstep_hw.stream.slice import StreamSlice
+from nearstep_hw.updater.pairs.decompress import Decompressor
+from nearstep_spec.updater.compression import PairCause
+
+__all__ = ["IsolatedDecompressor"]
+
+
+class IsolatedDecompressor(wiring.Component):
+    """A `Decompressor` that nothing outside of it reaches but through a register.
+
+    No path leads through it without a clock, and with its clock at rest nothing in it moves,
+    whatever moves outside.
+
+    *Timing*: that of `Decompressor`, three cycles later. Of a run, nothing is given or told before
+    the second cycle after `i_start`; its pairs must not come before then either.
+
+    Parameters
+    ----------
+    forms, lanes, pairs, chunk : as of `Decompressor`.
+
+    Members
+    -------
+    As those of `Decompressor`.
+    """
+
+    def __init__(self, *, forms: Sequence[str], lanes: int, pairs: int, chunk: int) -> None:
+        self._inner = Decompressor(forms=forms, lanes=lanes, pairs=pairs, chunk=chunk)
+        self.choice = self._inner.choice
+        super().__init__(self._inner.signature)
+
+    def elaborate(self, platform: object) -> Elaboratable:
+        m = Module()
+        m.submodules.inner = inner = self._inner
+        told = Signal()  # what it shows is of this run
+        settings = ["i_start", "i_pairs", "i_count", "i_format", "i_dry"]
+        for name in [*settings, *(["i_scatter"] if self.choice else [])]:
+            m.d.sync += getattr(inner, name).eq(getattr(self, name))
+        with m.If(self.i_start):
+            m.d.sync += told.eq(0)
+        with m.Elif(inner.i_start):
+            m.d.sync += told.eq(1)
+
+        for name in ("i_index", "i_value"):
+            mine = getattr(self, name)
+            cut = StreamSlice(mine.payload.shape())
+            m.submodules[name] = ResetInserter(inner.i_start)(cut)
+            wiring.connect(m, wiring.flipped(mine), cut.i)
+            wiring.connect(m, cut.o, getattr(inner, name))
+        out = StreamSlice(self.o.payload.shape())
+        m.submodules.o = ResetInserter(inner.i_start)(out)
+        wiring.connect(m, inner.o, out.i)
+        m.d.comb += [
+            self.o.payload.eq(out.o.payload),
+            self.o.valid.eq(out.o.valid & told),
+            out.o.ready.eq(self.o.ready & told),
+            self.o_done.eq(inner.o_done & ~out.o.valid & told),
+            self.o_cause.eq(Mux(told, inner.o_cause, PairCause.NONE)),
+            self.o_position.eq(inner.o_position),
+            self.o_duplicates.eq(inner.o_duplicates),
+        ]
+        return m

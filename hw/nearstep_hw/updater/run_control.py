@@ -1,0 +1,131 @@
+"""From START to the end of a run."""
+
+from amaranth import Module
+from amaranth.lib import wiring
+from amaranth.lib.wiring import In, Out
+
+from nearstep_hw.updater.fault import FaultLayout
+from nearstep_spec.updater.registers import ErrorCause
+
+
+class RunControl(wiring.Component):
+    """The state of the kernel, and the first fault of a run.
+
+    A run is checked, verified if it has something to verify, launched, and done when `i_whole`. A
+    fault or an abort stops it: nothing more is issued, and once everything outstanding has come
+    back the kernel is idle again, with the error shown and `o_done` low. START clears the error.
+
+    *Timing*: `o_busy` the cycle after `i_go`; all outputs but `o_verify`, `o_launch` and `o_clear`
+    are registers or states.
+
+    Members
+    -------
+    i_go : START; ignored while busy.
+    i_abort : ABORT; ignored when idle.
+    i_empty : the run has nothing to do.
+    o_check, i_checked, i_check_fault : start and outcome of the checks.
+    i_verify : something has to be read and found right before anything is written.
+    o_verify, i_verified : start of that, and its good end; nothing is outstanding then.
+    o_verifying : it goes on.
+    o_launch : the movers begin.
+    i_fault : a fault while verifying or running; cause 0 is none.
+    i_whole : all of the run is written and acknowledged.
+    i_drained : nothing is outstanding anywhere.
+    o_stop : issue nothing, discard what arrives.
+    o_clear : nothing runs; buffers and counters of the data path are cleared.
+    o_busy, o_done, o_error, o_fault : for the registers.
+    """
+
+    i_go: In(1)
+    i_abort: In(1)
+    i_empty: In(1)
+    o_check: Out(1)
+    i_checked: In(1)
+    i_check_fault: In(FaultLayout())
+    i_verify: In(1)
+    o_verify: Out(1)
+    o_verifying: Out(1)
+    i_verified: In(1)
+    o_launch: Out(1)
+    i_fault: In(FaultLayout())
+    i_whole: In(1)
+    i_drained: In(1)
+    o_stop: Out(1)
+    o_clear: Out(1)
+    o_busy: Out(1)
+    o_done: Out(1)
+    o_error: Out(1)
+    o_fault: Out(FaultLayout())
+
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        aborted = FaultLayout().const({"cause": ErrorCause.ABORTED})
+        m.d.comb += [
+            self.o_error.eq(self.o_fault.cause != 0),
+            self.o_clear.eq(1),
+            self.o_busy.eq(1),
+        ]
+        with m.FSM():
+            with m.State("IDLE"):
+                m.d.comb += self.o_busy.eq(0)
+                with m.If(self.i_go):
+                    m.d.comb += self.o_check.eq(1)
+                    m.d.sync += [self.o_done.eq(0), self.o_fault.eq(0)]
+                    m.next = "CHECK"
+            with m.State("CHECK"):
+                with m.If(self.i_abort):
+                    m.d.sync += self.o_fault.eq(aborted)
+                    m.next = "IDLE"
+                with m.Elif(self.i_checked):
+                    m.next = "IDLE"
+                    with m.If(self.i_check_fault.cause != 0):
+                        m.d.sync += self.o_fault.eq(self.i_check_fault)
+                    with m.Elif(self.i_empty):
+                        m.d.sync += self.o_done.eq(1)
+                    with m.Elif(self.i_verify):
+                        m.next = "BEGIN_VERIFY"
+                    with m.Else():
+                        m.next = "LAUNCH"
+            with m.State("BEGIN_VERIFY"):
+                m.d.comb += [self.o_clear.eq(0), self.o_verify.eq(1), self.o_verifying.eq(1)]
+                m.next = "VERIFY"
+                with m.If(self.i_abort):
+                    m.d.sync += self.o_fault.eq(aborted)
+                    m.next = "STOP"
+            with m.State("VERIFY"):
+                m.d.comb += [self.o_clear.eq(0), self.o_verifying.eq(1)]
+                with m.If(self.i_fault.cause != 0):
+                    m.d.sync += self.o_fault.eq(self.i_fault)
+                    m.next = "STOP"
+                with m.Elif(self.i_abort):
+                    m.d.sync += self.o_fault.eq(aborted)
+                    m.next = "STOP"
+                with m.Elif(self.i_verified):
+                    m.next = "VERIFIED"
+            with m.State("VERIFIED"):
+                m.next = "LAUNCH"
+                with m.If(self.i_abort):
+                    m.d.sync += self.o_fault.eq(aborted)
+                    m.next = "STOP"
+            with m.State("LAUNCH"):
+                m.d.comb += [self.o_clear.eq(0), self.o_launch.eq(1)]
+                m.next = "RUN"
+                with m.If(self.i_abort):
+                    m.d.sync += self.o_fault.eq(aborted)
+                    m.next = "STOP"
+            with m.State("RUN"):
+                m.d.comb += self.o_clear.eq(0)
+                with m.If(self.i_fault.cause != 0):
+                    m.d.sync += self.o_fault.eq(self.i_fault)
+                    m.next = "STOP"
+                with m.Elif(self.i_whole):
+                    m.d.sync += self.o_done.eq(1)
+                    m.next = "IDLE"
+                with m.Elif(self.i_abort):
+                    m.d.sync += self.o_fault.eq(aborted)
+                    m.next = "STOP"
+            with m.State("STOP"):
+                m.d.comb += [self.o_clear.eq(0), self.o_stop.eq(1)]
+                with m.If(self.i_drained):
+                    m.next = "IDLE"
+        return m

@@ -1,0 +1,146 @@
+"""Takes beats from the input FIFOs through the functional units to the output FIFOs."""
+
+from amaranth import Cat, Const, Elaboratable, Module, ResetInserter, Signal
+from amaranth.lib import stream, wiring
+from amaranth.lib.wiring import In, Out
+
+from nearstep_hw.updater.unit_bank import UnitBankSignature
+from nearstep_spec.updater.config import AdamKernelConfig
+
+IN_FLIGHT_WIDTH = 10  # the pipelines hold fewer than 1024 parts: a latency of 1023 cycles at most
+
+
+class UnitSequencer(wiring.Component):
+    """Feeds the functional units and collects their results.
+
+    With fewer units than lanes a beat is worked through in `config.cycles_per_beat` parts, lowest
+    lanes first. The pipelines advance only with a part to feed and room for what comes out; no gap
+    ever enters them until the last beat of the run has. Then, or with `i_stop`, they advance until
+    they are empty.
+
+    *Timing*: combinational from the FIFOs to the units and back; a part every cycle.
+
+    Parameters
+    ----------
+    config : of the kernel.
+    unit : signature of the functional units' port.
+    inputs, outputs : names of the arrays, as in `unit`.
+    beats_width : bits of `i_beats`.
+    optional : arrays can be left out.
+
+    Members
+    -------
+    i_<array>, o_<array> : beats in, beats out.
+    unit : the functional units.
+    i_use_in, i_use_out : a bit for each array that the run has; others give and take nothing. If
+        `optional`.
+    i_launch : a run of `i_beats` beats begins.
+    i_stop : feeds nothing more, and discards what comes out.
+    o_taken : a beat of every input was taken.
+    o_made : a beat of every output was put.
+    o_starved : beats are missing.
+    o_blocked : results have no room.
+    o_empty : nothing is in the pipelines.
+    i_clear : forgets the run, and feeds nothing in that cycle; only when `o_empty`.
+    """
+
+    def __init__(
+        self,
+        config: AdamKernelConfig,
+        *,
+        unit: UnitBankSignature,
+        inputs: tuple[str, ...],
+        outputs: tuple[str, ...],
+        beats_width: int,
+        optional: bool = False,
+    ) -> None:
+        self.config = config
+        self.inputs = inputs
+        self.outputs = outputs
+        self.optional = optional
+        beat = stream.Signature(config.data_width)
+        super().__init__(
+            {
+                **{f"i_{name}": In(beat) for name in inputs},
+                **{f"o_{name}": Out(beat) for name in outputs},
+                "unit": Out(unit),
+                **(
+                    {"i_use_in": In(len(inputs)), "i_use_out": In(len(outputs))} if optional else {}
+                ),
+                "i_launch": In(1),
+                "i_beats": In(beats_width),
+                "i_stop": In(1),
+                "o_taken": Out(1),
+                "o_made": Out(1),
+                "o_starved": Out(1),
+                "o_blocked": Out(1),
+                "o_empty": Out(1),
+                "i_clear": In(1),
+            }
+        )
+
+    def elaborate(self, platform: object) -> Elaboratable:
+        m = Module()
+        unit = self.unit
+        parts = self.config.cycles_per_beat
+        ins = [getattr(self, f"i_{name}") for name in self.inputs]
+        outs = [getattr(self, f"o_{name}") for name in self.outputs]
+        use_in = self.i_use_in if self.optional else Const((1 << len(ins)) - 1, len(ins))
+        use_out = self.i_use_out if self.optional else Const((1 << len(outs)) - 1, len(outs))
+        to_feed = Signal.like(self.i_beats)
+        in_flight = Signal(IN_FLIGHT_WIDTH)
+        part_in = Signal(range(parts))
+        part_out = Signal(range(parts))
+        have = Signal()
+        room = Signal()
+        feed = Signal()
+        drain = Signal()
+        fed = Signal()
+        got = Signal()
+        last_in = Signal()
+        last_out = Signal()
+
+        m.d.comb += [
+            last_in.eq(part_in == parts - 1),
+            last_out.eq(part_out == parts - 1),
+            have.eq((Cat(beats.valid for beats in ins) | ~use_in).all()),
+            feed.eq(have & (to_feed != 0) & ~self.i_stop & ~self.i_clear),
+            drain.eq(((to_feed == 0) | self.i_stop) & (in_flight != 0)),
+            room.eq(
+                ~unit.o_valid | ~last_out | (Cat(beats.ready for beats in outs) | ~use_out).all()
+            ),
+            unit.i_en.eq((feed | drain) & (room | self.i_stop)),
+            unit.i_valid.eq(feed),
+            fed.eq(unit.i_en & feed),
+            got.eq(unit.i_en & unit.o_valid),
+            self.o_taken.eq(fed & last_in),
+            self.o_made.eq(got & last_out & ~self.i_stop),
+            self.o_starved.eq((to_feed != 0) & ~have),
+            self.o_blocked.eq((feed | drain) & ~room),
+            self.o_empty.eq(in_flight == 0),
+        ]
+        m.d.sync += in_flight.eq(in_flight + fed - got)
+        with m.If(self.i_launch):
+            m.d.sync += to_feed.eq(self.i_beats)
+        with m.Elif(self.o_taken):
+            m.d.sync += to_feed.eq(to_feed - 1)
+        if parts > 1:
+            with m.If(fed):
+                m.d.sync += part_in.eq(part_in + 1)
+            with m.If(got):
+                m.d.sync += part_out.eq(part_out + 1)
+
+        width = self.config.data_width // parts
+        for name, beats, used in zip(self.inputs, ins, use_in, strict=True):
+            m.d.comb += [
+                getattr(unit, f"i_{name}").eq(beats.payload.word_select(part_in, width)),
+                beats.ready.eq(self.o_taken & used),
+            ]
+        for name, beats, used in zip(self.outputs, outs, use_out, strict=True):
+            result = getattr(unit, f"o_{name}")
+            earlier = Signal(self.config.data_width - width, name=f"earlier_{name}")
+            if parts > 1:
+                with m.If(got):
+                    m.d.sync += earlier.eq(Cat(earlier, result)[width:])
+            m.d.comb += [beats.payload.eq(Cat(earlier, result)), beats.valid.eq(self.o_made & used)]
+        return ResetInserter(self.i_clear)(m)

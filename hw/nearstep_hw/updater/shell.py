@@ -1,0 +1,524 @@
+"""The Adam kernel without its functional units."""
+
+from collections.abc import Iterable
+
+from amaranth import (
+    Cat,
+    ClockDomain,
+    ClockSignal,
+    Const,
+    Elaboratable,
+    Module,
+    Mux,
+    ResetSignal,
+    Signal,
+    Value,
+)
+from amaranth.lib import wiring
+from amaranth.lib.wiring import In, Member, Out
+from amaranth.utils import exact_log2
+
+from nearstep_hw.axi.burst import id_width
+from nearstep_hw.axi.join import AxiReadJoin
+from nearstep_hw.axi.signature import Axi4Signature, connect_channels
+from nearstep_hw.csr.bank import CsrBank
+from nearstep_hw.csr.counters import EventCounters
+from nearstep_hw.csr.line import CsrLineSignature
+from nearstep_hw.csr.signature import CsrSignature
+from nearstep_hw.updater.array_lengths import COPY_OUT, INDEX
+from nearstep_hw.updater.commit import CommitCounter
+from nearstep_hw.updater.load import LoadPath
+from nearstep_hw.updater.pairs.load import INDEX_STREAM, VALUE_STREAM, PairLoad
+from nearstep_hw.updater.run_control import RunControl
+from nearstep_hw.updater.scan import GradientScan
+from nearstep_hw.updater.sequencer import UnitSequencer
+from nearstep_hw.updater.start_check import StartCheck
+from nearstep_hw.updater.store import StorePath
+from nearstep_hw.updater.unit_bank import ELEMENT_WIDTH, UnitBankSignature
+from nearstep_spec.csr.model import NamedValue
+from nearstep_spec.rule.scale import GRADIENT
+from nearstep_spec.updater.config import ELEMENT_BYTES, HALF_BYTES, AdamKernelConfig
+from nearstep_spec.updater.registers import (
+    COUNTERS,
+    Compression,
+    CopyOutFormat,
+    GradientFormat,
+    Operation,
+    adam_kernel_map,
+    update_rule,
+)
+
+EVENTS = tuple(name for name in COUNTERS if name != "committed")
+WIDE_COUNT = 32  # pairs and elements of a run with pairs, or of a scan, are numbers of so many bits
+
+
+def unit_bank(config: AdamKernelConfig) -> UnitBankSignature:
+    """The port to the functional units of a kernel."""
+    rule = update_rule(config)
+    return UnitBankSignature(
+        units=config.units,
+        inputs=rule.arrays_in,
+        outputs=rule.arrays_out,
+        scalars={
+            **dict.fromkeys(rule.scalars, ELEMENT_WIDTH),
+            **dict.fromkeys(rule.switches, 1),
+        },
+    )
+
+
+def pairs_clock(config: AdamKernelConfig) -> dict[str, Member]:
+    """The members of a shell's clock for pairs."""
+    return {"i_pairs_clk": In(1), "o_pairs_enable": Out(1)} if config.compression else {}
+
+
+class KernelShell(wiring.Component):
+    """Everything of an update kernel but the functional units: registers, movers, FIFOs, control.
+
+    Blocks of the arrays of the rule (p, g, m and v for Adam) are loaded in turn, taken through the
+    units beat by beat, and those that it writes (p, m and v) stored in turn, in place, all three at
+    the same time on different blocks. Each FIFO has two blocks. Of several rules the register
+    `rule` chooses one for a run; arrays that it does not have are neither loaded nor stored.
+    Gradients in FP16 or BF16 take half the beats and are widened as they are loaded. Bytes
+    behind the last element are read, if they share a beat with it, and never written. `status.done`
+    comes after the last B.
+
+    The first answer other than OKAY, a burst outside the windows, or ABORT stop the issue of
+    bursts; what has been issued is completed and what comes in is discarded; then the kernel is
+    idle, `error` tells the first cause, `committed` what is whole, and START works again. Blocks
+    not announced by then are untouched. If memory never answers, the kernel stays busy until `rst`,
+    which has to reset the path to memory as well.
+
+    *Timing*: with a memory that reads and writes a beat a cycle, cycles = a + 4 per beat (3.5 with
+    gradients of 16 bits); a is near four blocks of beats and the latency of the units (1,100 for 16
+    lanes and 16 KiB): what is left to compute and to store after the last beat is read.
+
+    Parameters
+    ----------
+    config : of the kernel.
+    line : there is a port for whole lines of registers as well.
+    memory_bytes : end of the memory, see `StartCheck`.
+
+    Members
+    -------
+    csr : registers, see `adam_kernel_map`.
+    csr_line : the same registers, by lines; if `line`.
+    m_axi : AXI4. IDs of reads are numbers in `config.arrays` (0 to 3 are p, g, m, v), and with a
+        bit more in front indices (0) and values (1) of pairs; of writes in `config.states` (0 to 2
+        are p, m, v), then the copy of p.
+    fu : functional units.
+    i_pairs_clk, o_pairs_enable : clock of what turns pairs into dense gradients, and whether it is
+        needed in this cycle: the clock may be at rest otherwise, or just be that of `sync`. If the
+        kernel takes pairs.
+    o_busy : a run goes on, as `status.busy` says.
+
+    Ref: AXDIMM paper, section 3.3 and figure 3.
+    """
+
+    def __init__(
+        self, config: AdamKernelConfig, *, line: bool = False, memory_bytes: int | None = None
+    ) -> None:
+        self.config = config
+        self.memory_bytes = memory_bytes
+        self.has_line = line
+        super().__init__(
+            {
+                "csr": In(CsrSignature()),
+                **({"csr_line": In(CsrLineSignature())} if line else {}),
+                "m_axi": Out(
+                    Axi4Signature(
+                        address_width=config.address_width,
+                        data_width=config.data_width,
+                        id_width=id_width(len(config.arrays)) + bool(config.compression),
+                    )
+                ),
+                "fu": Out(unit_bank(config)),
+                "o_busy": Out(1),
+                **pairs_clock(config),
+            }
+        )
+
+    def elaborate(self, platform: object) -> Elaboratable:
+        m = Module()
+        config = self.config
+        rule = update_rule(config)
+        m.submodules.bank = bank = CsrBank(adam_kernel_map(config), line=self.has_line)
+        m.submodules.control = control = RunControl()
+        m.submodules.check = check = StartCheck(config, memory_bytes=self.memory_bytes)
+        m.submodules.load = load = LoadPath(config)
+        m.submodules.store = store = StorePath(config)
+        m.submodules.sequencer = sequencer = UnitSequencer(
+            config,
+            unit=unit_bank(config),
+            inputs=rule.arrays_in,
+            outputs=rule.arrays_out,
+            beats_width=len(load.i_beats),
+            optional=config.selective,
+        )
+        m.submodules.commit = commit = CommitCounter(
+            streams=len(store.streams),
+            block_elements=config.block_elements,
+            count_width=config.address_width - 1,
+            blocks_ahead=2 * store.bursts_ahead,
+            optional=store.schedule.optional,
+        )
+        m.submodules.counters = counters = EventCounters(EVENTS)
+
+        wiring.connect(m, wiring.flipped(self.csr), bank.bus)
+        if self.has_line:
+            wiring.connect(m, wiring.flipped(self.csr_line), bank.line)
+        connect_channels(m, store.bus, self.m_axi)
+        connect_channels(m, sequencer.unit, self.fu)
+        for name in rule.arrays_in:
+            if name != GRADIENT:
+                wiring.connect(m, getattr(load, f"o_{name}"), getattr(sequencer, f"i_{name}"))
+        for name in rule.arrays_out:
+            wiring.connect(m, getattr(sequencer, f"o_{name}"), getattr(store, f"i_{name}"))
+        self._connect_run(m, bank, control, check, commit)
+        pairs = self._connect_reads(m, bank, control, load)
+        self._connect_data(m, bank, control, load, store, sequencer, pairs)
+        m.d.comb += commit.i_block_done.eq(store.o_block_done)
+        self._connect_gradients(m, bank, control, load, sequencer, pairs)
+        self._connect_use(m, bank, check, load, store, sequencer, commit)
+        windows = (check, load, store) if pairs is None else (check, load, store, pairs)
+        self._connect_windows(m, bank, *windows)
+        self._connect_counters(m, bank, control, sequencer, counters)
+        return m
+
+    def _running(self, control: RunControl) -> Value:
+        """What parts tell is of this run: they were launched in an earlier cycle."""
+        return ~control.o_clear & ~control.o_launch
+
+    def _scanning(self, bank: CsrBank) -> Value:
+        """The run is a scan."""
+        return bank.o_operation_kind == Operation.SCAN if self.config.scan else Const(0, 1)
+
+    def _paired(self, bank: CsrBank) -> Value:
+        """Gradients come as pairs."""
+        compressed = self.config.compression
+        return bank.o_compression_form != Compression.NONE if compressed else Const(0, 1)
+
+    def _copying(self, bank: CsrBank) -> Value:
+        """A copy of the parameters is wanted."""
+        return bank.o_formats_copy_out != CopyOutFormat.NONE
+
+    def _unsupported(self, bank: CsrBank) -> Value:
+        """A register asks for a format, a scale, a rule or a run that the kernel does not have."""
+        config = self.config
+
+        def unknown(field: Value, kinds: type[NamedValue], names: Iterable[str]) -> Value:
+            return ~Cat(field == kinds[name.upper()] for name in names).any()
+
+        scanning, paired = self._scanning(bank), self._paired(bank)
+        wrong = [
+            unknown(bank.o_formats_gradient, GradientFormat, config.gradient_formats),
+            unknown(bank.o_formats_copy_out, CopyOutFormat, ("none", *config.copy_out_formats)),
+            Const(0, 1) if config.gradient_scale else bank.o_gradient_scale.any(),
+        ]
+        if len(config.rules) > 1:
+            wrong.append((bank.o_rule >= len(config.rules)) & ~scanning)
+        if config.scan:
+            wrong.append(bank.o_operation_kind > max(Operation))
+            wrong.append(scanning & (paired | self._copying(bank)))
+        if config.compression:
+            wrong.append(
+                unknown(bank.o_compression_form, Compression, ("none", *config.compression))
+            )
+            wrong.append(paired & bank.o_pairs[WIDE_COUNT:].any())
+        if config.scan or config.compression:
+            wrong.append((scanning | paired) & bank.o_count[WIDE_COUNT:].any())
+        return Cat(wrong).any()
+
+    def _connect_use(
+        self,
+        m: Module,
+        bank: CsrBank,
+        check: StartCheck,
+        load: LoadPath,
+        store: StorePath,
+        sequencer: UnitSequencer,
+        commit: CommitCounter,
+    ) -> None:
+        """Arrays that the run has: those of its rule, as the registers change them."""
+        config = self.config
+        rules = config.rule_set
+        reads = Signal(len(config.arrays))
+        writes = Signal(len(config.states))
+        numbers = range(len(config.rules))
+        with m.Switch(bank.o_rule if len(numbers) > 1 else Const(0, 1)):
+            for index, rule in zip(numbers, rules.rules, strict=True):
+                with m.Case(index):
+                    m.d.comb += [
+                        reads.eq(Cat(name in rule.arrays_in for name in config.arrays)),
+                        writes.eq(Cat(name in rule.arrays_out for name in config.states)),
+                    ]
+        scanning, paired, copying = self._scanning(bank), self._paired(bank), self._copying(bank)
+        gradient = config.arrays.index(GRADIENT)
+        loaded = Signal.like(reads)
+        stored = Signal(len(store.streams))
+        m.d.comb += [
+            loaded.eq(Mux(scanning, 1 << gradient, Mux(paired, reads & ~(1 << gradient), reads))),
+            stored.eq(Cat(writes, copying)),
+            *(
+                getattr(self.fu, f"s_{name}").eq(bank.o_rule == index)
+                for index, name in enumerate(rules.selectors, 1)
+            ),
+        ]
+        if config.selective:
+            m.d.comb += [
+                load.i_use.eq(loaded),
+                sequencer.i_use_in.eq(reads),
+                sequencer.i_use_out.eq(writes),
+            ]
+        if store.schedule.optional:
+            m.d.comb += [store.i_use.eq(stored), commit.i_use.eq(stored)]
+        if check.selective:
+            some = bank.o_pairs.any() if config.compression else Const(0, 1)
+            used = {
+                **dict(zip(config.arrays, loaded, strict=True)),
+                GRADIENT: Mux(paired, some, loaded[gradient]),
+                INDEX: paired & some,
+                COPY_OUT: copying,
+            }
+            m.d.comb += check.i_use.eq(Cat(used[name] for name in check.arrays))
+
+    def _connect_reads(
+        self, m: Module, bank: CsrBank, control: RunControl, load: LoadPath
+    ) -> PairLoad | None:
+        """The read channels of the port: of the arrays alone, or of pairs too."""
+        config = self.config
+        if not config.compression:
+            connect_channels(m, load.bus, self.m_axi)
+            return None
+        m.domains.pairs = ClockDomain("pairs", local=True)
+        m.domains.pairs_clk = ClockDomain("pairs_clk", local=True, reset_less=True)
+        pairs_reset = Signal(init=1)  # in step with that clock, so that nothing else moves it
+        was_reset = Signal(init=1)
+        m.d.pairs_clk += pairs_reset.eq(ResetSignal())
+        m.d.sync += was_reset.eq(0)
+        m.submodules.pairs = pairs = PairLoad(config)
+        m.submodules.join = join = AxiReadJoin(
+            ports=2,
+            address_width=config.address_width,
+            data_width=config.data_width,
+            id_width=id_width(len(config.arrays)),
+        )
+        for bus, port in zip((load.bus, pairs.bus), join.s_axi, strict=True):
+            connect_channels(m, bus, port)  # the IDs of pairs have fewer bits
+        connect_channels(m, join.m_axi, self.m_axi)
+        paired = self._paired(bank)
+        m.d.comb += [
+            ClockSignal("pairs").eq(self.i_pairs_clk),
+            ClockSignal("pairs_clk").eq(self.i_pairs_clk),
+            ResetSignal("pairs").eq(pairs_reset),
+            self.o_pairs_enable.eq((control.o_busy & paired) | was_reset),
+            pairs.i_base[INDEX_STREAM].eq(bank.o_index_address),
+            pairs.i_base[VALUE_STREAM].eq(getattr(bank, f"o_{GRADIENT}_address")),
+            pairs.i_pairs.eq(bank.o_pairs),
+            pairs.i_count.eq(bank.o_count),
+            pairs.i_dry.eq(control.o_verifying),
+            pairs.i_launch.eq(control.o_verify | (control.o_launch & paired)),
+            pairs.i_stop.eq(control.o_stop),
+            pairs.i_clear.eq(control.o_clear),
+            control.i_verify.eq(paired & bank.o_pairs.any()),
+            control.i_verified.eq(pairs.o_verified),
+        ]
+        if config.mixed:
+            m.d.comb += pairs.i_format.eq(bank.o_formats_gradient)
+        if len(config.compression) > 1:
+            m.d.comb += pairs.i_scatter.eq(bank.o_compression_form == Compression.SCATTER)
+        with m.If(control.o_check):
+            m.d.sync += bank.i_duplicates.eq(0)
+        with m.Elif(self._running(control) & paired & pairs.o_counted):
+            m.d.sync += bank.i_duplicates.eq(pairs.o_duplicates)
+        return pairs
+
+    def _connect_gradients(
+        self,
+        m: Module,
+        bank: CsrBank,
+        control: RunControl,
+        load: LoadPath,
+        sequencer: UnitSequencer,
+        pairs: PairLoad | None,
+    ) -> None:
+        """Dense gradients from memory, or from pairs, to the units, or to the scan."""
+        dense = getattr(load, f"o_{GRADIENT}")
+        sink = getattr(sequencer, f"i_{GRADIENT}")
+        paired, scanning = self._paired(bank), self._scanning(bank)
+        taken = Signal()
+        m.d.comb += [
+            sink.payload.eq(dense.payload),
+            sink.valid.eq(dense.valid & ~scanning),
+            dense.ready.eq(sink.ready),
+            load.i_taken.eq(sequencer.o_taken | taken),
+        ]
+        if pairs is not None:
+            m.d.comb += pairs.o.ready.eq(sink.ready & paired)
+            with m.If(paired):
+                m.d.comb += [
+                    sink.payload.eq(pairs.o.payload),
+                    sink.valid.eq(pairs.o.valid),
+                    dense.ready.eq(0),
+                ]
+        if not self.config.scan:
+            return
+        m.submodules.scan = scan = GradientScan(lanes=self.config.lanes)
+        m.d.comb += [
+            scan.i_start.eq(control.o_launch & scanning),
+            scan.i_count.eq(bank.o_count),
+            scan.i.valid.eq(dense.valid & scanning),
+            scan.i.payload.eq(dense.payload),
+            taken.eq(scan.i.valid & scan.i.ready),
+        ]
+        with m.If(scanning):
+            m.d.comb += [dense.ready.eq(scan.i.ready), control.i_whole.eq(scan.o_done)]
+        with m.If(control.o_check):
+            m.d.sync += [bank.i_scan_found_inf.eq(0), bank.i_sum_of_squares.eq(0)]
+        with m.Elif(self._running(control) & scanning & scan.o_done):
+            m.d.sync += [
+                bank.i_scan_found_inf.eq(scan.o_found_inf),
+                bank.i_sum_of_squares.eq(scan.o_sum),
+            ]
+
+    def _connect_run(
+        self,
+        m: Module,
+        bank: CsrBank,
+        control: RunControl,
+        check: StartCheck,
+        commit: CommitCounter,
+    ) -> None:
+        m.d.comb += [
+            control.i_go.eq(bank.o_start_go),
+            control.i_abort.eq(bank.o_control_abort),
+            control.i_empty.eq(bank.o_count == 0),
+            control.i_checked.eq(check.o_done),
+            control.i_check_fault.eq(check.o_fault),
+            control.i_whole.eq(commit.o_whole),
+            check.i_start.eq(control.o_check),
+            check.i_count.eq(bank.o_count),
+            check.i_formats.eq(self._unsupported(bank)),
+            check.i_clear.eq(control.i_abort),
+            bank.i_status_busy.eq(control.o_busy),
+            self.o_busy.eq(control.o_busy),
+            bank.i_status_done.eq(control.o_done),
+            bank.i_status_error.eq(control.o_error),
+            bank.i_error_cause.eq(control.o_fault.cause),
+            bank.i_error_stream.eq(control.o_fault.stream),
+            bank.i_error_response.eq(control.o_fault.response),
+            bank.i_error_address.eq(control.o_fault.address),
+            commit.i_count.eq(bank.o_count),
+            commit.i_clear.eq(control.o_check),
+            bank.i_committed.eq(commit.o_committed),
+        ]
+        if not self.config.copy_out_formats:
+            m.d.comb += check.i_copy_out.eq(bank.o_copy_out_address.any())
+        if self.config.mixed:
+            m.d.comb += check.i_narrow.eq(bank.o_formats_gradient != GradientFormat.FP32)
+        if self.config.compression:
+            m.d.comb += [check.i_paired.eq(self._paired(bank)), check.i_pairs.eq(bank.o_pairs)]
+        for name, address in zip(check.arrays, check.i_address, strict=True):
+            m.d.comb += address.eq(getattr(bank, f"o_{name}_address"))
+
+    def _connect_data(
+        self,
+        m: Module,
+        bank: CsrBank,
+        control: RunControl,
+        load: LoadPath,
+        store: StorePath,
+        sequencer: UnitSequencer,
+        pairs: PairLoad | None,
+    ) -> None:
+        lane_bits = exact_log2(self.config.lanes)
+        beats = Signal.like(load.i_beats)
+        update = ~self._scanning(bank)
+        used = Signal(range(self.config.lanes + 1))  # lanes of the last beat, 0 for all
+        m.d.comb += [
+            used.eq(bank.o_count[:lane_bits]),
+            beats.eq((bank.o_count >> lane_bits) + (used != 0)),
+            store.i_tail.eq(
+                Cat(
+                    ((lane < used) | (used == 0)).replicate(ELEMENT_BYTES)
+                    for lane in range(self.config.lanes)
+                )
+            ),
+            store.i_made.eq(sequencer.o_made),
+        ]
+        always = Const(1, 1)
+        faults = [(always, load.o_fault), (always, store.o_fault)]
+        idle = [load.o_idle, store.o_idle, sequencer.o_empty]
+        if pairs is not None:
+            faults.append((self._paired(bank), pairs.o_fault))
+            idle.append(pairs.o_idle)
+        for counts, fault in reversed(faults):
+            with m.If(counts & (fault.cause != 0)):
+                m.d.comb += control.i_fault.eq(fault)
+        m.d.comb += control.i_drained.eq(Cat(idle).all())
+        if self.config.mixed:
+            m.d.comb += load.i_format.eq(bank.o_formats_gradient)
+        for part in (load, store, sequencer):
+            launch = control.o_launch if part is load else control.o_launch & update
+            m.d.comb += [
+                part.i_launch.eq(launch),
+                part.i_beats.eq(beats),
+                part.i_stop.eq(control.o_stop),
+                part.i_clear.eq(control.o_clear),
+            ]
+        for names, part in ((self.config.arrays, load), (store.streams, store)):
+            for name, base in zip(names, part.i_base, strict=True):
+                m.d.comb += base.eq(getattr(bank, f"o_{name}_address"))
+        if store.copies:
+            used = bank.o_count[: lane_bits + 1]  # numbers of 16 bits in the last beat, 0 for all
+            m.d.comb += [
+                store.i_copy_format.eq(bank.o_formats_copy_out),
+                store.i_copy_tail.eq(
+                    Cat(
+                        ((number < used) | (used == 0)).replicate(HALF_BYTES)
+                        for number in range(2 * self.config.lanes)
+                    )
+                ),
+            ]
+        rule = update_rule(self.config)
+        for name in rule.scalars:
+            m.d.comb += getattr(self.fu, f"s_{name}").eq(getattr(bank, f"o_{name}"))
+        for name in self.config.rule_set.switches:
+            m.d.comb += getattr(self.fu, f"s_{name}").eq(getattr(bank, f"o_mode_{name}"))
+
+    def _connect_windows(self, m: Module, bank: CsrBank, *users: object) -> None:
+        for user in users:
+            for index, window in enumerate(user.window):
+                stem = f"o_window{index}"
+                m.d.comb += [
+                    window.base.eq(getattr(bank, f"{stem}_base")),
+                    window.limit.eq(getattr(bank, f"{stem}_limit")),
+                    *(
+                        getattr(window, bit).eq(getattr(bank, f"{stem}_permissions_{bit}"))
+                        for bit in ("read", "write", "valid")
+                    ),
+                ]
+
+    def _connect_counters(
+        self,
+        m: Module,
+        bank: CsrBank,
+        control: RunControl,
+        sequencer: UnitSequencer,
+        counters: EventCounters,
+    ) -> None:
+        bus = self.m_axi
+        events = {
+            "cycles": control.o_busy,
+            "read_beats": bus.rvalid,
+            "write_beats": bus.wvalid & bus.wready,
+            "stall_read_address": bus.arvalid & ~bus.arready,
+            "stall_read_data": sequencer.o_starved,
+            "stall_write_space": sequencer.o_blocked,
+            "stall_write_data": bus.wvalid & ~bus.wready,
+        }
+        m.d.comb += counters.i_clear.eq(control.o_check)
+        for name, event in events.items():
+            m.d.comb += [
+                getattr(counters, f"i_{name}").eq(event),
+                getattr(bank, f"i_{name}").eq(getattr(counters, f"o_{name}")),
+            ]

@@ -1,0 +1,194 @@
+"""What must hold before a run touches memory."""
+
+from amaranth import Array, Cat, Const, Elaboratable, Module, ResetInserter, Signal
+from amaranth.lib import wiring
+from amaranth.lib.wiring import In, Out
+
+from nearstep_hw.axi.window import WindowMatch, WindowSignature
+from nearstep_hw.updater.array_lengths import COPY_OUT, END_WIDTH, ArrayLengths, checked_arrays
+from nearstep_hw.updater.fault import CAUSE_WIDTH, RESPONSE_WIDTH, STREAM_WIDTH, FaultLayout
+from nearstep_spec.updater.config import AdamKernelConfig
+from nearstep_spec.updater.registers import ErrorCause, Stream
+
+ADDRESS_WIDTH = 64
+
+
+class StartCheck(wiring.Component):
+    """Checks a run's arrays, one condition a cycle, and finds the first fault.
+
+    In this order: whatever the registers ask for must be there; then, unless `i_count` is 0, every
+    array must start on a beat, every array must end within the memory, no two may share bytes, and
+    one window must grant every array in full, in whole beats: each that is read for reading, then
+    those that are written for writing. Arrays that the run does not have do not count. So a run
+    with a bad array touches nothing.
+
+    *Timing*: done within 1 + 4 n + n (n - 1) / 2 cycles of `i_start` with n arrays: 23 for Adam's.
+
+    Parameters
+    ----------
+    config : of the kernel.
+    memory_bytes : where memory ends; None where the address space does.
+
+    Members
+    -------
+    i_start : begins; the other inputs hold until `o_done`.
+    i_address : byte address of each of `checked_arrays`.
+    i_use : a bit for each array that the run has. If not all runs have all.
+    i_count, i_pairs, i_narrow, i_paired : as of `ArrayLengths`; settled when `i_start` comes.
+    i_formats : not 0 if a rule, format, scale or kind of run is set that the kernel does not have.
+    i_copy_out : not 0 if a copy-out address is set.
+    window : the windows.
+    o_done : the checks are over, in this cycle.
+    o_fault : with `o_done`, the first fault, or cause 0.
+    i_clear : goes idle.
+    """
+
+    def __init__(self, config: AdamKernelConfig, *, memory_bytes: int | None = None) -> None:
+        self.config = config
+        space = 1 << config.address_width
+        self.memory_bytes = space if memory_bytes is None else min(memory_bytes, space)
+        self.arrays = checked_arrays(config)
+        self.selective = config.selective or self.arrays != config.arrays
+        self.lengths = ArrayLengths(config)
+        sizes = {k: v for k, v in self.lengths.signature.members.items() if k.startswith("i_")}
+        super().__init__(
+            {
+                "i_start": In(1),
+                "i_address": In(ADDRESS_WIDTH).array(len(self.arrays)),
+                **({"i_use": In(len(self.arrays))} if self.selective else {}),
+                **sizes,
+                "i_formats": In(1),
+                "i_copy_out": In(1),
+                "window": In(WindowSignature()).array(config.windows),
+                "o_done": Out(1),
+                "o_fault": Out(FaultLayout()),
+                "i_clear": In(1),
+            }
+        )
+
+    def elaborate(self, platform: object) -> Elaboratable:
+        m = Module()
+        m.submodules.match = match = WindowMatch(windows=self.config.windows)
+        m.submodules.lengths = lengths = self.lengths
+        beat_bytes = self.config.beat_bytes
+        arrays = self.arrays
+        use = self.i_use if self.selective else Const((1 << len(arrays)) - 1, len(arrays))
+        unused = Signal()
+        other_unused = Signal()
+        read = Signal()
+        written = Signal()
+        bases = Array(self.i_address)
+        array = Signal(range(len(arrays)))
+        other = Signal(range(len(arrays)))  # with OVERLAP: an array before `array`
+        is_last = Signal()
+        base = Signal(ADDRESS_WIDTH)
+        other_base = Signal(ADDRESS_WIDTH)
+        length = Signal(END_WIDTH)
+        other_length = Signal(END_WIDTH)
+        end = Signal(END_WIDTH)
+        cause = Signal(CAUSE_WIDTH)
+        stream = Signal(STREAM_WIDTH)
+        address = Signal(ADDRESS_WIDTH)
+
+        for name in lengths.signature.members:
+            if name.startswith("i_"):
+                m.d.comb += getattr(lengths, name).eq(getattr(self, name))
+        for mine, its in zip(self.window, match.window, strict=True):
+            for name in its.signature.members:
+                m.d.comb += getattr(its, name).eq(getattr(mine, name))
+        m.d.comb += [
+            is_last.eq(array == len(arrays) - 1),
+            base.eq(bases[array]),
+            other_base.eq(bases[other]),
+            length.eq(Array(lengths.o_bytes)[array]),
+            other_length.eq(Array(lengths.o_bytes)[other]),
+            end.eq(base + length),
+            match.i_start.eq(base),
+            match.i_end.eq(end),
+            unused.eq(~use.bit_select(array, 1)),
+            other_unused.eq(~use.bit_select(other, 1)),
+            address.eq(base),
+            self.o_fault.eq(Cat(cause, stream, Const(0, RESPONSE_WIDTH), address)),
+        ]
+
+        streams = [
+            Stream.COPY_OUT if name == COPY_OUT else Stream[f"{name.upper()}_READ"]
+            for name in arrays
+        ]
+        writes = {
+            COPY_OUT: Stream.COPY_OUT,
+            **{name: Stream[f"{name.upper()}_WRITE"] for name in self.config.states},
+        }
+        with m.Switch(array):
+            for index, name in enumerate(arrays):
+                with m.Case(index):
+                    m.d.comb += [
+                        stream.eq(streams[index]),
+                        read.eq(name != COPY_OUT),
+                        written.eq(name in writes),
+                    ]
+
+        def check(holds: object, found: ErrorCause) -> object:
+            """Ends with `found` unless `holds`; a context for what follows if it does."""
+            with m.If(~holds):
+                m.d.comb += [cause.eq(found), self.o_done.eq(1)]
+                m.next = "IDLE"
+            return m.Else()
+
+        def next_array(then: str) -> None:
+            m.d.sync += array.eq(array + 1)
+            with m.If(is_last):
+                m.d.sync += array.eq(0)
+                m.next = then
+
+        with m.FSM():
+            with m.State("IDLE"):
+                m.d.sync += array.eq(0)
+                with m.If(self.i_start):
+                    m.next = "FORMATS"
+            with m.State("FORMATS"):
+                m.d.comb += [
+                    stream.eq(Stream.NONE),
+                    address.eq(0),
+                ]
+                with m.If(~self.i_formats & self.i_copy_out):
+                    m.d.comb += stream.eq(Stream.COPY_OUT)
+                with check(~self.i_formats & ~self.i_copy_out, ErrorCause.UNSUPPORTED):
+                    m.next = "ALIGNMENT"
+                    with m.If(self.i_count == 0):
+                        m.d.comb += self.o_done.eq(1)
+                        m.next = "IDLE"
+            with (
+                m.State("ALIGNMENT"),
+                check((base % beat_bytes == 0) | unused, ErrorCause.ALIGNMENT),
+            ):
+                next_array("RANGE")
+            with m.State("RANGE"):
+                m.d.sync += other.eq(0)
+                with check((end <= self.memory_bytes) | unused, ErrorCause.ADDRESS_RANGE):
+                    next_array("OVERLAP")
+                    with m.If(is_last):
+                        m.d.sync += array.eq(1)
+            with m.State("OVERLAP"):
+                apart = (end <= other_base) | (other_base + other_length <= base)
+                with check(apart | unused | other_unused, ErrorCause.OVERLAP):
+                    m.d.sync += array.eq(array + 1)
+                    with m.If(is_last):
+                        m.d.sync += [other.eq(other + 1), array.eq(other + 2)]
+                        with m.If(other == len(arrays) - 2):
+                            m.d.sync += array.eq(0)
+                            m.next = "READ_WINDOW"
+            with m.State("READ_WINDOW"):
+                m.d.comb += match.i_read.eq(1)
+                with check(match.o_granted | unused | ~read, ErrorCause.WINDOW):
+                    next_array("WRITE_WINDOW")
+            with m.State("WRITE_WINDOW"):
+                m.d.comb += match.i_write.eq(1)
+                with m.Switch(array):
+                    for index, name in enumerate(arrays):
+                        with m.Case(index):
+                            m.d.comb += stream.eq(writes.get(name, Stream.NONE))
+                with check(match.o_granted | unused | ~written, ErrorCause.WINDOW):
+                    m.d.comb += self.o_done.eq(is_last)
+                    next_array("IDLE")
+        return ResetInserter(self.i_clear)(m)

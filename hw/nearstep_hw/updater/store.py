@@ -1,0 +1,194 @@
+"""Output FIFOs to memory."""
+
+from amaranth import Elaboratable, Module, ResetInserter, Signal
+from amaranth.lib import stream, wiring
+from amaranth.lib.wiring import In, Out
+from amaranth.utils import ceil_log2
+
+from nearstep_hw.axi.burst import id_width
+from nearstep_hw.axi.schedule import BlockSchedule
+from nearstep_hw.axi.signature import Axi4WriteSignature
+from nearstep_hw.axi.window import WindowChecker, WindowSignature
+from nearstep_hw.axi.writer import WriteMover
+from nearstep_hw.stream.fifo import StreamFifo
+from nearstep_hw.stream.slice import StreamSlice
+from nearstep_hw.updater.array_lengths import COPY_OUT
+from nearstep_hw.updater.copy_narrow import COPY_FORMAT_WIDTH, CopyNarrow
+from nearstep_hw.updater.fault import FaultLayout, mover_fault
+from nearstep_spec.rule.rules import ARRAYS
+from nearstep_spec.updater.config import AdamKernelConfig
+from nearstep_spec.updater.registers import ErrorCause, Stream
+
+PARAMETERS = ARRAYS[0]
+
+
+class StorePath(wiring.Component):
+    """Stores blocks of the arrays, in turn, from a FIFO each of two blocks.
+
+    A copy of the parameters in 16 bits has its turn behind the arrays, in half as many beats.
+
+    Parameters
+    ----------
+    config : of the kernel.
+
+    Members
+    -------
+    bus : AW, W and B.
+    window : the windows.
+    i_base, i_beats : of the arrays; held while `o_idle` is low. The copy's base is the last.
+    i_tail : byte strobes of the last beat of each array.
+    i_use : a bit for each array that the run has; held while `o_idle` is low. If not all runs have
+        all.
+    i_copy_tail, i_copy_format : byte strobes of the last beat of the copy, and its `CopyOutFormat`.
+        If the kernel can make one.
+    i_launch : begins.
+    i_<array> : beats.
+    i_made : a beat of every input is put in this cycle.
+    o_block_done : a bit for each array: a block of it is written and acknowledged.
+    o_fault : a fault in this cycle; cause 0 is none.
+    i_stop : announces nothing more.
+    o_idle : nothing is outstanding.
+    i_clear : forgets everything; only when `o_idle`.
+    """
+
+    def __init__(self, config: AdamKernelConfig) -> None:
+        self.config = config
+        self.bursts_ahead = 1 << ceil_log2(config.bursts_ahead)
+        self.copies = bool(config.copy_out_formats)
+        self.streams = (*config.states, *([COPY_OUT] if self.copies else []))
+        apart = len(config.states) if self.copies else None
+        self.schedule = BlockSchedule(
+            streams=len(self.streams),
+            address_width=config.address_width,
+            beat_bytes=config.beat_bytes,
+            block_beats=config.block_beats,
+            burst_beats=config.burst_beats,
+            optional=config.selective or self.copies,
+            halved=apart,
+        )
+        super().__init__(
+            {
+                "bus": Out(
+                    Axi4WriteSignature(
+                        address_width=config.address_width,
+                        data_width=config.data_width,
+                        id_width=id_width(len(self.streams)),
+                    )
+                ),
+                "window": In(WindowSignature()).array(config.windows),
+                "i_base": In(config.address_width).array(len(self.streams)),
+                "i_beats": In(self.schedule.i_beats.shape()),
+                "i_tail": In(config.beat_bytes),
+                **({"i_use": In(len(self.streams))} if self.schedule.optional else {}),
+                **(
+                    {"i_copy_tail": In(config.beat_bytes), "i_copy_format": In(COPY_FORMAT_WIDTH)}
+                    if self.copies
+                    else {}
+                ),
+                "i_launch": In(1),
+                **{f"i_{name}": In(stream.Signature(config.data_width)) for name in config.states},
+                "i_made": In(1),
+                "o_block_done": Out(len(self.streams)),
+                "o_fault": Out(FaultLayout()),
+                "i_stop": In(1),
+                "o_idle": Out(1),
+                "i_clear": In(1),
+            }
+        )
+
+    def elaborate(self, platform: object) -> Elaboratable:
+        m = Module()
+        config = self.config
+        m.submodules.schedule = schedule = self.schedule
+        m.submodules.checker = checker = WindowChecker(
+            schedule.o.payload.shape(),
+            beat_bytes=config.beat_bytes,
+            windows=config.windows,
+            write=True,
+        )
+        m.submodules.mover = mover = WriteMover(
+            streams=len(self.streams),
+            address_width=config.address_width,
+            beat_bytes=config.beat_bytes,
+            burst_beats=config.burst_beats,
+            buffer_beats=config.fifo_beats + 1,  # the FIFO's memory and its output register
+            bursts_ahead=self.bursts_ahead,
+            apart=schedule.halved,
+        )
+
+        wiring.connect(m, schedule.o, checker.i)
+        wiring.connect(m, checker.o, mover.i)
+        wiring.connect(m, wiring.flipped(self.bus), mover.bus)
+        for mine, its in zip(self.window, checker.window, strict=True):
+            wiring.connect(m, wiring.flipped(mine), its)
+        for base, scheduled in zip(self.i_base, schedule.i_base, strict=True):
+            m.d.comb += scheduled.eq(base)
+        if schedule.optional:
+            m.d.comb += schedule.i_use.eq(self.i_use)
+        m.d.comb += [
+            schedule.i_start.eq(self.i_launch),
+            schedule.i_beats.eq(self.i_beats),
+            schedule.i_clear.eq(self.i_stop | self.i_clear),
+            checker.i_clear.eq(self.i_stop | self.i_clear),
+            mover.i_stop.eq(self.i_stop),
+            mover.i_gain.eq(self.i_made),
+            mover.i_tail.eq(self.i_tail),
+            mover.i_clear.eq(self.i_clear),
+            self.o_block_done.eq(mover.o_block_done),
+            self.o_idle.eq(mover.o_idle),
+        ]
+        fifos = {}
+        for name, sink in zip(self.streams, mover.data, strict=True):
+            m.submodules[f"fifo_{name}"] = fifos[name] = fifo = StreamFifo(
+                config.data_width, depth=config.fifo_beats
+            )
+            wiring.connect(m, fifo.o, sink)
+            m.d.comb += fifo.i_clear.eq(self.i_clear)
+            if name in config.states:
+                wiring.connect(m, wiring.flipped(getattr(self, f"i_{name}")), fifo.i)
+        if self.copies:
+            self._copy(m, fifos[PARAMETERS], fifos[COPY_OUT], schedule, mover)
+        m.d.comb += self.o_fault.eq(
+            mover_fault(
+                m,
+                bus=mover.fault,
+                refused=checker.o_refused,
+                burst=checker.o_burst,
+                response=ErrorCause.WRITE_RESPONSE,
+                streams=[
+                    Stream.COPY_OUT if name == COPY_OUT else Stream[f"{name.upper()}_WRITE"]
+                    for name in self.streams
+                ],
+            )
+        )
+        return m
+
+    def _copy(
+        self,
+        m: Module,
+        parameters: StreamFifo,
+        copies: StreamFifo,
+        schedule: BlockSchedule,
+        mover: WriteMover,
+    ) -> None:
+        """Take what goes to the FIFO of the parameters to that of their copy as well."""
+        m.submodules.narrow = narrow = CopyNarrow(self.config, beats_width=len(self.i_beats))
+        cut = StreamSlice(self.config.data_width)
+        m.submodules.copied = ResetInserter(self.i_clear)(cut)
+        wiring.connect(m, cut.o, narrow.i)
+        given = getattr(self, f"i_{PARAMETERS}")
+        wanted = Signal()
+        wiring.connect(m, narrow.o, copies.i)
+        m.d.comb += [
+            wanted.eq(self.i_use[len(self.config.states)]),
+            # A beat is given when every output has room: both take it in the same cycle.
+            given.ready.eq(parameters.i.ready & (cut.i.ready | ~wanted)),
+            cut.i.valid.eq(given.valid & wanted),
+            cut.i.payload.eq(given.payload),
+            narrow.i_beats.eq(self.i_beats),
+            narrow.i_format.eq(self.i_copy_format),
+            narrow.i_clear.eq(self.i_clear),
+            schedule.i_halved.eq(1),
+            mover.i_gain_apart.eq(copies.i.valid & copies.i.ready),
+            mover.i_tail_apart.eq(self.i_copy_tail),
+        ]

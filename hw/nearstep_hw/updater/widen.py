@@ -1,0 +1,89 @@
+"""Gradients of 16 bits on their way to the functional units."""
+
+from amaranth import Elaboratable, Module, Mux, ResetInserter, Signal
+from amaranth.hdl import Value
+from amaranth.lib import stream, wiring
+from amaranth.lib.wiring import In, Out
+
+from nearstep_hw.fp import convert
+from nearstep_hw.fp.pipeline import Pipeline
+from nearstep_spec.fp import BF16, FP16, FP32
+from nearstep_spec.updater.config import AdamKernelConfig
+from nearstep_spec.updater.registers import GradientFormat
+
+FORMAT_WIDTH = max(form.value for form in GradientFormat).bit_length()
+HALF_WIDTH = FP16.width
+
+_SOURCES = {"fp16": FP16, "bf16": BF16}
+
+
+class GradientWiden(wiring.Component):
+    """Makes two beats of binary32 of every beat of 16-bit numbers; passes binary32 as it is.
+
+    The numbers in the low half of a beat come first. Where the last beat is needed in part only,
+    what is left of it waits at the output for `i_clear`.
+
+    *Timing*: a beat out every cycle, `latency` cycles after it came. Nothing moves while a beat
+    waits at the output.
+
+    *Numerics*: exact, subnormal numbers too; a NaN of 16 bits becomes the default NaN of binary32.
+
+    Parameters
+    ----------
+    config : of the kernel.
+
+    Members
+    -------
+    i : beats as they lie in memory.
+    o : beats of binary32.
+    i_format : a `GradientFormat` that the kernel has; held while anything is inside.
+    i_clear : forgets everything.
+    """
+
+    latency = convert.DEPTH
+
+    def __init__(self, config: AdamKernelConfig) -> None:
+        self.config = config
+        super().__init__(
+            {
+                "i": In(stream.Signature(config.data_width)),
+                "o": Out(stream.Signature(config.data_width)),
+                "i_format": In(FORMAT_WIDTH),
+                "i_clear": In(1),
+            }
+        )
+
+    def elaborate(self, platform: object) -> Elaboratable:
+        m = Module()
+        advance = Signal()
+        narrow = Signal()
+        upper = Signal()  # the upper half of the beat is in turn
+        half = Signal(self.config.data_width // 2)
+        pipe = Pipeline(m, en=advance)
+
+        m.d.comb += [
+            advance.eq(self.o.ready | ~self.o.valid),
+            narrow.eq(self.i_format != GradientFormat.FP32),
+            half.eq(self.i.payload.word_select(upper, len(half))),
+            self.i.ready.eq(advance & (~narrow | upper)),
+            self.o.valid.eq(pipe.valid(self.i.valid, self.latency)),
+        ]
+        with m.If(advance & self.i.valid & narrow):
+            m.d.sync += upper.eq(~upper)
+        for lane in range(self.config.lanes):
+            word = self.i.payload.word_select(lane, FP32.width)
+            number = half.word_select(lane, HALF_WIDTH)
+            result = self.o.payload.word_select(lane, FP32.width)
+            m.d.comb += result.eq(self._widened(pipe, word, number, lane))
+        return ResetInserter(self.i_clear)(m)
+
+    def _widened(self, pipe: Pipeline, word: Value, number: Value, lane: int) -> Value:
+        at = self.latency
+        half = pipe.wrap(number, 0, f"half{lane}")
+        value = pipe.at(pipe.wrap(word, 0, f"word{lane}"), at)
+        for name, source in _SOURCES.items():
+            if name in self.config.gradient_formats:
+                z = convert.convert(pipe, source, FP32, half, depth=at, flags=False).z
+                chosen = self.i_format == GradientFormat[name.upper()]
+                value = Mux(chosen, pipe.at(z, at), value)
+        return value

@@ -1,0 +1,1 @@
+"""What hardware and host agree on: configurations, registers, rules, as plain data."""

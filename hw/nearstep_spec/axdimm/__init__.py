@@ -1,0 +1,1 @@
+"""The AXDIMM family: module, arbiter registers, bounds of a change of mode."""

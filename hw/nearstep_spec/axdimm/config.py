@@ -1,0 +1,97 @@
+"""Configuration of a whole DIMM, and where its registers are: plain data."""
+
+from dataclasses import dataclass, field
+
+from nearstep_spec.axdimm.registers import WINDOW_BYTES, channel_maps
+from nearstep_spec.csr.model import RegisterMap
+from nearstep_spec.dram.address import DEFAULT_MAPPING, AddressMapping
+from nearstep_spec.dram.geometry import BEAT_BYTES, DramGeometry
+from nearstep_spec.dram.latency import HOST_READ_LATENCY, HOST_WRITE_LATENCY
+from nearstep_spec.dram.timing import DramTiming, dram_timing
+from nearstep_spec.updater.config import AdamKernelConfig, ConfigError
+
+CHANNELS = (1, 2, 4)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DimmConfig:
+    """Channels, the DRAM of each, and the kernel beside it.
+
+    A channel is one rank: 4 GiB with 4Gb x8 parts, 8 GiB with 8Gb x8, 16 GiB with 16Gb x8, half of
+    that with x16. Its last `WINDOW_BYTES` are registers.
+
+    Parameters
+    ----------
+    kernel : of every channel; its beat is that of the memory, 16 lanes.
+    channels : 1, 2 or 4.
+    density, width : of the DRAM chips.
+    mapping : order of the address bits inside a channel.
+
+    Raises
+    ------
+    ConfigError : with the value and what is allowed.
+    """
+
+    kernel: AdamKernelConfig = field(default_factory=AdamKernelConfig)
+    channels: int = 2
+    density: str = "8Gb"
+    width: str = "x8"
+    mapping: str = DEFAULT_MAPPING
+
+    def __post_init__(self) -> None:
+        if self.channels not in CHANNELS:
+            raise ConfigError(f"channels must be one of {CHANNELS}, not {self.channels!r}")
+        if self.kernel.beat_bytes != BEAT_BYTES:
+            raise ConfigError(
+                f"lanes must be {BEAT_BYTES // 4}, a beat of the memory, not {self.kernel.lanes!r}"
+            )
+        try:
+            mapping = self.address_mapping
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
+        if mapping.geometry.address_bits > self.kernel.address_width:
+            raise ConfigError(
+                f"address_width must be at least {mapping.geometry.address_bits} bits for a "
+                f"channel, not {self.kernel.address_width}"
+            )
+
+    @property
+    def geometry(self) -> DramGeometry:
+        """Of a channel."""
+        return DramGeometry(self.density, self.width)
+
+    @property
+    def address_mapping(self) -> AddressMapping:
+        """Inside a channel."""
+        return AddressMapping(self.geometry, self.mapping)
+
+    @property
+    def timing(self) -> DramTiming:
+        """Of the parts at the DRAM's clock."""
+        return dram_timing("DDR4-1600", self.density, self.width)
+
+    @property
+    def channel_bytes(self) -> int:
+        """Bytes of a channel, registers included."""
+        return self.geometry.capacity_bytes
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of a channel before its registers."""
+        return self.channel_bytes - WINDOW_BYTES
+
+    def maps(self) -> dict[str, tuple[int, RegisterMap]]:
+        """Register blocks: `arbiter0`, `adam0`, `arbiter1`, ... to address in the module's memory
+        and register map.
+        """
+        blocks = channel_maps(
+            self.kernel,
+            self.address_mapping,
+            read_latency=HOST_READ_LATENCY,
+            write_latency=HOST_WRITE_LATENCY,
+        )
+        return {
+            f"{name}{channel}": (channel * self.channel_bytes + base, block)
+            for channel in range(self.channels)
+            for name, (base, block) in blocks.items()
+        }

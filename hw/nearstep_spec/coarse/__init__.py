@@ -1,0 +1,1 @@
+"""The COARSE family: configuration and registers of a memory device."""

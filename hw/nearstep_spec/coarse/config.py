@@ -1,0 +1,105 @@
+"""Configuration of a COARSE memory device: plain data."""
+
+from dataclasses import dataclass
+
+from nearstep_spec.updater.config import ELEMENT_BYTES, ConfigError
+
+BEAT_BYTES = 64  # of the local DRAM's port
+BEAT_ELEMENTS = BEAT_BYTES // ELEMENT_BYTES
+PAGE_BYTES = 4096  # of a snapshot, and what no burst crosses
+BURST_BEATS = 16
+PAGE_COUNT_BITS = 12  # of counts of pages of a snapshot, which go round
+PHIT_BYTES = 16  # what a link moves in a cycle, in each direction
+FRAME_PHITS = 2  # of a frame with an entry, beside the entry: header and trailer
+PORTS = 2  # links of a device
+MAX_GROUPS = 4  # acknowledgements and credits in a header
+MAX_DEVICES = 64
+SEQUENCE_BITS = 6  # of entries, acknowledgements and credits: modulo 64
+ELEMENT_BITS = 32  # of the number of elements of a job
+WIRE_FORMATS = {"fp32": 4, "fp16": 2, "bf16": 2}
+"""Formats of elements on a link, and their bytes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CoarseConfig:
+    """Shape of a memory device: its sync cores, their buffers, its DRAM.
+
+    A tensor of fp32 is cut into chunks of one entry for each device of the ring; an entry is what
+    the ring buffers hold and what a link carries in one frame. A frame has two phits beside its
+    entry, so that with the defaults 128 of 130 phits are payload.
+
+    Parameters
+    ----------
+    groups : sync cores, each of a ring of its own; adjacent rings run in opposite directions.
+    alus : FP32 lanes of a sync core: elements that it adds in a cycle.
+    entry_phits : payload of a full entry, in phits of 16 bytes; a power of two.
+    buffer_entries : entries of each RecvBuf and each SendBuf; a power of two.
+    local_beats : beats of each LocalBuf, 64 bytes each; a power of two.
+    chunks_ahead : chunks whose entries take turns, so that a link need not wait for an entry to
+        come round.
+    queue_jobs : jobs that wait for each sync core; a power of two.
+    snapshot_pages : most pages of a snapshot, 4096 bytes each; a power of two.
+    memory_bytes : local DRAM; a power of two.
+    wire_formats : formats that elements can have on a link, of fp32, fp16 and bf16.
+
+    Raises
+    ------
+    ConfigError : with the value and what is allowed.
+
+    Ref: COARSE paper, sections III-D, IV-A and figure 11.
+    """
+
+    groups: int = 2
+    alus: int = 8
+    entry_phits: int = 128
+    buffer_entries: int = 8
+    local_beats: int = 128
+    chunks_ahead: int = 4
+    queue_jobs: int = 8
+    snapshot_pages: int = 4096
+    memory_bytes: int = 64 << 20
+    wire_formats: tuple[str, ...] = ("fp32", "fp16", "bf16")
+
+    def __post_init__(self) -> None:
+        self._power_of_two("groups", 1, MAX_GROUPS)
+        self._power_of_two("alus", 4, BEAT_ELEMENTS)
+        self._power_of_two("entry_phits", BEAT_BYTES // PHIT_BYTES, 256)
+        self._power_of_two("buffer_entries", 2, 1 << (SEQUENCE_BITS - 1))
+        self._power_of_two("local_beats", 2 * BURST_BEATS, 1024)
+        self._power_of_two("queue_jobs", 1, 256)
+        self._power_of_two("snapshot_pages", 1, 1 << 20)
+        self._power_of_two("memory_bytes", PAGE_BYTES, 1 << 40)
+        # What all entries of a turn take up on the way to the next core, and the job's description.
+        most = 2 * self.buffer_entries - 2
+        if not 1 <= self.chunks_ahead <= most:
+            raise ConfigError(
+                f"chunks_ahead must be from 1 to {most} with buffer_entries "
+                f"{self.buffer_entries}, not {self.chunks_ahead!r}"
+            )
+        if self.wire_formats[:1] != ("fp32",) or not set(self.wire_formats) <= set(WIRE_FORMATS):
+            raise ConfigError(
+                f"wire_formats must be fp32 and any of fp16, bf16, not {self.wire_formats!r}"
+            )
+
+    def _power_of_two(self, name: str, low: int, high: int) -> None:
+        value = getattr(self, name)
+        if not isinstance(value, int) or value & (value - 1) or not low <= value <= high:
+            raise ConfigError(f"{name} must be a power of two from {low} to {high}, not {value!r}")
+
+    @property
+    def entry_bytes(self) -> int:
+        """Payload of a full entry."""
+        return self.entry_phits * PHIT_BYTES
+
+    @property
+    def address_width(self) -> int:
+        """Bits of a byte address of the local DRAM."""
+        return max(self.memory_bytes.bit_length() - 1, 13)
+
+    def entry_beats(self, wire: str) -> int:
+        """Memory beats of fp32 whose elements fill an entry in format ``wire``."""
+        return self.entry_bytes // WIRE_FORMATS[wire] // BEAT_ELEMENTS
+
+    def entry_elements(self, wire: str) -> int:
+        """Elements that fill an entry in format ``wire``."""
+        return self.entry_bytes // WIRE_FORMATS[wire]

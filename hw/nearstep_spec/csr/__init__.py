@@ -1,0 +1,1 @@
+"""Control and status registers: declarations, and their exports."""

@@ -1,0 +1,93 @@
+"""Register maps as SystemRDL 2.0."""
+
+from collections.abc import Iterator
+
+from nearstep_spec.csr.export.names import enumerations
+from nearstep_spec.csr.model import WORD_BITS, Access, Field, Kind, NamedValue, RegisterMap
+
+# fmt: off
+KEYWORDS = frozenset((
+    "abstract", "accesstype", "addressingtype", "addrmap", "alias", "all", "bit", "boolean",
+    "bothedge", "compact", "component", "componentwidth", "constraint", "default", "encode",
+    "enum", "external", "false", "field", "fullalign", "hw", "inside", "internal", "level",
+    "longint", "mem", "na", "negedge", "nonsticky", "number", "onreadtype", "onwritetype",
+    "posedge", "property", "r", "rclr", "ref", "reg", "regalign", "regfile", "rset", "ruser",
+    "rw", "rw1", "signal", "string", "struct", "sw", "this", "true", "type", "unsigned", "w", "w1",
+    "wclr", "woclr", "woset", "wot", "wr", "wset", "wuser", "wzc", "wzs", "wzt",
+))
+"""Reserved words; as a name, each is written with a backslash."""
+# fmt: on
+
+ACCESS = {
+    Access.CONSTANT: "sw = r; hw = na;",
+    Access.MAP_HASH: "sw = r; hw = na;",
+    Access.STATUS: "sw = r; hw = w;",
+    Access.COUNTER: "sw = r; hw = w;",
+    Access.REFUSED: "sw = r; hw = w;",
+    Access.CONFIG: "sw = rw; hw = r;",
+    Access.PULSE: "sw = w; hw = r; singlepulse;",
+}
+
+
+def to_systemrdl(register_map: RegisterMap) -> str:
+    """The map as a SystemRDL 2.0 `addrmap`.
+
+    Two user-defined properties say what SystemRDL has no word for: `<map>_refused_while_busy` of a
+    register, and `<map>_binary32` of a field. The names of properties are global and declared once,
+    so that those of one map alone go beside those of others.
+    """
+    return "\n".join(_lines(register_map)) + "\n"
+
+
+def _rdl_name(name: str) -> str:
+    return f"\\{name}" if name in KEYWORDS else name
+
+
+def _rdl_text(text: str) -> str:
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def _lines(register_map: RegisterMap) -> Iterator[str]:
+    prefix = register_map.name
+    yield f"property {prefix}_refused_while_busy {{ type = boolean; component = reg; }};"
+    yield f"property {prefix}_binary32 {{ type = boolean; component = field; }};"
+    yield f"addrmap {_rdl_name(register_map.name)} {{"
+    yield f"  name = {_rdl_text(register_map.name)};"
+    yield f"  desc = {_rdl_text(register_map.doc)};"
+    yield "  littleendian;"
+    yield f"  default accesswidth = {WORD_BITS};"
+    names = {values: name for name, values in enumerations(register_map).items()}
+    for values, name in names.items():
+        yield f"  enum {name}_values {{"
+        for member in values:
+            yield f"    {_rdl_name(member.name.lower())} = {int(member)};"
+        yield "  };"
+    for register in register_map:
+        yield "  reg {"
+        yield f"    desc = {_rdl_text(register.doc)};"
+        yield f"    regwidth = {register.width};"
+        if register.locked:
+            yield f"    {prefix}_refused_while_busy;"
+        for field in register.fields:
+            properties = _rdl_properties(field, names)
+            if field.kind is Kind.FLOAT32:
+                properties += f" {prefix}_binary32;"
+            yield f"    field {{ {properties} }} {_rdl_place(register_map, field)};"
+        yield f"  }} {_rdl_name(register.name)} @ {register.offset:#x};"
+    yield "};"
+
+
+def _rdl_properties(field: Field, names: dict[type[NamedValue], str]) -> str:
+    text = ACCESS[field.access]
+    if field.doc:
+        text += f" desc = {_rdl_text(field.doc)};"
+    if field.values is not None:
+        text += f" encode = {names[field.values]}_values;"
+    return text
+
+
+def _rdl_place(register_map: RegisterMap, field: Field) -> str:
+    place = f"{_rdl_name(field.name)}[{field.msb}:{field.lsb}]"
+    if field.access in (Access.STATUS, Access.COUNTER, Access.REFUSED):
+        return place
+    return f"{place} = {field.width}'h{register_map.reset_value(field):x}"

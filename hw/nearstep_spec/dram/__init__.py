@@ -1,0 +1,1 @@
+"""DDR4: timing, geometry, commands and address mapping."""

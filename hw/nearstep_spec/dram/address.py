@@ -1,0 +1,138 @@
+"""Byte addresses of a channel to bank group, bank, row and column, and back."""
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from nearstep_spec.dram.geometry import BEAT_BYTES, DramGeometry
+from nearstep_spec.dram.timing import BURST_LENGTH
+
+__all__ = [
+    "DEFAULT_MAPPING",
+    "MAPPINGS",
+    "AddressError",
+    "AddressMapping",
+    "BitField",
+    "DramAddress",
+]
+
+DEFAULT_MAPPING = "row-column-bank-bankgroup"
+
+MAPPINGS = (
+    DEFAULT_MAPPING,  # neighbouring beats in all bank groups, then in all banks
+    "row-bank-column-bankgroup",  # neighbouring beats in all bank groups; a row of each, then on
+    "row-bankgroup-bank-column",  # a row at a time, then the next bank of the same group
+    "bankgroup-row-column-bank",  # the bank group is the top of the address
+    "bankgroup-bank-row-column",  # every bank is one contiguous piece
+)
+"""Mappings worth comparing. Any order of the four words is accepted."""
+
+_BEAT_SHIFT = BEAT_BYTES.bit_length() - 1
+_BURST_SHIFT = BURST_LENGTH.bit_length() - 1
+
+
+class AddressError(ValueError):
+    """An address outside the channel or not on a beat, or a mapping that is none."""
+
+
+class BitField(NamedTuple):
+    """Bits `shift` to `shift + width - 1` of a byte address."""
+
+    shift: int
+    width: int
+
+    def of(self, address: int) -> int:
+        return (address >> self.shift) & ((1 << self.width) - 1)
+
+
+class DramAddress(NamedTuple):
+    """Where a beat is. `column` is the first of eight columns, a multiple of eight."""
+
+    bank_group: int
+    bank: int
+    row: int
+    column: int
+
+
+@dataclass(frozen=True)
+class AddressMapping:
+    """How the bits of an address are dealt out.
+
+    Parameters
+    ----------
+    geometry : the channel.
+    order : the words `row`, `column`, `bank` and `bankgroup` from the high to the low bits of the
+        beat number, joined by hyphens. The column word numbers bursts, not single columns.
+
+    Raises
+    ------
+    AddressError : the order is not these four words.
+    """
+
+    geometry: DramGeometry = field(default_factory=DramGeometry)
+    order: str = DEFAULT_MAPPING
+
+    def __post_init__(self) -> None:
+        if sorted(self.order.split("-")) != ["bank", "bankgroup", "column", "row"]:
+            raise AddressError(
+                "mapping must hold row, column, bank and bankgroup once each, joined by hyphens, "
+                f"not {self.order!r}"
+            )
+
+    @property
+    def fields(self) -> dict[str, BitField]:
+        """Bits of a byte address, by word, from the low end up."""
+        widths = {
+            "row": self.geometry.row_bits,
+            "column": self.geometry.burst_column_bits,
+            "bank": self.geometry.bank_bits,
+            "bankgroup": self.geometry.bank_group_bits,
+        }
+        found = {}
+        shift = _BEAT_SHIFT
+        for word in reversed(self.order.split("-")):
+            found[word] = BitField(shift, widths[word])
+            shift += widths[word]
+        return found
+
+    def decode(self, address: int) -> DramAddress:
+        """Place of the beat at a byte address.
+
+        Raises :class:`AddressError` if the address is outside the channel or not on a beat.
+        """
+        if not 0 <= address < self.geometry.capacity_bytes:
+            raise AddressError(
+                f"address {address:#x} is outside the channel of "
+                f"{self.geometry.capacity_bytes:#x} bytes"
+            )
+        if address % BEAT_BYTES:
+            raise AddressError(f"address {address:#x} is not a multiple of {BEAT_BYTES}")
+        bits = self.fields
+        return DramAddress(
+            bank_group=bits["bankgroup"].of(address),
+            bank=bits["bank"].of(address),
+            row=bits["row"].of(address),
+            column=bits["column"].of(address) << _BURST_SHIFT,
+        )
+
+    def encode(self, place: DramAddress) -> int:
+        """Byte address of a beat.
+
+        Raises :class:`AddressError` if a coordinate is outside the geometry or the column inside
+        a burst.
+        """
+        if place.column % BURST_LENGTH:
+            raise AddressError(f"column {place.column} is not a multiple of {BURST_LENGTH}")
+        bits = self.fields
+        address = 0
+        for word, value in (
+            ("bankgroup", place.bank_group),
+            ("bank", place.bank),
+            ("row", place.row),
+            ("column", place.column >> _BURST_SHIFT),
+        ):
+            if not 0 <= value < 1 << bits[word].width:
+                raise AddressError(
+                    f"{word} must be 0 to {(1 << bits[word].width) - 1}, not {value!r}"
+                )
+            address |= value << bits[word].shift
+        return address

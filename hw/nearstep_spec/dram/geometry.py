@@ -1,0 +1,124 @@
+"""Banks, rows and columns of a DDR4 rank on a 64-bit channel, as plain data.
+
+Ref: JESD79-4, "DDR4 SDRAM Addressing".
+"""
+
+from dataclasses import dataclass
+
+from nearstep_spec.dram.timing import BURST_LENGTH, DENSITIES, WIDTHS
+
+__all__ = ["BEAT_BYTES", "CHANNEL_BITS", "DramGeometry", "GeometryError"]
+
+CHANNEL_BITS = 64  # data pins of a channel, without the eight of an ECC module
+BEAT_BYTES = CHANNEL_BITS // 8 * BURST_LENGTH  # one column command moves this much
+
+_ROW_BITS = {"4Gb": 15, "8Gb": 16, "16Gb": 17}
+
+
+class GeometryError(ValueError):
+    """A density or width that is not in the table."""
+
+
+@dataclass(frozen=True)
+class DramGeometry:
+    """One rank of equal chips on a 64-bit channel.
+
+    Parameters
+    ----------
+    density : bits of a chip: 4Gb, 8Gb or 16Gb.
+    width : data pins of a chip: x8 or x16.
+
+    Raises
+    ------
+    GeometryError : with the value and what is allowed.
+    """
+
+    density: str = "8Gb"
+    width: str = "x8"
+
+    def __post_init__(self) -> None:
+        if self.density not in DENSITIES:
+            raise GeometryError(f"density must be one of {DENSITIES}, not {self.density!r}")
+        if self.width not in WIDTHS:
+            raise GeometryError(f"width must be one of {WIDTHS}, not {self.width!r}")
+
+    @property
+    def chip_bits(self) -> int:
+        """Data pins of a chip."""
+        return int(self.width[1:])
+
+    @property
+    def chips(self) -> int:
+        """Chips of the rank."""
+        return CHANNEL_BITS // self.chip_bits
+
+    @property
+    def bank_group_bits(self) -> int:
+        """Four bank groups in x8 parts, two in x16."""
+        return 2 if self.width == "x8" else 1
+
+    @property
+    def bank_bits(self) -> int:
+        """Four banks in a bank group."""
+        return 2
+
+    @property
+    def row_bits(self) -> int:
+        """Equal for x8 and x16: a x16 row is twice as long and there are half as many banks."""
+        return _ROW_BITS[self.density]
+
+    @property
+    def column_bits(self) -> int:
+        """Bits of a column address, the three inside a burst included."""
+        return 10
+
+    @property
+    def burst_column_bits(self) -> int:
+        """Bits that number the bursts of a row."""
+        return self.column_bits - (BURST_LENGTH.bit_length() - 1)
+
+    @property
+    def bank_groups(self) -> int:
+        return 1 << self.bank_group_bits
+
+    @property
+    def banks_per_group(self) -> int:
+        return 1 << self.bank_bits
+
+    @property
+    def banks(self) -> int:
+        """Banks of the rank, in all groups."""
+        return self.bank_groups * self.banks_per_group
+
+    @property
+    def rows(self) -> int:
+        return 1 << self.row_bits
+
+    @property
+    def columns(self) -> int:
+        return 1 << self.column_bits
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of a row in one chip (JEDEC's page size)."""
+        return self.columns * self.chip_bits // 8
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row in all chips of the rank."""
+        return self.page_bytes * self.chips
+
+    @property
+    def row_beats(self) -> int:
+        """64-byte beats of a row in all chips of the rank."""
+        return self.row_bytes // BEAT_BYTES
+
+    @property
+    def capacity_bytes(self) -> int:
+        """Bytes of the channel, which has one rank: 8 GiB with 8Gb x8, 16 GiB with 16Gb x8."""
+        return self.row_bytes * self.rows * self.banks
+
+    @property
+    def address_bits(self) -> int:
+        """Bits of a byte address in the channel."""
+        return self.capacity_bytes.bit_length() - 1

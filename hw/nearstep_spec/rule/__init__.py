@@ -1,0 +1,1 @@
+"""Update rules: one definition gives RTL, golden models, registers and latency."""

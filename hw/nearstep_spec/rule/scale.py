@@ -1,0 +1,58 @@
+"""Update rules with a factor on their gradients."""
+
+import inspect
+from collections.abc import Mapping
+from typing import cast
+
+from nearstep_spec.rule.errors import RuleError
+from nearstep_spec.rule.expr import Expression, Value
+from nearstep_spec.rule.rule import Rule
+
+__all__ = ["GRADIENT", "GRADIENT_SCALE", "scaled"]
+
+GRADIENT = "g"
+GRADIENT_SCALE = "gradient_scale"
+
+
+def scaled(rule: Rule) -> Rule:
+    """``rule``, of the same name, with every gradient multiplied by a scalar first.
+
+    The product is rounded once, before anything else is done with it. A factor of 1.0 changes no
+    number; a NaN becomes the default NaN.
+
+    Parameters
+    ----------
+    rule : Rule
+        One with an array ``g``, and no scalar ``gradient_scale``.
+
+    Raises
+    ------
+    RuleError
+        It has no ``g``, or a ``gradient_scale`` already.
+    """
+    names = tuple(inspect.signature(rule.definition).parameters)
+    if GRADIENT not in rule.arrays_in or GRADIENT_SCALE in names:
+        raise RuleError(
+            f"A rule to be scaled must have an array {GRADIENT!r} and no {GRADIENT_SCALE!r}, "
+            f"unlike {rule.name!r} of {', '.join(names)}",
+            rule.location,
+        )
+
+    def define(**leaves: Expression) -> Mapping[str, Value]:
+        factor = cast(Value, leaves.pop(GRADIENT_SCALE))
+        scaled = cast(Value, leaves[GRADIENT]) * factor
+        return rule.definition(**{**leaves, GRADIENT: scaled})
+
+    parameters = [
+        inspect.Parameter(each, inspect.Parameter.KEYWORD_ONLY) for each in (*names, GRADIENT_SCALE)
+    ]
+    define.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return Rule(
+        rule.name,
+        define,
+        states=rule.states,
+        inputs=rule.inputs,
+        outputs=rule.outputs,
+        scalars=(*rule.scalars, GRADIENT_SCALE),
+        switches=rule.switches,
+    )

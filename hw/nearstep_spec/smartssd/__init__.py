@@ -1,0 +1,1 @@
+"""The SmartSSD family: configuration of a card."""

@@ -1,0 +1,1 @@
+"""The update kernel: configuration and registers."""

@@ -1,0 +1,204 @@
+"""Configuration of the AXDIMM Adam kernel: plain data, shared by generators, devices and host."""
+
+from dataclasses import dataclass
+from functools import cache
+
+from nearstep_spec.rule.adam import ORDERS
+from nearstep_spec.rule.rules import RULES, RuleSet
+
+ELEMENT_BYTES = 4  # an FP32 parameter, gradient or moment
+HALF_BYTES = 2  # a gradient of 16 bits
+AXI_PAGE_BYTES = 4096  # an AXI burst never crosses this boundary
+AXI_MAX_BEATS = 256  # longest INCR burst of AXI4
+LANES = (1, 2, 4, 8, 16)
+GRADIENT_FORMATS = ("fp32", "fp16", "bf16")
+COPY_OUT_FORMATS = ("fp16", "bf16")
+COMPRESSIONS = ("fused", "scatter")
+
+
+class ConfigError(ValueError):
+    """A configuration value, or a combination of values, that the hardware cannot have."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdamKernelConfig:
+    """Shape of an Adam kernel.
+
+    Parameters
+    ----------
+    lanes : FP32 elements in a memory beat: 1, 2, 4, 8 or 16.
+    functional_units : update units; divides `lanes`, and a beat takes `lanes / functional_units`
+        cycles. None means one for each lane.
+    block_bytes : bytes loaded from one array before the next array has its turn; a power of two.
+    address_width : bits of a memory address; 34 is 16 GiB.
+    order : order of the arithmetic: `default` agrees with torch bit for bit, `paper` is
+        Algorithm 1.
+    rules : update rules that the kernel has, of `adam`, `adam_amsgrad`, `sgd`, `sgd_momentum` and
+        `adagrad`; which one a run uses is a register, and they share their arithmetic units.
+        `adam_amsgrad` has a fifth array, and the default order alone.
+    gradient_formats : formats that gradients may have in memory, of `fp32`, `fp16` and `bf16`;
+        `fp32` is one of them. Which one a run uses is a register.
+    gradient_scale : every gradient is multiplied by a register before anything else is done.
+    copy_out_formats : formats of a copy of the updated parameters that a run can write beside
+        them, of `fp16` and `bf16`.
+    scan : gradients can be read alone, for whether they are finite and the sum of their squares.
+    compression : forms in which gradients may come as pairs of index and value: `fused` has sorted
+        indices, `scatter` groups them by block, in any order within one.
+    windows : address windows that the host can grant; 1 to 8.
+    bursts_ahead : read bursts that may be outstanding; the landing space of two blocks an array
+        bounds it as well.
+
+    Raises
+    ------
+    ConfigError : with the value and what is allowed.
+
+    Ref: AXDIMM paper, sections 3.3 and 3.4.
+    """
+
+    lanes: int = 16
+    functional_units: int | None = None
+    block_bytes: int = 16384
+    address_width: int = 34
+    order: str = "default"
+    rules: tuple[str, ...] = ("adam",)
+    gradient_formats: tuple[str, ...] = ("fp32",)
+    gradient_scale: bool = False
+    copy_out_formats: tuple[str, ...] = ()
+    scan: bool = False
+    compression: tuple[str, ...] = ()
+    windows: int = 4
+    bursts_ahead: int = 16
+
+    def __post_init__(self) -> None:
+        _check(self.lanes in LANES, f"lanes must be one of {LANES}, not {self.lanes!r}")
+        if self.functional_units is None:
+            object.__setattr__(self, "functional_units", self.lanes)
+        units = self.units
+        _check(
+            1 <= units <= self.lanes and self.lanes % units == 0,
+            f"functional_units must divide lanes={self.lanes}, which {units!r} does not",
+        )
+        block = self.block_bytes
+        _check(
+            block > 0 and block & (block - 1) == 0 and 8 * self.beat_bytes <= block <= 1 << 20,
+            f"block_bytes must be a power of two from {8 * self.beat_bytes} (eight beats) "
+            f"to {1 << 20}, not {block!r}",
+        )
+        _check(
+            16 <= self.address_width <= 64,
+            f"address_width must be 16 to 64 bits, not {self.address_width!r}",
+        )
+        _check(self.order in ORDERS, f"order must be one of {tuple(ORDERS)}, not {self.order!r}")
+        rules = self.rules
+        _check(
+            isinstance(rules, tuple) and len(rules) > 0,
+            f"rules must be different names, at least one, not {rules!r}",
+        )
+        _check_names("rules", rules, ("adam", *RULES))
+        _check(
+            self.order == "default" or "adam_amsgrad" not in rules,
+            f"order must be 'default' for the rule 'adam_amsgrad', not {self.order!r}",
+        )
+        formats = self.gradient_formats
+        _check(
+            isinstance(formats, tuple) and "fp32" in formats,
+            f"gradient_formats must be different names, fp32 among them, not {formats!r}",
+        )
+        _check_names("gradient_formats", formats, GRADIENT_FORMATS)
+        _check_names("copy_out_formats", self.copy_out_formats, COPY_OUT_FORMATS)
+        _check_names("compression", self.compression, COMPRESSIONS)
+        _check(
+            not self.compression or self.lanes > 1,
+            "compression needs an even number of lanes: a beat of pairs has as many",
+        )
+        _check(1 <= self.windows <= 8, f"windows must be 1 to 8, not {self.windows!r}")
+        _check(
+            8 <= self.bursts_ahead <= 255, f"bursts_ahead must be 8 to 255, not {self.bursts_ahead}"
+        )
+
+    @property
+    def rule_set(self) -> RuleSet:
+        """The rules."""
+        return _rule_set(self.rules, self.order, self.gradient_scale)
+
+    @property
+    def mixed(self) -> bool:
+        """Whether gradients may have 16 bits."""
+        return len(self.gradient_formats) > 1
+
+    @property
+    def selective(self) -> bool:
+        """Whether there are runs without one of the arrays."""
+        return len(self.rules) > 1 or self.scan or bool(self.compression)
+
+    @property
+    def arrays(self) -> tuple[str, ...]:
+        """Arrays of the rules, as memory streams: those read. Of p, g, m, v and v_max, in that
+        order."""
+        return self.rule_set.whole.arrays_in
+
+    @property
+    def states(self) -> tuple[str, ...]:
+        """Those of them that are written."""
+        return self.rule_set.whole.arrays_out
+
+    @property
+    def units(self) -> int:
+        """Functional units, as a number."""
+        return self.lanes if self.functional_units is None else self.functional_units
+
+    @property
+    def data_width(self) -> int:
+        """Bits of a memory beat."""
+        return 8 * self.beat_bytes
+
+    @property
+    def beat_bytes(self) -> int:
+        return ELEMENT_BYTES * self.lanes
+
+    @property
+    def cycles_per_beat(self) -> int:
+        """Cycles in which the functional units take one beat of each array."""
+        return self.lanes // self.units
+
+    @property
+    def block_beats(self) -> int:
+        return self.block_bytes // self.beat_bytes
+
+    @property
+    def block_elements(self) -> int:
+        return self.block_bytes // ELEMENT_BYTES
+
+    @property
+    def burst_beats(self) -> int:
+        """Beats of the longest burst."""
+        return self.burst_bytes // self.beat_bytes
+
+    @property
+    def burst_bytes(self) -> int:
+        """Bytes of the longest burst: a page, a block or 256 beats, whichever is least."""
+        return min(AXI_PAGE_BYTES, AXI_MAX_BEATS * self.beat_bytes, self.block_bytes)
+
+    @property
+    def fifo_beats(self) -> int:
+        """Beats in the FIFO of each stream: two blocks, for double buffering."""
+        return 2 * self.block_beats
+
+
+@cache
+def _rule_set(names: tuple[str, ...], order: str, scaled: bool) -> RuleSet:
+    return RuleSet(names, order, scaled=scaled)
+
+
+def _check_names(option: str, names: object, known: tuple[str, ...]) -> None:
+    _check(
+        isinstance(names, tuple) and len(names) == len(set(names)),
+        f"{option} must be different names, not {names!r}",
+    )
+    for name in names if isinstance(names, tuple) else ():
+        _check(name in known, f"{option} must be some of {known}, not {name!r}")
+
+
+def _check(holds: bool, message: str) -> None:
+    if not holds:
+        raise ConfigError(message)

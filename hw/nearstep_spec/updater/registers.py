@@ -1,0 +1,419 @@
+"""Registers of the AXDIMM Adam kernel, as a function of its configuration."""
+
+from typing import Any, cast
+
+from nearstep_spec.csr.block import block_map, value_register
+from nearstep_spec.csr.model import (
+    BLOCK_BYTES,
+    Access,
+    Field,
+    Kind,
+    NamedValue,
+    Register,
+    RegisterMap,
+)
+from nearstep_spec.rule.expr import float32_bits
+from nearstep_spec.rule.rule import Rule
+from nearstep_spec.rule.rules import ARRAYS as ARRAYS
+from nearstep_spec.rule.scale import GRADIENT_SCALE
+from nearstep_spec.updater.config import AdamKernelConfig
+
+IDENT = int.from_bytes(b"ADAM", "big")
+VERSION = (1, 0)
+
+COUNTERS = {
+    "cycles": "Cycles in which the kernel was busy.",
+    "committed": "Elements whose p, m and v are all acknowledged; whole blocks but the last.",
+    "read_beats": "Memory beats read.",
+    "write_beats": "Memory beats written.",
+    "stall_read_address": "Cycles in which a read burst waited for its address to be taken.",
+    "stall_read_data": "Cycles in which the functional units waited for input.",
+    "stall_write_space": "Cycles in which the functional units waited for output space.",
+    "stall_write_data": "Cycles in which a write beat waited to be taken.",
+}
+
+
+def counters(config: AdamKernelConfig) -> dict[str, str]:
+    """Counters of a kernel, and what they count."""
+    duplicates = {"duplicates": "Pairs of index and value that lost against a later one."}
+    return {**COUNTERS, **(duplicates if config.compression else {})}
+
+
+SCALARS = {
+    "decay": "Weight decay; with mode.decoupled, 1 minus learning rate times weight decay.",
+    "m_weight": "1 - beta1; with mode.m_from_g, (1 - beta1) - 1. Of SGD, 1 - dampening.",
+    "m_decay": "beta1; of SGD, momentum.",
+    "v_weight": "1 - beta2.",
+    "v_decay": "beta2.",
+    "m_correction": "1 - beta1**t.",
+    "v_correction": "Square root of 1 - beta2**t; in the paper's order, 1 - beta2**t.",
+    "eps": "Term added to the denominator.",
+    "step_size": "Minus the learning rate, divided by 1 - beta1**t.",
+    "lr": "Learning rate.",
+}
+SWITCHES = {
+    "decoupled": "AdamW: weight decay acts on the parameter instead of the gradient.",
+    "m_from_g": "First moment interpolated from the gradient's side, for 1 - beta1 >= 0.5.",
+    "decays": "Weight decay is not 0.",
+    "first": "The first step of a momentum buffer: it becomes the gradient.",
+    "nesterov": "Nesterov momentum.",
+}
+
+
+class ErrorCause(NamedValue):
+    """`error.cause`: what ended a run early."""
+
+    NONE = 0, "No error."
+    READ_RESPONSE = 1, "A read was answered other than OKAY."
+    WRITE_RESPONSE = 2, "A write was answered other than OKAY."
+    WINDOW = 3, "A burst lies outside the granted windows; it was not issued."
+    ALIGNMENT = 4, "An array does not start on a memory beat."
+    ADDRESS_RANGE = 5, "An array wraps, or ends beyond the memory address space."
+    UNSUPPORTED = 6, "A rule, format, scale or copy-out that this kernel does not have."
+    OVERLAP = 7, "Two arrays share bytes."
+    ABORTED = 8, "The run was ended by control.abort."
+    PAIR_RANGE = 9, "An index is not below count; nothing was written."
+    PAIR_ORDER = 10, "An index comes too late for its form of compression; nothing was written."
+
+
+class Stream(NamedValue):
+    """`error.stream`: of Adam, AXI read IDs 0 to 3 are 1 to 4 here, write IDs 0 to 2 are 5 to 7."""
+
+    NONE = 0, "No stream."
+    P_READ = 1, "Parameters in."
+    G_READ = 2, "Gradients in."
+    M_READ = 3, "First moments in."
+    V_READ = 4, "Second moments in."
+    P_WRITE = 5, "Parameters out."
+    M_WRITE = 6, "First moments out."
+    V_WRITE = 7, "Second moments out."
+    COPY_OUT = 8, "16-bit copy of the parameters."
+    INDEX_READ = 9, "Indices of compressed gradients."
+    V_MAX_READ = 10, "Maxima of the second moments in."
+    V_MAX_WRITE = 11, "Maxima of the second moments out."
+
+
+FIVE_ARRAYS = frozenset({Stream.V_MAX_READ, Stream.V_MAX_WRITE})
+"""Streams that only the map of a kernel with a fifth array lists."""
+
+
+class Order(NamedValue):
+    """`capabilities.order`: order of the arithmetic, named as in the configuration."""
+
+    DEFAULT = 0, "That of torch.optim's fused Adam."
+    PAPER = 1, "Algorithm 1 of the paper."
+
+
+class GradientFormat(NamedValue):
+    """`formats.gradient`."""
+
+    FP32 = 0, "binary32."
+    FP16 = 1, "binary16."
+    BF16 = 2, "bfloat16."
+
+
+class CopyOutFormat(NamedValue):
+    """`formats.copy_out`."""
+
+    NONE = 0, "No copy."
+    FP16 = 1, "binary16."
+    BF16 = 2, "bfloat16."
+
+
+class Operation(NamedValue):
+    """`operation.kind`."""
+
+    UPDATE = 0, "The update rule."
+    SCAN = 1, "Reads the gradients alone, as the register scan and sum_of_squares tell."
+
+
+class Compression(NamedValue):
+    """`compression.form`: how the gradients of a run lie in memory."""
+
+    NONE = 0, "Every element, at g_address."
+    FUSED = 1, "Pairs, indices sorted: values at g_address, indices at index_address."
+    SCATTER = 2, "Pairs, grouped by block, in any order within one."
+
+
+def streams(config: AdamKernelConfig) -> type[NamedValue]:
+    """Named values of `error.stream` of a kernel."""
+    if "v_max" in config.arrays:
+        return Stream
+    listed = [(each.name, (int(each), each.doc)) for each in Stream if each not in FIVE_ARRAYS]
+    made: type[NamedValue] = cast(Any, NamedValue)(Stream.__name__, listed)
+    return made
+
+
+def update_rule(config: AdamKernelConfig) -> Rule:
+    """The update rule of the functional units: of one rule, or of all of them."""
+    return config.rule_set.whole
+
+
+def adam_kernel_map(config: AdamKernelConfig) -> RegisterMap:
+    """The register map of one Adam kernel.
+
+    The scalar registers and the bits of `mode` are those of the update rule. The map is called
+    `adam`, or `updater` if the kernel has another rule: its exports go beside those of an Adam
+    kernel.
+    """
+    return block_map(
+        "adam" if config.rules == ("adam",) else "updater",
+        doc=_doc(config),
+        ident=IDENT,
+        version=VERSION,
+        capabilities=_capabilities(config),
+        configuration=_configuration(config),
+        causes=ErrorCause,
+        streams=streams(config),
+        lines=[
+            _arrays(config),
+            _rule_registers(config),
+            *([_operation()] if config.scan else []),
+            *([_compression()] if config.compression else []),
+            *_windows(config.windows),
+            [
+                value_register(name, Access.COUNTER, doc, width=64)
+                for name, doc in counters(config).items()
+            ],
+        ],
+    )
+
+
+def _doc(config: AdamKernelConfig) -> str:
+    """What a kernel is."""
+    if config.rules == ("adam",):
+        return "An Adam/AdamW kernel near the memory (AXDIMM paper, section 3.3)."
+    rules = ", ".join(config.rules)
+    return f"An update kernel near the memory; rules: {rules}."
+
+
+def device_maps(config: AdamKernelConfig) -> dict[str, tuple[int, RegisterMap]]:
+    """Blocks of an AXDIMM device: name to base address in bytes and register map."""
+    kernels = [adam_kernel_map(config)]
+    return {f"adam{i}": (i * BLOCK_BYTES, kernel) for i, kernel in enumerate(kernels)}
+
+
+def _capabilities(config: AdamKernelConfig) -> list[Field]:
+    def constant(
+        name: str,
+        lsb: int,
+        width: int,
+        value: int,
+        doc: str,
+        values: type[NamedValue] | None = None,
+    ) -> Field:
+        return Field(
+            name=name,
+            access=Access.CONSTANT,
+            lsb=lsb,
+            width=width,
+            reset=value,
+            doc=doc,
+            values=values,
+        )
+
+    return [
+        constant("lanes", 0, 8, config.lanes, "FP32 elements in a memory beat."),
+        constant("functional_units", 8, 8, config.units, "Functional units."),
+        constant("order", 16, 4, Order[config.order.upper()], "Order of arithmetic.", Order),
+        constant("windows", 20, 4, config.windows, "Address windows."),
+        constant(
+            "gradient_formats",
+            24,
+            4,
+            sum(1 << GradientFormat[name.upper()] for name in config.gradient_formats),
+            "A bit for each value of formats.gradient that is supported.",
+        ),
+        constant(
+            "copy_out_formats",
+            28,
+            4,
+            sum(1 << CopyOutFormat[name.upper()] for name in ("none", *config.copy_out_formats)),
+            "A bit for each value of formats.copy_out that is supported.",
+        ),
+    ]
+
+
+def _configuration(config: AdamKernelConfig) -> list[Field]:
+    def constant(name: str, lsb: int, value: int, doc: str, width: int = 8) -> Field:
+        return Field(name=name, access=Access.CONSTANT, lsb=lsb, width=width, reset=value, doc=doc)
+
+    return [
+        constant("block_log2", 0, config.block_bytes.bit_length() - 1, "log2 of bytes in a block."),
+        constant("burst_log2", 8, config.burst_bytes.bit_length() - 1, "log2 of bytes in a burst."),
+        constant("address_width", 16, config.address_width, "Bits of a memory address."),
+        constant("rules", 24, len(config.rules), "Update rules.", 4),
+        constant("gradient_scale", 28, config.gradient_scale, "Gradients can be scaled.", 1),
+        constant("scan", 29, config.scan, "Gradients can be read alone.", 1),
+        constant("fused", 30, "fused" in config.compression, "Sorted pairs can be read.", 1),
+        constant("scatter", 31, "scatter" in config.compression, "Grouped pairs can be read.", 1),
+    ]
+
+
+def _arrays(config: AdamKernelConfig) -> list[Register]:
+    docs = {
+        "p": "parameters",
+        "g": "gradients",
+        "m": "first moments",
+        "v": "second moments",
+        "v_max": "maxima of the second moments",
+    }
+    addresses = [
+        value_register(
+            f"{name}_address",
+            Access.CONFIG,
+            f"Byte address of the {docs[name]}; a multiple of a memory beat.",
+            width=64,
+            locked=True,
+        )
+        for name in config.arrays
+    ]
+    count = value_register(
+        "count",
+        Access.CONFIG,
+        "Elements to update; 0 is a run that is done.",
+        width=64,
+        locked=True,
+    )
+    copy_out = value_register(
+        "copy_out_address",
+        Access.CONFIG,
+        "Byte address of a 16-bit copy of the parameters; a multiple of a memory beat."
+        if config.copy_out_formats
+        else "Reserved for a 16-bit copy of the parameters; must be 0.",
+        width=64,
+        locked=True,
+    )
+    return [*addresses, count, copy_out]
+
+
+def _rule_registers(config: AdamKernelConfig) -> list[Register]:
+    rules = config.rule_set
+    switches = tuple(
+        Field(name=name, access=Access.CONFIG, lsb=i, doc=SWITCHES.get(name, ""))
+        for i, name in enumerate(rules.switches)
+    )
+    mode = Register(name="mode", doc="Switches of the update rule.", fields=switches, locked=True)
+    formats = Register(
+        name="formats",
+        doc="Number formats in memory; START refuses those that this kernel does not have.",
+        locked=True,
+        fields=(
+            Field(
+                name="gradient",
+                access=Access.CONFIG,
+                width=4,
+                values=GradientFormat,
+                doc="Format of the gradients.",
+            ),
+            Field(
+                name="copy_out",
+                access=Access.CONFIG,
+                lsb=4,
+                width=4,
+                values=CopyOutFormat,
+                doc="Format of the copy of the parameters.",
+            ),
+        ),
+    )
+    scale = value_register(
+        "gradient_scale",
+        Access.CONFIG,
+        "Factor of every gradient, after its conversion; rounded once. 1 changes no number."
+        if config.gradient_scale
+        else "Reserved for the factor of scaled gradients; must be 0.",
+        kind=Kind.FLOAT32,
+        reset=float32_bits(1.0) if config.gradient_scale else 0,
+        locked=True,
+    )
+    scalars = [
+        value_register(
+            name,
+            Access.CONFIG,
+            SCALARS.get(name, "Scalar of the update rule."),
+            kind=Kind.FLOAT32,
+            locked=True,
+        )
+        for name in rules.whole.scalars
+        if name != GRADIENT_SCALE
+    ]
+    choice = value_register(
+        "rule",
+        Access.CONFIG,
+        f"Update rule of the run: {', '.join(f'{i} {n}' for i, n in enumerate(rules.names))}.",
+        locked=True,
+    )
+    return [mode, formats, scale, *([choice] if len(rules.rules) > 1 else []), *scalars]
+
+
+def _operation() -> list[Register]:
+    kind = Field(
+        name="kind", access=Access.CONFIG, width=4, values=Operation, doc="What START begins."
+    )
+    found = Field(name="found_inf", access=Access.STATUS, doc="A gradient is infinite or NaN.")
+    return [
+        Register(name="operation", doc="Kind of run.", fields=(kind,), locked=True),
+        Register(name="scan", doc="Outcome of the last run, if it was a scan.", fields=(found,)),
+        value_register(
+            "sum_of_squares",
+            Access.STATUS,
+            "Of the gradients of the last run, if it was a scan: binary64.",
+            width=64,
+        ),
+    ]
+
+
+def _compression() -> list[Register]:
+    form = Field(
+        name="form",
+        access=Access.CONFIG,
+        width=4,
+        values=Compression,
+        doc="Form of the gradients.",
+    )
+    return [
+        Register(name="compression", doc="Gradients as pairs.", fields=(form,), locked=True),
+        value_register(
+            "index_address",
+            Access.CONFIG,
+            "Byte address of the indices, 32 bits each; a multiple of a memory beat.",
+            width=64,
+            locked=True,
+        ),
+        value_register("pairs", Access.CONFIG, "Pairs; 0 is no gradient.", width=64, locked=True),
+    ]
+
+
+def _windows(count: int) -> list[list[Register]]:
+    def window(index: int) -> list[Register]:
+        name = f"window{index}"
+        permissions = tuple(
+            Field(name=bit, access=Access.CONFIG, lsb=lsb, doc=doc)
+            for lsb, (bit, doc) in enumerate(
+                {
+                    "read": "The kernel may read here.",
+                    "write": "The kernel may write here.",
+                    "valid": "The window is in force.",
+                }.items()
+            )
+        )
+        return [
+            value_register(
+                f"{name}_base", Access.CONFIG, "First byte granted.", width=64, locked=True
+            ),
+            value_register(
+                f"{name}_limit",
+                Access.CONFIG,
+                "First byte behind those granted.",
+                width=64,
+                locked=True,
+            ),
+            Register(
+                name=f"{name}_permissions",
+                doc="What the window grants.",
+                fields=permissions,
+                locked=True,
+            ),
+        ]
+
+    return [window(index) for index in range(count)]
