@@ -19,7 +19,7 @@ from rich.progress import track
 from rich.table import Table
 
 from nearstep_hw.dram.column_stage import Slot
-from nearstep_sim.dram.bench import Channel, ChannelRun, bases_of, run_kernel, run_traffic
+from nearstep_sim.models.dram.bench import Channel, ChannelRun, bases_of, run_kernel, run_traffic
 from nearstep_spec.dram.address import DEFAULT_MAPPING, MAPPINGS
 from nearstep_spec.dram.geometry import BEAT_BYTES
 

@@ -162,7 +162,7 @@ def cocotb_speed() -> dict[str, Any]:
     """The same job on the same RTL under cocotb, with the memory of cocotbext-axi."""
     from nearstep_hw.generate import verilog
     from nearstep_sim.bench.cocotb_runner import run_cocotb
-    from nearstep_sim.build import verilog_of
+    from nearstep_sim.verilate.build import verilog_of
 
     options = {"lanes": LANES}  # as `nearstep rtl` has it
     result = run_cocotb(

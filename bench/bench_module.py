@@ -30,10 +30,10 @@ from nearstep_hw.dram.dfi import PHASES
 from nearstep_hw.rule.rtl import FunctionalUnit
 from nearstep_hw.updater.shell import KernelShell
 from nearstep_hw.verilog import to_verilog
-from nearstep_sim.bench.memory_channel import ChannelBench, Kernel, Mode
-from nearstep_sim.bench.module_step import ModuleStep, run_step
-from nearstep_sim.dram.bench import BEATS_PER_ELEMENT_BEAT, LANES, Channel, run_kernel
-from nearstep_sim.dram.host import SCHEDULERS, BareDram, HostConfig
+from nearstep_sim.axdimm.memory_channel import ChannelBench, Kernel, Mode
+from nearstep_sim.axdimm.module_step import ModuleStep, run_step
+from nearstep_sim.models.dram.bench import BEATS_PER_ELEMENT_BEAT, LANES, Channel, run_kernel
+from nearstep_sim.models.dram.host import SCHEDULERS, BareDram, HostConfig
 from nearstep_sim.synthesis import AREA, ultrascale_plus_area, ultrascale_plus_cells
 from nearstep_spec.axdimm.hand_over import longest_to_acceleration, longest_to_normal
 from nearstep_spec.axdimm.registers import Block, arbiter_map

@@ -25,7 +25,7 @@ from nearstep.buffer import Buffer
 from nearstep.kernel.pairs import Pairs
 from nearstep.smartssd.device import SmartssdDevice
 from nearstep_hw.updater.pairs.decompress import SCATTER
-from nearstep_sim.scatter_run import scatter_cycles
+from nearstep_sim.updater.scatter_run import scatter_cycles
 from nearstep_spec.smartssd.config import UPDATER
 
 URL = "sim:smartssd?fu=native"

@@ -126,7 +126,7 @@ def test_no_package_imports_one_that_it_must_not_know() -> None:
 
 def test_no_family_imports_another() -> None:
     counted = sum(1 for module in tree() if family_of(module))
-    assert counted > 100
+    assert counted > 80
     assert wrong_families(tree()) == []
 
 
@@ -139,7 +139,7 @@ def test_there_is_no_circle() -> None:
     [
         ("nearstep_spec.x", "from nearstep_hw.csr.bank import CsrBank", wrong_packages),
         ("nearstep_spec.x", "import amaranth", wrong_packages),
-        ("nearstep_hw.x", "import nearstep_sim.build", wrong_packages),
+        ("nearstep_hw.x", "import nearstep_sim.verilate.build", wrong_packages),
         ("nearstep_hw.x", "def f():\n    from nearstep import errors", wrong_packages),
         ("nearstep.x", "from amaranth.hdl import Module", wrong_packages),
         ("nearstep.x", "from nearstep_hw.csr.bank import CsrBank", wrong_packages),

@@ -66,13 +66,13 @@ LIMITS: dict[str, dict[str, float]] = {
 
 
 def _traffic_cycles() -> int:
-    from nearstep_sim.dram.bench import Channel, run_traffic
+    from nearstep_sim.models.dram.bench import Channel, run_traffic
 
     return run_traffic(Channel(), count=1_000_000).cycles
 
 
 def _scatter_cycles() -> int:
-    from nearstep_sim.scatter_run import scatter_cycles
+    from nearstep_sim.updater.scatter_run import scatter_cycles
 
     return scatter_cycles(pairs=16)
 

@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from nearstep_sim.build import BuildError, tool_environment
+from nearstep_sim.verilate.build import BuildError, tool_environment
 from nearstep_spec.cache import yowasp_environment
 
 __all__ = ["AREA", "ultrascale_plus_area", "ultrascale_plus_cells"]

@@ -25,7 +25,7 @@ from nearstep.errors import (
     OutOfHostMemoryError,
     ShapeError,
 )
-from nearstep_sim.device.memory import EmulatedMemory
+from nearstep_sim.models.memory import EmulatedMemory
 
 
 @pytest.fixture

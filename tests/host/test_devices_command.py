@@ -15,7 +15,8 @@ from nearstep import cli
 from nearstep.backends.options import OptionRow, Variant, choices
 from nearstep.devices_command import command, complete, devices, options
 from nearstep.errors import OptionError, UrlError
-from nearstep_sim.device.options import GOLDEN, SIM
+from nearstep_sim.backends.golden import DEVICES as GOLDEN
+from nearstep_sim.backends.sim import DEVICES as SIM
 
 VARIANTS = {
     "?".join(filter(None, (family.name, each.query))): each

@@ -131,7 +131,7 @@ def test_every_type_of_option_is_parsed():
 
 def test_a_device_with_another_register_map_is_refused():
     from nearstep.device import drive
-    from nearstep_sim.device.golden import open_device
+    from nearstep_sim.backends.golden import open_device
 
     backend = open_device("axdimm", {"memory_bytes": "64KiB", "engine": "numpy"})
     honest = backend.read_register

@@ -10,7 +10,7 @@ import typer
 from typer.testing import CliRunner
 
 from nearstep_hw.generate import GENERATORS, OptionError, build, command, describe
-from nearstep_sim.build import tool_environment, verilator_root
+from nearstep_sim.verilate.build import tool_environment, verilator_root
 
 from .event_driven import STANDARDS, blind, combinational_blocks, output_bench, simulate
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from nearstep_sim import build
+from nearstep_sim.verilate import build
 from nearstep_spec import cache
 from nearstep_spec.cache import CacheError
 

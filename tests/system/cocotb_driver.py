@@ -12,8 +12,8 @@ from nearstep.axdimm.device import AxdimmDevice
 from nearstep.device import drive
 from nearstep.errors import AbortedError
 from nearstep.registers import RefusedWriteError
-from nearstep_sim.bench.cocotb_backend import CocotbBackend
 from nearstep_sim.golden.rule import evaluate
+from nearstep_sim.updater.cocotb_backend import CocotbBackend
 from nearstep_spec.rule.adam import adam_scalars
 from nearstep_spec.updater.config import AdamKernelConfig
 from nearstep_spec.updater.registers import ARRAYS, update_rule

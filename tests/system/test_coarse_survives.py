@@ -30,9 +30,9 @@ from nearstep.coarse.errors import (
     TensorMismatchError,
     TornSnapshotError,
 )
-from nearstep_sim.bench.pool_values import SMALL, SMALL_MEMORY, Floats, compare, reduced
-from nearstep_sim.device.pool import PoolBackend
-from nearstep_sim.link.faults import LinkFault
+from nearstep_sim.coarse.pool import PoolBackend
+from nearstep_sim.coarse.pool_values import SMALL, SMALL_MEMORY, Floats, compare, reduced
+from nearstep_sim.models.link.faults import LinkFault
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 WORKERS = 8

@@ -9,7 +9,7 @@ from nearstep_hw.rule.rtl import FunctionalUnit
 from nearstep_hw.updater.adam_kernel import AdamKernel
 from nearstep_hw.verilog import to_verilog
 from nearstep_sim.bench.cocotb_runner import run_cocotb
-from nearstep_sim.build import verilog_of
+from nearstep_sim.verilate.build import verilog_of
 from nearstep_spec.updater.config import AdamKernelConfig
 
 TOP = "adam_kernel"

@@ -14,9 +14,9 @@ import pytest
 
 from nearstep.backends.emulated import EmulatedBackend
 from nearstep.registers import BlockRegisters, Registers
-from nearstep_sim.device.golden import GoldenBackend, make_engines
-from nearstep_sim.device.options import VerilatedOptions
-from nearstep_sim.device.verilated import VerilatedBackend
+from nearstep_sim.axdimm.golden import GoldenAxdimm
+from nearstep_sim.axdimm.kernel import VerilatedBackend
+from nearstep_sim.axdimm.options import GoldenOptions, VerilatedOptions
 from nearstep_spec.updater.config import AdamKernelConfig
 from nearstep_spec.updater.registers import (
     Compression,
@@ -60,6 +60,15 @@ class SimOptions(VerilatedOptions):
         return self.kernel
 
 
+@dataclass(frozen=True, kw_only=True)
+class NumpyOptions(GoldenOptions):
+    kernel: AdamKernelConfig
+    engine: str = "numpy"
+
+    def config(self) -> AdamKernelConfig:
+        return self.kernel
+
+
 EVERYTHING_AT_ONCE = "all"
 """What one kernel with everything does not show is left to the deep tests."""
 
@@ -73,7 +82,7 @@ EVERYTHING_AT_ONCE = "all"
 )
 def devices(request):
     config = AdamKernelConfig(**CONFIGS[request.param])
-    golden = GoldenBackend(config, MEMORY_BYTES, make_engines(config, "numpy"))
+    golden = GoldenAxdimm(NumpyOptions(kernel=config, memory_bytes=MEMORY_BYTES))
     sims = {
         name: VerilatedBackend(SimOptions(kernel=config, memory_bytes=MEMORY_BYTES, **options))
         for name, options in {

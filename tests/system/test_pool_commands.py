@@ -17,7 +17,7 @@ import pytest
 from nearstep.coarse.device import CoarseDevice
 from nearstep.device import open_device
 from nearstep.errors import WaitTimeoutError
-from nearstep_sim.bench.pool_values import SMALL, SMALL_MEMORY
+from nearstep_sim.coarse.pool_values import SMALL, SMALL_MEMORY
 from nearstep_spec.coarse.config import BEAT_BYTES, PAGE_BYTES
 from nearstep_spec.coarse.registers import ErrorCause, Operation, Wire
 

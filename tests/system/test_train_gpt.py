@@ -15,7 +15,7 @@ import typer
 from typer.testing import CliRunner
 
 from nearstep.optim import Traffic
-from nearstep_sim.build import BuildError
+from nearstep_sim.verilate.build import BuildError
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 MODULES = (

@@ -6,6 +6,7 @@ A backend offers its devices as ``DEVICES``, families by name, in the module of 
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import types
 import typing
 from collections.abc import Mapping, Sequence
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 Options = TypeVar("Options", bound="DataclassInstance")
+Opened = TypeVar("Opened")
 
 _SUFFIXES = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 _BOOLEANS = {"0": False, "no": False, "false": False, "1": True, "yes": True, "true": True}
@@ -70,6 +72,8 @@ class Variant:
         Dataclass of its options.
     summary: str
         A line.
+    opens: str
+        ``module:name`` of what makes the device of its options; not imported before.
     when: tuple[str, str] | None
         The option and its value that stand for this device; None for the one that is meant
         without.
@@ -77,6 +81,7 @@ class Variant:
 
     options: type[DataclassInstance]
     summary: str
+    opens: str
     when: tuple[str, str] | None = None
 
     @property
@@ -201,6 +206,31 @@ def parse_options(
         wrong = {name: text for name, text in options.items() if name == named or len(options) == 1}
         option, value = next(iter(wrong.items()), ("combination", given))
         raise OptionError(device, option, value, str(error)) from error
+
+
+def open_family(
+    backend: str,
+    families: Mapping[str, Family],
+    family: str,
+    options: Mapping[str, str],
+    kind: type[Opened],
+) -> Opened:
+    """Open ``<backend>:<family>``, a ``kind``.
+
+    Raises
+    ------
+    UrlError
+        The backend has no such family.
+    OptionError
+    """
+    if family not in families:
+        name = f"{backend}:{family}"
+        raise UrlError(name, f"there is no family {family!r}", sorted(families))
+    parsed = families[family].parse(options)
+    module, _, name = families[family].variant(options).opens.partition(":")
+    device = getattr(importlib.import_module(module), name)(parsed)
+    assert isinstance(device, kind)
+    return device
 
 
 def check_bounds(options: DataclassInstance) -> None:

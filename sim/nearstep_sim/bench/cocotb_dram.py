@@ -10,8 +10,8 @@ from cocotb.handle import HierarchyObject
 from cocotb.triggers import FallingEdge, RisingEdge
 
 from nearstep_hw.dram.dfi import HOST_DATA_BYTES, HOST_PHASES, PHASES
-from nearstep_sim.dram.device import Ddr4Device, Ddr4Port
-from nearstep_sim.dram.host import HostController
+from nearstep_sim.models.dram.device import Ddr4Device, Ddr4Port
+from nearstep_sim.models.dram.host import HostController
 from nearstep_spec.dram.command import DESELECT, Pins
 
 __all__ = ["DfiRank", "HostBus"]

@@ -17,7 +17,7 @@ from amaranth.back import rtlil
 from amaranth.hdl import ClockDomain, Module, Value
 from amaranth.lib.wiring import Component
 
-from nearstep_sim.build import cache_dir, tool_environment
+from nearstep_sim.verilate.build import cache_dir, tool_environment
 from nearstep_spec.cache import yowasp_environment
 
 Mode = Literal["bmc", "prove", "cover"]

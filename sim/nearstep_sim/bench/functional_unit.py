@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from nearstep_hw.rule.rtl import FunctionalUnit
 from nearstep_hw.verilog import to_verilog
-from nearstep_sim.build import Model, stored, verilate_library, verilog_of
 from nearstep_sim.golden.rule import ArrayMismatchError
 from nearstep_sim.golden.rule_cpp import register_words
+from nearstep_sim.verilate.build import Model, stored, verilate_library, verilog_of
 
 __all__ = ["UnitRun", "VerilatedUnit", "harness_source"]
 

@@ -12,7 +12,7 @@ from amaranth.lib import wiring
 from numpy.typing import NDArray
 
 from nearstep_hw.verilog import flat_ports, to_verilog
-from nearstep_sim.build import Model, stored, verilate_library, verilog_of
+from nearstep_sim.verilate.build import Model, stored, verilate_library, verilog_of
 
 __all__ = ["STALLS", "StreamBench", "StreamProtocolError", "StreamRun"]
 

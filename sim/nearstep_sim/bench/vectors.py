@@ -13,8 +13,8 @@ from nearstep_hw.fp.unit import Operation
 from nearstep_hw.verilog import to_verilog
 from nearstep_sim.bench import fp_bank
 from nearstep_sim.bench.fp_bank import FpBank, Variant
-from nearstep_sim.build import Model, verilate_library, verilog_of
 from nearstep_sim.golden import fp
+from nearstep_sim.verilate.build import Model, verilate_library, verilog_of
 from nearstep_spec.fp import FLAG_NAMES
 
 __all__ = [

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nearstep_sim.build import compile_library, stored
 from nearstep_sim.golden.rule import ArrayMismatchError
+from nearstep_sim.verilate.build import compile_library, stored
 from nearstep_spec.rule.expr import float32_bits
 from nearstep_spec.rule.program import ARITHMETIC, Program
 from nearstep_spec.rule.rule import Rule

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from nearstep.coarse import CoarsePool
-from nearstep_sim.bench.pool_values import SMALL, SMALL_MEMORY, Floats
-from nearstep_sim.device.golden_coarse import GoldenPool
-from nearstep_sim.device.pool import PoolBackend
+from nearstep_sim.coarse.golden import GoldenPool
+from nearstep_sim.coarse.pool import PoolBackend
+from nearstep_sim.coarse.pool_values import SMALL, SMALL_MEMORY, Floats
 
 URLS = {
     "golden": f"golden:coarse?{SMALL}&{SMALL_MEMORY}",

@@ -8,7 +8,7 @@ import pytest
 from nearstep.coarse import CoarsePool
 from nearstep.coarse.errors import QueueFullError
 from nearstep.errors import BusyError, FreedBufferError
-from nearstep_sim.bench.pool_values import SMALL, compare, reduced
+from nearstep_sim.coarse.pool_values import SMALL, compare, reduced
 
 from .conftest import random_arrays
 

@@ -19,7 +19,7 @@ from nearstep.errors import (
     ShapeError,
     UrlError,
 )
-from nearstep_sim.bench.pool_values import compare
+from nearstep_sim.coarse.pool_values import compare
 
 from .conftest import URLS, emulated, random_arrays
 

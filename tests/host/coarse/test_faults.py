@@ -17,7 +17,7 @@ from nearstep.coarse.errors import (
     SilentLinkError,
 )
 from nearstep.errors import GuardError, UninitialisedError, WaitTimeoutError
-from nearstep_sim.bench.pool_values import compare, reduced
+from nearstep_sim.coarse.pool_values import compare, reduced
 
 from .conftest import URLS, emulated, random_arrays
 

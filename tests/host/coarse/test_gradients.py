@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from nearstep.coarse import CoarsePool
-from nearstep_sim.bench.pool_values import Floats, compare, reduced
+from nearstep_sim.coarse.pool_values import Floats, compare, reduced
 
 WORKERS = 8
 POOLS = {"golden": f"golden:coarse?devices={WORKERS}&groups=2&entry_phits=16&memory_bytes=1MiB"}

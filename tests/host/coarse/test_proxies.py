@@ -18,7 +18,7 @@ from nearstep.coarse.errors import (
     RingTimeoutError,
 )
 from nearstep.errors import ArgumentError, BusyError, FreedBufferError
-from nearstep_sim.bench.pool_values import compare, reduced
+from nearstep_sim.coarse.pool_values import compare, reduced
 
 from .conftest import URLS, random_arrays
 

@@ -22,7 +22,7 @@ from nearstep.coarse.errors import (
 )
 from nearstep.coarse.snapshot_file import PREAMBLE, open_file
 from nearstep.errors import ArgumentError, BusyError, OutOfDeviceMemoryError
-from nearstep_sim.bench.pool_values import compare, reduced
+from nearstep_sim.coarse.pool_values import compare, reduced
 
 from .conftest import URLS, emulated, random_arrays
 

@@ -12,8 +12,8 @@ import pytest
 
 from nearstep.coarse import CoarsePool
 from nearstep.errors import BusyError
-from nearstep_sim.bench.pool_values import compare, reduced
-from nearstep_sim.device.pool import PoolBackend
+from nearstep_sim.coarse.pool import PoolBackend
+from nearstep_sim.coarse.pool_values import compare, reduced
 
 from .conftest import URLS, random_arrays
 

@@ -27,10 +27,10 @@ from nearstep.errors import (
     WaitTimeoutError,
 )
 from nearstep.kernel.command import Command
-from nearstep_sim.device.dimm import DimmBackend
-from nearstep_sim.device.golden import GoldenBackend
-from nearstep_sim.dram.replay import replay
-from nearstep_sim.dram.trace import read_trace
+from nearstep_sim.axdimm.dimm import DimmBackend
+from nearstep_sim.models.dram.replay import replay
+from nearstep_sim.models.dram.trace import read_trace
+from nearstep_sim.updater.golden import GoldenBackend
 from nearstep_spec.dram.command import Command as DramCommand
 from nearstep_spec.updater.registers import ARRAYS, ErrorCause
 

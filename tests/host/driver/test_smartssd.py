@@ -15,7 +15,7 @@ from nearstep.errors import (
     OptionError,
 )
 from nearstep.smartssd.device import SmartssdDevice
-from nearstep_sim.device.golden import open_device
+from nearstep_sim.backends.golden import open_device
 from nearstep_spec.rule.adam import ADAM, adam_scalars
 from nearstep_spec.smartssd.config import UPDATER, SmartssdConfig
 from nearstep_spec.updater.registers import ErrorCause, Stream

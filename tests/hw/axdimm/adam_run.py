@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from nearstep_sim.bench.axdimm_module import ModuleDriver
+from nearstep_sim.axdimm.module import ModuleDriver
 
 BASES = {"p": 0x10_0000, "g": 0x20_0040, "m": 0x30_0080, "v": 0x40_00C0}
 """Byte addresses in a channel: in different banks, not at the start of a row."""

@@ -13,8 +13,8 @@ from cocotbext.axi import AxiBus, AxiMaster
 from nearstep_hw.axdimm.host_front_end import HOST_READ_LATENCY, HOST_WRITE_LATENCY
 from nearstep_sim.bench.axi_memory import STALL_MODES
 from nearstep_sim.bench.cocotb_dram import DfiRank, HostBus
-from nearstep_sim.dram.device import Ddr4Device
-from nearstep_sim.dram.host import HostConfig, HostController
+from nearstep_sim.models.dram.device import Ddr4Device
+from nearstep_sim.models.dram.host import HostConfig, HostController
 from nearstep_spec.axdimm.registers import Block, window_base
 from nearstep_spec.csr.model import BLOCK_BYTES, LINE_BYTES
 from nearstep_spec.dram.command import Command

@@ -12,7 +12,7 @@ from nearstep_hw.axdimm.host_front_end import (
     HostFrontEnd,
 )
 from nearstep_hw.axdimm.host_modes import HostModes
-from nearstep_sim.bench.memory_channel import ChannelBench, Kernel, Mode
+from nearstep_sim.axdimm.memory_channel import ChannelBench, Kernel, Mode
 from nearstep_spec.axdimm.registers import Block, arbiter_map
 from nearstep_spec.dram.address import AddressMapping
 from nearstep_spec.dram.command import Command, Pins, encode

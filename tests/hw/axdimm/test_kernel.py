@@ -10,7 +10,7 @@ from nearstep_hw.updater.adam_kernel import AdamKernel
 from nearstep_hw.updater.unit_instance import UNIT_MODULE, UnitInstance
 from nearstep_hw.verilog import to_verilog
 from nearstep_sim.bench.cocotb_runner import BenchResult, run_cocotb
-from nearstep_sim.build import verilog_of
+from nearstep_sim.verilate.build import verilog_of
 from nearstep_spec.updater.config import AdamKernelConfig
 from nearstep_spec.updater.registers import update_rule
 

@@ -6,8 +6,8 @@ import pytest
 
 from nearstep_hw.axdimm.host_front_end import HOST_READ_LATENCY, HOST_WRITE_LATENCY
 from nearstep_hw.dram.fabric import FabricTiming
-from nearstep_sim.bench.memory_channel import ChannelBench, ChannelError, Kernel, Mode
-from nearstep_sim.dram.host import BareDram, HostConfig
+from nearstep_sim.axdimm.memory_channel import ChannelBench, ChannelError, Kernel, Mode
+from nearstep_sim.models.dram.host import BareDram, HostConfig
 from nearstep_spec.axdimm.hand_over import (
     HAND_OVER_CYCLES,
     longest_to_acceleration,

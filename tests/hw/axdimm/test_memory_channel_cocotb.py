@@ -7,7 +7,7 @@ import pytest
 from nearstep_hw.axdimm.memory_channel import MemoryChannel
 from nearstep_hw.verilog import to_verilog
 from nearstep_sim.bench.cocotb_runner import run_cocotb
-from nearstep_sim.build import verilog_of
+from nearstep_sim.verilate.build import verilog_of
 
 pytestmark = [pytest.mark.cocotb, pytest.mark.deep]
 

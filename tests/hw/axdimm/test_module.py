@@ -9,7 +9,7 @@ import pytest
 
 from nearstep_hw.axdimm.channel import AxdimmChannel
 from nearstep_hw.axdimm.module import CHANNELS, ModuleShell
-from nearstep_sim.bench.axdimm_module import ModuleBench
+from nearstep_sim.axdimm.module import ModuleBench
 from nearstep_spec.axdimm.registers import IDENT, channel_maps, window_base
 from nearstep_spec.dram.address import AddressMapping
 from nearstep_spec.dram.command import Command

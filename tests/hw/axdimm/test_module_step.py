@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from nearstep_sim.bench import module_step
-from nearstep_sim.bench.axdimm_module import ModuleBench, ModuleError
-from nearstep_sim.bench.module_step import run_step
+from nearstep_sim.axdimm import module_step
+from nearstep_sim.axdimm.module import ModuleBench, ModuleError
+from nearstep_sim.axdimm.module_step import run_step
 from nearstep_spec.dram.command import Command
 from nearstep_spec.updater.config import AdamKernelConfig
 

@@ -16,7 +16,7 @@ from nearstep_hw.dram.dfi import ACTIVATE_PHASE, HOST_PHASES, PHASES
 from nearstep_hw.dram.fabric import FabricTiming
 from nearstep_hw.dram.refresh_manager import RefreshManager
 from nearstep_hw.verilog import to_verilog
-from nearstep_sim.build import Model, verilate_library
+from nearstep_sim.verilate.build import Model, verilate_library
 from nearstep_spec.axdimm.hand_over import HURRY_CYCLES, longest_to_normal
 from nearstep_spec.dram.command import Command, encode
 from nearstep_spec.dram.geometry import DramGeometry

@@ -14,8 +14,8 @@ from nearstep.coarse.device import CoarseDevice
 from nearstep.coarse.errors import JobRefusedError
 from nearstep.device import drive
 from nearstep.errors import BusError
-from nearstep_sim.bench.cocotb_pool import GUARD, STALLS, CocotbPoolBackend
-from nearstep_sim.bench.pool_values import compare, draw, reduced
+from nearstep_sim.coarse.cocotb_pool import GUARD, STALLS, CocotbPoolBackend
+from nearstep_sim.coarse.pool_values import compare, draw, reduced
 from nearstep_spec.coarse.config import CoarseConfig
 from nearstep_spec.csr.model import BLOCK_BYTES
 

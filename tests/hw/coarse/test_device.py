@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from nearstep_hw.verilog import to_verilog
-from nearstep_sim.bench.coarse_pair import CoarsePair
 from nearstep_sim.bench.cocotb_runner import run_cocotb
-from nearstep_sim.build import verilog_of
+from nearstep_sim.coarse.pair import CoarsePair
+from nearstep_sim.verilate.build import verilog_of
 from nearstep_spec.coarse.config import CoarseConfig
 
 TOP = "coarse_pair"

@@ -7,8 +7,8 @@ import pytest
 from amaranth.sim import Simulator
 
 from nearstep_hw.coarse.crc import entry_crc, header_crc
-from nearstep_sim.bench.link_layer import DEVICES, Inputs, LinkBench
-from nearstep_sim.link.faults import LinkFault, LinkOptions
+from nearstep_sim.coarse.link_layer import DEVICES, Inputs, LinkBench
+from nearstep_sim.models.link.faults import LinkFault, LinkOptions
 from nearstep_spec.coarse.config import FRAME_PHITS, CoarseConfig
 
 SMALL = {

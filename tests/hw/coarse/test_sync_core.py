@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from nearstep_sim.bench.operands import operands
-from nearstep_sim.bench.sync_ring import STALLS, Job, SyncRing
-from nearstep_sim.device.harness import CInjection
-from nearstep_sim.device.memory import POISON
+from nearstep_sim.coarse.sync_ring import STALLS, Job, SyncRing
 from nearstep_sim.golden.coarse import OPERATIONS, ring_all_reduce
+from nearstep_sim.models.memory import POISON
+from nearstep_sim.verilate.harness import CInjection
 from nearstep_spec.coarse.config import BEAT_BYTES, CoarseConfig
 from nearstep_spec.coarse.registers import ErrorCause, Operation, Stream, Wire
 

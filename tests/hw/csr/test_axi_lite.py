@@ -8,7 +8,7 @@ from amaranth.sim import Simulator, SimulatorContext
 
 from nearstep_hw.verilog import to_verilog
 from nearstep_sim.bench.cocotb_runner import run_cocotb
-from nearstep_sim.build import verilog_of
+from nearstep_sim.verilate.build import verilog_of
 from nearstep_spec.csr.block import Response
 from nearstep_spec.csr.model import RegisterMap
 

@@ -12,7 +12,7 @@ from cocotbext.axi import AxiBus, AxiMaster
 
 from nearstep_sim.bench.axi_memory import STALL_MODES
 from nearstep_sim.bench.cocotb_dram import DfiRank
-from nearstep_sim.dram.device import Ddr4Device, DramViolationError
+from nearstep_sim.models.dram.device import Ddr4Device, DramViolationError
 from nearstep_spec.dram.address import AddressMapping
 from nearstep_spec.dram.command import Command
 from nearstep_spec.dram.timing import dram_timing

@@ -3,7 +3,7 @@
 import pytest
 
 from nearstep_hw.dram.controller import DramController
-from nearstep_sim.dram.bench import (
+from nearstep_sim.models.dram.bench import (
     Channel,
     ChannelBenchError,
     bases_of,

@@ -23,7 +23,7 @@ from nearstep_sim.bench.vectors import (
     check,
     compare,
 )
-from nearstep_sim.build import verilog_of
+from nearstep_sim.verilate.build import verilog_of
 from nearstep_spec.fp import BF16, FP16, FP32, FormatError, FpFormat
 
 KINDS = ("add", "sub", "mul", "fma", "div", "sqrt")

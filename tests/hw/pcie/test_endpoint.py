@@ -7,7 +7,7 @@ import pytest
 
 from nearstep_hw.verilog import to_verilog
 from nearstep_sim.bench.cocotb_runner import BenchResult, run_cocotb
-from nearstep_sim.build import verilog_of
+from nearstep_sim.verilate.build import verilog_of
 
 from ..event_driven import needs_icarus
 from .endpoint_block import BlockConfig, EndpointBlock

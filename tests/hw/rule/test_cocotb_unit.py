@@ -8,7 +8,7 @@ import pytest
 from nearstep_hw.rule.rtl import FunctionalUnit
 from nearstep_hw.verilog import to_verilog
 from nearstep_sim.bench.cocotb_runner import run_cocotb
-from nearstep_sim.build import verilog_of
+from nearstep_sim.verilate.build import verilog_of
 from nearstep_spec.rule.adam import ADAM
 
 SEED = 20

@@ -17,11 +17,11 @@ from nearstep.device import drive
 from nearstep.errors import CompletionError, PostedWriteError
 from nearstep.registers import RefusedWriteError
 from nearstep.smartssd.device import SmartssdDevice
-from nearstep_sim.bench.cocotb_card import GUARD, CocotbCardBackend, GuardWrittenError
 from nearstep_sim.bench.cocotb_pcie import STALLS
 from nearstep_sim.bench.operands import SPECIALS
 from nearstep_sim.golden.rule import evaluate
 from nearstep_sim.golden.scan import scan
+from nearstep_sim.smartssd.cocotb_card import GUARD, CocotbCardBackend, GuardWrittenError
 from nearstep_spec.rule.adam import adam_scalars
 from nearstep_spec.smartssd.config import SmartssdConfig
 from nearstep_spec.updater.config import AdamKernelConfig

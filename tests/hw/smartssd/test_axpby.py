@@ -11,8 +11,8 @@ from nearstep_hw.verilog import to_verilog
 from nearstep_sim.bench.cocotb_runner import run_cocotb
 from nearstep_sim.bench.operands import SPECIALS, operands
 from nearstep_sim.bench.stream_bench import STALLS, StreamBench, StreamProtocolError
-from nearstep_sim.build import verilog_of
 from nearstep_sim.golden.rule import evaluate
+from nearstep_sim.verilate.build import verilog_of
 from nearstep_spec.rule.axpby import AXPBY
 
 LANES = 4

@@ -10,7 +10,7 @@ import pytest
 from nearstep_hw.smartssd.pcie_card import PcieCard
 from nearstep_hw.verilog import to_verilog
 from nearstep_sim.bench.cocotb_runner import run_cocotb
-from nearstep_sim.build import verilog_of
+from nearstep_sim.verilate.build import verilog_of
 from nearstep_spec.smartssd.config import SmartssdConfig
 from nearstep_spec.updater.config import AdamKernelConfig
 

@@ -7,8 +7,8 @@ import re
 import numpy as np
 
 from nearstep.coarse import CoarsePool
-from nearstep_sim.bench.pool_values import SMALL, SMALL_MEMORY
-from nearstep_sim.device.pool import PoolBackend
+from nearstep_sim.coarse.pool import PoolBackend
+from nearstep_sim.coarse.pool_values import SMALL, SMALL_MEMORY
 
 URL = f"sim:coarse?{SMALL}&{SMALL_MEMORY}"
 DEVICES = 4

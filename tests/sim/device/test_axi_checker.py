@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from nearstep_sim.device.port_bench import AddressPins, Checker, ManagerPins, SubordinatePins
+from nearstep_sim.updater.port_bench import AddressPins, Checker, ManagerPins, SubordinatePins
 
 BEAT = 16
 Cycle = tuple[ManagerPins, SubordinatePins]

@@ -21,10 +21,10 @@ from nearstep.errors import (
 )
 from nearstep.registers import FieldValueError
 from nearstep.smartssd.device import SmartssdDevice
-from nearstep_sim.device.bar import BarBackend, BarTraffic
-from nearstep_sim.device.card import CardBackend
-from nearstep_sim.device.options import VerilatedCardOptions
 from nearstep_sim.golden.rule import evaluate
+from nearstep_sim.smartssd.bar import BarBackend, BarTraffic
+from nearstep_sim.smartssd.card import CardBackend
+from nearstep_sim.smartssd.options import VerilatedCardOptions
 from nearstep_spec.rule.adam import adam_scalars
 from nearstep_spec.updater.registers import ARRAYS, update_rule
 

@@ -18,7 +18,7 @@ from nearstep.errors import (
     WaitTimeoutError,
 )
 from nearstep.registers import RefusedWriteError
-from nearstep_sim.device.golden_coarse import GoldenPool
+from nearstep_sim.coarse.golden import GoldenPool
 from nearstep_spec.coarse.registers import ErrorCause, Stream
 
 DEVICES = 4

@@ -14,8 +14,8 @@ from nearstep.backends.emulated import Injection
 from nearstep.coarse import CoarsePool
 from nearstep.coarse.errors import SilentLinkError
 from nearstep.errors import BusError, GuardError
-from nearstep_sim.bench.pool_values import compare, draw, reduced
-from nearstep_sim.link.faults import LinkFault
+from nearstep_sim.coarse.pool_values import compare, draw, reduced
+from nearstep_sim.models.link.faults import LinkFault
 from nearstep_spec.coarse.registers import register_bytes
 from nearstep_spec.csr.model import BLOCK_BYTES
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from nearstep.coarse import CoarsePool
 from nearstep.coarse.frozen import Frozen
-from nearstep_sim.bench.pool_values import Floats, compare, draw, reduced
+from nearstep_sim.coarse.pool_values import Floats, compare, draw, reduced
 from nearstep_spec.coarse.config import PAGE_BYTES
 
 from .small_pool import DEVICES, MEMORY, URL, backend, opened, random

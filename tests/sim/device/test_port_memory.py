@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from nearstep_sim.device.memory import GUARD, UNWRITTEN, EmulatedMemory
-from nearstep_sim.device.port_bench import run_traffic
+from nearstep_sim.models.memory import GUARD, UNWRITTEN, EmulatedMemory
+from nearstep_sim.updater.port_bench import run_traffic
 
 CAPACITY = 1 << 20
 BURST = 64

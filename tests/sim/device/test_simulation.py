@@ -19,7 +19,7 @@ import nearstep
 from nearstep.backends.base import Poll
 from nearstep.backends.emulated import Injection
 from nearstep.errors import BusyError, ForkedDeviceError, WaitTimeoutError
-from nearstep_sim.device.harness import MORE
+from nearstep_sim.verilate.harness import MORE
 from nearstep_spec.updater.registers import ARRAYS
 
 from .small_pool import URL as POOL

@@ -11,9 +11,9 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from nearstep_sim.dram.device import Ddr4Device
-from nearstep_sim.dram.host import BareDram, HostConfig
-from nearstep_sim.dram.trace import TraceCommand, read_trace
+from nearstep_sim.models.dram.device import Ddr4Device
+from nearstep_sim.models.dram.host import BareDram, HostConfig
+from nearstep_sim.models.dram.trace import TraceCommand, read_trace
 from nearstep_spec.dram.command import Command
 from nearstep_spec.dram.timing import dram_timing
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from nearstep_sim.dram.device import Ddr4Device, DramViolationError
+from nearstep_sim.models.dram.device import Ddr4Device, DramViolationError
 from nearstep_spec.dram.command import Command, Pins, encode
 from nearstep_spec.dram.mode_registers import supported_modes
 from nearstep_spec.dram.timing import DramTiming, dram_timing

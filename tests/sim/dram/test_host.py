@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nearstep_sim.dram.host import BareDram, HostConfig, HostController, HostDataError
-from nearstep_sim.dram.trace import read_trace
+from nearstep_sim.models.dram.host import BareDram, HostConfig, HostController, HostDataError
+from nearstep_sim.models.dram.trace import read_trace
 from nearstep_spec.dram.address import MAPPINGS, DramAddress
 from nearstep_spec.dram.command import Command
 

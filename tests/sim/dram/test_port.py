@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from nearstep_hw.dram.dfi import COLUMN_PHASE, HOST_PHASES, TPHY_RDLAT, TPHY_WRLAT
-from nearstep_sim.dram.device import Ddr4Device, Ddr4Port, DramViolationError
+from nearstep_sim.models.dram.device import Ddr4Device, Ddr4Port, DramViolationError
 from nearstep_spec.dram.address import AddressMapping, DramAddress
 from nearstep_spec.dram.command import DESELECT, Command, Pins, encode
 from nearstep_spec.dram.timing import dram_timing

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from nearstep_sim.dram.device import Ddr4Device
-from nearstep_sim.dram.host import BareDram, HostConfig
-from nearstep_sim.dram.replay import replay
-from nearstep_sim.dram.trace import TraceCommand, TraceError, parse, read_trace
+from nearstep_sim.models.dram.device import Ddr4Device
+from nearstep_sim.models.dram.host import BareDram, HostConfig
+from nearstep_sim.models.dram.replay import replay
+from nearstep_sim.models.dram.trace import TraceCommand, TraceError, parse, read_trace
 from nearstep_spec.dram.command import Command
 from nearstep_spec.dram.timing import dram_timing
 

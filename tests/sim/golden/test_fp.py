@@ -11,8 +11,8 @@ import pytest
 from nearstep_hw.fp.unit import OPERATIONS, Operation, arithmetic, conversion
 from nearstep_sim.bench import patterns
 from nearstep_sim.bench.vectors import golden
-from nearstep_sim.build import compile_library
 from nearstep_sim.golden import fp
+from nearstep_sim.verilate.build import compile_library
 from nearstep_spec.fp import BF16, FP16, FP32, FormatError, FpFormat
 
 HERE = Path(__file__).parent

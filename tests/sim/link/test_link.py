@@ -2,8 +2,8 @@
 
 import pytest
 
-from nearstep_sim.link.faults import LinkFault, LinkOptionError, LinkOptions
-from nearstep_sim.link.probe import Sample, run_link
+from nearstep_sim.models.link.faults import LinkFault, LinkOptionError, LinkOptions
+from nearstep_sim.models.link.probe import Sample, run_link
 
 ENTRY, CONTROL = 2, 1
 

@@ -1,0 +1,1 @@
+"""The AXDIMM family, emulated: kernels alone, whole DIMMs, benches."""

@@ -1,0 +1,510 @@
+// A DIMM in this process: a host memory controller, and for each channel a Verilated memory channel
+// with its kernel, the functional units, and a DDR4 rank that judges every command.
+//
+// Rank c of the host's bus is channel c; a channel sees the commands of its chip select and all
+// write data, and the read data of the channel that drives them reach the host. In each cycle the
+// channels are settled with what host, rank and units drive; then all are clocked.
+//
+// `design.hpp`, generated, gives the constants of the configuration, and the copies between ports.
+
+#include <algorithm>
+#include <cstring>
+#include <exception>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "models/axi/axi.hpp"
+#include "verilate/context.hpp"
+#include "design.hpp"
+#include "models/dram/dfi_pins.hpp"
+#include "verilate/fault.hpp"
+#include "verilate/history.hpp"
+#include "models/dram/host.hpp"
+#include "verilate/injection.hpp"
+#include "models/line_states.hpp"
+#include "updater/units.hpp"
+
+namespace nearstep {
+namespace {
+
+constexpr unsigned kQueued = 32;              // accesses that the host's controller is given ahead
+constexpr unsigned kSettleCycles = 8;         // from the host's last data to the register they set
+constexpr unsigned kPollInterval = 64;        // cycles between looks at a register in a wait
+constexpr std::uint64_t kAccessCycles = 100'000;  // an access that takes longer has hung
+constexpr std::uint64_t kSliceCycles = 4096;      // see shell_device.hpp
+constexpr unsigned kResetCycles = 4;
+constexpr std::uint64_t kForever = ~std::uint64_t{0};
+
+enum Status : std::int32_t {  // see shell_device.hpp
+    kDone = 0, kTimeout = -1, kFaulted = -2, kHung = -3, kMore = -5
+};
+
+// Order is the ABI.
+struct DimmOptions {
+    HostConfig host;
+    Timing timing;
+    Geometry geometry;
+    PortConfig port;
+    std::int32_t native;
+    std::uint64_t window_bytes;  // registers, at the end of each channel
+    const char* trace;
+    const char* commands;  // a file of DRAM commands for each channel: this, with .0 and so on
+    const char* commands_header;
+};
+
+struct Poll {
+    std::uint64_t address;
+    std::uint32_t mask, value;
+};
+
+struct ChannelCounters {
+    std::uint64_t activates, reads, writes, precharges, refreshes;
+};
+
+// One channel, as its clock sees it.
+class Channel {
+  public:
+    Channel(const DimmOptions& options, VerilatedContext* context, unsigned number)
+        : number_(number),
+          mapping_(options.host.mapping),
+          device_(options.timing, options.geometry, number),
+          port_(device_, options.port),
+          read_latency_(options.port.read_latency),
+          states_(options.geometry.beats()),
+          shell_(std::make_unique<design::Shell>(context, ("channel" + std::to_string(number)).c_str())),
+          units_(design::make_units(options.native != 0, context)) {
+        auto& shell = *shell_;
+        shell.host___05Fp0___05Fcs_n = shell.host___05Fp1___05Fcs_n = 1;
+        shell.host___05Fwrdata_en = 0;
+        shell.dfi___05Frddata_valid = 0;
+        shell.fu___05Fo_valid = 0;
+        if (options.commands != nullptr)
+            device_.trace_to(std::make_unique<TraceWriter>(
+                std::string(options.commands) + "." + std::to_string(number),
+                options.commands_header));
+    }
+    ~Channel() { shell_->final(); }
+
+    // While the module is reset nothing reaches the rank.
+    void reset_cycle(bool last) {
+        auto& shell = *shell_;
+        shell.rst = 1;
+        shell.clk = 0;
+        shell.eval();
+        shell.clk = 1;
+        shell.eval();
+        if (last) {
+            shell.rst = 0;
+            units_->reset(shell);
+        }
+    }
+
+    const std::uint8_t* host_read_data() const {
+        return shell_->host___05Frddata_valid
+                   ? reinterpret_cast<const std::uint8_t*>(&shell_->host___05Frddata)
+                   : nullptr;
+    }
+
+    void settle(const HostCycle& host) {
+        auto& shell = *shell_;
+        drive_slot(host.slots[0], shell.host___05Fp0___05Fcs_n, shell.host___05Fp0___05Fact_n,
+                   shell.host___05Fp0___05Faddress, shell.host___05Fp0___05Fbg,
+                   shell.host___05Fp0___05Fba);
+        drive_slot(host.slots[1], shell.host___05Fp1___05Fcs_n, shell.host___05Fp1___05Fact_n,
+                   shell.host___05Fp1___05Faddress, shell.host___05Fp1___05Fbg,
+                   shell.host___05Fp1___05Fba);
+        shell.host___05Fwrdata_en = host.wrdata_en;
+        if (host.wrdata_en) {
+            shell.host___05Fwrdata_mask = host.wrdata_mask;
+            std::memcpy(&shell.host___05Fwrdata, host.wrdata, sizeof host.wrdata);
+        }
+        show_read_data(shell, port_);
+        if (port_.cycle() >= silent_from_) shell.dfi___05Frddata_valid = 0;
+        units_->show(shell);
+        shell.clk = 0;
+        shell.eval();
+    }
+
+    void clock(Fault& fault, std::uint64_t cycle) {
+        auto& shell = *shell_;
+        if (shell.o_acceleration && watched_) watch(fault, cycle);
+        if (!take_commands(shell, port_)) [[unlikely]]
+            fault.protocol(("dram" + std::to_string(number_)).c_str(), device_.violation().rule,
+                           cycle, "%s", device_.violation().text().c_str());
+        const bool reset = shell.o_kernel_reset;
+        if (shell.fu___05Fi_en) units_->clock(shell);
+        shell.clk = 1;
+        shell.eval();
+        if (reset) {
+            units_->reset(shell);
+            silent_from_ = kNever;
+        }
+    }
+
+    void configure() { units_->configure(*shell_); }
+    void watch(bool on) { watched_ = on; }
+    LineStates& states() { return states_; }
+    Ddr4Device& device() { return device_; }
+    Injections& injections() { return injections_; }
+
+#if VM_TRACE
+    void trace(VerilatedVcdC* trace) {
+        shell_->trace(trace, 99);
+        units_->trace(trace);
+    }
+#endif
+
+  private:
+    template <class Cs, class Act, class Address, class Bg, class Ba>
+    void drive_slot(const HostSlot& slot, Cs& cs_n, Act& act_n, Address& address, Bg& bg, Ba& ba) {
+        cs_n = slot.rank != static_cast<int>(number_);
+        if (cs_n) return;
+        act_n = slot.pins.act_n;
+        address = slot.pins.address;
+        bg = slot.pins.bg;
+        ba = slot.pins.ba;
+    }
+
+    // The kernel's column commands of this cycle, against what it may touch.
+    void watch(Fault& fault, std::uint64_t cycle) {
+        const auto& shell = *shell_;
+        if (shell.dfi___05Fp0___05Fcs_n || !shell.dfi___05Fp0___05Fact_n) return;
+        Pins pins;
+        pins.act_n = true;
+        pins.address = shell.dfi___05Fp0___05Faddress;
+        pins.bg = static_cast<std::uint8_t>(shell.dfi___05Fp0___05Fbg);
+        pins.ba = static_cast<std::uint8_t>(shell.dfi___05Fp0___05Fba);
+        const Command command = decode(pins);
+        const bool write = command == Command::WR || command == Command::WRA;
+        if (!write && command != Command::RD && command != Command::RDA) return;
+        if (device_.open_row(pins.bg, pins.ba) < 0) return;  // the rank will say so
+        const Place at = device_.place(pins);
+        const std::uint64_t line = std::uint64_t(at.bg) << mapping_.bank_group_shift |
+                                   std::uint64_t(at.ba) << mapping_.bank_shift |
+                                   std::uint64_t(at.row) << mapping_.row_shift |
+                                   std::uint64_t(at.column / kBurstLength) << mapping_.column_shift;
+        const std::uint64_t address =
+            (number_ * device_.geometry().beats() + line) * kBeatBytes;
+        const LineState state = states_.of(line);
+        if (state == LineState::guard)
+            fault.access(FaultKind::guard, address, write, cycle);
+        else if (!write && state == LineState::unwritten)
+            fault.access(FaultKind::unwritten, address, write, cycle);
+        else if (write)
+            states_.mark(line, line + 1, LineState::written);
+        if (!write && injections_.of(false, false, address, address + kBeatBytes).never)
+            silent_from_ = std::min(silent_from_, port_.cycle() + read_latency_);
+    }
+
+    unsigned number_;
+    bool watched_ = true;
+    Mapping mapping_;
+    Ddr4Device device_;
+    Ddr4Port port_;
+    int read_latency_;
+    LineStates states_;
+    Injections injections_;
+    static constexpr std::uint64_t kNever = ~std::uint64_t{0};
+    std::uint64_t silent_from_ = kNever;  // no read data until the kernel is reset
+    std::unique_ptr<design::Shell> shell_;
+    std::unique_ptr<Units<design::Shell>> units_;
+};
+
+class Dimm {
+  public:
+    explicit Dimm(const DimmOptions& options)
+        : channel_lines_(options.geometry.beats()),
+          window_lines_(options.window_bytes / kBeatBytes),
+          host_(options.host) {
+        for (int c = 0; c < options.host.ranks; ++c)
+            channels_.push_back(std::make_unique<Channel>(options, &context_, c));
+#if VM_TRACE
+        if (options.trace != nullptr) {
+            context_.traceEverOn(true);
+            trace_ = std::make_unique<VerilatedVcdC>();
+            for (auto& channel : channels_) channel->trace(trace_.get());
+            trace_->open(options.trace);
+        }
+#endif
+        for (unsigned i = 0; i < kResetCycles; ++i)
+            for (auto& channel : channels_) channel->reset_cycle(i + 1 == kResetCycles);
+    }
+
+    ~Dimm() {
+#if VM_TRACE
+        if (trace_) trace_->close();
+#endif
+    }
+
+    // Lines from `first` on, through the host's bus.
+    std::int32_t read(std::uint64_t first, std::uint8_t* out, std::uint64_t lines) {
+        return read(first, out, lines, kSliceCycles);
+    }
+
+    std::int32_t write(std::uint64_t first, const std::uint8_t* data, std::uint64_t lines) {
+        const std::uint64_t slice = host_.cycle() + kSliceCycles;
+        Transfer& t = begin("W", first, lines);
+        while (t.given < lines || !host_.idle()) {
+            if (host_.cycle() >= slice) return more();
+            for (; t.given < lines && host_.waiting() < kQueued; ++t.given) {
+                host_.store(first + t.given, data + t.given * kBeatBytes, 0);
+                t.limit = host_.cycle() + kAccessCycles;
+            }
+            step();
+            if (fault_) return kFaulted;
+            if (host_.cycle() > t.limit) return kHung;
+        }
+        Channel& channel = *channels_[first / channel_lines_];
+        const std::uint64_t inside = first % channel_lines_;
+        if (inside + lines > channel_lines_ - window_lines_) {
+            const std::int32_t status = run(kSettleCycles);
+            channel.configure();
+            return status;
+        }
+        channel.states().mark(inside, inside + lines, LineState::written);
+        return kDone;
+    }
+
+    // The rest of a transfer that returned `kMore` is not wanted: what was given to the host's
+    // controller is carried out, and its data are nobody's.
+    void abandon() {
+        if (!transfer_.begun) return;
+        transfer_.begun = false;
+        settle();
+        if (!transfer_.writes || !transfer_.given) return;
+        const std::uint64_t inside = transfer_.first % channel_lines_;
+        if (inside + transfer_.given <= channel_lines_ - window_lines_)
+            mark(transfer_.first, transfer_.given, LineState::written);
+    }
+
+    std::int32_t run(std::uint64_t cycles) {
+        for (std::uint64_t i = 0; i < cycles; ++i) {
+            step();
+            if (fault_) return kFaulted;
+        }
+        return kDone;
+    }
+
+    // Looks at the registers in turn, as a host does, until one of them is as wanted.
+    std::int32_t wait(const Poll* polls, std::size_t count, std::uint64_t max_cycles) {
+        const std::uint64_t limit = host_.cycle() + std::min(max_cycles, kForever - host_.cycle());
+        const std::uint64_t slice = host_.cycle() + kSliceCycles;
+        for (;;) {
+            for (std::size_t i = 0; i < count; ++i) {
+                std::uint8_t line[kBeatBytes];
+                const std::int32_t status = read(polls[i].address / kBeatBytes, line, 1, kForever);
+                if (status != kDone) return status;
+                std::uint32_t word;
+                std::memcpy(&word, line + polls[i].address % kBeatBytes, sizeof word);
+                if ((word & polls[i].mask) == polls[i].value) return kDone;
+            }
+            if (host_.cycle() >= limit) return kTimeout;
+            if (run(std::min<std::uint64_t>(kPollInterval, limit - host_.cycle())) != kDone)
+                return kFaulted;
+            if (host_.cycle() >= slice) return kMore;
+        }
+    }
+
+    void mark(std::uint64_t first, std::uint64_t lines, LineState state) {
+        while (lines) {
+            const std::uint64_t inside = first % channel_lines_;
+            const std::uint64_t n = std::min(lines, channel_lines_ - inside);
+            channels_[first / channel_lines_]->states().mark(inside, inside + n, state);
+            first += n;
+            lines -= n;
+        }
+    }
+    LineState state(std::uint64_t line) const {
+        return channels_[line / channel_lines_]->states().of(line % channel_lines_);
+    }
+
+    // Whether the kernels' accesses are judged. A broken DDR4 rule stays: the rank is lost.
+    void watch(bool on) {
+        for (auto& channel : channels_) channel->watch(on);
+        if (on || fault_.kind == FaultKind::protocol) return;
+        fault_ = {};
+        settle();
+    }
+
+    std::uint64_t cycle() const { return host_.cycle(); }
+    const Fault& fault() const { return fault_; }
+    const History& history() const { return history_; }
+    HostController& host() { return host_; }
+    Channel& channel(unsigned number) { return *channels_[number]; }
+    std::size_t channels() const { return channels_.size(); }
+
+  private:
+    // A transfer that returned `kMore`, if it is `begun`: lines given to the host's controller and
+    // taken from it so far, and the cycle by which something has to move.
+    struct Transfer {
+        bool begun = false, writes = false;
+        std::uint64_t first = 0, given = 0, taken = 0, limit = 0;
+    };
+
+    std::int32_t read(std::uint64_t first, std::uint8_t* out, std::uint64_t lines,
+                      std::uint64_t cycles) {
+        const std::uint64_t slice = host_.cycle() + std::min(cycles, kForever - host_.cycle());
+        Transfer& t = begin("R", first, lines);
+        while (t.taken < lines) {
+            if (host_.cycle() >= slice) return more();
+            for (; t.given < lines && host_.waiting() < kQueued; ++t.given)
+                host_.load(first + t.given, t.given);
+            step();
+            if (fault_) return kFaulted;
+            auto& done = host_.completions();
+            for (; !done.empty(); done.pop_front(), ++t.taken) {
+                std::memcpy(out + done.front().tag * kBeatBytes, done.front().data, kBeatBytes);
+                t.limit = host_.cycle() + kAccessCycles;
+            }
+            if (host_.cycle() > t.limit) return kHung;
+        }
+        return kDone;
+    }
+
+    // A new transfer, or the one that returned `kMore`.
+    Transfer& begin(const char* what, std::uint64_t first, std::uint64_t lines) {
+        if (!std::exchange(transfer_.begun, false)) {
+            transfer_ = {false, *what == 'W', first, 0, 0, host_.cycle() + kAccessCycles};
+            log(what, first, lines);
+        }
+        return transfer_;
+    }
+
+    std::int32_t more() {
+        transfer_.begun = true;
+        return kMore;
+    }
+
+    // A call that ended before its accesses did has left some behind; their answers are nobody's.
+    void settle() {
+        for (std::uint64_t i = 0; i < kAccessCycles && !host_.idle() && !fault_; ++i) step();
+        host_.completions().clear();
+    }
+
+    void step() {
+        const std::uint64_t cycle = host_.cycle();
+        const std::uint8_t* rddata = nullptr;
+        for (auto& channel : channels_)
+            if (const std::uint8_t* data = channel->host_read_data()) rddata = data;
+        host_.tick(rddata, driven_);
+        for (auto& channel : channels_) channel->settle(driven_);
+        dump();
+        for (auto& channel : channels_) channel->clock(fault_, cycle);
+        dump();
+        if (!host_.error().empty()) [[unlikely]]
+            fault_.protocol("host", "read latency", cycle, "%s", host_.error().c_str());
+    }
+
+    void log(const char* what, std::uint64_t first, std::uint64_t lines) {
+        history_.add(host_.cycle(), *what == 'R' ? "A host reads," : "A host writes,",
+                     static_cast<unsigned>(first / channel_lines_), first * kBeatBytes,
+                     static_cast<unsigned>(lines), 0);
+    }
+
+    void dump() {
+#if VM_TRACE
+        if (trace_) trace_->dump(context_.time());
+        context_.timeInc(1);
+#endif
+    }
+
+    Context context_;
+    Transfer transfer_;
+    std::uint64_t channel_lines_, window_lines_;
+    HostController host_;
+    HostCycle driven_;
+    std::vector<std::unique_ptr<Channel>> channels_;
+    Fault fault_;
+    History history_;
+#if VM_TRACE
+    std::unique_ptr<VerilatedVcdC> trace_;
+#endif
+};
+
+thread_local std::string construction_error;
+
+}  // namespace
+}  // namespace nearstep
+
+using namespace nearstep;
+
+extern "C" {
+
+// Null, with dimm_error, if a configuration cannot be.
+Dimm* dimm_open(const DimmOptions* options) {
+    try {
+        return new Dimm(*options);
+    } catch (const std::exception& error) {
+        construction_error = error.what();
+        return nullptr;
+    }
+}
+const char* dimm_error() { return construction_error.c_str(); }
+
+void dimm_close(Dimm* dimm) { delete dimm; }
+
+void dimm_abandon(Dimm* dimm) { dimm->abandon(); }
+
+std::int32_t dimm_read(Dimm* dimm, std::uint64_t line, std::uint8_t* out, std::uint64_t lines) {
+    return dimm->read(line, out, lines);
+}
+
+std::int32_t dimm_write(Dimm* dimm, std::uint64_t line, const std::uint8_t* data,
+                        std::uint64_t lines) {
+    return dimm->write(line, data, lines);
+}
+
+std::int32_t dimm_wait(Dimm* dimm, const Poll* polls, std::uint64_t count,
+                       std::uint64_t max_cycles) {
+    return dimm->wait(polls, count, max_cycles);
+}
+
+std::uint64_t dimm_cycle(Dimm* dimm) { return dimm->cycle(); }
+
+void dimm_fault(Dimm* dimm, Fault* fault) { *fault = dimm->fault(); }
+
+void dimm_watch(Dimm* dimm, std::int32_t on) { dimm->watch(on != 0); }
+
+void dimm_mark(Dimm* dimm, std::uint64_t line, std::uint64_t lines, std::uint8_t state) {
+    dimm->mark(line, lines, static_cast<LineState>(state));
+}
+
+std::uint8_t dimm_state(Dimm* dimm, std::uint64_t line) {
+    return static_cast<std::uint8_t>(dimm->state(line));
+}
+
+void dimm_inject(Dimm* dimm, const Injection* injection) {
+    for (std::size_t c = 0; c < dimm->channels(); ++c) dimm->channel(c).injections().add(*injection);
+}
+
+void dimm_heal(Dimm* dimm) {
+    for (std::size_t c = 0; c < dimm->channels(); ++c) dimm->channel(c).injections().clear();
+}
+
+void dimm_history(Dimm* dimm, char* text, std::uint64_t size) {
+    std::snprintf(text, size, "%s", dimm->history().text().c_str());
+}
+
+void dimm_counters(Dimm* dimm, unsigned channel, ChannelCounters* out) {
+    const Ddr4Device& device = dimm->channel(channel).device();
+    *out = {device.count(Command::ACT),
+            device.count(Command::RD) + device.count(Command::RDA),
+            device.count(Command::WR) + device.count(Command::WRA),
+            device.count(Command::PRE) + device.count(Command::PREA),
+            device.count(Command::REF)};
+}
+
+// A command of the host's controller with ACT_n high, for which the rank's banks are closed first.
+void dimm_give(Dimm* dimm, std::int32_t rank, std::uint32_t address, std::uint32_t bg,
+               std::uint32_t ba) {
+    Pins pins;
+    pins.address = address;
+    pins.bg = static_cast<std::uint8_t>(bg);
+    pins.ba = static_cast<std::uint8_t>(ba);
+    dimm->host().give(rank, pins);
+}
+
+void dimm_statistics(Dimm* dimm, HostStatistics* out) { *out = dimm->host().statistics(); }
+}

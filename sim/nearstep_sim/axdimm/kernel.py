@@ -1,0 +1,39 @@
+"""``sim:axdimm``: the RTL of the kernel, Verilated, with an emulated memory, in this process."""
+
+from __future__ import annotations
+
+import ctypes
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nearstep_sim.axdimm.options import VerilatedOptions
+from nearstep_sim.updater.library import library
+from nearstep_sim.updater.shell import ShellBackend, ShellOptions
+
+
+class VerilatedBackend(ShellBackend):
+    """A kernel of an AXDIMM. Memory is copied behind its back, at once and in no device time.
+
+    Parameters
+    ----------
+    options: VerilatedOptions
+    """
+
+    family = "axdimm"
+
+    def __init__(self, options: VerilatedOptions) -> None:
+        self.config = options.config()
+        path = partial(library, self.config, trace=options.trace is not None)
+        super().__init__(path, options, options.capacity_bytes)
+
+    def _open(self, options: ShellOptions) -> int:
+        self._lib.device_open.restype = ctypes.c_void_p
+        return int(self._lib.device_open(ctypes.byref(options)))
+
+    def read_memory(self, address: int, out: NDArray[np.uint8]) -> None:
+        self._memory.read(address, out)
+
+    def write_memory(self, address: int, data: NDArray[np.uint8]) -> None:
+        self._memory.write(address, data)

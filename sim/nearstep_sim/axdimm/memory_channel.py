@@ -1,0 +1,262 @@
+"""A memory channel in RTL between the host memory controller model and the DDR4 rank model."""
+
+import ctypes
+from dataclasses import dataclass
+from enum import IntEnum
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nearstep_hw.axdimm.host_front_end import HOST_READ_LATENCY, HOST_WRITE_LATENCY
+from nearstep_hw.dram.dfi import HOST_PHASES, PHASES, TPHY_RDLAT, TPHY_WRLAT
+from nearstep_hw.verilog import to_verilog
+from nearstep_sim.models.dram.device import Ddr4Device
+from nearstep_sim.models.dram.host import HostConfig, HostController
+from nearstep_sim.models.dram.library import (
+    SOURCE,
+    CGeometry,
+    CHostConfig,
+    CMapping,
+    CPortConfig,
+    CTiming,
+)
+from nearstep_sim.verilate.build import Model, verilate_library, verilog_of
+from nearstep_spec.axdimm.registers import Block, window_base
+from nearstep_spec.csr.model import BLOCK_BYTES, LINE_BYTES, RegisterMap
+from nearstep_spec.dram.address import DEFAULT_MAPPING, AddressMapping
+from nearstep_spec.dram.geometry import BEAT_BYTES
+from nearstep_spec.dram.latency import HOST_COMMAND_DELAY
+from nearstep_spec.dram.timing import dram_timing
+
+__all__ = ["ChannelBench", "ChannelError", "ChannelStatistics", "Kernel", "Mode"]
+
+
+class ChannelError(AssertionError):
+    """The channel did something wrong: a DDR4 rule, data, or the time of data."""
+
+
+class Mode(IntEnum):
+    """What the channel says of itself."""
+
+    CHANGING = 0
+    NORMAL = 1
+    ACCELERATION = 2
+
+
+class Kernel(IntEnum):
+    """What stands in for the kernel does."""
+
+    QUIET = 0
+    BUSY = 1  # random bursts, checked
+    DEAF = 2  # takes no answers
+
+
+@dataclass(frozen=True)
+class ChannelStatistics:
+    """Counts since the start; reads and writes are the host's, in bursts."""
+
+    cycles: int
+    normal_cycles: int
+    acceleration_cycles: int
+    dram_reads: int
+    window_reads: int
+    refused_reads: int
+    dram_writes: int
+    window_writes: int
+    refused_writes: int
+    torn_reads: int
+    kernel_beats_read: int
+    kernel_beats_written: int
+    kernel_resets: int
+    mode_changes: int
+
+
+class _CStatistics(ctypes.Structure):
+    _fields_ = tuple((name, ctypes.c_uint64) for name in ChannelStatistics.__annotations__)
+
+
+class _CConfig(ctypes.Structure):
+    _fields_ = (
+        ("host", CHostConfig),
+        ("timing", CTiming),
+        ("geometry", CGeometry),
+        ("mapping", CMapping),
+        ("port", CPortConfig),
+        ("window_beat", ctypes.c_uint64),
+        ("kernel_beat", ctypes.c_uint64),
+        ("kernel_chunks", ctypes.c_uint64),
+        ("seed", ctypes.c_uint64),
+    )
+
+
+@cache
+def _library(density: str, width: str, order: str) -> ctypes.CDLL:
+    def generate() -> str:
+        from nearstep_hw.axdimm.memory_channel import MemoryChannel
+        from nearstep_spec.dram.geometry import DramGeometry
+
+        mapping = AddressMapping(DramGeometry(density, width), order)
+        channel = MemoryChannel(dram_timing("DDR4-1600", density, width), mapping)
+        return to_verilog(channel, "MemoryChannel")
+
+    rtl = verilog_of(f"memory_channel {density} {width} {order}", generate)
+    model = Model(top="MemoryChannel", verilog=rtl, prefix="VMemoryChannel")
+    source = Path(__file__).with_name("memory_channel.cpp")
+    library = ctypes.CDLL(str(verilate_library("memory_channel", [model], [source, SOURCE])))
+    pointer, number, text = ctypes.c_void_p, ctypes.c_uint64, ctypes.c_char_p
+    for name, result, arguments in (
+        ("new", pointer, (pointer,)),
+        ("construction_error", text, ()),
+        ("free", None, (pointer,)),
+        ("host", pointer, (pointer,)),
+        ("device", pointer, (pointer,)),
+        ("run", number, (pointer, number, ctypes.c_int)),
+        ("error", text, (pointer,)),
+        ("kernel", None, (pointer, ctypes.c_int)),
+        ("kernel_idle", ctypes.c_int, (pointer,)),
+        ("mode", ctypes.c_int, (pointer,)),
+        ("statistics", None, (pointer, pointer)),
+        ("kernel_line", None, (pointer, ctypes.c_int, pointer)),
+        ("set_kernel_line", None, (pointer, ctypes.c_int, pointer)),
+    ):
+        function = getattr(library, f"channel_{name}")
+        function.restype, function.argtypes = result, list(arguments)
+    return library
+
+
+class _Handle:
+    """Owns the C++ object; every view of a part of it holds this."""
+
+    def __init__(self, library: ctypes.CDLL, config: _CConfig) -> None:
+        self.library = library
+        self.pointer = library.channel_new(ctypes.byref(config))
+        if not self.pointer:
+            raise ValueError(library.channel_construction_error().decode())
+
+    def __del__(self) -> None:
+        if getattr(self, "pointer", None):
+            self.library.channel_free(self.pointer)
+
+
+class ChannelBench:
+    """`MemoryChannel`, Verilated, with a host, a kernel's bus and registers, and a DDR4 rank.
+
+    Parameters
+    ----------
+    density, width, mapping : of the channel, as host and module see it.
+    seed : of the kernel's traffic and of the host's stalls.
+    kernel_chunks : pages of 4 KiB that the kernel uses, from `kernel_base` on.
+    host : more of :class:`HostConfig`.
+
+    Every method that runs raises :class:`ChannelError`.
+    """
+
+    kernel_base = 1 << 28
+
+    def __init__(
+        self,
+        *,
+        density: str = "8Gb",
+        width: str = "x8",
+        mapping: str = DEFAULT_MAPPING,
+        seed: int = 1,
+        kernel_chunks: int = 32,
+        **host: object,
+    ) -> None:
+        config = HostConfig(
+            density=density,
+            width=width,
+            mapping=mapping,
+            read_latency=HOST_READ_LATENCY,
+            write_latency=HOST_WRITE_LATENCY,
+            seed=seed,
+            **host,  # type: ignore[arg-type]
+        )
+        timing = dram_timing("DDR4-1600", density, width)
+        self.mapping = config.address_mapping
+        self.window = window_base(self.mapping)
+        c_config = _CConfig(
+            host=config._c(),
+            timing=CTiming.of(timing),
+            geometry=CGeometry.of(config.geometry),
+            mapping=CMapping.of(self.mapping),
+            port=CPortConfig(PHASES, BEAT_BYTES, TPHY_RDLAT, TPHY_WRLAT),
+            window_beat=self.window // BEAT_BYTES,
+            kernel_beat=self.kernel_base // BEAT_BYTES,
+            kernel_chunks=kernel_chunks,
+            seed=seed,
+        )
+        self._handle = _Handle(_library(density, width, mapping), c_config)
+        library, pointer = self._handle.library, self._handle.pointer
+        self.host = HostController.borrowed(library.channel_host(pointer), config, self._handle)
+        self.device = Ddr4Device.borrowed(
+            library.channel_device(pointer), timing, config.geometry, self._handle
+        )
+        early = config.refresh_offset * PHASES // HOST_PHASES
+        self.device.refresh_offset(early - HOST_COMMAND_DELAY * PHASES)
+
+    def run(self, cycles: int, *, until_idle: bool = False) -> int:
+        """Run fabric cycles, or until the host has nothing to do. Returns how many ran."""
+        library, pointer = self._handle.library, self._handle.pointer
+        ran = int(library.channel_run(pointer, cycles, until_idle))
+        if text := library.channel_error(pointer).decode():
+            raise ChannelError(text)
+        return ran
+
+    def kernel(self, what: Kernel) -> None:
+        """What the kernel does from now on."""
+        self._handle.library.channel_kernel(self._handle.pointer, what)
+
+    @property
+    def kernel_idle(self) -> bool:
+        """No burst of the kernel is waiting or on its way."""
+        return bool(self._handle.library.channel_kernel_idle(self._handle.pointer))
+
+    @property
+    def mode(self) -> Mode:
+        return Mode(self._handle.library.channel_mode(self._handle.pointer))
+
+    @property
+    def statistics(self) -> ChannelStatistics:
+        out = _CStatistics()
+        self._handle.library.channel_statistics(self._handle.pointer, ctypes.byref(out))
+        names = ChannelStatistics.__annotations__
+        return ChannelStatistics(**{name: int(getattr(out, name)) for name in names})
+
+    def line_address(self, block: Block, line: int) -> int:
+        """Byte address, for the host, of a line of registers."""
+        return self.window + block * BLOCK_BYTES + line * LINE_BYTES
+
+    def kernel_line(self, number: int) -> NDArray[np.uint8]:
+        """What the kernel's registers hold; they are plain memory here."""
+        out = np.empty(LINE_BYTES, np.uint8)
+        self._handle.library.channel_kernel_line(self._handle.pointer, number, out.ctypes.data)
+        return out
+
+    def write_line(self, block: Block, line: int, words: dict[int, int]) -> None:
+        """Queue a store of a whole line: words by number, the others 0."""
+        data = np.zeros(LINE_BYTES // 4, np.uint32)
+        for index, word in words.items():
+            data[index] = word
+        self.host.store(self.line_address(block, line), data.tobytes())
+
+    def read_line(self, block: Block, line: int, *, most: int = 20_000) -> NDArray[np.uint32]:
+        """Load a line, after everything that is queued. The host's other completions are lost."""
+        self.run(most, until_idle=True)
+        self.host.completed()
+        self.host.load(self.line_address(block, line))
+        self.run(most, until_idle=True)
+        loads = self.host.completed()
+        if len(loads.data) != 1:
+            raise ChannelError(f"expected one load to complete, found {len(loads.data)}")
+        return loads.data[0].view(np.uint32)
+
+    def field(self, register_map: RegisterMap, path: str, *, block: Block = Block.ARBITER) -> int:
+        """Value of a `register.field`, read through the window."""
+        register, field = register_map.lookup(path)
+        line, offset = divmod(register.offset, LINE_BYTES)
+        words = self.read_line(block, line)
+        raw = int.from_bytes(words.tobytes()[offset : offset + register.width // 8], "little")
+        return (raw & field.mask) >> field.lsb

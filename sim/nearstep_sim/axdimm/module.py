@@ -1,0 +1,262 @@
+"""The module in RTL between the host memory controller model and the DDR4 ranks."""
+
+import ctypes
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+from amaranth.lib import wiring
+from numpy.typing import NDArray
+
+from nearstep_hw.axdimm.host_front_end import HOST_READ_LATENCY, HOST_WRITE_LATENCY
+from nearstep_hw.axdimm.module import CHANNELS, AxdimmModule
+from nearstep_hw.dram.dfi import PHASES, TPHY_RDLAT, TPHY_WRLAT
+from nearstep_hw.updater.unit_instance import UNIT_MODULE, UnitInstance
+from nearstep_hw.verilog import to_verilog
+from nearstep_sim.models.dram.device import Ddr4Device
+from nearstep_sim.models.dram.host import HostConfig, HostController
+from nearstep_sim.models.dram.library import SOURCE, CGeometry, CHostConfig, CPortConfig, CTiming
+from nearstep_sim.verilate.build import Model, verilate_library, verilog_of
+from nearstep_spec.axdimm.registers import channel_maps
+from nearstep_spec.csr.model import LINE_BYTES, WORD_BYTES, RegisterMap
+from nearstep_spec.dram.address import AddressMapping
+from nearstep_spec.dram.geometry import BEAT_BYTES, DramGeometry
+from nearstep_spec.dram.timing import dram_timing
+from nearstep_spec.rule.rule import Rule
+from nearstep_spec.updater.config import AdamKernelConfig
+from nearstep_spec.updater.registers import update_rule
+
+__all__ = ["ModuleBench", "ModuleDriver", "ModuleError"]
+
+
+class ModuleError(AssertionError):
+    """The module broke a DDR4 rule, or gave the host data at the wrong time."""
+
+
+class _CConfig(ctypes.Structure):
+    _fields_ = (
+        ("host", CHostConfig),
+        ("timing", CTiming),
+        ("geometry", CGeometry),
+        ("port", CPortConfig),
+    )
+
+
+@cache
+def _library(
+    config: AdamKernelConfig,
+    unit: Callable[[Rule], wiring.Component],
+    channels: int,
+    density: str,
+    width: str,
+) -> ctypes.CDLL:
+    def generate() -> str:
+        module = AxdimmModule(
+            config,
+            dram_timing("DDR4-1600", density, width),
+            AddressMapping(DramGeometry(density, width)),
+            channels=channels,
+            unit=UnitInstance,
+        )
+        return to_verilog(module, "AxdimmModule", {UNIT_MODULE: unit(update_rule(config))})
+
+    rtl = verilog_of(
+        f"axdimm_module {channels} {density} {width} {unit.__qualname__} {config!r}",
+        generate,
+        sources=[Path(inspect.getfile(unit))],
+    )
+    model = Model(top="AxdimmModule", verilog=rtl, prefix="VAxdimmModule")
+    source = Path(__file__).with_name("module.cpp")
+    built = verilate_library(
+        "axdimm_module",
+        [model],
+        [source, SOURCE],
+        cxxflags=["-O1"],  # runs are short: half the time to compile is worth more
+        defines={"NEARSTEP_CHANNELS": channels},
+    )
+    library = ctypes.CDLL(str(built))
+    pointer, number, text = ctypes.c_void_p, ctypes.c_uint64, ctypes.c_char_p
+    for name, result, arguments in (
+        ("new", pointer, (pointer,)),
+        ("construction_error", text, ()),
+        ("free", None, (pointer,)),
+        ("host", pointer, (pointer,)),
+        ("device", pointer, (pointer, ctypes.c_int)),
+        ("run", number, (pointer, number, ctypes.c_int)),
+        ("error", text, (pointer,)),
+    ):
+        function = getattr(library, f"module_{name}")
+        function.restype, function.argtypes = result, list(arguments)
+    return library
+
+
+class _Handle:
+    """Owns the C++ object; every view of a part of it holds this."""
+
+    def __init__(self, library: ctypes.CDLL, config: _CConfig) -> None:
+        self.library = library
+        self.pointer = library.module_new(ctypes.byref(config))
+        if not self.pointer:
+            raise ValueError(library.module_construction_error().decode())
+
+    def __del__(self) -> None:
+        if getattr(self, "pointer", None):
+            self.library.module_free(self.pointer)
+
+
+class ModuleDriver(ABC):
+    """What a driver does with the channels of a module: memory and registers through the host.
+
+    Whoever inherits runs the module, and has the attributes.
+
+    Attributes
+    ----------
+    host : of as many ranks as there are channels.
+    capacity : bytes of a channel.
+    maps : register maps of a channel, see `channel_maps`.
+    devices : the ranks.
+    """
+
+    host: HostController
+    capacity: int
+    maps: dict[str, tuple[int, RegisterMap]]
+    devices: tuple[Ddr4Device, ...]
+
+    @abstractmethod
+    def run(self, cycles: int, *, until_idle: bool = False) -> int:
+        """Run fabric cycles, or until the host has nothing to do. Returns how many ran."""
+
+    def store(self, channel: int, address: int, data: NDArray[np.uint8]) -> None:
+        """Store whole lines of a channel through the host, and wait until they are under way."""
+        lines = data.reshape(-1, LINE_BYTES)
+        where = channel * self.capacity + address + np.arange(len(lines)) * LINE_BYTES
+        self.host.submit(np.ones(len(lines), bool), where, data=lines)
+        self.host.fence()
+        self._finish()
+
+    def load(self, channel: int, address: int, size: int) -> NDArray[np.uint8]:
+        """Load whole lines of a channel through the host. Other completions are lost."""
+        self._finish()
+        self.host.completed()
+        n = size // LINE_BYTES
+        where = channel * self.capacity + address + np.arange(n) * LINE_BYTES
+        self.host.submit(np.zeros(n, bool), where, tags=np.arange(n))
+        self._finish()
+        loads = self.host.completed(n)
+        out = np.empty((n, LINE_BYTES), np.uint8)
+        out[loads.tags] = loads.data
+        return out.reshape(-1)
+
+    def get(self, channel: int, path: str) -> int:
+        """Value of `block.register.field`, read through the window."""
+        name, _, inside = path.partition(".")
+        base, register_map = self.maps[name]
+        register, field = register_map.lookup(inside)
+        line, offset = divmod(register.offset, LINE_BYTES)
+        data = self.load(channel, base + line * LINE_BYTES, LINE_BYTES)
+        raw = int.from_bytes(data[offset : offset + register.width // 8].tobytes(), "little")
+        return (raw & field.mask) >> field.lsb
+
+    def set(self, channel: int, values: dict[str, int]) -> None:
+        """Writes fields `block.register.field` of one line, keeping the line's other words."""
+        line_address = None
+        for path, value in values.items():
+            name, _, inside = path.partition(".")
+            base, register_map = self.maps[name]
+            register, field = register_map.lookup(inside)
+            line, offset = divmod(register.offset, LINE_BYTES)
+            at = base + line * LINE_BYTES
+            if line_address is None:
+                line_address, words = at, self.load(channel, at, LINE_BYTES).view(np.uint32)
+            if at != line_address:
+                raise ValueError(f"{path} is not on the line of the other fields")
+            image = value << field.lsb
+            for index in range(register.words):
+                place = offset // WORD_BYTES + index
+                mask = field.mask >> 32 * index & 0xFFFF_FFFF
+                words[place] = (int(words[place]) & ~mask) | (image >> 32 * index & mask)
+        if line_address is not None:
+            self.store(channel, line_address, words.view(np.uint8))
+
+    def wait(self, channel: int, path: str, value: int, most: int) -> int:
+        """Polls a field until it has a value. Cycles that passed."""
+        start = self.host.cycle
+        while (found := self.get(channel, path)) != value:
+            if self.host.cycle - start > most:
+                raise ModuleError(f"{path} of channel {channel}: expected {value}, found {found}")
+            self.run(20)
+        return self.host.cycle - start
+
+    def _finish(self) -> None:
+        self.run(1_000_000, until_idle=True)
+        if not self.host.idle:
+            raise ModuleError("the host is not idle after 1,000,000 cycles")
+
+
+class ModuleBench(ModuleDriver):
+    """`AxdimmModule`, Verilated, behind a host whose ranks are its channels.
+
+    Parameters
+    ----------
+    config : of every kernel.
+    unit : functional unit; a module of its own in the Verilog.
+    channels : of the module: 1, 2 or 4.
+    density, width : of the memory, as host and module see it.
+    host : more of :class:`HostConfig`.
+
+    Every method that runs raises :class:`ModuleError`.
+    """
+
+    def __init__(
+        self,
+        config: AdamKernelConfig,
+        unit: Callable[[Rule], wiring.Component],
+        *,
+        channels: int = CHANNELS,
+        density: str = "8Gb",
+        width: str = "x8",
+        **host: object,
+    ) -> None:
+        host_config = HostConfig(
+            density=density,
+            width=width,
+            ranks=channels,
+            read_latency=HOST_READ_LATENCY,
+            write_latency=HOST_WRITE_LATENCY,
+            **host,  # type: ignore[arg-type]
+        )
+        timing = dram_timing("DDR4-1600", density, width)
+        self.mapping = host_config.address_mapping
+        self.capacity = host_config.geometry.capacity_bytes
+        self.maps = channel_maps(
+            config,
+            self.mapping,
+            read_latency=HOST_READ_LATENCY,
+            write_latency=HOST_WRITE_LATENCY,
+        )
+        c_config = _CConfig(
+            host=host_config._c(),
+            timing=CTiming.of(timing),
+            geometry=CGeometry.of(host_config.geometry),
+            port=CPortConfig(PHASES, BEAT_BYTES, TPHY_RDLAT, TPHY_WRLAT),
+        )
+        self._handle = _Handle(_library(config, unit, channels, density, width), c_config)
+        library, pointer = self._handle.library, self._handle.pointer
+        self.host = HostController.borrowed(library.module_host(pointer), host_config, self._handle)
+        self.devices = tuple(
+            Ddr4Device.borrowed(
+                library.module_device(pointer, channel), timing, host_config.geometry, self._handle
+            )
+            for channel in range(channels)
+        )
+
+    def run(self, cycles: int, *, until_idle: bool = False) -> int:
+        """Run fabric cycles, or until the host has nothing to do. Returns how many ran."""
+        library, pointer = self._handle.library, self._handle.pointer
+        ran = int(library.module_run(pointer, cycles, until_idle))
+        if text := library.module_error(pointer).decode():
+            raise ModuleError(text)
+        return ran

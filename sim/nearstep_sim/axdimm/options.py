@@ -1,0 +1,200 @@
+"""Options of emulated AXDIMMs, as they stand in a device name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from nearstep.backends.options import Family, Option, Variant, check_bounds
+from nearstep_sim.updater.options import BlockBytes, Engine, KernelOptions
+from nearstep_sim.verilate.options import Seed, SimulationOptions, Trace, Units
+from nearstep_spec.axdimm.config import CHANNELS, DimmConfig
+from nearstep_spec.dram.address import DEFAULT_MAPPING, MAPPINGS
+from nearstep_spec.updater.config import AdamKernelConfig
+
+DDR4 = "ddr4-1600"
+"""The memory of a whole DIMM: channels of DDR4, each with a mode arbiter."""
+
+Channels = Annotated[int, Option(meaning="channels, each with its kernel", choices=CHANNELS)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AxdimmOptions(KernelOptions):
+    """Options that every emulated AXDIMM device has, those of :class:`KernelOptions` among them."""
+
+    block_bytes: BlockBytes = 16384
+    memory_bytes: Annotated[
+        int | None,
+        Option(
+            meaning="device memory, over all channels; the host's is taken as it is used",
+            allowed="a multiple of 64 up to 16GiB",
+            unset="all that the kernel addresses",
+        ),
+    ] = None
+
+    def __post_init__(self) -> None:
+        limit = 1 << self.config().address_width
+        given = self.memory_bytes
+        if given is not None and (not 0 < given <= limit or given % 64):
+            raise ValueError(f"memory_bytes must be a multiple of 64 up to {limit}, not {given}")
+
+    @property
+    def capacity_bytes(self) -> int:
+        """Size of the device memory."""
+        return self.memory_bytes or 1 << self.config().address_width
+
+    def config(self) -> AdamKernelConfig:
+        """Configuration of the kernel.
+
+        Raises
+        ------
+        nearstep_spec.updater.config.ConfigError
+        """
+        return self.kernel_of(self.block_bytes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GoldenOptions(AxdimmOptions):
+    """Options of ``golden:axdimm``."""
+
+    engine: Engine = "cpp"
+    channels: Annotated[
+        int | None,
+        Option(
+            meaning="channels of a DIMM, each with a mode arbiter and a part of the memory",
+            choices=CHANNELS,
+            unset="a kernel alone",
+        ),
+    ] = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        dimm = self.dimm()
+        if dimm is None:
+            return
+        share, over = divmod(self.capacity_bytes, dimm.channels)
+        if over or share % 64 or share > dimm.memory_bytes:
+            raise ValueError(
+                f"memory_bytes must be channels times a multiple of 64 up to {dimm.memory_bytes}, "
+                f"not {self.memory_bytes}"
+            )
+
+    @property
+    def capacity_bytes(self) -> int:
+        dimm = self.dimm()
+        if self.memory_bytes is None and dimm is not None:
+            return dimm.channels * dimm.memory_bytes
+        return super().capacity_bytes
+
+    def dimm(self) -> DimmConfig | None:
+        """Configuration of the DIMM, if it is one.
+
+        Raises
+        ------
+        nearstep_spec.updater.config.ConfigError
+        """
+        if self.channels is None:
+            return None
+        return DimmConfig(kernel=self.config(), channels=self.channels)
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerilatedOptions(SimulationOptions, AxdimmOptions):
+    """Options of ``sim:axdimm``. (``memory=ddr4-1600`` is a device of its own: `DimmOptions`.)"""
+
+    def __post_init__(self) -> None:
+        AxdimmOptions.__post_init__(self)
+        SimulationOptions.__post_init__(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DimmOptions(KernelOptions):
+    """Options of ``sim:axdimm?memory=ddr4-1600``, those of :class:`KernelOptions` among them.
+
+    The size of the memory follows from the parts: :class:`nearstep_spec.axdimm.config.DimmConfig`.
+    """
+
+    memory: Annotated[
+        Literal["ddr4-1600"],
+        Option(meaning="channels of DDR4, each with a mode arbiter and a controller"),
+    ] = "ddr4-1600"
+    channels: Channels = 2
+    density: Annotated[Literal["4Gb", "8Gb", "16Gb"], Option(meaning="of a DRAM chip")] = "8Gb"
+    width: Annotated[Literal["x8", "x16"], Option(meaning="data pins of a DRAM chip")] = "x8"
+    mapping: Annotated[
+        str,
+        Option(
+            meaning="order of the address bits in a channel, from the top",
+            choices=MAPPINGS,
+            allowed="or any other order of the four words",
+        ),
+    ] = DEFAULT_MAPPING
+    block_bytes: BlockBytes = 16384
+    scheduler: Annotated[
+        Literal["fr-fcfs", "in-order"], Option(meaning="of the host's memory controller")
+    ] = "fr-fcfs"
+    postpone: Annotated[
+        int, Option(meaning="refreshes that the host gathers before it gives them", low=1, high=8)
+    ] = 1
+    fu: Units = "rtl"
+    stall: Annotated[
+        float,
+        Option(meaning="share of cycles in which the host issues no access", low=0, high=0.95),
+    ] = 0.0
+    seed: Seed = 1
+    trace: Trace = None
+    commands: Annotated[
+        str | None,
+        Option(
+            meaning="DRAM commands of each channel, as text: this name with .0, .1 and so on",
+            allowed="a file to write",
+            unset="none",
+        ),
+    ] = None
+
+    def __post_init__(self) -> None:
+        self.config()
+        check_bounds(self)
+
+    def config(self) -> DimmConfig:
+        """Configuration of the DIMM.
+
+        Raises
+        ------
+        nearstep_spec.updater.config.ConfigError
+        """
+        return DimmConfig(
+            kernel=self.kernel_of(self.block_bytes),
+            channels=self.channels,
+            density=self.density,
+            width=self.width,
+            mapping=self.mapping,
+        )
+
+
+GOLDEN = Family(
+    "golden:axdimm",
+    (
+        Variant(
+            options=GoldenOptions,
+            opens="nearstep_sim.axdimm.golden:GoldenAxdimm",
+            summary="an AXDIMM or its kernel, without a clock",
+        ),
+    ),
+)
+SIM = Family(
+    "sim:axdimm",
+    (
+        Variant(
+            options=VerilatedOptions,
+            opens="nearstep_sim.axdimm.kernel:VerilatedBackend",
+            summary="the RTL of an AXDIMM's kernel, with a memory of one port",
+        ),
+        Variant(
+            options=DimmOptions,
+            opens="nearstep_sim.axdimm.dimm:DimmBackend",
+            summary="the RTL of an AXDIMM: arbiters, DDR4 controllers, kernels",
+            when=("memory", DDR4),
+        ),
+    ),
+)

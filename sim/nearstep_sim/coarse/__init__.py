@@ -1,0 +1,1 @@
+"""The COARSE family, emulated: pools of memory devices, benches."""

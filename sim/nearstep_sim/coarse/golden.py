@@ -1,0 +1,428 @@
+"""``golden:coarse``: registers and results of a pool of memory devices, without cycles."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nearstep.backends.base import Poll
+from nearstep.backends.emulated import EmulatedBackend, Injection
+from nearstep.errors import (
+    ArgumentError,
+    BusError,
+    ClosedDeviceError,
+    GuardError,
+    OutOfBoundsError,
+    UninitialisedError,
+    WaitTimeoutError,
+)
+from nearstep.scalars import is_whole
+from nearstep_sim.coarse.golden_device import Finding, GoldenDevice, GoldenJob
+from nearstep_sim.coarse.options import CoarseOptions
+from nearstep_sim.golden.coarse import ring_all_reduce
+from nearstep_sim.models.memory import GUARD, UNWRITTEN, WRITTEN
+from nearstep_sim.updater.golden_port import RESPONSES, ArmedInjection
+from nearstep_spec.coarse.config import WIRE_FORMATS, CoarseConfig
+from nearstep_spec.coarse.registers import ErrorCause, Operation, Stream, register_bytes
+from nearstep_spec.csr.block import Response
+
+STEP_BYTES = 1 << 14
+"""Results of a job that are written in a step, on each device."""
+
+ACCESSES_PER_STEP = 32
+"""Register accesses in the time of a step."""
+
+KEPT_TRANSACTIONS = 32
+
+MEMORY_CAUSES = {False: ErrorCause.READ_RESPONSE, True: ErrorCause.WRITE_RESPONSE}
+
+
+@dataclass
+class GoldenRing:
+    """A job that all devices of a ring have in work.
+
+    Members
+    -------
+    result : bytes that every device gets.
+    written : of them, on every device.
+    """
+
+    result: NDArray[np.uint8]
+    written: int = 0
+
+
+class GoldenPool(EmulatedBackend):
+    """Memory devices in a ring, without a clock.
+
+    Time is counted in steps, as in ``golden:axdimm``: every 32 register accesses are one. A job is
+    computed when every device of its ring has it in work, and written step by step. A device that
+    is dead, or has another epoch, is silent: its neighbours find out in the first step in which
+    they have a job in work, if ``silence_limit`` is not 0.
+
+    Parameters
+    ----------
+    options: CoarseOptions
+    """
+
+    family = "coarse"
+    config: CoarseConfig
+
+    def __init__(self, options: CoarseOptions) -> None:
+        self.config = config = options.config()
+        self.devices = devices = options.devices
+        self.capacity_bytes = devices * config.memory_bytes
+        self._register_bytes = register_bytes(config)
+        self._nodes = [
+            GoldenDevice(config, partial(self._refuses, number)) for number in range(devices)
+        ]
+        self._rings: dict[int, GoldenRing] = {}
+        self._injections: list[ArmedInjection] = []
+        self._log: deque[str] = deque(maxlen=KEPT_TRANSACTIONS)
+        self._accesses = 0
+        self._stuck = False
+        self._closed = False
+
+    @property
+    def regions(self) -> Sequence[tuple[int, int]]:
+        size = self.config.memory_bytes
+        return tuple((device * size, size) for device in range(self.devices))
+
+    @property
+    def cycles(self) -> int | None:
+        return None
+
+    def kill(self, device: int) -> None:
+        """Silence a device: nothing comes from its links, or reaches it by them.
+
+        The host still reaches its registers and its memory.
+        """
+        self._check_device(device).dead = True
+
+    def revive(self, device: int) -> None:
+        """The links of a device work again."""
+        self._check_device(device).dead = False
+
+    def read_register(self, address: int) -> int:
+        self._take_time()
+        device, offset = divmod(address, self._register_bytes)
+        if not 0 <= device < self.devices:
+            raise BusError(address, Response.DECERR, write=False)
+        answer = self._nodes[device].read_register(offset)
+        if answer.error:
+            raise BusError(address, Response.SLVERR, write=False)
+        return answer.value
+
+    def write_register(self, address: int, value: int) -> None:
+        self._take_time()
+        device, offset = divmod(address, self._register_bytes)
+        if not 0 <= device < self.devices:
+            raise BusError(address, Response.DECERR, write=True)
+        answer, aborted = self._nodes[device].write_register(offset, value)
+        if answer.error:
+            raise BusError(address, Response.SLVERR, write=True)
+        if aborted:
+            self._fail({device: Finding(ErrorCause.ABORTED)})
+        elif "control.abort" in answer.pulses:
+            self._rings.clear()
+
+    def read_memory(self, address: int, out: NDArray[np.uint8]) -> None:
+        node, local = self._place(address, out.size)
+        node.memory.read(local, out)
+
+    def write_memory(self, address: int, data: NDArray[np.uint8]) -> None:
+        node, local = self._place(address, data.size)
+        node.write_memory(local, data)
+
+    def wait(self, polls: Sequence[Poll], max_cycles: int) -> None:
+        self._check_open()
+        left = max_cycles
+        while True:
+            for poll in polls:
+                device, offset = divmod(poll.address, self._register_bytes)
+                if poll.holds(self._nodes[device].read_register(offset).value):
+                    return
+            if left <= 0 or not self._advance():
+                raise WaitTimeoutError(
+                    " or ".join(map(str, polls)),
+                    max_cycles,
+                    unit="steps",
+                    transactions=self.transactions(),
+                )
+            left -= 1
+
+    def reset(self) -> None:
+        self._check_open()
+        self._rings.clear()
+        self._stuck = False
+        for node in self._nodes:
+            node.reset()
+
+    def close(self) -> None:
+        self._closed = True
+
+    def transactions(self) -> Sequence[str]:
+        return tuple(self._log)
+
+    def protect(self, address: int, nbytes: int) -> None:
+        node, local = self._place(address, nbytes)
+        node.memory.mark(local, nbytes, GUARD)
+
+    def claim(self, address: int, nbytes: int) -> None:
+        node, local = self._place(address, nbytes)
+        node.memory.mark(local, nbytes, UNWRITTEN)
+
+    def inject(self, injection: Injection) -> None:
+        """Make memory misbehave. A whole source, and what is written in a step, count as a burst.
+
+        ``late`` costs no time here.
+        """
+        injection.check_kernels()
+        self._injections.append(ArmedInjection(injection))
+
+    def heal(self) -> None:
+        self._injections.clear()
+
+    def _take_time(self) -> None:
+        self._check_open()
+        self._accesses += 1
+        if self._accesses % ACCESSES_PER_STEP == 0:
+            self._advance()
+
+    def _advance(self) -> bool:
+        """One step; whether anything happened."""
+        moved = False
+        for node in self._nodes:
+            if not node.failed:
+                taken = [core.take() for core in node.cores]
+                moved |= any(taken)
+        found = self._refusals() or self._silences() or self._mismatches()
+        if found:
+            self._fail(found)
+            return True
+        for group in range(self.config.groups):
+            moved |= self._advance_ring(group)
+        return moved
+
+    def _refusals(self) -> dict[int, Finding]:
+        """Jobs that a device finds wrong by itself."""
+        found = {}
+        for number, node in enumerate(self._nodes):
+            end = self.config.memory_bytes
+            window = node.pool["window_base.value"], min(node.pool["window_limit.value"], end)
+            for core in node.cores:
+                refusal = None if core.current is None else core.refusal(*window)
+                if refusal is not None and number not in found:
+                    found[number] = refusal
+        return found
+
+    def _silences(self) -> dict[int, Finding]:
+        found = {}
+        for number, node in enumerate(self._nodes):
+            if not node.working or not node.pool["silence_limit.value"]:
+                continue
+            for port in (0, 1):
+                if node.used(port) and not self._alive(number, port) and number not in found:
+                    stream = Stream.LINK1 if port else Stream.LINK0
+                    found[number] = Finding(ErrorCause.SILENT, stream, port=port)
+        return found
+
+    def _mismatches(self) -> dict[int, Finding]:
+        """Devices whose job is not that of the device before them in the ring."""
+        found = {}
+        for group in range(self.config.groups):
+            for number, node in enumerate(self._nodes):
+                core = node.cores[group]
+                port = core.registers["ring.receive_port"]
+                if core.current is None or not self._alive(number, port):
+                    continue
+                before = self._nodes[self._peer(number, port)].cores[group]
+                if before.current is None:
+                    continue
+                if before.current.description(before.members) != core.current.description(
+                    core.members
+                ):
+                    found.setdefault(number, Finding(ErrorCause.MISMATCH, Stream.RECEIVE))
+        return found
+
+    def _advance_ring(self, group: int) -> bool:
+        """Let a ring go on by a step, if all of it is there."""
+        cores = [node.cores[group] for node in self._nodes]
+        jobs = [core.current for core in cores if core.current is not None]
+        if len(jobs) < self.devices or self._stuck:
+            return False
+        ports = [core.registers["ring.receive_port"] for core in cores]
+        if not all(self._alive(number, port) for number, port in enumerate(ports)):
+            return False
+        if group not in self._rings:
+            sources = self._read_sources(jobs)
+            if sources is None:
+                return True
+            self._rings[group] = GoldenRing(self._compute(group, sources, jobs[0]))
+        ring = self._rings[group]
+        if not self._write_results(ring, jobs):
+            return True
+        if ring.written >= ring.result.size:
+            del self._rings[group]
+            self._count(group, jobs[0])
+            for node, core in zip(self._nodes, cores, strict=True):
+                core.complete()
+                node.update_busy()
+        return True
+
+    def _read_sources(self, jobs: Sequence[GoldenJob]) -> list[NDArray[np.float32]] | None:
+        """Elements of each device; None if memory refused."""
+        found = {}
+        for number, (node, job) in enumerate(zip(self._nodes, jobs, strict=True)):
+            base = number * self.config.memory_bytes
+            if job.nbytes:
+                unwritten = node.memory.first_not(WRITTEN, job.source, job.nbytes)
+                if unwritten is not None:
+                    reason = "nobody has written there"
+                    raise UninitialisedError(reason, base + unwritten, write=False)
+                guard = node.memory.first_guard(job.destination, job.nbytes)
+                if guard is not None:
+                    raise GuardError("a guard is there", base + guard, write=True)
+            finding = self._access(number, Stream.SOURCE, job.source, job.nbytes, write=False)
+            if finding is not None:
+                found[number] = finding
+        if found:
+            self._fail(found)
+        if found or self._stuck:
+            return None
+        return [
+            node.memory.data[job.source :][: 4 * job.elements].view(np.float32).copy()
+            for node, job in zip(self._nodes, jobs, strict=True)
+        ]
+
+    def _compute(
+        self, group: int, sources: Sequence[NDArray[np.float32]], job: GoldenJob
+    ) -> NDArray[np.uint8]:
+        """The result, as bytes.
+
+        Raises
+        ------
+        ArgumentError
+            The factor of an average is not 1 / devices, the only one that the golden ring has.
+        """
+        if job.operation == Operation.AVERAGE and job.scale != np.float32(1 / self.devices):
+            raise ArgumentError(f"scale must be 1 / {self.devices}, not {job.scale}")
+        result = ring_all_reduce(
+            sources,
+            operation=Operation(job.operation).name.lower(),
+            wire=list(WIRE_FORMATS)[job.wire],
+            config=self.config,
+            reverse=bool(group % 2),
+        )
+        return np.ascontiguousarray(result).view(np.uint8)
+
+    def _write_results(self, ring: GoldenRing, jobs: Sequence[GoldenJob]) -> bool:
+        """Write the results of a step; whether memory took them."""
+        part = slice(ring.written, ring.written + STEP_BYTES)
+        data = ring.result[part]
+        for number, (node, job) in enumerate(zip(self._nodes, jobs, strict=True)):
+            address = job.destination + ring.written
+            finding = self._access(number, Stream.DESTINATION, address, data.size, write=True)
+            if finding is not None:
+                self._fail({number: finding})
+            if finding is not None or self._stuck:
+                return False
+            node.write_memory(address, data)
+        ring.written += STEP_BYTES
+        return True
+
+    def _count(self, group: int, job: GoldenJob) -> None:
+        """Entries of a job that has ended: its description, and 2N - 2 in each chunk."""
+        wire = list(WIRE_FORMATS)[job.wire]
+        devices = self.devices
+        beats = max(1, -(-job.elements // 16))
+        full, rest = divmod(beats, devices * self.config.entry_beats(wire))
+        chunks = [self.config.entry_beats(wire)] * full + ([-(-rest // devices)] if rest else [])
+        turns = 2 * devices - 2
+        payload = 1 + turns * sum(chunks) * WIRE_FORMATS[wire]
+        for node in self._nodes:
+            ring = node.cores[group].registers
+            node.count_entries(
+                ring["ring.send_port"], ring["ring.receive_port"], 1 + turns * len(chunks), payload
+            )
+
+    def _access(
+        self, device: int, stream: Stream, address: int, nbytes: int, *, write: bool
+    ) -> Finding | None:
+        """What memory refused an access with, if it did."""
+        first = device * self.config.memory_bytes + address
+        self._log.append(f"{'write' if write else 'read'} {stream.name} {first:#x}+{nbytes:#x}")
+        for armed in self._injections:
+            if not nbytes or not armed.hits(write, first, first + nbytes):
+                continue
+            kind = armed.injection.kind
+            if kind in RESPONSES:
+                return Finding(MEMORY_CAUSES[write], stream, address, RESPONSES[kind])
+            self._stuck |= kind == "never"
+        return None
+
+    def _refuses(self, device: int, address: int, nbytes: int, write: bool) -> bool:
+        """Whether memory answers an access of a snapshot's copies other than OKAY."""
+        first = device * self.config.memory_bytes + address
+        hit = [each for each in self._injections if each.hits(write, first, first + nbytes)]
+        return any(each.injection.kind in RESPONSES for each in hit)
+
+    def _fail(self, found: Mapping[int, Finding]) -> None:
+        """Devices found faults: their jobs end, and those of all devices that they reach."""
+        self._rings.clear()
+        for number, finding in found.items():
+            self._nodes[number].fail(finding, number, finding.cause, finding.port)
+        fresh = deque(found)
+        origin = {number: number for number in found}
+        while fresh:
+            number = fresh.popleft()
+            for port in (0, 1):
+                peer = self._peer(number, port)
+                if not self._alive(number, port) or peer in origin:
+                    continue
+                origin[peer] = origin[number]
+                fresh.append(peer)
+                first = found[origin[peer]]
+                if not self._nodes[peer].failed:
+                    self._nodes[peer].fail(
+                        Finding(ErrorCause.PEER), origin[peer], first.cause, first.port
+                    )
+
+    def _peer(self, device: int, port: int) -> int:
+        """Device at the other end of a link."""
+        return (device + (1 if port else -1)) % self.devices
+
+    def _alive(self, device: int, port: int) -> bool:
+        """Whether frames pass a link, both ways."""
+        node, peer = self._nodes[device], self._nodes[self._peer(device, port)]
+        joined = self.devices > 2 or port == 1 - device  # of two devices one link is left out
+        return (
+            joined
+            and node.used(port)
+            and peer.used(1 - port)
+            and not node.dead
+            and not peer.dead
+            and node.epoch == peer.epoch
+        )
+
+    def _place(self, address: int, nbytes: int) -> tuple[GoldenDevice, int]:
+        """The device of a range of memory, and its address there."""
+        self._check_open()
+        device, local = divmod(address, self.config.memory_bytes)
+        if not 0 <= device < self.devices or local + nbytes > self.config.memory_bytes:
+            raise OutOfBoundsError("memory access", address, address + nbytes, self.capacity_bytes)
+        return self._nodes[device], local
+
+    def _check_device(self, device: int) -> GoldenDevice:
+        self._check_open()
+        if not is_whole(device) or not 0 <= device < self.devices:
+            raise ArgumentError(f"device must be from 0 to {self.devices - 1}, not {device!r}")
+        return self._nodes[device]
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedDeviceError("golden:coarse", "use the model")

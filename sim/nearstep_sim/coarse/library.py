@@ -1,0 +1,27 @@
+"""The library of a simulated pool."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from nearstep_hw.coarse.device import MemoryDevice
+from nearstep_hw.reset import RegisteredReset
+from nearstep_hw.verilog import to_verilog
+from nearstep_sim.verilate.build import Model, verilate_library, verilog_of
+from nearstep_spec.coarse.config import CoarseConfig
+
+HARNESS = Path(__file__).with_name("pool.cpp")
+
+
+def pool_library(config: CoarseConfig, *, trace: bool = False) -> Path:
+    """The shared library of ``pool.cpp``: one model, an object of it for each device of a pool."""
+    device = verilog_of(
+        f"memory_device {config!r}",
+        lambda: to_verilog(RegisteredReset(MemoryDevice(config)), "memory_device"),
+    )
+    return verilate_library(
+        "coarse_pool",
+        [Model(top="memory_device", verilog=device, prefix="Vdevice")],
+        [HARNESS],
+        trace=trace,
+    )

@@ -1,0 +1,224 @@
+"""``sim:coarse``: memory devices, Verilated once, an object for each, joined by emulated links."""
+
+from __future__ import annotations
+
+import ctypes
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nearstep.errors import (
+    RESPONSES,
+    ArgumentError,
+    BusError,
+    CompletionError,
+    OutOfBoundsError,
+    PostedWriteError,
+)
+from nearstep.scalars import is_whole
+from nearstep_sim.coarse.library import pool_library
+from nearstep_sim.coarse.options import VerilatedPoolOptions
+from nearstep_sim.models.link.faults import KINDS, COptions, CStatistics, LinkFault
+from nearstep_sim.updater.shell import ShellBackend, ShellOptions
+from nearstep_sim.verilate.harness import FAILED
+from nearstep_spec.coarse.config import CoarseConfig
+from nearstep_spec.coarse.registers import register_bytes
+
+HOST_ID_WIDTH = 4
+"""Bits of an ID of the window; see nearstep_hw.coarse.device."""
+
+SLICE_CYCLES = 4096
+"""Cycles for which a call enters the simulation."""
+
+STATUS = (*RESPONSES, "timeout")
+"""How a load or store through a window ended, by code."""
+
+
+class _Options(ctypes.Structure):
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("state", ctypes.c_void_p),
+        *(
+            (n, ctypes.c_uint64)
+            for n in ("capacity", "register_bytes", "devices", "latency", "seed")
+        ),
+        *((n, ctypes.c_uint32) for n in ("half_duplex", "stall", "host_ids", "reserved")),
+        ("trace", ctypes.c_char_p),
+        ("link", COptions),
+    )
+
+
+class _Failure(ctypes.Structure):
+    _fields_ = (
+        ("response", ctypes.c_int32),
+        ("write", ctypes.c_int32),
+        ("address", ctypes.c_uint64),
+    )
+
+
+class PoolBackend(ShellBackend):
+    """Devices of which every cycle is simulated.
+
+    Registers of device d begin at d * ``register_bytes``, its memory at d * ``memory_bytes``.
+    Link i joins port 1 of device i with port 0 of the next; direction 0 of it runs that way.
+
+    Parameters
+    ----------
+    options: VerilatedPoolOptions
+    """
+
+    family = "coarse"
+    config: CoarseConfig
+
+    def __init__(self, options: VerilatedPoolOptions) -> None:
+        self.config = options.config()
+        self.devices = options.devices
+        self._register_bytes = register_bytes(self.config)  # kept: it builds whole maps
+        self._pool_options = options
+        path = partial(pool_library, self.config, trace=options.trace is not None)
+        total = options.devices * self.config.memory_bytes
+        super().__init__(path, options, total, host_ids=1 << HOST_ID_WIDTH)
+
+    def _open(self, options: ShellOptions) -> int:
+        lib, given = self._lib, self._pool_options
+        pool, number = ctypes.c_void_p, ctypes.c_uint64
+        lib.pool_open.restype = pool
+        for name in ("read", "write"):
+            getattr(lib, f"pool_{name}").argtypes = [pool, number, pool, number]
+        lib.pool_run.argtypes = [pool, number]
+        lib.pool_failure.argtypes = [pool, pool]
+        lib.pool_link_revive.argtypes = [pool, number]
+        for name in ("fault", "counters"):
+            getattr(lib, f"pool_link_{name}").argtypes = [pool, number, pool]
+        return int(
+            lib.pool_open(
+                ctypes.byref(
+                    _Options(
+                        data=options.data,
+                        state=options.state,
+                        capacity=self.config.memory_bytes,
+                        register_bytes=self._register_bytes,
+                        devices=self.devices,
+                        latency=options.latency,
+                        seed=options.seed,
+                        half_duplex=options.half_duplex,
+                        stall=options.stall,
+                        host_ids=options.host_ids,
+                        trace=options.trace,
+                        link=given.link().mirror(),
+                    )
+                )
+            )
+        )
+
+    @property
+    def regions(self) -> tuple[tuple[int, int], ...]:
+        size = self.config.memory_bytes
+        return tuple((device * size, size) for device in range(self.devices))
+
+    @property
+    def links(self) -> int:
+        """Links of the pool; two devices are joined by one."""
+        return 1 if self.devices == 2 else self.devices
+
+    def run(self, cycles: int) -> None:
+        """Let ``cycles`` pass."""
+        for begun in range(0, cycles, SLICE_CYCLES):
+            self._lib.pool_run(self._device, min(SLICE_CYCLES, cycles - begun))
+        self._check(0, "run")
+
+    def kill(self, device: int) -> None:
+        """Nothing comes out of the links of a device any more, and nothing goes in."""
+        for link, direction in self._directions_of(device):
+            self.inject_link(LinkFault(kind="dead", link=link, direction=direction))
+
+    def revive(self, device: int) -> None:
+        """Links of a device that was killed work again; what was under way is lost."""
+        for link, direction in self._directions_of(device):
+            self._lib.pool_link_revive(self._device, self._number(link, direction))
+
+    def inject_link(self, fault: LinkFault) -> None:
+        """Make a link misbehave. :meth:`heal` ends it.
+
+        Raises
+        ------
+        ArgumentError
+            There is no such link.
+        """
+        number = self._number(fault.link, fault.direction)
+        self._lib.pool_link_fault(self._device, number, ctypes.byref(fault.mirror()))
+
+    def link_statistics(self, link: int, direction: int) -> dict[str, int]:
+        """Phits and frames that a direction of a link has taken since the last reset, phits that
+        it has delivered, and how many frames each kind of fault has hit.
+        """
+        found = CStatistics()
+        number = self._number(link, direction)
+        self._lib.pool_link_counters(self._device, number, ctypes.byref(found))
+        whole = {n: getattr(found, n) for n in ("phits", "frames", "delivered_phits", "swallowed")}
+        return {**whole, **dict(zip(KINDS, found.faults, strict=True))}
+
+    def _number(self, link: int, direction: int) -> int:
+        if not is_whole(link) or not 0 <= link < self.links:
+            raise ArgumentError(f"link must be from 0 to {self.links - 1}, not {link!r}")
+        if not is_whole(direction) or direction not in (0, 1):
+            raise ArgumentError(f"direction must be 0 or 1, not {direction!r}")
+        return 2 * link + direction
+
+    def _directions_of(self, device: int) -> list[tuple[int, int]]:
+        """Both directions of each link of a device."""
+        if not is_whole(device) or not 0 <= device < self.devices:
+            raise ArgumentError(f"device must be from 0 to {self.devices - 1}, not {device!r}")
+        links = {0} if self.devices == 2 else {device, (device - 1) % self.devices}
+        return [(link, direction) for link in links for direction in (0, 1)]
+
+    def read_register(self, address: int) -> int:
+        self._check_register(address)
+        return super().read_register(address)
+
+    def write_register(self, address: int, value: int) -> None:
+        self._check_register(address, write=True)
+        super().write_register(address, value)
+
+    def read_memory(self, address: int, out: NDArray[np.uint8]) -> None:
+        if self._pool_options.window == "direct":
+            self._memory.read(address, out)
+            return
+        for at, first, last in self._parts("read", address, out.size):
+            part = out[first:last]
+            status = self._carry_out(self._lib.pool_read, at, part.ctypes.data, part.size)
+            self._check(status, "load")
+
+    def write_memory(self, address: int, data: NDArray[np.uint8]) -> None:
+        if self._pool_options.window == "direct":
+            self._memory.write(address, data)
+            return
+        for at, first, last in self._parts("write", address, data.size):
+            part = data[first:last]
+            status = self._carry_out(self._lib.pool_write, at, part.ctypes.data, part.size)
+            self._check(status, "store")
+
+    def _parts(self, what: str, address: int, nbytes: int) -> list[tuple[int, int, int]]:
+        """An access cut where one device ends: address, first and last byte of the data."""
+        if address < 0 or address + nbytes > self.capacity_bytes:
+            raise OutOfBoundsError(f"memory {what}", address, address + nbytes, self.capacity_bytes)
+        size, parts, at = self.config.memory_bytes, [], address
+        while at < address + nbytes:
+            end = min(address + nbytes, (at // size + 1) * size)
+            parts.append((at, at - address, end - address))
+            at = end
+        return parts
+
+    def _check_register(self, address: int, *, write: bool = False) -> None:
+        if not 0 <= address < self.devices * self._register_bytes or address % 4:
+            raise BusError(address, RESPONSES.index("DECERR"), write=write)
+
+    def _check(self, status: int, action: str) -> None:
+        if status == FAILED:
+            failure = _Failure()
+            self._lib.pool_failure(self._device, ctypes.byref(failure))
+            kind = PostedWriteError if failure.write else CompletionError
+            response = STATUS[failure.response]
+            raise kind(failure.address, response, transactions=self.transactions())
+        super()._check(status, action)

@@ -1,1 +1,0 @@
-"""Devices the host can open: functional (golden) and Verilated (sim)."""

@@ -1,0 +1,1 @@
+"""Models of what is around the RTL: memories, DRAM, links."""

@@ -1,0 +1,381 @@
+"""Cycles of the Adam kernel on the DDR4 controller, counted in RTL against the rank model."""
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+from nearstep_hw.dram.column_stage import Slot
+from nearstep_hw.dram.controller import DramController
+from nearstep_hw.dram.dfi import PHASES, TPHY_RDLAT, TPHY_WRLAT
+from nearstep_hw.verilog import to_verilog
+from nearstep_sim.models.dram.kernel_on_channel import LATENCY, KernelOnChannel
+from nearstep_sim.models.dram.library import CGeometry, CMapping, CPortConfig, CTiming
+from nearstep_sim.verilate.build import Model, verilate_library, verilog_of
+from nearstep_spec.dram.address import DEFAULT_MAPPING, AddressMapping
+from nearstep_spec.dram.command import Command
+from nearstep_spec.dram.geometry import BEAT_BYTES, DramGeometry
+from nearstep_spec.dram.timing import DramTiming, dram_timing
+from nearstep_spec.updater.config import AdamKernelConfig
+from nearstep_spec.updater.registers import adam_kernel_map
+
+ELEMENT_BYTES = 4
+LANES = BEAT_BYTES // ELEMENT_BYTES
+ARRAYS = ("p", "g", "m", "v")
+BEATS_PER_ELEMENT_BEAT = 7  # four arrays read, three written
+FOLDER = Path(__file__).parent
+ADDRESS_BITS = 34  # of the kernel's port: 16 GiB
+_MESSAGE_BYTES = 512
+
+
+class ChannelBenchError(RuntimeError):
+    """A rule of DDR4 was violated, data differ, or the run did not end; the message says which."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Channel:
+    """A channel and its controller.
+
+    Parameters
+    ----------
+    density, width, mapping : see `dram_timing`, `AddressMapping`.
+    batch_beats, postponed : see `DramController`.
+    """
+
+    density: str = "8Gb"
+    width: str = "x8"
+    mapping: str = DEFAULT_MAPPING
+    batch_beats: int = 4096
+    postponed: int = 8
+
+    @cached_property
+    def timing(self) -> DramTiming:
+        return dram_timing("DDR4-1600", self.density, self.width)
+
+    @cached_property
+    def addresses(self) -> AddressMapping:
+        return AddressMapping(DramGeometry(self.density, self.width), self.mapping)
+
+    def controller(self) -> DramController:
+        """The controller, to be elaborated once."""
+        return DramController(
+            self.timing,
+            self.addresses,
+            address_width=ADDRESS_BITS,
+            batch_beats=self.batch_beats,
+            postponed=self.postponed,
+        )
+
+
+@dataclass(frozen=True)
+class ChannelRun:
+    """What one run took.
+
+    `slots` counts column slots by use between the first and the last column command, `start` and
+    `drain` the cycles before and after; together they are `cycles`, from START to done. `commands`
+    counts commands by kind; `debt` is the number of refreshes due at done, `checks` the number of
+    beats compared.
+    """
+
+    channel: Channel
+    count: int
+    cycles: int
+    start: int
+    drain: int
+    slots: dict[Slot, int]
+    commands: dict[Command, int] = field(repr=False)
+    checks: int
+    debt: int
+
+    @property
+    def beats(self) -> int:
+        """Beats that the step has to move."""
+        return BEATS_PER_ELEMENT_BEAT * -(-self.count // LANES)
+
+    @property
+    def efficiency(self) -> float:
+        """Data beats over all cycles from START to done: a fraction of the peak."""
+        return self.beats / self.cycles
+
+    @property
+    def settled_efficiency(self) -> float:
+        """`efficiency` if the refreshes still due at done had been given before it."""
+        return self.beats / (self.cycles + self.debt * self.channel.timing.t_rfc / PHASES)
+
+    @property
+    def elements_per_second(self) -> float:
+        """Parameters updated in a second, by the clock of the channel."""
+        cycle_s = PHASES * self.channel.timing.tck_ps * 1e-12
+        return self.count / (self.cycles * cycle_s)
+
+
+@dataclass(frozen=True)
+class RandomRun:
+    """What random traffic did.
+
+    `longest_hand_over` is in cycles from the fall of `i_enable` to `o_idle`.
+    """
+
+    cycles: int
+    read_beats: int
+    write_beats: int
+    refused: int
+    hand_overs: int
+    longest_hand_over: int
+    highest_debt: int
+    calibrations: int
+
+
+class _CChannelConfig(ctypes.Structure):
+    _fields_ = (
+        ("timing", CTiming),
+        ("geometry", CGeometry),
+        ("mapping", CMapping),
+        ("port", CPortConfig),
+        ("debt", ctypes.c_int32),
+        ("padding", ctypes.c_int32),
+        ("base", ctypes.c_uint64 * len(ARRAYS)),
+        ("count", ctypes.c_uint64),
+        ("seed", ctypes.c_uint64),
+    )
+
+
+class _CTrafficConfig(ctypes.Structure):
+    _fields_ = (
+        ("channel", _CChannelConfig),
+        *(
+            (name, ctypes.c_int32)
+            for name in (
+                *("block_beats", "burst_beats", "cycles_per_beat", "compute_latency"),
+                *("bursts_ahead", "padding"),
+            )
+        ),
+    )
+
+
+class _CChannelResult(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_uint64) for name in ("cycles", "start", "drain")),
+        ("slots", ctypes.c_uint64 * len(Slot)),
+        ("commands", ctypes.c_uint64 * (len(Command) + 1)),
+        ("checks", ctypes.c_uint64),
+        ("debt", ctypes.c_uint64),
+    )
+
+
+class _CRandomConfig(ctypes.Structure):
+    _fields_ = (
+        ("channel", _CChannelConfig),
+        ("bursts", ctypes.c_uint64),
+        ("address_bits", ctypes.c_uint64),
+        *(
+            (name, ctypes.c_int32)
+            for name in ("pages", "stall", "refused", "hand_over", "longest_gap", "padding")
+        ),
+    )
+
+
+class _CRandomResult(ctypes.Structure):
+    _fields_ = tuple(
+        (name, ctypes.c_uint64)
+        for name in (
+            *("cycles", "read_beats", "write_beats", "refused", "hand_overs"),
+            *("longest_hand_over", "highest_debt", "calibrations"),
+        )
+    )
+
+
+class _CWrite(ctypes.Structure):
+    _fields_ = (("address", ctypes.c_uint32), ("value", ctypes.c_uint32))
+
+
+def controller_library(channel: Channel) -> ctypes.CDLL:
+    """The Verilated controller with its C++ benches; cached."""
+    verilog = verilog_of(
+        f"dram controller {channel!r}", lambda: to_verilog(channel.controller(), "dram_controller")
+    )
+    model = Model(top="dram_controller", verilog=verilog, prefix="VDramController")
+    sources = [FOLDER / "traffic_bench.cpp", FOLDER / "random_bench.cpp"]
+    return ctypes.CDLL(str(verilate_library("dram_controller", [model], sources)))
+
+
+def bases_of(channel: Channel, count: int, skew_bytes: int = 0) -> tuple[int, ...]:
+    """Addresses of p, g, m and v: all in the same banks, but for `skew_bytes` from one to the next.
+
+    Raises :class:`ValueError` if they do not fit.
+    """
+    size = -(-count // LANES) * BEAT_BYTES + 64 * BEAT_BYTES
+    stride = max(1 << 20, 1 << (size - 1).bit_length()) + skew_bytes
+    if len(ARRAYS) * stride > channel.addresses.geometry.capacity_bytes:
+        raise ValueError(f"{count} elements do not fit in four arrays of the channel")
+    return tuple(index * stride for index in range(len(ARRAYS)))
+
+
+def run_traffic(
+    channel: Channel,
+    *,
+    count: int = 1_000_000,
+    block_bytes: int = 16384,
+    functional_units: int = LANES,
+    bases: Sequence[int] | None = None,
+    debt: int = 0,
+    seed: int = 0,
+) -> ChannelRun:
+    """A step of the traffic model on the RTL of the controller.
+
+    Parameters
+    ----------
+    channel : with its controller.
+    count : parameters.
+    block_bytes, functional_units : of the kernel.
+    bases : byte addresses of p, g, m and v.
+    debt : refreshes due at the start.
+
+    Raises
+    ------
+    ChannelBenchError : a violation, wrong data, or no end.
+    """
+    kernel = AdamKernelConfig(block_bytes=block_bytes, functional_units=functional_units)
+    config = _CTrafficConfig(
+        _channel_config(channel, count, bases, debt, seed),
+        kernel.block_beats,
+        kernel.burst_beats,
+        kernel.cycles_per_beat,
+        LATENCY,
+        kernel.bursts_ahead,
+    )
+    library = controller_library(channel)
+    result, message = _CChannelResult(), ctypes.create_string_buffer(_MESSAGE_BYTES)
+    failed = library.traffic_bench(
+        ctypes.byref(config), ctypes.byref(result), message, ctypes.c_size_t(_MESSAGE_BYTES)
+    )
+    return _channel_run(channel, count, failed, result, message)
+
+
+def run_random(
+    channel: Channel,
+    *,
+    seed: int,
+    bursts: int,
+    pages: int = 48,
+    stall: float = 0.0,
+    refused: float = 0.0,
+    hand_over: float = 0.0,
+    longest_gap: int = 1,
+    rank: Channel | None = None,
+) -> RandomRun:
+    """Random bursts on the RTL of the controller, every byte checked.
+
+    Parameters
+    ----------
+    bursts : reads and writes in all.
+    pages : of 4 KiB that they touch.
+    stall : chance of a stalled cycle on each AXI channel.
+    refused : chance of a burst that cannot be served.
+    hand_over : chance, in a cycle, that the channel is asked back.
+    longest_gap : most cycles in which nobody has it.
+    rank : the part and mapping that judge, if not those that the controller is made for.
+
+    Raises
+    ------
+    ChannelBenchError : a violation, wrong data or responses, or no progress.
+    """
+    chances = (round(65536 * chance) for chance in (stall, refused, hand_over))
+    config = _CRandomConfig(
+        _channel_config(rank or channel, 0, (0, 0, 0, 0), 0, seed),
+        bursts,
+        ADDRESS_BITS,
+        pages,
+        *chances,
+        longest_gap,
+    )
+    result, message = _CRandomResult(), ctypes.create_string_buffer(_MESSAGE_BYTES)
+    failed = controller_library(channel).random_bench(
+        ctypes.byref(config), ctypes.byref(result), message, ctypes.c_size_t(_MESSAGE_BYTES)
+    )
+    if failed:
+        raise ChannelBenchError(f"seed {seed}: {message.value.decode()}")
+    return RandomRun(**{name: getattr(result, name) for name, _ in result._fields_})
+
+
+def run_kernel(
+    channel: Channel,
+    *,
+    count: int = 1_000_000,
+    block_bytes: int = 16384,
+    functional_units: int = LANES,
+    bases: Sequence[int] | None = None,
+    debt: int = 0,
+    seed: int = 0,
+) -> ChannelRun:
+    """A step of the kernel, in RTL but for the arithmetic; arguments as of :func:`run_traffic`."""
+    kernel = AdamKernelConfig(block_bytes=block_bytes, functional_units=functional_units)
+    verilog = verilog_of(
+        f"kernel on channel {channel!r} {kernel!r}",
+        lambda: to_verilog(KernelOnChannel(kernel, channel.controller()), "kernel_on_channel"),
+    )
+    model = Model(top="kernel_on_channel", verilog=verilog, prefix="VKernelOnChannel")
+    source = FOLDER / "kernel_bench.cpp"
+    library = ctypes.CDLL(str(verilate_library("kernel_bench", [model], [source])))
+    config = _channel_config(channel, count, bases, debt, seed)
+    registers = adam_kernel_map(kernel)
+    values = {
+        **{f"{name}_address": base for name, base in zip(ARRAYS, config.base, strict=True)},
+        "count": count,
+        "window0_base": 0,
+        "window0_limit": channel.addresses.geometry.capacity_bytes,
+        "window0_permissions": 0b111,
+        "start": 1,
+    }
+    writes = [
+        (registers[name].offset + 4 * word, value >> 32 * word & 0xFFFFFFFF)
+        for name, value in values.items()
+        for word in range(registers[name].words)
+    ]
+    result, message = _CChannelResult(), ctypes.create_string_buffer(_MESSAGE_BYTES)
+    failed = library.kernel_bench(
+        ctypes.byref(config),
+        (_CWrite * len(writes))(*writes),
+        ctypes.c_size_t(len(writes)),
+        ctypes.c_uint32(registers["status"].offset),
+        ctypes.byref(result),
+        message,
+        ctypes.c_size_t(_MESSAGE_BYTES),
+    )
+    return _channel_run(channel, count, failed, result, message)
+
+
+def _channel_config(
+    channel: Channel, count: int, bases: Sequence[int] | None, debt: int, seed: int
+) -> _CChannelConfig:
+    chosen = bases_of(channel, count) if bases is None else bases
+    return _CChannelConfig(
+        CTiming.of(channel.timing),
+        CGeometry.of(channel.addresses.geometry),
+        CMapping.of(channel.addresses),
+        CPortConfig(PHASES, BEAT_BYTES, TPHY_RDLAT, TPHY_WRLAT),
+        debt,
+        0,
+        (ctypes.c_uint64 * len(ARRAYS))(*chosen),
+        count,
+        seed,
+    )
+
+
+def _channel_run(
+    channel: Channel, count: int, failed: int, result: _CChannelResult, message: ctypes.Array
+) -> ChannelRun:
+    if failed:
+        raise ChannelBenchError(message.value.decode())
+    return ChannelRun(
+        channel,
+        count,
+        result.cycles,
+        result.start,
+        result.drain,
+        {slot: result.slots[slot.value] for slot in Slot},
+        {command: result.commands[command] for command in Command},
+        result.checks,
+        result.debt,
+    )

@@ -1,0 +1,95 @@
+// What the benches of a channel share: configuration, results, and the counters of the controller.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <cstring>
+#include <string>
+
+#include "models/dram/port.hpp"
+
+namespace nearstep {
+
+// Order is the ABI of both.
+struct ChannelConfig {
+    Timing timing;
+    Geometry geometry;
+    Mapping mapping;
+    PortConfig port;
+    std::int32_t debt;  // refreshes due when the controller takes the channel
+    std::int32_t padding;
+    std::uint64_t base[4];  // byte addresses of p, g, m, v
+    std::uint64_t count;    // elements of 4 bytes
+    std::uint64_t seed;
+};
+
+struct ChannelResult {
+    static constexpr int kSlots = 8, kKinds = kCommands + 1;
+    std::uint64_t cycles;             // from START to done
+    std::uint64_t start, drain;       // of them, before the first and after the last column command
+    std::uint64_t slots[kSlots];      // of the column, by use, between these
+    std::uint64_t commands[kKinds];
+    std::uint64_t checks;             // beats compared
+    std::uint64_t debt;               // refreshes due at done
+};
+
+// Counters of the column slots at the first and at the last column command since they were cleared.
+class SlotSpan {
+  public:
+    template <typename Dut>
+    void observe(const Dut& dut) {
+        const std::uint64_t beats = dut.o_read + dut.o_write;
+        if (beats == beats_) return;
+        last_ = counters(dut);
+        if (beats_ == 0) first_ = last_;
+        beats_ = beats;
+    }
+    // At done: all three from the counters, so that their sum is what these have counted.
+    template <typename Dut>
+    void take(const Dut& dut, ChannelResult& result) {
+        constexpr int kData = 2;  // read and write come first
+        observe(dut);
+        const Counters now = counters(dut);
+        result.start = result.drain = 0;
+        for (int i = 0; i < ChannelResult::kSlots; ++i) {
+            result.drain += now[i] - last_[i];
+            result.slots[i] = last_[i];
+            if (i < kData) continue;
+            result.start += first_[i];
+            result.slots[i] -= first_[i];
+        }
+    }
+
+  private:
+    using Counters = std::array<std::uint64_t, ChannelResult::kSlots>;
+    template <typename Dut>
+    static Counters counters(const Dut& dut) {
+        return {dut.o_read,       dut.o_write,      dut.o_empty, dut.o_row,
+                dut.o_bank_group, dut.o_turnaround, dut.o_space, dut.o_refresh};
+    }
+    Counters first_{}, last_{};
+    std::uint64_t beats_ = 0;
+};
+
+template <typename Dut>
+void take_counters(const Dut& dut, const Ddr4Device& device, ChannelResult& result) {
+    result.debt = dut.o_debt;
+    for (int i = 0; i < ChannelResult::kKinds; ++i)
+        result.commands[i] = device.count(static_cast<Command>(i));
+}
+
+template <typename Dut>
+void tick(Dut& dut) {
+    dut.clk = 1;
+    dut.eval();
+    dut.clk = 0;
+    dut.eval();
+}
+
+inline int report(const std::string& error, char* message, std::size_t size) {
+    std::strncpy(message, error.c_str(), size - 1);
+    message[size - 1] = 0;
+    return error.empty() ? 0 : 1;
+}
+
+}  // namespace nearstep

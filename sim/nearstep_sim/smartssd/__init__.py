@@ -1,0 +1,1 @@
+"""The SmartSSD family, emulated: cards and their BARs."""

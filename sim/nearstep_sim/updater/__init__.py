@@ -1,0 +1,1 @@
+"""Update kernels, emulated: functional and Verilated."""

@@ -1,0 +1,225 @@
+"""Devices of update kernels without a clock: registers and results of the RTL."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nearstep.backends.base import Poll
+from nearstep.backends.emulated import EmulatedBackend, Injection
+from nearstep.errors import (
+    BusError,
+    ClosedDeviceError,
+    MemoryFaultError,
+    OutOfBoundsError,
+    WaitTimeoutError,
+)
+from nearstep_sim.golden.rule import evaluate
+from nearstep_sim.models.memory import GUARD, UNWRITTEN
+from nearstep_sim.updater.golden_channel import GoldenChannel
+from nearstep_sim.updater.golden_kernel import Engine
+from nearstep_sim.updater.golden_port import ArmedInjection
+from nearstep_spec.csr.block import Response
+from nearstep_spec.rule.rule import Rule
+from nearstep_spec.updater.config import AdamKernelConfig
+
+STEP_ELEMENTS = 1 << 20
+"""Elements of one step while the device is waited for: 4 MiB of each array."""
+
+ACCESSES_PER_STEP = 32
+"""Register accesses in the time of a block."""
+
+KEPT_TRANSACTIONS = 32
+
+
+def make_engines(config: AdamKernelConfig, kind: str) -> Sequence[Engine]:
+    """The arithmetic of each rule of a kernel, compiled if need be."""
+    return [_engine(rule, kind) for rule in config.rule_set.rules]
+
+
+def _engine(rule: Rule, kind: str) -> Engine:
+    if kind == "cpp":
+        from nearstep_sim.golden.rule_cpp import kernel
+
+        return kernel(rule)
+
+    def run(arrays: dict[str, NDArray[np.float32]], scalars: dict[str, float]) -> None:
+        for name, result in evaluate(rule, arrays, scalars).items():
+            arrays[name][:] = result
+
+    return run
+
+
+class GoldenBackend(EmulatedBackend):
+    """A device without a clock, of update kernels; families say which channels it has.
+
+    Its time is counted in steps: every 32 register accesses let a busy kernel work through a block,
+    and a wait goes on in larger steps. ``cycles`` is None.
+
+    Parameters
+    ----------
+    memory_bytes: int
+        Over all channels.
+    """
+
+    def __init__(self, memory_bytes: int) -> None:
+        self.capacity_bytes = memory_bytes
+        self._log: deque[str] = deque(maxlen=KEPT_TRANSACTIONS)
+        self._channels = self._make_channels()
+        self._accesses = 0
+        self._closed = False
+
+    @abstractmethod
+    def _make_channels(self) -> Sequence[GoldenChannel]:
+        """The channels, in the order of their memory; bursts go to ``_log``."""
+
+    @property
+    def regions(self) -> Sequence[tuple[int, int]]:
+        return tuple((channel.base, channel.memory.data.size) for channel in self._channels)
+
+    @property
+    def cycles(self) -> int | None:
+        return None
+
+    def read_register(self, address: int) -> int:
+        self._take_time()
+        channel = self._channel_of_register(address)
+        answer = channel.read_register(address)
+        if answer.error and channel.answers:
+            raise BusError(address, Response.SLVERR, write=False)
+        return answer.value
+
+    def write_register(self, address: int, value: int) -> None:
+        self._take_time()
+        channel = self._channel_of_register(address)
+        answer = channel.write_register(address, value)
+        if answer.error and channel.answers:
+            raise BusError(address, Response.SLVERR, write=True)
+
+    def read_memory(self, address: int, out: NDArray[np.uint8]) -> None:
+        self._check_open()
+        self._channel(address, out.size).read(address, out)
+
+    def write_memory(self, address: int, data: NDArray[np.uint8]) -> None:
+        self._check_open()
+        self._channel(address, data.size).write(address, data)
+
+    def wait(self, polls: Sequence[Poll], max_cycles: int) -> None:
+        self._check_open()
+        left = max_cycles
+        while True:
+            self._check_memory_fault()
+            if any(
+                poll.holds(
+                    self._channel_of_register(poll.address).read_register(poll.address).value
+                )
+                for poll in polls
+            ):
+                return
+            moving = [channel.kernel.port for channel in self._channels if channel.can_advance]
+            if left <= 0 or not moving:
+                raise WaitTimeoutError(
+                    " or ".join(map(str, polls)),
+                    max_cycles,
+                    unit="steps",
+                    transactions=self.transactions(),
+                )
+            skipped = min(left - 1, *(max(0, port.late - 1) for port in moving))
+            for port in moving:
+                port.late -= min(skipped, max(0, port.late - 1))
+            left -= skipped + 1
+            self._advance(STEP_ELEMENTS)
+
+    def reset(self) -> None:
+        self._check_open()
+        for channel in self._channels:
+            channel.reset()
+
+    def close(self) -> None:
+        self._closed = True
+
+    def transactions(self) -> Sequence[str]:
+        return tuple(self._log)
+
+    def protect(self, address: int, nbytes: int) -> None:
+        channel = self._channel(address, nbytes)
+        channel.memory.mark(address - channel.base, nbytes, GUARD)
+
+    def claim(self, address: int, nbytes: int) -> None:
+        channel = self._channel(address, nbytes)
+        channel.memory.mark(address - channel.base, nbytes, UNWRITTEN)
+
+    def inject(self, injection: Injection) -> None:
+        injection.check_kernels()
+        for channel in self._channels:
+            shifted = replace(
+                injection,
+                base=max(0, injection.base - channel.base),
+                limit=max(1, injection.limit - channel.base),
+            )
+            if injection.limit > channel.base:
+                channel.kernel.port.injections.append(ArmedInjection(shifted))
+
+    def heal(self) -> None:
+        for channel in self._channels:
+            channel.kernel.port.injections.clear()
+
+    def _take_time(self) -> None:
+        """A register access: a fraction of a step."""
+        self._check_open()
+        self._check_memory_fault()
+        self._accesses += 1
+        if self._accesses % ACCESSES_PER_STEP == 0:
+            self._advance(1)
+
+    def _check_memory_fault(self) -> None:
+        """Raise what a kernel did to memory, until a reset."""
+        for channel in self._channels:
+            if channel.fault is not None:
+                self._raise(channel.fault)
+
+    def _advance(self, elements: int) -> None:
+        """Let the kernels take a step, and raise what the memory has to say about it."""
+        for channel in self._channels:
+            try:
+                channel.advance(elements)
+            except MemoryFaultError as fault:
+                self._raise(fault)
+
+    def _raise(self, fault: MemoryFaultError) -> NoReturn:
+        raise type(fault)(
+            fault.reason, fault.address, write=fault.write, transactions=self.transactions()
+        ) from None
+
+    def _channel(self, address: int, nbytes: int) -> GoldenChannel:
+        """The channel of a range of memory."""
+        for channel in self._channels:
+            if (
+                channel.base <= address
+                and address + nbytes <= channel.base + channel.memory.data.size
+            ):
+                return channel
+        regions = ", ".join(f"[{base:#x}, {base + size:#x})" for base, size in self.regions)
+        last = self._channels[-1]
+        raise OutOfBoundsError(
+            f"memory access (channels: {regions})",
+            address,
+            address + nbytes,
+            last.base + last.memory.data.size,
+        )
+
+    def _channel_of_register(self, address: int) -> GoldenChannel:
+        for channel in self._channels:
+            if channel.holds(address):
+                return channel
+        return self._channels[0]
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedDeviceError(f"golden:{self.family}", "use the model")

@@ -1,0 +1,142 @@
+"""One channel of a device without a clock: memory and kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nearstep.errors import MemoryFaultError
+from nearstep_sim.golden.registers import Answer, RegisterFile
+from nearstep_sim.models.memory import EmulatedMemory
+from nearstep_sim.updater.golden_kernel import Engine, GoldenAdamKernel
+from nearstep_spec.csr.model import BLOCK_BYTES, RegisterMap
+from nearstep_spec.updater.config import AdamKernelConfig
+
+
+class GoldenChannel:
+    """Registers, memory and time of one kernel; addresses are those of the device.
+
+    Parameters
+    ----------
+    config: AdamKernelConfig
+    base, memory_bytes: int
+        Where its memory begins, and how much there is.
+    kernel: tuple[int, RegisterMap]
+        Address and registers of the kernel.
+    engines: Sequence[Engine]
+    log: Callable[[str], None]
+        Takes a line for each burst.
+    end: int | None
+        Where the kernel's arrays must end at the latest; None is the address space.
+    """
+
+    def __init__(
+        self,
+        config: AdamKernelConfig,
+        base: int,
+        memory_bytes: int,
+        kernel: tuple[int, RegisterMap],
+        engines: Sequence[Engine],
+        log: Callable[[str], None],
+        end: int | None = None,
+    ) -> None:
+        self.base = base
+        self.memory = EmulatedMemory(memory_bytes)
+        self._kernel_base, self._kernel_map = kernel
+        self._registers = RegisterFile(self._kernel_map)
+        self.kernel = GoldenAdamKernel(
+            config, self.memory, engines, lambda path: self._registers[path], log, end
+        )
+        self.fault: MemoryFaultError | None = None
+
+    @property
+    def can_advance(self) -> bool:
+        """Whether more steps can change anything."""
+        return self.kernel.can_advance and self.kernel_runs
+
+    @property
+    def kernel_runs(self) -> bool:
+        """Whether the kernel has the memory."""
+        return True
+
+    @property
+    def answers(self) -> bool:
+        """Whether the host's bus has error responses."""
+        return True
+
+    def holds(self, address: int) -> bool:
+        """Whether a register may be at ``address``."""
+        return self._kernel_base <= address < self._kernel_base + BLOCK_BYTES
+
+    def read_register(self, address: int) -> Answer:
+        return self._registers.read(address - self._kernel_base)
+
+    def write_register(self, address: int, value: int) -> Answer:
+        answer = self._registers.write(address - self._kernel_base, value)
+        if "start.go" in answer.pulses:
+            self.kernel.start()
+            self._show()
+            if not self.kernel.busy:  # it was, between one access and the next
+                self._registers.capture()
+        if "control.abort" in answer.pulses:
+            self.kernel.abort()
+        return answer
+
+    def read(self, address: int, out: NDArray[np.uint8]) -> None:
+        """Copy memory to ``out``."""
+        self.memory.read(address - self.base, out)
+
+    def write(self, address: int, data: NDArray[np.uint8]) -> None:
+        """Copy ``data`` to memory."""
+        self.memory.write(address - self.base, data)
+
+    def advance(self, elements: int) -> None:
+        """Let the kernel take a step.
+
+        Raises
+        ------
+        MemoryFaultError
+        """
+        if self.fault is not None:
+            raise self.fault
+        if not self.kernel_runs:
+            return
+        try:
+            self.kernel.advance(elements)
+        except MemoryFaultError as fault:
+            self.fault = type(fault)(fault.reason, self.base + fault.address, write=fault.write)
+            raise self.fault from None
+        self._show()
+
+    def reset(self) -> None:
+        """Hard reset of the kernel."""
+        self.fault = None
+        self.reset_kernel()
+
+    def reset_kernel(self) -> None:
+        self.kernel.reset()
+        self._registers = RegisterFile(self._kernel_map)
+
+    def _show(self) -> None:
+        """Put what has changed into the registers; ``busy`` last: its fall captures counters."""
+        kernel = self.kernel
+        outcome = {}
+        if kernel.config.scan:
+            outcome["scan.found_inf"] = kernel.found_inf
+            outcome["sum_of_squares.value"] = kernel.sum_of_squares
+        state = {
+            **{f"{name}.value": value for name, value in kernel.counters.items()},
+            "error.cause": int(kernel.fault.cause),
+            "error.stream": int(kernel.fault.stream),
+            "error.response": kernel.fault.response,
+            "error_address.value": kernel.fault.address,
+            **outcome,
+            "status.done": int(kernel.done),
+            "status.error": int(kernel.fault.cause != 0),
+            "status.busy": int(kernel.busy),
+        }
+        for path, value in state.items():
+            if value != self._registers[path]:
+                self._registers[path] = value

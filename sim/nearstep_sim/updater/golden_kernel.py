@@ -1,0 +1,259 @@
+"""Functional model of the update kernel: registers and results of the RTL, but no cycles."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nearstep_sim.golden import fp
+from nearstep_sim.golden.scan import scan
+from nearstep_sim.models.memory import EmulatedMemory
+from nearstep_sim.updater.golden_command import COPY, Command
+from nearstep_sim.updater.golden_pairs import GoldenPairs
+from nearstep_sim.updater.golden_port import Fault, GoldenPort, Span, StoppedError
+from nearstep_spec.fp import BF16, FP16
+from nearstep_spec.rule.scale import GRADIENT
+from nearstep_spec.updater.config import ELEMENT_BYTES, HALF_BYTES, AdamKernelConfig
+from nearstep_spec.updater.registers import (
+    Compression,
+    CopyOutFormat,
+    ErrorCause,
+    GradientFormat,
+    Stream,
+    counters,
+)
+
+Floats = NDArray[np.float32]
+Engine = Callable[[Mapping[str, Floats], Mapping[str, float]], None]
+"""Updates the states of one rule in place, from its arrays and the scalars."""
+
+HALVES = {GradientFormat.FP16: FP16, GradientFormat.BF16: BF16}
+COPIES = {CopyOutFormat.FP16: FP16, CopyOutFormat.BF16: BF16}
+
+
+class GoldenAdamKernel:
+    """The kernel behind the registers, advanced in steps of whole blocks.
+
+    Parameters
+    ----------
+    config: AdamKernelConfig
+    memory: EmulatedMemory
+    engines: Sequence[Engine]
+        One for each rule.
+    value: Callable[[str], int]
+        Configuration fields by ``register.field``.
+    log: Callable[[str], None]
+        Takes a line for each burst.
+    end: int | None
+        Where arrays must end at the latest; None is the address space.
+
+    Attributes
+    ----------
+    port: GoldenPort
+    fault: Fault
+        First error of the run; its cause is NONE while there is none.
+    found_inf, sum_of_squares: int
+        Outcome of a scan, the sum as a pattern of binary64.
+    """
+
+    def __init__(
+        self,
+        config: AdamKernelConfig,
+        memory: EmulatedMemory,
+        engines: Sequence[Engine],
+        value: Callable[[str], int],
+        log: Callable[[str], None],
+        end: int | None = None,
+    ) -> None:
+        self.config = config
+        self._end = 1 << config.address_width if end is None else end
+        self.port = GoldenPort(config, memory, log)
+        self._memory = memory
+        self._engines = engines
+        self._value = value
+        self.reset()
+
+    def reset(self) -> None:
+        """Idle, with nothing outstanding and no outcome."""
+        self.port.reset()
+        self._clear()
+
+    def _clear(self) -> None:
+        self.port.begin()
+        self.busy = False
+        self.done = False
+        self.fault = Fault(ErrorCause.NONE)
+        self.found_inf = 0
+        self.sum_of_squares = 0
+        self._counters = dict.fromkeys(counters(self.config), 0)
+        self._aborted = False
+        self._pairs: GoldenPairs | None = None
+        self._scanned = 0
+        self._then: Callable[[], None] = self._nothing
+
+    @property
+    def counters(self) -> Mapping[str, int]:
+        """Counters by name; those of cycles are 0."""
+        return {**self._counters, **self.port.beats}
+
+    @property
+    def can_advance(self) -> bool:
+        """Whether more steps can change anything."""
+        return self.busy and not self.port.stuck
+
+    def start(self) -> None:
+        """START: check the configuration, then be busy, unless refused or with nothing to do."""
+        self._clear()
+        self._command = command = Command.read(self.config, self._value)
+        fault = command.first_fault(self._end)
+        if fault is not None:
+            self.fault = fault
+        if fault is not None or not command.count:
+            self._finish()
+            return
+        self.busy = True
+        self._areas = command.areas()
+        if command.scans:
+            return
+        if command.form != Compression.NONE:
+            self._pairs = GoldenPairs(command, self._areas, self.port)
+        rule = command.chosen
+        self._engine = self._engines[command.rule]
+        bits = np.array([self._value(f"{name}.value") for name in rule.scalars], np.uint32)
+        self._scalars = {
+            **dict(zip(rule.scalars, bits.view(np.float32).tolist(), strict=True)),
+            **{name: self._value(f"mode.{name}") for name in rule.switches},
+        }
+
+    def abort(self) -> None:
+        """ABORT: the run ends with the step after this one, if memory answers."""
+        self._aborted = self.busy
+
+    def advance(self, elements: int) -> None:
+        """One step: whole blocks up to ``elements``, at least one; or all indices, for the check.
+
+        Raises
+        ------
+        MemoryFaultError
+        """
+        if not self.can_advance:
+            return
+        if self.port.late:
+            self.port.late -= 1
+            if not self.port.late:
+                self._then()
+            return
+        if self._aborted:
+            self.fault = Fault(ErrorCause.ABORTED)
+            self._finish()
+            return
+        block = self.config.block_elements
+        blocks = 1 if self.port.injections else max(1, elements // block)
+        try:
+            self._then = self._step(blocks * block)
+        except StoppedError as stopped:
+            if stopped.fault is not None:
+                self.fault = stopped.fault
+                self._finish()
+            return
+        if not self.port.late:
+            self._then()
+
+    def _step(self, elements: int) -> Callable[[], None]:
+        """Move and compute; what is left to be done when memory has answered."""
+        if self._command.scans:
+            return self._scan(elements)
+        if self._pairs is not None and not self._pairs.checked:
+            self._pairs.check()
+            return self._nothing
+        return self._update(elements)
+
+    def _finish(self) -> None:
+        self.busy = False
+        self.done = self.fault.cause is ErrorCause.NONE
+
+    def _nothing(self) -> None:
+        pass
+
+    def _scan(self, elements: int) -> Callable[[], None]:
+        """Read the next gradients; with the last, the outcome."""
+        count, width = self._command.count, self._command.gradient_bytes
+        g = self._areas[GRADIENT]
+        size = min(elements, count - self._scanned)
+        span = Span(g.read, g.base + self._scanned * width, size * width)
+        if not self.port.pass_freely([span], []):
+            self.port.read(span)
+        self._scanned += size
+        return self._nothing if self._scanned < count else self._tell_scan
+
+    def _tell_scan(self) -> None:
+        g = self._areas[GRADIENT]
+        found, total = scan(self._floats(GRADIENT, g.base, g.nbytes), lanes=self.config.lanes)
+        bits = np.array(np.nan if np.isnan(total) else total, np.float64).view(np.uint64)
+        self.found_inf, self.sum_of_squares = int(found), int(bits)
+        self._finish()
+
+    def _update(self, elements: int) -> Callable[[], None]:
+        """Read, compute and write the next elements."""
+        first = self._counters["committed"]
+        size = min(elements, self._command.count - first)
+        pairs, rule = self._pairs, self._command.chosen
+        reads = {
+            name: self._span(name, self._areas[name].read, first, size)
+            for name in rule.arrays_in
+            if pairs is None or name != GRADIENT
+        }
+        writes = {
+            name: self._span(name, self._areas[name].write, first, size) for name in rule.arrays_out
+        }
+        if COPY in self._areas:
+            writes[COPY] = self._span(COPY, Stream.COPY_OUT, first, size)
+        of_pairs = [] if pairs is None else pairs.spans(first + size)
+        free = self.port.pass_freely([*reads.values(), *of_pairs], list(writes.values()))
+        arrays = {}
+        for name, span in reads.items():
+            if not free:
+                self.port.read(span)
+            elements_of = self._floats(name, span.address, span.nbytes)
+            arrays[name] = elements_of if free else elements_of.copy()
+        if pairs is not None:
+            if not free:
+                for span in of_pairs:
+                    self.port.read(span)
+            arrays[GRADIENT], lost = pairs.dense(first, size)
+            self._counters["duplicates"] += lost
+        self._engine(arrays, self._scalars)
+        for name, span in writes.items():
+            if name == COPY:
+                target = COPIES[CopyOutFormat(self._command.copy_out)]
+                data = fp.narrow32(arrays["p"], target).view(np.uint8)
+            else:
+                data = arrays[name].view(np.uint8)
+            if not free:
+                self.port.write(span, data)
+            elif name == COPY:
+                self._memory.write(span.address, data)
+        return lambda: self._commit(size)
+
+    def _commit(self, size: int) -> None:
+        self._counters["committed"] += size
+        if self._counters["committed"] == self._command.count:
+            self._finish()
+
+    def _span(self, name: str, stream: Stream, first: int, size: int) -> Span:
+        """Elements [first, first + size) of an array."""
+        width = ELEMENT_BYTES
+        if name == COPY:
+            width = HALF_BYTES
+        elif name == GRADIENT:
+            width = self._command.gradient_bytes
+        return Span(stream, self._areas[name].base + first * width, size * width)
+
+    def _floats(self, name: str, address: int, nbytes: int) -> Floats:
+        """Elements of an array as the functional units see them; those of a state in place."""
+        data = self._memory.data[address : address + nbytes]
+        if name == GRADIENT and self._command.gradient != GradientFormat.FP32:
+            return fp.widen32(data.view(np.uint16), HALVES[GradientFormat(self._command.gradient)])
+        return data.view(np.float32)

