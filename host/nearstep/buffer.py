@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from contextlib import AbstractContextManager
 from numbers import Number
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from nearstep.backends.base import Backend
 from nearstep.errors import (
     ArgumentError,
     DtypeError,
@@ -19,8 +21,19 @@ from nearstep.errors import (
 from nearstep.host_array import host_array
 from nearstep.scalars import index
 
-if TYPE_CHECKING:
-    from nearstep.device import Device
+
+class BufferOwner(Protocol):
+    """What a buffer needs of its device; for the meaning see :class:`nearstep.device.Device`."""
+
+    url: str
+    backend: Backend
+
+    @property
+    def closed(self) -> bool: ...
+    def check_open(self, action: str) -> None: ...
+    def reach(self, buffer: Buffer, action: str) -> AbstractContextManager[None]: ...
+    def check_unused(self, buffer: Buffer, action: str, *, changes: bool) -> None: ...
+    def release(self, buffer: Buffer) -> None: ...
 
 
 class Buffer:
@@ -32,7 +45,7 @@ class Buffer:
 
     Attributes
     ----------
-    device: Device
+    device: BufferOwner
     address: int
         Byte address in device memory.
     shape: tuple[int, ...]
@@ -44,7 +57,7 @@ class Buffer:
 
     def __init__(
         self,
-        device: Device,
+        device: BufferOwner,
         address: int,
         shape: tuple[int, ...],
         dtype: DTypeLike,

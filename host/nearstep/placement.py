@@ -5,18 +5,16 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from nearstep.allocator import LINE_BYTES
 from nearstep.buffer import Buffer
+from nearstep.device import Device
 from nearstep.errors import ArgumentError, ShapeError
 from nearstep.stripes import Stripes
-
-if TYPE_CHECKING:
-    from nearstep.device import Device
 
 ARRAYS: Mapping[str, float] = MappingProxyType({"p": 0.0, "g": 0.0, "m": 0.0, "v": 0.0})
 """Arrays of an Adam step, each with what its elements are before the first: parameters, gradients,

@@ -308,6 +308,7 @@ class IdleController(Component):
                 "i_enable": In(1),
                 "i_owed": In(1),
                 "i_must": In(1),
+                "i_hold": In(1),
                 "i_calibrate": In(1),
                 "o_idle": Out(1),
             }

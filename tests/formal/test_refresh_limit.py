@@ -196,6 +196,7 @@ class RefreshLimit(Component):
             manager.i_enable.eq(dram.o_enable),
             manager.i_owed.eq(dram.o_owed),
             manager.i_must.eq(dram.o_must),
+            manager.i_hold.eq(dram.o_refresh_hold),
             manager.i_busy.eq(self.busy),
             manager.i_clear.eq(self.clear),
             manager.i_calibrate.eq(dram.o_calibrate),

@@ -126,11 +126,11 @@ class CoarsePool:
             shape = tuple(map(int, shape))
             if any(dim < 0 for dim in shape):
                 raise ArgumentError(f"shape must not be negative, not {shape}")
-            tensor = PoolTensor(self, shape)  # before there is an array as large on the host
+            tensor = PoolTensor(self.rings, shape)  # before there is an array as large on the host
             values = [np.zeros(shape, np.float32)] * self.devices
         else:
             values = self._checked(arrays)
-            tensor = PoolTensor(self, tuple(int(dim) for dim in values[0].shape))
+            tensor = PoolTensor(self.rings, tuple(int(dim) for dim in values[0].shape))
         try:
             for device, each in enumerate(values):
                 tensor.write(device, each)
@@ -200,7 +200,7 @@ class CoarsePool:
         with self.rings.lock:
             event = self._event(tensor, op, wire, group)
             self.rings.check_space([part.group for part in event.parts])
-            self.rings.fly(event)
+            self.rings.submit(event)
         return event
 
     def prepare(self, tensor: PoolTensor, op: str, wire: str, *, group: int) -> Event:
@@ -217,7 +217,16 @@ class CoarsePool:
         parts = self.split(tensor.size, wire, group)
         tensor.check_idle("reduce")
         self.rings.check_ready()
-        jobs = [self.rings.make_job(tensor, part, OPERATIONS[op], WIRES[wire]) for part in parts]
+        jobs = [
+            self.rings.make_job(
+                part,
+                OPERATIONS[op],
+                WIRES[wire],
+                sources=[tensor.front(device).address for device in range(self.devices)],
+                destinations=[tensor.back(device).address for device in range(self.devices)],
+            )
+            for part in parts
+        ]
         return Event(self.rings, tensor, jobs)
 
     @overload
@@ -428,11 +437,6 @@ class CoarsePool:
             raise
         return tuple(made)
 
-    def check_device(self, device: int) -> None:
-        """Raise :class:`ArgumentError` unless there is this device."""
-        if not is_whole(device) or not 0 <= device < self.devices:
-            raise ArgumentError(f"device must be from 0 to {self.devices - 1}, not {device!r}")
-
     def check_group(self, group: int) -> None:
         """Raise :class:`ArgumentError` unless there is this group."""
         if not is_whole(group) or not 0 <= group < self.groups:
@@ -442,8 +446,10 @@ class CoarsePool:
         """Raise unless it is a usable tensor of this pool."""
         if not isinstance(tensor, PoolTensor):
             raise ArgumentError(f"tensor must be a PoolTensor, not {type(tensor).__name__}")
-        if tensor.pool is not self:
-            raise ArgumentError(f"tensor must be of {self!r}, not of {tensor.pool!r}")
+        if tensor.rings is not self.rings:
+            raise ArgumentError(
+                f"tensor must be of {self!r}, not of another on {tensor.rings.device.url}"
+            )
         tensor.check_usable("use")
 
     def check_tensors(self, tensors: Sequence[PoolTensor]) -> tuple[PoolTensor, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from nearstep.backends.base import Poll
 from nearstep.coarse.errors import (
@@ -17,14 +17,12 @@ from nearstep.coarse.errors import (
     Waiting,
 )
 from nearstep.coarse.event import Event
+from nearstep.coarse.pool import CoarsePool
 from nearstep.coarse.rings import IDLE_CYCLES, SLOWEST_CYCLES_PER_BEAT, RingJob
 from nearstep.coarse.tensor import PoolTensor
 from nearstep.errors import ArgumentError, NearstepError, WaitTimeoutError
 from nearstep.run import check_bound
 from nearstep.scalars import is_whole
-
-if TYPE_CHECKING:
-    from nearstep.coarse.pool import CoarsePool
 
 
 class Proxies:
@@ -202,24 +200,24 @@ class QueueScheduler(Scheduler):
         self.queues: list[list[deque[int]]] = [
             [deque() for _ in range(clients)] for _ in range(pool.devices)
         ]
-        self.flying: dict[int, Event] = {}
+        self.in_work: dict[int, Event] = {}
 
     def arrive(self, client: int, proxy: int, tensor: int) -> None:
         self.queues[proxy][client].append(tensor)
 
     def run(self, max_cycles: int) -> Iterator[int]:
-        flying = self.flying
+        in_work = self.in_work
         while True:
             error = self._begin()
-            if not flying:
+            if not in_work:
                 if error is not None:
                     raise error
                 return
-            ended = [number for number, event in flying.items() if event.ended]
+            ended = [number for number, event in in_work.items() if event.ended]
             if not ended:
-                next(iter(flying.values())).wait(max_cycles)
+                next(iter(in_work.values())).wait(max_cycles)
             for number in ended:
-                flying.pop(number).wait(max_cycles)
+                in_work.pop(number).wait(max_cycles)
                 yield number
 
     def _begin(self) -> NearstepError | None:
@@ -233,7 +231,7 @@ class QueueScheduler(Scheduler):
                     )
                 except NearstepError as error:
                     return error
-                self.flying[tensor] = event
+                self.in_work[tensor] = event
                 for queues in self.queues:
                     next(queue for queue in queues if queue and queue[0] == tensor).popleft()
         return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Self
 
 import numpy as np
 
@@ -22,12 +23,11 @@ from nearstep.coarse.errors import (
     SilentLinkError,
     Waiting,
 )
-from nearstep.coarse.event import Event
 from nearstep.coarse.split import Part
-from nearstep.coarse.tensor import PoolTensor
-from nearstep.errors import WaitTimeoutError
+from nearstep.errors import ArgumentError, WaitTimeoutError
 from nearstep.registers import BlockRegisters
 from nearstep.run import check_bound
+from nearstep.scalars import is_whole
 from nearstep_spec.coarse.config import BEAT_BYTES, PORTS
 from nearstep_spec.coarse.registers import ErrorCause, Operation, Stream, Wire
 
@@ -59,14 +59,15 @@ ERRORS: Mapping[ErrorCause, type[RingError]] = {
 
 @dataclass(kw_only=True)
 class RingJob:
-    """A part of a tensor, as all devices of a ring are given it.
+    """A part of an array, as all devices of a ring are given it.
 
     Attributes
     ----------
-    tensor: PoolTensor
     part: Part
     operation: Operation
     wire: Wire
+    sources, destinations: Sequence[int]
+        Local addresses of the part on each device.
     tag: int
     targets: dict[int, int]
         Jobs that a device has completed when it has completed this one; of those that have it.
@@ -74,10 +75,11 @@ class RingJob:
         Devices that have not completed it.
     """
 
-    tensor: PoolTensor
     part: Part
     operation: Operation
     wire: Wire
+    sources: Sequence[int]
+    destinations: Sequence[int]
     tag: int
     targets: dict[int, int] = field(default_factory=dict)
     left: set[int]
@@ -88,6 +90,75 @@ class RingJob:
 
     def __str__(self) -> str:
         return f"job {self.tag} of {self.part.elements} elements on group {self.part.group}"
+
+
+class Pending:
+    """Jobs that end together, on all devices.
+
+    Attributes
+    ----------
+    parts: tuple[Part, ...]
+        Which ring sums which elements. The order of additions follows from it.
+    jobs: tuple[RingJob, ...]
+    """
+
+    def __init__(self, rings: Rings, jobs: Sequence[RingJob]) -> None:
+        self.parts: tuple[Part, ...] = tuple(job.part for job in jobs)
+        self.jobs = tuple(jobs)
+        self._rings = rings
+        self._ended = False
+        self._error: RingError | None = None
+
+    @property
+    def ended(self) -> bool:
+        """Whether they have ended, well or not. Looks at the devices, does not wait."""
+        if not self._ended:
+            self._rings.look()
+        return self._ended
+
+    @property
+    def done(self) -> bool:
+        """Whether they have ended well. Looks at the devices, does not wait."""
+        return self.ended and self._error is None
+
+    @property
+    def error(self) -> RingError | None:
+        """What they failed with; None while they have not."""
+        return self._error
+
+    def wait(self, max_cycles: int | None = None) -> Self:
+        """Let the devices run until they have ended on all of them, and return self.
+
+        Parameters
+        ----------
+        max_cycles: int | None
+            Bound in device cycles (steps, on devices without a clock). None: enough for all that is
+            queued before it if each beat took 64 cycles, and for a peer to be found dead.
+
+        Raises
+        ------
+        RingError
+            All jobs were ended; tensors have their old values. :class:`SilentLinkError`,
+            :class:`JobMismatchError`, :class:`MemoryResponseError` and others say why.
+        RingTimeoutError
+            Not in that time; says who waits for whom. They still run.
+        ArgumentError
+            ``max_cycles`` is no integer, or negative.
+        ClosedDeviceError
+        """
+        if not self._ended:
+            self._rings.wait(self, max_cycles)
+        if self._error is not None:
+            raise self._error
+        return self
+
+    def begin(self) -> None:
+        """They may be given to devices from now on; called by the rings."""
+
+    def end(self, error: RingError | None) -> None:
+        """They have ended; called by the rings."""
+        self._ended = True
+        self._error = error
 
 
 class Rings:
@@ -107,13 +178,18 @@ class Rings:
         self.failure: RingError | None = None
         self.lock = threading.RLock()
         self._pushed: list[list[int]] = []
-        self._flying: list[Event] = []
+        self._pending: list[Pending] = []
         self._tag = 0
         pool, core = device.nodes[0].pool, device.nodes[0].sync0
         self._epochs = 1 << pool.map.lookup("link.epoch")[1].width
         self._tags = 1 << core.map.lookup("job.tag")[1].width
         self._epoch = int(pool.link.epoch)
         self.reset()
+
+    def check_device(self, device: int) -> None:
+        """Raise :class:`ArgumentError` unless there is this device."""
+        if not is_whole(device) or not 0 <= device < self.devices:
+            raise ArgumentError(f"device must be from 0 to {self.devices - 1}, not {device!r}")
 
     def core(self, device: int, group: int) -> BlockRegisters:
         """Registers of a sync core."""
@@ -128,7 +204,7 @@ class Rings:
             A device did not become idle.
         """
         with self.lock:
-            aborted = self._outcome(ErrorCause.ABORTED, 0) if self._flying else None
+            aborted = self._outcome(ErrorCause.ABORTED, 0) if self._pending else None
             self._epoch = (self._epoch + 1) % self._epochs
             for number, node in enumerate(self.device.nodes):
                 node.pool.silence_limit.value = self.silence_cycles
@@ -143,7 +219,7 @@ class Rings:
                 self._configure(number)
             self._pushed = [[0] * self.device.config.groups for _ in range(self.devices)]
             self.failure = None
-            self._end_flying(aborted)
+            self._end_pending(aborted)
 
     def _wait_idle(self, device: int, block: BlockRegisters) -> None:
         try:
@@ -158,12 +234,31 @@ class Rings:
                 transactions=error.transactions,
             ) from None
 
-    def make_job(self, tensor: PoolTensor, part: Part, operation: Operation, wire: Wire) -> RingJob:
-        """A job that no device has yet, with the next tag."""
+    def make_job(
+        self,
+        part: Part,
+        operation: Operation,
+        wire: Wire,
+        *,
+        sources: Sequence[int],
+        destinations: Sequence[int],
+    ) -> RingJob:
+        """A job that no device has yet, with the next tag. Of each device: device addresses of the
+        array that is summed, and of the one that the result goes to."""
         self._tag = (self._tag + 1) % self._tags
-        left = set(range(self.devices))
+
+        def local(addresses: Sequence[int]) -> list[int]:
+            offset = 4 * part.start
+            return [self.device.local_address(a, d) + offset for d, a in enumerate(addresses)]
+
         return RingJob(
-            tensor=tensor, part=part, operation=operation, wire=wire, tag=self._tag, left=left
+            part=part,
+            operation=operation,
+            wire=wire,
+            sources=local(sources),
+            destinations=local(destinations),
+            tag=self._tag,
+            left=set(range(self.devices)),
         )
 
     def check_ready(self) -> None:
@@ -181,27 +276,25 @@ class Rings:
                 if self.core(device, group).jobs.waiting >= capacity:
                     raise QueueFullError(device, group, capacity)
 
-    def begin(self, event: Event) -> None:
-        """An event is in flight, though no device may have its jobs."""
-        event.tensor.begin(event)
-        self._flying.append(event)
+    def begin(self, pending: Pending) -> None:
+        """From now on these are looked at, though no device may have the jobs."""
+        pending.begin()
+        self._pending.append(pending)
 
-    def fly(self, event: Event) -> None:
-        """Give the jobs of an event to all devices."""
+    def submit(self, pending: Pending) -> None:
+        """Give the jobs to all devices."""
         with self.lock:
-            self.begin(event)
-            for job in event.jobs:
+            self.begin(pending)
+            for job in pending.jobs:
                 for device in range(self.devices):
                     self.push(job, device)
 
     def push(self, job: RingJob, device: int) -> None:
         """Give a job to one device."""
         core, group = self.core(device, job.part.group), job.part.group
-        tensor, offset = job.tensor, 4 * job.part.start
-        local = self.device.local_address
         average = job.operation is Operation.AVERAGE
-        core.source.value = local(tensor.front(device).address, device) + offset
-        core.destination.value = local(tensor.back(device).address, device) + offset
+        core.source.value = job.sources[device]
+        core.destination.value = job.destinations[device]
         core.elements.value = job.part.elements
         core.scale.value = np.float32(1 / self.devices) if average else 1.0
         core.job.set(operation=int(job.operation), wire=int(job.wire), tag=job.tag)
@@ -210,15 +303,15 @@ class Rings:
         job.targets[device] = self._pushed[device][group]
 
     def look(self) -> None:
-        """Find out which events have ended, without waiting."""
+        """Find out which jobs have ended, without waiting."""
         with self.lock:
-            for event in list(self._flying):
-                if all(self.completed(job) for job in event.jobs):
-                    self._flying.remove(event)
-                    event.end(None)
-            failure = self.look_for_errors() if self._flying else None
+            for each in list(self._pending):
+                if all(self.completed(job) for job in each.jobs):
+                    self._pending.remove(each)
+                    each.end(None)
+            failure = self.look_for_errors() if self._pending else None
             if failure is not None:
-                self._end_flying(failure)
+                self._end_pending(failure)
 
     def completed(self, job: RingJob) -> bool:
         """Whether all devices have completed a job. Looks at them, does not wait."""
@@ -241,40 +334,40 @@ class Rings:
             self.failure = self._gather()
         return self.failure
 
-    def wait(self, event: Event, max_cycles: int | None) -> None:
-        """Let the devices run until an event has ended.
+    def wait(self, pending: Pending, max_cycles: int | None) -> None:
+        """Let the devices run until jobs have ended.
 
         Raises
         ------
         RingTimeoutError
         """
         check_bound(max_cycles)
-        self.device.check_open(f"wait for {event!r}")
+        self.device.check_open(f"wait for {pending!r}")
         left = self._bound() if max_cycles is None else max_cycles
         bound = left
         while True:
             with self.lock:  # another thread may find the end of it meanwhile
-                if event.ended:
+                if pending.ended:
                     return
-                polls = self.polls(event)
+                polls = self.polls(pending)
             spent = min(left, SLICE_CYCLES)
             try:
                 self.wait_any(polls, spent)
             except WaitTimeoutError as error:
                 left -= spent
-                if left <= 0 and not event.ended:
+                if left <= 0 and not pending.ended:
                     raise RingTimeoutError(
-                        f"the end of {', '.join(map(str, event.jobs))}",
+                        f"the end of {', '.join(map(str, pending.jobs))}",
                         bound,
                         self.waits(),
                         unit=error.unit,
                         transactions=error.transactions,
                     ) from None
 
-    def polls(self, event: Event) -> list[Poll]:
-        """One of these holds when a device has completed a job of an event, or on an error."""
+    def polls(self, pending: Pending) -> list[Poll]:
+        """One of these holds when a device has completed one of the jobs, or on an error."""
         polls = self.error_polls()
-        for job in event.jobs:
+        for job in pending.jobs:
             devices = job.left & job.targets.keys()
             if devices:
                 return self.completed_polls(job, min(devices)) + polls
@@ -320,7 +413,7 @@ class Rings:
 
     def _bound(self) -> int:
         """Cycles that are enough for all that is in the queues."""
-        beats = sum(job.beats for event in self._flying for job in event.jobs)
+        beats = sum(job.beats for each in self._pending for job in each.jobs)
         return IDLE_CYCLES + 2 * self.silence_cycles + SLOWEST_CYCLES_PER_BEAT * 2 * beats
 
     def _used(self, device: int) -> int:
@@ -344,10 +437,10 @@ class Rings:
                 receive_port=receive,
             )
 
-    def _end_flying(self, error: RingError | None) -> None:
-        for event in self._flying:
-            event.end(error)
-        self._flying.clear()
+    def _end_pending(self, error: RingError | None) -> None:
+        for each in self._pending:
+            each.end(error)
+        self._pending.clear()
 
     def _gather(self) -> RingError:
         """What the devices say, when all that hear of it have."""

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nearstep.buffer import Buffer
+from nearstep.coarse.rings import Pending, Rings
 from nearstep.errors import ArgumentError, BusyError, DtypeError, FreedBufferError, ShapeError
 from nearstep.scalars import is_whole
-
-if TYPE_CHECKING:
-    from nearstep.coarse.event import Event
-    from nearstep.coarse.pool import CoarsePool
 
 
 class PoolTensor:
@@ -27,25 +24,26 @@ class PoolTensor:
 
     Attributes
     ----------
-    pool: CoarsePool
+    rings: Rings
+        Of its pool.
     shape: tuple[int, ...]
     size: int
         Elements, on each device.
     """
 
-    def __init__(self, pool: CoarsePool, shape: tuple[int, ...]) -> None:
-        self.pool = pool
+    def __init__(self, rings: Rings, shape: tuple[int, ...]) -> None:
+        self.rings = rings
         self.shape = shape
         self.size = math.prod(shape)
-        self._event: Event | None = None
+        self._event: Pending | None = None
         self._freed = False
         self._buffers: list[list[Buffer]] = []
         self._front = 0
         try:
             for _ in range(2):
                 self._buffers.append([])
-                for device in range(pool.devices):
-                    self._buffers[-1].append(pool.device.alloc(self.size, channel=device))
+                for device in range(rings.devices):
+                    self._buffers[-1].append(rings.device.alloc(self.size, channel=device))
         except BaseException:
             self._release()
             raise
@@ -60,7 +58,7 @@ class PoolTensor:
         return self._freed
 
     @property
-    def event(self) -> Event | None:
+    def event(self) -> Pending | None:
         """The job in work or in a queue; None without one."""
         if self._event is not None and self._event.ended:
             return None
@@ -85,13 +83,13 @@ class PoolTensor:
         FreedBufferError, ClosedDeviceError
         """
         self.check_idle("write")
-        self.pool.check_device(device)
+        self.rings.check_device(device)
         values = as_array(array)
         if values.dtype != np.float32:
             raise DtypeError(repr(self), "float32", values.dtype)
         if values.shape != self.shape:
             raise ShapeError(repr(self), self.shape, values.shape)
-        with self.pool.rings.lock:  # no job may be given out meanwhile
+        with self.rings.lock:  # no job may be given out meanwhile
             self.check_idle("write")
             self.front(device).write(np.ascontiguousarray(values).reshape(-1))
 
@@ -108,7 +106,7 @@ class PoolTensor:
         FreedBufferError, ClosedDeviceError
         """
         self.check_usable("read")
-        self.pool.check_device(device)
+        self.rings.check_device(device)
         values = np.empty(self.shape, np.float32) if out is None else as_array(out)
         if values.dtype != np.float32:
             raise DtypeError(f"out of {self!r}", "float32", values.dtype)
@@ -118,7 +116,7 @@ class PoolTensor:
             raise ShapeError(f"out of {self!r}", "contiguous", f"strided {values.strides}")
         if not values.flags.writeable:
             raise ArgumentError(f"out of {self!r} must be writable, not read-only")
-        with self.pool.rings.lock:  # the buffers do not change places meanwhile
+        with self.rings.lock:  # the buffers do not change places meanwhile
             self.check_usable("read")
             self.front(device).read(values.reshape(-1))
         return values
@@ -132,7 +130,7 @@ class PoolTensor:
             A job that has not ended uses the tensor.
         FreedBufferError, ClosedDeviceError
         """
-        with self.pool.rings.lock:
+        with self.rings.lock:
             self.check_idle("free")
             self._release()
             self._freed = True
@@ -145,7 +143,7 @@ class PoolTensor:
         """Where the next result on a device goes."""
         return self._buffers[1 - self._front][device]
 
-    def begin(self, event: Event) -> None:
+    def begin(self, event: Pending) -> None:
         """A job has the tensor; called by the pool."""
         self._event = event
 
@@ -157,7 +155,7 @@ class PoolTensor:
 
     def check_usable(self, action: str) -> None:
         """Raise if it was freed or the pool is closed; ``action`` is what was to be done."""
-        self.pool.device.check_open(f"{action} {self!r}")
+        self.rings.device.check_open(f"{action} {self!r}")
         if self._freed:
             raise FreedBufferError(repr(self), action)
 
@@ -173,7 +171,7 @@ class PoolTensor:
                 buffer.free()
 
     def __repr__(self) -> str:
-        return f"PoolTensor({self.shape} on {self.pool.devices} devices)"
+        return f"PoolTensor({self.shape} on {self.rings.devices} devices)"
 
 
 def as_array(value: Any) -> NDArray[Any]:

@@ -133,6 +133,7 @@ class MemoryChannel(wiring.Component):
             controller.i_enable.eq(dram.o_enable),
             controller.i_owed.eq(dram.o_owed),
             controller.i_must.eq(dram.o_must),
+            controller.i_hold.eq(dram.o_refresh_hold),
             controller.i_calibrate.eq(dram.o_calibrate),
             dram.i_hide_write.eq(access.o_window),
             dram.i_write_data.eq(front.o_write_data),

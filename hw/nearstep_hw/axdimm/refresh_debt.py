@@ -193,10 +193,7 @@ class RefreshDebt(wiring.Component):
                     | (self.o_hold & spare)
                 )
             ),
-            # Not in the cycle of a refresh of the host: d would be a phase before h.
-            self.o_owed.eq(
-                Mux(self.i_enable, (spare | late) & ~enough, self.o_owing) & ~self.i_host
-            ),
+            self.o_owed.eq(Mux(self.i_enable, (spare | late) & ~enough, self.o_owing)),
             self.o_must.eq((spare & (dram >= POSTPONED)) | late),
             self.o_wait.eq(
                 (dram == most - 1) | (dram == most) | ((gap == most) & (gap_left < self.hurry))

@@ -40,7 +40,9 @@ class SharedDram(wiring.Component):
     i_slot, i_write_data, i_write_mask, i_hide_write : the host, see `DfiSwitch`.
     kernel : the controller's pins.
     o_calibrate : the DRAM lacks ZQCS of the host; to the controller.
-    o_enable, i_idle, o_owed, o_must : to and from the controller, whose refreshes are counted here.
+    o_enable, i_idle, o_owed, o_must, o_refresh_hold : to and from the controller, whose refreshes
+        are counted here; none is given in the cycle of one of the host, which it would precede on
+        the pins by a phase.
     i_accelerate, i_reset : what the host wants.
     o_pass : the mode is normal, host commands of this cycle reach the DRAM.
     o_kernel : the controller's commands reach the DRAM.
@@ -78,6 +80,7 @@ class SharedDram(wiring.Component):
                 "i_idle": In(1),
                 "o_owed": Out(1),
                 "o_must": Out(1),
+                "o_refresh_hold": Out(1),
                 "i_accelerate": In(1),
                 "i_reset": In(1),
                 "o_pass": Out(1),
@@ -145,6 +148,7 @@ class SharedDram(wiring.Component):
             self.o_enable.eq(arbiter.o_enable),
             self.o_owed.eq(debt.o_owed),
             self.o_must.eq(debt.o_must),
+            self.o_refresh_hold.eq(refreshes),
             self.o_pass.eq(arbiter.o_pass),
             self.o_kernel.eq(arbiter.o_kernel),
             self.o_acceleration.eq(arbiter.o_acceleration),

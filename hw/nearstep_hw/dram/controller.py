@@ -45,7 +45,7 @@ class DramController(wiring.Component):
     and tRP and tRFC over, and the refreshes that are due by then, `i_debt`: the interval that has
     begun counts as a whole one, and so do all intervals since the last REF, even if refreshes were
     pulled in before it, for JEDEC also bounds the time between two REF. Where the channel has
-    another owner that refreshes as well, they are counted outside, and `i_owed` and `i_must` say
+    another owner that refreshes as well, they are counted outside, and `i_owed`, `i_must` and `i_hold` say
     what to give (see `RefreshManager`). When `i_enable` falls, the beats inside get their commands,
     all banks are precharged, every refresh that is due is given, and `o_idle` rises; bursts not yet
     served wait, also in their middle, until the channel is taken again. Handing back takes a
@@ -74,7 +74,7 @@ class DramController(wiring.Component):
     i_calibrate : ZQCS is asked for, with the next refreshes; held until it is on the pins. The
         controller also gives it by itself, every 128 ms; see `dram_timing`.
     o_debt : refreshes due now; 0 while `o_idle`.
-    i_owed, i_must : in place of `i_debt` and `o_debt` where they are counted outside.
+    i_owed, i_must, i_hold : in place of `i_debt` and `o_debt` where they are counted outside.
     o_slot : use of the column slot in this cycle.
     i_clear_slots, o_read ... o_refresh : counters of `o_slot`, see `SlotCounters`.
 

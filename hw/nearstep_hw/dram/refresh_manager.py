@@ -13,7 +13,7 @@ DEBT_LIMIT = 2 * MAX_POSTPONED_REFRESHES  # of the counter
 def debt_members(postponed: int | None) -> dict[str, Member]:
     """Ports by which refreshes are counted, see `RefreshManager`."""
     if postponed is None:
-        return {"i_owed": In(1), "i_must": In(1)}
+        return {"i_owed": In(1), "i_must": In(1), "i_hold": In(1)}
     return {"i_debt": In(range(DEBT_LIMIT)), "o_debt": Out(range(DEBT_LIMIT))}
 
 
@@ -36,7 +36,7 @@ class RefreshManager(wiring.Component):
     the other: the banks are closed and opened once for all of them.
 
     Where the channel is shared they are counted outside (`postponed` is None): `i_must` says when
-    to begin, `i_owed` until when to go on, also after `i_enable` fell.
+    to begin, `i_owed` until when to go on, also after `i_enable` fell, and `i_hold` not now.
 
     Behind these refreshes, while all is closed, the rank is calibrated (ZQCS) if it is asked for or
     if `FabricTiming.calibration_interval` has passed since the last time.
@@ -53,7 +53,7 @@ class RefreshManager(wiring.Component):
     -------
     i_enable : the controller owns the channel; when it falls the channel is handed back.
     i_debt : refreshes due when `i_enable` rises, rounded up; see `DramController`.
-    i_owed, i_must : in place of `i_debt` and `o_debt` where they are counted outside.
+    i_owed, i_must, i_hold : in place of `i_debt` and `o_debt` where they are counted outside.
     i_calibrate : a calibration is asked for; held until it is given.
     i_busy : there are beats, waiting or on the way.
     i_clear : no beat is on the way and all open banks may be precharged.
@@ -113,6 +113,7 @@ class RefreshManager(wiring.Component):
         t = self.timing
         owed = Signal()
         must = Signal()
+        hold = Signal()
         quiet = Signal(range(self.idle_cycles + 1))
         left = Signal(range(max(t.refresh_cycle, t.precharge_to_refresh, t.calibration)))
         wanted = Signal()
@@ -128,7 +129,7 @@ class RefreshManager(wiring.Component):
         with m.Elif(uncalibrated != t.calibration_interval):
             m.d.sync += uncalibrated.eq(uncalibrated + 1)
         if self.postponed is None:
-            m.d.comb += [owed.eq(self.i_owed), must.eq(self.i_must)]
+            m.d.comb += [owed.eq(self.i_owed), must.eq(self.i_must), hold.eq(self.i_hold)]
         else:
             m.d.comb += [owed.eq(self.o_debt != 0), must.eq(self.o_debt >= self.postponed)]
             self._count(m)
@@ -155,6 +156,8 @@ class RefreshManager(wiring.Component):
                 ]
                 with m.If(left != 0):
                     m.d.sync += left.eq(left - 1)
+                with m.Elif(owed & hold):
+                    pass  # what is owed goes first
                 with m.Elif(owed):
                     m.d.comb += self.o_refresh.eq(1)
                     m.d.sync += left.eq(t.refresh_cycle - 1)

@@ -57,11 +57,11 @@ def compare(tensor: PoolTensor, expected: Floats | Sequence[Floats]) -> int:
     ------
     AssertionError : of another shape, or other bits, of which the device is named.
     """
-    for device in range(tensor.pool.devices):
+    for device in range(tensor.rings.devices):
         want = expected if isinstance(expected, np.ndarray) else expected[device]
         got = tensor.read(device)
         assert got.shape == want.shape
         np.testing.assert_array_equal(
             got.view(np.uint32), want.view(np.uint32), err_msg=f"device {device}"
         )
-    return tensor.pool.devices * tensor.size
+    return tensor.rings.devices * tensor.size

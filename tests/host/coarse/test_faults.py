@@ -82,7 +82,9 @@ def test_a_peer_that_is_never_dead_is_waited_for_in_vain() -> None:
         emulated(pool).kill(1)
         pool.device.nodes[0].pool.link.used = 0  # nothing can come
         tensor = pool.tensor(ELEMENTS)
-        job = pool.rings.make_job(tensor, pool.split(ELEMENTS, group=0)[0], 0, 0)
+        (part,) = pool.split(ELEMENTS, group=0)
+        addresses = [tensor.front(device).address for device in range(pool.devices)]
+        job = pool.rings.make_job(part, 0, 0, sources=addresses, destinations=addresses)
         pool.rings.push(job, 3)
         assert [wait.device for wait in pool.rings.waits()] == [3]
 

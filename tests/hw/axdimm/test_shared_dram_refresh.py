@@ -103,6 +103,7 @@ class SharedDramWithManager(Component):
             dram.i_idle.eq(manager.o_idle),
             manager.i_enable.eq(dram.o_enable),
             manager.i_owed.eq(dram.o_owed),
+            manager.i_hold.eq(dram.o_refresh_hold),
             manager.i_must.eq(dram.o_must),
             manager.i_busy.eq(self.busy),
             manager.i_clear.eq(left == 0),
