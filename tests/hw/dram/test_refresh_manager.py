@@ -13,6 +13,7 @@ from nearstep_spec.dram.timing import dram_timing
 
 FABRIC = FabricTiming(dram_timing("DDR4-1600", "8Gb", "x8"))
 BRISK = FabricTiming(replace(FABRIC.timing, t_rfc=40, t_refi=160))
+HELD = 20  # cycles
 IDLE = 32
 
 
@@ -202,3 +203,36 @@ def test_what_is_counted_outside_is_given_until_nothing_is_owed() -> None:
 def test_refuses_to_postpone_more_than_jedec_allows(postponed: int) -> None:
     with pytest.raises(ValueError, match=f"1 to 8, not {postponed}"):
         RefreshManager(FABRIC, postponed=postponed, idle_cycles=IDLE)
+
+
+def test_a_refresh_that_has_to_wait_is_not_overtaken() -> None:
+    """In the cycle of `i_hold` none is given, and neither a calibration nor a beat goes first."""
+    dut = RefreshManager(FABRIC, postponed=None, idle_cycles=IDLE)
+    refreshes: list[int] = []
+    held, precharged = [], []
+
+    async def bench(ctx):
+        for cycle in range(200):
+            closed = bool(precharged)
+            ctx.set(dut.i_enable, 1)
+            ctx.set(dut.i_owed, not refreshes)
+            ctx.set(dut.i_must, not refreshes)
+            ctx.set(dut.i_calibrate, 1)
+            ctx.set(dut.i_clear, 1)
+            ctx.set(dut.i_hold, closed and cycle <= precharged[0] + HELD)
+            if closed and not refreshes:
+                held.append(cycle)
+                assert ctx.get(dut.o_no_activate)
+                assert not ctx.get(dut.o_calibrate)
+            if ctx.get(dut.o_precharge):
+                precharged.append(cycle)
+            if ctx.get(dut.o_refresh):
+                refreshes.append(cycle)
+            await ctx.tick()
+
+    simulator = Simulator(dut)
+    simulator.add_clock(5e-9)
+    simulator.add_testbench(bench)
+    simulator.run()
+    assert refreshes == [precharged[0] + HELD + 1]
+    assert len(held) == HELD + 1
