@@ -46,9 +46,10 @@ class DramController(wiring.Component):
     begun counts as a whole one, and so do all intervals since the last REF, even if refreshes were
     pulled in before it, for JEDEC also bounds the time between two REF. Where the channel has
     another owner that refreshes as well, they are counted outside, and `i_owed`, `i_must` and
-    `i_hold` say what to give (see `RefreshManager`). When `i_enable` falls, the beats inside get their commands,
-    all banks are precharged, every refresh that is due is given, and `o_idle` rises; bursts not yet
-    served wait, also in their middle, until the channel is taken again. Handing back takes a
+    `i_hold` say what to give (see `RefreshManager`). When `i_enable` falls, the beats inside get
+    their commands, all banks are precharged, every refresh that is due is given, and `o_idle`
+    rises; bursts not yet served wait, also in their middle, until the channel is taken again.
+    Handing back takes a
     bounded time whatever the AXI side does: each of `LOOKAHEAD` beats takes at most CWL + BL/2 +
     tWR + tRP + tRCD, then tRFC for each refresh due.
 
