@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import sys
+from collections.abc import Callable
 from typing import TextIO
 
 import typer
@@ -35,7 +36,7 @@ def _app() -> typer.Typer:
 
     app.command("devices")(devices_command.command)
     app.command("doctor")(doctor.command)
-    app.command("registers")(registers_command.command)
+    _command(app, "registers", registers_command.command)
     app.add_typer(cache_command.app, name="cache")
     for entry in sorted(importlib.metadata.entry_points(group="nearstep.commands")):
         _add(app, entry)
@@ -57,7 +58,13 @@ def _add(app: typer.Typer, entry: importlib.metadata.EntryPoint) -> None:
     if isinstance(command, typer.Typer):
         app.add_typer(command, name=entry.name)
     else:
-        app.command(entry.name)(command)
+        _command(app, entry.name, command)
+
+
+def _command(app: typer.Typer, name: str, command: Callable[..., None]) -> None:
+    """A command, which may say of itself how it is to be parsed."""
+    settings = getattr(command, "context_settings", None)
+    app.command(name, context_settings=settings)(command)
 
 
 def _printable(stream: TextIO | object) -> None:

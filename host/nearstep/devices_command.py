@@ -11,9 +11,10 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from nearstep.backends.options import DeviceUrl, Family, OptionRow, choices, describe
+from nearstep.backends.options import DeviceUrl, Family
 from nearstep.device import BACKENDS
 from nearstep.errors import ArgumentError, UrlError
+from nearstep_spec.codec import OptionRow, choices, describe
 
 __all__ = ["command", "complete", "devices", "options"]
 

@@ -1,8 +1,11 @@
-"""Binary floating-point formats: widths, biases and special encodings, as plain data."""
+"""Binary floating-point formats: widths, biases and special encodings; what a unit can be."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
-__all__ = ["BF16", "FLAG_NAMES", "FP16", "FP32", "FormatError", "FpFormat"]
+from nearstep_spec.codec import Option
+
+__all__ = ["BF16", "FLAG_NAMES", "FP16", "FP32", "FormatError", "FpFormat", "UnitConfig"]
 
 FLAG_NAMES = ("inexact", "underflow", "overflow", "divide_by_zero", "invalid")
 """Exception flags of every unit, from bit 0."""
@@ -117,3 +120,13 @@ _NAMES = {(8, 23): "fp32", (5, 10): "fp16", (8, 7): "bf16"}
 FP32 = FpFormat(8, 23)
 FP16 = FpFormat(5, 10)
 BF16 = FpFormat(8, 7)
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnitConfig:
+    """A floating-point unit."""
+
+    depth: Annotated[
+        int | None, Option(meaning="latency in cycles", allowed="1 to 256", unset="for its clock")
+    ] = None
+    flags: Annotated[bool, Option(meaning="whether it has exception flags")] = True

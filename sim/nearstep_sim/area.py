@@ -17,7 +17,7 @@ from typing import Any
 
 from amaranth.lib import wiring
 
-from nearstep_hw.generate import GENERATORS, build
+from nearstep_hw.generate import GENERATORS, build, modules
 from nearstep_hw.verilog import to_rtlil, to_verilog
 from nearstep_sim.synthesis import ultrascale_plus_area, ultrascale_plus_cells
 
@@ -37,7 +37,7 @@ class Block:
     -------
     make : the component; made anew each time.
     what : its configuration, in words.
-    boxes : modules that it has instances of, which are not in its area.
+    boxes : modules that it has instances of, by name, which are not in its area.
     limits : the most of each number of its row.
     large : minutes of synthesis: its row is made on request, and compared by a deep test.
     run, cycles : a run of it, in words, and what counts its cycles in RTL.
@@ -45,7 +45,7 @@ class Block:
 
     make: Callable[[], wiring.Component]
     what: str
-    boxes: tuple[str, ...] = ()
+    boxes: Callable[[], Mapping[str, wiring.Component]] = dict
     limits: Mapping[str, float] = field(default_factory=dict)
     large: bool = False
     run: str | None = None
@@ -90,7 +90,7 @@ def _generated() -> dict[str, Block]:
         name: Block(
             make=partial(build, name),
             what=generator.summary,
-            boxes=generator.modules,
+            boxes=partial(modules, name),
             limits=LIMITS.get(name, {}),
             large=name in LARGE,
             **RUNS.get(name, {}),
@@ -178,7 +178,7 @@ def measure(name: str) -> Row:
     block = BLOCKS[name]
     component = block.make()
     latency = getattr(component, "latency", None)
-    boxes = {each: build(each) for each in block.boxes}
+    boxes = block.boxes()
     verilog = to_verilog(component, name, boxes)
     cells = ultrascale_plus_cells(verilog, name, " ".join(boxes) or None)
     area = ultrascale_plus_area(cells)

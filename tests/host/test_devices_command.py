@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import fields
 
 import pytest
 import typer
@@ -12,11 +11,12 @@ from typer.testing import CliRunner, Result
 
 import nearstep
 from nearstep import cli
-from nearstep.backends.options import OptionRow, Variant, choices
+from nearstep.backends.options import Variant
 from nearstep.devices_command import command, complete, devices, options
 from nearstep.errors import OptionError, UrlError
 from nearstep_sim.backends.golden import DEVICES as GOLDEN
 from nearstep_sim.backends.sim import DEVICES as SIM
+from nearstep_spec.codec import OptionRow, choices, entries
 
 VARIANTS = {
     "?".join(filter(None, (family.name, each.query))): each
@@ -53,7 +53,7 @@ def test_every_option_of_a_device_is_listed_with_all_that_is_to_be_said(
     url: str, variant: Variant
 ) -> None:
     rows = [OptionRow(**row) for row in json.loads(run(url, "--json").stdout)]
-    assert [row.name for row in rows] == [field.name for field in fields(variant.options)]
+    assert [row.name for row in rows] == [each.name for each in entries(variant.options)]
     for row in rows:
         assert row.values, row
         assert row.default, row
@@ -78,8 +78,7 @@ NEEDS = {"lanes": "&functional_units=1", "lanes=1": "&compression=&functional_un
 @pytest.mark.parametrize(("url", "variant"), VARIANTS.items(), ids=VARIANTS)
 def test_values_that_are_listed_are_those_that_are_taken(url: str, variant: Variant) -> None:
     taken = refused = 0
-    for field in fields(variant.options):
-        name = field.name
+    for name in [each.name for each in entries(variant.options)]:
         known = choices(variant.options, name)
         for value in known:
             if url.endswith("ddr4-1600") and name in ("lanes", "memory"):

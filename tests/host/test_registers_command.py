@@ -18,7 +18,7 @@ from nearstep_spec.updater.registers import adam_kernel_map
 
 def run(*arguments: str) -> Result:
     app = typer.Typer()
-    app.command()(command)
+    app.command(context_settings=command.context_settings)(command)
     return CliRunner().invoke(app, list(arguments))
 
 
@@ -66,14 +66,15 @@ def test_a_kernel_of_several_rules_is_named_by_them(form: str) -> None:
     [
         ("nothing", "must be one of axdimm"),
         ("axdimm --format pdf", "json, rdl, c, md"),
-        ("axdimm --lanes 3", "lanes must be one of"),
-        ("axdimm --order fast", "order must be one of"),
-        ("axdimm-arbiter --density 2Gb", "density must be one of"),
+        ("axdimm --lanes 3", "axdimm: option lanes='3': lanes must be one of"),
+        ("axdimm --order fast", "option order='fast': there is no such choice; valid: default"),
+        ("axdimm-arbiter --density 2Gb", "option density='2Gb': there is no such choice"),
         ("axdimm-arbiter --lanes 8", "lanes must be 16"),
-        ("coarse --lanes 16", "--lanes does not shape coarse; it shapes axdimm, axdimm-arbiter"),
-        ("coarse-sync --order default", "--order does not shape coarse-sync"),
-        ("smartssd --density 8Gb", "--density does not shape smartssd; it shapes axdimm-arbiter"),
-        ("axdimm --mapping x", "--mapping does not shape axdimm"),
+        ("coarse --lanes 16", "coarse: option lanes='16': there is no such option; valid: groups"),
+        ("coarse-sync --order default", "option order='default': there is no such option"),
+        ("smartssd --density 8Gb", "option density='8Gb': there is no such option"),
+        ("smartssd --chunk-bytes 1000", "option chunk_bytes='1000': chunk_bytes must be a power"),
+        ("axdimm --mapping x", "option mapping='x': there is no such option"),
     ],
 )
 def test_bad_argument_says_what_is_allowed(arguments: str, message: str) -> None:

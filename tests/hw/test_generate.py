@@ -9,8 +9,9 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from nearstep_hw.generate import GENERATORS, OptionError, build, command, describe
+from nearstep_hw.generate import GENERATORS, build, command, describe
 from nearstep_sim.verilate.build import tool_environment, verilator_root
+from nearstep_spec.codec import CodecError
 
 from .event_driven import STANDARDS, blind, combinational_blocks, output_bench, simulate
 
@@ -43,7 +44,7 @@ PORT = re.compile(r"^\s*(input|output)\s+(?:\[(\d+):0\]\s+)?(\w+);", re.M)
 @pytest.fixture
 def cli():
     app = typer.Typer()
-    app.command()(command)
+    app.command(context_settings=command.context_settings)(command)
     return lambda *arguments: CliRunner().invoke(app, [str(x) for x in arguments])
 
 
@@ -51,7 +52,7 @@ def cli():
 def written(tmp_path_factory):
     """The file that the command writes for a block, written once."""
     app = typer.Typer()
-    app.command()(command)
+    app.command(context_settings=command.context_settings)(command)
     folder = tmp_path_factory.mktemp("verilog")
 
     def write(name):
@@ -140,8 +141,11 @@ def test_outputs_are_known_from_reset_on(written, tmp_path, name):
 
 def test_the_list_may_be_of_one_block(cli):
     text = cli("--list", "fp32_fma", "--depth", "5").stdout
-    assert text.splitlines()[0].split()[:3] == ["fp32_fma", "5", "cycles"]
-    assert len(text.splitlines()) == 2
+    lines = text.splitlines()
+    assert lines[0].split()[:3] == ["fp32_fma", "5", "cycles"]
+    options = [line.split()[0] for line in lines[2:] if line.startswith("  --")]
+    assert options == ["--depth", "--flags"]
+    assert len(lines) == 2 + 2 * len(options)
     assert [row["name"] for row in json.loads(cli("fp32_add", "--json").stdout)] == ["fp32_add"]
 
 
@@ -150,6 +154,17 @@ def test_depth_and_no_flags(cli, tmp_path):
     assert cli("fp32_add", "-o", path, "--depth", 9, "--no-flags").exit_code == 0
     assert "o_flags" not in path.read_text()
     assert describe("fp32_add", depth=9, flags=False)["latency"] == 9
+
+
+def test_a_block_takes_the_options_of_its_configuration(cli, tmp_path):
+    path = tmp_path / "kernel.v"
+    arguments = "--lanes 4 --functional-units=2 --block-bytes 512 --rules sgd --no-scan"
+    assert cli("adam_kernel", "-o", path, *arguments.split()).exit_code == 0
+    text = path.read_text()
+    beat = {(name, width) for name, _, width in _ports(text, "adam_kernel")}
+    assert ("m_axi__rdata", 32 * 4) in beat
+    assert len(re.findall(r"^  adam_fu \w+ \($", text, re.M)) == 2
+    assert ("i_v", 32) not in {(name, width) for name, _, width in _ports(text, "adam_fu")}
 
 
 def test_verilog_goes_to_standard_output_and_repeats(cli):
@@ -164,14 +179,18 @@ def test_verilog_goes_to_standard_output_and_repeats(cli):
         (["fp32_foo"], "no 'fp32_foo'; there are fp32_add"),
         (["fp32_add", "--depth", 0], "integer from 1 to 256, not 0"),
         (["fp32_add", "--depth", 257], "integer from 1 to 256, not 257"),
-        (["fp32_add", "--depth", "x"], "should be a valid integer"),
-        (["adam_fu", "--depth", 3], "does not take depth"),
+        (["fp32_add", "--depth", "x"], "option depth='x': must be a whole number"),
+        (["fp32_add", "--depth"], "option depth='': a value must follow"),
+        (["fp32_add", "--depth", 3, "--depth=4"], "option depth='4': is given twice"),
+        (["adam_fu", "--depth", 3], "option depth='3': there is no such option; valid: lanes"),
+        (["adam_kernel", "--lanes", 3], "lanes must be one of (1, 2, 4, 8, 16), not 3"),
+        (["adam_kernel", "--order", "fast"], "no such choice; valid: default, paper"),
         (["fp32_add", "-o", "/dev/null/x.v"], "cannot write /dev/null/x.v"),
         ([], "give the name of a block"),
         (["--list", "nosuch"], "no 'nosuch'; there are fp32_add"),
         (["--json", "nosuch"], "no 'nosuch'; there are fp32_add"),
-        (["--list", "adam_fu", "--depth", 3], "does not take depth"),
-        (["--list", "--no-flags"], "are for one block"),
+        (["--list", "adam_fu", "--depth", 3], "option depth='3': there is no such option"),
+        (["--list", "--no-flags"], "no '--no-flags'"),
         (["--list", "-o", "x.txt"], "--output is for the Verilog"),
     ],
 )
@@ -183,5 +202,5 @@ def test_wrong_arguments_are_named(cli, arguments, message):
 
 
 def test_unknown_options_are_errors():
-    with pytest.raises(OptionError, match="does not take lanes; its options: depth, flags"):
+    with pytest.raises(CodecError, match="option lanes='3': there is no such option; valid: depth"):
         build("fp32_add", lanes=3)

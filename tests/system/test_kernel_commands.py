@@ -7,7 +7,6 @@ register; then registers and all of memory are compared.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -52,23 +51,6 @@ MEMORY_BYTES = 1 << 16
 ODD_VALUES = np.array([0, 1 << 31, 0x7F800000, 0xFF800000, 0x7FC00001, 1, 0x80000001, 0x7F7FFFFF])
 
 
-@dataclass(frozen=True, kw_only=True)
-class SimOptions(VerilatedOptions):
-    kernel: AdamKernelConfig
-
-    def config(self) -> AdamKernelConfig:
-        return self.kernel
-
-
-@dataclass(frozen=True, kw_only=True)
-class NumpyOptions(GoldenOptions):
-    kernel: AdamKernelConfig
-    engine: str = "numpy"
-
-    def config(self) -> AdamKernelConfig:
-        return self.kernel
-
-
 EVERYTHING_AT_ONCE = "all"
 """What one kernel with everything does not show is left to the deep tests."""
 
@@ -82,9 +64,11 @@ EVERYTHING_AT_ONCE = "all"
 )
 def devices(request):
     config = AdamKernelConfig(**CONFIGS[request.param])
-    golden = GoldenAxdimm(NumpyOptions(kernel=config, memory_bytes=MEMORY_BYTES))
+    golden = GoldenAxdimm(GoldenOptions(kernel=config, engine="numpy", memory_bytes=MEMORY_BYTES))
     sims = {
-        name: VerilatedBackend(SimOptions(kernel=config, memory_bytes=MEMORY_BYTES, **options))
+        name: VerilatedBackend(
+            VerilatedOptions(kernel=config, memory_bytes=MEMORY_BYTES, **options)
+        )
         for name, options in {
             "ideal": {},
             "stalled": {"memory": "halfduplex", "stall": 0.4, "seed": 3},

@@ -76,8 +76,8 @@ class KernelDevice(Device):
         locks = [channel.lock for channel in self.channels]
         self._turns = Turns(lambda: [lock.used for lock in locks])  # not self: that is a cycle
         arrays = len(config.arrays) + bool(config.compression) + bool(config.copy_out_formats)
-        if config.windows < arrays:
-            raise MismatchError("windows", f"at least {arrays}", config.windows)
+        if config.window_count < arrays:
+            raise MismatchError("windows", f"at least {arrays}", config.window_count)
 
     @property
     def stripe_bytes(self) -> int:

@@ -113,7 +113,6 @@ class RefreshManager(wiring.Component):
         t = self.timing
         owed = Signal()
         must = Signal()
-        hold = Signal()
         quiet = Signal(range(self.idle_cycles + 1))
         left = Signal(range(max(t.refresh_cycle, t.precharge_to_refresh, t.calibration)))
         wanted = Signal()
@@ -129,7 +128,7 @@ class RefreshManager(wiring.Component):
         with m.Elif(uncalibrated != t.calibration_interval):
             m.d.sync += uncalibrated.eq(uncalibrated + 1)
         if self.postponed is None:
-            m.d.comb += [owed.eq(self.i_owed), must.eq(self.i_must), hold.eq(self.i_hold)]
+            m.d.comb += [owed.eq(self.i_owed), must.eq(self.i_must)]
         else:
             m.d.comb += [owed.eq(self.o_debt != 0), must.eq(self.o_debt >= self.postponed)]
             self._count(m)
@@ -156,8 +155,9 @@ class RefreshManager(wiring.Component):
                 ]
                 with m.If(left != 0):
                     m.d.sync += left.eq(left - 1)
-                with m.Elif(owed & hold):
-                    pass  # what is owed goes first
+                if self.postponed is None:
+                    with m.Elif(owed & self.i_hold):
+                        pass  # what is owed goes first
                 with m.Elif(owed):
                     m.d.comb += self.o_refresh.eq(1)
                     m.d.sync += left.eq(t.refresh_cycle - 1)

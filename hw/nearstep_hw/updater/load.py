@@ -66,7 +66,7 @@ class LoadPath(wiring.Component):
                         id_width=id_width(len(config.arrays)),
                     )
                 ),
-                "window": In(WindowSignature()).array(config.windows),
+                "window": In(WindowSignature()).array(config.window_count),
                 "i_base": In(config.address_width).array(len(config.arrays)),
                 "i_beats": In(self.schedule.i_beats.shape()),
                 **({"i_use": In(len(config.arrays))} if self.schedule.optional else {}),
@@ -88,7 +88,7 @@ class LoadPath(wiring.Component):
         m.submodules.checker = checker = WindowChecker(
             schedule.o.payload.shape(),
             beat_bytes=config.beat_bytes,
-            windows=config.windows,
+            windows=config.window_count,
             write=False,
         )
         m.submodules.mover = mover = ReadMover(

@@ -59,7 +59,7 @@ class StartCheck(wiring.Component):
                 **sizes,
                 "i_formats": In(1),
                 "i_copy_out": In(1),
-                "window": In(WindowSignature()).array(config.windows),
+                "window": In(WindowSignature()).array(config.window_count),
                 "o_done": Out(1),
                 "o_fault": Out(FaultLayout()),
                 "i_clear": In(1),
@@ -68,7 +68,7 @@ class StartCheck(wiring.Component):
 
     def elaborate(self, platform: object) -> Elaboratable:
         m = Module()
-        m.submodules.match = match = WindowMatch(windows=self.config.windows)
+        m.submodules.match = match = WindowMatch(windows=self.config.window_count)
         m.submodules.lengths = lengths = self.lengths
         beat_bytes = self.config.beat_bytes
         arrays = self.arrays

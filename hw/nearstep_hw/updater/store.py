@@ -75,7 +75,7 @@ class StorePath(wiring.Component):
                         id_width=id_width(len(self.streams)),
                     )
                 ),
-                "window": In(WindowSignature()).array(config.windows),
+                "window": In(WindowSignature()).array(config.window_count),
                 "i_base": In(config.address_width).array(len(self.streams)),
                 "i_beats": In(self.schedule.i_beats.shape()),
                 "i_tail": In(config.beat_bytes),
@@ -103,7 +103,7 @@ class StorePath(wiring.Component):
         m.submodules.checker = checker = WindowChecker(
             schedule.o.payload.shape(),
             beat_bytes=config.beat_bytes,
-            windows=config.windows,
+            windows=config.window_count,
             write=True,
         )
         m.submodules.mover = mover = WriteMover(

@@ -1,10 +1,13 @@
 """Configuration of a whole DIMM, and where its registers are: plain data."""
 
 from dataclasses import dataclass, field
+from typing import Annotated
 
 from nearstep_spec.axdimm.registers import WINDOW_BYTES, channel_maps
+from nearstep_spec.codec import Nested, Option
 from nearstep_spec.csr.model import RegisterMap
 from nearstep_spec.dram.address import DEFAULT_MAPPING, AddressMapping
+from nearstep_spec.dram.config import Density, Mapping, Width
 from nearstep_spec.dram.geometry import BEAT_BYTES, DramGeometry
 from nearstep_spec.dram.latency import HOST_READ_LATENCY, HOST_WRITE_LATENCY
 from nearstep_spec.dram.timing import DramTiming, dram_timing
@@ -32,11 +35,11 @@ class DimmConfig:
     ConfigError : with the value and what is allowed.
     """
 
-    kernel: AdamKernelConfig = field(default_factory=AdamKernelConfig)
-    channels: int = 2
-    density: str = "8Gb"
-    width: str = "x8"
-    mapping: str = DEFAULT_MAPPING
+    kernel: Annotated[AdamKernelConfig, Nested()] = field(default_factory=AdamKernelConfig)
+    channels: Annotated[int, Option(meaning="channels, each with its kernel", choices=CHANNELS)] = 2
+    density: Density = "8Gb"
+    width: Width = "x8"
+    mapping: Mapping = DEFAULT_MAPPING
 
     def __post_init__(self) -> None:
         if self.channels not in CHANNELS:

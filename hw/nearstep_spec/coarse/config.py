@@ -1,7 +1,9 @@
 """Configuration of a COARSE memory device: plain data."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
+from nearstep_spec.codec import Option
 from nearstep_spec.updater.config import ELEMENT_BYTES, ConfigError
 
 BEAT_BYTES = 64  # of the local DRAM's port
@@ -49,16 +51,69 @@ class CoarseConfig:
     Ref: COARSE paper, sections III-D, IV-A and figure 11.
     """
 
-    groups: int = 2
-    alus: int = 8
-    entry_phits: int = 128
-    buffer_entries: int = 8
-    local_beats: int = 128
-    chunks_ahead: int = 4
-    queue_jobs: int = 8
-    snapshot_pages: int = 4096
-    memory_bytes: int = 64 << 20
-    wire_formats: tuple[str, ...] = ("fp32", "fp16", "bf16")
+    groups: Annotated[
+        int,
+        Option(
+            meaning="sync cores of a device, each of a ring of its own",
+            allowed="a power of two from 1 to 4",
+        ),
+    ] = 2
+    alus: Annotated[
+        int, Option(meaning="fp32 lanes of a sync core", allowed="a power of two from 4 to 16")
+    ] = 8
+    entry_phits: Annotated[
+        int,
+        Option(
+            meaning="payload of an entry, in phits of 16 bytes",
+            allowed="a power of two from 4 to 256",
+        ),
+    ] = 128
+    buffer_entries: Annotated[
+        int,
+        Option(
+            meaning="entries of each RecvBuf and SendBuf", allowed="a power of two from 2 to 32"
+        ),
+    ] = 8
+    local_beats: Annotated[
+        int,
+        Option(
+            meaning="beats of each LocalBuf, 64 bytes each",
+            allowed="a power of two from 32 to 1024",
+        ),
+    ] = 128
+    chunks_ahead: Annotated[
+        int,
+        Option(
+            meaning="chunks that take turns, so that a link need not wait",
+            allowed="1 to 2 buffer_entries - 2",
+        ),
+    ] = 4
+    queue_jobs: Annotated[
+        int,
+        Option(meaning="jobs that wait for each sync core", allowed="a power of two from 1 to 256"),
+    ] = 8
+    snapshot_pages: Annotated[
+        int,
+        Option(
+            meaning="most pages of a snapshot, 4 KiB each, on each device",
+            allowed="a power of two from 1 to 2**20",
+        ),
+    ] = 4096
+    memory_bytes: Annotated[
+        int,
+        Option(
+            meaning="of each device; the host's is taken as it is used",
+            allowed="a power of two from 4096 to 2**40",
+        ),
+    ] = 64 << 20
+    wire_formats: Annotated[
+        tuple[str, ...],
+        Option(
+            meaning="formats of elements on a link",
+            choices=tuple(WIRE_FORMATS),
+            allowed="fp32 the first",
+        ),
+    ] = ("fp32", "fp16", "bf16")
 
     def __post_init__(self) -> None:
         self._power_of_two("groups", 1, MAX_GROUPS)

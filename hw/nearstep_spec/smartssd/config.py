@@ -1,25 +1,34 @@
 """Configuration of a SmartSSD card, and where its registers are: plain data."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
+from types import MappingProxyType
+from typing import Annotated, Any, Literal
 
+from nearstep_spec.codec import Nested, Option
 from nearstep_spec.csr.model import BLOCK_BYTES, RegisterMap
-from nearstep_spec.updater.config import ELEMENT_BYTES, AdamKernelConfig, ConfigError
+from nearstep_spec.rule.rules import RULES
+from nearstep_spec.updater.config import ELEMENT_BYTES, LANES, AdamKernelConfig, ConfigError
 from nearstep_spec.updater.registers import adam_kernel_map
 
-UPDATER = AdamKernelConfig(
-    rules=("adam", "sgd", "sgd_momentum", "adagrad"),
-    gradient_formats=("fp32", "fp16", "bf16"),
-    gradient_scale=True,
-    copy_out_formats=("fp16", "bf16"),
-    scan=True,
-    compression=("fused", "scatter"),
-    windows=8,
+UPDATER_OPTIONS: Mapping[str, Any] = MappingProxyType(
+    {
+        "rules": ("adam", "sgd", "sgd_momentum", "adagrad"),
+        "gradient_formats": ("fp32", "fp16", "bf16"),
+        "gradient_scale": True,
+        "copy_out_formats": ("fp16", "bf16"),
+        "scan": True,
+        "compression": ("fused", "scatter"),
+        "windows": 8,
+    }
 )
+UPDATER = AdamKernelConfig(**UPDATER_OPTIONS)
 """The update kernel of a card, unless it is given another: one general updater of four rules."""
 
 PAGE_BYTES = 4096  # smallest part of a memory BAR
 SUBGROUPS_HELD = 2  # one is updated while the other is moved
+LARGEST_SUBGROUP = 1 << 20  # elements, of a card of which nothing is said
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +43,8 @@ class SmartssdConfig:
     ----------
     kernel : the update kernel. A chunk is one of its blocks.
     memory_bytes : DRAM of the card; a power of two, because a BAR shows it to the host.
-    subgroup_elements : elements of a subgroup, in whole chunks.
+    subgroup_elements : elements of a subgroup, in whole chunks; None: 2**20, or the whole chunks
+        that fit into the memory twice if that is less.
 
     Raises
     ------
@@ -43,9 +53,24 @@ class SmartssdConfig:
     Ref: Smart-Infinity, sections IV-B and V-A.
     """
 
-    kernel: AdamKernelConfig = UPDATER
-    memory_bytes: int = 4 << 30
-    subgroup_elements: int = 1 << 20
+    kernel: Annotated[
+        AdamKernelConfig, Nested(rename={"block_bytes": "chunk_bytes"}, defaults=UPDATER_OPTIONS)
+    ] = UPDATER
+    memory_bytes: Annotated[
+        int,
+        Option(
+            meaning="DRAM of the card; the host's is taken as it is used",
+            allowed="a power of two from 4096 to 16GiB that holds two subgroups",
+        ),
+    ] = 4 << 30
+    subgroup_elements: Annotated[
+        int | None,
+        Option(
+            meaning="elements that are updated while as many others are moved",
+            allowed="whole chunks",
+            unset="2**20, or what fits",
+        ),
+    ] = None
 
     def __post_init__(self) -> None:
         memory, space = self.memory_bytes, 1 << self.kernel.address_width
@@ -53,16 +78,25 @@ class SmartssdConfig:
             raise ConfigError(
                 f"memory_bytes must be a power of two from {PAGE_BYTES} to {space}, not {memory!r}"
             )
-        chunk = self.chunk_elements
-        if self.subgroup_elements < chunk or self.subgroup_elements % chunk:
+        chunk, elements = self.chunk_elements, self.subgroup_elements
+        if elements is None:
+            share = memory // (SUBGROUPS_HELD * ELEMENT_BYTES * len(self.kernel.arrays))
+            elements = min(LARGEST_SUBGROUP, share // chunk * chunk)
+            if elements == 0:
+                least = SUBGROUPS_HELD * len(self.kernel.arrays) * self.kernel.block_bytes
+                raise ConfigError(
+                    f"memory_bytes must hold {SUBGROUPS_HELD} chunks of {self.kernel.block_bytes} "
+                    f"bytes of each of {len(self.kernel.arrays)} arrays, {least}, not {memory}"
+                )
+            object.__setattr__(self, "subgroup_elements", elements)
+        if elements < chunk or elements % chunk:
             raise ConfigError(
-                f"subgroup_elements must be a multiple of a chunk, {chunk}, "
-                f"not {self.subgroup_elements!r}"
+                f"subgroup_elements must be a multiple of a chunk, {chunk}, not {elements!r}"
             )
         held = SUBGROUPS_HELD * self.subgroup_bytes
         if held > memory:
             raise ConfigError(
-                f"memory_bytes must hold {SUBGROUPS_HELD} subgroups of {self.subgroup_elements} "
+                f"memory_bytes must hold {SUBGROUPS_HELD} subgroups of {elements} "
                 f"elements, {held}, not {memory!r}"
             )
 
@@ -74,6 +108,7 @@ class SmartssdConfig:
     @property
     def subgroup_bytes(self) -> int:
         """Bytes of every array of a subgroup together."""
+        assert self.subgroup_elements is not None  # `__post_init__`
         return ELEMENT_BYTES * len(self.kernel.arrays) * self.subgroup_elements
 
     @property
@@ -85,14 +120,29 @@ class SmartssdConfig:
         """Register blocks: name to offset in BAR0 and register map."""
         return {"updater0": (0, _updater_map(self.kernel))}
 
-    @staticmethod
-    def largest_subgroup(kernel: AdamKernelConfig, memory_bytes: int) -> int:
-        """The subgroup of a card of which nothing is said: `SmartssdConfig.subgroup_elements`, or
-        the whole chunks that fit into the memory twice if that is less.
-        """
-        share = memory_bytes // (SUBGROUPS_HELD * ELEMENT_BYTES * len(kernel.arrays))
-        chunks = share // kernel.block_elements * kernel.block_elements
-        return min(SmartssdConfig.subgroup_elements, chunks)
+
+@dataclass(frozen=True, kw_only=True)
+class AxpbyConfig:
+    """Shape of a SIMD unit a x + b y."""
+
+    lanes: Annotated[int, Option(meaning="fp32 elements of a beat", choices=LANES)] = 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class GeneralUpdaterConfig:
+    """Shape of the general updater by itself, without a kernel around it."""
+
+    lanes: Annotated[int, Option(meaning="fp32 elements of a beat", choices=LANES)] = 16
+    rules: Annotated[
+        tuple[str, ...], Option(meaning="update rules that it has", choices=("adam", *RULES))
+    ] = UPDATER_OPTIONS["rules"]
+    order: Annotated[
+        Literal["default", "paper"],
+        Option(meaning="of Adam's arithmetic: torch's bits, or Algorithm 1 of the AXDIMM paper"),
+    ] = "default"
+
+    def __post_init__(self) -> None:
+        AdamKernelConfig(lanes=self.lanes, rules=self.rules, order=self.order)  # checks them
 
 
 @cache

@@ -1,8 +1,10 @@
-"""Configuration of the AXDIMM Adam kernel: plain data, shared by generators, devices and host."""
+"""Configuration of an update kernel: plain data, shared by generators, devices and host."""
 
 from dataclasses import dataclass
 from functools import cache
+from typing import Annotated, Literal
 
+from nearstep_spec.codec import Option
 from nearstep_spec.rule.adam import ORDERS
 from nearstep_spec.rule.rules import RULES, RuleSet
 
@@ -44,7 +46,8 @@ class AdamKernelConfig:
     scan : gradients can be read alone, for whether they are finite and the sum of their squares.
     compression : forms in which gradients may come as pairs of index and value: `fused` has sorted
         indices, `scatter` groups them by block, in any order within one.
-    windows : address windows that the host can grant; 1 to 8.
+    windows : address windows that the host can grant; 1 to 8. None: one for each array that a run
+        can have, at least 4.
     bursts_ahead : read bursts that may be outstanding; the landing space of two blocks an array
         bounds it as well.
 
@@ -55,24 +58,78 @@ class AdamKernelConfig:
     Ref: AXDIMM paper, sections 3.3 and 3.4.
     """
 
-    lanes: int = 16
-    functional_units: int | None = None
-    block_bytes: int = 16384
-    address_width: int = 34
-    order: str = "default"
-    rules: tuple[str, ...] = ("adam",)
-    gradient_formats: tuple[str, ...] = ("fp32",)
-    gradient_scale: bool = False
-    copy_out_formats: tuple[str, ...] = ()
-    scan: bool = False
-    compression: tuple[str, ...] = ()
-    windows: int = 4
-    bursts_ahead: int = 16
+    lanes: Annotated[
+        int,
+        Option(meaning="fp32 elements of a memory beat", choices=LANES, allowed="16 on DDR4 DIMMs"),
+    ] = 16
+    functional_units: Annotated[
+        int | None,
+        Option(
+            meaning="update units; a beat takes lanes / units cycles",
+            allowed="a divisor of lanes",
+            unset="lanes",
+        ),
+    ] = None
+    block_bytes: Annotated[
+        int,
+        Option(
+            meaning="bytes loaded from one array before the next has its turn",
+            allowed="a power of two from eight beats (512 with 16 lanes) to 1MiB",
+        ),
+    ] = 16384
+    address_width: Annotated[int, Option(meaning="bits of a memory address", low=16, high=64)] = 34
+    order: Annotated[
+        Literal["default", "paper"],
+        Option(meaning="of Adam's arithmetic: torch's bits, or Algorithm 1 of the AXDIMM paper"),
+    ] = "default"
+    rules: Annotated[
+        tuple[str, ...], Option(meaning="update rules of the kernel", choices=("adam", *RULES))
+    ] = ("adam",)
+    gradient_formats: Annotated[
+        tuple[str, ...],
+        Option(
+            meaning="formats that gradients may have",
+            choices=GRADIENT_FORMATS,
+            allowed="fp32 among them",
+        ),
+    ] = ("fp32",)
+    gradient_scale: Annotated[
+        bool, Option(meaning="whether the kernel can multiply gradients by a factor")
+    ] = False
+    copy_out_formats: Annotated[
+        tuple[str, ...],
+        Option(
+            meaning="formats of a copy of the updated parameters",
+            choices=COPY_OUT_FORMATS,
+            unset="none",
+        ),
+    ] = ()
+    scan: Annotated[
+        bool, Option(meaning="whether the kernel can search gradients for infinities, and sum them")
+    ] = False
+    compression: Annotated[
+        tuple[str, ...],
+        Option(
+            meaning="forms of gradients as pairs of index and value; needs two lanes",
+            choices=COMPRESSIONS,
+            unset="none",
+        ),
+    ] = ()
+    windows: Annotated[
+        int | None,
+        Option(
+            meaning="address windows that the host can grant",
+            low=1,
+            high=8,
+            unset="one for each array of a run, at least 4",
+        ),
+    ] = None
+    bursts_ahead: Annotated[
+        int, Option(meaning="read bursts that may be outstanding", low=8, high=255)
+    ] = 16
 
     def __post_init__(self) -> None:
         _check(self.lanes in LANES, f"lanes must be one of {LANES}, not {self.lanes!r}")
-        if self.functional_units is None:
-            object.__setattr__(self, "functional_units", self.lanes)
         units = self.units
         _check(
             1 <= units <= self.lanes and self.lanes % units == 0,
@@ -111,7 +168,10 @@ class AdamKernelConfig:
             not self.compression or self.lanes > 1,
             "compression needs an even number of lanes: a beat of pairs has as many",
         )
-        _check(1 <= self.windows <= 8, f"windows must be 1 to 8, not {self.windows!r}")
+        if self.windows is None:
+            arrays = len(self.arrays) + bool(self.compression) + bool(self.copy_out_formats)
+            object.__setattr__(self, "windows", max(4, arrays))
+        _check(self.window_count in range(1, 9), f"windows must be 1 to 8, not {self.windows!r}")
         _check(
             8 <= self.bursts_ahead <= 255, f"bursts_ahead must be 8 to 255, not {self.bursts_ahead}"
         )
@@ -141,6 +201,12 @@ class AdamKernelConfig:
     def states(self) -> tuple[str, ...]:
         """Those of them that are written."""
         return self.rule_set.whole.arrays_out
+
+    @property
+    def window_count(self) -> int:
+        """Windows, as a number."""
+        assert self.windows is not None  # `__post_init__`
+        return self.windows
 
     @property
     def units(self) -> int:

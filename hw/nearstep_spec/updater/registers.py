@@ -170,7 +170,7 @@ def adam_kernel_map(config: AdamKernelConfig) -> RegisterMap:
             _rule_registers(config),
             *([_operation()] if config.scan else []),
             *([_compression()] if config.compression else []),
-            *_windows(config.windows),
+            *_windows(config.window_count),
             [
                 value_register(name, Access.COUNTER, doc, width=64)
                 for name, doc in counters(config).items()
@@ -216,7 +216,7 @@ def _capabilities(config: AdamKernelConfig) -> list[Field]:
         constant("lanes", 0, 8, config.lanes, "FP32 elements in a memory beat."),
         constant("functional_units", 8, 8, config.units, "Functional units."),
         constant("order", 16, 4, Order[config.order.upper()], "Order of arithmetic.", Order),
-        constant("windows", 20, 4, config.windows, "Address windows."),
+        constant("windows", 20, 4, config.window_count, "Address windows."),
         constant(
             "gradient_formats",
             24,

@@ -11,6 +11,7 @@ from nearstep_sim.models.dram.library import SOURCE as DRAM_MODELS
 from nearstep_sim.updater.library import device_library
 from nearstep_sim.verilate.build import Model, verilog_of
 from nearstep_spec.axdimm.config import DimmConfig
+from nearstep_spec.codec import digest
 
 HARNESS = Path(__file__).with_name("dimm.cpp")
 
@@ -22,7 +23,7 @@ def dimm_library(dimm: DimmConfig, *, trace: bool = False) -> Path:
     """
     one = replace(dimm, channels=1)  # the channels are all the same
     shell = verilog_of(
-        f"axdimm_channel {one!r}",
+        f"axdimm_channel {digest(one)}",
         lambda: to_verilog(
             AxdimmChannel(dimm.kernel, dimm.timing, dimm.address_mapping), "axdimm_channel"
         ),

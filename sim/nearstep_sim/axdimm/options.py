@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from nearstep.backends.options import Family, Option, Variant, check_bounds
-from nearstep_sim.updater.options import BlockBytes, Engine, KernelOptions
+from nearstep.backends.options import Family, Variant
+from nearstep_sim.updater.options import FIXED, Engine, Kernel
 from nearstep_sim.verilate.options import Seed, SimulationOptions, Trace, Units
 from nearstep_spec.axdimm.config import CHANNELS, DimmConfig
-from nearstep_spec.dram.address import DEFAULT_MAPPING, MAPPINGS
+from nearstep_spec.codec import Nested, Option, check_bounds
 from nearstep_spec.updater.config import AdamKernelConfig
 
 DDR4 = "ddr4-1600"
 """The memory of a whole DIMM: channels of DDR4, each with a mode arbiter."""
 
-Channels = Annotated[int, Option(meaning="channels, each with its kernel", choices=CHANNELS)]
-
 
 @dataclass(frozen=True, kw_only=True)
-class AxdimmOptions(KernelOptions):
-    """Options that every emulated AXDIMM device has, those of :class:`KernelOptions` among them."""
+class AxdimmOptions:
+    """Options that every emulated AXDIMM device has, those of its kernel among them."""
 
-    block_bytes: BlockBytes = 16384
+    kernel: Kernel = field(default_factory=AdamKernelConfig)
     memory_bytes: Annotated[
         int | None,
         Option(
@@ -44,13 +42,8 @@ class AxdimmOptions(KernelOptions):
         return self.memory_bytes or 1 << self.config().address_width
 
     def config(self) -> AdamKernelConfig:
-        """Configuration of the kernel.
-
-        Raises
-        ------
-        nearstep_spec.updater.config.ConfigError
-        """
-        return self.kernel_of(self.block_bytes)
+        """Configuration of the kernel."""
+        return self.kernel
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,8 +101,8 @@ class VerilatedOptions(SimulationOptions, AxdimmOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DimmOptions(KernelOptions):
-    """Options of ``sim:axdimm?memory=ddr4-1600``, those of :class:`KernelOptions` among them.
+class DimmOptions:
+    """Options of ``sim:axdimm?memory=ddr4-1600``, those of the DIMM and its kernels among them.
 
     The size of the memory follows from the parts: :class:`nearstep_spec.axdimm.config.DimmConfig`.
     """
@@ -118,18 +111,7 @@ class DimmOptions(KernelOptions):
         Literal["ddr4-1600"],
         Option(meaning="channels of DDR4, each with a mode arbiter and a controller"),
     ] = "ddr4-1600"
-    channels: Channels = 2
-    density: Annotated[Literal["4Gb", "8Gb", "16Gb"], Option(meaning="of a DRAM chip")] = "8Gb"
-    width: Annotated[Literal["x8", "x16"], Option(meaning="data pins of a DRAM chip")] = "x8"
-    mapping: Annotated[
-        str,
-        Option(
-            meaning="order of the address bits in a channel, from the top",
-            choices=MAPPINGS,
-            allowed="or any other order of the four words",
-        ),
-    ] = DEFAULT_MAPPING
-    block_bytes: BlockBytes = 16384
+    dimm: Annotated[DimmConfig, Nested(omit=FIXED)] = field(default_factory=DimmConfig)
     scheduler: Annotated[
         Literal["fr-fcfs", "in-order"], Option(meaning="of the host's memory controller")
     ] = "fr-fcfs"
@@ -153,23 +135,11 @@ class DimmOptions(KernelOptions):
     ] = None
 
     def __post_init__(self) -> None:
-        self.config()
         check_bounds(self)
 
     def config(self) -> DimmConfig:
-        """Configuration of the DIMM.
-
-        Raises
-        ------
-        nearstep_spec.updater.config.ConfigError
-        """
-        return DimmConfig(
-            kernel=self.kernel_of(self.block_bytes),
-            channels=self.channels,
-            density=self.density,
-            width=self.width,
-            mapping=self.mapping,
-        )
+        """Configuration of the DIMM."""
+        return self.dimm
 
 
 GOLDEN = Family(

@@ -9,6 +9,7 @@ from nearstep_hw.reset import RegisteredReset
 from nearstep_hw.verilog import to_verilog
 from nearstep_sim.verilate.build import Model, verilate_library, verilog_of
 from nearstep_spec.coarse.config import CoarseConfig
+from nearstep_spec.codec import digest
 
 HARNESS = Path(__file__).with_name("pool.cpp")
 
@@ -16,7 +17,7 @@ HARNESS = Path(__file__).with_name("pool.cpp")
 def pool_library(config: CoarseConfig, *, trace: bool = False) -> Path:
     """The shared library of ``pool.cpp``: one model, an object of it for each device of a pool."""
     device = verilog_of(
-        f"memory_device {config!r}",
+        f"memory_device {digest(config)}",
         lambda: to_verilog(RegisteredReset(MemoryDevice(config)), "memory_device"),
     )
     return verilate_library(

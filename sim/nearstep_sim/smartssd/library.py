@@ -10,6 +10,7 @@ from nearstep_hw.smartssd.card import CardShell
 from nearstep_hw.verilog import to_verilog
 from nearstep_sim.updater.library import device_library
 from nearstep_sim.verilate.build import Model, verilog_of
+from nearstep_spec.codec import digest
 from nearstep_spec.smartssd.config import SmartssdConfig
 
 HARNESS = Path(__file__).with_name("card.cpp")
@@ -22,7 +23,8 @@ def card_library(card: SmartssdConfig, *, trace: bool = False) -> Path:
     """
     one = replace(card, subgroup_elements=card.chunk_elements)  # the hardware does not know it
     shell = verilog_of(
-        f"card_shell {one!r}", lambda: to_verilog(RegisteredReset(CardShell(one)), "card_shell")
+        f"card_shell {digest(one)}",
+        lambda: to_verilog(RegisteredReset(CardShell(one)), "card_shell"),
     )
     return device_library(
         "smartssd_card",

@@ -91,7 +91,7 @@ class Command:
     @classmethod
     def read(cls, config: AdamKernelConfig, value: Callable[[str], int]) -> Command:
         """Take the registers; ``value`` gives a field by ``register.field``."""
-        names = [f"window{i}" for i in range(config.windows)]
+        names = [f"window{i}" for i in range(config.window_count)]
         base = {name: value(f"{name}_address.value") for name in config.arrays}
         if config.compression:
             base[INDEX] = value("index_address.value")

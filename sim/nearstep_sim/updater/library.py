@@ -11,6 +11,7 @@ from nearstep_hw.updater.adam_kernel import KernelShellTop
 from nearstep_hw.verilog import to_verilog
 from nearstep_sim.golden.rule_cpp import CXX_FLAGS, function_name, source
 from nearstep_sim.verilate.build import Model, stored, verilate_library, verilog_of
+from nearstep_spec.codec import digest
 from nearstep_spec.updater.config import AdamKernelConfig
 from nearstep_spec.updater.registers import update_rule
 
@@ -156,7 +157,7 @@ def library(config: AdamKernelConfig, *, trace: bool = False) -> Path:
     It holds the units in RTL and the C++ kernel that can stand in for them.
     """
     shell = verilog_of(
-        f"kernel_shell {config!r}", lambda: to_verilog(KernelShellTop(config), "kernel_shell")
+        f"kernel_shell {digest(config)}", lambda: to_verilog(KernelShellTop(config), "kernel_shell")
     )
     return device_library(
         "axdimm",

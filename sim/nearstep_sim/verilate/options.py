@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from nearstep.backends.options import Option, check_bounds
+from nearstep_spec.codec import Option, check_bounds
 
 Units = Annotated[
     Literal["rtl", "native"],
@@ -14,10 +14,6 @@ Units = Annotated[
     ),
 ]
 Seed = Annotated[int, Option(meaning="of stalls and faults", low=0, high=(1 << 63) - 1)]
-Trace = Annotated[
-    str | None,
-    Option(meaning="VCD of every signal; large and slow", allowed="a file to write", unset="none"),
-]
 Trace = Annotated[
     str | None,
     Option(meaning="VCD of every signal; large and slow", allowed="a file to write", unset="none"),

@@ -10,7 +10,7 @@ from nearstep_spec.updater.registers import Order, Stream, adam_kernel_map, upda
 
 def test_default_is_the_shape_of_the_paper() -> None:
     config = AdamKernelConfig()
-    assert (config.lanes, config.functional_units, config.data_width) == (16, 16, 512)
+    assert (config.lanes, config.units, config.data_width) == (16, 16, 512)
     assert (config.block_beats, config.burst_beats, config.fifo_beats) == (256, 64, 512)
 
 

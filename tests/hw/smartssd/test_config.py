@@ -27,14 +27,14 @@ def test_registers_are_those_of_the_kernel() -> None:
     ("memory_bytes", "elements"), [(1 << 20, 32768), (1 << 16, 2048), (1 << 12, 128)]
 )
 def test_a_subgroup_of_which_nothing_is_said_fits_twice(memory_bytes: int, elements: int) -> None:
-    assert SmartssdConfig.largest_subgroup(SMALL, memory_bytes) == elements
+    assert SmartssdConfig(kernel=SMALL, memory_bytes=memory_bytes).subgroup_elements == elements
     SmartssdConfig(kernel=SMALL, memory_bytes=memory_bytes, subgroup_elements=elements)
     with pytest.raises(ConfigError, match="hold 2 subgroups"):
         SmartssdConfig(kernel=SMALL, memory_bytes=memory_bytes, subgroup_elements=elements + 128)
 
 
 def test_it_is_at_most_a_million_elements() -> None:
-    assert SmartssdConfig.largest_subgroup(UPDATER, 1 << 32) == 1 << 20
+    assert SmartssdConfig(kernel=UPDATER, memory_bytes=1 << 32).subgroup_elements == 1 << 20
 
 
 @pytest.mark.parametrize(

@@ -90,7 +90,7 @@ class PairLoad(wiring.Component):
                         id_width=id_width(2),
                     )
                 ),
-                "window": In(WindowSignature()).array(config.windows),
+                "window": In(WindowSignature()).array(config.window_count),
                 "i_base": In(config.address_width).array(2),
                 "i_pairs": In(COUNT_WIDTH),
                 "i_count": In(COUNT_WIDTH),
@@ -116,7 +116,7 @@ class PairLoad(wiring.Component):
         m.submodules.checker = checker = WindowChecker(
             schedule.o.payload.shape(),
             beat_bytes=config.beat_bytes,
-            windows=config.windows,
+            windows=config.window_count,
             write=False,
         )
         m.submodules.mover = mover = ReadMover(

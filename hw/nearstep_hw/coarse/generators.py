@@ -1,0 +1,35 @@
+"""Generators of memory devices and their sync cores."""
+
+from typing import TYPE_CHECKING
+
+from nearstep_hw.generator import Generator
+from nearstep_spec.coarse.config import CoarseConfig
+
+if TYPE_CHECKING:
+    from amaranth.lib import wiring
+
+
+def _sync_core(config: CoarseConfig) -> "wiring.Component":
+    from nearstep_hw.coarse.sync_core import SyncCore
+
+    return SyncCore(config)
+
+
+def _device(config: CoarseConfig) -> "wiring.Component":
+    from nearstep_hw.coarse.device import MemoryDevice
+
+    return MemoryDevice(config)
+
+
+GENERATORS = {
+    "coarse_sync_core": Generator(
+        summary="COARSE sync core: AXI4 master, entries in and out",
+        config=CoarseConfig,
+        build=_sync_core,
+    ),
+    "coarse_device": Generator(
+        summary="COARSE memory device: sync cores, links, snapshot, window",
+        config=CoarseConfig,
+        build=_device,
+    ),
+}

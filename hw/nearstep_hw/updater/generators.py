@@ -1,0 +1,42 @@
+"""Generators of update kernels and their functional units."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from nearstep_hw.generator import Generator
+from nearstep_spec.updater.config import AdamKernelConfig
+
+if TYPE_CHECKING:
+    from amaranth.lib import wiring
+
+
+def functional_unit(config: AdamKernelConfig) -> "wiring.Component":
+    """The functional unit of a kernel."""
+    from nearstep_hw.rule.rtl import FunctionalUnit
+    from nearstep_spec.updater.registers import update_rule
+
+    return FunctionalUnit(update_rule(config))
+
+
+def _units(config: AdamKernelConfig) -> "Mapping[str, wiring.Component]":
+    return {"adam_fu": functional_unit(config)}
+
+
+def _kernel(config: AdamKernelConfig) -> "wiring.Component":
+    from nearstep_hw.updater.adam_kernel import AdamKernel
+    from nearstep_hw.updater.unit_instance import UnitInstance
+
+    return AdamKernel(config, unit=UnitInstance)
+
+
+GENERATORS = {
+    "adam_fu": Generator(
+        summary="functional unit of Adam and AdamW", config=AdamKernelConfig, build=functional_unit
+    ),
+    "adam_kernel": Generator(
+        summary="AXDIMM Adam kernel: AXI4 master, AXI4-Lite registers",
+        config=AdamKernelConfig,
+        build=_kernel,
+        modules=_units,
+    ),
+}
