@@ -13,6 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from nearstep.completion import Completion, Ended
+from nearstep.errors import WaitTimeoutError
+
 
 @dataclass(frozen=True, kw_only=True)
 class Poll:
@@ -100,6 +103,29 @@ class Backend(ABC):
         WaitTimeoutError
             None held within ``max_cycles`` device cycles (steps, on a backend without a clock).
         """
+
+    def submit_read(self, address: int, out: NDArray[np.uint8]) -> Completion:
+        """Begin :meth:`read_memory`; ``out`` must live, and nobody look at it, until it has ended.
+
+        Transfers go on while device time passes, in the order in which they were submitted. A
+        backend whose transfers take no device time has carried it out at the return.
+        """
+        self.read_memory(address, out)
+        return Ended()
+
+    def submit_write(self, address: int, data: NDArray[np.uint8]) -> Completion:
+        """Begin :meth:`write_memory`; ``data`` must live, and not change, until it has ended."""
+        self.write_memory(address, data)
+        return Ended()
+
+    def advance(self, max_cycles: int, polls: Sequence[Poll] = ()) -> None:
+        """Let the device run until any of ``polls`` holds, a submitted transfer ends, or for
+        ``max_cycles`` device cycles (steps, on a backend without a clock; fewer if no step would
+        change anything)."""
+        try:
+            self.wait(polls, max_cycles)
+        except WaitTimeoutError:
+            return
 
     @abstractmethod
     def reset(self) -> None:

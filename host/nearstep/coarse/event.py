@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Self
 
+from nearstep.backends.base import Backend, Poll
 from nearstep.coarse.errors import RingError
 from nearstep.coarse.split import Part
 from nearstep.coarse.tensor import PoolTensor
+from nearstep.completion import Completion
 
 if TYPE_CHECKING:
     from nearstep.coarse.rings import RingJob, Rings
 
 
-class Event:
+class Event(Completion):
     """The end of a reduction that was begun by :meth:`CoarsePool.submit`.
 
     Attributes
@@ -23,11 +25,16 @@ class Event:
         Which ring sums which elements. The order of additions follows from it.
     """
 
+    backend: Backend
+
     def __init__(self, rings: Rings, tensor: PoolTensor, jobs: Sequence[RingJob]) -> None:
         self.tensor = tensor
         self.parts: tuple[Part, ...] = tuple(job.part for job in jobs)
         self.jobs = tuple(jobs)
+        self.backend = rings.device.backend
         self._rings = rings
+        self._begun = self.backend.cycles
+        self._cycles: int | None = None
         self._ended = False
         self._error: RingError | None = None
 
@@ -39,14 +46,22 @@ class Event:
         return self._ended
 
     @property
-    def done(self) -> bool:
-        """Whether it has ended well. Looks at the devices, does not wait."""
-        return self.ended and self._error is None
-
-    @property
     def error(self) -> RingError | None:
         """What it failed with; None while it has not."""
         return self._error
+
+    @property
+    def cycles(self) -> int | None:
+        """Device cycles from its submission to where the host found that it had ended."""
+        return self._cycles
+
+    @property
+    def polls(self) -> Sequence[Poll]:
+        return self._rings.polls(self)
+
+    @property
+    def bound(self) -> int:
+        return self._rings.bound()
 
     def wait(self, max_cycles: int | None = None) -> Self:
         """Let the devices run until it has ended on all of them, and return self.
@@ -80,6 +95,8 @@ class Event:
 
     def end(self, error: RingError | None) -> None:
         """It has ended; called by the pool."""
+        now = self.backend.cycles
+        self._cycles = None if now is None or self._begun is None else now - self._begun
         self._ended = True
         self._error = error
         self.tensor.end(well=error is None)

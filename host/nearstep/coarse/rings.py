@@ -250,7 +250,7 @@ class Rings:
         """
         check_bound(max_cycles)
         self.device.check_open(f"wait for {event!r}")
-        left = self._bound() if max_cycles is None else max_cycles
+        left = self.bound() if max_cycles is None else max_cycles
         bound = left
         while True:
             with self.lock:  # another thread may find the end of it meanwhile
@@ -318,7 +318,7 @@ class Rings:
     def _groups(self) -> range:
         return range(self.device.config.groups)
 
-    def _bound(self) -> int:
+    def bound(self) -> int:
         """Cycles that are enough for all that is in the queues."""
         beats = sum(job.beats for event in self._flying for job in event.jobs)
         return IDLE_CYCLES + 2 * self.silence_cycles + SLOWEST_CYCLES_PER_BEAT * 2 * beats
