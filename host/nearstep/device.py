@@ -21,8 +21,10 @@ from nearstep.backends.base import Backend
 from nearstep.backends.emulated import EmulatedBackend
 from nearstep.backends.options import DeviceUrl
 from nearstep.buffer import Buffer
+from nearstep.completion import Completion
 from nearstep.errors import (
     ArgumentError,
+    BusyError,
     ClosedDeviceError,
     ForkedDeviceError,
     OutOfDeviceMemoryError,
@@ -62,6 +64,7 @@ class Device:
         self._lock = threading.RLock()
         self._allocating = False
         self._released: deque[Buffer] = deque()
+        self._transfers: list[tuple[Buffer, Completion, bool]] = []
         self._closed = False
         self._process = os.getpid()
         if isinstance(backend, EmulatedBackend):
@@ -191,8 +194,37 @@ class Device:
         Raises
         ------
         BusyError
-            A run that has not ended uses memory of the buffer.
+            A run or a transfer that has not ended uses memory of the buffer.
         """
+        for other, transfer, writes in self._transfers:
+            overlap = max(other.address, buffer.address) < min(
+                other.address + other.nbytes, buffer.address + buffer.nbytes
+            )
+            if overlap and (changes or writes) and not transfer.ended:
+                raise BusyError(
+                    f"cannot {action} {buffer!r}: a transfer of {other!r} has not ended"
+                )
+
+    def under_way(self, buffer: Buffer, transfer: Completion, *, changes: bool) -> Completion:
+        """Keep in mind that a transfer uses a buffer; called by the buffer.
+
+        Parameters
+        ----------
+        changes: bool
+            Whether it writes the buffer.
+        """
+        with self._lock:
+            self._transfers = [each for each in self._transfers if not each[1].ended]
+            if not transfer.ended:
+                self._transfers.append((buffer, transfer, changes))
+        return transfer
+
+    def check_no_transfer(self, channels: Iterable[int], action: str) -> None:
+        """Raise :class:`BusyError` if a transfer from or to one of these channels has not ended."""
+        wanted = set(channels)
+        for buffer, transfer, _ in self._transfers:
+            if self.channel_of(buffer) in wanted and not transfer.ended:
+                raise BusyError(f"cannot {action}: a transfer of {buffer!r} has not ended")
 
     def release(self, buffer: Buffer) -> None:
         """Take back the memory of ``buffer``; called by :meth:`nearstep.buffer.Buffer.free`."""
@@ -231,6 +263,7 @@ class Device:
         """Give the device back; its buffers are gone. Closing twice does nothing."""
         if not self.closed:
             self._closed = True
+            self._transfers.clear()
             self.backend.close()
 
     def check_open(self, action: str) -> None:
