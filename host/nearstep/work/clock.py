@@ -20,7 +20,8 @@ class Clock:
 
     The host does one thing after the other: what it does on one device takes time on all. So
     before each command the devices that work are brought to the same cycle; one that has nothing
-    to do is not simulated meanwhile. A device without a clock counts a step as a cycle. All devices
+    to do is not simulated meanwhile. Of a device without a clock the time to the
+    next end counts as a cycle. All devices
     have a cycle of the same length.
 
     Parameters
@@ -162,15 +163,13 @@ class _Hand:
 
     def advance(self, cycles: int | None, under_way: Sequence[Completion]) -> None:
         """Let it work until something may have ended, or for so many cycles."""
-        if self.steps:
-            if cycles != 0:
-                self.backend.advance(1, _polls(under_way))
-                self._counted += 1
-            return
         bounds = [each.bound for each in under_way]
         known = [each for each in bounds if each is not None]
-        longest = max(known) if len(known) == len(bounds) else _SLICE
-        self.backend.advance(longest if cycles is None else cycles, _polls(under_way))
+        longest = max(known) + 1 if len(known) == len(bounds) else _SLICE
+        most = longest if cycles is None else cycles
+        self.backend.advance(most, _polls(under_way))
+        if self.steps:  # how many of them it took it does not say
+            self._counted += min(most, 1) if any(each.ended for each in under_way) else most
 
 
 def _polls(under_way: Sequence[Completion]) -> list[Poll]:
