@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import entry_points
 from types import TracebackType
-from typing import Self
+from typing import NamedTuple, Self
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -43,6 +43,27 @@ FAMILIES = {
 """Class that drives each family of devices."""
 
 
+class _Transfer(NamedTuple):
+    """A transfer that was submitted; not its buffer, which refers to the device.
+
+    Attributes
+    ----------
+    start, stop: int
+        Device addresses.
+    changes: bool
+        Whether it writes there.
+    completion: Completion
+    """
+
+    start: int
+    stop: int
+    changes: bool
+    completion: Completion
+
+    def __str__(self) -> str:
+        return f"a transfer {'to' if self.changes else 'from'} [{self.start:#x}, {self.stop:#x})"
+
+
 class Device:
     """One device: its memory, and through the class of its family its registers and kernels.
 
@@ -64,7 +85,7 @@ class Device:
         self._lock = threading.RLock()
         self._allocating = False
         self._released: deque[Buffer] = deque()
-        self._transfers: list[tuple[Buffer, Completion, bool]] = []
+        self._transfers: list[_Transfer] = []
         self._closed = False
         self._process = os.getpid()
         if isinstance(backend, EmulatedBackend):
@@ -196,16 +217,13 @@ class Device:
         BusyError
             A run or a transfer that has not ended uses memory of the buffer.
         """
-        for other, transfer, writes in self._transfers:
-            overlap = max(other.address, buffer.address) < min(
-                other.address + other.nbytes, buffer.address + buffer.nbytes
-            )
-            if overlap and (changes or writes) and not transfer.ended:
-                raise BusyError(
-                    f"cannot {action} {buffer!r}: a transfer of {other!r} has not ended"
-                )
+        stop = buffer.address + buffer.nbytes
+        for each in self._transfers:
+            overlap = max(each.start, buffer.address) < min(each.stop, stop)
+            if overlap and (changes or each.changes) and not each.completion.ended:
+                raise BusyError(f"cannot {action} {buffer!r}: {each} has not ended")
 
-    def under_way(self, buffer: Buffer, transfer: Completion, *, changes: bool) -> Completion:
+    def under_way(self, buffer: Buffer, completion: Completion, *, changes: bool) -> Completion:
         """Keep in mind that a transfer uses a buffer; called by the buffer.
 
         Parameters
@@ -214,17 +232,19 @@ class Device:
             Whether it writes the buffer.
         """
         with self._lock:
-            self._transfers = [each for each in self._transfers if not each[1].ended]
-            if not transfer.ended:
-                self._transfers.append((buffer, transfer, changes))
-        return transfer
+            self._transfers = [each for each in self._transfers if not each.completion.ended]
+            if not completion.ended:
+                stop = buffer.address + buffer.nbytes
+                self._transfers.append(_Transfer(buffer.address, stop, changes, completion))
+        return completion
 
     def check_no_transfer(self, channels: Iterable[int], action: str) -> None:
         """Raise :class:`BusyError` if a transfer from or to one of these channels has not ended."""
-        wanted = set(channels)
-        for buffer, transfer, _ in self._transfers:
-            if self.channel_of(buffer) in wanted and not transfer.ended:
-                raise BusyError(f"cannot {action}: a transfer of {buffer!r} has not ended")
+        wanted = [self._allocators[channel] for channel in channels]
+        for each in self._transfers:
+            here = any(a.base <= each.start < a.base + a.capacity_bytes for a in wanted)
+            if here and not each.completion.ended:
+                raise BusyError(f"cannot {action}: {each} has not ended")
 
     def release(self, buffer: Buffer) -> None:
         """Take back the memory of ``buffer``; called by :meth:`nearstep.buffer.Buffer.free`."""

@@ -31,11 +31,17 @@ class WorkError(NearstepError):
         self.done = tuple(done)
         self.failed = dict(failed)
         self.not_run = tuple(not_run)
-        others = "".join(f"; {name} failed, too: {each}" for name, each in [*failed.items()][1:])
+        others = "".join(
+            f"; {name} failed, too: {_line(each)}" for name, each in [*failed.items()][1:]
+        )
         super().__init__(
-            f"{self.operation} failed: {str(error).partition(chr(10))[0]}{others}; {len(done)} "
+            f"{self.operation} failed: {_line(error)}{others}; {len(done)} "
             f"operations are done, {len(not_run)} were not run: {some(not_run)}"
         )
+
+
+def _line(error: Exception) -> str:
+    return str(error).partition("\n")[0]
 
 
 def some(names: Sequence[str], most: int = 8) -> str:

@@ -170,15 +170,15 @@ class _Execution:
             self._blame(error)
 
     def _blame(self, error: Exception) -> None:
-        """A device failed: so did what says so when it is looked at; if nothing does, all of it."""
-        running = list(self._running.values())
-        for each in running:
+        """A device failed: so did what says so when it is looked at; if nothing does, all."""
+        known = len(self._failed)
+        for each in list(self._running.values()):
             try:
                 _ = each.completion is None or each.completion.ended
             except Exception as own:
                 self._fail(each, own)
-        if not self._failed:
-            for each in running:
+        if len(self._failed) == known:
+            for each in list(self._running.values()):
                 self._fail(each, error)
 
     def _look(self) -> None:
@@ -221,7 +221,7 @@ class _Execution:
                 if not each.completion.ended:
                     each.completion.abort()
             except Exception as second:
-                if second is not error:
+                if str(second) != str(error):
                     error.add_note(f"then, when it was to be ended: {second}")
         self._failed[str(each.operation)] = error
         self._leave(each)

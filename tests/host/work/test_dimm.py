@@ -14,7 +14,14 @@ import nearstep
 from nearstep.axdimm.device import AxdimmDevice
 from nearstep.backends.emulated import Injection
 from nearstep.buffer import Buffer
-from nearstep.errors import BusyError, DeviceError, ModeError, OutOfBoundsError, WaitTimeoutError
+from nearstep.errors import (
+    BusyError,
+    DeviceError,
+    ModeError,
+    OutOfBoundsError,
+    UninitialisedError,
+    WaitTimeoutError,
+)
 from nearstep.work.clock import Clock
 from nearstep.work.errors import WorkError
 from nearstep.work.executor import execute
@@ -288,6 +295,20 @@ def test_a_run_that_fails_ends_the_graph_and_the_device_can_be_used(dimm):
     again = chunks(dimm, 1, 1024)
     execute(plan(again), Clock([dimm.backend]))
     assert all(np.isfinite(each.updated).all() and each.updated.any() for each in again)
+
+
+def test_a_fault_of_a_kernel_ends_the_transfers_beside_it(dimm):
+    """An emulated device stops at a fault: nothing on it goes on."""
+    work = chunks(dimm, 2, 4096)
+    work[0].buffers["v"] = dimm.alloc(4096, channel=0)  # nobody has written it
+    with pytest.raises(WorkError, match="1: run 0 failed") as caught:
+        execute(plan(work), Clock([dimm.backend]))
+    assert isinstance(caught.value.failed["1: run 0"], UninitialisedError)
+    assert len(caught.value.not_run) >= 6
+    dimm.reset()
+    again = chunks(dimm, 1, 1024)
+    execute(plan(again), Clock([dimm.backend]))
+    assert all(each.updated.any() for each in again)
 
 
 def test_ctrl_c_ends_what_is_under_way(simulated):

@@ -268,6 +268,24 @@ def test_a_device_that_fails_as_a_whole_ends_all_that_it_did():
     assert caught.value.done == ("0: before",)
 
 
+def test_what_is_left_on_a_device_that_goes_on_failing_ends_too():
+    """One operation says what became of it; the device fails again when the other is waited for."""
+    backend = FakeBackend()
+
+    class Faulty(FakeWork):
+        @property
+        def ended(self):
+            raise DeviceError("its own fault")
+
+    def broken():
+        backend.raises = DeviceError("broken")
+        return Faulty(backend, "bad", 50)
+
+    with pytest.raises(WorkError, match="bad failed: its own fault") as caught:
+        execute(failing(backend, broken), Clock([backend]))
+    assert list(map(str, caught.value.failed.values())) == ["its own fault", "broken"]
+
+
 def test_work_on_a_device_that_is_not_of_the_clock_is_an_error():
     graph = Graph()
     graph.add("x", "r", action=on(FakeBackend(), "x", 1))
