@@ -8,8 +8,8 @@ from typing import Any
 
 from nearstep.work.timeline import Timeline
 
-MOST_LABELS = 200
-"""A picture of more operations has no names in it."""
+LETTERS = 200
+"""Letters of a name that go into the width of a picture; a name has to fit its operation."""
 
 
 def trace(timeline: Timeline) -> dict[str, Any]:
@@ -77,17 +77,17 @@ def picture(timeline: Timeline, path: str | Path, title: str = "") -> None:
             edgecolor="white",
             linewidth=0.5,
         )
-        if len(timeline.entries) <= MOST_LABELS:
-            for entry in entries:
-                axes.text(
-                    (entry.start + entry.end) / 2,
-                    number,
-                    entry.operation.name,
-                    ha="center",
-                    va="center",
-                    fontsize=6,
-                    clip_on=True,
-                )
+        for entry in entries:
+            if entry.duration * LETTERS < len(entry.operation.name) * timeline.makespan:
+                continue
+            axes.text(
+                (entry.start + entry.end) / 2,
+                number,
+                entry.operation.name,
+                ha="center",
+                va="center",
+                fontsize=6,
+            )
     axes.set_yticks(range(len(lanes)), list(lanes))
     axes.invert_yaxis()
     axes.set_xlabel(f"device {timeline.unit}" if timeline.hertz is None else timeline.unit)
