@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from nearstep.backends.base import Backend
+from nearstep.backends.base import Backend, Completion
 from nearstep.errors import (
     ArgumentError,
     DtypeError,
@@ -34,6 +34,8 @@ class BufferOwner(Protocol):
     def reach(self, buffer: Buffer, action: str) -> AbstractContextManager[None]: ...
     def check_unused(self, buffer: Buffer, action: str, *, changes: bool) -> None: ...
     def release(self, buffer: Buffer) -> None: ...
+    def under_way(self, buffer: Buffer, completion: Completion, *, changes: bool) -> Completion: ...
+    def __hash__(self) -> int: ...
 
 
 class Buffer:
@@ -130,18 +132,44 @@ class Buffer:
         if out is None:
             out = np.empty(self.shape, self.dtype)
         else:
-            if not isinstance(out, np.ndarray):
-                raise DtypeError(f"out of {self!r}", f"array of {self.dtype}", type(out).__name__)
-            self._check_like(out)
-            if not out.flags.writeable:
-                raise ArgumentError(f"out of {self!r} must be writeable")
-            if not out.flags.c_contiguous:
-                raise ShapeError(f"out of {self!r}", "contiguous", f"strided {out.strides}")
+            self._check_out(out)
         with self.device.reach(self, "read"):
             self.device.check_unused(self, "read", changes=False)
             if self.nbytes:
                 self.device.backend.read_memory(self.address, out.reshape(-1).view(np.uint8))
         return out
+
+    def submit_write(self, array: Any) -> Completion:
+        """Begin :meth:`write`; until the end ``array`` must not change, and the buffer be used for
+        nothing else. Device time has to pass for it: see :meth:`Backend.advance`.
+
+        Raises
+        ------
+        ShapeError, DtypeError, ModeError, BusyError, ResetNeededError, FreedBufferError,
+        ClosedDeviceError
+            As :meth:`write`; nothing was begun.
+        """
+        self.check_usable("write")
+        array = host_array(self, array, self.dtype)
+        self._check_like(array)
+        data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        with self.device.reach(self, "write"):
+            self.device.check_unused(self, "write", changes=True)
+            return self.device.under_way(
+                self, self.device.backend.submit_write(self.address, data), changes=True
+            )
+
+    def submit_read(self, out: NDArray[Any]) -> Completion:
+        """Begin :meth:`read` into ``out``, which holds the contents at the end. As
+        :meth:`submit_write`."""
+        self.check_usable("read")
+        self._check_out(out)
+        with self.device.reach(self, "read"):
+            self.device.check_unused(self, "read", changes=False)
+            into = out.reshape(-1).view(np.uint8)
+            return self.device.under_way(
+                self, self.device.backend.submit_read(self.address, into), changes=False
+            )
 
     def copy_from(self, source: Buffer) -> None:
         """Copy the contents of ``source``, of any device, through the host.
@@ -240,6 +268,15 @@ class Buffer:
         self.device.check_open(f"{action} {self!r}")
         if self.freed:
             raise FreedBufferError(repr(self), action)
+
+    def _check_out(self, out: NDArray[Any]) -> None:
+        if not isinstance(out, np.ndarray):
+            raise DtypeError(f"out of {self!r}", f"array of {self.dtype}", type(out).__name__)
+        self._check_like(out)
+        if not out.flags.writeable:
+            raise ArgumentError(f"out of {self!r} must be writeable")
+        if not out.flags.c_contiguous:
+            raise ShapeError(f"out of {self!r}", "contiguous", f"strided {out.strides}")
 
     def _check_like(self, array: NDArray[Any]) -> None:
         if array.dtype != self.dtype:

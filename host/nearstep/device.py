@@ -11,18 +11,19 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import entry_points
 from types import TracebackType
-from typing import Self
+from typing import NamedTuple, Self
 
 import numpy as np
 from numpy.typing import DTypeLike
 
 from nearstep.allocator import LINE_BYTES, Allocator
-from nearstep.backends.base import Backend
+from nearstep.backends.base import Backend, Completion
 from nearstep.backends.emulated import EmulatedBackend
 from nearstep.backends.options import DeviceUrl
 from nearstep.buffer import Buffer
 from nearstep.errors import (
     ArgumentError,
+    BusyError,
     ClosedDeviceError,
     ForkedDeviceError,
     OutOfDeviceMemoryError,
@@ -39,6 +40,27 @@ FAMILIES = {
     "smartssd": "nearstep.smartssd.device:SmartssdDevice",
 }
 """Class that drives each family of devices."""
+
+
+class _Transfer(NamedTuple):
+    """A transfer that was submitted; not its buffer, which refers to the device.
+
+    Attributes
+    ----------
+    start, stop: int
+        Device addresses.
+    changes: bool
+        Whether it writes there.
+    completion: Completion
+    """
+
+    start: int
+    stop: int
+    changes: bool
+    completion: Completion
+
+    def __str__(self) -> str:
+        return f"a transfer {'to' if self.changes else 'from'} [{self.start:#x}, {self.stop:#x})"
 
 
 class Device:
@@ -62,6 +84,7 @@ class Device:
         self._lock = threading.RLock()
         self._allocating = False
         self._released: deque[Buffer] = deque()
+        self._transfers: list[_Transfer] = []
         self._closed = False
         self._process = os.getpid()
         if isinstance(backend, EmulatedBackend):
@@ -191,8 +214,36 @@ class Device:
         Raises
         ------
         BusyError
-            A run that has not ended uses memory of the buffer.
+            A run or a transfer that has not ended uses memory of the buffer.
         """
+        stop = buffer.address + buffer.nbytes
+        for each in self._transfers:
+            overlap = max(each.start, buffer.address) < min(each.stop, stop)
+            if overlap and (changes or each.changes) and not each.completion.ended:
+                raise BusyError(f"cannot {action} {buffer!r}: {each} has not ended")
+
+    def under_way(self, buffer: Buffer, completion: Completion, *, changes: bool) -> Completion:
+        """Keep in mind that a transfer uses a buffer; called by the buffer.
+
+        Parameters
+        ----------
+        changes: bool
+            Whether it writes the buffer.
+        """
+        with self._lock:
+            self._transfers = [each for each in self._transfers if not each.completion.ended]
+            if not completion.ended:
+                stop = buffer.address + buffer.nbytes
+                self._transfers.append(_Transfer(buffer.address, stop, changes, completion))
+        return completion
+
+    def check_no_transfer(self, channels: Iterable[int], action: str) -> None:
+        """Raise :class:`BusyError` if a transfer from or to one of these channels has not ended."""
+        wanted = [self._allocators[channel] for channel in channels]
+        for each in self._transfers:
+            here = any(a.base <= each.start < a.base + a.capacity_bytes for a in wanted)
+            if here and not each.completion.ended:
+                raise BusyError(f"cannot {action}: {each} has not ended")
 
     def release(self, buffer: Buffer) -> None:
         """Take back the memory of ``buffer``; called by :meth:`nearstep.buffer.Buffer.free`."""
@@ -231,6 +282,7 @@ class Device:
         """Give the device back; its buffers are gone. Closing twice does nothing."""
         if not self.closed:
             self._closed = True
+            self._transfers.clear()
             self.backend.close()
 
     def check_open(self, action: str) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Self
 
+from nearstep.backends.base import Completion
 from nearstep.errors import ArgumentError, DeviceError
 from nearstep.scalars import is_whole
 
@@ -16,7 +17,7 @@ BOUND = "an integer from 0 to 2**64 - 1, or None"
 """What a bound of a wait must be."""
 
 
-class Run(ABC):
+class Run(Completion):
     """One run of a kernel, started and perhaps still going.
 
     Attributes
@@ -26,11 +27,6 @@ class Run(ABC):
     """
 
     count: int
-
-    @property
-    @abstractmethod
-    def done(self) -> bool:
-        """Whether it has completed without error. Looks at the device, does not wait."""
 
     @property
     @abstractmethod

@@ -9,7 +9,7 @@ from typing import Self
 
 import numpy as np
 
-from nearstep.backends.base import Poll
+from nearstep.backends.base import Backend, Completion, Poll
 from nearstep.coarse.device import CoarseDevice
 from nearstep.coarse.errors import (
     JobMismatchError,
@@ -92,7 +92,7 @@ class RingJob:
         return f"job {self.tag} of {self.part.elements} elements on group {self.part.group}"
 
 
-class Pending:
+class Pending(Completion):
     """Jobs that end together, on all devices.
 
     Attributes
@@ -102,10 +102,15 @@ class Pending:
     jobs: tuple[RingJob, ...]
     """
 
+    backend: Backend
+
     def __init__(self, rings: Rings, jobs: Sequence[RingJob]) -> None:
         self.parts: tuple[Part, ...] = tuple(job.part for job in jobs)
         self.jobs = tuple(jobs)
+        self.backend = rings.device.backend
         self._rings = rings
+        self._begun = self.backend.cycles
+        self._cycles: int | None = None
         self._ended = False
         self._error: RingError | None = None
 
@@ -117,14 +122,22 @@ class Pending:
         return self._ended
 
     @property
-    def done(self) -> bool:
-        """Whether they have ended well. Looks at the devices, does not wait."""
-        return self.ended and self._error is None
-
-    @property
     def error(self) -> RingError | None:
         """What they failed with; None while they have not."""
         return self._error
+
+    @property
+    def cycles(self) -> int | None:
+        """Device cycles from their submission to where the host found that they had ended."""
+        return self._cycles
+
+    @property
+    def polls(self) -> Sequence[Poll]:
+        return self._rings.polls(self)
+
+    @property
+    def bound(self) -> int:
+        return self._rings.bound()
 
     def wait(self, max_cycles: int | None = None) -> Self:
         """Let the devices run until they have ended on all of them, and return self.
@@ -157,6 +170,8 @@ class Pending:
 
     def end(self, error: RingError | None) -> None:
         """They have ended; called by the rings."""
+        now = self.backend.cycles
+        self._cycles = None if now is None or self._begun is None else now - self._begun
         self._ended = True
         self._error = error
 
@@ -343,7 +358,7 @@ class Rings:
         """
         check_bound(max_cycles)
         self.device.check_open(f"wait for {pending!r}")
-        left = self._bound() if max_cycles is None else max_cycles
+        left = self.bound() if max_cycles is None else max_cycles
         bound = left
         while True:
             with self.lock:  # another thread may find the end of it meanwhile
@@ -411,7 +426,7 @@ class Rings:
     def _groups(self) -> range:
         return range(self.device.config.groups)
 
-    def _bound(self) -> int:
+    def bound(self) -> int:
         """Cycles that are enough for all that is in the queues."""
         beats = sum(job.beats for each in self._pending for job in each.jobs)
         return IDLE_CYCLES + 2 * self.silence_cycles + SLOWEST_CYCLES_PER_BEAT * 2 * beats

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, TypeVar
 
-from nearstep.backends.base import Backend
+from nearstep.backends.base import Backend, Completion
 from nearstep.buffer import Buffer
 from nearstep.device import Device
 from nearstep.errors import (
@@ -20,6 +20,7 @@ from nearstep.errors import (
     ProtocolError,
     ResetNeededError,
 )
+from nearstep.kernel.accelerated import AcceleratedRun
 from nearstep.kernel.arguments import (
     ARGUMENTS,
     RuleArguments,
@@ -36,6 +37,7 @@ from nearstep.kernel.pairs import Pairs, check_count
 from nearstep.kernel.run import KernelRun, ScanRun, UpdateRun
 from nearstep.kernel.turns import Region, Turns
 from nearstep.registers import Registers
+from nearstep.run import Run
 from nearstep_spec.rule.scale import GRADIENT, GRADIENT_SCALE
 from nearstep_spec.updater.config import AdamKernelConfig
 from nearstep_spec.updater.registers import Operation
@@ -115,6 +117,7 @@ class KernelDevice(Device):
         with self._turns.region([channel.number for channel in chosen], action) as region:
             for channel in chosen:
                 channel.check_enter()
+            self.check_no_transfer((c.number for c in chosen if c.has_modes), action)
             try:
                 for channel in chosen:
                     channel.enter()
@@ -123,6 +126,24 @@ class KernelDevice(Device):
                 self._leave(chosen, region, error)
                 raise
             self._leave(chosen, region, None)
+
+    def accelerated(self, channel: int, start: Callable[[], Run]) -> Completion:
+        """Give a channel to its kernel, start a run there, and return at once: when that has ended
+        and is waited for, the host has the channel again.
+
+        Parameters
+        ----------
+        channel: int
+        start: Callable[[], Run]
+            Starts the run, by a method of this device.
+
+        Raises
+        ------
+        As :meth:`acceleration` and ``start``.
+        """
+        with ExitStack() as mode:
+            mode.enter_context(self.acceleration(channel))
+            return AcceleratedRun(start(), mode.pop_all())
 
     def _leave(
         self, channels: Sequence[KernelChannel], region: Region, failed: BaseException | None
@@ -397,6 +418,8 @@ class KernelDevice(Device):
         channel = self.channels[number]
         with channel.lock:
             channel.check_ready(action)
+            for each in command.buffers.values():
+                super().check_unused(each, action, changes=True)
             try:
                 self._await_other(channel, action)
                 command.configure(channel.kernel, self.config, channel.base)
@@ -476,6 +499,7 @@ class KernelDevice(Device):
                 self._turns.end_copy(channel.number)
 
     def check_unused(self, buffer: Buffer, action: str, *, changes: bool) -> None:
+        super().check_unused(buffer, action, changes=changes)
         channel = self.channels[self.channel_of(buffer)]
         run = channel.run
         if run is None:

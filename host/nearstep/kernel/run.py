@@ -9,7 +9,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from nearstep.backends.base import Backend
+from nearstep.backends.base import Backend, Poll
 from nearstep.buffer import Buffer
 from nearstep.errors import (
     AbortedError,
@@ -84,7 +84,10 @@ class KernelRun(Run):
     ----------
     thread: threading.Thread
         That started it.
+    backend: Backend
     """
+
+    backend: Backend
 
     def __init__(
         self,
@@ -109,7 +112,7 @@ class KernelRun(Run):
         self._base = base
         self._reset = reset
         self._buffers = dict(buffers)
-        self._backend = backend
+        self.backend = backend
         self._kernel = kernel
         self._ended = False
         self._error: DeviceError | None = None
@@ -144,8 +147,12 @@ class KernelRun(Run):
         ]
 
     @property
-    def done(self) -> bool:
-        return self.ended and self._error is None
+    def polls(self) -> Sequence[Poll]:
+        return [self._kernel.status.poll(busy=0)]
+
+    @property
+    def bound(self) -> int:
+        return IDLE_CYCLES + SLOWEST_CYCLES_PER_BEAT * self._beats
 
     @property
     def error(self) -> DeviceError | None:
@@ -171,8 +178,7 @@ class KernelRun(Run):
         check_bound(max_cycles)
         with self._lock:
             if not self._ended:
-                bound = IDLE_CYCLES + SLOWEST_CYCLES_PER_BEAT * self._beats
-                self._wait_idle(bound if max_cycles is None else max_cycles, self.what)
+                self._wait_idle(self.bound if max_cycles is None else max_cycles, self.what)
                 self._finish()
         if self._error is not None:
             raise self._error
@@ -224,7 +230,7 @@ class KernelRun(Run):
 
     def _wait_idle(self, max_cycles: int, what: str) -> None:
         try:
-            self._backend.wait([self._kernel.status.poll(busy=0)], max_cycles)
+            self.backend.wait([self._kernel.status.poll(busy=0)], max_cycles)
         except WaitTimeoutError as error:
             self._kernel.control.latch = 1
             self._committed = self._kernel.committed.value
@@ -233,7 +239,7 @@ class KernelRun(Run):
                 max_cycles,
                 unit=error.unit,
                 registers=self._kernel.dump(),
-                transactions=self._backend.transactions(),
+                transactions=self.backend.transactions(),
             ) from error
         except (MemoryFaultError, ProtocolError) as error:
             self._fail(error)
@@ -255,7 +261,7 @@ class KernelRun(Run):
             register.name
             for register, field in kernel.map.fields()
             if field.access is Access.COUNTER
-            and (self._backend.cycles is not None or _exact(register.name))
+            and (self.backend.cycles is not None or _exact(register.name))
         ]
         self._counters = {name: kernel[name].value for name in names}
         if kernel.status.error:
@@ -273,7 +279,7 @@ class KernelRun(Run):
                 committed=self._committed,
                 count=self.count,
                 registers=kernel.dump(),
-                transactions=self._backend.transactions(),
+                transactions=self.backend.transactions(),
             )
         elif not kernel.status.done:
             self._error = ModeError(

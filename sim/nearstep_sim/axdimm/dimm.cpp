@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <deque>
 #include <exception>
 #include <memory>
 #include <string>
@@ -36,6 +37,11 @@ constexpr std::uint64_t kAccessCycles = 100'000;  // an access that takes longer
 constexpr std::uint64_t kSliceCycles = 4096;      // see shell_device.hpp
 constexpr unsigned kResetCycles = 4;
 constexpr std::uint64_t kForever = ~std::uint64_t{0};
+
+// Tags of accesses: number of a submitted transfer, from 1, and of the line in it. The transfer that
+// a call carries out is 0 for its loads, whose tags are lines, and kOwn for its stores.
+constexpr unsigned kLineBits = 40;
+constexpr std::uint64_t kOwn = (std::uint64_t{1} << kLineBits) - 1;
 
 enum Status : std::int32_t {  // see shell_device.hpp
     kDone = 0, kTimeout = -1, kFaulted = -2, kHung = -3, kMore = -5
@@ -246,10 +252,10 @@ class Dimm {
     std::int32_t write(std::uint64_t first, const std::uint8_t* data, std::uint64_t lines) {
         const std::uint64_t slice = host_.cycle() + kSliceCycles;
         Transfer& t = begin("W", first, lines);
-        while (t.given < lines || !host_.idle()) {
+        while (t.taken < lines || (submitted_.empty() && !host_.idle())) {
             if (host_.cycle() >= slice) return more();
             for (; t.given < lines && host_.waiting() < kQueued; ++t.given) {
-                host_.store(first + t.given, data + t.given * kBeatBytes, 0);
+                host_.store(first + t.given, data + t.given * kBeatBytes, 0, kOwn);
                 t.limit = host_.cycle() + kAccessCycles;
             }
             step();
@@ -265,6 +271,45 @@ class Dimm {
         }
         channel.states().mark(inside, inside + lines, LineState::written);
         return kDone;
+    }
+
+    // A transfer that goes on while the host does other things, behind those submitted before. Its
+    // number; the data live until it has ended. Accesses of calls go before its lines.
+    std::uint64_t submit(std::uint64_t first, std::uint8_t* data, std::uint64_t lines, bool writes) {
+        submitted_.push_back({++last_submitted_, first, lines, 0, 0, data, writes});
+        moved_at_ = host_.cycle();
+        log(writes ? "W" : "R", first, lines);
+        return last_submitted_;
+    }
+
+    // Of the transfers submitted, how many have ended, which they do in order.
+    std::uint64_t ended() const { return last_submitted_ - submitted_.size(); }
+
+    // The transfers submitted are not wanted, as in `abandon`.
+    void withdraw() {
+        settle();
+        for (const Submitted& t : submitted_)
+            if (t.writes && t.given) mark(t.first, t.given, LineState::written);
+        submitted_.clear();
+    }
+
+    // Lets time pass until a poll holds, a submitted transfer ends, or for so many cycles.
+    std::int32_t advance(const Poll* polls, std::size_t count, std::uint64_t limit) {
+        const std::uint64_t slice = host_.cycle() + kSliceCycles, ended_before = ended();
+        for (;;) {
+            bool holds = false;
+            const std::int32_t status = look(polls, count, holds);
+            if (status != kDone || holds || ended() != ended_before) return status;
+            const std::uint64_t interval = count ? kPollInterval : kSliceCycles;
+            for (std::uint64_t i = 0; i < interval; ++i) {
+                if (host_.cycle() >= limit) return kDone;
+                step();
+                if (fault_) return kFaulted;
+                if (ended() != ended_before) return kDone;
+                if (!submitted_.empty() && host_.cycle() > moved_at_ + kAccessCycles) return kHung;
+            }
+            if (host_.cycle() >= slice) return kMore;
+        }
     }
 
     // The rest of a transfer that returned `kMore` is not wanted: what was given to the host's
@@ -292,14 +337,9 @@ class Dimm {
         const std::uint64_t limit = host_.cycle() + std::min(max_cycles, kForever - host_.cycle());
         const std::uint64_t slice = host_.cycle() + kSliceCycles;
         for (;;) {
-            for (std::size_t i = 0; i < count; ++i) {
-                std::uint8_t line[kBeatBytes];
-                const std::int32_t status = read(polls[i].address / kBeatBytes, line, 1, kForever);
-                if (status != kDone) return status;
-                std::uint32_t word;
-                std::memcpy(&word, line + polls[i].address % kBeatBytes, sizeof word);
-                if ((word & polls[i].mask) == polls[i].value) return kDone;
-            }
+            bool holds = false;
+            const std::int32_t status = look(polls, count, holds);
+            if (status != kDone || holds) return status;
             if (host_.cycle() >= limit) return kTimeout;
             if (run(std::min<std::uint64_t>(kPollInterval, limit - host_.cycle())) != kDone)
                 return kFaulted;
@@ -336,6 +376,72 @@ class Dimm {
     std::size_t channels() const { return channels_.size(); }
 
   private:
+    std::int32_t look(const Poll* polls, std::size_t count, bool& holds) {
+        for (std::size_t i = 0; i < count; ++i) {
+            std::uint8_t line[kBeatBytes];
+            const std::int32_t status = read(polls[i].address / kBeatBytes, line, 1, kForever);
+            if (status != kDone) return status;
+            std::uint32_t word;
+            std::memcpy(&word, line + polls[i].address % kBeatBytes, sizeof word);
+            if ((holds = (word & polls[i].mask) == polls[i].value)) break;
+        }
+        return kDone;
+    }
+
+    struct Submitted {
+        std::uint64_t number, first, lines, given, taken;
+        std::uint8_t* data;
+        bool writes;
+    };
+
+    // Give lines of the transfers submitted to the host's controller, in order.
+    void give_submitted() {
+        for (Submitted& t : submitted_) {
+            for (; t.given < t.lines; ++t.given) {
+                if (host_.waiting() >= kQueued) return;
+                const std::uint64_t line = t.first + t.given, tag = t.number << kLineBits | t.given;
+                if (t.writes)
+                    host_.store(line, t.data + t.given * kBeatBytes, 0, tag);
+                else
+                    host_.load(line, tag);
+            }
+        }
+    }
+
+    // Take what has moved: for the transfers submitted, and stores of the one of a call. Loads of
+    // that one stay in `completions`.
+    void take_moved() {
+        for (auto& stored = host_.stored(); !stored.empty(); stored.pop_front())
+            if (stored.front() == kOwn)
+                ++transfer_.taken;
+            else
+                took(stored.front(), nullptr);
+        if (submitted_.empty()) return;
+        auto& done = host_.completions();
+        for (std::size_t i = done.size(); i; --i) {
+            const HostCompletion each = done.front();
+            done.pop_front();
+            if (each.tag >> kLineBits)
+                took(each.tag, each.data);
+            else
+                done.push_back(each);
+        }
+        while (!submitted_.empty() && submitted_.front().taken == submitted_.front().lines) {
+            const Submitted& t = submitted_.front();
+            if (t.writes) mark(t.first, t.lines, LineState::written);
+            submitted_.pop_front();
+        }
+    }
+
+    void took(std::uint64_t tag, const std::uint8_t* data) {
+        const std::uint64_t number = tag >> kLineBits;
+        if (number <= ended()) return;  // withdrawn
+        Submitted& t = submitted_[number - submitted_.front().number];
+        if (data) std::memcpy(t.data + (tag & kOwn) * kBeatBytes, data, kBeatBytes);
+        ++t.taken;
+        moved_at_ = host_.cycle();
+    }
+
     // A transfer that returned `kMore`, if it is `begun`: lines given to the host's controller and
     // taken from it so far, and the cycle by which something has to move.
     struct Transfer {
@@ -379,8 +485,10 @@ class Dimm {
 
     // A call that ended before its accesses did has left some behind; their answers are nobody's.
     void settle() {
+        giving_ = false;
         for (std::uint64_t i = 0; i < kAccessCycles && !host_.idle() && !fault_; ++i) step();
         host_.completions().clear();
+        giving_ = true;
     }
 
     void step() {
@@ -388,7 +496,9 @@ class Dimm {
         const std::uint8_t* rddata = nullptr;
         for (auto& channel : channels_)
             if (const std::uint8_t* data = channel->host_read_data()) rddata = data;
+        if (giving_ && !submitted_.empty()) give_submitted();
         host_.tick(rddata, driven_);
+        take_moved();
         for (auto& channel : channels_) channel->settle(driven_);
         dump();
         for (auto& channel : channels_) channel->clock(fault_, cycle);
@@ -412,6 +522,9 @@ class Dimm {
 
     Context context_;
     Transfer transfer_;
+    std::deque<Submitted> submitted_;
+    std::uint64_t last_submitted_ = 0, moved_at_ = 0;
+    bool giving_ = true;
     std::uint64_t channel_lines_, window_lines_;
     HostController host_;
     HostCycle driven_;
@@ -459,6 +572,20 @@ std::int32_t dimm_write(Dimm* dimm, std::uint64_t line, const std::uint8_t* data
 std::int32_t dimm_wait(Dimm* dimm, const Poll* polls, std::uint64_t count,
                        std::uint64_t max_cycles) {
     return dimm->wait(polls, count, max_cycles);
+}
+
+std::uint64_t dimm_submit(Dimm* dimm, std::uint64_t line, std::uint8_t* data, std::uint64_t lines,
+                          std::int32_t writes) {
+    return dimm->submit(line, data, lines, writes != 0);
+}
+
+std::uint64_t dimm_ended(Dimm* dimm) { return dimm->ended(); }
+
+void dimm_withdraw(Dimm* dimm) { dimm->withdraw(); }
+
+std::int32_t dimm_advance(Dimm* dimm, const Poll* polls, std::uint64_t count,
+                          std::uint64_t limit) {
+    return dimm->advance(polls, count, limit);
 }
 
 std::uint64_t dimm_cycle(Dimm* dimm) { return dimm->cycle(); }

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import ctypes
+from collections import deque
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from nearstep.backends.base import Poll
+from nearstep.backends.base import Completion, Poll
 from nearstep.backends.emulated import EmulatedBackend, Injection
 from nearstep.errors import (
     ArgumentError,
@@ -18,6 +20,7 @@ from nearstep.errors import (
     OutOfBoundsError,
     WaitTimeoutError,
 )
+from nearstep.run import check_bound
 from nearstep_sim.axdimm.library import dimm_library
 from nearstep_sim.axdimm.options import DimmOptions
 from nearstep_sim.models.dram.host import HostConfig, HostStatistics
@@ -52,6 +55,9 @@ from nearstep_spec.dram.latency import (
     TPHY_RDLAT,
     TPHY_WRLAT,
 )
+
+_FOREVER = 1 << 32
+"""Cycles, with transfers under way that say when they hang."""
 
 _GUARD, _UNWRITTEN, _WRITTEN = 0, 1, 2
 
@@ -93,6 +99,10 @@ def _load(path: Path) -> ctypes.CDLL:
         ("read", ctypes.c_int32, (dimm, number, ctypes.c_void_p, number)),
         ("write", ctypes.c_int32, (dimm, number, ctypes.c_void_p, number)),
         ("wait", ctypes.c_int32, (dimm, ctypes.POINTER(CPoll), number, number)),
+        ("submit", number, (dimm, number, ctypes.c_void_p, number, ctypes.c_int32)),
+        ("ended", number, (dimm,)),
+        ("withdraw", None, (dimm,)),
+        ("advance", ctypes.c_int32, (dimm, ctypes.POINTER(CPoll), number, number)),
         ("cycle", number, (dimm,)),
         ("fault", None, (dimm, ctypes.POINTER(FaultRecord))),
         ("watch", None, (dimm, ctypes.c_int32)),
@@ -108,6 +118,68 @@ def _load(path: Path) -> ctypes.CDLL:
         function = getattr(lib, f"dimm_{name}")
         function.restype, function.argtypes = result, list(arguments)
     return lib
+
+
+class DimmTransfer(Completion):
+    """A copy between host and DIMM that goes on while the device's time passes.
+
+    Parameters
+    ----------
+    backend: DimmBackend
+    number: int
+        In the order of submission.
+    what: str
+    begun: int
+        Cycle of its submission.
+    keep: NDArray[np.uint8]
+        Memory that it reads or writes.
+    """
+
+    backend: DimmBackend
+
+    def __init__(
+        self, backend: DimmBackend, number: int, what: str, begun: int, keep: NDArray[np.uint8]
+    ) -> None:
+        self.backend = backend
+        self.number = number
+        self.what = what
+        self._begun = begun
+        self._keep: NDArray[np.uint8] | None = keep
+        self._cycles: int | None = None
+        self._error: DeviceError | None = None
+
+    @property
+    def ended(self) -> bool:
+        if self._keep is not None:
+            self.backend.look_at_transfers()
+        return self._keep is None
+
+    @property
+    def error(self) -> DeviceError | None:
+        return self._error
+
+    @property
+    def cycles(self) -> int | None:
+        return self._cycles
+
+    def wait(self, max_cycles: int | None = None) -> Self:
+        check_bound(max_cycles)
+        self.backend.wait_for(self, max_cycles)
+        if self._error is not None:
+            raise self._error
+        return self
+
+    def abort(self, max_cycles: int | None = None) -> None:
+        """Give it up, and all that were submitted and have not ended; memory may be written in
+        part."""
+        if not self.ended:
+            self.backend.withdraw()
+
+    def end(self, cycle: int, error: DeviceError | None) -> None:
+        """It has ended; called by the backend."""
+        self._keep = None
+        self._error = error
+        self._cycles = cycle - self._begun if error is None else None
 
 
 class DimmBackend(EmulatedBackend):
@@ -178,6 +250,7 @@ class DimmBackend(EmulatedBackend):
         self._limit = dimm.channels * dimm.channel_bytes
         self._line: int | None = None  # of registers, waiting to be written
         self._words: dict[int, int] = {}
+        self._transfers: deque[DimmTransfer] = deque()  # that have not ended, as far as is known
 
     @property
     def regions(self) -> Sequence[tuple[int, int]]:
@@ -271,6 +344,79 @@ class DimmBackend(EmulatedBackend):
         lines = last - first + 1
         self._check(self._carry_out(self._lib.dimm_write, first, data.ctypes.data, lines), what)
 
+    def submit_read(self, address: int, out: NDArray[np.uint8]) -> Completion:
+        whole = address % LINE_BYTES == 0 and out.size % LINE_BYTES == 0
+        if not out.size or not whole or not out.flags.c_contiguous:
+            self._wait_for_transfers()
+            return super().submit_read(address, out)
+        return self._submit(address, out, f"read of {out.size} bytes at {address:#x}", writes=False)
+
+    def submit_write(self, address: int, data: NDArray[np.uint8]) -> Completion:
+        """Part of a line is written when all before it are, and at once."""
+        whole = address % LINE_BYTES == 0 and data.size % LINE_BYTES == 0
+        if not data.size or not whole:
+            self._wait_for_transfers()
+            return super().submit_write(address, data)
+        data = np.ascontiguousarray(data)
+        what = f"write of {data.size} bytes at {address:#x}"
+        return self._submit(address, data, what, writes=True)
+
+    def advance(self, max_cycles: int, polls: Sequence[Poll] = ()) -> None:
+        self._flush()
+        array = (CPoll * len(polls))(*((p.address, p.mask, p.value) for p in polls))
+        end = self._lib.dimm_cycle(self._dimm) + max_cycles
+        status = self._carry_out(self._lib.dimm_advance, array, len(polls), end)
+        self._check(status, "advance")
+
+    def look_at_transfers(self) -> None:
+        """Tell the transfers that have ended so. Raises nothing, and takes no time."""
+        ended = self._lib.dimm_ended(self._dimm)
+        while self._transfers and self._transfers[0].number <= ended:
+            self._transfers.popleft().end(self._lib.dimm_cycle(self._dimm), None)
+
+    def wait_for(self, transfer: DimmTransfer, max_cycles: int | None) -> None:
+        """Let the device run until a transfer has ended.
+
+        Raises
+        ------
+        WaitTimeoutError
+        """
+        end = None if max_cycles is None else self._lib.dimm_cycle(self._dimm) + max_cycles
+        while not transfer.ended:
+            left = _FOREVER if end is None else end - self._lib.dimm_cycle(self._dimm)
+            if left <= 0:
+                raise WaitTimeoutError(
+                    transfer.what, max_cycles or 0, transactions=self.transactions()
+                )
+            self.advance(left)
+
+    def withdraw(self) -> None:
+        """Give up the transfers that have not ended."""
+        self.look_at_transfers()
+        self._lib.dimm_withdraw(self._dimm)
+        while self._transfers:
+            transfer = self._transfers.popleft()
+            transfer.end(0, DeviceError(f"{transfer.what} was given up"))
+
+    def _submit(
+        self, address: int, data: NDArray[np.uint8], what: str, *, writes: bool
+    ) -> DimmTransfer:
+        self._flush()
+        self._check_range(what, address, data.size)
+        base, size = next(r for r in reversed(self.regions) if r[0] <= address)
+        if address + data.size > base + size:
+            raise OutOfBoundsError(what, address, address + data.size, base + size)
+        line, lines = address // LINE_BYTES, data.size // LINE_BYTES
+        begun = self._lib.dimm_cycle(self._dimm)
+        number = self._lib.dimm_submit(self._dimm, line, data.ctypes.data, lines, int(writes))
+        transfer = DimmTransfer(self, number, what, begun, data)
+        self._transfers.append(transfer)
+        return transfer
+
+    def _wait_for_transfers(self) -> None:
+        while self._transfers:
+            self.wait_for(self._transfers[-1], None)
+
     def wait(self, polls: Sequence[Poll], max_cycles: int) -> None:
         self._flush()
         array = (CPoll * len(polls))(*((p.address, p.mask, p.value) for p in polls))
@@ -312,6 +458,7 @@ class DimmBackend(EmulatedBackend):
             )
 
     def close(self) -> None:
+        self._transfers.clear()
         self._simulation.close()
 
     def transactions(self) -> Sequence[str]:

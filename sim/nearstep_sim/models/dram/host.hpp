@@ -91,9 +91,11 @@ class HostController {
     }
 
     void load(std::uint64_t beat, std::uint64_t tag) { submit(beat, tag, false, nullptr, 0); }
-    // A set bit of mask keeps the byte in memory.
-    void store(std::uint64_t beat, const std::uint8_t* data, std::uint64_t mask) {
-        submit(beat, 0, true, data, mask);
+    // A set bit of mask keeps the byte in memory. A tag that is not 0 comes to `stored` when the
+    // last of the data leave.
+    void store(std::uint64_t beat, const std::uint8_t* data, std::uint64_t mask,
+               std::uint64_t tag = 0) {
+        submit(beat, tag, true, data, mask);
     }
     // A command for which all banks of a rank must be closed: MRS, ZQ calibration, or the reserved
     // code. It goes before everything else, and the rank then waits as long as JEDEC asks.
@@ -109,6 +111,7 @@ class HostController {
     const HostStatistics& statistics() const { return statistics_; }
     const std::string& error() const { return error_; }  // empty, or what the memory did wrong
     std::deque<HostCompletion>& completions() { return completions_; }
+    std::deque<std::uint64_t>& stored() { return stored_; }
     std::size_t waiting() const { return queue_.size() + window_.size(); }
 
     // One fabric cycle: takes its rddata (null while rddata_valid is low) and drives the rest of it.
@@ -236,7 +239,9 @@ class HostController {
                     HostCycle::kDataBytes);
         out.wrdata_mask =
             static_cast<std::uint32_t>(slot.request.mask >> (slot.half * HostCycle::kDataBytes));
-        if (slot.half == 1) --in_flight_;
+        if (slot.half == 0) return;
+        --in_flight_;
+        if (slot.request.tag) stored_.push_back(slot.request.tag);
     }
 
     void choose(int slot, HostSlot& out) {
@@ -510,6 +515,7 @@ class HostController {
     std::vector<Entry> window_;
     std::vector<char> claimed_;
     std::deque<HostCompletion> completions_;
+    std::deque<std::uint64_t> stored_;
     std::vector<ReadSlot> reads_;
     std::vector<WriteSlot> writes_;
     std::uint8_t arriving_[kBeatBytes];

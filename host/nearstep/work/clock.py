@@ -1,0 +1,175 @@
+"""One clock for several devices, and for what is only modelled."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from nearstep.backends.base import Backend, Completion, Poll
+from nearstep.errors import ArgumentError
+
+MODEL_HERTZ = 1e12
+"""Without a device a cycle is a picosecond."""
+
+QUANTUM_CYCLES = 256
+"""Of several devices that work, none is ahead of another by more than it and one access."""
+
+
+class Clock:
+    """Device cycles of all devices that a graph runs on, which begin at 0 now.
+
+    The host does one thing after the other: what it does on one device takes time on all. So
+    before each command the devices that work are brought to the same cycle; one that has nothing
+    to do is not simulated meanwhile. Of a device without a clock the time to the
+    next end counts as a cycle. All devices
+    have a cycle of the same length.
+
+    Parameters
+    ----------
+    backends: Iterable[Backend]
+    hertz: float, optional
+        Cycles in a second, for durations of models. None: those can be had only without devices.
+
+    Attributes
+    ----------
+    hertz: float | None
+
+    Raises
+    ------
+    ArgumentError
+        A backend is named twice, or ``hertz`` is not above 0.
+    """
+
+    def __init__(self, backends: Iterable[Backend] = (), hertz: float | None = None) -> None:
+        self._hands = [_Hand(backend) for backend in backends]
+        if len({id(hand.backend) for hand in self._hands}) != len(self._hands):
+            raise ArgumentError("backends must be named once")
+        if hertz is not None and not 0 < hertz < float("inf"):
+            raise ArgumentError(f"hertz must be above 0 and finite, not {hertz}")
+        self.hertz = hertz if self._hands or hertz is not None else MODEL_HERTZ
+        self._now = 0
+
+    @property
+    def now(self) -> int:
+        """Cycle of the device that is ahead, or of the model."""
+        return max(self._now, *(hand.now for hand in self._hands), 0)
+
+    @property
+    def unit(self) -> str:
+        """``cycles``, or ``steps`` if a device has no clock."""
+        return "steps" if any(hand.steps for hand in self._hands) else "cycles"
+
+    def cycles(self, seconds: float) -> int:
+        """The nearest number of cycles.
+
+        Raises
+        ------
+        ArgumentError
+            The clock has devices and no ``hertz``.
+        """
+        if self.hertz is None:
+            raise ArgumentError("hertz must be given: what is modelled runs beside a device")
+        return round(seconds * self.hertz)
+
+    def check(self, completion: Completion) -> None:
+        """Raise :class:`ArgumentError` unless it is on a device of this clock, or has ended."""
+        if completion.backend is not None:
+            self._hand(completion.backend)
+
+    def level(self, under_way: Sequence[Completion]) -> int:
+        """Bring all devices to the same cycle, and return it."""
+        return self._reach(self.now, under_way)
+
+    def after(self, begun: int, under_way: Sequence[Completion]) -> None:
+        """Bring all devices to the same cycle after commands of the host that began at ``begun``:
+        those to one device and those to another took their time one after the other.
+
+        Parameters
+        ----------
+        begun: int
+            From :meth:`level`.
+        under_way: Sequence[Completion]
+            What was before them.
+        """
+        self._reach(begun + sum(max(0, hand.now - begun) for hand in self._hands), under_way)
+
+    def _reach(self, cycle: int, under_way: Sequence[Completion]) -> int:
+        self._now = cycle
+        busy = {id(each.backend) for each in under_way}
+        for hand in self._hands:
+            hand.reach(cycle, busy=id(hand.backend) in busy)
+        return cycle
+
+    def advance(self, limit: int | None, under_way: Sequence[Completion]) -> None:
+        """Let time pass until something may have ended, or to cycle ``limit``.
+
+        Parameters
+        ----------
+        limit: int | None
+        under_way: Sequence[Completion]
+            What has not ended. If there is nothing, and no limit, no time passes.
+        """
+        self.level(under_way)
+        busy = [hand for hand in self._hands if any(c.backend is hand.backend for c in under_way)]
+        if not busy:
+            self._now = max(self._now, limit or 0)
+            return
+        left = None if limit is None else max(0, limit - self._now)
+        if len(busy) > 1:
+            left = QUANTUM_CYCLES if left is None else min(left, QUANTUM_CYCLES)
+        if any(not each.polls and each.ended for each in under_way):
+            return  # such as a transfer that ended in the time of a command
+        for hand in busy:
+            hand.advance(left, [c for c in under_way if c.backend is hand.backend])
+
+    def _hand(self, backend: Backend) -> _Hand:
+        for hand in self._hands:
+            if hand.backend is backend:
+                return hand
+        raise ArgumentError(f"{backend!r} is no device of the clock")
+
+
+_SLICE = 1 << 20
+"""Cycles of an advance whose end nothing else decides; then it goes on."""
+
+
+class _Hand:
+    """Time of one device."""
+
+    def __init__(self, backend: Backend) -> None:
+        self.backend = backend
+        self.steps = backend.cycles is None
+        self._counted = 0
+        self._offset = -self._own
+
+    @property
+    def _own(self) -> int:
+        cycles = self.backend.cycles
+        return self._counted if cycles is None else cycles
+
+    @property
+    def now(self) -> int:
+        return self._own + self._offset
+
+    def reach(self, cycle: int, *, busy: bool) -> None:
+        """Let a device that works do so until ``cycle``; it may have been ahead."""
+        behind = cycle - self.now
+        if busy and not self.steps:
+            while behind > 0:
+                self.backend.advance(behind)
+                behind = cycle - self.now
+        elif behind > 0:
+            self._offset += behind
+
+    def advance(self, cycles: int | None, under_way: Sequence[Completion]) -> None:
+        """Let it work until something may have ended, or for so many cycles."""
+        bounds = [each.bound for each in under_way]
+        known = [each for each in bounds if each is not None]
+        longest = max(known) + 1 if len(known) == len(bounds) else _SLICE
+        most = longest if cycles is None else cycles
+        self.backend.advance(most, _polls(under_way))
+        if self.steps:  # how many of them it took it does not say
+            self._counted += min(most, 1) if any(each.ended for each in under_way) else most
+
+
+def _polls(under_way: Sequence[Completion]) -> list[Poll]:
+    return [poll for each in under_way for poll in each.polls]

@@ -1,0 +1,250 @@
+"""Runs a graph: on opened devices, on models of what there is none of, or on both."""
+
+from __future__ import annotations
+
+import heapq
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+from nearstep.backends.base import Completion
+from nearstep.work.clock import Clock
+from nearstep.work.errors import WorkError, some
+from nearstep.work.operation import Operation
+from nearstep.work.timeline import Entry, Timeline
+
+
+def execute(graph: Sequence[Operation], clock: Clock | None = None) -> Timeline:
+    """Run a graph, and return when each operation was under way.
+
+    An operation is started as soon as what it needs has ended and its resources are free; of
+    several that compete, by priority, then in program order. So the same graph on the same devices
+    always takes the same course. Where nothing can be started, time passes as far as the next end.
+
+    Parameters
+    ----------
+    graph: Sequence[Operation]
+        :class:`nearstep.work.graph.Graph`.
+    clock: Clock, optional
+        Of the devices. None: all is modelled.
+
+    Raises
+    ------
+    ArgumentError
+        An operation is modelled beside a device on a clock without ``hertz``. Nothing was started.
+    WorkError
+        An operation failed, when it was started or later.
+
+    What else is raised meanwhile, such as by Ctrl-C, ends those under way and has a note of what
+    was not run.
+    """
+    return _Execution(graph, Clock() if clock is None else clock).run()
+
+
+class _UnderWay:
+    """An operation that has been started.
+
+    Attributes
+    ----------
+    start, started: int
+        Cycles before and after the commands that start it.
+    due: int | None
+        Cycle at which it ends by its model.
+    place: int
+        Of all that were started.
+    """
+
+    __slots__ = ("completion", "due", "operation", "place", "start", "started")
+
+    def __init__(self, operation: Operation, place: int, start: int) -> None:
+        self.operation = operation
+        self.place = place
+        self.start = self.started = start
+        self.completion: Completion | None = None
+        self.due: int | None = None
+
+    def overdue(self, now: int) -> bool:
+        """Whether it takes longer than it can."""
+        bound = None if self.completion is None else self.completion.bound
+        return bound is not None and now - self.started > bound
+
+
+Key = tuple[int, int]
+"""Priority and number of an operation: of several the lowest goes first."""
+
+
+class _Execution:
+    """State of a graph that runs."""
+
+    def __init__(self, graph: Sequence[Operation], clock: Clock) -> None:
+        self._graph = graph
+        self._clock = clock
+        self._users: list[list[int]] = [[] for _ in graph]
+        self._missing = [len(operation.needs) for operation in graph]
+        self._ready: list[Key] = []
+        self._parked: defaultdict[str, list[Key]] = defaultdict(list)
+        self._held: set[str] = set()
+        self._modelled: dict[int, _UnderWay] = {}
+        self._due: list[tuple[int, int]] = []  # of those: cycle and number
+        self._running: dict[int, _UnderWay] = {}  # on devices
+        self._left = set(range(len(graph)))
+        self._done: list[str] = []
+        self._failed: dict[str, Exception] = {}
+        self._entries: list[Entry | None] = []
+        for operation in graph:
+            for need in operation.needs:
+                self._users[need].append(operation.index)
+            if operation.seconds is not None:
+                clock.cycles(operation.seconds)  # raises if it cannot
+            if not operation.needs:
+                heapq.heappush(self._ready, (operation.priority, operation.index))
+
+    def run(self) -> Timeline:
+        try:
+            self._start_all()
+            while self._modelled or self._running:
+                self._pass_time()
+                self._look()
+                self._start_all()
+        except BaseException as error:  # such as Ctrl-C
+            self._abort(error)
+            raise
+        if self._failed:
+            first = next(iter(self._failed.values()))
+            raise WorkError(self._failed, self._done, self._not_run()) from first
+        entries = [entry for entry in self._entries if entry is not None]
+        return Timeline(entries, self._clock.hertz, self._clock.unit)
+
+    def _start_all(self) -> None:
+        """Start what can be.
+
+        An operation that is ready waits at one resource that is not free. When one gets free the
+        first that waits there is tried; if it has to wait at another, the next is.
+        """
+        while self._ready and not self._failed:
+            key = heapq.heappop(self._ready)
+            operation = self._graph[key[1]]
+            taken = next((each for each in operation.holds if each in self._held), None)
+            if taken is None:
+                self._start(operation)
+            else:
+                heapq.heappush(self._parked[taken], key)
+                self._try_next(each for each in operation.holds if each not in self._held)
+
+    def _try_next(self, resources: Iterable[str]) -> None:
+        for resource in resources:
+            if self._parked[resource]:
+                heapq.heappush(self._ready, heapq.heappop(self._parked[resource]))
+
+    def _start(self, operation: Operation) -> None:
+        clock, index = self._clock, operation.index
+        self._held.update(operation.holds)
+        self._left.discard(index)
+        self._entries.append(None)
+        under_way = _UnderWay(operation, len(self._entries) - 1, clock.now)
+        try:
+            if operation.action is not None:
+                before = self._completions()
+                under_way.start = clock.level(before)
+                under_way.completion = completion = operation.action()
+                if completion is not None:
+                    clock.check(completion)
+                clock.after(under_way.start, before)
+                under_way.started = clock.now
+        except Exception as error:
+            self._fail(under_way, error)
+            return
+        if operation.seconds is not None:
+            under_way.due = under_way.start + clock.cycles(operation.seconds)
+            self._modelled[index] = under_way
+            heapq.heappush(self._due, (under_way.due, index))
+        elif under_way.completion is None or under_way.completion.backend is None:
+            self._end(under_way)
+        else:
+            self._running[index] = under_way
+
+    def _pass_time(self) -> None:
+        limit = self._due[0][0] if self._due else None
+        try:
+            self._clock.advance(limit, self._completions())
+        except Exception as error:
+            self._blame(error)
+
+    def _blame(self, error: Exception) -> None:
+        """A device failed: so did what says so when it is looked at; if nothing does, all."""
+        known = len(self._failed)
+        for each in list(self._running.values()):
+            try:
+                _ = each.completion is None or each.completion.ended
+            except Exception as own:
+                self._fail(each, own)
+        if len(self._failed) == known:
+            for each in list(self._running.values()):
+                self._fail(each, error)
+
+    def _look(self) -> None:
+        """End what has ended."""
+        now = self._clock.now
+        while self._due and self._due[0][0] <= now:
+            self._end(self._modelled[heapq.heappop(self._due)[1]])
+        for each in list(self._running.values()):
+            try:
+                ended = each.completion is None or each.completion.ended
+            except Exception as error:
+                self._fail(each, error)
+                continue
+            if ended:
+                self._end(each)
+            elif each.overdue(now):
+                self._end(each, 0)
+
+    def _end(self, each: _UnderWay, max_cycles: int | None = None) -> None:
+        """It has ended, or is to within ``max_cycles``: take what became of it."""
+        try:
+            if each.completion is not None:
+                each.completion.wait(max_cycles)
+        except Exception as error:
+            self._fail(each, error)
+            return
+        end = self._clock.now if each.due is None else max(each.due, each.start)
+        cycles = None if each.completion is None else each.completion.cycles
+        self._entries[each.place] = Entry(each.operation, each.start, end, cycles)
+        self._done.append(str(each.operation))
+        self._leave(each)
+        for user in self._users[each.operation.index]:
+            self._missing[user] -= 1
+            if not self._missing[user]:
+                heapq.heappush(self._ready, (self._graph[user].priority, user))
+
+    def _fail(self, each: _UnderWay, error: Exception) -> None:
+        if each.completion is not None and each.operation.index in self._running:
+            try:
+                if not each.completion.ended:
+                    each.completion.abort()
+            except Exception as second:
+                if str(second) != str(error):
+                    error.add_note(f"then, when it was to be ended: {second}")
+        self._failed[str(each.operation)] = error
+        self._leave(each)
+
+    def _leave(self, each: _UnderWay) -> None:
+        self._modelled.pop(each.operation.index, None)
+        self._running.pop(each.operation.index, None)
+        self._held.difference_update(each.operation.holds)
+        self._try_next(each.operation.holds)
+
+    def _abort(self, error: BaseException) -> None:
+        """End all that is under way, whatever happens meanwhile."""
+        for each in [*self._running.values(), *self._modelled.values()]:
+            try:
+                if each.completion is not None:
+                    each.completion.abort()
+            except BaseException as second:  # Ctrl-C once more: the others still have to end
+                error.add_note(f"then, when {each.operation} was to be ended: {second!r}")
+        under_way = [str(e.operation) for e in [*self._running.values(), *self._modelled.values()]]
+        error.add_note(f"under way: {some(under_way)}; not run: {some(self._not_run())}")
+
+    def _not_run(self) -> list[str]:
+        return [str(self._graph[index]) for index in sorted(self._left)]
+
+    def _completions(self) -> list[Completion]:
+        return [each.completion for each in self._running.values() if each.completion is not None]

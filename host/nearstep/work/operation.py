@@ -1,0 +1,97 @@
+"""Operations: what a graph of work consists of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from nearstep.backends.base import Completion
+from nearstep.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from nearstep.buffer import Buffer
+
+Action = Callable[[], Completion | None]
+"""Starts an operation; None is returned by one that has ended by then."""
+
+
+class Range(NamedTuple):
+    """Bytes [start, stop) of a space. An empty one is part of no hazard.
+
+    Attributes
+    ----------
+    space: Hashable
+        What the addresses are of: a device, a file, the host's memory by any name.
+    start, stop: int
+    """
+
+    space: Hashable
+    start: int
+    stop: int
+
+    @classmethod
+    def of(cls, buffer: Buffer) -> Range:
+        """The memory of a buffer."""
+        return cls(buffer.device, buffer.address, buffer.address + buffer.nbytes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rate:
+    """A duration model: a latency, and bytes at a rate.
+
+    Parameters
+    ----------
+    bytes_per_s: float
+    latency_s: float
+    """
+
+    bytes_per_s: float
+    latency_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.bytes_per_s < float("inf"):
+            raise ArgumentError(f"bytes_per_s must be above 0 and finite, not {self.bytes_per_s}")
+        if not 0 <= self.latency_s < float("inf"):
+            raise ArgumentError(f"latency_s must be from 0 and finite, not {self.latency_s}")
+
+    def seconds(self, nbytes: int) -> float:
+        """Time that a transfer of this size takes."""
+        return self.latency_s + nbytes / self.bytes_per_s
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, slots=True)
+class Operation:
+    """One thing that a step does. Made by :meth:`nearstep.work.graph.Graph.add`.
+
+    Attributes
+    ----------
+    index: int
+        Place in the program.
+    name: str
+    holds: tuple[str, ...]
+        Resources that nothing else has while it is under way, at least one.
+    reads, writes: tuple[Range, ...]
+    needs: tuple[int, ...]
+        Operations that must have ended, ascending: those named, and those of its hazards.
+    action: Action | None
+        Starts it. None: nothing but time passes.
+    seconds: float | None
+        How long it takes by a model. None: as long as the completion of its action.
+    priority: int
+        Of two operations that could be started the one of the lower number is, and of equal ones
+        that which comes first in the program.
+    """
+
+    index: int
+    name: str
+    holds: tuple[str, ...]
+    reads: tuple[Range, ...]
+    writes: tuple[Range, ...]
+    needs: tuple[int, ...]
+    action: Action | None
+    seconds: float | None
+    priority: int
+
+    def __str__(self) -> str:
+        return f"{self.index}: {self.name}"

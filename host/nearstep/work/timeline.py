@@ -1,0 +1,96 @@
+"""When each operation of a graph was under way."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from nearstep.work.operation import Operation
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """An operation with its time, in cycles of the clock.
+
+    Attributes
+    ----------
+    operation: Operation
+    start, end: int
+        From before the host gives the commands that start it, to where the host knows of its end
+        and what needs it may start.
+    cycles: int | None
+        That the device itself counted, if it has.
+    """
+
+    operation: Operation
+    start: int
+    end: int
+    cycles: int | None = None
+
+    @property
+    def duration(self) -> int:
+        """Cycles in which it holds its resources."""
+        return self.end - self.start
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """What became of a graph.
+
+    Attributes
+    ----------
+    entries: Sequence[Entry]
+        In the order in which the operations were started.
+    hertz: float | None
+        Cycles in a second, if that is known.
+    unit: str
+        ``cycles``, or ``steps`` of a device without a clock.
+    """
+
+    entries: Sequence[Entry]
+    hertz: float | None
+    unit: str = "cycles"
+
+    @property
+    def makespan(self) -> int:
+        """Cycles from the first start to the last end; 0 of no operations."""
+        if not self.entries:
+            return 0
+        return max(e.end for e in self.entries) - min(e.start for e in self.entries)
+
+    @property
+    def seconds(self) -> float | None:
+        """The makespan in seconds, if the clock has a frequency."""
+        return None if self.hertz is None else self.makespan / self.hertz
+
+    @property
+    def lanes(self) -> dict[str, list[Entry]]:
+        """What each resource does, in order; resources in the order of their first use."""
+        lanes: defaultdict[str, list[Entry]] = defaultdict(list)
+        for entry in self.entries:
+            for resource in entry.operation.holds:
+                lanes[resource].append(entry)
+        return dict(lanes)
+
+    def busy(self, resource: str) -> int:
+        """Cycles in which a resource is held."""
+        return sum(entry.duration for entry in self.lanes.get(resource, ()))
+
+    def critical_path(self) -> Sequence[Entry]:
+        """Operations of which each needs the one before it, and that take longest together."""
+        entries = sorted(self.entries, key=lambda entry: entry.operation.index)
+        place = {entry.operation.index: i for i, entry in enumerate(entries)}
+        longest: list[int] = []
+        before: list[int] = []
+        for entry in entries:
+            needs = [place[each] for each in entry.operation.needs]
+            last = max(needs, key=lambda i: longest[i], default=-1)
+            before.append(last)
+            longest.append(entry.duration + (longest[last] if last >= 0 else 0))
+        path: list[Entry] = []
+        i = max(range(len(entries)), key=lambda i: longest[i], default=-1)
+        while i >= 0:
+            path.append(entries[i])
+            i = before[i]
+        return path[::-1]

@@ -1,0 +1,95 @@
+"""A timeline for people: Chrome's trace format, and a picture."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from nearstep.work.timeline import Timeline
+
+LETTERS = 200
+"""Letters of a name that go into the width of a picture; a name has to fit its operation."""
+
+
+def trace(timeline: Timeline) -> dict[str, Any]:
+    """The timeline as ``chrome://tracing`` and Perfetto read it: a thread for each resource.
+
+    Times are microseconds, or one for each cycle if the clock has no frequency. An operation that
+    holds several resources is in each of their threads.
+    """
+    scale = 1.0 if timeline.hertz is None else 1e6 / timeline.hertz
+    lanes = timeline.lanes
+    events: list[dict[str, Any]] = [
+        {"ph": "M", "name": "thread_name", "pid": 0, "tid": number, "args": {"name": resource}}
+        for number, resource in enumerate(lanes)
+    ]
+    for number, entries in enumerate(lanes.values()):
+        for entry in entries:
+            operation = entry.operation
+            arguments: dict[str, Any] = {
+                "operation": operation.index,
+                "needs": list(operation.needs),
+                f"start_{timeline.unit}": entry.start,
+                f"end_{timeline.unit}": entry.end,
+                "bytes_read": sum(each.stop - each.start for each in operation.reads),
+                "bytes_written": sum(each.stop - each.start for each in operation.writes),
+            }
+            if entry.cycles is not None:
+                arguments["device_cycles"] = entry.cycles
+            events.append(
+                {
+                    "ph": "X",
+                    "name": operation.name,
+                    "pid": 0,
+                    "tid": number,
+                    "ts": entry.start * scale,
+                    "dur": entry.duration * scale,
+                    "args": arguments,
+                }
+            )
+    return {
+        "traceEvents": events,
+        "otherData": {"unit": timeline.unit, "hertz": timeline.hertz},
+    }
+
+
+def write_trace(timeline: Timeline, path: str | Path) -> None:
+    """Write :func:`trace` as JSON; the same timeline is the same file."""
+    Path(path).write_text(json.dumps(trace(timeline), indent=1) + "\n", encoding="utf-8")
+
+
+def picture(timeline: Timeline, path: str | Path, title: str = "") -> None:
+    """Draw the timeline, a lane for each resource, to an image file of any kind that matplotlib
+    writes."""
+    from matplotlib.figure import Figure  # in the extra `torch`; a device needs none of it
+
+    lanes = timeline.lanes
+    colours: dict[str, int] = {}
+    figure = Figure(figsize=(12, 1.2 + 0.5 * len(lanes)), layout="constrained")
+    axes = figure.subplots()
+    for number, entries in enumerate(lanes.values()):
+        kinds = [entry.operation.name.split(" ")[0] for entry in entries]
+        axes.broken_barh(
+            [(entry.start, max(entry.duration, 1)) for entry in entries],
+            (number - 0.4, 0.8),
+            facecolors=[f"C{colours.setdefault(kind, len(colours)) % 10}" for kind in kinds],
+            edgecolor="white",
+            linewidth=0.5,
+        )
+        for entry in entries:
+            if entry.duration * LETTERS < len(entry.operation.name) * timeline.makespan:
+                continue
+            axes.text(
+                (entry.start + entry.end) / 2,
+                number,
+                entry.operation.name,
+                ha="center",
+                va="center",
+                fontsize=6,
+            )
+    axes.set_yticks(range(len(lanes)), list(lanes))
+    axes.invert_yaxis()
+    axes.set_xlabel(f"device {timeline.unit}" if timeline.hertz is None else timeline.unit)
+    axes.set_title(title or f"{timeline.makespan} {timeline.unit}")
+    figure.savefig(path)
