@@ -15,11 +15,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from amaranth.back import rtlil
 from amaranth.lib import wiring
 
 from nearstep_hw.generate import GENERATORS, build
-from nearstep_hw.verilog import to_verilog
+from nearstep_hw.verilog import netlist, to_verilog
 from nearstep_sim.synthesis import ultrascale_plus_area, ultrascale_plus_cells
 
 __all__ = ["BLOCKS", "FILE", "Block", "digest", "measure", "over", "read", "tools", "write"]
@@ -164,7 +163,7 @@ def digest(name: str) -> str:
 
     Verilog of the same netlist is the same, from the same tools; and a netlist is had much faster.
     """
-    text = rtlil.convert(BLOCKS[name].make(), name=name, emit_src=False)
+    text = netlist(BLOCKS[name].make(), name)
     return hashlib.sha256(text.encode()).hexdigest()[:DIGEST_DIGITS]
 
 
