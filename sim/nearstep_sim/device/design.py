@@ -214,10 +214,11 @@ def dimm_library(dimm: DimmConfig, *, trace: bool = False) -> Path:
     return _build(
         "axdimm_dimm",
         Model(top="axdimm_channel", verilog=shell, prefix="Vshell"),
-        [DIMM_HARNESS, DRAM_MODELS],
+        [DIMM_HARNESS],
         dimm.kernel,
         trace,
         pairs_clock=False,
+        common=[DRAM_MODELS],
     )
 
 
@@ -243,6 +244,7 @@ def _build(
     trace: bool,
     *,
     pairs_clock: bool,
+    common: Sequence[Path] = (),
 ) -> Path:
     rule = update_rule(config)
     latency = Schedule.of(rule.program, DEFAULT_DEPTHS, 0).latency
@@ -260,5 +262,6 @@ def _build(
         [shell, Model(top=unit_name, verilog=unit, prefix="Vunit")],
         [*sources, folder / "design.cpp"],
         cxxflags=CXX_FLAGS,
+        common=common,
         trace=trace,
     )
