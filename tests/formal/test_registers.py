@@ -263,6 +263,7 @@ def test_bank_can_start_and_refuse() -> None:
     assert prove(BankProperties(), "csr_bank", "cover", depth=6).statements == 2
 
 
+@pytest.mark.deep
 def test_reads_have_no_side_effects() -> None:
     proof = prove(ReadsDoNothing(), "csr_reads", "bmc", depth=10)
     print(proof)

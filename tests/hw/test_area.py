@@ -9,8 +9,11 @@ from nearstep_hw.generate import GENERATORS
 from nearstep_sim import area
 
 COMMAND = "`python bench/bench_area.py{}` makes its row again and says what is another number"
+SLOW = {"decompress_fused", "decompress_scatter"}
+"""Their netlists alone take seconds to make."""
+
 BLOCKS = [
-    pytest.param(name, marks=[pytest.mark.deep] if block.large else [])
+    pytest.param(name, marks=[pytest.mark.deep] if block.large or name in SLOW else [])
     for name, block in area.BLOCKS.items()
 ]
 

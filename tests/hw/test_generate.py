@@ -10,7 +10,7 @@ import typer
 from typer.testing import CliRunner
 
 from nearstep_hw.generate import GENERATORS, build, command, describe
-from nearstep_sim.verilate.build import tool_environment, verilator_root
+from nearstep_sim.verilate.build import tool_environment, verilator_root, verilog_of
 from nearstep_spec.codec import CodecError
 
 from .event_driven import STANDARDS, blind, combinational_blocks, output_bench, simulate
@@ -50,17 +50,19 @@ def cli():
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
-    """The file that the command writes for a block, written once."""
+    """The file that the command writes for a block, written once for all tests and processes."""
     app = typer.Typer()
     app.command(context_settings=command.context_settings)(command)
     folder = tmp_path_factory.mktemp("verilog")
 
     def write(name):
-        path = folder / f"{name}.v"
-        if not path.exists():
+        def generate():
+            path = folder / f"{name}.v"
             result = CliRunner().invoke(app, [name, "-o", str(path)])
             assert result.exit_code == 0, result.output
-        return path
+            return path.read_text()
+
+        return verilog_of(f"generator {name}", generate)
 
     return write
 

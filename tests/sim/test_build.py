@@ -327,3 +327,17 @@ def test_clearing_takes_only_what_the_cache_made(folder: Path) -> None:
     assert [path.name for path in _all(folder / "cache") if path.is_file()] == ["libc.so.6"]
     assert cache.clear() == 0
     assert cache.kinds() == []
+
+
+def test_a_source_that_libraries_have_in_common_is_compiled_once(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("NEARSTEP_CACHE", str(tmp_path / "cache"))
+    shared = tmp_path / "shared.cpp"
+    shared.write_text('extern "C" int shared() { return 7; }\n')
+    for name in ("one", "two"):
+        (tmp_path / f"{name}.cpp").write_text(f'extern "C" int {name}() {{ return 1; }}\n')
+        path = build.compile_library(name, [tmp_path / f"{name}.cpp"], common=[shared])
+        assert ctypes.CDLL(str(path)).shared() == 7
+    assert len(list((tmp_path / "cache" / "lib").glob("shared-*.o"))) == 1
+    shared.write_text('extern "C" int shared() { return 8; }\n')
+    path = build.compile_library("one", [tmp_path / "one.cpp"], common=[shared])
+    assert ctypes.CDLL(str(path)).shared() == 8

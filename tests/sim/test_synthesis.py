@@ -59,6 +59,7 @@ class Pair(wiring.Component):
         return m
 
 
+@pytest.mark.deep
 def test_a_module_that_is_boxed_counts_as_one_cell_of_its_name() -> None:
     verilog = to_verilog(Pair(), "pair")
     assert ultrascale_plus_area(ultrascale_plus_cells(verilog, "pair"))["ff"] == 16

@@ -108,6 +108,7 @@ def test_ten_steps_of_a_million_parameters_equal_torch_fused(url, name, weight_d
 
 
 @like_torch
+@pytest.mark.deep
 @pytest.mark.parametrize(
     ("name", "arrays", "options"),
     [

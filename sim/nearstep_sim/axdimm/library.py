@@ -31,8 +31,9 @@ def dimm_library(dimm: DimmConfig, *, trace: bool = False) -> Path:
     return device_library(
         "axdimm_dimm",
         Model(top="axdimm_channel", verilog=shell, prefix="Vshell"),
-        [HARNESS, DRAM_MODELS],
+        [HARNESS],
         dimm.kernel,
         trace,
         pairs_clock=False,
+        common=[DRAM_MODELS],
     )

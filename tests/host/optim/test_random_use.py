@@ -46,6 +46,8 @@ class Kind:
         )
 
 
+SEEDS = [*range(2), *(pytest.param(seed, marks=pytest.mark.deep) for seed in range(2, 6))]
+
 KINDS = (
     Kind(
         "AdamW",
@@ -166,7 +168,7 @@ class Pair:
 
 
 @like_torch
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 def test_random_use_equals_torch(kind, seed, many_rules):
     pair = Pair(kind, many_rules, seed)

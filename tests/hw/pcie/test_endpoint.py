@@ -65,6 +65,7 @@ ANY = ("any_length_and_alignment/mode=both", "any_byte_enables/mode=both",
        "a_peer_reads_and_writes/mode=both")  # fmt: skip
 
 
+@pytest.mark.deep
 def test_gen3_x4_while_both_sides_stall():
     assert len(bench("cocotb_endpoint", testcase=",".join(ANY)).tests) == len(ANY)
 

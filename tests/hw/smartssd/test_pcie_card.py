@@ -81,6 +81,7 @@ def bench(
 
 
 @pytest.mark.cocotb
+@pytest.mark.deep
 def test_a_driver_uses_the_card_below_a_root_complex():
     assert bench(seed=1, benches=SHORTEST) > 0
 

@@ -29,8 +29,15 @@ from nearstep_spec.rule.adam import adam_scalars
 from nearstep_spec.updater.registers import ARRAYS, update_rule
 
 SHAPE = {"lanes": 4, "chunk_bytes": 512, "memory_bytes": 1 << 20, "rules": "adam"}
-ADAM = {"gradient_formats": "fp32", "gradient_scale": False}
+ADAM = {
+    "gradient_formats": "fp32",
+    "gradient_scale": False,
+    "copy_out_formats": "",
+    "scan": False,
+    "compression": "",
+}
 OPTIONS = "&".join(f"{name}={value}" for name, value in {**SHAPE, **ADAM}.items())
+"""The library is that of the card of ``tests/host/driver`` that knows Adam alone."""
 URLS = {
     "golden": f"golden:smartssd?{OPTIONS}",
     "sim": f"sim:smartssd?{OPTIONS}",

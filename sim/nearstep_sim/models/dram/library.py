@@ -30,7 +30,8 @@ __all__ = [
 ]
 
 SOURCE = Path(__file__).with_name("library.cpp")
-"""Includes every header of the models; a library that uses them lists it among its sources."""
+"""Includes every header of the models; a library that uses them has it in common with
+others."""
 
 HOST_SLOTS = 2  # command slots of the host in a fabric cycle; a burst is as many pieces of data
 
@@ -224,7 +225,7 @@ _SIGNATURES: dict[str, tuple[type | None, Sequence[type]]] = {
 @cache
 def load() -> ctypes.CDLL:
     """The library, built on first use."""
-    library = ctypes.CDLL(str(compile_library("dram", [SOURCE])))
+    library = ctypes.CDLL(str(compile_library("dram", [], common=[SOURCE])))
     for name, (result, arguments) in _SIGNATURES.items():
         function = getattr(library, name)
         function.restype = result
