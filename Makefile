@@ -10,6 +10,7 @@ override RUN_ARGS := $(value RUN_ARGS)
 export RUN_ARGS
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
+PREPARED := $(VENV)/.prepared
 PYTEST := $(BIN)/python -m pytest -n $(JOBS)
 
 .DEFAULT_GOAL := help
@@ -19,33 +20,36 @@ help:  ## show this text
 	@echo "usage: make TARGET"
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-setup: $(READY)  ## create .venv with everything from PyPI
+setup: $(PREPARED)  ## create .venv with everything from PyPI
 
 $(READY): pyproject.toml
 	@PYTHON="$(PYTHON)" sh .ci/prerequisites
 	@test -x $(BIN)/python || "$(PYTHON)" -m venv $(VENV)
 	@echo "installing packages into $(VENV) (a few minutes the first time)"
 	@$(BIN)/python -m pip install --disable-pip-version-check -q -e '.[sim,torch,fpga,dev]'
+	@touch $@
+
+$(PREPARED): $(READY)
 	@echo "preparing yosys for this machine (about 40 s, once)"
 	@$(BIN)/nearstep cache prepare
 	@touch $@
 
-run: $(READY)  ## train a small GPT with every optimizer step on the RTL (RUN_ARGS="--steps 50")
+run: $(PREPARED)  ## train a small GPT with every optimizer step on the RTL (RUN_ARGS="--steps 50")
 	@$(BIN)/python .ci/run_with_args.py examples/train_gpt.py
 
-test: $(READY)  ## fast tests, complete in breadth
+test: $(PREPARED)  ## fast tests, complete in breadth
 	@NEARSTEP_OPTIMISE=-O1 $(PYTEST) --durations=15 --durations-min=10 -m "not deep"
 
-test-all: $(READY)  ## every test, deep ones and formal proofs included
+test-all: $(PREPARED)  ## every test, deep ones and formal proofs included
 	@$(PYTEST)
 
-sim: $(READY)  ## all cocotb benches
+sim: $(PREPARED)  ## all cocotb benches
 	@$(PYTEST) -m cocotb
 
-formal: $(READY)  ## formal proofs of FIFOs, movers, windows, registers
+formal: $(PREPARED)  ## formal proofs of FIFOs, movers, windows, registers
 	@$(PYTEST) -m formal
 
-bench: $(READY)  ## all benchmarks: JSON and plots under build/bench, docs/benchmarks.md
+bench: $(PREPARED)  ## all benchmarks: JSON and plots under build/bench, docs/benchmarks.md
 	@set -e; for b in bench/bench_*.py; do echo "== $$b"; $(BIN)/python $$b; done; $(BIN)/python bench/page.py
 
 lint: $(READY)  ## ruff, mypy, layering

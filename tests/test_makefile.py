@@ -23,7 +23,8 @@ def checkout(tmp_path: Path) -> Path:
         shutil.copy(ROOT / name, folder / name)
     (folder / "examples" / "train_gpt.py").write_text(STUB)
     (folder / ".venv" / "bin" / "python").symlink_to(sys.executable)
-    (folder / ".venv" / ".ready").touch()
+    for stamp in (".ready", ".prepared"):
+        (folder / ".venv" / stamp).touch()
     for name in ("a.txt", "b.txt"):
         (folder / name).touch()
     return folder

@@ -155,6 +155,7 @@ def test_converters_at_odd_depths():
 
 
 @pytest.mark.cocotb
+@pytest.mark.deep
 def test_units_under_cocotb():
     verilog = verilog_of(
         "fp_bank cocotb",

@@ -73,9 +73,7 @@ def test_gen3_x4_while_both_sides_stall():
 @pytest.mark.parametrize(
     "module",
     [
-        pytest.param(name, marks=pytest.mark.deep)
-        if name in ("cocotb_endpoint", "cocotb_endpoint_rate", "cocotb_endpoint_errors")
-        else name
+        pytest.param(name, marks=pytest.mark.deep) if name != "cocotb_endpoint_order" else name
         for name in COUNTS
     ],
 )

@@ -25,6 +25,7 @@ from nearstep_sim.golden.rule import evaluate
 from nearstep_sim.smartssd.bar import BarBackend, BarTraffic
 from nearstep_sim.smartssd.card import CardBackend
 from nearstep_sim.smartssd.options import VerilatedCardOptions
+from nearstep_spec.codec import from_text
 from nearstep_spec.rule.adam import adam_scalars
 from nearstep_spec.updater.registers import ARRAYS, update_rule
 
@@ -415,7 +416,8 @@ def test_a_kernel_without_bar_knows_no_faults_towards_the_host():
 
 def test_the_checker_of_the_bar_fires():
     """Packets of a link with larger pages would cross one of AXI."""
-    options = VerilatedCardOptions(**SHAPE, **ADAM)
+    texts = {name: str(value) for name, value in {**SHAPE, **ADAM}.items()}
+    options = from_text(VerilatedCardOptions, texts)
     for access, channel in ((CardBackend.write_memory, "AW"), (CardBackend.read_memory, "AR")):
         backend = CardBackend(options, max_payload=2 * PAGE, max_read_request=2 * PAGE)
         with pytest.raises(ProtocolError, match="do not cross 4 KiB") as caught:
