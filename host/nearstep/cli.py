@@ -7,7 +7,7 @@ from typing import TextIO
 
 import typer
 
-from nearstep import cache_command, devices_command, doctor, registers_command
+from nearstep import cache_command, devices_command, doctor, open_command, registers_command
 from nearstep_spec.cache import CacheError
 
 __all__ = ["main"]
@@ -36,6 +36,7 @@ def _app() -> typer.Typer:
 
     app.command("devices")(devices_command.command)
     app.command("doctor")(doctor.command)
+    app.command("open")(open_command.command)
     _command(app, "registers", registers_command.command)
     app.add_typer(cache_command.app, name="cache")
     for entry in sorted(importlib.metadata.entry_points(group="nearstep.commands")):

@@ -7,7 +7,7 @@ import math
 import os
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.metadata import entry_points
 from types import TracebackType
@@ -29,6 +29,7 @@ from nearstep.errors import (
     OutOfDeviceMemoryError,
     UrlError,
 )
+from nearstep.registers import BlockRegisters
 from nearstep.scalars import index, is_whole
 
 BACKENDS = "nearstep.backends"
@@ -115,6 +116,11 @@ class Device:
     def stripe_align(self) -> int:
         """Address that arrays used together are best a multiple of, in bytes."""
         return LINE_BYTES
+
+    @property
+    def blocks(self) -> Mapping[str, BlockRegisters]:
+        """The registers of every block, by name."""
+        return {}
 
     @property
     def cycles(self) -> int | None:

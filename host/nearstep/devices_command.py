@@ -32,7 +32,7 @@ def devices() -> list[DeviceRow]:
     rows = []
     for entry in sorted(entry_points(group=BACKENDS)):
         try:
-            families = _families(entry)
+            families = families_of(entry)
         except ImportError as error:
             rows.append(DeviceRow(f"{entry.name}:", f"unavailable: {error}; see nearstep doctor"))
             continue
@@ -56,7 +56,7 @@ def options(url: str) -> list[OptionRow]:
         known = sorted(entry.name for entry in entry_points(group=BACKENDS))
         raise UrlError(url, f"there is no backend {name.backend!r}", known)
     (entry,) = found
-    families = _families(entry)
+    families = families_of(entry)
     if name.target not in families:
         raise UrlError(url, f"there is no family {name.target!r}", sorted(families))
     family = families[name.target]
@@ -72,7 +72,7 @@ def complete(incomplete: str) -> list[str]:
         return [each for each in rows if each.startswith(incomplete)]
     backend, _, target = name.partition(":")
     for entry in entry_points(group=BACKENDS, name=backend):
-        family = _families(entry).get(target)
+        family = families_of(entry).get(target)
         if family is not None:
             head, _, last = query.rpartition("&")
             done = f"{name}?{head}&" if head else f"{name}?"
@@ -96,7 +96,7 @@ def _endings(family: Family, given: Mapping[str, str]) -> Iterator[str]:
                 yield other.query
 
 
-def _families(entry: EntryPoint) -> Mapping[str, Family]:
+def families_of(entry: EntryPoint) -> Mapping[str, Family]:
     """What a backend offers; nothing if it does not say."""
     found: Mapping[str, Family] = getattr(importlib.import_module(entry.module), "DEVICES", {})
     return found

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from nearstep.backends.base import Backend
 from nearstep.device import Device
 from nearstep.errors import MismatchError
-from nearstep.registers import Registers
+from nearstep.registers import BlockRegisters, Registers
 from nearstep_spec.coarse.config import CoarseConfig
 from nearstep_spec.coarse.registers import device_maps, register_bytes
 
@@ -50,6 +52,14 @@ class CoarseDevice(Device):
             )
             for number in range(len(backend.regions))
         )
+
+    @property
+    def blocks(self) -> Mapping[str, BlockRegisters]:
+        return {
+            f"device{number}.{block.name}": block
+            for number, node in enumerate(self.nodes)
+            for block in node
+        }
 
     def local_address(self, address: int, device: int) -> int:
         """Address that a job of ``device`` has for a place in the memory of the pool."""

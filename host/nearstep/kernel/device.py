@@ -36,7 +36,7 @@ from nearstep.kernel.gradient import Gradient
 from nearstep.kernel.pairs import Pairs, check_count
 from nearstep.kernel.run import KernelRun, ScanRun, UpdateRun
 from nearstep.kernel.turns import Region, Turns
-from nearstep.registers import Registers
+from nearstep.registers import BlockRegisters, Registers
 from nearstep.run import Run
 from nearstep_spec.rule.scale import GRADIENT, GRADIENT_SCALE
 from nearstep_spec.updater.config import AdamKernelConfig
@@ -80,6 +80,10 @@ class KernelDevice(Device):
         arrays = len(config.arrays) + bool(config.compression) + bool(config.copy_out_formats)
         if config.window_count < arrays:
             raise MismatchError("windows", f"at least {arrays}", config.window_count)
+
+    @property
+    def blocks(self) -> Mapping[str, BlockRegisters]:
+        return {block.name: block for block in self.regs}
 
     @property
     def stripe_bytes(self) -> int:

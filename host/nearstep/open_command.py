@@ -1,0 +1,75 @@
+"""``nearstep open``: opens a device and says what it is."""
+
+import json
+from importlib.metadata import entry_points
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from nearstep.backends.options import DeviceUrl
+from nearstep.device import BACKENDS, open_device
+from nearstep.devices_command import complete, families_of
+from nearstep.errors import NearstepError
+from nearstep_spec.codec import to_json, to_text
+
+
+def manifest(url: str) -> dict[str, Any]:
+    """What the device named ``url`` is, for ``json.dumps``; it is opened, and its registers are
+    compared with the maps that the driver has.
+
+    ``device`` is the shortest name that opens the same, ``options`` are all of them with their
+    values, ``memory_bytes`` is what arrays can take, and ``registers`` has address and hash of the
+    map of each block.
+
+    Raises
+    ------
+    NearstepError
+        As :func:`nearstep.open`.
+    """
+    name = DeviceUrl.parse(url)
+    with open_device(url) as device:
+        (entry,) = entry_points(group=BACKENDS, name=name.backend)
+        options = families_of(entry)[name.target].parse(name.options)
+        query = "&".join(f"{key}={text}" for key, text in to_text(options).items())
+        return {
+            "device": "?".join(filter(None, (f"{name.backend}:{name.target}", query))),
+            "family": device.backend.family,
+            "options": to_json(options),
+            "memory_bytes": device.capacity_bytes,
+            "registers": {
+                name: {"address": block.base, "map_hash": f"{block.map.hash():#010x}"}
+                for name, block in device.blocks.items()
+            },
+        }
+
+
+def command(
+    url: Annotated[
+        str,
+        typer.Argument(
+            help="Device name, such as golden:axdimm?lanes=4; in quotes, because of ? and &.",
+            autocompletion=complete,
+        ),
+    ],
+    as_manifest: Annotated[
+        bool, typer.Option("--manifest", help="Print JSON with every option instead of a table.")
+    ] = False,
+) -> None:
+    """Open a device, and say what it is. A simulator is built the first time."""
+    try:
+        found = manifest(url)
+    except NearstepError as error:
+        raise typer.BadParameter(str(error)) from None
+    if as_manifest:
+        typer.echo(json.dumps(found, indent=2))
+        return
+    table = Table(
+        "block", "address", "hash of its map", title=found["device"], title_justify="left"
+    )
+    for block, row in found["registers"].items():
+        table.add_row(block, f"{row['address']:#x}", row["map_hash"])
+    console = Console(markup=False, highlight=False)
+    console.print(table)
+    console.print(f"{found['memory_bytes']} bytes of memory; --manifest prints every option")

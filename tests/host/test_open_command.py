@@ -1,0 +1,71 @@
+"""``nearstep open``: a device says what it is, and its manifest opens it again."""
+
+import json
+
+import pytest
+import typer
+from typer.testing import CliRunner, Result
+
+import nearstep
+from nearstep.devices_command import options
+from nearstep.open_command import command, manifest
+from nearstep_sim.backends.golden import DEVICES
+from nearstep_spec.codec import from_json, to_json
+
+
+def run(*arguments: str) -> Result:
+    app = typer.Typer()
+    app.command()(command)
+    return CliRunner().invoke(app, list(arguments))
+
+
+URLS = {
+    "axdimm": "golden:axdimm?lanes=0x4&block_bytes=1KiB&engine=numpy&memory_bytes=1MiB&scan=no",
+    "smartssd": "golden:smartssd?lanes=4&chunk_bytes=512&memory_bytes=1MiB&engine=numpy",
+    "coarse": "golden:coarse?devices=2&groups=1&memory_bytes=64KiB",
+}
+
+
+@pytest.mark.parametrize(("family", "url"), URLS.items())
+def test_a_manifest_opens_the_same_device(family: str, url: str) -> None:
+    done = run(url, "--manifest")
+    assert done.exit_code == 0, done.output
+    said = json.loads(done.stdout)
+    assert said["family"] == family
+    assert said["memory_bytes"] > 0
+    assert set(said["options"]) == {row.name for row in options(url)}
+    assert said["registers"]
+    assert manifest(said["device"]) == said
+    (variant,) = DEVICES[family].variants
+    assert to_json(from_json(variant.options, said["options"])) == said["options"]
+
+
+def test_the_name_in_a_manifest_has_what_differs_from_the_defaults_alone() -> None:
+    said = manifest(URLS["axdimm"])
+    assert said["device"] == (
+        "golden:axdimm?lanes=4&block_bytes=1024&memory_bytes=1048576&engine=numpy"
+    )
+    with nearstep.open(URLS["axdimm"]) as device:
+        hashes = {name: f"{block.map.hash():#010x}" for name, block in device.blocks.items()}
+    assert {name: row["map_hash"] for name, row in said["registers"].items()} == hashes
+
+
+def test_without_it_there_is_a_table() -> None:
+    done = run(URLS["coarse"])
+    assert done.exit_code == 0
+    assert all(f"device{number}.sync0" in done.stdout for number in range(2))
+    assert "131072 bytes of memory" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("golden:axdimm?lanes=3", "lanes must be one of"),
+        ("golden:nothing", "there is no family"),
+        ("nothing", "a device name reads backend:target"),
+    ],
+)
+def test_a_device_that_cannot_be_opened_is_an_error_of_use(url: str, message: str) -> None:
+    done = run(url)
+    assert done.exit_code == 2
+    assert message in " ".join(done.output.replace("│", " ").split())
