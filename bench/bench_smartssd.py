@@ -22,8 +22,8 @@ from rich.table import Table
 
 import nearstep
 from nearstep.buffer import Buffer
-from nearstep.kernel.pairs import Pairs
 from nearstep.smartssd.device import SmartssdDevice
+from nearstep.updater.pairs import Pairs
 from nearstep_hw.updater.pairs.decompress import SCATTER
 from nearstep_sim.updater.scatter_run import scatter_cycles
 from nearstep_spec.smartssd.config import UPDATER

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from nearstep.device import Device
 from nearstep.device import open_device as open
-from nearstep.kernel.pairs import Pairs
+from nearstep.updater.pairs import Pairs
 
 if TYPE_CHECKING:
     from nearstep import optim as optim

@@ -12,7 +12,7 @@ from typer.testing import CliRunner, Result
 import nearstep
 from nearstep import cli
 from nearstep.backends.options import Variant
-from nearstep.devices_command import command, complete, devices, options
+from nearstep.cli.devices import command, complete, devices, options
 from nearstep.errors import OptionError, UrlError
 from nearstep_sim.backends.golden import DEVICES as GOLDEN
 from nearstep_sim.backends.sim import DEVICES as SIM

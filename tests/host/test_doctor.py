@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from nearstep import doctor
+from nearstep.cli import doctor
 
 ROOT = Path(__file__).resolve().parents[2]
 

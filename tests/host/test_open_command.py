@@ -7,8 +7,8 @@ import typer
 from typer.testing import CliRunner, Result
 
 import nearstep
-from nearstep.devices_command import options
-from nearstep.open_command import command, manifest
+from nearstep.cli.devices import options
+from nearstep.cli.open import command, manifest
 from nearstep_sim.backends.golden import DEVICES
 from nearstep_spec.codec import from_json, to_json
 

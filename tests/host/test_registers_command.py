@@ -8,7 +8,7 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
-from nearstep.registers_command import command
+from nearstep.cli.registers import command
 from nearstep_spec.axdimm.config import DimmConfig
 from nearstep_spec.csr.export import FORMATS
 from nearstep_spec.smartssd.config import UPDATER

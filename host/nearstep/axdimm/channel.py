@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from nearstep.backends.base import Backend
 from nearstep.errors import LostCommandError, ModeError, ModeRegisterError, WaitTimeoutError
-from nearstep.kernel.channel import KernelChannel
 from nearstep.registers import BlockRegisters
+from nearstep.updater.channel import KernelChannel
 from nearstep_spec.axdimm.hand_over import HAND_OVER_CYCLES
 
 NORMAL, ACCELERATION = "normal", "acceleration"

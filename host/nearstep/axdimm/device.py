@@ -5,8 +5,8 @@ from __future__ import annotations
 from nearstep.axdimm.channel import Channel
 from nearstep.backends.base import Backend
 from nearstep.errors import MismatchError
-from nearstep.kernel.device import KernelDevice
 from nearstep.registers import Registers
+from nearstep.updater.device import KernelDevice
 from nearstep_spec.axdimm.config import DimmConfig
 from nearstep_spec.dram.geometry import BEAT_BYTES
 from nearstep_spec.updater.config import AdamKernelConfig

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from nearstep.backends.base import Backend
 from nearstep.errors import MismatchError
-from nearstep.kernel.channel import KernelChannel
-from nearstep.kernel.device import KernelDevice
 from nearstep.registers import Registers
+from nearstep.updater.channel import KernelChannel
+from nearstep.updater.device import KernelDevice
 from nearstep_spec.smartssd.config import SmartssdConfig
 
 

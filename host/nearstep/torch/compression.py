@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from nearstep.kernel.checks import is_real, real
 from nearstep.torch import convert
 from nearstep.torch.errors import HyperparameterError
 from nearstep.torch.topk import kept_of, largest
+from nearstep.updater.checks import is_real, real
 
 FORMS = ("fused", "scatter")
 

@@ -7,7 +7,7 @@ from typing import Self
 
 from nearstep.device import Device, open_device
 from nearstep.errors import ArgumentError
-from nearstep.kernel.device import KernelDevice
+from nearstep.updater.device import KernelDevice
 
 
 class Lease:

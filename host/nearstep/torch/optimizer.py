@@ -16,7 +16,6 @@ from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import Optimizer, ParamsT
 
 from nearstep.device import Device
-from nearstep.kernel.device import KernelDevice
 from nearstep.placement import LINE_ELEMENTS, Extent, Placement
 from nearstep.run import Run
 from nearstep.torch import convert, options
@@ -37,6 +36,7 @@ from nearstep.torch.spread import is_sharded, local, redistributed
 from nearstep.torch.state import RESIDUAL, ParameterState
 from nearstep.torch.step import Arrays, Given, GradientOptions, Key, Steps, Update
 from nearstep.torch.traffic import Traffic
+from nearstep.updater.device import KernelDevice
 
 
 class DeviceOptimizer(Optimizer):

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from nearstep.buffer import Buffer
-from nearstep.kernel.formats import DTYPES
 from nearstep.placement import LINE_ELEMENTS, Extent, Launch, Segment, padded
 from nearstep.torch.compression import Compressed, Compression
+from nearstep.updater.formats import DTYPES
 
 _LINE = 2 * LINE_ELEMENTS
 """Pairs after which indices and values of any format both begin a line."""

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
-from nearstep.kernel.checks import STEPS
 from nearstep.torch import options
 from nearstep.torch.errors import HyperparameterError, StateError
 from nearstep.torch.layout import Layout
 from nearstep.torch.state import RESIDUAL, ParameterState, check_moment, check_residual
+from nearstep.updater.checks import STEPS
 
 MASTER = "master_param"
 """Key of the fp32 master of a 16-bit parameter. torch has no such key and ignores it."""

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from nearstep.kernel.checks import is_real, real
 from nearstep.run import BOUND, is_bound
 from nearstep.torch.compression import Compression
 from nearstep.torch.errors import HyperparameterError, UnsupportedOptionError
 from nearstep.torch.spread import is_sharded
+from nearstep.updater.checks import is_real, real
 from nearstep_spec.updater.config import AdamKernelConfig
 
 

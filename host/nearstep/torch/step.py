@@ -10,8 +10,6 @@ from typing import Any, NamedTuple, cast
 
 from torch import Tensor
 
-from nearstep.kernel.device import KernelDevice
-from nearstep.kernel.pairs import Pairs
 from nearstep.placement import Extent, Launch, Placement, Segment
 from nearstep.run import Run
 from nearstep.torch.compression import Compressed
@@ -23,6 +21,8 @@ from nearstep.torch.resident import Resident, copy_array, gradient_array
 from nearstep.torch.settings import Settings
 from nearstep.torch.state import ParameterState
 from nearstep.torch.traffic import Traffic
+from nearstep.updater.device import KernelDevice
+from nearstep.updater.pairs import Pairs
 
 Arrays = Mapping[str, Any]
 """Arguments of a run by array: buffers, and pairs in the place of a compressed gradient."""

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 import nearstep
 from nearstep.axdimm.channel import Channel
 from nearstep.buffer import Buffer
-from nearstep.kernel.device import KernelDevice
-from nearstep.kernel.run import UpdateRun
+from nearstep.updater.device import KernelDevice
+from nearstep.updater.run import UpdateRun
 from nearstep_sim.golden.rule import evaluate
 from nearstep_spec.rule.adam import ORDERS
 from nearstep_spec.updater.registers import ARRAYS, update_rule

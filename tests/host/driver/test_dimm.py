@@ -26,7 +26,7 @@ from nearstep.errors import (
     UrlError,
     WaitTimeoutError,
 )
-from nearstep.kernel.command import Command
+from nearstep.updater.command import Command
 from nearstep_sim.axdimm.dimm import DimmBackend
 from nearstep_sim.models.dram.replay import replay
 from nearstep_sim.models.dram.trace import read_trace

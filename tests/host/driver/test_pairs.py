@@ -475,7 +475,7 @@ def test_forms_that_cannot_be(forms):
 
 
 def test_more_elements_than_indices_can_name_are_refused():
-    from nearstep.kernel.pairs import check_count
+    from nearstep.updater.pairs import check_count
 
     check_count("pairs", (1 << 32) - 1)
     with pytest.raises(ArgumentError, match=r"fewer than 2\*\*32"):

@@ -12,9 +12,9 @@ import pytest
 import nearstep
 from nearstep.backends.emulated import Injection
 from nearstep.errors import BusyError, ModeError
-from nearstep.kernel import turns
-from nearstep.kernel.device import KernelDevice
 from nearstep.run import Run
+from nearstep.updater import turns
+from nearstep.updater.device import KernelDevice
 
 from .conftest import DIMMS, FULL, URLS, Job
 

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from nearstep import Pairs
 from nearstep.axdimm.device import AxdimmDevice
 from nearstep.buffer import Buffer
-from nearstep.kernel.device import KernelDevice
-from nearstep.kernel.run import UpdateRun
+from nearstep.updater.device import KernelDevice
+from nearstep.updater.run import UpdateRun
 from nearstep_sim.golden import fp
 from nearstep_sim.golden.rule import evaluate
 from nearstep_spec.fp import BF16, FP16, FP32

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from nearstep.buffer import Buffer
 from nearstep.errors import ArgumentError
-from nearstep.kernel.checks import real
-from nearstep.kernel.formats import format_of
+from nearstep.updater.checks import real
+from nearstep.updater.formats import format_of
 from nearstep_spec.updater.config import AdamKernelConfig
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import threading
 
 from nearstep.backends.base import Backend
-from nearstep.kernel.run import KernelRun
-from nearstep.kernel.turns import CommandLock
 from nearstep.registers import BlockRegisters
+from nearstep.updater.run import KernelRun
+from nearstep.updater.turns import CommandLock
 
 
 class KernelChannel:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from nearstep.buffer import Buffer
 from nearstep.errors import ArgumentError
-from nearstep.kernel.formats import format_of
+from nearstep.updater.formats import format_of
 from nearstep_spec.updater.config import AdamKernelConfig
 
 

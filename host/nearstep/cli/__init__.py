@@ -7,7 +7,11 @@ from typing import TextIO
 
 import typer
 
-from nearstep import cache_command, devices_command, doctor, open_command, registers_command
+from nearstep.cli import cache as cache_command
+from nearstep.cli import devices as devices_command
+from nearstep.cli import doctor
+from nearstep.cli import open as open_command
+from nearstep.cli import registers as registers_command
 from nearstep_spec.cache import CacheError
 
 __all__ = ["main"]

@@ -18,7 +18,7 @@ COUNT_LIMIT = 1 << 32
 class Pairs:
     """Gradients of some elements; the others have gradient +0.
 
-    Of pairs with equal indices the last counts; :attr:`nearstep.kernel.run.UpdateRun.duplicates`
+    Of pairs with equal indices the last counts; :attr:`nearstep.updater.run.UpdateRun.duplicates`
     tells how many lost. There may be more pairs than elements, or none.
 
     Parameters

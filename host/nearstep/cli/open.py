@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.table import Table
 
 from nearstep.backends.options import DeviceUrl
+from nearstep.cli.devices import complete, families_of
 from nearstep.device import BACKENDS, open_device
-from nearstep.devices_command import complete, families_of
 from nearstep.errors import NearstepError
 from nearstep_spec.codec import to_json, to_text
 

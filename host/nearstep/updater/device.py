@@ -20,24 +20,24 @@ from nearstep.errors import (
     ProtocolError,
     ResetNeededError,
 )
-from nearstep.kernel.accelerated import AcceleratedRun
-from nearstep.kernel.arguments import (
+from nearstep.registers import BlockRegisters, Registers
+from nearstep.run import Run
+from nearstep.updater.accelerated import AcceleratedRun
+from nearstep.updater.arguments import (
     ARGUMENTS,
     RuleArguments,
     adagrad_arguments,
     adam_arguments,
     sgd_arguments,
 )
-from nearstep.kernel.buffers import check_buffer, check_float32, check_size, common_channel
-from nearstep.kernel.channel import KernelChannel
-from nearstep.kernel.command import COPY_OUT, INDEX, READ_ONLY, Command
-from nearstep.kernel.copy_out import CopyOut
-from nearstep.kernel.gradient import Gradient
-from nearstep.kernel.pairs import Pairs, check_count
-from nearstep.kernel.run import KernelRun, ScanRun, UpdateRun
-from nearstep.kernel.turns import Region, Turns
-from nearstep.registers import BlockRegisters, Registers
-from nearstep.run import Run
+from nearstep.updater.buffers import check_buffer, check_float32, check_size, common_channel
+from nearstep.updater.channel import KernelChannel
+from nearstep.updater.command import COPY_OUT, INDEX, READ_ONLY, Command
+from nearstep.updater.copy_out import CopyOut
+from nearstep.updater.gradient import Gradient
+from nearstep.updater.pairs import Pairs, check_count
+from nearstep.updater.run import KernelRun, ScanRun, UpdateRun
+from nearstep.updater.turns import Region, Turns
 from nearstep_spec.rule.scale import GRADIENT, GRADIENT_SCALE
 from nearstep_spec.updater.config import AdamKernelConfig
 from nearstep_spec.updater.registers import Operation

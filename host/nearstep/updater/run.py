@@ -27,10 +27,10 @@ from nearstep.errors import (
     WaitTimeoutError,
     WindowError,
 )
-from nearstep.kernel.command import INDEX
-from nearstep.kernel.turns import CommandLock
 from nearstep.registers import BlockRegisters
 from nearstep.run import Run, check_bound
+from nearstep.updater.command import INDEX
+from nearstep.updater.turns import CommandLock
 from nearstep_spec.csr.model import Access
 from nearstep_spec.updater.registers import ErrorCause, Stream
 
@@ -294,7 +294,7 @@ class KernelRun(Run):
 
 
 class UpdateRun(KernelRun):
-    """A step that was started by :meth:`nearstep.kernel.device.KernelDevice.adam`, or another rule.
+    """A step that was started by `nearstep.updater.device.KernelDevice.adam`, or another rule.
 
     Attributes
     ----------
@@ -324,7 +324,7 @@ class UpdateRun(KernelRun):
 
 
 class ScanRun(KernelRun):
-    """A scan that was started by :meth:`nearstep.kernel.device.KernelDevice.scan`.
+    """A scan that was started by :meth:`nearstep.updater.device.KernelDevice.scan`.
 
     Nothing is committed by it.
 

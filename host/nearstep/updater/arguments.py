@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from nearstep.errors import ArgumentError
-from nearstep.kernel.checks import check_hyperparameters, check_scalars
 from nearstep.scalars import flag
+from nearstep.updater.checks import check_hyperparameters, check_scalars
 from nearstep_spec.rule.adagrad import adagrad_scalars
 from nearstep_spec.rule.adam import ORDERS
 from nearstep_spec.rule.sgd import sgd_momentum_scalars, sgd_scalars
