@@ -9,13 +9,13 @@ from adam_run import AdamRun
 from cocotb.clock import Clock
 from cocotb.task import bridge, resume
 from cocotb.triggers import ClockCycles, RisingEdge
-from stand_in import stand_in_results
 
 from nearstep_hw.axdimm.host_front_end import HOST_READ_LATENCY, HOST_WRITE_LATENCY
 from nearstep_sim.axdimm.module import ModuleDriver
 from nearstep_sim.bench.cocotb_dram import DfiRank, HostBus
 from nearstep_sim.models.dram.device import Ddr4Device
 from nearstep_sim.models.dram.host import HostConfig, HostController
+from nearstep_sim.updater.stand_in import stand_in_results
 from nearstep_spec.axdimm.registers import IDENT, channel_maps
 from nearstep_spec.dram.timing import dram_timing
 from nearstep_spec.updater.config import AdamKernelConfig

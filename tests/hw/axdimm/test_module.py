@@ -10,6 +10,7 @@ import pytest
 from nearstep_hw.axdimm.channel import AxdimmChannel
 from nearstep_hw.axdimm.module import CHANNELS, ModuleShell
 from nearstep_sim.axdimm.module import ModuleBench
+from nearstep_sim.updater.stand_in import StandInUnit, stand_in_results
 from nearstep_spec.axdimm.registers import IDENT, channel_maps, window_base
 from nearstep_spec.dram.address import AddressMapping
 from nearstep_spec.dram.command import Command
@@ -17,7 +18,6 @@ from nearstep_spec.updater.config import AdamKernelConfig, ConfigError
 from nearstep_spec.updater.registers import ErrorCause
 
 from .adam_run import BASES, AdamRun
-from .stand_in import StandInUnit, stand_in_results
 
 CONFIG = AdamKernelConfig(functional_units=1, block_bytes=512, windows=1, bursts_ahead=8)
 Run = partial(AdamRun, results=stand_in_results)

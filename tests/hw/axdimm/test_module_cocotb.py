@@ -8,10 +8,9 @@ import pytest
 from nearstep_hw.axdimm.module import AxdimmModule
 from nearstep_hw.verilog import to_verilog
 from nearstep_sim.bench.cocotb_runner import run_cocotb
+from nearstep_sim.updater.stand_in import StandInUnit
 from nearstep_sim.verilate.build import verilog_of
 from nearstep_spec.updater.config import AdamKernelConfig
-
-from .stand_in import StandInUnit
 
 pytestmark = [pytest.mark.cocotb, pytest.mark.deep]
 

@@ -6,10 +6,9 @@ import pytest
 from nearstep_sim.axdimm import module_step
 from nearstep_sim.axdimm.module import ModuleBench, ModuleError
 from nearstep_sim.axdimm.module_step import run_step
+from nearstep_sim.updater.stand_in import StandInUnit
 from nearstep_spec.dram.command import Command
 from nearstep_spec.updater.config import AdamKernelConfig
-
-from .stand_in import StandInUnit
 
 CONFIG = AdamKernelConfig(functional_units=1, block_bytes=512)  # that of `test_module`
 MILLION = 1_000_000

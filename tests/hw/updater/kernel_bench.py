@@ -11,12 +11,12 @@ from cocotb.clock import Clock
 from cocotb.triggers import ClockCycles, RisingEdge
 from cocotbext.axi import AxiBus, AxiLiteBus, AxiLiteMaster, AxiRam
 from numpy.typing import NDArray
-from stand_in import stand_in_results
 
 from nearstep_sim.bench.axi_checker import AxiChecker
 from nearstep_sim.bench.axi_memory import STALL_MODES, AxiMemory, BurstError
 from nearstep_sim.bench.cocotb_axi import AxiPort
 from nearstep_sim.golden import rule as golden
+from nearstep_sim.updater.stand_in import stand_in_results
 from nearstep_spec.rule.adam import ORDERS
 from nearstep_spec.updater.config import AdamKernelConfig
 from nearstep_spec.updater.registers import ARRAYS, adam_kernel_map, update_rule

@@ -22,7 +22,7 @@ from nearstep.errors import BusyError, ForkedDeviceError, WaitTimeoutError
 from nearstep_sim.verilate.harness import MORE
 from nearstep_spec.updater.registers import ARRAYS
 
-from .small_pool import URL as POOL
+from ..coarse.small_pool import URL as POOL
 
 KERNEL = "sim:axdimm?lanes=4&block_bytes=512&memory_bytes=4MiB"
 CARD = "sim:smartssd?lanes=4&chunk_bytes=512&memory_bytes=1MiB" + (

@@ -10,11 +10,10 @@ from nearstep_hw.updater.adam_kernel import AdamKernel
 from nearstep_hw.updater.unit_instance import UNIT_MODULE, UnitInstance
 from nearstep_hw.verilog import to_verilog
 from nearstep_sim.bench.cocotb_runner import BenchResult, run_cocotb
+from nearstep_sim.updater.stand_in import StandInUnit
 from nearstep_sim.verilate.build import verilog_of
 from nearstep_spec.updater.config import AdamKernelConfig
 from nearstep_spec.updater.registers import update_rule
-
-from .stand_in import StandInUnit
 
 pytestmark = pytest.mark.cocotb
 
