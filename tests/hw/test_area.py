@@ -40,7 +40,8 @@ def test_rows_are_within_their_limits() -> None:
 
 def test_every_generator_has_a_row_and_nothing_else_has_one() -> None:
     blocks, rows = set(area.BLOCKS), set(area.read()[1])
-    assert set(GENERATORS) <= blocks
+    assert set(GENERATORS) - set(area.OF_PARTS) <= blocks
+    assert {part for parts in area.OF_PARTS.values() for part in parts} <= blocks
     assert rows <= blocks
     assert {name for name in blocks - rows if not area.BLOCKS[name].large} == set()
 
