@@ -74,6 +74,11 @@ class Segment:
         return self.line % (2 * LINE_ELEMENTS) == 0
 
     @property
+    def compares(self) -> bool:
+        """Whether the device can tell if an array is equal to one of the host's."""
+        return self._device.backend.compares_memory
+
+    @property
     def arenas(self) -> Sequence[Arenas]:
         return self._arenas
 
@@ -177,6 +182,31 @@ class Extent:
             raise ShapeError(f"{array} of {self!r}", (self.count,), data.shape)
         for channel, view in self.segment.parts(array, self.start, self.start + self.count):
             view.write(self.segment.stripes.gather(flat, self.start, channel))
+
+    def lend(self, array: str, data: NDArray[Any]) -> bool:
+        """:meth:`write` without a copy, if it can be had: see :meth:`nearstep.buffer.Buffer.lend`.
+
+        Arrays that are striped over channels are never lent.
+        """
+        if self.segment.stripes.channels > 1:
+            return False
+        return self.segment.arenas[0][array][self.start : self.start + self.count].lend(data)
+
+    def end_loan(self, array: str) -> None:
+        """What was lent as this array is the owner's again. On a closed device, or if the memory
+        was freed, it is so already."""
+        buffer = self.segment.arenas[0].get(array)
+        if buffer is not None and not buffer.freed and not buffer.device.closed:
+            buffer[self.start : self.start + self.count].end_loan()
+
+    def holds(self, array: str, data: NDArray[Any]) -> bool | None:
+        """Whether one array is equal to ``data``, of shape (count,), bit for bit; None if it takes
+        a :meth:`read` to find out."""
+        for channel, view in self.segment.parts(array, self.start, self.start + self.count):
+            same = view.holds(self.segment.stripes.gather(data, self.start, channel))
+            if not same:
+                return same
+        return True
 
     def read(self, array: str, out: NDArray[Any] | None = None) -> NDArray[Any]:
         """One array, of shape (count,), from the device; into ``out`` if given.

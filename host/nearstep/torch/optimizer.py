@@ -11,6 +11,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from typing import Any, ClassVar, Self, overload
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import Optimizer, ParamsT
@@ -37,6 +38,7 @@ from nearstep.torch.spread import is_sharded, local, redistributed
 from nearstep.torch.state import RESIDUAL, ParameterState
 from nearstep.torch.step import Arrays, Given, GradientOptions, Key, Steps, Update
 from nearstep.torch.traffic import Traffic
+from nearstep.torch.transfers import Outbox, fetch
 
 
 class DeviceOptimizer(Optimizer):
@@ -110,7 +112,7 @@ class DeviceOptimizer(Optimizer):
         ------
         StateError
         """
-        return count(resident.label, state["step"]) + times
+        return count(resident.label, state.step) + times
 
     @property
     def device(self) -> KernelDevice:
@@ -427,20 +429,17 @@ class DeviceOptimizer(Optimizer):
         step = torch.zeros((), dtype=torch.float32, device="cpu") if self.layout.counts else None
         return ParameterState.of(resident, step, self._first_moments(group))
 
-    def _check_launches(self, parameters: Iterable[tuple[int, Tensor, int]]) -> None:
-        """Raise unless the scalars of every run fit into their registers; nothing is sent.
-
-        Parameters
-        ----------
-        parameters: Iterable[tuple[int, Tensor, int]]
-            Those to be updated, each with its group and how often it is there.
+    def _checked_phases(self, gradients: Iterable[Given]) -> list[Hashable]:
+        """The phase of every parameter to be updated. Raise unless the scalars of every run fit
+        into their registers; nothing is sent.
 
         Raises
         ------
         ArgumentError, ParameterError, StateError
         """
         checked: set[tuple[int, Hashable]] = set()
-        for index, parameter, times in parameters:
+        phases: list[Hashable] = []
+        for index, parameter, _, times in gradients:
             group, resident = self.param_groups[index], self._residents[parameter]
             resident.check_size()
             state = self._checked_state(resident)
@@ -451,6 +450,8 @@ class DeviceOptimizer(Optimizer):
                 arguments = self._arguments(group, phase)
                 self.device.check_arguments(self._rule(group), **arguments)
                 checked.add((index, phase))
+            phases.append(phase)
+        return phases
 
     def _gradients(self) -> Iterator[Given]:
         """What is to be updated; all is checked. As in torch, options of a group without gradients
@@ -483,11 +484,16 @@ class DeviceOptimizer(Optimizer):
             return
         for index, group in enumerate(self.param_groups):
             self._place(group, (each.parameter for each in gradients if each.group == index))
-        self._check_launches((each.group, each.parameter, each.times) for each in gradients)
-        updates = dict(map(self._prepare, gradients))
-        loads = self._steps.loads(updates)
+        phases = self._checked_phases(gradients)
+        updates: dict[Extent, Update] = {}
         started: list[Run] = []
         try:
+            outbox = Outbox()
+            for each, phase in zip(gradients, phases, strict=True):
+                extent, update = self._prepare(each, phase, outbox)
+                updates[extent] = update
+            outbox.flush()
+            loads = self._steps.loads(updates)
             with self.device.acceleration():
                 factor = self._steps.factor(loads, scale, self._report_inf)
                 if factor is None:
@@ -495,14 +501,19 @@ class DeviceOptimizer(Optimizer):
                     return
                 for load in loads:
                     self._steps.run(load, factor, self._start_group, started)
+            residents = (update.resident for update in updates.values())
+            small = fetch([each.wanted for each in residents if each.is_small])
             for update in updates.values():
-                self._finish(update)
+                self._finish(update, small)
         except BaseException as error:
             if started:
                 self._interrupted = type(error).__name__
                 for update in updates.values():
                     update.resident.interrupted = self._interrupted
             raise
+        finally:
+            for each in gradients:
+                self._residents[each.parameter].end_loan()
         if scale != 1.0 and self._report_inf is None:
             for each in gradients:
                 _unscale(each.parameter, scale)
@@ -526,21 +537,20 @@ class DeviceOptimizer(Optimizer):
         for name in ("grad_scale", "found_inf"):
             vars(self).pop(name, None)
 
-    def _prepare(self, given: Given) -> tuple[Extent, Update]:
+    def _prepare(self, given: Given, phase: Hashable, outbox: Outbox) -> tuple[Extent, Update]:
         """Send what a parameter's update needs; of a gradient that is compressed, not yet."""
         group = self.param_groups[given.group]
         resident = self._residents[given.parameter]
         gradient = redistributed(given.gradient, given.parameter)
         state = self._ready_state(resident, group)
-        phase = self._phase(group, resident, state, given.times)
-        resident.send_master_if_changed()
+        resident.send_master_if_changed(outbox)
         compression = self._settings.compression
         maximize, scales = bool(group["maximize"]), self.device.config.gradient_scale
         compressed = None
         if compression is None:
             form = resident.gradient_format(gradient)
             resident.extent.segment.reserve({gradient_array(form): 0.0})
-            resident.send_gradient(gradient, negated=maximize and not scales)
+            resident.send_gradient(gradient, outbox, negated=maximize and not scales)
         else:
             form = compression.format
             residual = state.get(RESIDUAL) if compression.error_feedback else None
@@ -551,9 +561,12 @@ class DeviceOptimizer(Optimizer):
         key = Key(given.group, phase, form, copy_format, given.times, maximize and scales)
         return resident.extent, Update(key, resident, state, self._arrays(group), compressed)
 
-    def _finish(self, update: Update) -> None:
-        """Take the result of a step over to the host."""
-        update.resident.fetch_parameter()
+    def _finish(self, update: Update, small: Iterator[NDArray[Any]]) -> None:
+        """Take the result of a step over to the host; ``small`` yields that of small parameters."""
+        if update.resident.is_small:
+            update.resident.take_parameter(next(small))
+        else:
+            update.resident.fetch_parameter()
         moments = self.layout.moments.items()
         written = [key for key, name in moments if name in update.arrays]
         update.state.advance(written, update.key.times)

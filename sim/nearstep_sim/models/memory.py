@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import mmap
+from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nearstep.errors import OutOfBoundsError, OutOfHostMemoryError
+from nearstep_sim.models.bulk import Bulk, NumpyBulk
 
 LINE_BYTES = 64
 """State is kept by the line: the line of a DIMM, and the beat of a kernel with 16 lanes."""
@@ -26,6 +28,12 @@ class EmulatedMemory:
     All of it is a guard at first. The Verilated device works on the same two arrays, through their
     addresses.
 
+    Parameters
+    ----------
+    capacity_bytes: int
+    bulk: Bulk | None
+        What copies; None is numpy.
+
     Attributes
     ----------
     data: NDArray[np.uint8]
@@ -39,31 +47,120 @@ class EmulatedMemory:
         The operating system does not give the addresses.
     """
 
-    def __init__(self, capacity_bytes: int) -> None:
+    def __init__(self, capacity_bytes: int, bulk: Bulk | None = None) -> None:
         if capacity_bytes <= 0 or capacity_bytes % LINE_BYTES:
             raise ValueError(
                 f"memory_bytes must be a positive multiple of {LINE_BYTES}, not {capacity_bytes}"
             )
         self.data = _zeros(capacity_bytes)
         self.state = _zeros(capacity_bytes // LINE_BYTES)
+        self._bulk = NumpyBulk() if bulk is None else bulk
         self._untouched = True
+        self._used = 0  # all bytes from here on are 0: nobody has written them
+        self._lent: dict[int, NDArray[np.uint8]] = {}
 
     def read(self, address: int, out: NDArray[np.uint8]) -> None:
         """Copy memory at ``address`` to ``out``, whatever its state: the host sees it all."""
         self._check("read", address, out.size)
-        out[:] = self.data[address : address + out.size]
+        self._bulk.copy(out, self.view(address, out.size))
 
     def write(self, address: int, data: NDArray[np.uint8]) -> None:
         """Copy ``data`` to memory at ``address``; the lines touched count as written."""
         self._check("write", address, data.size)
         if not data.size:
             return
+        self.settle(address, data.size)
         self.touch(address, data.size)
-        self.data[address : address + data.size] = data
+        self._bulk.copy(self.data[address : address + data.size], data)
+
+    def fill(self, address: int, nbytes: int, element: NDArray[np.uint8]) -> None:
+        """Write ``element`` again and again, whole, to a range of its multiples.
+
+        Zeros that are there because nobody has written to that memory yet take no time, and no page
+        of the host's.
+        """
+        self._check("fill", address, nbytes)
+        if not nbytes:
+            return
+        fresh = address >= self._used and self.first_not(UNWRITTEN, address, nbytes) is None
+        if fresh and not element.any() and address % LINE_BYTES == 0:
+            whole = nbytes // LINE_BYTES * LINE_BYTES
+            self.state[address // LINE_BYTES :][: whole // LINE_BYTES] = WRITTEN
+            self._used = address + whole
+            address, nbytes = address + whole, nbytes - whole
+            if not nbytes:
+                return
+        self.settle(address, nbytes)
+        self.touch(address, nbytes)
+        self.data[address : address + nbytes].reshape(-1, element.size)[:] = element
+
+    def holds(self, address: int, data: NDArray[np.uint8]) -> bool:
+        """Whether memory at ``address`` is equal to ``data``."""
+        self._check("comparison", address, data.size)
+        return self._bulk.same(self.view(address, data.size), data)
+
+    def lend(self, address: int, data: NDArray[np.uint8]) -> None:
+        """Have ``data`` in the place of the memory at ``address``, which counts as written, without
+        a copy, until it is written or :meth:`give_back`. The owner does not change it until then.
+        """
+        self._check("loan", address, data.size)
+        if not data.size:
+            return
+        self.settle(address, data.size)
+        first, last = address // LINE_BYTES, (address + data.size - 1) // LINE_BYTES
+        self.state[first : last + 1] = WRITTEN
+        self._used = max(self._used, address + data.size)
+        self._lent[address] = data
+
+    def give_back(self, address: int) -> None:
+        """End the loan at ``address``, if there is one. Nobody has written there now: its whole
+        lines."""
+        data = self._lent.pop(address, None)
+        if data is not None:
+            self.mark(address, data.size, UNWRITTEN)
+
+    def settle(self, address: int, nbytes: int) -> None:
+        """Copy what of a range is lent, before it is changed."""
+        if not self._lent:
+            return
+        for start, data in self._loans(address, nbytes):
+            del self._lent[start]
+            self.data[start : start + data.size] = data
+
+    def view(self, address: int, nbytes: int) -> NDArray[np.uint8]:
+        """The bytes of a range: memory itself, or what was lent, where one of the two has it all;
+        else a copy."""
+        loans = list(self._loans(address, nbytes)) if self._lent else []
+        if not loans:
+            return self.data[address : address + nbytes]
+        start, data = loans[0]
+        if start <= address and address + nbytes <= start + data.size:
+            return data[address - start :][:nbytes]
+        copy = self.data[address : address + nbytes].copy()
+        for start, data in loans:
+            low, high = max(address, start), min(address + nbytes, start + data.size)
+            copy[low - address : high - address] = data[low - start : high - start]
+        return copy
+
+    def borders(self, address: int, nbytes: int) -> Iterator[int]:
+        """Where a loan begins or ends within a range."""
+        if not self._lent:
+            return
+        for start, data in self._loans(address, nbytes):
+            for border in (start, start + data.size):
+                if address < border < address + nbytes:
+                    yield border
+
+    def _loans(self, address: int, nbytes: int) -> Iterator[tuple[int, NDArray[np.uint8]]]:
+        """Loans that share bytes with a range, in order: address and data."""
+        for start in sorted(self._lent):
+            if start < address + nbytes and address < start + self._lent[start].size:
+                yield start, self._lent[start]
 
     def touch(self, address: int, nbytes: int) -> None:
         """Count the lines of a non-empty range as written, and poison what was not before."""
         self._untouched = False
+        self._used = max(self._used, address + nbytes)
         first, last = address // LINE_BYTES, (address + nbytes - 1) // LINE_BYTES
         for line in {first, last}:
             if self.state[line] != WRITTEN:
@@ -77,6 +174,9 @@ class EmulatedMemory:
         if self._untouched and state == GUARD:
             return  # it is; to write that down would take a page for each 256 KiB
         self._untouched = False
+        if state != UNWRITTEN:
+            self.settle(address, nbytes)
+            self._used = max(self._used, address + nbytes)
         self.state[address // LINE_BYTES : -(-(address + nbytes) // LINE_BYTES)] = state
 
     def first_not(self, state: int, address: int, nbytes: int) -> int | None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +29,9 @@ from nearstep_spec.updater.registers import (
 Floats = NDArray[np.float32]
 Engine = Callable[[Mapping[str, Floats], Mapping[str, float]], None]
 """Updates the states of one rule in place, from its arrays and the scalars."""
+
+CACHED_ELEMENTS = 1 << 17
+"""Elements of a part whose gradients are made of pairs."""
 
 HALVES = {GradientFormat.FP16: FP16, GradientFormat.BF16: BF16}
 COPIES = {CopyOutFormat.FP16: FP16, CopyOutFormat.BF16: BF16}
@@ -200,42 +204,66 @@ class GoldenAdamKernel:
         first = self._counters["committed"]
         size = min(elements, self._command.count - first)
         pairs, rule = self._pairs, self._command.chosen
-        reads = {
-            name: self._span(name, self._areas[name].read, first, size)
-            for name in rule.arrays_in
-            if pairs is None or name != GRADIENT
-        }
+        names = [name for name in rule.arrays_in if pairs is None or name != GRADIENT]
+        reads = {name: self._span(name, self._areas[name].read, first, size) for name in names}
         writes = {
             name: self._span(name, self._areas[name].write, first, size) for name in rule.arrays_out
         }
         if COPY in self._areas:
             writes[COPY] = self._span(COPY, Stream.COPY_OUT, first, size)
         of_pairs = [] if pairs is None else pairs.spans(first + size)
-        free = self.port.pass_freely([*reads.values(), *of_pairs], list(writes.values()))
-        arrays = {}
-        for name, span in reads.items():
-            if not free:
+        for span in writes.values():
+            self._memory.settle(span.address, span.nbytes)
+        if self.port.pass_freely([*reads.values(), *of_pairs], list(writes.values())):
+            for start, part in self._parts(first, size):
+                spans = [self._span(name, Stream.NONE, start, part) for name in names]
+                states = zip(names, spans, strict=True)
+                arrays = {name: self._floats(name, s.address, s.nbytes) for name, s in states}
+                self._compute(arrays, start, part)
+                if COPY in writes:
+                    target = self._span(COPY, Stream.COPY_OUT, start, part)
+                    self._memory.write(target.address, self._copied(arrays))
+        else:
+            for span in (*reads.values(), *of_pairs):
                 self.port.read(span)
-            elements_of = self._floats(name, span.address, span.nbytes)
-            arrays[name] = elements_of if free else elements_of.copy()
-        if pairs is not None:
-            if not free:
-                for span in of_pairs:
-                    self.port.read(span)
-            arrays[GRADIENT], lost = pairs.dense(first, size)
+            arrays = {
+                name: self._floats(name, span.address, span.nbytes).copy()
+                for name, span in reads.items()
+            }
+            self._compute(arrays, first, size)
+            for name, span in writes.items():
+                data = self._copied(arrays) if name == COPY else arrays[name].view(np.uint8)
+                self.port.write(span, data)
+        return lambda: self._commit(size)
+
+    def _compute(self, arrays: dict[str, Floats], first: int, size: int) -> None:
+        """Update these elements of the states; their gradients are added if they come in pairs."""
+        if self._pairs is not None:
+            arrays[GRADIENT], lost = self._pairs.dense(first, size)
             self._counters["duplicates"] += lost
         self._engine(arrays, self._scalars)
-        for name, span in writes.items():
-            if name == COPY:
-                target = COPIES[CopyOutFormat(self._command.copy_out)]
-                data = fp.narrow32(arrays["p"], target).view(np.uint8)
-            else:
-                data = arrays[name].view(np.uint8)
-            if not free:
-                self.port.write(span, data)
-            elif name == COPY:
-                self._memory.write(span.address, data)
-        return lambda: self._commit(size)
+
+    def _copied(self, arrays: Mapping[str, Floats]) -> NDArray[np.uint8]:
+        """The bytes of the copy of updated parameters."""
+        copied: NDArray[np.uint8] = fp.narrow32(
+            arrays["p"], COPIES[CopyOutFormat(self._command.copy_out)]
+        ).view(np.uint8)
+        return copied
+
+    def _parts(self, first: int, size: int) -> Iterator[tuple[int, int]]:
+        """Elements [first, first + size) in parts, first element and size: those with gradients in
+        pairs of a size that stays in the cache, others where their gradients lie together."""
+        stop = first + size
+        if self._pairs is not None:
+            block = self.config.block_elements
+            step = max(1, CACHED_ELEMENTS // block) * block
+            edges = [*range(first, stop, step), stop]
+        else:
+            width = self._command.gradient_bytes
+            base = self._areas[GRADIENT].base
+            borders = self._memory.borders(base + first * width, size * width)
+            edges = [first, *((border - base) // width for border in borders), stop]
+        return ((start, end - start) for start, end in pairwise(dict.fromkeys(edges)))
 
     def _commit(self, size: int) -> None:
         self._counters["committed"] += size
@@ -253,7 +281,7 @@ class GoldenAdamKernel:
 
     def _floats(self, name: str, address: int, nbytes: int) -> Floats:
         """Elements of an array as the functional units see them; those of a state in place."""
-        data = self._memory.data[address : address + nbytes]
+        data = self._memory.view(address, nbytes)
         if name == GRADIENT and self._command.gradient != GradientFormat.FP32:
             return fp.widen32(data.view(np.uint16), HALVES[GradientFormat(self._command.gradient)])
         return data.view(np.float32)
