@@ -109,10 +109,10 @@ class Buffer:
             if data.size:
                 self.device.backend.write_memory(self.address, data)
 
-    def lend(self, array: NDArray[Any]) -> bool:
+    def lend(self, array: NDArray[Any], *, writes: bool = False) -> bool:
         """:meth:`write` without a copy, where the device can work on memory of this process: until
-        the buffer is written, or until :meth:`end_loan`, ``array`` stands in its place, and must
-        not change.
+        :meth:`end_loan` a contiguous ``array`` stands in the buffer's place, and nobody else
+        changes it. If the kernel ``writes`` the buffer, it writes there.
 
         Returns
         -------
@@ -127,7 +127,9 @@ class Buffer:
         data = self._bytes_of(array)
         with self.device.reach(self, "write"):
             self.device.check_unused(self, "write", changes=True)
-            return bool(data.size) and self.device.backend.lend_memory(self.address, data)
+            return bool(data.size) and self.device.backend.lend_memory(
+                self.address, data, writes=writes
+            )
 
     def end_loan(self) -> None:
         """End what :meth:`lend` began, if it goes on. The contents are undefined then."""

@@ -183,14 +183,15 @@ class Extent:
         for channel, view in self.segment.parts(array, self.start, self.start + self.count):
             view.write(self.segment.stripes.gather(flat, self.start, channel))
 
-    def lend(self, array: str, data: NDArray[Any]) -> bool:
+    def lend(self, array: str, data: NDArray[Any], *, writes: bool = False) -> bool:
         """:meth:`write` without a copy, if it can be had: see :meth:`nearstep.buffer.Buffer.lend`.
 
         Arrays that are striped over channels are never lent.
         """
         if self.segment.stripes.channels > 1:
             return False
-        return self.segment.arenas[0][array][self.start : self.start + self.count].lend(data)
+        buffer = self.segment.arenas[0][array][self.start : self.start + self.count]
+        return buffer.lend(data, writes=writes)
 
     def end_loan(self, array: str) -> None:
         """What was lent as this array is the owner's again. On a closed device, or if the memory

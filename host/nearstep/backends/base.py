@@ -109,11 +109,11 @@ class Backend(ABC):
         it cannot be told now without reading it; never, unless ``compares_memory``."""
         return None
 
-    def lend_memory(self, address: int, data: NDArray[np.uint8]) -> bool:
+    def lend_memory(self, address: int, data: NDArray[np.uint8], *, writes: bool) -> bool:
         """Have the kernel read the contiguous array ``data`` in the place of device memory, as if
-        it had been written there, until it is overwritten or :meth:`end_loan`. The owner does not
-        change it until then. False: nothing was done, as on every device whose memory is no memory
-        of this process; it has to be written."""
+        it had been written there, until :meth:`end_loan`; if it ``writes``, that goes to ``data``,
+        too. The owner does not change it until then. False: nothing was done, as on every device
+        whose memory is no memory of this process; it has to be copied."""
         return False
 
     def end_loan(self, address: int) -> None:  # noqa: B027  nothing to do where nothing is lent

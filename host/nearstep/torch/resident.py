@@ -96,7 +96,8 @@ class Resident:
         self._traffic = traffic
         self._formats = formats
         self._left: str | int | NDArray[Any] | None = None
-        self._lent: str | None = None
+        self._lent: list[str] = []
+        self._home: NDArray[np.float32] | None = None  # the master, if it stays on the host
         self._loaded_master: NDArray[np.float32] | None = None
         self._is_new = True
 
@@ -166,7 +167,7 @@ class Resident:
         self.check_size()
         if self._loaded_master is not None:
             array = convert.merge_master(self._loaded_master, self.parameter)
-        elif self._left is None:
+        elif not self._known:
             array = convert.to_float32(self.parameter).copy()
         else:
             array = self._merged()
@@ -175,11 +176,14 @@ class Resident:
     def load_master(self, value: Tensor | None) -> None:
         """Have the next step send the parameter, with a saved master's bits where they agree."""
         self.interrupted = None
-        self._left = None
+        self._left = self._home = None
         self._loaded_master = None if value is None else convert.to_float32(value).copy()
 
     def send_master_if_changed(self, outbox: Outbox) -> None:
         """Make the host's parameter the master, unless it is what the last step left there.
+
+        A device that works on the host's memory takes a large fp32 parameter where it is: there is
+        no other master, nothing to send and nothing to fetch.
 
         Raises
         ------
@@ -188,16 +192,25 @@ class Resident:
         """
         self.check_size()
         parameter = self.parameter
-        if self._is_as_left:
+        if self._lend_parameter() or self._is_as_left:
             return
         if self._loaded_master is not None:
             master = convert.merge_master(self._loaded_master, parameter)
-        elif self._left is not None and parameter.dtype != torch.float32:
+        elif self._known and parameter.dtype != torch.float32:
             master = self._merged()
         else:
             master = convert.to_float32(parameter)
         outbox.send(Sending(self.extent, "p", master, self._sent_master))
         self._traffic.masters_down += master.nbytes
+
+    def _lend_parameter(self) -> bool:
+        """Have the device update the parameter where it is, if it can."""
+        array = None if self.is_small else convert.landing(self.parameter)
+        if array is None or not self.extent.lend("p", array, writes=True):
+            return False
+        self._lent.append("p")
+        self._left, self._home, self._loaded_master = None, array, None
+        return True
 
     def _sent_master(self) -> None:
         self._leave("p" if self.parameter.dtype == torch.float32 else None)
@@ -228,16 +241,15 @@ class Resident:
             array = convert.negated(array)
         name = gradient_array(form)
         if not self.is_small and self.extent.lend(name, array):
-            self._lent = name
+            self._lent.append(name)
         else:
             outbox.send(Sending(self.extent, name, array))
         self._traffic.gradients_down += array.nbytes
 
     def end_loan(self) -> None:
-        """The step has ended: the device lets go of the gradient."""
-        name, self._lent = self._lent, None
-        if name is not None:
-            self.extent.end_loan(name)
+        """The step has ended: the device lets go of parameter and gradient."""
+        while self._lent:
+            self.extent.end_loan(self._lent.pop())
 
     def compress(
         self, gradient: Tensor, residual: Tensor | None, compression: Compression
@@ -255,6 +267,10 @@ class Resident:
 
     def fetch_parameter(self) -> None:
         """Copy the master into the host's parameter, rounded to the parameter's format."""
+        if "p" in self._lent:
+            convert.mark_changed(self.parameter)
+            self._traffic.parameters_up += 4 * self.extent.count
+            return
         wanted = self.wanted
         array = convert.landing(self.parameter) if wanted.array == "p" else None
         if array is None:
@@ -272,7 +288,7 @@ class Resident:
         if array.dtype == np.float32 and self.parameter.dtype != torch.float32:
             self._leave(None)
         else:
-            self._left = array
+            self._left, self._home = array, None
 
     def _store(self, array: NDArray[Any]) -> None:
         target = convert.landing(self.parameter) if array.dtype == np.float32 else None
@@ -305,6 +321,7 @@ class Resident:
     def _leave(self, array: str | None) -> None:
         """The host's parameter is what the next step is to find; ``array`` on the device has the
         same contents, if it is given."""
+        self._home = None
         asked = array is not None and self.extent.segment.compares
         self._left = array if asked else convert.fingerprint(self.parameter)
 
@@ -312,7 +329,14 @@ class Resident:
     def _halves(self) -> bool:
         return self.extent.segment.halves
 
+    @property
+    def _known(self) -> bool:
+        """Whether there is a master that the last step left."""
+        return self._left is not None or self._home is not None
+
     def _merged(self) -> NDArray[np.float32]:
+        if self._home is not None:
+            return convert.merge_master(self._home, self.parameter)
         master = self.extent.read("p")
         self._traffic.masters_up += master.nbytes
         return convert.merge_master(master, self.parameter)

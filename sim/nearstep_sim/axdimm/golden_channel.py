@@ -108,8 +108,9 @@ class ArbitratedChannel(GoldenChannel):
     def holds_bytes(self, address: int, data: NDArray[np.uint8]) -> bool | None:
         return super().holds_bytes(address, data) if self._arbiter["status.normal"] else None
 
-    def lend(self, address: int, data: NDArray[np.uint8]) -> bool:
-        return bool(self._arbiter["status.normal"]) and super().lend(address, data)
+    def lend(self, address: int, data: NDArray[np.uint8], *, writes: bool) -> bool:
+        normal = bool(self._arbiter["status.normal"])
+        return normal and super().lend(address, data, writes=writes)
 
     def reset(self) -> None:
         """Hard reset of the kernel, and normal mode."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import mmap
-from collections.abc import Iterator
+from bisect import bisect_left, bisect_right, insort
+from operator import attrgetter
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +22,27 @@ GUARD, UNWRITTEN, WRITTEN = 0, 1, 2
 
 POISON = 0xFFDEADFF
 """Word that fills the rest of a line when a part of it is written first: a NaN, easy to spot."""
+
+
+class Loan(NamedTuple):
+    """Memory of the host in the place of memory of the device.
+
+    Attributes
+    ----------
+    start, stop: int
+        Addresses.
+    data: NDArray[np.uint8]
+    writes: bool
+        Writes go there, too.
+    """
+
+    start: int
+    stop: int
+    data: NDArray[np.uint8]
+    writes: bool
+
+
+_start = attrgetter("start")
 
 
 class EmulatedMemory:
@@ -57,7 +80,8 @@ class EmulatedMemory:
         self._bulk = NumpyBulk() if bulk is None else bulk
         self._untouched = True
         self._used = 0  # all bytes from here on are 0: nobody has written them
-        self._lent: dict[int, NDArray[np.uint8]] = {}
+        self._lent: list[Loan] = []  # by address
+        self._places: list[tuple[int, int]] = []  # of what is lent, in the host's memory
 
     def read(self, address: int, out: NDArray[np.uint8]) -> None:
         """Copy memory at ``address`` to ``out``, whatever its state: the host sees it all."""
@@ -69,9 +93,12 @@ class EmulatedMemory:
         self._check("write", address, data.size)
         if not data.size:
             return
-        self.settle(address, data.size)
+        self.settle(address, data.size, all_loans=False)
         self.touch(address, data.size)
         self._bulk.copy(self.data[address : address + data.size], data)
+        for loan in self._loans(address, data.size):
+            low, high = max(address, loan.start), min(address + data.size, loan.stop)
+            loan.data[low - loan.start : high - loan.start] = data[low - address : high - address]
 
     def fill(self, address: int, nbytes: int, element: NDArray[np.uint8]) -> None:
         """Write ``element`` again and again, whole, to a range of its multiples.
@@ -99,63 +126,83 @@ class EmulatedMemory:
         self._check("comparison", address, data.size)
         return self._bulk.same(self.view(address, data.size), data)
 
-    def lend(self, address: int, data: NDArray[np.uint8]) -> None:
+    def lend(self, address: int, data: NDArray[np.uint8], *, writes: bool = False) -> bool:
         """Have ``data`` in the place of the memory at ``address``, which counts as written, without
-        a copy, until it is written or :meth:`give_back`. The owner does not change it until then.
+        a copy, until :meth:`give_back`. The owner does not change it until then.
+
+        Parameters
+        ----------
+        address: int
+        data: NDArray[np.uint8]
+        writes: bool
+            What is written goes to ``data``. If not, it ends the loan first, with a copy.
+
+        Returns
+        -------
+        bool
+            False if ``data`` is lent already, or shares memory with what is; nothing was done.
         """
         self._check("loan", address, data.size)
-        if not data.size:
-            return
         self.settle(address, data.size)
+        place = data.ctypes.data
+        at = bisect_left(self._places, (place,))
+        shared = self._places[at : at + 1] and self._places[at][0] < place + data.size
+        if not data.size or shared or (at and self._places[at - 1][1] > place):
+            return False
+        self._places.insert(at, (place, place + data.size))
+        insort(self._lent, Loan(address, address + data.size, data, writes), key=_start)
         first, last = address // LINE_BYTES, (address + data.size - 1) // LINE_BYTES
         self.state[first : last + 1] = WRITTEN
         self._used = max(self._used, address + data.size)
-        self._lent[address] = data
+        return True
 
     def give_back(self, address: int) -> None:
         """End the loan at ``address``, if there is one. Nobody has written there now: its whole
         lines."""
-        data = self._lent.pop(address, None)
-        if data is not None:
-            self.mark(address, data.size, UNWRITTEN)
+        at = bisect_left(self._lent, address, key=_start)
+        if at < len(self._lent) and self._lent[at].start == address:
+            loan = self._lent[at]
+            self._end(loan)
+            self.mark(address, loan.data.size, UNWRITTEN)
 
-    def settle(self, address: int, nbytes: int) -> None:
-        """Copy what of a range is lent, before it is changed."""
-        if not self._lent:
-            return
-        for start, data in self._loans(address, nbytes):
-            del self._lent[start]
-            self.data[start : start + data.size] = data
+    def settle(self, address: int, nbytes: int, *, all_loans: bool = True) -> None:
+        """Copy what of a range is lent: all of it, or what is not to be written."""
+        for loan in self._loans(address, nbytes):
+            if all_loans or not loan.writes:
+                self._end(loan)
+                self._bulk.copy(self.data[loan.start : loan.stop], loan.data)
 
     def view(self, address: int, nbytes: int) -> NDArray[np.uint8]:
         """The bytes of a range: memory itself, or what was lent, where one of the two has it all;
         else a copy."""
-        loans = list(self._loans(address, nbytes)) if self._lent else []
+        loans = self._loans(address, nbytes)
         if not loans:
             return self.data[address : address + nbytes]
-        start, data = loans[0]
-        if start <= address and address + nbytes <= start + data.size:
-            return data[address - start :][:nbytes]
+        if loans[0].start <= address and address + nbytes <= loans[0].stop:
+            return loans[0].data[address - loans[0].start :][:nbytes]
         copy = self.data[address : address + nbytes].copy()
-        for start, data in loans:
-            low, high = max(address, start), min(address + nbytes, start + data.size)
-            copy[low - address : high - address] = data[low - start : high - start]
+        for loan in loans:
+            low, high = max(address, loan.start), min(address + nbytes, loan.stop)
+            copy[low - address : high - address] = loan.data[low - loan.start : high - loan.start]
         return copy
 
-    def borders(self, address: int, nbytes: int) -> Iterator[int]:
-        """Where a loan begins or ends within a range."""
-        if not self._lent:
-            return
-        for start, data in self._loans(address, nbytes):
-            for border in (start, start + data.size):
-                if address < border < address + nbytes:
-                    yield border
+    def borders(self, address: int, nbytes: int) -> list[int]:
+        """Where loans begin or end within a range."""
+        edges = (edge for each in self._loans(address, nbytes) for edge in (each.start, each.stop))
+        return [edge for edge in edges if address < edge < address + nbytes]
 
-    def _loans(self, address: int, nbytes: int) -> Iterator[tuple[int, NDArray[np.uint8]]]:
-        """Loans that share bytes with a range, in order: address and data."""
-        for start in sorted(self._lent):
-            if start < address + nbytes and address < start + self._lent[start].size:
-                yield start, self._lent[start]
+    def _loans(self, address: int, nbytes: int) -> list[Loan]:
+        """Loans that share bytes with a range, in order."""
+        lent = self._lent
+        if not lent:
+            return lent
+        first = bisect_right(lent, address, key=_start)
+        first -= bool(first and lent[first - 1].stop > address)
+        return lent[first : bisect_left(lent, address + nbytes, key=_start)]
+
+    def _end(self, loan: Loan) -> None:
+        del self._lent[bisect_left(self._lent, loan.start, key=_start)]
+        del self._places[bisect_left(self._places, (loan.data.ctypes.data,))]
 
     def touch(self, address: int, nbytes: int) -> None:
         """Count the lines of a non-empty range as written, and poison what was not before."""
@@ -183,13 +230,18 @@ class EmulatedMemory:
         """Address of the first line of a range that is not in ``state``, or None."""
         first = address // LINE_BYTES
         lines = self.state[first : -(-(address + nbytes) // LINE_BYTES)]
+        if state == WRITTEN and lines.size and lines.min() == WRITTEN:  # the highest: the usual
+            return None
         wrong = lines != state
         return (first + int(wrong.argmax())) * LINE_BYTES if wrong.any() else None
 
     def first_guard(self, address: int, nbytes: int) -> int | None:
         """Address of the first guard line of a range, or None."""
         first = address // LINE_BYTES
-        guards = self.state[first : -(-(address + nbytes) // LINE_BYTES)] == GUARD
+        lines = self.state[first : -(-(address + nbytes) // LINE_BYTES)]
+        if lines.size and lines.min() > GUARD:
+            return None
+        guards = lines == GUARD
         return (first + int(guards.argmax())) * LINE_BYTES if guards.any() else None
 
     def _check(self, what: str, address: int, nbytes: int) -> None:

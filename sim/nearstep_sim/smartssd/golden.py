@@ -107,13 +107,15 @@ class GoldenCard(GoldenBackend, BarBackend):
         self._traffic.count_write(address, nbytes)
         super().fill_memory(address, nbytes, element)
 
-    def lend_memory(self, address: int, data: NDArray[np.uint8]) -> bool:
-        if self._armed:
+    def lend_memory(self, address: int, data: NDArray[np.uint8], *, writes: bool) -> bool:
+        if self._armed or writes:  # what the kernel writes crosses the link when it is read
             return False
         self.check_memory("write", address, data.size)
         self._check_memory_fault()
+        if not super().lend_memory(address, data, writes=writes):
+            return False
         self._traffic.count_write(address, data.size)  # nobody can tell it from a write
-        return super().lend_memory(address, data)
+        return True
 
     def memory_holds(self, address: int, data: NDArray[np.uint8]) -> bool | None:
         if self._failed is not None:

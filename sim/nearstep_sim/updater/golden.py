@@ -126,9 +126,9 @@ class GoldenBackend(EmulatedBackend):
         self._check_open()
         return self._channel(address, data.size).holds_bytes(address, data)
 
-    def lend_memory(self, address: int, data: NDArray[np.uint8]) -> bool:
+    def lend_memory(self, address: int, data: NDArray[np.uint8], *, writes: bool) -> bool:
         self._check_open()
-        return self._channel(address, data.size).lend(address, data)
+        return self._channel(address, data.size).lend(address, data, writes=writes)
 
     def end_loan(self, address: int) -> None:
         channel = self._channel(address, 0)

@@ -104,10 +104,12 @@ class GoldenChannel:
         """Whether memory is equal to ``data``; None if the host may not look."""
         return self.memory.holds(address - self.base, data)
 
-    def lend(self, address: int, data: NDArray[np.uint8]) -> bool:
-        """Have ``data`` in the place of memory, if the host may write there."""
-        self.memory.lend(address - self.base, data)
-        return True
+    def lend(self, address: int, data: NDArray[np.uint8], *, writes: bool) -> bool:
+        """Have ``data`` in the place of memory, if the host may write there. Where faults are
+        injected that is refused: what a failed run leaves of it is not to be seen."""
+        if self.kernel.port.injections:
+            return False
+        return self.memory.lend(address - self.base, data, writes=writes)
 
     def advance(self, elements: int) -> None:
         """Let the kernel take a step.

@@ -213,16 +213,19 @@ class GoldenAdamKernel:
             writes[COPY] = self._span(COPY, Stream.COPY_OUT, first, size)
         of_pairs = [] if pairs is None else pairs.spans(first + size)
         for span in writes.values():
-            self._memory.settle(span.address, span.nbytes)
+            self._memory.settle(span.address, span.nbytes, all_loans=False)
         if self.port.pass_freely([*reads.values(), *of_pairs], list(writes.values())):
             for start, part in self._parts(first, size):
-                spans = [self._span(name, Stream.NONE, start, part) for name in names]
-                states = zip(names, spans, strict=True)
-                arrays = {name: self._floats(name, s.address, s.nbytes) for name, s in states}
-                self._compute(arrays, start, part)
-                if COPY in writes:
-                    target = self._span(COPY, Stream.COPY_OUT, start, part)
-                    self._memory.write(target.address, self._copied(arrays))
+                gradients = self._dense(start, part)
+                for at, count in self._joined(names, start, part):
+                    spans = {name: self._span(name, Stream.NONE, at, count) for name in names}
+                    arrays = {n: self._floats(n, s.address, s.nbytes) for n, s in spans.items()}
+                    if gradients is not None:
+                        arrays[GRADIENT] = gradients[at - start :][:count]
+                    self._engine(arrays, self._scalars)
+                    if COPY in writes:
+                        target = self._span(COPY, Stream.COPY_OUT, at, count)
+                        self._memory.write(target.address, self._copied(arrays))
         else:
             for span in (*reads.values(), *of_pairs):
                 self.port.read(span)
@@ -230,18 +233,22 @@ class GoldenAdamKernel:
                 name: self._floats(name, span.address, span.nbytes).copy()
                 for name, span in reads.items()
             }
-            self._compute(arrays, first, size)
+            gradients = self._dense(first, size)
+            if gradients is not None:
+                arrays[GRADIENT] = gradients
+            self._engine(arrays, self._scalars)
             for name, span in writes.items():
                 data = self._copied(arrays) if name == COPY else arrays[name].view(np.uint8)
                 self.port.write(span, data)
         return lambda: self._commit(size)
 
-    def _compute(self, arrays: dict[str, Floats], first: int, size: int) -> None:
-        """Update these elements of the states; their gradients are added if they come in pairs."""
-        if self._pairs is not None:
-            arrays[GRADIENT], lost = self._pairs.dense(first, size)
-            self._counters["duplicates"] += lost
-        self._engine(arrays, self._scalars)
+    def _dense(self, first: int, size: int) -> Floats | None:
+        """Gradients of these elements that come in pairs; None if they do not."""
+        if self._pairs is None:
+            return None
+        made, lost = self._pairs.dense(first, size)
+        self._counters["duplicates"] += lost
+        return made
 
     def _copied(self, arrays: Mapping[str, Floats]) -> NDArray[np.uint8]:
         """The bytes of the copy of updated parameters."""
@@ -251,19 +258,24 @@ class GoldenAdamKernel:
         return copied
 
     def _parts(self, first: int, size: int) -> Iterator[tuple[int, int]]:
-        """Elements [first, first + size) in parts, first element and size: those with gradients in
-        pairs of a size that stays in the cache, others where their gradients lie together."""
-        stop = first + size
+        """Elements [first, first + size) in parts, first element and size: if gradients are made of
+        pairs, of a size that stays in the cache."""
+        stop, step = first + size, size
         if self._pairs is not None:
-            block = self.config.block_elements
-            step = max(1, CACHED_ELEMENTS // block) * block
-            edges = [*range(first, stop, step), stop]
-        else:
-            width = self._command.gradient_bytes
-            base = self._areas[GRADIENT].base
-            borders = self._memory.borders(base + first * width, size * width)
-            edges = [first, *((border - base) // width for border in borders), stop]
-        return ((start, end - start) for start, end in pairwise(dict.fromkeys(edges)))
+            step = max(1, CACHED_ELEMENTS // self.config.block_elements)
+            step *= self.config.block_elements
+        return ((start, min(step, stop - start)) for start in range(first, stop, step))
+
+    def _joined(self, names: Sequence[str], first: int, size: int) -> Iterator[tuple[int, int]]:
+        """Elements [first, first + size) in parts of which each array lies together: memory of the
+        device, or of the host."""
+        edges = {first, first + size}
+        for name in names:
+            span = self._span(name, Stream.NONE, first, size)
+            width = span.nbytes // size
+            borders = self._memory.borders(span.address, span.nbytes)
+            edges.update(first + (border - span.address) // width for border in borders)
+        return ((start, stop - start) for start, stop in pairwise(sorted(edges)))
 
     def _commit(self, size: int) -> None:
         self._counters["committed"] += size
