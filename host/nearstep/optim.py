@@ -476,7 +476,7 @@ class Adagrad(DeviceOptimizer):
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter in self._residents:  # those that are lazy, or fixed, are not
-                    self._ready_state(self._residents[parameter], group)
+                    self._ready_state(self._residents[parameter], group, None, self._arrays(group))
 
     def _check_options(self, group: Mapping[str, Any]) -> None:
         initial = "initial_accumulator_value"

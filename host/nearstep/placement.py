@@ -82,16 +82,19 @@ class Segment:
     def arenas(self) -> Sequence[Arenas]:
         return self._arenas
 
-    def reserve(self, arrays: Mapping[str, float]) -> None:
-        """Allocate those of ``arrays`` that are missing, each filled with its value: of
-        :data:`HALVES` with the dtype there, others fp32.
+    def reserve(self, arrays: Mapping[str, float], *, besides: str = "") -> None:
+        """Allocate those of ``arrays`` that are missing, ``besides`` one, each filled with its
+        value: of :data:`HALVES` with the dtype there, others fp32.
 
         Raises
         ------
         OutOfDeviceMemoryError
             None of them stays allocated.
         """
-        missing = [name for name in arrays if name not in self._arenas[0]]
+        held = self._arenas[0]
+        missing = [name for name in arrays if name not in held and name != besides]
+        if not missing:
+            return
         try:
             for channel, arenas in enumerate(self._arenas):
                 for name in missing:

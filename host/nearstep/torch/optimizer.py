@@ -40,6 +40,9 @@ from nearstep.torch.step import Arrays, Given, GradientOptions, Key, Steps, Upda
 from nearstep.torch.traffic import Traffic
 from nearstep.torch.transfers import Outbox, fetch
 
+Checked = tuple[Hashable, ParameterState | SavedState | None]
+"""Phase of a parameter to be updated, and its state as it is, if it has one."""
+
 
 class DeviceOptimizer(Optimizer):
     """An optimizer of torch whose parameters and state live on a device, where its steps run.
@@ -389,11 +392,15 @@ class DeviceOptimizer(Optimizer):
         if state or resident.keeps_master:
             self.state[resident.parameter] = state
 
-    def _ready_state(self, resident: Resident, group: Mapping[str, Any]) -> ParameterState:
+    def _ready_state(
+        self,
+        resident: Resident,
+        group: Mapping[str, Any],
+        found: ParameterState | SavedState | None,
+        arrays: Mapping[str, float],
+    ) -> ParameterState:
         """State of a parameter that is about to be updated: made, taken over or flushed."""
-        arrays = self._arrays(group)
-        resident.extent.segment.reserve(self._states(group))
-        found = self._checked_state(resident)
+        resident.extent.segment.reserve(arrays, besides="g")
         if isinstance(found, ParameterState):
             found.flush()
             return found
@@ -429,29 +436,31 @@ class DeviceOptimizer(Optimizer):
         step = torch.zeros((), dtype=torch.float32, device="cpu") if self.layout.counts else None
         return ParameterState.of(resident, step, self._first_moments(group))
 
-    def _checked_phases(self, gradients: Iterable[Given]) -> list[Hashable]:
-        """The phase of every parameter to be updated. Raise unless the scalars of every run fit
-        into their registers; nothing is sent.
+    def _checked(self, gradients: Iterable[Given]) -> list[Checked]:
+        """Phase and state of every parameter to be updated. Raise unless the scalars of every run
+        fit into their registers; nothing is sent.
 
         Raises
         ------
         ArgumentError, ParameterError, StateError
         """
         checked: set[tuple[int, Hashable]] = set()
-        phases: list[Hashable] = []
+        found: list[Checked] = []
         for index, parameter, _, times in gradients:
             group, resident = self.param_groups[index], self._residents[parameter]
             resident.check_size()
-            state = self._checked_state(resident)
-            if isinstance(state, SavedState):
-                state = ParameterState.of(resident, state.step, state.moments)
-            phase = self._phase(group, resident, state or self._first_state(resident, group), times)
+            kept = self._checked_state(resident)
+            if isinstance(kept, SavedState):
+                state = ParameterState.of(resident, kept.step, kept.moments)
+            else:
+                state = self._first_state(resident, group) if kept is None else kept
+            phase = self._phase(group, resident, state, times)
             if (index, phase) not in checked:
                 arguments = self._arguments(group, phase)
                 self.device.check_arguments(self._rule(group), **arguments)
                 checked.add((index, phase))
-            phases.append(phase)
-        return phases
+            found.append((phase, kept))
+        return found
 
     def _gradients(self) -> Iterator[Given]:
         """What is to be updated; all is checked. As in torch, options of a group without gradients
@@ -484,13 +493,14 @@ class DeviceOptimizer(Optimizer):
             return
         for index, group in enumerate(self.param_groups):
             self._place(group, (each.parameter for each in gradients if each.group == index))
-        phases = self._checked_phases(gradients)
+        checked = self._checked(gradients)
+        arrays = [self._arrays(group) for group in self.param_groups]
         updates: dict[Extent, Update] = {}
         started: list[Run] = []
         try:
             outbox = Outbox()
-            for each, phase in zip(gradients, phases, strict=True):
-                extent, update = self._prepare(each, phase, outbox)
+            for each, found in zip(gradients, checked, strict=True):
+                extent, update = self._prepare(each, found, arrays[each.group], outbox)
                 updates[extent] = update
             outbox.flush()
             loads = self._steps.loads(updates)
@@ -503,8 +513,11 @@ class DeviceOptimizer(Optimizer):
                     self._steps.run(load, factor, self._start_group, started)
             residents = (update.resident for update in updates.values())
             small = fetch([each.wanted for each in residents if each.is_small])
+            counts: list[Tensor] = []
             for update in updates.values():
-                self._finish(update, small)
+                counts += self._finish(update, small)
+            if counts:
+                torch._foreach_add_(counts, 1)
         except BaseException as error:
             if started:
                 self._interrupted = type(error).__name__
@@ -537,12 +550,15 @@ class DeviceOptimizer(Optimizer):
         for name in ("grad_scale", "found_inf"):
             vars(self).pop(name, None)
 
-    def _prepare(self, given: Given, phase: Hashable, outbox: Outbox) -> tuple[Extent, Update]:
+    def _prepare(
+        self, given: Given, checked: Checked, arrays: Mapping[str, float], outbox: Outbox
+    ) -> tuple[Extent, Update]:
         """Send what a parameter's update needs; of a gradient that is compressed, not yet."""
         group = self.param_groups[given.group]
         resident = self._residents[given.parameter]
         gradient = redistributed(given.gradient, given.parameter)
-        state = self._ready_state(resident, group)
+        phase, found = checked
+        state = self._ready_state(resident, group, found, arrays)
         resident.send_master_if_changed(outbox)
         compression = self._settings.compression
         maximize, scales = bool(group["maximize"]), self.device.config.gradient_scale
@@ -559,21 +575,28 @@ class DeviceOptimizer(Optimizer):
         if copy_format is not None:
             resident.extent.segment.reserve({copy_array(copy_format): 0.0})
         key = Key(given.group, phase, form, copy_format, given.times, maximize and scales)
-        return resident.extent, Update(key, resident, state, self._arrays(group), compressed)
+        return resident.extent, Update(key, resident, state, arrays, compressed)
 
-    def _finish(self, update: Update, small: Iterator[NDArray[Any]]) -> None:
-        """Take the result of a step over to the host; ``small`` yields that of small parameters."""
+    def _finish(self, update: Update, small: Iterator[NDArray[Any]]) -> list[Tensor]:
+        """Take the result of a step over to the host; ``small`` yields that of small parameters.
+
+        Returns
+        -------
+        list[Tensor]
+            What 1 is still to be added to.
+        """
         if update.resident.is_small:
             update.resident.take_parameter(next(small))
         else:
             update.resident.fetch_parameter()
         moments = self.layout.moments.items()
         written = [key for key, name in moments if name in update.arrays]
-        update.state.advance(written, update.key.times)
+        counts = update.state.written(written) * update.key.times
         if update.compressed is not None and update.compressed.residual is not None:
             parameter = update.resident.parameter
             update.state[RESIDUAL] = convert.to_tensor(update.compressed.residual, parameter)
         self._keep(update.resident, update.state)
+        return counts
 
 
 def _labels(groups: Iterable[Mapping[str, Any]]) -> dict[Tensor, str]:

@@ -97,6 +97,7 @@ class Resident:
         self._formats = formats
         self._left: str | int | NDArray[Any] | None = None
         self._lent: list[str] = []
+        self._landing: NDArray[np.float32] | None = None  # for the step that looked for it
         self._home: NDArray[np.float32] | None = None  # the master, if it stays on the host
         self._loaded_master: NDArray[np.float32] | None = None
         self._is_new = True
@@ -248,6 +249,7 @@ class Resident:
 
     def end_loan(self) -> None:
         """The step has ended: the device lets go of parameter and gradient."""
+        self._landing = None
         while self._lent:
             self.extent.end_loan(self._lent.pop())
 
@@ -291,7 +293,9 @@ class Resident:
             self._left, self._home = array, None
 
     def _store(self, array: NDArray[Any]) -> None:
-        target = convert.landing(self.parameter) if array.dtype == np.float32 else None
+        target, self._landing = self._landing, None
+        if target is None and array.dtype == np.float32:
+            target = convert.landing(self.parameter)
         if target is not None:
             target[:] = array
             convert.mark_changed(self.parameter)
@@ -310,7 +314,8 @@ class Resident:
     def _is_as_left(self) -> bool:
         """Whether the host's parameter is what the last step left there, bit for bit."""
         if isinstance(self._left, np.ndarray):
-            words = convert.to_words(self.parameter)
+            self._landing = convert.landing(self.parameter)
+            words = convert.to_words(self.parameter) if self._landing is None else self._landing
             return words.dtype == self._left.dtype and words.tobytes() == self._left.tobytes()
         if isinstance(self._left, str):
             words = convert.to_words(self.parameter)

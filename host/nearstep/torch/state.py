@@ -109,17 +109,17 @@ class ParameterState(dict[str, Any]):
         """Whether there is a moment ``key``, on the device or to be sent there."""
         return super().get(key) is not None
 
-    def advance(self, written: Iterable[str], times: int) -> None:
-        """Count steps that wrote these moments. Who holds ``step`` sees it, as in torch."""
-        for key in written:
+    def written(self, keys: Iterable[str]) -> list[Tensor]:
+        """Steps wrote these moments. Returns the count of steps, which is to be advanced, if there
+        is one."""
+        for key in keys:
             super().__setitem__(key, _ON_DEVICE)
         if not self._placed.layout.counts:
-            return
+            return []
         step = super().__getitem__("step")
         if not isinstance(step, Tensor):
             step = self["step"] = torch.tensor(float(step), dtype=torch.float32, device="cpu")
-        for _ in range(times):
-            step.add_(1)
+        return [step]
 
     def flush(self) -> None:
         """Send what was changed on the host, and let go of what was fetched.
