@@ -163,7 +163,9 @@ class DeviceOptimizer(Optimizer):
 
         Everything that can be checked is checked before anything is sent. If the device fails
         later, what is in its memory is part old and part new, and the optimizer refuses further use
-        until a checkpoint is loaded. Parameters on the host change only after the last run.
+        until a checkpoint is loaded. Parameters on the host change only after the last run, unless
+        the device updates them where they are (``golden:axdimm``, large ones): then with their run,
+        so that a step that is interrupted leaves some of them new, or part old and part new.
 
         Parameters
         ----------
