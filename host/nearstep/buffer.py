@@ -105,13 +105,46 @@ class Buffer:
         Nothing was copied then.
         """
         self.check_usable("write")
-        array = host_array(self, array, self.dtype)
-        self._check_like(array)
-        data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        data = self._bytes_of(array)
         with self.device.reach(self, "write"):
             self.device.check_unused(self, "write", changes=True)
             if data.size:
                 self.device.backend.write_memory(self.address, data)
+
+    def lend(self, array: NDArray[Any], *, writes: bool = False) -> bool:
+        """:meth:`write` without a copy, where the device can work on memory of this process: until
+        :meth:`end_loan` a contiguous ``array`` stands in the buffer's place, and nobody else
+        changes it. If the kernel ``writes`` the buffer, it writes there.
+
+        Returns
+        -------
+        bool
+            Whether that was done. If not, nothing was, and the array has to be written.
+
+        Raises
+        ------
+        As :meth:`write`.
+        """
+        self.check_usable("write")
+        data = self._bytes_of(array)
+        with self.device.reach(self, "write"):
+            self.device.check_unused(self, "write", changes=True)
+            return bool(data.size) and self.device.backend.lend_memory(
+                self.address, data, writes=writes
+            )
+
+    def end_loan(self) -> None:
+        """End what :meth:`lend` began, if it goes on. The contents are undefined then."""
+        self.device.backend.end_loan(self.address)
+
+    def holds(self, array: NDArray[Any]) -> bool | None:
+        """Whether the contents are those of ``array``, of the buffer's shape and dtype, in bits.
+        None if it takes a :meth:`read` to find out. Raises as that does."""
+        self.check_usable("read")
+        data = self._bytes_of(array)
+        with self.device.reach(self, "read"):
+            self.device.check_unused(self, "read", changes=False)
+            return self.device.backend.memory_holds(self.address, data)
 
     def read(self, out: NDArray[Any] | None = None) -> NDArray[Any]:
         """Copy the contents to ``out``, or to a new array, and return it.
@@ -208,7 +241,12 @@ class Buffer:
             self._check_element(value, element)
         except (TypeError, ValueError, OverflowError) as error:
             raise ArgumentError(f"cannot fill {self!r} with {value!r}: {error}") from None
-        self.write(np.full(self.shape, element, self.dtype))
+        self.check_usable("write")
+        with self.device.reach(self, "write"):
+            self.device.check_unused(self, "write", changes=True)
+            if self.nbytes:
+                pattern = element.reshape(1).view(np.uint8)
+                self.device.backend.fill_memory(self.address, self.nbytes, pattern)
 
     def _check_number(self, value: Any) -> None:
         """Raise :class:`ValueError` unless ``value`` is what elements of the dtype are made of."""
@@ -265,7 +303,8 @@ class Buffer:
 
     def check_usable(self, action: str) -> None:
         """Raise unless the buffer lives on an open device; ``action`` is what was to be done."""
-        self.device.check_open(f"{action} {self!r}")
+        if self.device.closed:
+            self.device.check_open(f"{action} {self!r}")
         if self.freed:
             raise FreedBufferError(repr(self), action)
 
@@ -277,6 +316,13 @@ class Buffer:
             raise ArgumentError(f"out of {self!r} must be writeable")
         if not out.flags.c_contiguous:
             raise ShapeError(f"out of {self!r}", "contiguous", f"strided {out.strides}")
+
+    def _bytes_of(self, array: Any) -> NDArray[np.uint8]:
+        """The bytes of an array like the buffer, without a copy if it is contiguous."""
+        array = host_array(self, array, self.dtype)
+        self._check_like(array)
+        data: NDArray[np.uint8] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        return data
 
     def _check_like(self, array: NDArray[Any]) -> None:
         if array.dtype != self.dtype:

@@ -36,6 +36,9 @@ Behaviour that differs from torch's, or that torch leaves open:
 - Moments are fp32 whatever the parameter's format. Of 16-bit parameters, ``state_dict()`` has
   ``master_param``, the fp32 master, besides torch's keys; torch ignores it.
 - A parameter that was changed on the host between steps, by whatever means, becomes the master.
+- ``golden:axdimm`` updates large fp32 parameters where the host has them, because the memory of a
+  DIMM is the host's: they are not copied, and change with their run. ``in_place=no`` in the
+  device's name has them copied, and the host's change only after the last run of a step.
 - With a kernel that scans and scales (``scan=yes&gradient_scale=yes``), and gradients that are not
   compressed, ``torch.amp.GradScaler`` leaves the division by its scale to the step, as with torch's
   fused optimizers. It looks for infinities on the host first, and ``p.grad`` is divided after the
@@ -476,7 +479,7 @@ class Adagrad(DeviceOptimizer):
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter in self._residents:  # those that are lazy, or fixed, are not
-                    self._ready_state(self._residents[parameter], group)
+                    self._ready_state(self._residents[parameter], group, None, self._arrays(group))
 
     def _check_options(self, group: Mapping[str, Any]) -> None:
         initial = "initial_accumulator_value"

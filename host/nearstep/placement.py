@@ -74,19 +74,27 @@ class Segment:
         return self.line % (2 * LINE_ELEMENTS) == 0
 
     @property
+    def compares(self) -> bool:
+        """Whether the device can tell if an array is equal to one of the host's."""
+        return self._device.backend.compares_memory
+
+    @property
     def arenas(self) -> Sequence[Arenas]:
         return self._arenas
 
-    def reserve(self, arrays: Mapping[str, float]) -> None:
-        """Allocate those of ``arrays`` that are missing, each filled with its value: of
-        :data:`HALVES` with the dtype there, others fp32.
+    def reserve(self, arrays: Mapping[str, float], *, besides: str = "") -> None:
+        """Allocate those of ``arrays`` that are missing, ``besides`` one, each filled with its
+        value: of :data:`HALVES` with the dtype there, others fp32.
 
         Raises
         ------
         OutOfDeviceMemoryError
             None of them stays allocated.
         """
-        missing = [name for name in arrays if name not in self._arenas[0]]
+        held = self._arenas[0]
+        missing = [name for name in arrays if name not in held and name != besides]
+        if not missing:
+            return
         try:
             for channel, arenas in enumerate(self._arenas):
                 for name in missing:
@@ -177,6 +185,32 @@ class Extent:
             raise ShapeError(f"{array} of {self!r}", (self.count,), data.shape)
         for channel, view in self.segment.parts(array, self.start, self.start + self.count):
             view.write(self.segment.stripes.gather(flat, self.start, channel))
+
+    def lend(self, array: str, data: NDArray[Any], *, writes: bool = False) -> bool:
+        """:meth:`write` without a copy, if it can be had: see :meth:`nearstep.buffer.Buffer.lend`.
+
+        Arrays that are striped over channels are never lent.
+        """
+        if self.segment.stripes.channels > 1:
+            return False
+        buffer = self.segment.arenas[0][array][self.start : self.start + self.count]
+        return buffer.lend(data, writes=writes)
+
+    def end_loan(self, array: str) -> None:
+        """What was lent as this array is the owner's again. On a closed device, or if the memory
+        was freed, it is so already."""
+        buffer = self.segment.arenas[0].get(array)
+        if buffer is not None and not buffer.freed and not buffer.device.closed:
+            buffer[self.start : self.start + self.count].end_loan()
+
+    def holds(self, array: str, data: NDArray[Any]) -> bool | None:
+        """Whether one array is equal to ``data``, of shape (count,), bit for bit; None if it takes
+        a :meth:`read` to find out."""
+        for channel, view in self.segment.parts(array, self.start, self.start + self.count):
+            same = view.holds(self.segment.stripes.gather(data, self.start, channel))
+            if not same:
+                return same
+        return True
 
     def read(self, array: str, out: NDArray[Any] | None = None) -> NDArray[Any]:
         """One array, of shape (count,), from the device; into ``out`` if given.

@@ -16,6 +16,9 @@ from numpy.typing import NDArray
 
 from nearstep.errors import WaitTimeoutError
 
+FILLED_BYTES = 1 << 20
+"""Bytes of one write of :meth:`Backend.fill_memory`, at most."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Poll:
@@ -143,12 +146,15 @@ class Backend(ABC):
         Size of the device memory.
     capacity_options: str
         Options of the device's name that decide it, for errors; empty if none does.
+    compares_memory: bool
+        Whether :meth:`memory_holds` can tell, as no device does that is outside this process.
     """
 
     family: str
     config: object
     capacity_bytes: int
     capacity_options: str = ""
+    compares_memory: bool = False
 
     @property
     def regions(self) -> Sequence[tuple[int, int]]:
@@ -190,6 +196,29 @@ class Backend(ABC):
     @abstractmethod
     def write_memory(self, address: int, data: NDArray[np.uint8]) -> None:
         """Copy the contiguous array ``data`` to device memory at ``address``."""
+
+    def fill_memory(self, address: int, nbytes: int, element: NDArray[np.uint8]) -> None:
+        """Write the bytes of ``element`` again and again to device memory: ``nbytes``, a multiple
+        of its size."""
+        some = np.tile(element, max(1, min(nbytes, FILLED_BYTES) // element.size))
+        for at in range(0, nbytes, some.size):
+            self.write_memory(address + at, some[: nbytes - at])
+
+    def memory_holds(self, address: int, data: NDArray[np.uint8]) -> bool | None:
+        """Whether device memory at ``address`` is equal to the contiguous array ``data``. None:
+        it cannot be told now without reading it; never, unless ``compares_memory``."""
+        return None
+
+    def lend_memory(self, address: int, data: NDArray[np.uint8], *, writes: bool) -> bool:
+        """Have the kernel read the contiguous array ``data`` in the place of device memory, as if
+        it had been written there, until :meth:`end_loan`; if it ``writes``, that goes to ``data``,
+        too. The owner does not change it until then. False: nothing was done, as on every device
+        whose memory is no memory of this process; it has to be copied."""
+        return False
+
+    def end_loan(self, address: int) -> None:  # noqa: B027  nothing to do where nothing is lent
+        """End a loan of :meth:`lend_memory`, if there is one. What the memory holds is undefined
+        then."""
 
     @abstractmethod
     def wait(self, polls: Sequence[Poll], max_cycles: int) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.parameter import is_lazy
+from torch.nn.parameter import Parameter, is_lazy
 
 from nearstep.torch.convert import FORMATS
 from nearstep.torch.errors import GradientError, ParameterError
@@ -23,12 +23,23 @@ def label(group: Mapping[str, Any], group_index: int, index: int) -> str:
     return f"parameter {names[index] if names else index} of group {group_index}"
 
 
+def is_plain(tensor: Tensor) -> bool:
+    """Whether this is a tensor as they usually are, fp32 and contiguous, which no check refuses."""
+    return (
+        (type(tensor) is Parameter or type(tensor) is Tensor)
+        and tensor.dtype is torch.float32
+        and tensor.layout is torch.strided
+        and tensor.is_cpu
+        and tensor.is_contiguous()
+    )
+
+
 def check_parameter(name: str, parameter: Tensor) -> None:
     """Raise :class:`ParameterError` unless the tensor can be kept on a device.
 
     A lazy parameter, which has no shape yet, is looked at when it has one.
     """
-    if is_lazy(parameter):
+    if is_plain(parameter) or is_lazy(parameter):
         return
     if parameter.dtype not in FORMATS:
         raise ParameterError(name, f"of a dtype among {_NAMES}", parameter.dtype)
@@ -71,6 +82,8 @@ def shares_memory(tensor: Tensor) -> bool:
 
 def check_gradient(name: str, parameter: Tensor, gradient: Tensor) -> None:
     """Raise :class:`GradientError` unless the gradient of `parameter` can be sent."""
+    if is_plain(gradient) and is_plain(parameter) and gradient.shape == parameter.shape:
+        return
     if gradient.layout != torch.strided:
         raise GradientError(name, "dense", f"sparse ({gradient.layout})")
     if gradient.dtype not in FORMATS:

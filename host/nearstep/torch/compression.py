@@ -99,8 +99,15 @@ class Compression:
             index = largest(gradient, self.share)
             return Compressed(index, self._rounded(gradient[index]), None)
         with np.errstate(over="ignore", invalid="ignore"):
-            rest = gradient.copy() if residual is None else residual + gradient
-            index = largest(rest, self.share)
+            rest = np.empty_like(gradient)
+
+            def add(block: slice) -> None:
+                if residual is None:
+                    rest[block] = gradient[block]
+                else:
+                    np.add(residual[block], gradient[block], out=rest[block])
+
+            index = largest(rest, self.share, add)
             wanted = rest[index]
             value = self._rounded(wanted)
             lost = wanted - convert.widen(value)

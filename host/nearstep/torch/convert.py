@@ -34,9 +34,11 @@ def to_float32(tensor: Tensor) -> NDArray[np.float32]:
     Exact: every fp16 and bf16 value is an fp32 value. A contiguous fp32 tensor is not copied, so
     the array is to be read only, and before the tensor changes.
     """
-    flat = _flat(tensor).to(torch.float32)
-    array: NDArray[np.float32] = np.ascontiguousarray(flat.numpy())
-    return array
+    flat = _flat(tensor)
+    if flat.dtype != torch.float32:
+        flat = flat.to(torch.float32)
+    array: NDArray[np.float32] = flat.numpy()
+    return array if array.flags.c_contiguous else np.ascontiguousarray(array)
 
 
 def to_words(tensor: Tensor) -> NDArray[np.generic]:
@@ -46,7 +48,8 @@ def to_words(tensor: Tensor) -> NDArray[np.generic]:
     flat = _flat(tensor)
     if flat.dtype == torch.bfloat16:  # numpy has none
         return np.ascontiguousarray(flat.view(torch.int16).numpy()).view(np.uint16)
-    return np.ascontiguousarray(flat.numpy())
+    array: NDArray[np.generic] = flat.numpy()
+    return array if array.flags.c_contiguous else np.ascontiguousarray(array)
 
 
 def narrow(array: NDArray[np.float32], name: str) -> NDArray[np.generic]:
@@ -107,7 +110,7 @@ def mark_changed(tensor: Tensor) -> None:
 
 def size(tensor: Tensor) -> int:
     """Elements."""
-    return local(tensor).numel()
+    return local(tensor).numel() if is_spread(tensor) else tensor.numel()
 
 
 def to_tensor(array: NDArray[np.float32], parameter: Tensor) -> Tensor:
@@ -143,4 +146,7 @@ def merge_master(master: NDArray[np.float32], tensor: Tensor) -> NDArray[np.floa
 
 def _flat(tensor: Tensor) -> Tensor:
     """Elements in logical order, as numpy takes them: with no negation left to do."""
-    return local(tensor).resolve_neg().reshape(-1)
+    part = local(tensor)
+    if part.is_neg():
+        part = part.resolve_neg()
+    return part if part.dim() == 1 else part.reshape(-1)

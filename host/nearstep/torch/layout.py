@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,12 +25,12 @@ class Layout:
     moments: Mapping[str, str]
     optional: frozenset[str] = frozenset()
 
-    @property
+    @cached_property
     def required(self) -> Sequence[str]:
         """Keys of moments that state always has."""
         return [key for key in self.moments if key not in self.optional]
 
-    @property
+    @cached_property
     def keys(self) -> Sequence[str]:
         """Keys that state always has."""
         return [*(["step"] if self.counts else []), *self.required]

@@ -11,6 +11,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from typing import Any, ClassVar, Self, overload
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import Optimizer, ParamsT
@@ -36,7 +37,11 @@ from nearstep.torch.spread import is_sharded, local, redistributed
 from nearstep.torch.state import RESIDUAL, ParameterState
 from nearstep.torch.step import Arrays, Given, GradientOptions, Key, Steps, Update
 from nearstep.torch.traffic import Traffic
+from nearstep.torch.transfers import Outbox, fetch
 from nearstep.updater.device import KernelDevice
+
+Checked = tuple[Hashable, ParameterState | SavedState | None]
+"""Phase of a parameter to be updated, and its state as it is, if it has one."""
 
 
 class DeviceOptimizer(Optimizer):
@@ -110,7 +115,7 @@ class DeviceOptimizer(Optimizer):
         ------
         StateError
         """
-        return count(resident.label, state["step"]) + times
+        return count(resident.label, state.step) + times
 
     @property
     def device(self) -> KernelDevice:
@@ -158,7 +163,9 @@ class DeviceOptimizer(Optimizer):
 
         Everything that can be checked is checked before anything is sent. If the device fails
         later, what is in its memory is part old and part new, and the optimizer refuses further use
-        until a checkpoint is loaded. Parameters on the host change only after the last run.
+        until a checkpoint is loaded. Parameters on the host change only after the last run, unless
+        the device updates them where they are (``golden:axdimm``, large ones): then with their run,
+        so that a step that is interrupted leaves some of them new, or part old and part new.
 
         Parameters
         ----------
@@ -387,11 +394,15 @@ class DeviceOptimizer(Optimizer):
         if state or resident.keeps_master:
             self.state[resident.parameter] = state
 
-    def _ready_state(self, resident: Resident, group: Mapping[str, Any]) -> ParameterState:
+    def _ready_state(
+        self,
+        resident: Resident,
+        group: Mapping[str, Any],
+        found: ParameterState | SavedState | None,
+        arrays: Mapping[str, float],
+    ) -> ParameterState:
         """State of a parameter that is about to be updated: made, taken over or flushed."""
-        arrays = self._arrays(group)
-        resident.extent.segment.reserve(self._states(group))
-        found = self._checked_state(resident)
+        resident.extent.segment.reserve(arrays, besides="g")
         if isinstance(found, ParameterState):
             found.flush()
             return found
@@ -427,30 +438,31 @@ class DeviceOptimizer(Optimizer):
         step = torch.zeros((), dtype=torch.float32, device="cpu") if self.layout.counts else None
         return ParameterState.of(resident, step, self._first_moments(group))
 
-    def _check_launches(self, parameters: Iterable[tuple[int, Tensor, int]]) -> None:
-        """Raise unless the scalars of every run fit into their registers; nothing is sent.
-
-        Parameters
-        ----------
-        parameters: Iterable[tuple[int, Tensor, int]]
-            Those to be updated, each with its group and how often it is there.
+    def _checked(self, gradients: Iterable[Given]) -> list[Checked]:
+        """Phase and state of every parameter to be updated. Raise unless the scalars of every run
+        fit into their registers; nothing is sent.
 
         Raises
         ------
         ArgumentError, ParameterError, StateError
         """
         checked: set[tuple[int, Hashable]] = set()
-        for index, parameter, times in parameters:
+        found: list[Checked] = []
+        for index, parameter, _, times in gradients:
             group, resident = self.param_groups[index], self._residents[parameter]
             resident.check_size()
-            state = self._checked_state(resident)
-            if isinstance(state, SavedState):
-                state = ParameterState.of(resident, state.step, state.moments)
-            phase = self._phase(group, resident, state or self._first_state(resident, group), times)
+            kept = self._checked_state(resident)
+            if isinstance(kept, SavedState):
+                state = ParameterState.of(resident, kept.step, kept.moments)
+            else:
+                state = self._first_state(resident, group) if kept is None else kept
+            phase = self._phase(group, resident, state, times)
             if (index, phase) not in checked:
                 arguments = self._arguments(group, phase)
                 self.device.check_arguments(self._rule(group), **arguments)
                 checked.add((index, phase))
+            found.append((phase, kept))
+        return found
 
     def _gradients(self) -> Iterator[Given]:
         """What is to be updated; all is checked. As in torch, options of a group without gradients
@@ -483,11 +495,17 @@ class DeviceOptimizer(Optimizer):
             return
         for index, group in enumerate(self.param_groups):
             self._place(group, (each.parameter for each in gradients if each.group == index))
-        self._check_launches((each.group, each.parameter, each.times) for each in gradients)
-        updates = dict(map(self._prepare, gradients))
-        loads = self._steps.loads(updates)
+        checked = self._checked(gradients)
+        arrays = [self._arrays(group) for group in self.param_groups]
+        updates: dict[Extent, Update] = {}
         started: list[Run] = []
         try:
+            outbox = Outbox()
+            for each, found in zip(gradients, checked, strict=True):
+                extent, update = self._prepare(each, found, arrays[each.group], outbox)
+                updates[extent] = update
+            outbox.flush()
+            loads = self._steps.loads(updates)
             with self.device.acceleration():
                 factor = self._steps.factor(loads, scale, self._report_inf)
                 if factor is None:
@@ -495,14 +513,22 @@ class DeviceOptimizer(Optimizer):
                     return
                 for load in loads:
                     self._steps.run(load, factor, self._start_group, started)
+            residents = (update.resident for update in updates.values())
+            small = fetch([each.wanted for each in residents if each.is_small])
+            counts: list[Tensor] = []
             for update in updates.values():
-                self._finish(update)
+                counts += self._finish(update, small)
+            if counts:
+                torch._foreach_add_(counts, 1)
         except BaseException as error:
             if started:
                 self._interrupted = type(error).__name__
                 for update in updates.values():
                     update.resident.interrupted = self._interrupted
             raise
+        finally:
+            for each in gradients:
+                self._residents[each.parameter].end_loan()
         if scale != 1.0 and self._report_inf is None:
             for each in gradients:
                 _unscale(each.parameter, scale)
@@ -526,21 +552,23 @@ class DeviceOptimizer(Optimizer):
         for name in ("grad_scale", "found_inf"):
             vars(self).pop(name, None)
 
-    def _prepare(self, given: Given) -> tuple[Extent, Update]:
+    def _prepare(
+        self, given: Given, checked: Checked, arrays: Mapping[str, float], outbox: Outbox
+    ) -> tuple[Extent, Update]:
         """Send what a parameter's update needs; of a gradient that is compressed, not yet."""
         group = self.param_groups[given.group]
         resident = self._residents[given.parameter]
         gradient = redistributed(given.gradient, given.parameter)
-        state = self._ready_state(resident, group)
-        phase = self._phase(group, resident, state, given.times)
-        resident.send_master_if_changed()
+        phase, found = checked
+        state = self._ready_state(resident, group, found, arrays)
+        resident.send_master_if_changed(outbox)
         compression = self._settings.compression
         maximize, scales = bool(group["maximize"]), self.device.config.gradient_scale
         compressed = None
         if compression is None:
             form = resident.gradient_format(gradient)
             resident.extent.segment.reserve({gradient_array(form): 0.0})
-            resident.send_gradient(gradient, negated=maximize and not scales)
+            resident.send_gradient(gradient, outbox, negated=maximize and not scales)
         else:
             form = compression.format
             residual = state.get(RESIDUAL) if compression.error_feedback else None
@@ -549,18 +577,28 @@ class DeviceOptimizer(Optimizer):
         if copy_format is not None:
             resident.extent.segment.reserve({copy_array(copy_format): 0.0})
         key = Key(given.group, phase, form, copy_format, given.times, maximize and scales)
-        return resident.extent, Update(key, resident, state, self._arrays(group), compressed)
+        return resident.extent, Update(key, resident, state, arrays, compressed)
 
-    def _finish(self, update: Update) -> None:
-        """Take the result of a step over to the host."""
-        update.resident.fetch_parameter()
+    def _finish(self, update: Update, small: Iterator[NDArray[Any]]) -> list[Tensor]:
+        """Take the result of a step over to the host; ``small`` yields that of small parameters.
+
+        Returns
+        -------
+        list[Tensor]
+            What 1 is still to be added to.
+        """
+        if update.resident.is_small:
+            update.resident.take_parameter(next(small))
+        else:
+            update.resident.fetch_parameter()
         moments = self.layout.moments.items()
         written = [key for key, name in moments if name in update.arrays]
-        update.state.advance(written, update.key.times)
+        counts = update.state.written(written) * update.key.times
         if update.compressed is not None and update.compressed.residual is not None:
             parameter = update.resident.parameter
             update.state[RESIDUAL] = convert.to_tensor(update.compressed.residual, parameter)
         self._keep(update.resident, update.state)
+        return counts
 
 
 def _labels(groups: Iterable[Mapping[str, Any]]) -> dict[Tensor, str]:

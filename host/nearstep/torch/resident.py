@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from nearstep.placement import Extent
+from nearstep.placement import HALVES, Extent
 from nearstep.torch import convert
 from nearstep.torch.compression import Compressed, Compression
 from nearstep.torch.errors import InterruptedStepError, ParameterError
 from nearstep.torch.layout import Layout
 from nearstep.torch.traffic import Traffic
+from nearstep.torch.transfers import SMALL_ELEMENTS, Outbox, Sending, Wanted
 
 
 @dataclass(frozen=True)
@@ -61,8 +63,10 @@ class Resident:
     """A parameter on the host and its extent on the device; moves data between the two.
 
     The host's copy is the one that the user sees and may change at any time. So each time before a
-    step its contents are compared with what the last step left there (:func:`convert.fingerprint`),
-    and if they differ, they become the master.
+    step its contents are compared with what the last step left there, and if they differ, they
+    become the master. The last step left there what the device has: a device that can tell whether
+    it still does (:meth:`nearstep.buffer.Buffer.holds`) is asked; for others
+    :func:`convert.fingerprint` is kept, and of small parameters what was fetched.
 
     Attributes
     ----------
@@ -91,7 +95,10 @@ class Resident:
         self.interrupted: str | None = None
         self._traffic = traffic
         self._formats = formats
-        self._seen: int | None = None
+        self._left: str | int | NDArray[Any] | None = None
+        self._lent: list[str] = []
+        self._landing: NDArray[np.float32] | None = None  # for the step that looked for it
+        self._home: NDArray[np.float32] | None = None  # the master, if it stays on the host
         self._loaded_master: NDArray[np.float32] | None = None
         self._is_new = True
 
@@ -161,7 +168,7 @@ class Resident:
         self.check_size()
         if self._loaded_master is not None:
             array = convert.merge_master(self._loaded_master, self.parameter)
-        elif self._seen is None:
+        elif not self._known:
             array = convert.to_float32(self.parameter).copy()
         else:
             array = self._merged()
@@ -170,11 +177,14 @@ class Resident:
     def load_master(self, value: Tensor | None) -> None:
         """Have the next step send the parameter, with a saved master's bits where they agree."""
         self.interrupted = None
-        self._seen = None
+        self._left = self._home = None
         self._loaded_master = None if value is None else convert.to_float32(value).copy()
 
-    def send_master_if_changed(self) -> None:
+    def send_master_if_changed(self, outbox: Outbox) -> None:
         """Make the host's parameter the master, unless it is what the last step left there.
+
+        A device that works on the host's memory takes a large fp32 parameter where it is: there is
+        no other master, nothing to send and nothing to fetch.
 
         Raises
         ------
@@ -183,18 +193,28 @@ class Resident:
         """
         self.check_size()
         parameter = self.parameter
-        seen = convert.fingerprint(parameter)
-        if seen == self._seen:
+        if self._lend_parameter() or self._is_as_left:
             return
         if self._loaded_master is not None:
             master = convert.merge_master(self._loaded_master, parameter)
-        elif self._seen is not None and parameter.dtype != torch.float32:
+        elif self._known and parameter.dtype != torch.float32:
             master = self._merged()
         else:
             master = convert.to_float32(parameter)
-        self.extent.write("p", master)
+        outbox.send(Sending(self.extent, "p", master, self._sent_master))
         self._traffic.masters_down += master.nbytes
-        self._seen = seen
+
+    def _lend_parameter(self) -> bool:
+        """Have the device update the parameter where it is, if it can."""
+        array = None if self.is_small else convert.landing(self.parameter)
+        if array is None or not self.extent.lend("p", array, writes=True):
+            return False
+        self._lent.append("p")
+        self._left, self._home, self._loaded_master = None, array, None
+        return True
+
+    def _sent_master(self) -> None:
+        self._leave("p" if self.parameter.dtype == torch.float32 else None)
         self._loaded_master = None
 
     def gradient_format(self, gradient: Tensor) -> str:
@@ -207,17 +227,31 @@ class Resident:
         parameter's, if the kernel has it. None: the master is fetched."""
         return self._formats.copy_of(self.parameter.dtype) if self._halves else None
 
-    def send_gradient(self, gradient: Tensor, *, negated: bool = False) -> None:
+    def send_gradient(self, gradient: Tensor, outbox: Outbox, *, negated: bool = False) -> None:
         """Send a gradient of any of :data:`convert.FORMATS`, as :meth:`gradient_format` says; its
-        negation if ``negated``."""
+        negation if ``negated``.
+
+        A large one is lent, if the device takes it as it is: nobody changes it during a step, which
+        ends with :meth:`end_loan`.
+        """
         self._is_new = False
         form = self.gradient_format(gradient)
         wide = form == "fp32"
         array = convert.to_float32(gradient) if wide else convert.to_words(gradient)
         if negated:
             array = convert.negated(array)
-        self.extent.write(gradient_array(form), array)
+        name = gradient_array(form)
+        if not self.is_small and self.extent.lend(name, array):
+            self._lent.append(name)
+        else:
+            outbox.send(Sending(self.extent, name, array))
         self._traffic.gradients_down += array.nbytes
+
+    def end_loan(self) -> None:
+        """The step has ended: the device lets go of parameter and gradient."""
+        self._landing = None
+        while self._lent:
+            self.extent.end_loan(self._lent.pop())
 
     def compress(
         self, gradient: Tensor, residual: Tensor | None, compression: Compression
@@ -227,30 +261,87 @@ class Resident:
         before = None if residual is None else convert.to_float32(residual)
         return compression.compress(convert.to_float32(gradient), before)
 
+    @property
+    def wanted(self) -> Wanted:
+        """What a step leaves for :meth:`take_parameter`."""
+        form = self.copy_format
+        return Wanted(self.extent, "p" if form is None else copy_array(form))
+
     def fetch_parameter(self) -> None:
         """Copy the master into the host's parameter, rounded to the parameter's format."""
-        form = self.copy_format
-        if form is not None:
-            words = self.extent.read(copy_array(form))
-            convert.store_words(words, self.parameter)
-            self._traffic.parameters_up += words.nbytes
-            self._seen = convert.fingerprint(self.parameter)
+        if "p" in self._lent:
+            convert.mark_changed(self.parameter)
+            self._traffic.parameters_up += 4 * self.extent.count
             return
-        array = convert.landing(self.parameter)
+        wanted = self.wanted
+        array = convert.landing(self.parameter) if wanted.array == "p" else None
         if array is None:
-            array = self.extent.read("p")
+            self._store(self.extent.read(wanted.array))
+        else:
+            self.extent.read(wanted.array, out=array)
+            convert.mark_changed(self.parameter)
+            self._traffic.parameters_up += array.nbytes
+        of_format = wanted.array != "p" or self.parameter.dtype == torch.float32
+        self._leave(wanted.array if of_format else None)
+
+    def take_parameter(self, array: NDArray[Any]) -> None:
+        """:meth:`fetch_parameter` of a small parameter: what is :attr:`wanted` has been fetched."""
+        self._store(array)
+        if array.dtype == np.float32 and self.parameter.dtype != torch.float32:
+            self._leave(None)
+        else:
+            self._left, self._home = array, None
+
+    def _store(self, array: NDArray[Any]) -> None:
+        target, self._landing = self._landing, None
+        if target is None and array.dtype == np.float32:
+            target = convert.landing(self.parameter)
+        if target is not None:
+            target[:] = array
+            convert.mark_changed(self.parameter)
+        elif array.dtype == np.float32:
             convert.store(array, self.parameter)
         else:
-            self.extent.read("p", out=array)
-            convert.mark_changed(self.parameter)
+            convert.store_words(array, self.parameter)
         self._traffic.parameters_up += array.nbytes
-        self._seen = convert.fingerprint(self.parameter)
+
+    @property
+    def is_small(self) -> bool:
+        """Whether it is copied together with its neighbours."""
+        return self.extent.count < SMALL_ELEMENTS
+
+    @property
+    def _is_as_left(self) -> bool:
+        """Whether the host's parameter is what the last step left there, bit for bit."""
+        if isinstance(self._left, np.ndarray):
+            self._landing = convert.landing(self.parameter)
+            words = convert.to_words(self.parameter) if self._landing is None else self._landing
+            return words.dtype == self._left.dtype and words.tobytes() == self._left.tobytes()
+        if isinstance(self._left, str):
+            words = convert.to_words(self.parameter)
+            same_format = words.dtype == HALVES.get(self._left, np.float32)
+            return same_format and bool(self.extent.holds(self._left, words))
+        return self._left is not None and convert.fingerprint(self.parameter) == self._left
+
+    def _leave(self, array: str | None) -> None:
+        """The host's parameter is what the next step is to find; ``array`` on the device has the
+        same contents, if it is given."""
+        self._home = None
+        asked = array is not None and self.extent.segment.compares
+        self._left = array if asked else convert.fingerprint(self.parameter)
 
     @property
     def _halves(self) -> bool:
         return self.extent.segment.halves
 
+    @property
+    def _known(self) -> bool:
+        """Whether there is a master that the last step left."""
+        return self._left is not None or self._home is not None
+
     def _merged(self) -> NDArray[np.float32]:
+        if self._home is not None:
+            return convert.merge_master(self._home, self.parameter)
         master = self.extent.read("p")
         self._traffic.masters_up += master.nbytes
         return convert.merge_master(master, self.parameter)

@@ -22,6 +22,10 @@ MASTER = "master_param"
 """Key of the fp32 master of a 16-bit parameter. torch has no such key and ignores it."""
 
 
+EXACT_STEPS = 1 << 24
+"""Whole numbers below it are fp32 values."""
+
+
 @dataclass(frozen=True)
 class Verbatim:
     """A value that ``Optimizer.load_state_dict`` is to pass on as it is, not cast to 16 bits."""
@@ -96,6 +100,8 @@ def count(label: str, step: object) -> int:
         value = options.scalar("step", step)
     except HyperparameterError:
         value = math.nan
+    if 0 <= value < EXACT_STEPS and value == int(value):
+        return int(value)
     with np.errstate(over="ignore"):
         kept = float(np.float32(value))
     if not 0 <= kept < STEPS or value != int(value):

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeGuard
 
 from torch import Tensor
+from torch.nn import Parameter
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 def is_spread(tensor: Tensor) -> TypeGuard[DTensor]:
     """Whether this is a DTensor."""
+    if type(tensor) is Tensor or type(tensor) is Parameter:
+        return False
     module = sys.modules.get("torch.distributed.tensor")  # imported by whoever has one
     return module is not None and isinstance(tensor, module.DTensor)
 

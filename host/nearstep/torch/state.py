@@ -100,21 +100,26 @@ class ParameterState(dict[str, Any]):
         """Where the moments are kept; None of a state that is on no device."""
         return self._store
 
+    @property
+    def step(self) -> Any:
+        """What is under the key ``step``."""
+        return super().__getitem__("step")
+
     def has_moment(self, key: str) -> bool:
         """Whether there is a moment ``key``, on the device or to be sent there."""
         return super().get(key) is not None
 
-    def advance(self, written: Iterable[str], times: int) -> None:
-        """Count steps that wrote these moments. Who holds ``step`` sees it, as in torch."""
-        for key in written:
+    def written(self, keys: Iterable[str]) -> list[Tensor]:
+        """Steps wrote these moments. Returns the count of steps, which is to be advanced, if there
+        is one."""
+        for key in keys:
             super().__setitem__(key, _ON_DEVICE)
         if not self._placed.layout.counts:
-            return
-        step = self["step"]
+            return []
+        step = super().__getitem__("step")
         if not isinstance(step, Tensor):
             step = self["step"] = torch.tensor(float(step), dtype=torch.float32, device="cpu")
-        for _ in range(times):
-            step.add_(1)
+        return [step]
 
     def flush(self) -> None:
         """Send what was changed on the host, and let go of what was fetched.
@@ -138,7 +143,7 @@ class ParameterState(dict[str, Any]):
     def check_keys(self) -> None:
         """Raise :class:`StateError` if a key was deleted that state always has."""
         for key in self._placed.layout.keys:
-            if key not in self:
+            if not dict.__contains__(self, key):
                 raise StateError(self._placed.label, f"have {key!r}", sorted(self.keys()))
 
     def snapshot(self) -> dict[str, Any]:

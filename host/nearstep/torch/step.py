@@ -79,7 +79,7 @@ class Given(NamedTuple):
         return self._replace(times=self.times + 1)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Update:
     """A parameter that a step updates.
 

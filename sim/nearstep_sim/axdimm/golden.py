@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+from numpy.typing import NDArray
+
 from nearstep_sim.axdimm.golden_channel import ArbitratedChannel
 from nearstep_sim.axdimm.options import GoldenOptions
-from nearstep_sim.updater.golden import GoldenBackend, make_engines
+from nearstep_sim.updater.golden import GoldenBackend, make_bulk, make_engines
 from nearstep_sim.updater.golden_channel import GoldenChannel
 from nearstep_spec.axdimm.config import DimmConfig
 from nearstep_spec.updater.config import AdamKernelConfig
@@ -22,13 +25,20 @@ class GoldenAxdimm(GoldenBackend):
     def __init__(self, options: GoldenOptions) -> None:
         self.config = options.dimm() or options.config()
         self._engines = make_engines(options.config(), options.engine)
+        self._in_place = options.in_place
+        self._bulk = make_bulk(options.engine)
         super().__init__(options.capacity_bytes)
+
+    def lend_memory(self, address: int, data: NDArray[np.uint8], *, writes: bool) -> bool:
+        return self._in_place and super().lend_memory(address, data, writes=writes)
 
     def _make_channels(self) -> Sequence[GoldenChannel]:
         config, memory_bytes, log = self.config, self.capacity_bytes, self._log.append
         if isinstance(config, AdamKernelConfig):
             (kernel,) = device_maps(config).values()
-            return [GoldenChannel(config, 0, memory_bytes, kernel, self._engines, log)]
+            return [
+                GoldenChannel(config, 0, memory_bytes, kernel, self._engines, log, bulk=self._bulk)
+            ]
         maps = config.maps()
         return [
             ArbitratedChannel(
@@ -39,6 +49,7 @@ class GoldenAxdimm(GoldenBackend):
                 self._engines,
                 log,
                 config.memory_bytes,
+                self._bulk,
                 arbiter=maps[f"arbiter{number}"],
             )
             for number in range(config.channels)

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearstep_sim.golden.registers import Answer, RegisterFile
+from nearstep_sim.models.bulk import Bulk
 from nearstep_sim.updater.golden_channel import GoldenChannel
 from nearstep_sim.updater.golden_kernel import Engine
 from nearstep_spec.csr.model import BLOCK_BYTES, LINE_BYTES, RegisterMap
@@ -50,10 +51,11 @@ class ArbitratedChannel(GoldenChannel):
         engines: Sequence[Engine],
         log: Callable[[str], None],
         end: int | None = None,
+        bulk: Bulk | None = None,
         *,
         arbiter: tuple[int, RegisterMap],
     ) -> None:
-        super().__init__(config, base, memory_bytes, kernel, engines, log, end)
+        super().__init__(config, base, memory_bytes, kernel, engines, log, end, bulk)
         self._arbiter_base, arbiter_map = arbiter
         self._arbiter = RegisterFile(arbiter_map)
         self._arbiter["status.normal"] = 1
@@ -96,6 +98,19 @@ class ArbitratedChannel(GoldenChannel):
             super().write(address, data)
             return
         self._refuse(address, data.size, write=True)
+
+    def fill(self, address: int, nbytes: int, element: NDArray[np.uint8]) -> None:
+        if self._arbiter["status.normal"]:
+            super().fill(address, nbytes, element)
+            return
+        self._refuse(address, nbytes, write=True)
+
+    def holds_bytes(self, address: int, data: NDArray[np.uint8]) -> bool | None:
+        return super().holds_bytes(address, data) if self._arbiter["status.normal"] else None
+
+    def lend(self, address: int, data: NDArray[np.uint8], *, writes: bool) -> bool:
+        normal = bool(self._arbiter["status.normal"])
+        return normal and super().lend(address, data, writes=writes)
 
     def reset(self) -> None:
         """Hard reset of the kernel, and normal mode."""

@@ -51,6 +51,13 @@ class GoldenOptions(AxdimmOptions):
     """Options of ``golden:axdimm``."""
 
     engine: Engine = "cpp"
+    in_place: Annotated[
+        bool,
+        Option(
+            meaning="whether large parameters and gradients stay where the host has them: the "
+            "memory of a DIMM is the host's"
+        ),
+    ] = True
     channels: Annotated[
         int | None,
         Option(

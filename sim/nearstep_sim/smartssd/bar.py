@@ -49,17 +49,14 @@ class BarTraffic:
     def count_write(self, address: int, nbytes: int) -> None:
         """A write of the memory BAR."""
         self.write_tlps += pieces(address, nbytes, MAX_PAYLOAD)
-        self.write_bytes += LINK_WORD_BYTES * sum(
-            pieces(first, size, LINK_WORD_BYTES)
-            for first, size in cut(address, nbytes, MAX_PAYLOAD)
-        )
+        self.write_bytes += LINK_WORD_BYTES * pieces(address, nbytes, LINK_WORD_BYTES)
 
     def count_read(self, address: int, nbytes: int) -> None:
         """A read of the memory BAR, completed."""
-        for first, size in cut(address, nbytes, MAX_READ_REQUEST):
-            self.read_tlps += 1
-            self.completion_tlps += pieces(first, size, MAX_PAYLOAD)
-            self.completion_bytes += LINK_WORD_BYTES * pieces(first, size, LINK_WORD_BYTES)
+        # Requests end at multiples of completions' ends, and both at multiples of words.
+        self.read_tlps += pieces(address, nbytes, MAX_READ_REQUEST)
+        self.completion_tlps += pieces(address, nbytes, MAX_PAYLOAD)
+        self.completion_bytes += LINK_WORD_BYTES * pieces(address, nbytes, LINK_WORD_BYTES)
 
     def count_register(self, *, write: bool) -> None:
         """An access of a register."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from nearstep.backends.base import Poll
+from nearstep.backends.base import Backend, Poll
 from nearstep.backends.emulated import Injection
 from nearstep.errors import RESPONSES, CompletionError, PostedWriteError
 from nearstep_sim.smartssd.bar import (
@@ -18,7 +18,7 @@ from nearstep_sim.smartssd.bar import (
     cut,
 )
 from nearstep_sim.smartssd.options import GoldenCardOptions
-from nearstep_sim.updater.golden import GoldenBackend, make_engines
+from nearstep_sim.updater.golden import GoldenBackend, make_bulk, make_engines
 from nearstep_sim.updater.golden_channel import GoldenChannel
 from nearstep_sim.updater.golden_port import RESPONSES as CODES
 from nearstep_sim.updater.golden_port import ArmedInjection
@@ -34,6 +34,7 @@ class GoldenCard(GoldenBackend, BarBackend):
     def __init__(self, options: GoldenCardOptions) -> None:
         self.config = options.config()
         self._engines = make_engines(self.config.kernel, options.engine)
+        self._bulk = make_bulk(options.engine)
         self._traffic = BarTraffic()
         self._armed: list[ArmedInjection] = []
         self._failed: PostedWriteError | None = None
@@ -43,7 +44,8 @@ class GoldenCard(GoldenBackend, BarBackend):
         kernel, memory_bytes = self.config.kernel, self.config.memory_bytes
         registers = self.config.maps()["updater0"]
         log = self._log.append
-        return [GoldenChannel(kernel, 0, memory_bytes, registers, self._engines, log, memory_bytes)]
+        engines, end = self._engines, memory_bytes
+        return [GoldenChannel(kernel, 0, memory_bytes, registers, engines, log, end, self._bulk)]
 
     @property
     def traffic(self) -> BarTraffic:
@@ -64,6 +66,10 @@ class GoldenCard(GoldenBackend, BarBackend):
     def read_memory(self, address: int, out: NDArray[np.uint8]) -> None:
         self.check_memory("read", address, out.size)
         self.flush()
+        if not self._armed:
+            super().read_memory(address, out)
+            self._traffic.count_read(address, out.size)
+            return
         failed = None
         for first, size in cut(address, out.size, MAX_READ_REQUEST):
             response = self._response(first, size, write=False)
@@ -91,6 +97,30 @@ class GoldenCard(GoldenBackend, BarBackend):
             elif self._failed is None:
                 transactions = self.transactions()
                 self._failed = PostedWriteError(first, response, transactions=transactions)
+
+    def fill_memory(self, address: int, nbytes: int, element: NDArray[np.uint8]) -> None:
+        if self._armed:
+            Backend.fill_memory(self, address, nbytes, element)
+            return
+        self.check_memory("write", address, nbytes)
+        self._check_memory_fault()
+        self._traffic.count_write(address, nbytes)
+        super().fill_memory(address, nbytes, element)
+
+    def lend_memory(self, address: int, data: NDArray[np.uint8], *, writes: bool) -> bool:
+        if self._armed or writes:  # what the kernel writes crosses the link when it is read
+            return False
+        self.check_memory("write", address, data.size)
+        self._check_memory_fault()
+        if not super().lend_memory(address, data, writes=writes):
+            return False
+        self._traffic.count_write(address, data.size)  # nobody can tell it from a write
+        return True
+
+    def memory_holds(self, address: int, data: NDArray[np.uint8]) -> bool | None:
+        if self._failed is not None:
+            return None
+        return super().memory_holds(address, data)
 
     def flush(self) -> None:
         self._check_open()

@@ -21,6 +21,7 @@ from nearstep.errors import (
     WaitTimeoutError,
 )
 from nearstep_sim.golden.rule import evaluate
+from nearstep_sim.models.bulk import Bulk, native_bulk
 from nearstep_sim.models.memory import GUARD, UNWRITTEN
 from nearstep_sim.updater.golden_channel import GoldenChannel
 from nearstep_sim.updater.golden_kernel import Engine
@@ -41,6 +42,11 @@ KEPT_TRANSACTIONS = 32
 def make_engines(config: AdamKernelConfig, kind: str) -> Sequence[Engine]:
     """The arithmetic of each rule of a kernel, compiled if need be."""
     return [_engine(rule, kind) for rule in config.rule_set.rules]
+
+
+def make_bulk(kind: str) -> Bulk | None:
+    """What copies memory, for a kind of engine."""
+    return native_bulk() if kind == "cpp" else None
 
 
 def _engine(rule: Rule, kind: str) -> Engine:
@@ -67,6 +73,8 @@ class GoldenBackend(EmulatedBackend):
     memory_bytes: int
         Over all channels.
     """
+
+    compares_memory = True
 
     def __init__(self, memory_bytes: int) -> None:
         self.capacity_bytes = memory_bytes
@@ -109,6 +117,22 @@ class GoldenBackend(EmulatedBackend):
     def write_memory(self, address: int, data: NDArray[np.uint8]) -> None:
         self._check_open()
         self._channel(address, data.size).write(address, data)
+
+    def fill_memory(self, address: int, nbytes: int, element: NDArray[np.uint8]) -> None:
+        self._check_open()
+        self._channel(address, nbytes).fill(address, nbytes, element)
+
+    def memory_holds(self, address: int, data: NDArray[np.uint8]) -> bool | None:
+        self._check_open()
+        return self._channel(address, data.size).holds_bytes(address, data)
+
+    def lend_memory(self, address: int, data: NDArray[np.uint8], *, writes: bool) -> bool:
+        self._check_open()
+        return self._channel(address, data.size).lend(address, data, writes=writes)
+
+    def end_loan(self, address: int) -> None:
+        channel = self._channel(address, 0)
+        channel.memory.give_back(address - channel.base)
 
     def wait(self, polls: Sequence[Poll], max_cycles: int) -> None:
         self._check_open()

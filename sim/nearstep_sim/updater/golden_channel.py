@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from nearstep.errors import MemoryFaultError
 from nearstep_sim.golden.registers import Answer, RegisterFile
+from nearstep_sim.models.bulk import Bulk
 from nearstep_sim.models.memory import EmulatedMemory
 from nearstep_sim.updater.golden_kernel import Engine, GoldenAdamKernel
 from nearstep_spec.csr.model import BLOCK_BYTES, RegisterMap
@@ -30,6 +31,8 @@ class GoldenChannel:
         Takes a line for each burst.
     end: int | None
         Where the kernel's arrays must end at the latest; None is the address space.
+    bulk: Bulk | None
+        What copies memory; None is numpy.
     """
 
     def __init__(
@@ -41,9 +44,10 @@ class GoldenChannel:
         engines: Sequence[Engine],
         log: Callable[[str], None],
         end: int | None = None,
+        bulk: Bulk | None = None,
     ) -> None:
         self.base = base
-        self.memory = EmulatedMemory(memory_bytes)
+        self.memory = EmulatedMemory(memory_bytes, bulk)
         self._kernel_base, self._kernel_map = kernel
         self._registers = RegisterFile(self._kernel_map)
         self.kernel = GoldenAdamKernel(
@@ -91,6 +95,21 @@ class GoldenChannel:
     def write(self, address: int, data: NDArray[np.uint8]) -> None:
         """Copy ``data`` to memory."""
         self.memory.write(address - self.base, data)
+
+    def fill(self, address: int, nbytes: int, element: NDArray[np.uint8]) -> None:
+        """Write ``element`` again and again to a range of memory."""
+        self.memory.fill(address - self.base, nbytes, element)
+
+    def holds_bytes(self, address: int, data: NDArray[np.uint8]) -> bool | None:
+        """Whether memory is equal to ``data``; None if the host may not look."""
+        return self.memory.holds(address - self.base, data)
+
+    def lend(self, address: int, data: NDArray[np.uint8], *, writes: bool) -> bool:
+        """Have ``data`` in the place of memory, if the host may write there. Where faults are
+        injected that is refused: what a failed run leaves of it is not to be seen."""
+        if self.kernel.port.injections:
+            return False
+        return self.memory.lend(address - self.base, data, writes=writes)
 
     def advance(self, elements: int) -> None:
         """Let the kernel take a step.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +29,9 @@ from nearstep_spec.updater.registers import (
 Floats = NDArray[np.float32]
 Engine = Callable[[Mapping[str, Floats], Mapping[str, float]], None]
 """Updates the states of one rule in place, from its arrays and the scalars."""
+
+CACHED_ELEMENTS = 1 << 17
+"""Elements of a part whose gradients are made of pairs."""
 
 HALVES = {GradientFormat.FP16: FP16, GradientFormat.BF16: BF16}
 COPIES = {CopyOutFormat.FP16: FP16, CopyOutFormat.BF16: BF16}
@@ -200,42 +204,78 @@ class GoldenAdamKernel:
         first = self._counters["committed"]
         size = min(elements, self._command.count - first)
         pairs, rule = self._pairs, self._command.chosen
-        reads = {
-            name: self._span(name, self._areas[name].read, first, size)
-            for name in rule.arrays_in
-            if pairs is None or name != GRADIENT
-        }
+        names = [name for name in rule.arrays_in if pairs is None or name != GRADIENT]
+        reads = {name: self._span(name, self._areas[name].read, first, size) for name in names}
         writes = {
             name: self._span(name, self._areas[name].write, first, size) for name in rule.arrays_out
         }
         if COPY in self._areas:
             writes[COPY] = self._span(COPY, Stream.COPY_OUT, first, size)
         of_pairs = [] if pairs is None else pairs.spans(first + size)
-        free = self.port.pass_freely([*reads.values(), *of_pairs], list(writes.values()))
-        arrays = {}
-        for name, span in reads.items():
-            if not free:
+        for span in writes.values():
+            self._memory.settle(span.address, span.nbytes, all_loans=False)
+        if self.port.pass_freely([*reads.values(), *of_pairs], list(writes.values())):
+            for start, part in self._parts(first, size):
+                gradients = self._dense(start, part)
+                for at, count in self._joined(names, start, part):
+                    spans = {name: self._span(name, Stream.NONE, at, count) for name in names}
+                    arrays = {n: self._floats(n, s.address, s.nbytes) for n, s in spans.items()}
+                    if gradients is not None:
+                        arrays[GRADIENT] = gradients[at - start :][:count]
+                    self._engine(arrays, self._scalars)
+                    if COPY in writes:
+                        target = self._span(COPY, Stream.COPY_OUT, at, count)
+                        self._memory.write(target.address, self._copied(arrays))
+        else:
+            for span in (*reads.values(), *of_pairs):
                 self.port.read(span)
-            elements_of = self._floats(name, span.address, span.nbytes)
-            arrays[name] = elements_of if free else elements_of.copy()
-        if pairs is not None:
-            if not free:
-                for span in of_pairs:
-                    self.port.read(span)
-            arrays[GRADIENT], lost = pairs.dense(first, size)
-            self._counters["duplicates"] += lost
-        self._engine(arrays, self._scalars)
-        for name, span in writes.items():
-            if name == COPY:
-                target = COPIES[CopyOutFormat(self._command.copy_out)]
-                data = fp.narrow32(arrays["p"], target).view(np.uint8)
-            else:
-                data = arrays[name].view(np.uint8)
-            if not free:
+            arrays = {
+                name: self._floats(name, span.address, span.nbytes).copy()
+                for name, span in reads.items()
+            }
+            gradients = self._dense(first, size)
+            if gradients is not None:
+                arrays[GRADIENT] = gradients
+            self._engine(arrays, self._scalars)
+            for name, span in writes.items():
+                data = self._copied(arrays) if name == COPY else arrays[name].view(np.uint8)
                 self.port.write(span, data)
-            elif name == COPY:
-                self._memory.write(span.address, data)
         return lambda: self._commit(size)
+
+    def _dense(self, first: int, size: int) -> Floats | None:
+        """Gradients of these elements that come in pairs; None if they do not."""
+        if self._pairs is None:
+            return None
+        made, lost = self._pairs.dense(first, size)
+        self._counters["duplicates"] += lost
+        return made
+
+    def _copied(self, arrays: Mapping[str, Floats]) -> NDArray[np.uint8]:
+        """The bytes of the copy of updated parameters."""
+        copied: NDArray[np.uint8] = fp.narrow32(
+            arrays["p"], COPIES[CopyOutFormat(self._command.copy_out)]
+        ).view(np.uint8)
+        return copied
+
+    def _parts(self, first: int, size: int) -> Iterator[tuple[int, int]]:
+        """Elements [first, first + size) in parts, first element and size: if gradients are made of
+        pairs, of a size that stays in the cache."""
+        stop, step = first + size, size
+        if self._pairs is not None:
+            step = max(1, CACHED_ELEMENTS // self.config.block_elements)
+            step *= self.config.block_elements
+        return ((start, min(step, stop - start)) for start in range(first, stop, step))
+
+    def _joined(self, names: Sequence[str], first: int, size: int) -> Iterator[tuple[int, int]]:
+        """Elements [first, first + size) in parts of which each array lies together: memory of the
+        device, or of the host."""
+        edges = {first, first + size}
+        for name in names:
+            span = self._span(name, Stream.NONE, first, size)
+            width = span.nbytes // size
+            borders = self._memory.borders(span.address, span.nbytes)
+            edges.update(first + (border - span.address) // width for border in borders)
+        return ((start, stop - start) for start, stop in pairwise(sorted(edges)))
 
     def _commit(self, size: int) -> None:
         self._counters["committed"] += size
@@ -253,7 +293,7 @@ class GoldenAdamKernel:
 
     def _floats(self, name: str, address: int, nbytes: int) -> Floats:
         """Elements of an array as the functional units see them; those of a state in place."""
-        data = self._memory.data[address : address + nbytes]
+        data = self._memory.view(address, nbytes)
         if name == GRADIENT and self._command.gradient != GradientFormat.FP32:
             return fp.widen32(data.view(np.uint16), HALVES[GradientFormat(self._command.gradient)])
         return data.view(np.float32)

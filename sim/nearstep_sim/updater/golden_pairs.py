@@ -134,4 +134,4 @@ class GoldenPairs:
 
     def _data(self, name: str, begin: int, end: int) -> NDArray[np.uint8]:
         base, width = self._areas[name].base, self._widths[name]
-        return self._port.memory.data[base + begin * width : base + end * width]
+        return self._port.memory.view(base + begin * width, (end - begin) * width)

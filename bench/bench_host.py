@@ -1,0 +1,241 @@
+"""Whole ``optimizer.step()`` on devices without a clock, beside torch's fused AdamW.
+
+Each case runs in a process of its own, with one thread: steps of both in turn, on equal parameters
+with equal gradients, and at the end equal bits. A ratio is torch's median over the device's. The
+memory is the peak of a process that makes steps on the device, over that of one that makes them
+with torch, per parameter.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any
+
+import report
+import torch
+import typer
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+import nearstep
+
+TENSORS = 53
+SMALL_TENSORS, SMALL_ELEMENTS = 3000, 64
+OPTIONS = {"lr": 1e-3, "weight_decay": 0.01}
+FAMILIES = {"axdimm": "golden:axdimm", "smartssd": "golden:smartssd?memory_bytes=16GiB"}
+
+console = Console()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """What is measured.
+
+    Attributes
+    ----------
+    name: str
+    device: str
+        Name of the device.
+    share: float | None
+        Of the gradients that are sent; None sends them whole.
+    sizes: Sequence[int]
+        Elements of each tensor.
+    """
+
+    name: str
+    device: str
+    share: float | None
+    sizes: Sequence[int]
+
+
+def model_sizes(parameters: int) -> list[int]:
+    """Elements of a model's tensors: an embedding, and matrices each with a vector."""
+    pairs = (TENSORS - 1) // 2
+    vector = max(1, min(4096, parameters // 1000))
+    matrix = (2 * parameters // 3) // pairs - vector
+    return [parameters - pairs * (matrix + vector), *[matrix, vector] * pairs]
+
+
+def cases(parameters: int) -> Iterator[Case]:
+    sizes, small = model_sizes(parameters), [SMALL_ELEMENTS] * SMALL_TENSORS
+    for family, device in FAMILIES.items():
+        yield Case(name=f"{family}, dense", device=device, share=None, sizes=sizes)
+    yield Case(name="smartssd, 1 % Top-K", device=FAMILIES["smartssd"], share=0.01, sizes=sizes)
+    for family, device in FAMILIES.items():
+        name = f"{family}, {SMALL_TENSORS} small tensors"
+        yield Case(name=name, device=device, share=None, sizes=small)
+
+
+def tensors(sizes: Sequence[int]) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    made = []
+    for size in sizes:
+        parameter = torch.randn(size, generator=generator).requires_grad_()
+        parameter.grad = torch.randn(size, generator=generator)
+        made.append(parameter)
+    return made
+
+
+def optimizer_of(case: Case, parameters: Sequence[Tensor]) -> nearstep.optim.AdamW:
+    return nearstep.optim.AdamW(parameters, device=case.device, compression=case.share, **OPTIONS)
+
+
+def timed(action: Callable[[], Any]) -> tuple[float, float]:
+    """Seconds on the wall clock, and of the processor: on a machine with other work the latter are
+    the fairer ones."""
+    begun = time.perf_counter(), time.process_time()
+    action()
+    return time.perf_counter() - begun[0], time.process_time() - begun[1]
+
+
+def measure(case: Case, steps: int) -> dict[str, Any]:
+    """Seconds of both, in turn."""
+    theirs, ours = tensors(case.sizes), tensors(case.sizes)
+    fused = torch.optim.AdamW(theirs, fused=True, **OPTIONS)
+    optimizer_of(case, tensors([1]))  # compiles what is not in the cache
+    begun = time.perf_counter()
+    optimizer = optimizer_of(case, ours)
+    constructor_s = time.perf_counter() - begun
+    first = timed(fused.step), timed(optimizer.step)
+    pairs = [(timed(fused.step), timed(optimizer.step)) for _ in range(steps)]
+    if case.share is None and not all(map(torch.equal, ours, theirs)):
+        raise AssertionError(f"{case.name}: not torch's bits")
+    torch_s, device_s = (
+        statistics.median(wall for wall, _ in each) for each in zip(*pairs, strict=True)
+    )
+    torch_cpu_s, device_cpu_s = (
+        statistics.median(cpu for _, cpu in each) for each in zip(*pairs, strict=True)
+    )
+    ratios = sorted(theirs[0] / ours[0] for theirs, ours in pairs)
+    return {
+        "torch_s": torch_s,
+        "device_s": device_s,
+        "ratio": torch_s / device_s,
+        "ratio_lowest": ratios[0],
+        "ratio_highest": ratios[-1],
+        "torch_cpu_s": torch_cpu_s,
+        "device_cpu_s": device_cpu_s,
+        "ratio_cpu": torch_cpu_s / device_cpu_s,
+        "first_step_s": {"torch": first[0][0], "device": first[1][0]},
+        "constructor_s": constructor_s,
+    }
+
+
+def peak(case: Case, *, ours: bool) -> int:
+    """Bytes of this process at their peak, over those before the first tensor."""
+    small = tensors([16])
+    if ours:
+        optimizer_of(case, small).step()
+    else:
+        torch.optim.AdamW(small, fused=True).step()
+    before = _resident()
+    parameters = tensors(case.sizes)
+    if ours:
+        optimizer: torch.optim.Optimizer = optimizer_of(case, parameters)
+    else:
+        optimizer = torch.optim.AdamW(parameters, fused=True, **OPTIONS)
+    for _ in range(3):
+        optimizer.step()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before
+
+
+def _resident() -> int:
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def child(*arguments: str) -> Any:
+    """What this program, run with these arguments, prints."""
+    command = [sys.executable, __file__, "--child", json.dumps(arguments)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True)
+    return json.loads(done.stdout)
+
+
+def run_child(arguments: Sequence[str]) -> Any:
+    torch.set_num_threads(1)
+    what, text, steps = arguments
+    case = Case(**json.loads(text))
+    if what == "time":
+        return measure(case, int(steps))
+    return peak(case, ours=what == "device")
+
+
+def main(
+    parameters: Annotated[int, typer.Option(help="of the models")] = 100_000_000,
+    steps: Annotated[int, typer.Option(help="of each, in turn, after the first")] = 7,
+    only: Annotated[str, typer.Option(help="part of the names of the cases to run")] = "",
+    memory: Annotated[bool, typer.Option(help="measure memory, too")] = True,
+    child_of: Annotated[str, typer.Option("--child", hidden=True)] = "",
+) -> None:
+    if child_of:
+        print(json.dumps(run_child(json.loads(child_of))))
+        return
+    rows = []
+    peaks: dict[int, int] = {}
+    for case in cases(parameters):
+        if only not in case.name:
+            continue
+        console.print(f"{case.name} ...")
+        text, count = json.dumps(asdict(case)), sum(case.sizes)
+        row = {
+            "label": "measured (wall clock, one thread)",
+            "case": case.name,
+            "device": case.device,
+            "compression": case.share,
+            "tensors": len(case.sizes),
+            "parameters": count,
+            "steps": steps,
+            **child("time", text, str(steps)),
+            "load_average": os.getloadavg()[0],
+        }
+        if memory:
+            if count not in peaks:
+                peaks[count] = child("torch", text, "0")
+            row["torch_peak_bytes"] = peaks[count]
+            row["device_peak_bytes"] = child("device", text, "0")
+            extra = row["device_peak_bytes"] - row["torch_peak_bytes"]
+            row["more_bytes_per_parameter"] = extra / count
+        rows.append(row)
+    path = report.write("bench_host", {"rows": rows})
+    table = Table(title=f"optimizer.step() over torch's fused AdamW, one thread; {path}")
+    columns = (
+        "case",
+        "torch ms",
+        "device ms",
+        "ratio",
+        "lowest",
+        "highest",
+        "of CPU",
+        "make s",
+        "B more",
+    )
+    for column in columns:
+        table.add_column(column, justify="left" if column == "case" else "right")
+    for row in rows:
+        table.add_row(
+            row["case"],
+            f"{1e3 * row['torch_s']:.1f}",
+            f"{1e3 * row['device_s']:.1f}",
+            f"{row['ratio']:.3f}",
+            f"{row['ratio_lowest']:.3f}",
+            f"{row['ratio_highest']:.3f}",
+            f"{row['ratio_cpu']:.3f}",
+            f"{row['constructor_s']:.2f}",
+            f"{row.get('more_bytes_per_parameter', math.nan):.1f}",
+        )
+    console.print(table)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,73 @@
+"""Copies and comparisons of large arrays of bytes, in C++ or in numpy."""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nearstep_sim.verilate.build import compile_library
+
+LARGE_BYTES = 1 << 16
+"""From so many on a copy goes past the caches: whoever reads it next reads more than they hold."""
+
+_COMPARED = 1 << 17
+"""Bytes that numpy compares at a time, so that the outcome stays in the cache."""
+
+
+class Bulk(Protocol):
+    """How arrays of bytes, of one size, are copied and compared."""
+
+    def same(self, one: NDArray[np.uint8], other: NDArray[np.uint8]) -> bool:
+        """Whether both are equal."""
+
+    def copy(self, out: NDArray[np.uint8], data: NDArray[np.uint8]) -> None:
+        """Copy ``data`` to ``out``."""
+
+
+class NumpyBulk:
+    """In numpy."""
+
+    def same(self, one: NDArray[np.uint8], other: NDArray[np.uint8]) -> bool:
+        return all(
+            np.array_equal(_words(one[at : at + _COMPARED]), _words(other[at : at + _COMPARED]))
+            for at in range(0, one.size, _COMPARED)
+        )
+
+    def copy(self, out: NDArray[np.uint8], data: NDArray[np.uint8]) -> None:
+        out[:] = data
+
+
+class NativeBulk(NumpyBulk):
+    """In C++, which takes half of the time where memory is the bound; arrays are contiguous."""
+
+    def __init__(self, library: Path) -> None:
+        self._library = ctypes.CDLL(str(library))
+        for name in ("same", "copy"):
+            address, size = ctypes.c_void_p, ctypes.c_size_t
+            getattr(self._library, f"bulk_{name}").argtypes = [address, address, size]
+        self._library.bulk_copy.restype = None
+
+    def same(self, one: NDArray[np.uint8], other: NDArray[np.uint8]) -> bool:
+        return bool(self._library.bulk_same(one.ctypes.data, other.ctypes.data, one.size))
+
+    def copy(self, out: NDArray[np.uint8], data: NDArray[np.uint8]) -> None:
+        if data.size < LARGE_BYTES or np.may_share_memory(out, data):
+            out[:] = data
+        else:
+            self._library.bulk_copy(out.ctypes.data, data.ctypes.data, data.size)
+
+
+@cache
+def native_bulk() -> Bulk:
+    """The compiled one; built on first use, then taken from the build cache."""
+    return NativeBulk(compile_library("bulk", [Path(__file__).with_name("bulk.cpp")]))
+
+
+def _words(data: NDArray[np.uint8]) -> NDArray[np.unsignedinteger]:
+    """The same bytes in few elements."""
+    return data if data.size % 8 else data.view(np.uint64)

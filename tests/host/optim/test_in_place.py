@@ -1,0 +1,216 @@
+"""Large parameters and gradients, which a device may work on where they are, and small ones, which
+are copied together: bits, what is seen, and what is left."""
+
+from __future__ import annotations
+
+import weakref
+
+import numpy as np
+import pytest
+import torch
+
+import nearstep
+from nearstep.backends.emulated import Injection
+from nearstep.errors import BusResponseError
+from nearstep.torch.transfers import SMALL_ELEMENTS
+
+from .conftest import bits, like_torch
+from .test_residency import CHANGES, through_data
+
+URLS = {
+    "in place": "golden:axdimm?memory_bytes=64MiB",
+    "copied": "golden:axdimm?memory_bytes=64MiB&in_place=no",
+    "dimm in place": "golden:axdimm?channels=1&memory_bytes=64MiB",
+    "stripes": "golden:axdimm?channels=2&block_bytes=512&memory_bytes=64MiB",
+    "card": "golden:smartssd?memory_bytes=64MiB",
+}
+SHAPES = ((16,), (SMALL_ELEMENTS + 16,), (3, 16), (160,), (160, 112), (SMALL_ELEMENTS,), (32,))
+"""Neighbours of either kind, whose bits are those of torch's fused steps."""
+
+ODD = ((7,), (SMALL_ELEMENTS + 5,), (3, 5), (1,), (161, 113), (SMALL_ELEMENTS,), (33,))
+"""Neighbours of either kind that end within a line."""
+
+
+@pytest.fixture(params=URLS)
+def device(request):
+    with nearstep.open(URLS[request.param]) as opened:
+        yield opened
+
+
+def another_optimizer(p):
+    grad, p.grad = p.grad, torch.full_like(p, 0.5)
+    torch.optim.SGD([p], lr=0.1).step()
+    p.grad = grad
+
+
+@like_torch
+def test_every_change_on_the_host_is_found_whatever_the_size(
+    device, make_parameters, give_gradients, assert_equal_bits
+):
+    ours, theirs = make_parameters(SHAPES), make_parameters(SHAPES)
+    optimizer = nearstep.optim.AdamW(ours, lr=1e-2, device=device)
+    reference = torch.optim.AdamW(theirs, lr=1e-2, fused=True)
+    for change in [*CHANGES, another_optimizer]:
+        print(change.__name__)
+        give_gradients(ours, theirs)
+        optimizer.step()
+        reference.step()
+        assert_equal_bits(ours, theirs)
+        for parameters in (ours, theirs):
+            for index in (1, 2, 4):
+                change(parameters[index])
+    give_gradients(ours, theirs)
+    optimizer.step()
+    reference.step()
+    assert_equal_bits(ours, theirs, optimizer, reference)
+
+
+def test_neighbours_that_end_within_a_line_have_the_bits_of_each_alone(
+    device, make_parameters, give_gradients, assert_equal_bits
+):
+    ours, theirs = make_parameters(ODD), make_parameters(ODD)
+    optimizer = nearstep.optim.AdamW(ours, lr=1e-2, device=device)
+    alone = "golden:axdimm?memory_bytes=1MiB&engine=numpy&in_place=no"
+    references = [nearstep.optim.AdamW([p], lr=1e-2, device=alone) for p in theirs]
+    for step in range(3):
+        give_gradients(ours, theirs)
+        if step == 1:
+            for index in (1, 3):  # their neighbours are no longer that
+                ours[index].grad = theirs[index].grad = None
+        optimizer.step()
+        for reference in references:
+            reference.step()
+        through_data(ours[4])
+        through_data(theirs[4])
+    assert_equal_bits(ours, theirs)
+
+
+@like_torch
+def test_an_array_that_a_parameter_was_made_of_stays_its_memory(device, give_gradients):
+    arrays = [np.linspace(-1, 1, SMALL_ELEMENTS + 32).astype(np.float32) for _ in range(2)]
+    ours, theirs = ([torch.nn.Parameter(torch.from_numpy(array))] for array in arrays)
+    optimizer = nearstep.optim.AdamW(ours, device=device)
+    reference = torch.optim.AdamW(theirs, fused=True)
+    for _ in range(3):
+        give_gradients(ours, theirs)
+        optimizer.step()
+        reference.step()
+        assert np.array_equal(arrays[0].view(np.uint32), arrays[1].view(np.uint32))
+        for array in arrays:
+            array[1::3] *= 1.5
+
+
+def counted(device):
+    """Bytes that are copied, of each copy."""
+    backend, written, read = device.backend, [], []
+    write_memory, read_memory = backend.write_memory, backend.read_memory
+    backend.write_memory = lambda at, data: (written.append(data.size), write_memory(at, data))
+    backend.read_memory = lambda at, out: (read.append(out.size), read_memory(at, out))
+    return written, read
+
+
+def test_what_stays_on_the_host_is_not_copied(make_parameters, give_gradients):
+    shapes = ((SMALL_ELEMENTS,), (2 * SMALL_ELEMENTS,))
+    with nearstep.open(URLS["in place"]) as device:
+        ours = make_parameters(shapes)
+        places = [p.data_ptr() for p in ours]
+        written, read = counted(device)
+        optimizer = nearstep.optim.AdamW(ours, device=device)
+        versions = [p._version for p in ours]
+        for _ in range(2):
+            give_gradients(ours)
+            optimizer.step()
+        assert (written, read) == ([], [])
+        assert [p.data_ptr() for p in ours] == places
+        assert all(p._version > before for p, before in zip(ours, versions, strict=True))
+        traffic = optimizer.traffic
+        assert traffic.gradients_down == traffic.parameters_up == 2 * 4 * 3 * SMALL_ELEMENTS
+        assert traffic.masters_down == 0
+
+
+@pytest.mark.parametrize("url", ["copied", "card"])
+def test_small_neighbours_are_copied_together(url, make_parameters, give_gradients):
+    with nearstep.open(URLS[url]) as device:
+        ours = make_parameters([(64,), (5,), (3, 7)] * 20)
+        optimizer = nearstep.optim.AdamW(ours, device=device)
+        give_gradients(ours)
+        optimizer.step()
+        written, read = counted(device)
+        give_gradients(ours)
+        optimizer.step()
+        assert (len(written), len(read)) == (1, 1)
+
+
+def test_the_device_lets_go_of_gradients(device, make_parameters, give_gradients):
+    ours = make_parameters(SHAPES)
+    optimizer = nearstep.optim.AdamW(ours, device=device)
+    give_gradients(ours)
+    optimizer.step()
+    gradients = [weakref.ref(p.grad) for p in ours]
+    for p in ours:
+        p.grad = None
+    assert [each() for each in gradients] == [None] * len(ours)
+
+
+@like_torch
+def test_nothing_is_lost_when_the_device_is_closed(
+    make_parameters, give_gradients, assert_equal_bits
+):
+    ours, theirs = make_parameters(SHAPES), make_parameters(SHAPES)
+    views = [p.detach().numpy() for p in ours]
+    optimizer = nearstep.optim.AdamW(ours, device=URLS["in place"])
+    reference = torch.optim.AdamW(theirs, fused=True)
+    give_gradients(ours, theirs)
+    optimizer.step()
+    reference.step()
+    optimizer.device.close()
+    del optimizer
+    assert_equal_bits(ours, theirs)
+    for p, view in zip(ours, views, strict=True):
+        view[...] = 2.0
+        assert torch.all(p == 2.0)
+
+
+def test_a_failed_step_leaves_parameters_as_they_were(device, make_parameters, give_gradients):
+    ours = make_parameters(SHAPES)
+    optimizer = nearstep.optim.AdamW(ours, device=device)
+    give_gradients(ours)
+    optimizer.step()
+    before = [bits(p).clone() for p in ours]
+    device.backend.inject(Injection(kind="slverr", write=True, nth=9))
+    with pytest.raises(BusResponseError):
+        optimizer.step()
+    for p, saved in zip(ours, before, strict=True):
+        assert torch.equal(bits(p), saved)
+
+
+@like_torch
+def test_memory_that_is_shared_has_the_bits_of_copies(make_parameters, assert_equal_bits):
+    results = []
+    for url in (URLS["in place"], URLS["copied"]):
+        (p, twin) = make_parameters(((SMALL_ELEMENTS + 16,),) * 2)
+        common = torch.linspace(-1, 1, p.numel())
+        p.grad, twin.grad = common, common  # one gradient for two
+        (own,) = make_parameters(((SMALL_ELEMENTS,),))
+        own.grad = own.detach()  # its own gradient
+        optimizer = nearstep.optim.AdamW([p, twin, own], device=url)
+        for _ in range(2):
+            optimizer.step()
+        results.append([p, twin, own])
+    assert_equal_bits(*results)
+
+
+def test_a_parameter_that_is_narrowed_keeps_the_bits_of_its_master(make_parameters, give_gradients):
+    results = []
+    for url in (URLS["in place"], URLS["copied"]):
+        ours = make_parameters(((SMALL_ELEMENTS + 1,),))
+        optimizer = nearstep.optim.AdamW(ours, lr=1e-4, device=url)
+        for _ in range(2):
+            ours[0].grad = torch.ones_like(ours[0])
+            optimizer.step()
+            ours[0].grad = None
+            ours[0].data = ours[0].data.bfloat16()
+        results.append((ours[0], optimizer.state_dict()["state"][0]["master_param"]))
+    assert torch.equal(bits(results[0][0]), bits(results[1][0]))
+    assert torch.equal(bits(results[0][1]), bits(results[1][1]))
+    assert not torch.equal(results[0][1], results[0][0].float())

@@ -1,0 +1,131 @@
+"""Emulated memory: zeros that take no page, comparisons, and memory of the host in its place."""
+
+from __future__ import annotations
+
+import random
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from nearstep_sim.models.bulk import NumpyBulk, native_bulk
+from nearstep_sim.models.memory import GUARD, UNWRITTEN, WRITTEN, EmulatedMemory
+from nearstep_sim.smartssd.bar import MAX_PAYLOAD, MAX_READ_REQUEST, BarTraffic, cut, pieces
+
+CAPACITY = 1 << 20
+ZERO = np.zeros(4, np.uint8)
+
+
+@pytest.fixture(params=[NumpyBulk, native_bulk], ids=["numpy", "native"])
+def memory(request):
+    made = EmulatedMemory(CAPACITY, request.param())
+    made.mark(64, CAPACITY - 128, UNWRITTEN)
+    return made
+
+
+def pattern(size, seed=1):
+    return np.random.default_rng(seed).integers(0, 256, size, np.uint8)
+
+
+def contents(memory, address, size):
+    out = np.empty(size, np.uint8)
+    memory.read(address, out)
+    return out
+
+
+@pytest.mark.parametrize("nbytes", [4, 64, 100, 4096, 70_000])
+def test_zeros_are_written_over_what_was_there(memory, nbytes):
+    memory.fill(64, nbytes, ZERO)
+    assert memory.first_not(WRITTEN, 64, nbytes) is None
+    memory.write(64, pattern(nbytes))
+    memory.mark(64, nbytes, GUARD)  # freed, and allocated again
+    memory.mark(64, nbytes, UNWRITTEN)
+    memory.fill(64, nbytes, ZERO)
+    assert not contents(memory, 64, nbytes).any()
+    memory.fill(64, nbytes, np.array([1, 2, 3, 4], np.uint8))
+    assert contents(memory, 64, nbytes).tolist() == [1, 2, 3, 4] * (nbytes // 4)
+
+
+@pytest.mark.parametrize("nbytes", [1, 2, 63, 64, 70_001, 300_000])
+def test_copies_and_comparisons_see_every_byte(memory, nbytes):
+    data = pattern(nbytes + 3)[3:]  # not on a line
+    memory.write(128, data)
+    assert contents(memory, 128, nbytes).tobytes() == data.tobytes()
+    assert memory.holds(128, data)
+    for at in {0, nbytes // 2, nbytes - 1}:
+        other = data.copy()
+        other[at] ^= 1
+        assert not memory.holds(128, other)
+
+
+def test_loans_against_a_naive_model(memory):
+    seed = 7
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    model = np.zeros(8192, np.uint8)
+    memory.fill(64, model.size, ZERO)
+    lent, checked = {}, 0
+    for turn in range(400):
+        start = rng.randrange(0, model.size - 64) // 64 * 64
+        size = rng.randrange(1, min(1500, model.size - start) + 1)
+        data = pattern(size, turn)
+        if rng.random() < 0.5:
+            writes = rng.random() < 0.5
+            assert memory.lend(64 + start, data, writes=writes)
+            lent[start] = data, writes
+        else:
+            memory.write(64 + start, data)
+        model[start : start + size] = data
+        assert contents(memory, 64, model.size).tobytes() == model.tobytes()
+        assert memory.holds(64, model)
+        edges = [64, *memory.borders(64, model.size), 64 + model.size]
+        for low, high in pairwise(edges):
+            part = memory.view(low, high - low)
+            assert part.tobytes() == model[low - 64 : high - 64].tobytes()
+            assert part.base is not None or high == low  # no copy where it lies together
+            checked += 1
+    assert checked > 400
+
+
+def test_what_is_lent_for_writing_is_written(memory):
+    kept, given = pattern(256, 2), pattern(256, 3)
+    before = kept.copy()
+    assert memory.lend(128, kept)
+    assert memory.lend(512, given, writes=True)
+    memory.write(128, pattern(64, 4))
+    memory.write(512 + 64, pattern(64, 5))
+    assert kept.tobytes() == before.tobytes()
+    assert given[64:128].tobytes() == pattern(64, 5).tobytes()
+    memory.give_back(512)
+    assert memory.first_not(UNWRITTEN, 512, 256) is None
+    memory.give_back(128)  # it ended when it was written
+    assert contents(memory, 128, 64).tobytes() == pattern(64, 4).tobytes()
+    assert contents(memory, 192, 192).tobytes() == before[64:].tobytes()
+
+
+def test_memory_is_lent_once(memory):
+    data = pattern(1024)
+    assert memory.lend(128, data[256:512])
+    for other in (data, data[:300], data[400:], data[300:301], data[256:512]):
+        assert not memory.lend(4096, other)
+    assert memory.lend(4096, data[512:])
+    memory.give_back(128)
+    assert memory.lend(8192, data[:512])
+
+
+def test_packets_are_those_of_every_request():
+    rng, compared = random.Random(11), 0
+    for _ in range(300):
+        address, nbytes = rng.randrange(5000), rng.choice([0, 1, 3, 64, 255, 256, 257, 5001])
+        traffic = BarTraffic()
+        traffic.count_read(address, nbytes)
+        traffic.count_write(address, nbytes)
+        requests = cut(address, nbytes, MAX_READ_REQUEST)
+        assert traffic.read_tlps == len(requests)
+        assert traffic.completion_tlps == sum(pieces(*each, MAX_PAYLOAD) for each in requests)
+        assert traffic.completion_bytes == sum(4 * pieces(*each, 4) for each in requests)
+        writes = cut(address, nbytes, MAX_PAYLOAD)
+        assert traffic.write_tlps == len(writes)
+        assert traffic.write_bytes == sum(4 * pieces(*each, 4) for each in writes)
+        compared += 1
+    assert compared == 300
