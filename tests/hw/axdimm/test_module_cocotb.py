@@ -8,6 +8,7 @@ import pytest
 from nearstep_hw.axdimm.module import AxdimmModule
 from nearstep_hw.verilog import to_verilog
 from nearstep_sim.bench.cocotb_runner import run_cocotb
+from nearstep_sim.updater import stand_in
 from nearstep_sim.updater.stand_in import StandInUnit
 from nearstep_sim.verilate.build import verilog_of
 from nearstep_spec.updater.config import AdamKernelConfig
@@ -21,7 +22,7 @@ OPTIONS = {"functional_units": 1, "block_bytes": 512, "windows": 1, "bursts_ahea
 
 def test_one_driver_runs_both_channels() -> None:
     config = AdamKernelConfig(**OPTIONS)
-    source = (HERE / "stand_in.py").read_text()
+    source = Path(stand_in.__file__).read_text()
     verilog = verilog_of(
         f"{TOP} {config!r} {source}",
         lambda: to_verilog(AxdimmModule(config, unit=StandInUnit), TOP),

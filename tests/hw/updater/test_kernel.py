@@ -10,6 +10,7 @@ from nearstep_hw.updater.adam_kernel import AdamKernel
 from nearstep_hw.updater.unit_instance import UNIT_MODULE, UnitInstance
 from nearstep_hw.verilog import to_verilog
 from nearstep_sim.bench.cocotb_runner import BenchResult, run_cocotb
+from nearstep_sim.updater import stand_in
 from nearstep_sim.updater.stand_in import StandInUnit
 from nearstep_sim.verilate.build import verilog_of
 from nearstep_spec.updater.config import AdamKernelConfig
@@ -37,7 +38,7 @@ def bench(
     The units are part of the kernel, or `instances` of a module beside it.
     """
     config = AdamKernelConfig(**options)
-    source = (HERE / "stand_in.py").read_text() if unit == "stand_in" else ""
+    source = Path(stand_in.__file__).read_text() if unit == "stand_in" else ""
 
     def generate() -> str:
         if not instances:
