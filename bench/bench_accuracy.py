@@ -65,7 +65,8 @@ def nearstep(order: str) -> Callable[[int, int, bool], State]:
         zeros = np.zeros(count, np.float32)
         state = {"p": parameters(count), "m": zeros, "v": zeros.copy()}
         for step, gradient in enumerate(gradients(count, steps), 1):
-            kernel(rule)(state | {"g": gradient}, scalars(step=step, decoupled=decoupled, **HYPER))
+            values = scalars(step=step, decoupled_weight_decay=decoupled, **HYPER)
+            kernel(rule)(state | {"g": gradient}, values)
         return state
 
     return run

@@ -68,7 +68,7 @@ def simulation(runs: int, count: int, **options: Any) -> dict[str, Any]:
     """Parameters that 16 units in RTL work through in a second of one core."""
     unit = VerilatedUnit(FunctionalUnit(RULE, **options), lanes=LANES)
     given = arrays(count)
-    scalars = adam_scalars(step=3, decoupled=True, **HYPER)
+    scalars = adam_scalars(step=3, decoupled_weight_decay=True, **HYPER)
     result = unit.run(given, scalars)
     expected = evaluate(RULE, given, scalars)
     if any((result.arrays[name].view("u4") != expected[name].view("u4")).any() for name in "pmv"):
@@ -96,7 +96,7 @@ def kernel_against_torch(runs: int, count: int = 1 << 22, steps: int = 5) -> dic
     theirs = torch.nn.Parameter(torch.from_numpy(arrays(count)["p"]))
     theirs.grad = torch.from_numpy(arrays(count)["g"])
     optimizer = torch.optim.Adam([theirs], fused=True, **HYPER)
-    scalars = adam_scalars(step=3, decoupled=False, **HYPER)
+    scalars = adam_scalars(step=3, decoupled_weight_decay=False, **HYPER)
 
     def seconds(action: Callable[[], object]) -> float:
         start = time.perf_counter()

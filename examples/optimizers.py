@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 
 import nearstep
+from nearstep_spec.rule.rules import optimizer_named
 
 DEVICE = "sim:axdimm?memory=ddr4-1600&channels=2"
 
@@ -20,12 +22,13 @@ class Kind:
     Attributes
     ----------
     name: str
-        Class in ``nearstep.optim`` and ``torch.optim``.
+        Class in ``nearstep.optim`` and ``torch.optim``; of an optimizer in a file
+        ``FILE.py:NAME``, and torch has none.
     rule: str
         What the kernel needs.
     lr: float
         Peak learning rate, if none is given.
-    reads, writes: str
+    reads, writes: Sequence[str]
         Arrays of a step.
     options: Mapping[str, Any]
     """
@@ -33,9 +36,14 @@ class Kind:
     name: str
     rule: str
     lr: float
-    reads: str
-    writes: str
+    reads: Sequence[str]
+    writes: Sequence[str]
     options: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def in_file(self) -> bool:
+        """Whether it is an optimizer of a file."""
+        return ":" in self.name
 
     @property
     def beats(self) -> int:
@@ -56,6 +64,34 @@ KINDS = {
     ),
     "adagrad": Kind(name="Adagrad", rule="adagrad", lr=2e-2, reads="pgv", writes="pv"),
 }
+
+
+def kind_named(name: str) -> Kind:
+    """One of :data:`KINDS`, or an optimizer of a file.
+
+    Raises
+    ------
+    ValueError
+        There is none.
+    """
+    if name in KINDS:
+        return KINDS[name]
+    if ":" not in name:
+        raise ValueError(f"{name!r} is not one of {', '.join(KINDS)}, or FILE.py:NAME")
+    optimizer = optimizer_named(name)
+    if len(optimizer.by_rule) != 1:
+        raise ValueError(f"{name!r} must have one rule, not {', '.join(optimizer.by_rule)}")
+    lr = optimizer.defaults.get("lr")
+    if lr is None:
+        raise ValueError(f"{name!r} must have a hyper-parameter lr with a default")
+    rule = optimizer.rule
+    return Kind(
+        name=name,
+        rule=name,
+        lr=lr,
+        reads=rule.arrays_in,
+        writes=rule.arrays_out,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +136,10 @@ class Choice:
         self, device: nearstep.Device, groups: Iterable[dict[str, Any]]
     ) -> torch.optim.Optimizer:
         """nearstep's, with its steps on ``device``."""
-        optimizer: torch.optim.Optimizer = getattr(nearstep.optim, self.kind.name)(
+        name = self.kind.name
+        in_file = self.kind.in_file
+        make = partial(nearstep.optim.of, name) if in_file else getattr(nearstep.optim, name)
+        optimizer: torch.optim.Optimizer = make(
             groups,
             lr=self.lr,
             device=device,

@@ -19,7 +19,7 @@ from typing import Annotated
 import torch
 import typer
 from gpt import SIZES, Gpt, sized
-from optimizers import DEVICE, KINDS, Choice
+from optimizers import DEVICE, KINDS, Choice, kind_named
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from run_figures import figures
@@ -47,7 +47,7 @@ Device = Annotated[
         f"Without one: {DEVICE}, and what the other options need."
     ),
 ]
-Optimizer = Annotated[str, typer.Option(help=f"{', '.join(KINDS)}.")]
+Optimizer = Annotated[str, typer.Option(help=f"{', '.join(KINDS)}, or FILE.py:NAME.")]
 Lr = Annotated[
     float | None,
     typer.Option(
@@ -89,18 +89,16 @@ def main(
 ) -> None:
     """Train a small GPT on Python's standard library, its optimizer steps on a device."""
     console = Console()
-    if optimizer not in KINDS:
-        expected = ", ".join(KINDS)
-        raise typer.BadParameter(
-            f"{optimizer!r} is not one of {expected}", param_hint="--optimizer"
-        )
+    try:
+        kind = kind_named(optimizer)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--optimizer") from error
     if compression is not None and not 0.0 < compression <= 1.0:
         raise typer.BadParameter(
             f"{compression} is not above 0 and at most 1", param_hint="--compression"
         )
     if max_grad_norm is not None and not math.isfinite(max_grad_norm):
         raise typer.BadParameter(f"{max_grad_norm} is not finite", param_hint="--max-grad-norm")
-    kind = KINDS[optimizer]
     lr = kind.lr if lr is None else lr
     if not 0.0 <= lr <= MAX_LR:
         raise typer.BadParameter(f"{lr} is not between 0 and {MAX_LR:g}", param_hint="--lr")
@@ -140,7 +138,7 @@ def main(
         except (ArgumentError, OutOfDeviceMemoryError) as error:
             raise typer.BadParameter(str(error), param_hint="--device") from error
         theirs = None
-        if baseline:
+        if baseline and not kind.in_file:  # torch has none
             theirs = _trainer(size, context, seed, steps, choice, weight_decay, None)
         parameters = sum(p.numel() for p in ours.model.parameters())
         console.print(
@@ -169,7 +167,7 @@ def main(
                 "error_feedback": error_feedback if compression is not None else None,
                 "max_grad_norm": max_grad_norm,
                 "seed": seed,
-                "baseline": choice.baseline if baseline else None,
+                "baseline": choice.baseline if theirs else None,
             },
             environment=_environment(text),
             loss=ours.losses,

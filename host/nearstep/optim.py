@@ -62,36 +62,22 @@ Ref: AXDIMM, sections 3.3 and 4.2.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
-from typing import Any, cast
+from collections.abc import Mapping
+from typing import Any
 
-import numpy as np
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from nearstep.device import Device
-from nearstep.placement import ARRAYS
-from nearstep.run import Run
 from nearstep.torch import options
-from nearstep.torch.compression import Compression, check_pairs
-from nearstep.torch.errors import HyperparameterError, StateError
-from nearstep.torch.layout import Layout
-from nearstep.torch.optimizer import DeviceOptimizer
-from nearstep.torch.resident import Resident
+from nearstep.torch.of_rule import NamedOptimizer, RuleOptimizer, given_settings
 from nearstep.torch.scaler import GradScaler
-from nearstep.torch.settings import Settings
-from nearstep.torch.state import ParameterState
-from nearstep.torch.step import Arrays, GradientOptions
 from nearstep.torch.traffic import Traffic
 
-__all__ = ["SGD", "Adagrad", "Adam", "AdamW", "GradScaler", "Traffic"]
+__all__ = ["SGD", "Adagrad", "Adam", "AdamW", "GradScaler", "Traffic", "of"]
 
 
-MAXIMUM = "max_exp_avg_sq"
-"""Key of what Adam keeps with ``amsgrad`` alone."""
-
-
-class Adam(DeviceOptimizer):
+class Adam(RuleOptimizer, optimizer="adam"):
     """``torch.optim.Adam`` on a device; :mod:`nearstep.optim` says where it differs.
 
     The kernel needs the rule ``adam``, for groups with ``amsgrad`` ``adam_amsgrad``. As in torch, a
@@ -134,12 +120,6 @@ class Adam(DeviceOptimizer):
         The parameters that require a gradient do not fit.
     """
 
-    layout = Layout(
-        counts=True,
-        moments={"exp_avg": "m", "exp_avg_sq": "v", MAXIMUM: "v_max"},
-        optional=frozenset({MAXIMUM}),
-    )
-
     def __init__(
         self,
         params: ParamsT,
@@ -176,7 +156,7 @@ class Adam(DeviceOptimizer):
             "fused": fused,
             "decoupled_weight_decay": decoupled_weight_decay,
         }
-        settings = _settings(
+        settings = given_settings(
             max_cycles,
             compression,
             error_feedback,
@@ -186,45 +166,8 @@ class Adam(DeviceOptimizer):
         )
         super().__init__(params, defaults, device, settings)
 
-    def _check_options(self, group: Mapping[str, Any]) -> None:
-        options.check_not_negative(group, "lr", "eps", "weight_decay")
-        options.check_betas(group)
 
-    def _rule(self, group: Mapping[str, Any]) -> str:
-        return "adam_amsgrad" if group["amsgrad"] else "adam"
-
-    def _arrays(self, group: Mapping[str, Any]) -> Mapping[str, float]:
-        return {**ARRAYS, "v_max": 0.0} if group["amsgrad"] else ARRAYS
-
-    def _first_moments(self, group: Mapping[str, Any]) -> Sequence[str]:
-        return [*self.layout.required, *([MAXIMUM] if group["amsgrad"] else [])]
-
-    def _phase(
-        self, group: Mapping[str, Any], resident: Resident, state: ParameterState, times: int
-    ) -> Hashable:
-        if group["amsgrad"] and not state.has_moment(MAXIMUM):
-            raise StateError(resident.label, f"have {MAXIMUM!r} for amsgrad", sorted(state))
-        return super()._phase(group, resident, state, times)
-
-    def _arguments(self, group: Mapping[str, Any], phase: Hashable) -> dict[str, Any]:
-        return {
-            "step": cast(int, phase),
-            "betas": options.beta_pair(group["betas"]),
-            "decoupled": bool(group["decoupled_weight_decay"]),
-            **options.scalars(group, "lr", "eps", "weight_decay"),
-        }
-
-    def _start(
-        self, arrays: Arrays, group: Mapping[str, Any], phase: Hashable, gradient: GradientOptions
-    ) -> Run:
-        return self.device.adam(
-            **{name: arrays[name] for name in self._arrays(group)},
-            **self._arguments(group, phase),
-            **gradient,
-        )
-
-
-class AdamW(Adam):
+class AdamW(Adam, optimizer="adamw"):
     """``torch.optim.AdamW`` on a device: :class:`Adam` with decoupled weight decay."""
 
     def __init__(
@@ -276,7 +219,7 @@ class AdamW(Adam):
         group["decoupled_weight_decay"] = True
 
 
-class SGD(DeviceOptimizer):
+class SGD(RuleOptimizer, optimizer="sgd"):
     """``torch.optim.SGD`` on a device; :mod:`nearstep.optim` says where all of them differ.
 
     The kernel needs the rule ``sgd`` for groups without momentum, and ``sgd_momentum`` for groups
@@ -302,10 +245,6 @@ class SGD(DeviceOptimizer):
     UrlError, OptionError, ArgumentError, OutOfDeviceMemoryError
         As in :class:`Adam`.
     """
-
-    layout = Layout(
-        counts=False, moments={"momentum_buffer": "m"}, optional=frozenset({"momentum_buffer"})
-    )
 
     def __init__(
         self,
@@ -339,7 +278,7 @@ class SGD(DeviceOptimizer):
             "differentiable": differentiable,
             "fused": fused,
         }
-        settings = _settings(
+        settings = given_settings(
             max_cycles,
             compression,
             error_feedback,
@@ -349,69 +288,8 @@ class SGD(DeviceOptimizer):
         )
         super().__init__(params, defaults, device, settings)
 
-    def _check_options(self, group: Mapping[str, Any]) -> None:
-        options.check_not_negative(group, "lr", "momentum", "dampening", "weight_decay")
-        plain = not _has_momentum(group) or options.scalar("dampening", group["dampening"]) != 0.0
-        if group["nesterov"] and plain:
-            expected = "False without momentum, or with dampening"
-            raise HyperparameterError("nesterov", expected, group["nesterov"])
 
-    def _rule(self, group: Mapping[str, Any]) -> str:
-        return "sgd_momentum" if _has_momentum(group) else "sgd"
-
-    def _arrays(self, group: Mapping[str, Any]) -> Mapping[str, float]:
-        return dict.fromkeys("pgm" if _has_momentum(group) else "pg", 0.0)
-
-    def _arguments(self, group: Mapping[str, Any], phase: Hashable) -> dict[str, Any]:
-        return {
-            "nesterov": bool(group["nesterov"]),
-            "first": bool(phase),
-            **options.scalars(group, "lr", "momentum", "dampening", "weight_decay"),
-        }
-
-    def _phase(
-        self, group: Mapping[str, Any], resident: Resident, state: ParameterState, times: int
-    ) -> Hashable:
-        """Whether the step makes the momentum buffer."""
-        return _has_momentum(group) and not state.has_moment("momentum_buffer")
-
-    def _start(
-        self, arrays: Arrays, group: Mapping[str, Any], phase: Hashable, gradient: GradientOptions
-    ) -> Run:
-        return self.device.sgd(
-            arrays["p"],
-            arrays["g"],
-            arrays["m"] if _has_momentum(group) else None,
-            **self._arguments(group, phase),
-            **gradient,
-        )
-
-
-def _settings(
-    max_cycles: int | None,
-    compression: float | None,
-    error_feedback: bool,
-    compression_form: str,
-    compression_format: str,
-    max_grad_norm: float | None,
-) -> Settings:
-    chosen = None
-    check_pairs(compression_form, compression_format)
-    if compression is not None:
-        chosen = Compression(
-            share=compression,
-            error_feedback=error_feedback,
-            form=compression_form,
-            format=compression_format,
-        )
-    return Settings(max_cycles=max_cycles, compression=chosen, max_grad_norm=max_grad_norm)
-
-
-def _has_momentum(group: Mapping[str, Any]) -> bool:
-    return options.scalar("momentum", group["momentum"]) != 0.0
-
-
-class Adagrad(DeviceOptimizer):
+class Adagrad(RuleOptimizer, optimizer="adagrad"):
     """``torch.optim.Adagrad`` on a device; :mod:`nearstep.optim` says where all of them differ.
 
     The kernel needs the rule ``adagrad``. As in torch, parameters have state from the beginning: a
@@ -432,8 +310,6 @@ class Adagrad(DeviceOptimizer):
     UrlError, OptionError, ArgumentError, OutOfDeviceMemoryError
         As in :class:`Adam`.
     """
-
-    layout = Layout(counts=True, moments={"sum": "v"})
 
     def __init__(
         self,
@@ -467,7 +343,7 @@ class Adagrad(DeviceOptimizer):
             "differentiable": differentiable,
             "fused": fused,
         }
-        settings = _settings(
+        settings = given_settings(
             max_cycles,
             compression,
             error_feedback,
@@ -476,35 +352,57 @@ class Adagrad(DeviceOptimizer):
             max_grad_norm,
         )
         super().__init__(params, defaults, device, settings)
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter in self._residents:  # those that are lazy, or fixed, are not
-                    self._ready_state(self._residents[parameter], group, None, self._arrays(group))
 
-    def _check_options(self, group: Mapping[str, Any]) -> None:
-        initial = "initial_accumulator_value"
-        options.check_not_negative(group, "lr", "lr_decay", "eps", "weight_decay", initial)
-        if options.scalar(initial, group[initial]) > float(np.finfo(np.float32).max):
-            raise HyperparameterError(initial, "an fp32 number", group[initial])
 
-    def _rule(self, group: Mapping[str, Any]) -> str:
-        return "adagrad"
+def of(
+    name: str,
+    params: ParamsT,
+    *,
+    maximize: bool = False,
+    device: str | Device,
+    max_cycles: int | None = None,
+    compression: float | None = None,
+    error_feedback: bool = True,
+    compression_form: str = "fused",
+    compression_format: str = "fp32",
+    max_grad_norm: float | None = None,
+    **hyper: Any,
+) -> NamedOptimizer:
+    """An optimizer of torch from the data of one, such as that of a file of yours::
 
-    def _arrays(self, group: Mapping[str, Any]) -> Mapping[str, float]:
-        initial = self.defaults["initial_accumulator_value"]
-        return {"p": 0.0, "g": 0.0, "v": options.scalar("initial_accumulator_value", initial)}
+        nearstep.optim.of("examples/lion.py:LION", params, lr=1e-4, device=device)
 
-    def _arguments(self, group: Mapping[str, Any], phase: Hashable) -> dict[str, Any]:
-        numbers = options.scalars(group, "lr", "lr_decay", "weight_decay", "eps")
-        return {"step": cast(int, phase), **numbers}
+    Its kernel needs the rules: ``rules=examples/lion.py:LION`` in the name of the device. State,
+    checkpoints, formats, compression and clipping are as in :mod:`nearstep.optim`. Pickle and
+    ``copy.deepcopy`` read the file again.
 
-    def _start(
-        self, arrays: Arrays, group: Mapping[str, Any], phase: Hashable, gradient: GradientOptions
-    ) -> Run:
-        return self.device.adagrad(
-            arrays["p"],
-            arrays["g"],
-            arrays["v"],
-            **self._arguments(group, phase),
-            **gradient,
-        )
+    Parameters
+    ----------
+    name: str
+        ``FILE.py:NAME``, an :class:`~nearstep_spec.rule.optimizer.Optimizer` or a rule there; or
+        the name of an optimizer of nearstep.
+    params, maximize
+        As in torch.
+    device, max_cycles, compression, error_feedback, compression_form, compression_format,
+    max_grad_norm
+        As in :class:`Adam`.
+    **hyper: Any
+        Hyper-parameters; those not given have the optimizer's defaults. Groups may have their own.
+
+    Raises
+    ------
+    UnknownRuleError, RuleFileError
+        There is no such optimizer; the message names the file and the line.
+    UnsupportedOptionError, HyperparameterError, ParameterError
+    UrlError, OptionError, ArgumentError, OutOfDeviceMemoryError
+        As in :class:`Adam`.
+    """
+    settings = given_settings(
+        max_cycles,
+        compression,
+        error_feedback,
+        compression_form,
+        compression_format,
+        max_grad_norm,
+    )
+    return NamedOptimizer(name, params, hyper, device, settings, maximize=maximize)

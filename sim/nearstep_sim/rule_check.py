@@ -17,8 +17,8 @@ from nearstep_sim.bench.operands import operands, registers
 from nearstep_sim.bench.unit_port import beat_bound, run_on_port
 from nearstep_sim.golden.rule import evaluate
 from nearstep_sim.golden.rule_cpp import kernel
-from nearstep_sim.rule_file import RuleFileError, load_rules
 from nearstep_sim.synthesis import ultrascale_plus_cells
+from nearstep_spec.rule.file import RuleFileError, load_rules
 from nearstep_spec.rule.rule import Rule
 
 __all__ = ["Area", "Check", "Exactness", "Throughput", "app", "area", "check"]

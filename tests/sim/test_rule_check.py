@@ -12,7 +12,7 @@ from nearstep_sim import rule_check
 from nearstep_sim.bench.operands import operands, registers
 from nearstep_sim.bench.unit_port import beat_bound, run_on_port
 from nearstep_sim.golden.rule import evaluate
-from nearstep_sim.rule_file import load_rules
+from nearstep_spec.rule.file import load_rules
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 

@@ -56,11 +56,17 @@ WITH_PYTHON = [page for page in PAGES if blocks(page, "python") and page.name !=
 """docs/coarse.md has a test of its own, which looks at what is printed, too."""
 
 
+def _beside_examples(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Go to a folder where pages find the examples by the name that they have in a checkout."""
+    (folder / "examples").symlink_to(ROOT / "examples")
+    monkeypatch.chdir(folder)
+
+
 @pytest.mark.parametrize("page", WITH_PYTHON, ids=lambda page: page.name)
 def test_the_python_of_a_page_runs(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)
+    _beside_examples(tmp_path, monkeypatch)
     assert len(WITH_PYTHON) == 6
     assert run_blocks(page, golden=True) >= 1
 
@@ -70,7 +76,7 @@ def test_the_python_of_a_page_runs(
 def test_the_python_of_a_page_runs_as_printed(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)
+    _beside_examples(tmp_path, monkeypatch)
     assert run_blocks(page, golden=False) == len(blocks(page, "python"))
     if page.name == "dram-traces.md":
         for channel in (0, 1):

@@ -132,6 +132,22 @@ def test_every_optimizer_trains_as_torchs_does(device, steps, optimizer, train):
         assert differing == [0] * (1 + moments)
 
 
+def test_an_optimizer_of_a_file_trains(train):
+    lion = f"{EXAMPLES / 'lion.py'}:LION"
+    device = f"golden:axdimm?engine=numpy&rules={lion}"
+    options = ("--device", device, "--steps", "3", "--optimizer", lion, "--lr", "1e-3")
+    result, folder = train(*options, *SHORT)
+    assert result.exit_code == 0, result.output
+    report = json.loads((folder / "report.json").read_text())
+    assert report["configuration"]["optimizer"] == lion
+    assert report["configuration"]["baseline"] is report["baseline_loss"] is None  # torch has none
+    assert len(report["loss"]) == 3
+    assert report["loss"][-1] < report["loss"][0]
+    parameters = report["configuration"]["parameters"]
+    memory = "traffic on host memory bus: CPU offload: g, p, m"
+    assert figures_of(report)[memory]["value"] == 20 * parameters
+
+
 @pytest.mark.parametrize("feedback", ["--error-feedback", "--no-error-feedback"])
 def test_compressed_gradients_take_fewer_bytes(feedback, train):
     device = "golden:axdimm?compression=fused"

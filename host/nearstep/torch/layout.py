@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from nearstep_spec.rule.optimizer import Optimizer
+
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
@@ -24,6 +26,11 @@ class Layout:
     counts: bool
     moments: Mapping[str, str]
     optional: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(cls, optimizer: Optimizer) -> Layout:
+        """What torch keeps for an optimizer."""
+        return cls(counts=optimizer.counts, moments=optimizer.state, optional=optimizer.optional)
 
     @cached_property
     def required(self) -> Sequence[str]:

@@ -39,6 +39,7 @@ from nearstep.torch.step import Arrays, Given, GradientOptions, Key, Steps, Upda
 from nearstep.torch.traffic import Traffic
 from nearstep.torch.transfers import Outbox, fetch
 from nearstep.updater.device import KernelDevice
+from nearstep_spec.rule import optimizer as rules
 
 Checked = tuple[Hashable, ParameterState | SavedState | None]
 """Phase of a parameter to be updated, and its state as it is, if it has one."""
@@ -62,6 +63,9 @@ class DeviceOptimizer(Optimizer):
 
     layout: ClassVar[Layout]
     """State of a parameter."""
+
+    definition: rules.Optimizer
+    """What the device's method is given."""
 
     _interrupted: str | None
     _report_inf: Tensor | None
@@ -459,7 +463,7 @@ class DeviceOptimizer(Optimizer):
             phase = self._phase(group, resident, state, times)
             if (index, phase) not in checked:
                 arguments = self._arguments(group, phase)
-                self.device.check_arguments(self._rule(group), **arguments)
+                self.device.check_arguments(self.definition, **arguments)
                 checked.add((index, phase))
             found.append((phase, kept))
         return found

@@ -24,14 +24,8 @@ _REASONS = {
 _IMPLEMENTATION = {"foreach": None, "capturable": False, "differentiable": False}
 """Options that choose how torch computes, not what: a checkpoint's choice is not taken over."""
 
-_ABSENT = {
-    "amsgrad": False,
-    "maximize": False,
-    "fused": None,
-    "decoupled_weight_decay": False,
-    "nesterov": False,
-}
-"""Options that groups saved by an older torch lack."""
+_ABSENT = {"maximize": False, "fused": None}
+"""Options that groups saved by an older torch lack, those of the optimizer aside."""
 
 
 def reject_unsupported(group: Mapping[str, Any]) -> None:
@@ -57,36 +51,17 @@ def check_complete(group: Mapping[str, Any], options: Iterable[str]) -> None:
             raise MissingOptionError(option, group)
 
 
-def check_not_negative(group: Mapping[str, Any], *names: str) -> None:
-    """Raise :class:`HyperparameterError` unless these are finite numbers of at least 0."""
-    for name in names:
-        value = scalar(name, group[name])
-        if not (value >= 0.0 and math.isfinite(value)):
-            raise HyperparameterError(name, "finite and at least 0", group[name])
+def several(name: str, values: object, count: int) -> tuple[float, ...]:
+    """Numbers of a hyper-parameter that is ``count`` of them, as Python floats."""
+    if not isinstance(values, tuple | list) or len(values) != count:
+        expected = "a pair of numbers" if count == 2 else f"{count} numbers"
+        raise HyperparameterError(name, expected, values)
+    return tuple(scalar(f"{name}[{index}]", each) for index, each in enumerate(values))
 
 
-def check_betas(group: Mapping[str, Any]) -> None:
-    """Raise :class:`HyperparameterError` unless both betas are in [0, 1)."""
-    for name, value in zip(("betas[0]", "betas[1]"), beta_pair(group["betas"]), strict=True):
-        if not 0.0 <= value < 1.0:
-            raise HyperparameterError(name, "in [0, 1)", value)
-
-
-def scalars(group: Mapping[str, Any], *names: str) -> dict[str, Any]:
-    """These hyper-parameters as Python floats, by name."""
-    return {name: scalar(name, group[name]) for name in names}
-
-
-def beta_pair(betas: object) -> tuple[float, float]:
-    """Both betas as Python floats."""
-    if not isinstance(betas, tuple | list) or len(betas) != 2:
-        raise HyperparameterError("betas", "a pair of numbers", betas)
-    return scalar("betas[0]", betas[0]), scalar("betas[1]", betas[1])
-
-
-def given_betas(betas: object) -> tuple[float, float]:
-    """:func:`beta_pair` of what a constructor was given, which torch takes as two of a kind."""
-    pair = beta_pair(betas)
+def given_betas(betas: object) -> tuple[float, ...]:
+    """Betas that a constructor was given, which torch takes as two of a kind."""
+    pair = several("betas", betas, 2)
     if isinstance(betas, tuple | list) and sum(isinstance(beta, Tensor) for beta in betas) == 1:
         raise HyperparameterError("betas", "either both floats or both Tensors", betas)
     return pair

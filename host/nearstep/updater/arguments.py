@@ -1,17 +1,16 @@
-"""Arguments of each update rule, checked, as what the registers of a kernel get."""
+"""Hyper-parameters of an optimizer, checked, as what the registers of a kernel get."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
+from typing import Any
 
 from nearstep.errors import ArgumentError
 from nearstep.scalars import flag
-from nearstep.updater.checks import check_hyperparameters, check_scalars
-from nearstep_spec.rule.adagrad import adagrad_scalars
-from nearstep_spec.rule.adam import ORDERS
-from nearstep_spec.rule.sgd import sgd_momentum_scalars, sgd_scalars
+from nearstep.updater.checks import check_scalars, check_step, real
+from nearstep_spec.rule.errors import RuleError
+from nearstep_spec.rule.optimizer import FIRST, STEP, Flag, Form, Number, Numbers, Optimizer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,6 +20,8 @@ class RuleArguments:
     Attributes
     ----------
     rule: str
+    form: Form
+        What it is a form of, with its arithmetic in the kernel's order.
     scalars: Mapping[str, float | int]
         By register, switches included.
     given: str
@@ -28,6 +29,7 @@ class RuleArguments:
     """
 
     rule: str
+    form: Form
     scalars: Mapping[str, float | int]
     given: str
 
@@ -37,78 +39,81 @@ class RuleArguments:
 
     def also(self, name: str, value: float) -> RuleArguments:
         """These, and one register more that holds its argument as it is."""
-        scalars = {**self.scalars, name: value}
-        return RuleArguments(rule=self.rule, scalars=scalars, given=f"{self.given}, {name}={value}")
+        return RuleArguments(
+            rule=self.rule,
+            form=self.form,
+            scalars={**self.scalars, name: value},
+            given=f"{self.given}, {name}={value}",
+        )
 
 
-def adam_arguments(
-    order: str,
-    *,
-    step: int,
-    lr: float,
-    betas: tuple[float, float],
-    eps: float,
-    weight_decay: float,
-    decoupled: bool,
-    rule: str = "adam",
+def rule_arguments(
+    optimizer: Optimizer, order: str, *, step: int = 1, first: bool = False, **given: Any
 ) -> RuleArguments:
-    """Arguments of Adam, with the arithmetic in ``order``, or of a rule with the same numbers;
-    raises :class:`ArgumentError`."""
-    check_hyperparameters(step, betas, lr=lr, eps=eps, weight_decay=weight_decay)
-    decoupled = flag("decoupled", decoupled)
-    _, scalars_of = ORDERS[order]
-    return RuleArguments(
-        rule=rule,
-        scalars=scalars_of(lr, betas, eps, weight_decay, step, decoupled),
-        given=f"{lr=}, {betas=}, {eps=}, {weight_decay=}, {step=}",
-    )
+    """Arguments of a step of an optimizer; those not given have defaults.
+
+    Parameters
+    ----------
+    order: str
+        Of the arithmetic in the kernel.
+    step: int
+        t, from 1.
+    first: bool
+        State that the chosen rule alone has holds nothing yet.
+    **given: Any
+        Hyper-parameters.
+
+    Raises
+    ------
+    ArgumentError
+        One is unknown, missing or wrong, or they do not go together.
+    """
+    for name in given:
+        if name not in optimizer.hyper:
+            known = ", ".join(optimizer.hyper)
+            raise ArgumentError(f"{optimizer.name} has no hyper-parameter {name!r}, but {known}")
+    check_step(step)
+    first = flag(FIRST, first)
+    values = {name: _value(name, kind, given) for name, kind in optimizer.hyper.items()}
+    conflict = None if optimizer.conflict is None else optimizer.conflict(values)
+    if conflict is not None:
+        name, expected = conflict
+        raise ArgumentError(f"{name} must be {expected}, not {values[name]!r}")
+    form = optimizer.form(values)
+    shown = [name for name, kind in optimizer.hyper.items() if isinstance(kind, Number)]
+    text = [f"{name}={values[name]}" for name in shown if name not in optimizer.initial.values()]
+    if optimizer.counts:
+        text.append(f"{STEP}={step}")
+    rule, chosen = form.rule.name, form.ordered(order)
+    try:
+        scalars = chosen.registers(values, step, first)
+    except RuleError as error:
+        raise ArgumentError(str(error)) from error
+    except (ArithmeticError, ValueError, TypeError) as error:
+        raise ArgumentError(
+            f"{form.rule.location}: the scalars of {rule} cannot be computed with "
+            f"{', '.join(text)}: {type(error).__name__}: {error}"
+        ) from error
+    return RuleArguments(rule=rule, form=chosen, scalars=scalars, given=", ".join(text))
 
 
-def sgd_arguments(
-    order: str,
-    *,
-    lr: float,
-    momentum: float,
-    dampening: float,
-    weight_decay: float,
-    nesterov: bool,
-    first: bool,
-) -> RuleArguments:
-    """Arguments of SGD, with momentum or without; raises :class:`ArgumentError`."""
-    check_hyperparameters(
-        1, (0.0, 0.0), lr=lr, momentum=momentum, dampening=dampening, weight_decay=weight_decay
-    )
-    nesterov, first = flag("nesterov", nesterov), flag("first", first)
-    if nesterov and (momentum == 0.0 or dampening != 0.0):
-        raise ArgumentError("nesterov needs a momentum and no dampening")
-    given = f"{lr=}, {momentum=}, {dampening=}, {weight_decay=}"
-    if momentum == 0.0:
-        return RuleArguments(rule="sgd", scalars=sgd_scalars(lr, weight_decay), given=given)
-    scalars = sgd_momentum_scalars(lr, momentum, dampening, weight_decay, nesterov, first)
-    return RuleArguments(rule="sgd_momentum", scalars=scalars, given=given)
-
-
-def adagrad_arguments(
-    order: str, *, step: int, lr: float, lr_decay: float, weight_decay: float, eps: float
-) -> RuleArguments:
-    """Arguments of Adagrad; raises :class:`ArgumentError`."""
-    check_hyperparameters(
-        step, (0.0, 0.0), lr=lr, lr_decay=lr_decay, weight_decay=weight_decay, eps=eps
-    )
-    return RuleArguments(
-        rule="adagrad",
-        scalars=adagrad_scalars(lr, lr_decay, weight_decay, eps, step),
-        given=f"{lr=}, {lr_decay=}, {weight_decay=}, {eps=}, {step=}",
-    )
-
-
-ARGUMENTS: Mapping[str, Callable[..., RuleArguments]] = MappingProxyType(
-    {
-        "adam": adam_arguments,
-        "adam_amsgrad": adam_arguments,
-        "sgd": sgd_arguments,
-        "sgd_momentum": sgd_arguments,
-        "adagrad": adagrad_arguments,
-    }
-)
-"""What checks the arguments of a rule, by its name."""
+def _value(name: str, kind: Number | Flag, given: Mapping[str, Any]) -> Any:
+    """A hyper-parameter, if it can be that."""
+    value = given.get(name, kind.default)
+    if isinstance(kind, Flag):
+        return flag(name, value)
+    if isinstance(kind, Numbers):
+        count = {2: "two"}.get(len(kind.default), str(len(kind.default)))
+        wanted = f"{name} must be {count} numbers {kind.expected}"
+        sequence = isinstance(value, Sequence) and not isinstance(value, str)
+        if not sequence or len(value) != len(kind.default):
+            raise ArgumentError(f"{wanted}, not {value!r}")
+        if not all(kind.holds(real(name, each)) for each in value):
+            raise ArgumentError(f"{wanted}, not {value}")
+        return tuple(value)
+    if value is None:
+        raise ArgumentError(f"{name} must be given")
+    if not kind.holds(real(name, value)):
+        low = kind.expected.replace("at least 0", "not negative")
+        raise ArgumentError(f"{name} must be {low}, not {value}")
+    return value

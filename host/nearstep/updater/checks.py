@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from numbers import Real
 from typing import TypeGuard
 
@@ -16,19 +16,12 @@ STEPS = 1 << 63
 """A step count is below it, so that powers of the betas can be taken."""
 
 
-def check_hyperparameters(step: int, betas: tuple[float, float], **others: float) -> None:
-    """Raise :class:`ArgumentError` unless these can be arguments of a rule."""
+def check_step(step: int) -> None:
+    """Raise :class:`ArgumentError` unless it can be t."""
     if not is_whole(step):
         raise ArgumentError(f"step must be an integer, not {step!r}")
     if not 1 <= step < STEPS:
         raise ArgumentError(f"step must be at least 1 and below 2**63, not {step}")
-    for name, value in others.items():
-        if not (math.isfinite(real(name, value)) and value >= 0.0):
-            raise ArgumentError(f"{name} must be finite and not negative, not {value}")
-    if not isinstance(betas, Sequence) or isinstance(betas, str) or len(betas) != 2:
-        raise ArgumentError(f"betas must be two numbers in [0, 1), not {betas!r}")
-    if not all(0.0 <= real("betas", beta) < 1.0 for beta in betas):
-        raise ArgumentError(f"betas must be two numbers in [0, 1), not {betas}")
 
 
 def check_scalars(scalars: Mapping[str, float | int], given: str) -> None:

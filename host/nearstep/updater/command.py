@@ -98,4 +98,5 @@ class Command:
             kernel.rule.value = rules.names.index(self.rule)
         for name in rules.rules[rules.names.index(self.rule)].scalars:
             kernel[name].value = float(self.scalars[name])
-        kernel.mode.set(**{name: int(self.scalars.get(name, 0)) for name in rules.switches})
+        if rules.switches:
+            kernel.mode.set(**{name: int(self.scalars.get(name, 0)) for name in rules.switches})

@@ -22,14 +22,9 @@ from nearstep.errors import (
 )
 from nearstep.registers import BlockRegisters, Registers
 from nearstep.run import Run
+from nearstep.scalars import flag
 from nearstep.updater.accelerated import AcceleratedRun
-from nearstep.updater.arguments import (
-    ARGUMENTS,
-    RuleArguments,
-    adagrad_arguments,
-    adam_arguments,
-    sgd_arguments,
-)
+from nearstep.updater.arguments import RuleArguments, rule_arguments
 from nearstep.updater.buffers import check_buffer, check_float32, check_size, common_channel
 from nearstep.updater.channel import KernelChannel
 from nearstep.updater.command import COPY_OUT, INDEX, READ_ONLY, Command
@@ -38,6 +33,8 @@ from nearstep.updater.gradient import Gradient
 from nearstep.updater.pairs import Pairs, check_count
 from nearstep.updater.run import KernelRun, ScanRun, UpdateRun
 from nearstep.updater.turns import Region, Turns
+from nearstep_spec.rule.optimizer import Optimizer
+from nearstep_spec.rule.rules import OPTIMIZERS
 from nearstep_spec.rule.scale import GRADIENT, GRADIENT_SCALE
 from nearstep_spec.updater.config import AdamKernelConfig
 from nearstep_spec.updater.registers import Operation
@@ -231,20 +228,21 @@ class KernelDevice(Device):
             The device stopped at a fault before.
         ClosedDeviceError
         """
-        arguments = adam_arguments(
-            self.config.order,
+        return self.update(
+            OPTIMIZERS["adam"],
+            {"p": p, "g": g, "m": m, "v": v} | ({} if v_max is None else {"v_max": v_max}),
             step=step,
+            gradient_format=gradient_format,
+            gradient_scale=gradient_scale,
+            copy_out=copy_out,
+            copy_out_format=copy_out_format,
             lr=lr,
             betas=betas,
             eps=eps,
             weight_decay=weight_decay,
-            decoupled=decoupled,
-            rule="adam" if v_max is None else "adam_amsgrad",
+            amsgrad=v_max is not None,
+            decoupled_weight_decay=flag("decoupled", decoupled),
         )
-        gradient = Gradient(gradient_format, gradient_scale)
-        copy = CopyOut(copy_out, copy_out_format)
-        states = {"p": p, "m": m, "v": v} | ({} if v_max is None else {"v_max": v_max})
-        return self._update(arguments, states, g, gradient, copy)
 
     def sgd(
         self,
@@ -282,21 +280,20 @@ class KernelDevice(Device):
         ArgumentError, ModeError, BusyError, ClosedDeviceError
             As :meth:`adam`; and the kernel does not have the rule.
         """
-        arguments = sgd_arguments(
-            self.config.order,
+        return self.update(
+            OPTIMIZERS["sgd"],
+            {"p": p, "g": g} | ({} if m is None else {"m": m}),
+            first=first,
+            gradient_format=gradient_format,
+            gradient_scale=gradient_scale,
+            copy_out=copy_out,
+            copy_out_format=copy_out_format,
             lr=lr,
             momentum=momentum,
             dampening=dampening,
             weight_decay=weight_decay,
             nesterov=nesterov,
-            first=first,
         )
-        if (m is None) != (momentum == 0.0):
-            raise ArgumentError(f"m must be given if and only if momentum is not 0, not {momentum}")
-        gradient = Gradient(gradient_format, gradient_scale)
-        copy = CopyOut(copy_out, copy_out_format)
-        states = {"p": p} if m is None else {"p": p, "m": m}
-        return self._update(arguments, states, g, gradient, copy)
 
     def adagrad(
         self,
@@ -332,17 +329,81 @@ class KernelDevice(Device):
         ArgumentError, ModeError, BusyError, ClosedDeviceError
             As :meth:`adam`; and the kernel does not have the rule.
         """
-        arguments = adagrad_arguments(
-            self.config.order,
+        return self.update(
+            OPTIMIZERS["adagrad"],
+            {"p": p, "g": g, "v": v},
             step=step,
+            gradient_format=gradient_format,
+            gradient_scale=gradient_scale,
+            copy_out=copy_out,
+            copy_out_format=copy_out_format,
             lr=lr,
             lr_decay=lr_decay,
             weight_decay=weight_decay,
             eps=eps,
         )
+
+    def update(
+        self,
+        optimizer: str | Optimizer,
+        arrays: Mapping[str, Any],
+        *,
+        step: int = 1,
+        first: bool = False,
+        gradient_format: str | None = None,
+        gradient_scale: float = 1.0,
+        copy_out: Buffer | None = None,
+        copy_out_format: str | None = None,
+        **hyper: Any,
+    ) -> UpdateRun:
+        """Start a step of any optimizer, its states in place, and return at once.
+
+        Parameters
+        ----------
+        optimizer: str | Optimizer
+            Name of one whose rules the kernel has: of nearstep, or of a file of yours, such as
+            ``lion`` with ``rules=examples/lion.py:LION``.
+        arrays: Mapping[str, Buffer | Pairs]
+            ``p``, ``g`` and the other states of the rule that the hyper-parameters ask for, by
+            name: as in :meth:`adam`.
+        step: int
+            t, from 1.
+        first: bool
+            State that the rule alone has holds nothing yet, as in :meth:`sgd`.
+        gradient_format, gradient_scale, copy_out, copy_out_format:
+            As in :meth:`adam`.
+        **hyper: Any
+            Hyper-parameters; those not given have the optimizer's defaults.
+
+        Raises
+        ------
+        ArgumentError, ModeError, BusyError, ClosedDeviceError
+            As :meth:`adam`; and the kernel does not have the rule, or it computes something else.
+        """
+        known = self._optimizer(optimizer)
+        arguments = rule_arguments(known, self.config.order, step=step, first=first, **hyper)
+        states = {name: buffer for name, buffer in arrays.items() if name != GRADIENT}
+        wanted = {name for name in arguments.form.rule.arrays_in if name != GRADIENT}
+        for name in sorted(wanted ^ set(states)):
+            raise ArgumentError(
+                f"{name} must {'' if name in wanted else 'not '}be given for the rule "
+                f"{arguments.rule}, which these hyper-parameters ask for: {arguments.given}"
+            )
+        if GRADIENT not in arrays:
+            raise ArgumentError(f"{GRADIENT} must be given")
         gradient = Gradient(gradient_format, gradient_scale)
         copy = CopyOut(copy_out, copy_out_format)
-        return self._update(arguments, {"p": p, "v": v}, g, gradient, copy)
+        return self._update(arguments, states, arrays[GRADIENT], gradient, copy)
+
+    def _optimizer(self, optimizer: str | Optimizer) -> Optimizer:
+        """The optimizer of a name: one that the kernel has, or one of nearstep."""
+        if isinstance(optimizer, Optimizer):
+            return optimizer
+        ours = {each.name: each for each in self.config.rule_set.optimizers}
+        known = {**OPTIMIZERS, **ours}
+        if optimizer not in known:
+            raise ArgumentError(f"optimizer must be of {', '.join(known)}, not {optimizer!r}")
+        return known[optimizer]
 
     def scan(self, g: Buffer, gradient_format: str | None = None) -> ScanRun:
         """Start reading gradients alone, and return at once: whether all are finite, and their sum
@@ -387,7 +448,7 @@ class KernelDevice(Device):
         """Start a rule, if everything is as it should be."""
         rule = arguments.rule
         self.check_open(f"run {rule}")
-        self.check_rule(rule)
+        self._check_form(arguments)
         gradient.check(self.config)
         copy_out.check(self.config)
         if self.config.gradient_scale:
@@ -469,23 +530,36 @@ class KernelDevice(Device):
 
     def check_rule(self, rule: str) -> None:
         """Raise :class:`ArgumentError` unless the kernel has an update rule of this name."""
-        if rule not in self.config.rules:
+        names = self.config.rule_set.names
+        if rule not in names:
             raise ArgumentError(
-                f"rule must be one that the kernel has ({', '.join(self.config.rules)}), "
+                f"rule must be one that the kernel has ({', '.join(names)}), "
                 f"not {rule}: name it in the device's rules={','.join((*self.config.rules, rule))}"
             )
 
-    def check_arguments(self, rule: str, **arguments: Any) -> None:
-        """Raise :class:`ArgumentError` unless a run of the rule could have these numbers.
+    def check_arguments(self, optimizer: str | Optimizer, **arguments: Any) -> None:
+        """Raise :class:`ArgumentError` unless a run could have these numbers.
 
         Parameters
         ----------
-        rule: str
+        optimizer: str | Optimizer
+            As in :meth:`update`.
         **arguments: Any
-            Every number and switch of the rule's method, as it is given there.
+            ``step``, ``first`` and hyper-parameters, as there.
         """
-        self.check_rule(rule)
-        ARGUMENTS[rule](self.config.order, **arguments).check()
+        checked = rule_arguments(self._optimizer(optimizer), self.config.order, **arguments)
+        self._check_form(checked)
+        checked.check()
+
+    def _check_form(self, arguments: RuleArguments) -> None:
+        """Raise unless the kernel has the rule, with the same arithmetic."""
+        self.check_rule(arguments.rule)
+        digest = self.config.programs[self.config.rule_set.names.index(arguments.rule)]
+        if digest != arguments.form.digest:
+            raise ArgumentError(
+                f"{arguments.form.rule.location}: rule {arguments.rule} computes something else in "
+                f"the kernel ({digest}) than here ({arguments.form.digest}): open the device again"
+            )
 
     @contextmanager
     def reach(self, buffer: Buffer, action: str) -> Iterator[None]:

@@ -57,9 +57,9 @@ def _axpby(config: AxpbyConfig) -> "wiring.Component":
 def _general_updater(config: GeneralUpdaterConfig) -> "GeneralUpdater":
     from nearstep_hw.smartssd.updater import GeneralUpdater
     from nearstep_hw.updater.unit_instance import UnitInstance
-    from nearstep_spec.rule.rules import rule_named
+    from nearstep_spec.rule.rules import RuleSet
 
-    rules = [rule_named(name, config.order) for name in config.rules]
+    rules = RuleSet(config.rules, config.order).rules
     unit = partial(UnitInstance, module="general_fu")
     return GeneralUpdater(rules, lanes=config.lanes, unit=unit)
 

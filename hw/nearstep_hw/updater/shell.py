@@ -214,8 +214,8 @@ class KernelShell(wiring.Component):
             unknown(bank.o_formats_copy_out, CopyOutFormat, ("none", *config.copy_out_formats)),
             Const(0, 1) if config.gradient_scale else bank.o_gradient_scale.any(),
         ]
-        if len(config.rules) > 1:
-            wrong.append((bank.o_rule >= len(config.rules)) & ~scanning)
+        if len(config.programs) > 1:
+            wrong.append((bank.o_rule >= len(config.programs)) & ~scanning)
         if config.scan:
             wrong.append(bank.o_operation_kind > max(Operation))
             wrong.append(scanning & (paired | self._copying(bank)))
@@ -243,7 +243,7 @@ class KernelShell(wiring.Component):
         rules = config.rule_set
         reads = Signal(len(config.arrays))
         writes = Signal(len(config.states))
-        numbers = range(len(config.rules))
+        numbers = range(len(config.programs))
         with m.Switch(bank.o_rule if len(numbers) > 1 else Const(0, 1)):
             for index, rule in zip(numbers, rules.rules, strict=True):
                 with m.Case(index):

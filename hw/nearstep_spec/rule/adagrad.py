@@ -3,13 +3,15 @@
 Ref: Duchi, Hazan and Singer, Adaptive Subgradient Methods for Online Learning.
 """
 
+import math
 from collections.abc import Mapping
 
 from nearstep_spec.rule.expr import Condition, Value, fma, select, sqrt
+from nearstep_spec.rule.optimizer import Number, Optimizer
 from nearstep_spec.rule.rule import Rule
-from nearstep_spec.rule.scalars import float32
+from nearstep_spec.rule.scalars import LARGEST, float32
 
-__all__ = ["ADAGRAD", "adagrad_scalars"]
+__all__ = ["ADAGRAD", "OPTIMIZERS", "adagrad_scalars"]
 
 
 def _adagrad(
@@ -63,3 +65,24 @@ def adagrad_scalars(
         "step_size": float32(-(lr / (1.0 + (step - 1) * lr_decay))),
         "decays": int(weight_decay != 0.0),
     }
+
+
+OPTIMIZERS = (
+    Optimizer(
+        rule=ADAGRAD,
+        scalars=adagrad_scalars,
+        hyper={
+            "lr": Number(1e-2),
+            "lr_decay": Number(0.0),
+            "weight_decay": Number(0.0),
+            "initial_accumulator_value": Number(
+                0.0, below=math.nextafter(LARGEST, math.inf), allowed="an fp32 number"
+            ),
+            "eps": Number(1e-10),
+        },
+        state={"sum": "v"},
+        counts=True,
+        initial={"v": "initial_accumulator_value"},
+        from_start=True,
+    ),
+)

@@ -6,13 +6,23 @@ Reddi, Kale and Kumar, On the Convergence of Adam and Beyond, Algorithm 2 (AMSGr
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 
 from nearstep_spec.rule.expr import Condition, Value, equal, fma, maximum, select, sqrt
+from nearstep_spec.rule.optimizer import Flag, Form, Hyper, Number, Numbers, Optimizer
 from nearstep_spec.rule.rule import Rule
 from nearstep_spec.rule.scalars import float32
 
-__all__ = ["ADAM", "ADAM_AMSGRAD", "ADAM_PAPER", "ORDERS", "adam_paper_scalars", "adam_scalars"]
+__all__ = [
+    "ADAM",
+    "ADAM_AMSGRAD",
+    "ADAM_PAPER",
+    "OPTIMIZERS",
+    "ORDERS",
+    "adam_paper_scalars",
+    "adam_scalars",
+]
 
 
 def _moments(
@@ -158,7 +168,7 @@ def adam_scalars(
     eps: float,
     weight_decay: float,
     step: int,
-    decoupled: bool,
+    decoupled_weight_decay: bool,
 ) -> dict[str, float | int]:
     """The registers of :data:`ADAM`, or of :data:`ADAM_AMSGRAD`, for one step.
 
@@ -172,7 +182,7 @@ def adam_scalars(
         Each in [0, 1).
     step : int
         t, from 1.
-    decoupled : bool
+    decoupled_weight_decay : bool
         AdamW when true, L2 regularisation when false.
 
     Returns
@@ -181,7 +191,7 @@ def adam_scalars(
         Each scalar as a float that binary32 holds exactly, each switch as 0 or 1.
     """
     beta1, beta2 = betas
-    decay, is_decoupled = _decay(lr, weight_decay, decoupled)
+    decay, is_decoupled = _decay(lr, weight_decay, decoupled_weight_decay)
     m_weight = float32(1.0 - beta1)
     m_from_g = abs(m_weight) >= 0.5
     return {
@@ -203,11 +213,11 @@ def adam_paper_scalars(
     eps: float,
     weight_decay: float,
     step: int,
-    decoupled: bool,
+    decoupled_weight_decay: bool,
 ) -> dict[str, float | int]:
     """The registers of :data:`ADAM_PAPER`; parameters as for :func:`adam_scalars`."""
     beta1, beta2 = betas
-    decay, is_decoupled = _decay(lr, weight_decay, decoupled)
+    decay, is_decoupled = _decay(lr, weight_decay, decoupled_weight_decay)
     return {
         "decay": float32(decay),
         "m_decay": float32(beta1),
@@ -226,3 +236,26 @@ def adam_paper_scalars(
 ORDERS: Mapping[str, tuple[Rule, Callable[..., dict[str, float | int]]]] = MappingProxyType(
     {"default": (ADAM, adam_scalars), "paper": (ADAM_PAPER, adam_paper_scalars)}
 )
+
+_ADAM = Optimizer(
+    rule=ADAM,
+    scalars=adam_scalars,
+    hyper={
+        "lr": Number(1e-3),
+        "betas": Numbers((0.9, 0.999)),
+        "eps": Number(1e-8),
+        "weight_decay": Number(0.0),
+        "amsgrad": Flag(),
+        "decoupled_weight_decay": Flag(),
+    },
+    state={"exp_avg": "m", "exp_avg_sq": "v", "max_exp_avg_sq": "v_max"},
+    counts=True,
+    forms=(Form(rule=ADAM_AMSGRAD, scalars=adam_scalars, when="amsgrad"),),
+    orders={"paper": Form(rule=ADAM_PAPER, scalars=adam_paper_scalars)},
+)
+_DECOUPLED: Mapping[str, Hyper] = {
+    "weight_decay": Number(1e-2),
+    "decoupled_weight_decay": Flag(True),
+}
+
+OPTIMIZERS = (_ADAM, replace(_ADAM, name="adamw", hyper={**_ADAM.hyper, **_DECOUPLED}))

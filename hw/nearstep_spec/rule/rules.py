@@ -1,40 +1,99 @@
-"""The update rules that kernels are built of, by name: plain data."""
+"""The optimizers that kernels are built for, and their rules, by name: plain data.
 
+An optimizer of the package stands in ``OPTIMIZERS`` of a module beside this one; there is no other
+list of them. One of a user is named ``FILE.py:NAME``.
+"""
+
+import importlib
+import pkgutil
 from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
 from types import MappingProxyType
 
 from nearstep_spec.rule import scale
-from nearstep_spec.rule.adagrad import ADAGRAD
-from nearstep_spec.rule.adam import ADAM_AMSGRAD, ORDERS
 from nearstep_spec.rule.combine import combine, selector
+from nearstep_spec.rule.file import is_in_file, load
+from nearstep_spec.rule.optimizer import DEFAULT_ORDER, Optimizer
 from nearstep_spec.rule.rule import Rule
-from nearstep_spec.rule.sgd import SGD, SGD_MOMENTUM
 
-__all__ = ["ARRAYS", "RULES", "RuleSet", "rule_named"]
+__all__ = [
+    "ARRAYS",
+    "BY_RULE",
+    "OPTIMIZERS",
+    "RuleSet",
+    "UnknownRuleError",
+    "optimizer_named",
+    "optimizer_of",
+]
 
 ARRAYS = ("p", "g", "m", "v")
 """Arrays of Adam: parameters, gradients, first and second moments. Of others, a rule has some of
 them, or more."""
 
-RULES: Mapping[str, Rule] = MappingProxyType(
+
+def _declared() -> dict[str, Optimizer]:
+    """Every optimizer of the package's modules, by name."""
+    folder = str(Path(__file__).parent)
+    names = sorted(each.name for each in pkgutil.iter_modules([folder]))
+    modules = (
+        importlib.import_module(f"{__package__}.{name}")
+        for name in names
+        if f"{__package__}.{name}" != __name__
+    )
+    found = (each for module in modules for each in getattr(module, "OPTIMIZERS", ()))
+    return {each.name: each for each in found}
+
+
+OPTIMIZERS: Mapping[str, Optimizer] = MappingProxyType(_declared())
+"""Optimizers of the package."""
+
+BY_RULE: Mapping[str, Optimizer] = MappingProxyType(
     {
-        "adam_amsgrad": ADAM_AMSGRAD,
-        "sgd": SGD,
-        "sgd_momentum": SGD_MOMENTUM,
-        "adagrad": ADAGRAD,
+        rule: next(each for each in OPTIMIZERS.values() if rule in each.by_rule)
+        for each in OPTIMIZERS.values()
+        for rule in each.by_rule
     }
 )
-"""Rules beside ``adam``, which has a choice of orders."""
+"""Optimizer of each rule, by the name that configurations have; of several the first."""
 
 
-def rule_named(name: str, order: str) -> Rule:
-    """The rule of a name; ``order`` is that of Adam's arithmetic.
+class UnknownRuleError(ValueError):
+    """No rule or optimizer has this name."""
+
+    def __init__(self, what: str, name: str, known: Sequence[str]) -> None:
+        self.name = name
+        self.known = tuple(known)
+        super().__init__(f"{what} must be of {', '.join(known)}, or FILE.py:NAME, not {name!r}")
+
+
+def optimizer_named(name: str) -> Optimizer:
+    """The optimizer of a name: of the package, or ``FILE.py:NAME``.
 
     Raises
     ------
-    KeyError
+    UnknownRuleError, RuleFileError
     """
-    return ORDERS[order][0] if name == "adam" else RULES[name]
+    if is_in_file(name):
+        return load(name)
+    if name not in OPTIMIZERS:
+        raise UnknownRuleError("optimizer", name, tuple(OPTIMIZERS))
+    return OPTIMIZERS[name]
+
+
+def optimizer_of(name: str) -> Optimizer:
+    """The optimizer that a name in ``rules=`` stands for: that of a rule of the package, or
+    ``FILE.py:NAME``.
+
+    Raises
+    ------
+    UnknownRuleError, RuleFileError
+    """
+    if is_in_file(name):
+        return load(name)
+    if name not in BY_RULE:
+        raise UnknownRuleError("rules", name, tuple(BY_RULE))
+    return BY_RULE[name]
 
 
 class RuleSet:
@@ -43,7 +102,7 @@ class RuleSet:
     Parameters
     ----------
     names : sequence of str
-        At least one; the first is index 0.
+        At least one; the first is index 0. ``FILE.py:NAME`` is every rule of an optimizer.
     order : str
         Of Adam's arithmetic.
     scaled : bool
@@ -51,17 +110,51 @@ class RuleSet:
 
     Members
     -------
+    names : tuple of str
+        Of every rule; the same in every order.
+    optimizers : tuple of Optimizer
+        That of each rule.
     rules : tuple of Rule
     whole : Rule
         The one rule, or the combination.
+    digests : tuple of str
+        Of what each rule computes, unscaled.
+
+    Raises
+    ------
+    UnknownRuleError, RuleFileError
+    RuleError
+        Rules of one name, or that cannot be combined or scaled.
     """
 
     def __init__(self, names: Sequence[str], order: str, *, scaled: bool = False) -> None:
-        self.names = tuple(names)
-        rules = tuple(rule_named(name, order) for name in self.names)
-        whole = rules[0] if len(rules) == 1 else combine("_".join(self.names), rules)
-        self.rules = tuple(map(scale.scaled, rules)) if scaled else rules
-        self.whole = scale.scaled(whole) if scaled else whole
+        forms = []
+        for name in names:
+            optimizer = optimizer_of(name)
+            chosen = optimizer.by_rule if is_in_file(name) else (name,)
+            forms += [(each, optimizer, optimizer.by_rule[each]) for each in chosen]
+        self.names = tuple(name for name, _, _ in forms)
+        self.optimizers = tuple(optimizer for _, optimizer, _ in forms)
+        self.digests = tuple(form.ordered(order).digest for _, _, form in forms)
+        self._plain = tuple(form.ordered(order).rule for _, _, form in forms)
+        self._scaled = scaled
+        # An optimizer that has orders has this one, unless it is the usual one, for all its rules.
+        self.unordered = tuple(
+            name
+            for name, optimizer, form in forms
+            if optimizer.orders and order not in (DEFAULT_ORDER, *form.orders)
+        )
+
+    @cached_property
+    def whole(self) -> Rule:
+        whole = (
+            self._plain[0] if len(self._plain) == 1 else combine("_".join(self.names), self._plain)
+        )
+        return scale.scaled(whole) if self._scaled else whole
+
+    @cached_property
+    def rules(self) -> tuple[Rule, ...]:
+        return tuple(map(scale.scaled, self._plain)) if self._scaled else self._plain
 
     @property
     def selectors(self) -> tuple[str, ...]:

@@ -2,7 +2,10 @@
 
 import numpy as np
 
-__all__ = ["float32"]
+__all__ = ["LARGEST", "float32"]
+
+LARGEST = float(np.finfo(np.float32).max)
+"""Of the finite numbers that a register holds."""
 
 
 def float32(number: float) -> float:

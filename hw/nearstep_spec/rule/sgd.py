@@ -4,12 +4,14 @@ Ref: Sutskever et al., On the importance of initialization and momentum in deep 
 """
 
 from collections.abc import Mapping
+from typing import Any
 
 from nearstep_spec.rule.expr import Condition, Value, fma, select
+from nearstep_spec.rule.optimizer import Conflict, Flag, Form, Number, Optimizer
 from nearstep_spec.rule.rule import Rule
 from nearstep_spec.rule.scalars import float32
 
-__all__ = ["SGD", "SGD_MOMENTUM", "sgd_momentum_scalars", "sgd_scalars"]
+__all__ = ["OPTIMIZERS", "SGD", "SGD_MOMENTUM", "sgd_momentum_scalars", "sgd_scalars"]
 
 
 def _sgd(
@@ -99,3 +101,27 @@ def sgd_momentum_scalars(
         "first": int(first),
         "nesterov": int(nesterov),
     }
+
+
+def _conflict(values: Mapping[str, Any]) -> Conflict | None:
+    if values["nesterov"] and (values["momentum"] == 0.0 or values["dampening"] != 0.0):
+        return "nesterov", "False without momentum, or with dampening"
+    return None
+
+
+OPTIMIZERS = (
+    Optimizer(
+        rule=SGD,
+        scalars=sgd_scalars,
+        hyper={
+            "lr": Number(1e-3),
+            "momentum": Number(0.0),
+            "dampening": Number(0.0),
+            "weight_decay": Number(0.0),
+            "nesterov": Flag(),
+        },
+        state={"momentum_buffer": "m"},
+        forms=(Form(rule=SGD_MOMENTUM, scalars=sgd_momentum_scalars, when="momentum"),),
+        conflict=_conflict,
+    ),
+)

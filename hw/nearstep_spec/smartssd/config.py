@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from nearstep_spec.codec import Nested, Option
 from nearstep_spec.csr.model import BLOCK_BYTES, RegisterMap
-from nearstep_spec.rule.rules import RULES
+from nearstep_spec.rule.rules import BY_RULE
 from nearstep_spec.updater.config import ELEMENT_BYTES, LANES, AdamKernelConfig, ConfigError
 from nearstep_spec.updater.registers import adam_kernel_map
 
@@ -134,7 +134,10 @@ class GeneralUpdaterConfig:
 
     lanes: Annotated[int, Option(meaning="fp32 elements of a beat", choices=LANES)] = 16
     rules: Annotated[
-        tuple[str, ...], Option(meaning="update rules that it has", choices=("adam", *RULES))
+        tuple[str, ...],
+        Option(
+            meaning="update rules that it has", choices=tuple(BY_RULE), allowed="or FILE.py:NAME"
+        ),
     ] = UPDATER_OPTIONS["rules"]
     order: Annotated[
         Literal["default", "paper"],

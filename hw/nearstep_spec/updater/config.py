@@ -1,12 +1,16 @@
 """Configuration of an update kernel: plain data, shared by generators, devices and host."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Annotated, Literal
 
 from nearstep_spec.codec import Option
 from nearstep_spec.rule.adam import ORDERS
-from nearstep_spec.rule.rules import RULES, RuleSet
+from nearstep_spec.rule.errors import RuleError
+from nearstep_spec.rule.file import RuleFileError, is_in_file
+from nearstep_spec.rule.rule import Rule
+from nearstep_spec.rule.rules import BY_RULE, RuleSet, UnknownRuleError
+from nearstep_spec.rule.scale import GRADIENT
 
 ELEMENT_BYTES = 4  # an FP32 parameter, gradient or moment
 HALF_BYTES = 2  # a gradient of 16 bits
@@ -16,6 +20,8 @@ LANES = (1, 2, 4, 8, 16)
 GRADIENT_FORMATS = ("fp32", "fp16", "bf16")
 COPY_OUT_FORMATS = ("fp16", "bf16")
 COMPRESSIONS = ("fused", "scatter")
+STATES = ("p", "m", "v", "v_max")  # arrays that a kernel has registers for, beside the gradients
+_LOADED = "_rule_set"
 
 
 class ConfigError(ValueError):
@@ -35,9 +41,9 @@ class AdamKernelConfig:
     address_width : bits of a memory address; 34 is 16 GiB.
     order : order of the arithmetic: `default` agrees with torch bit for bit, `paper` is
         Algorithm 1.
-    rules : update rules that the kernel has, of `adam`, `adam_amsgrad`, `sgd`, `sgd_momentum` and
-        `adagrad`; which one a run uses is a register, and they share their arithmetic units.
-        `adam_amsgrad` has a fifth array, and the default order alone.
+    rules : update rules that the kernel has: of the package (`adam`, `sgd_momentum`), or of an
+        optimizer in a file (`FILE.py:NAME`). Which one a run uses is a register, and they share
+        their arithmetic units. `adam_amsgrad` has a fifth array, and the default order alone.
     gradient_formats : formats that gradients may have in memory, of `fp32`, `fp16` and `bf16`;
         `fp32` is one of them. Which one a run uses is a register.
     gradient_scale : every gradient is multiplied by a register before anything else is done.
@@ -83,8 +89,14 @@ class AdamKernelConfig:
         Option(meaning="of Adam's arithmetic: torch's bits, or Algorithm 1 of the AXDIMM paper"),
     ] = "default"
     rules: Annotated[
-        tuple[str, ...], Option(meaning="update rules of the kernel", choices=("adam", *RULES))
+        tuple[str, ...],
+        Option(
+            meaning="update rules of the kernel", choices=tuple(BY_RULE), allowed="or FILE.py:NAME"
+        ),
     ] = ("adam",)
+    programs: tuple[str, ...] = field(init=False, repr=False)
+    """Digest of what each rule computes: part of what tells configurations, and builds, apart."""
+
     gradient_formats: Annotated[
         tuple[str, ...],
         Option(
@@ -151,11 +163,8 @@ class AdamKernelConfig:
             isinstance(rules, tuple) and len(rules) > 0,
             f"rules must be different names, at least one, not {rules!r}",
         )
-        _check_names("rules", rules, ("adam", *RULES))
-        _check(
-            self.order == "default" or "adam_amsgrad" not in rules,
-            f"order must be 'default' for the rule 'adam_amsgrad', not {self.order!r}",
-        )
+        _check_different("rules", rules)
+        self._load_rules()
         formats = self.gradient_formats
         _check(
             isinstance(formats, tuple) and "fp32" in formats,
@@ -176,10 +185,37 @@ class AdamKernelConfig:
             8 <= self.bursts_ahead <= 255, f"bursts_ahead must be 8 to 255, not {self.bursts_ahead}"
         )
 
+    def _load_rules(self) -> None:
+        """Find the rules, and see that a kernel can have them."""
+        try:
+            rules = self.rule_set
+            for name, rule in zip(rules.names, rules.rules, strict=True):
+                _check_rule(name, rule)
+            _check_different("rules", rules.names)
+            if any(map(is_in_file, self.rules)):
+                assert rules.whole.arrays_in  # that they can be combined
+        except UnknownRuleError as error:
+            raise ConfigError(str(error)) from None
+        except (RuleError, RuleFileError) as error:
+            raise ConfigError(f"rules cannot be {','.join(self.rules)}: {error}") from error
+        for name in rules.unordered:
+            raise ConfigError(f"order must be 'default' for the rule {name!r}, not {self.order!r}")
+        object.__setattr__(self, "programs", rules.digests)
+
     @property
     def rule_set(self) -> RuleSet:
-        """The rules."""
-        return _rule_set(self.rules, self.order, self.gradient_scale)
+        """The rules. Those of a file are what it defined when this configuration was made."""
+        given = (self.rules, self.order, self.gradient_scale)
+        if not any(map(is_in_file, self.rules)):
+            return _rule_set(*given)
+        known: RuleSet | None = vars(self).get(_LOADED)
+        if known is None:
+            known = RuleSet(*given[:2], scaled=self.gradient_scale)
+            object.__setattr__(self, _LOADED, known)
+        return known
+
+    def __getstate__(self) -> dict[str, object]:
+        return {name: value for name, value in vars(self).items() if name != _LOADED}
 
     @property
     def mixed(self) -> bool:
@@ -189,7 +225,7 @@ class AdamKernelConfig:
     @property
     def selective(self) -> bool:
         """Whether there are runs without one of the arrays."""
-        return len(self.rules) > 1 or self.scan or bool(self.compression)
+        return len(self.programs) > 1 or self.scan or bool(self.compression)
 
     @property
     def arrays(self) -> tuple[str, ...]:
@@ -256,11 +292,28 @@ def _rule_set(names: tuple[str, ...], order: str, scaled: bool) -> RuleSet:
     return RuleSet(names, order, scaled=scaled)
 
 
-def _check_names(option: str, names: object, known: tuple[str, ...]) -> None:
+def _check_rule(name: str, rule: Rule) -> None:
+    """Raise unless a kernel has registers and streams for a rule."""
+    where = f"{rule.location}: rule {name!r}"
+    if "p" not in rule.states or rule.inputs != (GRADIENT,) or rule.outputs:
+        raise ConfigError(
+            f"rules must have the state 'p', the input {GRADIENT!r} alone and no outputs, unlike "
+            f"{where} of {', '.join((*rule.states, *rule.inputs, *rule.outputs))}"
+        )
+    for each in rule.states:
+        if each not in STATES:
+            raise ConfigError(f"rules must have states of {', '.join(STATES)}: {where} has {each}")
+
+
+def _check_different(option: str, names: object) -> None:
     _check(
         isinstance(names, tuple) and len(names) == len(set(names)),
         f"{option} must be different names, not {names!r}",
     )
+
+
+def _check_names(option: str, names: object, known: tuple[str, ...]) -> None:
+    _check_different(option, names)
     for name in names if isinstance(names, tuple) else ():
         _check(name in known, f"{option} must be some of {known}, not {name!r}")
 

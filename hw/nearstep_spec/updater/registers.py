@@ -11,12 +11,13 @@ from nearstep_spec.csr.model import (
     NamedValue,
     Register,
     RegisterMap,
+    RegisterMapError,
 )
 from nearstep_spec.rule.expr import float32_bits
 from nearstep_spec.rule.rule import Rule
 from nearstep_spec.rule.rules import ARRAYS as ARRAYS
 from nearstep_spec.rule.scale import GRADIENT_SCALE
-from nearstep_spec.updater.config import AdamKernelConfig
+from nearstep_spec.updater.config import AdamKernelConfig, ConfigError
 
 IDENT = int.from_bytes(b"ADAM", "big")
 VERSION = (1, 0)
@@ -155,7 +156,18 @@ def adam_kernel_map(config: AdamKernelConfig) -> RegisterMap:
     The scalar registers and the bits of `mode` are those of the update rule. The map is called
     `adam`, or `updater` if the kernel has another rule: its exports go beside those of an Adam
     kernel.
+
+    Raises
+    ------
+    ConfigError : a rule of a file has scalars or switches with names of other registers.
     """
+    try:
+        return _kernel_map(config)
+    except RegisterMapError as error:
+        raise ConfigError(f"rules cannot be {','.join(config.rules)}: {error}") from error
+
+
+def _kernel_map(config: AdamKernelConfig) -> RegisterMap:
     return block_map(
         "adam" if config.rules == ("adam",) else "updater",
         doc=_doc(config),
@@ -183,7 +195,7 @@ def _doc(config: AdamKernelConfig) -> str:
     """What a kernel is."""
     if config.rules == ("adam",):
         return "An Adam/AdamW kernel near the memory (AXDIMM paper, section 3.3)."
-    rules = ", ".join(config.rules)
+    rules = ", ".join(config.rule_set.names)
     return f"An update kernel near the memory; rules: {rules}."
 
 
@@ -242,7 +254,7 @@ def _configuration(config: AdamKernelConfig) -> list[Field]:
         constant("block_log2", 0, config.block_bytes.bit_length() - 1, "log2 of bytes in a block."),
         constant("burst_log2", 8, config.burst_bytes.bit_length() - 1, "log2 of bytes in a burst."),
         constant("address_width", 16, config.address_width, "Bits of a memory address."),
-        constant("rules", 24, len(config.rules), "Update rules.", 4),
+        constant("rules", 24, len(config.programs), "Update rules.", 4),
         constant("gradient_scale", 28, config.gradient_scale, "Gradients can be scaled.", 1),
         constant("scan", 29, config.scan, "Gradients can be read alone.", 1),
         constant("fused", 30, "fused" in config.compression, "Sorted pairs can be read.", 1),
@@ -343,7 +355,13 @@ def _rule_registers(config: AdamKernelConfig) -> list[Register]:
         f"Update rule of the run: {', '.join(f'{i} {n}' for i, n in enumerate(rules.names))}.",
         locked=True,
     )
-    return [mode, formats, scale, *([choice] if len(rules.rules) > 1 else []), *scalars]
+    return [
+        *([mode] if switches else []),
+        formats,
+        scale,
+        *([choice] if len(rules.rules) > 1 else []),
+        *scalars,
+    ]
 
 
 def _operation() -> list[Register]:

@@ -11,6 +11,7 @@ from nearstep_sim.verilate.options import Seed, SimulationOptions, Trace, Units
 from nearstep_spec.axdimm.config import CHANNELS, DimmConfig
 from nearstep_spec.codec import Nested, Option, check_bounds
 from nearstep_spec.updater.config import AdamKernelConfig
+from nearstep_spec.updater.registers import adam_kernel_map
 
 DDR4 = "ddr4-1600"
 """The memory of a whole DIMM: channels of DDR4, each with a mode arbiter."""
@@ -31,6 +32,7 @@ class AxdimmOptions:
     ] = None
 
     def __post_init__(self) -> None:
+        adam_kernel_map(self.config())  # which may be impossible with rules of a file
         limit = 1 << self.config().address_width
         given = self.memory_bytes
         if given is not None and (not 0 < given <= limit or given % 64):
@@ -143,6 +145,7 @@ class DimmOptions:
 
     def __post_init__(self) -> None:
         check_bounds(self)
+        adam_kernel_map(self.dimm.kernel)  # which may be impossible with rules of a file
 
     def config(self) -> DimmConfig:
         """Configuration of the DIMM."""

@@ -18,6 +18,9 @@ class CardOptions:
 
     card: Annotated[SmartssdConfig, Nested(omit=FIXED)] = field(default_factory=SmartssdConfig)
 
+    def __post_init__(self) -> None:
+        self.card.maps()  # which may be impossible with rules of a file
+
     @property
     def memory_bytes(self) -> int:
         """Size of the card's DRAM."""

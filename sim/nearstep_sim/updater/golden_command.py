@@ -98,7 +98,7 @@ class Command:
         base[COPY] = value("copy_out_address.value")
         return cls(
             config=config,
-            rule=value("rule.value") if len(config.rules) > 1 else 0,
+            rule=value("rule.value") if len(config.programs) > 1 else 0,
             operation=value("operation.kind") if config.scan else 0,
             gradient=value("formats.gradient"),
             copy_out=value("formats.copy_out"),
@@ -206,7 +206,7 @@ class Command:
         compressed = self.form != Compression.NONE
         return bool(
             self.operation not in set(Operation)
-            or (not self.scans and self.rule >= len(config.rules))
+            or (not self.scans and self.rule >= len(config.programs))
             or self.gradient not in formats
             or self.copy_out not in copies
             or self.form not in forms

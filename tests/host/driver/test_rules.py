@@ -243,7 +243,13 @@ def test_a_switch_is_a_truth_value(value):
             lambda: device.sgd(p, g, m, momentum=0.9, nesterov=value),
             lambda: device.sgd(p, g, m, momentum=0.9, first=value),
             lambda: device.check_arguments(
-                "adam", step=1, lr=0.1, betas=(0.9, 0.9), eps=0.1, weight_decay=0, decoupled=value
+                "adam",
+                step=1,
+                lr=0.1,
+                betas=(0.9, 0.9),
+                eps=0.1,
+                weight_decay=0,
+                decoupled_weight_decay=value,
             ),
         ):
             with pytest.raises(ArgumentError, match="must be True or False, not"):

@@ -8,7 +8,6 @@ import pytest
 from numpy.typing import NDArray
 
 from nearstep_sim.bench.operands import operands as make_operands
-from nearstep_sim.rule_file import load_rules
 from nearstep_spec.rule.adagrad import ADAGRAD
 from nearstep_spec.rule.adam import ADAM, ADAM_AMSGRAD, ADAM_PAPER
 from nearstep_spec.rule.expr import (
@@ -22,6 +21,7 @@ from nearstep_spec.rule.expr import (
     sign,
     sqrt,
 )
+from nearstep_spec.rule.file import load_rules
 from nearstep_spec.rule.rule import Rule
 from nearstep_spec.rule.sgd import SGD, SGD_MOMENTUM
 

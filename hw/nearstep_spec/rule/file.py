@@ -1,19 +1,22 @@
-"""Update rules from a file of the user's, with errors that name the line at fault."""
+"""Rules and optimizers from a file of the user's, with errors that name the line at fault."""
 
+import hashlib
 import importlib.util
 import sys
 import traceback
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType, ModuleType
 
 from nearstep_spec.rule.errors import RuleError
+from nearstep_spec.rule.optimizer import Optimizer
 from nearstep_spec.rule.rule import Rule
 
-__all__ = ["RuleFileError", "load_rules"]
+__all__ = ["RuleFileError", "is_in_file", "load", "load_rules"]
 
-
+SUFFIX = ".py"
 ORDER_HINT = "; the old value of a state is its parameter, the new one next_value('name')"
 
 
@@ -21,9 +24,49 @@ class RuleFileError(ValueError):
     """A file gives no rule; the message begins with the file, and the line where there is one."""
 
 
+def is_in_file(name: str) -> bool:
+    """Whether a name of a rule or an optimizer is one of a file: ``FILE.py:NAME``."""
+    return ":" in name or name.endswith(SUFFIX)
+
+
+def load(name: str) -> Optimizer:
+    """The optimizer that ``FILE.py:NAME`` is; of a rule :meth:`.Optimizer.of_rule`.
+
+    The file is run, once for what it contains.
+
+    Raises
+    ------
+    RuleFileError
+        The name is not of that form, the file cannot be read or run, or it has no such optimizer.
+    """
+    text, _, wanted = name.rpartition(":")
+    path = Path(text)
+    if path.suffix != SUFFIX or not wanted.isidentifier():
+        raise RuleFileError(f"{name}: a rule in a file is named FILE.py:NAME")
+    content = hashlib.sha256(path.read_bytes()).digest() if path.is_file() else b""
+    names = _names(path.resolve(), path, content)
+    found = names.get(wanted)
+    if isinstance(found, Rule):
+        return Optimizer.of_rule(found)
+    if not isinstance(found, Optimizer):
+        there = [each for each, value in names.items() if isinstance(value, Rule | Optimizer)]
+        what = f"a {type(found).__name__}" if wanted in names else "not there"
+        raise RuleFileError(
+            f"{path}: {wanted} must be an Optimizer or a Rule, and is {what}; "
+            f"there are: {', '.join(there) or 'none'}"
+        )
+    return found
+
+
+@lru_cache(maxsize=64)
+def _names(resolved: Path, path: Path, content: bytes) -> Mapping[str, object]:
+    """What a file with this content defines; ``path`` is what it is called in errors."""
+    return _run(path)
+
+
 def load_rules(path: Path) -> dict[str, Rule]:
-    """Every rule that the Python file at `path` makes, by its name: those that it gives a name, and
-    those in its lists, tuples and dicts.
+    """Every rule that the Python file at `path` makes, by its name: those that it gives a name,
+    those of its optimizers, and those in its lists, tuples and dicts.
 
     The file is run. Rules that it imports are left out: those that have a name in another module.
 
@@ -32,6 +75,11 @@ def load_rules(path: Path) -> dict[str, Rule]:
     RuleFileError
         The file cannot be read or run, or defines no rule, or two of one name.
     """
+    return _own(path, _run(path))
+
+
+def _run(path: Path) -> dict[str, object]:
+    """What the names of a file are once it has run."""
     if path.is_dir():
         raise RuleFileError(f"{path}: a rule is written in a Python file, not in a directory")
     if not path.is_file():
@@ -42,7 +90,8 @@ def load_rules(path: Path) -> dict[str, Rule]:
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     try:
-        spec.loader.exec_module(module)
+        # Not by the loader: its cache takes a file for unchanged that has its size and its second.
+        exec(compile(path.read_bytes(), spec.origin or str(path), "exec"), vars(module))
     except RuleError as error:
         elsewhere = Path(error.location.file).resolve() != path.resolve()
         before = f"{_last_line(path, error)}: " if elsewhere else ""
@@ -57,7 +106,7 @@ def load_rules(path: Path) -> dict[str, Rule]:
         ) from error
     finally:
         del sys.modules[spec.name]
-    return _own(path, vars(module))
+    return vars(module)
 
 
 def _last_line(path: Path, error: BaseException) -> str:
@@ -72,11 +121,12 @@ def _last_line(path: Path, error: BaseException) -> str:
 
 def _own(path: Path, names: dict[str, object]) -> dict[str, Rule]:
     imported = {
-        id(value)
+        id(rule)
         for module in tuple(sys.modules.values())
         if isinstance(module, ModuleType)
         for value in tuple(vars(module).values())
-        if issubclass(type(value), Rule)
+        if issubclass(type(value), Rule | Optimizer)
+        for rule in _rules_in(value)
     }
     rules: dict[str, Rule] = {}
     left_out: dict[str, None] = {}
@@ -107,6 +157,8 @@ def _rules_in(value: object) -> Iterator[Rule]:
         each = pending.popleft()
         if isinstance(each, Rule):
             yield each
+        elif isinstance(each, Optimizer):
+            pending.extend(form.rule for form in each.all_forms)
         elif isinstance(each, list | tuple | dict | MappingProxyType) and id(each) not in seen:
             seen.add(id(each))
             pending.extend(each if isinstance(each, list | tuple) else each.values())

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from nearstep_sim.rule_file import RuleFileError, load_rules
+from nearstep_spec.rule.file import RuleFileError, load_rules
 
 HEAD = """\
 from nearstep_spec.rule.expr import fma, next_value, select
@@ -127,7 +127,7 @@ def test_rules_that_the_file_makes_of_imported_ones_are_its_own(tmp_path: Path) 
         "sys.path.pop(0)\n"
         "from nearstep_spec.rule.combine import combine\n"
         "from nearstep_spec.rule.rule import Rule\n"
-        "from nearstep_spec.rule.rules import RULES as KNOWN\n"
+        "from nearstep_spec.rule.rules import OPTIMIZERS as KNOWN\n"
         "from nearstep_spec.rule.sgd import SGD\n"
         "def rule(name):\n"
         '    return Rule(name, down, states=("p",), inputs=("g",), scalars=("lr",))\n'

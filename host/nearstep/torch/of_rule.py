@@ -1,0 +1,216 @@
+"""Optimizers of torch, each of the data of one."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
+
+from torch.optim.optimizer import ParamsT
+
+from nearstep.device import Device
+from nearstep.run import Run
+from nearstep.torch import options
+from nearstep.torch.compression import Compression, check_pairs
+from nearstep.torch.errors import HyperparameterError, StateError
+from nearstep.torch.layout import Layout
+from nearstep.torch.optimizer import DeviceOptimizer
+from nearstep.torch.resident import Resident
+from nearstep.torch.settings import Settings
+from nearstep.torch.state import ParameterState
+from nearstep.torch.step import Arrays, GradientOptions
+from nearstep_spec.rule.optimizer import FIRST, STEP, Flag, Form, Numbers, Optimizer
+from nearstep_spec.rule.rules import OPTIMIZERS, optimizer_named
+
+
+class RuleOptimizer(DeviceOptimizer):
+    """An optimizer of torch that is what the data of an optimizer says.
+
+    A subclass names one of nearstep, and has the constructor of torch's class;
+    :func:`nearstep.optim.of` makes one of any.
+
+    Attributes
+    ----------
+    definition: Optimizer
+    """
+
+    definition: Optimizer
+
+    def __init_subclass__(cls, optimizer: str = "") -> None:
+        if optimizer:
+            cls.definition = OPTIMIZERS[optimizer]
+            cls.layout = Layout.of(cls.definition)
+
+    def __init__(
+        self, params: ParamsT, defaults: dict[str, Any], device: str | Device, settings: Settings
+    ) -> None:
+        super().__init__(params, defaults, device, settings)
+        if not self.definition.from_start:
+            return
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter in self._residents:  # those that are lazy, or fixed, are not
+                    arrays = self._arrays(group)
+                    self._ready_state(self._residents[parameter], group, None, arrays)
+
+    def _complete(self, group: dict[str, Any], defaults: Mapping[str, Any]) -> None:
+        super()._complete(group, defaults)
+        for name, kind in self.definition.hyper.items():
+            if isinstance(kind, Flag):  # groups saved by an older torch may lack it
+                group.setdefault(name, kind.default)
+
+    def _check_options(self, group: Mapping[str, Any]) -> None:
+        values = self._values(group)
+        for name, kind in self.definition.hyper.items():
+            if isinstance(kind, Flag):
+                continue
+            several = isinstance(kind, Numbers)
+            parts = {f"{name}[{i}]": each for i, each in enumerate(values[name])} if several else {}
+            for label, value in (parts or {name: values[name]}).items():
+                if not kind.holds(value):
+                    raise HyperparameterError(
+                        label, kind.expected, value if several else group[name]
+                    )
+        conflict = self.definition.conflict
+        found = None if conflict is None else conflict(values)
+        if found is not None:
+            name, expected = found
+            raise HyperparameterError(name, expected, group[name])
+
+    def _value(self, group: Mapping[str, Any], name: str) -> Any:
+        """A hyper-parameter of a group as numbers or a truth value of Python."""
+        kind = self.definition.hyper[name]
+        if isinstance(kind, Flag):
+            return bool(group[name])
+        if isinstance(kind, Numbers):
+            return options.several(name, group[name], len(kind.default))
+        return options.scalar(name, group[name])
+
+    def _values(self, group: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: self._value(group, name) for name in self.definition.hyper}
+
+    def _form(self, group: Mapping[str, Any]) -> Form:
+        # Of every parameter: it looks at no more than it must.
+        for form in self.definition.choices:
+            if not form.when or self._value(group, form.when):
+                break
+        return form
+
+    def _rule(self, group: Mapping[str, Any]) -> str:
+        return self._form(group).rule.name
+
+    def _arrays(self, group: Mapping[str, Any]) -> Mapping[str, float]:
+        initial = {
+            array: options.scalar(name, self.defaults[name])
+            for array, name in self.definition.initial.items()
+        }
+        return {name: initial.get(name, 0.0) for name in self._form(group).rule.arrays_in}
+
+    def _first_moments(self, group: Mapping[str, Any]) -> Sequence[str]:
+        form = self._form(group)
+        return self.layout.required if form.starts else self.definition.keys(form)
+
+    def _phase(
+        self, group: Mapping[str, Any], resident: Resident, state: ParameterState, times: int
+    ) -> Hashable:
+        """t, or 0 if none is kept; and whether the step makes state that there is not yet.
+
+        Raises
+        ------
+        StateError
+            There is none, and the step cannot make it.
+        """
+        form = self._form(group)
+        extra = self.definition.extra[form.rule.name]
+        missing = [key for key in extra if not state.has_moment(key)] if extra else []
+        if missing and not form.starts:
+            raise StateError(resident.label, f"have {missing[0]!r} for {form.when}", sorted(state))
+        step = super()._phase(group, resident, state, times) if self.definition.counts else 0
+        return step, bool(missing)
+
+    def _arguments(self, group: Mapping[str, Any], phase: Hashable) -> dict[str, Any]:
+        assert isinstance(phase, tuple)
+        step, first = phase
+        return {STEP: step or 1, FIRST: first, **self._values(group)}
+
+    def _start(
+        self, arrays: Arrays, group: Mapping[str, Any], phase: Hashable, gradient: GradientOptions
+    ) -> Run:
+        return self.device.update(
+            self.definition,
+            {name: arrays[name] for name in self._form(group).rule.arrays_in},
+            **self._arguments(group, phase),
+            **gradient,
+        )
+
+
+class NamedOptimizer(RuleOptimizer):
+    """What :func:`nearstep.optim.of` makes.
+
+    Attributes
+    ----------
+    name: str
+        That it was made of.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        params: ParamsT,
+        hyper: Mapping[str, Any],
+        device: str | Device,
+        settings: Settings,
+        *,
+        maximize: bool,
+    ) -> None:
+        self._define(name)
+        defaults: dict[str, Any] = {}
+        for key, kind in self.definition.hyper.items():
+            if key not in hyper and kind.default is None:
+                raise HyperparameterError(key, "given: it has no default", None)
+            defaults[key] = hyper.get(key, kind.default)
+            if isinstance(kind, Flag) and not isinstance(defaults[key], bool):
+                raise HyperparameterError(key, "True or False", defaults[key])
+        unknown = [each for each in hyper if each not in defaults]
+        if unknown:
+            expected = f"of {', '.join(self.definition.hyper)}"
+            raise HyperparameterError(f"a hyper-parameter of {name}", expected, unknown[0])
+        common = {"maximize": maximize, "foreach": None, "differentiable": False, "fused": None}
+        super().__init__(params, {**defaults, **common}, device, settings)
+
+    def _define(self, name: str) -> None:
+        self.name = name
+        self.definition = optimizer_named(name)
+        self.layout = Layout.of(self.definition)  # type: ignore[misc]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "optimizer": self.name}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        state = dict(state)
+        if "optimizer" in state:
+            self._define(state.pop("optimizer"))
+        super().__setstate__(state)
+
+    def __repr__(self) -> str:
+        return super().__repr__().replace(type(self).__name__, self.name, 1)
+
+
+def given_settings(
+    max_cycles: int | None,
+    compression: float | None,
+    error_feedback: bool,
+    compression_form: str,
+    compression_format: str,
+    max_grad_norm: float | None,
+) -> Settings:
+    """Settings as the constructors take them."""
+    chosen = None
+    check_pairs(compression_form, compression_format)
+    if compression is not None:
+        chosen = Compression(
+            share=compression,
+            error_feedback=error_feedback,
+            form=compression_form,
+            format=compression_format,
+        )
+    return Settings(max_cycles=max_cycles, compression=chosen, max_grad_norm=max_grad_norm)

@@ -1,0 +1,274 @@
+"""An optimizer as data: its rules, hyper-parameters, registers of a step, and state.
+
+Register map, method of the driver, class of torch, golden model and checks are made from it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from nearstep_spec.rule.errors import RuleError, UnknownNameError
+from nearstep_spec.rule.rule import Rule
+from nearstep_spec.rule.scalars import float32
+
+__all__ = ["Conflict", "Flag", "Form", "Hyper", "Number", "Numbers", "Optimizer"]
+
+FIRST = "first"
+STEP = "step"
+DEFAULT_ORDER = "default"
+
+Conflict = tuple[str, str]
+"""Name of a hyper-parameter, and what it must be."""
+
+
+@dataclass(frozen=True)
+class Number:
+    """A hyper-parameter that is a finite number in [low, below).
+
+    Parameters
+    ----------
+    default : float, optional
+        None: it must be given.
+    low, below : float
+    allowed : str
+        What the bounds mean, if not what they say.
+    """
+
+    default: float | None = None
+    low: float = 0.0
+    below: float = math.inf
+    allowed: str = ""
+
+    def holds(self, value: float) -> bool:
+        """Whether it may be `value`."""
+        return math.isfinite(value) and self.low <= value < self.below
+
+    @property
+    def expected(self) -> str:
+        """What it must be, as text."""
+        if self.allowed:
+            return self.allowed
+        if math.isinf(self.below):
+            return f"finite and at least {self.low:g}"
+        return f"in [{self.low:g}, {self.below:g})"
+
+
+@dataclass(frozen=True)
+class Numbers(Number):
+    """A hyper-parameter that is several numbers, each of them in [low, below): betas.
+
+    Parameters
+    ----------
+    default : tuple of float
+        As many as there are.
+    """
+
+    default: tuple[float, ...] = ()  # type: ignore[assignment]
+    below: float = 1.0
+
+
+@dataclass(frozen=True)
+class Flag:
+    """A hyper-parameter that is true or false."""
+
+    default: bool = False
+
+
+Hyper = Number | Numbers | Flag
+
+
+@dataclass(frozen=True, kw_only=True)
+class Form:
+    """One of the rules of an optimizer.
+
+    Parameters
+    ----------
+    rule : Rule
+    scalars : callable
+        Gives every register of the rule, rounded to binary32 afterwards. Its parameters are names
+        of hyper-parameters, and where it needs them `step` (t, from 1) and `first` (state that this
+        form alone has holds nothing yet).
+    when : str
+        The form is taken if this hyper-parameter is not 0. Of several the last.
+    orders : mapping of str to Form
+        The same with another order of the arithmetic, by its name in configurations.
+    """
+
+    rule: Rule
+    scalars: Callable[..., Mapping[str, float]]
+    when: str = ""
+    orders: Mapping[str, Form] = field(default_factory=dict)
+
+    @cached_property
+    def takes(self) -> tuple[str, ...]:
+        """Parameters of :attr:`scalars`."""
+        return tuple(inspect.signature(self.scalars).parameters)
+
+    @property
+    def starts(self) -> bool:
+        """Whether its first step makes its state, whatever that held."""
+        return FIRST in self.takes
+
+    @cached_property
+    def digest(self) -> str:
+        """Of what the rule computes."""
+        return self.rule.program.digest()
+
+    def ordered(self, order: str) -> Form:
+        """This one, with the arithmetic in an order; a form without orders has any."""
+        return self.orders.get(order, self)
+
+    def registers(
+        self, values: Mapping[str, Any], step: int, first: bool
+    ) -> dict[str, float | int]:
+        """Registers of a step: scalars as floats that binary32 holds, switches as 0 or 1."""
+        known = {**values, STEP: step, FIRST: first}
+        made = self.scalars(**{name: known[name] for name in self.takes})
+        self.rule.check_scalars(made)
+        return {
+            name: int(bool(made[name])) if width == 1 else float32(made[name])
+            for name, width in self.rule.registers().items()
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Optimizer:
+    """What an optimizer is.
+
+    Parameters
+    ----------
+    rule, scalars
+        As of :class:`Form`: the form that is taken unless another one is.
+    hyper : mapping of str to Hyper
+        Hyper-parameters, in their order.
+    state : mapping of str to str
+        What torch keeps of a parameter: array by key. Arrays that not every form has may be
+        missing.
+    name : str
+        That of the rule unless given.
+    forms : sequence of Form
+        Other forms.
+    orders : mapping of str to Form
+        As of :class:`Form`.
+    counts : bool
+        Torch keeps a `step`.
+    initial : mapping of str to str
+        Hyper-parameter that an array starts with, where that is not 0.
+    from_start : bool
+        Torch makes state in the constructor, not in the first step.
+    conflict : callable, optional
+        What is wrong with hyper-parameters that are right one by one; None if nothing is.
+
+    Raises
+    ------
+    RuleError
+        One of its subclasses, naming the line of the rule: names do not fit together, or `scalars`
+        does not give the rule's registers.
+    """
+
+    rule: Rule
+    scalars: Callable[..., Mapping[str, float]]
+    hyper: Mapping[str, Hyper]
+    state: Mapping[str, str] = field(default_factory=dict)
+    name: str = ""
+    forms: Sequence[Form] = ()
+    orders: Mapping[str, Form] = field(default_factory=dict)
+    counts: bool = False
+    initial: Mapping[str, str] = field(default_factory=dict)
+    from_start: bool = False
+    conflict: Callable[[Mapping[str, Any]], Conflict | None] | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "name", self.name or self.rule.name)
+        known = (*self.hyper, *([STEP] if self.counts else []), FIRST)
+        for reserved in {STEP, FIRST} & set(self.hyper):
+            raise RuleError(f"{reserved!r} is no hyper-parameter's name", self.rule.location)
+        for form in self.all_forms:
+            location = form.rule.location
+            for name in form.takes:
+                if name not in known:
+                    raise UnknownNameError("hyper-parameter", name, known, location)
+        for form in self.forms:
+            if form.when not in self.hyper:
+                raise UnknownNameError("hyper-parameter", form.when, self.hyper, form.rule.location)
+        if len(self.by_rule) != 1 + len(self.forms):
+            raise RuleError(f"Forms of {self.name!r} must have different rules", self.rule.location)
+        arrays = {each for form in self.all_forms for each in form.rule.states}
+        for each in (*self.state.values(), *self.initial):
+            if each not in arrays:
+                raise UnknownNameError("state", each, sorted(arrays), self.rule.location)
+        for each in self.initial.values():
+            if each not in self.hyper:
+                raise UnknownNameError("hyper-parameter", each, self.hyper, self.rule.location)
+        self._check_registers()
+
+    def _check_registers(self) -> None:
+        """Compute the registers of a step with the defaults, if there are all."""
+        values = self.defaults
+        if None not in values.values():
+            for form in self.all_forms:
+                form.registers(values, 1, False)
+
+    @property
+    def all_forms(self) -> tuple[Form, ...]:
+        """Every form, other orders of the arithmetic among them; the first is the usual one."""
+        main = Form(rule=self.rule, scalars=self.scalars, orders=self.orders)
+        return (main, *self.forms, *self.orders.values())
+
+    @cached_property
+    def by_rule(self) -> Mapping[str, Form]:
+        """Forms by the name that their rule has in configurations."""
+        main = Form(rule=self.rule, scalars=self.scalars, orders=self.orders)
+        return {each.rule.name: each for each in (main, *self.forms)}
+
+    @cached_property
+    def choices(self) -> tuple[Form, ...]:
+        """Forms in the order in which they are asked for: the usual one is the last."""
+        return tuple(self.by_rule.values())[::-1]
+
+    @cached_property
+    def extra(self) -> Mapping[str, tuple[str, ...]]:
+        """Of the state that a form updates what not every form has, by the name of its rule."""
+        return {
+            name: tuple(key for key in self.keys(form) if key in self.optional)
+            for name, form in self.by_rule.items()
+        }
+
+    @property
+    def defaults(self) -> dict[str, Any]:
+        """Defaults of the hyper-parameters; None where there is none."""
+        return {name: each.default for name, each in self.hyper.items()}
+
+    @property
+    def optional(self) -> frozenset[str]:
+        """Keys of state that not every form has."""
+        shared = set.intersection(*(set(each.rule.states) for each in self.by_rule.values()))
+        return frozenset(key for key, array in self.state.items() if array not in shared)
+
+    def form(self, values: Mapping[str, Any]) -> Form:
+        """The form that these hyper-parameters ask for."""
+        return next(each for each in self.choices if not each.when or values[each.when])
+
+    def keys(self, form: Form) -> tuple[str, ...]:
+        """Keys of the state that a form updates."""
+        return tuple(key for key, array in self.state.items() if array in form.rule.states)
+
+    @classmethod
+    def of_rule(cls, rule: Rule) -> Optimizer:
+        """A rule alone: its registers are the hyper-parameters, and have no defaults."""
+
+        def scalars(**values: float) -> Mapping[str, float]:
+            return values
+
+        names = [*rule.scalars, *rule.switches]
+        parameters = [inspect.Parameter(each, inspect.Parameter.KEYWORD_ONLY) for each in names]
+        scalars.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        hyper: dict[str, Hyper] = {each: Number(low=-math.inf) for each in rule.scalars}
+        hyper |= {each: Flag() for each in rule.switches if each != FIRST}
+        state = {each: each for each in rule.states if each != "p"}
+        return cls(rule=rule, scalars=scalars, hyper=hyper, state=state)

@@ -1,0 +1,271 @@
+"""Optimizers of torch from files: what they compute is the golden model's, bit for bit."""
+
+import copy
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import nearstep
+from nearstep.errors import ArgumentError, OptionError
+from nearstep.torch.errors import HyperparameterError
+from nearstep_sim.golden.rule import evaluate
+from nearstep_spec.rule.rules import optimizer_named
+
+from .conftest import like_torch
+
+EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
+LION = f"{EXAMPLES / 'lion.py'}:LION"
+RMSPROP = f"{EXAMPLES / 'rmsprop.py'}:RMSPROP"
+GOLDEN = "golden:axdimm?engine=numpy&memory_bytes=16MiB"
+SMALL = "sim:axdimm?lanes=1&block_bytes=512&memory_bytes=1MiB&memory=ideal"
+SEED = 20231
+
+
+def parameters(*sizes: int) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(SEED)
+    return [torch.randn(size, generator=generator).requires_grad_() for size in sizes]
+
+
+def give_gradients(given: list[torch.Tensor], step: int) -> list[np.ndarray]:
+    generator = torch.Generator().manual_seed(SEED + step)
+    for each in given:
+        each.grad = torch.randn(each.shape, generator=generator)
+    return [each.grad.numpy().copy() for each in given]
+
+
+def bits(array: object) -> np.ndarray:
+    return np.asarray(array).view(np.uint32)
+
+
+def train_lion(device: nearstep.Device, steps: int, *sizes: int, **options: object) -> int:
+    """Bits compared with the golden model's, over all steps."""
+    hyper = {"lr": 1e-2, "betas": (0.8, 0.95), "weight_decay": 0.1}
+    given = parameters(*sizes)
+    optimizer = nearstep.optim.of(LION, given, device=device, **hyper, **options)
+    lion = optimizer_named(LION)
+    scalars = lion.form(hyper).registers(hyper, 1, False)
+    states = [
+        {"p": each.detach().numpy().copy(), "m": np.zeros(each.numel(), np.float32)}
+        for each in given
+    ]
+    compared = 0
+    for step in range(steps):
+        gradients = give_gradients(given, step)
+        optimizer.step()
+        for index, (each, gradient) in enumerate(zip(given, gradients, strict=True)):
+            states[index] = evaluate(lion.rule, states[index] | {"g": gradient}, scalars)
+            moment = optimizer.state[each]["exp_avg"]
+            assert set(optimizer.state[each]) == {"exp_avg"}
+            assert np.array_equal(bits(each.detach()), bits(states[index]["p"]))
+            assert np.array_equal(bits(moment), bits(states[index]["m"]))
+            compared += 2 * each.numel()
+    return compared
+
+
+@pytest.mark.parametrize("target", ["axdimm?engine=cpp", "smartssd?engine=numpy"])
+def test_lion_of_a_file_has_the_bits_of_its_golden_model(target: str) -> None:
+    with nearstep.open(f"golden:{target}&rules={LION},sgd&memory_bytes=16MiB") as device:
+        assert device.config.rule_set.names == ("lion", "sgd")
+        assert train_lion(device, 4, 640, 17) == 4 * 2 * 657
+
+
+def test_lion_of_a_file_trains_on_rtl() -> None:
+    with nearstep.open(f"{SMALL}&rules={LION}") as device:
+        assert train_lion(device, 2, 200, 17) == 2 * 2 * 217
+        assert device.cycles > 4 * 2 * 217  # arrays moved
+
+
+@like_torch
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+@pytest.mark.parametrize("name", [RMSPROP, "rmsprop"], ids=["file", "package"])
+def test_rmsprop_has_the_bits_of_torch_with_the_nearest_root(
+    name: str, weight_decay: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    roots = 0
+
+    def nearest_root(tensor: torch.Tensor) -> torch.Tensor:  # see tests/hw/rule/test_examples.py
+        nonlocal roots
+        roots += tensor.numel()
+        return torch.from_numpy(np.sqrt(tensor.numpy()))
+
+    monkeypatch.setattr(torch.Tensor, "sqrt", nearest_root)
+    ours, theirs = parameters(640, 64), parameters(640, 64)
+    reference = torch.optim.RMSprop(
+        theirs, lr=1e-2, alpha=0.9, weight_decay=weight_decay, foreach=False
+    )
+    compared = 0
+    with nearstep.open(f"{GOLDEN}&rules={name}") as device:
+        optimizer = nearstep.optim.of(
+            name, ours, lr=1e-2, alpha=0.9, weight_decay=weight_decay, device=device
+        )
+        for step in range(4):
+            give_gradients(ours, step)
+            give_gradients(theirs, step)
+            optimizer.step()
+            reference.step()
+            for mine, other in zip(ours, theirs, strict=True):
+                state, expected = optimizer.state[mine], reference.state[other]
+                assert set(state) == set(expected) == {"step", "square_avg"}
+                assert state["step"] == expected["step"] == step + 1
+                assert np.array_equal(bits(mine.detach()), bits(other.detach()))
+                assert np.array_equal(bits(state["square_avg"]), bits(expected["square_avg"]))
+                compared += 2 * mine.numel()
+        saved = optimizer.state_dict()
+    assert (compared, roots) == (4 * 2 * 704, 4 * 704)
+    reference.load_state_dict({**saved, "param_groups": reference.state_dict()["param_groups"]})
+
+
+def test_a_checkpoint_a_copy_and_a_pickle_go_on_with_the_same_bits() -> None:
+    url = f"{GOLDEN}&rules={LION}"
+    given = parameters(96)
+    with nearstep.open(url) as device:
+        optimizer = nearstep.optim.of(LION, given, lr=1e-2, device=device)
+        give_gradients(given, 0)
+        optimizer.step()
+        start = given[0].detach().clone()
+        saved = optimizer.state_dict()
+        twin = copy.deepcopy(optimizer)
+        thawed = pickle.loads(pickle.dumps(optimizer))
+        others = parameters(96)
+        others[0].data.copy_(start)
+        loaded = nearstep.optim.of(LION, others, lr=1.0, device=device)
+        loaded.load_state_dict(saved)
+        results = []
+        for each in (optimizer, twin, thawed, loaded):
+            (parameter,) = each.param_groups[0]["params"]
+            give_gradients([parameter], 1)
+            each.step()
+            results.append(bits(parameter.detach()).copy())
+            assert each.definition.name == "lion"
+            assert each.param_groups[0]["lr"] == 1e-2
+    assert not np.array_equal(results[0], bits(start))
+    assert all(np.array_equal(results[0], each) for each in results[1:])
+
+
+def test_data_makes_the_same_optimizer_as_the_class() -> None:
+    ours, theirs = parameters(64), parameters(64)
+    with nearstep.open(GOLDEN) as device:
+        first = nearstep.optim.of("adamw", ours, lr=1e-2, device=device)
+        second = nearstep.optim.AdamW(theirs, lr=1e-2, device=device)
+        for step in range(3):
+            give_gradients(ours, step)
+            give_gradients(theirs, step)
+            first.step()
+            second.step()
+        assert np.array_equal(bits(ours[0].detach()), bits(theirs[0].detach()))
+        assert set(first.state[ours[0]]) == set(second.state[theirs[0]])
+
+
+@pytest.mark.parametrize(
+    ("hyper", "message"),
+    [
+        ({"rate": 1.0}, "a hyper-parameter of .*LION must be of lr, betas, weight_decay"),
+        ({"lr": -1.0}, "lr must be finite and at least 0, not -1.0"),
+        ({"lr": "fast"}, "lr must be a number, not 'fast'"),
+        ({"betas": (0.9, 1.0)}, r"betas\[1\] must be in \[0, 1\), not 1.0"),
+        ({"betas": 0.9}, "betas must be a pair of numbers, not 0.9"),
+    ],
+)
+def test_a_wrong_hyper_parameter_is_told(hyper: dict[str, object], message: str) -> None:
+    with (
+        nearstep.open(f"{GOLDEN}&rules={LION}") as device,
+        pytest.raises(HyperparameterError, match=message),
+    ):
+        nearstep.optim.of(LION, parameters(16), device=device, **hyper)
+
+
+def test_a_device_without_the_rule_says_so() -> None:
+    missing = pytest.raises(ArgumentError, match=r"kernel has \(adam\), not lion")
+    with nearstep.open(GOLDEN) as device, missing:
+        nearstep.optim.of(LION, parameters(16), device=device)
+
+
+def test_a_rule_alone_has_its_registers_as_hyper_parameters(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(
+        "from nearstep_spec.rule.expr import fma\n"
+        "from nearstep_spec.rule.rule import Rule\n"
+        "def down(p, g, *, rate):\n"
+        '    return {"p": fma(rate, g, p)}\n'
+        'MINE = Rule("mine", down, states=("p",), inputs=("g",), scalars=("rate",))\n'
+    )
+    given = parameters(16)
+    before = given[0].detach().numpy().copy()
+    with nearstep.open(f"{GOLDEN}&rules={path}:MINE") as device:
+        with pytest.raises(HyperparameterError, match="rate must be given"):
+            nearstep.optim.of(f"{path}:MINE", given, device=device)
+        optimizer = nearstep.optim.of(f"{path}:MINE", given, rate=-0.5, device=device)
+        (gradient,) = give_gradients(given, 0)
+        optimizer.step()
+    assert np.array_equal(given[0].detach().numpy(), before - np.float32(0.5) * gradient)
+
+
+def test_a_file_that_changed_since_the_device_was_opened_is_found(tmp_path: Path) -> None:
+    text = Path(LION.rpartition(":")[0]).read_text()
+    path = tmp_path / "mine.py"
+    path.write_text(text)
+    with nearstep.open(f"{GOLDEN}&rules={path}:LION") as device:
+        nearstep.optim.of(f"{path}:LION", parameters(16), device=device)
+        path.write_text(text.replace("sign(fma(", "2.0 * sign(fma("))
+        given = parameters(16)
+        changed = nearstep.optim.of(f"{path}:LION", given, device=device)
+        give_gradients(given, 0)
+        before = bits(given[0].detach()).copy()
+        with pytest.raises(ArgumentError, match=r"mine.py:\d+: rule lion computes something else"):
+            changed.step()
+        assert np.array_equal(bits(given[0].detach()), before)
+
+
+def test_a_rule_of_a_file_is_not_taken_for_that_of_nearstep_with_its_name(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(Path(LION.rpartition(":")[0]).read_text().replace('"lion"', '"sgd_momentum"'))
+    with nearstep.open(f"{GOLDEN}&rules={path}:LION") as device:
+        p, g, m = (device.alloc(16) for _ in range(3))
+        device.update("sgd_momentum", {"p": p, "g": g, "m": m}, lr=0.5)
+        optimizer = nearstep.optim.SGD(parameters(16), momentum=0.9, device=device)
+        give_gradients(optimizer.param_groups[0]["params"], 0)
+        with pytest.raises(ArgumentError, match="sgd_momentum computes something else"):
+            optimizer.step()
+        with pytest.raises(ArgumentError, match="sgd_momentum computes something else"):
+            device.sgd(p, g, m, momentum=0.9)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("update = sign", "update = sgn", r"mine.py:\d+: NameError: name 'sgn'"),
+        ("- m, m)}", "- mm, m)}", r"mine.py:\d+: NameError: name 'mm'"),
+        ('states=("p", "m")', 'states=("p",)', r"mine.py:\d+: Unknown state.* 'm'"),
+        (
+            "(lr, betas, weight_decay)",
+            "(lr, betas, decay)",
+            r"mine.py:\d+: Unknown hyper-parameter",
+        ),
+        ('"exp_avg": "m"', '"exp_avg": "v"', r"mine.py:\d+: Unknown state 'v'; declared: m, p"),
+        ("1 - betas[1], -lr", "-lr", r"mine.py:\d+: ValueError: zip"),
+        ("def _lion", "def _lion(", r"mine.py:\d+: "),
+        ("LION = ", "TIGER = ", r"LION must be an Optimizer or a Rule, and is not there; .*TIGER"),
+        ('"m"', '"u"', r"mine.py:\d+: "),
+    ],
+)
+def test_a_bad_file_is_told_with_its_line(tmp_path: Path, old: str, new: str, message: str) -> None:
+    text = Path(LION.rpartition(":")[0]).read_text()
+    assert old in text
+    path = tmp_path / "mine.py"
+    path.write_text(text.replace(old, new))
+    with pytest.raises(OptionError, match=message):
+        nearstep.open(f"{GOLDEN}&rules={path}:LION")
+
+
+def test_an_array_that_kernels_have_no_register_for_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(
+        "from nearstep_spec.rule.rule import Rule\n"
+        'MINE = Rule("mine", lambda p, g, u, *, s: {"p": p + g, "u": u * s},\n'
+        '            states=("p", "u"), inputs=("g",), scalars=("s",))\n'
+    )
+    with pytest.raises(OptionError, match=r"states of p, m, v, v_max: .*mine.py:2: .* has u"):
+        nearstep.open(f"{GOLDEN}&rules={path}:MINE")
