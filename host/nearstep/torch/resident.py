@@ -210,6 +210,8 @@ class Resident:
         if array is None or not self.extent.lend("p", array, writes=True):
             return False
         self._lent.append("p")
+        if self._home is None:
+            self._traffic.masters_down += array.nbytes
         self._left, self._home, self._loaded_master = None, array, None
         return True
 

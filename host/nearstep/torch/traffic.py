@@ -19,10 +19,10 @@ class Traffic:
     gradients_down, parameters_up: int
         The traffic of steps.
     masters_down: int
-        Parameters sent because the host had changed them, the first step's included. None of those
-        that the device updates where the host has them (``golden:axdimm``, large ones): they are
-        there. Of these and of gradients that it reads where they are, the counters above say what
-        the memory's bus carries.
+        Parameters sent because the host had changed them, the first step's included. Of those that
+        the device updates where the host has them (``golden:axdimm``, large ones) the first step
+        alone counts: nothing is sent, and a change is not told from the step's. Of these and of
+        gradients that it reads where they are, the counters say what a memory of its own would get.
     masters_up: int
         fp32 masters fetched to merge a change of 16-bit parameters, or for a checkpoint.
     moments_down, moments_up: int
