@@ -29,6 +29,7 @@ from torch import Tensor
 
 import nearstep
 
+BLOCK = 16  # elements
 TENSORS = 53
 SMALL_TENSORS, SMALL_ELEMENTS = 3000, 64
 OPTIONS = {"lr": 1e-3, "weight_decay": 0.01}
@@ -59,11 +60,13 @@ class Case:
 
 
 def model_sizes(parameters: int) -> list[int]:
-    """Elements of a model's tensors: an embedding, and matrices each with a vector."""
+    """Elements of a model's tensors: an embedding, and matrices each with a vector. All are whole
+    blocks of 16, for torch's fused step rounds what remains of one otherwise."""
     pairs = (TENSORS - 1) // 2
-    vector = max(1, min(4096, parameters // 1000))
-    matrix = (2 * parameters // 3) // pairs - vector
-    return [parameters - pairs * (matrix + vector), *[matrix, vector] * pairs]
+    vector = BLOCK * max(1, min(4096, parameters // 1000) // BLOCK)
+    matrix = (2 * parameters // 3 // pairs - vector) // BLOCK * BLOCK
+    rest = (parameters - pairs * (matrix + vector)) // BLOCK * BLOCK
+    return [rest, *[matrix, vector] * pairs]
 
 
 def cases(parameters: int) -> Iterator[Case]:
