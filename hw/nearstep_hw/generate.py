@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from nearstep_hw.generator import Generator
-from nearstep_spec.codec import OptionRow, from_arguments, make
+from nearstep_spec.codec import OptionRow, check_used, from_text, make, texts_of
 from nearstep_spec.codec import describe as describe_options
 
 if TYPE_CHECKING:
@@ -47,7 +47,10 @@ def _generator(name: str) -> Generator:
 
 def _configured(generator: Generator, options: dict[str, Any]) -> Any:
     given = options.pop("config", None)
-    return make(generator.config, options) if given is None else given
+    if given is not None:
+        return given
+    check_used(generator.config, options, generator.options)
+    return make(generator.config, options)
 
 
 def build(name: str, **options: Any) -> "wiring.Component":
@@ -83,7 +86,11 @@ def describe(name: str, **options: Any) -> dict[str, object]:
         "name": name,
         "summary": GENERATORS[name].summary,
         "latency": getattr(component, "latency", None),
-        "options": [row.__dict__ for row in describe_options(GENERATORS[name].config)],
+        "options": [
+            row.__dict__
+            for row in describe_options(GENERATORS[name].config)
+            if row.name in GENERATORS[name].options
+        ],
         "ports": [
             {"name": port, "direction": direction, "width": width}
             for port, direction, width in flat_ports(component)
@@ -144,7 +151,10 @@ cast(Any, command).context_settings = {"allow_extra_args": True, "ignore_unknown
 
 
 def _config(name: str, arguments: Sequence[str]) -> Any:
-    return from_arguments(_generator(name).config, arguments)
+    generator = _generator(name)
+    texts = texts_of(generator.config, arguments)
+    check_used(generator.config, texts, generator.options)
+    return from_text(generator.config, texts)
 
 
 def _table(rows: list[dict[str, object]], *, whole: bool) -> str:

@@ -4,6 +4,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from nearstep_spec.codec import entries
+
 if TYPE_CHECKING:
     from amaranth.lib import wiring
 
@@ -31,9 +33,16 @@ class Generator:
     config : its configuration, see `nearstep_spec.codec`
     build : makes the component of a configuration
     modules : modules that it has instances of, by name; their text follows its own
+    uses : options of the configuration that shape the block; all of them if empty
     """
 
     summary: str
     config: type[Any] = Fixed
     build: "Callable[[Any], wiring.Component]"
     modules: "Callable[[Any], Mapping[str, wiring.Component]]" = _none
+    uses: tuple[str, ...] = ()
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """Names of the options that may be given."""
+        return self.uses or tuple(each.name for each in entries(self.config))

@@ -34,6 +34,7 @@ __all__ = [
     "Option",
     "OptionRow",
     "check_bounds",
+    "check_used",
     "choices",
     "describe",
     "digest",
@@ -42,6 +43,7 @@ __all__ = [
     "from_json",
     "from_text",
     "make",
+    "texts_of",
     "to_json",
     "to_text",
 ]
@@ -233,8 +235,18 @@ def from_text(kind: type[Config], texts: Mapping[str, str], more: Iterable[str] 
 
 
 def from_arguments(kind: type[Config], arguments: Sequence[str]) -> Config:
-    """As :func:`from_text`, from words of a command line: ``--lanes 4``, ``--lanes=4``, ``--scan``,
-    ``--no-scan``; ``_`` may be ``-``.
+    """As :func:`from_text`, from words of a command line, see :func:`texts_of`.
+
+    Raises
+    ------
+    CodecError
+    """
+    return from_text(kind, texts_of(kind, arguments))
+
+
+def texts_of(kind: type[DataclassInstance], arguments: Sequence[str]) -> dict[str, str]:
+    """Texts of options by name, from words of a command line: ``--lanes 4``, ``--lanes=4``,
+    ``--scan``, ``--no-scan``; ``_`` may be ``-``. Names and values are not looked at.
 
     Raises
     ------
@@ -260,7 +272,17 @@ def from_arguments(kind: type[Config], arguments: Sequence[str]) -> Config:
         if name in texts:
             raise CodecError(name, text, "is given twice")
         texts[name] = text
-    return from_text(kind, texts)
+    return texts
+
+
+def check_used(
+    kind: type[DataclassInstance], given: Mapping[str, object], used: Iterable[str]
+) -> None:
+    """Raise :class:`CodecError` if an option of ``kind`` is given that is not among ``used``."""
+    idle = {each.name for each in entries(kind)} - set(used)
+    for name, value in given.items():
+        if name in idle:
+            raise CodecError(name, _text(value), "changes nothing here", used)
 
 
 def to_text(config: DataclassInstance) -> dict[str, str]:

@@ -75,6 +75,8 @@ def test_a_kernel_of_several_rules_is_named_by_them(form: str) -> None:
         ("smartssd --density 8Gb", "option density='8Gb': there is no such option"),
         ("smartssd --chunk-bytes 1000", "option chunk_bytes='1000': chunk_bytes must be a power"),
         ("axdimm --mapping x", "option mapping='x': there is no such option"),
+        ("axdimm --bursts-ahead 32", "option bursts_ahead='32': changes nothing in this map"),
+        ("axdimm --lanes 4 --bursts-ahead 8", "bursts_ahead='8': changes nothing in this map"),
     ],
 )
 def test_bad_argument_says_what_is_allowed(arguments: str, message: str) -> None:

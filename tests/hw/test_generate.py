@@ -9,9 +9,11 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from nearstep_hw.generate import GENERATORS, build, command, describe
+from nearstep_hw.generate import GENERATORS, build, command, describe, modules
+from nearstep_hw.verilog import netlist
 from nearstep_sim.verilate.build import tool_environment, verilator_root, verilog_of
-from nearstep_spec.codec import CodecError
+from nearstep_spec.codec import CodecError, entries
+from nearstep_spec.updater.config import AdamKernelConfig
 
 from .event_driven import STANDARDS, blind, combinational_blocks, output_bench, simulate
 
@@ -201,6 +203,95 @@ def test_wrong_arguments_are_named(cli, arguments, message):
     assert result.exit_code == 2
     text = re.sub(r"[\s│]+", " ", result.output)
     assert message in text
+
+
+OTHERS = {
+    "alus": 4,
+    "chunks_ahead": 3,
+    "compression": ("fused",),
+    "block_bytes": 1024,
+    "chunk_bytes": 1024,
+    "depth": 9,
+    "flags": False,
+    "functional_units": 2,
+    "gradient_formats": ("fp32", "bf16"),
+    "copy_out_formats": ("bf16",),
+    "groups": 1,
+    "lanes": 8,
+    "mapping": "bankgroup-bank-row-column",
+    "rules": ("sgd_momentum",),
+    "vectors": 2,
+    "address_width": 40,
+    "windows": 8,
+    "wire_formats": ("fp32", "fp16"),
+    "data_width": 256,
+}
+"""Of options a value that is not their default; of others half of it, the opposite, another one of
+their choices."""
+
+KERNEL = {each.name for each in entries(AdamKernelConfig)} - {"block_bytes"}
+ELSEWHERE = {
+    "axdimm_channel": KERNEL,
+    "axdimm_module": {*GENERATORS["axdimm_channel"].options},
+    "smartssd_card": KERNEL,
+    "smartssd_pcie_card": {*GENERATORS["smartssd_card"].options},
+    "coarse_device": {*GENERATORS["coarse_sync_core"].options},
+}
+"""Options of a block inside, which is asked about them."""
+
+SMALL_CARD = {"lanes": 4, "functional_units": 1, "chunk_bytes": 512, "compression": ()}
+SMALL = {
+    "adam_kernel": {"lanes": 2, "functional_units": 1, "block_bytes": 512},
+    "axdimm_channel": {"functional_units": 1},
+    "axdimm_module": {"functional_units": 1},
+    "smartssd_card": SMALL_CARD,
+    "smartssd_pcie_card": SMALL_CARD,
+    "coarse_sync_core": {"alus": 8},
+    "coarse_device": {"alus": 4, "groups": 2},
+}
+"""Configurations that are elaborated sooner than those by default."""
+
+ELABORATED_SOON = ("fp32_add", "axpby")
+SAME = [name for name in GENERATORS if GENERATORS[name].config.__name__ == "UnitConfig"][1:]
+"""Units with the options of the first one."""
+
+
+def _text(name, **options):
+    parts = {name: build(name, **options)} | modules(name, **options)
+    return "".join(netlist(part, each) for each, part in parts.items())
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name in ELABORATED_SOON else pytest.param(name, marks=pytest.mark.deep)
+        for name in GENERATORS
+        if name not in SAME and GENERATORS[name].options
+    ],
+)
+def test_every_option_changes_the_block(name):
+    generator, base, changed = GENERATORS[name], SMALL.get(name, {}), []
+    as_it_is = _text(name, **base)
+    for each in entries(generator.config):
+        if each.name in generator.options and each.name not in ELSEWHERE.get(name, ()):
+            half = each.default // 2 if type(each.default) is int else not each.default
+            other = next((value for value in each.literals if value != each.default), half)
+            options = base | {each.name: OTHERS.get(each.name, other)}
+            assert _text(name, **options) != as_it_is, options
+            changed.append(each.name)
+    print(f"{name}: changed by {', '.join(changed)}")
+    assert set(changed) | ELSEWHERE.get(name, set()) >= set(generator.options)
+
+
+def test_options_that_would_change_nothing_are_refused(cli):
+    refused = 0
+    for name, generator in GENERATORS.items():
+        for each in {each.name for each in entries(generator.config)} - {*generator.options}:
+            said = cli(name, f"--{each}", "8")
+            assert said.exit_code == 2
+            assert "changes nothing here" in re.sub(r"[\s│]+", " ", said.output)
+            refused += 1
+    assert refused >= 30, refused
 
 
 def test_unknown_options_are_errors():

@@ -1,6 +1,6 @@
 """`nearstep registers`: the register map of a block, for other tools and languages."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, cast
 
@@ -9,7 +9,7 @@ import typer
 from nearstep_spec.axdimm.config import DimmConfig
 from nearstep_spec.coarse.config import CoarseConfig
 from nearstep_spec.coarse.registers import device_map, sync_core_map
-from nearstep_spec.codec import from_arguments
+from nearstep_spec.codec import CodecError, from_text, texts_of, to_text
 from nearstep_spec.csr.export import FORMATS
 from nearstep_spec.csr.model import RegisterMap
 from nearstep_spec.smartssd.config import SmartssdConfig
@@ -56,7 +56,7 @@ def command(
         raise typer.BadParameter(f"--format must be one of {', '.join(FORMATS)}, not {form!r}")
     kind, map_of = BLOCKS[block]
     try:
-        registers = map_of(from_arguments(kind, context.args))
+        registers = _map(kind, map_of, context.args)
     except ValueError as error:
         raise typer.BadParameter(f"{block}: {error}") from None
     _write(FORMATS[form](registers), output)
@@ -64,6 +64,26 @@ def command(
 
 # What Typer does not know are options of the block.
 cast(Any, command).context_settings = {"allow_extra_args": True, "ignore_unknown_options": True}
+
+
+def _map(
+    kind: type[Any], map_of: Callable[[Any], RegisterMap], arguments: Sequence[str]
+) -> RegisterMap:
+    """The map of a configuration; an option that would change nothing in it is an error."""
+    texts = texts_of(kind, arguments)
+    config = from_text(kind, texts)
+    whole = map_of(config)
+    for name, text in to_text(config).items():
+        if name not in texts:
+            continue
+        rest = {other: said for other, said in texts.items() if other != name}
+        try:
+            without = map_of(from_text(kind, rest))
+        except ValueError:
+            continue  # the others need it
+        if without.hash() == whole.hash():
+            raise CodecError(name, text, "changes nothing in this map")
+    return whole
 
 
 def _write(text: str, output: Path | None) -> None:

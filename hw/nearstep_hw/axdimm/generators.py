@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from nearstep_hw.generator import Generator
 from nearstep_hw.updater.generators import functional_unit
 from nearstep_spec.axdimm.config import DimmConfig
+from nearstep_spec.codec import entries
 
 if TYPE_CHECKING:
     from amaranth.lib import wiring
@@ -41,6 +42,7 @@ GENERATORS = {
         config=DimmConfig,
         build=_channel,
         modules=_units,
+        uses=tuple(each.name for each in entries(DimmConfig) if each.name != "channels"),
     ),
     "axdimm_module": Generator(
         summary="AXDIMM module: two channels behind one host bus",

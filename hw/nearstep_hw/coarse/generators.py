@@ -4,9 +4,13 @@ from typing import TYPE_CHECKING
 
 from nearstep_hw.generator import Generator
 from nearstep_spec.coarse.config import CoarseConfig
+from nearstep_spec.codec import entries
 
 if TYPE_CHECKING:
     from amaranth.lib import wiring
+
+AROUND_THE_CORE = ("groups", "buffer_entries", "queue_jobs", "snapshot_pages")
+"""Options of a device that do not shape its sync cores."""
 
 
 def _sync_core(config: CoarseConfig) -> "wiring.Component":
@@ -26,6 +30,7 @@ GENERATORS = {
         summary="COARSE sync core: AXI4 master, entries in and out",
         config=CoarseConfig,
         build=_sync_core,
+        uses=tuple(e.name for e in entries(CoarseConfig) if e.name not in AROUND_THE_CORE),
     ),
     "coarse_device": Generator(
         summary="COARSE memory device: sync cores, links, snapshot, window",

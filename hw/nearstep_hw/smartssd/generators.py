@@ -5,13 +5,19 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from nearstep_hw.generator import Generator
-from nearstep_hw.updater.generators import functional_unit
+from nearstep_hw.updater.generators import UNIT_OPTIONS, functional_unit
+from nearstep_spec.codec import entries
 from nearstep_spec.smartssd.config import AxpbyConfig, GeneralUpdaterConfig, SmartssdConfig
 
 if TYPE_CHECKING:
     from amaranth.lib import wiring
 
     from nearstep_hw.smartssd.updater import GeneralUpdater
+
+CARD_OPTIONS = tuple(
+    each.name for each in entries(SmartssdConfig) if each.name != "subgroup_elements"
+)
+"""All but the one that is the host's."""
 
 
 def _card_unit(config: SmartssdConfig) -> "wiring.Component":
@@ -86,6 +92,7 @@ GENERATORS = {
         summary="functional unit of every update rule",
         config=GeneralUpdaterConfig,
         build=_general_unit,
+        uses=("rules", "order"),
     ),
     "general_updater": Generator(
         summary="every update rule on 16 lanes: beats in, beats out, no kernel around it",
@@ -97,17 +104,20 @@ GENERATORS = {
         summary="functional unit of every update rule, gradient scale included",
         config=SmartssdConfig,
         build=_card_unit,
+        uses=UNIT_OPTIONS,
     ),
     "smartssd_card": Generator(
         summary="SmartSSD card: registers, memory BAR, updater, port to DRAM",
         config=SmartssdConfig,
         build=_card,
         modules=_card_units,
+        uses=CARD_OPTIONS,
     ),
     "smartssd_pcie_card": Generator(
         summary="SmartSSD card on the PCIe hard block of an UltraScale+ device, port to DRAM",
         config=SmartssdConfig,
         build=_pcie_card,
         modules=_card_units,
+        uses=CARD_OPTIONS,
     ),
 }

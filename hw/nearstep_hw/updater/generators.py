@@ -9,6 +9,9 @@ from nearstep_spec.updater.config import AdamKernelConfig
 if TYPE_CHECKING:
     from amaranth.lib import wiring
 
+UNIT_OPTIONS = ("order", "rules", "gradient_scale")
+"""Options of a kernel that shape its functional unit."""
+
 
 def functional_unit(config: AdamKernelConfig) -> "wiring.Component":
     """The functional unit of a kernel."""
@@ -31,7 +34,10 @@ def _kernel(config: AdamKernelConfig) -> "wiring.Component":
 
 GENERATORS = {
     "adam_fu": Generator(
-        summary="functional unit of Adam and AdamW", config=AdamKernelConfig, build=functional_unit
+        summary="functional unit of Adam and AdamW",
+        config=AdamKernelConfig,
+        build=functional_unit,
+        uses=UNIT_OPTIONS,
     ),
     "adam_kernel": Generator(
         summary="AXDIMM Adam kernel: AXI4 master, AXI4-Lite registers",
