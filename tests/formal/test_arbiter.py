@@ -422,6 +422,7 @@ def test_a_wrong_owner_would_be_found() -> None:
         prove(Ownership(flaw="owner"), "ownership_flaw", "bmc", depth=4)
 
 
+@pytest.mark.deep
 def test_a_bank_in_another_state_would_be_found() -> None:
     with pytest.raises(ProofError, match="expected PASS, got FAIL"):
         prove(Banks(flaw="early"), "banks_flaw", "bmc", depth=6)

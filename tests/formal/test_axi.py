@@ -579,6 +579,7 @@ def test_schedule_covers_every_beat_once():
     assert prove(ScheduleCoverage(), "coverage", "cover", depth=24).statements == 1
 
 
+@pytest.mark.deep
 def test_a_refused_burst_never_reaches_the_bus():
     """By induction: for runs of any length."""
     assert prove(WindowedReads(), "windows", "prove", depth=3).statements >= 4

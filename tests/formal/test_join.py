@@ -237,7 +237,10 @@ class WriteJoinProperties(Component):
         return m
 
 
-@pytest.mark.parametrize("fixed", [False, True], ids=["in-turn", "fixed"])
+@pytest.mark.parametrize(
+    "fixed",
+    [pytest.param(False, id="in-turn"), pytest.param(True, id="fixed", marks=pytest.mark.deep)],
+)
 def test_arbiter_gives_what_it_took_and_nobody_starves(fixed):
     """By induction: for streams of any length."""
     name = f"arbiter_{'fixed' if fixed else 'turn'}"

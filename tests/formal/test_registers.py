@@ -270,6 +270,7 @@ def test_reads_have_no_side_effects() -> None:
     assert proof.statements >= 8
 
 
+@pytest.mark.deep
 def test_adapter_answers_every_request_exactly_once() -> None:
     proof = prove(AdapterProperties(), "axi_lite", "bmc", depth=20)
     print(proof)

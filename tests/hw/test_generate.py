@@ -21,9 +21,11 @@ WHOLE = [
     *("axdimm_channel", "axdimm_module", "smartssd_card", "smartssd_pcie_card"),
     *("adam_kernel", "coarse_device"),
 ]
+IN_DEPTH = [*WHOLE, "general_updater", "general_fu", "smartssd_fu", "coarse_sync_core"]
+"""What takes a second or more in each test, and is made of what the others show."""
+
 BLOCKS = [
-    *(name for name in GENERATORS if name not in WHOLE),
-    *(pytest.param(name, marks=pytest.mark.deep) for name in WHOLE),
+    pytest.param(name, marks=pytest.mark.deep) if name in IN_DEPTH else name for name in GENERATORS
 ]
 SLOW_TO_ELABORATE = [*WHOLE, "general_updater"]
 """Icarus takes seconds for these, and a minute for a card."""
@@ -90,15 +92,7 @@ def test_the_list_holds_every_block(cli):
     assert all(name in text for name in GENERATORS)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=pytest.mark.deep)
-        if name in ("general_updater", "coarse_sync_core")
-        else name
-        for name in BLOCKS
-    ],
-)
+@pytest.mark.parametrize("name", BLOCKS)
 def test_verilog_has_the_listed_ports_and_lints(written, name):
     path = written(name)
     listed = {(p["name"], p["direction"], p["width"]) for p in describe(name)["ports"]}
@@ -122,13 +116,7 @@ def test_every_combinational_block_waits_for_something(written, name):
     assert all(body.startswith(r"    if (\$start ) begin end") for body in bodies)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=pytest.mark.deep) if name in SLOW_TO_ELABORATE else name
-        for name in GENERATORS
-    ],
-)
+@pytest.mark.parametrize("name", BLOCKS)
 def test_outputs_are_known_from_reset_on(written, tmp_path, name):
     cycles = 80 if name in SLOW_TO_ELABORATE else 400
     bench = tmp_path / "bench.v"

@@ -113,7 +113,10 @@ def survives(
     return found.value
 
 
-@pytest.mark.parametrize("kind", COUNTED)
+@pytest.mark.parametrize(
+    "kind",
+    [kind if kind == "corrupt" else pytest.param(kind, marks=pytest.mark.deep) for kind in COUNTED],
+)
 def test_frames_that_are_hit(gradients, kind) -> None:
     with opened(**{kind: 0.03, "seed": 11}) as pool:
         assert average(pool, gradients) == WORKERS * gradients[0].size
@@ -166,7 +169,7 @@ def test_a_peer_that_dies(gradients, dead) -> None:
         assert f"device {dead}" in str(error)
 
 
-@pytest.mark.parametrize("write", [False, True])
+@pytest.mark.parametrize("write", [pytest.param(False, marks=pytest.mark.deep), True])
 def test_a_memory_that_answers_with_an_error(gradients, write) -> None:
     with opened() as pool:
         tensor = pool.tensor(gradients)

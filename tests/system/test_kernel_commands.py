@@ -7,15 +7,15 @@ register; then registers and all of memory are compared.
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import ExitStack
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
 
-from nearstep.backends.emulated import EmulatedBackend
-from nearstep.registers import BlockRegisters, Registers
-from nearstep_sim.axdimm.golden import GoldenAxdimm
-from nearstep_sim.axdimm.kernel import VerilatedBackend
-from nearstep_sim.axdimm.options import GoldenOptions, VerilatedOptions
+import nearstep
+from nearstep.registers import BlockRegisters
+from nearstep.updater.device import KernelDevice
 from nearstep_spec.updater.config import AdamKernelConfig
 from nearstep_spec.updater.registers import (
     Compression,
@@ -23,60 +23,64 @@ from nearstep_spec.updater.registers import (
     ErrorCause,
     GradientFormat,
     Operation,
-    device_maps,
 )
 
-EVERYTHING = {
-    "rules": ("adam", "sgd", "sgd_momentum", "adagrad"),
-    "gradient_formats": ("fp32", "fp16", "bf16"),
-    "gradient_scale": True,
-    "copy_out_formats": ("fp16", "bf16"),
-    "scan": True,
-    "compression": ("fused", "scatter"),
-    "windows": 8,
+from ..host.driver.conftest import SIM_CARD_SHAPE
+
+SMALL = {
+    "fused": "lanes=2&block_bytes=64&compression=fused",
+    "scatter": ("lanes=4&block_bytes=256&compression=scatter&copy_out_formats=bf16"),
+    "scan": "lanes=8&functional_units=2&block_bytes=256&scan=yes",
 }
-CONFIGS = {
-    "all": {"lanes": 4, "block_bytes": 128, **EVERYTHING},
-    "fused": {"lanes": 2, "block_bytes": 64, "compression": ("fused",), "windows": 5},
-    "scatter": {
-        "lanes": 4,
-        "block_bytes": 256,
-        "compression": ("scatter",),
-        "copy_out_formats": ("bf16",),
-        "windows": 6,
-    },
-    "scan": {"lanes": 8, "functional_units": 2, "block_bytes": 256, "scan": True},
+EVERYTHING_AT_ONCE = "everything"
+"""The kernel of a card. What it does not show is left to the deep tests."""
+
+NAMES = {
+    EVERYTHING_AT_ONCE: f"smartssd?{SIM_CARD_SHAPE}",
+    **{name: f"axdimm?memory_bytes=64KiB&{options}" for name, options in SMALL.items()},
 }
 MEMORY_BYTES = 1 << 16
+"""Of those of the device, as many are compared."""
+
 ODD_VALUES = np.array([0, 1 << 31, 0x7F800000, 0xFF800000, 0x7FC00001, 1, 0x80000001, 0x7F7FFFFF])
 
 
-EVERYTHING_AT_ONCE = "all"
-"""What one kernel with everything does not show is left to the deep tests."""
+@dataclass(frozen=True)
+class Devices:
+    """The same kernel behind a numpy model, and in RTL behind good and bad memories."""
+
+    config: AdamKernelConfig
+    golden: KernelDevice
+    sims: dict[str, KernelDevice]
+
+    @property
+    def every(self) -> list[KernelDevice]:
+        return [self.golden, *self.sims.values()]
 
 
 @pytest.fixture(
     scope="module",
     params=[
         pytest.param(name, marks=[] if name == EVERYTHING_AT_ONCE else [pytest.mark.deep])
-        for name in CONFIGS
+        for name in NAMES
     ],
 )
 def devices(request):
-    config = AdamKernelConfig(**CONFIGS[request.param])
-    golden = GoldenAxdimm(GoldenOptions(kernel=config, engine="numpy", memory_bytes=MEMORY_BYTES))
-    sims = {
-        name: VerilatedBackend(
-            VerilatedOptions(kernel=config, memory_bytes=MEMORY_BYTES, **options)
-        )
-        for name, options in {
-            "ideal": {},
-            "stalled": {"memory": "halfduplex", "stall": 0.4, "seed": 3},
-        }.items()
-    }
-    yield config, golden, sims
-    for backend in (golden, *sims.values()):
-        backend.close()
+    name = NAMES[request.param]
+    with ExitStack() as stack:
+
+        def opened(url: str) -> KernelDevice:
+            device = nearstep.open(url)
+            stack.callback(device.close)
+            assert isinstance(device, KernelDevice)
+            return device
+
+        golden = opened(f"golden:{name}&engine=numpy")
+        sims = {
+            "ideal": opened(f"sim:{name}&memory=ideal"),
+            "stalled": opened(f"sim:{name}&memory=halfduplex&stall=0.4&seed=3"),
+        }
+        yield Devices(golden.config, golden, sims)
 
 
 class Draw:
@@ -112,7 +116,7 @@ class Draw:
         index = np.sort(rng.integers(0, count, total))
         if self.compression is Compression.SCATTER:
             index = index[np.lexsort((rng.random(total), index // self.config.block_elements))]
-        if total and self._chance(0.25):
+        if total and self._chance(0.4):
             index[rng.integers(total)] = rng.choice([count, 0, count // 2, 2**32 - 1])
         return index.astype(np.uint32)
 
@@ -160,7 +164,7 @@ class Draw:
         else:
             windows[int(rng.integers(len(windows)))][int(rng.integers(1, 4))] = 0
 
-    def fill(self, devices: list[EmulatedBackend]) -> None:
+    def fill(self, devices: list[KernelDevice]) -> None:
         """Write the arrays; values with a few odd ones among them."""
         rng = self.rng
         for name, size in self.sizes.items():
@@ -178,7 +182,7 @@ class Draw:
             data = words.view(np.uint8)[:size]
             for device in devices:
                 if self.address[name] + size <= MEMORY_BYTES:
-                    device.write_memory(self.address[name], np.ascontiguousarray(data))
+                    device.backend.write_memory(self.address[name], np.ascontiguousarray(data))
 
     def program(self, kernel: BlockRegisters) -> None:
         """Everything but START."""
@@ -210,9 +214,13 @@ class Draw:
             kernel[f"window{k}_permissions"].set(read=read, write=write, valid=1)
 
 
-def outcome(device: EmulatedBackend, config: AdamKernelConfig) -> dict[str, int]:
+def kernel_of(device: KernelDevice) -> BlockRegisters:
+    return device.channels[0].kernel
+
+
+def outcome(device: KernelDevice, config: AdamKernelConfig) -> dict[str, int]:
     """Registers that both kinds of device have to agree on."""
-    kernel = Registers(device, device_maps(config))["adam0"]
+    kernel = kernel_of(device)
     names = ["duplicates"] if config.compression else []
     if not kernel.status.error:
         names += ["committed", "read_beats", "write_beats"]
@@ -229,28 +237,27 @@ def outcome(device: EmulatedBackend, config: AdamKernelConfig) -> dict[str, int]
     return result
 
 
-def memory(device: EmulatedBackend) -> np.ndarray:
+def memory(device: KernelDevice) -> np.ndarray:
     data = np.zeros(MEMORY_BYTES, np.uint8)
-    device.read_memory(0, data)
+    device.backend.read_memory(0, data)
     return data
 
 
 def agree(devices, runs: int, seed: int) -> Counter:
     """Draw runs and compare; counts what they were and how they ended."""
-    config, golden, sims = devices
+    config, golden = devices.config, devices.golden
     rng = np.random.default_rng(seed)
-    every = [golden, *sims.values()]
     seen: Counter = Counter()
     for _ in range(runs):
         draw = Draw(config, rng)
-        draw.fill(every)
-        for device in every:
-            kernel = Registers(device, device_maps(config))["adam0"]
+        draw.fill(devices.every)
+        for device in devices.every:
+            kernel = kernel_of(device)
             draw.program(kernel)
             kernel.start.go = 1
-            device.wait([kernel.status.poll(busy=0)], 200_000)
+            device.backend.wait([kernel.status.poll(busy=0)], 200_000)
         expected, expected_memory = outcome(golden, config), memory(golden)
-        for name, device in sims.items():
+        for name, device in devices.sims.items():
             context = f"{name}, seed {seed}: {vars(draw)}"
             assert outcome(device, config) == expected, context
             differs = np.flatnonzero(memory(device) != expected_memory)
@@ -266,7 +273,7 @@ def agree(devices, runs: int, seed: int) -> Counter:
 @pytest.mark.parametrize("seed", range(3))
 def test_random_commands_end_as_on_the_golden_device(devices, seed) -> None:
     seen = agree(devices, 60, seed)
-    config = devices[0]
+    config = devices.config
     assert sum(count for key, count in seen.items() if key != "copied") == 60
     if config.compression:
         forms = {name.upper() for name in config.compression}

@@ -35,7 +35,7 @@ def check_recovered(pool, tensor, arrays) -> None:
     assert compare(tensor, reduced(pool, arrays)) == 4 * ELEMENTS
 
 
-@pytest.mark.parametrize("dead", range(4))
+@pytest.mark.parametrize("dead", [0, *(pytest.param(n, marks=pytest.mark.deep) for n in (1, 2, 3))])
 def test_a_dead_peer_is_named_by_a_neighbour(pool, dead) -> None:
     arrays = random_arrays(pool, ELEMENTS, seed=dead)
     tensor = pool.tensor(arrays)
@@ -89,7 +89,10 @@ def test_a_peer_that_is_never_dead_is_waited_for_in_vain() -> None:
         assert [wait.device for wait in pool.rings.waits()] == [3]
 
 
-@pytest.mark.parametrize("field", ["elements", "operation", "wire", "tag"])
+@pytest.mark.parametrize(
+    "field",
+    ["tag", *(pytest.param(f, marks=pytest.mark.deep) for f in ("elements", "operation", "wire"))],
+)
 def test_a_job_pushed_wrongly_through_registers_ends_all_jobs(pool, field) -> None:
     """Device 2 gets another job than the others."""
     arrays = random_arrays(pool, ELEMENTS, seed=1)

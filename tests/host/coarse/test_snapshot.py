@@ -218,7 +218,9 @@ class SmallDisk(io.BytesIO):
         return super().write(data)
 
 
-@pytest.mark.parametrize("space", [0, 300, 1000])
+@pytest.mark.parametrize(
+    "space", [300, *(pytest.param(n, marks=pytest.mark.deep) for n in (0, 1000))]
+)
 def test_a_full_disk_leaves_no_file_and_the_one_before(pool, tmp_path, space) -> None:
     arrays = random_arrays(pool, 100, seed=1)
     tensor = pool.tensor(arrays)

@@ -17,6 +17,8 @@ from nearstep_sim.coarse.pool_values import compare, reduced
 
 from .conftest import URLS, random_arrays
 
+ROUNDS = 10
+
 
 @pytest.fixture
 def often() -> Iterator[None]:
@@ -64,9 +66,9 @@ def test_a_read_is_of_one_version(pool, often) -> None:
         versions.add(float(values[0]))
 
     with beside(read, threads=2):
-        for _ in range(25):
+        for _ in range(ROUNDS):
             pool.all_reduce(tensor)
-    assert float(tensor.read(0)[0]) == 4.0**25
+    assert float(tensor.read(0)[0]) == 4.0**ROUNDS
     assert len(versions) > 2
 
 
@@ -80,7 +82,7 @@ def test_a_write_is_before_a_job_or_after_it(pool, often) -> None:
             written[0] += 1
 
     with beside(write):
-        for _ in range(25):
+        for _ in range(ROUNDS):
             pool.all_reduce(tensor, "max")
             values = tensor.read(1)
             assert (values == values[0]).all(), f"{set(values)} in one array"

@@ -39,7 +39,7 @@ URLS = {
 COUNTS = (1, 15, 16, 127, 128, 129, 1001, 4099)
 
 
-@pytest.fixture(params=chosen(URLS, {"sim-halfduplex", "sim-dimm"}))
+@pytest.fixture(params=chosen(URLS, {"sim-ideal", "sim-halfduplex", "sim-dimm"}))
 def device(request: pytest.FixtureRequest) -> Iterator[AxdimmDevice]:
     with nearstep.open(URLS[request.param]) as opened:
         yield opened

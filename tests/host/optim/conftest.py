@@ -11,6 +11,8 @@ from torch import Tensor
 
 import nearstep
 
+from ..driver.conftest import chosen
+
 SEED = 20231
 CAPABILITY = torch.backends.cpu.get_cpu_capability()
 like_torch = pytest.mark.skipif(
@@ -28,14 +30,23 @@ URLS = {
 RULES = "rules=adam,adam_amsgrad,sgd,sgd_momentum,adagrad"
 
 
-@pytest.fixture(params=URLS)
+IN_DEPTH = {"dimm"}
+"""Of the devices that a test runs on: left to deep tests, unless the test says :func:`on_all`."""
+
+
+def on_all(fixture: str) -> pytest.MarkDecorator:
+    """For a test that shall run on a DIMM among the fast ones, too."""
+    return pytest.mark.parametrize(fixture, list(URLS), indirect=True)
+
+
+@pytest.fixture(params=chosen(URLS, IN_DEPTH))
 def device(request: pytest.FixtureRequest) -> Iterator[nearstep.Device]:
     """An open ``golden:axdimm``: a kernel by itself, and a DIMM with small stripes."""
     with nearstep.open(URLS[request.param]) as opened:
         yield opened
 
 
-@pytest.fixture(params=URLS)
+@pytest.fixture(params=chosen(URLS, IN_DEPTH))
 def many_rules(request: pytest.FixtureRequest) -> Iterator[nearstep.Device]:
     """The same devices with every update rule."""
     with nearstep.open(f"{URLS[request.param]}&{RULES}") as opened:

@@ -9,7 +9,8 @@ import torch
 
 import nearstep
 
-from .conftest import like_torch
+from ..driver.conftest import chosen
+from .conftest import IN_DEPTH, like_torch
 
 DTYPES = [torch.float16, torch.bfloat16]
 
@@ -154,7 +155,7 @@ NARROW_URLS = {
 }
 
 
-@pytest.fixture(params=NARROW_URLS)
+@pytest.fixture(params=chosen(NARROW_URLS, IN_DEPTH))
 def narrow_device(request):
     """Devices that read gradients and write copies of 16 bits."""
     with nearstep.open(NARROW_URLS[request.param]) as opened:

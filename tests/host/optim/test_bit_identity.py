@@ -9,6 +9,8 @@ import torch
 
 import nearstep
 
+from .conftest import on_all
+
 CAPABILITY = torch.backends.cpu.get_cpu_capability()
 
 pytestmark = pytest.mark.skipif(
@@ -36,6 +38,7 @@ OPTIONS = {
 }
 
 
+@on_all("device")
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 @pytest.mark.parametrize("name", CLASSES)
 def test_ten_steps_equal_torch_fused(
@@ -52,6 +55,7 @@ def test_ten_steps_equal_torch_fused(
     assert_equal_bits(ours, theirs, optimizer, reference)
 
 
+@on_all("device")
 def test_groups_with_their_own_options_equal_torch(
     device, make_parameters, give_gradients, assert_equal_bits
 ):

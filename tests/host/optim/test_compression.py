@@ -23,7 +23,8 @@ from nearstep.torch.errors import (
 )
 from nearstep.torch.topk import BLOCK
 
-from .conftest import like_torch
+from ..driver.conftest import chosen
+from .conftest import IN_DEPTH, like_torch
 
 RULES = "rules=adam,sgd,sgd_momentum,adagrad"
 KERNEL = f"{RULES}&gradient_formats=fp32,fp16,bf16&compression=fused,scatter&memory_bytes=64MiB"
@@ -42,7 +43,7 @@ KINDS = {
 }
 
 
-@pytest.fixture(params=URLS)
+@pytest.fixture(params=chosen(URLS, IN_DEPTH))
 def device(request):
     """A kernel by itself, a DIMM with small stripes and a card, all with every form of pairs."""
     with nearstep.open(URLS[request.param]) as opened:

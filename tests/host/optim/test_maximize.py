@@ -11,7 +11,8 @@ from nearstep.torch import convert
 from nearstep.torch.compression import Compression
 from nearstep.torch.errors import UnsupportedOptionError
 
-from .conftest import like_torch
+from ..driver.conftest import chosen
+from .conftest import IN_DEPTH, like_torch
 
 FORMATS = "gradient_formats=fp32,fp16,bf16&memory_bytes=64MiB"
 SCALES = "golden:axdimm?gradient_scale=yes&scan=yes&compression=fused,scatter&" + FORMATS
@@ -24,7 +25,7 @@ URLS = {
 MOMENTUM = {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01}
 
 
-@pytest.fixture(params=URLS)
+@pytest.fixture(params=chosen(URLS, IN_DEPTH))
 def device(request):
     """Devices without and with kernels that scale."""
     with nearstep.open(URLS[request.param]) as opened:

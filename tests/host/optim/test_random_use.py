@@ -12,7 +12,7 @@ import torch
 
 import nearstep
 
-from .conftest import like_torch
+from .conftest import like_torch, on_all
 
 SHAPES = [(16,), (8, 16), (2, 3, 16), (32, 48), (64,)]
 
@@ -168,6 +168,7 @@ class Pair:
 
 
 @like_torch
+@on_all("many_rules")
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 def test_random_use_equals_torch(kind, seed, many_rules):

@@ -15,7 +15,8 @@ from nearstep.torch.errors import GradientError, HyperparameterError, Unsupporte
 from nearstep.torch.factor import gradient_factor, gradient_norm
 from nearstep_sim.golden.scan import scan
 
-from .conftest import like_torch
+from ..driver.conftest import chosen
+from .conftest import IN_DEPTH, like_torch
 
 RULES = "rules=adam,sgd,sgd_momentum,adagrad"
 KERNEL = (
@@ -37,7 +38,7 @@ KINDS = {
 SCALERS = {"torch": torch.amp.GradScaler, "nearstep": nearstep.optim.GradScaler}
 
 
-@pytest.fixture(params=URLS)
+@pytest.fixture(params=chosen(URLS, IN_DEPTH))
 def device(request):
     """A kernel by itself, a DIMM with small stripes and a card, which scan and scale."""
     with nearstep.open(URLS[request.param]) as opened:
@@ -80,12 +81,12 @@ def test_training_with_a_scaler_is_torchs_with_its_fused_step(
     history, skipped = [], 0
     for bad in (None, torch.inf, None, None, torch.nan, -torch.inf, None, None):
         give_gradients(ours, theirs)
-        for parameters, chosen, each in zip(
+        for parameters, stepper, each in zip(
             (ours, theirs), (optimizer, reference), both, strict=True
         ):
             scaled(parameters, each.get_scale(), bad)
             before = [p.grad.clone() for p in parameters]
-            each.step(chosen)
+            each.step(stepper)
             each.update()
         for p, q, given in zip(ours, theirs, before, strict=True):
             expected = q.grad if scaler == "torch" else given
@@ -109,7 +110,7 @@ def test_torchs_scaler_leaves_gradients_divided_whatever_they_are(dtype, device,
     optimizer, reference = pair("AdamW", ours, theirs, device)
     for scale, bad in ((3.0, None), (1.0, None), (1e3, torch.inf), (0.1, None)):
         kept = []
-        for parameters, chosen in ((ours, optimizer), (theirs, reference)):
+        for parameters, stepper in ((ours, optimizer), (theirs, reference)):
             generator = torch.Generator().manual_seed(8)
             for p in parameters:
                 p.grad = torch.randn(p.shape, generator=generator).to(dtype)
@@ -118,7 +119,7 @@ def test_torchs_scaler_leaves_gradients_divided_whatever_they_are(dtype, device,
             kept.append(parameters[0].grad)
             each = torch.amp.GradScaler("cpu", init_scale=scale)
             each.scale(torch.ones(()))
-            each.step(chosen)
+            each.step(stepper)
         assert kept[0] is ours[0].grad
         for p, q in zip(ours, theirs, strict=True):
             assert torch.equal(p.grad, q.grad)
@@ -223,13 +224,13 @@ def test_gradients_that_the_user_unscaled_are_not_unscaled_again(
     both = scalers(scaler, init_scale=2.0**8)
     for bad in (None, torch.inf, None):
         give_gradients(ours, theirs)
-        for parameters, chosen, each in zip(
+        for parameters, stepper, each in zip(
             (ours, theirs), (optimizer, reference), both, strict=True
         ):
             scaled(parameters, each.get_scale(), bad)
-            each.unscale_(chosen)
+            each.unscale_(stepper)
             torch.nn.utils.clip_grad_norm_(parameters, 1.0)
-            each.step(chosen)
+            each.step(stepper)
             each.update()
         assert both[0].state_dict() == both[1].state_dict()
         assert_equal_bits(ours, theirs, optimizer, reference)
@@ -248,10 +249,10 @@ def test_the_whole_loop_with_a_model(device):
     both = scalers("nearstep", init_scale=2.0**120, growth_interval=3)
     for step in range(12):
         x = torch.randn(8, 32, generator=torch.Generator().manual_seed(step))
-        for model, chosen, each in zip(models, (optimizer, reference), both, strict=True):
-            chosen.zero_grad()
+        for model, stepper, each in zip(models, (optimizer, reference), both, strict=True):
+            stepper.zero_grad()
             each.scale(model(x).square().mean() * 4096).backward()
-            each.step(chosen)
+            each.step(stepper)
             each.update()
     assert both[0].state_dict() == both[1].state_dict()
     assert 0 < optimizer.traffic.skipped < 12
@@ -310,11 +311,11 @@ def test_a_device_that_does_not_scan_leaves_scaling_to_the_host(
     both = scalers(scaler, init_scale=2.0**8)
     for bad in (None, torch.inf, None):
         give_gradients(ours, theirs)
-        for parameters, chosen, each in zip(
+        for parameters, stepper, each in zip(
             (ours, theirs), (optimizer, reference), both, strict=True
         ):
             scaled(parameters, each.get_scale(), bad)
-            each.step(chosen)
+            each.step(stepper)
             each.update()
         assert both[0].state_dict() == both[1].state_dict()
     assert_equal_bits(ours, theirs, optimizer, reference)

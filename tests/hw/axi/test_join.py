@@ -148,7 +148,10 @@ class Initiator:
         return Address(self.random.randrange(IDS), base + BEAT * at, beats - 1, 2, 1)
 
 
-@pytest.mark.parametrize("fixed", [False, True], ids=["in-turn", "fixed"])
+@pytest.mark.parametrize(
+    "fixed",
+    [pytest.param(False, id="in-turn"), pytest.param(True, id="fixed", marks=pytest.mark.deep)],
+)
 @pytest.mark.parametrize("mode", STALL_MODES)
 def test_every_answer_reaches_who_asked(mode, fixed):
     seed = 5

@@ -146,7 +146,9 @@ def test_errors_are_answered_with_slverr(every_kind: RegisterMap) -> None:
 
 
 @pytest.mark.cocotb
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    "mode", [m if m == "both" else pytest.param(m, marks=pytest.mark.deep) for m in MODES]
+)
 def test_bus_agrees_with_the_golden_model(mode: str) -> None:
     verilog = verilog_of(
         f"{TOP} {(HERE / 'sample.py').read_text()}",

@@ -79,7 +79,9 @@ def run(
     return log
 
 
-@pytest.mark.parametrize("postponed", [1, 3, 8])
+@pytest.mark.parametrize(
+    "postponed", [1, *(pytest.param(n, marks=pytest.mark.deep) for n in (3, 8))]
+)
 def test_refreshes_come_together_when_so_many_are_due(postponed: int) -> None:
     intervals = 10
     log = run(intervals * FABRIC.refresh_interval, postponed=postponed)

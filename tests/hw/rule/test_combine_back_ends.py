@@ -58,7 +58,8 @@ def test_model_and_kernel_of_four_rules_equal_each_rule(four: Rule) -> None:
     assert compared == 8 * 4 * (30_011 + 300_007)
 
 
-@pytest.mark.parametrize("count", [60_013, pytest.param(1_000_000, marks=pytest.mark.deep)])
+@pytest.mark.deep
+@pytest.mark.parametrize("count", [60_013, 1_000_000])
 def test_unit_of_four_rules_equals_each_rule(four: Rule, count: int) -> None:
     unit = VerilatedUnit(FunctionalUnit(four), cxxflags=["-O1"])
 
