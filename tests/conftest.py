@@ -4,9 +4,10 @@ A budget is printed, not enforced: seconds depend on the machine, and a test may
 """
 
 import os
+import signal
 import tomllib
 from collections import Counter
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,14 @@ def budgets() -> tuple[float, dict[str, float]]:
     """Seconds for a file that is not listed, and those of the listed ones."""
     table = tomllib.loads((HERE / "budgets.toml").read_text(encoding="utf-8"))
     return table["default"], table["files"]
+
+
+@pytest.fixture
+def ctrl_c() -> Iterator[None]:
+    """Python's own reaction to SIGINT: a process begun in the background inherits none."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.hookimpl(tryfirst=True)

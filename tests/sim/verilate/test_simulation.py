@@ -9,7 +9,6 @@ import subprocess
 import sys
 import textwrap
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -24,6 +23,8 @@ from nearstep_spec.updater.registers import ARRAYS
 
 from ..coarse.small_pool import URL as POOL
 
+pytestmark = pytest.mark.usefixtures("ctrl_c")
+
 KERNEL = "sim:axdimm?lanes=4&block_bytes=512&memory_bytes=4MiB"
 CARD = "sim:smartssd?lanes=4&chunk_bytes=512&memory_bytes=1MiB" + (
     "&rules=adam&gradient_formats=fp32&gradient_scale=no&copy_out_formats=&scan=no&compression="
@@ -33,14 +34,6 @@ DIMM = "sim:axdimm?memory=ddr4-1600&block_bytes=512&functional_units=4&channels=
 SLICE = 4096
 POLL = 4096
 """Cycles between looks at a register in a wait, at most."""
-
-
-@pytest.fixture(autouse=True)
-def _ctrl_c() -> Iterator[None]:
-    """Python's own reaction to SIGINT: a process begun in the background inherits none."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
 
 
 class Interrupting:
