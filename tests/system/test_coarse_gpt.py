@@ -17,7 +17,7 @@ SHORT = ("--steps", "3", "--batch", "2", "--context", "16")
 
 GOLDEN = "golden:coarse?devices=8&groups=2"
 RTL = (
-    "sim:coarse?devices=8&groups=2&entry_phits=8&buffer_entries=4&chunks_ahead=2&queue_jobs=2"
+    "sim:coarse?devices=8&groups=2&alus=4&entry_phits=8&buffer_entries=4&chunks_ahead=2&queue_jobs=2"
     "&memory_bytes=1MiB&snapshot_pages=64&window=direct&link_latency=8"
 )
 """Devices of the same build as those of tests/host/coarse."""

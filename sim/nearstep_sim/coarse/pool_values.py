@@ -12,7 +12,7 @@ from nearstep_sim.golden.coarse import ring_all_reduce
 
 Floats = NDArray[np.float32]
 
-SMALL = "devices=4&groups=2&entry_phits=8&buffer_entries=4&chunks_ahead=2&queue_jobs=2"
+SMALL = "devices=4&groups=2&alus=4&entry_phits=8&buffer_entries=4&chunks_ahead=2&queue_jobs=2"
 """Entries of 32 elements, so that a few hundred are several chunks; one library serves all tests
 with these options and the memory below."""
 

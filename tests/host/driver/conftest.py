@@ -17,7 +17,7 @@ from nearstep.updater.device import KernelDevice
 from nearstep.updater.run import UpdateRun
 from nearstep_sim.golden.rule import evaluate
 from nearstep_spec.rule.adam import ORDERS
-from nearstep_spec.updater.registers import ARRAYS, update_rule
+from nearstep_spec.updater.registers import ARRAYS
 
 Floats = NDArray[np.float32]
 Arrays = Mapping[str, Floats]
@@ -41,9 +41,11 @@ URLS = {
     "sim-ideal": f"sim:axdimm?{SHAPE}",
     "sim-halfduplex": f"sim:axdimm?{SHAPE}&memory=halfduplex&fu=native&stall=0.2&seed=7",
     "golden-card": f"golden:smartssd?{CARD_SHAPE}&{ADAM}",
-    "sim-card": f"sim:smartssd?{CARD_SHAPE}&{ADAM}",
+    "sim-card": f"sim:smartssd?{SIM_CARD_SHAPE}",
     "sim-card-stalled": f"sim:smartssd?{CARD_SHAPE}&{ADAM}&fu=native&stall=0.2&seed=7",
 }
+ADAM_ALONE = [name for name in URLS if name != "sim-card"]
+"""Those whose kernel has nothing else."""
 
 DIMM_SHAPE = "block_bytes=512&functional_units=4"
 DIMMS = {
@@ -131,14 +133,13 @@ class Job:
 
     def expected(self) -> Arrays:
         """The golden rule's results."""
-        config = self.device.config
-        _, scalars = ORDERS[config.order]
+        rule, scalars = ORDERS[self.device.config.order]
         hyper = self.hyper
         values = scalars(
             hyper["lr"], hyper["betas"], hyper["eps"], hyper["weight_decay"], self.step,
             self.decoupled,
         )  # fmt: skip
-        return evaluate(update_rule(config), self.before, values)
+        return evaluate(rule, self.before, values)
 
     def check(self, first: int = 0, stop: int | None = None) -> int:
         """Compare elements [first, stop) with the golden rule, bit for bit; the number compared."""

@@ -19,7 +19,7 @@ from nearstep.errors import (
 from nearstep.smartssd.device import SmartssdDevice
 from nearstep_spec.updater.registers import ARRAYS, ErrorCause, Stream
 
-from .conftest import BLOCK, BURSTS_AHEAD
+from .conftest import ADAM_ALONE, BLOCK, BUILDS, BURSTS_AHEAD, chosen
 
 MANY = 40 * BLOCK + 3
 UNSTARTED = BURSTS_AHEAD + 4
@@ -227,6 +227,7 @@ def test_the_kernel_refuses_overlapping_arrays(device, job):
     assert work.check_untouched() == 1200
 
 
+@pytest.mark.parametrize("device", chosen(ADAM_ALONE, BUILDS), indirect=True)
 @pytest.mark.parametrize("register", ["formats", "gradient_scale", "copy_out_address"])
 def test_the_kernel_refuses_what_it_does_not_support(device, job, register):
     work = job(300)

@@ -18,7 +18,7 @@ from .conftest import like_torch
 URLS = [
     "golden:axdimm?memory_bytes=1MiB",
     "golden:axdimm?channels=2&block_bytes=512&memory_bytes=2MiB",
-    "sim:axdimm?memory_bytes=1MiB",
+    "sim:axdimm?lanes=4&block_bytes=512&memory_bytes=1MiB",
 ]
 
 FAILURES = {

@@ -26,9 +26,7 @@ from ..coarse.small_pool import URL as POOL
 pytestmark = pytest.mark.usefixtures("ctrl_c")
 
 KERNEL = "sim:axdimm?lanes=4&block_bytes=512&memory_bytes=4MiB"
-CARD = "sim:smartssd?lanes=4&chunk_bytes=512&memory_bytes=1MiB" + (
-    "&rules=adam&gradient_formats=fp32&gradient_scale=no&copy_out_formats=&scan=no&compression="
-)
+CARD = "sim:smartssd?lanes=4&chunk_bytes=512&memory_bytes=4MiB"
 DIMM = "sim:axdimm?memory=ddr4-1600&block_bytes=512&functional_units=4&channels=2&fu=native"
 
 SLICE = 4096
