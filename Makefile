@@ -26,7 +26,8 @@ $(READY): pyproject.toml
 	@PYTHON="$(PYTHON)" sh .ci/prerequisites
 	@test -x $(BIN)/python || "$(PYTHON)" -m venv $(VENV)
 	@echo "installing packages into $(VENV) (a few minutes the first time)"
-	@$(BIN)/python -m pip install --disable-pip-version-check -q -e '.[sim,torch,fpga,dev]'
+	@# Python compiles what is imported; pip would compile all of torch, which takes half a minute.
+	@$(BIN)/python -m pip install --no-compile --disable-pip-version-check -q -e '.[sim,torch,fpga,dev]'
 	@touch $@
 
 $(PREPARED): $(READY)
