@@ -44,6 +44,7 @@ from nearstep_sim.verilate.harness import (
     Simulation,
     writable,
 )
+from nearstep_sim.verilate.threads import simulation_threads
 from nearstep_spec.axdimm.registers import WINDOW_BYTES
 from nearstep_spec.csr.model import LINE_BYTES, WORD_BYTES
 from nearstep_spec.dram.command import Command, encode
@@ -76,6 +77,7 @@ class _Options(ctypes.Structure):
         ("trace", ctypes.c_char_p),
         ("commands", ctypes.c_char_p),
         ("commands_header", ctypes.c_char_p),
+        ("threads", ctypes.c_uint32),
     )
 
 
@@ -235,6 +237,7 @@ class DimmBackend(EmulatedBackend):
             trace=None if options.trace is None else options.trace.encode(),
             commands=None if options.commands is None else options.commands.encode(),
             commands_header=header(dimm.timing).encode(),
+            threads=simulation_threads(),
         )
         handle = self._lib.dimm_open(ctypes.byref(given))
         if handle is None:
