@@ -45,7 +45,7 @@ constexpr unsigned kPollInterval = 64;        // cycles between looks at a regis
 constexpr unsigned kAhead = kPollInterval;    // cycles that the host may be ahead of the channels
 constexpr std::uint64_t kAccessCycles = 100'000;  // an access that takes longer has hung
 constexpr std::uint64_t kSliceCycles = 4096;      // see shell_device.hpp
-constexpr unsigned kWorthThreads = 8;             // cycles that are worth waking a thread
+constexpr unsigned kWorthThread = 8;              // cycles of a channel that are worth another thread
 constexpr unsigned kResetCycles = 4;
 constexpr std::uint64_t kForever = ~std::uint64_t{0};
 
@@ -589,7 +589,7 @@ class Dimm {
                 channels_[c]->clock(begun_ + i);
             }
         };
-        if (pending_ - first >= kWorthThreads)
+        if (pending_ - first >= (threads_.begun() ? kWorthThread : kAhead))
             threads_.run(go);
         else
             for (unsigned c = 0; c < channels_.size(); ++c) go(c);

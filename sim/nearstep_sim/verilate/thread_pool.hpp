@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cfenv>
 #include <cstdint>
 #include <deque>
 #include <thread>
@@ -15,8 +14,8 @@
 namespace nearstep {
 
 // Jobs are given by one thread at a time; what a part writes no other part of its job may touch, so
-// that nothing depends on the number of threads. They begin with the first job, compute as the
-// caller's floating-point environment says, and sleep if the next job is not close behind.
+// that nothing depends on the number of threads. They begin with the first job, and sleep if the next
+// is not close behind.
 class ThreadPool {
   public:
     // `threads` in all, the caller's among them; no more than there are parts in a job.
@@ -32,6 +31,9 @@ class ThreadPool {
         for (std::thread& worker : workers_) worker.join();
     }
 
+    // Whether the other threads have begun.
+    bool begun() const { return !workers_.empty(); }
+
     // Calls work(part) once for every part, and returns when all have returned. None may throw.
     template <class Work>
     void run(Work work) {
@@ -42,7 +44,6 @@ class ThreadPool {
         }
         call_ = [](void* on, unsigned part) { (*static_cast<Work*>(on))(part); };
         work_ = &work;
-        std::fegetenv(&environment_);
         left_.store(parts, std::memory_order_relaxed);
         const std::uint32_t number = publish();
         while (workers_.size() + 1 < threads_) {
@@ -54,8 +55,9 @@ class ThreadPool {
     }
 
   private:
-    // Looks, some ten microseconds in all, before a thread sleeps: to wake it takes as long.
-    static constexpr int kLooks = 1000;
+    // Before a thread sleeps it looks as often, for some hundred microseconds at most: to wake it
+    // takes that long if others want its core.
+    static constexpr int kLooks = 4000;
 
     template <class Holds>
     static std::uint32_t await(const std::atomic<std::uint32_t>& what, Holds holds) {
@@ -97,7 +99,6 @@ class ThreadPool {
             std::uint32_t before = number - 1;
             if (!begun_[part].compare_exchange_strong(before, number, std::memory_order_acq_rel))
                 continue;
-            if (self) std::fesetenv(&environment_);
             call_(work_, part);
             if (left_.fetch_sub(1, std::memory_order_acq_rel) == 1) left_.notify_all();
         }
@@ -110,7 +111,6 @@ class ThreadPool {
     // Of the job that goes on; whoever has begun a part of it sees them.
     void (*call_)(void*, unsigned) = nullptr;
     void* work_ = nullptr;
-    std::fenv_t environment_{};
     alignas(64) std::atomic<std::uint32_t> job_ = 0;
     alignas(64) std::atomic<std::uint32_t> left_ = 0;  // parts that have not ended
 };
