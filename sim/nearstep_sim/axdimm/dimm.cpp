@@ -409,6 +409,7 @@ class Dimm {
     const History& history() const { return history_; }
     HostController& host() { return host_; }
     Channel& channel(unsigned number) { return *channels_[number]; }
+    ThreadPool& threads() { return threads_; }
     std::size_t channels() const { return channels_.size(); }
 
   private:
@@ -707,6 +708,9 @@ std::int32_t dimm_advance(Dimm* dimm, const Poll* polls, std::uint64_t count,
                           std::uint64_t limit) {
     return dimm->advance(polls, count, limit);
 }
+
+// As many as there may be from now on, and were given at the beginning.
+void dimm_threads(Dimm* dimm, std::uint32_t threads) { dimm->threads().use(threads); }
 
 std::uint64_t dimm_cycle(Dimm* dimm) { return dimm->cycle(); }
 

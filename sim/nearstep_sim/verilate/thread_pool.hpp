@@ -19,7 +19,8 @@ namespace nearstep {
 class ThreadPool {
   public:
     // `threads` in all, the caller's among them; no more than there are parts in a job.
-    ThreadPool(unsigned threads, unsigned parts) : threads_(std::min(threads, parts)) {
+    ThreadPool(unsigned threads, unsigned parts)
+        : most_(std::min(threads, parts)), threads_(most_) {
         for (unsigned i = 0; i < parts; ++i) begun_.emplace_back(0);
     }
     ThreadPool(const ThreadPool&) = delete;
@@ -30,6 +31,9 @@ class ThreadPool {
         if (!workers_.empty()) publish();
         for (std::thread& worker : workers_) worker.join();
     }
+
+    // At most so many from now on.
+    void use(unsigned threads) { threads_ = std::min(threads, most_); }
 
     // Whether the other threads have begun.
     bool begun() const { return !workers_.empty(); }
@@ -104,7 +108,7 @@ class ThreadPool {
         }
     }
 
-    unsigned threads_;
+    unsigned most_, threads_;
     std::vector<std::thread> workers_;
     std::deque<std::atomic<std::uint32_t>> begun_;  // of each part, the last job
     std::atomic<bool> stop_ = false;
