@@ -3,13 +3,18 @@
 
 Cycles are those of the RTL of the whole module (arbiters, controllers, kernels) against the rank
 model, which judges every command; refresh is on. Stand-ins of equal latency do the arithmetic of
-the kernels, since no figure here depends on it; all memory is compared.
+the kernels, since no figure here depends on it; all memory is compared. `simulation` is how long a
+simulated DIMM takes, with its functional units in RTL, on one thread and on two.
 """
 
 from __future__ import annotations
 
+import os
 import statistics
+import time
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Annotated, Any
 
 import numpy as np
@@ -22,6 +27,13 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+import nearstep
+from nearstep.axdimm.device import AxdimmDevice
+from nearstep.buffer import Buffer
+from nearstep.threads import VARIABLE
+from nearstep.work.clock import Clock
+from nearstep.work.executor import execute
+from nearstep.work.graph import Graph
 from nearstep_hw.axdimm.host_front_end import HOST_READ_LATENCY, HOST_WRITE_LATENCY
 from nearstep_hw.axdimm.memory_channel import MemoryChannel
 from nearstep_hw.axdimm.refresh_debt import POSTPONED
@@ -40,7 +52,7 @@ from nearstep_spec.axdimm.registers import Block, arbiter_map
 from nearstep_spec.csr.model import LINE_BYTES
 from nearstep_spec.dram.timing import MAX_POSTPONED_REFRESHES, dram_timing
 from nearstep_spec.updater.config import AdamKernelConfig
-from nearstep_spec.updater.registers import update_rule
+from nearstep_spec.updater.registers import ARRAYS, update_rule
 
 DENSITIES = ("8Gb", "16Gb")
 UNITS = (16, 4)
@@ -56,6 +68,8 @@ MEASURED = "measured (RTL cycles)"
 PATTERNS = ("streaming loads", "streaming stores", "copy", "random loads", "random, 1/3 stores")
 REGION = 1 << 26  # bytes that the host touches, away from kernel and registers
 MODE_LINE = 1
+SIMULATED = "sim:axdimm?memory=ddr4-1600"
+THREADS = (1, 2)
 LONGEST_STAY = 14_000  # cycles in a mode: nine refresh intervals, so that as many may be owed
 
 pyplot.switch_backend("Agg")
@@ -302,6 +316,96 @@ def hand_over_rows(times: int, seed: int = 1) -> list[dict[str, Any]]:
     return rows
 
 
+class Simulated:
+    """Simulated DIMMs that all update parameters at once.
+
+    Parameters
+    ----------
+    threads: int
+        That simulate.
+    devices, channels: int
+        DIMMs, and channels of each.
+    count: int
+        Parameters of each channel.
+    """
+
+    def __init__(
+        self, stack: ExitStack, threads: int, devices: int, channels: int, count: int
+    ) -> None:
+        self.threads = threads
+        self.wall: list[float] = []
+        self.processor: list[float] = []
+        self.cycles: list[int] = []
+        rng = np.random.default_rng(1)
+        self.dimms: list[AxdimmDevice] = []
+        self.work: list[tuple[AxdimmDevice, int, dict[str, Buffer]]] = []
+        os.environ[VARIABLE] = str(threads)
+        for _ in range(devices):
+            dimm = stack.enter_context(nearstep.open(f"{SIMULATED}&channels={channels}"))
+            if not isinstance(dimm, AxdimmDevice):
+                raise SystemExit(f"{SIMULATED} is no DIMM")
+            self.dimms.append(dimm)
+            for channel in range(channels):
+                arrays = {name: dimm.alloc(count, channel=channel) for name in ARRAYS}
+                for array in arrays.values():
+                    array.write(rng.random(count, np.float32))
+                self.work.append((dimm, channel, arrays))
+
+    def step(self, number: int) -> None:
+        """One step of all, timed."""
+        os.environ[VARIABLE] = str(self.threads)
+        before = sum(dimm.cycles or 0 for dimm in self.dimms)
+        wall, processor = time.perf_counter(), time.process_time()
+        if len(self.dimms) > 1:
+            graph = Graph()
+            for index, (dimm, channel, arrays) in enumerate(self.work):
+                run = partial(dimm.adam, **arrays, step=number)
+                graph.add("step", f"kernel {index}", action=partial(dimm.accelerated, channel, run))
+            execute(graph, Clock([dimm.backend for dimm in self.dimms]))
+        else:
+            with self.dimms[0].acceleration():
+                for each in [dimm.adam(**arrays, step=number) for dimm, _, arrays in self.work]:
+                    each.wait()
+        self.wall.append(time.perf_counter() - wall)
+        self.processor.append(time.process_time() - processor)
+        self.cycles.append(sum(dimm.cycles or 0 for dimm in self.dimms) - before)
+
+    def parameters(self) -> list[bytes]:
+        """Of each channel."""
+        return [arrays["p"].read().tobytes() for _, _, arrays in self.work]
+
+
+def simulation_rows(count: int, times: int) -> list[dict[str, Any]]:
+    """Wall and processor time of steps on one thread and on two, which take turns."""
+    rows = []
+    shapes = [("channels of a DIMM", 1, 2), ("DIMMs on a clock", 2, 1)]
+    for name, devices, channels in track(shapes, "simulation", console=console):
+        with ExitStack() as stack:
+            pair = [Simulated(stack, n, devices, channels, count) for n in THREADS]
+            for number in range(1, times + 1):
+                for each in pair:
+                    each.step(number)
+            one, two = pair
+            if one.cycles != two.cycles or one.parameters() != two.parameters():
+                raise SystemExit(f"{name}: {one.cycles} and {two.cycles} cycles, or other bits")
+        rows.append(
+            {
+                "label": f"measured ({SIMULATED})",
+                "parts": name,
+                "parameters_per_channel": count,
+                "cycles": one.cycles,
+                "threads": THREADS,
+                "seconds": [each.wall for each in pair],
+                "processor_seconds": [each.processor for each in pair],
+                "speedup_of_the_fastest": min(one.wall) / min(two.wall),
+                "median_speedup": statistics.median(
+                    a / b for a, b in zip(one.wall, two.wall, strict=True)
+                ),
+            }
+        )
+    return rows
+
+
 def cells(name: str, component: wiring.Component) -> dict[str, Any]:
     """Area of a block."""
     found = ultrascale_plus_cells(to_verilog(component, "top"), "top")
@@ -405,6 +509,17 @@ def show(results: dict[str, Any]) -> None:
         keys = ("density", "to", "load", "times", "median", "worst", "bound")
         table.add_row(*(str(row[key]) for key in keys))
     console.print(table)
+    table = Table("simulation", "threads", "s, fastest", "processor s", "times as fast", "median")
+    for row in results["simulation"]:
+        for place, threads in enumerate(row["threads"]):
+            ratios = (row["speedup_of_the_fastest"], row["median_speedup"])
+            table.add_row(
+                row["parts"],
+                str(threads),
+                *(f"{min(row[key][place]):.2f}" for key in ("seconds", "processor_seconds")),
+                *(f"{each:.2f}" if place else "" for each in ratios),
+            )
+    console.print(table)
     if results["area"]:
         table = Table("area", *AREA)
         for each in results["area"]["blocks"]:
@@ -482,6 +597,7 @@ def main(
     count: Annotated[int, typer.Option(help="Parameters of a step, a channel.")] = 1_000_000,
     lines: Annotated[int, typer.Option(help="Accesses of the host in each pattern.")] = 100_000,
     times: Annotated[int, typer.Option(help="Changes of mode under each load.")] = 200,
+    turns: Annotated[int, typer.Option(help="Steps on one thread, and on two.")] = 5,
     synth: Annotated[bool, typer.Option(help="Synthesise, which takes five minutes.")] = True,
 ) -> None:
     """Measure, print, and write build/bench/module.json and its plots."""
@@ -492,6 +608,7 @@ def main(
         "postponing": postponing(count),
         "host": host_rows(lines),
         "hand_overs": hand_over_rows(times),
+        "simulation": simulation_rows(count, turns),
         "area": area() if synth else {},
     }
     show(results)

@@ -265,7 +265,35 @@ def module(results: Results) -> list[str]:
     if any(row["worst"] > row["bound"] for row in results["hand_overs"]):
         lines += ["**Bold**: beyond the bound, which therefore is none for that load.", ""]
     lines += ["![Cycles of a change of mode](module-hand-over.png)", ""]
+    if "simulation" in results:
+        lines += simulation(results["simulation"])
     return lines + (module_area(results["area"]) if results["area"] else [])
+
+
+def simulation(rows: Sequence[Results]) -> list[str]:
+    """Simulated DIMMs on one thread and on two."""
+    lines = [
+        "### Threads of a simulation",
+        "",
+        f"A step of {rows[0]['parameters_per_channel']:,} parameters on each of two channels,",
+        "functional units in RTL: wall time, *measured*, the fastest of",
+        f"{len(rows[0]['cycles'])} steps on each number of threads, which take turns; processor",
+        "time is the sum over threads. Bits and cycles are compared.",
+        "",
+    ]
+    return lines + table(
+        ["parts", "cycles", "1 thread, s", "2 threads, s", "times as fast", "processor time, s"],
+        (
+            [
+                row["parts"],
+                f"{row['cycles'][0]:,}",
+                *(f"{min(each):.3f}" for each in row["seconds"]),
+                f"{row['speedup_of_the_fastest']:.2f}",
+                " and ".join(f"{min(each):.3f}" for each in row["processor_seconds"]),
+            ]
+            for row in rows
+        ),
+    )
 
 
 def module_area(area: Results) -> list[str]:

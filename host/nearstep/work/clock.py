@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 
 from nearstep.backends.base import Backend, Completion, Poll
 from nearstep.errors import ArgumentError
+from nearstep.threads import at_once
 
 MODEL_HERTZ = 1e12
 """Without a device a cycle is a picosecond."""
@@ -100,7 +102,8 @@ class Clock:
         return cycle
 
     def advance(self, limit: int | None, under_way: Sequence[Completion]) -> None:
-        """Let time pass until something may have ended, or to cycle ``limit``.
+        """Let time pass until something may have ended, or to cycle ``limit``: on several devices
+        at once, by :func:`nearstep.threads.at_once`.
 
         Parameters
         ----------
@@ -118,8 +121,12 @@ class Clock:
             left = QUANTUM_CYCLES if left is None else min(left, QUANTUM_CYCLES)
         if any(not each.polls and each.ended for each in under_way):
             return  # such as a transfer that ended in the time of a command
-        for hand in busy:
-            hand.advance(left, [c for c in under_way if c.backend is hand.backend])
+        at_once(
+            [
+                partial(hand.advance, left, [c for c in under_way if c.backend is hand.backend])
+                for hand in busy
+            ]
+        )
 
     def _hand(self, backend: Backend) -> _Hand:
         for hand in self._hands:

@@ -5,9 +5,17 @@
 // write data, and the read data of the channel that drives them reach the host. In each cycle the
 // channels are settled with what host, rank and units drive; then all are clocked.
 //
+// What the host drives follows from what it was asked to do, never from what it reads, and a channel
+// knows nothing of another. So the host goes up to kAhead cycles ahead, then each channel goes through
+// them, in a thread of its own if there are enough; then the host has what it read. Whoever looks at
+// the channels, at data or at faults lets them catch up first. Bits and cycles are those of a host and
+// channels that go cycle by cycle. Only after a fault has all of the DIMM gone on to the end of those
+// cycles, for any number of threads.
+//
 // `design.hpp`, generated, gives the constants of the configuration, and the copies between ports.
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <deque>
 #include <exception>
@@ -26,6 +34,7 @@
 #include "verilate/injection.hpp"
 #include "models/line_states.hpp"
 #include "updater/units.hpp"
+#include "verilate/thread_pool.hpp"
 
 namespace nearstep {
 namespace {
@@ -33,13 +42,15 @@ namespace {
 constexpr unsigned kQueued = 32;              // accesses that the host's controller is given ahead
 constexpr unsigned kSettleCycles = 8;         // from the host's last data to the register they set
 constexpr unsigned kPollInterval = 64;        // cycles between looks at a register in a wait
+constexpr unsigned kAhead = kPollInterval;    // cycles that the host may be ahead of the channels
 constexpr std::uint64_t kAccessCycles = 100'000;  // an access that takes longer has hung
 constexpr std::uint64_t kSliceCycles = 4096;      // see shell_device.hpp
+constexpr unsigned kWorthThread = 8;              // cycles of a channel that are worth another thread
 constexpr unsigned kResetCycles = 4;
 constexpr std::uint64_t kForever = ~std::uint64_t{0};
 
 // Tags of accesses: number of a submitted transfer, from 1, and of the line in it. The transfer that
-// a call carries out is 0 for its loads, whose tags are lines, and kOwn for its stores.
+// a call carries out has number 0: its loads are counted, over all calls; its stores are kOwn.
 constexpr unsigned kLineBits = 40;
 constexpr std::uint64_t kOwn = (std::uint64_t{1} << kLineBits) - 1;
 
@@ -58,6 +69,7 @@ struct DimmOptions {
     const char* trace;
     const char* commands;  // a file of DRAM commands for each channel: this, with .0 and so on
     const char* commands_header;
+    std::uint32_t threads;  // at most
 };
 
 struct Poll {
@@ -67,6 +79,19 @@ struct Poll {
 
 struct ChannelCounters {
     std::uint64_t activates, reads, writes, precharges, refreshes;
+};
+
+// A cycle that the host has gone through and the channels have not.
+struct Ahead {
+    HostCycle host;
+    enum Due { nothing, first, second } due;  // which half of a beat a channel drives
+    std::uint8_t* to;  // with the second half, where the beat is wanted; null if nowhere
+};
+
+// Half a beat of read data, if the channel drives them.
+struct ReadData {
+    bool valid;
+    std::uint8_t data[HostCycle::kDataBytes];
 };
 
 // One channel, as its clock sees it.
@@ -107,10 +132,10 @@ class Channel {
         }
     }
 
-    const std::uint8_t* host_read_data() const {
-        return shell_->host___05Frddata_valid
-                   ? reinterpret_cast<const std::uint8_t*>(&shell_->host___05Frddata)
-                   : nullptr;
+    // Read data of the cycle that begins.
+    void sample(ReadData& out) const {
+        out.valid = shell_->host___05Frddata_valid;
+        if (out.valid) std::memcpy(out.data, &shell_->host___05Frddata, sizeof out.data);
     }
 
     void settle(const HostCycle& host) {
@@ -133,9 +158,9 @@ class Channel {
         shell.eval();
     }
 
-    void clock(Fault& fault, std::uint64_t cycle) {
+    void clock(std::uint64_t cycle) {
         auto& shell = *shell_;
-        if (shell.o_acceleration && watched_) watch(fault, cycle);
+        if (shell.o_acceleration && watched_) watch(cycle);
         if (!take_commands(shell, port_)) [[unlikely]]
             fault.protocol(("dram" + std::to_string(number_)).c_str(), device_.violation().rule,
                            cycle, "%s", device_.violation().text().c_str());
@@ -150,10 +175,12 @@ class Channel {
     }
 
     void configure() { units_->configure(*shell_); }
-    void watch(bool on) { watched_ = on; }
+    void judge(bool on) { watched_ = on; }
     LineStates& states() { return states_; }
     Ddr4Device& device() { return device_; }
     Injections& injections() { return injections_; }
+
+    Fault fault;  // the first, until somebody clears it
 
 #if VM_TRACE
     void trace(VerilatedVcdC* trace) {
@@ -174,7 +201,7 @@ class Channel {
     }
 
     // The kernel's column commands of this cycle, against what it may touch.
-    void watch(Fault& fault, std::uint64_t cycle) {
+    void watch(std::uint64_t cycle) {
         const auto& shell = *shell_;
         if (shell.dfi___05Fp0___05Fcs_n || !shell.dfi___05Fp0___05Fact_n) return;
         Pins pins;
@@ -223,12 +250,17 @@ class Dimm {
     explicit Dimm(const DimmOptions& options)
         : channel_lines_(options.geometry.beats()),
           window_lines_(options.window_bytes / kBeatBytes),
-          host_(options.host) {
+          read_latency_(options.host.read_latency),
+          host_(options.host),
+          contexts_(VM_TRACE ? 1 : options.host.ranks),  // a VCD is of one
+          read_data_(options.host.ranks),
+          threads_(VM_TRACE ? 1 : options.threads, options.host.ranks) {
         for (int c = 0; c < options.host.ranks; ++c)
-            channels_.push_back(std::make_unique<Channel>(options, &context_, c));
+            channels_.push_back(
+                std::make_unique<Channel>(options, &contexts_[VM_TRACE ? 0 : c], c));
 #if VM_TRACE
         if (options.trace != nullptr) {
-            context_.traceEverOn(true);
+            contexts_[0].traceEverOn(true);
             trace_ = std::make_unique<VerilatedVcdC>();
             for (auto& channel : channels_) channel->trace(trace_.get());
             trace_->open(options.trace);
@@ -251,7 +283,7 @@ class Dimm {
 
     std::int32_t write(std::uint64_t first, const std::uint8_t* data, std::uint64_t lines) {
         const std::uint64_t slice = host_.cycle() + kSliceCycles;
-        Transfer& t = begin("W", first, lines);
+        Transfer& t = begin("W", first, lines, nullptr);
         while (t.taken < lines || (submitted_.empty() && !host_.idle())) {
             if (host_.cycle() >= slice) return more();
             for (; t.given < lines && host_.waiting() < kQueued; ++t.given) {
@@ -259,9 +291,10 @@ class Dimm {
                 t.limit = host_.cycle() + kAccessCycles;
             }
             step();
-            if (fault_) return kFaulted;
-            if (host_.cycle() > t.limit) return kHung;
+            if (fault_) return end(kFaulted);
+            if (host_.cycle() > t.limit) return end(kHung);
         }
+        if (end(kDone) != kDone) return kFaulted;
         Channel& channel = *channels_[first / channel_lines_];
         const std::uint64_t inside = first % channel_lines_;
         if (inside + lines > channel_lines_ - window_lines_) {
@@ -299,16 +332,17 @@ class Dimm {
         for (;;) {
             bool holds = false;
             const std::int32_t status = look(polls, count, holds);
-            if (status != kDone || holds || ended() != ended_before) return status;
+            if (status != kDone || holds || ended() != ended_before) return end(status);
             const std::uint64_t interval = count ? kPollInterval : kSliceCycles;
             for (std::uint64_t i = 0; i < interval; ++i) {
-                if (host_.cycle() >= limit) return kDone;
+                if (host_.cycle() >= limit) return end(kDone);
                 step();
-                if (fault_) return kFaulted;
-                if (ended() != ended_before) return kDone;
-                if (!submitted_.empty() && host_.cycle() > moved_at_ + kAccessCycles) return kHung;
+                if (fault_) return end(kFaulted);
+                if (ended() != ended_before) return end(kDone);
+                if (!submitted_.empty() && host_.cycle() > moved_at_ + kAccessCycles)
+                    return end(kHung);
             }
-            if (host_.cycle() >= slice) return kMore;
+            if (host_.cycle() >= slice) return end(kMore);
         }
     }
 
@@ -317,6 +351,7 @@ class Dimm {
     void abandon() {
         if (!transfer_.begun) return;
         transfer_.begun = false;
+        transfer_.out = nullptr;
         settle();
         if (!transfer_.writes || !transfer_.given) return;
         const std::uint64_t inside = transfer_.first % channel_lines_;
@@ -327,9 +362,9 @@ class Dimm {
     std::int32_t run(std::uint64_t cycles) {
         for (std::uint64_t i = 0; i < cycles; ++i) {
             step();
-            if (fault_) return kFaulted;
+            if (fault_) break;
         }
-        return kDone;
+        return end(fault_ ? kFaulted : kDone);
     }
 
     // Looks at the registers in turn, as a host does, until one of them is as wanted.
@@ -362,9 +397,10 @@ class Dimm {
 
     // Whether the kernels' accesses are judged. A broken DDR4 rule stays: the rank is lost.
     void watch(bool on) {
-        for (auto& channel : channels_) channel->watch(on);
+        for (auto& channel : channels_) channel->judge(on);
         if (on || fault_.kind == FaultKind::protocol) return;
         fault_ = {};
+        for (auto& channel : channels_) channel->fault = {};
         settle();
     }
 
@@ -373,6 +409,7 @@ class Dimm {
     const History& history() const { return history_; }
     HostController& host() { return host_; }
     Channel& channel(unsigned number) { return *channels_[number]; }
+    ThreadPool& threads() { return threads_; }
     std::size_t channels() const { return channels_.size(); }
 
   private:
@@ -408,103 +445,180 @@ class Dimm {
         }
     }
 
-    // Take what has moved: for the transfers submitted, and stores of the one of a call. Loads of
-    // that one stay in `completions`.
-    void take_moved() {
-        for (auto& stored = host_.stored(); !stored.empty(); stored.pop_front())
-            if (stored.front() == kOwn)
-                ++transfer_.taken;
-            else
-                took(stored.front(), nullptr);
-        if (submitted_.empty()) return;
-        auto& done = host_.completions();
-        for (std::size_t i = done.size(); i; --i) {
-            const HostCompletion each = done.front();
-            done.pop_front();
-            if (each.tag >> kLineBits)
-                took(each.tag, each.data);
-            else
-                done.push_back(each);
-        }
+    // Take what has moved in a cycle. The data of a load, at most one, come when the channels do.
+    void take_moved(Ahead& cycle) {
+        for (auto& stored = host_.stored(); !stored.empty(); stored.pop_front()) took(stored.front());
+        for (auto& done = host_.completions(); !done.empty(); done.pop_front())
+            cycle.to = took(done.front().tag);
         while (!submitted_.empty() && submitted_.front().taken == submitted_.front().lines) {
             const Submitted& t = submitted_.front();
-            if (t.writes) mark(t.first, t.lines, LineState::written);
+            if (t.writes) {
+                run_channels();  // the kernel saw the lines as they were
+                mark(t.first, t.lines, LineState::written);
+            }
             submitted_.pop_front();
         }
     }
 
-    void took(std::uint64_t tag, const std::uint8_t* data) {
+    // Where the line of an access lies, null if nobody wants it any more.
+    std::uint8_t* took(std::uint64_t tag) {
         const std::uint64_t number = tag >> kLineBits;
-        if (number <= ended()) return;  // withdrawn
+        if (tag == kOwn) ++transfer_.taken;
+        if (number == 0) {
+            const std::uint64_t line = tag - transfer_.tag;
+            if (line >= transfer_.lines || !transfer_.out) return nullptr;  // of an earlier call
+            ++transfer_.taken;
+            transfer_.limit = host_.cycle() + kAccessCycles;
+            return transfer_.out + line * kBeatBytes;
+        }
+        if (number <= ended()) return nullptr;  // withdrawn
         Submitted& t = submitted_[number - submitted_.front().number];
-        if (data) std::memcpy(t.data + (tag & kOwn) * kBeatBytes, data, kBeatBytes);
         ++t.taken;
         moved_at_ = host_.cycle();
+        return t.data + (tag & kOwn) * kBeatBytes;
     }
 
     // A transfer that returned `kMore`, if it is `begun`: lines given to the host's controller and
     // taken from it so far, and the cycle by which something has to move.
     struct Transfer {
         bool begun = false, writes = false;
-        std::uint64_t first = 0, given = 0, taken = 0, limit = 0;
+        std::uint64_t first = 0, lines = 0, given = 0, taken = 0, limit = 0;
+        std::uint8_t* out = nullptr;  // of loads
+        std::uint64_t tag = 0;        // of the first of them
     };
 
     std::int32_t read(std::uint64_t first, std::uint8_t* out, std::uint64_t lines,
                       std::uint64_t cycles) {
         const std::uint64_t slice = host_.cycle() + std::min(cycles, kForever - host_.cycle());
-        Transfer& t = begin("R", first, lines);
+        Transfer& t = begin("R", first, lines, out);
         while (t.taken < lines) {
             if (host_.cycle() >= slice) return more();
             for (; t.given < lines && host_.waiting() < kQueued; ++t.given)
-                host_.load(first + t.given, t.given);
+                host_.load(first + t.given, t.tag + t.given);
             step();
-            if (fault_) return kFaulted;
-            auto& done = host_.completions();
-            for (; !done.empty(); done.pop_front(), ++t.taken) {
-                std::memcpy(out + done.front().tag * kBeatBytes, done.front().data, kBeatBytes);
-                t.limit = host_.cycle() + kAccessCycles;
-            }
-            if (host_.cycle() > t.limit) return kHung;
+            if (fault_) return end(kFaulted);
+            if (host_.cycle() > t.limit) return end(kHung);
         }
-        return kDone;
+        return end(kDone);
     }
 
     // A new transfer, or the one that returned `kMore`.
-    Transfer& begin(const char* what, std::uint64_t first, std::uint64_t lines) {
+    Transfer& begin(const char* what, std::uint64_t first, std::uint64_t lines, std::uint8_t* out) {
         if (!std::exchange(transfer_.begun, false)) {
-            transfer_ = {false, *what == 'W', first, 0, 0, host_.cycle() + kAccessCycles};
+            transfer_ = {false, *what == 'W', first, lines, 0, 0, host_.cycle() + kAccessCycles,
+                         out,   loads_};
+            if (out) loads_ += lines;
             log(what, first, lines);
         }
         return transfer_;
     }
 
     std::int32_t more() {
-        transfer_.begun = true;
-        return kMore;
+        const std::int32_t status = end(kMore);
+        transfer_.begun = status == kMore;
+        return status;
     }
 
     // A call that ended before its accesses did has left some behind; their answers are nobody's.
     void settle() {
         giving_ = false;
         for (std::uint64_t i = 0; i < kAccessCycles && !host_.idle() && !fault_; ++i) step();
-        host_.completions().clear();
+        catch_up();
         giving_ = true;
     }
 
+    // A cycle of the host, and of the channels soon. After it all may have caught up.
     void step() {
-        const std::uint64_t cycle = host_.cycle();
-        const std::uint8_t* rddata = nullptr;
-        for (auto& channel : channels_)
-            if (const std::uint8_t* data = channel->host_read_data()) rddata = data;
+        static constexpr std::uint8_t kComesLater[HostCycle::kDataBytes] = {};
+        const std::uint64_t now = host_.cycle();
+        if (pending_ == 0) begun_ = now;
+        Ahead& cycle = ahead_[pending_];
+        cycle.due = due(now);
+        cycle.to = nullptr;
         if (giving_ && !submitted_.empty()) give_submitted();
-        host_.tick(rddata, driven_);
-        take_moved();
-        for (auto& channel : channels_) channel->settle(driven_);
-        dump();
-        for (auto& channel : channels_) channel->clock(fault_, cycle);
-        dump();
-        if (!host_.error().empty()) [[unlikely]]
-            fault_.protocol("host", "read latency", cycle, "%s", host_.error().c_str());
+        host_.tick(cycle.due == Ahead::nothing ? nullptr : kComesLater, cycle.host);
+        for (const HostSlot& slot : cycle.host.slots) {
+            if (slot.rank < 0) continue;
+            const Command command = decode(slot.pins);
+            if (command == Command::RD || command == Command::RDA)
+                due_.push_back(now + read_latency_);
+        }
+        take_moved(cycle);
+        if (++pending_ == kAhead) catch_up();
+    }
+
+    // What a read command, so many cycles ago, promises the host for this cycle.
+    Ahead::Due due(std::uint64_t now) {
+        if (due_.empty() || now < due_.front()) return Ahead::nothing;
+        if (now == due_.front()) return Ahead::first;
+        due_.pop_front();
+        return Ahead::second;
+    }
+
+    // The status of a call, at the end of it.
+    std::int32_t end(std::int32_t status) {
+        if (pending_ == 0) return status;
+        catch_up();
+        return fault_ ? kFaulted : status;
+    }
+
+    // The channels go through the cycles that the host has gone through; it has what it read.
+    void catch_up() {
+        run_channels();
+        Fault found;
+        for (const auto& channel : channels_)
+            if (channel->fault && (!found || channel->fault.cycle < found.cycle))
+                found = channel->fault;
+        for (unsigned i = 0; i < pending_; ++i) take_read_data(i, found);
+        if (!fault_) fault_ = found;
+        pending_ = done_ = 0;
+    }
+
+    void run_channels() {
+        const unsigned first = std::exchange(done_, pending_);
+#if VM_TRACE
+        for (unsigned i = first; i < pending_; ++i) {
+            for (unsigned c = 0; c < channels_.size(); ++c) settle(c, i);
+            dump();
+            for (auto& channel : channels_) channel->clock(begun_ + i);
+            dump();
+        }
+#else
+        const auto go = [this, first](unsigned c) {
+            for (unsigned i = first; i < pending_; ++i) {
+                settle(c, i);
+                channels_[c]->clock(begun_ + i);
+            }
+        };
+        if (pending_ - first >= (threads_.begun() ? kWorthThread : kAhead))
+            threads_.run(go);
+        else
+            for (unsigned c = 0; c < channels_.size(); ++c) go(c);
+#endif
+    }
+
+    void settle(unsigned channel, unsigned i) {
+        channels_[channel]->sample(read_data_[channel][i]);
+        channels_[channel]->settle(ahead_[i].host);
+    }
+
+    // Read data of a cycle, and a fault if they were not due, or are missing.
+    void take_read_data(unsigned i, Fault& found) {
+        const Ahead& cycle = ahead_[i];
+        const std::uint8_t* data = nullptr;
+        for (const auto& each : read_data_)
+            if (each[i].valid) data = each[i].data;
+        if ((data != nullptr) != (cycle.due != Ahead::nothing)) [[unlikely]] {
+            const std::uint64_t now = begun_ + i;
+            if (found && now < found.cycle) found = {};
+            found.protocol("host", "read latency", now, "%s in fabric cycle %llu",
+                           data ? "read data of no command" : "no read data",
+                           static_cast<unsigned long long>(now));
+        }
+        if (cycle.due == Ahead::nothing) return;
+        const bool second = cycle.due == Ahead::second;
+        if (data) std::memcpy(arriving_ + second * HostCycle::kDataBytes, data, sizeof(ReadData::data));
+        if (second && cycle.to) std::memcpy(cycle.to, arriving_, kBeatBytes);
     }
 
     void log(const char* what, std::uint64_t first, std::uint64_t lines) {
@@ -513,22 +627,29 @@ class Dimm {
                      static_cast<unsigned>(lines), 0);
     }
 
-    void dump() {
 #if VM_TRACE
-        if (trace_) trace_->dump(context_.time());
-        context_.timeInc(1);
-#endif
+    void dump() {
+        if (trace_) trace_->dump(contexts_[0].time());
+        contexts_[0].timeInc(1);
     }
+#endif
 
-    Context context_;
     Transfer transfer_;
     std::deque<Submitted> submitted_;
-    std::uint64_t last_submitted_ = 0, moved_at_ = 0;
+    std::uint64_t last_submitted_ = 0, moved_at_ = 0, loads_ = 0;
     bool giving_ = true;
-    std::uint64_t channel_lines_, window_lines_;
+    std::uint64_t channel_lines_, window_lines_, read_latency_;
     HostController host_;
-    HostCycle driven_;
+    std::deque<std::uint64_t> due_;  // cycles of the first data of reads
+    std::vector<Context> contexts_;
     std::vector<std::unique_ptr<Channel>> channels_;
+    // Cycles from `begun_` on that the host has gone through, and how many of them the channels have.
+    std::array<Ahead, kAhead> ahead_{};
+    std::uint64_t begun_ = 0;
+    unsigned pending_ = 0, done_ = 0;
+    std::vector<std::array<ReadData, kAhead>> read_data_;  // of each channel
+    std::uint8_t arriving_[kBeatBytes] = {};
+    ThreadPool threads_;
     Fault fault_;
     History history_;
 #if VM_TRACE
@@ -587,6 +708,9 @@ std::int32_t dimm_advance(Dimm* dimm, const Poll* polls, std::uint64_t count,
                           std::uint64_t limit) {
     return dimm->advance(polls, count, limit);
 }
+
+// As many as there may be from now on, and were given at the beginning.
+void dimm_threads(Dimm* dimm, std::uint32_t threads) { dimm->threads().use(threads); }
 
 std::uint64_t dimm_cycle(Dimm* dimm) { return dimm->cycle(); }
 

@@ -21,6 +21,7 @@ from nearstep.errors import (
     WaitTimeoutError,
 )
 from nearstep.run import check_bound
+from nearstep.threads import shared, simulation_threads
 from nearstep_sim.axdimm.library import dimm_library
 from nearstep_sim.axdimm.options import DimmOptions
 from nearstep_sim.models.dram.host import HostConfig, HostStatistics
@@ -76,6 +77,7 @@ class _Options(ctypes.Structure):
         ("trace", ctypes.c_char_p),
         ("commands", ctypes.c_char_p),
         ("commands_header", ctypes.c_char_p),
+        ("threads", ctypes.c_uint32),
     )
 
 
@@ -103,6 +105,7 @@ def _load(path: Path) -> ctypes.CDLL:
         ("ended", number, (dimm,)),
         ("withdraw", None, (dimm,)),
         ("advance", ctypes.c_int32, (dimm, ctypes.POINTER(CPoll), number, number)),
+        ("threads", None, (dimm, ctypes.c_uint32)),
         ("cycle", number, (dimm,)),
         ("fault", None, (dimm, ctypes.POINTER(FaultRecord))),
         ("watch", None, (dimm, ctypes.c_int32)),
@@ -212,6 +215,7 @@ class DimmBackend(EmulatedBackend):
         if options.commands is not None:
             files = (f"{options.commands}.{number}" for number in range(dimm.channels))
             writable(name, "commands", options.commands, *files)
+        self._threads = simulation_threads()
         self._lib = _load(dimm_library(dimm, trace=options.trace is not None))
         host = HostConfig(
             density=dimm.density,
@@ -235,6 +239,7 @@ class DimmBackend(EmulatedBackend):
             trace=None if options.trace is None else options.trace.encode(),
             commands=None if options.commands is None else options.commands.encode(),
             commands_header=header(dimm.timing).encode(),
+            threads=self._threads,
         )
         handle = self._lib.dimm_open(ctypes.byref(given))
         if handle is None:
@@ -365,6 +370,7 @@ class DimmBackend(EmulatedBackend):
         self._flush()
         array = (CPoll * len(polls))(*((p.address, p.mask, p.value) for p in polls))
         end = self._lib.dimm_cycle(self._dimm) + max_cycles
+        self._lib.dimm_threads(self._dimm, shared(self._threads))
         status = self._carry_out(self._lib.dimm_advance, array, len(polls), end)
         self._check(status, "advance")
 
@@ -421,6 +427,7 @@ class DimmBackend(EmulatedBackend):
         self._flush()
         array = (CPoll * len(polls))(*((p.address, p.mask, p.value) for p in polls))
         end = self._lib.dimm_cycle(self._dimm) + max_cycles
+        self._lib.dimm_threads(self._dimm, shared(self._threads))
 
         def look(dimm: int) -> int:
             left = max(0, end - self._lib.dimm_cycle(dimm))

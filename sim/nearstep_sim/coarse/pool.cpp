@@ -1,6 +1,7 @@
 // A pool of COARSE memory devices in this process: one Verilated model, an object of it for each
 // device, joined by links. Nothing combinational crosses from one device to another, so each is
-// settled and clocked by itself in every cycle.
+// settled and clocked by itself in every cycle, in threads if there are several: a link shows both of
+// its ends what it knew before the cycle, and goes on when all devices have.
 //
 // Registers of device d begin at d * register_bytes, its memory at d * memory_bytes. The host reaches
 // memory through the device's window, in device cycles, or, if the pool is opened so, behind its back.
@@ -18,6 +19,7 @@
 #include "models/bar_host.hpp"
 #include "verilate/context.hpp"
 #include "models/axi/port_memory.hpp"
+#include "verilate/thread_pool.hpp"
 #include "verilated.h"
 #if VM_TRACE
 #include "verilated_vcd_c.h"
@@ -36,6 +38,7 @@ constexpr std::uint64_t kPollInterval = 4096;   // cycles between looks at a reg
 constexpr std::uint64_t kRegisterCycles = 16;   // a register access that takes longer has hung
 constexpr std::uint64_t kWindowCycles = 1 << 18;  // so has a window that moves nothing for so long
 constexpr std::uint64_t kSliceCycles = 4096;      // see shell_device.hpp
+constexpr std::uint64_t kAloneCycles = 1024;      // a pool that does less needs no threads
 constexpr BarLimits kWindowLimits{4096, 4096};  // a load or store of the window is cut at pages
 
 enum Status : std::int32_t {  // see shell_device.hpp
@@ -58,7 +61,7 @@ struct PoolOptions {
     std::uint32_t half_duplex;
     std::uint32_t stall;
     std::uint32_t host_ids;
-    std::uint32_t reserved;
+    std::uint32_t threads;
     const char* trace;
     link::Options link;
 };
@@ -169,12 +172,16 @@ class Node {
 
 class Pool {
   public:
-    explicit Pool(const PoolOptions& options) : options_(options), sent_(options.devices) {
+    explicit Pool(const PoolOptions& options)
+        : options_(options),
+          contexts_(VM_TRACE ? 1 : options.devices),  // a VCD is of one
+          sent_(options.devices),
+          threads_(VM_TRACE ? 1 : options.threads, unsigned(options.devices)) {
 #if VM_TRACE
-        context_.traceEverOn(options.trace != nullptr);
+        contexts_[0].traceEverOn(options.trace != nullptr);
 #endif
         for (unsigned i = 0; i < options.devices; ++i)
-            nodes_.push_back(std::make_unique<Node>(options, i, &context_));
+            nodes_.push_back(std::make_unique<Node>(options, i, &contexts_[VM_TRACE ? 0 : i]));
         // Link i joins port 1 of device i with port 0 of the next; of two devices there is one.
         const unsigned links = options.devices == 2 ? 1 : unsigned(options.devices);
         for (unsigned i = 0; i < links; ++i)
@@ -300,6 +307,7 @@ class Pool {
 
     std::vector<std::unique_ptr<Node>>& nodes() { return nodes_; }
     link::Link& link(std::size_t number) { return *links_[number]; }
+    ThreadPool& threads() { return threads_; }
     std::size_t link_count() const { return links_.size(); }
     std::uint64_t cycle() const { return cycle_; }
 
@@ -366,23 +374,37 @@ class Pool {
         return window.failure.response == kOkay ? kDone : kFailed;
     }
 
+    void settle(unsigned i) {
+        const Phit* in[kPorts];
+        bool ready[kPorts];
+        for (unsigned port = 0; port < kPorts; ++port) {
+            Link* from = link_of(i, port, false);
+            Link* to = link_of(i, port, true);
+            in[port] = from == nullptr ? nullptr : from->arriving();
+            ready[port] = to == nullptr || to->ready();
+        }
+        nodes_[i]->settle(in, ready);
+    }
+
+    void clock(unsigned i) { nodes_[i]->clock(sent_[i].phit, sent_[i].valid, cycle_); }
+
     void step() {
         const unsigned count = unsigned(nodes_.size());
-        for (unsigned i = 0; i < count; ++i) {
-            const Phit* in[kPorts];
-            bool ready[kPorts];
-            for (unsigned port = 0; port < kPorts; ++port) {
-                Link* from = link_of(i, port, false);
-                Link* to = link_of(i, port, true);
-                in[port] = from == nullptr ? nullptr : from->arriving();
-                ready[port] = to == nullptr || to->ready();
-            }
-            nodes_[i]->settle(in, ready);
-        }
+#if VM_TRACE
+        for (unsigned i = 0; i < count; ++i) settle(i);
         dump();
-        for (unsigned i = 0; i < count; ++i)
-            nodes_[i]->clock(sent_[i].phit, sent_[i].valid, cycle_);
+        for (unsigned i = 0; i < count; ++i) clock(i);
         dump();
+#else
+        const auto go = [this](unsigned i) {
+            settle(i);
+            clock(i);
+        };
+        if (threads_.begun() || cycle_ >= kAloneCycles)
+            threads_.run(go);
+        else
+            for (unsigned i = 0; i < count; ++i) go(i);
+#endif
         for (unsigned i = 0; i < count; ++i)
             for (unsigned port = 0; port < kPorts; ++port)
                 if (Link* to = link_of(i, port, true); to != nullptr)
@@ -390,23 +412,24 @@ class Pool {
         ++cycle_;
     }
 
-    void dump() {
 #if VM_TRACE
-        if (trace_) trace_->dump(context_.time());
-        context_.timeInc(1);
-#endif
+    void dump() {
+        if (trace_) trace_->dump(contexts_[0].time());
+        contexts_[0].timeInc(1);
     }
+#endif
 
-    struct Sent {
+    struct alignas(64) Sent {  // each is another thread's
         Phit phit[kPorts];
         bool valid[kPorts];
     };
 
     PoolOptions options_;
-    Context context_;
+    std::vector<Context> contexts_;
     std::vector<std::unique_ptr<Node>> nodes_;
     std::vector<std::unique_ptr<Link>> links_;
     std::vector<Sent> sent_;
+    ThreadPool threads_;
     std::uint64_t cycle_ = 0;
     std::uint64_t moved_at_ = 0;
     bool begun_ = false;  // a transfer, which the next call goes on with
@@ -477,6 +500,9 @@ std::int32_t pool_write(Pool* pool, std::uint64_t address, const std::uint8_t* d
                         std::uint64_t bytes) {
     return pool->write(address, data, bytes);
 }
+
+// As many as there may be from now on, and were given at the beginning.
+void pool_threads(Pool* pool, std::uint32_t threads) { pool->threads().use(threads); }
 
 void pool_run(Pool* pool, std::uint64_t cycles) { pool->run(cycles); }
 

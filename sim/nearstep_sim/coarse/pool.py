@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
+from nearstep.backends.base import Poll
 from nearstep.errors import (
     RESPONSES,
     ArgumentError,
@@ -17,6 +19,7 @@ from nearstep.errors import (
     PostedWriteError,
 )
 from nearstep.scalars import is_whole
+from nearstep.threads import shared, simulation_threads
 from nearstep_sim.coarse.library import pool_library
 from nearstep_sim.coarse.options import VerilatedPoolOptions
 from nearstep_sim.models.link.faults import KINDS, COptions, CStatistics, LinkFault
@@ -43,7 +46,7 @@ class _Options(ctypes.Structure):
             (n, ctypes.c_uint64)
             for n in ("capacity", "register_bytes", "devices", "latency", "seed")
         ),
-        *((n, ctypes.c_uint32) for n in ("half_duplex", "stall", "host_ids", "reserved")),
+        *((n, ctypes.c_uint32) for n in ("half_duplex", "stall", "host_ids", "threads")),
         ("trace", ctypes.c_char_p),
         ("link", COptions),
     )
@@ -76,6 +79,7 @@ class PoolBackend(ShellBackend):
         self.devices = options.devices
         self._register_bytes = register_bytes(self.config)  # kept: it builds whole maps
         self._pool_options = options
+        self._threads = simulation_threads()
         path = partial(pool_library, self.config, trace=options.trace is not None)
         total = options.devices * self.config.memory_bytes
         super().__init__(path, options, total, host_ids=1 << HOST_ID_WIDTH)
@@ -87,6 +91,7 @@ class PoolBackend(ShellBackend):
         for name in ("read", "write"):
             getattr(lib, f"pool_{name}").argtypes = [pool, number, pool, number]
         lib.pool_run.argtypes = [pool, number]
+        lib.pool_threads.argtypes = [pool, ctypes.c_uint32]
         lib.pool_failure.argtypes = [pool, pool]
         lib.pool_link_revive.argtypes = [pool, number]
         for name in ("fault", "counters"):
@@ -105,6 +110,7 @@ class PoolBackend(ShellBackend):
                         half_duplex=options.half_duplex,
                         stall=options.stall,
                         host_ids=options.host_ids,
+                        threads=self._threads,
                         trace=options.trace,
                         link=given.link().mirror(),
                     )
@@ -127,6 +133,10 @@ class PoolBackend(ShellBackend):
         for begun in range(0, cycles, SLICE_CYCLES):
             self._lib.pool_run(self._device, min(SLICE_CYCLES, cycles - begun))
         self._check(0, "run")
+
+    def wait(self, polls: Sequence[Poll], max_cycles: int) -> None:
+        self._lib.pool_threads(self._device, shared(self._threads))
+        super().wait(polls, max_cycles)
 
     def kill(self, device: int) -> None:
         """Nothing comes out of the links of a device any more, and nothing goes in."""

@@ -8,7 +8,9 @@ import pytest
 import nearstep
 from nearstep.backends.base import Completion
 from nearstep.coarse import CoarsePool
+from nearstep.threads import VARIABLE
 from nearstep.work.clock import QUANTUM_CYCLES, Clock
+from nearstep.work.errors import WorkError
 from nearstep.work.executor import execute
 from nearstep.work.graph import Graph
 from nearstep.work.operation import Range
@@ -49,6 +51,47 @@ def test_two_dimms_work_at_the_same_time_on_one_clock():
         late = 2 * QUANTUM_CYCLES * len(graph) / 2
         assert cycles <= timeline.makespan <= 1.25 * cycles + late
         assert timeline.makespan < 1.7 * cycles
+
+
+def two_dimms(threads, monkeypatch, prepare=lambda number, dimm, work: None):
+    """What a graph on two DIMMs does with so many threads: its timeline or error, bits, cycles."""
+    monkeypatch.setenv(VARIABLE, str(threads))
+    with nearstep.open(DIMMS["sim-dimm"]) as one, nearstep.open(DIMMS["sim-dimm"]) as other:
+        other.regs.adam0.status.get()  # their counters differ
+        graph, work = Graph(), []
+        for number, dimm in enumerate((one, other)):
+            work.append(chunks(dimm, 2, 4096))
+            prepare(number, dimm, work[-1])
+            for each in plan(work[-1]):
+                holds = (f"{resource} {number}" for resource in each.holds)
+                ranges = {"reads": each.reads, "writes": each.writes}
+                graph.add(f"{each.name} of {number}", *holds, action=each.action, **ranges)
+        found: list[object] = []
+        try:
+            timeline = execute(graph, Clock([one.backend, other.backend]))
+            found += [(str(e.operation), e.start, e.end, e.cycles) for e in timeline.entries]
+        except WorkError as error:
+            found += [list(error.failed), *map(str, error.failed.values())]
+            for dimm in (one, other):
+                found.append(int(dimm.backend._lib.dimm_cycle(dimm.backend._dimm)))
+                dimm.reset()
+        bits = [each.bits() for pieces in work for each in pieces]
+        return found, [dimm.cycles for dimm in (one, other)], bits
+
+
+@pytest.mark.parametrize("broken", [(), (0,), (0, 1)], ids=["none", "one", "both"])
+def test_nothing_of_two_devices_depends_on_the_number_of_threads(broken, monkeypatch):
+    def prepare(number, dimm, work):
+        if number in broken:  # nobody has written the momentum
+            buffer = work[0].buffers["m"]
+            dimm.backend.claim(buffer.address, buffer.nbytes)
+
+    results = [two_dimms(threads, monkeypatch, prepare) for threads in (1, 2, 4)]
+    for found, cycles, bits in results[1:]:
+        assert (found, cycles) == results[0][:2]
+        np.testing.assert_array_equal(np.concatenate(bits), np.concatenate(results[0][2]))
+    assert sum(each.size for each in results[0][2]) == 2 * 4 * 5 * 4096
+    assert len(results[0][0]) >= 4
 
 
 def test_a_copy_from_one_device_to_another_is_two_operations():

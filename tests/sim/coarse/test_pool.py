@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections import Counter
 from collections.abc import Iterator
 from typing import ClassVar
@@ -14,6 +15,7 @@ from nearstep.backends.emulated import Injection
 from nearstep.coarse import CoarsePool
 from nearstep.coarse.errors import SilentLinkError
 from nearstep.errors import BusError, GuardError
+from nearstep.threads import VARIABLE
 from nearstep_sim.coarse.pool_values import compare, draw, reduced
 from nearstep_sim.models.link.faults import LinkFault
 from nearstep_spec.coarse.registers import register_bytes
@@ -93,6 +95,28 @@ class TestFaultsOfLinks:
         assert [counted[name] for name in BAD] == [0] * len(BAD)
         assert [happened[kind] for kind in SEEN] == [0] * len(SEEN)
         assert counted["received_entries"] > 500
+
+    @pytest.mark.parametrize("broken", [False, True], ids=["whole", "guarded"])
+    def test_and_faults_of_memory_are_the_same_for_any_number_of_threads(
+        self, broken, monkeypatch
+    ) -> None:
+        def observed(threads: int) -> list[object]:
+            monkeypatch.setenv(VARIABLE, str(threads))
+            before = len(os.listdir("/proc/self/task"))
+            with opened(link_latency=10, seed=7, stall=0.1, **self.RATES["all"]) as pool:
+                log: list[object] = [reduce_all(pool, random(1), (2000, 999))]
+                if broken:
+                    tensor = pool.tensor(draw(pool, 1000, random(10)))
+                    backend(pool).protect(tensor.back(2).address + 1024, 64)
+                    with pytest.raises(GuardError) as found:
+                        pool.all_reduce(tensor)
+                    log += [str(found.value), found.value.transactions]
+                assert len(os.listdir("/proc/self/task")) - before == min(threads, DEVICES) - 1
+                return [*log, backend(pool).cycles, hits(pool)]
+
+        one, two, many = (observed(threads) for threads in (1, 2, 9))
+        assert len(one) >= 3
+        assert one == two == many
 
     @pytest.mark.parametrize("kind", SEEN)
     @pytest.mark.parametrize("frame", ["entry", pytest.param("control", marks=pytest.mark.deep)])

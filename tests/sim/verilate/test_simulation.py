@@ -160,29 +160,43 @@ def test_a_signal_handler_is_told_that_a_call_is_under_way() -> None:
 
 
 @pytest.mark.parametrize("url", [KERNEL, DIMM, POOL], ids=["kernel", "dimm", "pool"])
-def test_a_device_that_is_dropped_is_closed_and_has_no_threads(url) -> None:
+def test_a_device_that_is_dropped_is_closed_with_its_threads(url, monkeypatch) -> None:
     def threads() -> int:
         return len(os.listdir("/proc/self/task"))
 
+    monkeypatch.setenv("NEARSTEP_THREADS", "2")
     before, python = threads(), threading.active_count()
     device = nearstep.open(url)
     assert (threads(), threading.active_count()) == (before, python)
     device.alloc(16).fill(1.0)
+    with pytest.raises(WaitTimeoutError):
+        device.backend.wait([Poll(address=0, mask=1, value=2)], 2000)
+    begun = threads() - before
+    assert (begun, threading.active_count()) == (int(url in (DIMM, POOL)), python)
     end = device.backend._simulation._end  # calls what frees the memory of the simulation
     assert end.alive
     del device
     gc.collect()
     assert not end.alive
+    assert threads() == before
 
 
 CHILD = """
     import os, sys
     import nearstep
-    from nearstep.errors import ForkedDeviceError
+    from nearstep.backends.base import Poll
+    from nearstep.errors import ForkedDeviceError, WaitTimeoutError
+
+    def run(device):  # for so long that its channels have threads
+        try:
+            device.backend.wait([Poll(address=0, mask=1, value=2)], 2000)
+        except WaitTimeoutError:
+            pass
 
     device = nearstep.open({url!r})
     buffer = device.alloc(64)
     buffer.fill(1.0)
+    run(device)
     channels = getattr(device, "channels", None)  # of kernels
     parent = os.getpid()
     child = os.fork()
@@ -204,10 +218,12 @@ CHILD = """
         device.close()
         own = nearstep.open({url!r})
         own.alloc(64).fill(2.0)
+        run(own)
         print("told", told, flush=True)
         sys.exit(7)
     _, status = os.waitpid(child, 0)
     assert os.waitstatus_to_exitcode(status) == 7, status
+    run(device)
     assert buffer.read().tolist() == [1.0] * 64
     print("parent goes on")
 """
@@ -223,6 +239,7 @@ def test_a_child_ends_and_cannot_use_the_device_of_its_parent(url) -> None:
         text=True,
         timeout=300,
         check=False,
+        env={**os.environ, "NEARSTEP_THREADS": "2"},
     )
     assert (done.returncode, done.stderr) == (0, "")
     told = 5 if url == POOL else 6

@@ -1,0 +1,102 @@
+"""Threads for simulations that do not touch each other."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from nearstep.errors import ArgumentError
+
+VARIABLE = "NEARSTEP_THREADS"
+"""Environment variable with the number of threads that simulate at once, at most; without it as
+many as this process has cores. Bits and cycles do not depend on it."""
+
+
+class _Share(threading.local):
+    """What of the threads the current one may use, where others simulate beside it."""
+
+    threads: int | None = None
+
+
+_share = _Share()
+_pool: ThreadPoolExecutor | None = None
+_lock = threading.Lock()
+
+
+def simulation_threads() -> int:
+    """Threads that may simulate at once.
+
+    Raises
+    ------
+    ArgumentError
+        The variable is no whole number from 1 to 1024.
+    """
+    given = os.environ.get(VARIABLE)
+    if given is None:
+        return len(os.sched_getaffinity(0))
+    if not given.isascii() or not given.isdecimal() or not 1 <= int(given) <= 1024:
+        raise ArgumentError(f"{VARIABLE} must be a whole number from 1 to 1024, not {given!r}")
+    return int(given)
+
+
+def shared(threads: int) -> int:
+    """As many of ``threads`` as the current thread may use."""
+    return threads if _share.threads is None else min(threads, _share.threads)
+
+
+def at_once(calls: Sequence[Callable[[], None]]) -> None:
+    """Make calls that do not touch each other, and return when all have. All are made even if one
+    raises; then the first error, in the order of the calls, is raised. Ctrl-C ends it with the
+    calls that go on.
+    """
+    total = simulation_threads()
+    threads = max(1, min(total, len(calls)))
+    waiting = deque(enumerate(calls))
+    errors: dict[int, Exception] = {}
+
+    def work() -> None:
+        before, _share.threads = _share.threads, max(1, total // threads)
+        try:
+            while waiting:
+                try:
+                    index, call = waiting.popleft()
+                except IndexError:  # another thread was faster
+                    return
+                try:
+                    call()
+                except Exception as error:
+                    errors[index] = error
+        finally:
+            _share.threads = before
+
+    helpers = [_helpers().submit(work) for _ in range(threads - 1)]
+    try:
+        work()
+    finally:
+        waiting.clear()
+        for each in helpers:
+            if not each.cancel():
+                each.result()
+    if errors:
+        raise errors[min(errors)]
+
+
+def _helpers() -> ThreadPoolExecutor:
+    global _pool
+    with _lock:
+        if _pool is None:
+            _pool = ThreadPoolExecutor(thread_name_prefix="nearstep")
+        return _pool
+
+
+def _forget() -> None:
+    """A child after ``fork()`` has none of the threads, and maybe a lock that nobody releases."""
+    global _pool, _lock
+    _pool, _lock = None, threading.Lock()
+    _share.threads = None
+
+
+os.register_at_fork(after_in_child=_forget)

@@ -1,0 +1,97 @@
+"""Calls that are made at once."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+
+import pytest
+
+from nearstep.errors import ArgumentError
+from nearstep.threads import VARIABLE, at_once, shared, simulation_threads
+
+
+@pytest.fixture(autouse=True)
+def _two(monkeypatch):
+    monkeypatch.setenv(VARIABLE, "2")
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 9])
+def test_every_call_is_made_once_and_the_first_error_is_raised(threads, monkeypatch):
+    monkeypatch.setenv(VARIABLE, str(threads))
+    made: list[int] = []
+
+    def call(number):
+        made.append(number)
+        if number in (3, 5):
+            raise ValueError(f"call {number}")
+
+    at_once([])
+    at_once([lambda n=n: call(n) for n in range(3)])
+    assert sorted(made) == [0, 1, 2]
+    with pytest.raises(ValueError, match="call 3"):
+        at_once([lambda n=n: call(n) for n in range(3, 8)])
+    assert sorted(made) == list(range(8))
+
+
+def test_calls_are_made_at_the_same_time():
+    both = threading.Barrier(2, timeout=60)
+    at_once([both.wait, both.wait])
+
+
+def test_who_calls_beside_others_has_a_share_of_the_threads(monkeypatch):
+    monkeypatch.setenv(VARIABLE, "4")
+    shares: list[int] = []
+    assert shared(4) == 4
+    at_once([lambda: shares.append(shared(4))] * 2)
+    at_once([lambda: shares.append(shared(4))])
+    at_once([lambda: shares.append(shared(4))] * 9)
+    assert shares == [2, 2, 4, *[1] * 9]
+    assert (shared(4), shared(1)) == (4, 1)
+
+
+def test_ctrl_c_waits_for_the_calls_that_go_on():
+    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    both, made = threading.Barrier(2, timeout=60), list[str]()
+
+    def call():
+        both.wait()
+        if threading.current_thread() is threading.main_thread():
+            signal.setitimer(signal.ITIMER_REAL, 0.01)
+            time.sleep(60)
+        else:
+            time.sleep(0.3)
+            made.append("beside")
+
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            at_once([call, call, lambda: made.append("later")])
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert made[0] == "beside"
+
+
+def test_a_child_after_fork_has_threads_of_its_own():
+    at_once([lambda: None] * 2)
+    child = os.fork()
+    if child == 0:
+        signal.alarm(60)
+        made: list[int] = []
+        at_once([lambda: made.append(1)] * 5)
+        os._exit(len(made))
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 5
+
+
+def test_the_number_of_threads_is_that_of_the_cores_unless_it_is_given(monkeypatch):
+    monkeypatch.delenv(VARIABLE)
+    assert simulation_threads() == len(os.sched_getaffinity(0))
+    monkeypatch.setenv(VARIABLE, "3")
+    assert simulation_threads() == 3
+    for wrong in ("", "0", "-1", "1.5", "two", "1025", "²"):
+        monkeypatch.setenv(VARIABLE, wrong)
+        with pytest.raises(ArgumentError, match="NEARSTEP_THREADS must be a whole number"):
+            simulation_threads()
