@@ -249,7 +249,7 @@ def test_outside_normal_mode_the_dram_is_refreshed_in_time() -> None:
 
 @pytest.mark.deep
 def test_refreshes_are_due_when_the_channel_changes_hands() -> None:
-    assert prove(RefreshLimit(), "refresh_limit", "cover", depth=36, timeout_s=1800).statements == 2
+    assert prove(RefreshLimit(), "refresh_limit", "cover", depth=36).statements == 2
 
 
 @pytest.mark.parametrize("flaw", FLAWS)

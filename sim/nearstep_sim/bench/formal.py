@@ -78,7 +78,7 @@ class Proof:
 
 
 def prove(
-    component: Component, name: str, mode: Mode = "bmc", depth: int = 20, timeout_s: int = 600
+    component: Component, name: str, mode: Mode = "bmc", depth: int = 20, timeout_s: int = 3600
 ) -> Proof:
     """Shows every assertion of a component, or reaches every cover statement.
 
