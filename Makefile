@@ -11,7 +11,8 @@ export RUN_ARGS
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 PREPARED := $(VENV)/.prepared
-PYTEST := $(BIN)/python -m pytest -n $(JOBS)
+# A process a core, so none of them simulates in threads unless its test is about them.
+PYTEST := NEARSTEP_THREADS=1 $(BIN)/python -m pytest -n $(JOBS)
 
 .DEFAULT_GOAL := help
 .PHONY: help setup run test test-all sim bench formal lint format docs clean

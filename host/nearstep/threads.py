@@ -36,7 +36,8 @@ def simulation_threads() -> int:
     """
     given = os.environ.get(VARIABLE)
     if given is None:
-        return len(os.sched_getaffinity(0))
+        of_process = getattr(os, "sched_getaffinity", None)  # Linux has it
+        return len(of_process(0)) if of_process is not None else os.cpu_count() or 1
     if not given.isascii() or not given.isdecimal() or not 1 <= int(given) <= 1024:
         raise ArgumentError(f"{VARIABLE} must be a whole number from 1 to 1024, not {given!r}")
     return int(given)
