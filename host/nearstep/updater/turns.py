@@ -54,11 +54,19 @@ class CommandLock:
         self._lock.release()
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Region:
-    """A thread's use of channels whose memory is given to their kernels."""
+    """A thread's use of channels whose memory is given to their kernels, or may be.
+
+    Attributes
+    ----------
+    thread: threading.Thread
+    over: bool
+        It has ended.
+    """
 
     thread: threading.Thread
+    over: bool = False
 
 
 class Turns:
@@ -82,7 +90,8 @@ class Turns:
 
     @contextmanager
     def region(self, channels: Iterable[int], action: str) -> Iterator[Region]:
-        """Channels for this thread, when no other has one of them and nobody copies.
+        """Channels for this thread, when no other has one of them and nobody copies. It may take
+        some of them for a region inside.
 
         Raises
         ------
@@ -93,14 +102,20 @@ class Turns:
         wanted = frozenset(channels)
         with self._changed:
             self._wait(wanted, action, lambda: any(self._copies[each] for each in wanted))
-            self._regions |= {each: region for each in wanted if each not in self._regions}
+            outer = {each: self._regions.get(each) for each in wanted}
+            self._regions |= dict.fromkeys(wanted, region)
         try:
             yield region
         finally:
             with self._changed:
-                for each in wanted:
-                    if self.holds(region, each):
+                region.over = True
+                for each, before in outer.items():
+                    if not self.holds(region, each):
+                        continue
+                    if before is None or before.over:
                         del self._regions[each]
+                    else:
+                        self._regions[each] = before
                 self._changed.notify_all()
 
     def begin_copy(self, channel: int, action: str) -> None:
