@@ -74,12 +74,11 @@ class AcceleratedRuns(Completion):
 
     @property
     def bound(self) -> int | None:
-        """Of the runs that have been started, together."""
-        if self._max_cycles is not None:
-            return self._max_cycles * len(self._runs)
-        bounds = [run.bound for run in self._runs]
+        """Of the runs that have been started, together. Of each one more cycle: what looks at it
+        then finds that it has not ended."""
+        bounds = [run.bound if self._max_cycles is None else self._max_cycles for run in self._runs]
         known = [bound for bound in bounds if bound is not None]
-        return sum(known) if len(known) == len(bounds) else None
+        return sum(known) + len(known) - 1 if len(known) == len(bounds) else None
 
     def wait(self, max_cycles: int | None = None) -> Self:
         """As :meth:`nearstep.run.Run.wait`, each run in so many cycles; then the channel is the
