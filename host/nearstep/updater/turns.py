@@ -86,6 +86,7 @@ class Turns:
         self._changed = threading.Condition()
         self._regions: dict[int, Region] = {}
         self._copies: Counter[int] = Counter()
+        self._begun = 0  # copies
         self._waiting: dict[threading.Thread, frozenset[int]] = {}
 
     @contextmanager
@@ -125,6 +126,7 @@ class Turns:
             if channel in self._regions:
                 self._wait(frozenset({channel}), action, lambda: False)
             self._copies[channel] += 1
+            self._begun += 1
 
     def end_copy(self, channel: int) -> None:
         """A copy that has begun ends."""
@@ -150,9 +152,9 @@ class Turns:
             while (other := self._other(me)) is not None or copied():
                 if other is not None and self._waits_for(other[1], me):
                     raise self._error(action, other, "waits for a channel of this one")
-                used = self._used()
+                used = self._used(), self._begun
                 changed = self._changed.wait(STALL_SECONDS)
-                if not changed and other is not None and self._used() == used:
+                if not changed and other is not None and (self._used(), self._begun) == used:
                     raise self._error(action, other, f"did nothing for {STALL_SECONDS:g} s")
         finally:
             del self._waiting[me]

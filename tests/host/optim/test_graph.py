@@ -6,7 +6,7 @@ import signal
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any
 
 import numpy as np
@@ -93,8 +93,9 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("channels", [1, 2, 4])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    ("case", "channels"), [*product(CASES, (1, 2)), ("dense", 4), ("pairs in any order", 4)]
+)
 def test_graphs_have_the_bits_and_the_traffic_of_a_sequence(
     case, channels, as_graphs, make_parameters
 ):
