@@ -296,6 +296,40 @@ def simulation(rows: Sequence[Results]) -> list[str]:
     )
 
 
+def step(results: Results) -> list[str]:
+    """Whole steps, transfers included."""
+    rows = results["rows"]
+    lines = ["## A step of the optimizer", ""]
+    lines += [
+        "Device cycles of a whole `optimizer.step()` of AdamW on the module, transfers included,",
+        "*measured*: the same steps on the same device in turn, once one thing after the other",
+        "(all gradients down, both kernels, all parameters up), and once as a graph, which is what",
+        "a device with a clock gets. Both have the same bits. The *limit* is the resource that the",
+        "graph holds longest: the host's bus, or a channel, which its kernel holds as well as the",
+        "transfers to and from it. Stand-ins of equal latency do the arithmetic;",
+        f"{rows[0]['tensors']} tensors of two sizes.",
+        "",
+    ]
+    lines += table(
+        ["channels, parameters", "in sequence", "as a graph", "of it", "bus", "slower channel",
+         "before, over the limit", "after"],
+        (
+            [
+                f"{row['channels']}, {row['parameters']:,}",
+                f"{row['sequence_cycles']:,.0f}",
+                f"{row['graph_cycles']:,.0f}",
+                percent(1 / row["sequence_over_graph"]),
+                f"{row['busy_cycles']['bus']:,}",
+                f"{max(v for k, v in row['busy_cycles'].items() if k != 'bus'):,}",
+                f"{row['sequence_cycles'] / max(row['busy_cycles'].values()):.3f}",
+                f"{row['graph_cycles'] / max(row['busy_cycles'].values()):.3f}",
+            ]
+            for row in rows
+        ),
+    )  # fmt: skip
+    return lines
+
+
 def module_area(area: Results) -> list[str]:
     """Blocks, and sums of them."""
     keys = ("dsp", "lut", "lut_memory", "ff", "bram36")
@@ -392,6 +426,7 @@ SECTIONS: dict[str, Callable[[Results], list[str]]] = {
     "kernel": kernel,
     "channel": channel,
     "module": module,
+    "step": step,
     "fu": functional_unit,
     "rules": rules,
     "smartssd": smartssd,

@@ -235,7 +235,7 @@ class Extent:
         return f"<extent of {self.count} elements at {self.start}>"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Launch:
     """Neighbouring extents that one run of the kernel of each channel updates.
 
@@ -255,6 +255,24 @@ class Launch:
     count: int
     parts: Mapping[int, Arenas]
     extents: Sequence[Extent]
+
+    @property
+    def segment(self) -> Segment:
+        return self.extents[0].segment
+
+    @property
+    def start(self) -> int:
+        """First element in its segment."""
+        return self.extents[0].start
+
+    @property
+    def stop(self) -> int:
+        """Element of its segment behind the last."""
+        return self.start + self.count
+
+    def cut(self, start: int, stop: int) -> Mapping[int, Arenas]:
+        """:attr:`parts` of elements [start, stop) of the segment alone."""
+        return _parts(self.segment, start, stop)
 
 
 class Placement:
@@ -352,9 +370,13 @@ def padded(count: int, line: int) -> int:
 
 def _launch(key: Hashable, extents: Sequence[Extent]) -> Launch:
     start, stop = extents[0].start, extents[-1].start + extents[-1].count
+    return Launch(key, stop - start, _parts(extents[0].segment, start, stop), tuple(extents))
+
+
+def _parts(segment: Segment, start: int, stop: int) -> Mapping[int, Arenas]:
+    """Elements [start, stop) of every array of a segment, by channel."""
     parts: dict[int, dict[str, Buffer]] = {}
-    segment = extents[0].segment
     for name in segment.arenas[0]:
         for channel, view in segment.parts(name, start, stop):
             parts.setdefault(channel, {})[name] = view
-    return Launch(key, stop - start, parts, tuple(extents))
+    return parts

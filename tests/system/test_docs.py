@@ -117,6 +117,10 @@ def _check_command(words: list[str], folder: Path) -> None:
     elif name == "rule":
         assert arguments[0] == "check", words
         assert arguments[1] == "my_rule.py" or (ROOT / arguments[1]).exists(), words
+    elif name == "trace":  # a device without a clock is refused when all else has been read
+        done = CliRunner().invoke(cli._app(), [name, "golden:axdimm", *arguments[1:]])
+        assert arguments[0].startswith("sim:"), words
+        assert "has no clock" in done.output, (words, done.output)
     elif name != "dram-replay":  # what that prints is not of a file that a reader has
         done = CliRunner().invoke(cli._app(), words, env={"NEARSTEP_CACHE": str(folder)})
         assert done.exit_code == 0, (words, done.output)

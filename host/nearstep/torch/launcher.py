@@ -1,13 +1,18 @@
-"""Runs of the kernels: on all channels at once, each waited for and counted."""
+"""Runs of the kernels, each waited for and counted."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import TypeVar
 
 from nearstep.run import Run
 from nearstep.torch.traffic import Traffic
+from nearstep.updater.accelerated import AcceleratedRuns
+from nearstep.updater.device import KernelDevice
 
 AnyRun = TypeVar("AnyRun", bound=Run)
 
@@ -55,3 +60,65 @@ class Launcher:
         if cycles:
             self._traffic.cycles = (self._traffic.cycles or 0) + max(cycles)
         return runs
+
+
+class Accelerator:
+    """Starts runs as operations of a graph, each channel by itself.
+
+    Parameters
+    ----------
+    device: KernelDevice
+    traffic: Traffic
+        Time and cycles are added to it.
+    max_cycles: int | None
+        Bound on each run.
+    """
+
+    def __init__(self, device: KernelDevice, traffic: Traffic, max_cycles: int | None) -> None:
+        self._device = device
+        self._traffic = traffic
+        self._max_cycles = max_cycles
+        self._runs: defaultdict[int, list[Run]] = defaultdict(list)
+        self._working = 0
+        self._begun = 0.0
+
+    def begin(self, channel: int, starts: Sequence[Callable[[], Run]]) -> AcceleratedRuns:
+        """Give a channel to its kernel for some runs, one after the other.
+
+        Raises
+        ------
+        ArgumentError, ModeError, BusyError, DeviceError
+            The channel is the host's.
+        """
+        first, *others = [partial(self._start, channel, start) for start in starts]
+        with ExitStack() as inside:
+            inside.enter_context(self._timed())
+            inside.enter_context(self._device.acceleration(channel))
+            return AcceleratedRuns(first(), others, inside.pop_all(), self._max_cycles)
+
+    def count(self) -> None:
+        """Count the cycles of the runs since the last call, which have ended."""
+        cycles = [
+            sum(run.cycles for run in runs if run.cycles is not None)
+            for runs in self._runs.values()
+        ]
+        self._traffic.cycles = (self._traffic.cycles or 0) + max(cycles, default=0)
+        self._runs.clear()
+
+    def _start(self, channel: int, start: Callable[[], Run]) -> Run:
+        run = start()
+        self._runs[channel].append(run)
+        return run
+
+    @contextmanager
+    def _timed(self) -> Iterator[None]:
+        """Time in which a channel works counts once, however many do."""
+        if not self._working:
+            self._begun = time.perf_counter()
+        self._working += 1
+        try:
+            yield
+        finally:
+            self._working -= 1
+            if not self._working:
+                self._traffic.run_seconds += time.perf_counter() - self._begun

@@ -11,7 +11,6 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from typing import Any, ClassVar, Self, overload
 
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import Optimizer, ParamsT
@@ -27,6 +26,7 @@ from nearstep.torch.errors import (
     InterruptedStepError,
     StateError,
 )
+from nearstep.torch.graphs import steps_of
 from nearstep.torch.layout import Layout
 from nearstep.torch.lease import Lease
 from nearstep.torch.pairs import PairSpace
@@ -35,10 +35,11 @@ from nearstep.torch.saved import SavedState, Verbatim, count, export
 from nearstep.torch.settings import Settings, scans
 from nearstep.torch.spread import is_sharded, local, redistributed
 from nearstep.torch.state import RESIDUAL, ParameterState
-from nearstep.torch.step import Arrays, Given, GradientOptions, Key, Steps, Update
+from nearstep.torch.step import Arrays, Given, GradientOptions, Key, Scaling, Steps, Update
 from nearstep.torch.traffic import Traffic
-from nearstep.torch.transfers import Outbox, fetch
+from nearstep.torch.transfers import Inbox, Outbox
 from nearstep.updater.device import KernelDevice
+from nearstep.work.timeline import Timeline
 from nearstep_spec.rule import optimizer as rules
 
 Checked = tuple[Hashable, ParameterState | SavedState | None]
@@ -154,6 +155,12 @@ class DeviceOptimizer(Optimizer):
     def traffic(self) -> Traffic:
         """Counters of what this optimizer has moved and launched. Live: copy it to keep it."""
         return self._traffic
+
+    @property
+    def timeline(self) -> Timeline | None:
+        """When each transfer and run of the last step was under way, in device cycles; None before
+        the first step, and on a device without a clock. It refers to no data."""
+        return self._steps.timeline
 
     @overload
     def step(self, closure: None = None) -> None: ...
@@ -332,7 +339,7 @@ class DeviceOptimizer(Optimizer):
         self._placement = Placement(self._lease.device)
         self._residents: dict[Tensor, Resident] = {}
         self._traffic = Traffic()
-        self._steps = Steps(self._lease.device, self._placement, settings, self._traffic)
+        self._steps: Steps = steps_of(self._lease.device, self._placement, settings, self._traffic)
         self._interrupted = None
         self._report_inf = None
         weakref.finalize(self, self._placement.free)
@@ -373,7 +380,9 @@ class DeviceOptimizer(Optimizer):
         extents = self._placement.place([convert.size(p) for p in new], arrays, line=line)
         segment = extents[0].segment
         if compression is not None:
-            self._steps.pair_spaces[segment] = PairSpace(segment, extents, compression)
+            self._steps.pair_spaces[segment] = PairSpace(
+                segment, extents, compression, self._steps.cut
+            )
         labels = _labels(self.param_groups)
         for p, extent in zip(new, extents, strict=True):
             self._residents[p] = Resident(
@@ -504,24 +513,18 @@ class DeviceOptimizer(Optimizer):
         updates: dict[Extent, Update] = {}
         started: list[Run] = []
         try:
-            outbox = Outbox()
+            outbox = self._steps.outbox()
             for each, found in zip(gradients, checked, strict=True):
                 extent, update = self._prepare(each, found, arrays[each.group], outbox)
                 updates[extent] = update
-            outbox.flush()
-            loads = self._steps.loads(updates)
-            with self.device.acceleration():
-                factor = self._steps.factor(loads, scale, self._report_inf)
-                if factor is None:
-                    self._traffic.skipped += 1
-                    return
-                for load in loads:
-                    self._steps.run(load, factor, self._start_group, started)
-            residents = (update.resident for update in updates.values())
-            small = fetch([each.wanted for each in residents if each.is_small])
+            scaling = Scaling(scale, self._report_inf)
+            inbox = self._steps.make(updates, outbox, scaling, self._start_group, started)
+            if inbox is None:
+                self._traffic.skipped += 1
+                return
             counts: list[Tensor] = []
             for update in updates.values():
-                counts += self._finish(update, small)
+                counts += self._finish(update, inbox)
             if counts:
                 torch._foreach_add_(counts, 1)
         except BaseException as error:
@@ -583,18 +586,15 @@ class DeviceOptimizer(Optimizer):
         key = Key(given.group, phase, form, copy_format, given.times, maximize and scales)
         return resident.extent, Update(key, resident, state, arrays, compressed)
 
-    def _finish(self, update: Update, small: Iterator[NDArray[Any]]) -> list[Tensor]:
-        """Take the result of a step over to the host; ``small`` yields that of small parameters.
+    def _finish(self, update: Update, inbox: Inbox) -> list[Tensor]:
+        """Take the result of a step over to the host.
 
         Returns
         -------
         list[Tensor]
             What 1 is still to be added to.
         """
-        if update.resident.is_small:
-            update.resident.take_parameter(next(small))
-        else:
-            update.resident.fetch_parameter()
+        update.resident.fetch_parameter(inbox)
         moments = self.layout.moments.items()
         written = [key for key, name in moments if name in update.arrays]
         counts = update.state.written(written) * update.key.times

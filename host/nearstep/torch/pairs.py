@@ -3,16 +3,48 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from nearstep.buffer import Buffer
 from nearstep.placement import LINE_ELEMENTS, Extent, Launch, Segment, padded
 from nearstep.torch.compression import Compressed, Compression
 from nearstep.updater.formats import DTYPES
+from nearstep.updater.pairs import Pairs
 
 _LINE = 2 * LINE_ELEMENTS
 """Pairs after which indices and values of any format both begin a line."""
+
+
+class PairList(NamedTuple):
+    """Pairs of a run, and where they go.
+
+    Attributes
+    ----------
+    channel: int
+    cut: range
+        Elements of the segment.
+    pairs: Pairs
+        Indices count from the first element of the run, and ascend.
+    data: Sequence[NDArray]
+        What is to be written there: indices, values.
+    rooms: Sequence[Buffer]
+        Both to the end of their last lines, which are nobody else's.
+    """
+
+    channel: int
+    cut: range
+    pairs: Pairs
+    data: Sequence[NDArray[np.generic]]
+    rooms: Sequence[Buffer]
+
+    def lines(self) -> Iterator[tuple[Buffer, NDArray[np.generic]]]:
+        """Whole lines, and what is to be written there: what remains of the last one is 0."""
+        for room, data in zip(self.rooms, self.data, strict=True):
+            if room.size:
+                yield room, np.pad(data, (0, room.size - data.size))
 
 
 class PairSpace:
@@ -27,6 +59,8 @@ class PairSpace:
     extents: Sequence[Extent]
         All of the segment, in order.
     compression: Compression
+    cut: int | None
+        A launch may be cut, into pieces of so many elements, at the ends of less. None: it is not.
 
     Raises
     ------
@@ -34,9 +68,14 @@ class PairSpace:
     """
 
     def __init__(
-        self, segment: Segment, extents: Sequence[Extent], compression: Compression
+        self,
+        segment: Segment,
+        extents: Sequence[Extent],
+        compression: Compression,
+        cut: int | None = None,
     ) -> None:
         self._stripes = segment.stripes
+        self._form = compression.form
         channels = range(self._stripes.channels)
         sizes = [0 for _ in channels]
         self._starts: dict[int, list[int]] = {}
@@ -45,28 +84,34 @@ class PairSpace:
             for channel in channels:
                 first, last = self._stripes.span(extent.start, extent.start + extent.count, channel)
                 most = min(last - first, compression.kept_of(extent.count))
-                sizes[channel] += padded(most, _LINE)
+                ends = 0 if cut is None else extent.count // cut + 2
+                sizes[channel] += padded(most, _LINE) + ends * _LINE
         dtypes = {"index": np.dtype(np.uint32), "value": DTYPES[compression.format]}
         self._arenas = segment.reserve_lists(sizes, dtypes)
 
-    def write(
-        self, launch: Launch, gradients: Mapping[Extent, Compressed]
-    ) -> Iterator[tuple[Buffer, Buffer]]:
-        """Copy the pairs of each run of a launch to the device; yields their indices and values.
-
-        Indices count from the first element of the run, and ascend.
-        """
-        first = launch.extents[0].start
+    def lists(
+        self,
+        launch: Launch,
+        gradients: Mapping[Extent, Compressed],
+        cuts: Sequence[Sequence[range]],
+    ) -> Iterator[PairList]:
+        """The pairs of each run of a launch that each channel cuts, at ends of blocks, into these
+        elements of the segment; by channel, then in order. They are still to be written."""
         elements = np.concatenate([e.start + gradients[e].index for e in launch.extents])
         values = np.concatenate([gradients[e].value for e in launch.extents])
         channels, places = self._stripes.locate(elements)
         for channel in launch.parts:
-            here = channels == channel
-            index = (places[here] - self._stripes.before(first, channel)).astype(np.uint32)
-            start = self._starts[first][channel]
-            arena = self._arenas[channel]
-            buffers = arena["index"], arena["value"]
-            indices, of_values = (each[start : start + index.size] for each in buffers)
-            indices.write(index)
-            of_values.write(values[here])
-            yield indices, of_values
+            at = self._starts[launch.start][channel]
+            for cut in cuts[channel]:
+                inside = slice(*np.searchsorted(elements, (cut.start, cut.stop)))
+                first, last = self._stripes.span(cut.start, cut.stop, channel)
+                if first == last:
+                    continue
+                here = channels[inside] == channel
+                index = (places[inside][here] - first).astype(np.uint32)
+                stop, end = at + index.size, at + padded(index.size, _LINE)
+                rooms = [self._arenas[channel][name] for name in ("index", "value")]
+                pairs = Pairs(rooms[0][at:stop], rooms[1][at:stop], self._form)
+                data = (index, values[inside][here])
+                yield PairList(channel, cut, pairs, data, [room[at:end] for room in rooms])
+                at = end

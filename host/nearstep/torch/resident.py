@@ -17,7 +17,7 @@ from nearstep.torch.compression import Compressed, Compression
 from nearstep.torch.errors import InterruptedStepError, ParameterError
 from nearstep.torch.layout import Layout
 from nearstep.torch.traffic import Traffic
-from nearstep.torch.transfers import SMALL_ELEMENTS, Outbox, Sending, Wanted
+from nearstep.torch.transfers import SMALL_ELEMENTS, Inbox, Outbox, Sending, Wanted
 
 
 @dataclass(frozen=True)
@@ -265,12 +265,15 @@ class Resident:
 
     @property
     def wanted(self) -> Wanted:
-        """What a step leaves for :meth:`take_parameter`."""
+        """What a step leaves for :meth:`fetch_parameter`."""
         form = self.copy_format
         return Wanted(self.extent, "p" if form is None else copy_array(form))
 
-    def fetch_parameter(self) -> None:
-        """Copy the master into the host's parameter, rounded to the parameter's format."""
+    def fetch_parameter(self, inbox: Inbox) -> None:
+        """Take over what a step left: the master, rounded to the parameter's format."""
+        if self.is_small:
+            self._take_parameter(inbox.take(self.wanted))
+            return
         if "p" in self._lent:
             convert.mark_changed(self.parameter)
             self._traffic.parameters_up += 4 * self.extent.count
@@ -278,15 +281,15 @@ class Resident:
         wanted = self.wanted
         array = convert.landing(self.parameter) if wanted.array == "p" else None
         if array is None:
-            self._store(self.extent.read(wanted.array))
+            self._store(inbox.take(wanted))
         else:
-            self.extent.read(wanted.array, out=array)
+            inbox.take(wanted, array)
             convert.mark_changed(self.parameter)
             self._traffic.parameters_up += array.nbytes
         of_format = wanted.array != "p" or self.parameter.dtype == torch.float32
         self._leave(wanted.array if of_format else None)
 
-    def take_parameter(self, array: NDArray[Any]) -> None:
+    def _take_parameter(self, array: NDArray[Any]) -> None:
         """:meth:`fetch_parameter` of a small parameter: what is :attr:`wanted` has been fetched."""
         self._store(array)
         if array.dtype == np.float32 and self.parameter.dtype != torch.float32:

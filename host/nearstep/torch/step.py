@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, cast
@@ -15,14 +16,15 @@ from nearstep.run import Run
 from nearstep.torch.compression import Compressed
 from nearstep.torch.errors import GradientError
 from nearstep.torch.factor import gradient_factor, gradient_norm
-from nearstep.torch.launcher import Launcher
-from nearstep.torch.pairs import PairSpace
-from nearstep.torch.resident import Resident, copy_array, gradient_array
+from nearstep.torch.pairs import PairList, PairSpace
+from nearstep.torch.resident import Resident, copy_array
 from nearstep.torch.settings import Settings
 from nearstep.torch.state import ParameterState
 from nearstep.torch.traffic import Traffic
+from nearstep.torch.transfers import Inbox, Outbox
 from nearstep.updater.device import KernelDevice
-from nearstep.updater.pairs import Pairs
+from nearstep.updater.run import ScanRun
+from nearstep.work.timeline import Timeline
 
 Arrays = Mapping[str, Any]
 """Arguments of a run by array: buffers, and pairs in the place of a compressed gradient."""
@@ -101,123 +103,144 @@ class Update:
     compressed: Compressed | None
 
 
-@dataclass(frozen=True, eq=False)
-class Load:
-    """A launch whose gradients are on the device, with the arguments of each channel's run."""
+class Scaling(NamedTuple):
+    """What is to be known of the gradients' scale.
 
-    key: Key
-    arrays: Sequence[Arrays]
+    Attributes
+    ----------
+    scale: float
+        What the gradients were multiplied by.
+    found: Tensor | None
+        If given, the device looks for infinities and NaN, and ``found`` is set to 1 if it finds
+        one.
+    """
+
+    scale: float
+    found: Tensor | None
 
 
 Start = Callable[[Arrays, Key, GradientOptions], Run]
 """Starts the rule of a group."""
 
 
-class Steps:
+class Steps(ABC):
     """Makes the steps of one optimizer, whose parameters have been prepared.
 
     Attributes
     ----------
     pair_spaces: dict[Segment, PairSpace]
         Room for compressed gradients.
+    timeline: Timeline | None
+        Of the last step; None before the first, and on a device without a clock.
     """
 
     def __init__(
         self, device: KernelDevice, placement: Placement, settings: Settings, traffic: Traffic
     ) -> None:
         self.pair_spaces: dict[Segment, PairSpace] = {}
+        self.timeline: Timeline | None = None
         self._device = device
         self._placement = placement
         self._settings = settings
         self._traffic = traffic
-        self._launcher = Launcher(traffic, settings.max_cycles)
 
-    def loads(self, updates: Mapping[Extent, Update]) -> Sequence[Load]:
-        """Group updates into runs; compressed gradients are sent here."""
-        keyed = ((extent, update.key) for extent, update in updates.items())
-        return [self._load(launch, updates) for launch in self._placement.launches(keyed)]
+    @property
+    def cut(self) -> int | None:
+        """Elements of the smallest piece that launches may be cut into; None if they are not."""
+        return None
 
-    def factor(self, loads: Sequence[Load], scale: float, found: Tensor | None) -> float | None:
-        """The factor that undoes ``scale`` and bounds the norm; None if the step is to be skipped.
+    @abstractmethod
+    def outbox(self) -> Outbox:
+        """Where the arrays of a step are sent."""
+
+    @abstractmethod
+    def make(
+        self,
+        updates: Mapping[Extent, Update],
+        outbox: Outbox,
+        scaling: Scaling,
+        start: Start,
+        started: list[Run],
+    ) -> Inbox | None:
+        """Make a step: what is in ``outbox`` goes to the device, is looked at if that is wanted,
+        and the rules run, as often as a parameter is in its group.
 
         Parameters
         ----------
-        loads: Sequence[Load]
-        scale: float
-            What the gradients were multiplied by.
-        found: Tensor | None
-            If given, the device looks for infinities and NaN, and ``found`` is set to 1 if it finds
-            one.
+        start: Start
+        started: list[Run]
+            Each run of a rule is added to it as it is started.
+
+        Returns
+        -------
+        Inbox | None
+            The results; None if the step is to be skipped: nothing has been updated.
 
         Raises
         ------
         GradientError
-            There is a bound, and the norm is not finite.
+            There is a bound, and the norm is not finite: nothing has been updated.
+        DeviceError
+            No run goes on.
         """
-        bound = self._settings.max_grad_norm
-        if bound is None and found is None:
-            return gradient_factor(0.0, None, scale)
-        not_finite, squares = self._scan(loads)
-        if not_finite and found is not None:
-            found.fill_(1.0)
-            return None
-        norm = gradient_norm(squares, scale)
-        if bound is not None and not math.isfinite(norm):
-            raise GradientError("all parameters together", "of a finite norm", norm)
-        return gradient_factor(norm, bound, scale)
 
-    def run(self, load: Load, factor: float, start: Start, started: list[Run]) -> None:
-        """Run a launch on all of its channels at once, as often as its parameters are in their
-        group; adds each run as it is started."""
-        common = {
-            "gradient_format": load.key.gradient_format,
-            "gradient_scale": -factor if load.key.negate else factor,
-        }
-        starts = []
-        for arrays in load.arrays:
-            copy = {}
-            if load.key.copy_format is not None:
-                copy["copy_out"] = arrays[copy_array(load.key.copy_format)]
-                copy["copy_out_format"] = load.key.copy_format
-            starts.append(partial(start, arrays, load.key, {**common, **copy}))
-        for _ in range(load.key.times):
-            self._launcher.together(starts, started)
-            self._traffic.launches += len(starts)
+    def _launches(self, updates: Mapping[Extent, Update]) -> list[Launch]:
+        """Updates as runs."""
+        keyed = ((extent, update.key) for extent, update in updates.items())
+        return list(self._placement.launches(keyed))
 
-    def _load(self, launch: Launch, updates: Mapping[Extent, Update]) -> Load:
-        key = cast(Key, launch.key)
-        compression = self._settings.compression
-        if compression is None:
-            name = gradient_array(key.gradient_format)
-            return Load(key, [{**part, "g": part[name]} for part in launch.parts.values()])
+    def _pair_lists(
+        self, launch: Launch, updates: Mapping[Extent, Update], cuts: Sequence[Sequence[range]]
+    ) -> list[PairList]:
+        """Compressed gradients of a launch, counted as sent."""
         compressed = {
             extent: cast(Compressed, updates[extent].compressed) for extent in launch.extents
         }
-        written = self.pair_spaces[launch.extents[0].segment].write(launch, compressed)
-        arrays: list[Arrays] = []
-        for part, (index, value) in zip(launch.parts.values(), written, strict=True):
-            arrays.append({**part, "g": Pairs(index, value, compression.form)})
-            self._traffic.gradients_down += index.nbytes + value.nbytes
-            self._traffic.pairs += index.size
-        return Load(key, arrays)
+        lists = list(self.pair_spaces[launch.segment].lists(launch, compressed, cuts))
+        for each in lists:
+            pairs = each.pairs
+            self._traffic.gradients_down += pairs.index.nbytes + pairs.value.nbytes
+            self._traffic.pairs += pairs.size
+        return lists
 
-    def _scan(self, loads: Sequence[Load]) -> tuple[bool, float]:
-        """Whether a gradient on the device is infinite or NaN, and the sum of their squares.
+    def _looks(self, scaling: Scaling) -> bool:
+        """Whether gradients are looked at before the first update."""
+        return self._settings.max_grad_norm is not None or scaling.found is not None
 
-        Sums are added in the order of the launches, and those of one launch in the order of the
-        channels.
+    def _factor(self, scans: Iterable[ScanRun], scaling: Scaling) -> float | None:
+        """The factor that undoes the scale and bounds the norm; None if the step is to be skipped.
+
+        Parameters
+        ----------
+        scans: Iterable[ScanRun]
+            That have ended: in the order of the launches, those of one in that of the channels. In
+            this order their sums are added.
+
+        Raises
+        ------
+        GradientError
         """
-        found, squares = False, 0.0
-        for load in loads:
-            gradients = (arrays["g"] for arrays in load.arrays)
-            values = (g.value if isinstance(g, Pairs) else g for g in gradients)
-            runs = self._launcher.together(
-                partial(self._device.scan, each, gradient_format=load.key.gradient_format)
-                for each in values
-                if each.size
-            )
-            self._traffic.scans += len(runs)
-            for run in runs:
-                found |= run.found_inf
-                squares += run.sum_of_squares
-        return found, squares
+        not_finite, squares = False, 0.0
+        for run in scans:
+            not_finite |= run.found_inf
+            squares += run.sum_of_squares
+        if not_finite and scaling.found is not None:
+            scaling.found.fill_(1.0)
+            return None
+        bound = self._settings.max_grad_norm
+        norm = gradient_norm(squares, scaling.scale)
+        if bound is not None and not math.isfinite(norm):
+            raise GradientError("all parameters together", "of a finite norm", norm)
+        return gradient_factor(norm, bound, scaling.scale)
+
+
+def starter(start: Start, arrays: Arrays, key: Key, factor: float) -> Callable[[], Run]:
+    """Starts the rule on the arrays of one run, which multiplies its gradients by ``factor``."""
+    options: dict[str, Any] = {
+        "gradient_format": key.gradient_format,
+        "gradient_scale": -factor if key.negate else factor,
+    }
+    if key.copy_format is not None:
+        options["copy_out"] = arrays[copy_array(key.copy_format)]
+        options["copy_out_format"] = key.copy_format
+    return partial(start, arrays, key, options)

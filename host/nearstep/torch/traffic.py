@@ -28,14 +28,15 @@ class Traffic:
     moments_down, moments_up: int
         Optimizer state sent (load_state_dict, changed by the user) and fetched (when read).
     steps, launches, elements: int
-        Steps done, runs of the kernel that update, elements updated.
+        Steps done, runs of the kernel that update (on a DIMM of several channels with a clock, of
+        pieces of a step), elements updated.
     scans, skipped: int
         Runs that only look at gradients; steps that were skipped because of an infinity or NaN.
     pairs: int
         Elements of compressed gradients that were sent.
     cycles: int | None
-        Device cycles of all runs, of those at one time on several channels the longest; None on a
-        device without a clock.
+        Device cycles of all runs; of several channels those of the one that works longest in a
+        step. None on a device without a clock.
     run_seconds: float
         Time on the wall clock from a launch to its end. Of an emulated device: of the emulation.
     """

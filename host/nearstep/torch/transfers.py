@@ -68,6 +68,25 @@ class Outbox:
                 _send(group)
 
 
+class Inbox:
+    """What a step left on the device, fetched as it is taken.
+
+    Parameters
+    ----------
+    small: Sequence[Wanted]
+        Small arrays, in the order in which they will be taken.
+    """
+
+    def __init__(self, small: Sequence[Wanted]) -> None:
+        self._small = fetch(small)
+
+    def take(self, wanted: Wanted, out: NDArray[Any] | None = None) -> NDArray[Any]:
+        """One array, of shape (count,), into ``out`` if given; else to be read only."""
+        if wanted.extent.count < SMALL_ELEMENTS:
+            return next(self._small)
+        return wanted.extent.read(wanted.array, out)
+
+
 def fetch(wanted: Sequence[Wanted]) -> Iterator[NDArray[Any]]:
     """The arrays, each of shape (count,), in order; to be read only."""
     for group in _neighbours(wanted):

@@ -1,8 +1,8 @@
-"""A run with the mode of its channel: what begins and ends in normal mode."""
+"""Runs with the mode of their channel: what begins and ends in normal mode."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from typing import Self
 
@@ -11,56 +11,91 @@ from nearstep.errors import DeviceError
 from nearstep.run import Run
 
 
-class AcceleratedRun(Completion):
-    """A run on a channel that was given to its kernel for it alone.
+class AcceleratedRuns(Completion):
+    """Runs, one after the other, on a channel that was given to its kernel for them alone.
+
+    Whoever finds that one has ended starts the next.
 
     Parameters
     ----------
-    run: Run
+    first: Run
+    starts: Iterable[Callable[[], Run]]
+        Each starts another.
     mode: ExitStack
         Gives the channel back to the host.
+    max_cycles: int | None
+        Bound on each run. None: that of the run.
 
     Attributes
     ----------
-    run: Run
+    runs: Sequence[Run]
+        That have been started.
     """
 
-    def __init__(self, run: Run, mode: ExitStack) -> None:
-        self.run = run
-        self.backend = run.backend
+    def __init__(
+        self,
+        first: Run,
+        starts: Iterable[Callable[[], Run]],
+        mode: ExitStack,
+        max_cycles: int | None = None,
+    ) -> None:
+        self._starts = list(starts)
+        self._max_cycles = max_cycles
         self._mode = mode
+        self._runs = [first]
+        self.backend = first.backend
+
+    @property
+    def runs(self) -> Sequence[Run]:
+        return tuple(self._runs)
 
     @property
     def ended(self) -> bool:
-        return self.run.ended
+        while self._runs[-1].ended:
+            if not self._starts or self._runs[-1].error is not None:
+                return True
+            self._runs.append(self._starts.pop(0)())
+        return False
 
     @property
     def error(self) -> DeviceError | None:
-        return self.run.error
+        return self._runs[-1].error
 
     @property
     def cycles(self) -> int | None:
-        return self.run.cycles
+        """Those of the runs together."""
+        each = [run.cycles for run in self._runs]
+        known = [cycles for cycles in each if cycles is not None]
+        return sum(known) if len(known) == len(each) and not self._starts else None
 
     @property
     def polls(self) -> Sequence[Poll]:
-        return self.run.polls
+        return self._runs[-1].polls
 
     @property
     def bound(self) -> int | None:
-        return self.run.bound
+        """Of the runs that have been started, together. Of each one more cycle: what looks at it
+        then finds that it has not ended."""
+        bounds = [run.bound if self._max_cycles is None else self._max_cycles for run in self._runs]
+        known = [bound for bound in bounds if bound is not None]
+        return sum(known) + len(known) - 1 if len(known) == len(bounds) else None
 
     def wait(self, max_cycles: int | None = None) -> Self:
-        """As :meth:`nearstep.run.Run.wait`; then the channel is the host's, unless it goes on."""
+        """As :meth:`nearstep.run.Run.wait`, each run in so many cycles; then the channel is the
+        host's, unless one goes on."""
+        each = self._max_cycles if max_cycles is None else max_cycles
         try:
-            self.run.wait(max_cycles)
+            self._runs[-1].wait(each)
+            while not self.ended:
+                self._runs[-1].wait(each)
         finally:
-            if self.run.ended:
+            if self._runs[-1].ended:
                 self._mode.close()
         return self
 
     def abort(self, max_cycles: int | None = None) -> None:
+        self._starts.clear()
         try:
-            self.run.abort(max_cycles)
+            self._runs[-1].abort(max_cycles)
         finally:
             self._mode.close()

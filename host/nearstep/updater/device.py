@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, TypeVar
 
-from nearstep.backends.base import Backend, Completion
+from nearstep.backends.base import Backend
 from nearstep.buffer import Buffer
 from nearstep.device import Device
 from nearstep.errors import (
@@ -23,7 +23,7 @@ from nearstep.errors import (
 from nearstep.registers import BlockRegisters, Registers
 from nearstep.run import Run
 from nearstep.scalars import flag
-from nearstep.updater.accelerated import AcceleratedRun
+from nearstep.updater.accelerated import AcceleratedRuns
 from nearstep.updater.arguments import RuleArguments, rule_arguments
 from nearstep.updater.buffers import check_buffer, check_float32, check_size, common_channel
 from nearstep.updater.channel import KernelChannel
@@ -128,7 +128,7 @@ class KernelDevice(Device):
                 raise
             self._leave(chosen, region, None)
 
-    def accelerated(self, channel: int, start: Callable[[], Run]) -> Completion:
+    def accelerated(self, channel: int, start: Callable[[], Run]) -> AcceleratedRuns:
         """Give a channel to its kernel, start a run there, and return at once: when that has ended
         and is waited for, the host has the channel again.
 
@@ -144,7 +144,24 @@ class KernelDevice(Device):
         """
         with ExitStack() as mode:
             mode.enter_context(self.acceleration(channel))
-            return AcceleratedRun(start(), mode.pop_all())
+            return AcceleratedRuns(start(), (), mode.pop_all())
+
+    @contextmanager
+    def reserved(self) -> Iterator[None]:
+        """All channels for this thread, in a ``with`` statement: it may copy to one while the
+        kernel of another runs, and others that want to copy, or to have a channel, wait for the
+        end. Threads then never wait for each other.
+
+        Raises
+        ------
+        ModeError
+            Another thread has a channel and waits for this one, or does nothing.
+        ClosedDeviceError
+        """
+        self.check_open("reserve channels")
+        numbers = [channel.number for channel in self.channels]
+        with self._turns.region(numbers, "reserve channels"):
+            yield
 
     def _leave(
         self, channels: Sequence[KernelChannel], region: Region, failed: BaseException | None

@@ -54,11 +54,19 @@ class CommandLock:
         self._lock.release()
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Region:
-    """A thread's use of channels whose memory is given to their kernels."""
+    """A thread's use of channels whose memory is given to their kernels, or may be.
+
+    Attributes
+    ----------
+    thread: threading.Thread
+    over: bool
+        It has ended.
+    """
 
     thread: threading.Thread
+    over: bool = False
 
 
 class Turns:
@@ -78,11 +86,13 @@ class Turns:
         self._changed = threading.Condition()
         self._regions: dict[int, Region] = {}
         self._copies: Counter[int] = Counter()
+        self._begun = 0  # copies
         self._waiting: dict[threading.Thread, frozenset[int]] = {}
 
     @contextmanager
     def region(self, channels: Iterable[int], action: str) -> Iterator[Region]:
-        """Channels for this thread, when no other has one of them and nobody copies.
+        """Channels for this thread, when no other has one of them and nobody copies. It may take
+        some of them for a region inside.
 
         Raises
         ------
@@ -93,14 +103,20 @@ class Turns:
         wanted = frozenset(channels)
         with self._changed:
             self._wait(wanted, action, lambda: any(self._copies[each] for each in wanted))
-            self._regions |= {each: region for each in wanted if each not in self._regions}
+            outer = {each: self._regions.get(each) for each in wanted}
+            self._regions |= dict.fromkeys(wanted, region)
         try:
             yield region
         finally:
             with self._changed:
-                for each in wanted:
-                    if self.holds(region, each):
+                region.over = True
+                for each, before in outer.items():
+                    if not self.holds(region, each):
+                        continue
+                    if before is None or before.over:
                         del self._regions[each]
+                    else:
+                        self._regions[each] = before
                 self._changed.notify_all()
 
     def begin_copy(self, channel: int, action: str) -> None:
@@ -110,6 +126,7 @@ class Turns:
             if channel in self._regions:
                 self._wait(frozenset({channel}), action, lambda: False)
             self._copies[channel] += 1
+            self._begun += 1
 
     def end_copy(self, channel: int) -> None:
         """A copy that has begun ends."""
@@ -135,9 +152,9 @@ class Turns:
             while (other := self._other(me)) is not None or copied():
                 if other is not None and self._waits_for(other[1], me):
                     raise self._error(action, other, "waits for a channel of this one")
-                used = self._used()
+                used = self._used(), self._begun
                 changed = self._changed.wait(STALL_SECONDS)
-                if not changed and other is not None and self._used() == used:
+                if not changed and other is not None and (self._used(), self._begun) == used:
                     raise self._error(action, other, f"did nothing for {STALL_SECONDS:g} s")
         finally:
             del self._waiting[me]

@@ -173,9 +173,16 @@ class _Hand:
         known = [each for each in bounds if each is not None]
         longest = max(known) + 1 if len(known) == len(bounds) else _SLICE
         most = longest if cycles is None else cycles
-        self.backend.advance(most, _polls(under_way))
+        polls = _polls(under_way)
+        self.backend.advance(most, polls)
         if self.steps:  # how many of them it took it does not say
-            self._counted += min(most, 1) if any(each.ended for each in under_way) else most
+            self._counted += min(most, 1) if self._met(polls, under_way) else most
+
+    def _met(self, polls: Sequence[Poll], under_way: Sequence[Completion]) -> bool:
+        """Whether something may have ended. Whatever has is not asked: it might begin another."""
+        return any(poll.holds(self.backend.read_register(poll.address)) for poll in polls) or any(
+            not each.polls and each.ended for each in under_way
+        )
 
 
 def _polls(under_way: Sequence[Completion]) -> list[Poll]:

@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
 from nearstep.backends.base import Completion
+from nearstep.errors import WaitTimeoutError
 from nearstep.work.clock import Clock
 from nearstep.work.errors import WorkError, some
 from nearstep.work.operation import Operation
@@ -202,6 +203,9 @@ class _Execution:
         try:
             if each.completion is not None:
                 each.completion.wait(max_cycles)
+        except WaitTimeoutError as late:
+            self._fail(each, late if max_cycles is None else self._waited(each, late))
+            return
         except Exception as error:
             self._fail(each, error)
             return
@@ -214,6 +218,16 @@ class _Execution:
             self._missing[user] -= 1
             if not self._missing[user]:
                 heapq.heappush(self._ready, (self._graph[user].priority, user))
+
+    def _waited(self, each: _UnderWay, late: WaitTimeoutError) -> WaitTimeoutError:
+        """The error of a wait for what is overdue, with the cycles that went by since its start."""
+        return WaitTimeoutError(
+            late.waited_for,
+            self._clock.now - each.started,
+            unit=late.unit,
+            registers=late.registers,
+            transactions=late.transactions,
+        )
 
     def _fail(self, each: _UnderWay, error: Exception) -> None:
         if each.completion is not None and each.operation.index in self._running:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from nearstep.work.operation import Operation
 
@@ -73,9 +73,33 @@ class Timeline:
                 lanes[resource].append(entry)
         return dict(lanes)
 
+    @property
+    def limit(self) -> int:
+        """Cycles of the resource that is held longest: no makespan is shorter."""
+        return max((sum(e.duration for e in each) for each in self.lanes.values()), default=0)
+
     def busy(self, resource: str) -> int:
         """Cycles in which a resource is held."""
         return sum(entry.duration for entry in self.lanes.get(resource, ()))
+
+    @classmethod
+    def joined(cls, timelines: Sequence[Timeline]) -> Timeline:
+        """Timelines of graphs that ran on one clock one after the other, at least one. It does not
+        keep what started the operations, nor the data that it refers to."""
+        entries: list[Entry] = []
+        first = 0
+        for each in timelines:
+            for entry in each.entries:
+                old = entry.operation
+                new = replace(
+                    old,
+                    index=first + old.index,
+                    needs=tuple(first + need for need in old.needs),
+                    action=None,
+                )
+                entries.append(replace(entry, operation=new))
+            first += len(each.entries)
+        return cls(entries, timelines[0].hertz, timelines[0].unit)
 
     def critical_path(self) -> Sequence[Entry]:
         """Operations of which each needs the one before it, and that take longest together."""

@@ -63,6 +63,7 @@ def picture(timeline: Timeline, path: str | Path, title: str = "") -> None:
     """Draw the timeline, a lane for each resource, to an image file of any kind that matplotlib
     writes."""
     from matplotlib.figure import Figure  # in the extra `torch`; a device needs none of it
+    from matplotlib.patches import Patch
 
     lanes = timeline.lanes
     colours: dict[str, int] = {}
@@ -88,6 +89,13 @@ def picture(timeline: Timeline, path: str | Path, title: str = "") -> None:
                 va="center",
                 fontsize=6,
             )
+    axes.legend(
+        handles=[Patch(color=f"C{colour % 10}", label=kind) for kind, colour in colours.items()],
+        loc="upper left",
+        bbox_to_anchor=(1, 1),
+        fontsize=8,
+        frameon=False,
+    )
     axes.set_yticks(range(len(lanes)), list(lanes))
     axes.invert_yaxis()
     axes.set_xlabel(f"device {timeline.unit}" if timeline.hertz is None else timeline.unit)

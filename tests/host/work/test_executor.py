@@ -16,6 +16,7 @@ from nearstep.work.clock import QUANTUM_CYCLES, Clock
 from nearstep.work.errors import WorkError
 from nearstep.work.executor import execute
 from nearstep.work.graph import Graph
+from nearstep.work.timeline import Timeline
 from nearstep.work.trace import trace
 
 from .fakes import FakeBackend, FakeWork, conflict, random_graph
@@ -322,3 +323,23 @@ def test_twenty_thousand_operations_run():
     for number in range(20_000):
         graph.add("x", "bus", f"channel {number % 2}", seconds=PS)
     assert execute(graph).makespan == 20_000
+
+
+def test_timelines_of_one_clock_are_joined_without_what_they_refer_to():
+    clock = Clock()
+    parts = []
+    for seconds in (3, 4):
+        graph = Graph()
+        first = graph.add("first", "a", seconds=seconds * PS)
+        graph.add("second", "b", after=[first], seconds=PS, action=lambda: None)
+        parts.append(execute(graph, clock))
+    joined = Timeline.joined(parts)
+    assert [(e.operation.index, e.operation.needs, e.start, e.end) for e in joined.entries] == [
+        (0, (), 0, 3),
+        (1, (0,), 3, 4),
+        (2, (), 4, 8),
+        (3, (2,), 8, 9),
+    ]
+    assert (joined.makespan, joined.limit, joined.busy("b")) == (9, 7, 2)
+    assert all(e.operation.action is None for e in joined.entries)
+    assert Timeline.joined([execute(Graph())]).limit == 0

@@ -1,0 +1,141 @@
+"""``nearstep trace``: what a step of an optimizer does, and when, in device cycles."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from nearstep.cli.devices import complete
+from nearstep.device import open_device
+from nearstep.errors import ArgumentError, NearstepError
+from nearstep.work.timeline import Timeline
+from nearstep.work.trace import picture, write_trace
+
+OPTIMIZERS = ("Adam", "AdamW", "SGD", "Adagrad")
+SEED = 1
+
+
+def timeline_of(
+    url: str,
+    sizes: list[int],
+    *,
+    optimizer: str = "AdamW",
+    steps: int = 2,
+    compression: float | None = None,
+    max_grad_norm: float | None = None,
+) -> Timeline:
+    """The last of some steps on parameters of these sizes, with gradients at random.
+
+    Parameters
+    ----------
+    url: str
+        Name of a device with a clock.
+    sizes: list[int]
+        Elements of each parameter.
+    optimizer: str
+        One of :data:`OPTIMIZERS`.
+    steps: int
+        At least 1. The first sends the parameters, too.
+    compression, max_grad_norm: float | None
+        As the optimizers take them.
+
+    Raises
+    ------
+    ArgumentError
+        The device has no clock; or a number or a name is none that can be.
+    NearstepError
+        As :func:`nearstep.open` and the step.
+    """
+    import torch  # an extra: other commands do without
+
+    import nearstep.optim
+
+    if not sizes or min(sizes) < 1:
+        raise ArgumentError(f"sizes must be one or more, each above 0, not {sizes}")
+    if steps < 1:
+        raise ArgumentError(f"steps must be above 0, not {steps}")
+    if optimizer not in OPTIMIZERS:
+        raise ArgumentError(f"optimizer must be of {', '.join(OPTIMIZERS)}, not {optimizer!r}")
+    generator = torch.Generator().manual_seed(SEED)
+    parameters = [torch.nn.Parameter(torch.randn(size, generator=generator)) for size in sizes]
+    with open_device(url) as device:
+        if device.cycles is None:
+            raise ArgumentError(f"{url} has no clock: its steps have no timeline")
+        made = getattr(nearstep.optim, optimizer)(
+            parameters, device=device, compression=compression, max_grad_norm=max_grad_norm
+        )
+        for _ in range(steps):
+            for parameter in parameters:
+                parameter.grad = torch.randn(parameter.shape, generator=generator)
+            made.step()
+        timeline = made.timeline
+    assert isinstance(timeline, Timeline)
+    return timeline
+
+
+def command(
+    url: Annotated[
+        str,
+        typer.Argument(
+            help='Device name, such as "sim:axdimm?memory=ddr4-1600&channels=2"; in quotes.',
+            autocompletion=complete,
+        ),
+    ],
+    sizes: Annotated[
+        str, typer.Option(help="Elements of each parameter, with commas.")
+    ] = "262144,512",
+    optimizer: Annotated[str, typer.Option(help=f"Of {', '.join(OPTIMIZERS)}.")] = "AdamW",
+    steps: Annotated[
+        int, typer.Option(help="The last one is shown; the first sends parameters, too.")
+    ] = 2,
+    compression: Annotated[
+        float | None, typer.Option(help="Share of the gradients that is sent.")
+    ] = None,
+    max_grad_norm: Annotated[float | None, typer.Option(help="Bound on their norm.")] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="JSON for Perfetto and chrome://tracing."),
+    ] = None,
+    image: Annotated[
+        Path | None,
+        typer.Option("--picture", "-p", help="Picture: .png, .svg, or what matplotlib writes."),
+    ] = None,
+) -> None:
+    """Make steps of an optimizer on a device with a clock, and show when each transfer and each
+    run of the last one was under way."""
+    try:
+        timeline = timeline_of(
+            url,
+            [int(size) for size in sizes.split(",")],
+            optimizer=optimizer,
+            steps=steps,
+            compression=compression,
+            max_grad_norm=max_grad_norm,
+        )
+    except (NearstepError, ValueError) as error:
+        raise typer.BadParameter(str(error)) from None
+    except ModuleNotFoundError as error:
+        raise typer.BadParameter(f"{error}: see nearstep doctor") from None
+    text = f"{timeline.makespan} cycles, {timeline.makespan / timeline.limit:.3f} of the busiest"
+    try:
+        if output is not None:
+            write_trace(timeline, output)
+        if image is not None:
+            picture(timeline, image, title=f"{optimizer} of {sizes} on {url}: {text}")
+    except (OSError, ValueError) as error:
+        raise typer.BadParameter(str(error)) from None
+    show(timeline, text)
+
+
+def show(timeline: Timeline, title: str) -> None:
+    """Print how busy each resource was."""
+    table = Table("resource", "operations", "busy, cycles", "share", title=title)
+    for lane, entries in sorted(timeline.lanes.items()):
+        busy = timeline.busy(lane)
+        share = f"{100 * busy / max(timeline.makespan, 1):.1f} %"
+        table.add_row(lane, str(len(entries)), str(busy), share)
+    Console(markup=False, highlight=False).print(table)

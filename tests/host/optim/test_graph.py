@@ -1,0 +1,406 @@
+"""Steps as graphs: bits, what is counted, overlap in device cycles, and what a failure leaves."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from itertools import pairwise, product
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import nearstep
+from nearstep.backends.emulated import Injection
+from nearstep.errors import BusResponseError, BusyError, WaitTimeoutError
+from nearstep.placement import Placement
+from nearstep.torch import graphs
+from nearstep.torch import optimizer as optimizers
+from nearstep.torch.errors import GradientError, InterruptedStepError
+from nearstep.torch.graphs import GraphSteps
+from nearstep.torch.pieces import pieces
+from nearstep.torch.sequence import SequentialSteps
+from nearstep.work.trace import trace
+
+from ..driver.conftest import DIMMS, EVERYTHING
+from .conftest import like_torch
+
+SIM = DIMMS["sim-dimm"]
+GOLDEN = f"golden:axdimm?block_bytes=512&memory_bytes=8MiB&{EVERYTHING}&channels="
+SHAPES = ((3,), (64, 65), (16,), (), (5, 5), (4097,), (0,), (2048,), (20_000,), (7,), (33, 16))
+"""Small ones and large ones, most of which end within a line."""
+
+LARGE = ((128, 320), (16,), (512, 32), (8192,), (64,))
+"""Of whole blocks of 16, so that torch's fused step has the same bits."""
+
+
+@pytest.fixture
+def as_graphs(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
+    """Devices without a clock make graphs, too, of many pieces; or those with one do not."""
+
+    def choose(yes: bool) -> None:
+        monkeypatch.setattr(optimizers, "steps_of", GraphSteps if yes else SequentialSteps)
+        monkeypatch.setattr(graphs, "FEWEST", 512)
+
+    return choose
+
+
+def train(url: str, make, give, dtype=torch.float32, steps=3, **options: Any):
+    """Parameters, state and counters after some steps; parameters are changed between them."""
+    with nearstep.open(url) as device:
+        ps = make(SHAPES, dtype)
+        groups = [{"params": ps[:4]}, {"params": ps[4:]}]
+        optimizer = nearstep.optim.AdamW(groups, lr=1e-2, device=device, **options)
+        scaler = nearstep.optim.GradScaler(init_scale=2.0**10) if dtype != torch.float32 else None
+        if scaler is not None:
+            scaler.scale(torch.ones(()))
+        for turn in range(steps):
+            give(ps)
+            if turn == 1:
+                ps[7].grad = None  # its neighbours are no longer that
+                with torch.no_grad():
+                    ps[5].mul_(0.5)
+            if scaler is None:
+                optimizer.step()
+                continue
+            if turn == 1:
+                ps[8].grad[-1] = torch.inf
+            scaler.step(optimizer)
+            scaler.update()
+        found = [p.detach().clone() for p in ps]
+        for state in optimizer.state_dict()["state"].values():
+            found += [value for value in state.values() if isinstance(value, Tensor)]
+        assert all(channel.run.ended for channel in device.channels)
+        return found, optimizer.traffic.as_dict()
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "dense": {},
+    "norm": {"max_grad_norm": 0.5},
+    "fp16 with a scaler": {"dtype": torch.float16},
+    "bf16 with a scaler": {"dtype": torch.bfloat16},
+    "pairs": {"compression": 0.1},
+    "pairs in any order": {"compression": 0.03, "compression_form": "scatter"},
+    "16-bit pairs and norm": {
+        "compression": 0.2,
+        "max_grad_norm": 1.0,
+        "compression_format": "bf16",
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("case", "channels"), [*product(CASES, (1, 2)), ("dense", 4), ("pairs in any order", 4)]
+)
+def test_graphs_have_the_bits_and_the_traffic_of_a_sequence(
+    case, channels, as_graphs, make_parameters
+):
+    results = []
+    for yes in (False, True):
+        as_graphs(yes)
+        generator = torch.Generator().manual_seed(99)
+
+        def give(ps, generator=generator):
+            for p in ps:
+                p.grad = torch.randn(p.shape, generator=generator).to(p.dtype)
+
+        results.append(train(f"{GOLDEN}{channels}", make_parameters, give, **CASES[case]))
+    (expected, before), (found, after) = results
+    compared = 0
+    for one, other in zip(expected, found, strict=True):
+        assert (
+            one.numpy(force=True).tobytes() == other.numpy(force=True).tobytes()
+            if (one.dtype != torch.bfloat16)
+            else torch.equal(one.view(torch.int16), other.view(torch.int16))
+        )
+        compared += one.numel()
+    assert compared > 3 * 30_000
+    several = channels > 1 and not ("max_grad_norm" in CASES[case] and "compression" in CASES[case])
+    assert (after.pop("launches") > before.pop("launches")) == several
+    for each in (before, after):
+        del each["run_seconds"], each["cycles"]
+    assert before == after
+    print(f"{compared} values compared, seed 99; {after}")
+
+
+def give_normal(seed: int) -> Callable[..., None]:
+    generator = torch.Generator().manual_seed(seed)
+    print(f"seed {seed}")
+
+    def give(*lists):
+        for same in zip(*lists, strict=True):
+            values = torch.randn(same[0].shape, generator=generator)
+            for p in same:
+                p.grad = values.clone()
+
+    return give
+
+
+@pytest.fixture
+def dimm() -> Iterator[nearstep.Device]:
+    with nearstep.open(SIM) as device:
+        yield device
+
+
+@like_torch
+def test_a_step_on_two_channels_takes_little_more_than_its_busiest_resource(
+    dimm, make_parameters, assert_equal_bits
+):
+    ours, theirs = make_parameters(LARGE), make_parameters(LARGE)
+    optimizer = nearstep.optim.AdamW(ours, lr=1e-2, device=dimm)
+    reference = torch.optim.AdamW(theirs, lr=1e-2, fused=True)
+    give = give_normal(4)
+    assert optimizer.timeline is None
+    for _ in range(3):
+        give(ours, theirs)
+        begun = dimm.cycles
+        optimizer.step()
+        cycles = dimm.cycles - begun
+        reference.step()
+        timeline = optimizer.timeline
+        busy = {lane: timeline.busy(lane) for lane in timeline.lanes}
+        print("step", cycles, "timeline", timeline.makespan, busy)
+        assert set(busy) == {"bus", "channel 0", "channel 1"}
+        assert timeline.limit == max(busy.values())
+        assert timeline.makespan == cycles
+        assert cycles <= 1.1 * timeline.limit
+    assert_equal_bits(ours, theirs, optimizer, reference)
+
+
+def test_a_graph_takes_fewer_cycles_than_a_sequence_and_always_the_same(
+    as_graphs, make_parameters, monkeypatch
+):
+    def cycles(kind) -> tuple[int, object]:
+        monkeypatch.setattr(optimizers, "steps_of", kind)
+        with nearstep.open(SIM) as device:
+            ps = make_parameters(LARGE)
+            optimizer = nearstep.optim.AdamW(ps, lr=1e-2, device=device)
+            give = give_normal(6)
+            give(ps)
+            optimizer.step()
+            give(ps)
+            begun = device.cycles
+            optimizer.step()
+            spent = device.cycles - begun
+            return spent, None if optimizer.timeline is None else trace(optimizer.timeline)
+
+    once, again, sequence = cycles(GraphSteps), cycles(GraphSteps), cycles(SequentialSteps)
+    assert once == again
+    print("graph", once[0], "sequence", sequence[0])
+    assert sequence[1] is None
+    assert once[0] < 0.9 * sequence[0]
+
+
+def test_a_small_step_takes_no_more_than_in_sequence(make_parameters, monkeypatch):
+    found = {}
+    for kind in (GraphSteps, SequentialSteps):
+        monkeypatch.setattr(optimizers, "steps_of", kind)
+        with nearstep.open(SIM) as device:
+            ps = make_parameters(((300,), (7, 5)))
+            optimizer = nearstep.optim.AdamW(ps, lr=1e-2, device=device)
+            give = give_normal(7)
+            for _ in range(2):
+                give(ps)
+                begun = device.cycles
+                optimizer.step()
+                found[kind] = device.cycles - begun
+    print(found)
+    assert found[GraphSteps] <= found[SequentialSteps]
+
+
+def test_the_timeline_keeps_no_data(dimm, make_parameters):
+    ps = make_parameters(LARGE)
+    optimizer = nearstep.optim.AdamW(ps, device=dimm)
+    give_normal(8)(ps)
+    optimizer.step()
+    gradients = [weakref.ref(p.grad) for p in ps]
+    for p in ps:
+        p.grad = None
+    assert [each() for each in gradients] == [None] * len(ps)
+    assert len(optimizer.timeline.entries) > 6
+
+
+@pytest.fixture(params=["golden", "sim"])
+def failing(request, as_graphs, make_parameters):
+    """A device, an optimizer that has made a step, its parameters; and a checkpoint."""
+    as_graphs(True)
+    url = f"{GOLDEN}2" if request.param == "golden" else SIM
+    with nearstep.open(url) as device:
+        ps = make_parameters(((64, 128), (16,), (4096,)))
+        optimizer = nearstep.optim.AdamW(ps, lr=1e-2, device=device, max_cycles=20_000)
+        give_normal(9)(ps)
+        optimizer.step()
+        yield device, optimizer, ps
+
+
+def check_heals(device, optimizer, ps, before, saved):
+    """A checkpoint is loaded, and the next step has the bits of one that was never interrupted."""
+    assert not any(channel.accelerated for channel in device.channels)
+    for p, bits in zip(ps, before, strict=True):
+        assert torch.equal(p, bits)
+    assert optimizer.traffic.steps == 1
+    for use in (optimizer.step, optimizer.state_dict):
+        with pytest.raises(InterruptedStepError):
+            use()
+    optimizer.load_state_dict(saved)
+    twins = [p.detach().clone().requires_grad_() for p in ps]
+    twin = nearstep.optim.AdamW(twins, lr=1e-2, device=device)
+    twin.load_state_dict(saved)
+    give_normal(10)(ps, twins)
+    optimizer.step()
+    twin.step()
+    assert all(torch.equal(a, b) for a, b in zip(ps, twins, strict=True))
+
+
+def test_a_failure_in_the_middle_is_typed_and_a_checkpoint_heals_it(failing):
+    device, optimizer, ps = failing
+    before, saved = [p.detach().clone() for p in ps], optimizer.state_dict()
+    golden = device.cycles is None
+    where = optimizer._residents[ps[2]].extent.views("m")[1].address
+    kind, error = ("slverr", BusResponseError) if golden else ("never", WaitTimeoutError)
+    device.backend.inject(Injection(kind=kind, write=False, base=where, limit=where + 64))
+    with pytest.raises(error) as caught:
+        optimizer.step()
+    device.backend.heal()
+    (note,) = caught.value.__notes__
+    print(note)
+    assert "failed: " in note
+    if not golden:
+        assert caught.value.max_cycles > 20_000
+        assert " read p " in note
+    check_heals(device, optimizer, ps, before, saved)
+
+
+def test_a_step_that_could_not_start_a_run_may_be_repeated(failing, monkeypatch):
+    device, optimizer, ps = failing
+    twins = [p.detach().clone().requires_grad_() for p in ps]
+    twin = nearstep.optim.AdamW(twins, lr=1e-2, device=device)
+    twin.load_state_dict(optimizer.state_dict())
+
+    def busy(*_, **__) -> None:
+        raise BusyError("another run has not ended")
+
+    give_normal(11)(ps, twins)
+    with monkeypatch.context() as patch:
+        patch.setattr(device, "update", busy)
+        with pytest.raises(BusyError):
+            optimizer.step()
+    optimizer.step()
+    twin.step()
+    assert all(torch.equal(a, b) for a, b in zip(ps, twins, strict=True))
+
+
+def test_ctrl_c_in_the_middle_leaves_the_device_idle(failing, monkeypatch):
+    device, optimizer, ps = failing
+    before, saved = [p.detach().clone() for p in ps], optimizer.state_dict()
+    update, runs = device.update, []
+
+    def press(*arguments, **options):
+        if len(runs) == 3:
+            signal.raise_signal(signal.SIGINT)
+        runs.append(update(*arguments, **options))
+        return runs[-1]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(device, "update", press)
+        with pytest.raises(KeyboardInterrupt):
+            optimizer.step()
+    assert len(runs) == 3
+    assert all(run.ended for run in runs)
+    check_heals(device, optimizer, ps, before, saved)
+
+
+def test_a_norm_that_is_not_finite_updates_nothing(as_graphs, make_parameters):
+    as_graphs(True)
+    with nearstep.open(f"{GOLDEN}2") as device:
+        ps = make_parameters(SHAPES)
+        optimizer = nearstep.optim.AdamW(ps, device=device, max_grad_norm=1.0)
+        before = [p.detach().clone() for p in ps]
+        give = give_normal(12)
+        give(ps)
+        ps[1].grad[0, 0] = torch.nan
+        with pytest.raises(GradientError):
+            optimizer.step()
+        assert all(torch.equal(p, bits) for p, bits in zip(ps, before, strict=True))
+        give(ps)
+        optimizer.step()
+
+
+@pytest.mark.parametrize("url", [f"{GOLDEN}2", SIM], ids=["golden", "sim"])
+def test_two_threads_have_the_bits_that_each_has_alone(url, as_graphs):
+    as_graphs(True)
+    shapes, steps = ((3000,), (16,), (64, 17)), 3
+
+    def work(number: int, device: nearstep.Device, begin: threading.Barrier) -> None:
+        generator = torch.Generator().manual_seed(number)
+        ps = [torch.nn.Parameter(torch.randn(shape, generator=generator)) for shape in shapes]
+        optimizer = nearstep.optim.AdamW(ps, lr=0.01 * (1 + number), device=device)
+        begin.wait()
+        for _ in range(steps):
+            for p in ps:
+                p.grad = torch.randn(p.shape, generator=generator)
+            optimizer.step()
+        found[number] = [p.detach().clone() for p in ps]
+
+    found: dict[int, list[Tensor]] = {}
+    with nearstep.open(url) as device:
+        for number in range(2):
+            work(number, device, threading.Barrier(1))
+    alone, found = found, {}
+    with nearstep.open(url) as device:
+        begin = threading.Barrier(2)
+        threads = [threading.Thread(target=work, args=(n, device, begin)) for n in range(2)]
+        for each in threads:
+            each.start()
+        for each in threads:
+            each.join()
+    assert found.keys() == alone.keys() == {0, 1}, "a thread ended with an error"
+    for number, ps in alone.items():
+        assert all(torch.equal(a, b) for a, b in zip(ps, found[number], strict=True))
+
+
+def test_a_copy_of_another_thread_waits_for_the_end_of_a_reservation():
+    with nearstep.open(f"{GOLDEN}2") as device:
+        buffers = [device.alloc(64, channel=channel) for channel in range(2)]
+        for buffer in buffers:
+            buffer.fill(1.0)
+        done: list[int] = []
+        with device.reserved():
+            with device.acceleration(0):
+                buffers[1].write(np.zeros(64, np.float32))
+            other = threading.Thread(target=lambda: done.append(int(buffers[0].read()[0])))
+            other.start()
+            other.join(0.2)
+            assert not done
+        other.join()
+        assert done == [1]
+
+
+@pytest.mark.parametrize("elements", [None, 256, 512, 1024])
+@pytest.mark.parametrize("whole", [False, True])
+def test_pieces_have_every_element_once_and_are_cut_where_all_channels_had_their_turn(
+    elements, whole
+):
+    with nearstep.open(f"{GOLDEN}2") as device:
+        placement = Placement(device)
+        extents = placement.place([100, 3000, 16, 700, 1, 5000])
+        launches = list(placement.launches((e, n > 3) for n, e in enumerate(extents)))
+        work = pieces(launches, elements, 256, whole=whole)
+    cuts = [cut for piece in work for cut in piece]
+    assert len(launches) == 2
+    for launch in launches:
+        own = [(cut.start, cut.stop) for cut in cuts if cut.launch is launch]
+        assert (own[0][0], own[-1][1]) == (launch.start, launch.stop)
+        assert all(a[1] == b[0] for a, b in pairwise(own))
+        assert not whole or len(own) == 1
+        assert all(stop % 256 == 0 for _, stop in own[:-1])
+    sizes = [sum(cut.stop - cut.start for cut in piece) for piece in work]
+    if elements is None:
+        assert len(sizes) == 1
+    elif not whole:
+        assert all(elements <= size < elements + 256 for size in sizes[1:-1])
+        assert 256 <= sizes[0] < 512
