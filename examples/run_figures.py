@@ -194,7 +194,7 @@ def _device(
         value=cycles,
         unit="cycles",
         origin="measured",
-        note=f"RTL, {traffic.launches} runs" if cycles else no_clock,
+        note=f"kernels, {traffic.launches} runs" if cycles else no_clock,
     )
     yield device(
         name="cycles/16 parameters",
@@ -204,13 +204,17 @@ def _device(
         note="16 are one beat" if cycles else no_clock,
     )
     clock = f"{PAPER_CLOCK_HZ // 10**6} MHz"
-    yield device(
-        name=f"step at {clock}",
-        value=1e3 * cycles / traffic.steps / PAPER_CLOCK_HZ if cycles else None,
-        unit="ms/step",
-        origin="modelled",
-        note="the paper's clock" if cycles else no_clock,
-    )
+    for name, count, note in (
+        (f"kernels at {clock}", cycles, "the paper's clock"),
+        (f"whole step at {clock}", traffic.step_cycles, "with transfers"),
+    ):
+        yield device(
+            name=name,
+            value=1e3 * count / traffic.steps / PAPER_CLOCK_HZ if count else None,
+            unit="ms/step",
+            origin="modelled",
+            note=note if count else no_clock,
+        )
     yield device(
         name=f"throughput at {clock}",
         value=traffic.elements / cycles * PAPER_CLOCK_HZ / 1e6 if cycles else None,

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from typing import TypeVar
 
 from nearstep.run import Run
@@ -69,7 +67,7 @@ class Accelerator:
     ----------
     device: KernelDevice
     traffic: Traffic
-        Time and cycles are added to it.
+        Time is added to it.
     max_cycles: int | None
         Bound on each run.
     """
@@ -78,7 +76,6 @@ class Accelerator:
         self._device = device
         self._traffic = traffic
         self._max_cycles = max_cycles
-        self._runs: defaultdict[int, list[Run]] = defaultdict(list)
         self._working = 0
         self._begun = 0.0
 
@@ -90,25 +87,11 @@ class Accelerator:
         ArgumentError, ModeError, BusyError, DeviceError
             The channel is the host's.
         """
-        first, *others = [partial(self._start, channel, start) for start in starts]
+        first, *others = starts
         with ExitStack() as inside:
             inside.enter_context(self._timed())
             inside.enter_context(self._device.acceleration(channel))
             return AcceleratedRuns(first(), others, inside.pop_all(), self._max_cycles)
-
-    def count(self) -> None:
-        """Count the cycles of the runs since the last call, which have ended."""
-        cycles = [
-            sum(run.cycles for run in runs if run.cycles is not None)
-            for runs in self._runs.values()
-        ]
-        self._traffic.cycles = (self._traffic.cycles or 0) + max(cycles, default=0)
-        self._runs.clear()
-
-    def _start(self, channel: int, start: Callable[[], Run]) -> Run:
-        run = start()
-        self._runs[channel].append(run)
-        return run
 
     @contextmanager
     def _timed(self) -> Iterator[None]:

@@ -257,14 +257,24 @@ class StepGraph:
         """
         graph, self._graph = self._graph, Graph()
         try:
-            self._timelines.append(execute(graph, self._clock))
+            timeline = execute(graph, self._clock)
         except WorkError as failed:
             _, cause = next(iter(failed.failed.items()))
             cause.add_note(str(failed))
         else:
-            self._accelerator.count()
+            self._timelines.append(timeline)
+            self._count(timeline)
             return
         raise cause
+
+    def _count(self, timeline: Timeline) -> None:
+        lanes = (_lane(channel) for channel in range(self._device.channel_count))
+        kernels = (
+            sum(e.duration for e in timeline.lanes.get(lane, ()) if BUS not in e.operation.holds)
+            for lane in lanes
+        )
+        self._traffic.cycles = (self._traffic.cycles or 0) + max(kernels)
+        self._traffic.step_cycles = (self._traffic.step_cycles or 0) + timeline.makespan
 
 
 def _lane(channel: int) -> str:

@@ -35,8 +35,11 @@ class Traffic:
     pairs: int
         Elements of compressed gradients that were sent.
     cycles: int | None
-        Device cycles of all runs; of several channels those of the one that works longest in a
-        step. None on a device without a clock.
+        Device cycles in which kernels have their channels: runs, the commands that start them,
+        changes of mode; of several channels those of the one that works longest in a step. None on
+        a device without a clock.
+    step_cycles: int | None
+        Device cycles of whole steps, from the first transfer to the last.
     run_seconds: float
         Time on the wall clock from a launch to its end. Of an emulated device: of the emulation.
     """
@@ -54,6 +57,7 @@ class Traffic:
     skipped: int = 0
     pairs: int = 0
     cycles: int | None = None
+    step_cycles: int | None = None
     run_seconds: float = 0.0
 
     def as_dict(self) -> dict[str, int | float | None]:
