@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from nearstep.allocator import LINE_BYTES
+from nearstep.backends.base import Largest
 from nearstep.buffer import Buffer
 from nearstep.device import Device
 from nearstep.errors import ArgumentError, ShapeError
@@ -77,6 +78,11 @@ class Segment:
     def compares(self) -> bool:
         """Whether the device can tell if an array is equal to one of the host's."""
         return self._device.backend.compares_memory
+
+    @property
+    def largest(self) -> Largest | None:
+        """What the device's backend offers to find elements of arrays of the host by."""
+        return self._device.backend.largest
 
     @property
     def arenas(self) -> Sequence[Arenas]:

@@ -30,6 +30,7 @@ from nearstep.torch.errors import (
 from nearstep.torch.layout import Layout
 from nearstep.torch.lease import Lease
 from nearstep.torch.pairs import PairSpace
+from nearstep.torch.recycled import Recycled
 from nearstep.torch.resident import Formats, Resident, copy_array, gradient_array
 from nearstep.torch.saved import SavedState, Verbatim, count, export
 from nearstep.torch.settings import Settings, scans
@@ -332,6 +333,7 @@ class DeviceOptimizer(Optimizer):
         self._placement = Placement(self._lease.device)
         self._residents: dict[Tensor, Resident] = {}
         self._traffic = Traffic()
+        self._residual_memory = Recycled()
         self._steps = Steps(self._lease.device, self._placement, settings, self._traffic)
         self._interrupted = None
         self._report_inf = None
@@ -576,7 +578,8 @@ class DeviceOptimizer(Optimizer):
         else:
             form = compression.format
             residual = state.get(RESIDUAL) if compression.error_feedback else None
-            compressed = resident.compress(gradient, residual, compression)
+            memory = self._residual_memory.empty
+            compressed = resident.compress(gradient, residual, compression, memory)
         copy_format = resident.copy_format
         if copy_format is not None:
             resident.extent.segment.reserve({copy_array(copy_format): 0.0})

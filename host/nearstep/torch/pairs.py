@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from nearstep.buffer import Buffer
 from nearstep.placement import LINE_ELEMENTS, Extent, Launch, Segment, padded
@@ -57,16 +58,31 @@ class PairSpace:
         Indices count from the first element of the run, and ascend.
         """
         first = launch.extents[0].start
-        elements = np.concatenate([e.start + gradients[e].index for e in launch.extents])
         values = np.concatenate([gradients[e].value for e in launch.extents])
+        if self._stripes.channels == 1:
+            index = np.empty(values.size, np.uint32)
+            at = 0
+            for e in launch.extents:
+                part = gradients[e].index
+                np.add(part, e.start - first, out=index[at : at + part.size], casting="unsafe")
+                at += part.size
+            yield self._copied(0, first, index, values)
+            return
+        elements = np.concatenate([e.start + gradients[e].index for e in launch.extents])
         channels, places = self._stripes.locate(elements)
         for channel in launch.parts:
             here = channels == channel
             index = (places[here] - self._stripes.before(first, channel)).astype(np.uint32)
-            start = self._starts[first][channel]
-            arena = self._arenas[channel]
-            buffers = arena["index"], arena["value"]
-            indices, of_values = (each[start : start + index.size] for each in buffers)
-            indices.write(index)
-            of_values.write(values[here])
-            yield indices, of_values
+            yield self._copied(channel, first, index, values[here])
+
+    def _copied(
+        self, channel: int, first: int, index: NDArray[np.uint32], values: NDArray[np.generic]
+    ) -> tuple[Buffer, Buffer]:
+        """Copy the pairs of a run whose first extent starts at element ``first``."""
+        start, arena = self._starts[first][channel], self._arenas[channel]
+        indices, of_values = (
+            arena[name][start : start + index.size] for name in ("index", "value")
+        )
+        indices.write(index)
+        of_values.write(values)
+        return indices, of_values

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from nearstep.torch import convert
 from nearstep.torch.compression import Compressed, Compression
 from nearstep.torch.errors import InterruptedStepError, ParameterError
 from nearstep.torch.layout import Layout
+from nearstep.torch.topk import largest_of
 from nearstep.torch.traffic import Traffic
 from nearstep.torch.transfers import SMALL_ELEMENTS, Outbox, Sending, Wanted
 
@@ -256,12 +257,19 @@ class Resident:
             self.extent.end_loan(self._lent.pop())
 
     def compress(
-        self, gradient: Tensor, residual: Tensor | None, compression: Compression
+        self,
+        gradient: Tensor,
+        residual: Tensor | None,
+        compression: Compression,
+        memory: Callable[[int], NDArray[np.float32]],
     ) -> Compressed:
-        """What of a gradient is to be sent instead of it, and what of it stays."""
+        """What of a gradient is to be sent instead of it, and what of it stays, in an array of
+        ``memory``."""
         self._is_new = False
         before = None if residual is None else convert.to_float32(residual)
-        return compression.compress(convert.to_float32(gradient), before)
+        find = self.extent.segment.largest or largest_of
+        flat = convert.to_float32(gradient)
+        return compression.compress(flat, before, find=find, memory=memory)
 
     @property
     def wanted(self) -> Wanted:
