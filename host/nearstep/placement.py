@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
@@ -98,6 +99,8 @@ class Segment:
             None of them stays allocated.
         """
         held = self._arenas[0]
+        if held.keys() >= arrays.keys():
+            return
         missing = [name for name in arrays if name not in held and name != besides]
         if not missing:
             return
@@ -169,7 +172,7 @@ class Extent:
     start: int
     count: int
 
-    @property
+    @cached_property
     def end(self) -> int:
         """First element of a neighbour: behind the last line that this one has elements in."""
         return self.start + padded(self.count, self.segment.line)

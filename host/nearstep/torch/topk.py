@@ -50,6 +50,7 @@ def largest_of(array: NDArray[np.float32], count: int) -> NDArray[np.intp]:
     """
     if count == array.size:
         return np.arange(array.size)
+    candidates: NDArray[np.intp]
     keys = array.view(np.uint32) & _MAGNITUDE
     sample = keys[::SAMPLED]
     rank = math.ceil(sample.size * count / keys.size * 1.5) + 8
@@ -57,8 +58,9 @@ def largest_of(array: NDArray[np.float32], count: int) -> NDArray[np.intp]:
         least = np.partition(sample, sample.size - rank)[sample.size - rank]
         candidates = (keys >= least).nonzero()[0]
         if candidates.size >= count:
-            return candidates[_exactly(keys[candidates], count)]
-    return _exactly(keys, count).nonzero()[0]
+            candidates = candidates[_exactly(keys[candidates], count)]
+            return candidates
+    return np.flatnonzero(_exactly(keys, count))
 
 
 def largest(
