@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from nearstep.allocator import LINE_BYTES
+from nearstep.backends.base import Largest
 from nearstep.buffer import Buffer
 from nearstep.device import Device
 from nearstep.errors import ArgumentError, ShapeError
@@ -79,6 +81,11 @@ class Segment:
         return self._device.backend.compares_memory
 
     @property
+    def largest(self) -> Largest | None:
+        """What the device's backend offers to find elements of arrays of the host by."""
+        return self._device.backend.largest
+
+    @property
     def arenas(self) -> Sequence[Arenas]:
         return self._arenas
 
@@ -92,6 +99,8 @@ class Segment:
             None of them stays allocated.
         """
         held = self._arenas[0]
+        if held.keys() >= arrays.keys():
+            return
         missing = [name for name in arrays if name not in held and name != besides]
         if not missing:
             return
@@ -163,7 +172,7 @@ class Extent:
     start: int
     count: int
 
-    @property
+    @cached_property
     def end(self) -> int:
         """First element of a neighbour: behind the last line that this one has elements in."""
         return self.start + padded(self.count, self.segment.line)

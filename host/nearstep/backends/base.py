@@ -7,7 +7,7 @@ to decide whether a wait has failed.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -18,6 +18,11 @@ from nearstep.errors import WaitTimeoutError
 
 FILLED_BYTES = 1 << 20
 """Bytes of one write of :meth:`Backend.fill_memory`, at most."""
+
+
+Largest = Callable[[NDArray[np.float32], int], NDArray[np.intp]]
+"""Positions of so many elements of largest magnitude, as :func:`nearstep.torch.topk.largest_of`
+says."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,6 +153,9 @@ class Backend(ABC):
         Options of the device's name that decide it, for errors; empty if none does.
     compares_memory: bool
         Whether :meth:`memory_holds` can tell, as no device does that is outside this process.
+    largest: Largest | None
+        Code of a backend with compiled parts, which finds elements of arrays of the host faster
+        than numpy does. The host uses it in the place of its own.
     """
 
     family: str
@@ -155,6 +163,10 @@ class Backend(ABC):
     capacity_bytes: int
     capacity_options: str = ""
     compares_memory: bool = False
+
+    @property
+    def largest(self) -> Largest | None:
+        return None
 
     @property
     def regions(self) -> Sequence[tuple[int, int]]:

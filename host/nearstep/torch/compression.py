@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -11,9 +11,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from nearstep.backends.base import Largest
 from nearstep.torch import convert
 from nearstep.torch.errors import HyperparameterError
-from nearstep.torch.topk import kept_of, largest
+from nearstep.torch.recycled import empty
+from nearstep.torch.topk import kept_of, largest, largest_of
 from nearstep.updater.checks import is_real, real
 
 FORMS = ("fused", "scatter")
@@ -87,31 +89,56 @@ class Compression:
         return kept_of(size, self.share)
 
     def compress(
-        self, gradient: NDArray[np.float32], residual: NDArray[np.float32] | None
+        self,
+        gradient: NDArray[np.float32],
+        residual: NDArray[np.float32] | None,
+        *,
+        find: Largest = largest_of,
+        memory: Callable[[int], NDArray[np.float32]] = empty,
     ) -> Compressed:
         """Choose what to send of a flat gradient, to which the residual is added first.
 
         With error feedback, a finite sum equals what is sent for it plus what stays, exactly; what
         a number too large for 16 bits leaves is rounded to fp32. NaN and infinities leave nothing
         behind where they are sent.
+
+        Parameters
+        ----------
+        gradient: NDArray[np.float32]
+        residual: NDArray[np.float32] | None
+            None is nothing.
+        find: Largest
+            Does what :func:`nearstep.torch.topk.largest_of` does.
+        memory: Callable[[int], NDArray[np.float32]]
+            Gives an array of so many elements, for what stays.
         """
-        if not self.error_feedback:
-            index = largest(gradient, self.share)
-            return Compressed(index, self._rounded(gradient[index]), None)
+        index = np.empty(self.kept_of(gradient.size), np.intp)
+        wanted = np.empty(index.size, np.float32)
+        rest = memory(gradient.size) if self.error_feedback else gradient
+
+        def add(block: slice) -> None:
+            if residual is None:
+                rest[block] = gradient[block]
+            else:
+                np.add(residual[block], gradient[block], out=rest[block])
+
+        whole = self.format == "fp32"
+        taken = 0
         with np.errstate(over="ignore", invalid="ignore"):
-            rest = np.empty_like(gradient)
-
-            def add(block: slice) -> None:
-                if residual is None:
-                    rest[block] = gradient[block]
-                else:
-                    np.add(residual[block], gradient[block], out=rest[block])
-
-            index = largest(rest, self.share, add)
-            wanted = rest[index]
+            prepare = add if self.error_feedback else None
+            for block, kept in largest(rest, self.share, prepare=prepare, find=find):
+                part, stop = rest[block], taken + kept.size
+                wanted[taken:stop] = part[kept]
+                np.add(kept, block.start, out=index[taken:stop])
+                if whole and self.error_feedback:
+                    part[kept] = _NOTHING
+                taken = stop
             value = self._rounded(wanted)
-            lost = wanted - convert.widen(value)
-        rest[index] = np.where(np.isfinite(lost) & (lost != 0.0), lost, _NOTHING)
+            if not self.error_feedback:
+                return Compressed(index, value, None)
+            if not whole:
+                lost = wanted - convert.widen(value)
+                rest[index] = np.where(np.isfinite(lost) & (lost != 0.0), lost, _NOTHING)
         return Compressed(index, value, rest)
 
     def _rounded(self, values: NDArray[np.float32]) -> NDArray[np.generic]:

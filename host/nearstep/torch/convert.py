@@ -35,7 +35,7 @@ def to_float32(tensor: Tensor) -> NDArray[np.float32]:
     the array is to be read only, and before the tensor changes.
     """
     flat = _flat(tensor)
-    if flat.dtype != torch.float32:
+    if flat.dtype is not torch.float32:
         flat = flat.to(torch.float32)
     array: NDArray[np.float32] = flat.numpy()
     return array if array.flags.c_contiguous else np.ascontiguousarray(array)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -38,6 +38,6 @@ class Layout:
         return [key for key in self.moments if key not in self.optional]
 
     @cached_property
-    def keys(self) -> Sequence[str]:
-        """Keys that state always has."""
-        return [*(["step"] if self.counts else []), *self.required]
+    def keys(self) -> Set[str]:
+        """Keys that state always has, in order."""
+        return dict.fromkeys([*(["step"] if self.counts else []), *self.required]).keys()

@@ -19,7 +19,7 @@ from nearstep.device import Device
 from nearstep.placement import LINE_ELEMENTS, Extent, Placement
 from nearstep.run import Run
 from nearstep.torch import convert, options
-from nearstep.torch.checks import check_gradient, check_parameter, label, shares_memory
+from nearstep.torch.checks import check_gradient, check_parameter, is_plain, label, shares_memory
 from nearstep.torch.eager import eager
 from nearstep.torch.errors import (
     HyperparameterError,
@@ -30,6 +30,7 @@ from nearstep.torch.graphs import steps_of
 from nearstep.torch.layout import Layout
 from nearstep.torch.lease import Lease
 from nearstep.torch.pairs import PairSpace
+from nearstep.torch.recycled import Recycled
 from nearstep.torch.resident import Formats, Resident, copy_array, gradient_array
 from nearstep.torch.saved import SavedState, Verbatim, count, export
 from nearstep.torch.settings import Settings, scans
@@ -42,8 +43,8 @@ from nearstep.updater.device import KernelDevice
 from nearstep.work.timeline import Timeline
 from nearstep_spec.rule import optimizer as rules
 
-Checked = tuple[Hashable, ParameterState | SavedState | None]
-"""Phase of a parameter to be updated, and its state as it is, if it has one."""
+Checked = tuple[Resident, Hashable, ParameterState | SavedState | None]
+"""A parameter to be updated, its phase, and its state as it is, if it has one."""
 
 
 class DeviceOptimizer(Optimizer):
@@ -339,6 +340,7 @@ class DeviceOptimizer(Optimizer):
         self._placement = Placement(self._lease.device)
         self._residents: dict[Tensor, Resident] = {}
         self._traffic = Traffic()
+        self._residual_memory = Recycled()
         self._steps: Steps = steps_of(self._lease.device, self._placement, settings, self._traffic)
         self._interrupted = None
         self._report_inf = None
@@ -363,7 +365,7 @@ class DeviceOptimizer(Optimizer):
     def _place(self, group: Mapping[str, Any], parameters: Iterable[Tensor]) -> None:
         """Give memory to those that have none yet, next to each other in this order."""
         known = self._residents
-        new = [p for p in dict.fromkeys(parameters) if p not in known and not is_lazy(p)]
+        new = list(dict.fromkeys(p for p in parameters if p not in known and not is_lazy(p)))
         if not new:
             return
         compression, formats = self._settings.compression, self._formats
@@ -474,7 +476,7 @@ class DeviceOptimizer(Optimizer):
                 arguments = self._arguments(group, phase)
                 self.device.check_arguments(self.definition, **arguments)
                 checked.add((index, phase))
-            found.append((phase, kept))
+            found.append((resident, phase, kept))
         return found
 
     def _gradients(self) -> Iterator[Given]:
@@ -488,13 +490,15 @@ class DeviceOptimizer(Optimizer):
                     continue
                 if not given:
                     self._check_group(group, self.defaults)
-                if parameter in given:
-                    given[parameter] = given[parameter].once_more()
-                    continue
-                name = label(group, index, position)
-                check_parameter(name, parameter)
-                check_gradient(name, parameter, gradient)
-                given[parameter] = Given(index, parameter, gradient, 1)
+                plain = is_plain(parameter) and is_plain(gradient)
+                if not plain or gradient.shape != parameter.shape:
+                    name = label(group, index, position)
+                    check_parameter(name, parameter)
+                    check_gradient(name, parameter, gradient)
+                first = Given(index, parameter, gradient, 1)
+                found = given.setdefault(parameter, first)
+                if found is not first:
+                    given[parameter] = found.once_more()
             self._settings.check_parameters(given)
             yield from given.values()
 
@@ -522,9 +526,11 @@ class DeviceOptimizer(Optimizer):
             if inbox is None:
                 self._traffic.skipped += 1
                 return
+            moments = self.layout.moments.items()
+            written = [[key for key, name in moments if name in each] for each in arrays]
             counts: list[Tensor] = []
             for update in updates.values():
-                counts += self._finish(update, inbox)
+                counts += self._finish(update, written[update.key.group], inbox)
             if counts:
                 torch._foreach_add_(counts, 1)
         except BaseException as error:
@@ -534,8 +540,8 @@ class DeviceOptimizer(Optimizer):
                     update.resident.interrupted = self._interrupted
             raise
         finally:
-            for each in gradients:
-                self._residents[each.parameter].end_loan()
+            for resident, _, _ in checked:
+                resident.end_loan()
         if scale != 1.0 and self._report_inf is None:
             for each in gradients:
                 _unscale(each.parameter, scale)
@@ -564,9 +570,8 @@ class DeviceOptimizer(Optimizer):
     ) -> tuple[Extent, Update]:
         """Send what a parameter's update needs; of a gradient that is compressed, not yet."""
         group = self.param_groups[given.group]
-        resident = self._residents[given.parameter]
         gradient = redistributed(given.gradient, given.parameter)
-        phase, found = checked
+        resident, phase, found = checked
         state = self._ready_state(resident, group, found, arrays)
         resident.send_master_if_changed(outbox)
         compression = self._settings.compression
@@ -579,15 +584,16 @@ class DeviceOptimizer(Optimizer):
         else:
             form = compression.format
             residual = state.get(RESIDUAL) if compression.error_feedback else None
-            compressed = resident.compress(gradient, residual, compression)
+            memory = self._residual_memory.empty
+            compressed = resident.compress(gradient, residual, compression, memory)
         copy_format = resident.copy_format
         if copy_format is not None:
             resident.extent.segment.reserve({copy_array(copy_format): 0.0})
         key = Key(given.group, phase, form, copy_format, given.times, maximize and scales)
         return resident.extent, Update(key, resident, state, arrays, compressed)
 
-    def _finish(self, update: Update, inbox: Inbox) -> list[Tensor]:
-        """Take the result of a step over to the host.
+    def _finish(self, update: Update, written: Sequence[str], inbox: Inbox) -> list[Tensor]:
+        """Take the result of a step, which wrote these moments, over to the host.
 
         Returns
         -------
@@ -595,13 +601,13 @@ class DeviceOptimizer(Optimizer):
             What 1 is still to be added to.
         """
         update.resident.fetch_parameter(inbox)
-        moments = self.layout.moments.items()
-        written = [key for key, name in moments if name in update.arrays]
+        is_kept = len(update.state) > 0
         counts = update.state.written(written) * update.key.times
         if update.compressed is not None and update.compressed.residual is not None:
             parameter = update.resident.parameter
             update.state[RESIDUAL] = convert.to_tensor(update.compressed.residual, parameter)
-        self._keep(update.resident, update.state)
+        if not is_kept:
+            self._keep(update.resident, update.state)
         return counts
 
 

@@ -97,8 +97,19 @@ class PairSpace:
     ) -> Iterator[PairList]:
         """The pairs of each run of a launch that each channel cuts, at ends of blocks, into these
         elements of the segment; by channel, then in order. They are still to be written."""
-        elements = np.concatenate([e.start + gradients[e].index for e in launch.extents])
         values = np.concatenate([gradients[e].value for e in launch.extents])
+        if self._stripes.channels == 1 and len(cuts[0]) == 1:  # all of the launch
+            index = np.empty(values.size, np.uint32)
+            at = 0
+            for e in launch.extents:
+                part = gradients[e].index
+                room = index[at : at + part.size]
+                np.add(part, e.start - launch.start, out=room, casting="unsafe")
+                at += part.size
+            for channel in launch.parts:
+                yield self._list(channel, cuts[0][0], self._starts[launch.start][0], index, values)
+            return
+        elements = np.concatenate([e.start + gradients[e].index for e in launch.extents])
         channels, places = self._stripes.locate(elements)
         for channel in launch.parts:
             at = self._starts[launch.start][channel]
@@ -109,9 +120,19 @@ class PairSpace:
                     continue
                 here = channels[inside] == channel
                 index = (places[inside][here] - first).astype(np.uint32)
-                stop, end = at + index.size, at + padded(index.size, _LINE)
-                rooms = [self._arenas[channel][name] for name in ("index", "value")]
-                pairs = Pairs(rooms[0][at:stop], rooms[1][at:stop], self._form)
-                data = (index, values[inside][here])
-                yield PairList(channel, cut, pairs, data, [room[at:end] for room in rooms])
-                at = end
+                yield self._list(channel, cut, at, index, values[inside][here])
+                at += padded(index.size, _LINE)
+
+    def _list(
+        self,
+        channel: int,
+        cut: range,
+        at: int,
+        index: NDArray[np.uint32],
+        values: NDArray[np.generic],
+    ) -> PairList:
+        """Pairs of a cut that lie from element ``at`` of the lists on."""
+        stop, end = at + index.size, at + padded(index.size, _LINE)
+        rooms = [self._arenas[channel][name] for name in ("index", "value")]
+        pairs = Pairs(rooms[0][at:stop], rooms[1][at:stop], self._form)
+        return PairList(channel, cut, pairs, (index, values), [room[at:end] for room in rooms])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,9 +13,11 @@ from torch import Tensor
 
 from nearstep.placement import HALVES, Extent
 from nearstep.torch import convert
+from nearstep.torch.checks import is_plain
 from nearstep.torch.compression import Compressed, Compression
 from nearstep.torch.errors import InterruptedStepError, ParameterError
 from nearstep.torch.layout import Layout
+from nearstep.torch.topk import largest_of
 from nearstep.torch.traffic import Traffic
 from nearstep.torch.transfers import SMALL_ELEMENTS, Inbox, Outbox, Sending, Wanted
 
@@ -75,6 +77,8 @@ class Resident:
         What the parameter is called in errors.
     extent: Extent
     layout: Layout
+    is_small: bool
+        Whether it is copied together with its neighbours.
     interrupted: str | None
         Name of what a step of this parameter failed with half way; cleared by :meth:`load_master`.
     """
@@ -101,6 +105,9 @@ class Resident:
         self._home: NDArray[np.float32] | None = None  # the master, if it stays on the host
         self._loaded_master: NDArray[np.float32] | None = None
         self._is_new = True
+        self._seen: tuple[int, NDArray[np.float32]] | None = None
+        self._halves = extent.segment.halves
+        self.is_small = extent.count < SMALL_ELEMENTS
 
     @property
     def keeps_master(self) -> bool:
@@ -184,14 +191,8 @@ class Resident:
         """Make the host's parameter the master, unless it is what the last step left there.
 
         A device that works on the host's memory takes a large fp32 parameter where it is: there is
-        no other master, nothing to send and nothing to fetch.
-
-        Raises
-        ------
-        ParameterError
-            The parameter has been given another number of elements.
+        no other master, nothing to send and nothing to fetch. :meth:`check_size` has been called.
         """
-        self.check_size()
         parameter = self.parameter
         if self._lend_parameter() or self._is_as_left:
             return
@@ -256,12 +257,19 @@ class Resident:
             self.extent.end_loan(self._lent.pop())
 
     def compress(
-        self, gradient: Tensor, residual: Tensor | None, compression: Compression
+        self,
+        gradient: Tensor,
+        residual: Tensor | None,
+        compression: Compression,
+        memory: Callable[[int], NDArray[np.float32]],
     ) -> Compressed:
-        """What of a gradient is to be sent instead of it, and what of it stays."""
+        """What of a gradient is to be sent instead of it, and what of it stays, in an array of
+        ``memory``."""
         self._is_new = False
         before = None if residual is None else convert.to_float32(residual)
-        return compression.compress(convert.to_float32(gradient), before)
+        find = self.extent.segment.largest or largest_of
+        flat = convert.to_float32(gradient)
+        return compression.compress(flat, before, find=find, memory=memory)
 
     @property
     def wanted(self) -> Wanted:
@@ -311,15 +319,10 @@ class Resident:
         self._traffic.parameters_up += array.nbytes
 
     @property
-    def is_small(self) -> bool:
-        """Whether it is copied together with its neighbours."""
-        return self.extent.count < SMALL_ELEMENTS
-
-    @property
     def _is_as_left(self) -> bool:
         """Whether the host's parameter is what the last step left there, bit for bit."""
         if isinstance(self._left, np.ndarray):
-            self._landing = convert.landing(self.parameter)
+            self._landing = self._found_landing()
             words = convert.to_words(self.parameter) if self._landing is None else self._landing
             return words.dtype == self._left.dtype and words.tobytes() == self._left.tobytes()
         if isinstance(self._left, str):
@@ -328,16 +331,28 @@ class Resident:
             return same_format and bool(self.extent.holds(self._left, words))
         return self._left is not None and convert.fingerprint(self.parameter) == self._left
 
+    def _found_landing(self) -> NDArray[np.float32] | None:
+        """:func:`convert.landing` of the parameter: that of the step before, if it still is."""
+        parameter, seen = self.parameter, self._seen
+        if (
+            seen is not None
+            and is_plain(parameter)
+            and parameter.data_ptr() == seen[0]
+            and parameter.numel() == seen[1].size
+            and not parameter.is_neg()
+        ):
+            return seen[1]
+        array, self._seen = convert.landing(parameter), None
+        if array is not None and is_plain(parameter):
+            self._seen = parameter.data_ptr(), array
+        return array
+
     def _leave(self, array: str | None) -> None:
         """The host's parameter is what the next step is to find; ``array`` on the device has the
         same contents, if it is given."""
         self._home = None
         asked = array is not None and self.extent.segment.compares
         self._left = array if asked else convert.fingerprint(self.parameter)
-
-    @property
-    def _halves(self) -> bool:
-        return self.extent.segment.halves
 
     @property
     def _known(self) -> bool:

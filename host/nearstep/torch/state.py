@@ -122,14 +122,8 @@ class ParameterState(dict[str, Any]):
         return [step]
 
     def flush(self) -> None:
-        """Send what was changed on the host, and let go of what was fetched.
-
-        Raises
-        ------
-        StateError
-            A key was deleted.
-        """
-        self.check_keys()
+        """Send what was changed on the host, and let go of what was fetched. The keys have been
+        checked (:meth:`check_keys`)."""
         store = self._placed
         for key in store.layout.moments:
             value = super().get(key)
@@ -142,9 +136,10 @@ class ParameterState(dict[str, Any]):
 
     def check_keys(self) -> None:
         """Raise :class:`StateError` if a key was deleted that state always has."""
-        for key in self._placed.layout.keys:
-            if not dict.__contains__(self, key):
-                raise StateError(self._placed.label, f"have {key!r}", sorted(self.keys()))
+        keys = self._placed.layout.keys
+        if not self.keys() >= keys:
+            missing = next(key for key in keys if key not in self.keys())
+            raise StateError(self._placed.label, f"have {missing!r}", sorted(self.keys()))
 
     def snapshot(self) -> dict[str, Any]:
         """A plain dict with values of its own: a copy of ``step``, moments fetched afresh."""

@@ -1,7 +1,7 @@
 """C++ model of an update rule: the numpy model's results, bit for bit, at memory speed."""
 
 import ctypes
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -16,8 +16,17 @@ from nearstep_sim.verilate.build import compile_library, stored
 from nearstep_spec.rule.expr import float32_bits
 from nearstep_spec.rule.program import ARITHMETIC, Program
 from nearstep_spec.rule.rule import Rule
+from nearstep_spec.rule.scale import GRADIENT
 
-__all__ = ["CXX_FLAGS", "Kernel", "function_name", "kernel", "register_words", "source"]
+__all__ = [
+    "CXX_FLAGS",
+    "Kernel",
+    "function_name",
+    "kernel",
+    "register_words",
+    "source",
+    "source_of_pairs",
+]
 
 Array = NDArray[Any]
 
@@ -166,6 +175,58 @@ def source(rule: Rule) -> str:
     return "\n".join(lines) + "\n"
 
 
+_CACHED = 8192  # elements whose dense gradient stays in the first cache
+
+_PAIRS = """\
+#include <cstddef>
+#include <cstdint>
+
+extern "C" void {function}(std::size_t, const std::uint32_t*{types});
+
+extern "C" std::size_t {function}_of_pairs(
+    std::size_t count, const std::uint32_t* registers, const std::uint32_t* index,
+    const float* value, std::size_t pairs{parameters}) {{
+    alignas(64) float a_{gradient}[{cached}] = {{}};
+    std::size_t taken = 0;
+    for (std::size_t at = 0; at < count; at += {cached}) {{
+        const std::size_t size = count - at < {cached} ? count - at : {cached};
+        const std::size_t first = taken;
+        for (; taken < pairs && index[taken] - at < size; ++taken) {{
+            a_{gradient}[index[taken] - at] = value[taken];
+        }}
+        {function}(size, registers{arguments});
+        for (std::size_t i = first; i < taken; ++i) {{
+            a_{gradient}[index[i] - at] = 0.0f;
+        }}
+    }}
+    return taken;
+}}
+"""
+
+
+def source_of_pairs(rule: Rule) -> str:
+    """C++20 source of one function that runs the function of :func:`source` on a gradient that
+    comes as pairs, and returns how many it took: all, if they ascend and are below `count`::
+
+        extern "C" std::size_t nearstep_rule_<name>_of_pairs(
+            std::size_t count, const std::uint32_t* registers, const std::uint32_t* index,
+            const float* value, std::size_t pairs, <arrays without the gradient>);
+    """
+    arrays = [*rule.arrays_in, *rule.outputs]
+    others = [name for name in arrays if name != GRADIENT]
+    kinds = {name: "float*" if name in rule.arrays_out else "const float*" for name in arrays}
+    return _PAIRS.format(
+        function=function_name(rule),
+        types="".join(f", {kinds[name]}" for name in arrays),
+        parameters="".join(f", {kinds[name]} a_{name}" for name in others),
+        arguments="".join(
+            f", a_{name}" if name == GRADIENT else f", a_{name} + at" for name in arrays
+        ),
+        gradient=GRADIENT,
+        cached=_CACHED,
+    )
+
+
 def register_words(rule: Rule, scalars: Mapping[str, float]) -> NDArray[np.uint32]:
     """The register words of a run: binary32 patterns of scalars, then 0 or 1 for switches.
 
@@ -195,15 +256,25 @@ class Kernel:
     def __init__(self, rule: Rule, library: Path) -> None:
         self.rule = rule
         self._names = (*rule.arrays_in, *rule.outputs)
-        self._function: Callable[..., None] = getattr(
-            ctypes.CDLL(str(library)), function_name(rule)
-        )
+        self._others = tuple(name for name in self._names if name != GRADIENT)
+        loaded, pointer = ctypes.CDLL(str(library)), ctypes.c_void_p
+        self._function: Callable[..., None] = getattr(loaded, function_name(rule))
         self._function.argtypes = [  # type: ignore[attr-defined]
             ctypes.c_size_t,
-            ctypes.c_void_p,
-            *[ctypes.c_void_p] * len(self._names),
+            pointer,
+            *[pointer] * len(self._names),
         ]
         self._function.restype = None  # type: ignore[attr-defined]
+        if not takes_pairs(rule):
+            return
+        self._of_pairs: Callable[..., int] = getattr(loaded, f"{function_name(rule)}_of_pairs")
+        self._of_pairs.argtypes = [  # type: ignore[attr-defined]
+            ctypes.c_size_t,
+            *[pointer] * 3,
+            ctypes.c_size_t,
+            *[pointer] * len(self._others),
+        ]
+        self._of_pairs.restype = ctypes.c_size_t  # type: ignore[attr-defined]
 
     def __call__(self, arrays: Mapping[str, Array], scalars: Mapping[str, float]) -> None:
         """Run the rule once, in place.
@@ -223,13 +294,69 @@ class Kernel:
         nearstep_spec.rule.errors.UnknownNameError
         """
         words = register_words(self.rule, scalars)
-        if set(arrays) != set(self._names):
+        ordered = self._checked(self._names, arrays)
+        self._function(
+            ordered[0].size, words.ctypes.data, *(array.ctypes.data for array in ordered)
+        )
+
+    def of_pairs(
+        self,
+        arrays: Mapping[str, Array],
+        scalars: Mapping[str, float],
+        index: NDArray[np.uint32],
+        value: NDArray[np.uint32],
+    ) -> None:
+        """Run the rule once, in place, on a gradient that is zero but for some elements.
+
+        Parameters
+        ----------
+        arrays, scalars :
+            As of a call, without the gradient.
+        index : ndarray of uint32
+            Shape (pairs,): positions, ascending; of equal ones the last counts.
+        value : ndarray of uint32
+            Shape (pairs,): patterns of binary32.
+
+        Raises
+        ------
+        ArrayMismatchError
+            Where it is of the pairs, elements before the first wrong one have been updated.
+        nearstep_spec.rule.errors.MissingScalarError
+        nearstep_spec.rule.errors.UnknownNameError
+        """
+        if not takes_pairs(self.rule):
+            raise ArrayMismatchError(f"{self.rule!r} reads no gradient {GRADIENT!r}")
+        words = register_words(self.rule, scalars)
+        ordered = self._checked(self._others, arrays)
+        for name, pairs in (("index", index), ("value", value)):
+            if pairs.dtype != np.uint32 or pairs.shape != index.shape or pairs.ndim != 1:
+                raise ArrayMismatchError(
+                    f"{name} must be uint32 of shape ({index.size},), "
+                    f"not {pairs.dtype} {pairs.shape}"
+                )
+        index, value = np.ascontiguousarray(index), np.ascontiguousarray(value)
+        taken = self._of_pairs(
+            ordered[0].size,
+            words.ctypes.data,
+            index.ctypes.data,
+            value.ctypes.data,
+            index.size,
+            *(array.ctypes.data for array in ordered),
+        )
+        if taken < index.size:
             raise ArrayMismatchError(
-                f"{self.rule!r} works on {', '.join(self._names)}, "
-                f"not {', '.join(arrays) or 'nothing'}"
+                f"index {taken} must be below {ordered[0].size} and not below the one before, "
+                f"not {index[taken]}"
             )
-        ordered = [arrays[name] for name in self._names]
-        for name, array in zip(self._names, ordered, strict=True):
+
+    def _checked(self, names: Sequence[str], arrays: Mapping[str, Array]) -> list[Array]:
+        """The arrays of these names, in order; raises unless the rule can work on them."""
+        if set(arrays) != set(names):
+            raise ArrayMismatchError(
+                f"{self.rule!r} works on {', '.join(names)}, not {', '.join(arrays) or 'nothing'}"
+            )
+        ordered = [arrays[name] for name in names]
+        for name, array in zip(names, ordered, strict=True):
             if array.dtype != np.float32 or array.shape != ordered[0].shape:
                 raise ArrayMismatchError(
                     f"Array {name!r} must be float32 of shape {ordered[0].shape}, "
@@ -239,25 +366,32 @@ class Kernel:
                 raise ArrayMismatchError(f"Array {name!r} must be contiguous and aligned")
             if name in self.rule.arrays_out and not array.flags.writeable:
                 raise ArrayMismatchError(f"Array {name!r} is written but is read-only")
-        self._check_overlap(ordered)
-        self._function(
-            ordered[0].size, words.ctypes.data, *(array.ctypes.data for array in ordered)
-        )
+        _check_overlap(names, ordered)
+        return ordered
 
-    def _check_overlap(self, ordered: list[Array]) -> None:
-        extents = sorted(
-            (array.ctypes.data, array.nbytes, name)
-            for name, array in zip(self._names, ordered, strict=True)
-        )
-        for (start, size, name), (following, _, other) in pairwise(extents):
-            if start + size > following:
-                raise ArrayMismatchError(f"Arrays {name!r} and {other!r} overlap in memory")
+
+def takes_pairs(rule: Rule) -> bool:
+    """Whether a rule has a gradient that may come as pairs, and something to update by it."""
+    return GRADIENT in rule.inputs and len(rule.arrays_in) > 1
+
+
+def _check_overlap(names: Sequence[str], ordered: Sequence[Array]) -> None:
+    extents = sorted(
+        (array.ctypes.data, array.nbytes, name) for name, array in zip(names, ordered, strict=True)
+    )
+    for (start, size, name), (following, _, other) in pairwise(extents):
+        if start + size > following:
+            raise ArrayMismatchError(f"Arrays {name!r} and {other!r} overlap in memory")
 
 
 def _library(rule: Rule) -> Path:
-    name = f"{rule.name}.cpp"
-    path = stored("rule", {name: source(rule)}) / name
-    return compile_library(function_name(rule), [path], cxxflags=CXX_FLAGS)
+    files = {f"{rule.name}.cpp": source(rule)}
+    if takes_pairs(rule):
+        files[f"{rule.name}_of_pairs.cpp"] = source_of_pairs(rule)
+    folder = stored("rule", files)
+    return compile_library(
+        function_name(rule), [folder / name for name in files], cxxflags=CXX_FLAGS
+    )
 
 
 @cache

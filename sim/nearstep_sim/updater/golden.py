@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
-from nearstep.backends.base import Poll
+from nearstep.backends.base import Largest, Poll
 from nearstep.backends.emulated import EmulatedBackend, Injection
 from nearstep.errors import (
     BusError,
@@ -21,17 +21,20 @@ from nearstep.errors import (
     WaitTimeoutError,
 )
 from nearstep_sim.golden.rule import evaluate
+from nearstep_sim.golden.topk import decompress
+from nearstep_sim.golden.topk_cpp import finder
 from nearstep_sim.models.bulk import Bulk, native_bulk
 from nearstep_sim.models.memory import GUARD, UNWRITTEN
 from nearstep_sim.updater.golden_channel import GoldenChannel
-from nearstep_sim.updater.golden_kernel import Engine
+from nearstep_sim.updater.golden_kernel import Engine, Floats
 from nearstep_sim.updater.golden_port import ArmedInjection
 from nearstep_spec.csr.block import Response
 from nearstep_spec.rule.rule import Rule
+from nearstep_spec.rule.scale import GRADIENT
 from nearstep_spec.updater.config import AdamKernelConfig
 
-STEP_ELEMENTS = 1 << 20
-"""Elements of one step while the device is waited for: 4 MiB of each array."""
+STEP_ELEMENTS = 1 << 22
+"""Elements of one step while the device is waited for: 16 MiB of each array."""
 
 ACCESSES_PER_STEP = 32
 """Register accesses in the time of a block."""
@@ -49,17 +52,40 @@ def make_bulk(kind: str) -> Bulk | None:
     return native_bulk() if kind == "cpp" else None
 
 
+def make_largest(kind: str) -> Largest | None:
+    """What finds elements for the host, for a kind of engine."""
+    return finder() if kind == "cpp" else None
+
+
 def _engine(rule: Rule, kind: str) -> Engine:
     if kind == "cpp":
         from nearstep_sim.golden.rule_cpp import kernel
 
         return kernel(rule)
 
-    def run(arrays: dict[str, NDArray[np.float32]], scalars: dict[str, float]) -> None:
-        for name, result in evaluate(rule, arrays, scalars).items():
+    return NumpyEngine(rule)
+
+
+class NumpyEngine:
+    """A rule in numpy."""
+
+    def __init__(self, rule: Rule) -> None:
+        self._rule = rule
+
+    def __call__(self, arrays: Mapping[str, Floats], scalars: Mapping[str, float]) -> None:
+        for name, result in evaluate(self._rule, arrays, scalars).items():
             arrays[name][:] = result
 
-    return run
+    def of_pairs(
+        self,
+        arrays: Mapping[str, Floats],
+        scalars: Mapping[str, float],
+        index: NDArray[np.uint32],
+        value: NDArray[np.uint32],
+    ) -> None:
+        count = next(iter(arrays.values())).size
+        made = decompress(index, value, pairs=index.size, count=count, group=1, granule=1)
+        self({**arrays, GRADIENT: made.dense.view(np.float32)}, scalars)
 
 
 class GoldenBackend(EmulatedBackend):
@@ -72,11 +98,13 @@ class GoldenBackend(EmulatedBackend):
     ----------
     memory_bytes: int
         Over all channels.
+    largest: Largest | None
     """
 
     compares_memory = True
 
-    def __init__(self, memory_bytes: int) -> None:
+    def __init__(self, memory_bytes: int, largest: Largest | None = None) -> None:
+        self._largest = largest
         self.capacity_bytes = memory_bytes
         self._log: deque[str] = deque(maxlen=KEPT_TRANSACTIONS)
         self._channels = self._make_channels()
@@ -86,6 +114,10 @@ class GoldenBackend(EmulatedBackend):
     @abstractmethod
     def _make_channels(self) -> Sequence[GoldenChannel]:
         """The channels, in the order of their memory; bursts go to ``_log``."""
+
+    @property
+    def largest(self) -> Largest | None:
+        return self._largest
 
     @property
     def regions(self) -> Sequence[tuple[int, int]]:

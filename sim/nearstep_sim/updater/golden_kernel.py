@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +13,7 @@ from nearstep_sim.golden import fp
 from nearstep_sim.golden.scan import scan
 from nearstep_sim.models.memory import EmulatedMemory
 from nearstep_sim.updater.golden_command import COPY, Command
-from nearstep_sim.updater.golden_pairs import GoldenPairs
+from nearstep_sim.updater.golden_pairs import GoldenPairs, Taken
 from nearstep_sim.updater.golden_port import Fault, GoldenPort, Span, StoppedError
 from nearstep_spec.fp import BF16, FP16
 from nearstep_spec.rule.scale import GRADIENT
@@ -27,11 +28,24 @@ from nearstep_spec.updater.registers import (
 )
 
 Floats = NDArray[np.float32]
-Engine = Callable[[Mapping[str, Floats], Mapping[str, float]], None]
-"""Updates the states of one rule in place, from its arrays and the scalars."""
 
-CACHED_ELEMENTS = 1 << 17
-"""Elements of a part whose gradients are made of pairs."""
+
+class Engine(Protocol):
+    """The arithmetic of one rule."""
+
+    def __call__(self, arrays: Mapping[str, Floats], scalars: Mapping[str, float]) -> None:
+        """Update the states in place."""
+
+    def of_pairs(
+        self,
+        arrays: Mapping[str, Floats],
+        scalars: Mapping[str, float],
+        index: NDArray[np.uint32],
+        value: NDArray[np.uint32],
+    ) -> None:
+        """Update the states in place by a gradient that is zero but for some elements: their
+        positions, ascending, and patterns of binary32. Of equal positions the last counts."""
+
 
 HALVES = {GradientFormat.FP16: FP16, GradientFormat.BF16: BF16}
 COPIES = {CopyOutFormat.FP16: FP16, CopyOutFormat.BF16: BF16}
@@ -215,17 +229,14 @@ class GoldenAdamKernel:
         for span in writes.values():
             self._memory.settle(span.address, span.nbytes, all_loans=False)
         if self.port.pass_freely([*reads.values(), *of_pairs], list(writes.values())):
-            for start, part in self._parts(first, size):
-                gradients = self._dense(start, part)
-                for at, count in self._joined(names, start, part):
-                    spans = {name: self._span(name, Stream.NONE, at, count) for name in names}
-                    arrays = {n: self._floats(n, s.address, s.nbytes) for n, s in spans.items()}
-                    if gradients is not None:
-                        arrays[GRADIENT] = gradients[at - start :][:count]
-                    self._engine(arrays, self._scalars)
-                    if COPY in writes:
-                        target = self._span(COPY, Stream.COPY_OUT, at, count)
-                        self._memory.write(target.address, self._copied(arrays))
+            taken = self._take_pairs(first, size)
+            for at, count in self._joined(names, first, size):
+                spans = {name: self._span(name, Stream.NONE, at, count) for name in names}
+                arrays = {n: self._floats(n, s.address, s.nbytes) for n, s in spans.items()}
+                self._compute(arrays, at, taken)
+                if COPY in writes:
+                    target = self._span(COPY, Stream.COPY_OUT, at, count)
+                    self._memory.write(target.address, self._copied(arrays))
         else:
             for span in (*reads.values(), *of_pairs):
                 self.port.read(span)
@@ -233,22 +244,27 @@ class GoldenAdamKernel:
                 name: self._floats(name, span.address, span.nbytes).copy()
                 for name, span in reads.items()
             }
-            gradients = self._dense(first, size)
-            if gradients is not None:
-                arrays[GRADIENT] = gradients
-            self._engine(arrays, self._scalars)
+            self._compute(arrays, first, self._take_pairs(first, size))
             for name, span in writes.items():
                 data = self._copied(arrays) if name == COPY else arrays[name].view(np.uint8)
                 self.port.write(span, data)
         return lambda: self._commit(size)
 
-    def _dense(self, first: int, size: int) -> Floats | None:
-        """Gradients of these elements that come in pairs; None if they do not."""
+    def _take_pairs(self, first: int, size: int) -> Taken | None:
+        """Pairs of these elements, if gradients come so."""
         if self._pairs is None:
             return None
-        made, lost = self._pairs.dense(first, size)
-        self._counters["duplicates"] += lost
-        return made
+        taken = self._pairs.take(first, size)
+        self._counters["duplicates"] += taken.duplicates
+        return taken
+
+    def _compute(self, arrays: Mapping[str, Floats], first: int, taken: Taken | None) -> None:
+        """Update arrays that begin with element `first`."""
+        if taken is None:
+            self._engine(arrays, self._scalars)
+        else:
+            index, value = taken.part(first, next(iter(arrays.values())).size)
+            self._engine.of_pairs(arrays, self._scalars, index, value)
 
     def _copied(self, arrays: Mapping[str, Floats]) -> NDArray[np.uint8]:
         """The bytes of the copy of updated parameters."""
@@ -256,15 +272,6 @@ class GoldenAdamKernel:
             arrays["p"], COPIES[CopyOutFormat(self._command.copy_out)]
         ).view(np.uint8)
         return copied
-
-    def _parts(self, first: int, size: int) -> Iterator[tuple[int, int]]:
-        """Elements [first, first + size) in parts, first element and size: if gradients are made of
-        pairs, of a size that stays in the cache."""
-        stop, step = first + size, size
-        if self._pairs is not None:
-            step = max(1, CACHED_ELEMENTS // self.config.block_elements)
-            step *= self.config.block_elements
-        return ((start, min(step, stop - start)) for start in range(first, stop, step))
 
     def _joined(self, names: Sequence[str], first: int, size: int) -> Iterator[tuple[int, int]]:
         """Elements [first, first + size) in parts of which each array lies together: memory of the

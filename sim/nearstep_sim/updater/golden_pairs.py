@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from nearstep_sim.golden.topk import decompress, first_wrong_pair, widen
+from nearstep_sim.golden.topk import first_wrong_pair, widen
 from nearstep_sim.updater.golden_command import INDEX, Area, Command
 from nearstep_sim.updater.golden_port import Fault, GoldenPort, Span, StoppedError
 from nearstep_spec.rule.scale import GRADIENT
@@ -16,6 +17,32 @@ from nearstep_spec.updater.config import ELEMENT_BYTES
 from nearstep_spec.updater.registers import Compression, ErrorCause
 
 CAUSES = {PairCause.RANGE: ErrorCause.PAIR_RANGE, PairCause.ORDER: ErrorCause.PAIR_ORDER}
+
+
+@dataclass(frozen=True, eq=False)
+class Taken:
+    """Pairs of some elements, in the order of the indices.
+
+    Attributes
+    ----------
+    index: NDArray[np.uint32]
+        Shape (pairs,).
+    value: NDArray[np.uint32]
+        Shape (pairs,): patterns of binary32.
+    """
+
+    index: NDArray[np.uint32]
+    value: NDArray[np.uint32]
+
+    @property
+    def duplicates(self) -> int:
+        """Pairs that lose against a later one of the same index."""
+        return int(np.count_nonzero(self.index[1:] == self.index[:-1]))
+
+    def part(self, first: int, size: int) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
+        """Indices, from `first` on, and values of elements [first, first + size)."""
+        begin, end = np.searchsorted(self.index, (first, first + size))
+        return self.index[begin:end] - np.uint32(first), self.value[begin:end]
 
 
 class GoldenPairs:
@@ -81,24 +108,18 @@ class GoldenPairs:
                 self._moved[name] = self._port.whole(end)
         return found
 
-    def dense(self, first: int, size: int) -> tuple[NDArray[np.float32], int]:
-        """Gradients of elements [first, first + size), and pairs that lost against a later one.
-
-        They are asked for in order, and `first` begins a block.
-        """
+    def take(self, first: int, size: int) -> Taken:
+        """Pairs of elements [first, first + size), which are asked for in order; `first` begins a
+        block, and they end with one, or with the run."""
         if not self._areas:
-            return np.zeros(size, np.float32), 0
+            return Taken(np.empty(0, np.uint32), np.empty(0, np.uint32))
         begin, end = self._taken, self._before(first + size)
         self._taken = end
-        made = decompress(
-            self._indices(begin, end) - np.uint32(first),
-            self._values(begin, end),
-            pairs=end - begin,
-            count=size,
-            group=self._group,
-            granule=1,
-        )
-        return made.dense.view(np.float32), made.duplicates
+        index, value = self._indices(begin, end), self._values(begin, end)
+        if self._group > 1 and (index[1:] < index[:-1]).any():
+            order = np.argsort(index, kind="stable")  # of equal ones the last stays the last
+            index, value = index[order], value[order]
+        return Taken(index, value)
 
     def _stop_at_wrong_pair(self, known: int) -> None:
         index = self._indices(0, known)

@@ -149,3 +149,38 @@ def test_the_fingerprint_sees_every_single_bit(dtype):
             found += 1
     assert fingerprint(tensor) == reference
     assert found == 33 * tensor.element_size() * 8
+
+
+def other_order(p):
+    p.data = p.data.reshape(-1).as_strided(p.shape, (1, p.shape[0]))
+
+
+def shared_between_processes(p):
+    p.share_memory_()
+    p.data.mul_(2.0)
+
+
+def negative_view(p):
+    p.data = torch._neg_view(p.data)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [other_order, shared_between_processes, negative_view, other_storage],
+    ids=lambda change: change.__name__,
+)
+def test_other_memory_or_another_view_of_the_same_is_found(change, device):
+    """A twin has the same values, in the memory that it always had."""
+    p = torch.linspace(-1, 1, 24).view(4, 6).requires_grad_()
+    twin = p.detach().clone().requires_grad_()
+    optimizers = [nearstep.optim.AdamW([each], lr=1e-2, device=device) for each in (p, twin)]
+    for turn in range(4):
+        if turn == 2:
+            change(p)
+            twin.data.copy_(p.data)
+        for each in (p, twin):
+            each.grad = torch.linspace(turn, -1, 24).view(4, 6)
+        for optimizer in optimizers:
+            optimizer.step()
+        assert torch.equal(p.detach().resolve_neg(), twin.detach())
+    assert not torch.equal(twin.detach(), torch.linspace(-1, 1, 24).view(4, 6))

@@ -9,7 +9,8 @@ import torch
 from nearstep.torch import convert
 from nearstep.torch.compression import Compression
 from nearstep.torch.errors import HyperparameterError
-from nearstep.torch.topk import BLOCK, kept_of, kept_of_block, largest
+from nearstep.torch.topk import BLOCK, kept_of, kept_of_block, largest, largest_of
+from nearstep_sim.golden.topk_cpp import finder
 
 SEED = 41
 SIZES = [1, 2, 3, 15, 100, 101, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK + 777]
@@ -27,6 +28,12 @@ def by_sorting(array, share):
     return kept
 
 
+def positions(array, share, find=largest_of):
+    """Positions in the whole array."""
+    found = [block.start + kept for block, kept in largest(array, share, find=find)]
+    return np.concatenate([np.empty(0, np.intp), *found])
+
+
 def contents(kind, size):
     rng = np.random.default_rng(SEED)
     array = rng.standard_normal(size).astype(np.float32)
@@ -35,6 +42,8 @@ def contents(kind, size):
     elif kind == "zeros":
         array[rng.random(size) < 0.99] = 0.0
         array[rng.random(size) < 0.5] *= -1.0
+    elif kind == "periodic":  # a sample of every 64th sees the small ones alone
+        array[np.arange(size) % 64 == 0] *= 1e-3
     elif kind == "equal":
         array[:] = -2.0
     elif kind == "special":
@@ -44,14 +53,20 @@ def contents(kind, size):
     return array
 
 
-@pytest.mark.parametrize("kind", ["normal", "ties", "zeros", "equal", "special"])
-def test_kept_elements_are_those_that_a_stable_sort_puts_first(kind):
+@pytest.fixture(params=["numpy", "native"])
+def find(request):
+    """The host's code, and what golden devices offer in its place."""
+    return largest_of if request.param == "numpy" else finder()
+
+
+@pytest.mark.parametrize("kind", ["normal", "ties", "zeros", "equal", "special", "periodic"])
+def test_kept_elements_are_those_that_a_stable_sort_puts_first(kind, find):
     compared = 0
     for size in SIZES:
         array = contents(kind, size)
         before = array.tobytes()
         for share in SHARES:
-            kept = largest(array, share)
+            kept = positions(array, share, find)
             assert kept.tolist() == by_sorting(array, share)
             assert len(kept) == kept_of(size, share)
             compared += len(kept)
@@ -60,13 +75,27 @@ def test_kept_elements_are_those_that_a_stable_sort_puts_first(kind):
     assert compared == sum(kept_of(size, share) for size in SIZES for share in SHARES)
 
 
+def test_every_pattern_has_its_place(find):
+    """Bits of all kinds, of which few differ, or many."""
+    rng = np.random.default_rng(SEED)
+    for turn in range(200):
+        size = int(rng.integers(1, 4000))
+        bits = rng.integers(0, 1 << 32, size, dtype=np.uint32)
+        bits &= np.uint32(rng.integers(0, 1 << 32))
+        bits |= np.uint32(rng.integers(0, 1 << 32)) & np.uint32(rng.integers(0, 1 << 32))
+        count = int(rng.integers(0, size + 1))
+        array = bits.view(np.float32)
+        order = np.argsort(-(bits & 0x7FFFFFFF).astype(np.int64), kind="stable")
+        assert find(array, count).tolist() == sorted(order[:count].tolist()), turn
+
+
 def test_at_least_one_element_of_each_block_is_kept_and_none_of_nothing():
     assert [kept_of_block(size, 0.01) for size in (0, 1, 49, 149, 151, 250, 350)] == [
         0, 1, 1, 1, 2, 2, 4,
     ]  # fmt: skip
     assert kept_of(3 * BLOCK + 1, 1e-9) == 4
     assert kept_of(3 * BLOCK + 5, 1.0) == 3 * BLOCK + 5
-    assert largest(np.empty(0, np.float32), 0.5).tolist() == []
+    assert positions(np.empty(0, np.float32), 0.5).tolist() == []
 
 
 @pytest.mark.parametrize("form", ["fp32", "fp16", "bf16"])

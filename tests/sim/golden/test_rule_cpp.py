@@ -98,6 +98,44 @@ def test_read_only_inputs_are_accepted() -> None:
     assert (arrays["p"] == expected["p"]).all()
 
 
+@pytest.mark.parametrize("count", [0, 1, 33, 8191, 8192, 8193, 20_000])
+@pytest.mark.parametrize("pairs", [0, 1, 300])
+def test_pairs_are_a_gradient_that_is_zero_elsewhere(count: int, pairs: int) -> None:
+    """Of equal positions the last counts; every bit of a value arrives, that of a NaN, too."""
+    rng = np.random.default_rng(count + pairs)
+    arrays = _arrays(count)
+    index = np.sort(rng.integers(0, max(1, count), pairs if count else 0)).astype(np.uint32)
+    if index.size == 300:
+        index[:2], index[-1] = 0, count - 1
+    value = rng.integers(0, 1 << 32, index.size, dtype=np.uint32)
+    dense = np.zeros(count, np.uint32)
+    for position, word in zip(index, value, strict=True):
+        dense[position] = word
+    expected = evaluate(ADAM, arrays | {"g": dense.view(np.float32)}, SCALARS)
+    del arrays["g"]
+    kernel(ADAM).of_pairs(arrays, SCALARS, index, value)
+    for name in "pmv":
+        assert (arrays[name].view(np.uint32) == expected[name].view(np.uint32)).all()
+
+
+@pytest.mark.parametrize(
+    ("index", "size", "text"),
+    [
+        ([3, 32], 2, "index 1 must be below 32 and not below the one before, not 32"),
+        ([8200, 5], 2, "index 0 must be below 32"),
+        ([3], 2, r"value must be uint32 of shape \(1,\)"),
+    ],
+    ids=["range", "first", "shape"],
+)
+def test_pairs_that_do_not_fit_are_refused(index: list[int], size: int, text: str) -> None:
+    arrays = {name: array for name, array in _arrays(32).items() if name != "g"}
+    value = np.zeros(size, np.uint32)
+    with pytest.raises(ArrayMismatchError, match=text):
+        kernel(ADAM).of_pairs(arrays, SCALARS, np.array(index, np.uint32), value)
+    with pytest.raises(ArrayMismatchError, match="works on p, m, v, not p, m"):
+        kernel(ADAM).of_pairs({n: arrays[n] for n in "pm"}, SCALARS, value[:0], value[:0])
+
+
 def test_arrays_may_be_called_like_anything_in_the_source() -> None:
     def define(i, x0, count, registers, environment, *, float_, sign):
         return {"int": i + x0 * float_, "i": count / registers, "count": -environment + sign}
