@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from nearstep.errors import ArgumentError, DeviceError, NearstepError, WaitTimeoutError
+from nearstep.errors import ArgumentError, DeviceError, WaitTimeoutError
 from nearstep.errors import ResetNeededError as ResetNeededError
+from nearstep.storage.errors import SnapshotError as SnapshotError
+from nearstep.storage.errors import SnapshotSaveError as SnapshotSaveError
+from nearstep.storage.errors import TornSnapshotError as TornSnapshotError
 
 
 class TensorMismatchError(ArgumentError):
@@ -210,44 +212,5 @@ class DeadlockError(RingTimeoutError):
         super().__init__(*args, **options)
 
 
-class SnapshotError(NearstepError):
-    """A snapshot could not be taken, saved or loaded."""
-
-
 class SnapshotSpaceError(SnapshotError):
     """More pages than the devices can freeze, or no memory for their copies."""
-
-
-class SnapshotSaveError(SnapshotError, OSError):
-    """A snapshot could not be written to its file. There is no new file; older ones are intact.
-
-    Attributes
-    ----------
-    path: Path
-    errno: int | None
-        Of the system's error, such as ``ENOSPC``.
-    """
-
-    def __init__(self, path: Path, error: OSError) -> None:
-        super().__init__(f"cannot save {path}: {error}")
-        self.path = path
-        self.errno = error.errno
-
-
-class TornSnapshotError(SnapshotError):
-    """A file that is no whole snapshot. Nothing was loaded.
-
-    Attributes
-    ----------
-    path: Path
-    reason: str
-    last_good: Path | None
-        The newest older generation that is whole.
-    """
-
-    def __init__(self, path: Path, reason: str, last_good: Path | None = None) -> None:
-        self.path = path
-        self.reason = reason
-        self.last_good = last_good
-        hint = "there is no good one" if last_good is None else f"the last good one is {last_good}"
-        super().__init__(f"cannot load {path}: {reason}; {hint}")

@@ -18,13 +18,13 @@ from nearstep.coarse.errors import QueueFullError, TensorMismatchError
 from nearstep.coarse.event import Event
 from nearstep.coarse.frozen import Frozen
 from nearstep.coarse.rings import Rings
-from nearstep.coarse.snapshot_file import Arrays, as_path, load, open_file, save
 from nearstep.coarse.split import Part, split
 from nearstep.coarse.tensor import PoolTensor, as_array, is_shape
 from nearstep.device import FAMILIES, open_device
 from nearstep.errors import ArgumentError, DtypeError, MismatchError
 from nearstep.run import check_bound
 from nearstep.scalars import is_whole
+from nearstep.storage.snapshot_file import Arrays, as_path, load, open_file, save
 from nearstep_spec.coarse.registers import Operation, Wire
 
 OPERATIONS = {each.name.lower(): each for each in Operation}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
@@ -17,6 +16,14 @@ from nearstep.coarse.errors import (
     Waiting,
 )
 from nearstep.coarse.event import Event
+from nearstep.coarse.policies import (
+    Policy,
+    QueueState,
+    deadlock,
+    first_come_first_served,
+    queue_per_client,
+    waits,
+)
 from nearstep.coarse.pool import CoarsePool
 from nearstep.coarse.rings import IDLE_CYCLES, SLOWEST_CYCLES_PER_BEAT, RingJob
 from nearstep.coarse.tensor import PoolTensor
@@ -39,10 +46,10 @@ class Proxies:
     clients: int
         Any number, more than devices, too.
     scheduler: str
-        ``queues``: a proxy has a queue for each client, and a tensor is summed as soon as it is at
-        the head of a queue at every proxy. ``fcfs``: a proxy takes the tensor that came first and
-        waits until it has been summed. Proxies can then wait for each other for ever: this is
-        there to show that, and that it is found out.
+        Policy of :mod:`nearstep.coarse.policies`. ``queues``: a proxy has a queue for each client,
+        and a tensor is summed as soon as it is at the head of a queue at every proxy. ``fcfs``: a
+        proxy takes the tensor that came first and waits until it has been summed. Proxies can then
+        wait for each other for ever: this is there to show that, and that it is detected.
     op, wire: str
         As in :meth:`CoarsePool.submit`.
 
@@ -81,10 +88,11 @@ class Proxies:
         self.tensors = tensors
         self.clients = clients
         self.summed: list[int] = []
-        self._told = 0
+        self._returned = 0
         self._last = [-1] * clients
         self._pushed: set[tuple[int, int]] = set()
-        self._scheduler = SCHEDULERS[scheduler](pool, self.tensors, clients, op, wire)
+        applied, policy = SCHEDULERS[scheduler]
+        self._scheduler = applied(pool, self.tensors, policy, op, wire)
 
     def push(self, client: int, proxy: int, tensor: int) -> None:
         """A client pushes a tensor, by its number, to a proxy.
@@ -140,35 +148,41 @@ class Proxies:
             max_cycles = IDLE_CYCLES + 2 * SLOWEST_CYCLES_PER_BEAT * beats
         for tensor in self._scheduler.run(max_cycles):
             self.summed.append(tensor)
-        found = tuple(self.summed[self._told :])
-        self._told = len(self.summed)
+        found = tuple(self.summed[self._returned :])
+        self._returned = len(self.summed)
         return found
 
 
 class Scheduler(ABC):
-    """Order in which tensors that arrive at proxies are summed.
+    """Applies a policy: what it chooses is given to the devices, and summed.
 
     Parameters
     ----------
     pool: CoarsePool
     tensors: Sequence[PoolTensor]
-    clients: int
+    policy: Policy
     op, wire: str
+
+    Attributes
+    ----------
+    state: QueueState
+        What the policy is a function of.
     """
 
     def __init__(
         self,
         pool: CoarsePool,
         tensors: Sequence[PoolTensor],
-        clients: int,
+        policy: Policy,
         op: str,
         wire: str,
     ) -> None:
         self.pool = pool
         self.tensors = tensors
-        self.clients = clients
+        self.policy = policy
         self.op = op
         self.wire = wire
+        self.state = QueueState.empty(pool.devices)
         pool.check_wire(wire)
         pool.check_operation(op)
 
@@ -176,101 +190,92 @@ class Scheduler(ABC):
         """Ring of a tensor: all proxies must choose the same."""
         return tensor % self.pool.groups
 
-    @abstractmethod
     def arrive(self, client: int, proxy: int, tensor: int) -> None:
         """A tensor has come to a proxy."""
+        self.state = self.state.arrive(client, proxy, tensor)
 
     @abstractmethod
     def run(self, max_cycles: int) -> Iterator[int]:
         """Sum what can be summed; tensors as they end."""
 
 
-class QueueScheduler(Scheduler):
-    """A queue for each client at each proxy; all their heads are candidates.
-
-    There is no deadlock: of the tensors that every proxy has got and that are not summed, take the
-    first of the program. What is before it in a queue came earlier in the program; if every proxy
-    has got that, too, it has been summed.
-    """
+class CollectiveScheduler(Scheduler):
+    """Of a policy that chooses the same for all proxies: a tensor starts on all devices at once, as
+    a reduction of the pool."""
 
     def __init__(
-        self, pool: CoarsePool, tensors: Sequence[PoolTensor], clients: int, op: str, wire: str
+        self,
+        pool: CoarsePool,
+        tensors: Sequence[PoolTensor],
+        policy: Policy,
+        op: str,
+        wire: str,
     ) -> None:
-        super().__init__(pool, tensors, clients, op, wire)
-        self.queues: list[list[deque[int]]] = [
-            [deque() for _ in range(clients)] for _ in range(pool.devices)
-        ]
-        self.in_work: dict[int, Event] = {}
-
-    def arrive(self, client: int, proxy: int, tensor: int) -> None:
-        self.queues[proxy][client].append(tensor)
+        super().__init__(pool, tensors, policy, op, wire)
+        self.events: dict[int, Event] = {}
 
     def run(self, max_cycles: int) -> Iterator[int]:
-        in_work = self.in_work
+        events = self.events
         while True:
-            error = self._begin()
-            if not in_work:
+            error = self._start()
+            if not events:
                 if error is not None:
                     raise error
                 return
-            ended = [number for number, event in in_work.items() if event.ended]
+            ended = [number for number, event in events.items() if event.ended]
             if not ended:
-                next(iter(in_work.values())).wait(max_cycles)
+                next(iter(events.values())).wait(max_cycles)
             for number in ended:
-                in_work.pop(number).wait(max_cycles)
+                for proxy in self.state.proxies:
+                    self.state = self.state.complete(proxy, number)
+                events.pop(number).wait(max_cycles)
                 yield number
 
-    def _begin(self) -> NearstepError | None:
-        """Begin with all tensors that are at the head everywhere, while there is space; or why one
-        cannot begin."""
-        while ready := self._ready():
-            for tensor in ready:
+    def _start(self) -> NearstepError | None:
+        """Start what the policy chooses, while there is space; or why a tensor cannot start."""
+        while chosen := self.policy(self.state)[0]:
+            for tensor in chosen:
                 try:
                     event = self.pool.submit(
                         self.tensors[tensor], self.op, self.wire, group=self.group(tensor)
                     )
                 except NearstepError as error:
                     return error
-                self.in_work[tensor] = event
-                for queues in self.queues:
-                    next(queue for queue in queues if queue and queue[0] == tensor).popleft()
+                self.events[tensor] = event
+                for proxy in self.state.proxies:
+                    self.state = self.state.start(proxy, tensor)
         return None
 
-    def _ready(self) -> list[int]:
-        heads = [{queue[0] for queue in queues if queue} for queues in self.queues]
-        return sorted(set.intersection(*heads))
 
+class IndependentScheduler(Scheduler):
+    """Of a policy under which each proxy starts a tensor on its own device, whatever others do.
 
-class FcfsScheduler(Scheduler):
-    """First come, first served: a proxy is busy with the tensor that came first until it is done.
-
-    Its job is in the queue of the proxy's device all that time, and in no other device's before
-    their proxies come to it.
+    A job is in the queue of a device from there on, and in no other device's before their proxies
+    start the tensor. Each proxy has one tensor under way at a time.
     """
 
     def __init__(
-        self, pool: CoarsePool, tensors: Sequence[PoolTensor], clients: int, op: str, wire: str
+        self,
+        pool: CoarsePool,
+        tensors: Sequence[PoolTensor],
+        policy: Policy,
+        op: str,
+        wire: str,
     ) -> None:
-        super().__init__(pool, tensors, clients, op, wire)
-        self.waiting: list[deque[int]] = [deque() for _ in range(pool.devices)]
-        self.current: dict[int, int] = {}
+        super().__init__(pool, tensors, policy, op, wire)
         self.events: dict[int, Event] = {}
         self._ended: set[int] = set()
-
-    def arrive(self, client: int, proxy: int, tensor: int) -> None:
-        self.waiting[proxy].append(tensor)
 
     def run(self, max_cycles: int) -> Iterator[int]:
         rings = self.pool.rings
         while True:
-            self._take()
-            left, ended = self._leave()
+            self._start()
+            progress, ended = self._complete()
             yield from ended
-            if left:
+            if progress:
                 continue
-            circle = self._circle()
-            moving = any(not self._absent(tensor) for tensor in self.current.values())
-            if not circle and not moving:
+            circle = deadlock(self.state)
+            if not circle and all(waits(self.state).values()):
                 return  # nothing to do before further pushes
             try:
                 rings.wait_any(self._polls(), max_cycles)
@@ -290,73 +295,57 @@ class FcfsScheduler(Scheduler):
                 rings.look()
                 raise failure
 
-    def _take(self) -> None:
-        """Idle proxies take the first tensor that came."""
+    def _start(self) -> None:
+        """Start what the policy chooses."""
         rings = self.pool.rings
         rings.check_ready()
-        for device, queue in enumerate(self.waiting):
-            if device in self.current or not queue:
-                continue
-            tensor = queue[0]
-            rings.check_space([self.group(tensor)])
-            if tensor not in self.events:
-                self.events[tensor] = self.pool.prepare(
-                    self.tensors[tensor], self.op, self.wire, group=self.group(tensor)
-                )
-            self.current[device] = queue.popleft()
-            rings.push(self.job(tensor), device)
+        for proxy, chosen in enumerate(self.policy(self.state)):
+            for tensor in chosen:
+                rings.check_space([self.group(tensor)])
+                if tensor not in self.events:
+                    self.events[tensor] = self.pool.prepare(
+                        self.tensors[tensor], self.op, self.wire, group=self.group(tensor)
+                    )
+                self.state = self.state.start(proxy, tensor)
+                rings.push(self._job(tensor), proxy)
 
-    def job(self, tensor: int) -> RingJob:
-        """The only job of a tensor that a proxy has taken."""
+    def _job(self, tensor: int) -> RingJob:
+        """The only job of a tensor that a proxy has started."""
         return self.events[tensor].jobs[0]
 
-    def _leave(self) -> tuple[bool, list[int]]:
-        """Proxies whose tensor has been summed are idle again.
+    def _complete(self) -> tuple[bool, list[int]]:
+        """Find out what devices have completed.
 
-        Whether there was one, and tensors that all proxies are done with.
+        Whether there was something, and tensors that all devices have completed.
         """
-        left = [
-            device
-            for device, tensor in self.current.items()
-            if self.pool.rings.completed_on(self.job(tensor), device)
+        completed = [
+            each
+            for each in self.state.under_way
+            if self.pool.rings.completed_on(self._job(each.tensor), each.proxy)
         ]
-        tensors = {self.current.pop(device) for device in left} - self._ended
+        for proxy, tensor in completed:
+            self.state = self.state.complete(proxy, tensor)
+        tensors = {each.tensor for each in completed} - self._ended
         ended = [tensor for tensor in sorted(tensors) if self.events[tensor].done]
         self._ended.update(ended)
-        return bool(left), ended
+        return bool(completed), ended
 
     def _polls(self) -> list[Poll]:
         rings = self.pool.rings
         polls = rings.error_polls()
-        for device, tensor in self.current.items():
-            polls += rings.completed_polls(self.job(tensor), device)
+        for proxy, tensor in self.state.under_way:
+            polls += rings.completed_polls(self._job(tensor), proxy)
         return polls
 
-    def _absent(self, tensor: int) -> list[int]:
-        """Proxies that have not come to a tensor."""
-        return [d for d in range(self.pool.devices) if d not in self.job(tensor).targets]
-
-    def _circle(self) -> tuple[int, ...]:
-        """Devices of which each waits for the next, and the last for the first; or none.
-
-        A proxy waits for all that have not come to its tensor; those of them that wait themselves
-        have another one, so two are a circle.
-        """
-        blocked = {d: self._absent(tensor) for d, tensor in self.current.items()}
-        for device, absent in blocked.items():
-            for peer in absent:
-                if device in blocked.get(peer, ()):
-                    return (device, peer)
-        return ()
-
     def _waits(self) -> tuple[Waiting, ...]:
+        tensors = dict(self.state.under_way)
         found = []
-        for device, tensor in sorted(self.current.items()):
+        for device, absent in sorted(waits(self.state).items()):
             peers = {
-                peer: f"with tensor {self.current[peer]}" if peer in self.current else "idle"
-                for peer in self._absent(tensor)
+                peer: f"with tensor {tensors[peer]}" if peer in tensors else "idle"
+                for peer in absent
             }
-            found.append(Waiting(device, f"tensor {tensor}", peers))
+            found.append(Waiting(device, f"tensor {tensors[device]}", peers))
         return tuple(found)
 
     def _expired(
@@ -369,4 +358,7 @@ class FcfsScheduler(Scheduler):
         return RingTimeoutError(what, max_cycles, self._waits(), unit=error.unit)
 
 
-SCHEDULERS: Mapping[str, type[Scheduler]] = {"queues": QueueScheduler, "fcfs": FcfsScheduler}
+SCHEDULERS: Mapping[str, tuple[type[Scheduler], Policy]] = {
+    "queues": (CollectiveScheduler, queue_per_client),
+    "fcfs": (IndependentScheduler, first_come_first_served),
+}

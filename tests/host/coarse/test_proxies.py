@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import random
-from dataclasses import dataclass
+from collections import defaultdict
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from nearstep.coarse import CoarsePool, Proxies
 from nearstep.coarse.errors import (
@@ -21,12 +20,10 @@ from nearstep.errors import ArgumentError, BusyError, FreedBufferError
 from nearstep_sim.coarse.pool_values import compare, reduced
 
 from .conftest import URLS, random_arrays
+from .programs import FIGURE_10, Program, programs
 
 BOUND = 1 << 16
 """Of the time without progress, in device cycles."""
-
-FIGURE_10 = [(0, 0, 0), (0, 1, 1), (1, 1, 0), (1, 0, 1)]
-"""Pushes (client, proxy, tensor): at each proxy another tensor comes first."""
 
 
 def pushed(pool: CoarsePool, scheduler: str, pushes, tensors, clients: int) -> Proxies:
@@ -110,7 +107,7 @@ def test_what_is_not_everywhere_is_waited_for_in_a_later_call(pool, scheduler) -
     assert proxies.run(BOUND) == ()
 
 
-def test_a_client_with_another_order_is_told_at_the_push(pool) -> None:
+def test_a_client_with_another_order_is_refused_at_the_push(pool) -> None:
     proxies = Proxies(pool, [pool.tensor(8) for _ in range(3)], clients=2)
     proxies.push(0, 0, 1)
     proxies.push(0, 1, 1)
@@ -142,39 +139,6 @@ def test_options_that_do_not_exist(pool) -> None:
         Proxies(pool, [tensor], 0)
     with pytest.raises(ArgumentError):
         Proxies(pool, [tensor, tensor], 1)
-
-
-@dataclass(frozen=True)
-class Program:
-    """Tensors, who brings each of them to each proxy, and the order in which they arrive.
-
-    Members
-    -------
-    pushes : (client, proxy, tensor); of one client in the order of the program.
-    stops : numbers of pushes before which the proxies run.
-    """
-
-    tensors: int
-    clients: int
-    pushes: tuple[tuple[int, int, int], ...]
-    stops: frozenset[int]
-
-
-@st.composite
-def programs(draw, devices: int) -> Program:
-    tensors, clients = draw(st.integers(1, 6)), draw(st.integers(1, 9))
-    seed = draw(st.integers(0, 1 << 32))
-    chance = random.Random(seed)
-    lines: list[list[tuple[int, int, int]]] = [[] for _ in range(clients)]
-    for tensor in range(tensors):
-        for proxy in chance.sample(range(devices), devices):
-            client = chance.randrange(clients)
-            lines[client].append((client, proxy, tensor))
-    pushes = []
-    while left := [line for line in lines if line]:
-        pushes.append(chance.choice(left).pop(0))
-    stops = frozenset(chance.sample(range(len(pushes)), min(2, len(pushes))))
-    return Program(tensors, clients, tuple(pushes), stops)
 
 
 def play(pool: CoarsePool, program: Program, scheduler: str) -> list[int]:
@@ -210,10 +174,19 @@ def one_pool():
 @settings(max_examples=60, deadline=None)
 @given(program=programs(devices=4))
 def test_queues_never_stand_still_whatever_the_order_of_arrival(one_pool, program) -> None:
-    assert sorted(play(one_pool, program, "queues")) == list(range(program.tensors))
+    rings = one_pool.rings
+    with patch.object(rings, "push", wraps=rings.push) as push:
+        assert sorted(play(one_pool, program, "queues")) == list(range(program.tensors))
+    given_to: dict[int, list[int]] = defaultdict(list)
+    for call in push.call_args_list:
+        job, device = call.args
+        given_to[device].append(job.tag)
+    assert given_to.keys() == set(range(4))
+    assert all(tags == given_to[0] for tags in given_to.values()), "one order on every device"
+    assert len(set(given_to[0])) == len(given_to[0]) == program.tensors
 
 
-def test_first_come_first_served_ends_or_is_found_out_in_any_order(one_pool) -> None:
+def test_first_come_first_served_ends_or_is_detected_in_any_order(one_pool) -> None:
     """The same programs; both must be seen, or the property above says nothing."""
     outcomes = {"ended": 0, "deadlock": 0}
 
@@ -234,7 +207,7 @@ def test_first_come_first_served_ends_or_is_found_out_in_any_order(one_pool) -> 
 
 
 @pytest.mark.parametrize("scheduler", ["queues", "fcfs"])
-def test_tensors_in_flight_when_the_time_is_over_are_told_later(pool, scheduler) -> None:
+def test_tensors_in_flight_at_a_timeout_are_returned_by_the_next_call(pool, scheduler) -> None:
     arrays = random_arrays(pool, 20000, seed=5)
     tensors = [pool.tensor(arrays) for _ in range(2)]
     pushes = [(0, proxy, tensor) for tensor in range(2) for proxy in range(4)]

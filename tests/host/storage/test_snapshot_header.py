@@ -14,11 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nearstep.coarse import CoarsePool
-from nearstep.coarse.errors import SnapshotError, TornSnapshotError
-from nearstep.coarse.snapshot_file import MAGIC, PREAMBLE, load
+from nearstep.storage.errors import SnapshotError, TornSnapshotError
+from nearstep.storage.snapshot_file import MAGIC, PREAMBLE, load, save
 
-from .conftest import random_arrays
+from .conftest import HostSnapshot
 
 DEVICES, SHAPE = 4, (3, 7)
 ROUNDS = 1500
@@ -27,9 +26,9 @@ ROUNDS = 1500
 @pytest.fixture(scope="module")
 def good(tmp_path_factory) -> Path:
     """A snapshot that is whole."""
-    with CoarsePool.open("golden:coarse?memory_bytes=1MiB") as pool:
-        tensor = pool.tensor(random_arrays(pool, SHAPE, seed=1))
-        return pool.snapshot(tmp_path_factory.mktemp("snapshot") / "state", [tensor])
+    rng = np.random.default_rng(1)
+    values = [rng.standard_normal(SHAPE).astype(np.float32) for _ in range(DEVICES)]
+    return save(tmp_path_factory.mktemp("snapshot") / "state", HostSnapshot([values]))
 
 
 def split(path: Path) -> tuple[dict[str, Any], bytes]:

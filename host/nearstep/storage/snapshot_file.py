@@ -18,15 +18,14 @@ import struct
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from nearstep.coarse.errors import SnapshotError, SnapshotSaveError, TornSnapshotError
-from nearstep.coarse.frozen import Frozen
 from nearstep.errors import ArgumentError
 from nearstep.scalars import is_whole
+from nearstep.storage.errors import SnapshotError, SnapshotSaveError, TornSnapshotError
 
 MAGIC = b"NSCOARSE"
 VERSION = 1
@@ -46,6 +45,28 @@ LONGEST = (1 << 63) - 1
 """Most bytes of an array."""
 
 Arrays = list[list[NDArray[np.float32]]]
+"""Of each tensor, the values on each device."""
+
+
+class Snapshot(Protocol):
+    """Values of tensors on devices that stay as they are while they are saved."""
+
+    @property
+    def devices(self) -> int: ...
+
+    @property
+    def shapes(self) -> Sequence[tuple[int, ...]]:
+        """Of the tensors, each of which is float32."""
+        ...
+
+    def read(self, tensor: int, device: int) -> NDArray[np.float32]:
+        """Values of a tensor, by its number, on a device.
+
+        Raises
+        ------
+        NearstepError
+        """
+        ...
 
 
 @dataclass(frozen=True)
@@ -90,15 +111,15 @@ def generations(path: Path) -> list[Path]:
     return [each for _, each in sorted(found)]
 
 
-def save(path: Path, frozen: Frozen, opener: Callable[[Path], BinaryIO]) -> Path:
-    """Write a snapshot to the next generation of ``path``.
+def save(path: Path, snapshot: Snapshot, opener: Callable[[Path], BinaryIO] = open_file) -> Path:
+    """Write a snapshot to the next generation of ``path``, and return that.
 
     Raises
     ------
     SnapshotSaveError
         There is no new file then.
-    SnapshotError, ClosedDeviceError
-        From reading the devices; there is no new file then.
+    NearstepError
+        From reading the snapshot; there is no new file then.
     """
     try:
         older = generations(path)
@@ -106,7 +127,7 @@ def save(path: Path, frozen: Frozen, opener: Callable[[Path], BinaryIO]) -> Path
         partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}.partial")
         try:
             with opener(partial) as file:
-                for piece in _pieces(frozen):
+                for piece in _pieces(snapshot):
                     file.write(piece)
                 file.flush()
                 os.fsync(file.fileno())
@@ -178,18 +199,18 @@ def _begins(path: Path) -> bool:
         return file.read(len(MAGIC)) == MAGIC
 
 
-def _pieces(frozen: Frozen) -> Iterator[bytes]:
+def _pieces(snapshot: Snapshot) -> Iterator[bytes]:
     header = {
-        "devices": frozen.devices,
+        "devices": snapshot.devices,
         **FIXED,
-        "tensors": [{"shape": list(shape)} for shape in frozen.shapes],
+        "tensors": [{"shape": list(shape)} for shape in snapshot.shapes],
     }
     text = json.dumps(header, sort_keys=True).encode()
     head = PREAMBLE.pack(MAGIC, VERSION, len(text)) + text
     yield head + hashlib.sha256(head).digest()
-    for tensor in range(len(frozen.shapes)):
-        for device in range(frozen.devices):
-            part = frozen.read(tensor, device).astype("<f4", copy=False).tobytes()
+    for tensor in range(len(snapshot.shapes)):
+        for device in range(snapshot.devices):
+            part = snapshot.read(tensor, device).astype("<f4", copy=False).tobytes()
             yield part
             yield hashlib.sha256(part).digest()
 
