@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.metadata import entry_points
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import NamedTuple, Self, TypeVar, overload
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -26,6 +26,7 @@ from nearstep.errors import (
     BusyError,
     ClosedDeviceError,
     ForkedDeviceError,
+    MismatchError,
     OutOfDeviceMemoryError,
     UrlError,
 )
@@ -41,6 +42,8 @@ FAMILIES = {
     "smartssd": "nearstep.smartssd.device:SmartssdDevice",
 }
 """Class that drives each family of devices."""
+
+Driver = TypeVar("Driver", bound="Device")
 
 
 class _Transfer(NamedTuple):
@@ -326,11 +329,22 @@ def _dimensions(shape: int | Sequence[int]) -> tuple[int, ...]:
     return dims
 
 
-def open_device(url: str) -> Device:
+@overload
+def open_device(url: str) -> Device: ...
+@overload
+def open_device(url: str, driver: type[Driver]) -> Driver: ...
+def open_device(url: str, driver: type[Device] = Device) -> Device:
     """Open the device named ``url``, such as ``sim:axdimm?lanes=16&memory=ideal``.
 
     The part before the colon names the backend, the part after it the family; options are the
     backend's own. Nothing is substituted for a name that cannot be opened.
+
+    Parameters
+    ----------
+    url: str
+    driver: type[Device]
+        Class that the device must be of, such as :class:`nearstep.coarse.CoarseDevice`. A name of
+        another family is refused before a simulator of it is built.
 
     Raises
     ------
@@ -339,7 +353,7 @@ def open_device(url: str) -> Device:
     OptionError
         An option is unknown or has a bad value.
     MismatchError
-        The device is not the one that this driver was written for.
+        The device is not one of ``driver``, or not the one that its driver was written for.
     """
     if not isinstance(url, str):
         raise UrlError(str(url), f"a device name must be text, not {type(url).__name__}")
@@ -347,9 +361,13 @@ def open_device(url: str) -> Device:
     offers = {entry.name: entry for entry in entry_points(group=BACKENDS)}
     if name.backend not in offers:
         raise UrlError(url, f"there is no backend {name.backend!r}", sorted(offers))
+    if name.target in FAMILIES:
+        _check_driver(url, driver, _driver(name.target))
     backend: Backend = offers[name.backend].load()(name.target, dict(name.options))
     try:
-        return drive(backend, url)
+        device = drive(backend, url)
+        _check_driver(url, driver, type(device))
+        return device
     except BaseException:
         backend.close()
         raise
@@ -366,6 +384,16 @@ def drive(backend: Backend, url: str) -> Device:
     """
     if backend.family not in FAMILIES:
         raise UrlError(url, f"there is no driver for {backend.family!r}", sorted(FAMILIES))
-    module, _, attribute = FAMILIES[backend.family].partition(":")
-    device: Device = getattr(importlib.import_module(module), attribute)(backend, url)
-    return device
+    return _driver(backend.family)(backend, url)
+
+
+def _driver(family: str) -> type[Device]:
+    """Class that drives a family."""
+    module, _, attribute = FAMILIES[family].partition(":")
+    driver: type[Device] = getattr(importlib.import_module(module), attribute)
+    return driver
+
+
+def _check_driver(url: str, expected: type[Device], actual: type[Device]) -> None:
+    if not issubclass(actual, expected):
+        raise MismatchError(url, f"driven by {expected.__name__}", actual.__name__)

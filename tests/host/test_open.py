@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Annotated, Literal
 
 import pytest
 
 import nearstep
+from nearstep.axdimm.device import AxdimmDevice
 from nearstep.backends.emulated import Injection
 from nearstep.backends.options import DeviceUrl, parse_options
+from nearstep.coarse import CoarseDevice
 from nearstep.errors import ArgumentError, MismatchError, OptionError, UrlError
+from nearstep.updater.device import KernelDevice
+from nearstep_sim.backends import golden
 from nearstep_spec.codec import Option
 
 
@@ -30,6 +35,26 @@ from nearstep_spec.codec import Option
 def test_a_wrong_name_says_what_is_wrong(url, message):
     with pytest.raises(UrlError, match=message):
         nearstep.open(url)
+
+
+def test_a_device_of_the_class_that_was_asked_for():
+    with nearstep.open("golden:coarse?memory_bytes=64KiB", CoarseDevice) as device:
+        assert type(device) is CoarseDevice
+    with nearstep.open("golden:axdimm?memory_bytes=64KiB&engine=numpy", KernelDevice) as device:
+        assert type(device) is AxdimmDevice
+
+
+def test_a_device_of_another_class_is_closed(monkeypatch):
+    """Where the name does not say the family, as that of a board."""
+    backend = golden.open_device("axdimm", {"memory_bytes": "64KiB", "engine": "numpy"})
+    closed = []
+    monkeypatch.setattr(backend, "close", lambda: closed.append(backend))
+    board = SimpleNamespace(name="board", load=lambda: lambda target, options: backend)
+    monkeypatch.setattr("nearstep.device.entry_points", lambda group: [board])
+    with pytest.raises(MismatchError, match="driven by CoarseDevice, not AxdimmDevice"):
+        nearstep.open("board:/dev/card0", CoarseDevice)
+    assert closed == [backend]
+    assert type(nearstep.open("board:/dev/card0", AxdimmDevice)) is AxdimmDevice
 
 
 @pytest.mark.parametrize("url", [None, 5, b"golden:axdimm"])
@@ -132,9 +157,8 @@ def test_every_type_of_option_is_parsed():
 
 def test_a_device_with_another_register_map_is_refused():
     from nearstep.device import drive
-    from nearstep_sim.backends.golden import open_device
 
-    backend = open_device("axdimm", {"memory_bytes": "64KiB", "engine": "numpy"})
+    backend = golden.open_device("axdimm", {"memory_bytes": "64KiB", "engine": "numpy"})
     honest = backend.read_register
     backend.read_register = lambda address: honest(address) ^ (address == 12)
     with pytest.raises(MismatchError, match="map_hash must be"):

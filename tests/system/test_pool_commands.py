@@ -194,8 +194,7 @@ class Side:
     """One of the pools."""
 
     def __init__(self, url: str) -> None:
-        device = open_device(url)
-        assert isinstance(device, CoarseDevice)
+        device = open_device(url, CoarseDevice)
         self.device = device
         self.backend = device.backend
         self.nodes = device.nodes

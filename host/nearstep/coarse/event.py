@@ -30,7 +30,7 @@ class Event(Pending):
 
     def end(self, error: RingError | None) -> None:
         super().end(error)
-        self.tensor.end(well=error is None)
+        self.tensor.end(succeeded=error is None)
 
     def __repr__(self) -> str:
         state = "ended" if self._ended else "in work"

@@ -21,8 +21,7 @@ OPEN_CYCLES = 1 << 18
 """Bound of what opening takes: writes that are under way, and a cycle for every 32 pages."""
 
 COPIED_BITS = 32
-"""Pages that one read of ``snapshot_copied`` tells about."""
-
+"""Pages that one read of ``snapshot_copied`` covers."""
 
 PAGE_COUNT = 1 << PAGE_COUNT_BITS
 

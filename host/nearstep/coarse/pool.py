@@ -11,7 +11,6 @@ from typing import Any, BinaryIO, Self, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from nearstep.backends.options import DeviceUrl
 from nearstep.coarse.counters import PoolCounters, read_counters
 from nearstep.coarse.device import CoarseDevice
 from nearstep.coarse.errors import QueueFullError, TensorMismatchError
@@ -20,8 +19,8 @@ from nearstep.coarse.frozen import Frozen
 from nearstep.coarse.rings import Rings
 from nearstep.coarse.split import Part, split
 from nearstep.coarse.tensor import PoolTensor, as_array, is_shape
-from nearstep.device import FAMILIES, open_device
-from nearstep.errors import ArgumentError, DtypeError, MismatchError
+from nearstep.device import open_device
+from nearstep.errors import ArgumentError, DtypeError
 from nearstep.run import check_bound
 from nearstep.scalars import is_whole
 from nearstep.storage.snapshot_file import Arrays, as_path, load, open_file, save
@@ -30,7 +29,6 @@ from nearstep_spec.coarse.registers import Operation, Wire
 OPERATIONS = {each.name.lower(): each for each in Operation}
 WIRES = {each.name.lower(): each for each in Wire}
 
-FAMILY = "coarse"
 SILENCE_CYCLES = 1 << 16
 
 
@@ -42,7 +40,8 @@ class CoarsePool:
     Parameters
     ----------
     device: CoarseDevice
-        An open one; the pool closes it.
+        An open one, such as ``nearstep.open("golden:coarse", CoarseDevice)``; the pool closes it.
+        After an error here it stays open.
     silence_cycles: int
         A device from which nothing valid came for longer is dead; 0: never.
 
@@ -56,7 +55,8 @@ class CoarsePool:
     Raises
     ------
     ArgumentError
-        ``silence_cycles`` is not from 0 to 2**32 - 1.
+        ``device`` is no CoarseDevice, or ``silence_cycles`` is not from 0 to 2**32 - 1.
+    ClosedDeviceError
     WaitTimeoutError
         A device did not become idle.
 
@@ -64,10 +64,13 @@ class CoarsePool:
     """
 
     def __init__(self, device: CoarseDevice, *, silence_cycles: int = SILENCE_CYCLES) -> None:
+        if not isinstance(device, CoarseDevice):
+            raise ArgumentError(f"device must be a CoarseDevice, not {type(device).__name__}")
         if not is_whole(silence_cycles) or not 0 <= silence_cycles < 1 << 32:
             raise ArgumentError(
                 f"silence_cycles must be a whole number from 0 to 2**32 - 1, not {silence_cycles!r}"
             )
+        device.check_open("make a pool")
         self.device = device
         self.devices = len(device.nodes)
         self.groups = device.config.groups
@@ -75,23 +78,23 @@ class CoarsePool:
 
     @classmethod
     def open(cls, url: str, *, silence_cycles: int = SILENCE_CYCLES) -> Self:
-        """The pool named ``url``, such as ``golden:coarse?devices=4&groups=2``.
+        """Short for ``CoarsePool(nearstep.open(url, CoarseDevice))``; closes the device on errors.
+
+        Parameters
+        ----------
+        url: str
+            Such as ``golden:coarse?devices=4&groups=2``.
+        silence_cycles: int
 
         Raises
         ------
-        UrlError
-            As :func:`nearstep.open`; and it is no pool.
-        OptionError, MismatchError, ArgumentError
+        UrlError, OptionError, MismatchError
+            As :func:`nearstep.open`.
+        ArgumentError, WaitTimeoutError
+            As :class:`CoarsePool`.
         """
-        # Before a simulator of another family is built.
-        if isinstance(url, str):
-            family = DeviceUrl.parse(url).target
-            if family in FAMILIES and family != FAMILY:
-                raise MismatchError(url, "a COARSE pool", f"of the family {family!r}")
-        device = open_device(url)
+        device = open_device(url, CoarseDevice)
         try:
-            if not isinstance(device, CoarseDevice):
-                raise MismatchError(url, "a COARSE pool", type(device).__name__)
             return cls(device, silence_cycles=silence_cycles)
         except BaseException:
             device.close()

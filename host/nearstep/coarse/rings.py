@@ -71,7 +71,7 @@ class RingJob:
     tag: int
     targets: dict[int, int]
         Jobs that a device has completed when it has completed this one; of those that have it.
-    left: set[int]
+    incomplete: set[int]
         Devices that have not completed it.
     """
 
@@ -82,7 +82,7 @@ class RingJob:
     destinations: Sequence[int]
     tag: int
     targets: dict[int, int] = field(default_factory=dict)
-    left: set[int]
+    incomplete: set[int]
 
     @property
     def beats(self) -> int:
@@ -273,7 +273,7 @@ class Rings:
             sources=local(sources),
             destinations=local(destinations),
             tag=self._tag,
-            left=set(range(self.devices)),
+            incomplete=set(range(self.devices)),
         )
 
     def check_ready(self) -> None:
@@ -330,18 +330,18 @@ class Rings:
 
     def completed(self, job: RingJob) -> bool:
         """Whether all devices have completed a job. Looks at them, does not wait."""
-        for device in sorted(job.left & job.targets.keys()):
+        for device in sorted(job.incomplete & job.targets.keys()):
             self.completed_on(job, device)
-        return not job.left
+        return not job.incomplete
 
     def completed_on(self, job: RingJob, device: int) -> bool:
         """Whether a device has completed a job."""
-        if device in job.left and device in job.targets:
+        if device in job.incomplete and device in job.targets:
             count = self.core(device, job.part.group).completed.value
             over = (count - job.targets[device]) % (1 << COMPLETED_BITS)
             if over < 1 << (COMPLETED_BITS - 1):
-                job.left.discard(device)
-        return device not in job.left
+                job.incomplete.discard(device)
+        return device not in job.incomplete
 
     def look_for_errors(self) -> RingError | None:
         """What ended all jobs, if something has. The pool needs a reset then."""
@@ -358,19 +358,19 @@ class Rings:
         """
         check_bound(max_cycles)
         self.device.check_open(f"wait for {pending!r}")
-        left = self.bound() if max_cycles is None else max_cycles
-        bound = left
+        remaining = self.bound() if max_cycles is None else max_cycles
+        bound = remaining
         while True:
             with self.lock:  # another thread may find the end of it meanwhile
                 if pending.ended:
                     return
                 polls = self.polls(pending)
-            spent = min(left, SLICE_CYCLES)
+            spent = min(remaining, SLICE_CYCLES)
             try:
                 self.wait_any(polls, spent)
             except WaitTimeoutError as error:
-                left -= spent
-                if left <= 0 and not pending.ended:
+                remaining -= spent
+                if remaining <= 0 and not pending.ended:
                     raise RingTimeoutError(
                         f"the end of {', '.join(map(str, pending.jobs))}",
                         bound,
@@ -383,7 +383,7 @@ class Rings:
         """One of these holds when a device has completed one of the jobs, or on an error."""
         polls = self.error_polls()
         for job in pending.jobs:
-            devices = job.left & job.targets.keys()
+            devices = job.incomplete & job.targets.keys()
             if devices:
                 return self.completed_polls(job, min(devices)) + polls
         return polls
@@ -476,13 +476,13 @@ class Rings:
             causes[link["device"]] = ErrorCause(link["cause"])
             first = [link["device"]]
         # A dead peer is heard of by both neighbours and, cut off, finds the same of them: what the
-        # others were told of is what happened.
-        told = [
+        # others heard of is what happened.
+        reported = [
             int(self.device.nodes[number].pool.error_link.device)
             for number, cause in causes.items()
             if cause is ErrorCause.PEER
         ]
-        device = next((number for number in told if number in first), first[0])
+        device = next((number for number in reported if number in first), first[0])
         return self._outcome(causes[device], device, causes)
 
     def _outcome(

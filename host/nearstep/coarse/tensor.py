@@ -19,7 +19,7 @@ class PoolTensor:
     """A float32 array on each device of a pool, made by :meth:`CoarsePool.tensor`.
 
     There are two buffers for it on each device. A job reads the front one and writes the back one;
-    the two change places when the job has ended well on every device. Until then, and for good if
+    the two change places when the job has succeeded on every device. Until then, and for good if
     it fails, all devices have the values from before the job.
 
     Attributes
@@ -147,10 +147,10 @@ class PoolTensor:
         """A job has the tensor; called by the pool."""
         self._event = event
 
-    def end(self, *, well: bool) -> None:
+    def end(self, *, succeeded: bool) -> None:
         """The job has ended on every device; called by the pool."""
         self._event = None
-        if well:
+        if succeeded:
             self._front = 1 - self._front
 
     def check_usable(self, action: str) -> None:

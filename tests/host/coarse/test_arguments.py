@@ -191,10 +191,54 @@ def test_links_and_directions_that_do_not_exist() -> None:
                 backend.link_statistics(link, direction)
 
 
-def test_the_family_is_opened_by_name() -> None:
-    with nearstep.open(URLS["golden"]) as device:
-        assert isinstance(device, CoarseDevice)
+def test_a_pool_is_made_of_a_device_that_was_opened_by_name() -> None:
+    with nearstep.open(URLS["golden"], CoarseDevice) as device:
         assert len(device.nodes) == 4
+        pool = CoarsePool(device, silence_cycles=1000)
+        assert pool.device is device
+        assert pool.device.nodes[0].pool.silence_limit.value == 1000
+        tensor = pool.tensor([np.full(3, n, np.float32) for n in range(4)])
+        assert (pool.all_reduce(tensor).read(0) == 6).all()
+        pool.close()
+        assert device.closed
+
+
+def test_a_pool_of_what_is_no_open_pool_device_is_refused_before_it_is_touched() -> None:
+    device = nearstep.open(URLS["golden"], CoarseDevice)
+    before = device.nodes[0].pool.silence_limit.value
+    with pytest.raises(ArgumentError, match="silence_cycles"):
+        CoarsePool(device, silence_cycles=-1)
+    assert not device.closed
+    assert device.nodes[0].pool.silence_limit.value == before
+    device.close()
+    with pytest.raises(ClosedDeviceError, match="make a pool"):
+        CoarsePool(device)
+    with (
+        nearstep.open("golden:smartssd?engine=numpy") as other,
+        pytest.raises(ArgumentError, match="device must be a CoarseDevice, not SmartssdDevice"),
+    ):
+        CoarsePool(other)
+    with pytest.raises(ArgumentError, match="device must be a CoarseDevice, not str"):
+        CoarsePool(URLS["golden"])
+
+
+def test_a_name_of_another_family_is_refused_as_open_does() -> None:
+    for url in ("golden:smartssd?engine=numpy", "sim:axdimm?no_such_option=1"):
+        messages = []
+        for opening in (CoarsePool.open, lambda name: nearstep.open(name, CoarseDevice)):
+            with pytest.raises(MismatchError, match="must be driven by CoarseDevice") as found:
+                opening(url)
+            messages.append(str(found.value))
+        assert messages[0] == messages[1]
+
+
+def test_a_pool_that_cannot_be_made_leaves_no_open_device(monkeypatch) -> None:
+    closed = []
+    plain = CoarseDevice.close
+    monkeypatch.setattr(CoarseDevice, "close", lambda self: (closed.append(self), plain(self)))
+    with pytest.raises(ArgumentError, match="silence_cycles"):
+        CoarsePool.open(URLS["golden"], silence_cycles=-1)
+    assert len(closed) == 1
 
 
 def test_another_register_map_is_refused(golden_pool) -> None:

@@ -76,8 +76,7 @@ class Bench:
 
 @pytest.fixture
 def bench() -> Iterator[Bench]:
-    with open_device(URL) as device:
-        assert isinstance(device, CoarseDevice)
+    with open_device(URL, CoarseDevice) as device:
         yield Bench(device)
 
 
