@@ -20,6 +20,7 @@ def test_the_code_of_the_page_prints_what_it_says() -> None:
         printed.append(out.getvalue())
     assert printed == [
         "True\n[True, True]\n44\n",
+        "0\n",
         "True\n",
         "state.000001 True\n",
         "(0, 1) device 0 has tensor 0 in work and waits for device 1 (with tensor 1)\n[0, 1]\n",
