@@ -63,7 +63,7 @@ def check(result, steps: int) -> list[float]:
     [
         (("--wire", "fp8"), "wire must be one of"),
         (("--size", "huge"), "--size must be one of"),
-        (("--device", "golden:smartssd"), "must be a COARSE pool"),
+        (("--device", "golden:smartssd"), "must be driven by CoarseDevice"),
         (("--device", "golden:coarse?devices=8&memory_bytes=64KiB"), "cannot allocate"),
     ],
 )
