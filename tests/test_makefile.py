@@ -23,7 +23,7 @@ def checkout(tmp_path: Path) -> Path:
         shutil.copy(ROOT / name, folder / name)
     (folder / "examples" / "train_gpt.py").write_text(STUB)
     (folder / ".venv" / "bin" / "python").symlink_to(sys.executable)
-    for stamp in (".ready", ".prepared"):
+    for stamp in (".yosys", ".ready", ".prepared"):
         (folder / ".venv" / stamp).touch()
     for name in ("a.txt", "b.txt"):
         (folder / name).touch()

@@ -70,13 +70,17 @@ def test_gen3_x4_while_both_sides_stall():
     assert len(bench("cocotb_endpoint", testcase=",".join(ANY)).tests) == len(ANY)
 
 
-@pytest.mark.parametrize(
-    "module",
-    [
-        pytest.param(name, marks=pytest.mark.deep) if name != "cocotb_endpoint_order" else name
-        for name in COUNTS
-    ],
-)
+ORDER = ("nothing_passes_a_write_that_is_not_answered",
+         "writes_pass_reads_that_cannot_be_answered",
+         "a_start_finds_the_data_of_a_peer/mode=both")  # fmt: skip
+
+
+def test_gen3_x4_keeps_the_order_of_accesses():
+    assert len(bench("cocotb_endpoint_order", testcase=",".join(ORDER)).tests) == len(ORDER)
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("module", COUNTS)
 def test_gen3_x4(module):
     assert len(bench(module).tests) == COUNTS[module]
 
