@@ -417,6 +417,7 @@ def test_an_answer_at_another_time_would_be_found() -> None:
         prove(WindowAnswers(flaw="early"), "window_flaw", "bmc", depth=14)
 
 
+@pytest.mark.deep
 def test_a_wrong_owner_would_be_found() -> None:
     with pytest.raises(ProofError, match="expected PASS, got FAIL"):
         prove(Ownership(flaw="owner"), "ownership_flaw", "bmc", depth=4)

@@ -406,6 +406,7 @@ def test_a_queue_of_jobs_keeps_their_order_and_tells_what_it_dropped():
     assert prove(QueueKeeps(2), "job_queue", "cover", depth=10).statements == 1
 
 
+@pytest.mark.deep
 def test_the_proof_fails_for_a_queue_of_another_depth():
     with pytest.raises(ProofError) as caught:
         prove(QueueKeeps(4, claimed=2), "job_queue_deep", "bmc", depth=14)

@@ -259,6 +259,7 @@ def test_bank_starts_locks_and_writes_as_it_should() -> None:
     assert proof.statements >= 9
 
 
+@pytest.mark.deep
 def test_bank_can_start_and_refuse() -> None:
     assert prove(BankProperties(), "csr_bank", "cover", depth=6).statements == 2
 
@@ -277,6 +278,7 @@ def test_adapter_answers_every_request_exactly_once() -> None:
     assert proof.statements >= 20
 
 
+@pytest.mark.deep
 def test_adapter_overlaps_reads_and_writes() -> None:
     assert prove(AdapterProperties(), "axi_lite", "cover", depth=12).statements == 1
 

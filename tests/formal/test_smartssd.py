@@ -133,6 +133,7 @@ def test_merged_beats_carry_the_last_value_of_every_element() -> None:
     prove(MergeProperties(), "pair_merge", mode="cover", depth=9)
 
 
+@pytest.mark.deep
 def test_the_properties_can_fail() -> None:
     with pytest.raises(ProofError, match="expected PASS, got FAIL"):
         prove(GrantProperties(wrong=True), "bank_grant_wrong", mode="bmc", depth=1)
