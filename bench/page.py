@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from page_coarse import coarse, coarse_area, coarse_wire
 from page_smartssd import compression, rules, smartssd, smartssd_area
-from page_table import Results, mega, percent, table
+from page_table import Results, mega, percent, section, table
 from report import FOLDER
 
 DOCS = FOLDER.parents[1] / "docs"
@@ -17,12 +17,11 @@ DOCS = FOLDER.parents[1] / "docs"
 def kernel(results: Results) -> list[str]:
     """Cycles against the bound, and speed of the devices."""
     fits = results["fits"]
-    lines = ["## The Adam kernel", ""]
-    lines += [
+    lines = section(
+        "The Adam kernel",
         "Cycles from START to done, *measured* (RTL; beyond 10^6 parameters with functional units",
         "in C++, whose cycles were checked to be equal up to there), fitted as a + b x parameters.",
-        "",
-    ]
+    )
     lines += table(
         ["memory", "a, cycles", "b, cycles/parameter", "bound", "bound / b", "of bound at 10^6"],
         (
@@ -120,8 +119,8 @@ def channel(results: Results) -> list[str]:
             f"{row['params_per_s_two_channels'] / 1e6:.1f}",
         ]
 
-    lines = ["## The kernel on a DDR4 channel", ""]
-    lines += [
+    lines = section(
+        "The kernel on a DDR4 channel",
         "The controller in RTL with one rank, *measured* in cycles from START to done, refresh on,",
         "1,000,000 parameters, every beat compared. The host and the mode arbiter are not in it:",
         "see the module below. Two channels at 200 MHz are *modelled* as twice one. *Due* counts",
@@ -132,8 +131,7 @@ def channel(results: Results) -> list[str]:
         f"{percent(paper['fraction_of_peak'])}, on 32Gb parts.",
         "",
         "The kernel's RTL, with stand-ins of equal latency for its arithmetic; 16 KiB blocks:",
-        "",
-    ]
+    )
     lines += table(
         ["part, functional units", *head],
         (
@@ -162,8 +160,8 @@ def channel(results: Results) -> list[str]:
 def module(results: Results) -> list[str]:
     """The module with its arbiters: kernels, host, hand-overs, area."""
     paper, steps = results["paper"], results["steps"]
-    lines = ["## The module", ""]
-    lines += [
+    lines = section(
+        "The module",
         "Two channels behind one host bus, each with mode arbiter, controller and kernel, all in",
         "RTL, *measured*: START through the register window, data beats over all cycles from START",
         "to done by the kernel's own counter, the slower channel where there are two. 16 KiB",
@@ -171,8 +169,7 @@ def module(results: Results) -> list[str]:
         "latency do the arithmetic; all of memory is compared. Lost clocks are those of the DRAM's",
         "data bus. MP/s at 200 MHz, by the host's count of cycles from before the first START to",
         "the poll that finds both done.",
-        "",
-    ]
+    )
     lines += table(
         ["part, units, channels", "of peak", "settled", "refresh bound", *lost_head(steps), "due",
          "MP/s"],
@@ -299,8 +296,8 @@ def simulation(rows: Sequence[Results]) -> list[str]:
 def step(results: Results) -> list[str]:
     """Whole steps, transfers included."""
     rows = results["rows"]
-    lines = ["## A step of the optimizer", ""]
-    lines += [
+    lines = section(
+        "A step of the optimizer",
         "Device cycles of a whole `optimizer.step()` of AdamW on the module, transfers included,",
         "*measured*: the same steps on the same device in turn, once one thing after the other",
         "(all gradients down, both kernels, all parameters up), and once as a graph, which is what",
@@ -308,8 +305,7 @@ def step(results: Results) -> list[str]:
         "graph holds longest: the host's bus, or a channel, which its kernel holds as well as the",
         "transfers to and from it. Stand-ins of equal latency do the arithmetic;",
         f"{rows[0]['tensors']} tensors of two sizes.",
-        "",
-    ]
+    )
     lines += table(
         ["channels, parameters", "in sequence", "as a graph", "of it", "bus", "slower channel",
          "before, over the limit", "after"],
@@ -386,13 +382,12 @@ def functional_unit(results: Results) -> list[str]:
 
 def accuracy(results: Results) -> list[str]:
     """Bits that differ from torch, and error against float64."""
-    lines = ["## Accuracy", ""]
-    lines += [
+    lines = section(
+        "Accuracy",
         f"{results['parameters']:,} parameters, {results['steps']} steps, *measured* against the",
         "same steps in float64. Errors in ulp; values near zero dominate the mean. ATen "
         f"capability {results['aten_capability']}.",
-        "",
-    ]
+    )
     return lines + table(
         ["optimizer", "implementation", "array", "bits that differ from torch fused",
          "mean ulp", "median ulp", "max absolute"],
@@ -470,11 +465,11 @@ def main() -> None:
     page = DOCS / "benchmarks.md"
     sections = kept(page.read_text() if page.exists() else "")
     found = False
-    for name, section in SECTIONS.items():
+    for name, render in SECTIONS.items():
         path = FOLDER / f"{name}.json"
         if path.exists():
             results = json.loads(path.read_text())
-            sections[name] = [*section(results), *provenance(results)]
+            sections[name] = [*render(results), *provenance(results)]
             found = True
         for plot in sorted(FOLDER.glob(f"{name}*.png")):
             shutil.copy(plot, DOCS / plot.name)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from page_table import Results, mega, percent, table
+from page_table import Results, mega, percent, section, table
 
 CLOCK_HZ = 200_000_000
 """Of the paper's updater, in rates that are modelled."""
@@ -12,15 +12,14 @@ TOP_K = {None: "whole gradients", "fused": "with fused Top-K", "scatter": "with 
 
 def rules(results: Results) -> list[str]:
     """Update rules of one kernel: cycles, and what sharing units saves."""
-    lines = ["## Update rules in one kernel", ""]
-    lines += [
+    lines = section(
+        "Update rules in one kernel",
         "One kernel with four rules, of which a register chooses one for a run; 16 functional",
         "units, 16 KiB blocks. Cycles are *measured* (RTL; units in C++ of equal latency), the",
         "bound is a beat of 64 bytes a cycle for every array that the rule reads or writes. MP/s",
         "and GB/s at 200 MHz are *modelled* from them. *Paper* (Smart-Infinity, Fig. 14): an",
         f"updater of more than {results['paper_bytes_per_s'] / 1e9:.0f} GB/s beside an SSD.",
-        "",
-    ]
+    )
     lines += table(
         ["memory, rule", "cycles", "of bound", "MP/s", "GB/s"],
         (
@@ -55,8 +54,8 @@ def rules(results: Results) -> list[str]:
 def compression(results: Results) -> list[str]:
     """Loss with compressed gradients, against whole ones."""
     rows, peak = results["rows"], results["optimizers"]
-    lines = ["## Compressed gradients", ""]
-    lines += [
+    lines = section(
+        "Compressed gradients",
         f"A GPT of {results['parameters']:,} parameters, {results['steps']} steps from random",
         f"weights on batches of {results['batch']} x {results['context']} bytes, peak learning",
         f"rate {peak['AdamW']['lr']:g} (AdamW) and {peak['SGD']['lr']:g} (SGD without momentum),",
@@ -65,8 +64,7 @@ def compression(results: Results) -> list[str]:
         "the largest less the smallest of the seeds. A seed has weights and batches of its own,",
         "the same in every row. An element that is sent takes 8 bytes, index and value. The paper",
         "(Smart-Infinity, Table IV) fine-tunes models that were trained before, and keeps 1 %.",
-        "",
-    ]
+    )
     whole = {row["optimizer"]: row for row in rows if row["share"] is None}
     lines += table(
         ["optimizer, elements kept", "error feedback", "gradients, B/step", "of whole",
@@ -100,16 +98,15 @@ def smartssd(results: Results) -> list[str]:
     adam = {(row["form"], row["kept"]): row for row in runs if row["rule"] == "adam"}
     whole, fused, through = adam["dense", 1.0], adam["fused", 0.01], results["through_dram"]
     kept = f"{100 * fused['kept']:g} %"
-    lines = ["## The SmartSSD card", ""]
-    lines += [
+    lines = section(
+        "The SmartSSD card",
         f"Steps of {runs[0]['parameters']:,} parameters on the RTL of the whole card, units in C++",
         "of equal latency. Cycles, and bytes of the card's half-duplex DRAM, are *measured*; the",
         "bound is a beat of 64 bytes a cycle. MP/s and GB/s at 200 MHz are *modelled* from them.",
         "Pairs are 8 bytes each, at random places. *Paper* (Smart-Infinity, Fig. 14): an updater",
         f"of more than {updater / 1e9:.0f} GB/s, faster than its SSD, whose reads are taken to be",
         f"{drive / 1e9:.1f} GB/s.",
-        "",
-    ]
+    )
     rows = [
         [
             f"{row['rule']}, {row['form']}",

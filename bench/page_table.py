@@ -21,3 +21,8 @@ def mega(rate: float) -> str:
 
 def percent(fraction: float) -> str:
     return f"{100 * fraction:.2f} %"
+
+
+def section(title: str, *text: str) -> list[str]:
+    """A heading and a paragraph."""
+    return [f"## {title}", "", *text, ""]

@@ -22,7 +22,7 @@ ARRAYS: Mapping[str, float] = MappingProxyType({"p": 0.0, "g": 0.0, "m": 0.0, "v
 """Arrays of an Adam step, each with what its elements are before the first: parameters, gradients,
 first and second moments."""
 
-HALVES: Mapping[str, np.dtype] = MappingProxyType(
+_DTYPES: Mapping[str, np.dtype] = MappingProxyType(
     {
         "g_fp16": np.dtype(np.float16),
         "g_bf16": np.dtype(np.uint16),
@@ -30,7 +30,13 @@ HALVES: Mapping[str, np.dtype] = MappingProxyType(
         "copy_bf16": np.dtype(np.uint16),
     }
 )
-"""Arrays of 16 bits, each with its dtype: gradients, and copies of the updated parameters."""
+"""Arrays of 16 bits: gradients, and copies of the updated parameters."""
+
+
+def dtype_of(array: str) -> np.dtype:
+    """Of the elements of an array of a segment: float32, unless they have 16 bits."""
+    return _DTYPES.get(array, np.dtype(np.float32))
+
 
 LINE_ELEMENTS = LINE_BYTES // np.dtype(np.float32).itemsize
 """Elements of a line of an fp32 array. A line of a 16-bit array has twice as many."""
@@ -71,7 +77,7 @@ class Segment:
         self.line = line
 
     @property
-    def halves(self) -> bool:
+    def has_16_bits(self) -> bool:
         """Whether extents start on lines of 16-bit arrays, too."""
         return self.line % (2 * LINE_ELEMENTS) == 0
 
@@ -91,7 +97,7 @@ class Segment:
 
     def reserve(self, arrays: Mapping[str, float], *, besides: str = "") -> None:
         """Allocate those of ``arrays`` that are missing, ``besides`` one, each filled with its
-        value: of :data:`HALVES` with the dtype there, others fp32.
+        value.
 
         Raises
         ------
@@ -109,7 +115,7 @@ class Segment:
                 for name in missing:
                     arenas[name] = self._device.alloc(
                         self.stripes.before(self._size, channel),
-                        HALVES.get(name, np.float32),
+                        dtype_of(name),
                         channel=channel,
                         align=self._device.stripe_align,
                     )
@@ -229,7 +235,7 @@ class Extent:
         ShapeError, DtypeError, ModeError, FreedBufferError, ClosedDeviceError
         """
         if out is None:
-            out = np.empty(self.count, HALVES.get(array, np.float32))
+            out = np.empty(self.count, dtype_of(array))
         elif out.shape != (self.count,):
             raise ShapeError(f"{array} of {self!r}", (self.count,), out.shape)
         stripes = self.segment.stripes

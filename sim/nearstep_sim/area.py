@@ -217,7 +217,7 @@ def read(path: Path = FILE) -> tuple[dict[str, str], dict[str, Row]]:
 def write(rows: Mapping[str, Row], path: Path = FILE) -> None:
     """Write the file, one line a row, in the order of :data:`BLOCKS`."""
     lines = [
-        f"  {json.dumps(name)}: {json.dumps(_told(name, rows[name]))}" for name in _known(rows)
+        f"  {json.dumps(name)}: {json.dumps(_described(name, rows[name]))}" for name in _known(rows)
     ]
     body = ",\n".join(lines)
     partial = path.with_suffix(".partial")
@@ -231,7 +231,7 @@ def _known(rows: Iterable[str]) -> list[str]:
     return [name for name in BLOCKS if name in set(rows)]
 
 
-def _told(name: str, row: Row) -> Row:
+def _described(name: str, row: Row) -> Row:
     block = BLOCKS[name]
     words = {"what": block.what, **({"run": block.run} if block.run else {})}
     return words | {key: value for key, value in row.items() if key not in ("what", "run")}

@@ -120,7 +120,7 @@ class Channel(KernelChannel):
             super().reset_kernel()
         else:
             if self.run is not None:
-                self.run.lose("the kernel was reset")
+                self.run.forget("the kernel was reset")
             self.arbiter.mode.set(acceleration=0)
             self.arbiter.control.set(kernel_reset=1)
             self._await("normal")

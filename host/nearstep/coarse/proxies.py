@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal
 
 from nearstep.backends.base import Poll
@@ -153,6 +154,7 @@ class Proxies:
         return found
 
 
+@dataclass(eq=False)
 class Scheduler(ABC):
     """Applies a policy: what it chooses is given to the devices, and summed.
 
@@ -167,24 +169,22 @@ class Scheduler(ABC):
     ----------
     state: QueueState
         What the policy is a function of.
+    events: dict[int, Event]
+        Of tensors that are being summed.
     """
 
-    def __init__(
-        self,
-        pool: CoarsePool,
-        tensors: Sequence[PoolTensor],
-        policy: Policy,
-        op: str,
-        wire: str,
-    ) -> None:
-        self.pool = pool
-        self.tensors = tensors
-        self.policy = policy
-        self.op = op
-        self.wire = wire
-        self.state = QueueState.empty(pool.devices)
-        pool.check_wire(wire)
-        pool.check_operation(op)
+    pool: CoarsePool
+    tensors: Sequence[PoolTensor]
+    policy: Policy
+    op: str
+    wire: str
+    state: QueueState = field(init=False)
+    events: dict[int, Event] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.state = QueueState.empty(self.pool.devices)
+        self.pool.check_wire(self.wire)
+        self.pool.check_operation(self.op)
 
     def group(self, tensor: int) -> int:
         """Ring of a tensor: all proxies must choose the same."""
@@ -202,17 +202,6 @@ class Scheduler(ABC):
 class CollectiveScheduler(Scheduler):
     """Of a policy that chooses the same for all proxies: a tensor starts on all devices at once, as
     a reduction of the pool."""
-
-    def __init__(
-        self,
-        pool: CoarsePool,
-        tensors: Sequence[PoolTensor],
-        policy: Policy,
-        op: str,
-        wire: str,
-    ) -> None:
-        super().__init__(pool, tensors, policy, op, wire)
-        self.events: dict[int, Event] = {}
 
     def run(self, max_cycles: int) -> Iterator[int]:
         events = self.events
@@ -247,6 +236,7 @@ class CollectiveScheduler(Scheduler):
         return None
 
 
+@dataclass(eq=False)
 class IndependentScheduler(Scheduler):
     """Of a policy under which each proxy starts a tensor on its own device, whatever others do.
 
@@ -254,17 +244,7 @@ class IndependentScheduler(Scheduler):
     start the tensor. Each proxy has one tensor under way at a time.
     """
 
-    def __init__(
-        self,
-        pool: CoarsePool,
-        tensors: Sequence[PoolTensor],
-        policy: Policy,
-        op: str,
-        wire: str,
-    ) -> None:
-        super().__init__(pool, tensors, policy, op, wire)
-        self.events: dict[int, Event] = {}
-        self._ended: set[int] = set()
+    _ended: set[int] = field(init=False, default_factory=set)
 
     def run(self, max_cycles: int) -> Iterator[int]:
         rings = self.pool.rings

@@ -6,13 +6,12 @@ import math
 from collections.abc import Mapping, Sequence
 
 from nearstep.placement import Extent, Launch, Placement
-from nearstep.run import Run
 from nearstep.torch.pairs import PairList
 from nearstep.torch.pieces import Work, pieces
 from nearstep.torch.sequence import SequentialSteps
 from nearstep.torch.settings import Settings
-from nearstep.torch.staging import Shelf
-from nearstep.torch.step import Scaling, Start, Steps, Update
+from nearstep.torch.staging import DeferredOutbox
+from nearstep.torch.step import StepInputs, Steps, Update
 from nearstep.torch.step_graph import Place, StepGraph
 from nearstep.torch.traffic import Traffic
 from nearstep.torch.transfers import Inbox, Outbox
@@ -47,32 +46,26 @@ class GraphSteps(Steps):
         return self._rounded(1) if self._device.channel_count > 1 else None
 
     def outbox(self) -> Outbox:
-        return Shelf()
+        return DeferredOutbox()
 
-    def make(
-        self,
-        updates: Mapping[Extent, Update],
-        outbox: Outbox,
-        scaling: Scaling,
-        start: Start,
-        started: list[Run],
-    ) -> Inbox | None:
-        assert isinstance(outbox, Shelf)
+    def make(self, step: StepInputs) -> Inbox | None:
+        updates, outbox, started = step.updates, step.outbox, step.started
+        assert isinstance(outbox, DeferredOutbox)
         outbox.sort()
         launches = self._launches(updates)
-        compresses, looks = self._settings.compression is not None, self._looks(scaling)
+        compresses, looks = self._settings.compression is not None, self._looks(step.scaling)
         # A norm is summed in the order of the pairs, which pieces would change.
         work = self._pieces(launches, whole=compresses and looks)
         lists = self._lists(work, updates) if compresses else {}
-        step = StepGraph(self._device, self._traffic, self._settings.max_cycles, outbox, lists)
+        graph = StepGraph(self._device, self._traffic, self._settings.max_cycles, outbox, lists)
         try:
             with self._device.reserved():
-                factor = self._factor(step.scan(launches) if looks else (), scaling)
+                factor = self._factor(graph.scan(launches) if looks else (), step.scaling)
                 if factor is None:
                     return None
-                landing = step.update(work, start, factor, started, sent=looks)
+                landing = graph.update(work, step.start, factor, started, sent=looks)
         finally:
-            self.timeline = step.timeline
+            self.timeline = graph.timeline
         self._traffic.launches += len(started)
         return landing
 

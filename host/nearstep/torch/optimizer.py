@@ -36,7 +36,16 @@ from nearstep.torch.saved import SavedState, Verbatim, count, export
 from nearstep.torch.settings import Settings, scans
 from nearstep.torch.spread import is_sharded, local, redistributed
 from nearstep.torch.state import RESIDUAL, ParameterState
-from nearstep.torch.step import Arrays, Given, GradientOptions, Key, Scaling, Steps, Update
+from nearstep.torch.step import (
+    Arrays,
+    Given,
+    GradientOptions,
+    Key,
+    Scaling,
+    StepInputs,
+    Steps,
+    Update,
+)
 from nearstep.torch.traffic import Traffic
 from nearstep.torch.transfers import Inbox, Outbox
 from nearstep.updater.device import KernelDevice
@@ -522,7 +531,8 @@ class DeviceOptimizer(Optimizer):
                 extent, update = self._prepare(each, found, arrays[each.group], outbox)
                 updates[extent] = update
             scaling = Scaling(scale, self._report_inf)
-            inbox = self._steps.make(updates, outbox, scaling, self._start_group, started)
+            inputs = StepInputs(updates, outbox, scaling, self._start_group, started)
+            inbox = self._steps.make(inputs)
             if inbox is None:
                 self._traffic.skipped += 1
                 return

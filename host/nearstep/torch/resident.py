@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from nearstep.placement import HALVES, Extent
+from nearstep.placement import Extent, dtype_of
 from nearstep.torch import convert
 from nearstep.torch.checks import is_plain
 from nearstep.torch.compression import Compressed, Compression
@@ -106,7 +106,7 @@ class Resident:
         self._loaded_master: NDArray[np.float32] | None = None
         self._is_new = True
         self._seen: tuple[int, NDArray[np.float32]] | None = None
-        self._halves = extent.segment.halves
+        self._has_16_bits = extent.segment.has_16_bits
         self.is_small = extent.count < SMALL_ELEMENTS
 
     @property
@@ -222,13 +222,13 @@ class Resident:
 
     def gradient_format(self, gradient: Tensor) -> str:
         """Format in which a gradient is sent: its own if the kernel takes it, else fp32."""
-        return self._formats.gradient_of(gradient.dtype) if self._halves else "fp32"
+        return self._formats.gradient_of(gradient.dtype) if self._has_16_bits else "fp32"
 
     @property
     def copy_format(self) -> str | None:
         """Format of the copy of the master that the kernel makes and the host fetches: the
         parameter's, if the kernel has it. None: the master is fetched."""
-        return self._formats.copy_of(self.parameter.dtype) if self._halves else None
+        return self._formats.copy_of(self.parameter.dtype) if self._has_16_bits else None
 
     def send_gradient(self, gradient: Tensor, outbox: Outbox, *, negated: bool = False) -> None:
         """Send a gradient of any of :data:`convert.FORMATS`, as :meth:`gradient_format` says; its
@@ -327,7 +327,7 @@ class Resident:
             return words.dtype == self._left.dtype and words.tobytes() == self._left.tobytes()
         if isinstance(self._left, str):
             words = convert.to_words(self.parameter)
-            same_format = words.dtype == HALVES.get(self._left, np.float32)
+            same_format = words.dtype == dtype_of(self._left)
             return same_format and bool(self.extent.holds(self._left, words))
         return self._left is not None and convert.fingerprint(self.parameter) == self._left
 

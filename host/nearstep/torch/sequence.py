@@ -8,10 +8,9 @@ from functools import partial
 from typing import cast
 
 from nearstep.placement import Extent, Launch
-from nearstep.run import Run
 from nearstep.torch.launcher import Launcher
 from nearstep.torch.resident import gradient_array
-from nearstep.torch.step import Arrays, Key, Scaling, Start, Steps, Update, starter
+from nearstep.torch.step import Arrays, Key, StepInputs, Steps, Update, starter
 from nearstep.torch.transfers import Inbox, Outbox
 from nearstep.updater.pairs import Pairs
 from nearstep.updater.run import ScanRun
@@ -31,26 +30,20 @@ class SequentialSteps(Steps):
     def outbox(self) -> Outbox:
         return Outbox()
 
-    def make(
-        self,
-        updates: Mapping[Extent, Update],
-        outbox: Outbox,
-        scaling: Scaling,
-        start: Start,
-        started: list[Run],
-    ) -> Inbox | None:
-        outbox.flush()
+    def make(self, step: StepInputs) -> Inbox | None:
+        updates = step.updates
+        step.outbox.flush()
         launcher = Launcher(self._traffic, self._settings.max_cycles)
         loads = [self._load(launch, updates) for launch in self._launches(updates)]
         with self._device.acceleration():
-            scans = self._scan(loads, launcher) if self._looks(scaling) else []
-            factor = self._factor(scans, scaling)
+            scans = self._scan(loads, launcher) if self._looks(step.scaling) else []
+            factor = self._factor(scans, step.scaling)
             if factor is None:
                 return None
             for load in loads:
-                starts = [starter(start, arrays, load.key, factor) for arrays in load.arrays]
+                starts = [starter(step.start, arrays, load.key, factor) for arrays in load.arrays]
                 for _ in range(load.key.times):
-                    launcher.together(starts, started)
+                    launcher.together(starts, step.started)
                     self._traffic.launches += len(starts)
         residents = (update.resident for update in updates.values())
         return Inbox([each.wanted for each in residents if each.is_small])

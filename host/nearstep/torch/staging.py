@@ -11,11 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearstep.buffer import Buffer
-from nearstep.placement import HALVES, Extent, Launch, Segment, padded
+from nearstep.placement import Extent, Launch, Segment, dtype_of, padded
 from nearstep.torch.transfers import Inbox, Outbox, Sending, Wanted
 
 
-class Freight(NamedTuple):
+class Transfer(NamedTuple):
     """Neighbours that go to one array together.
 
     Attributes
@@ -43,7 +43,7 @@ class Freight(NamedTuple):
         """What goes to :meth:`room`, a new array; padding is 0."""
         stripes = self.segment.stripes
         first, last = stripes.span(self.start, self.stop, channel)
-        data = np.zeros(last - first, HALVES.get(self.array, np.float32))
+        data = np.zeros(last - first, dtype_of(self.array))
         for extent, _, array, _ in self.parts:
             start, stop = max(extent.start, self.start), min(extent.start + extent.count, self.stop)
             part = array.reshape(-1)[start - extent.start : max(start, stop) - extent.start]
@@ -53,55 +53,55 @@ class Freight(NamedTuple):
         return data
 
 
-class Shelf(Outbox):
+class DeferredOutbox(Outbox):
     """Arrays that a step sends when it can: :meth:`cut` says what is there."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._shelves: defaultdict[tuple[Segment, str], list[Sending]] = defaultdict(list)
+        self._sendings: defaultdict[tuple[Segment, str], list[Sending]] = defaultdict(list)
 
     def send(self, sending: Sending) -> None:
         if sending.extent.count:
-            self._shelves[sending.extent.segment, sending.array].append(sending)
+            self._sendings[sending.extent.segment, sending.array].append(sending)
         elif sending.sent is not None:
             sending.sent()
 
     def sort(self) -> None:
         """All is there."""
-        for sendings in self._shelves.values():
+        for sendings in self._sendings.values():
             sendings.sort(key=lambda each: each.extent.start)
 
-    def cut(self, segment: Segment, start: int, stop: int) -> Iterator[Freight]:
+    def cut(self, segment: Segment, start: int, stop: int) -> Iterator[Transfer]:
         """What goes to elements [start, stop) of a segment: they begin and end with an extent, or
         between two lines."""
-        for (where, array), sendings in self._shelves.items():
+        for (where, array), sendings in self._sendings.items():
             if where is not segment:
                 continue
             group: list[Sending] = []
             at = bisect_left(sendings, start + 1, key=lambda each: each.extent.end)
             while at < len(sendings) and sendings[at].extent.start < stop:
                 if group and group[-1].extent.end != sendings[at].extent.start:
-                    yield _freight(segment, array, start, stop, group)
+                    yield _transfer(segment, array, start, stop, group)
                     group = []
                 group.append(sendings[at])
                 at += 1
             if group:
-                yield _freight(segment, array, start, stop, group)
+                yield _transfer(segment, array, start, stop, group)
 
     def sent(self) -> None:
         """All is on the device."""
-        for sendings in self._shelves.values():
+        for sendings in self._sendings.values():
             for each in sendings:
                 if each.sent is not None:
                     each.sent()
 
 
-def _freight(
+def _transfer(
     segment: Segment, array: str, start: int, stop: int, group: Sequence[Sending]
-) -> Freight:
+) -> Transfer:
     first, last = group[0].extent.start, group[-1].extent.end
     whole = padded(stop, segment.line)
-    return Freight(segment, array, max(first, start), min(last, whole), tuple(group))
+    return Transfer(segment, array, max(first, start), min(last, whole), tuple(group))
 
 
 class Landing(Inbox):
@@ -121,7 +121,7 @@ class Landing(Inbox):
             self._launches[extent] = launch
         for channel in launch.parts:
             first, last = _span(launch, launch.start, launch.stop, channel)
-            self._rooms[launch, channel] = np.empty(last - first, HALVES.get(array, np.float32))
+            self._rooms[launch, channel] = np.empty(last - first, dtype_of(array))
 
     def room(self, launch: Launch, start: int, stop: int, channel: int) -> NDArray[Any]:
         """For elements [start, stop) of the segment, in whole lines, those of a channel."""
@@ -132,7 +132,7 @@ class Landing(Inbox):
     def take(self, wanted: Wanted, out: NDArray[Any] | None = None) -> NDArray[Any]:
         extent = wanted.extent
         if out is None:
-            out = np.empty(extent.count, HALVES.get(wanted.array, np.float32))
+            out = np.empty(extent.count, dtype_of(wanted.array))
         if not extent.count:
             return out
         launch, stripes = self._launches[extent], extent.segment.stripes

@@ -123,6 +123,28 @@ Start = Callable[[Arrays, Key, GradientOptions], Run]
 """Starts the rule of a group."""
 
 
+class StepInputs(NamedTuple):
+    """What a step is made of.
+
+    Attributes
+    ----------
+    updates: Mapping[Extent, Update]
+        What it updates, as often as a parameter is in its group.
+    outbox: Outbox
+        What goes to the device first.
+    scaling: Scaling
+    start: Start
+    started: list[Run]
+        Each run of a rule is added to it as it is started.
+    """
+
+    updates: Mapping[Extent, Update]
+    outbox: Outbox
+    scaling: Scaling
+    start: Start
+    started: list[Run]
+
+
 class Steps(ABC):
     """Makes the steps of one optimizer, whose parameters have been prepared.
 
@@ -154,22 +176,9 @@ class Steps(ABC):
         """Where the arrays of a step are sent."""
 
     @abstractmethod
-    def make(
-        self,
-        updates: Mapping[Extent, Update],
-        outbox: Outbox,
-        scaling: Scaling,
-        start: Start,
-        started: list[Run],
-    ) -> Inbox | None:
-        """Make a step: what is in ``outbox`` goes to the device, is looked at if that is wanted,
-        and the rules run, as often as a parameter is in its group.
-
-        Parameters
-        ----------
-        start: Start
-        started: list[Run]
-            Each run of a rule is added to it as it is started.
+    def make(self, step: StepInputs) -> Inbox | None:
+        """Make a step: what is in the outbox goes to the device, is looked at if that is wanted,
+        and the rules run.
 
         Returns
         -------

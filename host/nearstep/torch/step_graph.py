@@ -15,7 +15,7 @@ from nearstep.torch.launcher import Accelerator
 from nearstep.torch.pairs import PairList
 from nearstep.torch.pieces import Cut, Work
 from nearstep.torch.resident import copy_array, gradient_array
-from nearstep.torch.staging import Landing, Shelf
+from nearstep.torch.staging import DeferredOutbox, Landing
 from nearstep.torch.step import Key, Start, starter
 from nearstep.torch.traffic import Traffic
 from nearstep.updater.device import KernelDevice
@@ -54,7 +54,7 @@ class StepGraph:
     traffic: Traffic
     max_cycles: int | None
         Bound on each run.
-    shelf: Shelf
+    outbox: DeferredOutbox
         What is to be sent.
     lists: dict[Place, PairList]
         Compressed gradients.
@@ -65,12 +65,12 @@ class StepGraph:
         device: KernelDevice,
         traffic: Traffic,
         max_cycles: int | None,
-        shelf: Shelf,
+        outbox: DeferredOutbox,
         lists: dict[Place, PairList],
     ) -> None:
         self._device = device
         self._traffic = traffic
-        self._shelf = shelf
+        self._outbox = outbox
         self._lists = lists
         self._accelerator = Accelerator(device, traffic, max_cycles)
         self._clock = Clock([device.backend])
@@ -119,7 +119,7 @@ class StepGraph:
                     action=partial(self._accelerator.begin, channel, starts),
                 )
         self._execute()
-        self._shelf.sent()
+        self._outbox.sent()
         ended = [run for _, kept in sorted(runs.items()) for run in kept]
         self._traffic.scans += len(ended)
         return ended
@@ -171,15 +171,15 @@ class StepGraph:
             fetch()
         self._execute()
         if not sent:
-            self._shelf.sent()
+            self._outbox.sent()
         return landing
 
     def _send(self, name: str, channel: int, cuts: Sequence[Cut]) -> None:
         for launch, start, stop in cuts:
-            for freight in self._shelf.cut(launch.segment, start, stop):
-                room = freight.room(channel)
+            for transfer in self._outbox.cut(launch.segment, start, stop):
+                room = transfer.room(channel)
                 if room is not None:
-                    self._write(f"write {freight.array} {name}", channel, room, freight.data)
+                    self._write(f"write {transfer.array} {name}", channel, room, transfer.data)
             pairs = self._lists.get(Place(launch, start, channel))
             for room, data in () if pairs is None else pairs.lines():
                 self._write(f"write pairs {name}", channel, room, partial(_given, data))

@@ -90,12 +90,12 @@ class KernelChannel:
         WaitTimeoutError
         """
         if self.run is not None:
-            self.run.lose("the kernel was reset")
+            self.run.forget("the kernel was reset")
         self.backend.reset()
 
     def forget(self, reason: str) -> None:
         """The device was reset: the run is lost."""
         with self.lock:
             if self.run is not None:
-                self.run.lose(reason)
+                self.run.forget(reason)
                 self.run = None

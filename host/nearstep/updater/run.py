@@ -194,12 +194,12 @@ class KernelRun(Run):
             try:
                 self._wait_idle(bound, f"{self.what} to drain after abort")
             except WaitTimeoutError:
-                self.lose("aborted, and reset because memory did not answer")
+                self.forget("aborted, and reset because memory did not answer")
                 self._reset()
             else:
                 self._finish()
 
-    def lose(self, reason: str) -> None:
+    def forget(self, reason: str) -> None:
         """The device forgot the run."""
         with self._lock:
             if not self._ended:

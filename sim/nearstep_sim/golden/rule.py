@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,11 +11,26 @@ from nearstep_sim.golden import fp
 from nearstep_spec.rule.expr import float32_bits
 from nearstep_spec.rule.rule import Rule
 
-__all__ = ["ArrayMismatchError", "evaluate"]
+__all__ = ["ArrayMismatchError", "SparseGradient", "evaluate"]
 
 Array = NDArray[Any]
 
 _CHUNK = 1 << 16  # elements worked on at a time, so that intermediate values stay in the cache
+
+
+class SparseGradient(NamedTuple):
+    """A gradient that is zero but for some elements.
+
+    Attributes
+    ----------
+    index : ndarray of uint32
+        Shape (pairs,): positions, ascending; of equal ones the last counts.
+    value : ndarray of uint32
+        Shape (pairs,): patterns of binary32.
+    """
+
+    index: NDArray[np.uint32]
+    value: NDArray[np.uint32]
 
 
 class ArrayMismatchError(ValueError):

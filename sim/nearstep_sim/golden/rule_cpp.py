@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nearstep_sim.golden.rule import ArrayMismatchError
+from nearstep_sim.golden.rule import ArrayMismatchError, SparseGradient
 from nearstep_sim.verilate.build import compile_library, stored
 from nearstep_spec.rule.expr import float32_bits
 from nearstep_spec.rule.program import ARITHMETIC, Program
@@ -303,19 +303,15 @@ class Kernel:
         self,
         arrays: Mapping[str, Array],
         scalars: Mapping[str, float],
-        index: NDArray[np.uint32],
-        value: NDArray[np.uint32],
+        gradient: SparseGradient,
     ) -> None:
-        """Run the rule once, in place, on a gradient that is zero but for some elements.
+        """Run the rule once, in place.
 
         Parameters
         ----------
         arrays, scalars :
             As of a call, without the gradient.
-        index : ndarray of uint32
-            Shape (pairs,): positions, ascending; of equal ones the last counts.
-        value : ndarray of uint32
-            Shape (pairs,): patterns of binary32.
+        gradient : SparseGradient
 
         Raises
         ------
@@ -328,13 +324,13 @@ class Kernel:
             raise ArrayMismatchError(f"{self.rule!r} reads no gradient {GRADIENT!r}")
         words = register_words(self.rule, scalars)
         ordered = self._checked(self._others, arrays)
-        for name, pairs in (("index", index), ("value", value)):
-            if pairs.dtype != np.uint32 or pairs.shape != index.shape or pairs.ndim != 1:
+        for name, pairs in gradient._asdict().items():
+            if pairs.dtype != np.uint32 or pairs.shape != gradient.index.shape or pairs.ndim != 1:
                 raise ArrayMismatchError(
-                    f"{name} must be uint32 of shape ({index.size},), "
+                    f"{name} must be uint32 of shape ({gradient.index.size},), "
                     f"not {pairs.dtype} {pairs.shape}"
                 )
-        index, value = np.ascontiguousarray(index), np.ascontiguousarray(value)
+        index, value = map(np.ascontiguousarray, gradient)
         taken = self._of_pairs(
             ordered[0].size,
             words.ctypes.data,

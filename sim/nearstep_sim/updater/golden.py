@@ -20,7 +20,7 @@ from nearstep.errors import (
     OutOfBoundsError,
     WaitTimeoutError,
 )
-from nearstep_sim.golden.rule import evaluate
+from nearstep_sim.golden.rule import SparseGradient, evaluate
 from nearstep_sim.golden.topk import decompress
 from nearstep_sim.golden.topk_cpp import finder
 from nearstep_sim.models.bulk import Bulk, native_bulk
@@ -80,9 +80,9 @@ class NumpyEngine:
         self,
         arrays: Mapping[str, Floats],
         scalars: Mapping[str, float],
-        index: NDArray[np.uint32],
-        value: NDArray[np.uint32],
+        gradient: SparseGradient,
     ) -> None:
+        index, value = gradient
         count = next(iter(arrays.values())).size
         made = decompress(index, value, pairs=index.size, count=count, group=1, granule=1)
         self({**arrays, GRADIENT: made.dense.view(np.float32)}, scalars)

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearstep_sim.golden import fp
+from nearstep_sim.golden.rule import SparseGradient
 from nearstep_sim.golden.scan import scan
 from nearstep_sim.models.memory import EmulatedMemory
 from nearstep_sim.updater.golden_command import COPY, Command
@@ -40,11 +41,9 @@ class Engine(Protocol):
         self,
         arrays: Mapping[str, Floats],
         scalars: Mapping[str, float],
-        index: NDArray[np.uint32],
-        value: NDArray[np.uint32],
+        gradient: SparseGradient,
     ) -> None:
-        """Update the states in place by a gradient that is zero but for some elements: their
-        positions, ascending, and patterns of binary32. Of equal positions the last counts."""
+        """Update the states in place."""
 
 
 HALVES = {GradientFormat.FP16: FP16, GradientFormat.BF16: BF16}
@@ -263,8 +262,8 @@ class GoldenAdamKernel:
         if taken is None:
             self._engine(arrays, self._scalars)
         else:
-            index, value = taken.part(first, next(iter(arrays.values())).size)
-            self._engine.of_pairs(arrays, self._scalars, index, value)
+            gradient = taken.part(first, next(iter(arrays.values())).size)
+            self._engine.of_pairs(arrays, self._scalars, gradient)
 
     def _copied(self, arrays: Mapping[str, Floats]) -> NDArray[np.uint8]:
         """The bytes of the copy of updated parameters."""

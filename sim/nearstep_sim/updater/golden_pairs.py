@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from nearstep_sim.golden.rule import SparseGradient
 from nearstep_sim.golden.topk import first_wrong_pair, widen
 from nearstep_sim.updater.golden_command import INDEX, Area, Command
 from nearstep_sim.updater.golden_port import Fault, GoldenPort, Span, StoppedError
@@ -36,13 +37,13 @@ class Taken:
 
     @property
     def duplicates(self) -> int:
-        """Pairs that lose against a later one of the same index."""
+        """Pairs that a later one of the same index replaces."""
         return int(np.count_nonzero(self.index[1:] == self.index[:-1]))
 
-    def part(self, first: int, size: int) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
+    def part(self, first: int, size: int) -> SparseGradient:
         """Indices, from `first` on, and values of elements [first, first + size)."""
         begin, end = np.searchsorted(self.index, (first, first + size))
-        return self.index[begin:end] - np.uint32(first), self.value[begin:end]
+        return SparseGradient(self.index[begin:end] - np.uint32(first), self.value[begin:end])
 
 
 class GoldenPairs:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from nearstep_sim.golden.rule import ArrayMismatchError, evaluate
+from nearstep_sim.golden.rule import ArrayMismatchError, SparseGradient, evaluate
 from nearstep_sim.golden.rule_cpp import kernel, register_words
 from nearstep_spec.rule.adam import ADAM, adam_scalars
 from nearstep_spec.rule.rule import Rule
@@ -113,7 +113,7 @@ def test_pairs_are_a_gradient_that_is_zero_elsewhere(count: int, pairs: int) -> 
         dense[position] = word
     expected = evaluate(ADAM, arrays | {"g": dense.view(np.float32)}, SCALARS)
     del arrays["g"]
-    kernel(ADAM).of_pairs(arrays, SCALARS, index, value)
+    kernel(ADAM).of_pairs(arrays, SCALARS, SparseGradient(index, value))
     for name in "pmv":
         assert (arrays[name].view(np.uint32) == expected[name].view(np.uint32)).all()
 
@@ -130,10 +130,12 @@ def test_pairs_are_a_gradient_that_is_zero_elsewhere(count: int, pairs: int) -> 
 def test_pairs_that_do_not_fit_are_refused(index: list[int], size: int, text: str) -> None:
     arrays = {name: array for name, array in _arrays(32).items() if name != "g"}
     value = np.zeros(size, np.uint32)
+    gradient = SparseGradient(np.array(index, np.uint32), value)
     with pytest.raises(ArrayMismatchError, match=text):
-        kernel(ADAM).of_pairs(arrays, SCALARS, np.array(index, np.uint32), value)
+        kernel(ADAM).of_pairs(arrays, SCALARS, gradient)
+    gradient = SparseGradient(value[:0], value[:0])
     with pytest.raises(ArrayMismatchError, match="works on p, m, v, not p, m"):
-        kernel(ADAM).of_pairs({n: arrays[n] for n in "pm"}, SCALARS, value[:0], value[:0])
+        kernel(ADAM).of_pairs({n: arrays[n] for n in "pm"}, SCALARS, gradient)
 
 
 def test_arrays_may_be_called_like_anything_in_the_source() -> None:
