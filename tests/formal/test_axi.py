@@ -120,21 +120,21 @@ class CreditProperties(Component):
 
     STREAMS, CAPACITY, BURST = 2, 3, 2
 
-    def __init__(self, initial: int, apart: int | None) -> None:
+    def __init__(self, initial: int, own: tuple[int, ...]) -> None:
         self.initial = initial
-        self.apart = apart
+        self.own = own
         self.credits = BeatCredits(
             streams=self.STREAMS,
             capacity=self.CAPACITY,
             burst_beats=self.BURST,
             initial=initial,
-            apart=apart,
+            own=own,
         )
-        own = () if apart is None else ("i_gain_apart",)
+        ports = ("i_gain_own",) if own else ()
         super().__init__(
             {
                 name: In(getattr(self.credits, name).shape())
-                for name in ("i_gain", "i_stream", "i_beats", "i_take", "i_clear", *own)
+                for name in ("i_gain", "i_stream", "i_beats", "i_take", "i_clear", *ports)
             }
         )
 
@@ -154,7 +154,7 @@ class CreditProperties(Component):
         for index, count in enumerate(held):
             mine = self.i_take & (self.i_stream == index)
             m.d.comb += [Assert(count <= self.CAPACITY)]
-            gain = self.i_gain_apart if index == self.apart else self.i_gain
+            gain = self.i_gain_own[self.own.index(index)] if index in self.own else self.i_gain
             m.d.comb += Assume(~gain | (count < self.CAPACITY))
             m.d.sync += count.eq(count + gain - Mux(mine, self.i_beats, 0))
             with m.If(self.i_clear):
@@ -558,11 +558,11 @@ def test_fifo_holds_what_it_offers():
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize(("initial", "apart"), [(0, None), (3, None), (3, 1)])
-def test_credits_are_those_of_plain_counters(initial, apart):
-    name = f"credits{initial}" + ("" if apart is None else f"_apart{apart}")
-    assert prove(CreditProperties(initial, apart), name, "bmc", depth=9).statements >= 3
-    assert prove(CreditProperties(initial, apart), name, "cover", depth=16).statements == 1
+@pytest.mark.parametrize(("initial", "own"), [(0, ()), (3, ()), (3, (1,)), (3, (1, 0))])
+def test_credits_are_those_of_plain_counters(initial, own):
+    name = f"credits{initial}" + "".join(f"_own{stream}" for stream in own)
+    assert prove(CreditProperties(initial, own), name, "bmc", depth=9).statements >= 3
+    assert prove(CreditProperties(initial, own), name, "cover", depth=16).statements == 1
 
 
 @pytest.mark.deep

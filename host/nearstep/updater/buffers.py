@@ -5,8 +5,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping
 
-import numpy as np
-
 from nearstep.buffer import Buffer
 from nearstep.device import Device
 from nearstep.errors import (
@@ -18,6 +16,7 @@ from nearstep.errors import (
     OverlapError,
     ShapeError,
 )
+from nearstep.updater.formats import DTYPES
 from nearstep_spec.updater.config import AdamKernelConfig
 
 
@@ -53,10 +52,11 @@ def check_size(name: str, buffer: Buffer, size: int) -> None:
         raise ShapeError(name, f"of {size} elements like p", f"of {buffer.size}")
 
 
-def check_float32(name: str, buffer: Buffer) -> None:
-    """Raise :class:`DtypeError` unless a buffer is one of float32."""
-    if buffer.dtype != np.float32:
-        raise DtypeError(name, "float32", buffer.dtype)
+def check_format(name: str, buffer: Buffer, form: str) -> None:
+    """Raise :class:`DtypeError` unless a buffer can hold elements of a format."""
+    if buffer.dtype != DTYPES[form]:
+        of_form = " that holds bfloat16" if form == "bf16" else ""
+        raise DtypeError(name, f"{DTYPES[form]}{of_form}", buffer.dtype)
 
 
 def common_channel(buffers: Mapping[str, Buffer], channel_of: Callable[[Buffer], int]) -> int:

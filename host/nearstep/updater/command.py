@@ -7,21 +7,18 @@ from dataclasses import dataclass, field
 
 from nearstep.buffer import Buffer
 from nearstep.registers import BlockRegisters
-from nearstep_spec.rule.scale import GRADIENT
-from nearstep_spec.updater.config import AdamKernelConfig
-from nearstep_spec.updater.registers import Compression, CopyOutFormat, GradientFormat, Operation
+from nearstep_spec.updater.config import INDEX, AdamKernelConfig
+from nearstep_spec.updater.operands import operands
+from nearstep_spec.updater.registers import (
+    Compression,
+    CopyOutFormat,
+    GradientFormat,
+    Operation,
+    Stream,
+)
 
-INDEX, COPY_OUT = "index", "copy_out"
-"""Arrays of a run beside those of its rule."""
-
-READ_ONLY = frozenset({GRADIENT, INDEX})
-"""Arrays that the kernel does not write."""
-
-WRITE_ONLY = frozenset({COPY_OUT})
-"""Arrays that it does not read."""
-
-READS: Mapping[str, int] = {COPY_OUT: 0, INDEX: 2}
-"""How often an array is read, if not once."""
+READS: Mapping[str, int] = {INDEX: 2}
+"""How often an array that is read is, if not once: indices before the run begins, too."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,10 +55,12 @@ class Command:
 
     def beats(self, config: AdamKernelConfig) -> int:
         """Beats that it moves."""
-        return sum(
-            -(-buffer.nbytes // config.beat_bytes) * (READS.get(name, 1) + (name not in READ_ONLY))
-            for name, buffer in self.buffers.items()
-        )
+        table, total = operands(config), 0
+        for name, buffer in self.buffers.items():
+            reads = READS.get(name, 1) if table[name].read else 0
+            passes = reads + (table[name].write != Stream.NONE)
+            total += passes * -(-buffer.nbytes // config.beat_bytes)
+        return total
 
     def configure(self, kernel: BlockRegisters, config: AdamKernelConfig, base: int) -> None:
         """Write the registers of a kernel whose memory begins at ``base``, windows aside."""
@@ -83,13 +82,16 @@ class Command:
 
     def grant(self, kernel: BlockRegisters, config: AdamKernelConfig, base: int) -> None:
         """Open a window of the kernel for the whole beats of each buffer."""
+        table = operands(config)
         for index, (name, buffer) in enumerate(self.buffers.items()):
             first = buffer.address - base
             whole = -(-(first + buffer.nbytes) // config.beat_bytes) * config.beat_bytes
             kernel[f"window{index}_base"].value = first
             kernel[f"window{index}_limit"].value = whole
             kernel[f"window{index}_permissions"].set(
-                read=int(name not in WRITE_ONLY), write=int(name not in READ_ONLY), valid=1
+                read=int(table[name].read != Stream.NONE),
+                write=int(table[name].write != Stream.NONE),
+                valid=1,
             )
 
     def _configure_rule(self, kernel: BlockRegisters, config: AdamKernelConfig) -> None:

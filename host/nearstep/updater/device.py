@@ -25,9 +25,9 @@ from nearstep.run import Run
 from nearstep.scalars import flag
 from nearstep.updater.accelerated import AcceleratedRuns
 from nearstep.updater.arguments import RuleArguments, rule_arguments
-from nearstep.updater.buffers import check_buffer, check_float32, check_size, common_channel
+from nearstep.updater.buffers import check_buffer, check_format, check_size, common_channel
 from nearstep.updater.channel import KernelChannel
-from nearstep.updater.command import COPY_OUT, INDEX, READ_ONLY, Command
+from nearstep.updater.command import Command
 from nearstep.updater.copy_out import CopyOut
 from nearstep.updater.gradient import Gradient
 from nearstep.updater.pairs import Pairs, check_count
@@ -36,7 +36,8 @@ from nearstep.updater.turns import Region, Turns
 from nearstep_spec.rule.optimizer import Optimizer
 from nearstep_spec.rule.rules import OPTIMIZERS
 from nearstep_spec.rule.scale import GRADIENT, GRADIENT_SCALE
-from nearstep_spec.updater.config import AdamKernelConfig
+from nearstep_spec.updater.config import COPY_OUT, INDEX, AdamKernelConfig
+from nearstep_spec.updater.operands import operands
 from nearstep_spec.updater.registers import Operation
 
 Started = TypeVar("Started", bound=KernelRun)
@@ -599,7 +600,8 @@ class KernelDevice(Device):
         run = channel.run
         if run is None:
             return
-        names = [name for name in run.sharing(buffer) if changes or name not in READ_ONLY]
+        table = operands(self.config)
+        names = [name for name in run.sharing(buffer) if changes or table[name].write]
         if names and not run.ended:
             raise BusyError(
                 f"cannot {action} {buffer!r}: {run.what}, which uses it as {', '.join(names)}, "
@@ -644,6 +646,7 @@ class KernelDevice(Device):
             buffers[INDEX] = pairs.index
         if copy_out.buffer is not None:
             buffers[COPY_OUT] = copy_out.buffer
+        table = operands(self.config)
         for name, buffer in buffers.items():
             check_buffer(self, self.config, name, buffer, f"run {rule}")
             if name == GRADIENT:
@@ -651,7 +654,7 @@ class KernelDevice(Device):
             elif name == COPY_OUT:
                 copy_out.format_of(buffer, self.config)
             elif name != INDEX:
-                check_float32(name, buffer)
+                check_format(name, buffer, table[name].format)
             if pairs is None or name not in (GRADIENT, INDEX):
                 check_size(name, buffer, states["p"].size)
         if pairs is not None:

@@ -29,9 +29,9 @@ from nearstep.errors import (
 )
 from nearstep.registers import BlockRegisters
 from nearstep.run import Run, check_bound
-from nearstep.updater.command import INDEX
 from nearstep.updater.turns import CommandLock
 from nearstep_spec.csr.model import Access
+from nearstep_spec.updater.config import INDEX
 from nearstep_spec.updater.registers import ErrorCause, Stream
 
 SLOWEST_CYCLES_PER_BEAT = 64

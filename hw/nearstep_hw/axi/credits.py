@@ -1,5 +1,7 @@
 """Beats that a stream may still ask for."""
 
+from collections.abc import Sequence
+
 from amaranth import Array, Elaboratable, Module, Mux, ResetInserter, Signal, Value
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
@@ -24,12 +26,12 @@ class BeatCredits(wiring.Component):
     capacity : most beats that a stream ever holds.
     burst_beats : beats of the longest burst.
     initial : beats of each stream after `i_clear`.
-    apart : a stream that gains by itself; None if there is none.
+    own : streams that gain by themselves.
 
     Members
     -------
-    i_gain : one beat more for every stream, but for the one apart.
-    i_gain_apart : one beat more for that one. If there is one.
+    i_gain : one beat more for every stream but those that gain by themselves.
+    i_gain_own : a bit for each of those, in their order: one beat more for it. If there are any.
     i_stream, i_beats : the burst in question.
     o_enough : the stream has that many beats.
     i_take : the stream gives them up; only with `o_enough`.
@@ -43,18 +45,18 @@ class BeatCredits(wiring.Component):
         capacity: int,
         burst_beats: int,
         initial: int,
-        apart: int | None = None,
+        own: Sequence[int] = (),
     ) -> None:
         if not 0 <= initial <= capacity:
             raise ValueError(f"Initial credits must be 0 to {capacity}, not {initial!r}")
         self.streams = streams
         self.capacity = capacity
         self.initial = initial
-        self.apart = apart
+        self.own = tuple(own)
         super().__init__(
             {
                 "i_gain": In(1),
-                **({} if apart is None else {"i_gain_apart": In(1)}),
+                **({"i_gain_own": In(len(self.own))} if self.own else {}),
                 "i_stream": In(id_width(streams)),
                 "i_beats": In(bits_for(burst_beats)),
                 "o_enough": Out(1),
@@ -71,11 +73,11 @@ class BeatCredits(wiring.Component):
         taken = Array(Signal(width, name=f"taken{i}") for i in range(self.streams))
         held = Signal(width)
         total: Value = gained
-        if self.apart is not None:
-            gained_apart = Signal(width, init=self.initial)
-            total = Mux(self.i_stream == self.apart, gained_apart, gained)
-            with m.If(self.i_gain_apart):
-                m.d.sync += gained_apart.eq(gained_apart + 1)
+        for index, stream in enumerate(self.own):
+            gained_own = Signal(width, init=self.initial, name=f"gained{stream}")
+            total = Mux(self.i_stream == stream, gained_own, total)
+            with m.If(self.i_gain_own[index]):
+                m.d.sync += gained_own.eq(gained_own + 1)
 
         m.d.comb += [
             held.eq(total - taken[self.i_stream]),

@@ -1,5 +1,7 @@
 """Reads bursts of several streams; every beat has a place to land before it is asked for."""
 
+from collections.abc import Sequence
+
 from amaranth import Array, Elaboratable, Module, Mux, ResetInserter, Signal
 from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
@@ -27,15 +29,15 @@ class ReadMover(wiring.Component):
     beat_bytes, burst_beats : of the bus, and of the longest burst.
     landing_beats : landing space of each stream.
     bursts_ahead : most bursts outstanding.
-    apart : a stream whose landing space is freed by itself; None if there is none.
+    own : streams whose landing space is freed by itself.
 
     Members
     -------
     bus : AR and R.
     i : granted bursts, in the order of issue.
     i_base : byte address of each array, for the address of an error.
-    i_gain : one beat of every stream, but for the one apart, has left its landing space.
-    i_gain_apart : one beat of that one has. If there is one.
+    i_gain : one beat of every stream has left its landing space, but for those `own`.
+    i_gain_own : a bit for each of those, in their order: one beat of it has. If there are any.
     o_landed : a bit for each stream: `bus.rdata` is its next beat.
     fault : a beat was answered other than OKAY; the address is its burst's.
     i_stop : takes no burst; what has been issued goes on.
@@ -52,14 +54,14 @@ class ReadMover(wiring.Component):
         burst_beats: int,
         landing_beats: int,
         bursts_ahead: int,
-        apart: int | None = None,
+        own: Sequence[int] = (),
     ) -> None:
         self.streams = streams
         self.beat_bytes = beat_bytes
         self.burst_beats = burst_beats
         self.landing_beats = landing_beats
         self.bursts_ahead = bursts_ahead
-        self.apart = apart
+        self.own = tuple(own)
         self.beat_address_width = address_width - exact_log2(beat_bytes)
         layout = BurstLayout(streams=streams, address_width=address_width, burst_beats=burst_beats)
         super().__init__(
@@ -74,7 +76,7 @@ class ReadMover(wiring.Component):
                 "i": In(stream.Signature(layout)),
                 "i_base": In(address_width).array(streams),
                 "i_gain": In(1),
-                **({} if apart is None else {"i_gain_apart": In(1)}),
+                **({"i_gain_own": In(len(self.own))} if self.own else {}),
                 "o_landed": Out(streams),
                 "fault": Out(BusFaultSignature(streams=streams, address_width=address_width)),
                 "i_stop": In(1),
@@ -90,10 +92,10 @@ class ReadMover(wiring.Component):
             capacity=self.landing_beats,
             burst_beats=self.burst_beats,
             initial=self.landing_beats,
-            apart=self.apart,
+            own=self.own,
         )
-        if self.apart is not None:
-            m.d.comb += space.i_gain_apart.eq(self.i_gain_apart)
+        if self.own:
+            m.d.comb += space.i_gain_own.eq(self.i_gain_own)
         bus, burst, fault = self.bus, self.i.payload, self.fault
         outstanding = Signal(range(self.bursts_ahead + 1))
         width, streams = self.beat_address_width, range(self.streams)

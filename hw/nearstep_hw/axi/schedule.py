@@ -1,5 +1,7 @@
 """Cuts arrays into blocks, and blocks into bursts."""
 
+from collections.abc import Sequence
+
 from amaranth import Array, Cat, Const, Elaboratable, Module, Mux, ResetInserter, Signal
 from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
@@ -13,8 +15,8 @@ class BlockSchedule(wiring.Component):
     """The bursts of several equally long arrays, block by block, round robin over the arrays.
 
     Block 0 of stream 0, block 0 of stream 1, and so on, then block 1 of stream 0. A burst ends at
-    the end of its block and at every multiple of the longest burst, and so crosses no page. One of
-    the arrays, whose elements can be half as wide, has then half the beats in each block.
+    the end of its block and at every multiple of the longest burst, and so crosses no page. Arrays
+    whose elements are half as wide have half the beats in each block.
 
     *Timing*: a burst every two cycles, and one more where a block begins or is left out.
 
@@ -24,15 +26,15 @@ class BlockSchedule(wiring.Component):
     address_width : bits of a byte address.
     beat_bytes, block_beats, burst_beats : powers of two; a burst is at most a page.
     optional : arrays can be left out.
-    halved : number of the array that can have half the beats; None if there is none.
+    narrow : numbers of the arrays that can have elements of half the width.
 
     Members
     -------
     i_start : begins; only when `o_idle`.
     i_use : a bit for each array: it is there; held while the schedule runs. If `optional`.
     i_beats : beats of each array, at least 1; held while the schedule runs.
-    i_halved : array `halved` has half of them, rounded up; held while the schedule runs. If there
-        is one.
+    i_narrow : a bit for each of `narrow`, in their order: it has half of them, rounded up; held
+        while the schedule runs. If there are any.
     i_base : byte address of each array, a multiple of a beat; held while the schedule runs.
     i_clear : withdraws what is offered and goes idle.
     o : the bursts.
@@ -50,7 +52,7 @@ class BlockSchedule(wiring.Component):
         block_beats: int,
         burst_beats: int,
         optional: bool = False,
-        halved: int | None = None,
+        narrow: Sequence[int] = (),
     ) -> None:
         if burst_beats > MAX_BURST_BEATS or burst_beats * beat_bytes > PAGE_BYTES:
             raise ValueError(
@@ -59,7 +61,7 @@ class BlockSchedule(wiring.Component):
             )
         self.streams = streams
         self.optional = optional
-        self.halved = halved
+        self.narrow = tuple(narrow)
         self.block_beats = block_beats
         self.burst_beats = burst_beats
         self.offset_bits = exact_log2(beat_bytes)
@@ -72,7 +74,7 @@ class BlockSchedule(wiring.Component):
                 "i_beats": In(self.beat_address_width + 1),
                 "i_base": In(address_width).array(streams),
                 **({"i_use": In(streams)} if optional else {}),
-                **({} if halved is None else {"i_halved": In(1)}),
+                **({"i_narrow": In(len(self.narrow))} if self.narrow else {}),
                 "i_clear": In(1),
                 "o": Out(stream.Signature(layout)),
                 "o_idle": Out(1),
@@ -129,8 +131,10 @@ class BlockSchedule(wiring.Component):
                     m.d.sync += left.eq(ahead)
                 with m.Else():
                     m.d.sync += left.eq(self.block_beats)
-                if self.halved is not None:
-                    with m.If(self.i_halved & (stream_index == self.halved)):
+                if self.narrow:
+                    numbers = enumerate(self.narrow)
+                    is_narrow = ((stream_index == n) & self.i_narrow[i] for i, n in numbers)
+                    with m.If(Cat(is_narrow).any()):
                         m.d.sync += [
                             address.eq(bases[stream_index] + (offset >> 1)),
                             left.eq((Mux(last_block, ahead, self.block_beats) + 1) >> 1),

@@ -1,5 +1,7 @@
 """Channel W: the beats of the bursts that were addressed, in their order."""
 
+from collections.abc import Sequence
+
 from amaranth import Array, Elaboratable, Module, ResetInserter, Signal
 from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
@@ -20,15 +22,15 @@ class WriteData(wiring.Component):
     streams : number of streams.
     beat_bytes : bytes of a beat.
     bursts_ahead : bursts that can wait here, a power of two.
-    apart : a stream that ends in its own way; None if there is none.
+    own : streams that end in their own way.
 
     Members
     -------
     i : bursts, in the order of their addresses.
     data : the beats of each stream; those of a burst are there when the burst is.
-    i_tail : WSTRB of the last beat of each stream, but for the one apart; all others are written in
-        full.
-    i_tail_apart : that of the one apart. If there is one.
+    i_tail : WSTRB of the last beat of each stream but those that end in their own way; all other
+        beats are written in full.
+    i_tail_own : of the last beat of each of those. If there are any.
     o_valid, o_data, o_strobe, o_last, i_ready : channel W.
     i_clear : forgets everything; only when nothing is left to send.
     """
@@ -40,17 +42,17 @@ class WriteData(wiring.Component):
         streams: int,
         beat_bytes: int,
         bursts_ahead: int,
-        apart: int | None = None,
+        own: Sequence[int] = (),
     ) -> None:
         self.layout = layout
-        self.apart = apart
+        self.own = tuple(own)
         self.bursts_ahead = bursts_ahead
         super().__init__(
             {
                 "i": In(stream.Signature(layout)),
                 "data": In(stream.Signature(8 * beat_bytes)).array(streams),
                 "i_tail": In(beat_bytes),
-                **({} if apart is None else {"i_tail_apart": In(beat_bytes)}),
+                **({"i_tail_own": In(beat_bytes)} if self.own else {}),
                 "o_valid": Out(1),
                 "o_data": Out(8 * beat_bytes),
                 "o_strobe": Out(beat_bytes),
@@ -91,9 +93,9 @@ class WriteData(wiring.Component):
             ]
             with m.If(last & burst.run_last):
                 m.d.sync += self.o_strobe.eq(self.i_tail)
-                if self.apart is not None:
-                    with m.If(burst.stream == self.apart):
-                        m.d.sync += self.o_strobe.eq(self.i_tail_apart)
+                for stream in self.own:
+                    with m.If(burst.stream == stream):
+                        m.d.sync += self.o_strobe.eq(self.i_tail_own)
         with m.Elif(self.i_ready):
             m.d.sync += self.o_valid.eq(0)
         for i, beats in enumerate(self.data):

@@ -1,5 +1,7 @@
 """Writes bursts of several streams; a burst is announced with all its data at hand."""
 
+from collections.abc import Sequence
+
 from amaranth import Elaboratable, Module, ResetInserter, Signal
 from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
@@ -29,17 +31,17 @@ class WriteMover(wiring.Component):
     beat_bytes, burst_beats : of the bus, and of the longest burst.
     buffer_beats : most beats of data that a stream ever holds.
     bursts_ahead : bursts of each stream that may be outstanding, a power of two.
-    apart : a stream that gains beats by itself, and ends in its own way; None if there is none.
+    own : streams that gain beats by themselves, and end in their own way.
 
     Members
     -------
     bus : AW, W and B.
     i : granted bursts, in the order of issue.
     data : beats of each stream.
-    i_gain : `data` of every stream, but for the one apart, has one beat more.
-    i_gain_apart : that of the one apart has. If there is one.
-    i_tail : WSTRB of the last beat of each stream, but for the one apart.
-    i_tail_apart : that of the one apart. If there is one.
+    i_gain : `data` of every stream has one beat more, but for those `own`.
+    i_gain_own : a bit for each of those, in their order: its `data` has. If there are any.
+    i_tail : WSTRB of the last beat of each stream, but for those `own`.
+    i_tail_own : of the last beat of each of those. If there are any.
     o_block_done : a bit for each stream: a block of it is written and acknowledged.
     fault : a burst was answered other than OKAY; the address is the burst's.
     i_stop : takes no burst; bursts that were announced are sent and answered.
@@ -56,7 +58,7 @@ class WriteMover(wiring.Component):
         burst_beats: int,
         buffer_beats: int,
         bursts_ahead: int,
-        apart: int | None = None,
+        own: Sequence[int] = (),
     ) -> None:
         self.streams = streams
         self.address_width = address_width
@@ -64,7 +66,7 @@ class WriteMover(wiring.Component):
         self.burst_beats = burst_beats
         self.buffer_beats = buffer_beats
         self.bursts_ahead = bursts_ahead
-        self.apart = apart
+        self.own = tuple(own)
         self.layout = BurstLayout(
             streams=streams, address_width=address_width, burst_beats=burst_beats
         )
@@ -82,7 +84,9 @@ class WriteMover(wiring.Component):
                 "i_gain": In(1),
                 "i_tail": In(beat_bytes),
                 **(
-                    {} if apart is None else {"i_gain_apart": In(1), "i_tail_apart": In(beat_bytes)}
+                    {"i_gain_own": In(len(self.own)), "i_tail_own": In(beat_bytes)}
+                    if self.own
+                    else {}
                 ),
                 "o_block_done": Out(streams),
                 "fault": Out(BusFaultSignature(streams=streams, address_width=address_width)),
@@ -99,19 +103,19 @@ class WriteMover(wiring.Component):
             capacity=self.buffer_beats,
             burst_beats=self.burst_beats,
             initial=0,
-            apart=self.apart,
+            own=self.own,
         )
         m.submodules.w = w = WriteData(
             self.layout,
             streams=self.streams,
             beat_bytes=self.beat_bytes,
             bursts_ahead=self.bursts_ahead,
-            apart=self.apart,
+            own=self.own,
         )
-        if self.apart is not None:
+        if self.own:
             m.d.comb += [
-                ready_beats.i_gain_apart.eq(self.i_gain_apart),
-                w.i_tail_apart.eq(self.i_tail_apart),
+                ready_beats.i_gain_own.eq(self.i_gain_own),
+                w.i_tail_own.eq(self.i_tail_own),
             ]
         m.submodules.responses = responses = WriteResponses(
             self.layout,

@@ -5,22 +5,10 @@ from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
 from nearstep_spec.rule.scale import GRADIENT
-from nearstep_spec.updater.config import ELEMENT_BYTES, HALF_BYTES, AdamKernelConfig
+from nearstep_spec.updater.config import ELEMENT_BYTES, HALF_BYTES, INDEX, AdamKernelConfig
+from nearstep_spec.updater.operands import element_bytes, operands
 
 END_WIDTH = 67  # a 64-bit base plus a 64-bit count of 4-byte elements
-INDEX = "index"
-COPY_OUT = "copy_out"
-
-
-def checked_arrays(config: AdamKernelConfig) -> tuple[str, ...]:
-    """Arrays that a run may have, in the order in which they are checked.
-
-    The rule's, then `index` and `copy_out` where the kernel has them; the register of each is
-    `<array>_address`.
-    """
-    index = (INDEX,) if config.compression else ()
-    copy_out = (COPY_OUT,) if config.copy_out_formats else ()
-    return (*config.arrays, *index, *copy_out)
 
 
 class ArrayLengths(wiring.Component):
@@ -37,18 +25,18 @@ class ArrayLengths(wiring.Component):
     i_count, i_pairs : elements; and pairs, if the kernel takes them.
     i_narrow : gradients, or the values of pairs, have 16 bits. If they have a choice.
     i_paired : gradients come as pairs. If the kernel takes them.
-    o_bytes : for each of `checked_arrays`.
+    o_bytes : for each of `operands`.
     """
 
     def __init__(self, config: AdamKernelConfig) -> None:
         self.config = config
-        self.arrays = checked_arrays(config)
+        self.operands = operands(config)
         super().__init__(
             {
                 "i_count": In(64),
                 **({"i_narrow": In(1)} if config.mixed else {}),
                 **({"i_paired": In(1), "i_pairs": In(64)} if config.compression else {}),
-                "o_bytes": Out(END_WIDTH).array(len(self.arrays)),
+                "o_bytes": Out(END_WIDTH).array(len(self.operands)),
             }
         )
 
@@ -69,15 +57,13 @@ class ArrayLengths(wiring.Component):
         def gradients(name: str) -> Value:
             return Mux(narrow, length[name, HALF_BYTES], length[name, ELEMENT_BYTES])
 
-        for name, length_of_it in zip(self.arrays, self.o_bytes, strict=True):
-            value: Value = length["count", ELEMENT_BYTES]
-            if name == GRADIENT:
+        for operand, length_of_it in zip(self.operands.values(), self.o_bytes, strict=True):
+            value: Value = length[
+                "pairs" if operand.name == INDEX else "count", element_bytes(operand.format)
+            ]
+            if operand.name == GRADIENT:
                 value = gradients("count")
                 if config.compression:
                     value = Mux(paired, gradients("pairs"), value)
-            elif name == INDEX:
-                value = length["pairs", ELEMENT_BYTES]
-            elif name == COPY_OUT:
-                value = length["count", HALF_BYTES]
             m.d.comb += length_of_it.eq(value)
         return m

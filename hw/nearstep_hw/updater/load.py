@@ -1,6 +1,7 @@
 """Memory to input FIFOs."""
 
 from amaranth import Elaboratable, Module, ResetInserter
+from amaranth.hdl import ValueLike
 from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
 
@@ -12,16 +13,16 @@ from nearstep_hw.axi.window import WindowChecker, WindowSignature
 from nearstep_hw.stream.fifo import StreamFifo
 from nearstep_hw.stream.slice import StreamSlice
 from nearstep_hw.updater.fault import FaultLayout, mover_fault
-from nearstep_hw.updater.widen import FORMAT_WIDTH, GradientWiden
-from nearstep_spec.rule.scale import GRADIENT
+from nearstep_hw.updater.widen import FORMAT_WIDTH, Widen
 from nearstep_spec.updater.config import AdamKernelConfig
-from nearstep_spec.updater.registers import ErrorCause, GradientFormat, Stream
+from nearstep_spec.updater.operands import Operand, operands
+from nearstep_spec.updater.registers import ErrorCause, GradientFormat
 
 
 class LoadPath(wiring.Component):
     """Loads blocks of the arrays, in turn, into a FIFO each of two blocks.
 
-    Gradients of 16 bits lie in memory and in their FIFO as they are, in half as many beats, and are
+    Elements of 16 bits lie in memory and in their FIFO as they are, in half as many beats, and are
     widened behind it.
 
     Parameters
@@ -47,7 +48,12 @@ class LoadPath(wiring.Component):
 
     def __init__(self, config: AdamKernelConfig) -> None:
         self.config = config
-        self.gradient = config.arrays.index(GRADIENT) if config.mixed else None
+        table = operands(config)
+        self.narrow = {
+            number: table[name]
+            for number, name in enumerate(config.arrays)
+            if table[name].has_16_bits
+        }
         self.schedule = BlockSchedule(
             streams=len(config.arrays),
             address_width=config.address_width,
@@ -55,7 +61,7 @@ class LoadPath(wiring.Component):
             block_beats=config.block_beats,
             burst_beats=config.burst_beats,
             optional=config.selective,
-            halved=self.gradient,
+            narrow=tuple(self.narrow),
         )
         super().__init__(
             {
@@ -98,7 +104,7 @@ class LoadPath(wiring.Component):
             burst_beats=config.burst_beats,
             landing_beats=config.fifo_beats,
             bursts_ahead=config.bursts_ahead,
-            apart=self.gradient,
+            own=tuple(self.narrow),
         )
 
         wiring.connect(m, schedule.o, checker.i)
@@ -125,19 +131,12 @@ class LoadPath(wiring.Component):
                 config.data_width, depth=config.fifo_beats
             )
             beats = wiring.flipped(getattr(self, f"o_{name}"))
-            if index == self.gradient:
-                m.submodules.widen = widen = GradientWiden(config)
-                wiring.connect(m, fifo.o, widen.i)
-                # Widening does not wait for what the functional units do in the same cycle.
-                cut = StreamSlice(config.data_width)
-                m.submodules.widened = ResetInserter(self.i_clear)(cut)
-                wiring.connect(m, widen.o, cut.i)
-                wiring.connect(m, cut.o, beats)
+            if index in self.narrow:
+                number = list(self.narrow).index(index)
+                form = self._widen(m, self.narrow[index], fifo, beats)
                 m.d.comb += [
-                    widen.i_format.eq(self.i_format),
-                    widen.i_clear.eq(self.i_clear),
-                    schedule.i_halved.eq(self.i_format != GradientFormat.FP32),
-                    mover.i_gain_apart.eq(fifo.o.valid & fifo.o.ready),
+                    schedule.i_narrow[number].eq(form != GradientFormat.FP32),
+                    mover.i_gain_own[number].eq(fifo.o.valid & fifo.o.ready),
                 ]
             else:
                 wiring.connect(m, fifo.o, beats)
@@ -154,7 +153,22 @@ class LoadPath(wiring.Component):
                 refused=checker.o_refused,
                 burst=checker.o_burst,
                 response=ErrorCause.READ_RESPONSE,
-                streams=[Stream[f"{name.upper()}_READ"] for name in config.arrays],
+                streams=[operands(config)[name].read for name in config.arrays],
             )
         )
         return m
+
+    def _widen(self, m: Module, operand: Operand, fifo: StreamFifo, beats: object) -> ValueLike:
+        """Take elements from the FIFO, widened, to the output; gives their `GradientFormat`."""
+        several = len(operand.formats) > 1
+        form = self.i_format if several else GradientFormat[operand.format.upper()]
+        widen = Widen(lanes=self.config.lanes, formats=operand.formats)
+        # Widening does not wait for what the functional units do in the same cycle.
+        cut = StreamSlice(self.config.data_width)
+        m.submodules[f"widen_{operand.name}"] = widen
+        m.submodules[f"widened_{operand.name}"] = ResetInserter(self.i_clear)(cut)
+        wiring.connect(m, fifo.o, widen.i)
+        wiring.connect(m, widen.o, cut.i)
+        wiring.connect(m, cut.o, beats)
+        m.d.comb += [widen.i_format.eq(form), widen.i_clear.eq(self.i_clear)]
+        return form

@@ -25,7 +25,6 @@ from nearstep_hw.csr.bank import CsrBank
 from nearstep_hw.csr.counters import EventCounters
 from nearstep_hw.csr.line import CsrLineSignature
 from nearstep_hw.csr.signature import CsrSignature
-from nearstep_hw.updater.array_lengths import COPY_OUT, INDEX
 from nearstep_hw.updater.commit import CommitCounter
 from nearstep_hw.updater.load import LoadPath
 from nearstep_hw.updater.pairs.load import INDEX_STREAM, VALUE_STREAM, PairLoad
@@ -37,7 +36,13 @@ from nearstep_hw.updater.store import StorePath
 from nearstep_hw.updater.unit_bank import ELEMENT_WIDTH, UnitBankSignature
 from nearstep_spec.csr.model import NamedValue
 from nearstep_spec.rule.scale import GRADIENT
-from nearstep_spec.updater.config import ELEMENT_BYTES, HALF_BYTES, AdamKernelConfig
+from nearstep_spec.updater.config import (
+    COPY_OUT,
+    ELEMENT_BYTES,
+    HALF_BYTES,
+    INDEX,
+    AdamKernelConfig,
+)
 from nearstep_spec.updater.registers import (
     COUNTERS,
     Compression,
@@ -78,7 +83,8 @@ class KernelShell(wiring.Component):
     units beat by beat, and those that it writes (p, m and v) stored in turn, in place, all three at
     the same time on different blocks. Each FIFO has two blocks. Of several rules the register
     `rule` chooses one for a run; arrays that it does not have are neither loaded nor stored.
-    Gradients in FP16 or BF16 take half the beats and are widened as they are loaded. Bytes
+    Elements in FP16 or BF16 take half the beats; they are widened as they are loaded, and results
+    narrowed as they are stored. Bytes
     behind the last element are read, if they share a beat with it, and never written. `status.done`
     comes after the last B.
 
@@ -279,7 +285,7 @@ class KernelShell(wiring.Component):
                 INDEX: paired & some,
                 COPY_OUT: copying,
             }
-            m.d.comb += check.i_use.eq(Cat(used[name] for name in check.arrays))
+            m.d.comb += check.i_use.eq(Cat(used[name] for name in check.operands))
 
     def _connect_reads(
         self, m: Module, bank: CsrBank, control: RunControl, load: LoadPath
@@ -417,7 +423,7 @@ class KernelShell(wiring.Component):
             m.d.comb += check.i_narrow.eq(bank.o_formats_gradient != GradientFormat.FP32)
         if self.config.compression:
             m.d.comb += [check.i_paired.eq(self._paired(bank)), check.i_pairs.eq(bank.o_pairs)]
-        for name, address in zip(check.arrays, check.i_address, strict=True):
+        for name, address in zip(check.operands, check.i_address, strict=True):
             m.d.comb += address.eq(getattr(bank, f"o_{name}_address"))
 
     def _connect_data(
@@ -469,16 +475,15 @@ class KernelShell(wiring.Component):
             for name, base in zip(names, part.i_base, strict=True):
                 m.d.comb += base.eq(getattr(bank, f"o_{name}_address"))
         if store.copies:
+            m.d.comb += store.i_copy_format.eq(bank.o_formats_copy_out)
+        if store.narrow:
             used = bank.o_count[: lane_bits + 1]  # numbers of 16 bits in the last beat, 0 for all
-            m.d.comb += [
-                store.i_copy_format.eq(bank.o_formats_copy_out),
-                store.i_copy_tail.eq(
-                    Cat(
-                        ((number < used) | (used == 0)).replicate(HALF_BYTES)
-                        for number in range(2 * self.config.lanes)
-                    )
-                ),
-            ]
+            m.d.comb += store.i_narrow_tail.eq(
+                Cat(
+                    ((number < used) | (used == 0)).replicate(HALF_BYTES)
+                    for number in range(2 * self.config.lanes)
+                )
+            )
         rule = update_rule(self.config)
         for name in rule.scalars:
             m.d.comb += getattr(self.fu, f"s_{name}").eq(getattr(bank, f"o_{name}"))

@@ -5,7 +5,7 @@ from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
 from nearstep_hw.axi.window import WindowMatch, WindowSignature
-from nearstep_hw.updater.array_lengths import COPY_OUT, END_WIDTH, ArrayLengths, checked_arrays
+from nearstep_hw.updater.array_lengths import END_WIDTH, ArrayLengths
 from nearstep_hw.updater.fault import CAUSE_WIDTH, RESPONSE_WIDTH, STREAM_WIDTH, FaultLayout
 from nearstep_spec.updater.config import AdamKernelConfig
 from nearstep_spec.updater.registers import ErrorCause, Stream
@@ -32,7 +32,7 @@ class StartCheck(wiring.Component):
     Members
     -------
     i_start : begins; the other inputs hold until `o_done`.
-    i_address : byte address of each of `checked_arrays`.
+    i_address : byte address of each of `operands`.
     i_use : a bit for each array that the run has. If not all runs have all.
     i_count, i_pairs, i_narrow, i_paired : as of `ArrayLengths`; settled when `i_start` comes.
     i_formats : not 0 if a rule, format, scale or kind of run is set that the kernel does not have.
@@ -47,15 +47,15 @@ class StartCheck(wiring.Component):
         self.config = config
         space = 1 << config.address_width
         self.memory_bytes = space if memory_bytes is None else min(memory_bytes, space)
-        self.arrays = checked_arrays(config)
-        self.selective = config.selective or self.arrays != config.arrays
         self.lengths = ArrayLengths(config)
+        self.operands = self.lengths.operands
+        self.selective = config.selective or tuple(self.operands) != config.arrays
         sizes = {k: v for k, v in self.lengths.signature.members.items() if k.startswith("i_")}
         super().__init__(
             {
                 "i_start": In(1),
-                "i_address": In(ADDRESS_WIDTH).array(len(self.arrays)),
-                **({"i_use": In(len(self.arrays))} if self.selective else {}),
+                "i_address": In(ADDRESS_WIDTH).array(len(self.operands)),
+                **({"i_use": In(len(self.operands))} if self.selective else {}),
                 **sizes,
                 "i_formats": In(1),
                 "i_copy_out": In(1),
@@ -71,7 +71,7 @@ class StartCheck(wiring.Component):
         m.submodules.match = match = WindowMatch(windows=self.config.window_count)
         m.submodules.lengths = lengths = self.lengths
         beat_bytes = self.config.beat_bytes
-        arrays = self.arrays
+        arrays = list(self.operands.values())
         use = self.i_use if self.selective else Const((1 << len(arrays)) - 1, len(arrays))
         unused = Signal()
         other_unused = Signal()
@@ -111,21 +111,13 @@ class StartCheck(wiring.Component):
             self.o_fault.eq(Cat(cause, stream, Const(0, RESPONSE_WIDTH), address)),
         ]
 
-        streams = [
-            Stream.COPY_OUT if name == COPY_OUT else Stream[f"{name.upper()}_READ"]
-            for name in arrays
-        ]
-        writes = {
-            COPY_OUT: Stream.COPY_OUT,
-            **{name: Stream[f"{name.upper()}_WRITE"] for name in self.config.states},
-        }
         with m.Switch(array):
-            for index, name in enumerate(arrays):
+            for index, operand in enumerate(arrays):
                 with m.Case(index):
                     m.d.comb += [
-                        stream.eq(streams[index]),
-                        read.eq(name != COPY_OUT),
-                        written.eq(name in writes),
+                        stream.eq(operand.stream),
+                        read.eq(operand.read != Stream.NONE),
+                        written.eq(operand.write != Stream.NONE),
                     ]
 
         def check(holds: object, found: ErrorCause) -> object:
@@ -185,9 +177,9 @@ class StartCheck(wiring.Component):
             with m.State("WRITE_WINDOW"):
                 m.d.comb += match.i_write.eq(1)
                 with m.Switch(array):
-                    for index, name in enumerate(arrays):
+                    for index, operand in enumerate(arrays):
                         with m.Case(index):
-                            m.d.comb += stream.eq(writes.get(name, Stream.NONE))
+                            m.d.comb += stream.eq(operand.write)
                 with check(match.o_granted | unused | ~written, ErrorCause.WINDOW):
                     m.d.comb += self.o_done.eq(is_last)
                     next_array("IDLE")

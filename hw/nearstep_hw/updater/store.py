@@ -12,12 +12,12 @@ from nearstep_hw.axi.window import WindowChecker, WindowSignature
 from nearstep_hw.axi.writer import WriteMover
 from nearstep_hw.stream.fifo import StreamFifo
 from nearstep_hw.stream.slice import StreamSlice
-from nearstep_hw.updater.array_lengths import COPY_OUT
-from nearstep_hw.updater.copy_narrow import COPY_FORMAT_WIDTH, CopyNarrow
 from nearstep_hw.updater.fault import FaultLayout, mover_fault
+from nearstep_hw.updater.narrow import COPY_FORMAT_WIDTH, Narrow
 from nearstep_spec.rule.rules import ARRAYS
-from nearstep_spec.updater.config import AdamKernelConfig
-from nearstep_spec.updater.registers import ErrorCause, Stream
+from nearstep_spec.updater.config import COPY_OUT, AdamKernelConfig
+from nearstep_spec.updater.operands import Operand, operands
+from nearstep_spec.updater.registers import CopyOutFormat, ErrorCause
 
 PARAMETERS = ARRAYS[0]
 
@@ -25,7 +25,8 @@ PARAMETERS = ARRAYS[0]
 class StorePath(wiring.Component):
     """Stores blocks of the arrays, in turn, from a FIFO each of two blocks.
 
-    A copy of the parameters in 16 bits has its turn behind the arrays, in half as many beats.
+    A copy of the parameters in 16 bits has its turn behind the arrays. Elements of 16 bits take
+    half as many beats, and are narrowed in front of their FIFO.
 
     Parameters
     ----------
@@ -36,11 +37,11 @@ class StorePath(wiring.Component):
     bus : AW, W and B.
     window : the windows.
     i_base, i_beats : of the arrays; held while `o_idle` is low. The copy's base is the last.
-    i_tail : byte strobes of the last beat of each array.
+    i_tail : byte strobes of the last beat of arrays of binary32.
     i_use : a bit for each array that the run has; held while `o_idle` is low. If not all runs have
         all.
-    i_copy_tail, i_copy_format : byte strobes of the last beat of the copy, and its `CopyOutFormat`.
-        If the kernel can make one.
+    i_narrow_tail : of arrays with elements of 16 bits. If there are any.
+    i_copy_format : `CopyOutFormat` of the copy. If the kernel can make one.
     i_launch : begins.
     i_<array> : beats.
     i_made : a beat of every input is put in this cycle.
@@ -56,7 +57,9 @@ class StorePath(wiring.Component):
         self.bursts_ahead = 1 << ceil_log2(config.bursts_ahead)
         self.copies = bool(config.copy_out_formats)
         self.streams = (*config.states, *([COPY_OUT] if self.copies else []))
-        apart = len(config.states) if self.copies else None
+        table = operands(config)
+        self.operands = [table[name] for name in self.streams]
+        self.narrow = tuple(i for i, each in enumerate(self.operands) if each.has_16_bits)
         self.schedule = BlockSchedule(
             streams=len(self.streams),
             address_width=config.address_width,
@@ -64,7 +67,7 @@ class StorePath(wiring.Component):
             block_beats=config.block_beats,
             burst_beats=config.burst_beats,
             optional=config.selective or self.copies,
-            halved=apart,
+            narrow=self.narrow,
         )
         super().__init__(
             {
@@ -80,11 +83,8 @@ class StorePath(wiring.Component):
                 "i_beats": In(self.schedule.i_beats.shape()),
                 "i_tail": In(config.beat_bytes),
                 **({"i_use": In(len(self.streams))} if self.schedule.optional else {}),
-                **(
-                    {"i_copy_tail": In(config.beat_bytes), "i_copy_format": In(COPY_FORMAT_WIDTH)}
-                    if self.copies
-                    else {}
-                ),
+                **({"i_narrow_tail": In(config.beat_bytes)} if self.narrow else {}),
+                **({"i_copy_format": In(COPY_FORMAT_WIDTH)} if self.copies else {}),
                 "i_launch": In(1),
                 **{f"i_{name}": In(stream.Signature(config.data_width)) for name in config.states},
                 "i_made": In(1),
@@ -113,7 +113,7 @@ class StorePath(wiring.Component):
             burst_beats=config.burst_beats,
             buffer_beats=config.fifo_beats + 1,  # the FIFO's memory and its output register
             bursts_ahead=self.bursts_ahead,
-            apart=schedule.halved,
+            own=self.narrow,
         )
 
         wiring.connect(m, schedule.o, checker.i)
@@ -137,17 +137,25 @@ class StorePath(wiring.Component):
             self.o_block_done.eq(mover.o_block_done),
             self.o_idle.eq(mover.o_idle),
         ]
-        fifos = {}
-        for name, sink in zip(self.streams, mover.data, strict=True):
-            m.submodules[f"fifo_{name}"] = fifos[name] = fifo = StreamFifo(
+        if self.narrow:
+            m.d.comb += [schedule.i_narrow.eq(~0), mover.i_tail_own.eq(self.i_narrow_tail)]
+        entries = {}
+        for index, (operand, sink) in enumerate(zip(self.operands, mover.data, strict=True)):
+            name = operand.name
+            m.submodules[f"fifo_{name}"] = fifo = StreamFifo(
                 config.data_width, depth=config.fifo_beats
             )
             wiring.connect(m, fifo.o, sink)
             m.d.comb += fifo.i_clear.eq(self.i_clear)
-            if name in config.states:
-                wiring.connect(m, wiring.flipped(getattr(self, f"i_{name}")), fifo.i)
+            entries[name] = fifo.i
+            if operand.has_16_bits:
+                entries[name] = self._narrow(m, operand, fifo)
+                own = self.narrow.index(index)
+                m.d.comb += mover.i_gain_own[own].eq(fifo.i.valid & fifo.i.ready)
+            if name in config.states and not (self.copies and name == PARAMETERS):
+                wiring.connect(m, wiring.flipped(getattr(self, f"i_{name}")), entries[name])
         if self.copies:
-            self._copy(m, fifos[PARAMETERS], fifos[COPY_OUT], schedule, mover)
+            self._copy(m, entries[PARAMETERS], entries[COPY_OUT])
         m.d.comb += self.o_fault.eq(
             mover_fault(
                 m,
@@ -155,40 +163,41 @@ class StorePath(wiring.Component):
                 refused=checker.o_refused,
                 burst=checker.o_burst,
                 response=ErrorCause.WRITE_RESPONSE,
-                streams=[
-                    Stream.COPY_OUT if name == COPY_OUT else Stream[f"{name.upper()}_WRITE"]
-                    for name in self.streams
-                ],
+                streams=[operand.write for operand in self.operands],
             )
         )
         return m
 
-    def _copy(
-        self,
-        m: Module,
-        parameters: StreamFifo,
-        copies: StreamFifo,
-        schedule: BlockSchedule,
-        mover: WriteMover,
-    ) -> None:
-        """Take what goes to the FIFO of the parameters to that of their copy as well."""
-        m.submodules.narrow = narrow = CopyNarrow(self.config, beats_width=len(self.i_beats))
+    def _narrow(self, m: Module, operand: Operand, fifo: StreamFifo) -> object:
+        """Narrows what goes to a FIFO; gives the stream in front."""
+        narrow = Narrow(
+            lanes=self.config.lanes, formats=operand.formats, beats_width=len(self.i_beats)
+        )
         cut = StreamSlice(self.config.data_width)
-        m.submodules.copied = ResetInserter(self.i_clear)(cut)
+        m.submodules[f"narrow_{operand.name}"] = narrow
+        m.submodules[f"cut_{operand.name}"] = ResetInserter(self.i_clear)(cut)
         wiring.connect(m, cut.o, narrow.i)
+        wiring.connect(m, narrow.o, fifo.i)
+        copies = operand.name == COPY_OUT
+        m.d.comb += [
+            narrow.i_beats.eq(self.i_beats),
+            narrow.i_format.eq(
+                self.i_copy_format if copies else CopyOutFormat[operand.format.upper()]
+            ),
+            narrow.i_clear.eq(self.i_clear),
+        ]
+        return cut.i
+
+    def _copy(self, m: Module, parameters: object, copies: object) -> None:
+        """Give what goes to the parameters to their copy as well, if it is wanted."""
         given = getattr(self, f"i_{PARAMETERS}")
         wanted = Signal()
-        wiring.connect(m, narrow.o, copies.i)
         m.d.comb += [
             wanted.eq(self.i_use[len(self.config.states)]),
             # A beat is given when every output has room: both take it in the same cycle.
-            given.ready.eq(parameters.i.ready & (cut.i.ready | ~wanted)),
-            cut.i.valid.eq(given.valid & wanted),
-            cut.i.payload.eq(given.payload),
-            narrow.i_beats.eq(self.i_beats),
-            narrow.i_format.eq(self.i_copy_format),
-            narrow.i_clear.eq(self.i_clear),
-            schedule.i_halved.eq(1),
-            mover.i_gain_apart.eq(copies.i.valid & copies.i.ready),
-            mover.i_tail_apart.eq(self.i_copy_tail),
+            given.ready.eq(parameters.ready & (copies.ready | ~wanted)),
+            parameters.valid.eq(given.valid),
+            parameters.payload.eq(given.payload),
+            copies.valid.eq(given.valid & wanted),
+            copies.payload.eq(given.payload),
         ]

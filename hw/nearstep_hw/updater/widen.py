@@ -1,4 +1,6 @@
-"""Gradients of 16 bits on their way to the functional units."""
+"""Elements of 16 bits on their way to the functional units."""
+
+from collections.abc import Sequence
 
 from amaranth import Elaboratable, Module, Mux, ResetInserter, Signal
 from amaranth.hdl import Value
@@ -8,7 +10,6 @@ from amaranth.lib.wiring import In, Out
 from nearstep_hw.fp import convert
 from nearstep_hw.fp.pipeline import Pipeline
 from nearstep_spec.fp import BF16, FP16, FP32
-from nearstep_spec.updater.config import AdamKernelConfig
 from nearstep_spec.updater.registers import GradientFormat
 
 FORMAT_WIDTH = max(form.value for form in GradientFormat).bit_length()
@@ -17,7 +18,7 @@ HALF_WIDTH = FP16.width
 _SOURCES = {"fp16": FP16, "bf16": BF16}
 
 
-class GradientWiden(wiring.Component):
+class Widen(wiring.Component):
     """Makes two beats of binary32 of every beat of 16-bit numbers; passes binary32 as it is.
 
     The numbers in the low half of a beat come first. Where the last beat is needed in part only,
@@ -30,24 +31,26 @@ class GradientWiden(wiring.Component):
 
     Parameters
     ----------
-    config : of the kernel.
+    lanes : binary32 elements of a beat.
+    formats : that the elements can have in memory, of `fp32`, `fp16` and `bf16`.
 
     Members
     -------
     i : beats as they lie in memory.
     o : beats of binary32.
-    i_format : a `GradientFormat` that the kernel has; held while anything is inside.
+    i_format : a `GradientFormat`, one of `formats`; held while anything is inside.
     i_clear : forgets everything.
     """
 
     latency = convert.DEPTH
 
-    def __init__(self, config: AdamKernelConfig) -> None:
-        self.config = config
+    def __init__(self, *, lanes: int, formats: Sequence[str]) -> None:
+        self.lanes = lanes
+        self.formats = tuple(formats)
         super().__init__(
             {
-                "i": In(stream.Signature(config.data_width)),
-                "o": Out(stream.Signature(config.data_width)),
+                "i": In(stream.Signature(FP32.width * lanes)),
+                "o": Out(stream.Signature(FP32.width * lanes)),
                 "i_format": In(FORMAT_WIDTH),
                 "i_clear": In(1),
             }
@@ -58,7 +61,7 @@ class GradientWiden(wiring.Component):
         advance = Signal()
         narrow = Signal()
         upper = Signal()  # the upper half of the beat is in turn
-        half = Signal(self.config.data_width // 2)
+        half = Signal(HALF_WIDTH * self.lanes)
         pipe = Pipeline(m, en=advance)
 
         m.d.comb += [
@@ -70,7 +73,7 @@ class GradientWiden(wiring.Component):
         ]
         with m.If(advance & self.i.valid & narrow):
             m.d.sync += upper.eq(~upper)
-        for lane in range(self.config.lanes):
+        for lane in range(self.lanes):
             word = self.i.payload.word_select(lane, FP32.width)
             number = half.word_select(lane, HALF_WIDTH)
             result = self.o.payload.word_select(lane, FP32.width)
@@ -80,10 +83,15 @@ class GradientWiden(wiring.Component):
     def _widened(self, pipe: Pipeline, word: Value, number: Value, lane: int) -> Value:
         at = self.latency
         half = pipe.wrap(number, 0, f"half{lane}")
-        value = pipe.at(pipe.wrap(word, 0, f"word{lane}"), at)
+        values: list[tuple[GradientFormat, Value]] = []
+        if "fp32" in self.formats:
+            word_at = pipe.at(pipe.wrap(word, 0, f"word{lane}"), at)
+            values.append((GradientFormat.FP32, word_at))
         for name, source in _SOURCES.items():
-            if name in self.config.gradient_formats:
+            if name in self.formats:
                 z = convert.convert(pipe, source, FP32, half, depth=at, flags=False).z
-                chosen = self.i_format == GradientFormat[name.upper()]
-                value = Mux(chosen, pipe.at(z, at), value)
+                values.append((GradientFormat[name.upper()], pipe.at(z, at)))
+        (_, value), *others = values
+        for form, other in others:
+            value = Mux(self.i_format == form, other, value)
         return value

@@ -49,7 +49,7 @@ def combine(name: str, rules: Sequence[Rule]) -> Rule:
         Fewer than two rules, or two of one name.
     RuleError
         Rules list their arrays in orders that contradict each other, or a name means different
-        things in two rules.
+        things, or has different formats, in two rules.
     """
     if len(rules) < 2:
         raise ValueError(f"A combination must be of at least two rules, not {len(rules)}")
@@ -134,7 +134,22 @@ def _built(
         outputs=named["output"],
         scalars=named["scalar"],
         switches=named["switch"],
+        formats=_formats(rules),
     )
+
+
+def _formats(rules: Sequence[Rule]) -> dict[str, str]:
+    """Formats of the states, in which rules that share one agree."""
+    found: dict[str, str] = {}
+    for rule in rules:
+        for state in rule.states:
+            form = rule.formats.get(state, "fp32")
+            if found.setdefault(state, form) != form:
+                raise RuleError(
+                    f"State {state!r} is {form} here, and {found[state]} in another rule",
+                    rule.location,
+                )
+    return {state: form for state, form in found.items() if form != "fp32"}
 
 
 def _union(rules: Sequence[Rule]) -> tuple[str, ...]:

@@ -117,7 +117,7 @@ class Form:
     @cached_property
     def digest(self) -> str:
         """Of what the rule computes."""
-        return self.rule.program.digest()
+        return self.rule.digest
 
     def ordered(self, order: str) -> Form:
         """This one, with the arithmetic in an order; a form without orders has any."""

@@ -1,8 +1,10 @@
 """An update rule: named arrays and scalars, and the arithmetic between them."""
 
+import hashlib
 import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 
 from nearstep_spec.rule.errors import (
     Location,
@@ -17,7 +19,10 @@ from nearstep_spec.rule.errors import (
 from nearstep_spec.rule.expr import Condition, Value
 from nearstep_spec.rule.program import Program
 
-__all__ = ["Rule"]
+__all__ = ["STATE_FORMATS", "Rule"]
+
+STATE_FORMATS = ("fp16", "bf16")
+"""Formats that states may have in memory, beside binary32."""
 
 _RESERVED = ("en", "valid")  # i_en, i_valid and o_valid are ports of the functional unit
 
@@ -51,6 +56,9 @@ class Rule:
         binary32 registers, constant during a run.
     switches : sequence of str
         One-bit registers, constant during a run.
+    formats : mapping of str to str
+        How states lie in memory that are not binary32 there: `fp16` or `bf16`. They are widened
+        before the arithmetic, which is always binary32, and rounded once after it, to nearest even.
 
     Members
     -------
@@ -78,6 +86,7 @@ class Rule:
         outputs: Sequence[str] = (),
         scalars: Sequence[str] = (),
         switches: Sequence[str] = (),
+        formats: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self.definition = definition
         code = getattr(definition, "__code__", None)
@@ -94,6 +103,7 @@ class Rule:
         self.outputs = tuple(outputs)
         self.scalars = tuple(scalars)
         self.switches = tuple(switches)
+        self.formats = MappingProxyType(dict(formats))
         self._check_names()
 
         parameters = tuple(inspect.signature(definition).parameters)
@@ -138,6 +148,14 @@ class Rule:
             if each in seen:
                 raise RuleError(f"Name {each!r} is declared twice", self.location)
             seen.add(each)
+        for each, form in self.formats.items():
+            if each not in self.states:
+                raise UnknownNameError("state", each, self.states, self.location)
+            if form not in STATE_FORMATS:
+                raise RuleError(
+                    f"Format of {each!r} must be {' or '.join(STATE_FORMATS)}, not {form!r}",
+                    self.location,
+                )
         if not self.states and not self.outputs:
             raise RuleError(f"Rule {self.name!r} writes nothing", self.location)
 
@@ -173,6 +191,15 @@ class Rule:
 
     def __repr__(self) -> str:
         return f"Rule({self.name!r}, {', '.join(self.arrays_in)} -> {', '.join(self.arrays_out)})"
+
+    @property
+    def digest(self) -> str:
+        """Of what the rule computes, and of the formats of its states."""
+        arithmetic = self.program.digest()
+        if not self.formats:
+            return arithmetic
+        text = " ".join([arithmetic, *(f"{k}:{v}" for k, v in sorted(self.formats.items()))])
+        return hashlib.sha256(text.encode()).hexdigest()[: len(arithmetic)]
 
     def units(self) -> Mapping[str, int]:
         """Units of each kind that one functional unit needs, such as `{"add": 2, "fma": 3}`."""

@@ -55,4 +55,5 @@ def scaled(rule: Rule) -> Rule:
         outputs=rule.outputs,
         scalars=(*rule.scalars, GRADIENT_SCALE),
         switches=rule.switches,
+        formats=rule.formats,
     )

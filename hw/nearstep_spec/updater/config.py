@@ -21,6 +21,7 @@ GRADIENT_FORMATS = ("fp32", "fp16", "bf16")
 COPY_OUT_FORMATS = ("fp16", "bf16")
 COMPRESSIONS = ("fused", "scatter")
 STATES = ("p", "m", "v", "v_max")  # arrays that a kernel has registers for, beside the gradients
+INDEX, COPY_OUT = "index", "copy_out"  # arrays of a run beside those of its rule
 _LOADED = "_rule_set"
 
 

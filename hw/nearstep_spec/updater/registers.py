@@ -296,7 +296,27 @@ def _arrays(config: AdamKernelConfig) -> list[Register]:
         width=64,
         locked=True,
     )
-    return [*addresses, count, copy_out]
+    return [*addresses, count, copy_out, *_state_formats(config)]
+
+
+def _state_formats(config: AdamKernelConfig) -> list[Register]:
+    """How states lie in memory, if some of them have 16 bits."""
+    formats = update_rule(config).formats
+    if not formats:
+        return []
+    fields = tuple(
+        Field(
+            name=name,
+            access=Access.CONSTANT,
+            lsb=4 * index,
+            width=4,
+            reset=GradientFormat[formats.get(name, "fp32").upper()],
+            values=GradientFormat,
+            doc=f"Format of {name}.",
+        )
+        for index, name in enumerate(config.states)
+    )
+    return [Register(name="state_formats", doc="Number formats of the states.", fields=fields)]
 
 
 def _rule_registers(config: AdamKernelConfig) -> list[Register]:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from nearstep_sim.updater.golden_port import Fault
 from nearstep_spec.rule.rule import Rule
 from nearstep_spec.rule.scale import GRADIENT
-from nearstep_spec.updater.config import ELEMENT_BYTES, HALF_BYTES, AdamKernelConfig
+from nearstep_spec.updater.config import COPY_OUT, INDEX, AdamKernelConfig
+from nearstep_spec.updater.operands import element_bytes, operands
 from nearstep_spec.updater.registers import (
     Compression,
     CopyOutFormat,
@@ -17,9 +18,6 @@ from nearstep_spec.updater.registers import (
     Operation,
     Stream,
 )
-
-INDEX, COPY = "index", "copy"
-"""Arrays beside those of the rules."""
 
 COUNT_LIMIT = 1 << 32
 """Scans, and runs with pairs, have fewer elements and pairs than this."""
@@ -95,7 +93,7 @@ class Command:
         base = {name: value(f"{name}_address.value") for name in config.arrays}
         if config.compression:
             base[INDEX] = value("index_address.value")
-        base[COPY] = value("copy_out_address.value")
+        base[COPY_OUT] = value("copy_out_address.value")
         return cls(
             config=config,
             rule=value("rule.value") if len(config.programs) > 1 else 0,
@@ -129,40 +127,41 @@ class Command:
         """The rule of an update."""
         return self.config.rule_set.rules[self.rule]
 
-    @property
-    def gradient_bytes(self) -> int:
-        """Bytes of a gradient, or of the value of a pair."""
-        return ELEMENT_BYTES if self.gradient == GradientFormat.FP32 else HALF_BYTES
+    def format_of(self, array: str) -> str:
+        """Format of the elements of an array; of gradients as pairs, of their values."""
+        if array == GRADIENT:
+            return GradientFormat(self.gradient).name.lower()
+        if array == COPY_OUT:
+            return CopyOutFormat(self.copy_out).name.lower()
+        return operands(self.config)[array].format
+
+    def bytes_of(self, array: str) -> int:
+        """Bytes of an element of an array."""
+        return element_bytes(self.format_of(array))
 
     def areas(self) -> dict[str, Area]:
         """Arrays that the run uses, by name, in the order in which they are checked."""
         compressed = self.form != Compression.NONE
-        if self.scans:
-            names, written = [GRADIENT], ()
-        else:
-            empty = compressed and not self.pairs
-            names = [n for n in self.chosen.arrays_in if not (empty and n == GRADIENT)]
-            written = self.chosen.arrays_out
-        sizes = dict.fromkeys(names, self.count * ELEMENT_BYTES)
-        if GRADIENT in sizes:
-            sizes[GRADIENT] = (self.pairs if compressed else self.count) * self.gradient_bytes
-        found = {
-            name: Area(
-                name,
-                self.base[name],
-                nbytes,
-                Stream[f"{name.upper()}_READ"],
-                Stream[f"{name.upper()}_WRITE"] if name in written else Stream.NONE,
-            )
-            for name, nbytes in sizes.items()
-        }
+        used = {GRADIENT} if self.scans else {*self.chosen.arrays_in, *self.chosen.arrays_out}
+        written: set[str] = set() if self.scans else {*self.chosen.arrays_out, COPY_OUT}
         if compressed and self.pairs:
-            nbytes = self.pairs * ELEMENT_BYTES
-            found[INDEX] = Area(INDEX, self.base[INDEX], nbytes, Stream.INDEX_READ, Stream.NONE)
+            used.add(INDEX)
+        elif compressed:
+            used.discard(GRADIENT)
         if self.copy_out != CopyOutFormat.NONE:
-            nbytes = self.count * HALF_BYTES
-            found[COPY] = Area(COPY, self.base[COPY], nbytes, Stream.NONE, Stream.COPY_OUT)
-        return found
+            used.add(COPY_OUT)
+        return {
+            each.name: Area(
+                each.name,
+                self.base[each.name],
+                (self.pairs if compressed and each.paired else self.count)
+                * self.bytes_of(each.name),
+                each.read,
+                each.write if each.name in written else Stream.NONE,
+            )
+            for each in operands(self.config).values()
+            if each.name in used
+        }
 
     def first_fault(self, end: int) -> Fault | None:
         """The first reason, in the order of the hardware, why this cannot run.
@@ -174,7 +173,7 @@ class Command:
         """
         if self._unsupported():
             return Fault(ErrorCause.UNSUPPORTED)
-        if self.base[COPY] and not self.config.copy_out_formats:
+        if self.base[COPY_OUT] and not self.config.copy_out_formats:
             return Fault(ErrorCause.UNSUPPORTED, Stream.COPY_OUT)
         if not self.count:
             return None

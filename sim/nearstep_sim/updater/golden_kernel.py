@@ -13,17 +13,15 @@ from nearstep_sim.golden import fp
 from nearstep_sim.golden.rule import SparseGradient
 from nearstep_sim.golden.scan import scan
 from nearstep_sim.models.memory import EmulatedMemory
-from nearstep_sim.updater.golden_command import COPY, Command
+from nearstep_sim.updater.golden_command import Command
 from nearstep_sim.updater.golden_pairs import GoldenPairs, Taken
 from nearstep_sim.updater.golden_port import Fault, GoldenPort, Span, StoppedError
 from nearstep_spec.fp import BF16, FP16
 from nearstep_spec.rule.scale import GRADIENT
-from nearstep_spec.updater.config import ELEMENT_BYTES, HALF_BYTES, AdamKernelConfig
+from nearstep_spec.updater.config import COPY_OUT, AdamKernelConfig
 from nearstep_spec.updater.registers import (
     Compression,
-    CopyOutFormat,
     ErrorCause,
-    GradientFormat,
     Stream,
     counters,
 )
@@ -46,8 +44,7 @@ class Engine(Protocol):
         """Update the states in place."""
 
 
-HALVES = {GradientFormat.FP16: FP16, GradientFormat.BF16: BF16}
-COPIES = {CopyOutFormat.FP16: FP16, CopyOutFormat.BF16: BF16}
+FORMATS = {"fp16": FP16, "bf16": BF16}
 
 
 class GoldenAdamKernel:
@@ -196,7 +193,7 @@ class GoldenAdamKernel:
 
     def _scan(self, elements: int) -> Callable[[], None]:
         """Read the next gradients; with the last, the outcome."""
-        count, width = self._command.count, self._command.gradient_bytes
+        count, width = self._command.count, self._command.bytes_of(GRADIENT)
         g = self._areas[GRADIENT]
         size = min(elements, count - self._scanned)
         span = Span(g.read, g.base + self._scanned * width, size * width)
@@ -222,8 +219,8 @@ class GoldenAdamKernel:
         writes = {
             name: self._span(name, self._areas[name].write, first, size) for name in rule.arrays_out
         }
-        if COPY in self._areas:
-            writes[COPY] = self._span(COPY, Stream.COPY_OUT, first, size)
+        if COPY_OUT in self._areas:
+            writes[COPY_OUT] = self._span(COPY_OUT, Stream.COPY_OUT, first, size)
         of_pairs = [] if pairs is None else pairs.spans(first + size)
         for span in writes.values():
             self._memory.settle(span.address, span.nbytes, all_loans=False)
@@ -233,9 +230,10 @@ class GoldenAdamKernel:
                 spans = {name: self._span(name, Stream.NONE, at, count) for name in names}
                 arrays = {n: self._floats(n, s.address, s.nbytes) for n, s in spans.items()}
                 self._compute(arrays, at, taken)
-                if COPY in writes:
-                    target = self._span(COPY, Stream.COPY_OUT, at, count)
-                    self._memory.write(target.address, self._copied(arrays))
+                for name in writes:
+                    if self._command.format_of(name) != "fp32":  # others are in place
+                        target = self._span(name, Stream.NONE, at, count)
+                        self._memory.write(target.address, self._stored(name, arrays))
         else:
             for span in (*reads.values(), *of_pairs):
                 self.port.read(span)
@@ -245,8 +243,7 @@ class GoldenAdamKernel:
             }
             self._compute(arrays, first, self._take_pairs(first, size))
             for name, span in writes.items():
-                data = self._copied(arrays) if name == COPY else arrays[name].view(np.uint8)
-                self.port.write(span, data)
+                self.port.write(span, self._stored(name, arrays))
         return lambda: self._commit(size)
 
     def _take_pairs(self, first: int, size: int) -> Taken | None:
@@ -265,12 +262,13 @@ class GoldenAdamKernel:
             gradient = taken.part(first, next(iter(arrays.values())).size)
             self._engine.of_pairs(arrays, self._scalars, gradient)
 
-    def _copied(self, arrays: Mapping[str, Floats]) -> NDArray[np.uint8]:
-        """The bytes of the copy of updated parameters."""
-        copied: NDArray[np.uint8] = fp.narrow32(
-            arrays["p"], COPIES[CopyOutFormat(self._command.copy_out)]
-        ).view(np.uint8)
-        return copied
+    def _stored(self, name: str, arrays: Mapping[str, Floats]) -> NDArray[np.uint8]:
+        """The bytes of an array as memory gets them."""
+        form = self._command.format_of(name)
+        values = arrays["p" if name == COPY_OUT else name]
+        if form in FORMATS:
+            return np.asarray(fp.narrow32(values, FORMATS[form])).view(np.uint8)
+        return values.view(np.uint8)
 
     def _joined(self, names: Sequence[str], first: int, size: int) -> Iterator[tuple[int, int]]:
         """Elements [first, first + size) in parts of which each array lies together: memory of the
@@ -290,16 +288,12 @@ class GoldenAdamKernel:
 
     def _span(self, name: str, stream: Stream, first: int, size: int) -> Span:
         """Elements [first, first + size) of an array."""
-        width = ELEMENT_BYTES
-        if name == COPY:
-            width = HALF_BYTES
-        elif name == GRADIENT:
-            width = self._command.gradient_bytes
+        width = self._command.bytes_of(name)
         return Span(stream, self._areas[name].base + first * width, size * width)
 
     def _floats(self, name: str, address: int, nbytes: int) -> Floats:
-        """Elements of an array as the functional units see them; those of a state in place."""
-        data = self._memory.view(address, nbytes)
-        if name == GRADIENT and self._command.gradient != GradientFormat.FP32:
-            return fp.widen32(data.view(np.uint16), HALVES[GradientFormat(self._command.gradient)])
+        """Elements of an array as the functional units see them; binary32 in place."""
+        data, form = self._memory.view(address, nbytes), self._command.format_of(name)
+        if form in FORMATS:
+            return fp.widen32(data.view(np.uint16), FORMATS[form])
         return data.view(np.float32)

@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 
 from nearstep_sim.golden.rule import SparseGradient
 from nearstep_sim.golden.topk import first_wrong_pair, widen
-from nearstep_sim.updater.golden_command import INDEX, Area, Command
+from nearstep_sim.updater.golden_command import Area, Command
 from nearstep_sim.updater.golden_port import Fault, GoldenPort, Span, StoppedError
 from nearstep_spec.rule.scale import GRADIENT
 from nearstep_spec.updater.compression import PairCause, ValueFormat
-from nearstep_spec.updater.config import ELEMENT_BYTES
+from nearstep_spec.updater.config import ELEMENT_BYTES, INDEX
 from nearstep_spec.updater.registers import Compression, ErrorCause
 
 CAUSES = {PairCause.RANGE: ErrorCause.PAIR_RANGE, PairCause.ORDER: ErrorCause.PAIR_ORDER}
@@ -65,7 +65,7 @@ class GoldenPairs:
     def __init__(self, command: Command, areas: Mapping[str, Area], port: GoldenPort) -> None:
         self._command = command
         self._areas = {name: areas[name] for name in (GRADIENT, INDEX) if name in areas}
-        self._widths = {GRADIENT: command.gradient_bytes, INDEX: ELEMENT_BYTES}
+        self._widths = {name: command.bytes_of(name) for name in (GRADIENT, INDEX)}
         self._port = port
         self._block = command.config.block_elements
         self._group = 1 if command.form == Compression.FUSED else self._block

@@ -1,14 +1,13 @@
 # amaranth: UnusedElaboratable=no
-"""Widening of gradients against the golden conversions."""
+"""Widening of 16-bit elements against the golden conversions."""
 
 import numpy as np
 import pytest
 
-from nearstep_hw.updater.widen import GradientWiden
+from nearstep_hw.updater.widen import Widen
 from nearstep_sim.bench.stream_bench import STALLS, StreamBench
 from nearstep_sim.golden import fp
 from nearstep_spec.fp import BF16, FP16, FP32
-from nearstep_spec.updater.config import AdamKernelConfig
 from nearstep_spec.updater.registers import GradientFormat
 
 SOURCES = {"fp16": FP16, "bf16": BF16}
@@ -18,8 +17,8 @@ LANES = (1, 4)
 @pytest.fixture(scope="module", params=LANES)
 def bench(request):
     lanes = request.param
-    config = AdamKernelConfig(lanes=lanes, gradient_formats=("fp32", "fp16", "bf16"))
-    unit = StreamBench(GradientWiden(config), name="gradient_widen", key=f"{lanes} lanes")
+    widen = Widen(lanes=lanes, formats=("fp32", "fp16", "bf16"))
+    unit = StreamBench(widen, name="widen", key=f"{lanes} lanes")
     yield unit, lanes
     unit.close()
 
@@ -59,7 +58,7 @@ def test_a_beat_comes_out_every_cycle(bench, form):
     run, _ = _run(bench, np.zeros(4096, np.uint32), form)
     beats = run.transfers["o"]
     assert run.last["o"] - run.first["o"] == beats - 1
-    assert run.first["o"] - 1 == GradientWiden.latency
+    assert run.first["o"] - 1 == Widen.latency
 
 
 def test_nothing_is_left_behind_by_a_clear(bench):

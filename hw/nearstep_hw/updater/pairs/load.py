@@ -73,7 +73,7 @@ class PairLoad(wiring.Component):
             block_beats=config.burst_beats,
             burst_beats=config.burst_beats,
             optional=True,
-            halved=VALUE_STREAM if config.mixed else None,
+            narrow=(VALUE_STREAM,) if config.mixed else (),
         )
         self.decompressor = IsolatedDecompressor(
             forms=config.compression,
@@ -126,7 +126,7 @@ class PairLoad(wiring.Component):
             burst_beats=config.burst_beats,
             landing_beats=2 * config.burst_beats,
             bursts_ahead=config.bursts_ahead,
-            apart=VALUE_STREAM,
+            own=(VALUE_STREAM,),
         )
         decompressor = self.decompressor
         m.submodules.decompressor = DomainRenamer("pairs")(decompressor)
@@ -137,7 +137,7 @@ class PairLoad(wiring.Component):
             wiring.connect(m, wiring.flipped(mine), its)
         for base, scheduled, moved in zip(self.i_base, schedule.i_base, mover.i_base, strict=True):
             m.d.comb += [scheduled.eq(base), moved.eq(base)]
-        gains = (mover.i_gain, mover.i_gain_apart)
+        gains = (mover.i_gain, mover.i_gain_own)
         for index, (name, words, gain) in enumerate(
             zip(
                 ("index", "value"), (decompressor.i_index, decompressor.i_value), gains, strict=True
@@ -181,7 +181,7 @@ class PairLoad(wiring.Component):
         ]
         if config.mixed:
             m.d.comb += [
-                schedule.i_halved.eq(self.i_format != GradientFormat.FP32),
+                schedule.i_narrow.eq(self.i_format != GradientFormat.FP32),
                 decompressor.i_format.eq(self.i_format),
             ]
         if decompressor.choice:

@@ -1,4 +1,6 @@
-"""The 16-bit copy of the parameters on its way to memory."""
+"""Results on their way to memory as elements of 16 bits."""
+
+from collections.abc import Sequence
 
 from amaranth import Cat, Elaboratable, Module, Mux, ResetInserter, Signal
 from amaranth.hdl import Value
@@ -8,7 +10,6 @@ from amaranth.lib.wiring import In, Out
 from nearstep_hw.fp import convert
 from nearstep_hw.fp.pipeline import Pipeline
 from nearstep_spec.fp import BF16, FP16, FP32
-from nearstep_spec.updater.config import AdamKernelConfig
 from nearstep_spec.updater.registers import CopyOutFormat
 
 COPY_FORMAT_WIDTH = max(form.value for form in CopyOutFormat).bit_length()
@@ -16,7 +17,7 @@ COPY_FORMAT_WIDTH = max(form.value for form in CopyOutFormat).bit_length()
 _TARGETS = {"fp16": FP16, "bf16": BF16}
 
 
-class CopyNarrow(wiring.Component):
+class Narrow(wiring.Component):
     """Makes one beat of 16-bit numbers of two beats of binary32.
 
     The first beat goes into the low half. The last beat of a run goes out by itself if it has no
@@ -29,7 +30,8 @@ class CopyNarrow(wiring.Component):
 
     Parameters
     ----------
-    config : of the kernel.
+    lanes : binary32 elements of a beat.
+    formats : that the elements can have in memory, of `fp16` and `bf16`.
     beats_width : bits of `i_beats`.
 
     Members
@@ -37,18 +39,19 @@ class CopyNarrow(wiring.Component):
     i : beats of binary32.
     o : beats as they lie in memory.
     i_beats : beats of the run; held while anything is inside.
-    i_format : a `CopyOutFormat` other than NONE that the kernel has; held likewise.
+    i_format : a `CopyOutFormat`, one of `formats`; held likewise.
     i_clear : forgets everything.
     """
 
     latency = convert.DEPTH
 
-    def __init__(self, config: AdamKernelConfig, *, beats_width: int) -> None:
-        self.config = config
+    def __init__(self, *, lanes: int, formats: Sequence[str], beats_width: int) -> None:
+        self.lanes = lanes
+        self.formats = tuple(formats)
         super().__init__(
             {
-                "i": In(stream.Signature(config.data_width)),
-                "o": Out(stream.Signature(config.data_width)),
+                "i": In(stream.Signature(FP32.width * lanes)),
+                "o": Out(stream.Signature(FP32.width * lanes)),
                 "i_beats": In(beats_width),
                 "i_format": In(COPY_FORMAT_WIDTH),
                 "i_clear": In(1),
@@ -60,11 +63,11 @@ class CopyNarrow(wiring.Component):
         advance, narrowed = Signal(), Signal()
         upper, ends = Signal(), Signal()
         number = Signal.like(self.i_beats)  # beats narrowed
-        low = Signal(self.config.data_width // 2)
+        low = Signal(FP16.width * self.lanes)
         pipe = Pipeline(m, en=advance)
         half = Cat(
             self._narrowed(pipe, self.i.payload.word_select(lane, FP32.width), lane)
-            for lane in range(self.config.lanes)
+            for lane in range(self.lanes)
         )
         m.d.comb += [
             advance.eq(self.o.ready | ~self.o.valid),
@@ -90,7 +93,7 @@ class CopyNarrow(wiring.Component):
             name: pipe.at(
                 convert.convert(pipe, FP32, _TARGETS[name], number, depth=at, flags=False).z, at
             )
-            for name in self.config.copy_out_formats
+            for name in self.formats
         }
         (_, value), *others = values.items()
         for name, other in others:

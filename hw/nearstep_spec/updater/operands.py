@@ -1,0 +1,79 @@
+"""Arrays of the runs of a kernel: what movers, checks, golden model and host know of each."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from types import MappingProxyType
+
+from nearstep_spec.rule.scale import GRADIENT
+from nearstep_spec.updater.config import (
+    COPY_OUT,
+    ELEMENT_BYTES,
+    HALF_BYTES,
+    INDEX,
+    AdamKernelConfig,
+)
+from nearstep_spec.updater.registers import Stream
+
+FP32 = "fp32"
+
+
+@dataclass(frozen=True)
+class Operand:
+    """An array that a run can have.
+
+    Parameters
+    ----------
+    name : the register of its address is `<name>_address`.
+    formats : of its elements in memory. Of several a register names the one of a run.
+    read, write : streams of the kernel that move it; NONE where none does.
+    paired : it has an element for each pair, if gradients come as pairs.
+    """
+
+    name: str
+    formats: tuple[str, ...]
+    read: Stream
+    write: Stream
+    paired: bool = False
+
+    @property
+    def format(self) -> str:
+        """The one that it has unless a register says otherwise."""
+        return FP32 if FP32 in self.formats else self.formats[0]
+
+    @property
+    def has_16_bits(self) -> bool:
+        """Whether its elements can have 16 bits."""
+        return any(form != FP32 for form in self.formats)
+
+    @property
+    def stream(self) -> Stream:
+        """The one that faults of its address are told of."""
+        return self.read or self.write
+
+
+def element_bytes(form: str) -> int:
+    """Bytes of an element of a format."""
+    return ELEMENT_BYTES if form == FP32 else HALF_BYTES
+
+
+@cache
+def operands(config: AdamKernelConfig) -> Mapping[str, Operand]:
+    """Arrays that runs of a kernel can have, by name, in the order in which they are checked: the
+    rules', then indices of pairs and the copy of the parameters, where the kernel has them."""
+    formats = config.rule_set.whole.formats
+    found = [
+        Operand(
+            name,
+            config.gradient_formats if name == GRADIENT else (formats.get(name, FP32),),
+            Stream[f"{name.upper()}_READ"],
+            Stream[f"{name.upper()}_WRITE"] if name in config.states else Stream.NONE,
+            name == GRADIENT,
+        )
+        for name in config.arrays
+    ]
+    if config.compression:
+        found.append(Operand(INDEX, (FP32,), Stream.INDEX_READ, Stream.NONE, True))
+    if config.copy_out_formats:
+        found.append(Operand(COPY_OUT, config.copy_out_formats, Stream.NONE, Stream.COPY_OUT))
+    return MappingProxyType({each.name: each for each in found})
