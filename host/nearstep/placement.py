@@ -30,13 +30,7 @@ _DTYPES: Mapping[str, np.dtype] = MappingProxyType(
         "copy_bf16": np.dtype(np.uint16),
     }
 )
-"""Arrays of 16 bits: gradients, and copies of the updated parameters."""
-
-
-def dtype_of(array: str) -> np.dtype:
-    """Of the elements of an array of a segment: float32, unless they have 16 bits."""
-    return _DTYPES.get(array, np.dtype(np.float32))
-
+"""Arrays of 16 bits of any segment: gradients, and copies of the updated parameters."""
 
 LINE_ELEMENTS = LINE_BYTES // np.dtype(np.float32).itemsize
 """Elements of a line of an fp32 array. A line of a 16-bit array has twice as many."""
@@ -56,6 +50,8 @@ class Segment:
         Elements of each array.
     line: int
         Extents start on multiples of it; in a segment with arrays of 16 bits, two lines.
+    dtypes: Mapping[str, np.dtype]
+        Of arrays of the rule that are not float32.
 
     Attributes
     ----------
@@ -65,7 +61,13 @@ class Segment:
     line: int
     """
 
-    def __init__(self, device: Device, size: int, line: int = LINE_ELEMENTS) -> None:
+    def __init__(
+        self,
+        device: Device,
+        size: int,
+        line: int = LINE_ELEMENTS,
+        dtypes: Mapping[str, np.dtype] = MappingProxyType({}),
+    ) -> None:
         element = np.dtype(np.float32).itemsize
         self.stripes = Stripes(device.stripe_bytes // element, device.channel_count)
         self._arenas: tuple[dict[str, Buffer], ...] = tuple(
@@ -75,11 +77,11 @@ class Segment:
         self._device = device
         self._size = size
         self.line = line
+        self._dtypes = {**_DTYPES, **dtypes}
 
-    @property
-    def has_16_bits(self) -> bool:
-        """Whether extents start on lines of 16-bit arrays, too."""
-        return self.line % (2 * LINE_ELEMENTS) == 0
+    def dtype_of(self, array: str) -> np.dtype:
+        """Of the elements of an array."""
+        return self._dtypes.get(array, np.dtype(np.float32))
 
     @property
     def compares(self) -> bool:
@@ -115,7 +117,7 @@ class Segment:
                 for name in missing:
                     arenas[name] = self._device.alloc(
                         self.stripes.before(self._size, channel),
-                        dtype_of(name),
+                        self.dtype_of(name),
                         channel=channel,
                         align=self._device.stripe_align,
                     )
@@ -235,7 +237,7 @@ class Extent:
         ShapeError, DtypeError, ModeError, FreedBufferError, ClosedDeviceError
         """
         if out is None:
-            out = np.empty(self.count, dtype_of(array))
+            out = np.empty(self.count, self.segment.dtype_of(array))
         elif out.shape != (self.count,):
             raise ShapeError(f"{array} of {self!r}", (self.count,), out.shape)
         stripes = self.segment.stripes
@@ -312,9 +314,10 @@ class Placement:
         arrays: Mapping[str, float] = ARRAYS,
         *,
         line: int = LINE_ELEMENTS,
+        dtypes: Mapping[str, np.dtype] = MappingProxyType({}),
     ) -> list[Extent]:
         """Make a segment of ``arrays``, filled with their values, with an extent for each count
-        that starts on a multiple of ``line`` elements.
+        that starts on a multiple of ``line`` elements; ``dtypes`` as of :class:`Segment`.
 
         Raises
         ------
@@ -325,7 +328,7 @@ class Placement:
         """
         if any(count < 0 for count in counts):
             raise ArgumentError(f"counts must not be negative, not {list(counts)}")
-        segment = Segment(self.device, sum(padded(count, line) for count in counts), line)
+        segment = Segment(self.device, sum(padded(count, line) for count in counts), line, dtypes)
         segment.reserve(arrays)
         self._segments.append(segment)
         extents = []

@@ -113,8 +113,11 @@ def size(tensor: Tensor) -> int:
     return local(tensor).numel() if is_spread(tensor) else tensor.numel()
 
 
-def to_tensor(array: NDArray[np.float32], parameter: Tensor) -> Tensor:
-    """A flat fp32 array as a tensor of the parameter's shape, spread as it is."""
+def to_tensor(array: NDArray[Any], parameter: Tensor) -> Tensor:
+    """A flat array of any format of :func:`to_words` as a tensor of the parameter's shape, spread
+    as it is."""
+    if array.dtype == np.uint16:
+        return alike(torch.from_numpy(array.view(np.int16)).view(torch.bfloat16), parameter)
     return alike(torch.from_numpy(array), parameter)
 
 

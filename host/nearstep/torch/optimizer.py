@@ -49,6 +49,7 @@ from nearstep.torch.step import (
 from nearstep.torch.traffic import Traffic
 from nearstep.torch.transfers import Inbox, Outbox
 from nearstep.updater.device import KernelDevice
+from nearstep.updater.formats import DTYPES
 from nearstep.work.timeline import Timeline
 from nearstep_spec.rule import optimizer as rules
 
@@ -345,7 +346,8 @@ class DeviceOptimizer(Optimizer):
         kernel = self._lease.device.config
         settings.check(kernel)
         self._settings = settings
-        self._formats = Formats(kernel.gradient_formats, kernel.copy_out_formats)
+        states = kernel.rule_set.whole.formats
+        self._formats = Formats(kernel.gradient_formats, kernel.copy_out_formats, states)
         self._placement = Placement(self._lease.device)
         self._residents: dict[Tensor, Resident] = {}
         self._traffic = Traffic()
@@ -378,26 +380,30 @@ class DeviceOptimizer(Optimizer):
         if not new:
             return
         compression, formats = self._settings.compression, self._formats
-        line = LINE_ELEMENTS
+        labels = _labels(self.param_groups)
+        for p in new:
+            formats.check(labels[p], p)
         arrays = dict(self._states(group))
+        narrow = any(formats.narrow(p.dtype) for p in new)
+        line = 2 * LINE_ELEMENTS if narrow or formats.state else LINE_ELEMENTS
+        dtypes = {name: DTYPES[form] for name, form in formats.state.items()}
         for dtype in {p.dtype: None for p in new}:
-            if formats.narrow(dtype):
-                line = 2 * LINE_ELEMENTS
             if compression is None:
                 arrays[gradient_array(formats.gradient_of(dtype))] = 0.0
             copied = formats.copy_of(dtype)
             if copied is not None:
                 arrays[copy_array(copied)] = 0.0
-        extents = self._placement.place([convert.size(p) for p in new], arrays, line=line)
+        extents = self._placement.place(
+            [convert.size(p) for p in new], arrays, line=line, dtypes=dtypes
+        )
         segment = extents[0].segment
         if compression is not None:
             self._steps.pair_spaces[segment] = PairSpace(
                 segment, extents, compression, self._steps.cut
             )
-        labels = _labels(self.param_groups)
         for p, extent in zip(new, extents, strict=True):
             self._residents[p] = Resident(
-                p, labels[p], extent, self.layout, self._traffic, self._formats
+                p, labels[p], extent, self.layout, self._traffic, self._formats, narrow=narrow
             )
 
     def _states(self, group: Mapping[str, Any]) -> Mapping[str, float]:

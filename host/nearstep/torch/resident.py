@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from nearstep.placement import Extent, dtype_of
+from nearstep.placement import Extent
 from nearstep.torch import convert
 from nearstep.torch.checks import is_plain
 from nearstep.torch.compression import Compressed, Compression
@@ -30,10 +30,13 @@ class Formats:
     ----------
     gradient, copy_out: Sequence[str]
         Of gradients, and of copies of the updated parameters.
+    state: Mapping[str, str]
+        Of states that are not fp32, by array.
     """
 
     gradient: Sequence[str]
     copy_out: Sequence[str]
+    state: Mapping[str, str]
 
     def gradient_of(self, dtype: torch.dtype) -> str:
         """Format in which gradients of this dtype are sent: their own if there is one, else
@@ -44,7 +47,18 @@ class Formats:
     def copy_of(self, dtype: torch.dtype) -> str | None:
         """Format of the copy that is fetched of parameters of this dtype; None: the master is."""
         name = convert.NAMES[dtype]
-        return name if name in self.copy_out else None
+        return name if name in self.copy_out and name != self.state_of("p") else None
+
+    def check(self, label: str, parameter: Tensor) -> None:
+        """Raise :class:`ParameterError` unless the rule keeps parameters like this one: as they
+        are, or in fp32."""
+        kept = self.state_of("p")
+        if kept not in ("fp32", convert.NAMES[parameter.dtype]):
+            raise ParameterError(label, f"of {kept}, as the rule keeps them", parameter.dtype)
+
+    def state_of(self, array: str) -> str:
+        """Format of a state."""
+        return self.state.get(array, "fp32")
 
     def narrow(self, dtype: torch.dtype) -> bool:
         """Whether there are arrays of 16 bits for parameters of this dtype."""
@@ -91,6 +105,8 @@ class Resident:
         layout: Layout,
         traffic: Traffic,
         formats: Formats,
+        *,
+        narrow: bool,
     ) -> None:
         self.parameter = parameter
         self.label = label
@@ -106,15 +122,17 @@ class Resident:
         self._loaded_master: NDArray[np.float32] | None = None
         self._is_new = True
         self._seen: tuple[int, NDArray[np.float32]] | None = None
-        self._has_16_bits = extent.segment.has_16_bits
+        self._narrow = narrow
+        self._p = formats.state_of("p")
         self.is_small = extent.count < SMALL_ELEMENTS
 
     @property
     def keeps_master(self) -> bool:
-        return self.parameter.dtype != torch.float32
+        return convert.NAMES[self.parameter.dtype] != self._p
 
     def fetch(self, key: str) -> Tensor:
-        """The moment ``key`` as a new fp32 tensor of the parameter's shape.
+        """The moment ``key`` as a new tensor of the parameter's shape, of fp32 unless the rule says
+        otherwise.
 
         Raises
         ------
@@ -141,9 +159,14 @@ class Resident:
         self._is_new = False
         name = self.layout.moments[key]
         self.extent.segment.reserve({name: 0.0})
-        array = convert.to_float32(value)
+        array = self._encoded(name, convert.to_float32(value))
         self.extent.write(name, array)
         self._traffic.moments_down += array.nbytes
+
+    def _encoded(self, array: str, values: NDArray[np.float32]) -> NDArray[Any]:
+        """Values in the format of a state."""
+        form = self._formats.state_of(array)
+        return values if form == "fp32" else convert.narrow(values, form)
 
     def reset_moments(self, keys: Iterable[str], arrays: Mapping[str, float]) -> None:
         """Give these moments the values that ``arrays`` has for their arrays.
@@ -154,12 +177,15 @@ class Resident:
             return
         for key in keys:
             name = self.layout.moments[key]
-            values = np.full(self.extent.count, arrays[name], np.float32)
+            values = self._encoded(name, np.full(self.extent.count, arrays[name], np.float32))
             self.extent.write(name, values)
             self._traffic.moments_down += values.nbytes
 
     def check_size(self) -> None:
-        """Raise :class:`ParameterError` if the parameter was given another number of elements."""
+        """Raise :class:`ParameterError` if the parameter was given another number of elements, or a
+        dtype that the rule does not keep."""
+        if self._p != "fp32":
+            self._formats.check(self.label, self.parameter)
         size = convert.size(self.parameter)
         if size != self.extent.count:
             raise ParameterError(self.label, f"of {self.extent.count} elements", size)
@@ -185,7 +211,9 @@ class Resident:
         """Have the next step send the parameter, with a saved master's bits where they agree."""
         self.interrupted = None
         self._left = self._home = None
-        self._loaded_master = None if value is None else convert.to_float32(value).copy()
+        self._loaded_master = None
+        if value is not None and self._p == "fp32":
+            self._loaded_master = convert.to_float32(value).copy()
 
     def send_master_if_changed(self, outbox: Outbox) -> None:
         """Make the host's parameter the master, unless it is what the last step left there.
@@ -196,12 +224,15 @@ class Resident:
         parameter = self.parameter
         if self._lend_parameter() or self._is_as_left:
             return
+        master: NDArray[Any]
         if self._loaded_master is not None:
             master = convert.merge_master(self._loaded_master, parameter)
-        elif self._known and parameter.dtype != torch.float32:
+        elif self._known and self.keeps_master:
             master = self._merged()
-        else:
+        elif self._p == "fp32":
             master = convert.to_float32(parameter)
+        else:
+            master = convert.to_words(parameter)
         outbox.send(Sending(self.extent, "p", master, self._sent_master))
         self._traffic.masters_down += master.nbytes
 
@@ -217,18 +248,18 @@ class Resident:
         return True
 
     def _sent_master(self) -> None:
-        self._leave("p" if self.parameter.dtype == torch.float32 else None)
+        self._leave(None if self.keeps_master else "p")
         self._loaded_master = None
 
     def gradient_format(self, gradient: Tensor) -> str:
         """Format in which a gradient is sent: its own if the kernel takes it, else fp32."""
-        return self._formats.gradient_of(gradient.dtype) if self._has_16_bits else "fp32"
+        return self._formats.gradient_of(gradient.dtype) if self._narrow else "fp32"
 
     @property
     def copy_format(self) -> str | None:
         """Format of the copy of the master that the kernel makes and the host fetches: the
         parameter's, if the kernel has it. None: the master is fetched."""
-        return self._formats.copy_of(self.parameter.dtype) if self._has_16_bits else None
+        return self._formats.copy_of(self.parameter.dtype) if self._narrow else None
 
     def send_gradient(self, gradient: Tensor, outbox: Outbox, *, negated: bool = False) -> None:
         """Send a gradient of any of :data:`convert.FORMATS`, as :meth:`gradient_format` says; its
@@ -294,7 +325,7 @@ class Resident:
             inbox.take(wanted, array)
             convert.mark_changed(self.parameter)
             self._traffic.parameters_up += array.nbytes
-        of_format = wanted.array != "p" or self.parameter.dtype == torch.float32
+        of_format = wanted.array != "p" or not self.keeps_master
         self._leave(wanted.array if of_format else None)
 
     def _take_parameter(self, array: NDArray[Any]) -> None:
@@ -327,7 +358,7 @@ class Resident:
             return words.dtype == self._left.dtype and words.tobytes() == self._left.tobytes()
         if isinstance(self._left, str):
             words = convert.to_words(self.parameter)
-            same_format = words.dtype == dtype_of(self._left)
+            same_format = words.dtype == self.extent.segment.dtype_of(self._left)
             return same_format and bool(self.extent.holds(self._left, words))
         return self._left is not None and convert.fingerprint(self.parameter) == self._left
 

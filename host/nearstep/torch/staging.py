@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearstep.buffer import Buffer
-from nearstep.placement import Extent, Launch, Segment, dtype_of, padded
+from nearstep.placement import Extent, Launch, Segment, padded
 from nearstep.torch.transfers import Inbox, Outbox, Sending, Wanted
 
 
@@ -43,7 +43,7 @@ class Transfer(NamedTuple):
         """What goes to :meth:`room`, a new array; padding is 0."""
         stripes = self.segment.stripes
         first, last = stripes.span(self.start, self.stop, channel)
-        data = np.zeros(last - first, dtype_of(self.array))
+        data = np.zeros(last - first, self.segment.dtype_of(self.array))
         for extent, _, array, _ in self.parts:
             start, stop = max(extent.start, self.start), min(extent.start + extent.count, self.stop)
             part = array.reshape(-1)[start - extent.start : max(start, stop) - extent.start]
@@ -121,7 +121,7 @@ class Landing(Inbox):
             self._launches[extent] = launch
         for channel in launch.parts:
             first, last = _span(launch, launch.start, launch.stop, channel)
-            self._rooms[launch, channel] = np.empty(last - first, dtype_of(array))
+            self._rooms[launch, channel] = np.empty(last - first, launch.segment.dtype_of(array))
 
     def room(self, launch: Launch, start: int, stop: int, channel: int) -> NDArray[Any]:
         """For elements [start, stop) of the segment, in whole lines, those of a channel."""
@@ -132,7 +132,7 @@ class Landing(Inbox):
     def take(self, wanted: Wanted, out: NDArray[Any] | None = None) -> NDArray[Any]:
         extent = wanted.extent
         if out is None:
-            out = np.empty(extent.count, dtype_of(wanted.array))
+            out = np.empty(extent.count, extent.segment.dtype_of(wanted.array))
         if not extent.count:
             return out
         launch, stripes = self._launches[extent], extent.segment.stripes

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from nearstep.placement import Extent, dtype_of
+from nearstep.placement import Extent
 
 SMALL_ELEMENTS = 1 << 14
 """Arrays of fewer elements are copied together."""
@@ -104,7 +104,7 @@ def _send(group: Sequence[Sending]) -> None:
         group[0].extent.write(group[0].array, group[0].data)
     else:
         span, array = _span(group), group[0].array
-        data = np.zeros(span.count, dtype_of(array))
+        data = np.zeros(span.count, span.segment.dtype_of(array))
         for extent, _, part, _ in group:
             data[extent.start - span.start :][: extent.count] = part
         span.write(array, data)
