@@ -57,6 +57,7 @@ def block_map(
     causes: type[NamedValue],
     streams: type[NamedValue],
     lines: Sequence[Sequence[Register]],
+    constants: Sequence[Register] = (),
     queued: bool = False,
 ) -> RegisterMap:
     """A register map with the common registers first.
@@ -67,6 +68,7 @@ def block_map(
     ident : the 32 bits of ID.
     version : major, minor. The major number changes when old host code would misread the block.
     capabilities, configuration : `CONSTANT` fields that describe this instance.
+    constants : more registers of such fields.
     causes, streams : named values of `error.cause` and `error.stream`.
     lines : the block's own registers; each inner sequence starts a 64-byte line.
     queued : START is taken while the block is busy, and so are the registers that it reads.
@@ -90,6 +92,7 @@ def block_map(
         ),
         value_register("map_hash", Access.MAP_HASH, "Hash of this register map."),
         Register(name="configuration", doc="Shape of this instance.", fields=tuple(configuration)),
+        *constants,
     ]
     common = [identity, [_start(queued)], [_control()], _outcome(causes, streams)]
     return RegisterMap(

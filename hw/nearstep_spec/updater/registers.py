@@ -175,6 +175,7 @@ def _kernel_map(config: AdamKernelConfig) -> RegisterMap:
         version=VERSION,
         capabilities=_capabilities(config),
         configuration=_configuration(config),
+        constants=_state_formats(config),
         causes=ErrorCause,
         streams=streams(config),
         lines=[
@@ -296,7 +297,7 @@ def _arrays(config: AdamKernelConfig) -> list[Register]:
         width=64,
         locked=True,
     )
-    return [*addresses, count, copy_out, *_state_formats(config)]
+    return [*addresses, count, copy_out]
 
 
 def _state_formats(config: AdamKernelConfig) -> list[Register]:

@@ -11,6 +11,7 @@ from nearstep_spec.rule.optimizer import Flag, Form, Number, Numbers, Optimizer
 from nearstep_spec.rule.rule import Rule
 from nearstep_spec.rule.rules import BY_RULE, OPTIMIZERS, UnknownRuleError, optimizer_named
 from nearstep_spec.updater.config import AdamKernelConfig, ConfigError
+from nearstep_spec.updater.operands import operands
 from nearstep_spec.updater.registers import adam_kernel_map
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
@@ -149,6 +150,37 @@ def test_a_rule_that_no_kernel_can_have_is_told(tmp_path: Path, source: str, mes
     path.write_text(f"from nearstep_spec.rule.rule import Rule\nMINE = {source}\n")
     with pytest.raises(ConfigError, match=message):
         adam_kernel_map(AdamKernelConfig(rules=(f"{path}:MINE",)))
+
+
+@pytest.mark.parametrize(
+    ("formats", "error", "message"),
+    [
+        ({"g": "bf16"}, UnknownNameError, "state 'g'"),
+        ({"m": "fp8"}, RuleError, "Format of 'm' must be fp16 or bf16, not 'fp8'"),
+        ({"m": "fp32"}, RuleError, "Format of 'm' must be fp16 or bf16, not 'fp32'"),
+    ],
+)
+def test_formats_that_a_rule_cannot_have(
+    formats: dict[str, str], error: type[RuleError], message: str
+) -> None:
+    with pytest.raises(error, match=message) as caught:
+        Rule("mean", _mean, states=("p", "m"), inputs=("g",), scalars=("rate",), formats=formats)
+    assert caught.value.location.file == __file__
+
+
+def test_formats_are_part_of_what_a_rule_computes_and_of_the_registers() -> None:
+    file = EXAMPLES / "adam_bf16.py"
+    names = (f"{file}:ADAM_BF16", f"{file}:ADAM_ALL_BF16")
+    configs = [AdamKernelConfig(rules=(name,), gradient_scale=True) for name in names]
+    assert len({*(c.programs for c in configs), AdamKernelConfig().programs}) == 3
+    assert dict(configs[0].rule_set.whole.formats) == {"m": "bf16", "v": "bf16"}
+    registers = [adam_kernel_map(config)["state_formats"] for config in configs]
+    assert [[f.reset for f in each.fields] for each in registers] == [[0, 2, 2], [2, 2, 2]]
+    assert len({adam_kernel_map(config).hash() for config in configs}) == 2
+    table = operands(configs[1])
+    assert {name: each.formats for name, each in table.items()} == {
+        "p": ("bf16",), "g": ("fp32",), "m": ("bf16",), "v": ("bf16",)
+    }  # fmt: skip
 
 
 def test_an_unknown_optimizer_lists_those_there_are() -> None:

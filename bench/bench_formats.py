@@ -1,0 +1,85 @@
+"""Cycles of AdamW on a DDR4-1600 channel by the formats in memory: binary32 and bfloat16."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import report
+import typer
+from rich.console import Console
+from rich.table import Table
+
+import nearstep
+from nearstep.updater.device import KernelDevice
+from nearstep_spec.rule.rules import optimizer_named
+from nearstep_spec.updater.operands import element_bytes, operands
+
+FILE = Path(__file__).resolve().parents[1] / "examples" / "adam_bf16.py"
+DEVICE = "sim:axdimm?memory=ddr4-1600&fu=native&gradient_formats=fp32,bf16"
+KINDS = {
+    "p, g, m, v fp32": ("adam", "fp32"),
+    "m, v bf16": (f"{FILE}:ADAM_BF16", "fp32"),
+    "g, m, v bf16": (f"{FILE}:ADAM_BF16", "bf16"),
+    "p, g, m, v bf16": (f"{FILE}:ADAM_ALL_BF16", "bf16"),
+}
+"""Rule and format of the gradients, by what is in which format."""
+
+CLOCK_HZ = 200_000_000
+DTYPES = {"fp32": np.float32, "bf16": np.uint16}
+
+console = Console()
+
+
+def measure(kind: str, count: int) -> dict[str, Any]:
+    """One step from START to done, refresh on; what it moves is what it needs, once."""
+    rule, gradient = KINDS[kind]
+    with nearstep.open(f"{DEVICE}&rules={rule}", KernelDevice) as device:
+        formats = {n: gradient if n == "g" else each.format
+                   for n, each in operands(device.config).items()}  # fmt: skip
+        buffers = {n: device.alloc(count, DTYPES[form]) for n, form in formats.items()}
+        for buffer in buffers.values():
+            buffer.fill(0)
+        optimizer = optimizer_named("adam") if rule == "adam" else optimizer_named(rule)
+        with device.acceleration():
+            run = device.update(optimizer, buffers, step=1, gradient_format=gradient).wait()
+        passes = {n: bool(each.read) + bool(each.write)
+                  for n, each in operands(device.config).items()}  # fmt: skip
+        moved = sum(passes[n] * element_bytes(form) for n, form in formats.items())
+        beats = run.counters["read_beats"] + run.counters["write_beats"]
+        assert run.cycles is not None
+        return {
+            "formats": kind,
+            "device": device.url.replace(str(FILE.parent), "examples"),
+            "bytes_per_parameter": moved,
+            "cycles": run.cycles,
+            "beats": beats,
+            "fraction_of_peak": moved * count / (device.config.beat_bytes * run.cycles),
+            "params_per_s": count * CLOCK_HZ / run.cycles,
+        }
+
+
+def main(count: Annotated[int, typer.Option(help="Parameters.")] = 1_000_000) -> None:
+    """Measure, print, and write build/bench/formats.json."""
+    rows = [measure(kind, count) for kind in KINDS]
+    base = rows[0]
+    for row in rows:
+        row["faster"] = base["cycles"] / row["cycles"]
+        row["fewer_bytes"] = base["bytes_per_parameter"] / row["bytes_per_parameter"]
+    path = report.write("formats", {"label": "measured (RTL cycles)", "count": count, "rows": rows})
+    table = Table(
+        "in memory", "bytes a parameter", "cycles", "million/s at 200 MHz", "of DRAM peak",
+        "times as fast", "ratio of bytes", title=f"{count:,} parameters, one channel; {path}",
+    )  # fmt: skip
+    for row in rows:
+        table.add_row(
+            row["formats"], str(row["bytes_per_parameter"]), f"{row['cycles']:,}",
+            f"{row['params_per_s'] / 1e6:.1f}", f"{row['fraction_of_peak']:.2%}",
+            f"{row['faster']:.3f}", f"{row['fewer_bytes']:.3f}",
+        )  # fmt: skip
+    console.print(table)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,150 @@
+"""Optimizers whose rule keeps state in bfloat16: torch's fused AdamW on such parameters."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import nearstep
+from nearstep.torch.errors import ParameterError
+from nearstep.torch.state import ParameterState
+from nearstep_sim.golden import fp
+from nearstep_sim.golden.rule import evaluate
+from nearstep_spec.fp import BF16
+from nearstep_spec.rule.adam import ADAM, adam_scalars
+
+from ..driver.conftest import chosen
+from .conftest import like_torch
+
+FILE = Path(__file__).resolve().parents[3] / "examples" / "adam_bf16.py"
+MOMENTS, ALL = f"{FILE}:ADAM_BF16", f"{FILE}:ADAM_ALL_BF16"
+URLS = {
+    "golden": "golden:axdimm?engine=numpy",
+    "golden-channels": "golden:axdimm?engine=numpy&channels=2",
+    "golden-card": "golden:smartssd?",
+    "sim": "sim:axdimm?lanes=4&block_bytes=512&memory_bytes=1MiB&memory=halfduplex&stall=0.1",
+    "sim-dimm": "sim:axdimm?memory=ddr4-1600&channels=2&functional_units=4&fu=native",
+}
+SHAPES = ((33, 17), (5,), (), (200,), (129,), (0,))
+HYPER = {"lr": 1e-2, "weight_decay": 0.1}
+SEED = 811
+
+
+@pytest.fixture(params=chosen(URLS, {"golden-card", "sim", "sim-dimm"}))
+def url(request: pytest.FixtureRequest) -> str:
+    return URLS[request.param]
+
+
+def device_of(url: str, rule: str, *options: str) -> str:
+    start = url if url.endswith("?") else f"{url}&"
+    return start + "&".join((f"rules={rule}", *options))
+
+
+def parameters(dtype: torch.dtype) -> list[torch.nn.Parameter]:
+    print(f"seed {SEED}")
+    torch.manual_seed(SEED)
+    return [torch.nn.Parameter(torch.randn(shape).to(dtype)) for shape in SHAPES]
+
+
+def same(one: Tensor, other: Tensor) -> int:
+    assert one.dtype == other.dtype
+    assert one.shape == other.shape
+    assert one.detach().view(torch.int16).equal(other.detach().view(torch.int16))
+    return one.numel()
+
+
+@like_torch
+@pytest.mark.parametrize("gradients", ["fp32", "fp32,bf16"])
+def test_bf16_parameters_train_as_with_torchs_fused_adamw(url, gradients):
+    """Through a change of a parameter, a change of a moment, and checkpoints in both directions."""
+    mine = parameters(torch.bfloat16)
+    theirs = [torch.nn.Parameter(each.detach().clone()) for each in mine]
+    torchs = torch.optim.AdamW(theirs, fused=True, **HYPER)
+    device = device_of(url, ALL, f"gradient_formats={gradients}")
+    ours = nearstep.optim.of(ALL, mine, device=device, **HYPER)
+    compared = 0
+    for step in range(8):
+        for one, other in zip(mine, theirs, strict=True):
+            one.grad = torch.randn(one.shape).bfloat16()
+            other.grad = one.grad.clone()
+        ours.step()
+        torchs.step()
+        for one, other in zip(mine, theirs, strict=True):
+            compared += same(one, other)
+        if step == 2:
+            with torch.no_grad():
+                for each in (mine[0], theirs[0]):
+                    each[0] = 7.0
+            for optimizer, given in ((ours, mine), (torchs, theirs)):
+                optimizer.state[given[1]]["exp_avg"].mul_(-0.5)
+        if step == 4:
+            ours.load_state_dict(torchs.state_dict())
+        if step == 5:
+            torchs.load_state_dict(ours.state_dict())
+        if step == 6:
+            ours = copy.deepcopy(ours)
+            mine = ours.param_groups[0]["params"]
+    for one, other in zip(mine, theirs, strict=True):
+        for key in ("exp_avg", "exp_avg_sq"):
+            compared += same(ours.state[one][key], torchs.state[other][key])
+    size = sum(each.numel() for each in mine)
+    assert compared == 10 * size
+    assert "master_param" not in ours.state_dict()["state"][0]
+
+
+def test_fp32_parameters_keep_moments_in_bf16(url):
+    given = parameters(torch.float32)
+    optimizer = nearstep.optim.of(MOMENTS, given, device=device_of(url, MOMENTS), **HYPER)
+    states = [
+        {"p": each.detach().reshape(-1).numpy().copy(), "m": zeros, "v": zeros}
+        for each in given
+        for zeros in [np.zeros(each.numel(), np.float32)]
+    ]
+    compared = 0
+    for step in range(1, 5):
+        for each in given:
+            each.grad = torch.randn(each.shape)
+        optimizer.step()
+        scalars = adam_scalars(1e-2, (0.9, 0.999), 1e-8, 0.1, step, True)
+        for index, each in enumerate(given):
+            if not each.numel():
+                continue
+            made = evaluate(ADAM, states[index] | {"g": each.grad.reshape(-1).numpy()}, scalars)
+            words = {name: fp.narrow32(made[name], BF16) for name in "mv"}
+            states[index] = {"p": made["p"]} | {n: fp.widen32(w, BF16) for n, w in words.items()}
+            assert each.detach().reshape(-1).numpy().tobytes() == made["p"].tobytes()
+            state = optimizer.state[each]
+            assert isinstance(state, ParameterState)
+            for key, name in (("exp_avg", "m"), ("exp_avg_sq", "v")):
+                moment = state[key]
+                assert moment.dtype == torch.bfloat16
+                assert (
+                    moment.reshape(-1).view(torch.int16).numpy().tobytes() == words[name].tobytes()
+                )
+            compared += 3 * each.numel()
+    assert compared == 4 * 3 * sum(each.numel() for each in given)
+
+
+def test_a_parameter_that_the_rule_cannot_keep_is_refused(url):
+    device = device_of(url, ALL)
+    for dtype in (torch.float32, torch.float16):
+        with pytest.raises(ParameterError, match="of bf16, as the rule keeps them"):
+            nearstep.optim.of(ALL, parameters(dtype), device=device, **HYPER)
+    given = parameters(torch.bfloat16)
+    optimizer = nearstep.optim.of(ALL, given, device=device, **HYPER)
+    before = given[0].detach().clone()
+    given[3].data = given[3].data.float()
+    for each in given:
+        each.grad = torch.ones_like(each)
+    with pytest.raises(ParameterError, match="of bf16, as the rule keeps them"):
+        optimizer.step()
+    assert same(given[0], before)
+    given[3].data = given[3].data.bfloat16()
+    given[3].grad = torch.ones_like(given[3])
+    optimizer.step()
+    assert not given[0].equal(before)
