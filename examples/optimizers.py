@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -10,59 +10,58 @@ from typing import Any
 import torch
 
 import nearstep
+from nearstep_spec.rule.file import is_in_file
+from nearstep_spec.rule.rule import Rule
 from nearstep_spec.rule.rules import optimizer_named
+from nearstep_spec.updater.operands import element_bytes
 
 DEVICE = "sim:axdimm?memory=ddr4-1600&channels=2"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Kind:
-    """An optimizer.
+    """An optimizer, and what it is trained with if nothing else is given.
 
     Attributes
     ----------
     name: str
-        Class in ``nearstep.optim`` and ``torch.optim``; of an optimizer in a file
-        ``FILE.py:NAME``, and torch has none.
-    rule: str
-        What the kernel needs.
+        Of nearstep's optimizers, or ``FILE.py:NAME``.
     lr: float
-        Peak learning rate, if none is given.
-    reads, writes: Sequence[str]
-        Arrays of a step.
+        Peak learning rate.
     options: Mapping[str, Any]
+    in_torch: str
+        Its class in ``torch.optim``, and in ``nearstep.optim``; empty if torch has none.
     """
 
     name: str
-    rule: str
     lr: float
-    reads: Sequence[str]
-    writes: Sequence[str]
     options: Mapping[str, Any] = field(default_factory=dict)
+    in_torch: str = ""
 
     @property
-    def in_file(self) -> bool:
-        """Whether it is an optimizer of a file."""
-        return ":" in self.name
+    def rule(self) -> Rule:
+        """What the kernel runs."""
+        definition = optimizer_named(self.name)
+        return definition.form({**definition.defaults, **self.options}).rule
 
     @property
-    def beats(self) -> int:
-        """Arrays that pass the memory port of a kernel; so many beats for each of parameters."""
-        return len(self.reads) + len(self.writes)
+    def rules(self) -> str:
+        """What the device's ``rules=`` must have."""
+        return self.name if is_in_file(self.name) else self.rule.name
+
+    @property
+    def bytes_moved(self) -> int:
+        """By an update near memory, for each parameter; gradients in fp32."""
+        rule = self.rule
+        passes = (*rule.arrays_in, *rule.arrays_out)
+        return sum(element_bytes(rule.formats.get(name, "fp32")) for name in passes)
 
 
 KINDS = {
-    "adamw": Kind(name="AdamW", rule="adam", lr=2e-3, reads="pgmv", writes="pmv"),
-    "adam": Kind(name="Adam", rule="adam", lr=2e-3, reads="pgmv", writes="pmv"),
-    "sgd": Kind(
-        name="SGD",
-        rule="sgd_momentum",
-        lr=0.1,
-        reads="pgm",
-        writes="pm",
-        options={"momentum": 0.9},
-    ),
-    "adagrad": Kind(name="Adagrad", rule="adagrad", lr=2e-2, reads="pgv", writes="pv"),
+    "adamw": Kind(name="adamw", lr=2e-3, in_torch="AdamW"),
+    "adam": Kind(name="adam", lr=2e-3, in_torch="Adam"),
+    "sgd": Kind(name="sgd", lr=0.1, options={"momentum": 0.9}, in_torch="SGD"),
+    "adagrad": Kind(name="adagrad", lr=2e-2, in_torch="Adagrad"),
 }
 
 
@@ -76,7 +75,7 @@ def kind_named(name: str) -> Kind:
     """
     if name in KINDS:
         return KINDS[name]
-    if ":" not in name:
+    if not is_in_file(name):
         raise ValueError(f"{name!r} is not one of {', '.join(KINDS)}, or FILE.py:NAME")
     optimizer = optimizer_named(name)
     if len(optimizer.by_rule) != 1:
@@ -84,14 +83,7 @@ def kind_named(name: str) -> Kind:
     lr = optimizer.defaults.get("lr")
     if lr is None:
         raise ValueError(f"{name!r} must have a hyper-parameter lr with a default")
-    rule = optimizer.rule
-    return Kind(
-        name=name,
-        rule=name,
-        lr=lr,
-        reads=rule.arrays_in,
-        writes=rule.arrays_out,
-    )
+    return Kind(name=name, lr=lr)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,8 +111,8 @@ class Choice:
     def device(self) -> str:
         """The default device, with what the kernel needs for this."""
         name = DEVICE
-        if self.kind.rule != "adam":
-            name += f"&rules={self.kind.rule}"
+        if self.kind.rules != "adam":
+            name += f"&rules={self.kind.rules}"
         if self.compression is not None:
             name += "&compression=fused"
         if self.max_grad_norm is not None:
@@ -130,15 +122,14 @@ class Choice:
     @property
     def baseline(self) -> str:
         """What it is compared with."""
-        return f"torch.optim.{self.kind.name}(fused=True)"
+        return f"torch.optim.{self.kind.in_torch}(fused=True)"
 
     def on(
         self, device: nearstep.Device, groups: Iterable[dict[str, Any]]
     ) -> torch.optim.Optimizer:
         """nearstep's, with its steps on ``device``."""
-        name = self.kind.name
-        in_file = self.kind.in_file
-        make = partial(nearstep.optim.of, name) if in_file else getattr(nearstep.optim, name)
+        name = self.kind.in_torch
+        make = getattr(nearstep.optim, name) if name else partial(nearstep.optim.of, self.kind.name)
         optimizer: torch.optim.Optimizer = make(
             groups,
             lr=self.lr,
@@ -152,7 +143,7 @@ class Choice:
 
     def in_torch(self, groups: Iterable[dict[str, Any]]) -> torch.optim.Optimizer:
         """torch's, on whole gradients; who trains with it clips them."""
-        optimizer: torch.optim.Optimizer = getattr(torch.optim, self.kind.name)(
+        optimizer: torch.optim.Optimizer = getattr(torch.optim, self.kind.in_torch)(
             groups, lr=self.lr, fused=True, **self.kind.options
         )
         return optimizer

@@ -173,8 +173,8 @@ def _memory_bus(choice: Choice, traffic: nearstep.optim.Traffic) -> Iterator[Fig
     if choice.compression is not None and choice.error_feedback:
         ours, arrays = ours + 2 * ELEMENT_BYTES, "g, p, residual"
     yield bus(name=f"nearstep: {arrays}", value=ours * elements, note=f"{ours} B/param")
-    theirs = ELEMENT_BYTES * choice.kind.beats
-    states = "".join(f", {name}" for name in choice.kind.writes if name != "p")
+    theirs = choice.kind.bytes_moved
+    states = "".join(f", {name}" for name in choice.kind.rule.arrays_out if name != "p")
     yield bus(name=f"CPU offload: g, p{states}", value=theirs * elements, note=f"{theirs} B/param")
 
 
@@ -223,7 +223,7 @@ def _device(
         note=memory if cycles else no_clock,
     )
     plain = choice.compression is None and choice.max_grad_norm is None
-    moved = ELEMENT_BYTES * choice.kind.beats * traffic.elements
+    moved = choice.kind.bytes_moved * traffic.elements
     if dimm is not None and cycles and plain:
         yield device(
             name="of DRAM peak",
@@ -234,7 +234,7 @@ def _device(
         )
     if card is not None:
         yield from _card(moved if plain else None, cycles, card)
-    elif choice.kind.rule == "adam":
+    elif choice.kind.rules == "adam":
         yield device(
             name="the paper's throughput",
             value=PAPER_PARAMS_PER_S / 1e6,

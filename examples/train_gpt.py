@@ -138,7 +138,7 @@ def main(
         except (ArgumentError, OutOfDeviceMemoryError) as error:
             raise typer.BadParameter(str(error), param_hint="--device") from error
         theirs = None
-        if baseline and not kind.in_file:  # torch has none
+        if baseline and kind.in_torch:
             theirs = _trainer(size, context, seed, steps, choice, weight_decay, None)
         parameters = sum(p.numel() for p in ours.model.parameters())
         console.print(
