@@ -72,6 +72,7 @@ def test_lion_of_a_file_has_the_bits_of_its_golden_model(target: str) -> None:
         assert train_lion(device, 4, 640, 17) == 4 * 2 * 657
 
 
+@pytest.mark.deep
 def test_lion_of_a_file_trains_on_rtl() -> None:
     with nearstep.open(f"{SMALL}&rules={LION}") as device:
         assert train_lion(device, 2, 200, 17) == 2 * 2 * 217
