@@ -32,7 +32,7 @@ from nearstep.run import Run, check_bound
 from nearstep.updater.turns import CommandLock
 from nearstep_spec.csr.model import Access
 from nearstep_spec.updater.config import INDEX
-from nearstep_spec.updater.registers import ErrorCause, Stream
+from nearstep_spec.updater.registers import ErrorCause
 
 SLOWEST_CYCLES_PER_BEAT = 64
 """A memory that takes longer for a beat, on average over a run, counts as one that hangs."""
@@ -274,7 +274,7 @@ class KernelRun(Run):
             self._error = kind(
                 **pair,
                 cause=cause.name,
-                stream=Stream(kernel.error.stream).name,
+                stream=_stream(kernel),
                 address=address,
                 committed=self._committed,
                 count=self.count,
@@ -291,6 +291,13 @@ class KernelRun(Run):
             )
         for index in range(len(self._buffers)):
             kernel[f"window{index}_permissions"].set(read=0, write=0, valid=0)
+
+
+def _stream(kernel: BlockRegisters) -> str:
+    """Name of the stream that `error.stream` tells."""
+    names = kernel.map["error"].field("stream").values
+    assert names is not None
+    return names(kernel.error.stream).name
 
 
 class UpdateRun(KernelRun):

@@ -3,10 +3,10 @@
 from amaranth import Array, Module, Signal, Value, unsigned
 from amaranth.lib import data
 
-from nearstep_spec.updater.registers import ErrorCause
+from nearstep_spec.updater.registers import STREAMS, ErrorCause
 
 CAUSE_WIDTH = max(cause.value for cause in ErrorCause).bit_length()
-STREAM_WIDTH = 4
+STREAM_WIDTH = (STREAMS - 1).bit_length()
 RESPONSE_WIDTH = 2
 ADDRESS_WIDTH = 64
 

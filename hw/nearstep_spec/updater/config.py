@@ -20,7 +20,6 @@ LANES = (1, 2, 4, 8, 16)
 GRADIENT_FORMATS = ("fp32", "fp16", "bf16")
 COPY_OUT_FORMATS = ("fp16", "bf16")
 COMPRESSIONS = ("fused", "scatter")
-STATES = ("p", "m", "v", "v_max")  # arrays that a kernel has registers for, beside the gradients
 INDEX, COPY_OUT = "index", "copy_out"  # arrays of a run beside those of its rule
 _LOADED = "_rule_set"
 
@@ -302,8 +301,8 @@ def _check_rule(name: str, rule: Rule) -> None:
             f"{where} of {', '.join((*rule.states, *rule.inputs, *rule.outputs))}"
         )
     for each in rule.states:
-        if each not in STATES:
-            raise ConfigError(f"rules must have states of {', '.join(STATES)}: {where} has {each}")
+        if each in (INDEX, COPY_OUT):
+            raise ConfigError(f"no state may be called {each!r}, as in {where}: a kernel has one")
 
 
 def _check_different(option: str, names: object) -> None:

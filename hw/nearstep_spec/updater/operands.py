@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import cache
 from types import MappingProxyType
 
+from nearstep_spec.csr.model import NamedValue
 from nearstep_spec.rule.scale import GRADIENT
 from nearstep_spec.updater.config import (
     COPY_OUT,
@@ -13,7 +14,7 @@ from nearstep_spec.updater.config import (
     INDEX,
     AdamKernelConfig,
 )
-from nearstep_spec.updater.registers import Stream
+from nearstep_spec.updater.registers import Stream, streams
 
 FP32 = "fp32"
 
@@ -32,8 +33,8 @@ class Operand:
 
     name: str
     formats: tuple[str, ...]
-    read: Stream
-    write: Stream
+    read: NamedValue
+    write: NamedValue
     paired: bool = False
 
     @property
@@ -47,7 +48,7 @@ class Operand:
         return any(form != FP32 for form in self.formats)
 
     @property
-    def stream(self) -> Stream:
+    def stream(self) -> NamedValue:
         """The one that faults of its address are told of."""
         return self.read or self.write
 
@@ -61,13 +62,13 @@ def element_bytes(form: str) -> int:
 def operands(config: AdamKernelConfig) -> Mapping[str, Operand]:
     """Arrays that runs of a kernel can have, by name, in the order in which they are checked: the
     rules', then indices of pairs and the copy of the parameters, where the kernel has them."""
-    formats = config.rule_set.whole.formats
+    formats, named = config.rule_set.whole.formats, streams(config)
     found = [
         Operand(
             name,
             config.gradient_formats if name == GRADIENT else (formats.get(name, FP32),),
-            Stream[f"{name.upper()}_READ"],
-            Stream[f"{name.upper()}_WRITE"] if name in config.states else Stream.NONE,
+            named[f"{name.upper()}_READ"],
+            named[f"{name.upper()}_WRITE"] if name in config.states else named(Stream.NONE),
             name == GRADIENT,
         )
         for name in config.arrays

@@ -1,5 +1,6 @@
 """Registers of the AXDIMM Adam kernel, as a function of its configuration."""
 
+from functools import cache
 from typing import Any, cast
 
 from nearstep_spec.csr.block import block_map, value_register
@@ -94,6 +95,9 @@ class Stream(NamedValue):
     V_MAX_WRITE = 11, "Maxima of the second moments out."
 
 
+STREAMS = 16
+"""Numbers that a stream can have, 0 among them."""
+
 FIVE_ARRAYS = frozenset({Stream.V_MAX_READ, Stream.V_MAX_WRITE})
 """Streams that only the map of a kernel with a fifth array lists."""
 
@@ -136,12 +140,26 @@ class Compression(NamedValue):
     SCATTER = 2, "Pairs, grouped by block, in any order within one."
 
 
+@cache
 def streams(config: AdamKernelConfig) -> type[NamedValue]:
-    """Named values of `error.stream` of a kernel."""
-    if "v_max" in config.arrays:
+    """Named values of `error.stream` of a kernel: those of :class:`Stream`, and of states with
+    other names."""
+    own = [name for name in config.states if f"{name.upper()}_READ" not in Stream.__members__]
+    listed = {each.name: (int(each), each.doc) for each in Stream}
+    if "v_max" not in config.arrays:
+        for each in FIVE_ARRAYS:
+            del listed[each.name]
+    if own:  # they have the numbers of arrays that the kernel lacks
+        for name in {"m", "v"}.difference(config.states):
+            del listed[f"{name.upper()}_READ"], listed[f"{name.upper()}_WRITE"]
+    elif "v_max" in config.arrays:
         return Stream
-    listed = [(each.name, (int(each), each.doc)) for each in Stream if each not in FIVE_ARRAYS]
-    made: type[NamedValue] = cast(Any, NamedValue)(Stream.__name__, listed)
+    taken = {number for number, _ in listed.values()}
+    free = (number for number in range(1, STREAMS) if number not in taken)
+    for name in own:
+        listed[f"{name.upper()}_READ"] = next(free), f"Array {name} in."
+        listed[f"{name.upper()}_WRITE"] = next(free), f"Array {name} out."
+    made: type[NamedValue] = cast(Any, NamedValue)(Stream.__name__, list(listed.items()))
     return made
 
 
@@ -275,7 +293,7 @@ def _arrays(config: AdamKernelConfig) -> list[Register]:
         value_register(
             f"{name}_address",
             Access.CONFIG,
-            f"Byte address of the {docs[name]}; a multiple of a memory beat.",
+            f"Byte address of the {docs.get(name, f'array {name}')}; a multiple of a memory beat.",
             width=64,
             locked=True,
         )

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from nearstep_sim.updater.golden_port import Fault
+from nearstep_spec.csr.model import NamedValue
 from nearstep_spec.rule.rule import Rule
 from nearstep_spec.rule.scale import GRADIENT
 from nearstep_spec.updater.config import COPY_OUT, INDEX, AdamKernelConfig
@@ -45,11 +46,11 @@ class Area:
     name: str
     base: int
     nbytes: int
-    read: Stream
-    write: Stream
+    read: NamedValue
+    write: NamedValue
 
     @property
-    def stream(self) -> Stream:
+    def stream(self) -> NamedValue:
         """The one that faults are told of."""
         return self.read or self.write
 

@@ -16,6 +16,7 @@ from nearstep_sim.models.memory import EmulatedMemory
 from nearstep_sim.updater.golden_command import Command
 from nearstep_sim.updater.golden_pairs import GoldenPairs, Taken
 from nearstep_sim.updater.golden_port import Fault, GoldenPort, Span, StoppedError
+from nearstep_spec.csr.model import NamedValue
 from nearstep_spec.fp import BF16, FP16
 from nearstep_spec.rule.scale import GRADIENT
 from nearstep_spec.updater.config import COPY_OUT, AdamKernelConfig
@@ -286,7 +287,7 @@ class GoldenAdamKernel:
         if self._counters["committed"] == self._command.count:
             self._finish()
 
-    def _span(self, name: str, stream: Stream, first: int, size: int) -> Span:
+    def _span(self, name: str, stream: NamedValue, first: int, size: int) -> Span:
         """Elements [first, first + size) of an array."""
         width = self._command.bytes_of(name)
         return Span(stream, self._areas[name].base + first * width, size * width)

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from nearstep.backends.emulated import Injection
 from nearstep.errors import GuardError, OutOfRangeError, UninitialisedError
 from nearstep_sim.models.memory import WRITTEN, EmulatedMemory
+from nearstep_spec.csr.model import NamedValue
 from nearstep_spec.updater.config import AdamKernelConfig
 from nearstep_spec.updater.registers import ErrorCause, Stream
 
@@ -45,7 +46,7 @@ class Fault:
     """What the registers say of an error."""
 
     cause: ErrorCause
-    stream: Stream = Stream.NONE
+    stream: NamedValue = Stream.NONE
     address: int = 0
     response: int = 0
 
@@ -68,7 +69,7 @@ class StoppedError(Exception):
 class Span:
     """A range of memory that a stream moves."""
 
-    stream: Stream
+    stream: NamedValue
     address: int
     nbytes: int
 
@@ -169,7 +170,7 @@ class GoldenPort:
             yield address, limit
             address = limit
 
-    def _access(self, stream: Stream, address: int, limit: int, *, write: bool) -> None:
+    def _access(self, stream: NamedValue, address: int, limit: int, *, write: bool) -> None:
         self._log(f"{'write' if write else 'read'} {stream.name} {address:#x}..{limit:#x}")
         for armed in self.injections:
             if not armed.hits(write, address, limit):

@@ -9,8 +9,10 @@ import pytest
 import torch
 
 import nearstep
-from nearstep.errors import ArgumentError, OptionError
+from nearstep.backends.emulated import EmulatedBackend, Injection
+from nearstep.errors import ArgumentError, BusResponseError, OptionError
 from nearstep.torch.errors import HyperparameterError
+from nearstep.updater.device import KernelDevice
 from nearstep_sim.golden.rule import evaluate
 from nearstep_spec.rule.rules import optimizer_named
 
@@ -261,12 +263,85 @@ def test_a_bad_file_is_told_with_its_line(tmp_path: Path, old: str, new: str, me
         nearstep.open(f"{GOLDEN}&rules={path}:LION")
 
 
-def test_an_array_that_kernels_have_no_register_for_is_told(tmp_path: Path) -> None:
-    path = tmp_path / "mine.py"
-    path.write_text(
-        "from nearstep_spec.rule.rule import Rule\n"
-        'MINE = Rule("mine", lambda p, g, u, *, s: {"p": p + g, "u": u * s},\n'
-        '            states=("p", "u"), inputs=("g",), scalars=("s",))\n'
-    )
-    with pytest.raises(OptionError, match=r"states of p, m, v, v_max: .*mine.py:2: .* has u"):
-        nearstep.open(f"{GOLDEN}&rules={path}:MINE")
+OWN_STATES = """
+from nearstep_spec.rule.expr import fma
+from nearstep_spec.rule.optimizer import Number, Optimizer
+from nearstep_spec.rule.rule import Rule
+
+
+def _define(p, g, slow, fast, *, rate, weight):
+    slow, fast = fma(weight, g - slow, slow), g + fast
+    return {"p": fma(rate, slow + fast, p), "slow": slow, "fast": fast}
+
+
+OWN = Optimizer(
+    rule=Rule("own", _define, states=("p", "slow", "fast"), inputs=("g",),
+              scalars=("rate", "weight"), formats={"fast": "fp16"}),
+    scalars=lambda lr: {"rate": -lr, "weight": 0.25},
+    hyper={"lr": Number(0.5)},
+    state={"slow_average": "slow", "fast_sum": "fast"},
+)
+"""
+
+
+@pytest.mark.parametrize(
+    "device",
+    [
+        "golden:axdimm?engine=numpy&memory_bytes=64KiB",
+        "golden:smartssd?engine=numpy&memory_bytes=256KiB",
+        pytest.param(SMALL, marks=pytest.mark.deep),
+    ],
+)
+def test_states_may_have_any_names(tmp_path: Path, device: str) -> None:
+    path = tmp_path / "own.py"
+    path.write_text(OWN_STATES)
+    name = f"{path}:OWN"
+    rule = optimizer_named(name).rule
+    (given,) = parameters(1003)
+    with nearstep.open(f"{device}&rules={name}", KernelDevice) as opened:
+        optimizer = nearstep.optim.of(name, [given], device=opened, lr=0.25)
+        states = {"p": given.detach().numpy().copy()}
+        states |= {each: np.zeros(1003, np.float32) for each in ("slow", "fast")}
+        for step in range(3):
+            (gradient,) = give_gradients([given], step)
+            optimizer.step()
+            made = evaluate(rule, states | {"g": gradient}, {"rate": -0.25, "weight": 0.25})
+            states = made | {"fast": made["fast"].astype(np.float16).astype(np.float32)}
+        assert (bits(given.detach().numpy()) == bits(states["p"])).all()
+        state = optimizer.state[given]
+        assert (bits(state["slow_average"].numpy()) == bits(states["slow"])).all()
+        assert state["fast_sum"].dtype == torch.float16
+        assert (state["fast_sum"].float().numpy() == states["fast"]).all()
+
+        arrays = {n: opened.alloc(200, np.float16 if n == "fast" else np.float32)
+                  for n in opened.config.arrays}  # fmt: skip
+        for each in arrays.values():
+            each.fill(0)
+        for array, stream in (("slow", "SLOW_WRITE"), ("fast", "FAST_WRITE"), ("g", "G_READ")):
+            where = arrays[array].address
+            assert isinstance(opened.backend, EmulatedBackend)
+            opened.backend.inject(
+                Injection(kind="slverr", write=array != "g", base=where, limit=where + 1)
+            )
+            with pytest.raises(BusResponseError) as caught:
+                opened.update("own", arrays).wait()
+            assert caught.value.stream == stream
+        assert opened.update("own", arrays).wait().counters["committed"] == 200
+
+
+@pytest.mark.parametrize(
+    ("state", "message"),
+    [
+        ("index", "no state may be called 'index'"),
+        ("copy_out", "no state may be called 'copy_out'"),
+        ("error", "error_address_lo of error_address is there twice"),
+        ("Fast", "name must be lower snake case, not 'Fast'"),
+    ],
+)
+def test_a_state_with_the_name_of_something_else_is_told(
+    tmp_path: Path, state: str, message: str
+) -> None:
+    path = tmp_path / "own.py"
+    path.write_text(OWN_STATES.replace("fast", state))
+    with pytest.raises(OptionError, match=message):
+        nearstep.open(f"{GOLDEN}&rules={path}:OWN")
