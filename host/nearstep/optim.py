@@ -12,7 +12,7 @@ step count, and fetches the parameters.
 Parameters and state equal those of torch's optimizer with ``fused=True`` on a CPU bit for bit, if
 
 - the parameters are fp32: of 16-bit parameters torch keeps 16-bit state, nearstep keeps fp32 state
-  and an fp32 master;
+  and an fp32 master, unless the rule keeps bf16 as torch does (``examples/adam_bf16.py``);
 - the size of each is divisible by 16: torch computes what remains with scalar code that rounds
   otherwise in Adam, AdamW and SGD with momentum; no difference was seen in Adagrad and in SGD
   without momentum (torch 2.13);
@@ -33,8 +33,9 @@ Behaviour that differs from torch's, or that torch leaves open:
 - ``optimizer.state[p]`` fetches moments (momentum buffers, sums) when they are read; what was read
   is a copy that is good until the next step. A change made to it before that step is sent to the
   device.
-- Moments are fp32 whatever the parameter's format. Of 16-bit parameters, ``state_dict()`` has
-  ``master_param``, the fp32 master, besides torch's keys; torch ignores it.
+- Moments are fp32 whatever the parameter's format, unless the rule names another one. Of 16-bit
+  parameters, ``state_dict()`` has ``master_param``, the fp32 master, besides torch's keys; torch
+  ignores it.
 - A parameter that was changed on the host between steps, by whatever means, becomes the master.
 - ``golden:axdimm`` updates large fp32 parameters where the host has them, because the memory of a
   DIMM is the host's: they are not copied, and change with their run. ``in_place=no`` in the

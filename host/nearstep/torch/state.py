@@ -40,7 +40,7 @@ class MomentStore(Protocol):
         """Whether the fp32 master has bits that the parameter has not."""
 
     def fetch(self, key: str) -> Tensor:
-        """A moment as a new fp32 tensor of the parameter's shape."""
+        """A moment as a new tensor of the parameter's shape."""
 
     def fetch_master(self) -> Tensor:
         """The master as a new fp32 tensor of the parameter's shape."""
@@ -61,9 +61,10 @@ class ParameterState(dict[str, Any]):
     """``optimizer.state[p]`` with the keys that torch has there, of Adam ``step``, ``exp_avg`` and
     ``exp_avg_sq``.
 
-    ``step`` is an fp32 scalar tensor on the host. A moment is fetched when it is read, as an fp32
-    tensor of the parameter's shape whatever the parameter's format, and is good until the next
-    step. One that was changed in place, or assigned, goes down with that step.
+    ``step`` is an fp32 scalar tensor on the host. A moment is fetched when it is read, as a
+    tensor of the parameter's shape, of fp32 whatever the parameter's format unless the rule names
+    another one, and is good until the next step. One that was changed in place, or assigned, goes
+    down with that step.
 
     With error feedback ``residual`` is there after a step, an fp32 tensor of the parameter's shape
     on the host: what has not been sent, with -0 where nothing is left. A step makes a new one.
