@@ -27,13 +27,13 @@ from nearstep_sim.axdimm.options import DimmOptions
 from nearstep_sim.models.dram.host import HostConfig, HostStatistics
 from nearstep_sim.models.dram.library import (
     CGeometry,
-    CHostConfig,
     CHostStatistics,
     CPortConfig,
     CTiming,
 )
 from nearstep_sim.models.dram.trace import header
 from nearstep_sim.models.memory import POISON
+from nearstep_sim.verilate.abi import structure, values
 from nearstep_sim.verilate.harness import (
     FAULTED,
     HISTORY_BYTES,
@@ -66,26 +66,10 @@ RESET_CYCLES = 20_000
 """Cycles that a reset may take; the longest hand-over is shorter."""
 
 
-class _Options(ctypes.Structure):
-    _fields_ = (
-        ("host", CHostConfig),
-        ("timing", CTiming),
-        ("geometry", CGeometry),
-        ("port", CPortConfig),
-        ("native", ctypes.c_int32),
-        ("window_bytes", ctypes.c_uint64),
-        ("trace", ctypes.c_char_p),
-        ("commands", ctypes.c_char_p),
-        ("commands_header", ctypes.c_char_p),
-        ("threads", ctypes.c_uint32),
-    )
+_Options = structure("axdimm/dimm.cpp", "DimmOptions")
 
 
-class _Counters(ctypes.Structure):
-    _fields_ = tuple(
-        (name, ctypes.c_uint64)
-        for name in ("activates", "reads", "writes", "precharges", "refreshes")
-    )
+_Counters = structure("axdimm/dimm.cpp", "ChannelCounters")
 
 
 @cache
@@ -273,7 +257,7 @@ class DimmBackend(EmulatedBackend):
         """Counts of the host's memory controller since the device was opened."""
         out = CHostStatistics()
         self._lib.dimm_statistics(self._dimm, ctypes.byref(out))
-        return HostStatistics(**{name: int(getattr(out, name)) for name in out._names})
+        return HostStatistics(**values(out))
 
     @property
     def dram_counters(self) -> Sequence[dict[str, int]]:

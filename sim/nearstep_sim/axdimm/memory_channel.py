@@ -17,11 +17,11 @@ from nearstep_sim.models.dram.host import HostConfig, HostController
 from nearstep_sim.models.dram.library import (
     SOURCE,
     CGeometry,
-    CHostConfig,
     CMapping,
     CPortConfig,
     CTiming,
 )
+from nearstep_sim.verilate.abi import structure
 from nearstep_sim.verilate.build import Model, verilate_library, verilog_of
 from nearstep_spec.axdimm.registers import Block, window_base
 from nearstep_spec.csr.model import BLOCK_BYTES, LINE_BYTES, RegisterMap
@@ -73,22 +73,10 @@ class ChannelStatistics:
     mode_changes: int
 
 
-class _CStatistics(ctypes.Structure):
-    _fields_ = tuple((name, ctypes.c_uint64) for name in ChannelStatistics.__annotations__)
+_CStatistics = structure("axdimm/memory_channel.cpp", "ChannelStatistics")
 
 
-class _CConfig(ctypes.Structure):
-    _fields_ = (
-        ("host", CHostConfig),
-        ("timing", CTiming),
-        ("geometry", CGeometry),
-        ("mapping", CMapping),
-        ("port", CPortConfig),
-        ("window_beat", ctypes.c_uint64),
-        ("kernel_beat", ctypes.c_uint64),
-        ("kernel_chunks", ctypes.c_uint64),
-        ("seed", ctypes.c_uint64),
-    )
+_CConfig = structure("axdimm/memory_channel.cpp", "ChannelConfig")
 
 
 @cache

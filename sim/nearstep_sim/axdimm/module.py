@@ -18,7 +18,8 @@ from nearstep_hw.updater.unit_instance import UNIT_MODULE, UnitInstance
 from nearstep_hw.verilog import to_verilog
 from nearstep_sim.models.dram.device import Ddr4Device
 from nearstep_sim.models.dram.host import HostConfig, HostController
-from nearstep_sim.models.dram.library import SOURCE, CGeometry, CHostConfig, CPortConfig, CTiming
+from nearstep_sim.models.dram.library import SOURCE, CGeometry, CPortConfig, CTiming
+from nearstep_sim.verilate.abi import structure
 from nearstep_sim.verilate.build import Model, verilate_library, verilog_of
 from nearstep_spec.axdimm.registers import channel_maps
 from nearstep_spec.csr.model import LINE_BYTES, WORD_BYTES, RegisterMap
@@ -36,13 +37,7 @@ class ModuleError(AssertionError):
     """The module broke a DDR4 rule, or gave the host data at the wrong time."""
 
 
-class _CConfig(ctypes.Structure):
-    _fields_ = (
-        ("host", CHostConfig),
-        ("timing", CTiming),
-        ("geometry", CGeometry),
-        ("port", CPortConfig),
-    )
+_CConfig = structure("axdimm/module.cpp", "ModuleConfig")
 
 
 @cache

@@ -20,6 +20,7 @@ from nearstep_sim.models.link.faults import (
     LinkFault,
     LinkOptions,
 )
+from nearstep_sim.verilate.abi import structure
 from nearstep_sim.verilate.build import Model, verilate_library, verilog_of
 from nearstep_spec.coarse.config import PORTS, CoarseConfig
 from nearstep_spec.coarse.registers import LINK_COUNTERS
@@ -28,13 +29,7 @@ DEVICES = 2
 SOURCE = Path(__file__).with_name("link_layer.cpp")
 
 
-class _Config(ctypes.Structure):
-    _fields_ = (
-        ("seed", ctypes.c_uint64),
-        ("ports", ctypes.c_uint32),
-        ("entry_phits", ctypes.c_uint32),
-        ("full", ctypes.c_uint32),
-    )
+_Config = structure("coarse/link_layer.cpp", "Config")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,30 +53,20 @@ class Inputs:
     blocked: int = 0
 
 
-class _Inputs(ctypes.Structure):
-    _fields_ = tuple((name, ctypes.c_uint32) for name in Inputs.__annotations__)
+_Inputs = structure("coarse/link_layer.cpp", "Inputs")
 
 
-class _DeviceReport(ctypes.Structure):
-    _fields_ = (
-        ("events", ctypes.c_uint64 * len(LINK_COUNTERS) * PORTS),
-        *(
-            (name, ctypes.c_uint64 * 4)
-            for name in ("delivered", "phits", "checks", "mismatches", "sent")
-        ),
-        *(
-            (name, ctypes.c_uint64)
-            for name in ("aborts", "abort_cause", "abort_device", "abort_port")
-        ),
-        ("silent_cycles", ctypes.c_uint64 * PORTS),
-        ("silent_since", ctypes.c_uint64 * PORTS),
-        ("unused_port", ctypes.c_uint64),
-        ("unstable", ctypes.c_uint64),
-    )
+_DeviceReport = structure(
+    "coarse/link_layer.cpp", "DeviceReport", sizes={"kEvents": len(LINK_COUNTERS), "kPorts": PORTS}
+)
 
 
-class _Report(ctypes.Structure):
-    _fields_ = (("cycles", ctypes.c_uint64), ("devices", _DeviceReport * DEVICES))
+_Report = structure(
+    "coarse/link_layer.cpp",
+    "Report",
+    types={"DeviceReport": _DeviceReport},
+    sizes={"kDevices": DEVICES},
+)
 
 
 @dataclass(frozen=True)

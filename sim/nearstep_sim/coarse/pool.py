@@ -24,6 +24,7 @@ from nearstep_sim.coarse.library import pool_library
 from nearstep_sim.coarse.options import VerilatedPoolOptions
 from nearstep_sim.models.link.faults import KINDS, COptions, CStatistics, LinkFault
 from nearstep_sim.updater.shell import ShellBackend, ShellOptions
+from nearstep_sim.verilate.abi import structure
 from nearstep_sim.verilate.harness import FAILED
 from nearstep_spec.coarse.config import CoarseConfig
 from nearstep_spec.coarse.registers import register_bytes
@@ -38,26 +39,10 @@ STATUS = (*RESPONSES, "timeout")
 """How a load or store through a window ended, by code."""
 
 
-class _Options(ctypes.Structure):
-    _fields_ = (
-        ("data", ctypes.c_void_p),
-        ("state", ctypes.c_void_p),
-        *(
-            (n, ctypes.c_uint64)
-            for n in ("capacity", "register_bytes", "devices", "latency", "seed")
-        ),
-        *((n, ctypes.c_uint32) for n in ("half_duplex", "stall", "host_ids", "threads")),
-        ("trace", ctypes.c_char_p),
-        ("link", COptions),
-    )
+_Options = structure("coarse/pool.cpp", "PoolOptions", types={"link::Options": COptions})
 
 
-class _Failure(ctypes.Structure):
-    _fields_ = (
-        ("response", ctypes.c_int32),
-        ("write", ctypes.c_int32),
-        ("address", ctypes.c_uint64),
-    )
+_Failure = structure("models/bar_host.hpp", "BarFailure")
 
 
 class PoolBackend(ShellBackend):

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from nearstep_hw.coarse.sync_core import SyncCore
 from nearstep_hw.verilog import to_verilog
 from nearstep_sim.models.memory import GUARD, UNWRITTEN, EmulatedMemory
+from nearstep_sim.verilate.abi import structure
 from nearstep_sim.verilate.build import Model, verilate_library, verilog_of
 from nearstep_sim.verilate.harness import CInjection, FaultRecord
 from nearstep_spec.coarse.config import CoarseConfig
@@ -47,68 +48,14 @@ class Job:
         return replace(self, **changes)
 
 
-class _Job(ctypes.Structure):
-    _fields_ = (
-        ("source", ctypes.c_uint64),
-        ("destination", ctypes.c_uint64),
-        *(
-            (name, ctypes.c_uint32)
-            for name in ("elements", "scale", "tag", "operation", "wire", "reserved")
-        ),
-    )
+_Job = structure("coarse/sync_ring.cpp", "Job")
 
 
-class _Settings(ctypes.Structure):
-    _fields_ = (
-        *(
-            (name, ctypes.c_uint64)
-            for name in (
-                "window_base",
-                "window_limit",
-                "capacity",
-                "memory_latency",
-                "link_latency",
-                "slots",
-                "seed",
-                "max_cycles",
-                "quiet",
-            )
-        ),
-        *(
-            (name, ctypes.c_uint32)
-            for name in ("source_stall", "sink_stall", "memory_stall", "half_duplex")
-        ),
-    )
+_Settings = structure("coarse/sync_ring.cpp", "Settings")
 
 
-class CoreReport(ctypes.Structure):
+class CoreReport(structure("coarse/sync_ring.cpp", "Report", types={"Fault": FaultRecord})):
     """What one core did in a run. `cycles` is that of the last `o_done`."""
-
-    _fields_ = (
-        *(
-            (name, ctypes.c_uint64)
-            for name in (
-                "cycles",
-                "done",
-                "beats",
-                "stall_local",
-                "stall_receive",
-                "stall_send",
-                "stall_write",
-                "busy",
-                "phits",
-                "entries",
-                "reads",
-                "writes",
-            )
-        ),
-        *(
-            (name, ctypes.c_uint32)
-            for name in ("error", "errors", "cause", "stream", "response", "violations")
-        ),
-        ("address", ctypes.c_uint64),
-        ("fault", FaultRecord),
-    )
 
 
 class SyncRing:

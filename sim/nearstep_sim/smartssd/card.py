@@ -14,26 +14,20 @@ from nearstep_sim.smartssd.bar import MAX_PAYLOAD, MAX_READ_REQUEST, BarBackend,
 from nearstep_sim.smartssd.library import card_library
 from nearstep_sim.smartssd.options import VerilatedCardOptions
 from nearstep_sim.updater.shell import ShellBackend, ShellOptions
+from nearstep_sim.verilate.abi import structure
 from nearstep_sim.verilate.harness import FAILED
 
 STATUS = (*RESPONSES, "timeout")
 """How a request through the memory BAR ended, by code."""
 
 
-class _Limits(ctypes.Structure):
-    _fields_ = (("payload", ctypes.c_uint64), ("request", ctypes.c_uint64))
+_Limits = structure("models/bar_host.hpp", "BarLimits")
 
 
-class _Failure(ctypes.Structure):
-    _fields_ = (
-        ("response", ctypes.c_int32),
-        ("write", ctypes.c_int32),
-        ("address", ctypes.c_uint64),
-    )
+_Failure = structure("models/bar_host.hpp", "BarFailure")
 
 
-class _Traffic(ctypes.Structure):
-    _fields_ = tuple((name, ctypes.c_uint64) for name in BarTraffic.__dataclass_fields__)
+_Traffic = structure("models/bar_host.hpp", "BarCounters")
 
 
 class CardBackend(ShellBackend, BarBackend):

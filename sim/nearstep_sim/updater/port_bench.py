@@ -7,90 +7,34 @@ from functools import cache
 from pathlib import Path
 
 from nearstep_sim.models.memory import EmulatedMemory
+from nearstep_sim.verilate.abi import structure
 from nearstep_sim.verilate.build import compile_library
 from nearstep_sim.verilate.harness import FaultRecord
 
 SOURCE = Path(__file__).with_suffix(".cpp")
 
 
-class AddressPins(ctypes.Structure):
+BEAT = {"Beat": ctypes.c_uint8 * 64}
+"""``std::array<std::uint8_t, 64>``."""
+
+
+class AddressPins(structure("updater/port_bench.cpp", "AddressPins", types=BEAT)):
     """Channel AR or AW in one cycle."""
 
-    _fields_ = (
-        ("valid", ctypes.c_bool),
-        ("id", ctypes.c_uint8),
-        ("addr", ctypes.c_uint64),
-        ("len", ctypes.c_uint8),
-        ("size", ctypes.c_uint8),
-        ("burst", ctypes.c_uint8),
-    )
 
-
-class ManagerPins(ctypes.Structure):
+class ManagerPins(structure("updater/port_bench.cpp", "ManagerPins", types=BEAT)):
     """What an AXI manager drives in one cycle."""
 
-    _fields_ = (
-        ("ar", AddressPins),
-        ("aw", AddressPins),
-        ("wvalid", ctypes.c_bool),
-        ("wlast", ctypes.c_bool),
-        ("wstrb", ctypes.c_uint64),
-        ("wdata", ctypes.c_uint8 * 64),
-        ("rready", ctypes.c_bool),
-        ("bready", ctypes.c_bool),
-    )
 
-
-class SubordinatePins(ctypes.Structure):
+class SubordinatePins(structure("updater/port_bench.cpp", "SubordinatePins", types=BEAT)):
     """What an AXI subordinate drives in one cycle."""
 
-    _fields_ = (
-        ("arready", ctypes.c_bool),
-        ("awready", ctypes.c_bool),
-        ("wready", ctypes.c_bool),
-        ("rvalid", ctypes.c_bool),
-        ("rlast", ctypes.c_bool),
-        ("rid", ctypes.c_uint8),
-        ("rresp", ctypes.c_uint8),
-        ("rdata", ctypes.c_uint8 * 64),
-        ("bvalid", ctypes.c_bool),
-        ("bid", ctypes.c_uint8),
-        ("bresp", ctypes.c_uint8),
-    )
+
+_Traffic = structure("updater/port_bench.cpp", "Traffic")
 
 
-class _Traffic(ctypes.Structure):
-    _fields_ = (
-        ("data", ctypes.c_void_p),
-        ("state", ctypes.c_void_p),
-        ("capacity", ctypes.c_uint64),
-        ("latency", ctypes.c_uint64),
-        ("seed", ctypes.c_uint64),
-        ("reads", ctypes.c_uint64),
-        ("writes", ctypes.c_uint64),
-        ("max_cycles", ctypes.c_uint64),
-        ("half_duplex", ctypes.c_uint32),
-        ("stall", ctypes.c_uint32),
-        ("beat_bytes", ctypes.c_uint32),
-        ("burst_beats", ctypes.c_uint32),
-    )
-
-
-class Report(ctypes.Structure):
+class Report(structure("updater/port_bench.cpp", "Report")):
     """What a memory did with a stream of bursts."""
-
-    _fields_ = tuple(
-        (name, ctypes.c_uint64)
-        for name in (
-            "cycles",
-            "read_beats",
-            "write_beats",
-            "turnarounds",
-            "answered_reads",
-            "answered_writes",
-            "sum",
-        )
-    )
 
 
 @cache

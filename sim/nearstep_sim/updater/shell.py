@@ -12,6 +12,7 @@ from nearstep.backends.base import Poll
 from nearstep.backends.emulated import EmulatedBackend, Injection
 from nearstep.errors import BusError, DeviceError, WaitTimeoutError
 from nearstep_sim.models.memory import GUARD, UNWRITTEN, EmulatedMemory
+from nearstep_sim.verilate.abi import structure
 from nearstep_sim.verilate.harness import (
     FAULTED,
     HISTORY_BYTES,
@@ -29,27 +30,11 @@ MEMORY_LATENCY = {"ideal": 1, "halfduplex": 40}
 """Cycles of latency of each memory."""
 
 
-class ShellOptions(ctypes.Structure):
+class ShellOptions(structure("updater/shell_device.hpp", "Options")):
     """Options of the harness."""
 
-    _fields_ = (
-        ("data", ctypes.c_void_p),
-        ("state", ctypes.c_void_p),
-        ("capacity", ctypes.c_uint64),
-        ("latency", ctypes.c_uint64),
-        ("seed", ctypes.c_uint64),
-        ("half_duplex", ctypes.c_uint32),
-        ("native", ctypes.c_uint32),
-        ("stall", ctypes.c_uint32),
-        ("host_ids", ctypes.c_uint32),
-        ("trace", ctypes.c_char_p),
-    )
 
-
-class _Counters(ctypes.Structure):
-    _fields_ = tuple(
-        (name, ctypes.c_uint64) for name in ("read_beats", "write_beats", "turnarounds")
-    )
+_Counters = structure("models/memory.hpp", "MemoryCounters")
 
 
 @cache

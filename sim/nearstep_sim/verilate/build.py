@@ -231,11 +231,11 @@ INCLUDES = Path(__file__).resolve().parents[1]
 
 
 def _cpp_parts(cpp: Sequence[Path], flags: Sequence[str]) -> list[str | bytes]:
-    sources = [b for p in (*cpp, *_headers(cpp)) for b in (p.name, p.read_bytes())]
+    sources = [b for p in (*cpp, *included(cpp)) for b in (p.name, p.read_bytes())]
     return [compiler_name(), cpu_name(), " ".join(flags), *sources]
 
 
-def _headers(cpp: Sequence[Path]) -> list[Path]:
+def included(cpp: Sequence[Path]) -> list[Path]:
     """Every header that sources include, and headers include, of the package or beside a source."""
     folders = [INCLUDES, *(source.resolve().parent for source in cpp)]
     found: set[Path] = set()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import weakref
 from collections.abc import Callable, Sequence
@@ -21,6 +20,7 @@ from nearstep.errors import (
     ProtocolError,
     UninitialisedError,
 )
+from nearstep_sim.verilate.abi import structure
 
 HISTORY_BYTES = 8192
 
@@ -144,28 +144,12 @@ def writable(device: str, option: str, path: str, *names: str) -> None:
         raise OptionError(device, option, path, f"cannot be written: {error.strerror}") from None
 
 
-class CPoll(ctypes.Structure):
+class CPoll(structure("updater/shell_device.hpp", "Poll")):
     """A condition on a register."""
 
-    _fields_ = (
-        ("address", ctypes.c_uint64),
-        ("mask", ctypes.c_uint32),
-        ("value", ctypes.c_uint32),
-    )
 
-
-class FaultRecord(ctypes.Structure):
+class FaultRecord(structure("verilate/fault.hpp", "Fault")):
     """What the simulation has to say against the kernel; kind 0 is nothing."""
-
-    _fields_ = (
-        ("kind", ctypes.c_int32),
-        ("write", ctypes.c_int32),
-        ("address", ctypes.c_uint64),
-        ("cycle", ctypes.c_uint64),
-        ("channel", ctypes.c_char * 8),
-        ("rule", ctypes.c_char * 48),
-        ("detail", ctypes.c_char * 120),
-    )
 
     def error(self, transactions: Sequence[str]) -> DeviceError:
         """The record as an exception."""
@@ -181,16 +165,8 @@ class FaultRecord(ctypes.Structure):
         )
 
 
-class CInjection(ctypes.Structure):
+class CInjection(structure("verilate/injection.hpp", "Injection")):
     """:class:`nearstep.backends.emulated.Injection`."""
-
-    _fields_ = (
-        ("kind", ctypes.c_int32),
-        ("write", ctypes.c_int32),
-        ("host", ctypes.c_int32),
-        ("reserved", ctypes.c_int32),
-        *((name, ctypes.c_uint64) for name in ("base", "limit", "nth", "times", "delay")),
-    )
 
     @classmethod
     def of(cls, injection: Injection) -> Self:

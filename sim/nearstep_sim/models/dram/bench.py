@@ -12,6 +12,7 @@ from nearstep_hw.dram.dfi import PHASES, TPHY_RDLAT, TPHY_WRLAT
 from nearstep_hw.verilog import to_verilog
 from nearstep_sim.models.dram.kernel_on_channel import LATENCY, KernelOnChannel
 from nearstep_sim.models.dram.library import CGeometry, CMapping, CPortConfig, CTiming
+from nearstep_sim.verilate.abi import structure
 from nearstep_sim.verilate.build import Model, verilate_library, verilog_of
 from nearstep_spec.dram.address import DEFAULT_MAPPING, AddressMapping
 from nearstep_spec.dram.command import Command
@@ -127,67 +128,24 @@ class RandomRun:
     calibrations: int
 
 
-class _CChannelConfig(ctypes.Structure):
-    _fields_ = (
-        ("timing", CTiming),
-        ("geometry", CGeometry),
-        ("mapping", CMapping),
-        ("port", CPortConfig),
-        ("debt", ctypes.c_int32),
-        ("padding", ctypes.c_int32),
-        ("base", ctypes.c_uint64 * len(ARRAYS)),
-        ("count", ctypes.c_uint64),
-        ("seed", ctypes.c_uint64),
-    )
+_CChannelConfig = structure("models/dram/channel_bench.hpp", "ChannelConfig")
 
 
-class _CTrafficConfig(ctypes.Structure):
-    _fields_ = (
-        ("channel", _CChannelConfig),
-        *(
-            (name, ctypes.c_int32)
-            for name in (
-                *("block_beats", "burst_beats", "cycles_per_beat", "compute_latency"),
-                *("bursts_ahead", "padding"),
-            )
-        ),
-    )
+_CTrafficConfig = structure("models/dram/traffic_bench.cpp", "TrafficConfig")
 
 
-class _CChannelResult(ctypes.Structure):
-    _fields_ = (
-        *((name, ctypes.c_uint64) for name in ("cycles", "start", "drain")),
-        ("slots", ctypes.c_uint64 * len(Slot)),
-        ("commands", ctypes.c_uint64 * (len(Command) + 1)),
-        ("checks", ctypes.c_uint64),
-        ("debt", ctypes.c_uint64),
-    )
+_CChannelResult = structure(
+    "models/dram/channel_bench.hpp", "ChannelResult", sizes={"kKinds": len(Command) + 1}
+)
 
 
-class _CRandomConfig(ctypes.Structure):
-    _fields_ = (
-        ("channel", _CChannelConfig),
-        ("bursts", ctypes.c_uint64),
-        ("address_bits", ctypes.c_uint64),
-        *(
-            (name, ctypes.c_int32)
-            for name in ("pages", "stall", "refused", "hand_over", "longest_gap", "padding")
-        ),
-    )
+_CRandomConfig = structure("models/dram/random_bench.cpp", "RandomConfig")
 
 
-class _CRandomResult(ctypes.Structure):
-    _fields_ = tuple(
-        (name, ctypes.c_uint64)
-        for name in (
-            *("cycles", "read_beats", "write_beats", "refused", "hand_overs"),
-            *("longest_hand_over", "highest_debt", "calibrations"),
-        )
-    )
+_CRandomResult = structure("models/dram/random_bench.cpp", "RandomResult")
 
 
-class _CWrite(ctypes.Structure):
-    _fields_ = (("address", ctypes.c_uint32), ("value", ctypes.c_uint32))
+_CWrite = structure("models/dram/kernel_bench.cpp", "Write")
 
 
 def controller_library(channel: Channel) -> ctypes.CDLL:

@@ -24,6 +24,7 @@ from nearstep_sim.models.dram.library import (
 )
 from nearstep_sim.models.dram.library import load as load_library
 from nearstep_sim.models.dram.trace import TraceCommand, header
+from nearstep_sim.verilate.abi import values
 from nearstep_spec.dram.address import AddressMapping
 from nearstep_spec.dram.command import DESELECT, Command, Pins, encode
 from nearstep_spec.dram.geometry import BEAT_BYTES, DramGeometry
@@ -231,7 +232,7 @@ class Ddr4Device:
         """How near the limits of refreshing the rank has come."""
         out = CRefreshExtremes()
         self._library.ddr4_device_refresh_extremes(self.handle, ctypes.byref(out))
-        return RefreshExtremes(**{name: int(getattr(out, name)) for name in out._names})
+        return RefreshExtremes(**values(out))
 
     @property
     def counts(self) -> dict[Command, int]:
@@ -245,7 +246,7 @@ class Ddr4Device:
         """Where the clocks went since the last :meth:`restart_bus_clocks`."""
         out = CBusClocks()
         self._library.ddr4_device_account(self.handle, ctypes.byref(out))
-        return BusClocks(**{name: int(getattr(out, name)) for name in out._names})
+        return BusClocks(**values(out))
 
     def restart_bus_clocks(self, clock: int) -> None:
         """Count from `clock` on."""

@@ -22,6 +22,7 @@ from nearstep_sim.models.dram.library import (
     load_error,
 )
 from nearstep_sim.models.dram.library import load as load_library
+from nearstep_sim.verilate.abi import values
 from nearstep_spec.dram.address import DEFAULT_MAPPING, AddressMapping
 from nearstep_spec.dram.command import DESELECT, Pins
 from nearstep_spec.dram.geometry import BEAT_BYTES, DramGeometry
@@ -352,7 +353,7 @@ class HostController:
     def statistics(self) -> HostStatistics:
         out = CHostStatistics()
         self._library.ddr4_host_statistics(self.handle, ctypes.byref(out))
-        return HostStatistics(**{name: int(getattr(out, name)) for name in out._names})
+        return HostStatistics(**values(out))
 
 
 class _BareHandle:

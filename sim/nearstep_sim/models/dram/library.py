@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
+from nearstep_sim.verilate.abi import structure
 from nearstep_sim.verilate.build import compile_library
 from nearstep_spec.dram.address import AddressMapping
 from nearstep_spec.dram.geometry import BEAT_BYTES, DramGeometry
@@ -36,38 +37,26 @@ others."""
 HOST_SLOTS = 2  # command slots of the host in a fabric cycle; a burst is as many pieces of data
 
 
-class CTiming(ctypes.Structure):
+class CTiming(structure("models/dram/library.cpp", "Timing")):
     """`nearstep::Timing`."""
-
-    _names = (
-        *("cl", "cwl", "t_rcd", "t_rp", "t_ras", "t_rc"),
-        *("t_ccd_s", "t_ccd_l", "t_rrd_s", "t_rrd_l", "t_faw"),
-        *("t_wr", "t_wtr_s", "t_wtr_l", "t_rtp", "t_rfc", "t_refi"),
-        *("t_mrd", "t_mod", "t_zqcs", "t_zqoper"),
-    )
-    _fields_ = tuple((name, ctypes.c_int32) for name in _names)
 
     @classmethod
     def of(cls, timing: DramTiming) -> "CTiming":
-        return cls(*(getattr(timing, name) for name in cls._names))
+        return cls(*(getattr(timing, name) for name, _ in cls._fields_))
 
 
-class CGeometry(ctypes.Structure):
+class CGeometry(structure("models/dram/library.cpp", "Geometry")):
     """`nearstep::Geometry`."""
-
-    _names = ("bank_group_bits", "bank_bits", "row_bits", "column_bits")
-    _fields_ = tuple((name, ctypes.c_int32) for name in _names)
 
     @classmethod
     def of(cls, geometry: DramGeometry) -> "CGeometry":
-        return cls(*(getattr(geometry, name) for name in cls._names))
+        return cls(*(getattr(geometry, name) for name, _ in cls._fields_))
 
 
-class CMapping(ctypes.Structure):
+class CMapping(structure("models/dram/library.cpp", "Mapping")):
     """`nearstep::Mapping`: shifts in a beat number."""
 
     _words = ("bankgroup", "bank", "row", "column")
-    _fields_ = tuple((f"{word}_shift", ctypes.c_int32) for word in _words)
 
     @classmethod
     def of(cls, mapping: AddressMapping) -> "CMapping":
@@ -76,101 +65,46 @@ class CMapping(ctypes.Structure):
         return cls(*(fields[word].shift - beat_shift for word in cls._words))
 
 
-class CSlot(ctypes.Structure):
+class CSlot(structure("models/dram/library.cpp", "SlotIn")):
     """Pins of one command slot."""
 
-    _fields_ = tuple((n, ctypes.c_int32) for n in ("cs_n", "act_n", "address", "bg", "ba"))
 
-
-class CIssued(ctypes.Structure):
+class CIssued(structure("models/dram/library.cpp", "IssuedOut")):
     """A command and its clock; clock -1 stands for none."""
 
-    _fields_ = (
-        ("ck", ctypes.c_int64),
-        ("command", ctypes.c_int32),
-        ("bg", ctypes.c_int32),
-        ("ba", ctypes.c_int32),
-        ("address", ctypes.c_int32),
-    )
 
-
-class CViolation(ctypes.Structure):
+class CViolation(structure("models/dram/library.cpp", "ViolationOut")):
     """`nearstep::Violation`, with its text."""
 
-    _fields_ = (
-        ("previous", CIssued),
-        ("next", CIssued),
-        ("minimum", ctypes.c_int64),
-        ("rule", ctypes.c_char * 64),
-        ("text", ctypes.c_char * 256),
-    )
 
-
-class CBusClocks(ctypes.Structure):
+class CBusClocks(structure("models/dram/library.cpp", "BusClocks")):
     """`nearstep::BusClocks`."""
 
-    _names = ("data", "start", "refresh", "turnaround", "row", "bank_group", "other")
-    _fields_ = tuple((name, ctypes.c_uint64) for name in _names)
 
-
-class CRefreshExtremes(ctypes.Structure):
+class CRefreshExtremes(structure("models/dram/library.cpp", "RefreshExtremes")):
     """`nearstep::RefreshExtremes`."""
 
-    _names = ("longest_gap", "shortest_seventeen", "lowest_debt", "highest_debt")
-    _fields_ = tuple((name, ctypes.c_int64) for name in _names)
 
-
-class CPortConfig(ctypes.Structure):
+class CPortConfig(structure("models/dram/library.cpp", "PortConfig")):
     """`nearstep::PortConfig`."""
 
-    _fields_ = tuple(
-        (name, ctypes.c_int32) for name in ("phases", "data_bytes", "read_latency", "write_latency")
-    )
 
-
-class CHostConfig(ctypes.Structure):
+class CHostConfig(structure("models/dram/library.cpp", "HostConfig")):
     """`nearstep::HostConfig`."""
 
-    _fields_ = (
-        ("timing", CTiming),
-        ("geometry", CGeometry),
-        ("mapping", CMapping),
-        ("ranks", ctypes.c_int32),
-        ("read_latency", ctypes.c_int32),
-        ("write_latency", ctypes.c_int32),
-        ("fr_fcfs", ctypes.c_int32),
-        ("window", ctypes.c_int32),
-        ("overtake", ctypes.c_int32),
-        ("postpone", ctypes.c_int32),
-        ("column_slot", ctypes.c_int32),
-        ("stall", ctypes.c_int32),
-        ("refresh_offset", ctypes.c_int32),
-        ("whim", ctypes.c_int32),
-        ("pull_in", ctypes.c_int32),
-        ("seed", ctypes.c_uint64),
+
+class CHostCycle(
+    structure(
+        "models/dram/library.cpp",
+        "HostCycleOut",
+        sizes={"HostCycle::kDataBytes": BEAT_BYTES // HOST_SLOTS},
     )
-
-
-class CHostCycle(ctypes.Structure):
+):
     """What the host drives in one fabric cycle."""
 
-    _fields_ = (
-        ("rank", ctypes.c_int32 * HOST_SLOTS),
-        ("slots", CSlot * HOST_SLOTS),
-        ("wrdata_en", ctypes.c_int32),
-        ("wrdata_mask", ctypes.c_uint32),
-        ("wrdata", ctypes.c_uint8 * (BEAT_BYTES // HOST_SLOTS)),
-    )
 
-
-class CHostStatistics(ctypes.Structure):
+class CHostStatistics(structure("models/dram/library.cpp", "HostStatistics")):
     """`nearstep::HostStatistics`."""
-
-    _names = (
-        *("cycles", "loads", "stores", "row_hits", "row_misses", "row_conflicts", "refreshes"),
-        *("busy_cycles", "load_latency_sum", "load_latency_max"),
-    )
-    _fields_ = tuple((name, ctypes.c_uint64) for name in _names)
 
 
 _P = ctypes.c_void_p

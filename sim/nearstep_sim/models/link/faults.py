@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import ctypes
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
 from nearstep.scalars import is_whole
+from nearstep_sim.verilate.abi import structure
 
 HEADER = Path(__file__).with_name("link.hpp")
 
@@ -28,38 +28,18 @@ class LinkOptionError(ValueError):
         super().__init__(f"{name} must be {allowed}, not {value!r}")
 
 
-class COptions(ctypes.Structure):
+class COptions(structure("models/link/link.hpp", "Options")):
     """`Options` of link.hpp."""
 
-    _fields_ = (
-        *((name, ctypes.c_uint32) for name in ("latency", "interval")),
-        *((name, ctypes.c_uint32) for name in KINDS[:4]),
-        ("seed", ctypes.c_uint64),
-    )
 
-
-class CFault(ctypes.Structure):
+class CFault(structure("models/link/link.hpp", "FrameFault")):
     """`FrameFault` of link.hpp."""
 
-    _fields_ = (
-        ("kind", ctypes.c_int32),
-        ("frame", ctypes.c_int32),
-        ("nth", ctypes.c_uint64),
-        ("times", ctypes.c_uint64),
-        ("cycles", ctypes.c_uint64),
-    )
 
-
-class CStatistics(ctypes.Structure):
+class CStatistics(
+    structure("models/link/link.hpp", "Statistics", sizes={"kFaultKinds": len(KINDS)})
+):
     """`Statistics` of link.hpp."""
-
-    _fields_ = (
-        ("phits", ctypes.c_uint64),
-        ("frames", ctypes.c_uint64),
-        ("delivered_phits", ctypes.c_uint64),
-        ("faults", ctypes.c_uint64 * len(KINDS)),
-        ("swallowed", ctypes.c_uint64),
-    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 
 from nearstep_sim.models.link.faults import KINDS, CFault, CStatistics, LinkFault, LinkOptions
+from nearstep_sim.verilate.abi import structure
 from nearstep_sim.verilate.build import compile_library
 
 SOURCE = Path(__file__).with_name("probe.cpp")
@@ -36,13 +37,7 @@ class ProbeRun:
     faults: dict[str, int]
 
 
-class _Sample(ctypes.Structure):
-    _fields_ = (
-        ("data", ctypes.c_uint64 * 2),
-        ("head", ctypes.c_uint64),
-        ("last", ctypes.c_uint64),
-        ("cycle", ctypes.c_uint64),
-    )
+_Sample = structure("models/link/probe.cpp", "Sample")
 
 
 @cache

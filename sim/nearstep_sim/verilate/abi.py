@@ -1,0 +1,179 @@
+"""Structures that C++ and Python share, declared once: in C++."""
+
+import ctypes
+import re
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from nearstep_sim.verilate.build import INCLUDES, included
+
+__all__ = ["AbiError", "structure", "values"]
+
+NOTHING: Mapping[str, Any] = MappingProxyType({})
+
+SCALARS: Mapping[str, type] = MappingProxyType(
+    {
+        "bool": ctypes.c_bool,
+        "char": ctypes.c_char,
+        "double": ctypes.c_double,
+        **{
+            f"std::{sign}int{bits}_t": getattr(ctypes, f"c_{sign}int{bits}")
+            for sign in ("", "u")
+            for bits in (8, 16, 32, 64)
+        },
+    }
+)
+MEMBER = re.compile(r"(?:const )?(?P<type>[\w:]+)(?P<pointer>\*?) (?P<names>\w.*)")
+NAME = re.compile(r"(?P<name>\w+)(?P<sizes>(?:\[[\w:]+\])*)(?:\{\}| = [^,]+)?")
+
+
+class AbiError(ValueError):
+    """A declaration in C++ that is not there, or that has no structure of ctypes."""
+
+
+def structure(
+    source: str,
+    name: str,
+    *,
+    types: Mapping[str, type] = NOTHING,
+    sizes: Mapping[str, int] = NOTHING,
+) -> type[ctypes.Structure]:
+    """A structure of ctypes with the members of a ``struct``, in their order.
+
+    Members are numbers, `char`, pointers, enumerations with an underlying type, other such
+    structures, and arrays of these. Constants and functions of the structure are passed over.
+
+    Parameters
+    ----------
+    source : file that declares it, in the package. What it includes is looked at as well.
+    name : of the structure.
+    types : of members, by their name in C++; others are found by their declaration.
+    sizes : of arrays, by name; others are numbers, or found as ``constexpr int``.
+
+    Raises
+    ------
+    AbiError
+    """
+    return _found(INCLUDES / source, name, types, sizes)
+
+
+def values(filled: ctypes.Structure) -> dict[str, Any]:
+    """The members of a structure by name."""
+    return {name: getattr(filled, name) for name, *_ in filled._fields_}
+
+
+def _frozen(mapping: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
+    return tuple(sorted(mapping.items(), key=lambda each: each[0]))
+
+
+def _found(
+    source: Path, name: str, types: Mapping[str, type], sizes: Mapping[str, int]
+) -> type[ctypes.Structure]:
+    return _made(*_declaration(source, name), name, _frozen(types), _frozen(sizes))
+
+
+@cache
+def _made(
+    place: Path,
+    body: str,
+    name: str,
+    types: tuple[tuple[str, Any], ...],
+    sizes: tuple[tuple[str, Any], ...],
+) -> type[ctypes.Structure]:
+    """The structure of one declaration: the same wherever it is named."""
+    fields = [
+        (member, _type(place, kind, pointer, lengths, dict(types), dict(sizes)))
+        for kind, pointer, member, lengths in _members(place, name, body)
+    ]
+    return type(name, (ctypes.Structure,), {"_fields_": fields, "__doc__": f"`{name}` of C++."})
+
+
+@cache
+def _texts(source: Path) -> tuple[tuple[Path, str], ...]:
+    """A file and all that it includes, without comments."""
+    return tuple(
+        (path, re.sub(r"//[^\n]*", "", path.read_text())) for path in (source, *included([source]))
+    )
+
+
+def _declaration(source: Path, name: str) -> tuple[Path, str]:
+    """Where a structure is declared, and what is between its braces."""
+    for path, text in _texts(source):
+        found = re.search(rf"^ *struct {name} \{{\n(.*?)^ *\}};$", text, re.M | re.S)
+        if found:
+            return path, found[1]
+    raise AbiError(f"{source} and what it includes declare no struct {name}")
+
+
+def _members(place: Path, name: str, body: str) -> Iterator[tuple[str, bool, str, list[str]]]:
+    """Type, whether it is a pointer, name and sizes of each member."""
+    for statement in _statements(body):
+        if statement.startswith("static constexpr "):
+            continue
+        member = MEMBER.fullmatch(statement)
+        names = [] if member is None else [NAME.fullmatch(n) for n in member["names"].split(", ")]
+        if member is None or not all(names):
+            raise AbiError(f"{place}: a member of {name} is not understood: {statement}")
+        for each in names:
+            lengths = re.findall(r"[\w:]+", each["sizes"])
+            yield member["type"], bool(member["pointer"]), each["name"], lengths
+
+
+def _statements(body: str) -> Iterator[str]:
+    """Declarations of a structure; functions, which end with a brace, are left out."""
+    words, depth = "", 0
+    for part in re.split(r"([{};])", body):
+        if depth or (part == "{" and words.rstrip().endswith((")", "const", "noexcept"))):
+            depth += (part == "{") - (part == "}")
+            words = ""
+        elif part == ";":
+            if "operator" not in words:
+                yield " ".join(words.split())
+            words = ""
+        else:
+            words += part
+
+
+def _type(
+    place: Path,
+    kind: str,
+    pointer: bool,
+    lengths: list[str],
+    types: dict[str, type],
+    sizes: dict[str, int],
+) -> type:
+    """The type of a member in ctypes."""
+    if pointer:
+        found: type = ctypes.c_char_p if kind == "char" else ctypes.c_void_p
+    elif kind in types:
+        found = types[kind]
+    elif kind in SCALARS:
+        found = SCALARS[kind]
+    else:
+        found = _underlying(place, kind) or _found(place, kind, types, sizes)
+    for length in reversed(lengths):
+        found = found * (sizes[length] if length in sizes else _size(place, length))
+    return found
+
+
+def _underlying(place: Path, kind: str) -> type | None:
+    """The integer that an enumeration is; None of what is none."""
+    for _, text in _texts(place):
+        found = re.search(rf"^ *enum (?:class )?{kind} : ([\w:]+) \{{", text, re.M)
+        if found:
+            return SCALARS[found[1]]
+    return None
+
+
+def _size(place: Path, length: str) -> int:
+    length = length.rpartition("::")[2]
+    if length.isdecimal():
+        return int(length)
+    for _, text in _texts(place):
+        found = re.search(rf"constexpr int (?:\w+ = [^;,]+, )*{length} = (\d+)[,;]", text)
+        if found:
+            return int(found[1])
+    raise AbiError(f"{place}: the size {length} is no number: it has to be given")
