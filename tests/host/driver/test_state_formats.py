@@ -189,7 +189,8 @@ def test_the_device_says_which_format_a_state_has(device):
 @pytest.mark.parametrize("name", chosen(URLS, IN_DEPTH))
 def test_after_a_fault_or_an_abort_what_is_committed_is_whole(name):
     with nearstep.open(URLS[name]) as device:
-        for fault in ("error", "abort"):
+        silent = name.startswith("sim-dimm")  # a DDR4 channel answers no write
+        for fault in ("abort",) if silent else ("error", "abort"):
             work = Work(device, 5003, seed=4)
             begin = work.buffers["v"].address
             if fault == "error":
