@@ -40,7 +40,7 @@ DEVICES = {
     "golden-cpp": f"golden:axdimm?{SHAPE}",
     "golden-dimm": "golden:axdimm?channels=2&block_bytes=512&memory_bytes=2MiB",
     "golden-card": "golden:smartssd?lanes=4&chunk_bytes=512&memory_bytes=1MiB",
-    "sim-ideal": f"sim:axdimm?{SHAPE}",
+    "sim-ideal": "sim:axdimm?lanes=1&block_bytes=512&memory_bytes=1MiB",
     "sim-stalled": f"sim:axdimm?{SHAPE}&memory=halfduplex&stall=0.3&seed=7",
     "sim-dimm": "sim:axdimm?memory=ddr4-1600&block_bytes=512&functional_units=4&fu=native",
     "sim-card": "sim:smartssd?lanes=4&chunk_bytes=512&memory_bytes=1MiB&fu=native&stall=0.2",

@@ -57,6 +57,10 @@ def deliver(bench: LinkBench, entries: int, *, cycles: int = 400_000) -> int:
     return ran
 
 
+pytestmark = pytest.mark.deep
+"""Fast tests run links, good and bad ones, in the pool: `tests/sim/coarse`."""
+
+
 @pytest.mark.parametrize(("make", "width"), [(header_crc, 12), (entry_crc, 16)])
 def test_crc_is_that_of_zlib(make, width):
     words = np.random.default_rng(5).integers(0, 256, (6, width), np.uint8)
@@ -127,7 +131,6 @@ def test_every_entry_comes_once_and_in_order_over_a_bad_link(groups, ports, kind
         assert counters["replays"] == counters["gaps"] == counters["bad_frames"] == 0
 
 
-@pytest.mark.deep
 @pytest.mark.parametrize("seed", range(8))
 def test_long_runs_over_bad_links_of_any_latency(seed):
     print("seed", seed)
@@ -240,7 +243,6 @@ def test_a_sender_without_credits_sends_nothing():
     assert check(bench) == 30 * 16
 
 
-@pytest.mark.deep
 def test_a_core_that_takes_nothing_stops_only_its_group():
     bench = LinkBench(SMALL[4], seed=1, full=True, inputs=Inputs(blocked=0b0100))
     bench.send(100)
@@ -274,7 +276,6 @@ def test_an_entry_takes_seven_cycles_its_phits_and_the_latency(latency):
     assert check(bench) == SMALL[1].entry_phits
 
 
-@pytest.mark.deep
 @pytest.mark.parametrize("groups", [1, 2])
 def test_a_phit_a_cycle_in_both_directions(groups):
     config = CoarseConfig(groups=groups)
@@ -298,7 +299,6 @@ def test_a_phit_a_cycle_in_both_directions(groups):
     assert {name: total(bench)[name] for name in BAD} == dict.fromkeys(BAD, 0)
 
 
-@pytest.mark.deep
 def test_a_slow_link_is_waited_for():
     bench = LinkBench(SMALL[2], seed=1, full=True, options=LinkOptions(latency=40, interval=3))
     cycles = deliver(bench, 100)
@@ -309,7 +309,6 @@ def test_a_slow_link_is_waited_for():
     assert cycles < 1.05 * 3 * 200 * (16 + FRAME_PHITS)
 
 
-@pytest.mark.deep
 @pytest.mark.parametrize("ports", [1, 2])
 def test_a_dead_link_is_silent_after_the_limit_and_no_other(ports):
     limit = 1_000
@@ -340,7 +339,6 @@ def test_no_silence_without_a_limit():
     assert total(bench)["sent_phits"] == 0
 
 
-@pytest.mark.deep
 def test_a_link_that_stalls_and_returns_loses_nothing():
     bench = LinkBench(SMALL[2], seed=1, inputs=Inputs(watch=1, silence_limit=3_000, keepalive=200))
     bench.send(100)
@@ -359,7 +357,6 @@ def test_a_link_that_stalls_and_returns_loses_nothing():
     assert total(bench)["replays"] > 0
 
 
-@pytest.mark.deep
 def test_the_end_of_all_jobs_is_told_once_and_until_cleared():
     bench = LinkBench(SMALL[2], seed=1, inputs=Inputs(keepalive=100))
     bench.send(50)
@@ -386,7 +383,6 @@ def test_the_end_of_all_jobs_is_told_once_and_until_cleared():
     assert bench.state()[0].abort == (3, 2, 0)
 
 
-@pytest.mark.deep
 @pytest.mark.parametrize("after", [3, 40, 111, 500])
 def test_what_was_under_way_is_dropped_in_the_next_epoch(after):
     bench = LinkBench(
@@ -414,7 +410,6 @@ def test_nothing_counts_of_another_epoch():
     assert total(bench)["received_entries"] == total(bench)["bad_frames"] == 0
 
 
-@pytest.mark.deep
 def test_nothing_is_sent_or_heard_on_a_port_without_peer():
     bench = LinkBench(SMALL[2], seed=1, ports=2, inputs=Inputs(used=0b10))
     bench.set(1, used=0b11)
