@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
-import numpy as np
 import report
 import typer
 from rich.console import Console
@@ -13,6 +12,7 @@ from rich.table import Table
 
 import nearstep
 from nearstep.updater.device import KernelDevice
+from nearstep.updater.formats import DTYPES
 from nearstep_spec.rule.rules import optimizer_named
 from nearstep_spec.updater.operands import element_bytes, operands
 
@@ -27,7 +27,6 @@ KINDS = {
 """Rule and format of the gradients, by what is in which format."""
 
 CLOCK_HZ = 200_000_000
-DTYPES = {"fp32": np.float32, "bf16": np.uint16}
 
 console = Console()
 
@@ -41,9 +40,10 @@ def measure(kind: str, count: int) -> dict[str, Any]:
         buffers = {n: device.alloc(count, DTYPES[form]) for n, form in formats.items()}
         for buffer in buffers.values():
             buffer.fill(0)
-        optimizer = optimizer_named("adam") if rule == "adam" else optimizer_named(rule)
         with device.acceleration():
-            run = device.update(optimizer, buffers, step=1, gradient_format=gradient).wait()
+            run = device.update(
+                optimizer_named(rule), buffers, step=1, gradient_format=gradient
+            ).wait()
         passes = {n: bool(each.read) + bool(each.write)
                   for n, each in operands(device.config).items()}  # fmt: skip
         moved = sum(passes[n] * element_bytes(form) for n, form in formats.items())

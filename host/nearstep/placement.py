@@ -121,7 +121,7 @@ class Segment:
                         channel=channel,
                         align=self._device.stripe_align,
                     )
-                    arenas[name].fill(arrays[name])
+                    arenas[name].fill(_element(arrays[name], arenas[name].dtype))
         except BaseException:
             for arenas in self._arenas:
                 _free(arenas.pop(name) for name in missing if name in arenas)
@@ -389,6 +389,15 @@ def padded(count: int, line: int) -> int:
 def _launch(key: Hashable, extents: Sequence[Extent]) -> Launch:
     start, stop = extents[0].start, extents[-1].start + extents[-1].count
     return Launch(key, stop - start, _parts(extents[0].segment, start, stop), tuple(extents))
+
+
+def _element(value: float, dtype: np.dtype) -> float:
+    """What an array of a dtype has for a value: of uint16, which holds bfloat16, the bits of the
+    nearest one, ties to even."""
+    if dtype != np.uint16:
+        return value
+    bits = int(np.float32(value).view(np.uint32))
+    return (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
 
 
 def _parts(segment: Segment, start: int, stop: int) -> Mapping[int, Arenas]:

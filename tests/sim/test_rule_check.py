@@ -31,6 +31,15 @@ def test_lion_is_exact_and_its_estimate_is_confirmed() -> None:
     for text in ("decay, update_weight, m_weight, step_size", "1 sub, 1 mul, 3 fma", "20 cycles",
                  "3.200 parameters a cycle", ", confirmed)"):  # fmt: skip
         assert text in result.output
+    assert "in memory" not in result.output
+
+
+@pytest.mark.deep
+def test_states_of_16_bits_are_said_to_be_measured_at_binary32() -> None:
+    result = _run(EXAMPLES / "adam_bf16.py")
+    print(result.output)
+    assert result.exit_code == 0, result.output
+    assert len(re.findall(r"in memory .*fewer bytes", result.output)) == 2
 
 
 @pytest.mark.deep

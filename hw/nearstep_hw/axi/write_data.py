@@ -93,8 +93,8 @@ class WriteData(wiring.Component):
             ]
             with m.If(last & burst.run_last):
                 m.d.sync += self.o_strobe.eq(self.i_tail)
-                for stream in self.own:
-                    with m.If(burst.stream == stream):
+                for number in self.own:
+                    with m.If(burst.stream == number):
                         m.d.sync += self.o_strobe.eq(self.i_tail_own)
         with m.Elif(self.i_ready):
             m.d.sync += self.o_valid.eq(0)

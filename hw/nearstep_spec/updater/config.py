@@ -20,6 +20,7 @@ LANES = (1, 2, 4, 8, 16)
 GRADIENT_FORMATS = ("fp32", "fp16", "bf16")
 COPY_OUT_FORMATS = ("fp16", "bf16")
 COMPRESSIONS = ("fused", "scatter")
+MOST_ARRAYS = 7  # each has a number as it is read and one as it is written, of 15
 INDEX, COPY_OUT = "index", "copy_out"  # arrays of a run beside those of its rule
 _LOADED = "_rule_set"
 
@@ -176,6 +177,11 @@ class AdamKernelConfig:
         _check(
             not self.compression or self.lanes > 1,
             "compression needs an even number of lanes: a beat of pairs has as many",
+        )
+        _check(
+            len(self.arrays) <= MOST_ARRAYS,
+            f"rules must have at most {MOST_ARRAYS} arrays together, gradients among them, "
+            f"not {len(self.arrays)}: {', '.join(self.arrays)}",
         )
         if self.windows is None:
             arrays = len(self.arrays) + bool(self.compression) + bool(self.copy_out_formats)

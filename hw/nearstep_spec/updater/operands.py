@@ -49,7 +49,7 @@ class Operand:
 
     @property
     def stream(self) -> NamedValue:
-        """The one that faults of its address are told of."""
+        """Stream that an error of its address names."""
         return self.read or self.write
 
 

@@ -51,7 +51,7 @@ class Area:
 
     @property
     def stream(self) -> NamedValue:
-        """The one that faults are told of."""
+        """Stream that an error of its address names."""
         return self.read or self.write
 
 

@@ -329,6 +329,55 @@ def test_states_may_have_any_names(tmp_path: Path, device: str) -> None:
         assert opened.update("own", arrays).wait().counters["committed"] == 200
 
 
+@pytest.mark.parametrize("start", [0.3, 1.0, 0.2509765625, 0.2529296875, 1e-40])
+@pytest.mark.parametrize("form", ["fp16", "bf16"])
+def test_a_state_of_16_bits_begins_with_its_value_rounded(
+    tmp_path: Path, form: str, start: float
+) -> None:
+    path = tmp_path / "own.py"
+    text = OWN_STATES.replace('"fp16"', f'"{form}"')
+    text = text.replace("lambda lr:", "lambda lr, start:").replace(
+        "    hyper={", "    initial={'fast': 'start'},\n    hyper={'start': Number(0.0), "
+    )
+    path.write_text(text)
+    name = f"{path}:OWN"
+    (given,) = parameters(101)
+    optimizer = nearstep.optim.of(name, [given], device=f"{GOLDEN}&rules={name}", start=start)
+    given.grad = torch.zeros(101)
+    optimizer.step()
+    dtype = torch.float16 if form == "fp16" else torch.bfloat16
+    expected = torch.full((101,), start, dtype=torch.float32).to(dtype)
+    found = optimizer.state[given]["fast_sum"]
+    assert found.dtype == dtype
+    assert found.view(torch.int16).equal(expected.view(torch.int16))
+
+
+def test_a_kernel_has_no_more_arrays_than_it_has_numbers_for(tmp_path: Path) -> None:
+    path = tmp_path / "many.py"
+    for others in (5, 6):
+        names = [f"s{number}" for number in range(others)]
+        path.write_text(
+            "from nearstep_spec.rule.rule import Rule\n"
+            f"def _many(p, g, {', '.join(names)}, *, rate):\n"
+            f"    return {{'p': p + rate * g, {', '.join(f'{n!r}: {n} + g' for n in names)}}}\n"
+            f"MANY = Rule('many', _many, states={('p', *names)!r}, inputs=('g',),\n"
+            "            scalars=('rate',))\n"
+        )
+        options = "compression=fused"
+        url = f"golden:axdimm?memory_bytes=256KiB&engine=numpy&{options}&rules={path}:MANY"
+        if others == 6:
+            with pytest.raises(OptionError, match=r"at most 7 arrays together.*, not 8: p, g, s0"):
+                nearstep.open(url)
+            continue
+        (given,) = parameters(33)
+        before = given.detach().clone()
+        optimizer = nearstep.optim.of(f"{path}:MANY", [given], device=url, rate=1.0)
+        given.grad = torch.ones(33)
+        optimizer.step()
+        assert (given.detach() == before + 1.0).all()
+        assert all((optimizer.state[given][name] == 1.0).all() for name in names)
+
+
 @pytest.mark.parametrize(
     ("state", "message"),
     [

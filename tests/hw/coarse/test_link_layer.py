@@ -11,10 +11,8 @@ from nearstep_sim.coarse.link_layer import DEVICES, Inputs, LinkBench
 from nearstep_sim.models.link.faults import LinkFault, LinkOptions
 from nearstep_spec.coarse.config import FRAME_PHITS, CoarseConfig
 
-SMALL = {
-    groups: CoarseConfig(groups=groups, entry_phits=16, buffer_entries=4) for groups in (1, 2, 4)
-}
-GROUPS = [1, *(pytest.param(groups, marks=pytest.mark.deep) for groups in (2, 4))]
+GROUPS = (1, 2, 4)
+SMALL = {groups: CoarseConfig(groups=groups, entry_phits=16, buffer_entries=4) for groups in GROUPS}
 RATES = {
     "drop": {"drop": 0.05},
     "duplicate": {"duplicate": 0.05},
