@@ -8,6 +8,8 @@ VENV   := .venv
 # As it was given, through the environment: neither make nor a shell reads the & ? $ * in it.
 override RUN_ARGS := $(value RUN_ARGS)
 export RUN_ARGS
+# Without it every process of the tests compiles torch and the tests anew.
+unexport PYTHONDONTWRITEBYTECODE
 BIN    := $(VENV)/bin
 YOSYS  := $(VENV)/.yosys
 READY  := $(VENV)/.ready
