@@ -7,7 +7,7 @@ import os
 import signal
 import tomllib
 from collections import Counter
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
@@ -31,12 +31,10 @@ def budgets() -> tuple[float, dict[str, float]]:
     return table["default"], table["files"]
 
 
-@pytest.fixture
-def ctrl_c() -> Iterator[None]:
+def pytest_configure() -> None:
     """Python's own reaction to SIGINT: a process begun in the background inherits none."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -16,6 +16,7 @@ TOP = "adam_kernel"
 
 
 @pytest.mark.cocotb
+@pytest.mark.deep
 def test_the_driver_runs_unchanged_in_cocotb():
     options = {"lanes": 2, "functional_units": 1, "block_bytes": 256}
     config = AdamKernelConfig(**options)

@@ -76,7 +76,7 @@ def test_whole_beats_equal_torch_fused():
 @pytest.mark.parametrize(
     "url",
     [
-        "golden:axdimm",
+        pytest.param("golden:axdimm", marks=pytest.mark.deep),
         "golden:axdimm?channels=2",
         pytest.param("sim:axdimm", marks=pytest.mark.deep),
         pytest.param("sim:axdimm?memory=ddr4-1600&channels=2", marks=pytest.mark.deep),

@@ -68,7 +68,9 @@ def beats(device, count, pairs, width):
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("value_form", FORMATS)
+@pytest.mark.parametrize(
+    "value_form", ["bf16", *(pytest.param(f, marks=pytest.mark.deep) for f in ("fp32", "fp16"))]
+)
 def test_any_pairs_of_any_length_are_a_step_of_the_dense_gradients(full, form, value_form):
     compared = runs = duplicates = 0
     for count in COUNTS:
@@ -214,7 +216,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("form", "kind"), BAD)
-@pytest.mark.parametrize("value_form", ["fp32", "bf16"])
+@pytest.mark.parametrize("value_form", ["fp32", pytest.param("bf16", marks=pytest.mark.deep)])
 def test_one_bad_pair_anywhere_is_told_and_nothing_is_written(full, form, kind, value_form):
     """The first bad pair counts, whatever comes after it."""
     count, pairs = 4099, 2501

@@ -98,7 +98,7 @@ def assert_equal(ours, theirs, optimizer, reference):
 
 @like_torch
 @pytest.mark.parametrize("form", ["fp32", "fp16", "bf16"])
-@pytest.mark.parametrize("feedback", [True, False])
+@pytest.mark.parametrize("feedback", [True, pytest.param(False, marks=pytest.mark.deep)])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_step_is_torchs_on_what_is_kept(
     kind, feedback, form, device, make_parameters, give_gradients

@@ -87,7 +87,13 @@ def interrupted(optimizer):
 USES = [lambda _: None, step, read, reload, copied, scaled, scheduled, refused, interrupted]
 
 
-@pytest.mark.parametrize("options", [{}, {"compression": 0.5}], ids=["whole", "compressed"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param({}, id="whole", marks=pytest.mark.deep),
+        pytest.param({"compression": 0.5}, id="compressed"),
+    ],
+)
 @pytest.mark.parametrize("use", USES, ids=lambda use: use.__name__.strip("<>"))
 def test_a_deleted_optimizer_gives_its_memory_back(use: Callable, options):
     p = torch.nn.Parameter(torch.ones(64))

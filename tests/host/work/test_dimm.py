@@ -311,7 +311,6 @@ def test_a_fault_of_a_kernel_ends_the_transfers_beside_it(dimm):
     assert all(each.updated.any() for each in again)
 
 
-@pytest.mark.usefixtures("ctrl_c")
 def test_ctrl_c_ends_what_is_under_way(simulated):
     work = chunks(simulated, 1)
     graph = plan(work)

@@ -8,6 +8,7 @@ from amaranth.sim import Simulator
 from nearstep_hw.stream.gearbox import StreamPack, StreamSplit
 
 STALLS = {"free": (0.0, 0.0), "source": (0.6, 0.0), "sink": (0.0, 0.6), "both": (0.5, 0.5)}
+DEEP = [pytest.param(each, marks=pytest.mark.deep) for each in ("source", "sink")]
 WIDTH = 8
 SHAPES = [(1, False), (2, False), (2, True), (4, False), (4, True)]
 
@@ -62,7 +63,7 @@ def _pieces(count, seed):
     return [(rng.getrandbits(WIDTH), rng.getrandbits(1)) for _ in range(count)]
 
 
-@pytest.mark.parametrize("stalls", STALLS)
+@pytest.mark.parametrize("stalls", ["free", "both", *DEEP])
 @pytest.mark.parametrize(("factor", "half"), SHAPES)
 def test_pack_puts_the_first_piece_lowest(factor, stalls, half):
     pieces = _pieces(48, 1)
@@ -76,7 +77,7 @@ def test_pack_puts_the_first_piece_lowest(factor, stalls, half):
         assert cycles == 48 - size + 1
 
 
-@pytest.mark.parametrize("stalls", STALLS)
+@pytest.mark.parametrize("stalls", ["free", "both", *DEEP])
 @pytest.mark.parametrize(("factor", "half"), SHAPES)
 def test_split_gives_the_lowest_piece_first_and_last_once(factor, stalls, half):
     pieces = _pieces(48, 2)

@@ -23,8 +23,6 @@ from nearstep_spec.updater.registers import ARRAYS
 
 from ..coarse.small_pool import URL as POOL
 
-pytestmark = pytest.mark.usefixtures("ctrl_c")
-
 KERNEL = "sim:axdimm?lanes=4&block_bytes=512&memory_bytes=4MiB"
 CARD = "sim:smartssd?lanes=4&chunk_bytes=512&memory_bytes=4MiB"
 DIMM = "sim:axdimm?memory=ddr4-1600&block_bytes=512&functional_units=4&channels=2&fu=native"
