@@ -60,7 +60,7 @@ def cycles(url: str, counts: Sequence[int], size: int) -> list[int]:
     with nearstep.open(url) as device:
         buffers = load(device, arrays(size))
         return [
-            device.adam(**{n: b[0:count] for n, b in buffers.items()}, step=1, **HYPER)
+            device.update("adam", {n: b[0:count] for n, b in buffers.items()}, step=1, **HYPER)
             .wait()
             .cycles
             for count in track(counts, url, console=console)
@@ -108,7 +108,9 @@ def simulation_speed(fidelity: str, count: int, runs: int) -> dict[str, Any]:
     url = f"sim:axdimm?lanes={LANES}&memory=ideal&fu={fidelity}"
     with nearstep.open(url) as device:
         buffers = load(device, arrays(count))
-        wall, cpu = median_seconds(lambda: device.adam(**buffers, step=1, **HYPER).wait(), runs)
+        wall, cpu = median_seconds(
+            lambda: device.update("adam", buffers, step=1, **HYPER).wait(), runs
+        )
     return {
         "url": url,
         "label": "measured (this machine, one core)",
@@ -142,7 +144,7 @@ def dimm_speed(fidelity: str, count: int, runs: int) -> dict[str, Any]:
 
         def step() -> None:
             with device.acceleration():
-                started = [device.adam(**part, step=1, **HYPER) for part in parts]
+                started = [device.update("adam", part, step=1, **HYPER) for part in parts]
                 cycles.append(max(run.wait().cycles for run in started))
 
         wall, cpu = median_seconds(step, runs)
@@ -199,7 +201,7 @@ def golden_against_torch(runs: int) -> dict[str, Any]:
             start = time.perf_counter()
             optimizer.step()
             middle = time.perf_counter()
-            device.adam(**buffers, step=run + 1, **HYPER).wait()
+            device.update("adam", buffers, step=run + 1, **HYPER).wait()
             end = time.perf_counter()
             if run >= 2:
                 seconds["torch"].append(middle - start)

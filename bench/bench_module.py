@@ -364,7 +364,9 @@ class Simulated:
             execute(graph, Clock([dimm.backend for dimm in self.dimms]))
         else:
             with self.dimms[0].acceleration():
-                for each in [dimm.adam(**arrays, step=number) for dimm, _, arrays in self.work]:
+                for each in [
+                    dimm.update("adam", arrays, step=number) for dimm, _, arrays in self.work
+                ]:
                     each.wait()
         self.wall.append(time.perf_counter() - wall)
         self.processor.append(time.process_time() - processor)

@@ -64,15 +64,16 @@ Ref: AXDIMM, sections 3.3 and 4.2.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Unpack
 
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from nearstep.device import Device
 from nearstep.torch import options
-from nearstep.torch.of_rule import NamedOptimizer, RuleOptimizer, given_settings
+from nearstep.torch.of_rule import NamedOptimizer, RuleOptimizer
 from nearstep.torch.scaler import GradScaler
+from nearstep.torch.settings import OnDevice
 from nearstep.torch.traffic import Traffic
 
 __all__ = ["SGD", "Adagrad", "Adam", "AdamW", "GradScaler", "Traffic", "of"]
@@ -136,13 +137,7 @@ class Adam(RuleOptimizer, optimizer="adam"):
         differentiable: bool = False,
         fused: bool | None = None,
         decoupled_weight_decay: bool = False,
-        device: str | Device,
-        max_cycles: int | None = None,
-        compression: float | None = None,
-        error_feedback: bool = True,
-        compression_form: str = "fused",
-        compression_format: str = "fp32",
-        max_grad_norm: float | None = None,
+        **on: Unpack[OnDevice],
     ) -> None:
         defaults = {
             "lr": lr,
@@ -157,15 +152,7 @@ class Adam(RuleOptimizer, optimizer="adam"):
             "fused": fused,
             "decoupled_weight_decay": decoupled_weight_decay,
         }
-        settings = given_settings(
-            max_cycles,
-            compression,
-            error_feedback,
-            compression_form,
-            compression_format,
-            max_grad_norm,
-        )
-        super().__init__(params, defaults, device, settings)
+        super().__init__(params, defaults, **on)
 
 
 class AdamW(Adam, optimizer="adamw"):
@@ -185,13 +172,7 @@ class AdamW(Adam, optimizer="adamw"):
         capturable: bool = False,
         differentiable: bool = False,
         fused: bool | None = None,
-        device: str | Device,
-        max_cycles: int | None = None,
-        compression: float | None = None,
-        error_feedback: bool = True,
-        compression_form: str = "fused",
-        compression_format: str = "fp32",
-        max_grad_norm: float | None = None,
+        **on: Unpack[OnDevice],
     ) -> None:
         super().__init__(
             params,
@@ -206,13 +187,7 @@ class AdamW(Adam, optimizer="adamw"):
             differentiable=differentiable,
             fused=fused,
             decoupled_weight_decay=True,
-            device=device,
-            max_cycles=max_cycles,
-            compression=compression,
-            error_feedback=error_feedback,
-            compression_form=compression_form,
-            compression_format=compression_format,
-            max_grad_norm=max_grad_norm,
+            **on,
         )
 
     def _complete(self, group: dict[str, Any], defaults: Mapping[str, Any]) -> None:
@@ -260,13 +235,7 @@ class SGD(RuleOptimizer, optimizer="sgd"):
         foreach: bool | None = None,
         differentiable: bool = False,
         fused: bool | None = None,
-        device: str | Device,
-        max_cycles: int | None = None,
-        compression: float | None = None,
-        error_feedback: bool = True,
-        compression_form: str = "fused",
-        compression_format: str = "fp32",
-        max_grad_norm: float | None = None,
+        **on: Unpack[OnDevice],
     ) -> None:
         defaults = {
             "lr": lr,
@@ -279,15 +248,7 @@ class SGD(RuleOptimizer, optimizer="sgd"):
             "differentiable": differentiable,
             "fused": fused,
         }
-        settings = given_settings(
-            max_cycles,
-            compression,
-            error_feedback,
-            compression_form,
-            compression_format,
-            max_grad_norm,
-        )
-        super().__init__(params, defaults, device, settings)
+        super().__init__(params, defaults, **on)
 
 
 class Adagrad(RuleOptimizer, optimizer="adagrad"):
@@ -325,13 +286,7 @@ class Adagrad(RuleOptimizer, optimizer="adagrad"):
         maximize: bool = False,
         differentiable: bool = False,
         fused: bool | None = None,
-        device: str | Device,
-        max_cycles: int | None = None,
-        compression: float | None = None,
-        error_feedback: bool = True,
-        compression_form: str = "fused",
-        compression_format: str = "fp32",
-        max_grad_norm: float | None = None,
+        **on: Unpack[OnDevice],
     ) -> None:
         defaults = {
             "lr": lr,
@@ -344,15 +299,7 @@ class Adagrad(RuleOptimizer, optimizer="adagrad"):
             "differentiable": differentiable,
             "fused": fused,
         }
-        settings = given_settings(
-            max_cycles,
-            compression,
-            error_feedback,
-            compression_form,
-            compression_format,
-            max_grad_norm,
-        )
-        super().__init__(params, defaults, device, settings)
+        super().__init__(params, defaults, **on)
 
 
 def of(
@@ -361,13 +308,7 @@ def of(
     *,
     maximize: bool = False,
     device: str | Device,
-    max_cycles: int | None = None,
-    compression: float | None = None,
-    error_feedback: bool = True,
-    compression_form: str = "fused",
-    compression_format: str = "fp32",
-    max_grad_norm: float | None = None,
-    **hyper: Any,
+    **others: Any,
 ) -> NamedOptimizer:
     """An optimizer of torch from the data of one, such as that of a file of yours::
 
@@ -387,7 +328,7 @@ def of(
     device, max_cycles, compression, error_feedback, compression_form, compression_format,
     max_grad_norm
         As in :class:`Adam`.
-    **hyper: Any
+    **others: Any
         Hyper-parameters; those not given have the optimizer's defaults. Groups may have their own.
 
     Raises
@@ -398,12 +339,6 @@ def of(
     UrlError, OptionError, ArgumentError, OutOfDeviceMemoryError
         As in :class:`Adam`.
     """
-    settings = given_settings(
-        max_cycles,
-        compression,
-        error_feedback,
-        compression_form,
-        compression_format,
-        max_grad_norm,
-    )
-    return NamedOptimizer(name, params, hyper, device, settings, maximize=maximize)
+    hyper = {key: each for key, each in others.items() if key not in OnDevice.__annotations__}
+    on = {key: each for key, each in others.items() if key not in hyper}
+    return NamedOptimizer(name, params, hyper, maximize=maximize, device=device, **on)

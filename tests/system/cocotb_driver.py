@@ -49,7 +49,9 @@ async def two_steps_give_the_bits_of_the_golden_rule(dut: object) -> None:
             buffers[name].write(array)
         for step in (1, 2):
             start = time.perf_counter()
-            run = device.adam(**buffers, step=step, lr=1e-3, weight_decay=0.1, decoupled=True)
+            run = device.update(
+                "adam", buffers, step=step, lr=1e-3, weight_decay=0.1, decoupled_weight_decay=True
+            )
             run.wait()
             rate = COUNT / (time.perf_counter() - start)
             print(f"params_per_s {rate:.0f} cycles {run.cycles}")
@@ -70,7 +72,7 @@ async def refusals_aborts_and_resets_are_as_in_process(dut: object) -> None:
         buffers = {name: device.alloc(COUNT) for name in ARRAYS}
         for buffer in buffers.values():
             buffer.fill(1.0)
-        run = device.adam(**buffers, step=1)
+        run = device.update("adam", buffers, step=1)
         try:
             device.regs.adam0.count.value = 0
         except RefusedWriteError:
@@ -79,9 +81,9 @@ async def refusals_aborts_and_resets_are_as_in_process(dut: object) -> None:
             raise AssertionError("a locked register was written while busy")
         run.abort()
         assert isinstance(run.error, AbortedError)
-        run = device.adam(**buffers, step=1)
+        run = device.update("adam", buffers, step=1)
         device.reset()
         assert isinstance(run.error, AbortedError)
-        assert device.adam(**buffers, step=1).wait().done
+        assert device.update("adam", buffers, step=1).wait().done
 
     await on_device(dut, job)

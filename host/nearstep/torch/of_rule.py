@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 from torch.optim.optimizer import ParamsT
 
 from nearstep.device import Device
 from nearstep.run import Run
 from nearstep.torch import options
-from nearstep.torch.compression import Compression, check_pairs
 from nearstep.torch.errors import HyperparameterError, StateError
 from nearstep.torch.layout import Layout
 from nearstep.torch.optimizer import DeviceOptimizer
 from nearstep.torch.resident import Resident
-from nearstep.torch.settings import Settings
+from nearstep.torch.settings import OnDevice, Settings
 from nearstep.torch.state import ParameterState
 from nearstep.torch.step import Arrays, GradientOptions
 from nearstep_spec.rule.optimizer import FIRST, STEP, Flag, Form, Numbers, Optimizer
@@ -41,9 +40,9 @@ class RuleOptimizer(DeviceOptimizer):
             cls.layout = Layout.of(cls.definition)
 
     def __init__(
-        self, params: ParamsT, defaults: dict[str, Any], device: str | Device, settings: Settings
+        self, params: ParamsT, defaults: dict[str, Any], *, device: str | Device, **settings: Any
     ) -> None:
-        super().__init__(params, defaults, device, settings)
+        super().__init__(params, defaults, device, Settings.given(**settings))
         if not self.definition.from_start:
             return
         for group in self.param_groups:
@@ -157,10 +156,9 @@ class NamedOptimizer(RuleOptimizer):
         name: str,
         params: ParamsT,
         hyper: Mapping[str, Any],
-        device: str | Device,
-        settings: Settings,
         *,
         maximize: bool,
+        **on: Unpack[OnDevice],
     ) -> None:
         self._define(name)
         defaults: dict[str, Any] = {}
@@ -175,7 +173,7 @@ class NamedOptimizer(RuleOptimizer):
             expected = f"of {', '.join(self.definition.hyper)}"
             raise HyperparameterError(f"a hyper-parameter of {name}", expected, unknown[0])
         common = {"maximize": maximize, "foreach": None, "differentiable": False, "fused": None}
-        super().__init__(params, {**defaults, **common}, device, settings)
+        super().__init__(params, {**defaults, **common}, **on)
 
     def _define(self, name: str) -> None:
         self.name = name
@@ -193,24 +191,3 @@ class NamedOptimizer(RuleOptimizer):
 
     def __repr__(self) -> str:
         return super().__repr__().replace(type(self).__name__, self.name, 1)
-
-
-def given_settings(
-    max_cycles: int | None,
-    compression: float | None,
-    error_feedback: bool,
-    compression_form: str,
-    compression_format: str,
-    max_grad_norm: float | None,
-) -> Settings:
-    """Settings as the constructors take them."""
-    chosen = None
-    check_pairs(compression_form, compression_format)
-    if compression is not None:
-        chosen = Compression(
-            share=compression,
-            error_feedback=error_feedback,
-            form=compression_form,
-            format=compression_format,
-        )
-    return Settings(max_cycles=max_cycles, compression=chosen, max_grad_norm=max_grad_norm)

@@ -77,7 +77,7 @@ class DeviceOptimizer(Optimizer):
     """State of a parameter."""
 
     definition: rules.Optimizer
-    """What the device's method is given."""
+    """What the device is told."""
 
     _interrupted: str | None
     _report_inf: Tensor | None
@@ -108,7 +108,7 @@ class DeviceOptimizer(Optimizer):
 
     @abstractmethod
     def _arguments(self, group: Mapping[str, Any], phase: Hashable) -> dict[str, Any]:
-        """Numbers and switches of the rule's method on the device, for parameters in one phase."""
+        """``step``, ``first`` and hyper-parameters for the device, of parameters in one phase."""
 
     @abstractmethod
     def _start(
@@ -116,7 +116,7 @@ class DeviceOptimizer(Optimizer):
     ) -> Run:
         """Start the rule on the arrays of a launch, whose parameters are in one phase.
 
-        ``gradient`` goes to the device's method as it is.
+        ``gradient`` goes to the device as it is.
         """
 
     def _phase(

@@ -5,15 +5,30 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Required, Self, TypedDict
 
 from torch import Tensor
 
+from nearstep.device import Device
 from nearstep.run import BOUND, is_bound
-from nearstep.torch.compression import Compression
+from nearstep.torch.compression import Compression, check_pairs
 from nearstep.torch.errors import HyperparameterError, UnsupportedOptionError
 from nearstep.torch.spread import is_sharded
 from nearstep.updater.checks import is_real, real
 from nearstep_spec.updater.config import AdamKernelConfig
+
+
+class OnDevice(TypedDict, total=False):
+    """Arguments that every optimizer here takes besides torch's: see
+    :class:`nearstep.optim.Adam`."""
+
+    device: Required[str | Device]
+    max_cycles: int | None
+    compression: float | None
+    error_feedback: bool
+    compression_form: str
+    compression_format: str
+    max_grad_norm: float | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +63,29 @@ class Settings:
         if not (math.isfinite(norm) and norm >= 0.0):
             raise HyperparameterError("max_grad_norm", "finite and at least 0", given)
         object.__setattr__(self, "max_grad_norm", norm)
+
+    @classmethod
+    def given(
+        cls,
+        *,
+        max_cycles: int | None = None,
+        compression: float | None = None,
+        error_feedback: bool = True,
+        compression_form: str = "fused",
+        compression_format: str = "fp32",
+        max_grad_norm: float | None = None,
+    ) -> Self:
+        """Those of :class:`OnDevice`."""
+        check_pairs(compression_form, compression_format)
+        chosen = None
+        if compression is not None:
+            chosen = Compression(
+                share=compression,
+                error_feedback=error_feedback,
+                form=compression_form,
+                format=compression_format,
+            )
+        return cls(max_cycles=max_cycles, compression=chosen, max_grad_norm=max_grad_norm)
 
     def check(self, kernel: AdamKernelConfig) -> None:
         """Make sure that the kernel can do it.

@@ -48,7 +48,12 @@ class RuleArguments:
 
 
 def rule_arguments(
-    optimizer: Optimizer, order: str, *, step: int = 1, first: bool = False, **given: Any
+    optimizer: Optimizer,
+    order: str,
+    *,
+    step: int | None = None,
+    first: bool = False,
+    **given: Any,
 ) -> RuleArguments:
     """Arguments of a step of an optimizer; those not given have defaults.
 
@@ -56,8 +61,8 @@ def rule_arguments(
     ----------
     order: str
         Of the arithmetic in the kernel.
-    step: int
-        t, from 1.
+    step: int, optional
+        t, from 1; it must be given where the rule depends on it.
     first: bool
         State that the chosen rule alone has holds nothing yet.
     **given: Any
@@ -72,7 +77,8 @@ def rule_arguments(
         if name not in optimizer.hyper:
             known = ", ".join(optimizer.hyper)
             raise ArgumentError(f"{optimizer.name} has no hyper-parameter {name!r}, but {known}")
-    check_step(step)
+    if step is not None:
+        check_step(step)
     first = flag(FIRST, first)
     values = {name: _value(name, kind, given) for name, kind in optimizer.hyper.items()}
     conflict = None if optimizer.conflict is None else optimizer.conflict(values)
@@ -80,13 +86,15 @@ def rule_arguments(
         name, expected = conflict
         raise ArgumentError(f"{name} must be {expected}, not {values[name]!r}")
     form = optimizer.form(values)
+    rule, chosen = form.rule.name, form.ordered(order)
+    if step is None and STEP in chosen.takes:
+        raise ArgumentError(f"{STEP} must be given: {rule} depends on it")
     shown = [name for name, kind in optimizer.hyper.items() if isinstance(kind, Number)]
     text = [f"{name}={values[name]}" for name in shown if name not in optimizer.initial.values()]
-    if optimizer.counts:
+    if optimizer.counts and step is not None:
         text.append(f"{STEP}={step}")
-    rule, chosen = form.rule.name, form.ordered(order)
     try:
-        scalars = chosen.registers(values, step, first)
+        scalars = chosen.registers(values, 1 if step is None else step, first)
     except RuleError as error:
         raise ArgumentError(str(error)) from error
     except (ArithmeticError, ValueError, TypeError) as error:

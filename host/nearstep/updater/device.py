@@ -22,7 +22,6 @@ from nearstep.errors import (
 )
 from nearstep.registers import BlockRegisters, Registers
 from nearstep.run import Run
-from nearstep.scalars import flag
 from nearstep.updater.accelerated import AcceleratedRuns
 from nearstep.updater.arguments import RuleArguments, rule_arguments
 from nearstep.updater.buffers import check_buffer, check_format, check_size, common_channel
@@ -184,42 +183,43 @@ class KernelDevice(Device):
         elif first is not None:
             raise first
 
-    def adam(
+    def update(
         self,
-        p: Buffer,
-        g: Buffer | Pairs,
-        m: Buffer,
-        v: Buffer,
-        v_max: Buffer | None = None,
+        optimizer: str | Optimizer,
+        arrays: Mapping[str, Any],
         *,
-        step: int,
-        lr: float = 1e-3,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: float = 0.0,
-        decoupled: bool = False,
+        step: int | None = None,
+        first: bool = False,
         gradient_format: str | None = None,
         gradient_scale: float = 1.0,
         copy_out: Buffer | None = None,
         copy_out_format: str | None = None,
+        **hyper: Any,
     ) -> UpdateRun:
-        """Start an Adam step, p, m, v and v_max in place, and return at once.
+        """Start a step of an optimizer, its states in place, and return at once::
+
+            device.update("adamw", {"p": p, "g": g, "m": m, "v": v}, step=1, lr=1e-3)
 
         Parameters
         ----------
-        p, g, m, v, v_max: Buffer
-            Parameters, gradients, first and second moments, and if given the maxima of those, which
-            is AMSGrad, a rule of its own: float32, of one size, on this device,
-            on one channel, each starting on a beat of the memory port (64 bytes with 16 lanes),
-            without overlap. Where the kernel has the format, g may be float16, or uint16 that
-            holds bfloat16. Where the kernel has the form, g may be :class:`Pairs`, of which there
-            may be any number.
-        step: int
-            t, from 1.
-        lr, betas, eps, weight_decay: float
-            As in ``torch.optim.Adam``.
-        decoupled: bool
-            AdamW's weight decay instead of L2 regularisation.
+        optimizer: str | Optimizer
+            Name of one whose rules the kernel has: ``adam``, ``adamw``, ``sgd``, ``adagrad`` and
+            others of nearstep, or of a file of yours, such as ``lion`` with
+            ``rules=examples/lion.py:LION``.
+        arrays: Mapping[str, Buffer | Pairs]
+            ``p``, ``g`` and the other states of the rule that the hyper-parameters ask for, by
+            name: of Adam the moments ``m`` and ``v``, and with ``amsgrad=True`` their maxima
+            ``v_max``; of SGD with momentum ``m``; of Adagrad the sum of squares ``v``. Float32, of
+            one size, on this device, on one channel, each starting on a beat of the memory port
+            (64 bytes with 16 lanes), without overlap. A state that the rule has in 16 bits is
+            float16, or uint16 that holds bfloat16; and so may ``g`` be where the kernel has the
+            format. Where the kernel has the form, ``g`` may be :class:`Pairs`, of which there may
+            be any number.
+        step: int, optional
+            t, from 1. It must be given where the rule depends on it.
+        first: bool
+            State that the rule alone has holds nothing yet, whatever is there: SGD's momentum
+            becomes the gradient.
         gradient_format: str, optional
             ``fp32``, ``fp16`` or ``bf16``. None is that of g's dtype; ``bf16`` must be named, and
             g be uint16 then.
@@ -231,12 +231,16 @@ class KernelDevice(Device):
             16 bits. float16, or uint16 to hold bfloat16, where the kernel has the format.
         copy_out_format: str, optional
             ``fp16`` or ``bf16``. None is that of copy_out's dtype; ``bf16`` must be named.
+        **hyper: Any
+            Hyper-parameters, those of ``torch.optim`` under their names; those not given have the
+            optimizer's defaults.
 
         Raises
         ------
         ArgumentError
             An argument is wrong (AlignmentError, OverlapError, DtypeError, ShapeError,
-            ForeignBufferError, FreedBufferError); the device was not touched.
+            ForeignBufferError, FreedBufferError), or the kernel does not have the rule, or
+            computes something else; the device was not touched.
         ModeError
             The channel is not in acceleration mode.
         BusyError
@@ -245,158 +249,6 @@ class KernelDevice(Device):
         ResetNeededError
             The device stopped at a fault before.
         ClosedDeviceError
-        """
-        return self.update(
-            OPTIMIZERS["adam"],
-            {"p": p, "g": g, "m": m, "v": v} | ({} if v_max is None else {"v_max": v_max}),
-            step=step,
-            gradient_format=gradient_format,
-            gradient_scale=gradient_scale,
-            copy_out=copy_out,
-            copy_out_format=copy_out_format,
-            lr=lr,
-            betas=betas,
-            eps=eps,
-            weight_decay=weight_decay,
-            amsgrad=v_max is not None,
-            decoupled_weight_decay=flag("decoupled", decoupled),
-        )
-
-    def sgd(
-        self,
-        p: Buffer,
-        g: Buffer | Pairs,
-        m: Buffer | None = None,
-        *,
-        lr: float = 1e-3,
-        momentum: float = 0.0,
-        dampening: float = 0.0,
-        weight_decay: float = 0.0,
-        nesterov: bool = False,
-        first: bool = False,
-        gradient_format: str | None = None,
-        gradient_scale: float = 1.0,
-        copy_out: Buffer | None = None,
-        copy_out_format: str | None = None,
-    ) -> UpdateRun:
-        """Start a step of SGD, p and m in place, and return at once.
-
-        Parameters
-        ----------
-        p, g, m: Buffer
-            As in :meth:`adam`. The momentum buffer m is needed where ``momentum`` is not 0, and
-            refused where it is.
-        lr, momentum, dampening, weight_decay, nesterov: float, bool
-            As in ``torch.optim.SGD``.
-        gradient_format, gradient_scale, copy_out, copy_out_format:
-            As in :meth:`adam`.
-        first: bool
-            The first step with momentum: m becomes the gradient, whatever it holds.
-
-        Raises
-        ------
-        ArgumentError, ModeError, BusyError, ClosedDeviceError
-            As :meth:`adam`; and the kernel does not have the rule.
-        """
-        return self.update(
-            OPTIMIZERS["sgd"],
-            {"p": p, "g": g} | ({} if m is None else {"m": m}),
-            first=first,
-            gradient_format=gradient_format,
-            gradient_scale=gradient_scale,
-            copy_out=copy_out,
-            copy_out_format=copy_out_format,
-            lr=lr,
-            momentum=momentum,
-            dampening=dampening,
-            weight_decay=weight_decay,
-            nesterov=nesterov,
-        )
-
-    def adagrad(
-        self,
-        p: Buffer,
-        g: Buffer | Pairs,
-        v: Buffer,
-        *,
-        step: int,
-        lr: float = 1e-2,
-        lr_decay: float = 0.0,
-        weight_decay: float = 0.0,
-        eps: float = 1e-10,
-        gradient_format: str | None = None,
-        gradient_scale: float = 1.0,
-        copy_out: Buffer | None = None,
-        copy_out_format: str | None = None,
-    ) -> UpdateRun:
-        """Start a step of Adagrad, p and v in place, and return at once.
-
-        Parameters
-        ----------
-        p, g, v: Buffer
-            As in :meth:`adam`; v is the sum of squares, initial value included.
-        step: int
-            t, from 1.
-        lr, lr_decay, weight_decay, eps: float
-            As in ``torch.optim.Adagrad``.
-        gradient_format, gradient_scale, copy_out, copy_out_format:
-            As in :meth:`adam`.
-
-        Raises
-        ------
-        ArgumentError, ModeError, BusyError, ClosedDeviceError
-            As :meth:`adam`; and the kernel does not have the rule.
-        """
-        return self.update(
-            OPTIMIZERS["adagrad"],
-            {"p": p, "g": g, "v": v},
-            step=step,
-            gradient_format=gradient_format,
-            gradient_scale=gradient_scale,
-            copy_out=copy_out,
-            copy_out_format=copy_out_format,
-            lr=lr,
-            lr_decay=lr_decay,
-            weight_decay=weight_decay,
-            eps=eps,
-        )
-
-    def update(
-        self,
-        optimizer: str | Optimizer,
-        arrays: Mapping[str, Any],
-        *,
-        step: int = 1,
-        first: bool = False,
-        gradient_format: str | None = None,
-        gradient_scale: float = 1.0,
-        copy_out: Buffer | None = None,
-        copy_out_format: str | None = None,
-        **hyper: Any,
-    ) -> UpdateRun:
-        """Start a step of any optimizer, its states in place, and return at once.
-
-        Parameters
-        ----------
-        optimizer: str | Optimizer
-            Name of one whose rules the kernel has: of nearstep, or of a file of yours, such as
-            ``lion`` with ``rules=examples/lion.py:LION``.
-        arrays: Mapping[str, Buffer | Pairs]
-            ``p``, ``g`` and the other states of the rule that the hyper-parameters ask for, by
-            name: as in :meth:`adam`.
-        step: int
-            t, from 1.
-        first: bool
-            State that the rule alone has holds nothing yet, as in :meth:`sgd`.
-        gradient_format, gradient_scale, copy_out, copy_out_format:
-            As in :meth:`adam`.
-        **hyper: Any
-            Hyper-parameters; those not given have the optimizer's defaults.
-
-        Raises
-        ------
-        ArgumentError, ModeError, BusyError, ClosedDeviceError
-            As :meth:`adam`; and the kernel does not have the rule, or it computes something else.
         """
         known = self._optimizer(optimizer)
         arguments = rule_arguments(known, self.config.order, step=step, first=first, **hyper)
@@ -430,14 +282,14 @@ class KernelDevice(Device):
         Parameters
         ----------
         g: Buffer
-            As in :meth:`adam`, of fewer than 2**32 elements.
+            As in :meth:`update`, of fewer than 2**32 elements.
         gradient_format: str, optional
-            As in :meth:`adam`.
+            As in :meth:`update`.
 
         Raises
         ------
         ArgumentError, ModeError, BusyError, ClosedDeviceError
-            As :meth:`adam`; and the kernel cannot scan.
+            As :meth:`update`; and the kernel cannot scan.
         """
         action = "run scan"
         self.check_open(action)

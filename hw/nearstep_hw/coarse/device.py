@@ -180,9 +180,9 @@ class MemoryDevice(wiring.Component):
         with m.Elif(bank.o_control_abort & busy):
             m.d.comb += [faults.i_core_valid[group].eq(1), fault.cause.eq(ErrorCause.ABORTED)]
         for name in SYNC_COUNTERS:
-            m.d.comb += getattr(bank, f"i_{name}").eq(getattr(counters, f"o_{name}"))
+            m.d.comb += bank.i[name].eq(counters.o[name])
             if name.startswith("stall"):
-                m.d.comb += getattr(counters, f"i_{name}").eq(getattr(core, f"o_{name}"))
+                m.d.comb += counters.i[name].eq(getattr(core, f"o_{name}"))
         with m.If(core.job.valid & core.job.ready):
             m.d.sync += tag.eq(core.job.payload.tag)
         with m.If(core.o_done):
@@ -296,6 +296,6 @@ class MemoryDevice(wiring.Component):
             for name in LINK_COUNTERS:
                 event = f"link{port}_{name}"
                 m.d.comb += [
-                    getattr(counters, f"i_{event}").eq(getattr(links.o_events[port], name)),
-                    getattr(pool, f"i_{event}").eq(getattr(counters, f"o_{event}")),
+                    counters.i[event].eq(getattr(links.o_events[port], name)),
+                    pool.i["links"][port][name].eq(counters.o[event]),
                 ]

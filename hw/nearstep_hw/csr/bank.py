@@ -1,5 +1,7 @@
 """The registers of a block, in hardware, made from its register map."""
 
+from typing import Any
+
 from amaranth.hdl import Cat, Const, Module, Signal, Value
 from amaranth.lib.wiring import Component, In, Member, Out
 
@@ -13,6 +15,8 @@ from nearstep_spec.csr.model import (
     Field,
     Register,
     RegisterMap,
+    lone_field,
+    nested,
     port_name,
 )
 
@@ -43,6 +47,11 @@ class CsrBank(Component):
     o_<name> : value of a `CONFIG` or `PULSE` field, to the hardware. Registers.
 
     <name> is `<register>` for the field `value`, and `<register>_<field>` otherwise.
+
+    Attributes
+    ----------
+    i, o : those ports by the path of their register and the name of the field:
+        `o["window"][0]["base"]`.
     """
 
     def __init__(self, register_map: RegisterMap, *, line: bool = False) -> None:
@@ -57,6 +66,18 @@ class CsrBank(Component):
                 direction = Out if field.access.writable else In
                 members[name] = direction(field.width, init=field.reset)
         super().__init__(members)
+        self.i = self._nested("i_")
+        self.o = self._nested("o_")
+
+    def _nested(self, direction: str) -> dict[str | int, Any]:
+        """Ports of a direction by path."""
+        ports: list[tuple[tuple[str | int, ...], Signal]] = []
+        for register, field in self.register_map.fields():
+            name = port_name(register, field)
+            if name is not None and name.startswith(direction):
+                last = () if lone_field(register) else (field.name,)
+                ports.append(((*register.path, *last), getattr(self, name)))
+        return nested(ports)
 
     def elaborate(self, platform: object) -> Module:
         m = Module()

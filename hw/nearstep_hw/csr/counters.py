@@ -21,6 +21,10 @@ class EventCounters(wiring.Component):
     i_<event> : holds in this cycle.
     o_<event> : cycles since `i_clear`.
     i_clear : back to 0.
+
+    Attributes
+    ----------
+    i, o : those of the events, by name.
     """
 
     def __init__(self, events: Sequence[str]) -> None:
@@ -32,11 +36,12 @@ class EventCounters(wiring.Component):
                 "i_clear": In(1),
             }
         )
+        self.i = {event: getattr(self, f"i_{event}") for event in events}
+        self.o = {event: getattr(self, f"o_{event}") for event in events}
 
     def elaborate(self, platform: object) -> Elaboratable:
         m = Module()
-        for event in self.events:
-            count = getattr(self, f"o_{event}")
-            with m.If(getattr(self, f"i_{event}")):
+        for event, count in self.o.items():
+            with m.If(self.i[event]):
                 m.d.sync += count.eq(count + 1)
         return ResetInserter(self.i_clear)(m)

@@ -318,7 +318,7 @@ class KernelShell(wiring.Component):
             ResetSignal("pairs").eq(pairs_reset),
             self.o_pairs_enable.eq((control.o_busy & paired) | was_reset),
             pairs.i_base[INDEX_STREAM].eq(bank.o_index_address),
-            pairs.i_base[VALUE_STREAM].eq(getattr(bank, f"o_{GRADIENT}_address")),
+            pairs.i_base[VALUE_STREAM].eq(bank.o["address"][GRADIENT]),
             pairs.i_pairs.eq(bank.o_pairs),
             pairs.i_count.eq(bank.o_count),
             pairs.i_dry.eq(control.o_verifying),
@@ -424,7 +424,7 @@ class KernelShell(wiring.Component):
         if self.config.compression:
             m.d.comb += [check.i_paired.eq(self._paired(bank)), check.i_pairs.eq(bank.o_pairs)]
         for name, address in zip(check.operands, check.i_address, strict=True):
-            m.d.comb += address.eq(getattr(bank, f"o_{name}_address"))
+            m.d.comb += address.eq(bank.o["address"][name])
 
     def _connect_data(
         self,
@@ -473,7 +473,7 @@ class KernelShell(wiring.Component):
             ]
         for names, part in ((self.config.arrays, load), (store.streams, store)):
             for name, base in zip(names, part.i_base, strict=True):
-                m.d.comb += base.eq(getattr(bank, f"o_{name}_address"))
+                m.d.comb += base.eq(bank.o["address"][name])
         if store.copies:
             m.d.comb += store.i_copy_format.eq(bank.o_formats_copy_out)
         if store.narrow:
@@ -486,21 +486,21 @@ class KernelShell(wiring.Component):
             )
         rule = update_rule(self.config)
         for name in rule.scalars:
-            m.d.comb += getattr(self.fu, f"s_{name}").eq(getattr(bank, f"o_{name}"))
+            m.d.comb += getattr(self.fu, f"s_{name}").eq(bank.o["scalar"][name])
         for name in self.config.rule_set.switches:
-            m.d.comb += getattr(self.fu, f"s_{name}").eq(getattr(bank, f"o_mode_{name}"))
+            m.d.comb += getattr(self.fu, f"s_{name}").eq(bank.o["mode"][name])
 
     def _connect_windows(self, m: Module, bank: CsrBank, *users: object) -> None:
         for user in users:
             for index, window in enumerate(user.window):
-                stem = f"o_window{index}"
+                granted = bank.o["window"][index]
+                permissions = granted["permissions"]
                 m.d.comb += [
-                    window.base.eq(getattr(bank, f"{stem}_base")),
-                    window.limit.eq(getattr(bank, f"{stem}_limit")),
-                    *(
-                        getattr(window, bit).eq(getattr(bank, f"{stem}_permissions_{bit}"))
-                        for bit in ("read", "write", "valid")
-                    ),
+                    window.base.eq(granted["base"]),
+                    window.limit.eq(granted["limit"]),
+                    window.read.eq(permissions["read"]),
+                    window.write.eq(permissions["write"]),
+                    window.valid.eq(permissions["valid"]),
                 ]
 
     def _connect_counters(
@@ -524,6 +524,6 @@ class KernelShell(wiring.Component):
         m.d.comb += counters.i_clear.eq(control.o_check)
         for name, event in events.items():
             m.d.comb += [
-                getattr(counters, f"i_{name}").eq(event),
-                getattr(bank, f"i_{name}").eq(getattr(counters, f"o_{name}")),
+                counters.i[name].eq(event),
+                bank.i["counter"][name].eq(counters.o[name]),
             ]

@@ -149,7 +149,7 @@ def device_map(config: CoarseConfig) -> RegisterMap:
             _window(),
             _link(),
             _snapshot(),
-            *(_counters(LINK_COUNTERS, f"link{port}_") for port in range(PORTS)),
+            *(_counters(LINK_COUNTERS, f"link{port}_", ("links", port)) for port in range(PORTS)),
             _counters(
                 {"pages_copied": "Pages copied.", "stall": "Cycles that a write waited."},
                 "snapshot_",
@@ -249,9 +249,13 @@ def _queue() -> list[Register]:
     ]
 
 
-def _counters(counters: dict[str, str], prefix: str = "") -> list[Register]:
+def _counters(
+    counters: dict[str, str], prefix: str = "", path: tuple[str | int, ...] = ()
+) -> list[Register]:
     return [
-        value_register(prefix + name, Access.COUNTER, doc, width=64)
+        value_register(
+            prefix + name, Access.COUNTER, doc, width=64, path=(*path, name) if path else ()
+        )
         for name, doc in counters.items()
     ]
 

@@ -40,10 +40,11 @@ def value_register(
     reset: int = 0,
     locked: bool = False,
     values: type[NamedValue] | None = None,
+    path: tuple[str | int, ...] = (),
 ) -> Register:
     """A register of one field, `value`, over its whole width."""
     field = Field(name="value", access=access, width=width, kind=kind, reset=reset, values=values)
-    return Register(name=name, fields=(field,), width=width, locked=locked, doc=doc)
+    return Register(name=name, fields=(field,), width=width, locked=locked, doc=doc, path=path)
 
 
 def block_map(

@@ -8,7 +8,7 @@ SystemRDL, a C header and a page of documentation. Nothing here imports Amaranth
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, IntEnum
 from typing import Any, Self
@@ -114,6 +114,8 @@ class Register:
     offset : of the first word, in bytes from the start of the block.
     locked : a write is refused while the block is busy.
     doc : one sentence.
+    path : where hardware finds it among others of its kind, such as `("window", 0, "base")`; if
+        not given, by its name.
     """
 
     name: str
@@ -122,6 +124,10 @@ class Register:
     offset: int = 0
     locked: bool = False
     doc: str = ""
+    path: tuple[str | int, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "path", self.path or (self.name,))
 
     @property
     def words(self) -> int:
@@ -193,6 +199,7 @@ class RegisterMap:
             end = register.end
         if end > BLOCK_BYTES:
             raise RegisterMapError(f"block {self.name} takes {end} bytes, more than {BLOCK_BYTES}")
+        nested((register.path, register) for register in self.registers)
         self._check_ports()
         self._check_roles()
 
@@ -306,6 +313,26 @@ class RegisterMap:
                 for register in self.registers
             ],
         }
+
+
+def nested(leaves: Iterable[tuple[Sequence[str | int], Any]]) -> dict[str | int, Any]:
+    """Leaves by path, as dictionaries of dictionaries: `nested(...)["window"][0]["base"]`.
+
+    Raises
+    ------
+    RegisterMapError : two leaves have one path, or one has part of another's.
+    """
+    top: dict[str | int, Any] = {}
+    for path, leaf in leaves:
+        here = top
+        for key in path[:-1]:
+            here = here.setdefault(key, {})
+            if not isinstance(here, dict):
+                raise RegisterMapError(f"a register stands at a part of the path {path}")
+        if path[-1] in here:
+            raise RegisterMapError(f"two registers stand at the path {path}")
+        here[path[-1]] = leaf
+    return top
 
 
 def port_name(register: Register, field: Field) -> str | None:

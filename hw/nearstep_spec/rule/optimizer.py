@@ -1,6 +1,6 @@
 """An optimizer as data: its rules, hyper-parameters, registers of a step, and state.
 
-Register map, method of the driver, class of torch, golden model and checks are made from it.
+Register map, step of the driver, class of torch, golden model and checks are made from it.
 """
 
 from __future__ import annotations

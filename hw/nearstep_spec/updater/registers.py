@@ -18,7 +18,7 @@ from nearstep_spec.rule.expr import float32_bits
 from nearstep_spec.rule.rule import Rule
 from nearstep_spec.rule.rules import ARRAYS as ARRAYS
 from nearstep_spec.rule.scale import GRADIENT_SCALE
-from nearstep_spec.updater.config import AdamKernelConfig, ConfigError
+from nearstep_spec.updater.config import COPY_OUT, INDEX, AdamKernelConfig, ConfigError
 
 IDENT = int.from_bytes(b"ADAM", "big")
 VERSION = (1, 0)
@@ -203,7 +203,7 @@ def _kernel_map(config: AdamKernelConfig) -> RegisterMap:
             *([_compression()] if config.compression else []),
             *_windows(config.window_count),
             [
-                value_register(name, Access.COUNTER, doc, width=64)
+                value_register(name, Access.COUNTER, doc, width=64, path=("counter", name))
                 for name, doc in counters(config).items()
             ],
         ],
@@ -296,6 +296,7 @@ def _arrays(config: AdamKernelConfig) -> list[Register]:
             f"Byte address of the {docs.get(name, f'array {name}')}; a multiple of a memory beat.",
             width=64,
             locked=True,
+            path=("address", name),
         )
         for name in config.arrays
     ]
@@ -314,6 +315,7 @@ def _arrays(config: AdamKernelConfig) -> list[Register]:
         else "Reserved for a 16-bit copy of the parameters; must be 0.",
         width=64,
         locked=True,
+        path=("address", COPY_OUT),
     )
     return [*addresses, count, copy_out]
 
@@ -376,6 +378,7 @@ def _rule_registers(config: AdamKernelConfig) -> list[Register]:
         kind=Kind.FLOAT32,
         reset=float32_bits(1.0) if config.gradient_scale else 0,
         locked=True,
+        path=("scalar", GRADIENT_SCALE),
     )
     scalars = [
         value_register(
@@ -384,6 +387,7 @@ def _rule_registers(config: AdamKernelConfig) -> list[Register]:
             SCALARS.get(name, "Scalar of the update rule."),
             kind=Kind.FLOAT32,
             locked=True,
+            path=("scalar", name),
         )
         for name in rules.whole.scalars
         if name != GRADIENT_SCALE
@@ -436,6 +440,7 @@ def _compression() -> list[Register]:
             "Byte address of the indices, 32 bits each; a multiple of a memory beat.",
             width=64,
             locked=True,
+            path=("address", INDEX),
         ),
         value_register("pairs", Access.CONFIG, "Pairs; 0 is no gradient.", width=64, locked=True),
     ]
@@ -456,7 +461,12 @@ def _windows(count: int) -> list[list[Register]]:
         )
         return [
             value_register(
-                f"{name}_base", Access.CONFIG, "First byte granted.", width=64, locked=True
+                f"{name}_base",
+                Access.CONFIG,
+                "First byte granted.",
+                width=64,
+                locked=True,
+                path=("window", index, "base"),
             ),
             value_register(
                 f"{name}_limit",
@@ -464,12 +474,14 @@ def _windows(count: int) -> list[list[Register]]:
                 "First byte behind those granted.",
                 width=64,
                 locked=True,
+                path=("window", index, "limit"),
             ),
             Register(
                 name=f"{name}_permissions",
                 doc="What the window grants.",
                 fields=permissions,
                 locked=True,
+                path=("window", index, "permissions"),
             ),
         ]
 

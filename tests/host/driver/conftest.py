@@ -127,8 +127,12 @@ class Job:
         modes = isinstance(channel, Channel) and channel.arbiter is not None
         if modes and not channel.accelerated:
             self._mode.enter_context(self.device.acceleration(self.channel))
-        return self.device.adam(
-            **self.buffers, step=self.step, decoupled=self.decoupled, **self.hyper
+        return self.device.update(
+            "adam",
+            self.buffers,
+            step=self.step,
+            decoupled_weight_decay=self.decoupled,
+            **self.hyper,
         )
 
     def expected(self) -> Arrays:

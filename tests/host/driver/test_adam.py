@@ -90,7 +90,7 @@ def test_count_zero_completes_and_changes_nothing(device, job):
     empty = {name: buffer[0:0] for name, buffer in work.buffers.items()}
     work.start().wait()
     work.before = {name: buffer.read() for name, buffer in work.buffers.items()}
-    run = device.adam(**empty, step=1).wait()
+    run = device.update("adam", empty, step=1).wait()
     assert run.done
     assert run.committed == 0
     assert [run.counters[each] for each in ("committed", "read_beats", "write_beats")] == [0, 0, 0]
@@ -325,7 +325,7 @@ def test_wrong_hyperparameters_fail_before_the_device_is_touched(
     touched = []
     monkeypatch.setattr(device.backend, "write_register", lambda *args: touched.append(args))
     with pytest.raises(ArgumentError) as caught:
-        device.adam(**work.buffers, decoupled=decoupled, **hyper)
+        device.update("adam", work.buffers, decoupled_weight_decay=decoupled, **hyper)
     print(caught.value)
     assert touched == []
 

@@ -134,7 +134,7 @@ def test_the_window_of_a_copy_grants_writing_alone_and_is_closed(full):
     copy = work.copy_buffer("fp16")
     kernel = full.channels[0].kernel
     with accelerated(full):
-        run = full.adam(g=g, **work.buffers, step=1, copy_out=copy)
+        run = full.update("adam", {"g": g, **work.buffers}, step=1, copy_out=copy)
         granted = {
             kernel[f"window{i}_base"].value: kernel[f"window{i}_permissions"].bits
             for i in range(full.config.windows)
@@ -150,7 +150,7 @@ def test_a_copy_in_the_making_cannot_be_used(full):
     g = work.upload(np.ones(4000, np.float32))
     copy = work.copy_buffer("fp16")
     with accelerated(full):
-        run = full.adam(g=g, **work.buffers, step=1, copy_out=copy)
+        run = full.update("adam", {"g": g, **work.buffers}, step=1, copy_out=copy)
         with pytest.raises(BusyError, match="uses it as copy_out, has not ended"):
             copy.free()
         assert run.sharing(copy[10:20]) == ["copy_out"]
@@ -225,7 +225,7 @@ def test_wrong_arguments_fail_before_the_device_is_touched(full, case, monkeypat
     touched = []
     monkeypatch.setattr(full.backend, "write_register", lambda *args: touched.append(args))
     with pytest.raises(error, match=text) as caught:
-        full.adam(g=g, **work.buffers, step=1, copy_out=copy, **others)
+        full.update("adam", {"g": g, **work.buffers}, step=1, copy_out=copy, **others)
     print(caught.value)
     assert touched == []
 
@@ -234,7 +234,7 @@ def test_a_copy_over_gradients_is_refused(full):
     work = Update(full, 100, 1)
     g = work.upload(np.ones(100, np.float16))
     with pytest.raises(OverlapError):
-        full.adam(g=g, **work.buffers, step=1, copy_out=g)
+        full.update("adam", {"g": g, **work.buffers}, step=1, copy_out=g)
 
 
 def test_what_the_kernel_does_not_have_is_refused_at_once():
@@ -243,7 +243,9 @@ def test_what_the_kernel_does_not_have_is_refused_at_once():
             work = Update(device, 100, 1)
             g = work.upload(np.ones(100, np.float32))
             with pytest.raises(ArgumentError, match=text):
-                device.adam(g=g, **work.buffers, step=1, copy_out=work.copy_buffer("fp16"))
+                device.update(
+                    "adam", {"g": g, **work.buffers}, step=1, copy_out=work.copy_buffer("fp16")
+                )
 
 
 @pytest.mark.parametrize("formats", ["fp32", "fp16,fp16", "fp16,"])

@@ -76,8 +76,12 @@ def test_both_channels_compute_at_once(dimm, on):
     jobs = [on(0, 4000), on(1, 5003)]
     with dimm.acceleration():
         assert modes(dimm) == ["acceleration", "acceleration"]
-        hyper = [{"step": j.step, "decoupled": j.decoupled, **j.hyper} for j in jobs]
-        runs = [dimm.adam(**j.buffers, **h) for j, h in zip(jobs, hyper, strict=True)]
+        runs = [
+            dimm.update(
+                "adam", j.buffers, step=j.step, decoupled_weight_decay=j.decoupled, **j.hyper
+            )
+            for j in jobs
+        ]
         assert [run.channel for run in runs] == [0, 1]
         assert all(dimm.regs[f"adam{n}"].status.busy for n in range(2))
         for run in reversed(runs):
@@ -183,9 +187,9 @@ def test_adam_in_normal_mode_raises_before_the_device_is_touched(dimm, on, monke
     touched = []
     monkeypatch.setattr(dimm.backend, "write_register", lambda *args: touched.append(args))
     with pytest.raises(ModeError, match="channel 1 must be in acceleration mode, not normal"):
-        dimm.adam(**work.buffers, step=1)
+        dimm.update("adam", work.buffers, step=1)
     with pytest.raises(ArgumentError, match="step"):
-        dimm.adam(**work.buffers, step=0)
+        dimm.update("adam", work.buffers, step=0)
     assert touched == []
 
 
@@ -204,7 +208,7 @@ def test_arrays_of_a_run_lie_on_one_channel(dimm, on):
     work, other = on(0), on(1)
     work.buffers["v"] = other.buffers["v"]
     with dimm.acceleration(), pytest.raises(ArgumentError, match="must lie on one channel"):
-        dimm.adam(**work.buffers, step=1)
+        dimm.update("adam", work.buffers, step=1)
     assert other.check_untouched() == 4 * 1001
 
 
@@ -238,7 +242,9 @@ def test_a_thread_for_each_channel(dimm, on):
     def train(work):
         for step in (1, 2, 3):
             with dimm.acceleration(work.channel):
-                dimm.adam(**work.buffers, step=step, decoupled=True, **work.hyper).wait()
+                dimm.update(
+                    "adam", work.buffers, step=step, decoupled_weight_decay=True, **work.hyper
+                ).wait()
             for buffer in work.buffers.values():
                 buffer.read()
 
@@ -266,7 +272,7 @@ def test_an_interrupt_at_the_end_gives_every_channel_back(dimm, on, monkeypatch)
 
     monkeypatch.setattr(type(dimm.backend), "wait", interrupted)
     with pytest.raises(KeyboardInterrupt), dimm.acceleration():
-        runs = [dimm.adam(**j.buffers, step=j.step, **j.hyper) for j in jobs]
+        runs = [dimm.update("adam", j.buffers, step=j.step, **j.hyper) for j in jobs]
     monkeypatch.undo()
     assert modes(dimm) == ["normal", "normal"]
     assert all(run.ended for run in runs)
@@ -296,7 +302,7 @@ def test_a_fault_of_a_kernel_is_raised_until_a_reset(dimm, on):
     work, unwritten = on(1, MANY), dimm.alloc(MANY, channel=1)
     work.buffers["g"] = unwritten
     with pytest.raises(UninitialisedError) as caught, dimm.acceleration(1):
-        dimm.adam(**work.buffers, step=1).wait()
+        dimm.update("adam", work.buffers, step=1).wait()
     assert caught.value.address == unwritten.address
     dimm.reset()
     assert modes(dimm) == ["normal", "normal"]
@@ -306,7 +312,9 @@ def test_a_fault_of_a_kernel_is_raised_until_a_reset(dimm, on):
 def test_leaving_waits_for_a_run(dimm, on):
     work = on(0, MANY)
     with dimm.acceleration(0):
-        run = dimm.adam(**work.buffers, step=work.step, decoupled=True, **work.hyper)
+        run = dimm.update(
+            "adam", work.buffers, step=work.step, decoupled_weight_decay=True, **work.hyper
+        )
     assert run.done
     assert work.check() == 3 * MANY
 
@@ -317,7 +325,11 @@ def test_an_exception_aborts_the_run_and_gives_the_channel_back(dimm, on):
 
     def interrupted():
         with dimm.acceleration(1):
-            runs.append(dimm.adam(**work.buffers, step=work.step, decoupled=True, **work.hyper))
+            runs.append(
+                dimm.update(
+                    "adam", work.buffers, step=work.step, decoupled_weight_decay=True, **work.hyper
+                )
+            )
             raise KeyError("mine")
 
     with pytest.raises(KeyError, match="mine"):
@@ -336,7 +348,8 @@ def test_a_hanging_kernel_gives_its_channel_back_and_leaves_the_other_alone(dimm
     dimm.backend.inject(Injection(kind="never", write=False, base=lost, limit=lost + 64))
     with dimm.acceleration():
         runs = [
-            dimm.adam(**j.buffers, step=j.step, decoupled=True, **j.hyper) for j in (hung, fine)
+            dimm.update("adam", j.buffers, step=j.step, decoupled_weight_decay=True, **j.hyper)
+            for j in (hung, fine)
         ]
         with pytest.raises(WaitTimeoutError) as caught:
             runs[0].wait(max_cycles=20_000)
@@ -356,7 +369,7 @@ def test_a_kernel_that_hangs_at_the_end_of_the_block_is_reported_there(dimm, on)
     lost = work.buffers["p"].address
     dimm.backend.inject(Injection(kind="never", write=False, base=lost, limit=lost + 64))
     with pytest.raises(WaitTimeoutError, match="adam of 400"), dimm.acceleration(0):
-        dimm.adam(**work.buffers, step=1)
+        dimm.update("adam", work.buffers, step=1)
     assert modes(dimm) == ["normal", "normal"]
     assert work.check_untouched() == 1600
     check_reusable(dimm, on)
@@ -402,7 +415,7 @@ def test_the_error_address_is_that_of_the_device(dimm, on, monkeypatch):
     work = on(1)
     monkeypatch.setattr(Command, "grant", lambda *args: None)
     with pytest.raises(KernelError, match="WINDOW") as caught, dimm.acceleration(1):
-        dimm.adam(**work.buffers, step=1).wait()
+        dimm.update("adam", work.buffers, step=1).wait()
     assert caught.value.address == work.buffers["p"].address
     monkeypatch.undo()
     check_reusable(dimm, on)
@@ -412,7 +425,7 @@ def test_a_second_run_on_a_busy_channel_is_refused(dimm, on):
     first, second = on(1, MANY), on(1, 100)
     run = first.start()
     with pytest.raises(BusyError):
-        dimm.adam(**second.buffers, step=1)
+        dimm.update("adam", second.buffers, step=1)
     run.wait()
     assert first.check() == 3 * MANY
     assert second.check_untouched() == 400

@@ -48,7 +48,10 @@ def contents(work: Job) -> list[str]:
 
 
 def start(dimm: AxdimmDevice, works: list[Job]) -> list[Any]:
-    return [dimm.adam(**w.buffers, step=w.step, decoupled=True, **w.hyper) for w in works]
+    return [
+        dimm.update("adam", w.buffers, step=w.step, decoupled_weight_decay=True, **w.hyper)
+        for w in works
+    ]
 
 
 def run_all(dimm: AxdimmDevice, works: list[Job]) -> None:

@@ -87,7 +87,7 @@ class Arrays:
         if self.form == "bf16":
             hyper["gradient_format"] = "bf16"
         with accelerated(self.device):
-            run = getattr(self.device, name)(**{n: self.buffers[n] for n in arrays}, **hyper)
+            run = self.device.update(name, {n: self.buffers[n] for n in arrays}, **hyper)
             run.wait()
         return run
 
@@ -118,7 +118,7 @@ def test_every_rule_with_a_scale_that_rounds(device, form):
         compared += work.check(SGD_MOMENTUM, scalars, scale)
     work.run("adagrad", "pgv", step=3, lr=0.1, lr_decay=0.5, gradient_scale=-scale)
     compared += work.check(ADAGRAD, adagrad_scalars(0.1, 0.5, 0.0, 1e-10, 3), -scale)
-    work.run("adam", "pgmv", step=1, decoupled=True, gradient_scale=0.0)
+    work.run("adam", "pgmv", step=1, decoupled_weight_decay=True, gradient_scale=0.0)
     compared += work.check(ADAM, adam_scalars(1e-3, (0.9, 0.999), 1e-8, 0.0, 1, True), 0.0)
     assert compared == 5 * 4 * 777
 
@@ -305,7 +305,7 @@ def test_nothing_of_an_aborted_run_is_left_in_the_next(device, cycles):
     """Whatever half of a beat of gradients is in turn when the run ends."""
     work = Arrays(device, 3001, "fp16", 8)
     with accelerated(device):
-        run = device.adam(**work.buffers, step=1)
+        run = device.update("adam", work.buffers, step=1)
         with pytest.raises(nearstep.errors.WaitTimeoutError):
             device.backend.wait([device.channels[0].kernel.status.poll(done=1)], cycles)
         run.abort()

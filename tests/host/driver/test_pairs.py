@@ -185,7 +185,7 @@ def test_pairs_of_no_elements_are_done_unread(full):
     g = work.pairs(np.array([5], np.uint32), np.ones(1, np.float32), "fused")
     states = {name: buffer[0:0] for name, buffer in work.buffers.items()}
     with accelerated(full):
-        run = full.adam(g=g, **states, step=1).wait()
+        run = full.update("adam", {"g": g, **states}, step=1).wait()
     assert (run.done, run.counters["read_beats"]) == (True, 0)
     assert work.check_states() == 900
 
@@ -288,14 +288,14 @@ def test_duplicates_are_known_at_the_end_only(full, form):
     work = Update(full, 4000, 11)
     g = work.pairs(np.zeros(3, np.uint32), np.ones(3, np.float32), form)
     with accelerated(full):
-        run = full.adam(g=g, **work.buffers, step=1)
+        run = full.update("adam", {"g": g, **work.buffers}, step=1)
         with pytest.raises(BusyError, match="adam of 4000 elements has not ended"):
             _ = run.duplicates
         run.wait()
     assert run.duplicates == 2
     g.index.fill(4000)
     with accelerated(full):
-        run = full.adam(g=g, **work.buffers, step=1)
+        run = full.update("adam", {"g": g, **work.buffers}, step=1)
         for _ in range(2):
             with pytest.raises(PairRangeError):
                 run.wait()
@@ -307,7 +307,7 @@ def test_buffers_of_pairs_cannot_be_changed_while_they_are_used(full):
     work = Update(full, 4000, 12)
     g = work.pairs(np.zeros(3, np.uint32), np.ones(3, np.float32), "fused")
     with accelerated(full):
-        run = full.adam(g=g, **work.buffers, step=1)
+        run = full.update("adam", {"g": g, **work.buffers}, step=1)
         for name, buffer in (("index", g.index), ("g", g.value)):
             uses = [buffer.free]
             if host_reaches(full):
@@ -374,7 +374,7 @@ def test_indices_that_never_come_end_in_a_bounded_wait(full, form):
     base, limit = g.index.address, g.index.address + g.index.nbytes
     full.backend.inject(Injection(kind="never", write=False, base=base, limit=limit, nth=3))
     with accelerated(full):
-        run = full.adam(g=g, **work.buffers, step=1)
+        run = full.update("adam", {"g": g, **work.buffers}, step=1)
         with pytest.raises(WaitTimeoutError):
             run.wait(max_cycles=20_000)
         run.abort(max_cycles=2_000)
@@ -394,7 +394,7 @@ def test_an_abort_while_indices_are_checked_changes_nothing(full, form):
     late = Injection(kind="late", write=False, base=base, limit=limit, delay=5_000)
     full.backend.inject(late)
     with accelerated(full):
-        run = full.adam(g=g, **work.buffers, step=1)
+        run = full.update("adam", {"g": g, **work.buffers}, step=1)
         run.abort(max_cycles=50_000)
     assert isinstance(run.error, AbortedError)
     assert run.committed == 0
@@ -434,7 +434,7 @@ def test_wrong_pairs_fail_before_the_device_is_touched(full, case, monkeypatch):
     touched = []
     monkeypatch.setattr(full.backend, "write_register", lambda *args: touched.append(args))
     with pytest.raises(error, match=text) as caught:
-        full.adam(g=Pairs(**buffers, form=form), **work.buffers, step=1, **others)
+        full.update("adam", {"g": Pairs(**buffers, form=form), **work.buffers}, step=1, **others)
     print(caught.value)
     assert touched == []
 
@@ -452,11 +452,11 @@ def test_buffers_that_cannot_be_pairs_are_refused(full):
             (Pairs(index, work.buffers["p"][:40]), OverlapError),
         ):
             with pytest.raises(error) as caught:
-                full.adam(g=pairs, **work.buffers, step=1)
+                full.update("adam", {"g": pairs, **work.buffers}, step=1)
             print(caught.value)
     index.free()
     with pytest.raises(FreedBufferError):
-        full.adam(g=Pairs(index, value), **work.buffers, step=1)
+        full.update("adam", {"g": Pairs(index, value), **work.buffers}, step=1)
     with pytest.raises(DtypeError, match="Pairs"):
         full.scan(Pairs(index, value))
 
@@ -467,7 +467,7 @@ def test_a_form_that_the_kernel_does_not_have_is_refused_at_once(options, has):
         work = Update(device, 100, 1)
         g = work.pairs(np.zeros(4, np.uint32), np.ones(4, np.float32), "scatter")
         with pytest.raises(ArgumentError, match=rf"kernel has \({has}\), not 'scatter'"):
-            device.adam(g=g, **work.buffers, step=1)
+            device.update("adam", {"g": g, **work.buffers}, step=1)
 
 
 @pytest.mark.parametrize("forms", ["dense", "fused,fused", "fused,"])

@@ -76,7 +76,7 @@ class Arrays:
 
     def run(self, name, arrays, **hyper):
         with accelerated(self.device):
-            run = getattr(self.device, name)(**{n: self.buffers[n] for n in arrays}, **hyper)
+            run = self.device.update(name, {n: self.buffers[n] for n in arrays}, **hyper)
             run.wait()
         return run
 
@@ -86,7 +86,9 @@ def test_rules_in_turn_on_the_same_arrays(device):
     amsgrad = "adam_amsgrad" in device.config.rules
     for count in COUNTS:
         work = Arrays(device, count, 40 + count)
-        run = work.run("adam", "pgmv", step=2, lr=1e-2, weight_decay=0.1, decoupled=True)
+        run = work.run(
+            "adam", "pgmv", step=2, lr=1e-2, weight_decay=0.1, decoupled_weight_decay=True
+        )
         assert run.what == f"adam of {count} elements"
         compared += work.check(ADAM, adam_scalars(1e-2, (0.9, 0.999), 1e-8, 0.1, 2, True))
         run = work.run("sgd", "pg", lr=0.3, weight_decay=0.01)
@@ -100,7 +102,7 @@ def test_rules_in_turn_on_the_same_arrays(device):
         work.run("adagrad", "pgv", step=3, lr=0.1, lr_decay=0.5, weight_decay=0.2)
         compared += work.check(ADAGRAD, adagrad_scalars(0.1, 0.5, 0.2, 1e-10, 3))
         if amsgrad:
-            run = work.run("adam", FIVE_ARRAYS, step=4, lr=1e-2, weight_decay=0.1)
+            run = work.run("adam", FIVE_ARRAYS, amsgrad=True, step=4, lr=1e-2, weight_decay=0.1)
             assert (run.rule, run.committed) == ("adam_amsgrad", count)
             scalars = adam_scalars(1e-2, (0.9, 0.999), 1e-8, 0.1, 4, False)
             compared += work.check(ADAM_AMSGRAD, scalars)
@@ -114,7 +116,7 @@ def test_only_arrays_of_the_rule_are_moved(device):
     beats = 4096 // device.config.lanes
     amsgrad = "adam_amsgrad" in device.config.rules
     for name, arrays, hyper in (
-        *([("adam", FIVE_ARRAYS, {"step": 1})] if amsgrad else []),
+        *([("adam", FIVE_ARRAYS, {"step": 1, "amsgrad": True})] if amsgrad else []),
         ("sgd", "pg", {}),
         ("sgd", "pgm", {"momentum": 0.5}),
         ("adagrad", "pgv", {"step": 1}),
@@ -131,7 +133,7 @@ def test_a_rule_that_the_kernel_does_not_have_is_refused_at_once():
         work.buffers |= {name: device.alloc(100) for name in ("m", "v_max")}
         for name, arrays, hyper in (
             ("adam", "pgmv", {"step": 1}),
-            ("adam", FIVE_ARRAYS, {"step": 1}),
+            ("adam", FIVE_ARRAYS, {"step": 1, "amsgrad": True}),
             ("sgd", "pgm", {"momentum": 0.9}),
         ):
             with pytest.raises(ArgumentError, match=r"has \(sgd, adagrad\).*rules=sgd,adagrad,"):
@@ -174,12 +176,8 @@ WRONG = {
     ),
     "negative rate": ("sgd", "pg", {"lr": -1.0}, ArgumentError),
     "negative momentum": ("sgd", "pgm", {"momentum": -0.9}, ArgumentError),
-    "maxima without a buffer": (
-        "adam",
-        "pgmv",
-        {"step": 1, "v_max": np.zeros(16, np.float32)},
-        DtypeError,
-    ),
+    "amsgrad without maxima": ("adam", "pgmv", {"step": 1, "amsgrad": True}, ArgumentError),
+    "an unknown hyper-parameter": ("adam", "pgmv", {"step": 1, "decoupled": True}, ArgumentError),
     "step zero": ("adagrad", "pgv", {"step": 0}, ArgumentError),
     "rate of text": ("adagrad", "pgv", {"step": 1, "lr": "a"}, ArgumentError),
     "NaN decay of the rate": (
@@ -204,11 +202,28 @@ def test_wrong_arguments_fail_before_the_device_is_touched(case, monkeypatch):
         assert touched == []
 
 
+def test_a_step_must_be_given_where_the_rule_depends_on_it():
+    with nearstep.open(f"golden:axdimm?engine=numpy&memory_bytes=64KiB&{ALL}") as device:
+        p, g, m, v = (device.alloc(16) for _ in range(4))
+        for buffer in (p, g, m, v):
+            buffer.fill(1.0)
+        for name, arrays in (
+            ("adam", {"p": p, "g": g, "m": m, "v": v}),
+            ("adamw", {"p": p, "g": g, "m": m, "v": v}),
+            ("adagrad", {"p": p, "g": g, "v": v}),
+        ):
+            with pytest.raises(ArgumentError, match=r"step must be given: ada\w+ depends on it"):
+                device.update(name, arrays)
+            assert p.read().tolist() == [1.0] * 16
+        device.update("sgd", {"p": p, "g": g}, lr=0.5).wait()
+        assert p.read().tolist() == [0.5] * 16
+
+
 def test_an_array_that_is_no_buffer_is_named():
     with nearstep.open(URLS["golden-numpy"]) as device:
         work = Arrays(device, 16, 3)
         with pytest.raises(DtypeError, match="p: dtype must be Buffer"):
-            device.sgd(work.before["p"], work.buffers["g"])
+            device.update("sgd", {"p": work.before["p"], "g": work.buffers["g"]})
 
 
 @pytest.mark.parametrize("write", [False, True])
@@ -220,7 +235,7 @@ def test_a_failure_of_the_fifth_array_is_named(device, write):
     hit = work.buffers["v_max"].address + 4 * 999
     device.backend.inject(Injection(kind="slverr", write=write, base=hit, limit=hit + 4))
     with pytest.raises(BusResponseError) as caught:
-        work.run("adam", FIVE_ARRAYS, step=1)
+        work.run("adam", FIVE_ARRAYS, amsgrad=True, step=1)
     assert caught.value.stream == (Stream.V_MAX_WRITE if write else Stream.V_MAX_READ).name
     assert caught.value.committed < 1000
 
@@ -241,9 +256,11 @@ def test_a_switch_is_a_truth_value(value):
         for buffer in (p, g, m, v):
             buffer.fill(1.0)
         for start in (
-            lambda: device.adam(p, g, m, v, step=1, decoupled=value),
-            lambda: device.sgd(p, g, m, momentum=0.9, nesterov=value),
-            lambda: device.sgd(p, g, m, momentum=0.9, first=value),
+            lambda: device.update(
+                "adam", {"p": p, "g": g, "m": m, "v": v}, step=1, decoupled_weight_decay=value
+            ),
+            lambda: device.update("sgd", {"p": p, "g": g, "m": m}, momentum=0.9, nesterov=value),
+            lambda: device.update("sgd", {"p": p, "g": g, "m": m}, momentum=0.9, first=value),
             lambda: device.check_arguments(
                 "adam",
                 step=1,
@@ -256,5 +273,7 @@ def test_a_switch_is_a_truth_value(value):
         ):
             with pytest.raises(ArgumentError, match="must be True or False, not"):
                 start()
-        device.adam(p, g, m, v, step=1, decoupled=np.True_).wait()
+        device.update(
+            "adam", {"p": p, "g": g, "m": m, "v": v}, step=1, decoupled_weight_decay=np.True_
+        ).wait()
         assert p.read().tolist() != [1.0] * 16

@@ -50,7 +50,7 @@ def test_a_card_is_what_its_name_says(card):
 def test_the_host_uses_the_memory_while_the_kernel_runs(card):
     work, other = Update(card, 4000, 1), Update(card, 500, 2)
     g = work.upload(np.ones(4000, np.float32))
-    run = card.adam(g=g, **work.buffers, step=1)
+    run = card.update("adam", {"g": g, **work.buffers}, step=1)
     assert not run.done
     other.buffers["p"].fill(3.0)
     assert np.all(other.buffers["p"].read() == 3.0)
@@ -66,7 +66,7 @@ def test_a_block_of_runs_waits_for_them_at_its_end(card):
     work = Update(card, 4000, 3)
     g = work.upload(np.ones(4000, np.float32))
     with card.acceleration():
-        run = card.adam(g=g, **work.buffers, step=1)
+        run = card.update("adam", {"g": g, **work.buffers}, step=1)
         card.alloc(4).fill(1.0)  # there are no modes
     assert run.done
     assert work.check(ADAM, SCALARS, g.read()) == 12_000
@@ -81,7 +81,7 @@ def test_a_block_of_runs_that_fails_aborts_them(card):
 
     def interrupted():
         with card.acceleration():
-            runs.append(card.adam(g=g, **work.buffers, step=1))
+            runs.append(card.update("adam", {"g": g, **work.buffers}, step=1))
             raise KeyboardInterrupt
 
     runs = []
@@ -94,13 +94,13 @@ def test_a_block_of_runs_that_fails_aborts_them(card):
 def test_a_reset_forgets_the_run(card):
     work = Update(card, 4000, 4)
     g = work.upload(np.ones(4000, np.float32))
-    run = card.adam(g=g, **work.buffers, step=1)
+    run = card.update("adam", {"g": g, **work.buffers}, step=1)
     card.reset()
     with pytest.raises(AbortedError, match="the device was reset"):
         run.wait()
     for name in "pmv":
         work.buffers[name].write(work.before[name])
-    card.adam(g=g, **work.buffers, step=1).wait()
+    card.update("adam", {"g": g, **work.buffers}, step=1).wait()
     assert work.check(ADAM, SCALARS, g.read()) == 12_000
 
 

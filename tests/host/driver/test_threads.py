@@ -61,7 +61,9 @@ def at_once(*actions: Callable[[], object]) -> None:
 
 def start(job: Job) -> Run:
     """Start a job, whoever has the channel."""
-    return job.device.adam(**job.buffers, step=job.step, decoupled=job.decoupled, **job.hyper)
+    return job.device.update(
+        "adam", job.buffers, step=job.step, decoupled_weight_decay=job.decoupled, **job.hyper
+    )
 
 
 def free(job: Job) -> None:

@@ -109,10 +109,9 @@ class Update:
     def run(self, name: str, g: Buffer | Pairs, **hyper: object) -> UpdateRun:
         """A whole run of a rule."""
         states = {"adam": "pmv", "sgd": "p", "sgd_momentum": "pm", "adagrad": "pv"}[name]
-        method = getattr(self.device, name.removesuffix("_momentum"))
+        arrays = {"g": g, **{n: self.buffers[n] for n in states}}
         with accelerated(self.device):
-            run = method(**{n: self.buffers[n] for n in states}, g=g, **hyper)
-            return run.wait()
+            return self.device.update(name.removesuffix("_momentum"), arrays, **hyper).wait()
 
     def check(
         self, rule: Rule, scalars: dict[str, float], g: NDArray[np.float32], scale: float = 1.0

@@ -233,7 +233,7 @@ def test_a_rule_of_a_file_is_not_taken_for_that_of_nearstep_with_its_name(tmp_pa
         with pytest.raises(ArgumentError, match="sgd_momentum computes something else"):
             optimizer.step()
         with pytest.raises(ArgumentError, match="sgd_momentum computes something else"):
-            device.sgd(p, g, m, momentum=0.9)
+            device.update("sgd", {"p": p, "g": g, "m": m}, momentum=0.9)
 
 
 @pytest.mark.parametrize(

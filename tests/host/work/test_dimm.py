@@ -61,7 +61,7 @@ class Chunk:
     updated: NDArray[np.float32]
 
     def start(self):
-        return self.dimm.adam(**self.buffers, step=1, lr=1e-2)
+        return self.dimm.update("adam", self.buffers, step=1, lr=1e-2)
 
     def accelerate(self):
         return self.dimm.accelerated(self.channel, self.start)

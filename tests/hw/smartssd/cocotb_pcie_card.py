@@ -66,7 +66,7 @@ class CardBench:
     def start(self, step: int = 1, **buffers: object) -> object:
         """Starts a step of Adam."""
         self.runs += 1
-        return self.device.adam(**buffers, step=step, weight_decay=0.1)
+        return self.device.update("adam", buffers, step=step, weight_decay=0.1)
 
     def ended(self) -> None:
         """Every run that was started has ended, with an interrupt each."""

@@ -263,7 +263,7 @@ class Work:
             self.buffers[name].write(values)
 
     def start(self):
-        return self.card.adam(**self.buffers, step=2, lr=0.01, weight_decay=0.1)
+        return self.card.update("adam", self.buffers, step=2, lr=0.01, weight_decay=0.1)
 
     def check(self) -> int:
         scalars = adam_scalars(0.01, (0.9, 0.999), 1e-8, 0.1, 2, False)

@@ -26,7 +26,9 @@ def run_once(url: str, count: int = 5003, seed: int = 1) -> tuple[dict[str, byte
         buffers = {name: device.alloc(count) for name in ARRAYS}
         for name, row in zip(ARRAYS, bits, strict=True):
             buffers[name].write(row.view(np.float32))
-        run = device.adam(**buffers, step=2, lr=0.01, weight_decay=0.1, decoupled=seed % 2 == 0)
+        run = device.update(
+            "adam", buffers, step=2, lr=0.01, weight_decay=0.1, decoupled_weight_decay=seed % 2 == 0
+        )
         run.wait()
         counters = device.backend.memory_counters
         assert counters["read_beats"] == run.counters["read_beats"]
@@ -78,7 +80,7 @@ def test_every_width_gives_the_bits_of_the_golden_device(lanes, units):
             buffers = {name: device.alloc(3001) for name in ARRAYS}
             for name, row in zip(ARRAYS, host, strict=True):
                 buffers[name].write(row)
-            device.adam(**buffers, step=1).wait()
+            device.update("adam", buffers, step=1).wait()
             results.append([buffers[name].read().tobytes() for name in ARRAYS])
     assert results[0] == results[1]
 
@@ -92,7 +94,7 @@ def test_the_order_of_the_paper_gives_the_bits_of_the_golden_device():
             buffers = {name: device.alloc(999) for name in ARRAYS}
             for name, row in zip(ARRAYS, host, strict=True):
                 buffers[name].write(row)
-            device.adam(**buffers, step=4, weight_decay=0.1).wait()
+            device.update("adam", buffers, step=4, weight_decay=0.1).wait()
             results.append([buffers[name].read().tobytes() for name in ARRAYS])
     assert results[0] == results[1]
 

@@ -118,7 +118,7 @@ def test_ctrl_c_ends_a_run_whose_memory_never_answers() -> None:
         for buffer in buffers.values():
             buffer.fill(1.0)
         device.backend.inject(Injection(kind="never", write=False))
-        run = device.adam(**buffers, step=1)
+        run = device.update("adam", buffers, step=1)
         before = signal.signal(signal.SIGALRM, signal.default_int_handler)
         try:
             signal.setitimer(signal.ITIMER_REAL, 0.02)
@@ -132,7 +132,7 @@ def test_ctrl_c_ends_a_run_whose_memory_never_answers() -> None:
         assert run.error is not None
         for buffer in buffers.values():
             buffer.fill(1.0)
-        assert device.adam(**buffers, step=1).wait().committed == 999
+        assert device.update("adam", buffers, step=1).wait().committed == 999
 
 
 def test_a_signal_handler_is_told_that_a_call_is_under_way() -> None:

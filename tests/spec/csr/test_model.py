@@ -13,6 +13,7 @@ from nearstep_spec.csr.model import (
     Register,
     RegisterMap,
     RegisterMapError,
+    nested,
     place,
     port_name,
 )
@@ -152,3 +153,22 @@ def test_lookup_of_an_unknown_name_says_which_part_is_unknown() -> None:
         block.lookup("b.value")
     with pytest.raises(KeyError, match="no field 'x'"):
         block.lookup("a.x")
+
+
+def test_registers_stand_at_paths() -> None:
+    leaves = [(("window", i, name), f"{i} {name}") for i in range(2) for name in ("base", "limit")]
+    found = nested([*leaves, (("count",), "count")])
+    assert found == {
+        "window": {i: {"base": f"{i} base", "limit": f"{i} limit"} for i in range(2)},
+        "count": "count",
+    }
+    assert register("count", config()).path == ("count",)
+    assert replace(register("x0", config(), path=("x", 0)), offset=4).path == ("x", 0)
+
+
+@pytest.mark.parametrize("second", [("x", 0), ("x",), ("x", 0, "base")])
+def test_two_registers_at_one_path_are_refused(second: tuple[str | int, ...]) -> None:
+    first = register("x0", config(), path=("x", 0))
+    other = register("other", config(), path=second)
+    with pytest.raises(RegisterMapError, match="path"):
+        RegisterMap(name="block", registers=place([[first, other]]))
