@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from nearstep.allocator import LINE_BYTES
-from nearstep.backends.base import Largest
+from nearstep.backends.base import TakeLargest
 from nearstep.buffer import Buffer
 from nearstep.device import Device
 from nearstep.errors import ArgumentError, ShapeError
@@ -89,9 +89,9 @@ class Segment:
         return self._device.backend.compares_memory
 
     @property
-    def largest(self) -> Largest | None:
-        """What the device's backend offers to find elements of arrays of the host by."""
-        return self._device.backend.largest
+    def take_largest(self) -> TakeLargest | None:
+        """What the device's backend offers to take elements from arrays of the host by."""
+        return self._device.backend.take_largest
 
     @property
     def arenas(self) -> Sequence[Arenas]:

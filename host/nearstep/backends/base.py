@@ -20,9 +20,12 @@ FILLED_BYTES = 1 << 20
 """Bytes of one write of :meth:`Backend.fill_memory`, at most."""
 
 
-Largest = Callable[[NDArray[np.float32], int], NDArray[np.intp]]
-"""Positions of so many elements of largest magnitude, as :func:`nearstep.torch.topk.largest_of`
-says."""
+Floats = NDArray[np.float32]
+TakeLargest = Callable[
+    [Floats, Floats | None, Floats | None, float], tuple[NDArray[np.intp], Floats]
+]
+"""The elements of largest magnitude, taken from an array, as
+:func:`nearstep.torch.topk.take_largest` does."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,8 +156,8 @@ class Backend(ABC):
         Options of the device's name that decide it, for errors; empty if none does.
     compares_memory: bool
         Whether :meth:`memory_holds` can tell, as no device does that is outside this process.
-    largest: Largest | None
-        Code of a backend with compiled parts, which finds elements of arrays of the host faster
+    take_largest: TakeLargest | None
+        Code of a backend with compiled parts, which takes elements from arrays of the host faster
         than numpy does. The host uses it in the place of its own.
     """
 
@@ -165,7 +168,7 @@ class Backend(ABC):
     compares_memory: bool = False
 
     @property
-    def largest(self) -> Largest | None:
+    def take_largest(self) -> TakeLargest | None:
         return None
 
     @property

@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from nearstep.backends.base import Largest
+from nearstep.backends.base import TakeLargest
 from nearstep.torch import convert
 from nearstep.torch.errors import HyperparameterError
 from nearstep.torch.recycled import empty
-from nearstep.torch.topk import kept_of, largest, largest_of
+from nearstep.torch.topk import NOTHING, kept_of, take_largest
 from nearstep.updater.checks import is_real, real
 
 FORMS = ("fused", "scatter")
@@ -23,9 +23,6 @@ FORMS = ("fused", "scatter")
 _LIMITS: Mapping[str, float] = MappingProxyType(
     {"fp16": torch.finfo(torch.float16).max, "bf16": torch.finfo(torch.bfloat16).max}
 )
-
-_NOTHING = np.float32(-0.0)
-"""Added to a number it changes no bit of it; +0 would change -0."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,7 +90,7 @@ class Compression:
         gradient: NDArray[np.float32],
         residual: NDArray[np.float32] | None,
         *,
-        find: Largest = largest_of,
+        take: TakeLargest = take_largest,
         memory: Callable[[int], NDArray[np.float32]] = empty,
     ) -> Compressed:
         """Choose what to send of a flat gradient, to which the residual is added first.
@@ -107,38 +104,18 @@ class Compression:
         gradient: NDArray[np.float32]
         residual: NDArray[np.float32] | None
             None is nothing.
-        find: Largest
-            Does what :func:`nearstep.torch.topk.largest_of` does.
+        take: TakeLargest
+            Does what :func:`nearstep.torch.topk.take_largest` does.
         memory: Callable[[int], NDArray[np.float32]]
             Gives an array of so many elements, for what stays.
         """
-        index = np.empty(self.kept_of(gradient.size), np.intp)
-        wanted = np.empty(index.size, np.float32)
-        rest = memory(gradient.size) if self.error_feedback else gradient
-
-        def add(block: slice) -> None:
-            if residual is None:
-                rest[block] = gradient[block]
-            else:
-                np.add(residual[block], gradient[block], out=rest[block])
-
-        whole = self.format == "fp32"
-        taken = 0
+        rest = memory(gradient.size) if self.error_feedback else None
         with np.errstate(over="ignore", invalid="ignore"):
-            prepare = add if self.error_feedback else None
-            for block, kept in largest(rest, self.share, prepare=prepare, find=find):
-                part, stop = rest[block], taken + kept.size
-                wanted[taken:stop] = part[kept]
-                np.add(kept, block.start, out=index[taken:stop])
-                if whole and self.error_feedback:
-                    part[kept] = _NOTHING
-                taken = stop
+            index, wanted = take(gradient, residual, rest, self.share)
             value = self._rounded(wanted)
-            if not self.error_feedback:
-                return Compressed(index, value, None)
-            if not whole:
+            if rest is not None and self.format != "fp32":
                 lost = wanted - convert.widen(value)
-                rest[index] = np.where(np.isfinite(lost) & (lost != 0.0), lost, _NOTHING)
+                rest[index] = np.where(np.isfinite(lost) & (lost != 0.0), lost, NOTHING)
         return Compressed(index, value, rest)
 
     def _rounded(self, values: NDArray[np.float32]) -> NDArray[np.generic]:

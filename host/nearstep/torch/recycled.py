@@ -9,9 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 
+LINE_BYTES = 64
+
+
 def empty(size: int) -> NDArray[np.float32]:
-    """A new array of one dimension, whose contents are undefined."""
-    return np.empty(size, np.float32)
+    """A new array of one dimension that begins a line of the cache; its contents are undefined."""
+    room = np.empty(size + LINE_BYTES // 4, np.float32)
+    first = -room.ctypes.data % LINE_BYTES // 4
+    return room[first : first + size]
 
 
 class Recycled:

@@ -17,7 +17,7 @@ from nearstep.torch.checks import is_plain
 from nearstep.torch.compression import Compressed, Compression
 from nearstep.torch.errors import InterruptedStepError, ParameterError
 from nearstep.torch.layout import Layout
-from nearstep.torch.topk import largest_of
+from nearstep.torch.topk import take_largest
 from nearstep.torch.traffic import Traffic
 from nearstep.torch.transfers import SMALL_ELEMENTS, Inbox, Outbox, Sending, Wanted
 
@@ -298,9 +298,9 @@ class Resident:
         ``memory``."""
         self._is_new = False
         before = None if residual is None else convert.to_float32(residual)
-        find = self.extent.segment.largest or largest_of
+        take = self.extent.segment.take_largest or take_largest
         flat = convert.to_float32(gradient)
-        return compression.compress(flat, before, find=find, memory=memory)
+        return compression.compress(flat, before, take=take, memory=memory)
 
     @property
     def wanted(self) -> Wanted:

@@ -6,12 +6,9 @@ Ref: Smart-Infinity, section IV-C.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
 
 import numpy as np
 from numpy.typing import NDArray
-
-from nearstep.backends.base import Largest
 
 BLOCK = 1 << 16
 """Elements that are compared with one another. An array is cut into blocks of so many from its
@@ -19,6 +16,9 @@ first element on; the last one may be shorter."""
 
 SAMPLED = 64
 """Of so many elements of a block one is looked at first, to guess which may be kept."""
+
+NOTHING = np.float32(-0.0)
+"""Added to a number it changes no bit of it; +0 would change -0."""
 
 _MAGNITUDE = np.uint32(0x7FFFFFFF)
 
@@ -63,32 +63,46 @@ def largest_of(array: NDArray[np.float32], count: int) -> NDArray[np.intp]:
     return np.flatnonzero(_exactly(keys, count))
 
 
-def largest(
-    array: NDArray[np.float32],
+def take_largest(
+    gradient: NDArray[np.float32],
+    residual: NDArray[np.float32] | None,
+    rest: NDArray[np.float32] | None,
     share: float,
-    *,
-    prepare: Callable[[slice], None] | None = None,
-    find: Largest = largest_of,
-) -> Iterator[tuple[slice, NDArray[np.intp]]]:
-    """Each block of an array, and where in the block the elements are that are kept, ascending.
+) -> tuple[NDArray[np.intp], NDArray[np.float32]]:
+    """The elements of each block that are kept: their positions, ascending, and their values.
 
     Parameters
     ----------
-    array: NDArray[np.float32]
+    gradient: NDArray[np.float32]
         Of one dimension, contiguous.
+    residual: NDArray[np.float32] | None
+        What is added to it, if there is a ``rest``.
+    rest: NDArray[np.float32] | None
+        Becomes the sum, with -0 for what is kept: added to a number it changes no bit of it. None:
+        nothing stays. The others are left as they are.
     share: float
         Above 0, at most 1; see :func:`kept_of_block`.
-    prepare: Callable[[slice], None] | None
-        Called with each block just before it is looked at. What it writes there is still in the
-        cache then, and when the block is yielded.
-    find: Largest
-        Does what :func:`largest_of` does.
     """
-    for start in range(0, array.size, BLOCK):
-        block = slice(start, min(start + BLOCK, array.size))
-        if prepare is not None:
-            prepare(block)
-        yield block, find(array[block], kept_of_block(block.stop - start, share))
+    index = np.empty(kept_of(gradient.size, share), np.intp)
+    value = np.empty(index.size, np.float32)
+    taken = 0
+    for start in range(0, gradient.size, BLOCK):
+        block = slice(start, min(start + BLOCK, gradient.size))
+        part = gradient[block]
+        if rest is not None:  # what is written here is still in the cache below
+            if residual is None:
+                rest[block] = part
+            else:
+                np.add(residual[block], part, out=rest[block])
+            part = rest[block]
+        kept = largest_of(part, kept_of_block(part.size, share))
+        stop = taken + kept.size
+        value[taken:stop] = part[kept]
+        np.add(kept, start, out=index[taken:stop])
+        if rest is not None:
+            part[kept] = NOTHING
+        taken = stop
+    return index, value
 
 
 def _exactly(keys: NDArray[np.uint32], count: int) -> NDArray[np.bool_]:

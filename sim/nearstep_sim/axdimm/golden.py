@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from nearstep_sim.axdimm.golden_channel import ArbitratedChannel
 from nearstep_sim.axdimm.options import GoldenOptions
-from nearstep_sim.updater.golden import GoldenBackend, make_bulk, make_engines, make_largest
+from nearstep_sim.updater.golden import GoldenBackend, make_bulk, make_engines, make_taker
 from nearstep_sim.updater.golden_channel import GoldenChannel
 from nearstep_spec.axdimm.config import DimmConfig
 from nearstep_spec.updater.config import AdamKernelConfig
@@ -27,7 +27,7 @@ class GoldenAxdimm(GoldenBackend):
         self._engines = make_engines(options.config(), options.engine)
         self._in_place = options.in_place
         self._bulk = make_bulk(options.engine)
-        super().__init__(options.capacity_bytes, make_largest(options.engine))
+        super().__init__(options.capacity_bytes, make_taker(options.engine))
 
     def lend_memory(self, address: int, data: NDArray[np.uint8], *, writes: bool) -> bool:
         return self._in_place and super().lend_memory(address, data, writes=writes)

@@ -1,9 +1,13 @@
-// The elements of largest magnitude of an array that the caches hold.
+// The elements of largest magnitude of each block of an array.
 
+#include <algorithm>
 #include <bit>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <vector>
+
+#include "models/bulk.hpp"
 
 #if defined(__AVX512F__)
 #include <immintrin.h>
@@ -12,6 +16,7 @@
 namespace {
 
 constexpr std::uint32_t magnitude = 0x7FFFFFFFu;
+constexpr std::uint32_t nothing = 0x80000000u;  // -0: added to a number it changes no bit of it
 constexpr std::size_t sampled = 64;  // of so many elements one is looked at first
 constexpr std::size_t lanes = 16;
 
@@ -70,12 +75,10 @@ void collect(const std::uint32_t* bits, std::size_t size, std::uint32_t least, C
     out.size = n;
 }
 
-}  // namespace
-
 // Positions of the `count` elements of largest magnitude, ascending; of equal ones the first. NaN
 // is above infinity. 0 < count <= size < 2^32.
-extern "C" void topk_largest(
-    const std::uint32_t* bits, std::size_t size, std::size_t count, std::int64_t* out) {
+void largest(
+    const std::uint32_t* bits, std::size_t size, std::size_t count, std::uint32_t* out) {
     thread_local Candidates found;
     if (found.keys.size() < size + lanes) {  // a whole vector is stored behind the last
         found.keys.resize(size + lanes);
@@ -109,4 +112,98 @@ extern "C" void topk_largest(
         out[n] = found.places[i];
         n += found.keys[i] >= least + (i < last ? 0u : 1u) ? 1u : 0u;
     }
+}
+
+// What is left of a block, on its way to memory.
+struct Rest {
+    std::uint32_t* out = nullptr;
+    const std::uint32_t* in = nullptr;
+    std::size_t size = 0;
+
+    // Part [start, start + lanes), if there is one.
+    void put(std::size_t start) const {
+        if (start + lanes <= size) {
+            nearstep::put_line(out + start, in + start);
+        } else if (start < size) {
+            std::memcpy(out + start, in + start, (size - start) * sizeof(*in));
+        }
+    }
+
+    void put_all() const {
+        for (std::size_t start = 0; start < size; start += lanes) {
+            put(start);
+        }
+    }
+};
+
+std::uint32_t plus(std::uint32_t one, std::uint32_t other) {
+    return std::bit_cast<std::uint32_t>(std::bit_cast<float>(one) + std::bit_cast<float>(other));
+}
+
+// The sums of a block, while what is left of the block before goes to memory: reads and writes at
+// once take as long as the slower of them.
+void add(
+    const std::uint32_t* __restrict before, const std::uint32_t* __restrict given,
+    std::size_t size, std::uint32_t* __restrict sum, const Rest& last) {
+    constexpr std::size_t ahead = nearstep::ahead_bytes / sizeof(*given);
+    std::size_t start = 0;
+    for (; start + lanes <= size; start += lanes) {
+        __builtin_prefetch(given + start + ahead);
+        __builtin_prefetch(before + start + ahead);
+        last.put(start);
+        for (std::size_t i = start; i < start + lanes; ++i) {
+            sum[i] = plus(before[i], given[i]);
+        }
+    }
+    for (std::size_t i = start; i < size; ++i) {
+        sum[i] = plus(before[i], given[i]);
+    }
+    for (; start < last.size; start += lanes) {
+        last.put(start);
+    }
+}
+
+}  // namespace
+
+// Of each block of an array the `count` elements of largest magnitude, of the last, shorter one
+// `last_count`: their positions in the array, ascending, and values. The array is `gradient`, or,
+// where `rest` is given, `residual`, if there is one, plus `gradient`; it goes to `rest`, with -0
+// for the elements that were found.
+extern "C" void topk_take(
+    const std::uint32_t* gradient, const std::uint32_t* residual, std::uint32_t* rest,
+    std::size_t size, std::size_t block, std::size_t count, std::size_t last_count,
+    std::int64_t* index, std::uint32_t* value) {
+    thread_local std::vector<std::uint32_t> sums, places;
+    places.resize(std::max(places.size(), block));
+    sums.resize(std::max(sums.size(), 2 * block));
+    Rest last;
+    for (std::size_t start = 0; start < size; start += block) {
+        const std::size_t length = std::min(block, size - start);
+        const std::size_t taken = length < block ? last_count : count;
+        const std::uint32_t* given = gradient + start;
+        std::uint32_t* sum = sums.data() + (start / block % 2) * block;
+        if (rest != nullptr) {
+            if (residual == nullptr) {
+                last.put_all();
+                std::memcpy(sum, given, length * sizeof(*sum));
+            } else {
+                add(residual + start, given, length, sum, last);
+            }
+            given = sum;
+            last = {rest + start, sum, length};
+        }
+        largest(given, length, taken, places.data());
+        for (std::size_t i = 0; i < taken; ++i) {
+            const std::size_t at = places[i];
+            index[i] = static_cast<std::int64_t>(start + at);
+            value[i] = given[at];
+            if (rest != nullptr) {
+                sum[at] = nothing;
+            }
+        }
+        index += taken;
+        value += taken;
+    }
+    last.put_all();
+    nearstep::finish_puts();
 }

@@ -1,42 +1,63 @@
-"""The elements of largest magnitude of a block, in C++."""
+"""The elements of largest magnitude of each block, in C++."""
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from nearstep.backends.base import TakeLargest
+from nearstep.torch.topk import BLOCK, kept_of, kept_of_block
 from nearstep_sim.verilate.build import compile_library
 
-__all__ = ["finder"]
+__all__ = ["taker"]
 
 
 @cache
-def finder() -> Callable[[NDArray[np.float32], int], NDArray[np.intp]]:
-    """What :func:`nearstep.torch.topk.largest_of` does, in a quarter of the time or less.
+def taker() -> TakeLargest:
+    """What :func:`nearstep.torch.topk.take_largest` does, in a quarter of the time or less.
 
     Compiled on first use, then taken from the build cache.
     """
     function = ctypes.CDLL(str(compile_library("topk", [Path(__file__).with_name("topk.cpp")])))
-    find = function.topk_largest
+    take = function.topk_take
     pointer, size = ctypes.c_void_p, ctypes.c_size_t
-    find.argtypes = [pointer, size, size, pointer]
-    find.restype = None
+    take.argtypes = [pointer, pointer, pointer, *[size] * 4, pointer, pointer]
+    take.restype = None
 
-    def largest(array: NDArray[np.float32], count: int) -> NDArray[np.intp]:
-        if array.dtype != np.float32 or array.ndim != 1 or not 0 <= count <= array.size < 1 << 32:
-            raise ValueError(
-                f"at least {count} elements of float32 are needed, in one dimension, "
-                f"not {array.dtype} {array.shape}"
-            )
-        positions = np.empty(count, np.int64)
-        if count:
-            array = np.ascontiguousarray(array)
-            find(array.ctypes.data, array.size, count, positions.ctypes.data)
-        return positions
+    def take_largest(
+        gradient: NDArray[np.float32],
+        residual: NDArray[np.float32] | None,
+        rest: NDArray[np.float32] | None,
+        share: float,
+    ) -> tuple[NDArray[np.intp], NDArray[np.float32]]:
+        given = [each for each in (gradient, residual, rest) if each is not None]
+        for each in given:
+            if (each.dtype, each.shape) != (np.float32, (gradient.size,)):
+                raise ValueError(
+                    f"arrays must be float32 of one dimension and size {gradient.size}, "
+                    f"not {each.dtype} {each.shape}"
+                )
+        if rest is not None and not rest.flags.c_contiguous:
+            raise ValueError("rest must be contiguous")
+        gradient = np.ascontiguousarray(gradient)
+        residual = None if residual is None else np.ascontiguousarray(residual)
+        index = np.empty(kept_of(gradient.size, share), np.int64)
+        value = np.empty(index.size, np.float32)
+        take(
+            gradient.ctypes.data,
+            None if residual is None else residual.ctypes.data,
+            None if rest is None else rest.ctypes.data,
+            gradient.size,
+            BLOCK,
+            kept_of_block(BLOCK, share),
+            kept_of_block(gradient.size % BLOCK, share),
+            index.ctypes.data,
+            value.ctypes.data,
+        )
+        return index, value
 
-    return largest
+    return take_largest

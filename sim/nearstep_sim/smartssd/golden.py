@@ -18,7 +18,7 @@ from nearstep_sim.smartssd.bar import (
     cut,
 )
 from nearstep_sim.smartssd.options import GoldenCardOptions
-from nearstep_sim.updater.golden import GoldenBackend, make_bulk, make_engines, make_largest
+from nearstep_sim.updater.golden import GoldenBackend, make_bulk, make_engines, make_taker
 from nearstep_sim.updater.golden_channel import GoldenChannel
 from nearstep_sim.updater.golden_port import RESPONSES as CODES
 from nearstep_sim.updater.golden_port import ArmedInjection
@@ -38,7 +38,7 @@ class GoldenCard(GoldenBackend, BarBackend):
         self._traffic = BarTraffic()
         self._armed: list[ArmedInjection] = []
         self._failed: PostedWriteError | None = None
-        super().__init__(self.config.memory_bytes, make_largest(options.engine))
+        super().__init__(self.config.memory_bytes, make_taker(options.engine))
 
     def _make_channels(self) -> Sequence[GoldenChannel]:
         kernel, memory_bytes = self.config.kernel, self.config.memory_bytes

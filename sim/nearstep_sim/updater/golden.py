@@ -11,7 +11,7 @@ from typing import NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from nearstep.backends.base import Largest, Poll
+from nearstep.backends.base import Poll, TakeLargest
 from nearstep.backends.emulated import EmulatedBackend, Injection
 from nearstep.errors import (
     BusError,
@@ -22,7 +22,7 @@ from nearstep.errors import (
 )
 from nearstep_sim.golden.rule import SparseGradient, evaluate
 from nearstep_sim.golden.topk import decompress
-from nearstep_sim.golden.topk_cpp import finder
+from nearstep_sim.golden.topk_cpp import taker
 from nearstep_sim.models.bulk import Bulk, native_bulk
 from nearstep_sim.models.memory import GUARD, UNWRITTEN
 from nearstep_sim.updater.golden_channel import GoldenChannel
@@ -52,9 +52,9 @@ def make_bulk(kind: str) -> Bulk | None:
     return native_bulk() if kind == "cpp" else None
 
 
-def make_largest(kind: str) -> Largest | None:
-    """What finds elements for the host, for a kind of engine."""
-    return finder() if kind == "cpp" else None
+def make_taker(kind: str) -> TakeLargest | None:
+    """What takes elements from arrays of the host, for a kind of engine."""
+    return taker() if kind == "cpp" else None
 
 
 def _engine(rule: Rule, kind: str) -> Engine:
@@ -98,13 +98,13 @@ class GoldenBackend(EmulatedBackend):
     ----------
     memory_bytes: int
         Over all channels.
-    largest: Largest | None
+    take_largest: TakeLargest | None
     """
 
     compares_memory = True
 
-    def __init__(self, memory_bytes: int, largest: Largest | None = None) -> None:
-        self._largest = largest
+    def __init__(self, memory_bytes: int, take_largest: TakeLargest | None = None) -> None:
+        self._take_largest = take_largest
         self.capacity_bytes = memory_bytes
         self._log: deque[str] = deque(maxlen=KEPT_TRANSACTIONS)
         self._channels = self._make_channels()
@@ -116,8 +116,8 @@ class GoldenBackend(EmulatedBackend):
         """The channels, in the order of their memory; bursts go to ``_log``."""
 
     @property
-    def largest(self) -> Largest | None:
-        return self._largest
+    def take_largest(self) -> TakeLargest | None:
+        return self._take_largest
 
     @property
     def regions(self) -> Sequence[tuple[int, int]]:

@@ -9,8 +9,8 @@ import torch
 from nearstep.torch import convert
 from nearstep.torch.compression import Compression
 from nearstep.torch.errors import HyperparameterError
-from nearstep.torch.topk import BLOCK, kept_of, kept_of_block, largest, largest_of
-from nearstep_sim.golden.topk_cpp import finder
+from nearstep.torch.topk import BLOCK, kept_of, kept_of_block, take_largest
+from nearstep_sim.golden.topk_cpp import taker
 
 SEED = 41
 SIZES = [1, 2, 3, 15, 100, 101, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK + 777]
@@ -28,10 +28,11 @@ def by_sorting(array, share):
     return kept
 
 
-def positions(array, share, find=largest_of):
+def positions(array, share, take=take_largest):
     """Positions in the whole array."""
-    found = [block.start + kept for block, kept in largest(array, share, find=find)]
-    return np.concatenate([np.empty(0, np.intp), *found])
+    index, value = take(array, None, None, share)
+    assert value.tobytes() == array[index].tobytes()
+    return index
 
 
 def contents(kind, size):
@@ -54,19 +55,19 @@ def contents(kind, size):
 
 
 @pytest.fixture(params=["numpy", "native"])
-def find(request):
+def take(request):
     """The host's code, and what golden devices offer in its place."""
-    return largest_of if request.param == "numpy" else finder()
+    return take_largest if request.param == "numpy" else taker()
 
 
 @pytest.mark.parametrize("kind", ["normal", "ties", "zeros", "equal", "special", "periodic"])
-def test_kept_elements_are_those_that_a_stable_sort_puts_first(kind, find):
+def test_kept_elements_are_those_that_a_stable_sort_puts_first(kind, take):
     compared = 0
     for size in SIZES:
         array = contents(kind, size)
         before = array.tobytes()
         for share in SHARES:
-            kept = positions(array, share, find)
+            kept = positions(array, share, take)
             assert kept.tolist() == by_sorting(array, share)
             assert len(kept) == kept_of(size, share)
             compared += len(kept)
@@ -75,7 +76,7 @@ def test_kept_elements_are_those_that_a_stable_sort_puts_first(kind, find):
     assert compared == sum(kept_of(size, share) for size in SIZES for share in SHARES)
 
 
-def test_every_pattern_has_its_place(find):
+def test_every_pattern_has_its_place(take):
     """Bits of all kinds, of which few differ, or many."""
     rng = np.random.default_rng(SEED)
     for turn in range(200):
@@ -83,10 +84,39 @@ def test_every_pattern_has_its_place(find):
         bits = rng.integers(0, 1 << 32, size, dtype=np.uint32)
         bits &= np.uint32(rng.integers(0, 1 << 32))
         bits |= np.uint32(rng.integers(0, 1 << 32)) & np.uint32(rng.integers(0, 1 << 32))
-        count = int(rng.integers(0, size + 1))
+        count = int(rng.integers(1, size + 1))
         array = bits.view(np.float32)
         order = np.argsort(-(bits & 0x7FFFFFFF).astype(np.int64), kind="stable")
-        assert find(array, count).tolist() == sorted(order[:count].tolist()), turn
+        assert positions(array, count / size, take).tolist() == sorted(order[:count].tolist()), turn
+
+
+@pytest.mark.parametrize("before", [False, True])
+@pytest.mark.parametrize("kind", ["normal", "zeros", "special"])
+def test_the_rest_is_the_sum_without_what_is_kept(kind, before, take):
+    checked = 0
+    for size in SIZES:
+        array, rest = contents(kind, size), np.full(size, 7.0, np.float32)
+        residual = np.roll(contents("zeros", size), 1) if before else None
+        given = [each.tobytes() for each in (array, residual) if each is not None]
+        total = array.copy() if residual is None else residual + array
+        index, value = take(array, residual, rest, 0.05)
+        assert index.tolist() == by_sorting(total, 0.05)
+        assert value.tobytes() == total[index].tobytes()
+        total[index] = -0.0
+        assert rest.tobytes() == total.tobytes()
+        assert [each.tobytes() for each in (array, residual) if each is not None] == given
+        checked += size
+    assert checked == sum(SIZES)
+
+
+def test_arrays_that_do_not_fit_are_refused_by_compiled_code():
+    take, good = taker(), np.zeros(10, np.float32)
+    for wrong in (np.zeros(9, np.float32), np.zeros(10), np.zeros((2, 5), np.float32)):
+        for arrays in ((good, wrong, None), (good, None, wrong)):
+            with pytest.raises(ValueError, match="float32 of one dimension and size 10"):
+                take(*arrays, 0.5)
+    with pytest.raises(ValueError, match="contiguous"):
+        take(good, None, np.zeros(20, np.float32)[::2], 0.5)
 
 
 def test_at_least_one_element_of_each_block_is_kept_and_none_of_nothing():
