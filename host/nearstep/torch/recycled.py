@@ -8,7 +8,6 @@ from collections import defaultdict
 import numpy as np
 from numpy.typing import NDArray
 
-
 LINE_BYTES = 64
 
 

@@ -11,15 +11,12 @@ import nearstep
 from nearstep.axdimm.device import AxdimmDevice
 from nearstep.backends.emulated import Injection
 from nearstep.errors import ArgumentError, ConfigurationError, DtypeError, OptionError
-from nearstep_sim.golden import fp
 from nearstep_sim.golden.rule import evaluate
-from nearstep_spec.rule.adagrad import ADAGRAD, adagrad_scalars
 from nearstep_spec.rule.adam import ADAM, adam_scalars
-from nearstep_spec.rule.sgd import SGD, SGD_MOMENTUM, sgd_momentum_scalars, sgd_scalars
 from nearstep_spec.updater.registers import ErrorCause, GradientFormat, Stream
 
 from .conftest import SIM_CARD_SHAPE, chosen
-from .updates import FORMATS, NARROW, accelerated, gradients, widened
+from .updates import FORMATS, NARROW, Arrays, accelerated
 
 ALL = "rules=adam,sgd,sgd_momentum,adagrad&gradient_formats=fp32,fp16,bf16&gradient_scale=yes"
 URLS = {
@@ -35,7 +32,6 @@ URLS = {
     "golden-card": "golden:smartssd?lanes=4&chunk_bytes=512&memory_bytes=1MiB",
     "sim-card": f"sim:smartssd?{SIM_CARD_SHAPE}",
 }
-COUNTS = (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 127, 128, 129, 1001, 4099)
 
 
 DEEP = ("sim-ideal", "sim-halfduplex", "sim-dimm")
@@ -48,88 +44,13 @@ def device(request: pytest.FixtureRequest) -> Iterator[AxdimmDevice]:
         yield opened
 
 
-class Arrays:
-    """Arrays on a device, g in a format, and copies of what they hold."""
-
-    def __init__(self, device, count, form, seed):
-        print(f"seed {seed}")
-        rng = np.random.default_rng(seed)
-        self.device, self.form, self.count = device, form, count
-        self.before = {name: rng.standard_normal(count).astype(np.float32) for name in "pmv"}
-        self.before["v"] = np.square(self.before["v"])
-        self.before["g"] = gradients(rng, count, form)
-        self.buffers = {n: device.alloc(count, dtype=self.before[n].dtype) for n in "pmvg"}
-        for name, buffer in self.buffers.items():
-            buffer.write(self.before[name])
-
-    def free(self):
-        for buffer in self.buffers.values():
-            buffer.free()
-
-    def gradient(self, scale):
-        """The gradients as the rule sees them: converted, then scaled."""
-        wide = widened(self.before["g"], self.form)
-        return fp.mul32(wide, np.full(self.count, scale, np.float32))
-
-    def check(self, rule, scalars, scale):
-        """Arrays of the rule are as it says, the others as they were; the number compared."""
-        given = {name: self.before[name] for name in rule.arrays_in} | {"g": self.gradient(scale)}
-        expected = evaluate(rule, given, scalars)
-        compared = 0
-        for name, buffer in self.buffers.items():
-            got, wanted = buffer.read(), expected.get(name, self.before[name])
-            assert got.tobytes() == wanted.tobytes(), f"{rule.name} {name} of {self.count}"
-            compared += wanted.size
-        self.before |= expected
-        return compared
-
-    def run(self, name, arrays, **hyper):
-        if self.form == "bf16":
-            hyper["gradient_format"] = "bf16"
-        with accelerated(self.device):
-            run = self.device.update(name, {n: self.buffers[n] for n in arrays}, **hyper)
-            run.wait()
-        return run
-
-
-@pytest.mark.parametrize("form", FORMATS)
-def test_a_step_of_any_length_is_that_of_the_widened_gradients(device, form):
-    compared = 0
-    for count in COUNTS:
-        work = Arrays(device, count, form, 60 + count)
-        scale = 1.0 if count % 2 else 2.0**-7
-        work.run("adam", "pgmv", step=2, lr=1e-2, weight_decay=0.1, gradient_scale=scale)
-        scalars = adam_scalars(1e-2, (0.9, 0.999), 1e-8, 0.1, 2, False)
-        compared += work.check(ADAM, scalars, scale)
-        work.free()
-    assert compared == 4 * sum(COUNTS)
-
-
-@pytest.mark.parametrize("form", FORMATS)
-def test_every_rule_with_a_scale_that_rounds(device, form):
-    scale = 0.3
-    work = Arrays(device, 777, form, 7)
-    compared = 0
-    work.run("sgd", "pg", lr=0.3, weight_decay=0.01, gradient_scale=scale)
-    compared += work.check(SGD, sgd_scalars(0.3, 0.01), scale)
-    for first in (True, False):
-        work.run("sgd", "pgm", lr=0.1, momentum=0.9, first=first, gradient_scale=scale)
-        scalars = sgd_momentum_scalars(0.1, 0.9, 0.0, 0.0, False, first)
-        compared += work.check(SGD_MOMENTUM, scalars, scale)
-    work.run("adagrad", "pgv", step=3, lr=0.1, lr_decay=0.5, gradient_scale=-scale)
-    compared += work.check(ADAGRAD, adagrad_scalars(0.1, 0.5, 0.0, 1e-10, 3), -scale)
-    work.run("adam", "pgmv", step=1, decoupled_weight_decay=True, gradient_scale=0.0)
-    compared += work.check(ADAM, adam_scalars(1e-3, (0.9, 0.999), 1e-8, 0.0, 1, True), 0.0)
-    assert compared == 5 * 4 * 777
-
-
 def test_gradients_of_16_bits_take_half_the_beats(device):
     lanes = device.config.lanes
     for count in (1, lanes + 1, 2 * lanes, 2 * lanes + 1, 3 * lanes, 4096, 4099):
         beats = -(-count // lanes)
         reads = {}
         for form in FORMATS:
-            work = Arrays(device, count, form, 5)
+            work = Arrays(device, count, 5, form)
             run = work.run("adam", "pgmv", step=1)
             reads[form] = run.counters["read_beats"]
             assert run.counters["write_beats"] == 3 * beats
@@ -145,7 +66,7 @@ def test_halved_gradients_are_no_slower(url):
     cycles = {}
     for form in FORMATS:
         with nearstep.open(URLS[url]) as device:
-            cycles[form] = Arrays(device, 8192, form, 9).run("adam", "pgmv", step=1).cycles
+            cycles[form] = Arrays(device, 8192, 9, form).run("adam", "pgmv", step=1).cycles
     print(cycles)
     bound = 0.95 * 3.5 / 4 if url == "sim-ideal" else 0.97 * 6.5 / 7
     for form in NARROW:
@@ -187,7 +108,7 @@ DONE = (ErrorCause.NONE, Stream.NONE, 0)
 @pytest.mark.parametrize("form", NARROW)
 def test_windows_are_asked_for_half_the_bytes(device, form):
     for count in (300, 16 * device.config.lanes, 17 * device.config.lanes):
-        work = Arrays(device, count, form, 3)
+        work = Arrays(device, count, 3, form)
         kernel = _prepare(work)
         assert _outcome(work) == DONE
         g = work.buffers["g"]
@@ -202,7 +123,7 @@ def test_windows_are_asked_for_half_the_bytes(device, form):
 def test_arrays_may_follow_right_behind_half_of_the_bytes(device):
     beat, lanes = device.config.beat_bytes, device.config.lanes
     count = 4 * lanes
-    work = Arrays(device, count, "fp16", 4)
+    work = Arrays(device, count, 4, "fp16")
     _prepare(work)
     arena = device.alloc(6 * beat // 4)
     arena.write(np.zeros(arena.size, np.float32))
@@ -227,7 +148,7 @@ def test_arrays_may_follow_right_behind_half_of_the_bytes(device):
 
 
 def test_the_last_half_may_end_with_the_address_space(device):
-    work = Arrays(device, 4 * device.config.lanes, "fp16", 4)
+    work = Arrays(device, 4 * device.config.lanes, 4, "fp16")
     kernel = _prepare(work)
     whole = getattr(device, "dimm", None) or getattr(device, "card", None)
     end = 1 << 34 if whole is None else whole.memory_bytes
@@ -240,7 +161,7 @@ def test_the_last_half_may_end_with_the_address_space(device):
 
 @pytest.mark.parametrize("value", [3, 7, 15])
 def test_a_format_that_nobody_knows_is_refused_by_the_kernel(device, value):
-    work = Arrays(device, 100, "fp16", 4)
+    work = Arrays(device, 100, 4, "fp16")
     kernel = _prepare(work)
     kernel.formats.bits = value
     assert _outcome(work) == (ErrorCause.UNSUPPORTED, Stream.NONE, 0)
@@ -255,7 +176,7 @@ def test_a_format_of_another_kernel_is_refused_by_this_one(url):
         assert device.channels[0].kernel.capabilities.gradient_formats == 0b101
         assert device.channels[0].kernel.configuration.gradient_scale == 0
         for count in (1, 2, 3, 8, 9, 100):
-            work = Arrays(device, count, "bf16", 4)
+            work = Arrays(device, count, 4, "bf16")
             work.run("adam", "pgmv", step=1)
             scalars = adam_scalars(1e-3, (0.9, 0.999), 1e-8, 0.0, 1, False)
             assert work.check(ADAM, scalars, 1.0) == 4 * count
@@ -269,7 +190,7 @@ def test_a_format_of_another_kernel_is_refused_by_this_one(url):
 
 @pytest.mark.parametrize("device", chosen(EMULATED, DEEP), indirect=True)
 def test_an_error_in_the_gradients_leaves_blocks_whole(device):
-    work = Arrays(device, 1500, "bf16", 6)
+    work = Arrays(device, 1500, 6, "bf16")
     backend = device.backend
     at = work.buffers["g"].address + 2 * 777
     backend.inject(Injection(kind="slverr", write=False, base=at, limit=at + 1))
@@ -303,7 +224,7 @@ def test_an_error_in_the_gradients_leaves_blocks_whole(device):
 @pytest.mark.parametrize("cycles", [50, 301, 302, 303, 700])
 def test_nothing_of_an_aborted_run_is_left_in_the_next(device, cycles):
     """Whatever half of a beat of gradients is in turn when the run ends."""
-    work = Arrays(device, 3001, "fp16", 8)
+    work = Arrays(device, 3001, 8, "fp16")
     with accelerated(device):
         run = device.update("adam", work.buffers, step=1)
         with pytest.raises(nearstep.errors.WaitTimeoutError):
@@ -332,7 +253,7 @@ WRONG = {
 def test_wrong_arguments_fail_before_the_device_is_touched(case, monkeypatch):
     form, hyper, error, text = WRONG[case]
     with nearstep.open(URLS["golden-numpy"]) as device:
-        work = Arrays(device, 16, form, 3)
+        work = Arrays(device, 16, 3, form)
         touched = []
         monkeypatch.setattr(device.backend, "write_register", lambda *args: touched.append(args))
         with pytest.raises(error, match=text) as caught:
@@ -356,7 +277,7 @@ def test_what_the_kernel_does_not_have_is_refused_at_once(
     options, form, hyper, error, text, monkeypatch
 ):
     with nearstep.open(f"golden:axdimm?engine=numpy&memory_bytes=1MiB{options}") as device:
-        work = Arrays(device, 16, form, 3)
+        work = Arrays(device, 16, 3, form)
         touched = []
         monkeypatch.setattr(device.backend, "write_register", lambda *args: touched.append(args))
         with pytest.raises(error, match=text) as caught:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -12,13 +11,13 @@ import nearstep
 from nearstep.axdimm.device import AxdimmDevice
 from nearstep.backends.emulated import Injection
 from nearstep.errors import ArgumentError, BusResponseError, DtypeError, OptionError, UrlError
-from nearstep_sim.golden.rule import evaluate
 from nearstep_spec.rule.adagrad import ADAGRAD, adagrad_scalars
 from nearstep_spec.rule.adam import ADAM, ADAM_AMSGRAD, adam_scalars
 from nearstep_spec.rule.sgd import SGD, SGD_MOMENTUM, sgd_momentum_scalars, sgd_scalars
 from nearstep_spec.updater.registers import ErrorCause, Stream
 
 from .conftest import SIM_CARD_SHAPE, chosen
+from .updates import Arrays, accelerated
 
 FOUR = "rules=adam,sgd,sgd_momentum,adagrad"
 ALL = "rules=adam,adam_amsgrad,sgd,sgd_momentum,adagrad"
@@ -43,42 +42,6 @@ COUNTS = (1, 15, 16, 127, 128, 129, 1001, 4099)
 def device(request: pytest.FixtureRequest) -> Iterator[AxdimmDevice]:
     with nearstep.open(URLS[request.param]) as opened:
         yield opened
-
-
-def accelerated(device):
-    return device.acceleration() if getattr(device, "dimm", None) is not None else nullcontext()
-
-
-class Arrays:
-    def __init__(self, device, count, seed):
-        print(f"seed {seed}")
-        rng = np.random.default_rng(seed)
-        self.device = device
-        names = device.config.arrays
-        self.before = {name: rng.standard_normal(count).astype(np.float32) for name in names}
-        self.before |= {n: np.square(self.before[n]) for n in ("v", "v_max") if n in names}
-        self.buffers = {name: device.alloc(count) for name in names}
-        for name, buffer in self.buffers.items():
-            buffer.write(self.before[name])
-
-    def check(self, rule, scalars):
-        """Arrays of the rule are as it says, the others as they were; the number compared."""
-        expected = evaluate(rule, {n: self.before[n] for n in rule.arrays_in}, scalars)
-        compared = 0
-        for name, buffer in self.buffers.items():
-            wanted = expected.get(name, self.before[name])
-            np.testing.assert_array_equal(
-                buffer.read().view(np.uint32), wanted.view(np.uint32), f"{rule.name} {name}"
-            )
-            compared += wanted.size
-        self.before |= expected
-        return compared
-
-    def run(self, name, arrays, **hyper):
-        with accelerated(self.device):
-            run = self.device.update(name, {n: self.buffers[n] for n in arrays}, **hyper)
-            run.wait()
-        return run
 
 
 def test_rules_in_turn_on_the_same_arrays(device):

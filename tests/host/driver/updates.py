@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 import numpy as np
@@ -69,6 +69,56 @@ def indices(rng: np.random.Generator, count: int, pairs: int, group: int) -> NDA
     """Indices below ``count`` in the order of groups of elements, each group in any order."""
     chosen = rng.integers(0, count, pairs)
     return chosen[np.argsort(chosen // group, kind="stable")].astype(np.uint32)
+
+
+class Arrays:
+    """All arrays of a kernel, g in a format, and copies of what they hold."""
+
+    def __init__(self, device: KernelDevice, count: int, seed: int, form: str = "fp32") -> None:
+        print(f"seed {seed}")
+        rng = np.random.default_rng(seed)
+        self.device, self.form, self.count = device, form, count
+        names = [*(name for name in device.config.arrays if name != "g"), "g"]
+        self.before: dict[str, NDArray] = {
+            name: rng.standard_normal(count).astype(np.float32) for name in names
+        }
+        self.before |= {n: np.square(self.before[n]) for n in ("v", "v_max") if n in names}
+        if form != "fp32":
+            self.before["g"] = gradients(rng, count, form)
+        self.buffers = {name: device.alloc(count, self.before[name].dtype) for name in names}
+        for name, buffer in self.buffers.items():
+            buffer.write(self.before[name])
+
+    def free(self) -> None:
+        """Give the memory back."""
+        for buffer in self.buffers.values():
+            buffer.free()
+
+    def run(self, name: str, arrays: Iterable[str], **hyper: object) -> UpdateRun:
+        """A whole run of an optimizer on some of the arrays."""
+        if self.form == "bf16":
+            hyper.setdefault("gradient_format", "bf16")
+        with accelerated(self.device):
+            return self.device.update(
+                name, {each: self.buffers[each] for each in arrays}, **hyper
+            ).wait()
+
+    def gradient(self, scale: float) -> NDArray[np.float32]:
+        """The gradients as the rule sees them: converted, then scaled."""
+        wide = widened(self.before["g"], self.form)
+        return fp.mul32(wide, np.full(self.count, scale, np.float32))
+
+    def check(self, rule: Rule, scalars: dict[str, float], scale: float = 1.0) -> int:
+        """Arrays of the rule are as it says, the others as they were; the number compared."""
+        given = {name: self.before[name] for name in rule.arrays_in} | {"g": self.gradient(scale)}
+        expected = evaluate(rule, given, scalars)
+        compared = 0
+        for name, buffer in self.buffers.items():
+            got, wanted = buffer.read(), expected.get(name, self.before[name])
+            assert got.tobytes() == wanted.tobytes(), f"{rule.name} {name} of {self.count}"
+            compared += wanted.size
+        self.before |= expected
+        return compared
 
 
 class Update:
