@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from nearstep_sim.golden.formats_cpp import narrow32, widen32
 from nearstep_sim.golden.rule import ArrayMismatchError, SparseGradient
 from nearstep_sim.verilate.build import compile_library, stored
 from nearstep_spec.rule.expr import float32_bits
@@ -252,6 +253,9 @@ class Kernel:
     library : pathlib.Path
         Shared library of :func:`source`.
     """
+
+    widen = staticmethod(widen32)
+    narrow = staticmethod(narrow32)
 
     def __init__(self, rule: Rule, library: Path) -> None:
         self.rule = rule

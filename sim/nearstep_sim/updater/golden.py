@@ -20,6 +20,7 @@ from nearstep.errors import (
     OutOfBoundsError,
     WaitTimeoutError,
 )
+from nearstep_sim.golden import fp
 from nearstep_sim.golden.rule import SparseGradient, evaluate
 from nearstep_sim.golden.topk import decompress
 from nearstep_sim.golden.topk_cpp import taker
@@ -68,6 +69,9 @@ def _engine(rule: Rule, kind: str) -> Engine:
 
 class NumpyEngine:
     """A rule in numpy."""
+
+    widen = staticmethod(fp.widen32)
+    narrow = staticmethod(fp.narrow32)
 
     def __init__(self, rule: Rule) -> None:
         self._rule = rule

@@ -9,7 +9,6 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from nearstep_sim.golden import fp
 from nearstep_sim.golden.rule import SparseGradient
 from nearstep_sim.golden.scan import scan
 from nearstep_sim.models.memory import EmulatedMemory
@@ -17,7 +16,7 @@ from nearstep_sim.updater.golden_command import Command
 from nearstep_sim.updater.golden_pairs import GoldenPairs, Taken
 from nearstep_sim.updater.golden_port import Fault, GoldenPort, Span, StoppedError
 from nearstep_spec.csr.model import NamedValue
-from nearstep_spec.fp import BF16, FP16
+from nearstep_spec.fp import BF16, FP16, FpFormat
 from nearstep_spec.rule.scale import GRADIENT
 from nearstep_spec.updater.config import COPY_OUT, AdamKernelConfig
 from nearstep_spec.updater.registers import (
@@ -31,7 +30,10 @@ Floats = NDArray[np.float32]
 
 
 class Engine(Protocol):
-    """The arithmetic of one rule."""
+    """The arithmetic of one rule, and conversions between binary32 and formats of 16 bits."""
+
+    widen: Callable[[NDArray[np.uint16], FpFormat], Floats]
+    narrow: Callable[[Floats, FpFormat], NDArray[np.uint16]]
 
     def __call__(self, arrays: Mapping[str, Floats], scalars: Mapping[str, float]) -> None:
         """Update the states in place."""
@@ -44,6 +46,9 @@ class Engine(Protocol):
     ) -> None:
         """Update the states in place."""
 
+
+CONVERTED = 1 << 17
+"""Elements whose numbers are converted at a time."""
 
 FORMATS = {"fp16": FP16, "bf16": BF16}
 
@@ -268,13 +273,15 @@ class GoldenAdamKernel:
         form = self._command.format_of(name)
         values = arrays["p" if name == COPY_OUT else name]
         if form in FORMATS:
-            return np.asarray(fp.narrow32(values, FORMATS[form])).view(np.uint8)
+            return np.asarray(self._engine.narrow(values, FORMATS[form])).view(np.uint8)
         return values.view(np.uint8)
 
     def _joined(self, names: Sequence[str], first: int, size: int) -> Iterator[tuple[int, int]]:
         """Elements [first, first + size) in parts of which each array lies together: memory of the
-        device, or of the host."""
+        device, or of the host. If some have other formats, their numbers stay in the cache."""
         edges = {first, first + size}
+        if any(self._command.format_of(name) in FORMATS for name in names):
+            edges.update(range(first, first + size, CONVERTED))
         for name in names:
             span = self._span(name, Stream.NONE, first, size)
             width = span.nbytes // size
@@ -296,5 +303,5 @@ class GoldenAdamKernel:
         """Elements of an array as the functional units see them; binary32 in place."""
         data, form = self._memory.view(address, nbytes), self._command.format_of(name)
         if form in FORMATS:
-            return fp.widen32(data.view(np.uint16), FORMATS[form])
+            return self._engine.widen(data.view(np.uint16), FORMATS[form])
         return data.view(np.float32)

@@ -11,7 +11,7 @@ import pytest
 from nearstep_hw.fp.unit import OPERATIONS, Operation, arithmetic, conversion
 from nearstep_sim.bench import patterns
 from nearstep_sim.bench.vectors import golden
-from nearstep_sim.golden import fp
+from nearstep_sim.golden import formats_cpp, fp
 from nearstep_sim.verilate.build import compile_library
 from nearstep_spec.fp import BF16, FP16, FP32, FormatError, FpFormat
 
@@ -175,18 +175,20 @@ def test_binary32_converts_to_binary16_as_numpy():
     assert np.array_equal(fp.convert(bits, FP32, FP16)[0], expected)
 
 
+@pytest.mark.parametrize("code", [fp, formats_cpp], ids=["numpy", "native"])
 @pytest.mark.parametrize("source", [FP16, BF16])
-def test_widened_values_equal_converted_patterns(source):
+def test_widened_values_equal_converted_patterns(source, code):
     every = np.arange(1 << 16, dtype=np.uint32)
     expected, _ = fp.convert(every, source, FP32)
-    wide = fp.widen32(every.astype(np.uint16), source)
+    wide = code.widen32(every.astype(np.uint16), source)
     np.testing.assert_array_equal(wide.view(np.uint32), expected)
     with pytest.raises(TypeError, match="uint16"):
-        fp.widen32(every, source)
+        code.widen32(every, source)
 
 
+@pytest.mark.parametrize("code", [fp, formats_cpp], ids=["numpy", "native"])
 @pytest.mark.parametrize("target", [FP16, BF16])
-def test_narrowed_values_equal_converted_patterns(target):
+def test_narrowed_values_equal_converted_patterns(target, code):
     """Every value of 16 bits, halfway to the next, beside that, and anything else."""
     rng = np.random.default_rng(11)
     half = 1 << (FP32.mantissa - target.mantissa - 1)
@@ -196,10 +198,10 @@ def test_narrowed_values_equal_converted_patterns(target):
     bits = np.concatenate([*near, rng.integers(0, 1 << 32, 1 << 17, np.uint64)])
     bits = bits.astype(np.uint32)
     expected, _ = fp.convert(bits, FP32, target)
-    np.testing.assert_array_equal(fp.narrow32(bits.view(np.float32), target), expected)
+    np.testing.assert_array_equal(code.narrow32(bits.view(np.float32), target), expected)
     for wrong in (bits, bits.view(np.float32)):
         with pytest.raises(TypeError):
-            fp.narrow32(wrong, target if wrong is bits else FP32)
+            code.narrow32(wrong, target if wrong is bits else FP32)
 
 
 def test_every_bfloat16_is_the_upper_half_of_a_binary32():
