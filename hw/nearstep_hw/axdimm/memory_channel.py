@@ -210,9 +210,11 @@ class MemoryChannel(wiring.Component):
                 m.d.sync += flag.eq(1)
             with m.Elif(clear):
                 m.d.sync += flag.eq(0)
-        for name, timer in (("to_acceleration", to_acceleration), ("to_normal", to_normal)):
-            m.d.comb += [
-                timer.i_clear.eq(clear),
-                getattr(bank, f"i_{name}_last").eq(timer.o_last),
-                getattr(bank, f"i_{name}_longest").eq(timer.o_longest),
-            ]
+        m.d.comb += [
+            to_acceleration.i_clear.eq(clear),
+            bank.i_to_acceleration_last.eq(to_acceleration.o_last),
+            bank.i_to_acceleration_longest.eq(to_acceleration.o_longest),
+            to_normal.i_clear.eq(clear),
+            bank.i_to_normal_last.eq(to_normal.o_last),
+            bank.i_to_normal_longest.eq(to_normal.o_longest),
+        ]

@@ -273,7 +273,7 @@ class GoldenAdamKernel:
         form = self._command.format_of(name)
         values = arrays["p" if name == COPY_OUT else name]
         if form in FORMATS:
-            return np.asarray(self._engine.narrow(values, FORMATS[form])).view(np.uint8)
+            return np.asarray(self._engines[0].narrow(values, FORMATS[form])).view(np.uint8)
         return values.view(np.uint8)
 
     def _joined(self, names: Sequence[str], first: int, size: int) -> Iterator[tuple[int, int]]:
@@ -303,5 +303,5 @@ class GoldenAdamKernel:
         """Elements of an array as the functional units see them; binary32 in place."""
         data, form = self._memory.view(address, nbytes), self._command.format_of(name)
         if form in FORMATS:
-            return self._engine.widen(data.view(np.uint16), FORMATS[form])
+            return self._engines[0].widen(data.view(np.uint16), FORMATS[form])
         return data.view(np.float32)

@@ -1,0 +1,153 @@
+"""Every optimizer as a class of torch, on every kind of device: parameters and state are those of
+its rule in numpy, bit for bit, in every group, format of parameters and form of the rule.
+
+What torch itself gives is asked elsewhere (``test_bit_identity.py`` and others); here optimizers
+come from their data, and one more of them is one more row.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+import nearstep
+from nearstep.torch import convert
+from nearstep_sim.golden import fp
+from nearstep_sim.golden.rule import evaluate
+from nearstep_spec.fp import BF16
+from nearstep_spec.rule.optimizer import Flag, Form, Numbers, Optimizer
+from nearstep_spec.rule.rules import OPTIMIZERS, optimizer_named
+
+from ..driver.conftest import chosen
+
+EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
+LION, MIXED, NARROW = (
+    f"{EXAMPLES}/{each}"
+    for each in ("lion.py:LION", "adam_bf16.py:ADAM_BF16", "adam_bf16.py:ADAM_ALL_BF16")
+)
+WIDE_RULES = sorted({rule for each in OPTIMIZERS.values() for rule in each.by_rule})
+RULES = {**dict.fromkeys((*OPTIMIZERS, LION), f"{','.join(WIDE_RULES)},{LION}")}
+RULES |= {MIXED: MIXED, NARROW: NARROW}
+"""Rules of the device on which an optimizer is tried."""
+
+REST = "gradient_formats=fp32,fp16,bf16&gradient_scale=yes&copy_out_formats=fp16,bf16"
+DEVICES = {
+    "golden-cpp": f"golden:axdimm?memory_bytes=4MiB&{REST}",
+    "golden-dimm": f"golden:axdimm?channels=2&memory_bytes=4MiB&engine=numpy&{REST}",
+    "golden-card": f"golden:smartssd?memory_bytes=4MiB&{REST}",
+    "sim-stalled": (
+        "sim:axdimm?lanes=4&block_bytes=512&memory_bytes=1MiB&memory=halfduplex&fu=native"
+        f"&stall=0.3&seed=7&{REST}"
+    ),
+}
+NAMES = [pytest.param(name, id=name.rpartition(":")[2] or name) for name in RULES]
+SIZES = (1, 5, 16, 257, 1000)
+STEPS = 3
+SEED = 17
+
+
+def hyper_of(optimizer: Optimizer, form: Form, rng: np.random.Generator) -> dict[str, Any]:
+    """Hyper-parameters that ask for a form of an optimizer."""
+    others = {each.when for each in optimizer.forms} - {form.when}
+    made: dict[str, Any] = {}
+    for name, kind in optimizer.hyper.items():
+        if isinstance(kind, Flag):
+            made[name] = name == form.when
+        elif isinstance(kind, Numbers):
+            made[name] = tuple(rng.uniform(0.5, 0.99) for _ in kind.default)
+        else:
+            made[name] = 0.0 if name in others else float(rng.uniform(3e-3, 0.5))
+    return made
+
+
+class Expected:
+    """A parameter and its state in numpy."""
+
+    def __init__(self, given: torch.Tensor, optimizer: Optimizer, form: Form, hyper: dict) -> None:
+        self.form, self.hyper, self.dtype, self.made = form, hyper, given.dtype, 0
+        self.arrays = {name: np.zeros(given.numel(), np.float32) for name in form.rule.states}
+        for name, source in optimizer.initial.items():
+            self.arrays[name][:] = hyper[source]
+        self.arrays["p"] = convert.to_float32(given.detach()).copy()
+
+    def step(self, gradient: torch.Tensor, maximize: bool) -> None:
+        g = convert.to_float32(gradient)
+        registers = self.form.registers(self.hyper, self.made + 1, self.made == 0)
+        given = {name: self.arrays[name] for name in self.form.rule.states}
+        given["g"] = fp.mul32(g, np.full(g.size, -1.0 if maximize else 1.0, np.float32))
+        for name, values in evaluate(self.form.rule, given, registers).items():
+            kept = values
+            if self.form.rule.formats.get(name) == "bf16":
+                kept = fp.widen32(fp.narrow32(values, BF16), BF16)
+            self.arrays[name] = kept
+        self.made += 1
+
+    def parameter(self) -> NDArray:
+        """Patterns of the parameter as the host has it."""
+        if self.dtype == torch.float32:
+            return self.arrays["p"].view(np.uint32)
+        return fp.narrow32(self.arrays["p"], BF16)
+
+
+@pytest.mark.parametrize("kind", chosen(DEVICES, {"sim-stalled"}))
+@pytest.mark.parametrize("name", NAMES)
+def test_steps_are_those_of_the_rule(name: str, kind: str) -> None:
+    print(f"seed {SEED}")
+    definition, compared, tried = optimizer_named(name), 0, 0
+    with nearstep.open(f"{DEVICES[kind]}&rules={RULES[name]}") as device:
+        for form in definition.by_rule.values():
+            for dtype in (torch.float32, torch.bfloat16):
+                if form.rule.formats.get("p") == "bf16" and dtype != torch.bfloat16:
+                    continue
+                compared += train(name, definition, form, dtype, device)
+                tried += 1
+    print(f"{compared} elements compared")
+    assert tried == len(definition.by_rule) * (1 if "p" in definition.rule.formats else 2)
+    assert compared >= tried * 2 * STEPS * sum(SIZES)
+
+
+def train(name: str, definition: Optimizer, form: Form, dtype: torch.dtype, device: Any) -> int:
+    """Steps of two groups; the number of elements compared."""
+    rng = np.random.default_rng(SEED)
+    generator = torch.Generator().manual_seed(SEED)
+    groups, models = [], []
+    first = hyper_of(definition, form, rng)
+    for maximize in (False, True):
+        given = [torch.randn(n, generator=generator).to(dtype).requires_grad_() for n in SIZES]
+        hyper = hyper_of(definition, form, rng)
+        for key in definition.initial.values():  # the one that all groups have
+            hyper[key] = first[key]
+        groups.append({"params": given, "maximize": maximize, **hyper})
+        models.append([Expected(each, definition, form, hyper) for each in given])
+    optimizer = nearstep.optim.of(name, groups, device=device, **first)
+    compared = 0
+    for _ in range(STEPS):
+        for group, expected in zip(groups, models, strict=True):
+            for p, model in zip(group["params"], expected, strict=True):
+                p.grad = torch.randn(p.shape, generator=generator).to(dtype)
+                model.step(p.grad, group["maximize"])
+        optimizer.step()
+        for group, expected in zip(groups, models, strict=True):
+            for p, model in zip(group["params"], expected, strict=True):
+                compared += compare(optimizer.state[p], p, model, definition)
+    return compared
+
+
+def compare(state: Any, p: torch.Tensor, model: Expected, definition: Optimizer) -> int:
+    words = convert.to_words(p.detach())
+    got = words.view(np.uint32) if words.dtype == np.float32 else words
+    assert np.array_equal(got, model.parameter()), f"{definition.name} p of {p.numel()}"
+    compared = p.numel()
+    for key in definition.keys(model.form):
+        found = convert.to_float32(state[key]).view(np.uint32)
+        wanted = model.arrays[definition.state[key]].view(np.uint32)
+        assert np.array_equal(found, wanted), f"{definition.name} {key} of {p.numel()}"
+        compared += p.numel()
+    if definition.counts:
+        assert state["step"] == model.made
+    return compared
