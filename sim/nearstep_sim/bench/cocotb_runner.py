@@ -29,7 +29,9 @@ from nearstep_sim.verilate.build import (
 
 FLAGS = ("-Wno-lint", "-Wno-fatal", "-O3", "--x-assign", "fast", "--x-initial", "0")
 PLAIN = re.compile(r"[A-Za-z0-9_./+-]+")
-OPTIMISE = "-O1"  # of the C++: a bench runs for seconds, mostly in Python
+OPTIMISE = ("OPT_FAST=-O1", "OPT_SLOW=-O0", "OPT_GLOBAL=-O0")
+"""Of the design, of what runs once, and of Verilator's own C++: a bench runs for seconds, mostly in
+Python."""
 
 
 class BenchError(RuntimeError):
@@ -88,9 +90,8 @@ class _PortsVerilator(Verilator):
             for part in commands[0]
             if part != "--public-flat-rw"
         ]
-        options = (f"OPT_FAST={OPTIMISE}", "OPT_SLOW=-O0", f"OPT_GLOBAL={OPTIMISE}")
         # One source: a dozen of them would include the same headers, precompiled twice a build.
-        make = [*commands[1], *options, "VM_PARALLEL_BUILDS=0"]
+        make = [*commands[1], *OPTIMISE, "VM_PARALLEL_BUILDS=0"]
         cxx = shlex.join(compiler()).replace("$", "$$")
         make += [f"CXX={cxx}", f"LINK={cxx}"]
         ready = sorted(str(path) for path in self._objects.glob("*.o")) if self._objects else []
@@ -145,7 +146,7 @@ def _tools() -> object:
 
 def _build(top: str, verilog: Path, waves: bool) -> Path:
     versions = [importlib.metadata.version(name) for name in ("cocotb", "verilator")]
-    parts = [*versions, *FLAGS, OPTIMISE, str(waves), compiler_name(), str(Path(sys.prefix))]
+    parts = [*versions, *FLAGS, *OPTIMISE, str(waves), compiler_name(), str(Path(sys.prefix))]
     common = "\0".join(parts).encode()
     digest = hashlib.sha256(top.encode() + common + verilog.read_bytes()).hexdigest()[:24]
 
