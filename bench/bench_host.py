@@ -18,6 +18,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Annotated, Any
 
 import report
@@ -33,6 +34,7 @@ BLOCK = 16  # elements
 TENSORS = 53
 SMALL_TENSORS, SMALL_ELEMENTS = 3000, 64
 OPTIONS = {"lr": 1e-3, "weight_decay": 0.01}
+BF16 = f"{Path(__file__).resolve().parents[1]}/examples/adam_bf16.py:ADAM_ALL_BF16"
 FAMILIES = {"axdimm": "golden:axdimm", "smartssd": "golden:smartssd?memory_bytes=16GiB"}
 
 console = Console()
@@ -51,12 +53,19 @@ class Case:
         Of the gradients that are sent; None sends them whole.
     sizes: Sequence[int]
         Elements of each tensor.
+    rule: str
+        Of :func:`nearstep.optim.of`, on bf16 parameters; AdamW on fp32 parameters if empty.
     """
 
     name: str
     device: str
     share: float | None
     sizes: Sequence[int]
+    rule: str = ""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.bfloat16 if self.rule else torch.float32
 
 
 def model_sizes(parameters: int) -> list[int]:
@@ -77,19 +86,25 @@ def cases(parameters: int) -> Iterator[Case]:
     for family, device in FAMILIES.items():
         name = f"{family}, {SMALL_TENSORS} small tensors"
         yield Case(name=name, device=device, share=None, sizes=small)
+    device = f"golden:axdimm?rules={BF16}&gradient_formats=fp32,bf16"
+    yield Case(
+        name="axdimm, bf16 with its state", device=device, share=None, sizes=sizes, rule=BF16
+    )
 
 
-def tensors(sizes: Sequence[int]) -> list[Tensor]:
+def tensors(sizes: Sequence[int], dtype: torch.dtype = torch.float32) -> list[Tensor]:
     generator = torch.Generator().manual_seed(1)
     made = []
     for size in sizes:
-        parameter = torch.randn(size, generator=generator).requires_grad_()
-        parameter.grad = torch.randn(size, generator=generator)
+        parameter = torch.randn(size, generator=generator).to(dtype).requires_grad_()
+        parameter.grad = torch.randn(size, generator=generator).to(dtype)
         made.append(parameter)
     return made
 
 
-def optimizer_of(case: Case, parameters: Sequence[Tensor]) -> nearstep.optim.AdamW:
+def optimizer_of(case: Case, parameters: Sequence[Tensor]) -> torch.optim.Optimizer:
+    if case.rule:
+        return nearstep.optim.of(case.rule, parameters, device=case.device, **OPTIONS)
     return nearstep.optim.AdamW(parameters, device=case.device, compression=case.share, **OPTIONS)
 
 
@@ -103,9 +118,9 @@ def timed(action: Callable[[], Any]) -> tuple[float, float]:
 
 def measure(case: Case, steps: int) -> dict[str, Any]:
     """Seconds of both, in turn."""
-    theirs, ours = tensors(case.sizes), tensors(case.sizes)
+    theirs, ours = tensors(case.sizes, case.dtype), tensors(case.sizes, case.dtype)
     fused = torch.optim.AdamW(theirs, fused=True, **OPTIONS)
-    optimizer_of(case, tensors([1]))  # compiles what is not in the cache
+    optimizer_of(case, tensors([1], case.dtype))  # compiles what is not in the cache
     begun = time.perf_counter()
     optimizer = optimizer_of(case, ours)
     constructor_s = time.perf_counter() - begun
@@ -136,13 +151,13 @@ def measure(case: Case, steps: int) -> dict[str, Any]:
 
 def peak(case: Case, *, ours: bool) -> int:
     """Bytes of this process at their peak, over those before the first tensor."""
-    small = tensors([16])
+    small = tensors([16], case.dtype)
     if ours:
         optimizer_of(case, small).step()
     else:
         torch.optim.AdamW(small, fused=True).step()
     before = _resident()
-    parameters = tensors(case.sizes)
+    parameters = tensors(case.sizes, case.dtype)
     if ours:
         optimizer: torch.optim.Optimizer = optimizer_of(case, parameters)
     else:

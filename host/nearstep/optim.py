@@ -308,7 +308,13 @@ def of(
     *,
     maximize: bool = False,
     device: str | Device,
-    **others: Any,
+    max_cycles: int | None = None,
+    compression: float | None = None,
+    error_feedback: bool = True,
+    compression_form: str = "fused",
+    compression_format: str = "fp32",
+    max_grad_norm: float | None = None,
+    **hyper: Any,
 ) -> NamedOptimizer:
     """An optimizer of torch from the data of one, such as that of a file of yours::
 
@@ -328,7 +334,7 @@ def of(
     device, max_cycles, compression, error_feedback, compression_form, compression_format,
     max_grad_norm
         As in :class:`Adam`.
-    **others: Any
+    **hyper: Any
         Hyper-parameters; those not given have the optimizer's defaults. Groups may have their own.
 
     Raises
@@ -339,6 +345,16 @@ def of(
     UrlError, OptionError, ArgumentError, OutOfDeviceMemoryError
         As in :class:`Adam`.
     """
-    hyper = {key: each for key, each in others.items() if key not in OnDevice.__annotations__}
-    on = {key: each for key, each in others.items() if key not in hyper}
-    return NamedOptimizer(name, params, hyper, maximize=maximize, device=device, **on)
+    return NamedOptimizer(
+        name,
+        params,
+        hyper,
+        maximize=maximize,
+        device=device,
+        max_cycles=max_cycles,
+        compression=compression,
+        error_feedback=error_feedback,
+        compression_form=compression_form,
+        compression_format=compression_format,
+        max_grad_norm=max_grad_norm,
+    )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Hashable, Mapping, Sequence
-from typing import Any, Unpack
+from typing import Any, ClassVar, Unpack
 
 from torch.optim.optimizer import ParamsT
 
@@ -20,6 +21,12 @@ from nearstep.torch.step import Arrays, GradientOptions
 from nearstep_spec.rule.optimizer import FIRST, STEP, Flag, Form, Numbers, Optimizer
 from nearstep_spec.rule.rules import OPTIMIZERS, optimizer_named
 
+_ON_DEVICE = (
+    inspect.Parameter("device", inspect.Parameter.KEYWORD_ONLY, annotation="str | Device"),
+    *inspect.signature(Settings.given).parameters.values(),
+)
+"""Parameters that are in :class:`OnDevice`, as signatures show them."""
+
 
 class RuleOptimizer(DeviceOptimizer):
     """An optimizer of torch that is what the data of an optimizer says.
@@ -33,16 +40,28 @@ class RuleOptimizer(DeviceOptimizer):
     """
 
     definition: Optimizer
+    __signature__: ClassVar[inspect.Signature]
 
     def __init_subclass__(cls, optimizer: str = "") -> None:
         if optimizer:
             cls.definition = OPTIMIZERS[optimizer]
             cls.layout = Layout.of(cls.definition)
+            own = list(inspect.signature(cls.__init__).parameters.values())[1:-1]
+            cls.__signature__ = inspect.Signature([*own, *_ON_DEVICE])
 
-    def __init__(
-        self, params: ParamsT, defaults: dict[str, Any], *, device: str | Device, **settings: Any
-    ) -> None:
-        super().__init__(params, defaults, device, Settings.given(**settings))
+    def __init__(self, params: ParamsT, defaults: dict[str, Any], **on: Unpack[OnDevice]) -> None:
+        for name in on:
+            if name not in OnDevice.__annotations__:
+                raise TypeError(
+                    f"{type(self).__name__}() got an unexpected keyword argument {name!r}"
+                )
+        given: dict[str, Any] = dict(on)
+        if "device" not in given:
+            raise TypeError(
+                f"{type(self).__name__}() missing 1 required keyword-only argument: 'device'"
+            )
+        device: str | Device = given.pop("device")
+        super().__init__(params, defaults, device, Settings.given(**given))
         if not self.definition.from_start:
             return
         for group in self.param_groups:

@@ -79,7 +79,8 @@ def take_largest(
         What is added to it, if there is a ``rest``.
     rest: NDArray[np.float32] | None
         Becomes the sum, with -0 for what is kept: added to a number it changes no bit of it. None:
-        nothing stays. The others are left as they are.
+        nothing stays. The others are left as they are, and share no memory with it. Of two NaN
+        either may be the sum.
     share: float
         Above 0, at most 1; see :func:`kept_of_block`.
     """

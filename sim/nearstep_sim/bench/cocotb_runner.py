@@ -29,9 +29,9 @@ from nearstep_sim.verilate.build import (
 
 FLAGS = ("-Wno-lint", "-Wno-fatal", "-O3", "--x-assign", "fast", "--x-initial", "0")
 PLAIN = re.compile(r"[A-Za-z0-9_./+-]+")
-OPTIMISE = ("OPT_FAST=-O1", "OPT_SLOW=-O0", "OPT_GLOBAL=-O0")
-"""Of the design, of what runs once, and of Verilator's own C++: a bench runs for seconds, mostly in
-Python."""
+MAKE = ("OPT_FAST=-O1", "OPT_SLOW=-O0", "OPT_GLOBAL=-O0", "VM_PARALLEL_BUILDS=0")
+"""Optimisation of the design, of what runs once, and of Verilator's own C++: a bench runs for
+seconds, mostly in Python. And one source: a dozen of them would include the same headers."""
 
 
 class BenchError(RuntimeError):
@@ -90,8 +90,7 @@ class _PortsVerilator(Verilator):
             for part in commands[0]
             if part != "--public-flat-rw"
         ]
-        # One source: a dozen of them would include the same headers, precompiled twice a build.
-        make = [*commands[1], *OPTIMISE, "VM_PARALLEL_BUILDS=0"]
+        make = [*commands[1], *MAKE]
         cxx = shlex.join(compiler()).replace("$", "$$")
         make += [f"CXX={cxx}", f"LINK={cxx}"]
         ready = sorted(str(path) for path in self._objects.glob("*.o")) if self._objects else []
@@ -146,7 +145,7 @@ def _tools() -> object:
 
 def _build(top: str, verilog: Path, waves: bool) -> Path:
     versions = [importlib.metadata.version(name) for name in ("cocotb", "verilator")]
-    parts = [*versions, *FLAGS, *OPTIMISE, str(waves), compiler_name(), str(Path(sys.prefix))]
+    parts = [*versions, *FLAGS, *MAKE, str(waves), compiler_name(), str(Path(sys.prefix))]
     common = "\0".join(parts).encode()
     digest = hashlib.sha256(top.encode() + common + verilog.read_bytes()).hexdigest()[:24]
 
@@ -154,11 +153,11 @@ def _build(top: str, verilog: Path, waves: bool) -> Path:
         made = folder / "made"
         made.mkdir()
         with _plain(folder) as plain:
+            objects = _runtime(common, waves)
             shutil.move(_make(plain, top, verilog, waves, objects) / top, made / top)
         return made
 
     with _tools():
-        objects = _runtime(common, waves)
         return once(cache_dir() / "cocotb" / f"{top}-{digest}", build)
 
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from nearstep_sim.verilate.build import compile_library
 from nearstep_spec.fp import BF16, FP16, FpFormat
 
-__all__ = ["narrow32", "widen32"]
+__all__ = ["load", "narrow32", "widen32"]
 
 _NAMES = {FP16: "fp16", BF16: "bf16"}
 
@@ -27,6 +27,11 @@ def _function(name: str) -> Callable[..., None]:
     function.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
     function.restype = None
     return function
+
+
+def load() -> None:
+    """Compile what is here, if it is not in the cache: errors of that come now, not in a run."""
+    _function("widen_bf16")
 
 
 def widen32(a: NDArray[np.uint16], source: FpFormat) -> NDArray[np.float32]:

@@ -41,8 +41,8 @@ def taker() -> TakeLargest:
                     f"arrays must be float32 of one dimension and size {gradient.size}, "
                     f"not {each.dtype} {each.shape}"
                 )
-        if rest is not None and not rest.flags.c_contiguous:
-            raise ValueError("rest must be contiguous")
+        if rest is not None and not (rest.flags.c_contiguous and rest.flags.writeable):
+            raise ValueError("rest must be contiguous and writable")
         gradient = np.ascontiguousarray(gradient)
         residual = None if residual is None else np.ascontiguousarray(residual)
         index = np.empty(kept_of(gradient.size, share), np.int64)

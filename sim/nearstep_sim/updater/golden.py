@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NoReturn
 
@@ -20,7 +20,7 @@ from nearstep.errors import (
     OutOfBoundsError,
     WaitTimeoutError,
 )
-from nearstep_sim.golden import fp
+from nearstep_sim.golden import formats_cpp, fp
 from nearstep_sim.golden.rule import SparseGradient, evaluate
 from nearstep_sim.golden.topk import decompress
 from nearstep_sim.golden.topk_cpp import taker
@@ -45,7 +45,16 @@ KEPT_TRANSACTIONS = 32
 
 def make_engines(config: AdamKernelConfig, kind: str) -> Sequence[Engine]:
     """The arithmetic of each rule of a kernel, compiled if need be."""
+    if kind == "cpp" and any(form != "fp32" for form in _formats(config)):
+        formats_cpp.load()
     return [_engine(rule, kind) for rule in config.rule_set.rules]
+
+
+def _formats(config: AdamKernelConfig) -> Iterator[str]:
+    """Formats of numbers that a kernel can have in memory."""
+    yield from config.gradient_formats
+    yield from config.copy_out_formats
+    yield from config.rule_set.whole.formats.values()
 
 
 def make_bulk(kind: str) -> Bulk | None:

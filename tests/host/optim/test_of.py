@@ -1,6 +1,7 @@
 """Optimizers of torch from files: what they compute is the golden model's, bit for bit."""
 
 import copy
+import inspect
 import pickle
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import nearstep
 from nearstep.backends.emulated import EmulatedBackend, Injection
 from nearstep.errors import ArgumentError, BusResponseError, OptionError
 from nearstep.torch.errors import HyperparameterError
+from nearstep.torch.settings import OnDevice
 from nearstep.updater.device import KernelDevice
 from nearstep_sim.golden.rule import evaluate
 from nearstep_spec.rule.rules import optimizer_named
@@ -394,3 +396,27 @@ def test_a_state_with_the_name_of_something_else_is_told(
     path.write_text(OWN_STATES.replace("fast", state))
     with pytest.raises(OptionError, match=message):
         nearstep.open(f"{GOLDEN}&rules={path}:OWN")
+
+
+@pytest.mark.parametrize("name", ["Adam", "AdamW", "SGD", "Adagrad"])
+def test_classes_take_what_torch_takes_and_say_what_else(name: str) -> None:
+    make = getattr(nearstep.optim, name)
+    ours = inspect.signature(make).parameters
+    theirs = inspect.signature(getattr(torch.optim, name)).parameters
+    assert set(ours) - set(theirs) <= {
+        "device",
+        *OnDevice.__annotations__,
+        "decoupled_weight_decay",
+    }
+    for key, each in theirs.items():
+        if each.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD:
+            assert list(ours).index(key) == list(theirs).index(key)
+            assert ours[key].default == each.default
+    assert set(OnDevice.__annotations__) <= set(ours)
+    assert (ours["error_feedback"].default, ours["compression_form"].default) == (True, "fused")
+    with pytest.raises(
+        TypeError, match=rf"^{name}\(\) got an unexpected keyword argument 'amsgard'"
+    ):
+        make(parameters(16), device=GOLDEN, amsgard=True)
+    with pytest.raises(TypeError, match=rf"^{name}\(\) missing 1 .* 'device'"):
+        make(parameters(16))

@@ -115,8 +115,12 @@ def test_arrays_that_do_not_fit_are_refused_by_compiled_code():
         for arrays in ((good, wrong, None), (good, None, wrong)):
             with pytest.raises(ValueError, match="float32 of one dimension and size 10"):
                 take(*arrays, 0.5)
-    with pytest.raises(ValueError, match="contiguous"):
-        take(good, None, np.zeros(20, np.float32)[::2], 0.5)
+    fixed = np.zeros(10, np.float32)
+    fixed.flags.writeable = False
+    for rest in (np.zeros(20, np.float32)[::2], fixed):
+        with pytest.raises(ValueError, match="contiguous and writable"):
+            take(good, None, rest, 0.5)
+    assert fixed.tolist() == [0.0] * 10
 
 
 def test_at_least_one_element_of_each_block_is_kept_and_none_of_nothing():

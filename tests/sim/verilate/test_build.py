@@ -10,9 +10,12 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
+import nearstep_hw
+import nearstep_spec
 from nearstep_sim.verilate import build
 from nearstep_spec import cache
 from nearstep_spec.cache import CacheError
@@ -101,6 +104,20 @@ def test_verilog_is_named_by_its_key_and_extra_sources(folder: Path) -> None:
     assert build.verilog_of("m 1", generate, sources=[extra]) != first
     assert build.verilog_of("m 2", generate, sources=[extra]) != first
     assert len(calls) == 3
+
+
+@pytest.mark.parametrize("package", [nearstep_hw, nearstep_spec], ids=lambda each: each.__name__)
+def test_verilog_is_named_by_the_sources_of_hardware_and_of_its_data(
+    package: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digest = build._hardware_sources.__wrapped__
+    copy = Path(shutil.copytree(package.__path__[0], tmp_path / package.__name__))
+    before = digest()
+    monkeypatch.setattr(package, "__path__", [str(copy)])
+    assert digest() == before
+    changed = sorted(copy.rglob("*.py"))[-1]
+    changed.write_text(changed.read_text() + "# changed\n")
+    assert digest() != before
 
 
 def test_the_place_of_the_cache_is_the_environments(monkeypatch, tmp_path) -> None:
