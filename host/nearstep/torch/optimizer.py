@@ -77,7 +77,7 @@ class DeviceOptimizer(Optimizer):
     """State of a parameter."""
 
     definition: rules.Optimizer
-    """What the device is told."""
+    """The optimizer as data, which the device takes."""
 
     _interrupted: str | None
     _report_inf: Tensor | None

@@ -8,7 +8,7 @@ from collections import defaultdict
 import numpy as np
 from numpy.typing import NDArray
 
-LINE_BYTES = 64
+from nearstep.allocator import LINE_BYTES
 
 
 def empty(size: int) -> NDArray[np.float32]:

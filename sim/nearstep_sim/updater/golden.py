@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NoReturn
 
@@ -33,6 +33,7 @@ from nearstep_spec.csr.block import Response
 from nearstep_spec.rule.rule import Rule
 from nearstep_spec.rule.scale import GRADIENT
 from nearstep_spec.updater.config import AdamKernelConfig
+from nearstep_spec.updater.operands import operands
 
 STEP_ELEMENTS = 1 << 22
 """Elements of one step while the device is waited for: 16 MiB of each array."""
@@ -45,16 +46,9 @@ KEPT_TRANSACTIONS = 32
 
 def make_engines(config: AdamKernelConfig, kind: str) -> Sequence[Engine]:
     """The arithmetic of each rule of a kernel, compiled if need be."""
-    if kind == "cpp" and any(form != "fp32" for form in _formats(config)):
+    if kind == "cpp" and any(each.has_16_bits for each in operands(config).values()):
         formats_cpp.load()
     return [_engine(rule, kind) for rule in config.rule_set.rules]
-
-
-def _formats(config: AdamKernelConfig) -> Iterator[str]:
-    """Formats of numbers that a kernel can have in memory."""
-    yield from config.gradient_formats
-    yield from config.copy_out_formats
-    yield from config.rule_set.whole.formats.values()
 
 
 def make_bulk(kind: str) -> Bulk | None:

@@ -8,7 +8,6 @@ table: one more of either is one more row.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,40 +19,28 @@ from nearstep.updater.run import UpdateRun
 from nearstep_sim.golden import fp
 from nearstep_sim.golden.rule import evaluate
 from nearstep_spec.fp import BF16, FP16
-from nearstep_spec.rule.optimizer import Flag, Form, Numbers, Optimizer
+from nearstep_spec.rule.optimizer import Form, Optimizer
 from nearstep_spec.rule.rules import OPTIMIZERS, optimizer_named
 from nearstep_spec.updater.operands import element_bytes
 
+from ..optimizers import FORMATS as EVERY_FORMAT
+from ..optimizers import GROUPS, hyper_of
 from .conftest import SIM_CARD_SHAPE, chosen
 from .updates import FORMATS, accelerated, gradients, rounded, widened
 
-EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
-LION, MIXED, NARROW = (
-    f"{EXAMPLES}/{each}"
-    for each in ("lion.py:LION", "adam_bf16.py:ADAM_BF16", "adam_bf16.py:ADAM_ALL_BF16")
-)
-WIDE_STATES = sorted({rule for each in OPTIMIZERS.values() for rule in each.by_rule})
-GROUPS = {
-    "all": (f"{','.join(WIDE_STATES)},{LION}", [*OPTIMIZERS, LION]),
-    "mixed": (MIXED, [MIXED]),
-    "narrow": (NARROW, [NARROW]),
-}
-"""Rules that one kernel can have, and the optimizers that are tried with them."""
-
-REST = "gradient_formats=fp32,fp16,bf16&gradient_scale=yes&copy_out_formats=fp16,bf16"
 SHAPE = "lanes=4&block_bytes=512&memory_bytes=1MiB"
 DEVICES = {
-    "golden-numpy": f"golden:axdimm?{SHAPE}&engine=numpy&{REST}",
-    "golden-cpp": f"golden:axdimm?{SHAPE}&{REST}",
-    "golden-dimm": f"golden:axdimm?channels=2&block_bytes=512&memory_bytes=2MiB&{REST}",
-    "golden-card": f"golden:smartssd?{SHAPE.replace('block', 'chunk')}&{REST}",
-    "sim-ideal": f"sim:axdimm?{SHAPE}&fu=native&{REST}",
-    "sim-stalled": f"sim:axdimm?{SHAPE}&memory=halfduplex&stall=0.3&seed=7&{REST}",
-    "sim-dimm": f"sim:axdimm?memory=ddr4-1600&block_bytes=1024&functional_units=4&fu=native&{REST}",
-    "sim-card": f"sim:smartssd?{SHAPE.replace('block', 'chunk')}&fu=native&stall=0.2&{REST}",
+    "golden-numpy": f"golden:axdimm?{SHAPE}&engine=numpy",
+    "golden-cpp": f"golden:axdimm?{SHAPE}",
+    "golden-dimm": "golden:axdimm?channels=2&block_bytes=512&memory_bytes=2MiB",
+    "golden-card": f"golden:smartssd?{SHAPE.replace('block', 'chunk')}",
+    "sim-ideal": f"sim:axdimm?{SHAPE}&fu=native",
+    "sim-stalled": f"sim:axdimm?{SHAPE}&memory=halfduplex&stall=0.3&seed=7",
+    "sim-dimm": "sim:axdimm?memory=ddr4-1600&block_bytes=1024&functional_units=4&fu=native",
+    "sim-card": f"sim:smartssd?{SHAPE.replace('block', 'chunk')}&fu=native&stall=0.2",
 }
 URLS = {
-    f"{device}-{group}": (f"{url}&rules={rules}", names)
+    f"{device}-{group}": (f"{url}&{EVERY_FORMAT}&rules={rules}", names)
     for device, url in DEVICES.items()
     for group, (rules, names) in GROUPS.items()
 }
@@ -62,25 +49,6 @@ IN_DEPTH = [name for name in URLS if name.startswith("sim") and "shipped" not in
 COUNTS = (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 33, 127, 128, 129, 257, 1001, 4099)
 SCALES = (1.0, 2.0**-7, -0.3, 0.0)
 SEED = 70
-ORDINARY = (3e-3, 0.5)
-"""Hyper-parameters lie between these, where they may."""
-
-
-def hyper_of(optimizer: Optimizer, form: Form, rng: np.random.Generator) -> dict[str, object]:
-    """Hyper-parameters that ask for a form of an optimizer."""
-    names = {each.when for each in optimizer.forms} - {form.when}
-    made: dict[str, object] = {}
-    for name, kind in optimizer.hyper.items():
-        if isinstance(kind, Flag):
-            made[name] = name == form.when or bool(name not in names and rng.integers(2))
-        elif isinstance(kind, Numbers):
-            made[name] = tuple(rng.uniform(0.5, 0.99) for _ in kind.default)
-        else:
-            made[name] = 0.0 if name in names else float(rng.uniform(*ORDINARY))
-    while optimizer.conflict is not None and (wrong := optimizer.conflict(made)) is not None:
-        kind = optimizer.hyper[wrong[0]]
-        made[wrong[0]] = False if isinstance(kind, Flag) else 0.0
-    return made
 
 
 class Step:
@@ -192,7 +160,7 @@ def test_a_step_is_that_of_the_rule(opened: tuple[KernelDevice, list[str]]) -> N
                 }
                 step = Step(device, form, count, gradient, SEED + count)
                 compared += step.run(optimizer, copy, scale, **given)
-                expected += count * (len(step.buffers) + (copy is not None))
+                expected += count * (len(form.rule.arrays_in) + (copy is not None))
     print(f"{compared} elements of {len(tried)} rules compared: {', '.join(sorted(tried))}")
     assert tried == set(device.config.rule_set.names)
     assert compared == expected >= len(tried) * 3 * sum(COUNTS)
@@ -200,7 +168,7 @@ def test_a_step_is_that_of_the_rule(opened: tuple[KernelDevice, list[str]]) -> N
 
 @pytest.mark.parametrize("array", ["p", "m", "g"])
 def test_one_wrong_bit_is_seen(array: str) -> None:
-    with nearstep.open(DEVICES["golden-numpy"]) as device:
+    with nearstep.open(f"{DEVICES['golden-numpy']}&{EVERY_FORMAT}") as device:
         optimizer = optimizer_named("adam")
         step = Step(device, optimizer.by_rule["adam"], 129, "bf16", SEED)
         before = step.before[array].copy()

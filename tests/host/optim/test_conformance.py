@@ -7,7 +7,6 @@ come from their data, and one more of them is one more row.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,49 +19,28 @@ from nearstep.torch import convert
 from nearstep_sim.golden import fp
 from nearstep_sim.golden.rule import evaluate
 from nearstep_spec.fp import BF16
-from nearstep_spec.rule.optimizer import Flag, Form, Numbers, Optimizer
-from nearstep_spec.rule.rules import OPTIMIZERS, optimizer_named
+from nearstep_spec.rule.optimizer import Form, Optimizer
+from nearstep_spec.rule.rules import optimizer_named
 
 from ..driver.conftest import chosen
+from ..optimizers import FORMATS, GROUPS, hyper_of
 
-EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
-LION, MIXED, NARROW = (
-    f"{EXAMPLES}/{each}"
-    for each in ("lion.py:LION", "adam_bf16.py:ADAM_BF16", "adam_bf16.py:ADAM_ALL_BF16")
-)
-WIDE_RULES = sorted({rule for each in OPTIMIZERS.values() for rule in each.by_rule})
-RULES = {**dict.fromkeys((*OPTIMIZERS, LION), f"{','.join(WIDE_RULES)},{LION}")}
-RULES |= {MIXED: MIXED, NARROW: NARROW}
+RULES = {name: rules for rules, names in GROUPS.values() for name in names}
 """Rules of the device on which an optimizer is tried."""
 
-REST = "gradient_formats=fp32,fp16,bf16&gradient_scale=yes&copy_out_formats=fp16,bf16"
 DEVICES = {
-    "golden-cpp": f"golden:axdimm?memory_bytes=4MiB&{REST}",
-    "golden-dimm": f"golden:axdimm?channels=2&memory_bytes=4MiB&engine=numpy&{REST}",
-    "golden-card": f"golden:smartssd?memory_bytes=4MiB&{REST}",
+    "golden-cpp": f"golden:axdimm?memory_bytes=4MiB&{FORMATS}",
+    "golden-dimm": f"golden:axdimm?channels=2&memory_bytes=4MiB&engine=numpy&{FORMATS}",
+    "golden-card": f"golden:smartssd?memory_bytes=4MiB&{FORMATS}",
     "sim-stalled": (
         "sim:axdimm?lanes=4&block_bytes=512&memory_bytes=1MiB&memory=halfduplex&fu=native"
-        f"&stall=0.3&seed=7&{REST}"
+        f"&stall=0.3&seed=7&{FORMATS}"
     ),
 }
 NAMES = [pytest.param(name, id=name.rpartition(":")[2] or name) for name in RULES]
 SIZES = (1, 5, 16, 257, 1000)
 STEPS = 3
 SEED = 17
-
-
-def hyper_of(optimizer: Optimizer, form: Form, rng: np.random.Generator) -> dict[str, Any]:
-    """Hyper-parameters that ask for a form of an optimizer."""
-    others = {each.when for each in optimizer.forms} - {form.when}
-    made: dict[str, Any] = {}
-    for name, kind in optimizer.hyper.items():
-        if isinstance(kind, Flag):
-            made[name] = name == form.when
-        elif isinstance(kind, Numbers):
-            made[name] = tuple(rng.uniform(0.5, 0.99) for _ in kind.default)
-        else:
-            made[name] = 0.0 if name in others else float(rng.uniform(3e-3, 0.5))
-    return made
 
 
 class Expected:
