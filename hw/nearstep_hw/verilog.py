@@ -7,16 +7,18 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import count, groupby
 from pathlib import Path
 
 from amaranth.back import rtlil
 from amaranth.back.verilog import YosysError
-from amaranth.hdl import Const, Shape, Value
+from amaranth.hdl import Const, Fragment, Shape, Signal, Value
 from amaranth.hdl._ast import Operator
 from amaranth.hdl._ir import PortDirection
 from amaranth.lib import wiring
 
+from nearstep_hw.axi.signature import ChannelLayout
 from nearstep_spec.cache import yowasp_environment
 
 __all__ = ["flat_ports", "netlist", "to_verilog"]
@@ -67,7 +69,8 @@ def to_verilog(
     modules: Mapping[str, wiring.Component] | None = None,
 ) -> str:
     """Verilog of a component; the top module is called ``name``, its ports as in
-    :func:`flat_ports`. The text is the same for the same component and tools.
+    :func:`flat_ports`: those of AXI4 have the names of AMBA, `m_axi__awvalid`. The text is the same
+    for the same component and tools.
 
     ``modules`` follow behind it, by name: those that the component has instances of.
 
@@ -85,7 +88,17 @@ def to_verilog(
 def netlist(component: wiring.Component, name: str) -> str:
     """The RTLIL that Yosys makes the Verilog of; the same for the same component and tools."""
     with _no_collection():
-        text = rtlil.convert(component, name=name, ports=_ports(component), emit_src=False)
+        fragment = Fragment.get(component, None)
+        ports: dict[str, tuple[Value, PortDirection]] = {}
+        for port in _flat(component):
+            value, goes_in = port.value, port.direction is PortDirection.Input
+            if port.is_part:
+                value = Signal(len(port.value), name=port.name)
+                fragment.add_statements(
+                    "comb", port.value.eq(value) if goes_in else value.eq(port.value)
+                )
+            ports[port.name] = value, port.direction
+        text = rtlil.convert(fragment, name=name, ports=ports, emit_src=False)
     return str(text)
 
 
@@ -171,24 +184,36 @@ def flat_ports(component: wiring.Component) -> list[tuple[str, str, int]]:
 
     Members that are constant, as `ready` of a stream that is always ready, are no ports."""
     ports = [("clk", "input", 1), ("rst", "input", 1)]
-    for path, member, value in component.signature.flatten(component):
-        direction = "input" if member.flow is wiring.In else "output"
-        if not isinstance(value, Const):
-            ports.append(("__".join(map(str, path)), direction, len(Value.cast(value))))
-    return ports
+    return ports + [(port.name, port.direction.value, len(port.value)) for port in _flat(component)]
 
 
-def _ports(component: wiring.Component) -> dict[str, tuple[Value, PortDirection]]:
-    """Ports as Amaranth makes them itself, but for those that are constant: `ready` of a stream
-    that is always ready."""
-    return {
-        "__".join(map(str, path)): (
-            Value.cast(value),
-            PortDirection.Input if member.flow is wiring.In else PortDirection.Output,
-        )
-        for path, member, value in component.signature.flatten(component)
-        if not isinstance(value, Const)
-    }
+@dataclass(frozen=True)
+class _Port:
+    name: str
+    direction: PortDirection
+    value: Value
+    is_part: bool = False
+    """The value is a part of a signal: a member of the payload of an AXI4 channel."""
+
+
+def _flat(component: wiring.Component) -> Iterator[_Port]:
+    """Ports as Amaranth makes them itself, but for those that are constant, and for channels of
+    AXI4, whose signals have the names of AMBA: `m_axi.aw.payload.addr` is `m_axi__awaddr`."""
+    leaves = list(component.signature.flatten(component))
+    channels = {path[:-1] for path, member, _ in leaves if isinstance(member.shape, ChannelLayout)}
+    for path, member, value in leaves:
+        if isinstance(value, Const):
+            continue
+        direction = PortDirection.Input if member.flow is wiring.In else PortDirection.Output
+        prefix = "__".join(map(str, path[:-1]))
+        if path[:-1] not in channels:
+            yield _Port("__".join(map(str, path)), direction, Value.cast(value))
+        elif isinstance(member.shape, ChannelLayout):
+            for field, _ in member.shape:
+                part = Value.cast(value[field])
+                yield _Port(f"{prefix}{field}", direction, part, is_part=True)
+        else:
+            yield _Port(f"{prefix}{path[-1]}", direction, Value.cast(value))
 
 
 @contextmanager

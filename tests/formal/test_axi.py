@@ -318,7 +318,7 @@ class WindowedReads(Component):
             connect(m, flipped(self.i), mover.i)
         m.d.comb += [
             checker.i_clear.eq(self.i_clear),
-            mover.bus.arready.eq(self.i_ready),
+            mover.bus.ar.ready.eq(self.i_ready),
             Assume((self.i.payload.beats > 0) & (self.i.payload.beats <= self.BURST)),
         ]
         bus = mover.bus
@@ -330,8 +330,8 @@ class WindowedReads(Component):
             allowed = [w.valid & w.read & (w.base <= byte) & (byte < w.limit) for w in self.window]
             return ~inside | allowed[0] | allowed[1]
 
-        with m.If(bus.arvalid):
-            m.d.comb += Assert(granted(bus.araddr, bus.arlen + 1))
+        with m.If(bus.ar.valid):
+            m.d.comb += Assert(granted(bus.ar.payload.addr, bus.ar.payload.len + 1))
         if self.checked:
             with m.If(checker.o.valid):
                 offered = checker.o.payload
@@ -343,7 +343,7 @@ class WindowedReads(Component):
                 m.d.comb += Assert(~checker.o.valid & ~checker.i.ready)
         history.keeps_valid(checker.o, cleared=self.i_clear)
         m.d.comb += [
-            Cover(bus.arvalid & granted(bus.araddr, bus.arlen + 1)),
+            Cover(bus.ar.valid & granted(bus.ar.payload.addr, bus.ar.payload.len + 1)),
             Cover(checker.o_refused),
         ]
         return m
@@ -393,21 +393,21 @@ class ReadProperties(Component):
             behind.eq(owed[self.i_rid] - 1),
             dut.i_gain.eq(self.i_gain),
             dut.i_stop.eq(self.i_stop),
-            bus.arready.eq(self.i_arready),
-            bus.rvalid.eq(self.i_rvalid),
-            bus.rid.eq(self.i_rid),
-            bus.rlast.eq(ends[self.i_rid].bit_select(behind, 1)),
+            bus.ar.ready.eq(self.i_arready),
+            bus.r.valid.eq(self.i_rvalid),
+            bus.r.payload.id.eq(self.i_rid),
+            bus.r.payload.last.eq(ends[self.i_rid].bit_select(behind, 1)),
             Assume((burst.beats > 0) & (burst.beats <= self.BURST)),
             Assume(burst.stream < self.STREAMS),
             Assume(burst.address[1:] == 0),  # an address is only handed on: two will do
             Assume(~self.i_rvalid | (owed[self.i_rid] != 0)),
             Assume(~self.i_gain | ((landed[0] != 0) & (landed[1] != 0))),
-            Assert(bus.rready),
+            Assert(bus.r.ready),
         ]
         for index in range(self.STREAMS):
-            asked = bus.arvalid & self.i_arready & (bus.arid == index)
+            asked = bus.ar.valid & self.i_arready & (bus.ar.payload.id == index)
             comes = self.i_rvalid & (self.i_rid == index)
-            beats = bus.arlen + 1
+            beats = bus.ar.payload.len + 1
             m.d.comb += Assert(dut.o_landed[index] == comes)
             m.d.sync += [
                 owed[index].eq(owed[index] + Mux(asked, beats, 0) - comes),
@@ -416,20 +416,20 @@ class ReadProperties(Component):
             with m.If(asked):  # the bit of a beat is the number of beats owed behind it
                 m.d.sync += ends[index].eq((ends[index] << beats) | 1)
             # Beats that are in FIFOs, on their way, or offered on AR.
-            offered = Mux(bus.arvalid & (bus.arid == index), beats, 0)
+            offered = Mux(bus.ar.valid & (bus.ar.payload.id == index), beats, 0)
             m.d.comb += Assert(landed[index] + owed[index] + offered <= self.LANDING)
-        nothing = (owed[0] == 0) & (owed[1] == 0) & ~bus.arvalid
+        nothing = (owed[0] == 0) & (owed[1] == 0) & ~bus.ar.valid
         m.d.comb += Assert(dut.o_idle == nothing)
 
-        ar = (bus.arid, bus.araddr, bus.arlen)
-        waits = history.before(bus.arvalid & ~bus.arready)
-        stopped = history.before(self.i_stop & (~bus.arvalid | bus.arready))
+        ar = (bus.ar.payload.id, bus.ar.payload.addr, bus.ar.payload.len)
+        waits = history.before(bus.ar.valid & ~bus.ar.ready)
+        stopped = history.before(self.i_stop & (~bus.ar.valid | bus.ar.ready))
         for value in ar:
             past = history.before(value)
             with m.If(history.exists & waits):
-                m.d.comb += [Assert(bus.arvalid), Assert(value == past)]
+                m.d.comb += [Assert(bus.ar.valid), Assert(value == past)]
         with m.If(history.exists & stopped):
-            m.d.comb += Assert(~bus.arvalid)
+            m.d.comb += Assert(~bus.ar.valid)
         m.d.comb += Cover((landed[0] == self.LANDING) & (landed[1] == self.LANDING))
         return m
 
@@ -475,22 +475,22 @@ class WriteProperties(Component):
         waiting = Signal(4)
         beat = Signal(2)
 
-        shown = bus.awvalid & ~history.before(bus.awvalid & ~bus.awready)
-        w_fires = bus.wvalid & bus.wready
-        finished = w_fires & bus.wlast
+        shown = bus.aw.valid & ~history.before(bus.aw.valid & ~bus.aw.ready)
+        w_fires = bus.w.valid & bus.w.ready
+        finished = w_fires & bus.w.payload.last
         m.d.comb += [
             dut.i_gain.eq(self.i_gain),
             dut.i_stop.eq(self.i_stop),
             dut.i_tail.eq(1),
-            bus.awready.eq(self.i_awready),
-            bus.wready.eq(self.i_wready),
-            bus.bvalid.eq(self.i_bvalid),
-            bus.bid.eq(self.i_bid),
+            bus.aw.ready.eq(self.i_awready),
+            bus.w.ready.eq(self.i_wready),
+            bus.b.valid.eq(self.i_bvalid),
+            bus.b.payload.id.eq(self.i_bid),
             Assume((burst.beats > 0) & (burst.beats <= self.BURST)),
             Assume(burst.stream < self.STREAMS),
             Assume(burst.address[1:] == 0),  # an address is only handed on: two will do
             Assume(~self.i_bvalid | (unanswered[self.i_bid] != 0)),
-            Assert(bus.bready),
+            Assert(bus.b.ready),
         ]
         m.d.sync += made.eq(made + self.i_gain)
         for index, beats in enumerate(dut.data):
@@ -502,19 +502,19 @@ class WriteProperties(Component):
                 Assert(~beats.ready | beats.valid),
             ]
             m.d.sync += sent[index].eq(sent[index] + (beats.valid & beats.ready))
-            mine = bus.awvalid & (bus.awid == index)
+            mine = bus.aw.valid & (bus.aw.payload.id == index)
             with m.If(mine):  # announced beats exist
                 m.d.comb += Assert(
-                    (announced[index] + bus.awlen + 1)[:4] - sent[index] <= in_buffer
+                    (announced[index] + bus.aw.payload.len + 1)[:4] - sent[index] <= in_buffer
                 )
-            with m.If(mine & bus.awready):
-                m.d.sync += announced[index].eq(announced[index] + bus.awlen + 1)
+            with m.If(mine & bus.aw.ready):
+                m.d.sync += announced[index].eq(announced[index] + bus.aw.payload.len + 1)
             ends = finished & (order[0][2:] == index)
             answered = self.i_bvalid & (self.i_bid == index)
             m.d.sync += unanswered[index].eq(unanswered[index] + ends - answered)
 
         entry = Signal(3)
-        m.d.comb += entry.eq((bus.awid[0] << 2) | bus.awlen[:2])
+        m.d.comb += entry.eq((bus.aw.payload.id[0] << 2) | bus.aw.payload.len[:2])
         place = waiting - finished
         for index, slot in enumerate(order):
             following = order[index + 1] if index + 1 < len(order) else slot
@@ -522,27 +522,31 @@ class WriteProperties(Component):
             with m.If(shown & (place == index)):
                 m.d.sync += slot.eq(entry)
         m.d.sync += waiting.eq(waiting + shown - finished)
-        with m.If(bus.wvalid):
+        with m.If(bus.w.valid):
             m.d.comb += [
                 Assert(waiting != 0),
-                Assert(bus.wlast == (beat == order[0][:2])),
-                Assert(bus.wstrb == 1),
+                Assert(bus.w.payload.last == (beat == order[0][:2])),
+                Assert(bus.w.payload.strb == 1),
             ]
         with m.If(w_fires):
-            m.d.sync += beat.eq(Mux(bus.wlast, 0, beat + 1))
+            m.d.sync += beat.eq(Mux(bus.w.payload.last, 0, beat + 1))
 
-        nothing = ~bus.awvalid & (waiting == 0) & (unanswered[0] == 0) & (unanswered[1] == 0)
+        nothing = ~bus.aw.valid & (waiting == 0) & (unanswered[0] == 0) & (unanswered[1] == 0)
         m.d.comb += [Assert(dut.o_idle == nothing)]
         for valid, ready, values in (
-            (bus.awvalid, bus.awready, (bus.awid, bus.awaddr, bus.awlen)),
-            (bus.wvalid, bus.wready, (bus.wdata, bus.wlast)),
+            (
+                bus.aw.valid,
+                bus.aw.ready,
+                (bus.aw.payload.id, bus.aw.payload.addr, bus.aw.payload.len),
+            ),
+            (bus.w.valid, bus.w.ready, (bus.w.payload.data, bus.w.payload.last)),
         ):
             waits = history.before(valid & ~ready)
             for value in values:
                 past = history.before(value)
                 with m.If(history.exists & waits):
                     m.d.comb += [Assert(valid), Assert(value == past)]
-        m.d.comb += Cover((waiting == 3) & bus.wvalid)
+        m.d.comb += Cover((waiting == 3) & bus.w.valid)
         return m
 
 

@@ -258,32 +258,32 @@ class GateHolds(Component):
             gate.i_base.eq(self.i_base * PAGE_BYTES),
             gate.i_area.eq(self.i_area * PAGE_BYTES),
             gate.i_pages.eq(self.i_pages),
-            host.awvalid.eq(self.i_awvalid),
-            host.awaddr.eq(self.i_page * PAGE_BYTES),
-            host.wvalid.eq(self.i_wvalid),
-            host.bready.eq(1),
-            memory.awready.eq(self.i_awready),
-            memory.bvalid.eq(self.i_bvalid),
-            gate.read.arready.eq(1),
-            gate.write.awready.eq(1),
-            gate.write.wready.eq(1),
+            host.aw.valid.eq(self.i_awvalid),
+            host.aw.payload.addr.eq(self.i_page * PAGE_BYTES),
+            host.w.valid.eq(self.i_wvalid),
+            host.b.ready.eq(1),
+            memory.aw.ready.eq(self.i_awready),
+            memory.b.valid.eq(self.i_bvalid),
+            gate.read.ar.ready.eq(1),
+            gate.write.aw.ready.eq(1),
+            gate.write.w.ready.eq(1),
         ]
         waits, page = Signal(), Signal(2)
-        m.d.sync += [waits.eq(host.awvalid & ~host.awready), page.eq(self.i_page)]
-        m.d.comb += Assume(~waits | (host.awvalid & (self.i_page == page)))
+        m.d.sync += [waits.eq(host.aw.valid & ~host.aw.ready), page.eq(self.i_page)]
+        m.d.comb += Assume(~waits | (host.aw.valid & (self.i_page == page)))
         under_way = Signal(8)
         was_open, copied, given_up = Signal(), Signal(), Signal()
         passes, frozen = Signal(), Signal()
         offset = Signal(2)
         m.d.comb += [
-            passes.eq(memory.awvalid & memory.awready),
+            passes.eq(memory.aw.valid & memory.aw.ready),
             offset.eq(self.i_watched - self.i_base),
             frozen.eq(gate.o_open & ~given_up & (offset < self.i_pages + self.behind)),
             Assume(~self.i_bvalid | (under_way != 0)),
-            Assert(~passes | (host.awvalid & host.awready)),
+            Assert(~passes | (host.aw.valid & host.aw.ready)),
             Assert(~(passes & frozen & (self.i_page == self.i_watched)) | copied),
             Assert(~(gate.o_open & ~was_open) | (under_way == 0)),
-            Cover(gate.read.arvalid & (under_way == 2)),
+            Cover(gate.read.ar.valid & (under_way == 2)),
             Cover(passes & gate.o_open & (under_way == 1)),
         ]
         m.d.sync += [

@@ -1,7 +1,7 @@
 """Proofs of the joins: answers reach who asked, data follow their addresses, nothing starves."""
 
 import pytest
-from amaranth.hdl import Array, Assert, Assume, Cat, Const, Cover, Module, Mux, Signal, Value
+from amaranth.hdl import Array, Assert, Assume, Cat, Const, Cover, Module, Mux, Signal
 from amaranth.lib import stream
 from amaranth.lib.wiring import Component, In, connect, flipped
 
@@ -17,19 +17,6 @@ pytestmark = pytest.mark.formal
 PORTS, ID_WIDTH = 2, 1
 WIDTHS = {"address_width": 12, "data_width": 8}
 OUT_WIDTH = ID_WIDTH + 1
-
-
-def holds(history: History, port: object, channel: str, kind: type, names: tuple[str, ...]) -> None:
-    """States that a channel holds valid and payload until the transfer."""
-    valid, ready = getattr(port, f"{channel}valid"), getattr(port, f"{channel}ready")
-    waits = history.before(valid & ~ready)
-    payload = Cat(Value.cast(getattr(port, channel + name)) for name in names)
-    past = history.before(payload)
-    with history.m.If(history.exists & waits):
-        history.m.d.comb += [kind(valid), kind(payload == past)]
-
-
-ADDRESS = ("id", "addr", "len", "size", "burst")
 
 
 class ArbiterProperties(Component):
@@ -122,44 +109,46 @@ class ReadJoinProperties(Component):
         port = dut.m_axi
         for mine, its in zip(self.s_axi, dut.s_axi, strict=True):
             connect_channels(m, its, mine)
-            holds(history, its, "ar", Assume, ADDRESS)
-            m.d.comb += Assume(~its.arvalid | (its.arlen < 2))
+            history.keeps_valid(its.ar, Assume)
+            m.d.comb += Assume(~its.ar.valid | (its.ar.payload.len < 2))
         m.d.comb += [
-            port.arready.eq(self.i_arready),
-            port.rvalid.eq(self.i_rvalid),
-            port.rid.eq(self.i_rid),
-            port.rdata.eq(self.i_rdata),
-            Assert(port.rready),
+            port.ar.ready.eq(self.i_arready),
+            port.r.valid.eq(self.i_rvalid),
+            port.r.payload.id.eq(self.i_rid),
+            port.r.payload.data.eq(self.i_rdata),
+            Assert(port.r.ready),
         ]
-        holds(history, port, "ar", Assert, ADDRESS)
+        history.keeps_valid(port.ar)
 
         # What memory owes, by the IDs that it saw; and what each initiator is owed, by its own.
         owed = Array(Signal(5, name=f"owed{i}") for i in range(1 << OUT_WIDTH))
         m.d.comb += Assume(~self.i_rvalid | (owed[self.i_rid] != 0))
         for number, count in enumerate(owed):
-            asked = port.arvalid & port.arready & (port.arid == number)
+            asked = port.ar.valid & port.ar.ready & (port.ar.payload.id == number)
             comes = self.i_rvalid & (self.i_rid == number)
-            m.d.sync += count.eq(count + Mux(asked, port.arlen + 1, 0) - comes)
+            m.d.sync += count.eq(count + Mux(asked, port.ar.payload.len + 1, 0) - comes)
         for number, its in enumerate(dut.s_axi):
             for identifier in range(1 << ID_WIDTH):
                 mine = Signal(5, name=f"owed_{number}_{identifier}")
-                asks = its.arvalid & its.arready & (its.arid == identifier)
-                comes = its.rvalid & (its.rid == identifier)
+                asks = its.ar.valid & its.ar.ready & (its.ar.payload.id == identifier)
+                comes = its.r.valid & (its.r.payload.id == identifier)
                 m.d.comb += Assert(~comes | (mine != 0))
-                m.d.sync += mine.eq(mine + Mux(asks, its.arlen + 1, 0) - comes)
-                on_the_way = port.arvalid & (port.arid == (number << ID_WIDTH | identifier))
+                m.d.sync += mine.eq(mine + Mux(asks, its.ar.payload.len + 1, 0) - comes)
+                on_the_way = port.ar.valid & (
+                    port.ar.payload.id == (number << ID_WIDTH | identifier)
+                )
                 out = owed[number << ID_WIDTH | identifier]
                 m.d.comb += [
                     Assume(~asks | (mine < self.MOST)),
-                    Assert(mine == (out + Mux(on_the_way, port.arlen + 1, 0))[:5]),
+                    Assert(mine == (out + Mux(on_the_way, port.ar.payload.len + 1, 0))[:5]),
                     Assert((mine <= self.MOST + 1) & (out <= self.MOST + 1)),
                 ]
-            m.d.comb += Assert(~its.rvalid | (its.rdata == self.i_rdata))
-        answered = Cat(its.rvalid for its in dut.s_axi)
+            m.d.comb += Assert(~its.r.valid | (its.r.payload.data == self.i_rdata))
+        answered = Cat(its.r.valid for its in dut.s_axi)
         m.d.comb += [
             Assert((answered == 0) | (answered == 1) | (answered == 2)),
             Assert(answered.any() == self.i_rvalid),
-            Assert(~port.arvalid | (port.arlen < 2)),
+            Assert(~port.ar.valid | (port.ar.payload.len < 2)),
             Cover((owed[0] != 0) & (owed[3] != 0) & self.i_rvalid & (self.i_rid == 3)),
         ]
         return m
@@ -192,47 +181,47 @@ class WriteJoinProperties(Component):
         port = dut.m_axi
         for number, (mine, its) in enumerate(zip(self.s_axi, dut.s_axi, strict=True)):
             connect_channels(m, its, mine)
-            holds(history, its, "aw", Assume, ADDRESS)
-            holds(history, its, "w", Assume, ("data", "strb", "last"))
+            history.keeps_valid(its.aw, Assume)
+            history.keeps_valid(its.w, Assume)
             # Beats are marked with their sender.
-            m.d.comb += Assume(~its.wvalid | (its.wdata[0] == number))
+            m.d.comb += Assume(~its.w.valid | (its.w.payload.data[0] == number))
         m.d.comb += [
-            port.awready.eq(self.i_awready),
-            port.wready.eq(self.i_wready),
-            port.bvalid.eq(self.i_bvalid),
-            port.bid.eq(self.i_bid),
-            Assert(port.bready),
+            port.aw.ready.eq(self.i_awready),
+            port.w.ready.eq(self.i_wready),
+            port.b.valid.eq(self.i_bvalid),
+            port.b.payload.id.eq(self.i_bid),
+            Assert(port.b.ready),
         ]
-        holds(history, port, "aw", Assert, ADDRESS)
-        holds(history, port, "w", Assert, ("data", "strb", "last"))
+        history.keeps_valid(port.aw)
+        history.keeps_valid(port.w)
 
         # Owners of the addresses shown whose last beat was not sent, oldest first.
         slots = self.DEPTH + 2
         order = [Signal(name=f"order{i}") for i in range(slots)]
         waiting = Signal(range(slots + 1))
-        shown = port.awvalid & ~history.before(port.awvalid & ~port.awready)
-        finished = port.wvalid & port.wready & port.wlast
+        shown = port.aw.valid & ~history.before(port.aw.valid & ~port.aw.ready)
+        finished = port.w.valid & port.w.ready & port.w.payload.last
         place = waiting - finished
         for index, slot in enumerate(order):
             following = order[index + 1] if index + 1 < slots else slot
             m.d.sync += slot.eq(Mux(finished, following, slot))
             with m.If(shown & (place == index)):
-                m.d.sync += slot.eq(port.awid[-1])
+                m.d.sync += slot.eq(port.aw.payload.id[-1])
         m.d.sync += waiting.eq(waiting + shown - finished)
         m.d.comb += [
             Assert(waiting <= slots),
-            Assert(~port.wvalid | (waiting != 0)),
-            Cover((waiting == 3) & port.wvalid & (order[0] != order[1])),
+            Assert(~port.w.valid | (waiting != 0)),
+            Cover((waiting == 3) & port.w.valid & (order[0] != order[1])),
         ]
         sender = order[0] if self.in_order else ~order[0]
-        with m.If(port.wvalid):
-            m.d.comb += Assert(port.wdata[0] == sender)
+        with m.If(port.w.valid):
+            m.d.comb += Assert(port.w.payload.data[0] == sender)
         for number, its in enumerate(dut.s_axi):
-            taken = its.wvalid & its.wready
+            taken = its.w.valid & its.w.ready
             m.d.comb += [
-                Assert(taken == (port.wvalid & port.wready & (order[0] == number))),
-                Assert(its.bvalid == (self.i_bvalid & (self.i_bid[-1] == number))),
-                Assert(~its.bvalid | (its.bid == self.i_bid[:ID_WIDTH])),
+                Assert(taken == (port.w.valid & port.w.ready & (order[0] == number))),
+                Assert(its.b.valid == (self.i_bvalid & (self.i_bid[-1] == number))),
+                Assert(~its.b.valid | (its.b.payload.id == self.i_bid[:ID_WIDTH])),
             ]
         return m
 

@@ -7,7 +7,6 @@ from amaranth.lib.wiring import In, Out
 from nearstep_hw.axdimm.host_front_end import HOST_PORT
 from nearstep_hw.axdimm.memory_channel import MemoryChannel
 from nearstep_hw.axi.burst import id_width
-from nearstep_hw.axi.signature import connect_channels
 from nearstep_hw.dram.dfi import DfiSignature
 from nearstep_hw.updater.shell import KernelShell, unit_bank
 from nearstep_spec.axdimm.registers import window_base
@@ -83,7 +82,7 @@ class AxdimmChannel(wiring.Component):
         wiring.connect(m, memory.dfi, wiring.flipped(self.dfi))
         wiring.connect(m, shell.m_axi, memory.s_axi)
         wiring.connect(m, memory.kernel, shell.csr_line)
-        connect_channels(m, shell.fu, self.fu)
+        wiring.connect(m, shell.fu, wiring.flipped(self.fu))
         m.d.comb += [
             self.o_kernel_reset.eq(memory.o_kernel_reset),
             self.o_acceleration.eq(memory.o_acceleration),

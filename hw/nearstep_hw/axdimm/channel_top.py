@@ -8,7 +8,6 @@ from amaranth.lib.wiring import In, Out
 
 from nearstep_hw.axdimm.channel import AxdimmChannel
 from nearstep_hw.axdimm.host_front_end import HOST_PORT, HOST_READ_LATENCY
-from nearstep_hw.axi.signature import connect_channels
 from nearstep_hw.dram.dfi import DfiSignature
 from nearstep_hw.rule.rtl import FunctionalUnit
 from nearstep_hw.updater.unit_row import UnitRow
@@ -70,6 +69,6 @@ class AxdimmChannelTop(wiring.Component):
         m.submodules.units = units = UnitRow(self.config, self.unit)
         wiring.connect(m, wiring.flipped(self.host), channel.host)
         wiring.connect(m, channel.dfi, wiring.flipped(self.dfi))
-        connect_channels(m, channel.fu, units.fu)
+        wiring.connect(m, channel.fu, units.fu)
         m.d.comb += units.i_reset.eq(channel.o_kernel_reset)
         return m

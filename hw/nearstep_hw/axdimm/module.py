@@ -8,7 +8,6 @@ from amaranth.lib.wiring import In, Out, Signature
 
 from nearstep_hw.axdimm.channel import AxdimmChannel
 from nearstep_hw.axdimm.host_front_end import HOST_READ_LATENCY
-from nearstep_hw.axi.signature import connect_channels
 from nearstep_hw.dram.dfi import HOST_DATA_BYTES, HOST_PHASES, DfiSignature
 from nearstep_hw.rule.rtl import FunctionalUnit
 from nearstep_hw.updater.shell import unit_bank
@@ -149,7 +148,7 @@ class ModuleShell(wiring.Component):
             ]
             data = Mux(channel.host.rddata_valid, channel.host.rddata, data)
             wiring.connect(m, channel.dfi, wiring.flipped(getattr(self, f"dfi{number}")))
-            connect_channels(m, channel.fu, getattr(self, f"fu{number}"))
+            wiring.connect(m, channel.fu, wiring.flipped(getattr(self, f"fu{number}")))
         valid = Cat(channel.host.rddata_valid for channel in self.channels)
         m.d.comb += [host.rddata.eq(data), host.rddata_valid.eq(valid.any())]
         return m
@@ -202,6 +201,6 @@ class AxdimmModule(wiring.Component):
             dfi = getattr(self, f"dfi{number}")
             wiring.connect(m, getattr(shell, f"dfi{number}"), wiring.flipped(dfi))
             m.submodules[f"units{number}"] = units = UnitRow(self.config, self.unit)
-            connect_channels(m, getattr(shell, f"fu{number}"), units.fu)
+            wiring.connect(m, getattr(shell, f"fu{number}"), units.fu)
             m.d.comb += units.i_reset.eq(getattr(shell, f"o_kernel_reset{number}"))
         return m

@@ -6,22 +6,8 @@ from amaranth.lib.wiring import In, Out
 
 from nearstep_hw.axi.arbiter import StreamArbiter
 from nearstep_hw.axi.burst import id_width as number_width
-from nearstep_hw.axi.signature import Axi4ReadSignature, Axi4WriteSignature, BurstType
+from nearstep_hw.axi.signature import AddressLayout, Axi4ReadSignature, Axi4WriteSignature
 from nearstep_hw.stream.fifo import StreamFifo
-
-
-class AddressLayout(data.StructLayout):
-    """The payload of AR or AW; members have the AMBA names without their prefix.
-
-    Parameters
-    ----------
-    address_width, id_width : bits.
-    """
-
-    def __init__(self, *, address_width: int, id_width: int) -> None:
-        super().__init__(
-            {"id": id_width, "addr": address_width, "len": 8, "size": 3, "burst": BurstType}
-        )
 
 
 class _AxiJoin(wiring.Component):
@@ -50,27 +36,16 @@ class _AxiJoin(wiring.Component):
             }
         )
 
-    def _join_addresses(self, m: Module, prefix: str) -> None:
+    def _join_addresses(self, m: Module, channels: list[object], joined: object) -> None:
         """Connects AR or AW of the initiators, through the arbiter, to that of the port."""
-        arbiter, port = self.arbiter, self.m_axi
-        taken = arbiter.o.payload
-        for initiator, entry in zip(self.s_axi, arbiter.i, strict=True):
-            m.d.comb += [
-                entry.valid.eq(getattr(initiator, f"{prefix}valid")),
-                getattr(initiator, f"{prefix}ready").eq(entry.ready),
-                *(
-                    getattr(entry.payload, name).eq(getattr(initiator, prefix + name))
-                    for name in ("id", "addr", "len", "size", "burst")
-                ),
-            ]
+        taken = self.arbiter.o.payload
+        for channel, entry in zip(channels, self.arbiter.i, strict=True):
+            wiring.connect(m, wiring.flipped(channel), entry)
         m.d.comb += [
-            getattr(port, f"{prefix}valid").eq(arbiter.o.valid),
-            arbiter.o.ready.eq(getattr(port, f"{prefix}ready")),
-            getattr(port, f"{prefix}id").eq(Cat(taken.payload.id, taken.owner)),
-            *(
-                getattr(port, prefix + name).eq(getattr(taken.payload, name))
-                for name in ("addr", "len", "size", "burst")
-            ),
+            joined.valid.eq(self.arbiter.o.valid),
+            self.arbiter.o.ready.eq(joined.ready),
+            *_copied(joined.payload, taken.payload),
+            joined.payload.id.eq(Cat(taken.payload.id, taken.owner)),
         ]
 
     def _owner(self, identifier: Value) -> Value:
@@ -123,18 +98,15 @@ class AxiReadJoin(_AxiJoin):
     def elaborate(self, platform: object) -> Elaboratable:
         m = Module()
         m.submodules.arbiter = self.arbiter
-        port = self.m_axi
+        beats = self.m_axi.r
 
-        self._join_addresses(m, "ar")
-        m.d.comb += port.rready.eq(1)
+        self._join_addresses(m, [initiator.ar for initiator in self.s_axi], self.m_axi.ar)
+        m.d.comb += beats.ready.eq(1)
         for number, initiator in enumerate(self.s_axi):
-            mine = self._owner(port.rid) == number
+            mine = self._owner(beats.payload.id) == number
             m.d.comb += [
-                initiator.rvalid.eq(port.rvalid & mine),
-                *(
-                    getattr(initiator, name).eq(getattr(port, name))
-                    for name in ("rid", "rdata", "rresp", "rlast")
-                ),
+                initiator.r.valid.eq(beats.valid & mine),
+                *_copied(initiator.r.payload, beats.payload),
             ]
         return m
 
@@ -186,28 +158,31 @@ class AxiWriteJoin(_AxiJoin):
         m = Module()
         m.submodules.arbiter = arbiter = self.arbiter
         m.submodules.owners = owners = self.owners
-        port = self.m_axi
         sender = owners.o.payload  # whose data are to be sent
+        sending = Array(initiator.w.valid for initiator in self.s_axi)[sender]
+        sent = Array(initiator.w.payload.as_value() for initiator in self.s_axi)[sender]
+        data, answers = self.m_axi.w, self.m_axi.b
 
-        def sent(name: str) -> Value:
-            return Array(getattr(initiator, name) for initiator in self.s_axi)[sender]
-
-        self._join_addresses(m, "aw")
+        self._join_addresses(m, [initiator.aw for initiator in self.s_axi], self.m_axi.aw)
         m.d.comb += [
             arbiter.i_stop.eq(~owners.i.ready),
             owners.i.valid.eq(arbiter.o_take),
             owners.i.payload.eq(arbiter.o_owner),
-            port.wvalid.eq(owners.o.valid & sent("wvalid")),
-            *(getattr(port, name).eq(sent(name)) for name in ("wdata", "wstrb", "wlast")),
-            owners.o.ready.eq(port.wvalid & port.wready & port.wlast),
-            port.bready.eq(1),
+            data.valid.eq(owners.o.valid & sending),
+            data.payload.eq(sent),
+            owners.o.ready.eq(data.valid & data.ready & data.payload.last),
+            answers.ready.eq(1),
         ]
         for number, initiator in enumerate(self.s_axi):
-            answered = self._owner(port.bid) == number
+            answered = self._owner(answers.payload.id) == number
             m.d.comb += [
-                initiator.wready.eq(port.wready & owners.o.valid & (sender == number)),
-                initiator.bvalid.eq(port.bvalid & answered),
-                initiator.bid.eq(port.bid),
-                initiator.bresp.eq(port.bresp),
+                initiator.w.ready.eq(data.ready & owners.o.valid & (sender == number)),
+                initiator.b.valid.eq(answers.valid & answered),
+                *_copied(initiator.b.payload, answers.payload),
             ]
         return m
+
+
+def _copied(to: data.View, source: data.View) -> list[Value]:
+    """Assignments of all members; the ID loses what is on top of the initiator's own."""
+    return [to[name].eq(source[name]) for name, _ in source.shape()]

@@ -38,7 +38,7 @@ class ReadMover(wiring.Component):
     i_base : byte address of each array, for the address of an error.
     i_gain : one beat of every stream has left its landing space, but for those `own`.
     i_gain_own : a bit for each of those, in their order: one beat of it has. If there are any.
-    o_landed : a bit for each stream: `bus.rdata` is its next beat.
+    o_landed : a bit for each stream: `data` of `bus.r` is its next beat.
     fault : a beat was answered other than OKAY; the address is its burst's.
     i_stop : takes no burst; what has been issued goes on.
     o_idle : nothing is outstanding, nothing is offered on AR.
@@ -96,7 +96,9 @@ class ReadMover(wiring.Component):
         )
         if self.own:
             m.d.comb += space.i_gain_own.eq(self.i_gain_own)
-        bus, burst, fault = self.bus, self.i.payload, self.fault
+        ar, r = self.bus.ar, self.bus.r
+        burst, beat, fault = self.i.payload, r.payload, self.fault
+        asked = Signal.like(ar.payload)
         outstanding = Signal(range(self.bursts_ahead + 1))
         width, streams = self.beat_address_width, range(self.streams)
         landed = Array(Signal(width, name=f"landed{i}") for i in streams)
@@ -112,33 +114,36 @@ class ReadMover(wiring.Component):
                 space.o_enough
                 & (outstanding != self.bursts_ahead)
                 & ~self.i_stop
-                & (~bus.arvalid | bus.arready)
+                & (~ar.valid | ar.ready)
             ),
             issue.eq(self.i.valid & self.i.ready),
             space.i_take.eq(issue),
-            bus.arsize.eq(exact_log2(self.beat_bytes)),
-            bus.arburst.eq(BurstType.INCR),
-            bus.rready.eq(1),
-            ends.eq(bus.rvalid & bus.rlast),
-            self.o_landed.eq(Mux(bus.rvalid, 1 << bus.rid, 0)),
-            self.o_idle.eq((outstanding == 0) & ~bus.arvalid),
-            fault.valid.eq(bus.rvalid & (bus.rresp != Response.OKAY)),
-            fault.stream.eq(bus.rid),
-            fault.response.eq(bus.rresp),
-            fault.address.eq(Array(self.i_base)[bus.rid] + landing[bus.rid] * self.beat_bytes),
+            ar.payload.id.eq(asked.id),
+            ar.payload.addr.eq(asked.addr),
+            ar.payload.len.eq(asked.len),
+            ar.payload.size.eq(exact_log2(self.beat_bytes)),
+            ar.payload.burst.eq(BurstType.INCR),
+            r.ready.eq(1),
+            ends.eq(r.valid & beat.last),
+            self.o_landed.eq(Mux(r.valid, 1 << beat.id, 0)),
+            self.o_idle.eq((outstanding == 0) & ~ar.valid),
+            fault.valid.eq(r.valid & (beat.resp != Response.OKAY)),
+            fault.stream.eq(beat.id),
+            fault.response.eq(beat.resp),
+            fault.address.eq(Array(self.i_base)[beat.id] + landing[beat.id] * self.beat_bytes),
         ]
         with m.If(issue):
             m.d.sync += [
-                bus.arvalid.eq(1),
-                bus.arid.eq(burst.stream),
-                bus.araddr.eq(burst.address),
-                bus.arlen.eq(burst.beats - 1),
+                ar.valid.eq(1),
+                asked.id.eq(burst.stream),
+                asked.addr.eq(burst.address),
+                asked.len.eq(burst.beats - 1),
             ]
-        with m.Elif(bus.arready):
-            m.d.sync += bus.arvalid.eq(0)
+        with m.Elif(ar.ready):
+            m.d.sync += ar.valid.eq(0)
         m.d.sync += outstanding.eq(outstanding + issue - ends)
-        with m.If(bus.rvalid):
-            m.d.sync += landed[bus.rid].eq(landed[bus.rid] + 1)
+        with m.If(r.valid):
+            m.d.sync += landed[beat.id].eq(landed[beat.id] + 1)
         with m.If(ends):
-            m.d.sync += landing[bus.rid].eq(landed[bus.rid] + 1)
+            m.d.sync += landing[beat.id].eq(landed[beat.id] + 1)
         return ResetInserter(self.i_clear)(m)

@@ -1,6 +1,12 @@
-"""AXI4 ports, as an initiator sees them, and the constants of the protocol."""
+"""AXI4 ports, as an initiator sees them, and the constants of the protocol.
 
-from amaranth.lib import enum
+Inside, a channel is a stream. At the top of a design its signals have the names of AMBA: `m_axi`
+with a channel `ar` becomes `m_axi__arvalid arready arid araddr ...`, see `nearstep_hw.verilog`.
+"""
+
+from amaranth import Module
+from amaranth.hdl import ShapeLike
+from amaranth.lib import data, enum, stream
 from amaranth.lib.wiring import In, Out, Signature
 
 PAGE_BYTES = 4096  # no burst crosses a multiple of this
@@ -24,78 +30,124 @@ class Response(enum.Enum, shape=2):
     DECERR = 3
 
 
-def _address(prefix: str, address_width: int, id_width: int) -> dict[str, object]:
-    return {
-        f"{prefix}valid": Out(1),
-        f"{prefix}ready": In(1),
-        f"{prefix}id": Out(id_width),
-        f"{prefix}addr": Out(address_width),
-        f"{prefix}len": Out(8),
-        f"{prefix}size": Out(3),
-        f"{prefix}burst": Out(BurstType),
-    }
+class ChannelLayout(data.StructLayout):
+    """The payload of a channel; members have the names of AMBA without the channel's prefix."""
 
 
-def _check(address_width: int, data_width: int, id_width: int) -> None:
-    if data_width not in (8, 16, 32, 64, 128, 256, 512, 1024):
-        raise ValueError(f"AXI data width must be 8 to 1024 bits, a power of 2, not {data_width!r}")
-    if not 12 <= address_width <= 64:
-        raise ValueError(f"AXI address width must be 12 to 64 bits, not {address_width!r}")
-    if id_width < 1:
-        raise ValueError(f"AXI ID width must be at least 1 bit, not {id_width!r}")
+class AddressLayout(ChannelLayout):
+    """The payload of AR and AW: `id addr len size burst`.
+
+    Parameters
+    ----------
+    address_width, id_width : bits.
+    """
+
+    def __init__(self, *, address_width: int, id_width: int) -> None:
+        if not 12 <= address_width <= 64:
+            raise ValueError(f"AXI address width must be 12 to 64 bits, not {address_width!r}")
+        super().__init__(
+            {
+                "id": _id(id_width),
+                "addr": address_width,
+                "len": 8,
+                "size": 3,
+                "burst": BurstType,
+            }
+        )
+
+
+class ReadDataLayout(ChannelLayout):
+    """The payload of R: `data id resp last`.
+
+    Parameters
+    ----------
+    data_width, id_width : bits.
+    """
+
+    def __init__(self, *, data_width: int, id_width: int) -> None:
+        super().__init__(
+            {"data": _data(data_width), "id": _id(id_width), "resp": Response, "last": 1}
+        )
+
+
+class WriteDataLayout(ChannelLayout):
+    """The payload of W: `data strb last`.
+
+    Parameters
+    ----------
+    data_width : bits.
+    """
+
+    def __init__(self, *, data_width: int) -> None:
+        super().__init__({"data": _data(data_width), "strb": data_width // 8, "last": 1})
+
+
+class WriteResponseLayout(ChannelLayout):
+    """The payload of B: `id resp`.
+
+    Parameters
+    ----------
+    id_width : bits.
+    """
+
+    def __init__(self, *, id_width: int) -> None:
+        super().__init__({"id": _id(id_width), "resp": Response})
+
+
+def _data(width: int) -> int:
+    if width not in (8, 16, 32, 64, 128, 256, 512, 1024):
+        raise ValueError(f"AXI data width must be 8 to 1024 bits, a power of 2, not {width!r}")
+    return width
+
+
+def _id(width: int) -> ShapeLike:
+    if width < 1:
+        raise ValueError(f"AXI ID width must be at least 1 bit, not {width!r}")
+    return width
 
 
 class Axi4ReadSignature(Signature):
     """The channels AR and R.
 
-    Members have the lower-case AMBA names: `arvalid arready arid araddr arlen arsize arburst`,
-    `rvalid rready rid rdata rresp rlast`.
-
     Parameters
     ----------
     address_width, data_width, id_width : bits.
+
+    Members
+    -------
+    ar : stream of `AddressLayout`.
+    r : stream of `ReadDataLayout`, to the initiator.
     """
 
     def __init__(self, *, address_width: int, data_width: int, id_width: int) -> None:
-        _check(address_width, data_width, id_width)
-        super().__init__(
-            {
-                **_address("ar", address_width, id_width),
-                "rvalid": In(1),
-                "rready": Out(1),
-                "rid": In(id_width),
-                "rdata": In(data_width),
-                "rresp": In(Response),
-                "rlast": In(1),
-            }
-        )
+        address = AddressLayout(address_width=address_width, id_width=id_width)
+        beat = ReadDataLayout(data_width=data_width, id_width=id_width)
+        super().__init__({"ar": Out(stream.Signature(address)), "r": In(stream.Signature(beat))})
 
 
 class Axi4WriteSignature(Signature):
     """The channels AW, W and B.
 
-    Members have the lower-case AMBA names: `awvalid awready awid awaddr awlen awsize awburst`,
-    `wvalid wready wdata wstrb wlast`, `bvalid bready bid bresp`.
-
     Parameters
     ----------
     address_width, data_width, id_width : bits.
+
+    Members
+    -------
+    aw : stream of `AddressLayout`.
+    w : stream of `WriteDataLayout`.
+    b : stream of `WriteResponseLayout`, to the initiator.
     """
 
     def __init__(self, *, address_width: int, data_width: int, id_width: int) -> None:
-        _check(address_width, data_width, id_width)
+        address = AddressLayout(address_width=address_width, id_width=id_width)
+        beat = WriteDataLayout(data_width=data_width)
+        response = WriteResponseLayout(id_width=id_width)
         super().__init__(
             {
-                **_address("aw", address_width, id_width),
-                "wvalid": Out(1),
-                "wready": In(1),
-                "wdata": Out(data_width),
-                "wstrb": Out(data_width // 8),
-                "wlast": Out(1),
-                "bvalid": In(1),
-                "bready": Out(1),
-                "bid": In(id_width),
-                "bresp": In(Response),
+                "aw": Out(stream.Signature(address)),
+                "w": Out(stream.Signature(beat)),
+                "b": In(stream.Signature(response)),
             }
         )
 
@@ -122,8 +174,22 @@ class Axi4Signature(Signature):
         )
 
 
-def connect_channels(m: object, part: object, port: object) -> None:
-    """Connects a read or write port `part` of a submodule to the same channels of `port`."""
+def connect_channels(m: Module, part: object, port: object) -> None:
+    """Connect a port `part` of a submodule to the same channels of `port`.
+
+    IDs may have fewer bits on one side: requests get zeros on top, which answers lose again.
+
+    Parameters
+    ----------
+    part : port of a submodule, with all channels of `port` or some.
+    port : a port of the component that has the submodule, of the same direction, or one of another
+        submodule, of the other direction.
+    """
     for name, member in part.signature.members.items():
         inner, outer = getattr(part, name), getattr(port, name)
-        m.d.comb += outer.eq(inner) if member.flow is Out else inner.eq(outer)
+        source, sink = (inner, outer) if member.flow is Out else (outer, inner)
+        m.d.comb += [
+            sink.valid.eq(source.valid),
+            source.ready.eq(sink.ready),
+            *(sink.payload[field].eq(source.payload[field]) for field, _ in source.payload.shape()),
+        ]

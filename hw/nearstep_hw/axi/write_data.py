@@ -7,6 +7,7 @@ from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from nearstep_hw.axi.burst import BurstLayout
+from nearstep_hw.axi.signature import WriteDataLayout
 from nearstep_hw.stream.fifo import StreamFifo
 
 
@@ -31,7 +32,7 @@ class WriteData(wiring.Component):
     i_tail : WSTRB of the last beat of each stream but those that end in their own way; all other
         beats are written in full.
     i_tail_own : of the last beat of each of those. If there are any.
-    o_valid, o_data, o_strobe, o_last, i_ready : channel W.
+    o : channel W.
     i_clear : forgets everything; only when nothing is left to send.
     """
 
@@ -53,11 +54,7 @@ class WriteData(wiring.Component):
                 "data": In(stream.Signature(8 * beat_bytes)).array(streams),
                 "i_tail": In(beat_bytes),
                 **({"i_tail_own": In(beat_bytes)} if self.own else {}),
-                "o_valid": Out(1),
-                "o_data": Out(8 * beat_bytes),
-                "o_strobe": Out(beat_bytes),
-                "o_last": Out(1),
-                "i_ready": In(1),
+                "o": Out(stream.Signature(WriteDataLayout(data_width=8 * beat_bytes))),
                 "i_clear": In(1),
             }
         )
@@ -69,6 +66,7 @@ class WriteData(wiring.Component):
         sending = Signal()
         last = Signal()
         load = Signal()
+        beat = self.o.payload
 
         wiring.connect(m, wiring.flipped(self.i), bursts.i)
         m.d.comb += [
@@ -76,7 +74,7 @@ class WriteData(wiring.Component):
             load.eq(
                 sending
                 & Array(beats.valid for beats in self.data)[burst.stream]
-                & (~self.o_valid | self.i_ready)
+                & (~self.o.valid | self.o.ready)
             ),
             bursts.o.ready.eq(~sending | (load & last)),
         ]
@@ -87,20 +85,20 @@ class WriteData(wiring.Component):
 
         with m.If(load):
             m.d.sync += [
-                self.o_valid.eq(1),
-                self.o_last.eq(last),
-                self.o_strobe.eq(~0),
+                self.o.valid.eq(1),
+                beat.last.eq(last),
+                beat.strb.eq(~0),
             ]
             with m.If(last & burst.run_last):
-                m.d.sync += self.o_strobe.eq(self.i_tail)
+                m.d.sync += beat.strb.eq(self.i_tail)
                 for number in self.own:
                     with m.If(burst.stream == number):
-                        m.d.sync += self.o_strobe.eq(self.i_tail_own)
-        with m.Elif(self.i_ready):
-            m.d.sync += self.o_valid.eq(0)
+                        m.d.sync += beat.strb.eq(self.i_tail_own)
+        with m.Elif(self.o.ready):
+            m.d.sync += self.o.valid.eq(0)
         for i, beats in enumerate(self.data):
             mine = burst.stream == i
             m.d.comb += beats.ready.eq(load & mine)
             with m.If(load & mine):
-                m.d.sync += self.o_data.eq(beats.payload)
+                m.d.sync += beat.data.eq(beats.payload)
         return ResetInserter(self.i_clear)(m)

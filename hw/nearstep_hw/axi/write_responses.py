@@ -1,14 +1,14 @@
 """Matches write responses with the bursts they answer."""
 
 from amaranth import Array, Cat, Elaboratable, Module, ResetInserter, Signal
-from amaranth.lib import data, wiring
+from amaranth.lib import data, stream, wiring
 from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 from amaranth.utils import ceil_log2
 
 from nearstep_hw.axi.burst import BurstLayout, id_width
 from nearstep_hw.axi.fault import BusFaultSignature
-from nearstep_hw.axi.signature import Response
+from nearstep_hw.axi.signature import Response, WriteResponseLayout
 
 
 class WriteResponses(wiring.Component):
@@ -30,7 +30,7 @@ class WriteResponses(wiring.Component):
     i_burst : the burst in question.
     o_room : one more burst of that stream can be remembered.
     i_issue : it is issued; only with `o_room`.
-    i_valid, i_stream, i_response : channel B, always ready.
+    b : channel B; BREADY is always high.
     o_block_done : a bit for each stream: a block of it is written and acknowledged.
     fault : a burst was answered other than OKAY; the address is the burst's.
     o_idle : nothing is outstanding.
@@ -48,9 +48,7 @@ class WriteResponses(wiring.Component):
                 "i_burst": In(layout),
                 "o_room": Out(1),
                 "i_issue": In(1),
-                "i_valid": In(1),
-                "i_stream": In(id_width(streams)),
-                "i_response": In(Response),
+                "b": In(stream.Signature(WriteResponseLayout(id_width=id_width(streams)))),
                 "o_block_done": Out(streams),
                 "fault": Out(BusFaultSignature(streams=streams, address_width=address_width)),
                 "o_idle": Out(1),
@@ -70,12 +68,13 @@ class WriteResponses(wiring.Component):
         issued = Array(Signal(pointer, name=f"issued{i}") for i in range(self.streams))
         answered = Array(Signal(pointer, name=f"answered{i}") for i in range(self.streams))
         faulty = Signal(self.streams)
-        into, out = self.i_burst.stream, self.i_stream
+        into, out = self.i_burst.stream, self.b.payload.id
         outstanding = Signal(pointer)
         answer = Signal()
         okay = Signal()
 
         m.d.comb += [
+            self.b.ready.eq(1),
             outstanding.eq(issued[into] - answered[into]),
             self.o_room.eq(~outstanding[-1]),
             write_port.addr.eq(Cat(issued[into][: self.index_width], into)),
@@ -83,12 +82,12 @@ class WriteResponses(wiring.Component):
             write_port.data.block_last.eq(self.i_burst.block_last),
             write_port.en.eq(self.i_issue),
             read_port.addr.eq(Cat(answered[out][: self.index_width], out)),
-            answer.eq(self.i_valid & (issued[out] != answered[out])),
-            okay.eq(self.i_response == Response.OKAY),
+            answer.eq(self.b.valid & (issued[out] != answered[out])),
+            okay.eq(self.b.payload.resp == Response.OKAY),
             self.fault.valid.eq(answer & ~okay),
             self.fault.stream.eq(out),
             self.fault.address.eq(read_port.data.address),
-            self.fault.response.eq(self.i_response),
+            self.fault.response.eq(self.b.payload.resp),
             self.o_idle.eq(Cat(i == a for i, a in zip(issued, answered, strict=True)).all()),
         ]
         with m.If(self.i_issue):

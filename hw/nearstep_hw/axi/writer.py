@@ -123,12 +123,14 @@ class WriteMover(wiring.Component):
             address_width=self.address_width,
             bursts_ahead=self.bursts_ahead,
         )
-        bus, burst = self.bus, self.i.payload
+        aw, burst = self.bus.aw, self.i.payload
         announced = Signal(self.layout, reset_less=True)
         issue = Signal()
 
         for mine, its in zip(self.data, w.data, strict=True):
             wiring.connect(m, wiring.flipped(mine), its)
+        wiring.connect(m, w.o, wiring.flipped(self.bus.w))
+        wiring.connect(m, wiring.flipped(self.bus.b), responses.b)
         wiring.connect(m, wiring.flipped(self.fault), responses.fault)
         m.d.comb += [
             ready_beats.i_gain.eq(self.i_gain),
@@ -137,33 +139,24 @@ class WriteMover(wiring.Component):
             ready_beats.i_take.eq(issue),
             responses.i_burst.eq(burst),
             responses.i_issue.eq(issue),
-            responses.i_valid.eq(bus.bvalid),
-            responses.i_stream.eq(bus.bid),
-            responses.i_response.eq(bus.bresp),
             self.o_block_done.eq(responses.o_block_done),
-            bus.bready.eq(1),
             self.i.ready.eq(
-                ready_beats.o_enough & responses.o_room & ~self.i_stop & ~bus.awvalid & w.i.ready
+                ready_beats.o_enough & responses.o_room & ~self.i_stop & ~aw.valid & w.i.ready
             ),
             issue.eq(self.i.valid & self.i.ready),
-            bus.awid.eq(announced.stream),
-            bus.awaddr.eq(announced.address),
-            bus.awlen.eq(announced.beats - 1),
-            bus.awsize.eq(exact_log2(self.beat_bytes)),
-            bus.awburst.eq(BurstType.INCR),
+            aw.payload.id.eq(announced.stream),
+            aw.payload.addr.eq(announced.address),
+            aw.payload.len.eq(announced.beats - 1),
+            aw.payload.size.eq(exact_log2(self.beat_bytes)),
+            aw.payload.burst.eq(BurstType.INCR),
             # Not with AWREADY: a subordinate may wait for WVALID before it takes the address.
             w.i.valid.eq(issue),
             w.i.payload.eq(burst),
             w.i_tail.eq(self.i_tail),
-            bus.wvalid.eq(w.o_valid),
-            bus.wdata.eq(w.o_data),
-            bus.wstrb.eq(w.o_strobe),
-            bus.wlast.eq(w.o_last),
-            w.i_ready.eq(bus.wready),
-            self.o_idle.eq(~bus.awvalid & responses.o_idle),
+            self.o_idle.eq(~aw.valid & responses.o_idle),
         ]
         with m.If(issue):
-            m.d.sync += [bus.awvalid.eq(1), announced.eq(burst)]
-        with m.Elif(bus.awready):
-            m.d.sync += bus.awvalid.eq(0)
+            m.d.sync += [aw.valid.eq(1), announced.eq(burst)]
+        with m.Elif(aw.ready):
+            m.d.sync += aw.valid.eq(0)
         return ResetInserter(self.i_clear)(m)

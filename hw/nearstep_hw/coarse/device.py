@@ -72,10 +72,10 @@ class MemoryDevice(wiring.Component):
         widths = {"address_width": config.address_width, "data_width": 8 * BEAT_BYTES}
         self.reads = AxiReadJoin(ports=config.groups + 2, id_width=HOST_ID_WIDTH, **widths)
         self.writers = AxiWriteJoin(ports=config.groups + 1, id_width=HOST_ID_WIDTH, **widths)
-        gate_id_width = len(self.writers.m_axi.awid)
+        gate_id_width = len(self.writers.m_axi.aw.payload.id)
         self.gate = SnapshotGate(config, id_width=gate_id_width)
         self.writes = AxiWriteJoin(ports=2, id_width=gate_id_width, fixed=True, **widths)
-        id_width = max(len(self.reads.m_axi.arid), len(self.writes.m_axi.awid))
+        id_width = max(len(self.reads.m_axi.ar.payload.id), len(self.writes.m_axi.aw.payload.id))
         super().__init__(
             {
                 "csr": In(CsrSignature(ADDRESS_WIDTH + ceil_log2(len(self.blocks)))),

@@ -88,7 +88,7 @@ class LocalLoad(wiring.Component):
             self.i.ready.eq(bursts.i.ready | ~exists),
             mover.i_stop.eq(self.i_stop),
             buffer.i.valid.eq(mover.o_landed),
-            buffer.i.payload.eq(self.bus.rdata),
+            buffer.i.payload.eq(self.bus.r.payload.data),
             mover.i_gain.eq(buffer.o.valid & buffer.o.ready),
             split.i.valid.eq(buffer.o.valid),
             split.i.payload.data.eq(buffer.o.payload),
@@ -121,6 +121,6 @@ class LocalLoad(wiring.Component):
         ]
         with m.If(write_port.en):
             m.d.sync += issued.eq(issued + 1)
-        with m.If(self.bus.rvalid & self.bus.rlast):
+        with m.If(self.bus.r.valid & self.bus.r.payload.last):
             m.d.sync += answered.eq(answered + 1)
         return read_port.data

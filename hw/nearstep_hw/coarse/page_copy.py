@@ -61,7 +61,8 @@ class PageCopy(wiring.Component):
     def elaborate(self, platform: object) -> Elaboratable:
         m = Module()
         m.submodules.buffer = buffer = StreamFifo(8 * BEAT_BYTES, depth=PAGES * PAGE_BEATS)
-        read, write = self.read, self.write
+        ar, r = self.read.ar, self.read.r
+        aw, w, b = self.write.aw, self.write.w, self.write.b
         burst_bits = exact_log2(BURST_BEATS * BEAT_BYTES)
         beat_bits, index_bits = exact_log2(BURST_BEATS), exact_log2(PAGE_BURSTS)
         page_bits = exact_log2(PAGE_BYTES)
@@ -79,45 +80,45 @@ class PageCopy(wiring.Component):
         def place(page: Value, burst: Signal) -> Cat:
             return Cat(Const(0, burst_bits), burst[:index_bits], page[page_bits:])
 
-        for port, prefix in ((read, "ar"), (write, "aw")):
+        for address in (ar.payload, aw.payload):
             m.d.comb += [
-                getattr(port, f"{prefix}len").eq(BURST_BEATS - 1),
-                getattr(port, f"{prefix}size").eq(exact_log2(BEAT_BYTES)),
-                getattr(port, f"{prefix}burst").eq(BurstType.INCR),
+                address.len.eq(BURST_BEATS - 1),
+                address.size.eq(exact_log2(BEAT_BYTES)),
+                address.burst.eq(BurstType.INCR),
             ]
         m.d.comb += [
-            read.arvalid.eq(asked != PAGE_BURSTS),
-            read.araddr.eq(place(self.i_from, asked)),
-            read.rready.eq(1),
-            buffer.i.valid.eq(read.rvalid),
-            buffer.i.payload.eq(read.rdata),
-            burst_landed.eq(read.rvalid & landed[:beat_bits].all()),
-            write.awvalid.eq(to_announce != 0),
-            write.awaddr.eq(place(places[leaving], announced)),
-            burst_announced.eq(write.awvalid & write.awready),
+            ar.valid.eq(asked != PAGE_BURSTS),
+            ar.payload.addr.eq(place(self.i_from, asked)),
+            r.ready.eq(1),
+            buffer.i.valid.eq(r.valid),
+            buffer.i.payload.eq(r.payload.data),
+            burst_landed.eq(r.valid & landed[:beat_bits].all()),
+            aw.valid.eq(to_announce != 0),
+            aw.payload.addr.eq(place(places[leaving], announced)),
+            burst_announced.eq(aw.valid & aw.ready),
             # Only beats of bursts that have landed whole: W never waits for R within a burst.
-            write.wvalid.eq(buffer.o.valid & (to_send != 0)),
-            write.wdata.eq(buffer.o.payload),
-            write.wstrb.eq(Const(-1, BEAT_BYTES).as_unsigned()),
-            write.wlast.eq(sent.all()),
-            burst_sent.eq(write.wvalid & write.wready & write.wlast),
-            write.bready.eq(1),
-            buffer.o.ready.eq(write.wvalid & write.wready),
+            w.valid.eq(buffer.o.valid & (to_send != 0)),
+            w.payload.data.eq(buffer.o.payload),
+            w.payload.strb.eq(Const(-1, BEAT_BYTES).as_unsigned()),
+            w.payload.last.eq(sent.all()),
+            burst_sent.eq(w.valid & w.ready & w.payload.last),
+            b.ready.eq(1),
+            buffer.o.ready.eq(w.valid & w.ready),
             self.o_ready.eq(pages != PAGES),
             self.o_landed.eq(landed == PAGE_BEATS),
             self.o_busy.eq(pages != 0),
-            self.o_written.eq(write.bvalid & answered.all()),
+            self.o_written.eq(b.valid & answered.all()),
             self.o_failed.eq(
-                (read.rvalid & (read.rresp != Response.OKAY))
-                | (write.bvalid & (write.bresp != Response.OKAY))
+                (r.valid & (r.payload.resp != Response.OKAY))
+                | (b.valid & (b.payload.resp != Response.OKAY))
             ),
         ]
         m.d.sync += [
-            asked.eq(asked + (read.arvalid & read.arready)),
-            landed.eq(landed + read.rvalid),
+            asked.eq(asked + (ar.valid & ar.ready)),
+            landed.eq(landed + r.valid),
             announced.eq(announced + burst_announced),
-            sent.eq(sent + (write.wvalid & write.wready)),
-            answered.eq(answered + write.bvalid),
+            sent.eq(sent + (w.valid & w.ready)),
+            answered.eq(answered + b.valid),
             to_announce.eq(to_announce + burst_landed - burst_announced),
             to_send.eq(to_send + burst_landed - burst_sent),
             pages.eq(pages + self.i_start - self.o_written),

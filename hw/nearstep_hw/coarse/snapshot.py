@@ -12,11 +12,6 @@ from nearstep_spec.coarse.config import BEAT_BYTES, PAGE_BYTES, PAGE_COUNT_BITS,
 
 WORD_BITS = 32  # of the map of copied pages, as the host reads it
 OUTSTANDING = 64  # most bursts that were let through and are not answered
-_FORWARD = (
-    *("awid", "awaddr", "awlen", "awsize", "awburst"),
-    *("wvalid", "wdata", "wstrb", "wlast", "bready"),
-)
-_BACK = ("wready", "bvalid", "bid", "bresp")
 
 
 class SnapshotGate(wiring.Component):
@@ -101,7 +96,7 @@ class SnapshotGate(wiring.Component):
         all_pages = Const(-1, WORD_BITS).as_unsigned()
         page_bits = ceil_log2(PAGE_BYTES)
         word_bits = ceil_log2(WORD_BITS)
-        host, memory = self.s_axi, self.m_axi
+        host, memory, answers = self.s_axi.aw, self.m_axi.aw, self.m_axi.b
         outstanding = Signal(range(OUTSTANDING + 1))
         passed, answered = Signal(), Signal()
         page = Signal(self.config.address_width - page_bits)  # of the burst, within the snapshot
@@ -109,23 +104,22 @@ class SnapshotGate(wiring.Component):
         pages = Signal(bits_for(self.config.snapshot_pages))
         frozen, opening, closing, may_pass = Signal(), Signal(), Signal(), Signal()
 
+        wiring.connect(m, wiring.flipped(self.s_axi.w), wiring.flipped(self.m_axi.w))
+        wiring.connect(m, wiring.flipped(self.m_axi.b), wiring.flipped(self.s_axi.b))
         m.d.comb += [
-            *(getattr(memory, name).eq(getattr(host, name)) for name in _FORWARD),
-            *(getattr(host, name).eq(getattr(memory, name)) for name in _BACK),
-        ]
-        m.d.comb += [
-            memory.awvalid.eq(host.awvalid & may_pass),
-            host.awready.eq(memory.awready & may_pass),
-            passed.eq(memory.awvalid & memory.awready),
-            answered.eq(memory.bvalid & memory.bready),
-            page.eq(host.awaddr[page_bits:] - base),
+            memory.payload.eq(host.payload),
+            memory.valid.eq(host.valid & may_pass),
+            host.ready.eq(memory.ready & may_pass),
+            passed.eq(memory.valid & memory.ready),
+            answered.eq(answers.valid & answers.ready),
+            page.eq(host.payload.addr[page_bits:] - base),
             frozen.eq(self.o_open & ~closing & (page < pages)),
             lookup.addr.eq(page[word_bits:]),
             shown.addr.eq(self.i_word),
             self.o_copied.eq(shown.data),
-            copy.i_from.eq(Cat(Const(0, page_bits), host.awaddr[page_bits:])),
+            copy.i_from.eq(Cat(Const(0, page_bits), host.payload.addr[page_bits:])),
             copy.i_to.eq(Cat(Const(0, page_bits), (area + page)[: len(page)])),
-            self.o_stall.eq(host.awvalid & ~may_pass),
+            self.o_stall.eq(host.valid & ~may_pass),
         ]
         m.d.sync += [outstanding.eq(outstanding + passed - answered)]
         with m.If(self.i_open & (~self.o_open | closing) & self._can_be(m)):
@@ -153,7 +147,7 @@ class SnapshotGate(wiring.Component):
                         self.o_failed.eq(0),
                     ]
                     m.next = "CLEAR"
-                with m.Elif(host.awvalid & frozen):
+                with m.Elif(host.valid & frozen):
                     m.next = "LOOK"
             with m.State("CLEAR"):
                 m.d.comb += [mark.addr.eq(cleared), mark.en.eq(all_pages)]

@@ -61,7 +61,7 @@ class ReadPort(wiring.Component):
 
     def elaborate(self, platform: object) -> Elaboratable:
         m = Module()
-        bus = self.bus
+        ar, r = self.bus.ar, self.bus.r
         m.submodules.queue = queue = ShortQueue(self.o.payload.shape(), depth=self.bursts)
         m.submodules.returns = returns = ReadReturn(id_width=self.id_width, places=self.places)
         asked, head = queue.i.payload, queue.o.payload
@@ -71,22 +71,22 @@ class ReadPort(wiring.Component):
         answered = Signal()
 
         m.d.comb += [
-            queue.i.valid.eq(bus.arvalid),
-            bus.arready.eq(queue.i.ready),
-            asked.id.eq(bus.arid),
-            asked.address.eq(bus.araddr[BEAT_SHIFT:]),
-            asked.last.eq(bus.arlen),
+            queue.i.valid.eq(ar.valid),
+            ar.ready.eq(queue.i.ready),
+            asked.id.eq(ar.payload.id),
+            asked.address.eq(ar.payload.addr[BEAT_SHIFT:]),
+            asked.last.eq(ar.payload.len),
             asked.refusal.eq(
                 refusal(
                     self.geometry,
-                    address=bus.araddr,
-                    beats_less_one=bus.arlen,
-                    size=bus.arsize,
-                    burst=bus.arburst,
+                    address=ar.payload.addr,
+                    beats_less_one=ar.payload.len,
+                    size=ar.payload.size,
+                    burst=ar.payload.burst,
                 )
             ),
             self.o.payload.eq(head),
-            bus.rdata.eq(returns.o_data),
+            r.payload.data.eq(returns.o_data),
             answered.eq(returns.o_valid & returns.i_ready & returns.o_last),
             *(
                 getattr(returns, name).eq(getattr(self, name))
@@ -99,11 +99,11 @@ class ReadPort(wiring.Component):
         with m.FSM():
             with m.State("SERVE"):
                 m.d.comb += [
-                    bus.rvalid.eq(returns.o_valid),
-                    returns.i_ready.eq(bus.rready),
-                    bus.rid.eq(returns.o_id),
-                    bus.rlast.eq(returns.o_last),
-                    bus.rresp.eq(Response.OKAY),
+                    r.valid.eq(returns.o_valid),
+                    returns.i_ready.eq(r.ready),
+                    r.payload.id.eq(returns.o_id),
+                    r.payload.last.eq(returns.o_last),
+                    r.payload.resp.eq(Response.OKAY),
                 ]
                 m.d.sync += left.eq(head.last)
                 with m.If(head.refusal == Response.OKAY):
@@ -112,12 +112,12 @@ class ReadPort(wiring.Component):
                     m.next = "REFUSE"
             with m.State("REFUSE"):
                 m.d.comb += [
-                    bus.rvalid.eq(1),
-                    bus.rid.eq(head.id),
-                    bus.rlast.eq(left == 0),
-                    bus.rresp.eq(head.refusal),
+                    r.valid.eq(1),
+                    r.payload.id.eq(head.id),
+                    r.payload.last.eq(left == 0),
+                    r.payload.resp.eq(head.refusal),
                 ]
-                with m.If(bus.rready):
+                with m.If(r.ready):
                     m.d.sync += left.eq(left - 1)
                     with m.If(left == 0):
                         m.d.comb += queue.o.ready.eq(1)

@@ -64,7 +64,7 @@ class WritePort(wiring.Component):
 
     def elaborate(self, platform: object) -> Elaboratable:
         m = Module()
-        bus = self.bus
+        aw, w, b = self.bus.aw, self.bus.w, self.bus.b
         m.submodules.queue = queue = ShortQueue(self.o.payload.shape(), depth=self.bursts)
         m.submodules.keep = keep = ShortQueue(1, depth=self.bursts)  # the data, for each burst
         m.submodules.answers = answers = ShortQueue(self.id_width, depth=self.bursts)
@@ -79,30 +79,30 @@ class WritePort(wiring.Component):
         refuse = Signal()
 
         m.d.comb += [
-            bus.awready.eq(outstanding != self.bursts),
-            announced.eq(bus.awvalid & bus.awready),
+            aw.ready.eq(outstanding != self.bursts),
+            announced.eq(aw.valid & aw.ready),
             queue.i.valid.eq(announced),
             asked.write.eq(1),
-            asked.id.eq(bus.awid),
-            asked.address.eq(bus.awaddr[BEAT_SHIFT:]),
-            asked.last.eq(bus.awlen),
+            asked.id.eq(aw.payload.id),
+            asked.address.eq(aw.payload.addr[BEAT_SHIFT:]),
+            asked.last.eq(aw.payload.len),
             asked.refusal.eq(
                 refusal(
                     self.geometry,
-                    address=bus.awaddr,
-                    beats_less_one=bus.awlen,
-                    size=bus.awsize,
-                    burst=bus.awburst,
+                    address=aw.payload.addr,
+                    beats_less_one=aw.payload.len,
+                    size=aw.payload.size,
+                    burst=aw.payload.burst,
                 )
             ),
             keep.i.valid.eq(announced),
             keep.i.payload.eq(asked.refusal == Response.OKAY),
-            supply.i_valid.eq(bus.wvalid & keep.o.valid & keep.o.payload),
-            supply.i_data.eq(bus.wdata),
-            supply.i_strobe.eq(bus.wstrb),
-            supply.i_last.eq(bus.wlast),
-            bus.wready.eq(keep.o.valid & (supply.o_ready | ~keep.o.payload)),
-            taken.eq(bus.wvalid & bus.wready & bus.wlast),
+            supply.i_valid.eq(w.valid & keep.o.valid & keep.o.payload),
+            supply.i_data.eq(w.payload.data),
+            supply.i_strobe.eq(w.payload.strb),
+            supply.i_last.eq(w.payload.last),
+            w.ready.eq(keep.o.valid & (supply.o_ready | ~keep.o.payload)),
+            taken.eq(w.valid & w.ready & w.payload.last),
             keep.o.ready.eq(taken),
             self.o.payload.eq(head),
             self.o.valid.eq(queue.o.valid & (head.refusal == Response.OKAY) & supply.o_whole),
@@ -115,12 +115,12 @@ class WritePort(wiring.Component):
             answers.i.valid.eq(self.i_issue & self.i_last),
             answers.i.payload.eq(self.i_id),
             refuse.eq((head.refusal != Response.OKAY) & (entered == 0) & (dropped != 0)),
-            queue.o.ready.eq(supply.i_enter | (refuse & bus.bready)),
-            bus.bvalid.eq(answers.o.valid | refuse),
-            bus.bid.eq(Mux(refuse, head.id, answers.o.payload)),
-            bus.bresp.eq(Mux(refuse, head.refusal, Response.OKAY)),
-            answered.eq(bus.bvalid & bus.bready),
-            answers.o.ready.eq(bus.bready),
+            queue.o.ready.eq(supply.i_enter | (refuse & b.ready)),
+            b.valid.eq(answers.o.valid | refuse),
+            b.payload.id.eq(Mux(refuse, head.id, answers.o.payload)),
+            b.payload.resp.eq(Mux(refuse, head.refusal, Response.OKAY)),
+            answered.eq(b.valid & b.ready),
+            answers.o.ready.eq(b.ready),
         ]
         m.d.sync += [
             outstanding.eq(outstanding + announced - answered),

@@ -204,8 +204,8 @@ class PcieEndpoint(wiring.Component):
         connect(m, completer.o, packer.i)
         connect(m, packer.o, output.i)
         connect(m, output.cc, flipped(self.s_axis_cc))
-        connect_channels(m, splitter.bus, self.m_axi)
-        connect_channels(m, landing.bus, self.m_axi)
+        connect(m, splitter.ar, flipped(self.m_axi.ar))
+        connect(m, flipped(self.m_axi.r), landing.r)
         go = Signal()
         m.d.comb += [
             order.i_request.eq(waiting.i.valid & waiting.i.ready),

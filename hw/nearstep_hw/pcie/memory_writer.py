@@ -91,7 +91,8 @@ class MemoryWriter(wiring.Component):
         m.submodules.bursts = bursts = StreamFifo(burst_layout, depth=self.bursts)
         wiring.connect(m, packer.o, store.i)
 
-        routed, run, bus = self.i.payload, packer.i.payload, self.bus
+        routed, run = self.i.payload, packer.i.payload
+        aw, w, b = self.bus.aw, self.bus.w, self.bus.b
         chunk = routed.chunk
         sound = Signal()  # the chunk ends a payload that is to be written
         may_end = Signal()
@@ -117,29 +118,33 @@ class MemoryWriter(wiring.Component):
         shown = Signal(range(self.bursts + 1))
         show = Signal()
         ends = Signal()
+        address = Signal(self.address_width)
+        length = Signal.like(aw.payload.len)
         beat = store.o.payload
         m.d.comb += [
-            show.eq(bursts.o.valid & (~bus.awvalid | bus.awready) & (shown != self.bursts)),
+            show.eq(bursts.o.valid & (~aw.valid | aw.ready) & (shown != self.bursts)),
             bursts.o.ready.eq(show),
-            bus.awsize.eq(exact_log2(self.data_width // 8)),
-            bus.awburst.eq(BurstType.INCR),
-            bus.wvalid.eq(store.o.valid & (shown != 0)),
-            store.o.ready.eq(bus.wready & (shown != 0)),
-            bus.wdata.eq(Cat(beat.elements[lane][:DWORD_BITS] for lane in range(lanes))),
-            bus.wstrb.eq(Cat(beat.elements[lane][DWORD_BITS:] for lane in range(lanes))),
-            bus.wlast.eq(beat.last),
-            ends.eq(bus.wvalid & bus.wready & bus.wlast),
-            bus.bready.eq(1),
-            self.o_done.eq(bus.bvalid),
-            self.o_failed.eq(bus.bvalid & (bus.bresp != Response.OKAY)),
+            aw.payload.addr.eq(address),
+            aw.payload.len.eq(length),
+            aw.payload.size.eq(exact_log2(self.data_width // 8)),
+            aw.payload.burst.eq(BurstType.INCR),
+            w.valid.eq(store.o.valid & (shown != 0)),
+            store.o.ready.eq(w.ready & (shown != 0)),
+            w.payload.data.eq(Cat(beat.elements[lane][:DWORD_BITS] for lane in range(lanes))),
+            w.payload.strb.eq(Cat(beat.elements[lane][DWORD_BITS:] for lane in range(lanes))),
+            w.payload.last.eq(beat.last),
+            ends.eq(w.valid & w.ready & w.payload.last),
+            b.ready.eq(1),
+            self.o_done.eq(b.valid),
+            self.o_failed.eq(b.valid & (b.payload.resp != Response.OKAY)),
         ]
         with m.If(show):
             m.d.sync += [
-                bus.awvalid.eq(1),
-                bus.awaddr.eq(bursts.o.payload.beat << (2 + lane_bits)),
-                bus.awlen.eq(bursts.o.payload.beats - 1),
+                aw.valid.eq(1),
+                address.eq(bursts.o.payload.beat << (2 + lane_bits)),
+                length.eq(bursts.o.payload.beats - 1),
             ]
-        with m.Elif(bus.awready):
-            m.d.sync += bus.awvalid.eq(0)
+        with m.Elif(aw.ready):
+            m.d.sync += aw.valid.eq(0)
         m.d.sync += shown.eq(shown + show - ends)
         return m

@@ -4,23 +4,8 @@ from amaranth import Elaboratable, Module, Signal
 from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
 
-from nearstep_hw.axi.signature import Response
+from nearstep_hw.axi.signature import ReadDataLayout, Response
 from nearstep_hw.stream.fifo import StreamFifo
-
-
-class ReadDataSignature(wiring.Signature):
-    """The channel R of an AXI4 port, without its ID."""
-
-    def __init__(self, data_width: int) -> None:
-        super().__init__(
-            {
-                "rvalid": In(1),
-                "rready": Out(1),
-                "rdata": In(data_width),
-                "rresp": In(Response),
-                "rlast": In(1),
-            }
-        )
 
 
 class ReadLanding(wiring.Component):
@@ -37,7 +22,7 @@ class ReadLanding(wiring.Component):
 
     Members
     -------
-    bus : R.
+    r : of one ID.
     o : the beats.
     o_verdict : one for each burst: 1 if a beat was answered other than OKAY.
     """
@@ -47,7 +32,7 @@ class ReadLanding(wiring.Component):
         self.beats = beats
         super().__init__(
             {
-                "bus": Out(ReadDataSignature(data_width)),
+                "r": In(stream.Signature(ReadDataLayout(data_width=data_width, id_width=1))),
                 "o": Out(stream.Signature(data_width)),
                 "o_verdict": Out(stream.Signature(1)),
             }
@@ -57,19 +42,19 @@ class ReadLanding(wiring.Component):
         m = Module()
         m.submodules.data = data = StreamFifo(self.data_width, depth=self.beats)
         m.submodules.verdicts = verdicts = StreamFifo(1, depth=self.beats)
-        bus = self.bus
+        r, beat = self.r, self.r.payload
         bad = Signal()
         failed = Signal()  # an earlier beat of the burst
         m.d.comb += [
-            bus.rready.eq(1),
-            bad.eq(failed | (bus.rresp != Response.OKAY)),
-            data.i.valid.eq(bus.rvalid),
-            data.i.payload.eq(bus.rdata),
-            verdicts.i.valid.eq(bus.rvalid & bus.rlast),
+            r.ready.eq(1),
+            bad.eq(failed | (beat.resp != Response.OKAY)),
+            data.i.valid.eq(r.valid),
+            data.i.payload.eq(beat.data),
+            verdicts.i.valid.eq(r.valid & beat.last),
             verdicts.i.payload.eq(bad),
         ]
-        with m.If(bus.rvalid):
-            m.d.sync += failed.eq(bad & ~bus.rlast)
+        with m.If(r.valid):
+            m.d.sync += failed.eq(bad & ~beat.last)
         wiring.connect(m, data.o, wiring.flipped(self.o))
         wiring.connect(m, verdicts.o, wiring.flipped(self.o_verdict))
         return m

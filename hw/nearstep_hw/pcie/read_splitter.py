@@ -6,7 +6,7 @@ from amaranth.lib.wiring import In, Out
 from amaranth.utils import exact_log2
 
 from nearstep_hw.axi.credits import BeatCredits
-from nearstep_hw.axi.signature import BurstType
+from nearstep_hw.axi.signature import AddressLayout, BurstType
 from nearstep_hw.pcie.completion_job import (
     MAX_PAYLOAD_DWORDS,
     CompletionJob,
@@ -19,22 +19,6 @@ from nearstep_hw.pcie.stream import DWORD_BITS, DWORD_BYTES
 PAYLOAD_SIZES = 4  # codes of cfg_max_payload: 128 bytes, 256, 512, 1024
 IO_BYTES = 4  # the count in every completion of an IO request
 SMALLEST_PAYLOAD_DWORDS = 128 // DWORD_BYTES
-
-
-class ReadAddressSignature(wiring.Signature):
-    """The channel AR of an AXI4 port, without its ID."""
-
-    def __init__(self, address_width: int) -> None:
-        super().__init__(
-            {
-                "arvalid": Out(1),
-                "arready": In(1),
-                "araddr": Out(address_width),
-                "arlen": Out(8),
-                "arsize": Out(3),
-                "arburst": Out(BurstType),
-            }
-        )
 
 
 class ReadSplitter(wiring.Component):
@@ -59,7 +43,7 @@ class ReadSplitter(wiring.Component):
     i : requests in the order of their answers; each may go.
     i_max_payload : code of the largest payload, as `cfg_max_payload` of the hard block.
     i_gain : a beat has left the landing space.
-    bus : AR.
+    ar : of one ID.
     o : a job for each completion.
 
     Ref: PCIe Base Specification, 2.3.1.1 (data return for read requests).
@@ -75,12 +59,13 @@ class ReadSplitter(wiring.Component):
                 f"not {landing_beats!r} beats of {data_width // 8} bytes"
             )
         self.landing_beats = landing_beats
+        layout = AddressLayout(address_width=address_width, id_width=1)
         super().__init__(
             {
                 "i": In(stream.Signature(WaitingRequest(address_width))),
                 "i_max_payload": In(range(PAYLOAD_SIZES)),
                 "i_gain": In(1),
-                "bus": Out(ReadAddressSignature(address_width)),
+                "ar": Out(stream.Signature(layout)),
                 "o": Out(stream.Signature(CompletionJob(self.lanes))),
             }
         )
@@ -94,7 +79,7 @@ class ReadSplitter(wiring.Component):
             initial=self.landing_beats,
         )
         lane_bits = exact_log2(self.lanes)
-        waiting, job, bus = self.i.payload, self.o.payload, self.bus
+        waiting, job, ar = self.i.payload, self.o.payload, self.ar
         descriptor = waiting.head.descriptor
 
         request = Signal(waiting.shape())
@@ -111,6 +96,8 @@ class ReadSplitter(wiring.Component):
         is_memory = Signal()
         last = Signal()
         issue = Signal()
+        address = Signal(self.address_width)
+        length = Signal.like(ar.payload.len)
         sizes = Array(
             (SMALLEST_PAYLOAD_DWORDS << code) - dword[: exact_log2(SMALLEST_PAYLOAD_DWORDS << code)]
             for code in range(PAYLOAD_SIZES)
@@ -126,12 +113,14 @@ class ReadSplitter(wiring.Component):
             issue.eq(
                 busy
                 & (~self.o.valid | self.o.ready)
-                & (~is_memory | (space.o_enough & (~bus.arvalid | bus.arready)))
+                & (~is_memory | (space.o_enough & (~ar.valid | ar.ready)))
             ),
             space.i_take.eq(issue & is_memory),
             self.i.ready.eq(~busy | (issue & last)),
-            bus.arsize.eq(exact_log2(self.lanes * DWORD_BYTES)),
-            bus.arburst.eq(BurstType.INCR),
+            ar.payload.addr.eq(address),
+            ar.payload.len.eq(length),
+            ar.payload.size.eq(exact_log2(self.lanes * DWORD_BYTES)),
+            ar.payload.burst.eq(BurstType.INCR),
         ]
 
         with m.If(issue):
@@ -157,12 +146,12 @@ class ReadSplitter(wiring.Component):
             m.d.sync += self.o.valid.eq(0)
         with m.If(space.i_take):
             m.d.sync += [
-                bus.arvalid.eq(1),
-                bus.araddr.eq(dword[lane_bits:] << (lane_bits + 2)),
-                bus.arlen.eq(beats - 1),
+                ar.valid.eq(1),
+                address.eq(dword[lane_bits:] << (lane_bits + 2)),
+                length.eq(beats - 1),
             ]
-        with m.Elif(bus.arready):
-            m.d.sync += bus.arvalid.eq(0)
+        with m.Elif(ar.ready):
+            m.d.sync += ar.valid.eq(0)
 
         first, end = self._edges(m, waiting.head.sideband)
         whole = Signal(range(4 * MAX_REQUEST_DWORDS + 1))

@@ -54,7 +54,7 @@ class CardShell(wiring.Component):
             "ports": 2,
             "address_width": kernel.address_width,
             "data_width": kernel.data_width,
-            "id_width": max(HOST_ID_WIDTH, len(self.kernel.m_axi.arid)),
+            "id_width": max(HOST_ID_WIDTH, len(self.kernel.m_axi.ar.payload.id)),
             "fixed": True,
         }
         self.read = AxiReadJoin(**options)
@@ -64,7 +64,7 @@ class CardShell(wiring.Component):
             {
                 "csr": In(CsrSignature()),
                 "s_axi": In(Axi4Signature(**widths, id_width=HOST_ID_WIDTH)),
-                "m_axi": Out(Axi4Signature(**widths, id_width=len(self.read.m_axi.arid))),
+                "m_axi": Out(Axi4Signature(**widths, id_width=len(self.read.m_axi.ar.payload.id))),
                 "fu": Out(unit_bank(kernel)),
                 "o_interrupt": Out(1),
                 **pairs_clock(kernel),
@@ -84,7 +84,7 @@ class CardShell(wiring.Component):
             connect_channels(m, host, self.s_axi)
             connect_channels(m, updater, kernel.m_axi)
             connect_channels(m, join.m_axi, self.m_axi)
-        connect_channels(m, kernel.fu, self.fu)
+        wiring.connect(m, kernel.fu, wiring.flipped(self.fu))
         if self.config.kernel.compression:
             m.d.comb += [
                 kernel.i_pairs_clk.eq(self.i_pairs_clk),
@@ -148,6 +148,6 @@ class SmartssdCard(wiring.Component):
         wiring.connect(m, wiring.flipped(self.csr), shell.csr)
         wiring.connect(m, wiring.flipped(self.s_axi), shell.s_axi)
         wiring.connect(m, shell.m_axi, wiring.flipped(self.m_axi))
-        connect_channels(m, shell.fu, units.fu)
+        wiring.connect(m, shell.fu, units.fu)
         m.d.comb += self.o_interrupt.eq(shell.o_interrupt)
         return m

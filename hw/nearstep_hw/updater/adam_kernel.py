@@ -65,7 +65,7 @@ class KernelShellTop(wiring.Component):
         wiring.connect(m, wiring.flipped(self.s_axil), self.registers.s_axil)
         wiring.connect(m, self.registers.csr, self.shell.csr)
         connect_channels(m, self.shell.m_axi, self.m_axi)
-        connect_channels(m, self.shell.fu, self.fu)
+        wiring.connect(m, self.shell.fu, wiring.flipped(self.fu))
         if self.shell.config.compression:
             m.d.comb += [
                 self.shell.i_pairs_clk.eq(self.i_pairs_clk),
@@ -116,5 +116,5 @@ class AdamKernel(wiring.Component):
         m.submodules.units = units = UnitRow(self.config, self.unit)
         if self.config.compression:
             m.d.comb += top.i_pairs_clk.eq(ClockSignal())
-        connect_channels(m, top.fu, units.fu)
+        wiring.connect(m, top.fu, units.fu)
         return m

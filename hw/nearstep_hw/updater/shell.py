@@ -173,7 +173,7 @@ class KernelShell(wiring.Component):
         if self.has_line:
             wiring.connect(m, wiring.flipped(self.csr_line), bank.line)
         connect_channels(m, store.bus, self.m_axi)
-        connect_channels(m, sequencer.unit, self.fu)
+        wiring.connect(m, sequencer.unit, wiring.flipped(self.fu))
         for name in rule.arrays_in:
             if name != GRADIENT:
                 wiring.connect(m, getattr(load, f"o_{name}"), getattr(sequencer, f"i_{name}"))
@@ -511,15 +511,15 @@ class KernelShell(wiring.Component):
         sequencer: UnitSequencer,
         counters: EventCounters,
     ) -> None:
-        bus = self.m_axi
+        ar, r, w = self.m_axi.ar, self.m_axi.r, self.m_axi.w
         events = {
             "cycles": control.o_busy,
-            "read_beats": bus.rvalid,
-            "write_beats": bus.wvalid & bus.wready,
-            "stall_read_address": bus.arvalid & ~bus.arready,
+            "read_beats": r.valid,
+            "write_beats": w.valid & w.ready,
+            "stall_read_address": ar.valid & ~ar.ready,
             "stall_read_data": sequencer.o_starved,
             "stall_write_space": sequencer.o_blocked,
-            "stall_write_data": bus.wvalid & ~bus.wready,
+            "stall_write_data": w.valid & ~w.ready,
         }
         m.d.comb += counters.i_clear.eq(control.o_check)
         for name, event in events.items():

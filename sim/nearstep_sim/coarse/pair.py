@@ -4,7 +4,6 @@ from amaranth import Elaboratable, Module
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
-from nearstep_hw.axi.signature import connect_channels
 from nearstep_hw.coarse.device import MemoryDevice
 from nearstep_spec.coarse.config import CoarseConfig
 
@@ -40,7 +39,8 @@ class CoarsePair(wiring.Component):
         for number, device in enumerate(self.devices):
             m.submodules[f"device{number}"] = device
             for name in ("csr", "s_axi", "m_axi"):
-                connect_channels(m, getattr(device, name), getattr(self, f"{name}{number}"))
+                outer = getattr(self, f"{name}{number}")
+                wiring.connect(m, getattr(device, name), wiring.flipped(outer))
             m.d.comb += getattr(self, f"o_interrupt{number}").eq(device.o_interrupt)
             other, port = self.devices[1 - number], 1 - number
             sent, received = device.link_out[port], other.link_in[1 - port]

@@ -42,7 +42,7 @@ class Joined(wiring.Component):
         super().__init__(
             {
                 "s_axi": In(Axi4Signature(**WIDTHS, id_width=ID_WIDTH)).array(PORTS),
-                "m_axi": Out(Axi4Signature(**WIDTHS, id_width=len(self.read.m_axi.arid))),
+                "m_axi": Out(Axi4Signature(**WIDTHS, id_width=len(self.read.m_axi.ar.payload.id))),
             }
         )
 
@@ -60,18 +60,20 @@ def sample(ctx, port) -> AxiSample:
     """What a port shows now."""
     seen = AxiSample()
     for channel, (layout, names) in PAYLOADS.items():
-        if ctx.get(getattr(port, f"{channel}valid")):
-            values = (ctx.get(getattr(port, channel + name)) for name in names)
+        stream = getattr(port, channel)
+        if ctx.get(stream.valid):
+            values = (ctx.get(stream.payload[name]) for name in names)
             setattr(seen, channel, layout(*(getattr(v, "value", v) for v in values)))
-    seen.ready = frozenset(c for c in PAYLOADS if ctx.get(getattr(port, f"{c}ready")))
+    seen.ready = frozenset(c for c in PAYLOADS if ctx.get(getattr(port, c).ready))
     return seen
 
 
 def drive(ctx, port, channel: str, payload: tuple[int, ...] | None) -> None:
-    ctx.set(getattr(port, f"{channel}valid"), payload is not None)
+    stream = getattr(port, channel)
+    ctx.set(stream.valid, payload is not None)
     if payload is not None:
         for name, value in zip(PAYLOADS[channel][1], payload, strict=True):
-            ctx.set(getattr(port, channel + name), value)
+            ctx.set(stream.payload[name], value)
 
 
 @dataclass
@@ -167,8 +169,8 @@ def test_every_answer_reaches_who_asked(mode, fixed):
 
     async def bench(ctx):
         for port in dut.s_axi:
-            ctx.set(port.rready, 1)
-            ctx.set(port.bready, 1)
+            ctx.set(port.r.ready, 1)
+            ctx.set(port.b.ready, 1)
         for _ in range(20_000):
             for initiator, port in zip(initiators, dut.s_axi, strict=True):
                 for channel in ("ar", "aw", "w"):
@@ -176,7 +178,7 @@ def test_every_answer_reaches_who_asked(mode, fixed):
             for channel in ("r", "b"):
                 drive(ctx, dut.m_axi, channel, getattr(memory, channel))
             for channel in ("ar", "aw", "w"):
-                ctx.set(getattr(dut.m_axi, f"{channel}ready"), channel in memory.ready)
+                ctx.set(getattr(dut.m_axi, channel).ready, channel in memory.ready)
             seen = sample(ctx, dut.m_axi)
             each = [sample(ctx, port) for port in dut.s_axi]
             outside.step(seen)
@@ -216,15 +218,15 @@ def test_a_beat_moves_in_every_cycle_and_direction(fixed):
     async def bench(ctx):
         for number, port in enumerate(dut.s_axi):
             burst = Address(0, (1 + number) * AREA, 0, 2, 1)
-            ctx.set(port.rready, 1)
-            ctx.set(port.bready, 1)
+            ctx.set(port.r.ready, 1)
+            ctx.set(port.b.ready, 1)
             for channel, payload in (("ar", burst), ("aw", burst), ("w", (number, 15, 1))):
                 drive(ctx, port, channel, payload)
         for cycle in range(cycles):
             for channel in ("r", "b"):
                 drive(ctx, dut.m_axi, channel, getattr(memory, channel))
             for channel in ("ar", "aw", "w"):
-                ctx.set(getattr(dut.m_axi, f"{channel}ready"), 1)
+                ctx.set(getattr(dut.m_axi, channel).ready, 1)
             seen = sample(ctx, dut.m_axi)
             memory.step(seen)
             for number, port in enumerate(dut.s_axi):

@@ -34,16 +34,16 @@ def test_blocks_are_done_when_all_their_bursts_are_acknowledged(error_rate):
             ctx.set(dut.i_burst, {**burst, "block_last": last, "run_last": 0})
             answered = rng.randrange(STREAMS)
             response = SLVERR if rng.random() < error_rate else OKAY
-            ctx.set(dut.i_valid, rng.random() < 0.5)
-            ctx.set(dut.i_stream, answered)
-            ctx.set(dut.i_response, response)
+            ctx.set(dut.b.valid, rng.random() < 0.5)
+            ctx.set(dut.b.payload.id, answered)
+            ctx.set(dut.b.payload.resp, response)
             room = ctx.get(dut.o_room)
             assert room == (len(open_bursts[stream]) < 4)
             full += not room
             ctx.set(dut.i_issue, room and rng.random() < 0.5)
             assert ctx.get(dut.o_idle) == (not any(open_bursts))
             wanted_done, wanted_fault = 0, None
-            if ctx.get(dut.i_valid) and open_bursts[answered]:
+            if ctx.get(dut.b.valid) and open_bursts[answered]:
                 at, ends = open_bursts[answered].pop(0)
                 if response != OKAY:
                     wanted_fault = at

@@ -149,7 +149,7 @@ class PairLoad(wiring.Component):
             m.d.comb += [
                 # The landing space is reserved: ready is high whenever a beat lands.
                 fifo.i.valid.eq(mover.o_landed[index]),
-                fifo.i.payload.eq(self.bus.rdata),
+                fifo.i.payload.eq(self.bus.r.payload.data),
                 fifo.i_clear.eq(self.i_clear),
                 words.valid.eq(fifo.o.valid),
                 words.payload.words.eq(fifo.o.payload),
