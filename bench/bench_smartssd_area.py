@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import track
 
 from nearstep_hw.rule.rtl import FunctionalUnit
-from nearstep_hw.updater.adam_kernel import KernelShellTop
+from nearstep_hw.updater.adam_kernel import AdamKernel
 from nearstep_hw.updater.pairs.load import PairLoad
 from nearstep_hw.verilog import to_verilog
 from nearstep_sim.synthesis import ultrascale_plus_area, ultrascale_plus_cells
@@ -33,7 +33,7 @@ def area() -> list[dict[str, Any]]:
     """Resources of Adam's updater, with 16 and with 4 units, without and with Top-K."""
     plain = AdamKernelConfig(windows=8)
     parts = {
-        "shell": (lambda: KernelShellTop(plain), "shell"),
+        "shell": (lambda: AdamKernel(plain, unit=None), "shell"),
         "unit": (lambda: FunctionalUnit(update_rule(plain)), "unit"),
         "fused": (lambda: PairLoad(AdamKernelConfig(windows=8, compression=("fused",))), "pairs"),
         "scatter": (

@@ -1,14 +1,16 @@
-"""One channel of the module: memory, arbiter and kernel."""
+"""One channel of the module: memory, arbiter and kernel; with its functional units or without."""
 
-from amaranth import ClockSignal, Elaboratable, Module, ResetInserter
+from amaranth import Elaboratable, Module, ResetInserter
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
-from nearstep_hw.axdimm.host_front_end import HOST_PORT
+from nearstep_hw.axdimm.host_front_end import HOST_PORT, HOST_READ_LATENCY
 from nearstep_hw.axdimm.memory_channel import MemoryChannel
 from nearstep_hw.axi.burst import id_width
 from nearstep_hw.dram.dfi import DfiSignature
+from nearstep_hw.rule.rtl import FunctionalUnit
 from nearstep_hw.updater.shell import KernelShell, unit_bank
+from nearstep_hw.updater.unit_row import UnitMaker, connect_units
 from nearstep_spec.axdimm.registers import window_base
 from nearstep_spec.dram.address import AddressMapping
 from nearstep_spec.dram.geometry import BEAT_BYTES
@@ -17,10 +19,20 @@ from nearstep_spec.updater.config import AdamKernelConfig, ConfigError
 
 
 class AxdimmChannel(wiring.Component):
-    """A DDR4 channel that is the host's until the host gives it to the Adam kernel beside it.
+    """A DDR4 channel that is the host's until the host gives it to the Adam kernel beside it: half
+    a module.
 
-    The functional units are outside. An array of the kernel that ends beyond the channel, or in its
-    CSR window, is refused at START.
+    An array of the kernel that ends beyond the channel, or in its CSR window, is refused at START.
+
+    Flat Verilog ports, k = 0 to 3:
+
+    - `clk`, `rst`.
+    - `host__p0__cs_n act_n address[17:0] bg[1:0] ba[1:0]`, `host__p1__...`, `host__wrdata[255:0]
+      wrdata_mask[31:0] wrdata_en rddata[255:0] rddata_valid`.
+    - `dfi__p<k>__cs_n act_n address bg ba`, `dfi__wrdata[511:0] wrdata_mask[63:0] wrdata_en
+      rddata[511:0] rddata_valid`.
+    - `fu__...`, `o_kernel_reset`, `o_acceleration`, if the functional units are outside; see
+      `AdamKernel`.
 
     *Timing*: that of `MemoryChannel` and `KernelShell`.
 
@@ -28,14 +40,20 @@ class AxdimmChannel(wiring.Component):
     ----------
     config : of the kernel, whose beat has to be that of the memory: 16 lanes.
     timing, mapping : of the memory.
+    unit : makes a functional unit for the rule; any component with its ports will do. Without it
+        the units are outside.
 
     Members
     -------
     host : the host's bus.
     dfi : the DRAM.
-    fu : the functional units.
-    o_kernel_reset : the kernel is reset: so must the functional units be, in the same cycle.
-    o_acceleration : the kernel owns the DRAM.
+    fu : the functional units, if they are outside.
+    o_kernel_reset : the kernel is reset: so must units outside be, in the same cycle.
+    o_acceleration : the kernel owns the DRAM; if the units are outside.
+
+    Attributes
+    ----------
+    latency : cycles from a read command of the host to its first data.
 
     Raises
     ------
@@ -44,30 +62,38 @@ class AxdimmChannel(wiring.Component):
     Ref: AXDIMM paper, section 3.1 and figure 2.
     """
 
+    latency = HOST_READ_LATENCY
+
     def __init__(
         self,
         config: AdamKernelConfig,
         timing: DramTiming | None = None,
         mapping: AddressMapping | None = None,
+        *,
+        unit: UnitMaker | None = FunctionalUnit,
     ) -> None:
         if config.beat_bytes != BEAT_BYTES:
             raise ConfigError(
                 f"lanes must be {BEAT_BYTES // 4}, a beat of the memory, not {config.lanes!r}"
             )
         self.config = config
+        self.unit = unit
         self.memory = MemoryChannel(
             timing,
             mapping,
             address_width=config.address_width,
             id_width=id_width(len(config.arrays)) + bool(config.compression),
         )
+        outside = {
+            "fu": Out(unit_bank(config)),
+            "o_kernel_reset": Out(1),
+            "o_acceleration": Out(1),
+        }
         super().__init__(
             {
                 "host": In(HOST_PORT),
                 "dfi": Out(DfiSignature()),
-                "fu": Out(unit_bank(config)),
-                "o_kernel_reset": Out(1),
-                "o_acceleration": Out(1),
+                **(outside if unit is None else {}),
             }
         )
 
@@ -75,16 +101,15 @@ class AxdimmChannel(wiring.Component):
         m = Module()
         m.submodules.memory = memory = self.memory
         shell = KernelShell(self.config, line=True, memory_bytes=window_base(self.memory.mapping))
-        if self.config.compression:
-            m.d.comb += shell.i_pairs_clk.eq(ClockSignal())
         m.submodules.shell = ResetInserter(memory.o_kernel_reset)(shell)
         wiring.connect(m, wiring.flipped(self.host), memory.host)
         wiring.connect(m, memory.dfi, wiring.flipped(self.dfi))
         wiring.connect(m, shell.m_axi, memory.s_axi)
         wiring.connect(m, memory.kernel, shell.csr_line)
-        wiring.connect(m, shell.fu, wiring.flipped(self.fu))
-        m.d.comb += [
-            self.o_kernel_reset.eq(memory.o_kernel_reset),
-            self.o_acceleration.eq(memory.o_acceleration),
-        ]
+        connect_units(m, self, shell, self.unit, reset=memory.o_kernel_reset)
+        if self.unit is None:
+            m.d.comb += [
+                self.o_kernel_reset.eq(memory.o_kernel_reset),
+                self.o_acceleration.eq(memory.o_acceleration),
+            ]
         return m

@@ -17,10 +17,10 @@ def _units(config: DimmConfig) -> "Mapping[str, wiring.Component]":
 
 
 def _channel(config: DimmConfig) -> "wiring.Component":
-    from nearstep_hw.axdimm.channel_top import AxdimmChannelTop
+    from nearstep_hw.axdimm.channel import AxdimmChannel
     from nearstep_hw.updater.unit_instance import UnitInstance
 
-    return AxdimmChannelTop(config.kernel, config.timing, config.address_mapping, unit=UnitInstance)
+    return AxdimmChannel(config.kernel, config.timing, config.address_mapping, unit=UnitInstance)
 
 
 def _module(config: DimmConfig) -> "wiring.Component":

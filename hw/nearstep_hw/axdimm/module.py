@@ -1,6 +1,6 @@
 """The module: its channels behind one host bus."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from amaranth import Cat, Elaboratable, Module, Mux
 from amaranth.lib import wiring
@@ -10,12 +10,10 @@ from nearstep_hw.axdimm.channel import AxdimmChannel
 from nearstep_hw.axdimm.host_front_end import HOST_READ_LATENCY
 from nearstep_hw.dram.dfi import HOST_DATA_BYTES, HOST_PHASES, DfiSignature
 from nearstep_hw.rule.rtl import FunctionalUnit
-from nearstep_hw.updater.shell import unit_bank
-from nearstep_hw.updater.unit_row import UnitRow
+from nearstep_hw.updater.unit_row import UnitMaker
 from nearstep_spec.dram.address import AddressMapping
 from nearstep_spec.dram.command import ADDRESS_BITS
 from nearstep_spec.dram.timing import DramTiming
-from nearstep_spec.rule.rule import Rule
 from nearstep_spec.updater.config import AdamKernelConfig, ConfigError
 
 CHANNELS = 2
@@ -68,9 +66,8 @@ class HostBusSignature(Signature):
         )
 
 
-class ModuleShell(wiring.Component):
-    """Channels of the same kind, each with its arbiter, registers and kernel; the functional units
-    are outside.
+class AxdimmModule(wiring.Component):
+    """The whole module: channels of the same kind, each with its arbiter, registers and kernel.
 
     The host sees a module of as many ranks: rank c is channel c. Each rank keeps its own rows and
     refreshes, and so nothing that happens in one channel touches another. The rank is what the host
@@ -85,8 +82,6 @@ class ModuleShell(wiring.Component):
       `host__wrdata[255:0] wrdata_mask[31:0] wrdata_en rddata[255:0] rddata_valid`.
     - `dfi<c>__p<k>__cs_n act_n address bg ba`, `dfi<c>__wrdata[511:0] wrdata_mask[63:0] wrdata_en
       rddata[511:0] rddata_valid`.
-    - `fu<c>__i_en i_valid i_p i_g i_m i_v s_<scalar> o_valid o_p o_m o_v`, see `KernelShellTop`.
-    - `o_kernel_reset<c>`: resets the functional units of channel c.
 
     *Timing*: that of `MemoryChannel`.
 
@@ -94,13 +89,20 @@ class ModuleShell(wiring.Component):
     ----------
     config, timing, mapping : of every channel.
     channels : how many: 1, 2 or 4.
+    unit : makes a functional unit for the rule; any component with its ports will do.
+
+    Attributes
+    ----------
+    latency : cycles from a read command of the host to its first data.
 
     Raises
     ------
     ConfigError : another number of channels.
 
-    Ref: AXDIMM paper, section 3.1 and table 1.
+    Ref: AXDIMM paper, section 3, figure 2 and table 1.
     """
+
+    latency = HOST_READ_LATENCY
 
     def __init__(
         self,
@@ -109,21 +111,19 @@ class ModuleShell(wiring.Component):
         mapping: AddressMapping | None = None,
         *,
         channels: int = CHANNELS,
+        unit: UnitMaker = FunctionalUnit,
     ) -> None:
         if channels not in CHANNEL_COUNTS:
             raise ConfigError(f"channels must be one of {CHANNEL_COUNTS}, not {channels!r}")
-        self.config = config
         self.channels: Sequence[AxdimmChannel] = tuple(
-            AxdimmChannel(config, timing, mapping) for _ in range(channels)
+            AxdimmChannel(config, timing, mapping, unit=unit) for _ in range(channels)
         )
-        members = {"host": In(HostBusSignature(channels))}
-        for number in range(channels):
-            members |= {
-                f"dfi{number}": Out(DfiSignature()),
-                f"fu{number}": Out(unit_bank(config)),
-                f"o_kernel_reset{number}": Out(1),
+        super().__init__(
+            {
+                "host": In(HostBusSignature(channels)),
+                **{f"dfi{number}": Out(DfiSignature()) for number in range(channels)},
             }
-        super().__init__(members)
+        )
 
     def elaborate(self, platform: object) -> Elaboratable:
         m = Module()
@@ -144,63 +144,9 @@ class ModuleShell(wiring.Component):
                 channel.host.wrdata.eq(host.wrdata),
                 channel.host.wrdata_mask.eq(host.wrdata_mask),
                 channel.host.wrdata_en.eq(host.wrdata_en),
-                getattr(self, f"o_kernel_reset{number}").eq(channel.o_kernel_reset),
             ]
             data = Mux(channel.host.rddata_valid, channel.host.rddata, data)
             wiring.connect(m, channel.dfi, wiring.flipped(getattr(self, f"dfi{number}")))
-            wiring.connect(m, channel.fu, wiring.flipped(getattr(self, f"fu{number}")))
         valid = Cat(channel.host.rddata_valid for channel in self.channels)
         m.d.comb += [host.rddata.eq(data), host.rddata_valid.eq(valid.any())]
-        return m
-
-
-class AxdimmModule(wiring.Component):
-    """The whole module: what is synthesised.
-
-    Flat Verilog ports: those of `ModuleShell` without `fu<c>__*` and `o_kernel_reset<c>`.
-
-    Parameters
-    ----------
-    config, timing, mapping : of every channel.
-    channels : how many: 1, 2 or 4.
-    unit : makes a functional unit for the rule; any component with its ports will do.
-
-    Attributes
-    ----------
-    latency : cycles from a read command of the host to its first data.
-
-    Ref: AXDIMM paper, section 3 and figure 2.
-    """
-
-    latency = HOST_READ_LATENCY
-
-    def __init__(
-        self,
-        config: AdamKernelConfig,
-        timing: DramTiming | None = None,
-        mapping: AddressMapping | None = None,
-        *,
-        channels: int = CHANNELS,
-        unit: Callable[[Rule], wiring.Component] = FunctionalUnit,
-    ) -> None:
-        self.config = config
-        self.unit = unit
-        self.shell = ModuleShell(config, timing, mapping, channels=channels)
-        super().__init__(
-            {
-                "host": In(HostBusSignature(channels)),
-                **{f"dfi{number}": Out(DfiSignature()) for number in range(channels)},
-            }
-        )
-
-    def elaborate(self, platform: object) -> Elaboratable:
-        m = Module()
-        m.submodules.shell = shell = self.shell
-        wiring.connect(m, wiring.flipped(self.host), shell.host)
-        for number in range(len(shell.channels)):
-            dfi = getattr(self, f"dfi{number}")
-            wiring.connect(m, getattr(shell, f"dfi{number}"), wiring.flipped(dfi))
-            m.submodules[f"units{number}"] = units = UnitRow(self.config, self.unit)
-            wiring.connect(m, getattr(shell, f"fu{number}"), units.fu)
-            m.d.comb += units.i_reset.eq(getattr(shell, f"o_kernel_reset{number}"))
         return m

@@ -1,8 +1,6 @@
-"""Tops of a SmartSSD card: with its functional units, and with a port for them."""
+"""Top of a SmartSSD card: with its functional units, or with a port for them."""
 
-from collections.abc import Callable
-
-from amaranth import ClockSignal, Elaboratable, Module, Signal
+from amaranth import Elaboratable, Module, Signal
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
@@ -10,21 +8,32 @@ from nearstep_hw.axi.join import AxiReadJoin, AxiWriteJoin
 from nearstep_hw.axi.signature import Axi4Signature, connect_channels
 from nearstep_hw.csr.signature import CsrSignature
 from nearstep_hw.rule.rtl import FunctionalUnit
-from nearstep_hw.updater.shell import KernelShell, pairs_clock, unit_bank
-from nearstep_hw.updater.unit_row import UnitRow
-from nearstep_spec.rule.rule import Rule
+from nearstep_hw.updater.shell import KernelShell
+from nearstep_hw.updater.unit_row import UnitMaker, connect_units, outside_ports
 from nearstep_spec.smartssd.config import SmartssdConfig
 
 HOST_ID_WIDTH = 4  # bits of an ID of the BAR's port
 
 
-class CardShell(wiring.Component):
-    """Everything of a card behind its PCIe endpoint, but the functional units.
+class SmartssdCard(wiring.Component):
+    """A card behind its PCIe endpoint: what is synthesised.
 
     The update kernel and the BAR share the DRAM burst by burst, so the host and the drive reach it
     at any time: while a subgroup is updated, the next one comes into the other buffer and the last
     one leaves. Where both ask, the BAR is first: it brings far less than the DRAM moves, and the
     kernel asks far ahead. The host sees to it that nobody touches the arrays of a run.
+
+    Flat Verilog ports, with the defaults:
+
+    - `clk`, `rst` (synchronous, active high).
+    - `csr__address[11:0] read write write_data[31:0] write_mask[3:0] ack error read_data[31:0]`.
+    - `s_axi__arvalid arready arid[3:0] araddr[33:0] arlen[7:0] arsize[2:0] arburst[1:0]`,
+      `s_axi__rvalid rready rid rdata[511:0] rresp[1:0] rlast`,
+      `s_axi__awvalid awready awid awaddr awlen awsize awburst`,
+      `s_axi__wvalid wready wdata wstrb[63:0] wlast`, `s_axi__bvalid bready bid bresp`.
+    - `m_axi__...`: the same, the other way round, with IDs of 5 bits.
+    - `o_interrupt`.
+    - `fu__...`, if the functional units are outside: see `AdamKernel`.
 
     *Timing*: that of `KernelShell`, `AxiReadJoin` and `AxiWriteJoin`: a burst takes a cycle more
     than without the join.
@@ -32,6 +41,8 @@ class CardShell(wiring.Component):
     Parameters
     ----------
     config : of the card.
+    unit : makes a functional unit for the rules; any component with its ports will do. Without it
+        the units are outside.
 
     Members
     -------
@@ -39,15 +50,16 @@ class CardShell(wiring.Component):
     s_axi : AXI4 from the memory BAR. Its RREADY and BREADY are always high.
     m_axi : AXI4 to the DRAM, half duplex. The highest bit of an ID is 0 for the BAR's, 1 for the
         kernel's, which are those of `KernelShell`.
-    fu : functional units.
     o_interrupt : high for a cycle when a run has ended, however it ended.
-    i_pairs_clk, o_pairs_enable : see `KernelShell`; if the kernel takes pairs.
+    fu : the functional units, if they are outside.
+    i_pairs_clk, o_pairs_enable : see `KernelShell`; if the units are outside and the kernel takes
+        pairs.
 
     Ref: Smart-Infinity, sections IV-A, V-A and figure 7.
     """
 
-    def __init__(self, config: SmartssdConfig) -> None:
-        self.config = config
+    def __init__(self, config: SmartssdConfig, *, unit: UnitMaker | None = FunctionalUnit) -> None:
+        self.unit = unit
         kernel = config.kernel
         self.kernel = KernelShell(kernel, memory_bytes=config.memory_bytes)
         options = {
@@ -65,9 +77,8 @@ class CardShell(wiring.Component):
                 "csr": In(CsrSignature()),
                 "s_axi": In(Axi4Signature(**widths, id_width=HOST_ID_WIDTH)),
                 "m_axi": Out(Axi4Signature(**widths, id_width=len(self.read.m_axi.ar.payload.id))),
-                "fu": Out(unit_bank(kernel)),
                 "o_interrupt": Out(1),
-                **pairs_clock(kernel),
+                **outside_ports(kernel, unit),
             }
         )
 
@@ -84,70 +95,7 @@ class CardShell(wiring.Component):
             connect_channels(m, host, self.s_axi)
             connect_channels(m, updater, kernel.m_axi)
             connect_channels(m, join.m_axi, self.m_axi)
-        wiring.connect(m, kernel.fu, wiring.flipped(self.fu))
-        if self.config.kernel.compression:
-            m.d.comb += [
-                kernel.i_pairs_clk.eq(self.i_pairs_clk),
-                self.o_pairs_enable.eq(kernel.o_pairs_enable),
-            ]
+        connect_units(m, self, kernel, self.unit)
         m.d.sync += was_busy.eq(kernel.o_busy)
         m.d.comb += self.o_interrupt.eq(was_busy & ~kernel.o_busy)
-        return m
-
-
-class SmartssdCard(wiring.Component):
-    """A card behind its PCIe endpoint: what is synthesised.
-
-    Flat Verilog ports, with the defaults:
-
-    - `clk`, `rst` (synchronous, active high).
-    - `csr__address[11:0] read write write_data[31:0] write_mask[3:0] ack error read_data[31:0]`.
-    - `s_axi__arvalid arready arid[3:0] araddr[33:0] arlen[7:0] arsize[2:0] arburst[1:0]`,
-      `s_axi__rvalid rready rid rdata[511:0] rresp[1:0] rlast`,
-      `s_axi__awvalid awready awid awaddr awlen awsize awburst`,
-      `s_axi__wvalid wready wdata wstrb[63:0] wlast`, `s_axi__bvalid bready bid bresp`.
-    - `m_axi__...`: the same, the other way round, with IDs of 5 bits.
-    - `o_interrupt`.
-
-    Parameters
-    ----------
-    config : of the card.
-    unit : makes a functional unit for the rules; any component with its ports will do.
-
-    Members
-    -------
-    csr, s_axi, m_axi, o_interrupt : see `CardShell`.
-
-    Ref: Smart-Infinity, sections IV-A, V-A and figure 7.
-    """
-
-    def __init__(
-        self,
-        config: SmartssdConfig,
-        *,
-        unit: Callable[[Rule], wiring.Component] = FunctionalUnit,
-    ) -> None:
-        self.config = config
-        self.unit = unit
-        self.shell = CardShell(config)
-        super().__init__(
-            {
-                "csr": In(CsrSignature()),
-                "s_axi": In(self.shell.s_axi.signature.flip()),
-                "m_axi": Out(self.shell.m_axi.signature),
-                "o_interrupt": Out(1),
-            }
-        )
-
-    def elaborate(self, platform: object) -> Elaboratable:
-        m = Module()
-        m.submodules.shell = shell = self.shell
-        m.submodules.units = units = UnitRow(self.config.kernel, self.unit)
-        if self.config.kernel.compression:
-            m.d.comb += shell.i_pairs_clk.eq(ClockSignal())
-        wiring.connect(m, wiring.flipped(self.csr), shell.csr)
-        wiring.connect(m, wiring.flipped(self.s_axi), shell.s_axi)
-        wiring.connect(m, shell.m_axi, wiring.flipped(self.m_axi))
-        wiring.connect(m, shell.fu, units.fu)
-        m.d.comb += self.o_interrupt.eq(shell.o_interrupt)
         return m

@@ -1,7 +1,5 @@
 """Top of a SmartSSD card with its PCIe endpoint."""
 
-from collections.abc import Callable
-
 from amaranth import Elaboratable, Module
 from amaranth.lib import wiring
 from amaranth.lib.wiring import Out
@@ -11,8 +9,8 @@ from nearstep_hw.pcie.crossed_endpoint import BLOCK_SIDE, CrossedEndpoint
 from nearstep_hw.pcie.endpoint import PcieEndpoint
 from nearstep_hw.rule.rtl import FunctionalUnit
 from nearstep_hw.smartssd.card import SmartssdCard
+from nearstep_hw.updater.unit_row import UnitMaker
 from nearstep_spec.pcie import CSR_BYTES
-from nearstep_spec.rule.rule import Rule
 from nearstep_spec.smartssd.config import SmartssdConfig
 
 COUNTERS = ("o_dropped", "o_failed_writes", "o_failed_reads")
@@ -59,7 +57,7 @@ class PcieCard(wiring.Component):
     -------
     m_axis_cq, s_axis_cc, pcie_cq_np_req, cfg_max_payload, cfg_interrupt_msix : of the hard block,
         see `PcieEndpoint`.
-    m_axi : AXI4 to the DRAM, see `CardShell`.
+    m_axi : AXI4 to the DRAM, see `SmartssdCard`.
     o_dropped, o_failed_writes, o_failed_reads : counters of the endpoint.
 
     Raises
@@ -73,7 +71,7 @@ class PcieCard(wiring.Component):
         self,
         config: SmartssdConfig,
         *,
-        unit: Callable[[Rule], wiring.Component] = FunctionalUnit,
+        unit: UnitMaker = FunctionalUnit,
         width: int = 128,
         crossed: bool = False,
     ) -> None:

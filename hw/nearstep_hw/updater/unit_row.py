@@ -1,17 +1,20 @@
-"""The functional units of a kernel, side by side."""
+"""The functional units of a kernel, side by side, inside a top or outside."""
 
 from collections.abc import Callable
 
-from amaranth import Elaboratable, Module, ResetInserter
+from amaranth import ClockSignal, Elaboratable, Module, ResetInserter, Value
 from amaranth.lib import wiring
-from amaranth.lib.wiring import In
+from amaranth.lib.wiring import In, Member, Out
 
 from nearstep_hw.rule.rtl import FunctionalUnit
-from nearstep_hw.updater.shell import unit_bank
+from nearstep_hw.updater.shell import KernelShell, pairs_clock, unit_bank
 from nearstep_hw.updater.unit_bank import ELEMENT_WIDTH
 from nearstep_spec.rule.rule import Rule
 from nearstep_spec.updater.config import AdamKernelConfig
 from nearstep_spec.updater.registers import update_rule
+
+UnitMaker = Callable[[Rule], wiring.Component]
+"""Makes a functional unit for the rule of a kernel; any component with its ports will do."""
 
 
 class UnitRow(wiring.Component):
@@ -34,7 +37,7 @@ class UnitRow(wiring.Component):
     def __init__(
         self,
         config: AdamKernelConfig,
-        unit: Callable[[Rule], wiring.Component] = FunctionalUnit,
+        unit: UnitMaker = FunctionalUnit,
     ) -> None:
         self.config = config
         self.unit = unit
@@ -60,3 +63,45 @@ class UnitRow(wiring.Component):
             if index == 0:
                 m.d.comb += fu.o_valid.eq(unit.o_valid)
         return m
+
+
+def outside_ports(config: AdamKernelConfig, unit: UnitMaker | None) -> dict[str, Member]:
+    """Ports of a top for functional units outside, and for the clock of pairs; none if the units
+    are inside."""
+    return {"fu": Out(unit_bank(config)), **pairs_clock(config)} if unit is None else {}
+
+
+def connect_units(
+    m: Module,
+    top: wiring.Component,
+    shell: KernelShell,
+    unit: UnitMaker | None,
+    *,
+    reset: Value | None = None,
+) -> None:
+    """Give the kernel of a top its functional units, or the ports for them.
+
+    Parameters
+    ----------
+    m, top : module and component of the top, with `outside_ports`.
+    shell : the kernel.
+    unit : makes a unit; without it they are outside.
+    reset : resets units that are inside.
+    """
+    config = shell.config
+    if unit is None:
+        wiring.connect(m, shell.fu, wiring.flipped(top.fu))
+    else:
+        m.submodules.units = units = UnitRow(config, unit)
+        wiring.connect(m, shell.fu, units.fu)
+        if reset is not None:
+            m.d.comb += units.i_reset.eq(reset)
+    if not config.compression:
+        return
+    if "i_pairs_clk" in top.signature.members:
+        m.d.comb += [
+            shell.i_pairs_clk.eq(top.i_pairs_clk),
+            top.o_pairs_enable.eq(shell.o_pairs_enable),
+        ]
+    else:
+        m.d.comb += shell.i_pairs_clk.eq(ClockSignal())

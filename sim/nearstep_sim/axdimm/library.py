@@ -25,7 +25,8 @@ def dimm_library(dimm: DimmConfig, *, trace: bool = False) -> Path:
     shell = verilog_of(
         f"axdimm_channel {digest(one)}",
         lambda: to_verilog(
-            AxdimmChannel(dimm.kernel, dimm.timing, dimm.address_mapping), "axdimm_channel"
+            AxdimmChannel(dimm.kernel, dimm.timing, dimm.address_mapping, unit=None),
+            "axdimm_channel",
         ),
     )
     return device_library(

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from nearstep_hw.reset import RegisteredReset
-from nearstep_hw.smartssd.card import CardShell
+from nearstep_hw.smartssd.card import SmartssdCard
 from nearstep_hw.verilog import to_verilog
 from nearstep_sim.updater.library import device_library
 from nearstep_sim.verilate.build import Model, verilog_of
@@ -24,7 +24,7 @@ def card_library(card: SmartssdConfig, *, trace: bool = False) -> Path:
     one = replace(card, subgroup_elements=card.chunk_elements)  # the hardware does not know it
     shell = verilog_of(
         f"card_shell {digest(one)}",
-        lambda: to_verilog(RegisteredReset(CardShell(one)), "card_shell"),
+        lambda: to_verilog(RegisteredReset(SmartssdCard(one, unit=None)), "card_shell"),
     )
     return device_library(
         "smartssd_card",

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from nearstep_hw.rule.rtl import DEFAULT_DEPTHS, FunctionalUnit
 from nearstep_hw.rule.schedule import Schedule
-from nearstep_hw.updater.adam_kernel import KernelShellTop
+from nearstep_hw.updater.adam_kernel import AdamKernel
 from nearstep_hw.verilog import to_verilog
 from nearstep_sim.golden.rule_cpp import CXX_FLAGS, function_name, source
 from nearstep_sim.verilate.build import Model, stored, verilate_library, verilog_of
@@ -157,7 +157,8 @@ def library(config: AdamKernelConfig, *, trace: bool = False) -> Path:
     It holds the units in RTL and the C++ kernel that can stand in for them.
     """
     shell = verilog_of(
-        f"kernel_shell {digest(config)}", lambda: to_verilog(KernelShellTop(config), "kernel_shell")
+        f"kernel_shell {digest(config)}",
+        lambda: to_verilog(AdamKernel(config, unit=None), "kernel_shell"),
     )
     return device_library(
         "axdimm",

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from nearstep_hw.axdimm.channel import AxdimmChannel
-from nearstep_hw.axdimm.module import CHANNELS, ModuleShell
+from nearstep_hw.axdimm.module import CHANNELS, AxdimmModule
 from nearstep_sim.axdimm.module import ModuleBench
 from nearstep_sim.updater.stand_in import StandInUnit, stand_in_results
 from nearstep_spec.axdimm.registers import IDENT, channel_maps, window_base
@@ -217,6 +217,6 @@ def test_registers_of_a_channel_are_its_end() -> None:
 @pytest.mark.filterwarnings("ignore::amaranth.hdl.UnusedElaboratable")
 def test_shapes_that_cannot_be_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"channels must be one of \(1, 2, 4\), not 3"):
-        ModuleShell(CONFIG, channels=3)
+        AxdimmModule(CONFIG, channels=3)
     with pytest.raises(ConfigError, match="lanes must be 16, a beat of the memory, not 8"):
         AxdimmChannel(AdamKernelConfig(lanes=8))
