@@ -1,4 +1,4 @@
-"""Whole ``optimizer.step()`` on devices without a clock, beside torch's fused AdamW.
+"""Whole `optimizer.step()` on devices without a clock, beside torch's fused AdamW.
 
 Each case runs in a process of its own, with one thread: steps of both in turn, on equal parameters
 with equal gradients, and at the end equal bits. A ratio is torch's median over the device's. The
@@ -46,15 +46,11 @@ class Case:
 
     Attributes
     ----------
-    name: str
-    device: str
-        Name of the device.
-    share: float | None
-        Of the gradients that are sent; None sends them whole.
-    sizes: Sequence[int]
-        Elements of each tensor.
-    rule: str
-        Of :func:`nearstep.optim.of`, on bf16 parameters; AdamW on fp32 parameters if empty.
+    name
+    device : name of the device.
+    share : of the gradients that are sent; None sends them whole.
+    sizes : elements of each tensor.
+    rule : of `nearstep.optim.of`, on bf16 parameters; AdamW on fp32 parameters if empty.
     """
 
     name: str

@@ -66,7 +66,7 @@ class GradientPool:
         self._all = threading.Barrier(pool.devices, self._average)
 
     def attach(self, worker: int, model: Gpt, optimizer: torch.optim.Optimizer) -> None:
-        """Before each step of ``optimizer``, put the average in the place of its gradients."""
+        """Before each step of `optimizer`, put the average in the place of its gradients."""
         parameters = list(model.parameters())
 
         def exchange(*_: Any) -> None:

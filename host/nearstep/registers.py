@@ -44,10 +44,8 @@ class UnknownRegisterError(NearstepError, AttributeError):
 
     Attributes
     ----------
-    name: str
-        What was asked for.
-    near: tuple[str, ...]
-        Names that exist and look like it; all names if none does.
+    name : what was asked for.
+    near : tuple[str, ...]. Names that exist and look like it; all names if none does.
     """
 
     def __init__(self, kind: str, owner: str, name: str, known: Iterable[str]) -> None:
@@ -228,11 +226,9 @@ class BlockRegisters:
 
     Attributes
     ----------
-    name: str
-        Name of the block on its device, such as `adam0`.
-    base: int
-        Address of its first register, in bytes.
-    map: RegisterMap
+    name : name of the block on its device, such as `adam0`.
+    base : address of its first register, in bytes.
+    map
     """
 
     def __init__(self, bus: RegisterBus, name: str, base: int, register_map: RegisterMap) -> None:
@@ -350,10 +346,8 @@ class Registers:
 
     Parameters
     ----------
-    bus: RegisterBus
-        A backend.
-    maps: Mapping[str, tuple[int, RegisterMap]]
-        Base address in bytes and register map of each block.
+    bus : a backend.
+    maps : base address in bytes and register map of each block.
 
     Raises
     ------
@@ -401,7 +395,7 @@ class Registers:
 
 
 def unsigned(path: str, value: Any, width: int) -> int:
-    """``value`` as an integer of ``width`` bits; raises :class:`FieldValueError`."""
+    """`value` as an integer of `width` bits; raises `FieldValueError`."""
     try:
         number = int(value) if isinstance(value, np.bool_) else operator.index(value)
     except TypeError:

@@ -11,12 +11,12 @@ from nearstep.errors import ArgumentError
 
 
 def is_whole(value: object) -> TypeGuard[int]:
-    """Whether ``value`` is a whole number, of Python or numpy; a truth value is none."""
+    """Whether `value` is a whole number, of Python or numpy; a truth value is none."""
     return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
 def index(value: Any) -> int:
-    """``value`` as an index, as :func:`operator.index` has it; a truth value is none.
+    """`value` as an index, as `operator.index` has it; a truth value is none.
 
     Raises
     ------
@@ -28,7 +28,7 @@ def index(value: Any) -> int:
 
 
 def flag(name: str, value: object) -> bool:
-    """``value`` if it is a truth value, of Python or numpy: a text, such as ``"no"``, is none.
+    """`value` if it is a truth value, of Python or numpy: a text, such as `"no"`, is none.
 
     Raises
     ------

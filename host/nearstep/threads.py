@@ -31,8 +31,7 @@ def simulation_threads() -> int:
 
     Raises
     ------
-    ArgumentError
-        The variable is no whole number from 1 to 1024.
+    ArgumentError : the variable is no whole number from 1 to 1024.
     """
     given = os.environ.get(VARIABLE)
     if given is None:
@@ -44,7 +43,7 @@ def simulation_threads() -> int:
 
 
 def shared(threads: int) -> int:
-    """As many of ``threads`` as the current thread may use."""
+    """As many of `threads` as the current thread may use."""
     return threads if _share.threads is None else min(threads, _share.threads)
 
 
@@ -94,7 +93,7 @@ def _helpers() -> ThreadPoolExecutor:
 
 
 def _forget() -> None:
-    """A child after ``fork()`` has none of the threads, and maybe a lock that nobody releases."""
+    """A child after `fork()` has none of the threads, and maybe a lock that nobody releases."""
     global _pool, _lock
     _pool, _lock = None, threading.Lock()
     _share.threads = None

@@ -1,4 +1,4 @@
-"""What can be generated: the type of an entry in the tables ``generators`` of the blocks."""
+"""What can be generated: the type of an entry in the tables `generators` of the blocks."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -17,7 +17,7 @@ class FormatError(ValueError):
 
 @dataclass(frozen=True)
 class FpFormat:
-    """IEEE 754 style binary format: 1 sign bit, ``exponent`` bits, ``mantissa`` stored fraction
+    """IEEE 754 style binary format: 1 sign bit, `exponent` bits, `mantissa` stored fraction
     bits.
 
     The all-ones exponent holds infinities and NaN; the all-zeros exponent zeros and subnormals. The
@@ -111,7 +111,7 @@ class FpFormat:
 
     @property
     def name(self) -> str:
-        """``fp32``, ``fp16``, ``bf16``, else ``fp_e<exponent>m<mantissa>``."""
+        """`fp32`, `fp16`, `bf16`, else `fp_e<exponent>m<mantissa>`."""
         return _NAMES.get((self.exponent, self.mantissa), f"fp_e{self.exponent}m{self.mantissa}")
 
 

@@ -215,7 +215,7 @@ def read(path: Path = FILE) -> tuple[dict[str, str], dict[str, Row]]:
 
 
 def write(rows: Mapping[str, Row], path: Path = FILE) -> None:
-    """Write the file, one line a row, in the order of :data:`BLOCKS`."""
+    """Write the file, one line a row, in the order of `BLOCKS`."""
     lines = [
         f"  {json.dumps(name)}: {json.dumps(_described(name, rows[name]))}" for name in _known(rows)
     ]

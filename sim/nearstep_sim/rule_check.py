@@ -1,5 +1,5 @@
 # amaranth: UnusedElaboratable=no
-"""``nearstep rule check``: what a user's rule becomes in hardware, and whether it is exact."""
+"""`nearstep rule check`: what a user's rule becomes in hardware, and whether it is exact."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -40,7 +40,7 @@ class Exactness:
     vectors : int
         Elements that went through the Verilated unit, without and with stalls and bubbles.
     results : int
-        Words compared with ``==``, of all arrays written, RTL and kernel together.
+        Words compared with `==`, of all arrays written, RTL and kernel together.
     differing : int
     first : str
         The first difference, or empty.
@@ -83,7 +83,7 @@ class Area:
 
 @dataclass(frozen=True)
 class Check:
-    """Everything that :func:`check` found out about a rule."""
+    """Everything that `check` found out about a rule."""
 
     rule: Rule
     latency: int

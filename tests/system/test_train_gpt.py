@@ -31,7 +31,7 @@ MODULES = (
 
 @pytest.fixture
 def example(monkeypatch):
-    """Imports a module of the examples as ``python examples/...`` would."""
+    """Imports a module of the examples as `python examples/...` would."""
     monkeypatch.syspath_prepend(EXAMPLES)
     yield importlib.import_module
     for name in MODULES:

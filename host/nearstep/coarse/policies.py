@@ -30,12 +30,10 @@ class QueueState:
 
     Attributes
     ----------
-    arrivals: tuple[tuple[Arrival, ...], ...]
-        For each proxy, tensors that it has not started, in the order in which they arrived.
-    under_way: tuple[Start, ...]
-        What was started and is not completed on the device of its proxy, in the order of starts.
-    completed: frozenset[Start]
-        Of tensors that other proxies have under way.
+    arrivals : for each proxy, tensors that it has not started, in the order in which they arrived.
+    under_way : what was started and is not completed on the device of its proxy, in the order of
+        starts.
+    completed : of tensors that other proxies have under way.
     """
 
     arrivals: tuple[tuple[Arrival, ...], ...]

@@ -18,18 +18,14 @@ class AcceleratedRuns(Completion):
 
     Parameters
     ----------
-    first: Run
-    starts: Iterable[Callable[[], Run]]
-        Each starts another.
-    mode: ExitStack
-        Gives the channel back to the host.
-    max_cycles: int | None
-        Bound on each run. None: that of the run.
+    first
+    starts : each starts another.
+    mode : gives the channel back to the host.
+    max_cycles : bound on each run. None: that of the run.
 
     Attributes
     ----------
-    runs: Sequence[Run]
-        That have been started.
+    runs : that have been started.
     """
 
     def __init__(
@@ -81,7 +77,7 @@ class AcceleratedRuns(Completion):
         return sum(known) + len(known) - 1 if len(known) == len(bounds) else None
 
     def wait(self, max_cycles: int | None = None) -> Self:
-        """As :meth:`nearstep.run.Run.wait`, each run in so many cycles; then the channel is the
+        """As `nearstep.run.Run.wait`, each run in so many cycles; then the channel is the
         host's, unless one goes on."""
         each = self._max_cycles if max_cycles is None else max_cycles
         try:

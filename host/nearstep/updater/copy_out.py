@@ -16,10 +16,8 @@ class CopyOut:
 
     Parameters
     ----------
-    buffer: Buffer | None
-        Where it goes; None is no copy.
-    format: str | None
-        None is that of the buffer's dtype.
+    buffer : where it goes; None is no copy.
+    format : None is that of the buffer's dtype.
     """
 
     buffer: Buffer | None = None

@@ -18,9 +18,8 @@ class Gradient:
 
     Parameters
     ----------
-    format: str | None
-        None is that of the buffer's dtype.
-    scale: float
+    format : None is that of the buffer's dtype.
+    scale
     """
 
     format: str | None

@@ -23,17 +23,14 @@ def execute(graph: Sequence[Operation], clock: Clock | None = None) -> Timeline:
 
     Parameters
     ----------
-    graph: Sequence[Operation]
-        :class:`nearstep.work.graph.Graph`.
-    clock: Clock, optional
-        Of the devices. None: all is modelled.
+    graph : `nearstep.work.graph.Graph`.
+    clock : of the devices. None: all is modelled.
 
     Raises
     ------
-    ArgumentError
-        An operation is modelled beside a device on a clock without ``hertz``. Nothing was started.
-    WorkError
-        An operation failed, when it was started or later.
+    ArgumentError : an operation is modelled beside a device on a clock without `hertz`. Nothing was
+        started.
+    WorkError : an operation failed, when it was started or later.
 
     What else is raised meanwhile, such as by Ctrl-C, ends those under way and has a note of what
     was not run.
@@ -46,12 +43,9 @@ class _UnderWay:
 
     Attributes
     ----------
-    start, started: int
-        Cycles before and after the commands that start it.
-    due: int | None
-        Cycle at which it ends by its model.
-    place: int
-        Of all that were started.
+    start, started : cycles before and after the commands that start it.
+    due : cycle at which it ends by its model.
+    place : of all that were started.
     """
 
     __slots__ = ("completion", "due", "operation", "place", "start", "started")
@@ -199,7 +193,7 @@ class _Execution:
                 self._end(each, 0)
 
     def _end(self, each: _UnderWay, max_cycles: int | None = None) -> None:
-        """It has ended, or is to within ``max_cycles``: take what became of it."""
+        """It has ended, or is to within `max_cycles`: take what became of it."""
         try:
             if each.completion is not None:
                 each.completion.wait(max_cycles)

@@ -19,8 +19,8 @@ GUARD_BITS = 3
 class Special(data.Struct):
     """What is known about a result without its arithmetic.
 
-    One of ``nan``, ``infinite``, ``zero`` replaces the rounded number and its flags (``nan`` before
-    the others); ``invalid`` and ``divide_by_zero`` are the flags of such a result.
+    One of `nan`, `infinite`, `zero` replaces the rounded number and its flags (`nan` before
+    the others); `invalid` and `divide_by_zero` are the flags of such a result.
     """
 
     nan: 1
@@ -38,14 +38,14 @@ def special(
     zero: Value = FALSE,
     divide_by_zero: Value = FALSE,
 ) -> Value:
-    """Packs the members of a :class:`Special`."""
+    """Packs the members of a `Special`."""
     return Cat(nan, infinite, zero, invalid, divide_by_zero)
 
 
 def count_leading_zeros(step: Step, frame: Value, exponent: Value) -> Value:
-    """How far ``frame`` may be shifted up: to its leading one, but not below the least exponent.
+    """How far `frame` may be shifted up: to its leading one, but not below the least exponent.
 
-    ``exponent`` (unsigned, biased, at least 1) is that of the top bit of ``frame``. Zero may give
+    `exponent` (unsigned, biased, at least 1) is that of the top bit of `frame`. Zero may give
     any count.
     """
     top = Const(1 << (len(frame) - 1), len(frame))
@@ -56,7 +56,7 @@ def count_leading_zeros(step: Step, frame: Value, exponent: Value) -> Value:
 def normalise(
     step: Step, fmt: FpFormat, frame: Value, exponent: Value, count: Value
 ) -> tuple[Value, Value]:
-    """Shifts ``frame`` up by ``count``; returns its exponent and the bits that rounding reads."""
+    """Shifts `frame` up by `count`; returns its exponent and the bits that rounding reads."""
     return (
         (exponent - count)[: len(exponent)],
         jam(step, shift_left(step, frame, count), fmt.precision + GUARD_BITS),
@@ -76,8 +76,8 @@ def round_pack(
 ) -> FpResult:
     """Rounds to nearest even, packs, and raises flags.
 
-    *Numerics.* The number is ``significand * 2**(exponent - bias - mantissa - 3)``. If the top bit
-    of the significand is clear, the number is zero or below the normal range and ``exponent`` is
+    *Numerics.* The number is `significand * 2**(exponent - bias - mantissa - 3)`. If the top bit
+    of the significand is clear, the number is zero or below the normal range and `exponent` is
     that of the least normal number. Overflow gives infinity. Underflow is raised when a number that
     is tiny after rounding (rounded with an unbounded exponent, it is below the normal range) is
     inexact.
@@ -87,12 +87,12 @@ def round_pack(
     step : Step
         The step that rounds; all values are at its stage.
     known : Value
-        A :class:`Special`.
+        A `Special`.
     sign : Value, 1 bit
     exponent : Value, unsigned, biased
-    significand : Value, ``fmt.precision + 3`` bits: hidden bit, fraction, guard, round, sticky
+    significand : Value, `fmt.precision + 3` bits: hidden bit, fraction, guard, round, sticky
     until : int
-        Stage of the result, after that of ``step``.
+        Stage of the result, after that of `step`.
     flags : bool
         False leaves the flags out.
 

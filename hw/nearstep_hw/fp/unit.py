@@ -33,12 +33,12 @@ class Operation:
 
     Members
     -------
-    name : name of the unit, such as ``fp32_add``
-    kind : ``add``, ``sub``, ``mul``, ``fma``, ``div``, ``sqrt`` or ``convert``
+    name : name of the unit, such as `fp32_add`
+    kind : `add`, `sub`, `mul`, `fma`, `div`, `sqrt` or `convert`
     source, target : formats of the operands and of the result
     operands : how many operands, 1 to 3
     depth : latency in cycles, unless asked otherwise
-    build : ``build(pipe, *operands, depth=..., flags=...)`` adds it to a pipeline
+    build : `build(pipe, *operands, depth=..., flags=...)` adds it to a pipeline
     """
 
     name: str
@@ -51,7 +51,7 @@ class Operation:
 
 
 def arithmetic(kind: str, fmt: FpFormat) -> Operation:
-    """The operation ``kind`` (any but ``convert``) within one format."""
+    """The operation `kind` (any but `convert`) within one format."""
 
     def build(pipe: Pipeline, *operands: Staged, depth: int, flags: bool) -> FpResult:
         return function(pipe, fmt, *operands, depth=depth, flags=flags, **options)
@@ -77,7 +77,7 @@ def arithmetic(kind: str, fmt: FpFormat) -> Operation:
 
 
 def conversion(source: FpFormat, target: FpFormat) -> Operation:
-    """The conversion from ``source`` to ``target``."""
+    """The conversion from `source` to `target`."""
 
     def build(pipe: Pipeline, a: Staged, *, depth: int, flags: bool) -> FpResult:
         return convert.convert(pipe, source, target, a, depth=depth, flags=flags)
@@ -111,19 +111,19 @@ class FpUnit(wiring.Component):
 
     IEEE 754: round to nearest even, subnormal numbers; a NaN result is the default quiet NaN.
 
-    *Timing.* Latency ``depth`` cycles exactly, from registers; one operation every cycle; no
-    back-pressure. ``o_z`` and ``o_flags`` mean something only while ``o_valid`` is 1. Reset clears
+    *Timing.* Latency `depth` cycles exactly, from registers; one operation every cycle; no
+    back-pressure. `o_z` and `o_flags` mean something only while `o_valid` is 1. Reset clears
     the valid bits and nothing else.
 
     Parameters
     ----------
     operation : str or Operation
-        A name of :data:`OPERATIONS`, or an operation on other formats.
+        A name of `OPERATIONS`, or an operation on other formats.
     depth : int, optional
-        Latency in cycles, 1 to :data:`MAX_DEPTH`. Fewer stages than steps merge steps, more add
+        Latency in cycles, 1 to `MAX_DEPTH`. Fewer stages than steps merge steps, more add
         registers between them.
     flags : bool
-        False leaves ``o_flags`` out.
+        False leaves `o_flags` out.
 
     Members
     -------
@@ -135,10 +135,8 @@ class FpUnit(wiring.Component):
 
     Raises
     ------
-    KeyError
-        For an unknown name.
-    DepthError
-        For a latency out of range.
+    KeyError : for an unknown name.
+    DepthError : for a latency out of range.
     """
 
     def __init__(

@@ -38,7 +38,7 @@ _SIGN_BIT = FP32.width - 1
 
 
 def unit_ports(rule: Rule) -> dict[str, wiring.Member]:
-    """Members of a functional unit for `rule`, see :class:`FunctionalUnit`."""
+    """Members of a functional unit for `rule`, see `FunctionalUnit`."""
     return {
         "i_en": In(1),
         "i_valid": In(1),
@@ -59,16 +59,16 @@ class FunctionalUnit(wiring.Component):
     registers. While `i_en` is 0 every register keeps its value, and so do the outputs; `i_valid` is
     ignored then. `rst` clears the valid bits only.
 
-    *Numerics.* binary32 as :mod:`nearstep_hw.fp`; equal, bit for bit, to
+    *Numerics.* binary32 as `nearstep_hw.fp`; equal, bit for bit, to
     `nearstep_sim.golden.rule.evaluate`.
 
     Parameters
     ----------
     rule : Rule
     depths : mapping of str to int, optional
-        Cycles of operations, to replace some of :data:`DEFAULT_DEPTHS`.
+        Cycles of operations, to replace some of `DEFAULT_DEPTHS`.
     delay : str
-        `"ring"` or `"shift"`, see :class:`~nearstep_hw.fp.pipeline.Pipeline`.
+        `"ring"` or `"shift"`, see `nearstep_hw.fp.pipeline.Pipeline`.
     register_inputs : bool
         Whether arrays pass a register first (one more cycle of latency).
 

@@ -106,7 +106,7 @@ class Form:
 
     @cached_property
     def takes(self) -> tuple[str, ...]:
-        """Parameters of :attr:`scalars`."""
+        """Parameters of `scalars`."""
         return tuple(inspect.signature(self.scalars).parameters)
 
     @property
@@ -142,8 +142,7 @@ class Optimizer:
 
     Parameters
     ----------
-    rule, scalars
-        As of :class:`Form`: the form that is taken unless another one is.
+    rule, scalars : as of `Form`: the form that is taken unless another one is.
     hyper : mapping of str to Hyper
         Hyper-parameters, in their order.
     state : mapping of str to str
@@ -154,7 +153,7 @@ class Optimizer:
     forms : sequence of Form
         Other forms.
     orders : mapping of str to Form
-        As of :class:`Form`.
+        As of `Form`.
     counts : bool
         Torch keeps a `step`.
     initial : mapping of str to str
@@ -166,9 +165,8 @@ class Optimizer:
 
     Raises
     ------
-    RuleError
-        One of its subclasses, naming the line of the rule: names do not fit together, or `scalars`
-        does not give the rule's registers.
+    RuleError : one of its subclasses, naming the line of the rule: names do not fit together, or
+        `scalars` does not give the rule's registers.
     """
 
     rule: Rule

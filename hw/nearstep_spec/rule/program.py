@@ -60,7 +60,7 @@ class Operation:
     Members
     -------
     op : str
-        A key of :data:`OPERATIONS`.
+        A key of `OPERATIONS`.
     operands : tuple of int
         Indices of earlier operations of the same program.
     name : str
@@ -98,10 +98,8 @@ class Program:
 
     Raises
     ------
-    RuleCycleError
-        A result depends on itself through `next_value`.
-    UnknownNameError
-        `next_value` names no result.
+    RuleCycleError : a result depends on itself through `next_value`.
+    UnknownNameError : `next_value` names no result.
     """
 
     def __init__(self, results: Mapping[str, Expression]) -> None:

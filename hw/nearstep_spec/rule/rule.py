@@ -72,8 +72,7 @@ class Rule:
 
     Raises
     ------
-    RuleError
-        One of its subclasses, naming the line at fault.
+    RuleError : one of its subclasses, naming the line at fault.
     """
 
     def __init__(

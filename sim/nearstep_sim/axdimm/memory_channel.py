@@ -137,9 +137,9 @@ class ChannelBench:
     density, width, mapping : of the channel, as host and module see it.
     seed : of the kernel's traffic and of the host's stalls.
     kernel_chunks : pages of 4 KiB that the kernel uses, from `kernel_base` on.
-    host : more of :class:`HostConfig`.
+    host : more of `HostConfig`.
 
-    Every method that runs raises :class:`ChannelError`.
+    Every method that runs raises `ChannelError`.
     """
 
     kernel_base = 1 << 28

@@ -201,9 +201,9 @@ class ModuleBench(ModuleDriver):
     unit : functional unit; a module of its own in the Verilog.
     channels : of the module: 1, 2 or 4.
     density, width : of the memory, as host and module see it.
-    host : more of :class:`HostConfig`.
+    host : more of `HostConfig`.
 
-    Every method that runs raises :class:`ModuleError`.
+    Every method that runs raises `ModuleError`.
     """
 
     def __init__(

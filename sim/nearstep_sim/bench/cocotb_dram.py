@@ -34,7 +34,7 @@ class _Members:
 class DfiRank:
     """A rank on a DFI port that the design drives: judges every command, keeps the data.
 
-    `device` raises :class:`DramViolationError` out of :meth:`run`.
+    `device` raises `DramViolationError` out of `run`.
     """
 
     def __init__(self, dut: HierarchyObject, prefix: str, device: Ddr4Device) -> None:
@@ -70,7 +70,7 @@ class DfiRank:
 class HostBus:
     """A host on the host's bus of the design; `ranks` bits of chip select in a slot.
 
-    `host` raises :class:`HostDataError` out of :meth:`run`.
+    `host` raises `HostDataError` out of `run`.
     """
 
     def __init__(

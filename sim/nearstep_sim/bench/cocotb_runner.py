@@ -118,7 +118,7 @@ class _EventDriven(Icarus):
 
 @contextmanager
 def _plain(folder: Path) -> Iterator[Path]:
-    """A folder whose path make and a shell take as it is: ``folder``, or one to be thrown away."""
+    """A folder whose path make and a shell take as it is: `folder`, or one to be thrown away."""
     if PLAIN.fullmatch(str(folder)):
         yield folder
         return
@@ -179,7 +179,7 @@ def _runtime(common: bytes, waves: bool) -> Path:
 
 
 def _make(folder: Path, top: str, verilog: Path, waves: bool, objects: Path | None) -> Path:
-    """A folder in ``folder`` with the executable ``top`` and the objects that it is made of."""
+    """A folder in `folder` with the executable `top` and the objects that it is made of."""
     log = folder / "build.log"
     source = Path(shutil.copy(verilog, folder / "top.v"))
     try:

@@ -26,7 +26,7 @@ class Variant:
 
     @property
     def label(self) -> str:
-        """Name, latency and ``noflags``, for messages."""
+        """Name, latency and `noflags`, for messages."""
         return f"{self.operation.name}@{self.latency}" + ("" if self.flags else " noflags")
 
 

@@ -169,8 +169,7 @@ def run_on_port(
 
     Raises
     ------
-    TimeoutError
-        The update did not end within four times its beats.
+    TimeoutError : the update did not end within four times its beats.
     """
     rule = unit.rule
     given = [np.ascontiguousarray(arrays[name], np.float32) for name in rule.arrays_in]

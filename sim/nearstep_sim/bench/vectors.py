@@ -31,7 +31,7 @@ Bits = NDArray[np.unsignedinteger]
 
 
 class LatencyError(AssertionError):
-    """``o_valid`` differed from the ``i_valid`` it answers; holds the cycle."""
+    """`o_valid` differed from the `i_valid` it answers; holds the cycle."""
 
     def __init__(self, unit: str, cycle: int) -> None:
         self.cycle = cycle
@@ -109,9 +109,9 @@ class VectorBench:
     def run(self, vectors: Sequence[Sequence[Bits]], *, stall_seed: int = 0) -> list[Outcome]:
         """Results of each unit's operations, in order.
 
-        ``vectors[k]`` holds one array of patterns for each operand of unit k. ``stall_seed`` other
+        `vectors[k]` holds one array of patterns for each operand of unit k. `stall_seed` other
         than 0 puts random idle cycles, with random operands, between the operations. Raises
-        :class:`LatencyError`.
+        `LatencyError`.
         """
         columns = [self._columns(v, each) for v, each in zip(self.variants, vectors, strict=True)]
         counts = [len(each[0]) for each in columns]
@@ -166,7 +166,7 @@ def golden(operation: Operation, operands: Sequence[Bits]) -> tuple[Bits, NDArra
 def compare(variant: Variant, operands: Sequence[Bits], outcome: Outcome) -> int:
     """Compares a unit's results with the golden model's; returns how many there were.
 
-    Raises :class:`MismatchError` with the first difference.
+    Raises `MismatchError` with the first difference.
     """
     expected_z, expected_flags = golden(variant.operation, operands)
     wrong = outcome.z != expected_z

@@ -34,7 +34,7 @@ _Config = structure("coarse/link_layer.cpp", "Config")
 
 @dataclass(frozen=True, kw_only=True)
 class Inputs:
-    """Inputs of one device as of :class:`LinkLayer`; stalls are chances of a source and a sink to
+    """Inputs of one device as of `LinkLayer`; stalls are chances of a source and a sink to
     do nothing in a cycle, `blocked` has a bit for each group whose sink takes nothing."""
 
     epoch: int = 1

@@ -87,8 +87,7 @@ def evaluate(
 
     Returns
     -------
-    dict of str to ndarray of float32
-        One for each of `rule.arrays_out`, of that shape.
+    dict of str to ndarray of float32 : one for each of `rule.arrays_out`, of that shape.
 
     Raises
     ------

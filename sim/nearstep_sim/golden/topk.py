@@ -49,14 +49,12 @@ def first_wrong_pair(index: NDArray[np.uint32], *, count: int, group: int) -> tu
     ----------
     index : ndarray of uint32
     count, group : int
-        As in :func:`decompress`.
+        As in `decompress`.
 
     Returns
     -------
-    PairCause
-        NONE if all are good.
-    int
-        0 if all are good.
+    PairCause : NONE if all are good.
+    int : 0 if all are good.
     """
     key = index if group == 1 else index // np.uint32(group)
     beyond = index >= count
@@ -83,7 +81,7 @@ def decompress(
     Parameters
     ----------
     index, value : ndarray of uint32
-        The pairs that come, values as patterns of binary32 (see :func:`widen`). Fewer than `pairs`
+        The pairs that come, values as patterns of binary32 (see `widen`). Fewer than `pairs`
         is a truncated stream; those behind `pairs` are ignored.
     pairs, count : int
         Announced pairs, and elements.

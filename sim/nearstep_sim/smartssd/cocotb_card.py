@@ -144,7 +144,7 @@ class CocotbCardBackend(Backend):
         return self.system.monitor.checks + sum(self.checker.transfers.values()) + 1
 
     def check_guard(self) -> None:
-        """Raise :class:`GuardWrittenError` if anything beyond the memory was written."""
+        """Raise `GuardWrittenError` if anything beyond the memory was written."""
         beyond = self.memory[self.capacity_bytes :]
         written = np.flatnonzero(beyond != GUARD)
         if written.size:

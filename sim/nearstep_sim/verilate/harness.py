@@ -43,17 +43,13 @@ class Simulation:
 
     Parameters
     ----------
-    owner: object
-        A weak reference to it is kept.
-    name: str
-        Of the device, for errors.
-    handle: int
-    close, abandon: Callable[[int], None]
-        Functions of the library: end the device; and give up a call that returned :data:`MORE`.
-    keep: object
-        What the device works on.
-    at_exit: bool
-        Whether it is closed at the end of the process, too, because it writes a file.
+    owner : a weak reference to it is kept.
+    name : of the device, for errors.
+    handle
+    close, abandon : functions of the library: end the device; and give up a call that returned
+        `MORE`.
+    keep : what the device works on.
+    at_exit : whether it is closed at the end of the process, too, because it writes a file.
     """
 
     def __init__(
@@ -92,8 +88,7 @@ class Simulation:
 
         Raises
         ------
-        BusyError
-            A signal handler calls while a call is under way.
+        BusyError : a signal handler calls while a call is under way.
         ClosedDeviceError
         """
         if self._inside:
@@ -126,8 +121,7 @@ def writable(device: str, option: str, path: str, *names: str) -> None:
 
     Parameters
     ----------
-    names: str
-        The files, ``path`` itself if none is given. They exist afterwards.
+    names : the files, `path` itself if none is given. They exist afterwards.
 
     Raises
     ------
@@ -166,7 +160,7 @@ class FaultRecord(structure("verilate/fault.hpp", "Fault")):
 
 
 class CInjection(structure("verilate/injection.hpp", "Injection")):
-    """:class:`nearstep.backends.emulated.Injection`."""
+    """`nearstep.backends.emulated.Injection`."""
 
     @classmethod
     def of(cls, injection: Injection) -> Self:

@@ -42,7 +42,7 @@ class PairLayout(data.StructLayout):
     index, value : of each pair; values are binary32.
     keep : which pairs there are; a prefix.
     end : the last beat of a run.
-    cause : a :class:`PairCause`; other than 0 only with `end`.
+    cause : a `PairCause`; other than 0 only with `end`.
     position : with `cause`, the number of pairs before the first that is missing or wrong.
     """
 

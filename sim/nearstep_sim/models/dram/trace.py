@@ -56,7 +56,7 @@ def timing_of_header(lines: Iterable[str]) -> DramTiming | None:
 
 
 def parse(line: str, number: int = 0) -> TraceCommand:
-    """One line. Raises :class:`TraceError`."""
+    """One line. Raises `TraceError`."""
     words = line.split()
     if len(words) != len(_FIELDS):
         raise TraceError(
