@@ -29,11 +29,11 @@ class Generator:
 
     Members
     -------
-    summary : one line
-    config : its configuration, see `nearstep_spec.codec`
-    build : makes the component of a configuration
-    modules : modules that it has instances of, by name; their text follows its own
-    uses : options of the configuration that shape the block; all of them if empty
+    summary : one line.
+    config : its configuration, see `nearstep_spec.codec`.
+    build : makes the component of a configuration.
+    modules : modules that it has instances of, by name; their text follows its own.
+    uses : options of the configuration that shape the block; all of them if empty.
     """
 
     summary: str

@@ -53,8 +53,8 @@ class CacheError(RuntimeError):
 
     Attributes
     ----------
-    folder : Path
-    reason : str
+    folder
+    reason
     """
 
     def __init__(self, folder: Path, reason: str) -> None:

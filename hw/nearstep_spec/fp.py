@@ -25,8 +25,8 @@ class FpFormat:
 
     Parameters
     ----------
-    exponent : int, 2 or more
-    mantissa : int, 1 or more; 2 or more to tell a signalling NaN from infinity
+    exponent : 2 or more.
+    mantissa : 1 or more; 2 or more to tell a signalling NaN from infinity.
 
     Ref: IEEE 754-2019, 3.4 (interchange formats), 6.2.1 (NaN encodings).
     """

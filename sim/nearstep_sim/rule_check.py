@@ -37,13 +37,10 @@ class Exactness:
 
     Members
     -------
-    vectors : int
-        Elements that went through the Verilated unit, without and with stalls and bubbles.
-    results : int
-        Words compared with `==`, of all arrays written, RTL and kernel together.
-    differing : int
-    first : str
-        The first difference, or empty.
+    vectors : elements that went through the Verilated unit, without and with stalls and bubbles.
+    results : words compared with `==`, of all arrays written, RTL and kernel together.
+    differing
+    first : the first difference, or empty.
     """
 
     vectors: int
@@ -58,10 +55,8 @@ class Throughput:
 
     Members
     -------
-    estimate : float
-        Modelled: lanes / (arrays read + arrays written).
-    simulated : float
-        Measured: of Verilated units behind such a port, filling and draining included.
+    estimate : modelled: lanes / (arrays read + arrays written).
+    simulated : measured: of Verilated units behind such a port, filling and draining included.
     """
 
     estimate: float
@@ -171,11 +166,9 @@ def check(rule: Rule, *, vectors: int = 200_000, seed: int = 1) -> Check:
 
     Parameters
     ----------
-    rule : Rule
-        With at least one array that is read.
-    vectors : int
-        Elements sent through the unit at full rate; a sixteenth of them again with stalls.
-    seed : int
+    rule : with at least one array that is read.
+    vectors : elements sent through the unit at full rate; a sixteenth of them again with stalls.
+    seed
     """
     unit = FunctionalUnit(rule)
     return Check(rule, unit.latency, _exactness(unit, vectors, seed), _throughput(unit, seed))

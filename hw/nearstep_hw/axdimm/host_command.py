@@ -35,7 +35,7 @@ class HostCommandLayout(StructLayout):
     -------
     cs_n, act_n, address, bg, ba : as they came.
     bank : number among all banks, the bank group in the high bits.
-    activate, precharge, precharge_all, refresh, read, write, set_mode, calibrate, calibrate_long, :
+    activate, precharge, precharge_all, refresh, read, write, set_mode, calibrate, calibrate_long,
         reserved : at most one is high; none with `cs_n` high or for NOP.
     closes : a read or write with automatic precharge.
     """

@@ -43,13 +43,13 @@ def fma(
     - A product that loses bits is at least 5 places below an addend that is either normal, and
       cancels by one bit at most, or has the least exponent, below which nothing is normalised.
 
-    *Timing.* Latency `depth`, one operation a cycle. Steps: partial products, their sum, align,
+    *Timing*: latency `depth`, one operation a cycle. Steps: partial products, their sum, align,
     add, count leading zeros, shift, round.
 
-    *Numerics.* An exact zero sum of unlike signs is +0. 0 x inf raises invalid, also with a NaN
+    *Numerics*: an exact zero sum of unlike signs is +0. 0 x inf raises invalid, also with a NaN
     addend.
 
-    *Resources.* Two DSP48E2 for binary32.
+    *Resources*: two DSP48E2 for binary32.
     """
     start = pipe.latest(a, b, c)
     multiply, total, align, combine, count, shift, final = pipe.steps(start, _COSTS, depth)

@@ -20,9 +20,9 @@ class Product:
 
     Members
     -------
-    sign : 1 bit, a value at the first step
-    exponent : signed, biased; that of the top bit of `significand`; a value at the first step
-    significand : `2 * fmt.precision` bits
+    sign : 1 bit, a value at the first step.
+    exponent : signed, biased; that of the top bit of `significand`; a value at the first step.
+    significand : `2 * fmt.precision` bits.
     """
 
     sign: Value

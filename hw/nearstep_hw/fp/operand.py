@@ -19,10 +19,10 @@ class Operand:
 
     Members
     -------
-    sign : 1 bit
-    exponent : biased, `fmt.exponent` bits, at least 1
-    significand : hidden bit and fraction, `fmt.precision` bits
-    zero, infinite, nan, signalling : 1 bit each; `signalling` implies `nan`
+    sign : 1 bit.
+    exponent : biased, `fmt.exponent` bits, at least 1.
+    significand : hidden bit and fraction, `fmt.precision` bits.
+    zero, infinite, nan, signalling : 1 bit each; `signalling` implies `nan`.
     """
 
     sign: Value

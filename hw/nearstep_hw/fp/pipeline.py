@@ -26,9 +26,9 @@ class Staged:
 
     Members
     -------
-    value : the value as it is at `stage`
+    value : the value as it is at `stage`.
     stage : int, or None for a constant (present at every stage)
-    pipe : the pipeline it belongs to
+    pipe : the pipeline it belongs to.
     """
 
     value: Value
@@ -76,20 +76,16 @@ class Pipeline(Elaboratable):
     where it is used; all users of a value share one chain of registers. The registers are made when
     `m` is elaborated (as its submodule), so that every use is known by then.
 
-    *Timing.* A value delayed by n stages is what it was n enabled cycles before. Data registers
+    *Timing*: a value delayed by n stages is what it was n enabled cycles before. Data registers
     have no reset; bits delayed by `valid` are reset to 0.
 
     Parameters
     ----------
-    m : Module
-        Module that computes the steps. The delays become its submodule `name`.
-    en : Value, optional
-        Clock enable of every register of the pipeline.
-    delay : str
-        `"ring"`: delays of many bits are small memories that share one pointer (fast to simulate,
-        LUT-RAM in an FPGA). `"shift"`: registers only (SRL in an FPGA).
-    name : str
-        Name of the submodule.
+    m : module that computes the steps. The delays become its submodule `name`.
+    en : optional clock enable of every register of the pipeline.
+    delay : `"ring"`: delays of many bits are small memories that share one pointer (fast to
+        simulate, LUT-RAM in an FPGA). `"shift"`: registers only (SRL in an FPGA).
+    name : name of the submodule.
 
     Raises
     ------

@@ -13,7 +13,7 @@ class FpResult:
 
     Members
     -------
-    z : pattern of the result, in the result's format
+    z : pattern of the result, in the result's format.
     flags : 5 bits, from bit 0 inexact, underflow, overflow, divide by zero, invalid; at the stage
         of `z`; None when the operation was built without flags
     """

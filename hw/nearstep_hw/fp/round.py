@@ -76,7 +76,7 @@ def round_pack(
 ) -> FpResult:
     """Rounds to nearest even, packs, and raises flags.
 
-    *Numerics.* The number is `significand * 2**(exponent - bias - mantissa - 3)`. If the top bit
+    *Numerics*: the number is `significand * 2**(exponent - bias - mantissa - 3)`. If the top bit
     of the significand is clear, the number is zero or below the normal range and `exponent` is
     that of the least normal number. Overflow gives infinity. Underflow is raised when a number that
     is tiny after rounding (rounded with an unbounded exponent, it is below the normal range) is
@@ -84,17 +84,13 @@ def round_pack(
 
     Parameters
     ----------
-    step : Step
-        The step that rounds; all values are at its stage.
-    known : Value
-        A `Special`.
-    sign : Value, 1 bit
-    exponent : Value, unsigned, biased
-    significand : Value, `fmt.precision + 3` bits: hidden bit, fraction, guard, round, sticky
-    until : int
-        Stage of the result, after that of `step`.
-    flags : bool
-        False leaves the flags out.
+    step : the step that rounds; all values are at its stage.
+    known : a `Special`.
+    sign : 1 bit.
+    exponent : unsigned, biased.
+    significand : `fmt.precision + 3` bits: hidden bit, fraction, guard, round, sticky.
+    until : stage of the result, after that of `step`.
+    flags : False leaves the flags out.
 
     Ref: IEEE 754-2019, 4.3.1, 7.4, 7.5.
     """

@@ -38,13 +38,13 @@ def sqrt(
     and the bit is 1 if the new r is not negative. Either way the low digits added are 11: those of
     -(2 * q + 2**-(k + 1)) are the complement of q's, then 11. So a step is one adder.
 
-    *Timing.* Latency `depth` (default: `default_depth`, 15 for binary32), one operation a
+    *Timing*: latency `depth` (default: `default_depth`, 15 for binary32), one operation a
     cycle. Steps: count leading zeros, normalise, one a root bit after the first, round.
 
-    *Numerics.* sqrt(-0) is -0; a negative operand is invalid. The root is never halfway between two
+    *Numerics*: sqrt(-0) is -0; a negative operand is invalid. The root is never halfway between two
     numbers, so the guard bit alone decides the rounding. No overflow, no underflow.
 
-    *Resources.* No multiplier.
+    *Resources*: no multiplier.
 
     Raises `FormatError` for formats in which the root of a subnormal number can be subnormal
     (`mantissa >= bias`).

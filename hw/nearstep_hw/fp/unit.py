@@ -33,12 +33,12 @@ class Operation:
 
     Members
     -------
-    name : name of the unit, such as `fp32_add`
-    kind : `add`, `sub`, `mul`, `fma`, `div`, `sqrt` or `convert`
-    source, target : formats of the operands and of the result
-    operands : how many operands, 1 to 3
-    depth : latency in cycles, unless asked otherwise
-    build : `build(pipe, *operands, depth=..., flags=...)` adds it to a pipeline
+    name : name of the unit, such as `fp32_add`.
+    kind : `add`, `sub`, `mul`, `fma`, `div`, `sqrt` or `convert`.
+    source, target : formats of the operands and of the result.
+    operands : how many operands, 1 to 3.
+    depth : latency in cycles, unless asked otherwise.
+    build : `build(pipe, *operands, depth=..., flags=...)` adds it to a pipeline.
     """
 
     name: str
@@ -111,27 +111,24 @@ class FpUnit(wiring.Component):
 
     IEEE 754: round to nearest even, subnormal numbers; a NaN result is the default quiet NaN.
 
-    *Timing.* Latency `depth` cycles exactly, from registers; one operation every cycle; no
+    *Timing*: latency `depth` cycles exactly, from registers; one operation every cycle; no
     back-pressure. `o_z` and `o_flags` mean something only while `o_valid` is 1. Reset clears
     the valid bits and nothing else.
 
     Parameters
     ----------
-    operation : str or Operation
-        A name of `OPERATIONS`, or an operation on other formats.
-    depth : int, optional
-        Latency in cycles, 1 to `MAX_DEPTH`. Fewer stages than steps merge steps, more add
+    operation : a name of `OPERATIONS`, or an operation on other formats.
+    depth : latency in cycles, 1 to `MAX_DEPTH`. Fewer stages than steps merge steps, more add
         registers between them.
-    flags : bool
-        False leaves `o_flags` out.
+    flags : False leaves `o_flags` out.
 
     Members
     -------
     i_valid : In(1)
-    i_a, i_b, i_c : In(width of the operands); as many as the operation takes
+    i_a, i_b, i_c : In(width of the operands), as many as the operation takes.
     o_valid : Out(1)
     o_z : Out(width of the result)
-    o_flags : Out(5); from bit 0 inexact, underflow, overflow, divide by zero, invalid
+    o_flags : Out(5), from bit 0 inexact, underflow, overflow, divide by zero, invalid.
 
     Raises
     ------

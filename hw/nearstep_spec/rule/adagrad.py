@@ -50,9 +50,8 @@ def adagrad_scalars(
 
     Parameters
     ----------
-    lr, lr_decay, weight_decay, eps : float
-    step : int
-        t, from 1.
+    lr, lr_decay, weight_decay, eps
+    step : t, from 1.
 
     Returns
     -------

@@ -177,13 +177,10 @@ def adam_scalars(
 
     Parameters
     ----------
-    lr, eps, weight_decay : float
-    betas : (float, float)
-        Each in [0, 1).
-    step : int
-        t, from 1.
-    decoupled_weight_decay : bool
-        AdamW when true, L2 regularisation when false.
+    lr, eps, weight_decay
+    betas : each in [0, 1).
+    step : t, from 1.
+    decoupled_weight_decay : AdamW when true, L2 regularisation when false.
 
     Returns
     -------

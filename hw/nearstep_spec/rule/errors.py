@@ -32,8 +32,7 @@ class RuleError(Exception):
 
     Members
     -------
-    location : Location
-        The line of the rule's source at fault.
+    location : the line of the rule's source at fault.
     """
 
     def __init__(self, message: str, location: Location) -> None:

@@ -52,15 +52,11 @@ class Expression:
 
     Members
     -------
-    op : str
-        The operation, one of the keys of `nearstep_spec.rule.program.OPERATIONS`.
-    operands : tuple of Expression
-    name : str
-        Of an array, a scalar or a switch; empty for everything else.
-    bits : int
-        Pattern of a constant; 0 for everything else.
-    location : Location
-        The line which wrote this expression; of a parameter, that of the rule's function.
+    op : the operation, one of the keys of `nearstep_spec.rule.program.OPERATIONS`.
+    operands : those of the operation.
+    name : of an array, a scalar or a switch; empty for everything else.
+    bits : pattern of a constant; 0 for everything else.
+    location : the line which wrote this expression; of a parameter, that of the rule's function.
     """
 
     __slots__ = ("bits", "location", "name", "op", "operands")

@@ -59,16 +59,11 @@ class Operation:
 
     Members
     -------
-    op : str
-        A key of `OPERATIONS`.
-    operands : tuple of int
-        Indices of earlier operations of the same program.
-    name : str
-        Of an array, a scalar or a switch; else empty.
-    bits : int
-        Pattern of a constant; else 0.
-    location : Location
-        The line of the rule that asked for it first.
+    op : a key of `OPERATIONS`.
+    operands : indices of earlier operations of the same program.
+    name : of an array, a scalar or a switch; else empty.
+    bits : pattern of a constant; else 0.
+    location : the line of the rule that asked for it first.
     """
 
     op: str
@@ -86,15 +81,12 @@ class Program:
 
     Parameters
     ----------
-    results : mapping of str to Expression
-        The expressions to compute, by name.
+    results : the expressions to compute, by name.
 
     Members
     -------
-    operations : tuple of Operation
-        Operands always come before their use.
-    results : mapping of str to int
-        Index of the operation that gives each result.
+    operations : a tuple. Operands always come before their use.
+    results : index of the operation that gives each result.
 
     Raises
     ------

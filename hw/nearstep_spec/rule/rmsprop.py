@@ -49,7 +49,7 @@ def rmsprop_scalars(
 
     Parameters
     ----------
-    lr, alpha, eps, weight_decay : float
+    lr, alpha, eps, weight_decay
 
     Returns
     -------

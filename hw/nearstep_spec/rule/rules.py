@@ -101,24 +101,17 @@ class RuleSet:
 
     Parameters
     ----------
-    names : sequence of str
-        At least one; the first is index 0. `FILE.py:NAME` is every rule of an optimizer.
-    order : str
-        Of Adam's arithmetic.
-    scaled : bool
-        Whether gradients are multiplied by a scalar first, see `.scale.scaled`.
+    names : at least one; the first is index 0. `FILE.py:NAME` is every rule of an optimizer.
+    order : of Adam's arithmetic.
+    scaled : whether gradients are multiplied by a scalar first, see `.scale.scaled`.
 
     Members
     -------
-    names : tuple of str
-        Of every rule; the same in every order.
-    optimizers : tuple of Optimizer
-        That of each rule.
-    rules : tuple of Rule
-    whole : Rule
-        The one rule, or the combination.
-    digests : tuple of str
-        Of what each rule computes, unscaled.
+    names : of every rule, a tuple; the same in every order.
+    optimizers : that of each rule.
+    rules
+    whole : the one rule, or the combination.
+    digests : of what each rule computes, unscaled.
 
     Raises
     ------

@@ -22,8 +22,7 @@ def scaled(rule: Rule) -> Rule:
 
     Parameters
     ----------
-    rule : Rule
-        One with an array `g`, and no scalar `gradient_scale`.
+    rule : one with an array `g`, and no scalar `gradient_scale`.
 
     Raises
     ------

@@ -83,11 +83,10 @@ def sgd_momentum_scalars(
 
     Parameters
     ----------
-    lr, momentum, dampening, weight_decay : float
-        A momentum of 0 is `SGD` in torch, which then keeps no buffer.
-    nesterov : bool
-    first : bool
-        The buffer holds nothing yet: it becomes the gradient, without dampening.
+    lr, momentum, dampening, weight_decay : a momentum of 0 is `SGD` in torch, which then keeps no
+        buffer.
+    nesterov
+    first : the buffer holds nothing yet: it becomes the gradient, without dampening.
 
     Returns
     -------

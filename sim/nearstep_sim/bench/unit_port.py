@@ -139,11 +139,9 @@ class PortRun:
 
     Members
     -------
-    arrays : dict of str to ndarray of float32
-    cycles : int
-        From the first beat read to the last beat written.
-    busy_cycles : int
-        Those in which the port moved a beat.
+    arrays
+    cycles : from the first beat read to the last beat written.
+    busy_cycles : those in which the port moved a beat.
     """
 
     arrays: dict[str, NDArray[np.float32]]

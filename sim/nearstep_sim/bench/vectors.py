@@ -81,7 +81,7 @@ class VectorBench:
 
     Parameters
     ----------
-    variants : sequence of Variant
+    variants
     """
 
     def __init__(self, variants: Sequence[Variant]) -> None:

@@ -249,9 +249,8 @@ class Kernel:
 
     Parameters
     ----------
-    rule : Rule
-    library : pathlib.Path
-        Shared library of `source`.
+    rule
+    library : shared library of `source`.
     """
 
     widen = staticmethod(widen32)
@@ -285,11 +284,9 @@ class Kernel:
 
         Parameters
         ----------
-        arrays : mapping of str to ndarray of float32
-            One for each state, input and output, all of one shape, contiguous, without overlap.
-            States and outputs are overwritten.
-        scalars : mapping of str to float
-            One for each register.
+        arrays : float32, one for each state, input and output, all of
+            one shape, contiguous, without overlap. States and outputs are overwritten.
+        scalars : one for each register.
 
         Raises
         ------
@@ -313,9 +310,8 @@ class Kernel:
 
         Parameters
         ----------
-        arrays, scalars :
-            As of a call, without the gradient.
-        gradient : SparseGradient
+        arrays, scalars : as of a call, without the gradient.
+        gradient
 
         Raises
         ------

@@ -67,9 +67,9 @@ class PairReader(wiring.Component):
     the last beat are ignored. If either source ends early, the run ends with what is there, with
     the cause `TRUNCATED`. A run of no pairs takes nothing and gives one empty beat.
 
-    *Timing.* One beat a cycle, `latency` cycles. Nothing moves while a beat waits at the output.
+    *Timing*: one beat a cycle, `latency` cycles. Nothing moves while a beat waits at the output.
 
-    *Numerics.* Widening is exact; a NaN becomes the default NaN of binary32. FP32 values pass as
+    *Numerics*: widening is exact; a NaN becomes the default NaN of binary32. FP32 values pass as
     they are.
 
     Parameters
