@@ -31,7 +31,9 @@ class Text:
 def load_text(*, validation_share: float = 0.05) -> Text:
     """Read the top-level modules of the standard library in the order of their names.
 
-    Raises `FileNotFoundError` if this Python comes without its sources.
+    Raises
+    ------
+    FileNotFoundError : this Python comes without its sources.
     """
     root = Path(sysconfig.get_paths()["stdlib"])
     paths = sorted(root.glob("*.py"))

@@ -81,6 +81,8 @@ class Buffer:
     def write(self, array: Any) -> None:
         """Copy `array`, of the buffer's shape and dtype, to the device.
 
+        On an error nothing is copied.
+
         Parameters
         ----------
         array : numpy's; a dense tensor of torch on the CPU, of bfloat16 for a buffer of uint16; or
@@ -94,8 +96,6 @@ class Buffer:
         BusyError : a run that has not ended uses the buffer.
         ResetNeededError : the device stopped at a fault before.
         FreedBufferError, ClosedDeviceError
-
-        Nothing was copied then.
         """
         self.check_usable("write")
         data = self._bytes_of(array)
@@ -115,7 +115,8 @@ class Buffer:
 
         Raises
         ------
-        As `write`.
+        ShapeError, DtypeError, ModeError, BusyError, ResetNeededError, FreedBufferError,
+            ClosedDeviceError : as `write`.
         """
         self.check_usable("write")
         data = self._bytes_of(array)
@@ -131,7 +132,13 @@ class Buffer:
 
     def holds(self, array: NDArray[Any]) -> bool | None:
         """Whether the contents are those of `array`, of the buffer's shape and dtype, in bits.
-        None if it takes a `read` to find out. Raises as that does."""
+        None if it takes a `read` to find out.
+
+        Raises
+        ------
+        ShapeError, DtypeError : `array` is not like the buffer.
+        ModeError, BusyError, FreedBufferError, ClosedDeviceError : as `read`.
+        """
         self.check_usable("read")
         data = self._bytes_of(array)
         with self.device.reach(self, "read"):
@@ -194,12 +201,12 @@ class Buffer:
     def copy_from(self, source: Buffer) -> None:
         """Copy the contents of `source`, of any device, through the host.
 
+        On an error nothing is copied.
+
         Raises
         ------
         ShapeError, DtypeError : `source` is not an array like this one.
         ModeError, BusyError, FreedBufferError, ClosedDeviceError
-
-        Nothing was copied then.
         """
         if not isinstance(source, Buffer):
             raise DtypeError(f"source of {self!r}", "Buffer", type(source).__name__)
@@ -213,12 +220,13 @@ class Buffer:
         self.write(source.read())
 
     def fill(self, value: float) -> None:
-        """Set every element to `value`, rounded to the dtype. Raises as `write` does.
+        """Set every element to `value`, rounded to the dtype.
 
         Raises
         ------
         ArgumentError : it is no number, out of the range of the dtype, or not whole for one of
             integers.
+        ModeError, BusyError, ResetNeededError, FreedBufferError, ClosedDeviceError : as `write`.
         """
         try:
             self._check_number(value)

@@ -151,7 +151,7 @@ class RegisterHandle:
         }
 
     def set(self, **values: object) -> None:
-        """Sets several fields in one access; configuration fields not named keep their value."""
+        """Set several fields in one access; configuration fields not named keep their value."""
         fields = {name: self._find(name) for name in values}
         bits = mask = 0
         for name, field in fields.items():
@@ -246,7 +246,7 @@ class BlockRegisters:
     _registers: dict[str, Register]
 
     def check_identity(self) -> None:
-        """Makes sure that the hardware has this register map.
+        """Make sure that the hardware has this register map.
 
         Raises
         ------

@@ -27,8 +27,8 @@ class Generator:
 
     Nothing imports Amaranth before a block is asked for: neither the tables, nor this.
 
-    Members
-    -------
+    Attributes
+    ----------
     summary : one line.
     config : its configuration, see `nearstep_spec.codec`.
     build : makes the component of a configuration.

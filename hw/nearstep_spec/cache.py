@@ -193,7 +193,11 @@ def kinds() -> list[Kind]:
 
 
 def clear() -> int:
-    """Empty the cache, but for what another process is building now. Returns the bytes freed.
+    """Empty the cache, but for what another process is building now.
+
+    Returns
+    -------
+    int : bytes freed.
 
     Raises
     ------

@@ -44,8 +44,8 @@ Row = dict[str, Any]
 class Block:
     """What has a row.
 
-    Members
-    -------
+    Attributes
+    ----------
     make : the component; made anew each time.
     what : its configuration, in words.
     boxes : modules that it has instances of, by name, which are not in its area.

@@ -35,8 +35,8 @@ Arrays = Mapping[str, NDArray[np.float32]]
 class Exactness:
     """Comparison of bits: RTL and C++ kernel against the numpy model.
 
-    Members
-    -------
+    Attributes
+    ----------
     vectors : elements that went through the Verilated unit, without and with stalls and bubbles.
     results : words compared with `==`, of all arrays written, RTL and kernel together.
     differing
@@ -53,8 +53,8 @@ class Exactness:
 class Throughput:
     """Parameters a cycle behind one port of 512 bit that reads or writes a beat a cycle.
 
-    Members
-    -------
+    Attributes
+    ----------
     estimate : modelled: lanes / (arrays read + arrays written).
     simulated : measured: of Verilated units behind such a port, filling and draining included.
     """

@@ -24,8 +24,10 @@ _MEMORY_LUTS = {
 def ultrascale_plus_area(cells: Mapping[str, int]) -> dict[str, float]:
     """Cells of `ultrascale_plus_cells` as resources of the chip.
 
-    Returns `dsp` (DSP48E2), `lut` (logic), `lut_memory` (LUTs as memory), `ff`, and `bram36`, block
-    memory in blocks of 36 Kib.
+    Returns
+    -------
+    dict[str, float] : `dsp` (DSP48E2), `lut` (logic), `lut_memory` (LUTs as memory), `ff`, and
+        `bram36`, block memory in blocks of 36 Kib.
 
     Raises
     ------

@@ -109,8 +109,12 @@ class ParameterState(dict[str, Any]):
         return super().get(key) is not None
 
     def written(self, keys: Iterable[str]) -> list[Tensor]:
-        """Steps wrote these moments. Returns the count of steps, which is to be advanced, if there
-        is one."""
+        """Steps wrote these moments.
+
+        Returns
+        -------
+        list[Tensor] : the count of steps, which is to be advanced, if there is one.
+        """
         for key in keys:
             super().__setitem__(key, _ON_DEVICE)
         if not self._placed.layout.counts:

@@ -224,7 +224,7 @@ class Steps(ABC):
 
 
 def starter(start: Start, arrays: Arrays, key: Key, factor: float) -> Callable[[], Run]:
-    """Starts the rule on the arrays of one run, which multiplies its gradients by `factor`."""
+    """Start the rule on the arrays of one run, which multiplies its gradients by `factor`."""
     options: dict[str, Any] = {
         "gradient_format": key.gradient_format,
         "gradient_scale": -factor if key.negate else factor,

@@ -133,7 +133,8 @@ class KernelDevice(Device):
 
         Raises
         ------
-        As `acceleration` and `start`.
+        ArgumentError, ModeError, WaitTimeoutError, KernelError, MemoryFaultError, ProtocolError,
+            ClosedDeviceError : as `acceleration`, and as `start`.
         """
         with ExitStack() as mode:
             mode.enter_context(self.acceleration(channel))

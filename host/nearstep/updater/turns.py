@@ -116,8 +116,12 @@ class Turns:
                 self._changed.notify_all()
 
     def begin_copy(self, channel: int, action: str) -> None:
-        """A copy of the host begins, when no other thread has the channel. Raises as
-        `region`."""
+        """A copy of the host begins, when no other thread has the channel.
+
+        Raises
+        ------
+        ModeError : as `region`.
+        """
         with self._changed:
             if channel in self._regions:
                 self._wait(frozenset({channel}), action, lambda: False)

@@ -20,6 +20,8 @@ def execute(graph: Sequence[Operation], clock: Clock | None = None) -> Timeline:
     An operation is started as soon as what it needs has ended and its resources are free; of
     several that compete, by priority, then in program order. So the same graph on the same devices
     always takes the same course. Where nothing can be started, time passes as far as the next end.
+    Whatever else is raised meanwhile, such as by Ctrl-C, ends the operations under way and has a
+    note of what was not run.
 
     Parameters
     ----------
@@ -31,9 +33,6 @@ def execute(graph: Sequence[Operation], clock: Clock | None = None) -> Timeline:
     ArgumentError : an operation is modelled beside a device on a clock without `hertz`. Nothing was
         started.
     WorkError : an operation failed, when it was started or later.
-
-    What else is raised meanwhile, such as by Ctrl-C, ends those under way and has a note of what
-    was not run.
     """
     return _Execution(graph, Clock() if clock is None else clock).run()
 

@@ -51,7 +51,7 @@ class _AxiJoin(wiring.Component):
         )
 
     def _join_addresses(self, m: Module, prefix: str) -> None:
-        """Connects AR or AW of the initiators, through the arbiter, to that of the port."""
+        """Connect AR or AW of the initiators, through the arbiter, to that of the port."""
         arbiter, port = self.arbiter, self.m_axi
         taken = arbiter.o.payload
         for initiator, entry in zip(self.s_axi, arbiter.i, strict=True):

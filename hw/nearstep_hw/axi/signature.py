@@ -123,7 +123,7 @@ class Axi4Signature(Signature):
 
 
 def connect_channels(m: object, part: object, port: object) -> None:
-    """Connects a read or write port `part` of a submodule to the same channels of `port`."""
+    """Connect a read or write port `part` of a submodule to the same channels of `port`."""
     for name, member in part.signature.members.items():
         inner, outer = getattr(part, name), getattr(port, name)
         m.d.comb += outer.eq(inner) if member.flow is Out else inner.eq(outer)

@@ -77,7 +77,7 @@ class DramController(wiring.Component):
     o_debt : refreshes due now; 0 while `o_idle`.
     i_owed, i_must, i_hold : in place of `i_debt` and `o_debt` where they are counted outside.
     o_slot : use of the column slot in this cycle.
-    i_clear_slots, o_read ... o_refresh : counters of `o_slot`, see `SlotCounters`.
+    i_clear_slots, o_<kind> : counters of `o_slot`, `o_read` to `o_refresh`, see `SlotCounters`.
 
     Raises
     ------

@@ -18,8 +18,8 @@ MULTIPLIER_BITS = 17
 class Product:
     """Exact product of two finite operands.
 
-    Members
-    -------
+    Attributes
+    ----------
     sign : 1 bit, a value at the first step.
     exponent : signed, biased; that of the top bit of `significand`; a value at the first step.
     significand : `2 * fmt.precision` bits.
@@ -31,7 +31,7 @@ class Product:
 
 
 def product(multiply: Step, total: Step, fmt: FpFormat, x: Operand, y: Operand) -> Product:
-    """Multiplies the operands `x` and `y`, which are at the step `multiply`.
+    """Multiply the operands `x` and `y`, which are at the step `multiply`.
 
     The first step forms partial products of at most 17 bits of `y`, the second adds them: two
     DSP48E2 for binary32. The significand is present from the step `total` on.

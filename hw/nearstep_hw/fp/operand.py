@@ -17,8 +17,8 @@ class Operand:
     for subnormal numbers and zeros, whose exponent is 1 and whose significand is below
     `2**mantissa`.
 
-    Members
-    -------
+    Attributes
+    ----------
     sign : 1 bit.
     exponent : biased, `fmt.exponent` bits, at least 1.
     significand : hidden bit and fraction, `fmt.precision` bits.
@@ -35,7 +35,7 @@ class Operand:
 
 
 def unpack(fmt: FpFormat, x: Value) -> Operand:
-    """Takes the pattern `x` (`fmt.width` bits) apart."""
+    """Take the pattern `x` (`fmt.width` bits) apart."""
     fraction = x[: fmt.mantissa]
     field = x[fmt.mantissa : fmt.width - 1]
     normal = field.any()

@@ -24,10 +24,10 @@ class PipelineError(ValueError):
 class Staged:
     """A value together with the pipeline stage at which it is present.
 
-    Members
-    -------
+    Attributes
+    ----------
     value : the value as it is at `stage`.
-    stage : int, or None for a constant (present at every stage)
+    stage : int, or None for a constant (present at every stage).
     pipe : the pipeline it belongs to.
     """
 

@@ -38,7 +38,7 @@ def special(
     zero: Value = FALSE,
     divide_by_zero: Value = FALSE,
 ) -> Value:
-    """Packs the members of a `Special`."""
+    """Pack the members of a `Special`."""
     return Cat(nan, infinite, zero, invalid, divide_by_zero)
 
 
@@ -56,7 +56,7 @@ def count_leading_zeros(step: Step, frame: Value, exponent: Value) -> Value:
 def normalise(
     step: Step, fmt: FpFormat, frame: Value, exponent: Value, count: Value
 ) -> tuple[Value, Value]:
-    """Shifts `frame` up by `count`; returns its exponent and the bits that rounding reads."""
+    """Shift `frame` up by `count`; return its exponent and the bits that rounding reads."""
     return (
         (exponent - count)[: len(exponent)],
         jam(step, shift_left(step, frame, count), fmt.precision + GUARD_BITS),
@@ -74,7 +74,7 @@ def round_pack(
     until: int,
     flags: bool,
 ) -> FpResult:
-    """Rounds to nearest even, packs, and raises flags.
+    """Round to nearest even, pack, and raise flags.
 
     *Numerics*: the number is `significand * 2**(exponent - bias - mantissa - 3)`. If the top bit
     of the significand is clear, the number is zero or below the normal range and `exponent` is

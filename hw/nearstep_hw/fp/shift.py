@@ -14,7 +14,9 @@ __all__ = ["clip", "jam", "leading_zeros", "shift_left", "shift_right_jam"]
 def leading_zeros(step: Step, x: ValueLike) -> Value:
     """Zeros above the highest set bit, by halving; any count of at least `len(x) - 1` for zero.
 
-    Returns an unsigned value of `ceil_log2(len(x))` bits.
+    Returns
+    -------
+    Value : unsigned, of `ceil_log2(len(x))` bits.
     """
     x = Value.cast(x)
     levels = ceil_log2(len(x))

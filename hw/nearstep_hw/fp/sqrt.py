@@ -46,8 +46,10 @@ def sqrt(
 
     *Resources*: no multiplier.
 
-    Raises `FormatError` for formats in which the root of a subnormal number can be subnormal
-    (`mantissa >= bias`).
+    Raises
+    ------
+    FormatError : in the format the root of a subnormal number can be subnormal
+        (`mantissa >= bias`).
     """
     if fmt.mantissa >= fmt.bias:
         raise FormatError(f"sqrt needs a mantissa of less than {fmt.bias} bits, not {fmt.mantissa}")

@@ -31,8 +31,8 @@ class DepthError(ValueError):
 class Operation:
     """An operation on given formats.
 
-    Members
-    -------
+    Attributes
+    ----------
     name : name of the unit, such as `fp32_add`.
     kind : `add`, `sub`, `mul`, `fma`, `div`, `sqrt` or `convert`.
     source, target : formats of the operands and of the result.
@@ -124,10 +124,10 @@ class FpUnit(wiring.Component):
 
     Members
     -------
-    i_valid : In(1)
+    i_valid : In(1).
     i_a, i_b, i_c : In(width of the operands), as many as the operation takes.
-    o_valid : Out(1)
-    o_z : Out(width of the result)
+    o_valid : Out(1).
+    o_z : Out(width of the result).
     o_flags : Out(5), from bit 0 inexact, underflow, overflow, divide by zero, invalid.
 
     Raises

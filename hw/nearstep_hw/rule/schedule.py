@@ -14,8 +14,8 @@ _CONDITIONS = frozenset({"lt", "le", "eq", "not", "and", "or", "xor"})
 class Schedule:
     """Start and end of each operation, in cycles after the inputs.
 
-    Members
-    -------
+    Attributes
+    ----------
     start, end : for each operation of the program; `end` is when its result is there. None for
         what is constant during a run: scalars, switches, constants and selections among them.
     latency : cycles from the inputs to the outputs, which all come from registers.

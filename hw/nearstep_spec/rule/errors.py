@@ -30,8 +30,8 @@ class Location:
 class RuleError(Exception):
     """A rule cannot be understood.
 
-    Members
-    -------
+    Attributes
+    ----------
     location : the line of the rule's source at fault.
     """
 

@@ -50,8 +50,8 @@ def float32_bits(number: float) -> int:
 class Expression:
     """One node of a rule's arithmetic.
 
-    Members
-    -------
+    Attributes
+    ----------
     op : the operation, one of the keys of `nearstep_spec.rule.program.OPERATIONS`.
     operands : those of the operation.
     name : of an array, a scalar or a switch; empty for everything else.

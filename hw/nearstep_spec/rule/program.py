@@ -57,8 +57,8 @@ _QUIET_NAN = 0x7FC0_0000
 class Operation:
     """One operation of a program.
 
-    Members
-    -------
+    Attributes
+    ----------
     op : a key of `OPERATIONS`.
     operands : indices of earlier operations of the same program.
     name : of an array, a scalar or a switch; else empty.
@@ -83,8 +83,8 @@ class Program:
     ----------
     results : the expressions to compute, by name.
 
-    Members
-    -------
+    Attributes
+    ----------
     operations : a tuple. Operands always come before their use.
     results : index of the operation that gives each result.
 

@@ -53,8 +53,8 @@ class Rule:
         widened before the arithmetic, which is always binary32, and rounded once after it, to
         nearest even.
 
-    Members
-    -------
+    Attributes
+    ----------
     arrays_in, arrays_out : ports in order: states and inputs as `definition` lists them; states in
         that order, then outputs.
     definition

@@ -105,8 +105,8 @@ class RuleSet:
     order : of Adam's arithmetic.
     scaled : whether gradients are multiplied by a scalar first, see `.scale.scaled`.
 
-    Members
-    -------
+    Attributes
+    ----------
     names : of every rule, a tuple; the same in every order.
     optimizers : that of each rule.
     rules

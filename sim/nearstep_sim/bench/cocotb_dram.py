@@ -52,7 +52,7 @@ class DfiRank:
         return Pins(0, *(int(phase[name].value) for name in PINS))
 
     async def run(self) -> None:
-        """Follows the port for ever, from the next cycle on."""
+        """Follow the port for ever, from the next cycle on."""
         pins = self.pins
         while True:
             await RisingEdge(self.dut.clk)
@@ -92,7 +92,7 @@ class HostBus:
                     phase[name].value = getattr(slot, name)
 
     async def run(self) -> None:
-        """Follows the port for ever, from this cycle on."""
+        """Follow the port for ever, from this cycle on."""
         pins = self.pins
         while True:
             await FallingEdge(self.dut.clk)

@@ -178,8 +178,8 @@ def harness_source(unit: FunctionalUnit) -> str:
 class UnitRun:
     """What one pass of arrays through functional units gave.
 
-    Members
-    -------
+    Attributes
+    ----------
     arrays : the outputs.
     enabled_cycles, idle_cycles : clock cycles with `i_en` at 1 and at 0.
     latency : enabled cycles from the first element to its result; exact when there were no bubbles.

@@ -148,7 +148,9 @@ def close(fmt: FpFormat, rng: np.random.Generator, x: Bits) -> Bits:
 def vectors(operation: Operation, count: int, seed: int) -> list[Bits]:
     """About `count` operand tuples for an operation: all kinds that concern it, shuffled.
 
-    Returns one array an operand, patterns of the source format in the low bits of uint32.
+    Returns
+    -------
+    list[Bits] : one array an operand, patterns of the source format in the low bits of uint32.
     """
     rng = np.random.default_rng(seed)
     fmt, operands = operation.source, operation.operands

@@ -188,8 +188,8 @@ class StreamProtocolError(AssertionError):
 class StreamRun:
     """What one run gave.
 
-    Members
-    -------
+    Attributes
+    ----------
     streams : uint32, for each output stream the payloads that came, one a
         row of 32-bit words.
     outputs : the other outputs as they were at the end.

@@ -137,8 +137,8 @@ extern "C" std::uint64_t port_run(
 class PortRun:
     """What one update behind a port gave.
 
-    Members
-    -------
+    Attributes
+    ----------
     arrays
     cycles : from the first beat read to the last beat written.
     busy_cycles : those in which the port moved a beat.

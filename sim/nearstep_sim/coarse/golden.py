@@ -46,8 +46,8 @@ MEMORY_CAUSES = {False: ErrorCause.READ_RESPONSE, True: ErrorCause.WRITE_RESPONS
 class GoldenRing:
     """A job that all devices of a ring have in work.
 
-    Members
-    -------
+    Attributes
+    ----------
     result : bytes that every device gets.
     written : of them, on every device.
     """

@@ -17,8 +17,8 @@ __all__ = ["Decompressed", "decompress", "first_wrong_pair", "widen"]
 class Decompressed:
     """What a decompression gives.
 
-    Members
-    -------
+    Attributes
+    ----------
     dense : patterns of binary32: of all elements, or of those that are given before a run ends
         early.
     duplicates : pairs that lost against a later one of the same index; counts where `cause` is

@@ -128,7 +128,7 @@ class CocotbCardBackend(Backend):
         host.request_irq(0, self._handle)
 
     async def finish(self) -> int:
-        """Ends a test: nothing is under way, and no access went beyond the memory.
+        """End a test: nothing is under way, and no access went beyond the memory.
 
         Returns
         -------

@@ -204,7 +204,7 @@ def once(target: Path, build: Callable[[Path], Path]) -> Path:
 
 @contextmanager
 def _announced(name: str) -> Iterator[None]:
-    """Says on a terminal what is being built: a first build takes up to a minute."""
+    """Say on a terminal what is being built: a first build takes up to a minute."""
     console = Console(stderr=True)
     if console.is_terminal:
         with console.status(f"building {name} (once; kept in {cache_dir()})"):
@@ -411,10 +411,15 @@ def verilate_library(
 
     Each model becomes the C++ class `<prefix>` (header `<prefix>.h`). With `trace` the
     models can write VCD. `jobs` compilers run at once. `common` are sources that know nothing
-    of models, `cxxflags` and `defines`: compiled once for all libraries. Returns the cached
-    `.so`.
+    of models, `cxxflags` and `defines`: compiled once for all libraries.
 
-    Raises `BuildError` with the tool's output.
+    Returns
+    -------
+    Path : the cached `.so`.
+
+    Raises
+    ------
+    BuildError : with the tool's output.
     """
     root = verilator_root()
     flags = [*cxx_flags(), *_model_flags(), *(f for f in cxxflags if f not in cxx_flags())]

@@ -51,7 +51,7 @@ class Driver:
         return self.bench.field(self.map, path)
 
     def reach(self, mode: Mode, most: int = 20_000) -> int:
-        """Requests a mode and waits. Cycles that the hand-over took, by the arbiter's count."""
+        """Request a mode and wait. Cycles that the hand-over took, by the arbiter's count."""
         self.request(mode)
         for _ in range(most // 50):
             self.bench.run(50)

@@ -78,8 +78,8 @@ class PairReader(wiring.Component):
 
     Members
     -------
-    i_index, i_value : In(stream of `WordsLayout`)
-    o : Out(stream of `PairLayout`)
+    i_index, i_value : In(stream of `WordsLayout`).
+    o : Out(stream of `PairLayout`).
     i_launch : begins a run, out of reset.
     i_pairs : announced number of pairs; stable during a run.
     i_format : a `ValueFormat`; stable during a run.

@@ -161,7 +161,9 @@ def controller_library(channel: Channel) -> ctypes.CDLL:
 def bases_of(channel: Channel, count: int, skew_bytes: int = 0) -> tuple[int, ...]:
     """Addresses of p, g, m and v: all in the same banks, but for `skew_bytes` from one to the next.
 
-    Raises `ValueError` if they do not fit.
+    Raises
+    ------
+    ValueError : they do not fit.
     """
     size = -(-count // LANES) * BEAT_BYTES + 64 * BEAT_BYTES
     stride = max(1 << 20, 1 << (size - 1).bit_length()) + skew_bytes

@@ -134,13 +134,13 @@ def _violation(handle: int) -> DramViolationError | None:
 class Ddr4Device:
     """One DDR4 rank: contents and the rules between commands.
 
+    The first violation raises `DramViolationError`, and so does every command after it.
+
     Parameters
     ----------
     timing : clocks of the part.
     geometry : by default that of the timing's density and width.
     rank : number in traces.
-
-    The first violation raises `DramViolationError`, and so does every command after it.
     """
 
     def __init__(
@@ -199,7 +199,9 @@ class Ddr4Device:
     def advance(self, clock: int) -> None:
         """Time passes without a command.
 
-        Raises `DramViolationError` if a refresh is overdue.
+        Raises
+        ------
+        DramViolationError : a refresh is overdue.
         """
         if not self._library.ddr4_device_advance(self.handle, clock):
             self.check()
@@ -354,8 +356,13 @@ class Ddr4Port:
         wrdata : data of this cycle, or None while `wrdata_en` is low.
         wrdata_mask : 1 keeps the byte in memory.
 
-        Returns `rddata` of the *next* cycle, or None while `rddata_valid` is low.
-        Raises `DramViolationError`.
+        Returns
+        -------
+        bytes | None : `rddata` of the *next* cycle, or None while `rddata_valid` is low.
+
+        Raises
+        ------
+        DramViolationError
         """
         if wrdata is not None and len(wrdata) != self.data_bytes:
             raise ValueError(f"wrdata must be {self.data_bytes} bytes, not {len(wrdata)}")

@@ -314,7 +314,9 @@ class HostController:
     def tick(self, rddata: bytes | None = None) -> HostCycle:
         """One fabric cycle: its `rddata` (None while not valid) in, commands and `wrdata` out.
 
-        Raises `HostDataError`.
+        Raises
+        ------
+        HostDataError
         """
         if rddata is not None and len(rddata) != HOST_DATA_BYTES:
             raise ValueError(f"rddata must be {HOST_DATA_BYTES} bytes, not {len(rddata)}")
@@ -390,9 +392,15 @@ class BareDram:
         )
 
     def run(self, cycles: int, *, until_idle: bool = True) -> int:
-        """Run up to `cycles` fabric cycles, or until no access is left. Returns how many ran.
+        """Run up to `cycles` fabric cycles, or until no access is left.
 
-        Raises `DramViolationError` and `HostDataError`.
+        Returns
+        -------
+        int : how many ran.
+
+        Raises
+        ------
+        DramViolationError, HostDataError
         """
         library = self._handle.library
         ran = int(library.ddr4_bare_run(self._handle.pointer, cycles, until_idle))
