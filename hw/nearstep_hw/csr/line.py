@@ -65,7 +65,7 @@ class LineDecoder(Component):
     Members
     -------
     line : the port of all blocks; lines behind the last block read as 0.
-    block0, block1, ... : ports of the blocks.
+    block<n> : ports of the blocks.
     """
 
     def __init__(self, blocks: int) -> None:
