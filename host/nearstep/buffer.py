@@ -50,9 +50,9 @@ class Buffer:
     device
     address : byte address in device memory.
     shape
-    dtype : numpy.dtype.
+    dtype : a `numpy.dtype`.
     size : elements.
-    nbytes : int.
+    nbytes : bytes of the elements.
     """
 
     def __init__(

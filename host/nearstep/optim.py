@@ -92,16 +92,15 @@ class Adam(RuleOptimizer, optimizer="adam"):
     ----------
     params, lr, betas, eps, weight_decay, amsgrad, maximize, decoupled_weight_decay : as in torch.
         Parameters are dense fp32, fp16 or bf16 tensors on the CPU.
-    device : str | Device. Name of a device (see `nearstep.open`), which the optimizer opens, and
-        closes when the last optimizer that uses it is gone; or a device that the caller opened, and
-        closes.
-    max_cycles : int | None. Bound on each run of the kernel, in device cycles.
-    compression : float | None. Share of the elements of each gradient that is sent, those of
-        largest magnitude (see `nearstep.torch.topk`): above 0, at most 1. None sends all.
+    device : name of a device (see `nearstep.open`), which the optimizer opens, and closes when the
+        last optimizer that uses it is gone; or a device that the caller opened, and closes.
+    max_cycles : bound on each run of the kernel, in device cycles, or None.
+    compression : share of the elements of each gradient that is sent, those of largest magnitude
+        (see `nearstep.torch.topk`): above 0, at most 1. None sends all.
     error_feedback : with compression: what was not sent is added to the next gradient.
-    compression_form, compression_format : str. `fused` or `scatter`: how the kernel takes pairs.
-        `fp32`, `fp16` or `bf16`: what the elements are rounded to.
-    max_grad_norm : float | None. Gradients are multiplied by min(1, max_grad_norm / (norm + 1e-6)),
+    compression_form, compression_format : `fused` or `scatter`: how the kernel takes pairs. `fp32`,
+        `fp16` or `bf16`: what the elements are rounded to.
+    max_grad_norm : unless None, gradients are multiplied by min(1, max_grad_norm / (norm + 1e-6)),
         where the norm is that of all gradients together, as they were sent.
 
     Raises

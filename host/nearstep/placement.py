@@ -52,7 +52,7 @@ class Segment:
 
     Attributes
     ----------
-    stripes : Stripes.
+    stripes : how elements are spread over the channels.
     arenas : by channel.
     line
     """

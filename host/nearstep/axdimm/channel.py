@@ -25,7 +25,7 @@ class Channel(KernelChannel):
     Attributes
     ----------
     accelerated : whether the kernel has the memory.
-    run : KernelRun | None. The last run that was started.
+    run : the last `KernelRun` that was started, or None.
 
     Ref: AXDIMM, sections 3.1 and 3.2.
     """

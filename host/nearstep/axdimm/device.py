@@ -32,9 +32,9 @@ class AxdimmDevice(KernelDevice):
 
     Attributes
     ----------
-    regs : Registers. Registers as objects: `dev.regs.adam0.status.busy`, `dev.regs.arbiter1.mode`.
-    channels : Sequence[Channel].
-    dimm : DimmConfig | None. What the DIMM consists of; None on a device without arbiters.
+    regs : registers as objects: `dev.regs.adam0.status.busy`, `dev.regs.arbiter1.mode`.
+    channels : a `Channel` each.
+    dimm : what the DIMM consists of; None on a device without arbiters.
 
     Raises
     ------

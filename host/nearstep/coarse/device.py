@@ -24,7 +24,7 @@ class CoarseDevice(Device):
 
     Attributes
     ----------
-    config : CoarseConfig. Of each device.
+    config : of each device.
     nodes : tuple[Registers, ...]. Registers of each device as objects:
         `device.nodes[2].sync0.status.busy`.
 

@@ -77,7 +77,7 @@ class RingError(DeviceError):
     Attributes
     ----------
     device : which found the first fault.
-    cause : str. Name of the cause, as in the register map.
+    cause : name of the cause, as in the register map.
     causes : what each device says: `PEER` if it heard of it from another one.
     stream : where it happened on `device`, as in the register map.
     address : of the access, in the memory of `device`, if it was one.

@@ -48,7 +48,7 @@ class Frozen:
     Attributes
     ----------
     shapes : tuple[tuple[int, ...], ...]. Of the tensors.
-    devices : int.
+    devices : how many there are.
     pages : that are frozen, over all devices.
 
     Raises

@@ -46,7 +46,7 @@ class CoarsePool:
     Attributes
     ----------
     device
-    devices : int.
+    devices : how many there are.
     groups : rings that work at the same time: sync cores of each device.
 
     Raises

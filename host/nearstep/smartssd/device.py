@@ -20,8 +20,8 @@ class SmartssdDevice(KernelDevice):
 
     Attributes
     ----------
-    regs : Registers. Registers as objects: `card.regs.updater0.status.busy`.
-    card : SmartssdConfig. What the card consists of.
+    regs : registers as objects: `card.regs.updater0.status.busy`.
+    card : what the card consists of.
 
     Raises
     ------

@@ -17,7 +17,7 @@ class SnapshotSaveError(SnapshotError, OSError):
     Attributes
     ----------
     path
-    errno : int | None. Of the system's error, such as `ENOSPC`.
+    errno : of the system's error, such as `ENOSPC`, or None.
     """
 
     def __init__(self, path: Path, error: OSError) -> None:

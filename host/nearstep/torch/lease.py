@@ -15,7 +15,7 @@ class Lease:
 
     Attributes
     ----------
-    device : KernelDevice.
+    device : the `KernelDevice`.
     """
 
     def __init__(self, device: Device) -> None:

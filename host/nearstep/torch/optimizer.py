@@ -68,7 +68,7 @@ class DeviceOptimizer(Optimizer):
     ----------
     params
     defaults : options of a group, those of torch's optimizer.
-    device : str | Device.
+    device
     settings
     """
 

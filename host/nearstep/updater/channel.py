@@ -26,8 +26,7 @@ class KernelChannel:
     ----------
     run : the last run that was started.
     has_modes : whether the host reaches its memory only while the kernel does not.
-    lock : CommandLock. Held while a command is given, and while one is waited for and its results
-        are read.
+    lock : held while a command is given, and while one is waited for and its results are read.
     """
 
     has_modes = False

@@ -198,14 +198,13 @@ class KernelDevice(Device):
         optimizer : name of one whose rules the kernel has: `adam`, `adamw`, `sgd`, `adagrad` and
             others of nearstep, or of a file of yours, such as `lion` with
             `rules=examples/lion.py:LION`.
-        arrays : Mapping[str, Buffer | Pairs]. `p`, `g` and the other states of the rule that the
-            hyper-parameters ask for, by name: of Adam the moments `m` and `v`, and with
-            `amsgrad=True` their maxima `v_max`; of SGD with momentum `m`; of Adagrad the sum of
-            squares `v`. Float32, of one size, on this device, on one channel, each starting on a
-            beat of the memory port (64 bytes with 16 lanes), without overlap. A state that the rule
-            has in 16 bits is float16, or uint16 that holds bfloat16; and so may `g` be where the
-            kernel has the format. Where the kernel has the form, `g` may be `Pairs`, of which there
-            may be any number.
+        arrays : `p`, `g` and the other states of the rule that the hyper-parameters ask for, by
+            name: of Adam the moments `m` and `v`, and with `amsgrad=True` their maxima `v_max`; of
+            SGD with momentum `m`; of Adagrad the sum of squares `v`. Float32, of one size, on this
+            device, on one channel, each starting on a beat of the memory port (64 bytes with 16
+            lanes), without overlap. A state that the rule has in 16 bits is float16, or uint16 that
+            holds bfloat16; and so may `g` be where the kernel has the format. Where the kernel has
+            the form, `g` may be `Pairs`, of which there may be any number.
         step : t, from 1. It must be given where the rule depends on it.
         first : state that the rule alone has holds nothing yet, whatever is there: SGD's momentum
             becomes the gradient.

@@ -75,7 +75,7 @@ class KernelRun(Run):
 
     Attributes
     ----------
-    thread : threading.Thread. That started it.
+    thread : that started it.
     backend
     """
 

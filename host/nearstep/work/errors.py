@@ -14,7 +14,7 @@ class WorkError(NearstepError):
 
     Attributes
     ----------
-    operation : str. That failed, with its number.
+    operation : that failed, with its number.
     done : those that have completed, in the order of their ends.
     failed : all that failed, the first one first: others can while it is waited for them.
     not_run : those that have not been started, in program order.

@@ -67,8 +67,8 @@ class GoldenAdamKernel:
 
     Attributes
     ----------
-    port : GoldenPort.
-    fault : Fault. First error of the run; its cause is NONE while there is none.
+    port : a `GoldenPort`.
+    fault : first error of the run, a `Fault`; its cause is NONE while there is none.
     found_inf, sum_of_squares : outcome of a scan, the sum as a pattern of binary64.
     """
 

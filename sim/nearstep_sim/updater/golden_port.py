@@ -87,7 +87,7 @@ class GoldenPort:
     injections
     stuck : memory swallowed a burst: nothing moves until a reset.
     late : steps that answers are late.
-    beats : dict[str, int]. Counters of the run.
+    beats : counters, by name, of the run.
     """
 
     def __init__(
