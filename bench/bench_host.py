@@ -65,8 +65,10 @@ class Case:
 
 
 def model_sizes(parameters: int) -> list[int]:
-    """Elements of a model's tensors: an embedding, and matrices each with a vector. All are whole
-    blocks of 16, for torch's fused step rounds what remains of one otherwise."""
+    """Elements of a model's tensors: an embedding, and matrices each with a vector.
+
+    All are whole blocks of 16, for torch's fused step rounds what remains of one otherwise.
+    """
     pairs = (TENSORS - 1) // 2
     vector = BLOCK * max(1, min(4096, parameters // 1000) // BLOCK)
     matrix = (2 * parameters // 3 // pairs - vector) // BLOCK * BLOCK

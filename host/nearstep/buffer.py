@@ -106,8 +106,9 @@ class Buffer:
 
     def lend(self, array: NDArray[Any], *, writes: bool = False) -> bool:
         """`write` without a copy, where the device can work on memory of this process: until
-        `end_loan` a contiguous `array` stands in the buffer's place, and nobody else
-        changes it. If the kernel `writes` the buffer, it writes there.
+        `end_loan` a contiguous `array` stands in the buffer's place, and nobody else changes it.
+
+        If the kernel `writes` the buffer, it writes there.
 
         Returns
         -------
@@ -132,6 +133,7 @@ class Buffer:
 
     def holds(self, array: NDArray[Any]) -> bool | None:
         """Whether the contents are those of `array`, of the buffer's shape and dtype, in bits.
+
         None if it takes a `read` to find out.
 
         Raises
@@ -168,8 +170,10 @@ class Buffer:
         return out
 
     def submit_write(self, array: Any) -> Completion:
-        """Begin `write`; until the end `array` must not change, and the buffer be used for
-        nothing else. Device time has to pass for it: see `Backend.advance`.
+        """Begin `write`; until the end `array` must not change, and the buffer be used for nothing
+        else.
+
+        Device time has to pass for it: see `Backend.advance`.
 
         Raises
         ------
@@ -187,8 +191,10 @@ class Buffer:
             )
 
     def submit_read(self, out: NDArray[Any]) -> Completion:
-        """Begin `read` into `out`, which holds the contents at the end. As
-        `submit_write`."""
+        """Begin `read` into `out`, which holds the contents at the end.
+
+        As `submit_write`.
+        """
         self.check_usable("read")
         self._check_out(out)
         with self.device.reach(self, "read"):

@@ -206,8 +206,10 @@ class Extent:
         return buffer.lend(data, writes=writes)
 
     def end_loan(self, array: str) -> None:
-        """What was lent as this array is the owner's again. On a closed device, or if the memory
-        was freed, it is so already."""
+        """What was lent as this array is the owner's again.
+
+        On a closed device, or if the memory was freed, it is so already.
+        """
         buffer = self.segment.arenas[0].get(array)
         if buffer is not None and not buffer.freed and not buffer.device.closed:
             buffer[self.start : self.start + self.count].end_loan()

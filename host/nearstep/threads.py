@@ -48,9 +48,10 @@ def shared(threads: int) -> int:
 
 
 def at_once(calls: Sequence[Callable[[], None]]) -> None:
-    """Make calls that do not touch each other, and return when all have. All are made even if one
-    raises; then the first error, in the order of the calls, is raised. Ctrl-C ends it with the
-    calls that go on.
+    """Make calls that do not touch each other, and return when all have.
+
+    All are made even if one raises; then the first error, in the order of the calls, is raised.
+    Ctrl-C ends it with the calls that go on.
     """
     total = simulation_threads()
     threads = max(1, min(total, len(calls)))

@@ -66,8 +66,9 @@ def to_verilog(
     name: str,
     modules: Mapping[str, wiring.Component] | None = None,
 ) -> str:
-    """Verilog of a component; the top module is called `name`, its ports as in
-    `flat_ports`. The text is the same for the same component and tools.
+    """Verilog of a component; the top module is called `name`, its ports as in `flat_ports`.
+
+    The text is the same for the same component and tools.
 
     `modules` follow behind it, by name: those that the component has instances of.
 

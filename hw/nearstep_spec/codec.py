@@ -232,8 +232,10 @@ def from_arguments(kind: type[Config], arguments: Sequence[str]) -> Config:
 
 
 def texts_of(kind: type[DataclassInstance], arguments: Sequence[str]) -> dict[str, str]:
-    """Texts of options by name, from words of a command line: `--lanes 4`, `--lanes=4`,
-    `--scan`, `--no-scan`; `_` may be `-`. Names and values are not looked at.
+    """Texts of options by name, from words of a command line: `--lanes 4`, `--lanes=4`, `--scan`,
+    `--no-scan`; `_` may be `-`.
+
+    Names and values are not looked at.
 
     Raises
     ------

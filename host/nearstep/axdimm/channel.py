@@ -105,8 +105,10 @@ class Channel(KernelChannel):
                 self._check_lost(self.arbiter)
 
     def reset_kernel(self) -> None:
-        """Take the memory from the kernel whatever it does, and reset it. The mode is normal then;
-        other channels do not notice, except on a device without arbiters, which is reset whole.
+        """Take the memory from the kernel whatever it does, and reset it.
+
+        The mode is normal then; other channels do not notice, except on a device without arbiters,
+        which is reset whole.
 
         Raises
         ------

@@ -208,20 +208,26 @@ class Backend(ABC):
             self.write_memory(address + at, some[: nbytes - at])
 
     def memory_holds(self, address: int, data: NDArray[np.uint8]) -> bool | None:
-        """Whether device memory at `address` is equal to the contiguous array `data`. None:
-        it cannot be told now without reading it; never, unless `compares_memory`."""
+        """Whether device memory at `address` is equal to the contiguous array `data`.
+
+        None: it cannot be told now without reading it; never, unless `compares_memory`.
+        """
         return None
 
     def lend_memory(self, address: int, data: NDArray[np.uint8], *, writes: bool) -> bool:
-        """Have the kernel read the contiguous array `data` in the place of device memory, as if
-        it had been written there, until `end_loan`; if it `writes`, that goes to `data`,
-        too. The owner does not change it until then. False: nothing was done, as on every device
-        whose memory is no memory of this process; it has to be copied."""
+        """Have the kernel read the contiguous array `data` in the place of device memory, as if it
+        had been written there, until `end_loan`; if it `writes`, that goes to `data`, too.
+
+        The owner does not change it until then. False: nothing was done, as on every device whose
+        memory is no memory of this process; it has to be copied.
+        """
         return False
 
     def end_loan(self, address: int) -> None:  # noqa: B027  nothing to do where nothing is lent
-        """End a loan of `lend_memory`, if there is one. What the memory holds is undefined
-        then."""
+        """End a loan of `lend_memory`, if there is one.
+
+        What the memory holds is undefined then.
+        """
 
     @abstractmethod
     def wait(self, polls: Sequence[Poll], max_cycles: int) -> None:

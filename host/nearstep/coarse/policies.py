@@ -117,7 +117,9 @@ def waits(state: QueueState) -> Mapping[int, tuple[int, ...]]:
 
 def deadlock(state: QueueState) -> tuple[int, ...]:
     """Proxies of which each waits for the next, and the last for the first; none without a
-    deadlock. Of policies under which a proxy has one tensor under way at a time.
+    deadlock.
+
+    Of policies under which a proxy has one tensor under way at a time.
 
     A proxy waits for all that have not started its tensor; those of them that wait themselves have
     another one under way, so of any circle two wait for each other.

@@ -250,8 +250,11 @@ class Rings:
         sources: Sequence[int],
         destinations: Sequence[int],
     ) -> RingJob:
-        """A job that no device has yet, with the next tag. Of each device: device addresses of the
-        array that is summed, and of the one that the result goes to."""
+        """A job that no device has yet, with the next tag.
+
+        Of each device: device addresses of the array that is summed, and of the one that the result
+        goes to.
+        """
         self._tag = (self._tag + 1) % self._tags
 
         def local(addresses: Sequence[int]) -> list[int]:

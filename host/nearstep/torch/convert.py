@@ -42,8 +42,10 @@ def to_float32(tensor: Tensor) -> NDArray[np.float32]:
 
 
 def to_words(tensor: Tensor) -> NDArray[np.generic]:
-    """Elements of `tensor` in logical order as a flat array of their own format: float32,
-    float16, or uint16 that holds bfloat16. A contiguous tensor is not copied.
+    """Elements of `tensor` in logical order as a flat array of their own format: float32, float16,
+    or uint16 that holds bfloat16.
+
+    A contiguous tensor is not copied.
     """
     flat = _flat(tensor)
     if flat.dtype == torch.bfloat16:  # numpy has none

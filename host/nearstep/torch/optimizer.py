@@ -157,8 +157,11 @@ class DeviceOptimizer(Optimizer):
 
     @eager
     def report_inf_to(self, found: Tensor) -> None:
-        """Have the next step look for infinities and NaN. If it finds one, it sets `found`, of
-        one element, to 1, and updates nothing; nor does it count as a step."""
+        """Have the next step look for infinities and NaN.
+
+        If it finds one, it sets `found`, of one element, to 1, and updates nothing; nor does it
+        count as a step.
+        """
         self._report_inf = found
 
     @property
@@ -169,7 +172,10 @@ class DeviceOptimizer(Optimizer):
     @property
     def timeline(self) -> Timeline | None:
         """When each transfer and run of the last step was under way, in device cycles; None before
-        the first step, and on a device without a clock. It refers to no data."""
+        the first step, and on a device without a clock.
+
+        It refers to no data.
+        """
         return self._steps.timeline
 
     @overload
@@ -462,8 +468,9 @@ class DeviceOptimizer(Optimizer):
         return ParameterState.of(resident, step, self._first_moments(group))
 
     def _checked(self, gradients: Iterable[Given]) -> list[Checked]:
-        """Phase and state of every parameter to be updated. Raise unless the scalars of every run
-        fit into their registers; nothing is sent.
+        """Phase and state of every parameter to be updated.
+
+        Raise unless the scalars of every run fit into their registers; nothing is sent.
 
         Raises
         ------
@@ -488,8 +495,10 @@ class DeviceOptimizer(Optimizer):
         return found
 
     def _gradients(self) -> Iterator[Given]:
-        """What is to be updated; all is checked. As in torch, options of a group without gradients
-        are of no account."""
+        """What is to be updated; all is checked.
+
+        As in torch, options of a group without gradients are of no account.
+        """
         for index, group in enumerate(self.param_groups):
             given: dict[Tensor, Given] = {}
             for position, parameter in enumerate(group["params"]):

@@ -91,7 +91,10 @@ class PairSpace:
         cuts: Sequence[Sequence[range]],
     ) -> Iterator[PairList]:
         """The pairs of each run of a launch that each channel cuts, at ends of blocks, into these
-        elements of the segment; by channel, then in order. They are still to be written."""
+        elements of the segment; by channel, then in order.
+
+        They are still to be written.
+        """
         values = np.concatenate([gradients[e].value for e in launch.extents])
         if self._stripes.channels == 1 and len(cuts[0]) == 1:  # all of the launch
             index = np.empty(values.size, np.uint32)

@@ -250,7 +250,10 @@ class Resident:
     @property
     def copy_format(self) -> str | None:
         """Format of the copy of the master that the kernel makes and the host fetches: the
-        parameter's, if the kernel has it. None: the master is fetched."""
+        parameter's, if the kernel has it.
+
+        None: the master is fetched.
+        """
         return self._formats.copy_of(self.parameter.dtype) if self._narrow else None
 
     def send_gradient(self, gradient: Tensor, outbox: Outbox, *, negated: bool = False) -> None:

@@ -125,8 +125,10 @@ class ParameterState(dict[str, Any]):
         return [step]
 
     def flush(self) -> None:
-        """Send what was changed on the host, and let go of what was fetched. The keys have been
-        checked (`check_keys`)."""
+        """Send what was changed on the host, and let go of what was fetched.
+
+        The keys have been checked (`check_keys`).
+        """
         store = self._placed
         for key in store.layout.moments:
             value = super().get(key)

@@ -25,7 +25,10 @@ _MAGNITUDE = np.uint32(0x7FFFFFFF)
 
 def kept_of_block(size: int, share: float) -> int:
     """How many elements of a block of `size` are kept: max(1, round(share x size)), and none of
-    none. Halves are rounded to even."""
+    none.
+
+    Halves are rounded to even.
+    """
     return min(size, max(1, round(share * size)))
 
 

@@ -70,8 +70,10 @@ class AcceleratedRuns(Completion):
 
     @property
     def bound(self) -> int | None:
-        """Of the runs that have been started, together. Of each one more cycle: what looks at it
-        then finds that it has not ended."""
+        """Of the runs that have been started, together.
+
+        Of each one more cycle: what looks at it then finds that it has not ended.
+        """
         bounds = [run.bound if self._max_cycles is None else self._max_cycles for run in self._runs]
         known = [bound for bound in bounds if bound is not None]
         return sum(known) + len(known) - 1 if len(known) == len(bounds) else None

@@ -142,9 +142,10 @@ class KernelDevice(Device):
 
     @contextmanager
     def reserved(self) -> Iterator[None]:
-        """All channels for this thread, in a `with` statement: it may copy to one while the
-        kernel of another runs, and others that want to copy, or to have a channel, wait for the
-        end. Threads then never wait for each other.
+        """All channels for this thread, in a `with` statement: it may copy to one while the kernel
+        of another runs, and others that want to copy, or to have a channel, wait for the end.
+
+        Threads then never wait for each other.
 
         Raises
         ------
@@ -443,8 +444,10 @@ class KernelDevice(Device):
             channel.run = None  # which refers to this device: the last user's end is the memory's
 
     def reset(self) -> None:
-        """Hard reset of the kernels and of their paths to memory. Runs in progress are lost, and
-        every channel is in normal mode."""
+        """Hard reset of the kernels and of their paths to memory.
+
+        Runs in progress are lost, and every channel is in normal mode.
+        """
         with ExitStack() as locks:
             for channel in self.channels:
                 locks.enter_context(channel.lock)

@@ -88,8 +88,9 @@ class Turns:
 
     @contextmanager
     def region(self, channels: Iterable[int], action: str) -> Iterator[Region]:
-        """Channels for this thread, when no other has one of them and nobody copies. It may take
-        some of them for a region inside.
+        """Channels for this thread, when no other has one of them and nobody copies.
+
+        It may take some of them for a region inside.
 
         Raises
         ------

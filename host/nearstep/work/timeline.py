@@ -79,8 +79,10 @@ class Timeline:
 
     @classmethod
     def joined(cls, timelines: Sequence[Timeline]) -> Timeline:
-        """Timelines of graphs that ran on one clock one after the other, at least one. It does not
-        keep what started the operations, nor the data that it refers to."""
+        """Timelines of graphs that ran on one clock one after the other, at least one.
+
+        It does not keep what started the operations, nor the data that it refers to.
+        """
         entries: list[Entry] = []
         first = 0
         for each in timelines:

@@ -422,7 +422,10 @@ class DimmBackend(EmulatedBackend):
 
     def reset(self) -> None:
         """The way a host does it: normal mode is requested and the kernel is reset, on each
-        channel, through its arbiter. What a kernel does until then is not judged any more."""
+        channel, through its arbiter.
+
+        What a kernel does until then is not judged any more.
+        """
         self._line, self._words = None, {}
         self._lib.dimm_watch(self._dimm, 0)
         try:

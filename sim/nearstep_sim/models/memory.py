@@ -121,8 +121,10 @@ class EmulatedMemory:
         return self._bulk.same(self.view(address, data.size), data)
 
     def lend(self, address: int, data: NDArray[np.uint8], *, writes: bool = False) -> bool:
-        """Have `data` in the place of the memory at `address`, which counts as written, without
-        a copy, until `give_back`. The owner does not change it until then.
+        """Have `data` in the place of the memory at `address`, which counts as written, without a
+        copy, until `give_back`.
+
+        The owner does not change it until then.
 
         Parameters
         ----------
@@ -149,8 +151,10 @@ class EmulatedMemory:
         return True
 
     def give_back(self, address: int) -> None:
-        """End the loan at `address`, if there is one. Nobody has written there now: its whole
-        lines."""
+        """End the loan at `address`, if there is one.
+
+        Nobody has written there now: its whole lines.
+        """
         at = bisect_left(self._lent, address, key=_start)
         if at < len(self._lent) and self._lent[at].start == address:
             loan = self._lent[at]

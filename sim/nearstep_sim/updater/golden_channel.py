@@ -100,8 +100,10 @@ class GoldenChannel:
         return self.memory.holds(address - self.base, data)
 
     def lend(self, address: int, data: NDArray[np.uint8], *, writes: bool) -> bool:
-        """Have `data` in the place of memory, if the host may write there. Where faults are
-        injected that is refused: what a failed run leaves of it is not to be seen."""
+        """Have `data` in the place of memory, if the host may write there.
+
+        Where faults are injected that is refused: what a failed run leaves of it is not to be seen.
+        """
         if self.kernel.port.injections:
             return False
         return self.memory.lend(address - self.base, data, writes=writes)

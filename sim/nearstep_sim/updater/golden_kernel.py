@@ -272,7 +272,10 @@ class GoldenAdamKernel:
 
     def _joined(self, names: Sequence[str], first: int, size: int) -> Iterator[tuple[int, int]]:
         """Elements [first, first + size) in parts of which each array lies together: memory of the
-        device, or of the host. If some are read in other formats, numbers stay in the cache."""
+        device, or of the host.
+
+        If some are read in other formats, numbers stay in the cache.
+        """
         edges = {first, first + size}
         if any(self._command.format_of(name) in FORMATS for name in names):
             edges.update(range(first, first + size, CONVERTED))

@@ -130,8 +130,10 @@ def cxx_flags() -> tuple[str, ...]:
 
 def _model_flags() -> tuple[str, ...]:
     """Flags of Verilated C++: data decides most of its conditions, so that branches would often be
-    mispredicted; and its long runs of scalar code only suffer from being vectorised. Together they
-    make a floating-point datapath half as fast again."""
+    mispredicted; and its long runs of scalar code only suffer from being vectorised.
+
+    Together they make a floating-point datapath half as fast again.
+    """
     if "clang" in compiler_name().lower():
         return ("-fno-vectorize", "-fno-slp-vectorize")
     cost = "max-rtl-if-conversion"

@@ -39,7 +39,9 @@ ACCESS_FAULTS: dict[int, tuple[type[MemoryFaultError], str]] = {
 
 class Simulation:
     """One simulated device of a library, entered for some thousand cycles at a time: in between
-    Python sees signals, so that Ctrl-C ends a call within that time. It is closed with its owner.
+    Python sees signals, so that Ctrl-C ends a call within that time.
+
+    It is closed with its owner.
 
     Parameters
     ----------
@@ -83,8 +85,10 @@ class Simulation:
         return self._handle
 
     def carry_out(self, call: Callable[..., int], *arguments: object) -> int:
-        """Status of a call of the library when it has ended. One that is interrupted, such as by
-        Ctrl-C, is given up: the device can be used, and memory may be written in part.
+        """Status of a call of the library when it has ended.
+
+        One that is interrupted, such as by Ctrl-C, is given up: the device can be used, and memory
+        may be written in part.
 
         Raises
         ------

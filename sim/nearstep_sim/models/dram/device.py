@@ -226,7 +226,10 @@ class Ddr4Device:
 
     def refresh_offset(self, clocks: int) -> None:
         """Refresh intervals begin that many clocks early (late if negative), as they do for whoever
-        refreshes. To be set before the first command."""
+        refreshes.
+
+        To be set before the first command.
+        """
         self._library.ddr4_device_refresh_offset(self.handle, clocks)
 
     @property
