@@ -94,8 +94,7 @@ class Segment:
         return self._arenas
 
     def reserve(self, arrays: Mapping[str, float], *, besides: str = "") -> None:
-        """Allocate those of `arrays` that are missing, `besides` one, each filled with its
-        value.
+        """Allocate those of `arrays` that are missing, `besides` one, each filled with its value.
 
         Raises
         ------

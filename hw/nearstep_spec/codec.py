@@ -6,10 +6,9 @@ is a configuration itself gives its options beside those of the outer one
 (`Annotated[KernelConfig, Nested()]`). Device names, the command line, manifests and build keys
 are made from this, so that an option has one name, one grammar and one message.
 
-As text an option is `int` (decimal, `0x`, `_`, suffixes KiB, MiB, GiB, TiB), `float`,
-`bool` (yes, no, true, false, 1, 0), `str`, one of a `Literal`, or names with commas between
-them (`tuple[str, ...]`). In JSON it is a number, a boolean, a string, a list, or null for what
-is not set.
+As text an option is `int` (decimal, `0x`, `_`, suffixes KiB, MiB, GiB, TiB), `float`, `bool` (yes,
+no, true, false, 1, 0), `str`, one of a `Literal`, or names with commas between them (`tuple[str,
+...]`). In JSON it is a number, a boolean, a string, a list, or null for what is not set.
 """
 
 from __future__ import annotations

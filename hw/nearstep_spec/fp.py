@@ -17,8 +17,7 @@ class FormatError(ValueError):
 
 @dataclass(frozen=True)
 class FpFormat:
-    """IEEE 754 style binary format: 1 sign bit, `exponent` bits, `mantissa` stored fraction
-    bits.
+    """IEEE 754 style binary format: 1 sign bit, `exponent` bits, `mantissa` stored fraction bits.
 
     The all-ones exponent holds infinities and NaN; the all-zeros exponent zeros and subnormals. The
     top fraction bit set marks a quiet NaN. All bit patterns are unsigned integers.

@@ -19,8 +19,7 @@ from nearstep_spec.updater.config import AdamKernelConfig
 
 
 class OnDevice(TypedDict, total=False):
-    """Arguments that every optimizer here takes besides torch's: see
-    `nearstep.optim.Adam`."""
+    """Arguments that every optimizer here takes besides torch's: see `nearstep.optim.Adam`."""
 
     device: Required[str | Device]
     max_cycles: int | None

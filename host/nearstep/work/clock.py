@@ -19,11 +19,10 @@ QUANTUM_CYCLES = 256
 class Clock:
     """Device cycles of all devices that a graph runs on, which begin at 0 now.
 
-    The host does one thing after the other: what it does on one device takes time on all. So
-    before each command the devices that work are brought to the same cycle; one that has nothing
-    to do is not simulated meanwhile. Of a device without a clock the time to the
-    next end counts as a cycle. All devices
-    have a cycle of the same length.
+    The host does one thing after the other: what it does on one device takes time on all. So before
+    each command the devices that work are brought to the same cycle; one that has nothing to do is
+    not simulated meanwhile. Of a device without a clock the time to the next end counts as a cycle.
+    All devices have a cycle of the same length.
 
     Parameters
     ----------

@@ -49,9 +49,8 @@ class DramController(wiring.Component):
     `i_hold` say what to give (see `RefreshManager`). When `i_enable` falls, the beats inside get
     their commands, all banks are precharged, every refresh that is due is given, and `o_idle`
     rises; bursts not yet served wait, also in their middle, until the channel is taken again.
-    Handing back takes a
-    bounded time whatever the AXI side does: each of `LOOKAHEAD` beats takes at most CWL + BL/2 +
-    tWR + tRP + tRCD, then tRFC for each refresh due.
+    Handing back takes a bounded time whatever the AXI side does: each of `LOOKAHEAD` beats takes at
+    most CWL + BL/2 + tWR + tRP + tRCD, then tRFC for each refresh due.
 
     *Timing*: with an idle channel and closed rows, ACT is on the pins 4 cycles after ARVALID, the
     column command 3 cycles later, and RVALID 8 cycles after that. BVALID is high with the

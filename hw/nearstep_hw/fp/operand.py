@@ -13,9 +13,8 @@ __all__ = ["Operand", "unpack"]
 class Operand:
     """An encoded number taken apart, combinationally.
 
-    Its value, if finite, is `(-1)**sign * significand * 2**(exponent - bias - mantissa)`, also
-    for subnormal numbers and zeros, whose exponent is 1 and whose significand is below
-    `2**mantissa`.
+    Its value, if finite, is `(-1)**sign * significand * 2**(exponent - bias - mantissa)`, also for
+    subnormal numbers and zeros, whose exponent is 1 and whose significand is below `2**mantissa`.
 
     Attributes
     ----------

@@ -76,11 +76,10 @@ def round_pack(
 ) -> FpResult:
     """Round to nearest even, pack, and raise flags.
 
-    *Numerics*: the number is `significand * 2**(exponent - bias - mantissa - 3)`. If the top bit
-    of the significand is clear, the number is zero or below the normal range and `exponent` is
-    that of the least normal number. Overflow gives infinity. Underflow is raised when a number that
-    is tiny after rounding (rounded with an unbounded exponent, it is below the normal range) is
-    inexact.
+    *Numerics*: the number is `significand * 2**(exponent - bias - mantissa - 3)`. If the top bit of
+    the significand is clear, the number is zero or below the normal range and `exponent` is that of
+    the least normal number. Overflow gives infinity. Underflow is raised when a number that is tiny
+    after rounding (rounded with an unbounded exponent, it is below the normal range) is inexact.
 
     Parameters
     ----------

@@ -96,12 +96,11 @@ class GradientScan(wiring.Component):
 
     *Numerics*: the order is fixed and does not depend on stalls. The squares of a beat are rounded
     to binary32 and added there in pairs of neighbours, pairs of pairs, and so on. The sum of beat n
-    is added, in binary64, to partial sum n mod `PARTIALS`; at the end the partial sums are
-    added in their order. All terms are positive, so that the relative error is at most that of the
-    binary32 part: (1 + log2(lanes)) 2**-24, as long as no square leaves the normal range of
-    binary32: above 1.8e19 the sum is infinite though no gradient is; below 1.1e-19 the absolute
-    error of a beat is at most lanes 2**-150. Equal, bit for bit, to
-    `nearstep_sim.golden.scan.scan`.
+    is added, in binary64, to partial sum n mod `PARTIALS`; at the end the partial sums are added in
+    their order. All terms are positive, so that the relative error is at most that of the binary32
+    part: (1 + log2(lanes)) 2**-24, as long as no square leaves the normal range of binary32: above
+    1.8e19 the sum is infinite though no gradient is; below 1.1e-19 the absolute error of a beat is
+    at most lanes 2**-150. Equal, bit for bit, to `nearstep_sim.golden.scan.scan`.
 
     Parameters
     ----------
