@@ -1,10 +1,10 @@
 """One dialect of docstrings, read from the sources.
 
-A docstring is a summary that ends with a full stop or a colon; paragraphs, of which those of
-`PARAGRAPHS` come last; the sections of `SECTIONS`, each underlined to its length and with a blank
-line before it; and `Ref:`. An entry of a section is `name, other : text.`, in lower case and its
-further lines indented, or the names alone where the signature says it all. Code stands between
-single backquotes.
+A docstring is a summary, which ends with a full stop or a colon and is one sentence if it takes
+several lines; paragraphs, of which those of `PARAGRAPHS` come last; the sections of `SECTIONS`,
+each underlined to its length and with a blank line before it; and `Ref:`. An entry of a section is
+`name, other : text.`, in lower case and its further lines indented, or the names alone where they
+say it all. Code stands between single backquotes.
 """
 
 import ast
@@ -54,6 +54,12 @@ CAPITAL = re.compile(
     r"(An?|The|All|Any|As|At|By|Each|For|From|How|If|In|It|Its|No|Not|Of|On|One|Or|There|These|They"
     r"|This|Those|To|What|When|Where|Whether|Which|Whose|With)\s"
 )
+BROAD = {"ArgumentError", "NearstepError"} | {
+    name
+    for name, value in vars(builtins).items()
+    if isinstance(value, type) and issubclass(value, BaseException)
+}
+"""Errors whose names do not tell what is wrong."""
 ERROR_NAME = re.compile(r"_?[A-Z]\w*(Error|Exception|Interrupt|Warning)")
 
 
@@ -90,6 +96,9 @@ class Docstring:
     def check(self) -> None:
         self.seen.counts["docstrings"] += 1
         check_text(self.text, self.seen, self.where)
+        summary = self.text.split("\n\n")[0]
+        if "\n" in summary and re.search(r"\.\)?\s[A-Z`]", summary):
+            self._wrong("sentence", f"must stand alone if it takes several lines: {summary!r}")
         self._check_verbs()
         self._check_paragraphs()
         body = self._check_ref()
@@ -172,6 +181,8 @@ class Docstring:
         for entry in entries:
             if entry.text and not STOP.search(entry.text):
                 self._wrong("stop", f"the entry {entry.names[0]} must end with a full stop")
+            if title == "Raises" and not entry.text and set(entry.names) & BROAD:
+                self._wrong("reason", f"when {entry.names[0]} is raised must be said")
             if CAPITAL.match(entry.text):
                 self._wrong("capital", f"the entry {entry.names[0]} must begin in lower case")
         self.seen.counts["entries"] += len(entries)
@@ -199,8 +210,7 @@ class Docstring:
     def _check_errors(self, names: list[str]) -> None:
         self.seen.counts["errors"] += len(names)
         for name in names:
-            known = getattr(builtins, name, None)
-            if isinstance(known, type) and issubclass(known, BaseException):
+            if name in BROAD:
                 continue
             if not ERROR_NAME.fullmatch(name.rpartition(".")[2]):
                 self._wrong("error", f"{name} is no name of an error")
@@ -317,7 +327,7 @@ class Reader(Component):
     ------
     ValueError, KeyError,
         CacheError : a width is wrong.
-    StopIteration
+    CacheError
 
     Ref: a paper, section 3.
     """
@@ -326,6 +336,7 @@ class Reader(Component):
 '''
 BAD = {
     "summary": '"""No full stop"""',
+    "sentence": '"""One sentence. Another one\nin the next line.\n"""',
     "foreign": '"""What :class:`Reader` reads."""',
     "mood": 'def f():\n    """Returns one."""',
     "prose": 'def f():\n    """One.\n\n    Raises `ValueError` at times.\n    """',
@@ -343,7 +354,8 @@ BAD = {
     "entry": GOOD.replace("i_<name> : of", "i_<name>: of"),
     "stop": GOOD.replace("a width is wrong.", "a width is wrong"),
     "capital": GOOD.replace(" : a width", " : A width"),
-    "error": GOOD.replace("StopIteration", "Wrong"),
+    "reason": GOOD.replace(" : a width is wrong.", ""),
+    "error": GOOD.replace("    CacheError\n", "    Wrong\n"),
     "argument": GOOD.replace("width, depth :", "width, height :"),
 }
 """For each rule a source that breaks it and no other."""

@@ -20,7 +20,7 @@ def index(value: Any) -> int:
 
     Raises
     ------
-    TypeError
+    TypeError : it is none.
     """
     if isinstance(value, bool | np.bool_):
         raise TypeError("a truth value is no index")
@@ -32,7 +32,7 @@ def flag(name: str, value: object) -> bool:
 
     Raises
     ------
-    ArgumentError
+    ArgumentError : it is none.
     """
     if not isinstance(value, bool | np.bool_):
         raise ArgumentError(f"{name} must be True or False, not {value!r}")

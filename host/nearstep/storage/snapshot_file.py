@@ -64,7 +64,7 @@ class Snapshot(Protocol):
 
         Raises
         ------
-        NearstepError
+        NearstepError : they cannot be had.
         """
         ...
 
@@ -86,7 +86,7 @@ def as_path(path: str | Path) -> Path:
 
     Raises
     ------
-    ArgumentError
+    ArgumentError : it is no path, or names no file.
     """
     if not isinstance(path, str | Path):
         raise ArgumentError(f"path must be a str or a Path, not {type(path).__name__}")
@@ -215,7 +215,8 @@ def _read(path: Path) -> tuple[_Header, Arrays]:
 
     Raises
     ------
-    _TornError, OSError
+    _TornError : it is not whole.
+    OSError : it cannot be read.
     """
     with path.open("rb") as file:
         preamble = _take(file, PREAMBLE.size, "preamble")

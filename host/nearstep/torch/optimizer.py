@@ -468,13 +468,12 @@ class DeviceOptimizer(Optimizer):
         return ParameterState.of(resident, step, self._first_moments(group))
 
     def _checked(self, gradients: Iterable[Given]) -> list[Checked]:
-        """Phase and state of every parameter to be updated.
-
-        Raise unless the scalars of every run fit into their registers; nothing is sent.
+        """Phase and state of every parameter to be updated; nothing is sent.
 
         Raises
         ------
-        ArgumentError, ParameterError, StateError
+        ArgumentError : scalars of a run do not fit into their registers.
+        ParameterError, StateError
         """
         checked: set[tuple[int, Hashable]] = set()
         found: list[Checked] = []

@@ -38,7 +38,7 @@ def real(name: str, value: object) -> float:
 
     Raises
     ------
-    ArgumentError
+    ArgumentError : it is none.
     """
     if not is_real(value):
         raise ArgumentError(f"{name} must be a number, not {value!r}")

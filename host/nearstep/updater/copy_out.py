@@ -28,7 +28,8 @@ class CopyOut:
 
         Raises
         ------
-        ArgumentError
+        ArgumentError : the kernel makes no copies, or none of this format; or there is a format
+            without a copy.
         """
         formats = config.copy_out_formats
         if self.buffer is None:

@@ -30,7 +30,7 @@ class Gradient:
 
         Raises
         ------
-        ArgumentError
+        ArgumentError : it does not; or the scale is no finite number.
         """
         formats = config.gradient_formats
         if self.format is not None and self.format not in formats:

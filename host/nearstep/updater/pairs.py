@@ -46,7 +46,8 @@ class Pairs:
 
         Raises
         ------
-        ArgumentError, DtypeError, ShapeError
+        ArgumentError : it does not have the form, or cannot count so many.
+        DtypeError, ShapeError
         """
         if self.form not in config.compression:
             raise ArgumentError(

@@ -73,7 +73,7 @@ class VerilatedPoolOptions(SimulationOptions, CoarseOptions):
 
         Raises
         ------
-        ValueError
+        ValueError : one of them has a value that it cannot have.
         """
         try:
             return LinkOptions(

@@ -97,7 +97,7 @@ def read_trace(path: str | PathLike[str]) -> Iterator[TraceCommand]:
     Raises
     ------
     TraceError : a line is no command, or earlier than one of another rank before it.
-    OSError
+    OSError : the file cannot be read.
     """
     last: TraceCommand | None = None
     with open(path, encoding="ascii") as file:
