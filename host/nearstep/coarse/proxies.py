@@ -56,8 +56,8 @@ class Proxies:
 
     Raises
     ------
-    ArgumentError : there is no such scheduler, clients are not a whole number from 1 on, or a tensor
-        cannot be used or is there twice.
+    ArgumentError : there is no such scheduler, clients are not a whole number from 1 on, or a
+        tensor cannot be used or is there twice.
 
     Ref: COARSE paper, section III-F and figure 10.
     """
