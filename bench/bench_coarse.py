@@ -125,7 +125,7 @@ def dense(devices: int, nbytes: int) -> dict[str, Any]:
 
 
 def freeze(pool: CoarsePool, tensor: PoolTensor, nbytes: int) -> None:
-    """Opens a snapshot of the first ``nbytes`` of where the next result goes, on every device."""
+    """Open a snapshot of the first `nbytes` of where the next result goes, on every device."""
     for device, node in enumerate(pool.device.nodes):
         back = pool.device.local_address(tensor.back(device).address, device)
         base = back // PAGE_BYTES * PAGE_BYTES

@@ -70,7 +70,7 @@ class Crc(wiring.Component):
 
 @dataclass(frozen=True)
 class Part:
-    """What is synthesised: a component, without modules whose names match ``boxes``."""
+    """What is synthesised: a component, without modules whose names match `boxes`."""
 
     make: Callable[[], wiring.Component]
     boxes: str | None = None

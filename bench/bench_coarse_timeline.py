@@ -98,7 +98,7 @@ def step_of(values: dict[str, int], scope: str) -> str | None:
 
 
 def phit_of(values: dict[str, int], port: str, groups: dict[str, int]) -> str | None:
-    """What a device sends on a port in this cycle; ``groups`` keeps whose entry it is."""
+    """What a device sends on a port in this cycle; `groups` keeps whose entry it is."""
     if not (values[f"{port}__valid"] and values[f"{port}__ready"]):
         return None
     phit = values[f"{port}__payload"]
@@ -146,7 +146,7 @@ def extend(row: dict[str, Spans], what: str | None, cycle: int) -> None:
 
 
 def moved_by(cycles: int, row: dict[str, Spans], end: int) -> dict[str, Spans]:
-    """A row that begins so many cycles later, from 0 to ``end``."""
+    """A row that begins so many cycles later, from 0 to `end`."""
     return {
         what: [(at + cycles, n) for at, n in spans if 0 <= at + cycles < end]
         for what, spans in row.items()

@@ -1,4 +1,4 @@
-"""Whole ``optimizer.step()`` on devices without a clock, beside torch's fused AdamW.
+"""Whole `optimizer.step()` on devices without a clock, beside torch's fused AdamW.
 
 Each case runs in a process of its own, with one thread: steps of both in turn, on equal parameters
 with equal gradients, and at the end equal bits. A ratio is torch's median over the device's. The
@@ -46,15 +46,11 @@ class Case:
 
     Attributes
     ----------
-    name: str
-    device: str
-        Name of the device.
-    share: float | None
-        Of the gradients that are sent; None sends them whole.
-    sizes: Sequence[int]
-        Elements of each tensor.
-    rule: str
-        Of :func:`nearstep.optim.of`, on bf16 parameters; AdamW on fp32 parameters if empty.
+    name
+    device : name of the device.
+    share : of the gradients that are sent; None sends them whole.
+    sizes : elements of each tensor.
+    rule : of `nearstep.optim.of`, on bf16 parameters; AdamW on fp32 parameters if empty.
     """
 
     name: str
@@ -69,8 +65,10 @@ class Case:
 
 
 def model_sizes(parameters: int) -> list[int]:
-    """Elements of a model's tensors: an embedding, and matrices each with a vector. All are whole
-    blocks of 16, for torch's fused step rounds what remains of one otherwise."""
+    """Elements of a model's tensors: an embedding, and matrices each with a vector.
+
+    All are whole blocks of 16, for torch's fused step rounds what remains of one otherwise.
+    """
     pairs = (TENSORS - 1) // 2
     vector = BLOCK * max(1, min(4096, parameters // 1000) // BLOCK)
     matrix = (2 * parameters // 3 // pairs - vector) // BLOCK * BLOCK

@@ -1,7 +1,7 @@
 """The Adam kernel: cycles against the bound of its memory, and speed of devices on this machine.
 
-Cycles are those of the RTL, counted by the kernel itself, with 16 lanes. The bound of ``ideal`` is
-4 read beats for 16 parameters, as reads and writes go at the same time; of ``halfduplex`` 7 beats.
+Cycles are those of the RTL, counted by the kernel itself, with 16 lanes. The bound of `ideal` is
+4 read beats for 16 parameters, as reads and writes go at the same time; of `halfduplex` 7 beats.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def arrays(count: int) -> dict[str, np.ndarray]:
 
 
 def load(device: AxdimmDevice, host: dict[str, np.ndarray]) -> dict[str, Buffer]:
-    """Buffers on the device with the contents of ``host``."""
+    """Buffers on the device with the contents of `host`."""
     buffers = {name: device.alloc(array.size) for name, array in host.items()}
     for name, array in host.items():
         buffers[name].write(array)
@@ -56,7 +56,7 @@ def load(device: AxdimmDevice, host: dict[str, np.ndarray]) -> dict[str, Buffer]
 
 
 def cycles(url: str, counts: Sequence[int], size: int) -> list[int]:
-    """Device cycles of one step of each of ``counts`` elements, in arrays of ``size`` elements."""
+    """Device cycles of one step of each of `counts` elements, in arrays of `size` elements."""
     with nearstep.open(url) as device:
         buffers = load(device, arrays(size))
         return [
@@ -185,7 +185,7 @@ def cocotb_speed() -> dict[str, Any]:
 
 
 def golden_against_torch(runs: int) -> dict[str, Any]:
-    """``golden:axdimm`` and ``torch.optim.Adam(fused=True)`` in turn, one thread."""
+    """`golden:axdimm` and `torch.optim.Adam(fused=True)` in turn, one thread."""
     import torch
 
     torch.set_num_threads(1)

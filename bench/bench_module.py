@@ -321,12 +321,9 @@ class Simulated:
 
     Parameters
     ----------
-    threads: int
-        That simulate.
-    devices, channels: int
-        DIMMs, and channels of each.
-    count: int
-        Parameters of each channel.
+    threads : that simulate.
+    devices, channels : DIMMs, and channels of each.
+    count : parameters of each channel.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Device cycles of ``optimizer.step()`` on a DIMM: one thing after the other, and as a graph.
+"""Device cycles of `optimizer.step()` on a DIMM: one thing after the other, and as a graph.
 
 Both on the same device, in turn, transfers included, with steps that have the same bits. The limit
 is the resource that is held longest in the graph's own timeline: the host's bus, or a channel,

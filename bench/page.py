@@ -1,4 +1,4 @@
-"""Writes ``docs/benchmarks.md`` and its plots from the JSON under ``build/bench``."""
+"""Writes `docs/benchmarks.md` and its plots from the JSON under `build/bench`."""
 
 from __future__ import annotations
 

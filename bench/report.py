@@ -39,7 +39,7 @@ def provenance() -> dict[str, Any]:
 
 
 def write(name: str, results: dict[str, Any]) -> Path:
-    """Write ``build/bench/<name>.json``: the provenance and ``results``."""
+    """Write `build/bench/<name>.json`: the provenance and `results`."""
     FOLDER.mkdir(parents=True, exist_ok=True)
     path = FOLDER / f"{name}.json"
     path.write_text(json.dumps({**provenance(), **results}, indent=2) + "\n")

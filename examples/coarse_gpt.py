@@ -41,19 +41,15 @@ class GradientPool:
 
     Parameters
     ----------
-    pool : CoarsePool
-        With a device for each worker.
-    elements : int
-        Of all gradients of a model.
-    wire : str
-        Format of elements on the links.
+    pool : with a device for each worker.
+    elements : of all gradients of a model.
+    wire : format of elements on the links.
 
     Attributes
     ----------
-    compared, different : int
-        Bits of averages that were compared with the golden arithmetic, and those that differed.
-    seconds : float
-        In which the pool was averaging.
+    compared, different : bits of averages that were compared with the golden arithmetic, and
+        those that differed.
+    seconds : in which the pool was averaging.
     """
 
     def __init__(self, pool: CoarsePool, elements: int, wire: str) -> None:
@@ -66,7 +62,7 @@ class GradientPool:
         self._all = threading.Barrier(pool.devices, self._average)
 
     def attach(self, worker: int, model: Gpt, optimizer: torch.optim.Optimizer) -> None:
-        """Before each step of ``optimizer``, put the average in the place of its gradients."""
+        """Before each step of `optimizer`, put the average in the place of its gradients."""
         parameters = list(model.parameters())
 
         def exchange(*_: Any) -> None:

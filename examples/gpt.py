@@ -13,8 +13,8 @@ from torch.nn import functional
 class GptConfig:
     """Shape of the model.
 
-    ``width`` is the model dimension, ``context`` the longest sequence in tokens. Every parameter
-    tensor has a multiple of 16 elements when ``width`` is a multiple of 16, which is the condition
+    `width` is the model dimension, `context` the longest sequence in tokens. Every parameter
+    tensor has a multiple of 16 elements when `width` is a multiple of 16, which is the condition
     under which the device and torch's fused AdamW agree in every bit.
     """
 
@@ -42,7 +42,7 @@ SIZES: dict[str, tuple[int, int, int]] = {
 
 
 def sized(size: str, *, context: int) -> GptConfig:
-    """Return the configuration called `size`, one of :data:`SIZES`."""
+    """Return the configuration called `size`, one of `SIZES`."""
     layers, heads, width = SIZES[size]
     return GptConfig(layers=layers, heads=heads, width=width, context=context)
 

@@ -1,5 +1,7 @@
 """Lion as an optimizer of one's own: `rules=examples/lion.py:LION` in a device's name, and
-`nearstep.optim.of("examples/lion.py:LION", ...)`. `nearstep rule check` tells what it costs.
+`nearstep.optim.of("examples/lion.py:LION", ...)`.
+
+`nearstep rule check` tells what it costs.
 
 Ref: Chen et al., Symbolic Discovery of Optimization Algorithms, Algorithm 2.
 """

@@ -24,13 +24,10 @@ class Kind:
 
     Attributes
     ----------
-    name: str
-        Of nearstep's optimizers, or ``FILE.py:NAME``.
-    lr: float
-        Peak learning rate.
-    options: Mapping[str, Any]
-    in_torch: str
-        Its class in ``torch.optim``, and in ``nearstep.optim``; empty if torch has none.
+    name : of nearstep's optimizers, or `FILE.py:NAME`.
+    lr : peak learning rate.
+    options
+    in_torch : its class in `torch.optim`, and in `nearstep.optim`; empty if torch has none.
     """
 
     name: str
@@ -46,7 +43,7 @@ class Kind:
 
     @property
     def rules(self) -> str:
-        """What the device's ``rules=`` must have."""
+        """What the device's `rules=` must have."""
         return self.name if is_in_file(self.name) else self.rule.name
 
     @property
@@ -66,12 +63,11 @@ KINDS = {
 
 
 def kind_named(name: str) -> Kind:
-    """One of :data:`KINDS`, or an optimizer of a file.
+    """One of `KINDS`, or an optimizer of a file.
 
     Raises
     ------
-    ValueError
-        There is none.
+    ValueError : there is none.
     """
     if name in KINDS:
         return KINDS[name]
@@ -92,13 +88,11 @@ class Choice:
 
     Attributes
     ----------
-    kind: Kind
-    lr: float
-        Peak learning rate.
-    compression: float | None
-        Share of each gradient that is sent.
-    error_feedback: bool
-    max_grad_norm: float | None
+    kind
+    lr : peak learning rate.
+    compression : share of each gradient that is sent.
+    error_feedback
+    max_grad_norm
     """
 
     kind: Kind
@@ -127,7 +121,7 @@ class Choice:
     def on(
         self, device: nearstep.Device, groups: Iterable[dict[str, Any]]
     ) -> torch.optim.Optimizer:
-        """nearstep's, with its steps on ``device``."""
+        """nearstep's, with its steps on `device`."""
         name = self.kind.in_torch
         make = getattr(nearstep.optim, name) if name else partial(nearstep.optim.of, self.kind.name)
         optimizer: torch.optim.Optimizer = make(

@@ -48,7 +48,7 @@ of whether the host changed a parameter are two more reads of it.
 def figures(
     choice: Choice, ours: Trainer, theirs: Trainer | None, validation: Batches
 ) -> list[Figure]:
-    """All figures of a run that has ended; ``theirs`` is the baseline, if there was one."""
+    """All figures of a run that has ended; `theirs` is the baseline, if there was one."""
     optimizer = ours.optimizer
     if not isinstance(optimizer, DeviceOptimizer):
         raise TypeError(f"ours must step on a device, not with {type(optimizer).__name__}")
@@ -245,7 +245,7 @@ def _device(
 
 
 def _card(moved: int | None, cycles: int | None, card: SmartssdConfig) -> Iterator[Figure]:
-    """``moved`` are the bytes of whole gradients and of states; of pairs they are not counted."""
+    """`moved` are the bytes of whole gradients and of states; of pairs they are not counted."""
     device = partial(Figure, section="device")
     if moved is not None and cycles:
         yield device(

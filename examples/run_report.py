@@ -16,7 +16,7 @@ Origin = Literal["measured", "modelled", "paper"]
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    """A number of the report; ``value`` is None where this run has none, ``note`` says why."""
+    """A number of the report; `value` is None where this run has none, `note` says why."""
 
     section: str
     name: str
@@ -38,7 +38,7 @@ class Figure:
 class Report:
     """Everything that a run leaves behind.
 
-    ``loss`` and ``baseline_loss`` are training losses in nats by step; the latter is None without a
+    `loss` and `baseline_loss` are training losses in nats by step; the latter is None without a
     baseline run.
     """
 

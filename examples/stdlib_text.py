@@ -17,7 +17,7 @@ from torch import Tensor
 class Text:
     """Byte tokens split into a training and a validation part.
 
-    ``sha256`` identifies the text: it depends on the Python release, so two machines can compare
+    `sha256` identifies the text: it depends on the Python release, so two machines can compare
     their losses only where it is equal.
     """
 
@@ -31,7 +31,9 @@ class Text:
 def load_text(*, validation_share: float = 0.05) -> Text:
     """Read the top-level modules of the standard library in the order of their names.
 
-    Raises :class:`FileNotFoundError` if this Python comes without its sources.
+    Raises
+    ------
+    FileNotFoundError : this Python comes without its sources.
     """
     root = Path(sysconfig.get_paths()["stdlib"])
     paths = sorted(root.glob("*.py"))

@@ -1,7 +1,7 @@
 """Train a small GPT on real text, with every optimizer step on a near-memory device.
 
 The same model is trained beside it with torch's fused optimizer on the same seeds and batches.
-Ends with a table, ``report.json`` and ``loss.png``.
+Ends with a table, `report.json` and `loss.png`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ PLOT = "loss.png"
 
 MAX_LR = 10.0
 MAX_SEED = 2**63 - 1
-"""Largest seed of a ``torch.Generator``."""
+"""Largest seed of a `torch.Generator`."""
 
 Size = Annotated[str, typer.Option(help=f"Model: {', '.join(SIZES)}.")]
 Device = Annotated[
@@ -206,7 +206,7 @@ def _trainer(
     weight_decay: float,
     device: nearstep.Device | None,
 ) -> Trainer:
-    """A trainer on ``device``, or with torch's optimizer; equal seeds make equal models."""
+    """A trainer on `device`, or with torch's optimizer; equal seeds make equal models."""
     torch.manual_seed(seed)
     model = Gpt(sized(size, context=context))
     groups = model.decay_groups(weight_decay)

@@ -24,14 +24,13 @@ def warm_up_then_cosine(step: int, steps: int) -> float:
 class Trainer:
     """Trains one model and keeps its losses.
 
-    With ``max_grad_norm`` it clips the gradients before each step.
+    With `max_grad_norm` it clips the gradients before each step.
 
     Attributes
     ----------
-    losses: list[float]
-        Training loss in nats before each step.
-    step_seconds, model_seconds: list[float]
-        Time of each ``optimizer.step()``, and of each forward and backward pass.
+    losses : training loss in nats before each step.
+    step_seconds, model_seconds : time of each `optimizer.step()`, and of each forward and backward
+        pass.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Near-data optimizer steps, from RTL to ``optimizer.step()``."""
+"""Near-data optimizer steps, from RTL to `optimizer.step()`."""
 
 import importlib
 from types import ModuleType
@@ -15,7 +15,7 @@ __all__ = ["Device", "Pairs", "open"]
 
 
 def __getattr__(name: str) -> ModuleType:
-    """Load ``nearstep.optim`` when it is first used: it needs torch, the rest does not."""
+    """Load `nearstep.optim` when it is first used: it needs torch, the rest does not."""
     if name == "optim":
         try:
             return importlib.import_module("nearstep.optim")

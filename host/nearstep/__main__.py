@@ -1,4 +1,4 @@
-"""``python -m nearstep`` is the ``nearstep`` command."""
+"""`python -m nearstep` is the `nearstep` command."""
 
 from nearstep.cli import main
 

@@ -26,12 +26,11 @@ class Allocator:
         return sum(stop - start for start, stop in self._free)
 
     def allocate(self, nbytes: int, align: int = LINE_BYTES) -> int:
-        """Address of a piece of ``nbytes``, a multiple of ``align``, itself one of a line.
+        """Address of a piece of `nbytes`, a multiple of `align`, itself one of a line.
 
         Raises
         ------
-        OutOfDeviceMemoryError
-            No free piece is large enough.
+        OutOfDeviceMemoryError : no free piece is large enough.
         """
         size = self._footprint(nbytes)
         for index, (start, stop) in enumerate(self._free):
@@ -46,7 +45,7 @@ class Allocator:
         )
 
     def release(self, address: int, nbytes: int) -> None:
-        """Take back a piece that :meth:`allocate` gave for ``nbytes``."""
+        """Take back a piece that `allocate` gave for `nbytes`."""
         pieces = sorted([*self._free, (address, address + self._footprint(nbytes))])
         merged = pieces[:1]
         for start, stop in pieces[1:]:
@@ -58,5 +57,5 @@ class Allocator:
 
     @staticmethod
     def _footprint(nbytes: int) -> int:
-        """Lines that hold ``nbytes``, and the guard line behind them, in bytes."""
+        """Lines that hold `nbytes`, and the guard line behind them, in bytes."""
         return (-(-nbytes // LINE_BYTES) + 1) * LINE_BYTES

@@ -23,7 +23,7 @@ from nearstep.scalars import index
 
 
 class BufferOwner(Protocol):
-    """What a buffer needs of its device; for the meaning see :class:`nearstep.device.Device`."""
+    """What a buffer needs of its device; for the meaning see `nearstep.device.Device`."""
 
     url: str
     backend: Backend
@@ -41,20 +41,18 @@ class BufferOwner(Protocol):
 class Buffer:
     """An array of fixed shape and dtype in the memory of one device.
 
-    Made by :meth:`nearstep.device.Device.alloc`. Its contents are undefined until written. A slice
-    of a one-dimensional buffer, ``buffer[start:stop]``, is a view: it shares the memory and the
+    Made by `nearstep.device.Device.alloc`. Its contents are undefined until written. A slice
+    of a one-dimensional buffer, `buffer[start:stop]`, is a view: it shares the memory and the
     life of the buffer that it was cut from.
 
     Attributes
     ----------
-    device: BufferOwner
-    address: int
-        Byte address in device memory.
-    shape: tuple[int, ...]
-    dtype: numpy.dtype
-    size: int
-        Elements.
-    nbytes: int
+    device
+    address : byte address in device memory.
+    shape
+    dtype : a `numpy.dtype`.
+    size : elements.
+    nbytes : bytes of the elements.
     """
 
     def __init__(
@@ -81,28 +79,23 @@ class Buffer:
         return self._freed if self._root is None else self._root.freed
 
     def write(self, array: Any) -> None:
-        """Copy ``array``, of the buffer's shape and dtype, to the device.
+        """Copy `array`, of the buffer's shape and dtype, to the device.
+
+        On an error nothing is copied.
 
         Parameters
         ----------
-        array:
-            numpy's; a dense tensor of torch on the CPU, of bfloat16 for a buffer of uint16; or one
-            that numpy takes.
+        array : numpy's; a dense tensor of torch on the CPU, of bfloat16 for a buffer of uint16; or
+            one that numpy takes.
 
         Raises
         ------
-        ShapeError, DtypeError
-            It is not an array like the buffer.
-        ModeError
-            The buffer's channel is in acceleration mode. If another thread has it there, this one
-            waits for the end.
-        BusyError
-            A run that has not ended uses the buffer.
-        ResetNeededError
-            The device stopped at a fault before.
+        ShapeError, DtypeError : it is not an array like the buffer.
+        ModeError : the buffer's channel is in acceleration mode. If another thread has it there,
+            this one waits for the end.
+        BusyError : a run that has not ended uses the buffer.
+        ResetNeededError : the device stopped at a fault before.
         FreedBufferError, ClosedDeviceError
-
-        Nothing was copied then.
         """
         self.check_usable("write")
         data = self._bytes_of(array)
@@ -112,18 +105,19 @@ class Buffer:
                 self.device.backend.write_memory(self.address, data)
 
     def lend(self, array: NDArray[Any], *, writes: bool = False) -> bool:
-        """:meth:`write` without a copy, where the device can work on memory of this process: until
-        :meth:`end_loan` a contiguous ``array`` stands in the buffer's place, and nobody else
-        changes it. If the kernel ``writes`` the buffer, it writes there.
+        """`write` without a copy, where the device can work on memory of this process: until
+        `end_loan` a contiguous `array` stands in the buffer's place, and nobody else changes it.
+
+        If the kernel `writes` the buffer, it writes there.
 
         Returns
         -------
-        bool
-            Whether that was done. If not, nothing was, and the array has to be written.
+        bool : whether that was done. If not, nothing was, and the array has to be written.
 
         Raises
         ------
-        As :meth:`write`.
+        ShapeError, DtypeError, ModeError, BusyError, ResetNeededError, FreedBufferError,
+            ClosedDeviceError : as `write`.
         """
         self.check_usable("write")
         data = self._bytes_of(array)
@@ -134,12 +128,19 @@ class Buffer:
             )
 
     def end_loan(self) -> None:
-        """End what :meth:`lend` began, if it goes on. The contents are undefined then."""
+        """End what `lend` began, if it goes on. The contents are undefined then."""
         self.device.backend.end_loan(self.address)
 
     def holds(self, array: NDArray[Any]) -> bool | None:
-        """Whether the contents are those of ``array``, of the buffer's shape and dtype, in bits.
-        None if it takes a :meth:`read` to find out. Raises as that does."""
+        """Whether the contents are those of `array`, of the buffer's shape and dtype, in bits.
+
+        None if it takes a `read` to find out.
+
+        Raises
+        ------
+        ShapeError, DtypeError : `array` is not like the buffer.
+        ModeError, BusyError, FreedBufferError, ClosedDeviceError : as `read`.
+        """
         self.check_usable("read")
         data = self._bytes_of(array)
         with self.device.reach(self, "read"):
@@ -147,18 +148,14 @@ class Buffer:
             return self.device.backend.memory_holds(self.address, data)
 
     def read(self, out: NDArray[Any] | None = None) -> NDArray[Any]:
-        """Copy the contents to ``out``, or to a new array, and return it.
+        """Copy the contents to `out`, or to a new array, and return it.
 
         Raises
         ------
-        ShapeError, DtypeError
-            ``out`` is not an array like the buffer, or not contiguous.
-        ArgumentError
-            ``out`` cannot be written.
-        ModeError
-            The buffer's channel is in acceleration mode.
-        BusyError
-            A run that has not ended writes the buffer. What it only reads may be read.
+        ShapeError, DtypeError : `out` is not an array like the buffer, or not contiguous.
+        ArgumentError : `out` cannot be written.
+        ModeError : the buffer's channel is in acceleration mode.
+        BusyError : a run that has not ended writes the buffer. What it only reads may be read.
         FreedBufferError, ClosedDeviceError
         """
         self.check_usable("read")
@@ -173,14 +170,15 @@ class Buffer:
         return out
 
     def submit_write(self, array: Any) -> Completion:
-        """Begin :meth:`write`; until the end ``array`` must not change, and the buffer be used for
-        nothing else. Device time has to pass for it: see :meth:`Backend.advance`.
+        """Begin `write`; until the end `array` must not change, and the buffer be used for nothing
+        else.
+
+        Device time has to pass for it: see `Backend.advance`.
 
         Raises
         ------
         ShapeError, DtypeError, ModeError, BusyError, ResetNeededError, FreedBufferError,
-        ClosedDeviceError
-            As :meth:`write`; nothing was begun.
+            ClosedDeviceError : as `write`; nothing was begun.
         """
         self.check_usable("write")
         array = host_array(self, array, self.dtype)
@@ -193,8 +191,10 @@ class Buffer:
             )
 
     def submit_read(self, out: NDArray[Any]) -> Completion:
-        """Begin :meth:`read` into ``out``, which holds the contents at the end. As
-        :meth:`submit_write`."""
+        """Begin `read` into `out`, which holds the contents at the end.
+
+        As `submit_write`.
+        """
         self.check_usable("read")
         self._check_out(out)
         with self.device.reach(self, "read"):
@@ -205,15 +205,14 @@ class Buffer:
             )
 
     def copy_from(self, source: Buffer) -> None:
-        """Copy the contents of ``source``, of any device, through the host.
+        """Copy the contents of `source`, of any device, through the host.
+
+        On an error nothing is copied.
 
         Raises
         ------
-        ShapeError, DtypeError
-            ``source`` is not an array like this one.
+        ShapeError, DtypeError : `source` is not an array like this one.
         ModeError, BusyError, FreedBufferError, ClosedDeviceError
-
-        Nothing was copied then.
         """
         if not isinstance(source, Buffer):
             raise DtypeError(f"source of {self!r}", "Buffer", type(source).__name__)
@@ -227,12 +226,13 @@ class Buffer:
         self.write(source.read())
 
     def fill(self, value: float) -> None:
-        """Set every element to ``value``, rounded to the dtype. Raises as :meth:`write` does.
+        """Set every element to `value`, rounded to the dtype.
 
         Raises
         ------
-        ArgumentError
-            It is no number, out of the range of the dtype, or not whole for one of integers.
+        ArgumentError : it is no number, out of the range of the dtype, or not whole for one of
+            integers.
+        ModeError, BusyError, ResetNeededError, FreedBufferError, ClosedDeviceError : as `write`.
         """
         try:
             self._check_number(value)
@@ -249,13 +249,13 @@ class Buffer:
                 self.device.backend.fill_memory(self.address, self.nbytes, pattern)
 
     def _check_number(self, value: Any) -> None:
-        """Raise :class:`ValueError` unless ``value`` is what elements of the dtype are made of."""
+        """Raise `ValueError` unless `value` is what elements of the dtype are made of."""
         number = isinstance(value, Number | np.generic | np.ndarray)
         if self.dtype.kind in "biuf" and (not number or np.iscomplexobj(value)):
             raise ValueError("it must be a real number")
 
     def _check_element(self, value: Any, element: NDArray[Any]) -> None:
-        """Raise :class:`ValueError` unless ``element`` is ``value``, rounded."""
+        """Raise `ValueError` unless `element` is `value`, rounded."""
         kind = self.dtype.kind
         if kind == "f" and np.isinf(element) and not np.isinf(np.asarray(value, np.longdouble)):
             raise ValueError(f"it must be within the range of {self.dtype}")
@@ -267,10 +267,9 @@ class Buffer:
 
         Raises
         ------
-        FreedBufferError
-            It has been freed before, or this is a view (free what it was cut from instead).
-        BusyError
-            A run that has not ended uses the buffer, or a view of it.
+        FreedBufferError : it has been freed before, or this is a view (free what it was cut from
+            instead).
+        BusyError : a run that has not ended uses the buffer, or a view of it.
         """
         self.check_usable("free")
         if self._root is not None:
@@ -284,10 +283,8 @@ class Buffer:
 
         Raises
         ------
-        ArgumentError
-            ``part`` is no slice of integers.
-        OutOfBoundsError
-            The slice does not lie in the buffer (no clipping, no negative indices).
+        ArgumentError : `part` is no slice of integers.
+        OutOfBoundsError : the slice does not lie in the buffer (no clipping, no negative indices).
         """
         if not isinstance(part, slice):
             raise ArgumentError(f"index of {self!r} must be a slice, not {part!r}")
@@ -302,7 +299,7 @@ class Buffer:
         return Buffer(self.device, address, (stop - start,), self.dtype, root=self._root or self)
 
     def check_usable(self, action: str) -> None:
-        """Raise unless the buffer lives on an open device; ``action`` is what was to be done."""
+        """Raise unless the buffer lives on an open device; `action` is what was to be done."""
         if self.device.closed:
             self.device.check_open(f"{action} {self!r}")
         if self.freed:

@@ -51,11 +51,9 @@ class _Transfer(NamedTuple):
 
     Attributes
     ----------
-    start, stop: int
-        Device addresses.
-    changes: bool
-        Whether it writes there.
-    completion: Completion
+    start, stop : device addresses.
+    changes : whether it writes there.
+    completion
     """
 
     start: int
@@ -70,15 +68,13 @@ class _Transfer(NamedTuple):
 class Device:
     """One device: its memory, and through the class of its family its registers and kernels.
 
-    Close it, or use it as a context manager. After that methods raise :class:`ClosedDeviceError`;
-    in a child after ``fork()`` they raise :class:`ForkedDeviceError`.
+    Close it, or use it as a context manager. After that methods raise `ClosedDeviceError`;
+    in a child after `fork()` they raise `ForkedDeviceError`.
 
     Attributes
     ----------
-    url: str
-        The name that it was opened by.
-    backend: Backend
-        The transport, for tests and tools.
+    url : the name that it was opened by.
+    backend : the transport, for tests and tools.
     """
 
     def __init__(self, backend: Backend, url: str) -> None:
@@ -143,18 +139,15 @@ class Device:
 
         Parameters
         ----------
-        shape: int | Sequence[int]
-        dtype: DTypeLike
-        channel: int
-            Memory channel that it lies on, from 0; most devices have one.
-        align: int
-            Its address is a multiple of this, in bytes, itself one of a 64-byte line.
+        shape
+        dtype
+        channel : memory channel that it lies on, from 0; most devices have one.
+        align : its address is a multiple of this, in bytes, itself one of a 64-byte line.
 
         Raises
         ------
-        ArgumentError
-            A dimension is negative or no integer, the dtype is unknown or holds Python objects, or
-            there is no such channel or alignment.
+        ArgumentError : a dimension is negative or no integer, the dtype is unknown or holds Python
+            objects, or there is no such channel or alignment.
         OutOfDeviceMemoryError
         """
         self.check_open("alloc")
@@ -192,7 +185,7 @@ class Device:
         )
 
     def check_channel(self, channel: int) -> None:
-        """Raise :class:`ArgumentError` unless the device has this memory channel."""
+        """Raise `ArgumentError` unless the device has this memory channel."""
         if not is_whole(channel):
             raise ArgumentError(f"channel must be an integer, not {channel!r}")
         if not 0 <= channel < self.channel_count:
@@ -202,28 +195,25 @@ class Device:
 
     @contextmanager
     def reach(self, buffer: Buffer, action: str) -> Iterator[None]:
-        """The host reaches the memory of ``buffer`` in this ``with`` statement: once no other
+        """The host reaches the memory of `buffer` in this `with` statement: once no other
         thread has given its channel to the kernel.
 
         Raises
         ------
-        ModeError
-            Its channel belongs to the kernel.
+        ModeError : its channel belongs to the kernel.
         """
         yield
 
     def check_unused(self, buffer: Buffer, action: str, *, changes: bool) -> None:
-        """Raise unless the host may use ``buffer`` now; ``action`` is what was to be done.
+        """Raise unless the host may use `buffer` now; `action` is what was to be done.
 
         Parameters
         ----------
-        changes: bool
-            Whether the action changes the contents. Arrays that a run only reads may be read.
+        changes : whether the action changes the contents. Arrays that a run only reads may be read.
 
         Raises
         ------
-        BusyError
-            A run or a transfer that has not ended uses memory of the buffer.
+        BusyError : a run or a transfer that has not ended uses memory of the buffer.
         """
         stop = buffer.address + buffer.nbytes
         for each in self._transfers:
@@ -236,8 +226,7 @@ class Device:
 
         Parameters
         ----------
-        changes: bool
-            Whether it writes the buffer.
+        changes : whether it writes the buffer.
         """
         with self._lock:
             self._transfers = [each for each in self._transfers if not each.completion.ended]
@@ -247,7 +236,7 @@ class Device:
         return completion
 
     def check_no_transfer(self, channels: Iterable[int], action: str) -> None:
-        """Raise :class:`BusyError` if a transfer from or to one of these channels has not ended."""
+        """Raise `BusyError` if a transfer from or to one of these channels has not ended."""
         wanted = [self._allocators[channel] for channel in channels]
         for each in self._transfers:
             here = any(a.base <= each.start < a.base + a.capacity_bytes for a in wanted)
@@ -255,7 +244,7 @@ class Device:
                 raise BusyError(f"cannot {action}: {each} has not ended")
 
     def release(self, buffer: Buffer) -> None:
-        """Take back the memory of ``buffer``; called by :meth:`nearstep.buffer.Buffer.free`."""
+        """Take back the memory of `buffer`; called by `nearstep.buffer.Buffer.free`."""
         self._released.append(buffer)
         with self._lock:
             if not self._allocating:  # as a finaliser may be called while this thread allocates
@@ -295,7 +284,7 @@ class Device:
             self.backend.close()
 
     def check_open(self, action: str) -> None:
-        """Raise :class:`ClosedDeviceError` if closed; ``action`` is what was to be done."""
+        """Raise `ClosedDeviceError` if closed; `action` is what was to be done."""
         if os.getpid() != self._process:
             raise ForkedDeviceError(self.url, action, self._process)
         if self._closed:
@@ -334,26 +323,23 @@ def open_device(url: str) -> Device: ...
 @overload
 def open_device(url: str, driver: type[Driver]) -> Driver: ...
 def open_device(url: str, driver: type[Device] = Device) -> Device:
-    """Open the device named ``url``, such as ``sim:axdimm?lanes=16&memory=ideal``.
+    """Open the device named `url`, such as `sim:axdimm?lanes=16&memory=ideal`.
 
     The part before the colon names the backend, the part after it the family; options are the
     backend's own. Nothing is substituted for a name that cannot be opened.
 
     Parameters
     ----------
-    url: str
-    driver: type[Device]
-        Class that the device must be of, such as :class:`nearstep.coarse.CoarseDevice`. A name of
+    url
+    driver : class that the device must be of, such as `nearstep.coarse.CoarseDevice`. A name of
         another family is refused before a simulator of it is built.
 
     Raises
     ------
-    UrlError
-        Not a device name, no such backend, or the backend has no such family.
-    OptionError
-        An option is unknown or has a bad value.
-    MismatchError
-        The device is not one of ``driver``, or not the one that its driver was written for.
+    UrlError : not a device name, no such backend, or the backend has no such family.
+    OptionError : an option is unknown or has a bad value.
+    MismatchError : the device is not one of `driver`, or not the one that its driver was written
+        for.
     """
     if not isinstance(url, str):
         raise UrlError(str(url), f"a device name must be text, not {type(url).__name__}")
@@ -374,12 +360,11 @@ def open_device(url: str, driver: type[Device] = Device) -> Device:
 
 
 def drive(backend: Backend, url: str) -> Device:
-    """The driver of the family of ``backend``, over that backend.
+    """The driver of the family of `backend`, over that backend.
 
     Raises
     ------
-    UrlError
-        Nothing here drives the family.
+    UrlError : nothing here drives the family.
     MismatchError
     """
     if backend.family not in FAMILIES:

@@ -2,11 +2,11 @@
 
 Three kinds, by what the caller can do about them:
 
-- :class:`ArgumentError` and its kin: the call was wrong; the device was not touched.
-- :class:`DeviceError`: the device refused, failed or did not answer. Those raised by a command
+- `ArgumentError` and its kin: the call was wrong; the device was not touched.
+- `DeviceError`: the device refused, failed or did not answer. Those raised by a command
   carry the register dump and the last bus transactions, and
-  :meth:`nearstep.device.Device.reset` makes the device usable again.
-- :class:`MemoryFaultError` and :class:`ProtocolError`: an emulated device caught its kernel doing
+  `nearstep.device.Device.reset` makes the device usable again.
+- `MemoryFaultError` and `ProtocolError`: an emulated device caught its kernel doing
   something that hardware would do silently. They mean a bug, in the RTL or in a driver.
 """
 
@@ -161,8 +161,7 @@ class ForkedDeviceError(ClosedDeviceError):
 
     Attributes
     ----------
-    process: int
-        That opened it.
+    process : that opened it.
     """
 
     def __init__(self, device: str, action: str, process: int) -> None:
@@ -179,10 +178,8 @@ class DeviceError(NearstepError):
 
     Attributes
     ----------
-    registers: Mapping[str, int]
-        Register dump at the time of the error, by field; empty where none was taken.
-    transactions: Sequence[str]
-        The last bus transactions, oldest first; empty where the backend keeps none.
+    registers : register dump at the time of the error, by field; empty where none was taken.
+    transactions : the last bus transactions, oldest first; empty where the backend keeps none.
     """
 
     def __init__(
@@ -231,8 +228,8 @@ class RegisterAccessError(ArgumentError):
 
     Attributes
     ----------
-    address: int
-    nbytes: int
+    address
+    nbytes
     """
 
     def __init__(self, address: int, nbytes: int, expected: str) -> None:
@@ -249,10 +246,8 @@ class MemoryBarError(DeviceError):
 
     Attributes
     ----------
-    address: int
-        Of the first byte that was not accessed, or of its request.
-    status: str
-        Answer of the memory, or ``timeout``.
+    address : of the first byte that was not accessed, or of its request.
+    status : answer of the memory, or `timeout`.
     """
 
     what = "access of memory at {address:#x}: response"
@@ -285,7 +280,7 @@ class BusyError(DeviceError):
 class ResetNeededError(DeviceError):
     """The device stopped before; it does nothing more until it is reset.
 
-    Its ``__cause__`` is what it stopped with, where that is known.
+    Its `__cause__` is what it stopped with, where that is known.
     """
 
 
@@ -294,9 +289,8 @@ class ModeError(DeviceError):
 
     Attributes
     ----------
-    channel: int
-    expected, actual: str
-        Modes: ``normal`` or ``acceleration``.
+    channel
+    expected, actual : modes: `normal` or `acceleration`.
     """
 
     def __init__(
@@ -325,9 +319,8 @@ class ModeRegisterError(DeviceError):
 
     Attributes
     ----------
-    channel: int
-    mode_registers: tuple[int, ...]
-        Their numbers: 3 is MR3.
+    channel
+    mode_registers : tuple[int, ...]. Their numbers: 3 is MR3.
     """
 
     def __init__(
@@ -352,11 +345,9 @@ class LostCommandError(DeviceError):
 
     Attributes
     ----------
-    channel: int
-    count: int
-        Since ``control.clear``.
-    pins, bank: int
-        Of the first: A17 to A0; BA in the low two bits, then BG.
+    channel
+    count : since `control.clear`.
+    pins, bank : of the first: A17 to A0; BA in the low two bits, then BG.
     """
 
     def __init__(
@@ -386,11 +377,9 @@ class WaitTimeoutError(DeviceError):
 
     Attributes
     ----------
-    waited_for: str
-    max_cycles: int
-        Device cycles (steps, on a device without a clock).
-    unit: str
-        Which of the two.
+    waited_for
+    max_cycles : device cycles (steps, on a device without a clock).
+    unit : which of the two.
     """
 
     def __init__(
@@ -417,17 +406,12 @@ class KernelError(DeviceError):
 
     Attributes
     ----------
-    cause: str
-        Name of the cause, as in the register map.
-    stream: str
-        Name of the stream that failed, as in the register map: ``G_READ``, ``COPY_OUT``.
-    address: int
-        Address of the first error.
-    committed: int
-        Elements whose every result is known to be in memory. Of the others, the blocks that were
-        not started are as they were; the rest may be half done.
-    count: int
-        Elements that the run was to update.
+    cause : name of the cause, as in the register map.
+    stream : name of the stream that failed, as in the register map: `G_READ`, `COPY_OUT`.
+    address : address of the first error.
+    committed : elements whose every result is known to be in memory. Of the others, the blocks that
+        were not started are as they were; the rest may be half done.
+    count : elements that the run was to update.
     """
 
     def __init__(
@@ -472,8 +456,7 @@ class PairError(KernelError):
 
     Attributes
     ----------
-    position: int
-        The first bad pair, counted from 0.
+    position : the first bad pair, counted from 0.
     """
 
     def __init__(self, *, position: int, **outcome: Any) -> None:

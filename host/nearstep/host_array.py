@@ -12,17 +12,14 @@ from nearstep.errors import DtypeError
 
 
 def host_array(what: object, value: Any, dtype: np.dtype) -> NDArray[Any]:
-    """``value`` as an array, without a copy where it can be had without one.
+    """`value` as an array, without a copy where it can be had without one.
 
     Parameters
     ----------
-    what: object
-        Of which errors have the ``repr``.
-    value:
-        numpy's; a dense tensor of torch on the CPU, of which the values count, not the gradient; or
-        one that numpy takes by its ``__dlpack__`` or ``__array__``.
-    dtype: numpy.dtype
-        Wanted: bfloat16, which numpy has not, is given as uint16, and as that alone.
+    what : of which errors have the `repr`.
+    value : numpy's; a dense tensor of torch on the CPU, of which the values count, not the
+        gradient; or one that numpy takes by its `__dlpack__` or `__array__`.
+    dtype : wanted: bfloat16, which numpy has not, is given as uint16, and as that alone.
 
     Raises
     ------

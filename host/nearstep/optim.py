@@ -1,4 +1,4 @@
-"""Adam, AdamW, SGD and Adagrad as ``torch.optim`` has them, with every step on a device.
+"""Adam, AdamW, SGD and Adagrad as `torch.optim` has them, with every step on a device.
 
 ::
 
@@ -9,53 +9,53 @@ Parameters (as fp32 masters), gradients and state live in device memory. A step 
 gradients down, runs the kernel once for each stretch of neighbouring parameters of equal group and
 step count, and fetches the parameters.
 
-Parameters and state equal those of torch's optimizer with ``fused=True`` on a CPU bit for bit, if
+Parameters and state equal those of torch's optimizer with `fused=True` on a CPU bit for bit, if
 
 - the parameters are fp32: of 16-bit parameters torch keeps 16-bit state, nearstep keeps fp32 state
-  and an fp32 master, unless the rule keeps bf16 as torch does (``examples/adam_bf16.py``);
+  and an fp32 master, unless the rule keeps bf16 as torch does (`examples/adam_bf16.py`);
 - the size of each is divisible by 16: torch computes what remains with scalar code that rounds
   otherwise in Adam, AdamW and SGD with momentum; no difference was seen in Adagrad and in SGD
   without momentum (torch 2.13);
-- torch's kernels are those for AVX2 or AVX512 (``torch.backends.cpu.get_cpu_capability()``).
+- torch's kernels are those for AVX2 or AVX512 (`torch.backends.cpu.get_cpu_capability()`).
 
 A kernel has the rule of Adam and AdamW alone, unless the device is told otherwise:
-``golden:axdimm?rules=adam,adam_amsgrad,sgd,sgd_momentum,adagrad``; ``amsgrad`` needs
-``adam_amsgrad``. Only the arrays that a group needs are allocated, e.g. none for the momentum of
-SGD without momentum. With ``maximize`` a kernel that scales (``gradient_scale=yes``) negates the
+`golden:axdimm?rules=adam,adam_amsgrad,sgd,sgd_momentum,adagrad`; `amsgrad` needs
+`adam_amsgrad`. Only the arrays that a group needs are allocated, e.g. none for the momentum of
+SGD without momentum. With `maximize` a kernel that scales (`gradient_scale=yes`) negates the
 gradients; for others the host does, as they are sent.
 
-Options that torch has and the device has not are refused by name: ``foreach``, ``capturable`` and
-``differentiable``. ``fused`` is accepted and changes nothing; in
-``state_dict()`` it is True, because torch's fused step is the one that has the same bits.
+Options that torch has and the device has not are refused by name: `foreach`, `capturable` and
+`differentiable`. `fused` is accepted and changes nothing; in
+`state_dict()` it is True, because torch's fused step is the one that has the same bits.
 
 Behaviour that differs from torch's, or that torch leaves open:
 
-- ``optimizer.state[p]`` fetches moments (momentum buffers, sums) when they are read; what was read
+- `optimizer.state[p]` fetches moments (momentum buffers, sums) when they are read; what was read
   is a copy that is good until the next step. A change made to it before that step is sent to the
   device.
 - Moments are fp32 whatever the parameter's format, unless the rule names another one. Of 16-bit
-  parameters, ``state_dict()`` has ``master_param``, the fp32 master, besides torch's keys; torch
+  parameters, `state_dict()` has `master_param`, the fp32 master, besides torch's keys; torch
   ignores it.
 - A parameter that was changed on the host between steps, by whatever means, becomes the master.
-- ``golden:axdimm`` updates large fp32 parameters where the host has them, because the memory of a
-  DIMM is the host's: they are not copied, and change with their run. ``in_place=no`` in the
+- `golden:axdimm` updates large fp32 parameters where the host has them, because the memory of a
+  DIMM is the host's: they are not copied, and change with their run. `in_place=no` in the
   device's name has them copied, and the host's change only after the last run of a step.
-- With a kernel that scans and scales (``scan=yes&gradient_scale=yes``), and gradients that are not
-  compressed, ``torch.amp.GradScaler`` leaves the division by its scale to the step, as with torch's
-  fused optimizers. It looks for infinities on the host first, and ``p.grad`` is divided after the
-  step, in place, as torch's fused steps do; not if the step was skipped. :class:`GradScaler` here
-  leaves the search to the device, too, and ``p.grad`` as it is. Otherwise the scaler unscales the
+- With a kernel that scans and scales (`scan=yes&gradient_scale=yes`), and gradients that are not
+  compressed, `torch.amp.GradScaler` leaves the division by its scale to the step, as with torch's
+  fused optimizers. It looks for infinities on the host first, and `p.grad` is divided after the
+  step, in place, as torch's fused steps do; not if the step was skipped. `GradScaler` here
+  leaves the search to the device, too, and `p.grad` as it is. Otherwise the scaler unscales the
   gradients on the host, as for every optimizer that is not fused.
 - Options of a group are looked at when it is added or loaded, where torch looks at those of the
   constructor alone, and in steps in which a parameter of it has a gradient.
-- Under ``torch.compile`` a step is a graph break; with ``fullgraph=True`` it is refused.
-- Of a DTensor (``fully_shard``, tensor parallelism) the device has the local tensor. Its state is
+- Under `torch.compile` a step is a graph break; with `fullgraph=True` it is refused.
+- Of a DTensor (`fully_shard`, tensor parallelism) the device has the local tensor. Its state is
   spread over the processes as it is, and gradients are brought into that form first, by
-  communication if need be, as in torch. See ``docs/training.md``.
-- ``compression`` sends the largest elements of each gradient alone, ``max_grad_norm`` clips on the
-  device: see ``docs/training.md``. Both hold for all groups, and are no part of ``state_dict()``;
-  what compression has not sent so far is: ``residual``, besides torch's keys.
-- ``copy.deepcopy`` shares the device, with memory of its own; unpickling opens a device of the same
+  communication if need be, as in torch. See `docs/training.md`.
+- `compression` sends the largest elements of each gradient alone, `max_grad_norm` clips on the
+  device: see `docs/training.md`. Both hold for all groups, and are no part of `state_dict()`;
+  what compression has not sent so far is: `residual`, besides torch's keys.
+- `copy.deepcopy` shares the device, with memory of its own; unpickling opens a device of the same
   name.
 
 Ref: AXDIMM, sections 3.3 and 4.2.
@@ -80,46 +80,36 @@ __all__ = ["SGD", "Adagrad", "Adam", "AdamW", "GradScaler", "Traffic", "of"]
 
 
 class Adam(RuleOptimizer, optimizer="adam"):
-    """``torch.optim.Adam`` on a device; :mod:`nearstep.optim` says where it differs.
+    """`torch.optim.Adam` on a device; `nearstep.optim` says where it differs.
 
-    The kernel needs the rule ``adam``, for groups with ``amsgrad`` ``adam_amsgrad``. As in torch, a
-    parameter has ``max_exp_avg_sq`` from its first step on if that is with ``amsgrad``, keeps it
-    untouched in steps without, and can make none with ``amsgrad`` if it has none: torch raises
-    KeyError, this class StateError. ``optimizer.state[p]["max_exp_avg_sq"] = torch.zeros_like(p)``
+    The kernel needs the rule `adam`, for groups with `amsgrad` `adam_amsgrad`. As in torch, a
+    parameter has `max_exp_avg_sq` from its first step on if that is with `amsgrad`, keeps it
+    untouched in steps without, and can make none with `amsgrad` if it has none: torch raises
+    KeyError, this class StateError. `optimizer.state[p]["max_exp_avg_sq"] = torch.zeros_like(p)`
     switches it on later.
 
     Parameters
     ----------
-    params, lr, betas, eps, weight_decay, amsgrad, maximize, decoupled_weight_decay
-        As in torch. Parameters are dense fp32, fp16 or bf16 tensors on the CPU.
-    device: str | Device
-        Name of a device (see :func:`nearstep.open`), which the optimizer opens, and closes when the
+    params, lr, betas, eps, weight_decay, amsgrad, maximize, decoupled_weight_decay : as in torch.
+        Parameters are dense fp32, fp16 or bf16 tensors on the CPU.
+    device : name of a device (see `nearstep.open`), which the optimizer opens, and closes when the
         last optimizer that uses it is gone; or a device that the caller opened, and closes.
-    max_cycles: int | None
-        Bound on each run of the kernel, in device cycles.
-    compression: float | None
-        Share of the elements of each gradient that is sent, those of largest magnitude (see
-        :mod:`nearstep.torch.topk`): above 0, at most 1. None sends all.
-    error_feedback: bool
-        With compression: what was not sent is added to the next gradient.
-    compression_form, compression_format: str
-        ``fused`` or ``scatter``: how the kernel takes pairs. ``fp32``, ``fp16`` or ``bf16``: what
-        the elements are rounded to.
-    max_grad_norm: float | None
-        Gradients are multiplied by min(1, max_grad_norm / (norm + 1e-6)), where the norm is that of
-        all gradients together, as they were sent.
+    max_cycles : bound on each run of the kernel, in device cycles, or None.
+    compression : share of the elements of each gradient that is sent, those of largest magnitude
+        (see `nearstep.torch.topk`): above 0, at most 1. None sends all.
+    error_feedback : with compression: what was not sent is added to the next gradient.
+    compression_form, compression_format : `fused` or `scatter`: how the kernel takes pairs. `fp32`,
+        `fp16` or `bf16`: what the elements are rounded to.
+    max_grad_norm : unless None, gradients are multiplied by min(1, max_grad_norm / (norm + 1e-6)),
+        where the norm is that of all gradients together, as they were sent.
 
     Raises
     ------
-    UnsupportedOptionError
-        An option of torch, or one of the above that needs another kernel.
+    UnsupportedOptionError : an option of torch, or one of the above that needs another kernel.
     HyperparameterError, ParameterError
-    UrlError, OptionError
-        The device cannot be opened.
-    ArgumentError
-        Its kernel does not have the rule.
-    OutOfDeviceMemoryError
-        The parameters that require a gradient do not fit.
+    UrlError, OptionError : the device cannot be opened.
+    ArgumentError : its kernel does not have the rule.
+    OutOfDeviceMemoryError : the parameters that require a gradient do not fit.
     """
 
     def __init__(
@@ -156,7 +146,7 @@ class Adam(RuleOptimizer, optimizer="adam"):
 
 
 class AdamW(Adam, optimizer="adamw"):
-    """``torch.optim.AdamW`` on a device: :class:`Adam` with decoupled weight decay."""
+    """`torch.optim.AdamW` on a device: `Adam` with decoupled weight decay."""
 
     def __init__(
         self,
@@ -196,9 +186,9 @@ class AdamW(Adam, optimizer="adamw"):
 
 
 class SGD(RuleOptimizer, optimizer="sgd"):
-    """``torch.optim.SGD`` on a device; :mod:`nearstep.optim` says where all of them differ.
+    """`torch.optim.SGD` on a device; `nearstep.optim` says where all of them differ.
 
-    The kernel needs the rule ``sgd`` for groups without momentum, and ``sgd_momentum`` for groups
+    The kernel needs the rule `sgd` for groups without momentum, and `sgd_momentum` for groups
     with it. Momentum may be switched on and off between steps; memory for the buffers is allocated
     when a group first needs it.
 
@@ -209,17 +199,15 @@ class SGD(RuleOptimizer, optimizer="sgd"):
 
     Parameters
     ----------
-    params, lr, momentum, dampening, weight_decay, nesterov, maximize
-        As in torch. Parameters are dense fp32, fp16 or bf16 tensors on the CPU.
+    params, lr, momentum, dampening, weight_decay, nesterov, maximize : as in torch. Parameters are
+        dense fp32, fp16 or bf16 tensors on the CPU.
     device, max_cycles, compression, error_feedback, compression_form, compression_format,
-    max_grad_norm
-        As in :class:`Adam`.
+        max_grad_norm : as in `Adam`.
 
     Raises
     ------
     UnsupportedOptionError, HyperparameterError, ParameterError
-    UrlError, OptionError, ArgumentError, OutOfDeviceMemoryError
-        As in :class:`Adam`.
+    UrlError, OptionError, ArgumentError, OutOfDeviceMemoryError : as in `Adam`.
     """
 
     def __init__(
@@ -252,25 +240,23 @@ class SGD(RuleOptimizer, optimizer="sgd"):
 
 
 class Adagrad(RuleOptimizer, optimizer="adagrad"):
-    """``torch.optim.Adagrad`` on a device; :mod:`nearstep.optim` says where all of them differ.
+    """`torch.optim.Adagrad` on a device; `nearstep.optim` says where all of them differ.
 
-    The kernel needs the rule ``adagrad``. As in torch, parameters have state from the beginning: a
-    ``sum`` that starts at ``initial_accumulator_value``, the one that was given for all groups.
+    The kernel needs the rule `adagrad`. As in torch, parameters have state from the beginning: a
+    `sum` that starts at `initial_accumulator_value`, the one that was given for all groups.
     Unlike in torch, those that require no gradient, or are lazy, have none before their first step.
 
     Parameters
     ----------
-    params, lr, lr_decay, weight_decay, initial_accumulator_value, eps, maximize
-        As in torch. Parameters are dense fp32, fp16 or bf16 tensors on the CPU.
+    params, lr, lr_decay, weight_decay, initial_accumulator_value, eps, maximize : as in torch.
+        Parameters are dense fp32, fp16 or bf16 tensors on the CPU.
     device, max_cycles, compression, error_feedback, compression_form, compression_format,
-    max_grad_norm
-        As in :class:`Adam`.
+        max_grad_norm : as in `Adam`.
 
     Raises
     ------
     UnsupportedOptionError, HyperparameterError, ParameterError
-    UrlError, OptionError, ArgumentError, OutOfDeviceMemoryError
-        As in :class:`Adam`.
+    UrlError, OptionError, ArgumentError, OutOfDeviceMemoryError : as in `Adam`.
     """
 
     def __init__(
@@ -320,30 +306,26 @@ def of(
 
         nearstep.optim.of("examples/lion.py:LION", params, lr=1e-4, device=device)
 
-    Its kernel needs the rules: ``rules=examples/lion.py:LION`` in the name of the device. State,
-    checkpoints, formats, compression and clipping are as in :mod:`nearstep.optim`. Pickle and
-    ``copy.deepcopy`` read the file again.
+    Its kernel needs the rules: `rules=examples/lion.py:LION` in the name of the device. State,
+    checkpoints, formats, compression and clipping are as in `nearstep.optim`. Pickle and
+    `copy.deepcopy` read the file again.
 
     Parameters
     ----------
-    name: str
-        ``FILE.py:NAME``, an :class:`~nearstep_spec.rule.optimizer.Optimizer` or a rule there; or
-        the name of an optimizer of nearstep.
-    params, maximize
-        As in torch.
+    name : `FILE.py:NAME`, an `nearstep_spec.rule.optimizer.Optimizer` or a rule there; or the name
+        of an optimizer of nearstep.
+    params, maximize : as in torch.
     device, max_cycles, compression, error_feedback, compression_form, compression_format,
-    max_grad_norm
-        As in :class:`Adam`.
-    **hyper: Any
-        Hyper-parameters; those not given have the optimizer's defaults. Groups may have their own.
+        max_grad_norm : as in `Adam`.
+    **hyper : hyper-parameters; those not given have the optimizer's defaults. Groups may have their
+        own.
 
     Raises
     ------
-    UnknownRuleError, RuleFileError
-        There is no such optimizer; the message names the file and the line.
+    UnknownRuleError, RuleFileError : there is no such optimizer; the message names the file and the
+        line.
     UnsupportedOptionError, HyperparameterError, ParameterError
-    UrlError, OptionError, ArgumentError, OutOfDeviceMemoryError
-        As in :class:`Adam`.
+    UrlError, OptionError, ArgumentError, OutOfDeviceMemoryError : as in `Adam`.
     """
     return NamedOptimizer(
         name,

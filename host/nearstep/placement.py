@@ -45,20 +45,16 @@ class Segment:
 
     Parameters
     ----------
-    device: Device
-    size: int
-        Elements of each array.
-    line: int
-        Extents start on multiples of it; in a segment with arrays of 16 bits, two lines.
-    dtypes: Mapping[str, np.dtype]
-        Of arrays of the rule that are not float32.
+    device
+    size : elements of each array.
+    line : extents start on multiples of it; in a segment with arrays of 16 bits, two lines.
+    dtypes : of arrays of the rule that are not float32.
 
     Attributes
     ----------
-    stripes: Stripes
-    arenas: Sequence[Arenas]
-        By channel.
-    line: int
+    stripes : how elements are spread over the channels.
+    arenas : by channel.
+    line
     """
 
     def __init__(
@@ -98,13 +94,11 @@ class Segment:
         return self._arenas
 
     def reserve(self, arrays: Mapping[str, float], *, besides: str = "") -> None:
-        """Allocate those of ``arrays`` that are missing, ``besides`` one, each filled with its
-        value.
+        """Allocate those of `arrays` that are missing, `besides` one, each filled with its value.
 
         Raises
         ------
-        OutOfDeviceMemoryError
-            None of them stays allocated.
+        OutOfDeviceMemoryError : none of them stays allocated.
         """
         held = self._arenas[0]
         if held.keys() >= arrays.keys():
@@ -135,8 +129,7 @@ class Segment:
 
         Raises
         ------
-        OutOfDeviceMemoryError
-            None of them stays allocated.
+        OutOfDeviceMemoryError : none of them stays allocated.
         """
         made: list[dict[str, Buffer]] = [{} for _ in sizes]
         try:
@@ -169,11 +162,9 @@ class Extent:
 
     Attributes
     ----------
-    segment: Segment
-    start: int
-        First element; a multiple of the segment's ``line``.
-    count: int
-        Elements.
+    segment
+    start : first element; a multiple of the segment's `line`.
+    count : elements.
     """
 
     segment: Segment
@@ -186,12 +177,12 @@ class Extent:
         return self.start + padded(self.count, self.segment.line)
 
     def views(self, array: str) -> Sequence[Buffer]:
-        """The parts of ``array`` that hold this parameter, by channel, without empty ones."""
+        """The parts of `array` that hold this parameter, by channel, without empty ones."""
         stop = self.start + self.count
         return [view for _, view in self.segment.parts(array, self.start, stop)]
 
     def write(self, array: str, data: NDArray[Any]) -> None:
-        """Copy ``data``, ``count`` elements in any shape, to one array on the device.
+        """Copy `data`, `count` elements in any shape, to one array on the device.
 
         Raises
         ------
@@ -204,7 +195,7 @@ class Extent:
             view.write(self.segment.stripes.gather(flat, self.start, channel))
 
     def lend(self, array: str, data: NDArray[Any], *, writes: bool = False) -> bool:
-        """:meth:`write` without a copy, if it can be had: see :meth:`nearstep.buffer.Buffer.lend`.
+        """`write` without a copy, if it can be had: see `nearstep.buffer.Buffer.lend`.
 
         Arrays that are striped over channels are never lent.
         """
@@ -214,15 +205,17 @@ class Extent:
         return buffer.lend(data, writes=writes)
 
     def end_loan(self, array: str) -> None:
-        """What was lent as this array is the owner's again. On a closed device, or if the memory
-        was freed, it is so already."""
+        """What was lent as this array is the owner's again.
+
+        On a closed device, or if the memory was freed, it is so already.
+        """
         buffer = self.segment.arenas[0].get(array)
         if buffer is not None and not buffer.freed and not buffer.device.closed:
             buffer[self.start : self.start + self.count].end_loan()
 
     def holds(self, array: str, data: NDArray[Any]) -> bool | None:
-        """Whether one array is equal to ``data``, of shape (count,), bit for bit; None if it takes
-        a :meth:`read` to find out."""
+        """Whether one array is equal to `data`, of shape (count,), bit for bit; None if it takes
+        a `read` to find out."""
         for channel, view in self.segment.parts(array, self.start, self.start + self.count):
             same = view.holds(self.segment.stripes.gather(data, self.start, channel))
             if not same:
@@ -230,7 +223,7 @@ class Extent:
         return True
 
     def read(self, array: str, out: NDArray[Any] | None = None) -> NDArray[Any]:
-        """One array, of shape (count,), from the device; into ``out`` if given.
+        """One array, of shape (count,), from the device; into `out` if given.
 
         Raises
         ------
@@ -258,14 +251,11 @@ class Launch:
 
     Attributes
     ----------
-    key: Hashable
-        What they have in common.
-    count: int
-        Elements over all channels, padding between extents included: it is updated with them, and
-        nobody reads it.
-    parts: Mapping[int, Arenas]
-        Buffers of each run, by channel and array.
-    extents: Sequence[Extent]
+    key : what they have in common.
+    count : elements over all channels, padding between extents included: it is updated with them,
+        and nobody reads it.
+    parts : buffers of each run, by channel and array.
+    extents
     """
 
     key: Hashable
@@ -288,7 +278,7 @@ class Launch:
         return self.start + self.count
 
     def cut(self, start: int, stop: int) -> Mapping[int, Arenas]:
-        """:attr:`parts` of elements [start, stop) of the segment alone."""
+        """`parts` of elements [start, stop) of the segment alone."""
         return _parts(self.segment, start, stop)
 
 
@@ -301,7 +291,7 @@ class Placement:
 
     Parameters
     ----------
-    device: Device
+    device
     """
 
     def __init__(self, device: Device) -> None:
@@ -316,15 +306,13 @@ class Placement:
         line: int = LINE_ELEMENTS,
         dtypes: Mapping[str, np.dtype] = MappingProxyType({}),
     ) -> list[Extent]:
-        """Make a segment of ``arrays``, filled with their values, with an extent for each count
-        that starts on a multiple of ``line`` elements; ``dtypes`` as of :class:`Segment`.
+        """Make a segment of `arrays`, filled with their values, with an extent for each count
+        that starts on a multiple of `line` elements; `dtypes` as of `Segment`.
 
         Raises
         ------
-        ArgumentError
-            A count is negative.
-        OutOfDeviceMemoryError
-            Nothing stays allocated.
+        ArgumentError : a count is negative.
+        OutOfDeviceMemoryError : nothing stays allocated.
         """
         if any(count < 0 for count in counts):
             raise ArgumentError(f"counts must not be negative, not {list(counts)}")
@@ -343,8 +331,7 @@ class Placement:
 
         Parameters
         ----------
-        keyed: Iterable[tuple[Extent, Hashable]]
-            Extents to update, in any order, each with what must be equal within a run.
+        keyed : extents to update, in any order, each with what must be equal within a run.
         """
         order = {id(segment): index for index, segment in enumerate(self._segments)}
         pending = sorted(
@@ -382,7 +369,7 @@ def _free(buffers: Iterable[Buffer]) -> None:
 
 
 def padded(count: int, line: int) -> int:
-    """The next multiple of ``line``."""
+    """The next multiple of `line`."""
     return -(-count // line) * line
 
 

@@ -44,10 +44,8 @@ class UnknownRegisterError(NearstepError, AttributeError):
 
     Attributes
     ----------
-    name: str
-        What was asked for.
-    near: tuple[str, ...]
-        Names that exist and look like it; all names if none does.
+    name : what was asked for.
+    near : tuple[str, ...]. Names that exist and look like it; all names if none does.
     """
 
     def __init__(self, kind: str, owner: str, name: str, known: Iterable[str]) -> None:
@@ -153,7 +151,7 @@ class RegisterHandle:
         }
 
     def set(self, **values: object) -> None:
-        """Sets several fields in one access; configuration fields not named keep their value."""
+        """Set several fields in one access; configuration fields not named keep their value."""
         fields = {name: self._find(name) for name in values}
         bits = mask = 0
         for name, field in fields.items():
@@ -228,11 +226,9 @@ class BlockRegisters:
 
     Attributes
     ----------
-    name: str
-        Name of the block on its device, such as `adam0`.
-    base: int
-        Address of its first register, in bytes.
-    map: RegisterMap
+    name : name of the block on its device, such as `adam0`.
+    base : address of its first register, in bytes.
+    map
     """
 
     def __init__(self, bus: RegisterBus, name: str, base: int, register_map: RegisterMap) -> None:
@@ -250,7 +246,7 @@ class BlockRegisters:
     _registers: dict[str, Register]
 
     def check_identity(self) -> None:
-        """Makes sure that the hardware has this register map.
+        """Make sure that the hardware has this register map.
 
         Raises
         ------
@@ -350,10 +346,8 @@ class Registers:
 
     Parameters
     ----------
-    bus: RegisterBus
-        A backend.
-    maps: Mapping[str, tuple[int, RegisterMap]]
-        Base address in bytes and register map of each block.
+    bus : a backend.
+    maps : base address in bytes and register map of each block.
 
     Raises
     ------
@@ -401,7 +395,7 @@ class Registers:
 
 
 def unsigned(path: str, value: Any, width: int) -> int:
-    """``value`` as an integer of ``width`` bits; raises :class:`FieldValueError`."""
+    """`value` as an integer of `width` bits; raises `FieldValueError`."""
     try:
         number = int(value) if isinstance(value, np.bool_) else operator.index(value)
     except TypeError:

@@ -22,8 +22,7 @@ class Run(Completion):
 
     Attributes
     ----------
-    count: int
-        Elements that it updates.
+    count : elements that it updates.
     """
 
     count: int
@@ -54,20 +53,17 @@ class Run(Completion):
 
         Parameters
         ----------
-        max_cycles: int | None
-            Bound in device cycles (steps, on a device without a clock). None: enough for any memory
-            that moves a beat in 64 cycles.
+        max_cycles : bound in device cycles (steps, on a device without a clock). None: enough for
+            any memory that moves a beat in 64 cycles.
 
         Raises
         ------
-        ArgumentError
-            ``max_cycles`` is no integer, or negative.
-        KernelError
-            The run stopped; says why, where, and what is committed.
-        WaitTimeoutError
-            It neither completed nor stopped in time. It still runs: wait again, or abort.
-        MemoryFaultError, ProtocolError
-            An emulated device caught the kernel at something forbidden.
+        ArgumentError : `max_cycles` is no integer, or negative.
+        KernelError : the run stopped; says why, where, and what is committed.
+        WaitTimeoutError : it neither completed nor stopped in time. It still runs: wait again, or
+            abort.
+        MemoryFaultError, ProtocolError : an emulated device caught the kernel at something
+            forbidden.
         """
 
     @abstractmethod
@@ -75,18 +71,18 @@ class Run(Completion):
         """Stop it: no new access is issued, those outstanding are drained. The device is then idle.
 
         When memory does not answer, the drain cannot end: then the device is reset hard.
-        Either way ``error`` is an :class:`nearstep.errors.AbortedError` after it.
+        Either way `error` is an `nearstep.errors.AbortedError` after it.
         """
 
 
 def check_bound(max_cycles: int | None) -> None:
-    """Raise :class:`ArgumentError` unless ``max_cycles`` can bound a wait."""
+    """Raise `ArgumentError` unless `max_cycles` can bound a wait."""
     if not is_bound(max_cycles):
         raise ArgumentError(f"max_cycles must be {BOUND}, not {max_cycles!r}")
 
 
 def is_bound(max_cycles: object) -> bool:
-    """Whether ``max_cycles`` can bound a wait: it is :data:`BOUND`."""
+    """Whether `max_cycles` can bound a wait: it is `BOUND`."""
     if is_whole(max_cycles):
         return bool(0 <= max_cycles < MAX_BOUND)
     return max_cycles is None

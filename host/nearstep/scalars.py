@@ -11,16 +11,16 @@ from nearstep.errors import ArgumentError
 
 
 def is_whole(value: object) -> TypeGuard[int]:
-    """Whether ``value`` is a whole number, of Python or numpy; a truth value is none."""
+    """Whether `value` is a whole number, of Python or numpy; a truth value is none."""
     return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
 def index(value: Any) -> int:
-    """``value`` as an index, as :func:`operator.index` has it; a truth value is none.
+    """`value` as an index, as `operator.index` has it; a truth value is none.
 
     Raises
     ------
-    TypeError
+    TypeError : it is none.
     """
     if isinstance(value, bool | np.bool_):
         raise TypeError("a truth value is no index")
@@ -28,11 +28,11 @@ def index(value: Any) -> int:
 
 
 def flag(name: str, value: object) -> bool:
-    """``value`` if it is a truth value, of Python or numpy: a text, such as ``"no"``, is none.
+    """`value` if it is a truth value, of Python or numpy: a text, such as `"no"`, is none.
 
     Raises
     ------
-    ArgumentError
+    ArgumentError : it is none.
     """
     if not isinstance(value, bool | np.bool_):
         raise ArgumentError(f"{name} must be True or False, not {value!r}")

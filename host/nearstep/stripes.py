@@ -12,23 +12,22 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True)
 class Stripes:
-    """Block k of an array lies on channel k modulo ``channels``, behind earlier ones of it.
+    """Block k of an array lies on channel k modulo `channels`, behind earlier ones of it.
 
     So a range of the array is one range on each channel, and no array, however large, loads one
     channel by more than a block above another.
 
     Parameters
     ----------
-    block: int
-        Elements of a block.
-    channels: int
+    block : elements of a block.
+    channels
     """
 
     block: int
     channels: int
 
     def before(self, element: int, channel: int) -> int:
-        """How many of the first ``element`` elements lie on a channel."""
+        """How many of the first `element` elements lie on a channel."""
         rounds, over = divmod(element, self.block * self.channels)
         return rounds * self.block + min(max(over - channel * self.block, 0), self.block)
 
@@ -46,7 +45,7 @@ class Stripes:
         return channels, rounds * self.block + within
 
     def gather(self, data: NDArray[Any], start: int, channel: int) -> NDArray[Any]:
-        """The elements of a channel, of shape (n,), in ``data``, which begins at ``start``."""
+        """The elements of a channel, of shape (n,), in `data`, which begins at `start`."""
         if self.channels == 1:
             return data
         first, last = self.span(start, start + data.size, channel)
@@ -56,7 +55,7 @@ class Stripes:
         return out
 
     def scatter(self, part: NDArray[Any], out: NDArray[Any], start: int, channel: int) -> None:
-        """Put the elements of a channel into ``out``, which begins at ``start``."""
+        """Put the elements of a channel into `out`, which begins at `start`."""
         for theirs, ours in self._pieces(start, out.size, channel):
             out[theirs] = part[ours]
 

@@ -31,8 +31,7 @@ def simulation_threads() -> int:
 
     Raises
     ------
-    ArgumentError
-        The variable is no whole number from 1 to 1024.
+    ArgumentError : the variable is no whole number from 1 to 1024.
     """
     given = os.environ.get(VARIABLE)
     if given is None:
@@ -44,14 +43,15 @@ def simulation_threads() -> int:
 
 
 def shared(threads: int) -> int:
-    """As many of ``threads`` as the current thread may use."""
+    """As many of `threads` as the current thread may use."""
     return threads if _share.threads is None else min(threads, _share.threads)
 
 
 def at_once(calls: Sequence[Callable[[], None]]) -> None:
-    """Make calls that do not touch each other, and return when all have. All are made even if one
-    raises; then the first error, in the order of the calls, is raised. Ctrl-C ends it with the
-    calls that go on.
+    """Make calls that do not touch each other, and return when all have.
+
+    All are made even if one raises; then the first error, in the order of the calls, is raised.
+    Ctrl-C ends it with the calls that go on.
     """
     total = simulation_threads()
     threads = max(1, min(total, len(calls)))
@@ -94,7 +94,7 @@ def _helpers() -> ThreadPoolExecutor:
 
 
 def _forget() -> None:
-    """A child after ``fork()`` has none of the threads, and maybe a lock that nobody releases."""
+    """A child after `fork()` has none of the threads, and maybe a lock that nobody releases."""
     global _pool, _lock
     _pool, _lock = None, threading.Lock()
     _share.threads = None

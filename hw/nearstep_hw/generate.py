@@ -1,5 +1,5 @@
 # amaranth: UnusedElaboratable=no
-"""``nearstep rtl``: Verilog of every block that can be generated, and the list of them.
+"""`nearstep rtl`: Verilog of every block that can be generated, and the list of them.
 
 Nothing here imports Amaranth before a block is asked for.
 """
@@ -54,7 +54,7 @@ def _configured(generator: Generator, options: dict[str, Any]) -> Any:
 
 
 def build(name: str, **options: Any) -> "wiring.Component":
-    """The component ``name`` with the options given, or a whole ``config``.
+    """The component `name` with the options given, or a whole `config`.
 
     Raises
     ------
@@ -71,7 +71,7 @@ def modules(name: str, **options: Any) -> "dict[str, wiring.Component]":
 
 
 def verilog(name: str, **options: Any) -> str:
-    """Verilog of the component ``name``, complete. Raises as :func:`build`."""
+    """Verilog of the component `name`, complete. Raises as `build`."""
     from nearstep_hw.verilog import to_verilog
 
     return to_verilog(build(name, **options), name, modules(name, **options))

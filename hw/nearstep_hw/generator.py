@@ -1,4 +1,4 @@
-"""What can be generated: the type of an entry in the tables ``generators`` of the blocks."""
+"""What can be generated: the type of an entry in the tables `generators` of the blocks."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -27,13 +27,13 @@ class Generator:
 
     Nothing imports Amaranth before a block is asked for: neither the tables, nor this.
 
-    Members
-    -------
-    summary : one line
-    config : its configuration, see `nearstep_spec.codec`
-    build : makes the component of a configuration
-    modules : modules that it has instances of, by name; their text follows its own
-    uses : options of the configuration that shape the block; all of them if empty
+    Attributes
+    ----------
+    summary : one line.
+    config : its configuration, see `nearstep_spec.codec`.
+    build : makes the component of a configuration.
+    modules : modules that it has instances of, by name; their text follows its own.
+    uses : options of the configuration that shape the block; all of them if empty.
     """
 
     summary: str

@@ -15,7 +15,7 @@ from amaranth.lib import wiring
 
 
 class RegisteredReset(wiring.Component):
-    """A component whose reset is a register, a cycle behind the reset outside.
+    """A component whose reset is a register, a cycle behind the reset outside, with its ports.
 
     Nothing in it depends on an input for its reset: a simulator need not work out the next state of
     every register when an input changes, and a long net ends at one register.
@@ -25,10 +25,6 @@ class RegisteredReset(wiring.Component):
     Parameters
     ----------
     component : in the clock domain `sync`.
-
-    Members
-    -------
-    Those of the component.
     """
 
     def __init__(self, component: wiring.Component) -> None:

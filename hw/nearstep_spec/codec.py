@@ -1,15 +1,14 @@
 """The one codec of configurations: text and JSON to frozen dataclasses, and back.
 
 A configuration is a frozen dataclass. What a field is for and what it may be stands beside its
-type, ``Annotated[int, Option(...)]``; a field without an :class:`Option` is no option. A field that
+type, `Annotated[int, Option(...)]`; a field without an `Option` is no option. A field that
 is a configuration itself gives its options beside those of the outer one
-(``Annotated[KernelConfig, Nested()]``). Device names, the command line, manifests and build keys
+(`Annotated[KernelConfig, Nested()]`). Device names, the command line, manifests and build keys
 are made from this, so that an option has one name, one grammar and one message.
 
-As text an option is ``int`` (decimal, ``0x``, ``_``, suffixes KiB, MiB, GiB, TiB), ``float``,
-``bool`` (yes, no, true, false, 1, 0), ``str``, one of a ``Literal``, or names with commas between
-them (``tuple[str, ...]``). In JSON it is a number, a boolean, a string, a list, or null for what
-is not set.
+As text an option is `int` (decimal, `0x`, `_`, suffixes KiB, MiB, GiB, TiB), `float`, `bool` (yes,
+no, true, false, 1, 0), `str`, one of a `Literal`, or names with commas between them (`tuple[str,
+...]`). In JSON it is a number, a boolean, a string, a list, or null for what is not set.
 """
 
 from __future__ import annotations
@@ -60,9 +59,8 @@ class CodecError(ValueError):
 
     Attributes
     ----------
-    option, value, reason: str
-    valid: tuple[str, ...]
-        What there is instead, if that can be listed.
+    option, value, reason
+    valid : tuple[str, ...]. What there is instead, if that can be listed.
     """
 
     def __init__(self, option: str, value: str, reason: str, valid: Iterable[str] = ()) -> None:
@@ -80,16 +78,11 @@ class Option:
 
     Attributes
     ----------
-    meaning: str
-        A line, without a full stop.
-    low, high: float | None
-        Bounds of a number.
-    choices: Sequence[object]
-        All values, where the type is no ``Literal``; of a tuple any of them.
-    allowed: str
-        What else is to be said of its values, or all where the others say nothing.
-    unset: str
-        What it is unless given, if its default does not tell.
+    meaning : a line, without a full stop.
+    low, high : bounds of a number.
+    choices : all values, where the type is no `Literal`; of a tuple any of them.
+    allowed : what else is to be said of its values, or all where the others say nothing.
+    unset : what it is unless given, if its default does not tell.
     """
 
     meaning: str
@@ -106,12 +99,9 @@ class Nested:
 
     Attributes
     ----------
-    rename: Mapping[str, str]
-        Names that some of them have there.
-    omit: Sequence[str]
-        Those that cannot be given there.
-    defaults: Mapping[str, object]
-        Values that they have there unless given.
+    rename : names that some of them have there.
+    omit : those that cannot be given there.
+    defaults : values that they have there unless given.
     """
 
     rename: Mapping[str, str] = field(default_factory=dict)
@@ -125,14 +115,11 @@ class Entry:
 
     Attributes
     ----------
-    name: str
-        As it is given.
-    path: tuple[str, ...]
-        Names of fields, from the outermost configuration.
-    hint: type
-        Without ``None``.
-    option: Option
-    default: object
+    name : as it is given.
+    path : names of fields, from the outermost configuration.
+    hint : type. Without `None`.
+    option
+    default
     """
 
     name: str
@@ -148,13 +135,13 @@ class Entry:
 
     @property
     def literals(self) -> tuple[str, ...]:
-        """Values of a ``Literal``."""
+        """Values of a `Literal`."""
         return typing.get_args(self.hint) if typing.get_origin(self.hint) is typing.Literal else ()
 
 
 @dataclass(frozen=True)
 class OptionRow:
-    """An option as text, for people: :func:`describe`."""
+    """An option as text, for people: `describe`."""
 
     name: str
     values: str
@@ -164,7 +151,7 @@ class OptionRow:
 
 @cache
 def entries(kind: type[DataclassInstance]) -> tuple[Entry, ...]:
-    """Every option of ``kind``, those of configurations inside it among them, in their order."""
+    """Every option of `kind`, those of configurations inside it among them, in their order."""
     hints = typing.get_type_hints(kind, include_extras=True)
     found: list[Entry] = []
     for each in dataclasses.fields(kind):
@@ -191,8 +178,8 @@ def entries(kind: type[DataclassInstance]) -> tuple[Entry, ...]:
 def make(kind: type[Config], values: Mapping[str, object]) -> Config:
     """The configuration with these values of options, by name, and defaults for the others.
 
-    A ``ValueError`` of a configuration's own checks becomes a :class:`CodecError`: of the option
-    that its message begins with, or of the only one, or of ``combination``.
+    A `ValueError` of a configuration's own checks becomes a `CodecError`: of the option
+    that its message begins with, or of the only one, or of `combination`.
 
     Raises
     ------
@@ -208,13 +195,12 @@ def make(kind: type[Config], values: Mapping[str, object]) -> Config:
 def from_text(kind: type[Config], texts: Mapping[str, str], more: Iterable[str] = ()) -> Config:
     """The configuration that the texts of options, by name, stand for.
 
-    ``more`` are names that an error about an unknown one is to list as well.
+    `more` are names that an error about an unknown one is to list as well.
 
     Raises
     ------
-    CodecError
-        An option is unknown (the valid names are listed), or its value is not of its type, or not
-        allowed.
+    CodecError : an option is unknown (the valid names are listed), or its value is not of its type,
+        or not allowed.
     """
     known = {each.name: each for each in entries(kind)}
     values = {}
@@ -235,7 +221,7 @@ def from_text(kind: type[Config], texts: Mapping[str, str], more: Iterable[str] 
 
 
 def from_arguments(kind: type[Config], arguments: Sequence[str]) -> Config:
-    """As :func:`from_text`, from words of a command line, see :func:`texts_of`.
+    """As `from_text`, from words of a command line, see `texts_of`.
 
     Raises
     ------
@@ -245,8 +231,10 @@ def from_arguments(kind: type[Config], arguments: Sequence[str]) -> Config:
 
 
 def texts_of(kind: type[DataclassInstance], arguments: Sequence[str]) -> dict[str, str]:
-    """Texts of options by name, from words of a command line: ``--lanes 4``, ``--lanes=4``,
-    ``--scan``, ``--no-scan``; ``_`` may be ``-``. Names and values are not looked at.
+    """Texts of options by name, from words of a command line: `--lanes 4`, `--lanes=4`, `--scan`,
+    `--no-scan`; `_` may be `-`.
+
+    Names and values are not looked at.
 
     Raises
     ------
@@ -278,7 +266,7 @@ def texts_of(kind: type[DataclassInstance], arguments: Sequence[str]) -> dict[st
 def check_used(
     kind: type[DataclassInstance], given: Mapping[str, object], used: Iterable[str]
 ) -> None:
-    """Raise :class:`CodecError` if an option of ``kind`` is given that is not among ``used``."""
+    """Raise `CodecError` if an option of `kind` is given that is not among `used`."""
     idle = {each.name for each in entries(kind)} - set(used)
     for name, value in given.items():
         if name in idle:
@@ -286,7 +274,7 @@ def check_used(
 
 
 def to_text(config: DataclassInstance) -> dict[str, str]:
-    """Options that differ from their defaults, as text: :func:`from_text` gives ``config`` back."""
+    """Options that differ from their defaults, as text: `from_text` gives `config` back."""
     return {
         each.name: _text(value)
         for each in entries(type(config))
@@ -295,7 +283,7 @@ def to_text(config: DataclassInstance) -> dict[str, str]:
 
 
 def to_json(config: DataclassInstance) -> dict[str, Any]:
-    """Every option by name, for ``json.dumps``."""
+    """Every option by name, for `json.dumps`."""
     return {
         each.name: list(value) if isinstance(value := _value(config, each), tuple) else value
         for each in entries(type(config))
@@ -303,12 +291,11 @@ def to_json(config: DataclassInstance) -> dict[str, Any]:
 
 
 def from_json(kind: type[Config], values: Mapping[str, Any]) -> Config:
-    """The configuration that :func:`to_json` was given; options that are not there have defaults.
+    """The configuration that `to_json` was given; options that are not there have defaults.
 
     Raises
     ------
-    CodecError
-        An option is unknown, or its value is not of its type, or not allowed.
+    CodecError : an option is unknown, or its value is not of its type, or not allowed.
     """
     known = {each.name: each for each in entries(kind)}
     checked = {}
@@ -325,13 +312,13 @@ def from_json(kind: type[Config], values: Mapping[str, Any]) -> Config:
 
 
 def digest(config: DataclassInstance) -> str:
-    """A key of everything in ``config``, for builds: equal for equal configurations."""
+    """A key of everything in `config`, for builds: equal for equal configurations."""
     text = json.dumps([type(config).__name__, dataclasses.asdict(config)], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:DIGEST_DIGITS]
 
 
 def check_bounds(config: DataclassInstance) -> None:
-    """Raise ``ValueError`` if a number lies outside the bounds of its :class:`Option`."""
+    """Raise `ValueError` if a number lies outside the bounds of its `Option`."""
     for each in entries(type(config)):
         if len(each.path) > 1:
             continue  # its own configuration checks it
@@ -342,7 +329,7 @@ def check_bounds(config: DataclassInstance) -> None:
 
 
 def describe(kind: type[DataclassInstance]) -> list[OptionRow]:
-    """Every option of ``kind``: its values, its default and what it means, as a user writes it."""
+    """Every option of `kind`: its values, its default and what it means, as a user writes it."""
     return [
         OptionRow(each.name, _values(each), _default(each), each.option.meaning)
         for each in entries(kind)
@@ -350,7 +337,7 @@ def describe(kind: type[DataclassInstance]) -> list[OptionRow]:
 
 
 def choices(kind: type[DataclassInstance], name: str) -> tuple[str, ...]:
-    """Values that can be listed: those of a ``Literal``, a boolean, or an option with choices."""
+    """Values that can be listed: those of a `Literal`, a boolean, or an option with choices."""
     for each in entries(kind):
         if each.name == name:
             if each.hint is bool:
@@ -398,14 +385,14 @@ def _is_annotated(hint: Any) -> bool:
 
 
 def _bare(hint: Any) -> Any:
-    """A type without ``| None``."""
+    """A type without `| None`."""
     if isinstance(hint, types.UnionType):
         return next(arm for arm in typing.get_args(hint) if arm is not type(None))
     return hint
 
 
 def _parsed(entry: Entry, text: str) -> Any:
-    """The value that ``text`` stands for."""
+    """The value that `text` stands for."""
     name = entry.name
     if entry.literals:
         if text not in entry.literals:
@@ -452,7 +439,7 @@ def _checked(entry: Entry, value: Any) -> Any:
 
 
 def _text(value: object) -> str:
-    """A value as :func:`from_text` reads it."""
+    """A value as `from_text` reads it."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, tuple | list):

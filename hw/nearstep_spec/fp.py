@@ -17,16 +17,15 @@ class FormatError(ValueError):
 
 @dataclass(frozen=True)
 class FpFormat:
-    """IEEE 754 style binary format: 1 sign bit, ``exponent`` bits, ``mantissa`` stored fraction
-    bits.
+    """IEEE 754 style binary format: 1 sign bit, `exponent` bits, `mantissa` stored fraction bits.
 
     The all-ones exponent holds infinities and NaN; the all-zeros exponent zeros and subnormals. The
     top fraction bit set marks a quiet NaN. All bit patterns are unsigned integers.
 
     Parameters
     ----------
-    exponent : int, 2 or more
-    mantissa : int, 1 or more; 2 or more to tell a signalling NaN from infinity
+    exponent : 2 or more.
+    mantissa : 1 or more; 2 or more to tell a signalling NaN from infinity.
 
     Ref: IEEE 754-2019, 3.4 (interchange formats), 6.2.1 (NaN encodings).
     """
@@ -111,7 +110,7 @@ class FpFormat:
 
     @property
     def name(self) -> str:
-        """``fp32``, ``fp16``, ``bf16``, else ``fp_e<exponent>m<mantissa>``."""
+        """`fp32`, `fp16`, `bf16`, else `fp_e<exponent>m<mantissa>`."""
         return _NAMES.get((self.exponent, self.mantissa), f"fp_e{self.exponent}m{self.mantissa}")
 
 

@@ -44,8 +44,8 @@ Row = dict[str, Any]
 class Block:
     """What has a row.
 
-    Members
-    -------
+    Attributes
+    ----------
     make : the component; made anew each time.
     what : its configuration, in words.
     boxes : modules that it has instances of, by name, which are not in its area.
@@ -215,7 +215,7 @@ def read(path: Path = FILE) -> tuple[dict[str, str], dict[str, Row]]:
 
 
 def write(rows: Mapping[str, Row], path: Path = FILE) -> None:
-    """Write the file, one line a row, in the order of :data:`BLOCKS`."""
+    """Write the file, one line a row, in the order of `BLOCKS`."""
     lines = [
         f"  {json.dumps(name)}: {json.dumps(_described(name, rows[name]))}" for name in _known(rows)
     ]

@@ -1,5 +1,5 @@
 # amaranth: UnusedElaboratable=no
-"""``nearstep rule check``: what a user's rule becomes in hardware, and whether it is exact."""
+"""`nearstep rule check`: what a user's rule becomes in hardware, and whether it is exact."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -35,15 +35,12 @@ Arrays = Mapping[str, NDArray[np.float32]]
 class Exactness:
     """Comparison of bits: RTL and C++ kernel against the numpy model.
 
-    Members
-    -------
-    vectors : int
-        Elements that went through the Verilated unit, without and with stalls and bubbles.
-    results : int
-        Words compared with ``==``, of all arrays written, RTL and kernel together.
-    differing : int
-    first : str
-        The first difference, or empty.
+    Attributes
+    ----------
+    vectors : elements that went through the Verilated unit, without and with stalls and bubbles.
+    results : words compared with `==`, of all arrays written, RTL and kernel together.
+    differing
+    first : the first difference, or empty.
     """
 
     vectors: int
@@ -56,12 +53,10 @@ class Exactness:
 class Throughput:
     """Parameters a cycle behind one port of 512 bit that reads or writes a beat a cycle.
 
-    Members
-    -------
-    estimate : float
-        Modelled: lanes / (arrays read + arrays written).
-    simulated : float
-        Measured: of Verilated units behind such a port, filling and draining included.
+    Attributes
+    ----------
+    estimate : modelled: lanes / (arrays read + arrays written).
+    simulated : measured: of Verilated units behind such a port, filling and draining included.
     """
 
     estimate: float
@@ -83,7 +78,7 @@ class Area:
 
 @dataclass(frozen=True)
 class Check:
-    """Everything that :func:`check` found out about a rule."""
+    """Everything that `check` found out about a rule."""
 
     rule: Rule
     latency: int
@@ -171,11 +166,9 @@ def check(rule: Rule, *, vectors: int = 200_000, seed: int = 1) -> Check:
 
     Parameters
     ----------
-    rule : Rule
-        With at least one array that is read.
-    vectors : int
-        Elements sent through the unit at full rate; a sixteenth of them again with stalls.
-    seed : int
+    rule : with at least one array that is read.
+    vectors : elements sent through the unit at full rate; a sixteenth of them again with stalls.
+    seed
     """
     unit = FunctionalUnit(rule)
     return Check(rule, unit.latency, _exactness(unit, vectors, seed), _throughput(unit, seed))

@@ -12,7 +12,7 @@ from nearstep_spec.cache import yowasp_environment
 __all__ = ["AREA", "ultrascale_plus_area", "ultrascale_plus_cells"]
 
 AREA = ("dsp", "lut", "lut_memory", "ff", "bram36")
-"""What :func:`ultrascale_plus_area` counts."""
+"""What `ultrascale_plus_area` counts."""
 
 _MEMORY_LUTS = {
     "SRL16E": 1, "SRLC32E": 1, "RAM32X1S": 1, "RAM64X1S": 1, "RAM32X1D": 2, "RAM64X1D": 2,
@@ -22,15 +22,16 @@ _MEMORY_LUTS = {
 
 
 def ultrascale_plus_area(cells: Mapping[str, int]) -> dict[str, float]:
-    """Cells of :func:`ultrascale_plus_cells` as resources of the chip.
+    """Cells of `ultrascale_plus_cells` as resources of the chip.
 
-    Returns `dsp` (DSP48E2), `lut` (logic), `lut_memory` (LUTs as memory), `ff`, and `bram36`, block
-    memory in blocks of 36 Kib.
+    Returns
+    -------
+    dict[str, float] : `dsp` (DSP48E2), `lut` (logic), `lut_memory` (LUTs as memory), `ff`, and
+        `bram36`, block memory in blocks of 36 Kib.
 
     Raises
     ------
-    KeyError
-        A memory cell whose LUTs are not known.
+    KeyError : a memory cell whose LUTs are not known.
     """
     memories = [
         name for name in cells if name.startswith(("RAM", "SRL")) and not name.startswith("RAMB")
@@ -47,7 +48,7 @@ def ultrascale_plus_area(cells: Mapping[str, int]) -> dict[str, float]:
 def ultrascale_plus_cells(verilog: str, top: str, boxes: str | None = None) -> Mapping[str, int]:
     """Cells of `synth_xilinx -family xcup`, by type: `DSP48E2`, `LUT6`, `CARRY4`, `FDRE`...
 
-    Modules whose names match ``boxes``, a pattern with `*`, are left out: each is a cell of a type
+    Modules whose names match `boxes`, a pattern with `*`, are left out: each is a cell of a type
     of its own name.
 
     Yosys packs no registers into DSP48E2, so that flip-flops read high. Takes about a minute for a
@@ -55,8 +56,7 @@ def ultrascale_plus_cells(verilog: str, top: str, boxes: str | None = None) -> M
 
     Raises
     ------
-    BuildError
-        With the end of Yosys's output.
+    BuildError : with the end of Yosys's output.
     """
     with tempfile.TemporaryDirectory() as folder:
         # YoWASP sees the working directory, and not every absolute path.

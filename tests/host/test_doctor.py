@@ -1,4 +1,4 @@
-"""``nearstep doctor`` and the check of prerequisites."""
+"""`nearstep doctor` and the check of prerequisites."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""``nearstep open``: a device says what it is, and its manifest opens it again."""
+"""`nearstep open`: a device says what it is, and its manifest opens it again."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""``nearstep trace``: a step's trace and picture, and what is refused."""
+"""`nearstep trace`: a step's trace and picture, and what is refused."""
 
 import json
 

@@ -51,7 +51,7 @@ def output_bench(top: str, ports: Iterable[tuple[str, str, int]], cycles: int) -
     """A module `bench` that prints the outputs with unknown bits, and how many values it looked at.
 
     Inputs are 0 in the first half of the cycles, then change at random in each. `rst` is 1 for
-    three cycles; outputs are looked at from the first edge in reset on. Data (:func:`qualifier`)
+    three cycles; outputs are looked at from the first edge in reset on. Data (`qualifier`)
     may be unknown while its valid is 0: memories have no initial value at their output.
     """
     ports = list(ports)

@@ -1,5 +1,5 @@
 # amaranth: UnusedElaboratable=no
-"""``nearstep rtl``: what it lists is what it writes, and other tools can read it."""
+"""`nearstep rtl`: what it lists is what it writes, and other tools can read it."""
 
 import json
 import re

@@ -1,5 +1,5 @@
 # amaranth: UnusedElaboratable=no
-"""``nearstep rule check``: what it prints, and that it sees a unit that is wrong."""
+"""`nearstep rule check`: what it prints, and that it sees a unit that is wrong."""
 
 import re
 from pathlib import Path

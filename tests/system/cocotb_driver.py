@@ -24,7 +24,7 @@ SEED = 1
 
 
 async def on_device(dut: object, job: object) -> None:
-    """Runs `job` with a device, in a bridged thread."""
+    """Run `job` with a device, in a bridged thread."""
     backend = CocotbBackend(dut, CONFIG, 64 * (COUNT + 4096))
     await backend.begin()
 

@@ -25,7 +25,7 @@ RTL = (
 
 @pytest.fixture
 def train(monkeypatch):
-    """Runs the example with these arguments."""
+    """Run the example with these arguments."""
     monkeypatch.syspath_prepend(EXAMPLES)
     app = typer.Typer()
     app.command()(importlib.import_module("coarse_gpt").main)

@@ -1,4 +1,4 @@
-"""``optimizer.step()`` on the RTL of the kernel, against torch and against the golden device."""
+"""`optimizer.step()` on the RTL of the kernel, against torch and against the golden device."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ MODULES = (
 
 @pytest.fixture
 def example(monkeypatch):
-    """Imports a module of the examples as ``python examples/...`` would."""
+    """Import a module of the examples as `python examples/...` would."""
     monkeypatch.syspath_prepend(EXAMPLES)
     yield importlib.import_module
     for name in MODULES:
@@ -40,7 +40,7 @@ def example(monkeypatch):
 
 @pytest.fixture
 def train(example, tmp_path):
-    """Runs the example with these arguments; returns click's result and the report's folder."""
+    """Run the example with these arguments; return click's result and the report's folder."""
     app = typer.Typer()
     app.command()(example("train_gpt").main)
 

@@ -16,19 +16,16 @@ class Channel(KernelChannel):
 
     Parameters
     ----------
-    backend: Backend
-    number: int
-    base: int
-        Device address of its first byte.
-    kernel: BlockRegisters
-    arbiter: BlockRegisters | None
+    backend
+    number
+    base : device address of its first byte.
+    kernel
+    arbiter
 
     Attributes
     ----------
-    accelerated: bool
-        Whether the kernel has the memory.
-    run: KernelRun | None
-        The last run that was started.
+    accelerated : whether the kernel has the memory.
+    run : the last `KernelRun` that was started, or None.
 
     Ref: AXDIMM, sections 3.1 and 3.2.
     """
@@ -54,7 +51,7 @@ class Channel(KernelChannel):
         return ACCELERATION if self.accelerated else NORMAL
 
     def check_mode(self, action: str, mode: str) -> None:
-        """Raise :class:`ModeError` unless the channel is in ``mode``."""
+        """Raise `ModeError` unless the channel is in `mode`."""
         if self.mode != mode:
             registers = {} if self.arbiter is None else self.arbiter.dump()
             raise ModeError(action, self.number, mode, self.mode, registers=registers)
@@ -87,15 +84,14 @@ class Channel(KernelChannel):
         self.accelerated = True
 
     def leave(self, *, failed: bool) -> None:
-        """Take the memory back: wait for the run, or abort it if something ``failed``.
+        """Take the memory back: wait for the run, or abort it if something `failed`.
 
         Raises
         ------
-        KernelError, WaitTimeoutError, MemoryFaultError, ProtocolError
-            As :meth:`nearstep.run.Run.wait`. The mode is normal all the same where the device
-            still answers.
-        LostCommandError
-            The host's memory controller gave commands that nothing came of. The run is whole.
+        KernelError, WaitTimeoutError, MemoryFaultError, ProtocolError : as `nearstep.run.Run.wait`.
+            The mode is normal all the same where the device still answers.
+        LostCommandError : the host's memory controller gave commands that nothing came of. The run
+            is whole.
         """
         with self.lock:  # no thread starts a run in between
             if not self.accelerated:
@@ -109,8 +105,10 @@ class Channel(KernelChannel):
                 self._check_lost(self.arbiter)
 
     def reset_kernel(self) -> None:
-        """Take the memory from the kernel whatever it does, and reset it. The mode is normal then;
-        other channels do not notice, except on a device without arbiters, which is reset whole.
+        """Take the memory from the kernel whatever it does, and reset it.
+
+        The mode is normal then; other channels do not notice, except on a device without arbiters,
+        which is reset whole.
 
         Raises
         ------

@@ -17,31 +17,28 @@ class AxdimmDevice(KernelDevice):
     """An AXDIMM: one update kernel near the memory of each channel.
 
     On a DIMM with arbiters a channel is in one of two modes. In normal mode the host reads and
-    writes its memory; in acceleration mode, inside ``with dimm.acceleration(channel):``, its kernel
-    does, and the host's reads and writes raise :class:`ModeError`. Channels are independent. A
-    device without arbiters (``memory=ideal``) has one channel whose kernel may always be started.
+    writes its memory; in acceleration mode, inside `with dimm.acceleration(channel):`, its kernel
+    does, and the host's reads and writes raise `ModeError`. Channels are independent. A
+    device without arbiters (`memory=ideal`) has one channel whose kernel may always be started.
 
-    Memory is reached through :meth:`Buffer.read` and :meth:`Buffer.write` alone, which move whole
+    Memory is reached through `Buffer.read` and `Buffer.write` alone, which move whole
     64-byte lines and have moved them when they return: no cached copy exists that could be stale,
     or still has to be flushed.
 
     Parameters
     ----------
-    backend: Backend
-    url: str
+    backend
+    url
 
     Attributes
     ----------
-    regs: Registers
-        Registers as objects: ``dev.regs.adam0.status.busy``, ``dev.regs.arbiter1.mode``.
-    channels: Sequence[Channel]
-    dimm: DimmConfig | None
-        What the DIMM consists of; None on a device without arbiters.
+    regs : registers as objects: `dev.regs.adam0.status.busy`, `dev.regs.arbiter1.mode`.
+    channels : a `Channel` each.
+    dimm : what the DIMM consists of; None on a device without arbiters.
 
     Raises
     ------
-    MismatchError
-        The registers are not those of the backend's configuration.
+    MismatchError : the registers are not those of the backend's configuration.
 
     Ref: AXDIMM, sections 3.1 to 3.3, 4.1 and 4.2.
     """

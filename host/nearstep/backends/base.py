@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from nearstep.errors import WaitTimeoutError
 
 FILLED_BYTES = 1 << 20
-"""Bytes of one write of :meth:`Backend.fill_memory`, at most."""
+"""Bytes of one write of `Backend.fill_memory`, at most."""
 
 
 Floats = NDArray[np.float32]
@@ -25,19 +25,19 @@ TakeLargest = Callable[
     [Floats, Floats | None, Floats | None, float], tuple[NDArray[np.intp], Floats]
 ]
 """The elements of largest magnitude, taken from an array, as
-:func:`nearstep.torch.topk.take_largest` does."""
+`nearstep.torch.topk.take_largest` does."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Poll:
-    """A condition on one register: ``read & mask == value``."""
+    """A condition on one register: `read & mask == value`."""
 
     address: int
     mask: int
     value: int
 
     def holds(self, word: int) -> bool:
-        """Whether a register that reads ``word`` meets the condition."""
+        """Whether a register that reads `word` meets the condition."""
         return (word & self.mask) == self.value
 
 
@@ -46,8 +46,7 @@ class Completion(ABC):
 
     Attributes
     ----------
-    backend: Backend | None
-        Whose time has to pass for it to end; None if it has ended.
+    backend : whose time has to pass for it to end; None if it has ended.
     """
 
     backend: Backend | None = None
@@ -88,17 +87,13 @@ class Completion(ABC):
 
         Parameters
         ----------
-        max_cycles: int | None
-            Bound in device cycles (steps, on a device without a clock). None: ``bound``.
+        max_cycles : bound in device cycles (steps, on a device without a clock). None: `bound`.
 
         Raises
         ------
-        ArgumentError
-            ``max_cycles`` is no integer, or negative.
-        WaitTimeoutError
-            It did not end in time, and goes on.
-        NearstepError
-            It failed: ``error``.
+        ArgumentError : `max_cycles` is no integer, or negative.
+        WaitTimeoutError : it did not end in time, and goes on.
+        NearstepError : it failed: `error`.
         """
 
     def abort(self, max_cycles: int | None = None) -> None:
@@ -115,8 +110,7 @@ class Ended(Completion):
 
     Parameters
     ----------
-    cycles: int | None
-        That it took.
+    cycles : that it took.
     """
 
     def __init__(self, cycles: int | None = None) -> None:
@@ -146,19 +140,14 @@ class Backend(ABC):
 
     Attributes
     ----------
-    family: str
-        Device family, such as ``axdimm``.
-    config: object
-        Configuration of the device behind this backend, as the driver of the family knows it.
-    capacity_bytes: int
-        Size of the device memory.
-    capacity_options: str
-        Options of the device's name that decide it, for errors; empty if none does.
-    compares_memory: bool
-        Whether :meth:`memory_holds` can tell, as no device does that is outside this process.
-    take_largest: TakeLargest | None
-        Code of a backend with compiled parts, which takes elements from arrays of the host faster
-        than numpy does. The host uses it in the place of its own.
+    family : device family, such as `axdimm`.
+    config : configuration of the device behind this backend, as the driver of the family knows it.
+    capacity_bytes : size of the device memory.
+    capacity_options : options of the device's name that decide it, for errors; empty if none does.
+    compares_memory : whether `memory_holds` can tell, as no device does that is outside this
+        process.
+    take_largest : code of a backend with compiled parts, which takes elements from arrays of the
+        host faster than numpy does. The host uses it in the place of its own.
     """
 
     family: str
@@ -190,8 +179,7 @@ class Backend(ABC):
 
         Raises
         ------
-        BusError
-            The device answered with an error response.
+        BusError : the device answered with an error response.
         """
 
     @abstractmethod
@@ -200,53 +188,59 @@ class Backend(ABC):
 
         Raises
         ------
-        BusError
-            The device answered with an error response (unmapped, read-only, refused while busy).
+        BusError : the device answered with an error response (unmapped, read-only, refused while
+            busy).
         """
 
     @abstractmethod
     def read_memory(self, address: int, out: NDArray[np.uint8]) -> None:
-        """Copy device memory from ``address`` into the contiguous array ``out``."""
+        """Copy device memory from `address` into the contiguous array `out`."""
 
     @abstractmethod
     def write_memory(self, address: int, data: NDArray[np.uint8]) -> None:
-        """Copy the contiguous array ``data`` to device memory at ``address``."""
+        """Copy the contiguous array `data` to device memory at `address`."""
 
     def fill_memory(self, address: int, nbytes: int, element: NDArray[np.uint8]) -> None:
-        """Write the bytes of ``element`` again and again to device memory: ``nbytes``, a multiple
+        """Write the bytes of `element` again and again to device memory: `nbytes`, a multiple
         of its size."""
         some = np.tile(element, max(1, min(nbytes, FILLED_BYTES) // element.size))
         for at in range(0, nbytes, some.size):
             self.write_memory(address + at, some[: nbytes - at])
 
     def memory_holds(self, address: int, data: NDArray[np.uint8]) -> bool | None:
-        """Whether device memory at ``address`` is equal to the contiguous array ``data``. None:
-        it cannot be told now without reading it; never, unless ``compares_memory``."""
+        """Whether device memory at `address` is equal to the contiguous array `data`.
+
+        None: it cannot be told now without reading it; never, unless `compares_memory`.
+        """
         return None
 
     def lend_memory(self, address: int, data: NDArray[np.uint8], *, writes: bool) -> bool:
-        """Have the kernel read the contiguous array ``data`` in the place of device memory, as if
-        it had been written there, until :meth:`end_loan`; if it ``writes``, that goes to ``data``,
-        too. The owner does not change it until then. False: nothing was done, as on every device
-        whose memory is no memory of this process; it has to be copied."""
+        """Have the kernel read the contiguous array `data` in the place of device memory, as if it
+        had been written there, until `end_loan`; if it `writes`, that goes to `data`, too.
+
+        The owner does not change it until then. False: nothing was done, as on every device whose
+        memory is no memory of this process; it has to be copied.
+        """
         return False
 
     def end_loan(self, address: int) -> None:  # noqa: B027  nothing to do where nothing is lent
-        """End a loan of :meth:`lend_memory`, if there is one. What the memory holds is undefined
-        then."""
+        """End a loan of `lend_memory`, if there is one.
+
+        What the memory holds is undefined then.
+        """
 
     @abstractmethod
     def wait(self, polls: Sequence[Poll], max_cycles: int) -> None:
-        """Let the device run until any of ``polls`` holds.
+        """Let the device run until any of `polls` holds.
 
         Raises
         ------
-        WaitTimeoutError
-            None held within ``max_cycles`` device cycles (steps, on a backend without a clock).
+        WaitTimeoutError : None held within `max_cycles` device cycles (steps, on a backend without
+            a clock).
         """
 
     def submit_read(self, address: int, out: NDArray[np.uint8]) -> Completion:
-        """Begin :meth:`read_memory`; ``out`` must live, and nobody look at it, until it has ended.
+        """Begin `read_memory`; `out` must live, and nobody look at it, until it has ended.
 
         Transfers go on while device time passes, in the order in which they were submitted. A
         backend whose transfers take no device time has carried it out at the return.
@@ -255,13 +249,13 @@ class Backend(ABC):
         return Ended()
 
     def submit_write(self, address: int, data: NDArray[np.uint8]) -> Completion:
-        """Begin :meth:`write_memory`; ``data`` must live, and not change, until it has ended."""
+        """Begin `write_memory`; `data` must live, and not change, until it has ended."""
         self.write_memory(address, data)
         return Ended()
 
     def advance(self, max_cycles: int, polls: Sequence[Poll] = ()) -> None:
-        """Let the device run until any of ``polls`` holds, a submitted transfer ends, or for
-        ``max_cycles`` device cycles (steps, on a backend without a clock; fewer if no step would
+        """Let the device run until any of `polls` holds, a submitted transfer ends, or for
+        `max_cycles` device cycles (steps, on a backend without a clock; fewer if no step would
         change anything)."""
         try:
             self.wait(polls, max_cycles)

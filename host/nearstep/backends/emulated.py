@@ -35,25 +35,20 @@ def _one_at_a_time(method: Callable[..., Result]) -> Callable[..., Result]:
 class Injection:
     """A misbehaviour of the emulated memory.
 
-    It hits bursts of one direction that touch [base, limit), from the ``nth`` such burst on
-    (counted from 0, since the injection was made), ``times`` of them.
+    It hits bursts of one direction that touch [base, limit), from the `nth` such burst on
+    (counted from 0, since the injection was made), `times` of them.
 
     Parameters
     ----------
-    kind: str
-        ``slverr`` and ``decerr`` answer with that response and do not carry out the access;
-        ``never`` swallows the burst, and all later ones of its direction wait behind it;
-        ``late`` answers ``delay`` cycles late.
-    write: bool
-        Whether writes are hit, or reads.
-    base, limit: int
-        Byte range, ``limit`` exclusive.
-    nth, times: int
-    delay: int
-        Cycles, for ``late``.
-    host: bool
-        Whether accesses of the host are hit, or those of a kernel. Only where the host reaches the
-        memory through the device.
+    kind : `slverr` and `decerr` answer with that response and do not carry out the access; `never`
+        swallows the burst, and all later ones of its direction wait behind it; `late` answers
+        `delay` cycles late.
+    write : whether writes are hit, or reads.
+    base, limit : byte range, `limit` exclusive.
+    nth, times
+    delay : cycles, for `late`.
+    host : whether accesses of the host are hit, or those of a kernel. Only where the host reaches
+        the memory through the device.
     """
 
     kind: FaultKind
@@ -84,7 +79,7 @@ class Injection:
             )
 
     def check_kernels(self) -> None:
-        """Raise :class:`ArgumentError` if accesses of the host are to be hit: for devices whose
+        """Raise `ArgumentError` if accesses of the host are to be hit: for devices whose
         host does not reach memory through them."""
         if self.host:
             raise ArgumentError("host must be False: the host does not reach this memory by a port")
@@ -94,7 +89,7 @@ class EmulatedBackend(Backend):
     """A backend whose memory is emulated: it can be guarded, and told to misbehave.
 
     Its methods may be called from several threads; one is carried out at a time. A child after
-    ``fork()`` has only a copy of it: there they raise :class:`ForkedDeviceError`.
+    `fork()` has only a copy of it: there they raise `ForkedDeviceError`.
     """
 
     capacity_options = "memory_bytes"
@@ -123,7 +118,7 @@ class EmulatedBackend(Backend):
 
     @abstractmethod
     def inject(self, injection: Injection) -> None:
-        """Make the memory misbehave. Injections add up until :meth:`heal`."""
+        """Make the memory misbehave. Injections add up until `heal`."""
 
     @abstractmethod
     def heal(self) -> None:

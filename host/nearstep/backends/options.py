@@ -1,6 +1,6 @@
 """Device names, and the devices that a backend offers.
 
-A backend offers its devices as ``DEVICES``, families by name, in the module of its entry point.
+A backend offers its devices as `DEVICES`, families by name, in the module of its entry point.
 """
 
 from __future__ import annotations
@@ -27,14 +27,10 @@ class Variant:
 
     Attributes
     ----------
-    options: type
-        Dataclass of its options.
-    summary: str
-        A line.
-    opens: str
-        ``module:name`` of what makes the device of its options; not imported before.
-    when: tuple[str, str] | None
-        The option and its value that stand for this device; None for the one that is meant
+    options : dataclass of its options.
+    summary : a line.
+    opens : `module:name` of what makes the device of its options; not imported before.
+    when : the option and its value that stand for this device; None for the one that is meant
         without.
     """
 
@@ -45,7 +41,7 @@ class Variant:
 
     @property
     def query(self) -> str:
-        """``option=value``, or nothing."""
+        """`option=value`, or nothing."""
         return "=".join(self.when or ())
 
 
@@ -55,10 +51,8 @@ class Family:
 
     Attributes
     ----------
-    name: str
-        ``backend:family``.
-    variants: Sequence[Variant]
-        The first is the one that is meant without an option.
+    name : `backend:family`.
+    variants : the first is the one that is meant without an option.
     """
 
     name: str
@@ -72,7 +66,7 @@ class Family:
         return self.variants[0]
 
     def parse(self, options: Mapping[str, str]) -> DataclassInstance:
-        """As :func:`parse_options`, of the device that they mean.
+        """As `parse_options`, of the device that they mean.
 
         Raises
         ------
@@ -84,7 +78,7 @@ class Family:
         return parse_options(chosen.options, device, options, others)
 
     def describe(self, options: Mapping[str, str]) -> list[OptionRow]:
-        """As :func:`describe`, of the device that they mean; values of others stand there, too."""
+        """As `describe`, of the device that they mean; values of others stand there, too."""
         rows = []
         for row in describe(self.variant(options).options):
             more = [
@@ -98,7 +92,7 @@ class Family:
 
 @dataclass(frozen=True)
 class DeviceUrl:
-    """A parsed device name: ``backend:target?option=value&option=value``."""
+    """A parsed device name: `backend:target?option=value&option=value`."""
 
     url: str
     backend: str
@@ -107,12 +101,11 @@ class DeviceUrl:
 
     @classmethod
     def parse(cls, url: str) -> DeviceUrl:
-        """Parse ``url``.
+        """Parse `url`.
 
         Raises
         ------
-        UrlError
-            It has no backend or target, or an option is malformed or given twice.
+        UrlError : it has no backend or target, or an option is malformed or given twice.
         """
         name, _, query = url.partition("?")
         backend, colon, target = name.partition(":")
@@ -135,7 +128,7 @@ def parse_options(
     options: Mapping[str, str],
     others: Sequence[Variant] = (),
 ) -> Options:
-    """As :func:`nearstep_spec.codec.from_text`; ``others`` are devices of the same name, for errors
+    """As `nearstep_spec.codec.from_text`; `others` are devices of the same name, for errors
     to say what they have.
 
     Raises
@@ -171,12 +164,11 @@ def open_family(
     options: Mapping[str, str],
     kind: type[Opened],
 ) -> Opened:
-    """Open ``<backend>:<family>``, a ``kind``.
+    """Open `<backend>:<family>`, a `kind`.
 
     Raises
     ------
-    UrlError
-        The backend has no such family.
+    UrlError : the backend has no such family.
     OptionError
     """
     if family not in families:

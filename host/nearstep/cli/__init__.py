@@ -1,4 +1,4 @@
-"""The ``nearstep`` command. Other packages add commands through ``nearstep.commands``."""
+"""The `nearstep` command. Other packages add commands through `nearstep.commands`."""
 
 import importlib.metadata
 import sys
@@ -82,7 +82,7 @@ def _printable(stream: TextIO | object) -> None:
 
 
 def main() -> None:
-    """Entry point of the ``nearstep`` script."""
+    """Entry point of the `nearstep` script."""
     _printable(sys.stdout)
     _printable(sys.stderr)
     try:

@@ -1,4 +1,4 @@
-"""``nearstep cache``: where builds are kept, what is there, and how to be rid of it."""
+"""`nearstep cache`: where builds are kept, what is there, and how to be rid of it."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""``nearstep devices``: what can be opened, and every option of a device; completion of names."""
+"""`nearstep devices`: what can be opened, and every option of a device; completion of names."""
 
 import importlib
 import json
@@ -44,7 +44,7 @@ def devices() -> list[DeviceRow]:
 
 
 def options(url: str) -> list[OptionRow]:
-    """Every option of the device that ``url`` names; those that it gives are checked.
+    """Every option of the device that `url` names; those that it gives are checked.
 
     Raises
     ------
@@ -82,7 +82,7 @@ def complete(incomplete: str) -> list[str]:
 
 
 def _endings(family: Family, given: Mapping[str, str]) -> Iterator[str]:
-    """``option=value`` of options that are not given yet, ``option=`` where any value may be."""
+    """`option=value` of options that are not given yet, `option=` where any value may be."""
     chosen = family.variant(given)
     for row in describe(chosen.options):
         if row.name in given:

@@ -1,4 +1,4 @@
-"""``nearstep doctor``: every tool, its version, and what to do about what is missing."""
+"""`nearstep doctor`: every tool, its version, and what to do about what is missing."""
 
 import importlib.metadata
 import importlib.util
@@ -36,8 +36,8 @@ static_assert([]<class T>(T x) requires(sizeof(T) > 1) { return x; }(2) == 2);
 
 @dataclass(frozen=True)
 class Finding:
-    """One tool: ``version`` is None when it was not found, and ``fault`` says why one that was is
-    of no use; ``remedy`` says what to do then."""
+    """One tool: `version` is None when it was not found, and `fault` says why one that was is
+    of no use; `remedy` says what to do then."""
 
     tool: str
     used_for: str

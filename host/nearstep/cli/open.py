@@ -1,4 +1,4 @@
-"""``nearstep open``: opens a device and says what it is."""
+"""`nearstep open`: opens a device and says what it is."""
 
 import json
 from importlib.metadata import entry_points
@@ -16,17 +16,16 @@ from nearstep_spec.codec import to_json, to_text
 
 
 def manifest(url: str) -> dict[str, Any]:
-    """What the device named ``url`` is, for ``json.dumps``; it is opened, and its registers are
+    """What the device named `url` is, for `json.dumps`; it is opened, and its registers are
     compared with the maps that the driver has.
 
-    ``device`` is the shortest name that opens the same, ``options`` are all of them with their
-    values, ``memory_bytes`` is what arrays can take, and ``registers`` has address and hash of the
+    `device` is the shortest name that opens the same, `options` are all of them with their
+    values, `memory_bytes` is what arrays can take, and `registers` has address and hash of the
     map of each block.
 
     Raises
     ------
-    NearstepError
-        As :func:`nearstep.open`.
+    NearstepError : as `nearstep.open`.
     """
     name = DeviceUrl.parse(url)
     with open_device(url) as device:

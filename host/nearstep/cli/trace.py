@@ -1,4 +1,4 @@
-"""``nearstep trace``: what a step of an optimizer does, and when, in device cycles."""
+"""`nearstep trace`: what a step of an optimizer does, and when, in device cycles."""
 
 from __future__ import annotations
 
@@ -32,23 +32,16 @@ def timeline_of(
 
     Parameters
     ----------
-    url: str
-        Name of a device with a clock.
-    sizes: list[int]
-        Elements of each parameter.
-    optimizer: str
-        One of :data:`OPTIMIZERS`.
-    steps: int
-        At least 1. The first sends the parameters, too.
-    compression, max_grad_norm: float | None
-        As the optimizers take them.
+    url : name of a device with a clock.
+    sizes : elements of each parameter.
+    optimizer : one of `OPTIMIZERS`.
+    steps : at least 1. The first sends the parameters, too.
+    compression, max_grad_norm : as the optimizers take them.
 
     Raises
     ------
-    ArgumentError
-        The device has no clock; or a number or a name is none that can be.
-    NearstepError
-        As :func:`nearstep.open` and the step.
+    ArgumentError : the device has no clock; or a number or a name is none that can be.
+    NearstepError : as `nearstep.open` and the step.
     """
     import torch  # an extra: other commands do without
 

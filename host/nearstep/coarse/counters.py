@@ -20,14 +20,10 @@ class LinkCounters:
 
     Attributes
     ----------
-    sent_phits, payload_phits: int
-        Phits of 16 bytes sent, and those of entries among them.
-    replays: int
-        Times that entries were sent again.
-    received_entries, bad_frames, gaps, duplicates: int
-        Entries accepted; frames dropped, and why.
-    stall: int
-        Cycles in which a phit waited for the link.
+    sent_phits, payload_phits : phits of 16 bytes sent, and those of entries among them.
+    replays : times that entries were sent again.
+    received_entries, bad_frames, gaps, duplicates : entries accepted; frames dropped, and why.
+    stall : cycles in which a phit waited for the link.
     """
 
     sent_phits: int
@@ -46,9 +42,8 @@ class CoreCounters:
 
     Attributes
     ----------
-    cycles, beats: int
-    stall_local, stall_receive, stall_send, stall_write: int
-        Cycles.
+    cycles, beats
+    stall_local, stall_receive, stall_send, stall_write : cycles.
     """
 
     cycles: int
@@ -65,14 +60,10 @@ class DeviceCounters:
 
     Attributes
     ----------
-    links: tuple[LinkCounters, ...]
-        By port; port 1 sends to the next device, port 0 to the one before.
-    cores: tuple[CoreCounters, ...]
-        By group.
-    pages_copied: int
-        Of the snapshot that is open, or of the last.
-    snapshot_stall: int
-        Cycles in which a write waited for a page to be copied.
+    links : by port; port 1 sends to the next device, port 0 to the one before.
+    cores : by group.
+    pages_copied : of the snapshot that is open, or of the last.
+    snapshot_stall : cycles in which a write waited for a page to be copied.
     """
 
     links: tuple[LinkCounters, ...]
@@ -83,13 +74,12 @@ class DeviceCounters:
 
 @dataclass(frozen=True, kw_only=True)
 class PoolCounters:
-    """All devices; ``after - before`` is what was counted between.
+    """All devices; `after - before` is what was counted between.
 
     Attributes
     ----------
-    cycles: int | None
-        Device cycle of the reading, or cycles between; None without a clock.
-    devices: tuple[DeviceCounters, ...]
+    cycles : device cycle of the reading, or cycles between; None without a clock.
+    devices
     """
 
     cycles: int | None

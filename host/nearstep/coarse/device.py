@@ -15,24 +15,22 @@ from nearstep_spec.coarse.registers import device_maps, register_bytes
 class CoarseDevice(Device):
     """All memory devices of a pool; a channel of memory is the DRAM of one of them.
 
-    :class:`nearstep.coarse.CoarsePool` is what sums tensors with it.
+    `nearstep.coarse.CoarsePool` is what sums tensors with it.
 
     Parameters
     ----------
-    backend: Backend
-    url: str
+    backend
+    url
 
     Attributes
     ----------
-    config: CoarseConfig
-        Of each device.
-    nodes: tuple[Registers, ...]
-        Registers of each device as objects: ``device.nodes[2].sync0.status.busy``.
+    config : of each device.
+    nodes : tuple[Registers, ...]. Registers of each device as objects:
+        `device.nodes[2].sync0.status.busy`.
 
     Raises
     ------
-    MismatchError
-        The registers of a device are not those of the backend's configuration.
+    MismatchError : the registers of a device are not those of the backend's configuration.
 
     Ref: COARSE paper, section IV-A.
     """
@@ -62,5 +60,5 @@ class CoarseDevice(Device):
         }
 
     def local_address(self, address: int, device: int) -> int:
-        """Address that a job of ``device`` has for a place in the memory of the pool."""
+        """Address that a job of `device` has for a place in the memory of the pool."""
         return address - self._allocators[device].base

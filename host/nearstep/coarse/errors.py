@@ -1,7 +1,7 @@
 """What can go wrong with a pool of memory devices.
 
-A :class:`RingError` ends all jobs on all devices; tensors keep the values that they had, and
-:meth:`nearstep.coarse.CoarsePool.reset` makes the pool usable again.
+A `RingError` ends all jobs on all devices; tensors keep the values that they had, and
+`nearstep.coarse.CoarsePool.reset` makes the pool usable again.
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ class TensorMismatchError(ArgumentError):
 
     Attributes
     ----------
-    found: Mapping[int, str]
-        Dtype and shape of each device's array.
+    found : dtype and shape of each device's array.
     """
 
     def __init__(self, found: Mapping[int, str]) -> None:
@@ -37,10 +36,8 @@ class QueueFullError(DeviceError):
 
     Attributes
     ----------
-    device, group: int
-        Whose queue it is.
-    capacity: int
-        Jobs that can wait there.
+    device, group : whose queue it is.
+    capacity : jobs that can wait there.
     """
 
     def __init__(self, device: int, group: int, capacity: int) -> None:
@@ -79,16 +76,11 @@ class RingError(DeviceError):
 
     Attributes
     ----------
-    device: int
-        Which found the first fault.
-    cause: str
-        Name of the cause, as in the register map.
-    causes: Mapping[int, str]
-        What each device says: ``PEER`` if it heard of it from another one.
-    stream: str
-        Where it happened on ``device``, as in the register map.
-    address: int
-        Of the access, in the memory of ``device``, if it was one.
+    device : which found the first fault.
+    cause : name of the cause, as in the register map.
+    causes : what each device says: `PEER` if it heard of it from another one.
+    stream : where it happened on `device`, as in the register map.
+    address : of the access, in the memory of `device`, if it was one.
     """
 
     def __init__(
@@ -121,10 +113,8 @@ class SilentLinkError(RingError):
 
     Attributes
     ----------
-    port: int
-        Link of ``device``.
-    peer: int
-        The device at its other end.
+    port : link of `device`.
+    peer : the device at its other end.
     """
 
     def __init__(self, *, port: int, peer: int, device: int, **found: Any) -> None:
@@ -159,11 +149,9 @@ class Waiting:
 
     Attributes
     ----------
-    device: int
-    job: str
-        What it has in work.
-    peers: Mapping[int, str]
-        Those it waits for, and what they do instead.
+    device
+    job : what it has in work.
+    peers : those it waits for, and what they do instead.
     """
 
     device: int
@@ -180,8 +168,7 @@ class RingTimeoutError(WaitTimeoutError):
 
     Attributes
     ----------
-    waits: tuple[Waiting, ...]
-        Who waits for whom.
+    waits : tuple[Waiting, ...]. Who waits for whom.
     """
 
     def __init__(
@@ -203,8 +190,8 @@ class DeadlockError(RingTimeoutError):
 
     Attributes
     ----------
-    circle: tuple[int, ...]
-        Devices, each of which waits for the next one, and the last for the first.
+    circle : tuple[int, ...]. Devices, each of which waits for the next one, and the last for the
+        first.
     """
 
     def __init__(self, circle: Sequence[int], *args: Any, **options: Any) -> None:

@@ -10,11 +10,11 @@ from nearstep.coarse.tensor import PoolTensor
 
 
 class Event(Pending):
-    """The end of a reduction that was begun by :meth:`CoarsePool.submit`.
+    """The end of a reduction that was begun by `CoarsePool.submit`.
 
     Attributes
     ----------
-    tensor: PoolTensor
+    tensor
     """
 
     def __init__(self, rings: Rings, tensor: PoolTensor, jobs: Sequence[RingJob]) -> None:
@@ -22,7 +22,7 @@ class Event(Pending):
         self.tensor = tensor
 
     def result(self, max_cycles: int | None = None) -> PoolTensor:
-        """The tensor, when it has been summed. Raises as :meth:`wait` does."""
+        """The tensor, when it has been summed. Raises as `wait` does."""
         return self.wait(max_cycles).tensor
 
     def begin(self) -> None:

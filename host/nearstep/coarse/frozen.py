@@ -21,7 +21,7 @@ OPEN_CYCLES = 1 << 18
 """Bound of what opening takes: writes that are under way, and a cycle for every 32 pages."""
 
 COPIED_BITS = 32
-"""Pages that one read of ``snapshot_copied`` covers."""
+"""Pages that one read of `snapshot_copied` covers."""
 
 PAGE_COUNT = 1 << PAGE_COUNT_BITS
 
@@ -40,23 +40,20 @@ class FrozenRange:
 
 
 class Frozen:
-    """Tensors as they were when this was made. Made by :meth:`CoarsePool.freeze`.
+    """Tensors as they were when this was made. Made by `CoarsePool.freeze`.
 
     A page that is about to change is copied to an area first; what has not changed is read from
     where it is.
 
     Attributes
     ----------
-    shapes: tuple[tuple[int, ...], ...]
-        Of the tensors.
-    devices: int
-    pages: int
-        That are frozen, over all devices.
+    shapes : tuple[tuple[int, ...], ...]. Of the tensors.
+    devices : how many there are.
+    pages : that are frozen, over all devices.
 
     Raises
     ------
-    SnapshotSpaceError, SnapshotError
-        As :meth:`CoarsePool.freeze`.
+    SnapshotSpaceError, SnapshotError : as `CoarsePool.freeze`.
 
     Ref: COARSE paper, section IV-C (local copies of a version).
     """
@@ -100,10 +97,8 @@ class Frozen:
 
         Raises
         ------
-        ArgumentError
-            There is no such tensor or device.
-        SnapshotError
-            It is closed, or the device has closed it, or could not copy a page.
+        ArgumentError : there is no such tensor or device.
+        SnapshotError : it is closed, or the device has closed it, or could not copy a page.
         ClosedDeviceError
         """
         if self._closed:
@@ -131,8 +126,7 @@ class Frozen:
 
         Raises
         ------
-        SnapshotError
-            A copy did not end. The space for copies is not given back.
+        SnapshotError : a copy did not end. The space for copies is not given back.
         """
         self._closed = True
         if self._device.closed:
@@ -188,7 +182,7 @@ class Frozen:
             raise SnapshotError(f"device {device} did not open the snapshot: {error}") from error
 
     def _read_pages(self, device: int, first: int) -> NDArray[np.uint8]:
-        """Up to 32 pages, ``first`` a multiple of 32, as they were."""
+        """Up to 32 pages, `first` a multiple of 32, as they were."""
         where, pool = self._ranges[device], self._device.nodes[device].pool
         origin = self._device.backend.regions[device][0]
         count = min(COPIED_BITS, where.pages - first)

@@ -30,12 +30,10 @@ class QueueState:
 
     Attributes
     ----------
-    arrivals: tuple[tuple[Arrival, ...], ...]
-        For each proxy, tensors that it has not started, in the order in which they arrived.
-    under_way: tuple[Start, ...]
-        What was started and is not completed on the device of its proxy, in the order of starts.
-    completed: frozenset[Start]
-        Of tensors that other proxies have under way.
+    arrivals : for each proxy, tensors that it has not started, in the order in which they arrived.
+    under_way : what was started and is not completed on the device of its proxy, in the order of
+        starts.
+    completed : of tensors that other proxies have under way.
     """
 
     arrivals: tuple[tuple[Arrival, ...], ...]
@@ -119,7 +117,9 @@ def waits(state: QueueState) -> Mapping[int, tuple[int, ...]]:
 
 def deadlock(state: QueueState) -> tuple[int, ...]:
     """Proxies of which each waits for the next, and the last for the first; none without a
-    deadlock. Of policies under which a proxy has one tensor under way at a time.
+    deadlock.
+
+    Of policies under which a proxy has one tensor under way at a time.
 
     A proxy waits for all that have not started its tensor; those of them that wait themselves have
     another one under way, so of any circle two wait for each other.

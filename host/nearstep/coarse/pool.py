@@ -39,26 +39,21 @@ class CoarsePool:
 
     Parameters
     ----------
-    device: CoarseDevice
-        An open one, such as ``nearstep.open("golden:coarse", CoarseDevice)``; the pool closes it.
-        After an error here it stays open.
-    silence_cycles: int
-        A device from which nothing valid came for longer is dead; 0: never.
+    device : an open one, such as `nearstep.open("golden:coarse", CoarseDevice)`; the pool closes
+        it. After an error here it stays open.
+    silence_cycles : a device from which nothing valid came for longer is dead; 0: never.
 
     Attributes
     ----------
-    device: CoarseDevice
-    devices: int
-    groups: int
-        Rings that work at the same time: sync cores of each device.
+    device
+    devices : how many there are.
+    groups : rings that work at the same time: sync cores of each device.
 
     Raises
     ------
-    ArgumentError
-        ``device`` is no CoarseDevice, or ``silence_cycles`` is not from 0 to 2**32 - 1.
+    ArgumentError : `device` is no CoarseDevice, or `silence_cycles` is not from 0 to 2**32 - 1.
     ClosedDeviceError
-    WaitTimeoutError
-        A device did not become idle.
+    WaitTimeoutError : a device did not become idle.
 
     Ref: COARSE paper, sections III and IV.
     """
@@ -78,20 +73,17 @@ class CoarsePool:
 
     @classmethod
     def open(cls, url: str, *, silence_cycles: int = SILENCE_CYCLES) -> Self:
-        """Short for ``CoarsePool(nearstep.open(url, CoarseDevice))``; closes the device on errors.
+        """Short for `CoarsePool(nearstep.open(url, CoarseDevice))`; closes the device on errors.
 
         Parameters
         ----------
-        url: str
-            Such as ``golden:coarse?devices=4&groups=2``.
-        silence_cycles: int
+        url : such as `golden:coarse?devices=4&groups=2`.
+        silence_cycles
 
         Raises
         ------
-        UrlError, OptionError, MismatchError
-            As :func:`nearstep.open`.
-        ArgumentError, WaitTimeoutError
-            As :class:`CoarsePool`.
+        UrlError, OptionError, MismatchError : as `nearstep.open`.
+        ArgumentError, WaitTimeoutError : as `CoarsePool`.
         """
         device = open_device(url, CoarseDevice)
         try:
@@ -109,18 +101,14 @@ class CoarsePool:
 
         Parameters
         ----------
-        arrays: int | Sequence
-            Either its shape, for zeros; or an array for each device, float32, of one shape: numpy's
-            or any that numpy takes without a copy.
+        arrays : either its shape, for zeros; or an array for each device, float32, of one shape:
+            numpy's or any that numpy takes without a copy.
 
         Raises
         ------
-        TensorMismatchError
-            Arrays differ in shape or dtype; no device was touched.
-        ArgumentError
-            Not one array for each device, or not float32 (DtypeError).
-        OutOfDeviceMemoryError
-            Two buffers of it do not fit on every device.
+        TensorMismatchError : arrays differ in shape or dtype; no device was touched.
+        ArgumentError : not one array for each device, or not float32 (DtypeError).
+        OutOfDeviceMemoryError : two buffers of it do not fit on every device.
         ClosedDeviceError
         """
         self.device.check_open("make a tensor")
@@ -148,14 +136,13 @@ class CoarsePool:
     ) -> tuple[Part, ...]:
         """Which ring sums which elements of a tensor that is summed alone.
 
-        All rings get a share, in whole entries; with ``group``, that one gets all. The order of
+        All rings get a share, in whole entries; with `group`, that one gets all. The order of
         additions follows: within a part, an element's sum begins at the device whose ring position
         is the number of its piece of the chunk, and goes on around the ring.
 
         Raises
         ------
-        ArgumentError
-            There is no such format or group, or no such number of elements.
+        ArgumentError : there is no such format or group, or no such number of elements.
         """
         if not is_whole(elements) or elements < 0:
             raise ArgumentError(f"elements must be a whole number, at least 0, not {elements!r}")
@@ -177,27 +164,20 @@ class CoarsePool:
 
         Parameters
         ----------
-        tensor: PoolTensor
-        op: str
-            ``sum``; ``average``, the sum times float32(1 / devices); ``max``, which gives NaN if
-            there is one.
-        wire: str
-            Format on the links, ``fp32``, ``fp16`` or ``bf16``: partial results are rounded to it
-            at every hop, and all devices hold the same bits in the end.
-        group: int, optional
-            The ring that does it. None: all rings, each a part (:meth:`split`).
+        tensor
+        op : `sum`; `average`, the sum times float32(1 / devices); `max`, which gives NaN if there
+            is one.
+        wire : format on the links, `fp32`, `fp16` or `bf16`: partial results are rounded to it at
+            every hop, and all devices hold the same bits in the end.
+        group : the ring that does it. None: all rings, each a part (`split`).
 
         Raises
         ------
-        QueueFullError
-            A queue that it needs is full. Nothing was sent to any device.
-        ArgumentError
-            There is no such operation, format or group, or the tensor is another pool's
+        QueueFullError : a queue that it needs is full. Nothing was sent to any device.
+        ArgumentError : there is no such operation, format or group, or the tensor is another pool's
             (FreedBufferError).
-        BusyError
-            A job that has not ended uses the tensor.
-        ResetNeededError
-            Jobs ended with an error before, and :meth:`reset` was not called.
+        BusyError : a job that has not ended uses the tensor.
+        ResetNeededError : jobs ended with an error before, and `reset` was not called.
         ClosedDeviceError
         """
         with self.rings.lock:
@@ -207,7 +187,7 @@ class CoarsePool:
         return event
 
     def prepare(self, tensor: PoolTensor, op: str, wire: str, *, group: int) -> Event:
-        """As :meth:`submit`, but nothing is sent yet: for schedulers, that push to one device."""
+        """As `submit`, but nothing is sent yet: for schedulers, that push to one device."""
         with self.rings.lock:
             event = self._event(tensor, op, wire, group)
             self.rings.begin(event)
@@ -270,18 +250,16 @@ class CoarsePool:
 
         Parameters
         ----------
-        tensors: PoolTensor | Sequence[PoolTensor]
-        op, wire, group:
-            As in :meth:`submit`.
-        max_cycles: int, optional
-            Bound of the wait for each tensor, as in :meth:`Event.wait`.
+        tensors
+        op, wire, group : as in `submit`.
+        max_cycles : bound of the wait for each tensor, as in `Event.wait`.
 
         Raises
         ------
-        ArgumentError, BusyError, QueueFullError, ResetNeededError, ClosedDeviceError
-            As :meth:`submit`. Tensors are looked at before the first is sent.
-        RingError, RingTimeoutError
-            As :meth:`Event.wait`. Tensors that were done before have their results.
+        ArgumentError, BusyError, QueueFullError, ResetNeededError, ClosedDeviceError : as `submit`.
+            Tensors are looked at before the first is sent.
+        RingError, RingTimeoutError : as `Event.wait`. Tensors that were done before have their
+            results.
         """
         check_bound(max_cycles)
         if isinstance(tensors, PoolTensor):
@@ -318,12 +296,11 @@ class CoarsePool:
         """End all jobs on all devices; then the pool is usable again.
 
         Tensors keep the values that they had; events that had not ended fail with
-        :class:`PoolAbortedError`. Jobs that were put into queues through registers are gone.
+        `PoolAbortedError`. Jobs that were put into queues through registers are gone.
 
         Raises
         ------
-        WaitTimeoutError
-            A device did not become idle.
+        WaitTimeoutError : a device did not become idle.
         ClosedDeviceError
         """
         self.device.check_open("reset")
@@ -331,20 +308,18 @@ class CoarsePool:
 
     @contextlib.contextmanager
     def freeze(self, tensors: Sequence[PoolTensor]) -> Iterator[Frozen]:
-        """The values that tensors have now, while reductions go on, in a ``with`` statement.
+        """The values that tensors have now, while reductions go on, in a `with` statement.
 
         Parameters
         ----------
-        tensors: Sequence[PoolTensor]
+        tensors
 
         Raises
         ------
-        SnapshotSpaceError
-            They take more pages than the devices can freeze, or than there is space for copies.
-        SnapshotError
-            A snapshot is open.
-        ArgumentError
-            None is given, one is another pool's, or was freed.
+        SnapshotSpaceError : they take more pages than the devices can freeze, or than there is
+            space for copies.
+        SnapshotError : a snapshot is open.
+        ArgumentError : none is given, one is another pool's, or was freed.
         ClosedDeviceError
         """
         tensors = self.check_tensors(tensors)
@@ -367,24 +342,19 @@ class CoarsePool:
 
         Parameters
         ----------
-        path: str | Path
-            The file is called this, a dot, and the number of its generation: one above the highest
-            that is there.
-        tensors: Sequence[PoolTensor]
-        opener: Callable[[Path], BinaryIO]
-            Opens the temporary file to write.
+        path : the file is called this, a dot, and the number of its generation: one above the
+            highest that is there.
+        tensors
+        opener : opens the temporary file to write.
 
         Returns
         -------
-        Path
-            Of the file, which is whole and on the disk.
+        Path : of the file, which is whole and on the disk.
 
         Raises
         ------
-        SnapshotSaveError
-            It could not be written, such as on a full disk. There is no new file.
-        SnapshotError, ArgumentError, ClosedDeviceError
-            As :meth:`freeze`.
+        SnapshotSaveError : it could not be written, such as on a full disk. There is no new file.
+        SnapshotError, ArgumentError, ClosedDeviceError : as `freeze`.
         """
         place = as_path(path)
         with self.freeze(tensors) as frozen:
@@ -393,21 +363,19 @@ class CoarsePool:
     def restore(
         self, path: str | Path, tensors: Sequence[PoolTensor] | None = None
     ) -> tuple[PoolTensor, ...]:
-        """Tensors from a file of :meth:`snapshot`.
+        """Tensors from a file of `snapshot`.
 
         Parameters
         ----------
-        path: str | Path
-            Of a file, or as it was given to :meth:`snapshot`: then the newest generation.
-        tensors: Sequence[PoolTensor], optional
-            Of the shapes of those saved, in their order; they are written. None: new ones are made.
+        path : of a file, or as it was given to `snapshot`: then the newest generation.
+        tensors : of the shapes of those saved, in their order; they are written. None: new ones are
+            made.
 
         Raises
         ------
-        TornSnapshotError
-            The file is torn or corrupted; names the last good one. Nothing was changed.
-        SnapshotError
-            There is none, or it is of other shapes or of another number of devices.
+        TornSnapshotError : the file is torn or corrupted; names the last good one. Nothing was
+            changed.
+        SnapshotError : there is none, or it is of other shapes or of another number of devices.
         BusyError, FreedBufferError, OutOfDeviceMemoryError, ClosedDeviceError
         """
         self.device.check_open("restore")
@@ -441,7 +409,7 @@ class CoarsePool:
         return tuple(made)
 
     def check_group(self, group: int) -> None:
-        """Raise :class:`ArgumentError` unless there is this group."""
+        """Raise `ArgumentError` unless there is this group."""
         if not is_whole(group) or not 0 <= group < self.groups:
             raise ArgumentError(f"group must be from 0 to {self.groups - 1}, not {group!r}")
 
@@ -456,7 +424,7 @@ class CoarsePool:
         tensor.check_usable("use")
 
     def check_tensors(self, tensors: Sequence[PoolTensor]) -> tuple[PoolTensor, ...]:
-        """Several of them, as :meth:`check_tensor`."""
+        """Several of them, as `check_tensor`."""
         if not isinstance(tensors, Sequence):
             raise ArgumentError(
                 f"tensors must be a sequence of PoolTensor, not {type(tensors).__name__}"
@@ -482,12 +450,12 @@ class CoarsePool:
         return values
 
     def check_operation(self, op: str) -> None:
-        """Raise :class:`ArgumentError` unless there is this operation."""
+        """Raise `ArgumentError` unless there is this operation."""
         if not isinstance(op, str) or op not in OPERATIONS:
             raise ArgumentError(f"op must be one of {', '.join(OPERATIONS)}, not {op!r}")
 
     def check_wire(self, wire: str) -> None:
-        """Raise :class:`ArgumentError` unless the devices have this format on their links."""
+        """Raise `ArgumentError` unless the devices have this format on their links."""
         formats = self.device.config.wire_formats
         if not isinstance(wire, str) or wire not in formats:
             raise ArgumentError(f"wire must be one of {', '.join(formats)}, not {wire!r}")

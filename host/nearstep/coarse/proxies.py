@@ -41,27 +41,23 @@ class Proxies:
 
     Parameters
     ----------
-    pool: CoarsePool
-    tensors: Sequence[PoolTensor]
-        In the order of the program; a tensor is known by its number in it.
-    clients: int
-        Any number, more than devices, too.
-    scheduler: str
-        Policy of :mod:`nearstep.coarse.policies`. ``queues``: a proxy has a queue for each client,
-        and a tensor is summed as soon as it is at the head of a queue at every proxy. ``fcfs``: a
+    pool
+    tensors : in the order of the program; a tensor is known by its number in it.
+    clients : any number, more than devices, too.
+    scheduler : policy of `nearstep.coarse.policies`. `queues`: a proxy has a queue for each client,
+        and a tensor is summed as soon as it is at the head of a queue at every proxy. `fcfs`: a
         proxy takes the tensor that came first and waits until it has been summed. Proxies can then
         wait for each other for ever: this is there to show that, and that it is detected.
-    op, wire: str
-        As in :meth:`CoarsePool.submit`.
+    op, wire : as in `CoarsePool.submit`.
 
     Attributes
     ----------
-    summed: list[int]
-        Tensors that have been summed, in the order in which they ended.
+    summed : tensors that have been summed, in the order in which they ended.
 
     Raises
     ------
-    ArgumentError
+    ArgumentError : there is no such scheduler, clients are not a whole number from 1 on, or a
+        tensor cannot be used or is there twice.
 
     Ref: COARSE paper, section III-F and figure 10.
     """
@@ -100,12 +96,9 @@ class Proxies:
 
         Raises
         ------
-        PushOrderError
-            The client pushed a later tensor of the program before.
-        PushedTwiceError
-            The proxy has got that tensor from a client.
-        ArgumentError
-            There is no such client, proxy or tensor.
+        PushOrderError : the client pushed a later tensor of the program before.
+        PushedTwiceError : the proxy has got that tensor from a client.
+        ArgumentError : there is no such client, proxy or tensor.
         """
         names = {"client": (client, self.clients), "proxy": (proxy, self.pool.devices)}
         for what, (value, limit) in {**names, "tensor": (tensor, len(self.tensors))}.items():
@@ -124,24 +117,21 @@ class Proxies:
 
         Parameters
         ----------
-        max_cycles: int, optional
-            Bound of the time without progress, in device cycles (steps, without a clock). None:
-            enough for all tensors if each beat took 64 cycles.
+        max_cycles : bound of the time without progress, in device cycles (steps, without a clock).
+            None: enough for all tensors if each beat took 64 cycles.
 
         Returns
         -------
-        tuple[int, ...]
-            Tensors that have been summed and that no call has returned yet, in the order in which
-            they ended. What was not pushed to every proxy, or is behind such a tensor, stays for
-            the next call.
+        tuple[int, ...] : tensors that have been summed and that no call has returned yet, in the
+            order in which they ended. What was not pushed to every proxy, or is behind such a
+            tensor, stays for the next call.
 
         Raises
         ------
-        DeadlockError
-            Proxies wait for each other. The jobs are still there: :meth:`CoarsePool.reset` makes
-            the pool usable again, and the proxies are to be made anew.
-        RingTimeoutError, RingError, ResetNeededError, BusyError, ClosedDeviceError
-            As :meth:`CoarsePool.all_reduce`.
+        DeadlockError : proxies wait for each other. The jobs are still there: `CoarsePool.reset`
+            makes the pool usable again, and the proxies are to be made anew.
+        RingTimeoutError, RingError, ResetNeededError, BusyError, ClosedDeviceError : as
+            `CoarsePool.all_reduce`.
         """
         check_bound(max_cycles)
         if max_cycles is None:
@@ -160,17 +150,15 @@ class Scheduler(ABC):
 
     Parameters
     ----------
-    pool: CoarsePool
-    tensors: Sequence[PoolTensor]
-    policy: Policy
-    op, wire: str
+    pool
+    tensors
+    policy
+    op, wire
 
     Attributes
     ----------
-    state: QueueState
-        What the policy is a function of.
-    events: dict[int, Event]
-        Of tensors that are being summed.
+    state : what the policy is a function of.
+    events : of tensors that are being summed.
     """
 
     pool: CoarsePool

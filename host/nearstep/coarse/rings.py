@@ -63,16 +63,14 @@ class RingJob:
 
     Attributes
     ----------
-    part: Part
-    operation: Operation
-    wire: Wire
-    sources, destinations: Sequence[int]
-        Local addresses of the part on each device.
-    tag: int
-    targets: dict[int, int]
-        Jobs that a device has completed when it has completed this one; of those that have it.
-    incomplete: set[int]
-        Devices that have not completed it.
+    part
+    operation
+    wire
+    sources, destinations : local addresses of the part on each device.
+    tag
+    targets : jobs that a device has completed when it has completed this one; of those that have
+        it.
+    incomplete : devices that have not completed it.
     """
 
     part: Part
@@ -97,9 +95,8 @@ class Pending(Completion):
 
     Attributes
     ----------
-    parts: tuple[Part, ...]
-        Which ring sums which elements. The order of additions follows from it.
-    jobs: tuple[RingJob, ...]
+    parts : which ring sums which elements. The order of additions follows from it.
+    jobs : tuple[RingJob, ...].
     """
 
     backend: Backend
@@ -144,19 +141,16 @@ class Pending(Completion):
 
         Parameters
         ----------
-        max_cycles: int | None
-            Bound in device cycles (steps, on devices without a clock). None: enough for all that is
-            queued before it if each beat took 64 cycles, and for a peer to be found dead.
+        max_cycles : bound in device cycles (steps, on devices without a clock). None: enough for
+            all that is queued before it if each beat took 64 cycles, and for a peer to be found
+            dead.
 
         Raises
         ------
-        RingError
-            All jobs were ended; tensors have their old values. :class:`SilentLinkError`,
-            :class:`JobMismatchError`, :class:`MemoryResponseError` and others say why.
-        RingTimeoutError
-            Not in that time; says who waits for whom. They still run.
-        ArgumentError
-            ``max_cycles`` is no integer, or negative.
+        RingError : all jobs were ended; tensors have their old values. `SilentLinkError`,
+            `JobMismatchError`, `MemoryResponseError` and others say why.
+        RingTimeoutError : not in that time; says who waits for whom. They still run.
+        ArgumentError : `max_cycles` is no integer, or negative.
         ClosedDeviceError
         """
         if not self._ended:
@@ -181,9 +175,8 @@ class Rings:
 
     Parameters
     ----------
-    device: CoarseDevice
-    silence_cycles: int
-        After which a link without a valid frame is dead; 0: never.
+    device
+    silence_cycles : after which a link without a valid frame is dead; 0: never.
     """
 
     def __init__(self, device: CoarseDevice, silence_cycles: int) -> None:
@@ -202,7 +195,7 @@ class Rings:
         self.reset()
 
     def check_device(self, device: int) -> None:
-        """Raise :class:`ArgumentError` unless there is this device."""
+        """Raise `ArgumentError` unless there is this device."""
         if not is_whole(device) or not 0 <= device < self.devices:
             raise ArgumentError(f"device must be from 0 to {self.devices - 1}, not {device!r}")
 
@@ -215,8 +208,7 @@ class Rings:
 
         Raises
         ------
-        WaitTimeoutError
-            A device did not become idle.
+        WaitTimeoutError : a device did not become idle.
         """
         with self.lock:
             aborted = self._outcome(ErrorCause.ABORTED, 0) if self._pending else None
@@ -258,8 +250,11 @@ class Rings:
         sources: Sequence[int],
         destinations: Sequence[int],
     ) -> RingJob:
-        """A job that no device has yet, with the next tag. Of each device: device addresses of the
-        array that is summed, and of the one that the result goes to."""
+        """A job that no device has yet, with the next tag.
+
+        Of each device: device addresses of the array that is summed, and of the one that the result
+        goes to.
+        """
         self._tag = (self._tag + 1) % self._tags
 
         def local(addresses: Sequence[int]) -> list[int]:
@@ -277,14 +272,14 @@ class Rings:
         )
 
     def check_ready(self) -> None:
-        """Raise :class:`ResetNeededError` if jobs were ended and the pool was not reset."""
+        """Raise `ResetNeededError` if jobs were ended and the pool was not reset."""
         if self.failure is not None:
             raise ResetNeededError(
                 "a device ended all jobs: reset() the pool first"
             ) from self.failure
 
     def check_space(self, groups: Sequence[int]) -> None:
-        """Raise :class:`QueueFullError` unless each of these cores can take a job."""
+        """Raise `QueueFullError` unless each of these cores can take a job."""
         capacity = self.device.config.queue_jobs
         for group in groups:
             for device in range(self.devices):
@@ -399,7 +394,7 @@ class Rings:
         return [node.pool.status.poll(error=1) for node in self.device.nodes]
 
     def wait_any(self, polls: Sequence[Poll], max_cycles: int) -> None:
-        """Let the devices run until a poll holds. Raises :class:`WaitTimeoutError`."""
+        """Let the devices run until a poll holds. Raises `WaitTimeoutError`."""
         self.device.backend.wait(polls, max_cycles)
 
     def waits(self) -> tuple[Waiting, ...]:

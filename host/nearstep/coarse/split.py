@@ -14,9 +14,8 @@ class Part:
 
     Attributes
     ----------
-    group: int
-        The sync core on each device.
-    start, stop: int
+    group : the sync core on each device.
+    start, stop
     """
 
     group: int
@@ -36,9 +35,9 @@ class Part:
 def split(
     config: CoarseConfig, elements: int, wire: str, groups: Sequence[int]
 ) -> tuple[Part, ...]:
-    """Parts of a tensor for the rings of ``groups``.
+    """Parts of a tensor for the rings of `groups`.
 
-    Whole entries (:meth:`CoarseConfig.entry_elements`) are dealt out in order, as many to each
+    Whole entries (`CoarseConfig.entry_elements`) are dealt out in order, as many to each
     group as to the others, the first ones one more where they do not come out even. Groups that get
     none are left out; of a tensor without elements, the first has a part without elements.
     """

@@ -16,7 +16,7 @@ from nearstep.scalars import is_whole
 
 
 class PoolTensor:
-    """A float32 array on each device of a pool, made by :meth:`CoarsePool.tensor`.
+    """A float32 array on each device of a pool, made by `CoarsePool.tensor`.
 
     There are two buffers for it on each device. A job reads the front one and writes the back one;
     the two change places when the job has succeeded on every device. Until then, and for good if
@@ -24,11 +24,9 @@ class PoolTensor:
 
     Attributes
     ----------
-    rings: Rings
-        Of its pool.
-    shape: tuple[int, ...]
-    size: int
-        Elements, on each device.
+    rings : of its pool.
+    shape
+    size : elements, on each device.
     """
 
     def __init__(self, rings: Rings, shape: tuple[int, ...]) -> None:
@@ -69,17 +67,14 @@ class PoolTensor:
 
         Parameters
         ----------
-        device: int
-        array:
-            Of the tensor's shape: numpy's, or one that numpy takes without a copy, such as a tensor
-            of torch.
+        device
+        array : of the tensor's shape: numpy's, or one that numpy takes without a copy, such as a
+            tensor of torch.
 
         Raises
         ------
-        ArgumentError
-            There is no such device, or it is no such array (ShapeError, DtypeError).
-        BusyError
-            A job that has not ended reads the tensor.
+        ArgumentError : there is no such device, or it is no such array (ShapeError, DtypeError).
+        BusyError : a job that has not ended reads the tensor.
         FreedBufferError, ClosedDeviceError
         """
         self.check_idle("write")
@@ -94,15 +89,14 @@ class PoolTensor:
             self.front(device).write(np.ascontiguousarray(values).reshape(-1))
 
     def read(self, device: int, out: Any = None) -> NDArray[np.float32]:
-        """Copy the array of a device to ``out``, or to a new array, and return it.
+        """Copy the array of a device to `out`, or to a new array, and return it.
 
         While a job is in work these are the values from before it.
 
         Raises
         ------
-        ArgumentError
-            There is no such device, or ``out`` is no array of the tensor's shape (ShapeError,
-            DtypeError), contiguous and writable.
+        ArgumentError : there is no such device, or `out` is no array of the tensor's shape
+            (ShapeError, DtypeError), contiguous and writable.
         FreedBufferError, ClosedDeviceError
         """
         self.check_usable("read")
@@ -126,8 +120,7 @@ class PoolTensor:
 
         Raises
         ------
-        BusyError
-            A job that has not ended uses the tensor.
+        BusyError : a job that has not ended uses the tensor.
         FreedBufferError, ClosedDeviceError
         """
         with self.rings.lock:
@@ -154,13 +147,13 @@ class PoolTensor:
             self._front = 1 - self._front
 
     def check_usable(self, action: str) -> None:
-        """Raise if it was freed or the pool is closed; ``action`` is what was to be done."""
+        """Raise if it was freed or the pool is closed; `action` is what was to be done."""
         self.rings.device.check_open(f"{action} {self!r}")
         if self._freed:
             raise FreedBufferError(repr(self), action)
 
     def check_idle(self, action: str) -> None:
-        """Raise :class:`BusyError` if a job has it, and as :meth:`check_usable`."""
+        """Raise `BusyError` if a job has it, and as `check_usable`."""
         self.check_usable(action)
         if self.event is not None:
             raise BusyError(f"cannot {action} {self!r}: a job that has not ended uses it")
@@ -175,12 +168,11 @@ class PoolTensor:
 
 
 def as_array(value: Any) -> NDArray[Any]:
-    """``value`` as numpy's array, without a copy.
+    """`value` as numpy's array, without a copy.
 
     Raises
     ------
-    ArgumentError
-        It cannot be had without one.
+    ArgumentError : it cannot be had without one.
     """
     if isinstance(value, np.ndarray):
         return value
@@ -195,7 +187,7 @@ def as_array(value: Any) -> NDArray[Any]:
 
 
 def is_shape(value: Any) -> bool:
-    """Whether ``value`` is a shape rather than arrays."""
+    """Whether `value` is a shape rather than arrays."""
     if is_whole(value):
         return True
     if not isinstance(value, Sequence) or not (value or isinstance(value, tuple)):

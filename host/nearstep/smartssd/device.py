@@ -15,20 +15,17 @@ class SmartssdDevice(KernelDevice):
 
     Parameters
     ----------
-    backend: Backend
-    url: str
+    backend
+    url
 
     Attributes
     ----------
-    regs: Registers
-        Registers as objects: ``card.regs.updater0.status.busy``.
-    card: SmartssdConfig
-        What the card consists of.
+    regs : registers as objects: `card.regs.updater0.status.busy`.
+    card : what the card consists of.
 
     Raises
     ------
-    MismatchError
-        The registers are not those of the backend's configuration.
+    MismatchError : the registers are not those of the backend's configuration.
 
     Ref: Smart-Infinity, section IV.
     """

@@ -16,9 +16,8 @@ class SnapshotSaveError(SnapshotError, OSError):
 
     Attributes
     ----------
-    path: Path
-    errno: int | None
-        Of the system's error, such as ``ENOSPC``.
+    path
+    errno : of the system's error, such as `ENOSPC`, or None.
     """
 
     def __init__(self, path: Path, error: OSError) -> None:
@@ -32,10 +31,9 @@ class TornSnapshotError(SnapshotError):
 
     Attributes
     ----------
-    path: Path
-    reason: str
-    last_good: Path | None
-        The newest older generation that is whole.
+    path
+    reason
+    last_good : the newest older generation that is whole.
     """
 
     def __init__(self, path: Path, reason: str, last_good: Path | None = None) -> None:

@@ -2,7 +2,7 @@
 
 A file is a preamble (magic, version, length of the header), the header in JSON, the SHA-256 of
 both, and for each tensor and device the elements, float32 in little-endian order, with their
-SHA-256. The file ``name.000003`` is generation 3 of ``name``; it appears under this name when it is
+SHA-256. The file `name.000003` is generation 3 of `name`; it appears under this name when it is
 whole and on the disk.
 """
 
@@ -64,7 +64,7 @@ class Snapshot(Protocol):
 
         Raises
         ------
-        NearstepError
+        NearstepError : they cannot be had.
         """
         ...
 
@@ -86,7 +86,7 @@ def as_path(path: str | Path) -> Path:
 
     Raises
     ------
-    ArgumentError
+    ArgumentError : it is no path, or names no file.
     """
     if not isinstance(path, str | Path):
         raise ArgumentError(f"path must be a str or a Path, not {type(path).__name__}")
@@ -102,7 +102,7 @@ def open_file(path: Path) -> BinaryIO:
 
 
 def generations(path: Path) -> list[Path]:
-    """Files of the generations of ``path``, oldest first."""
+    """Files of the generations of `path`, oldest first."""
     found = [
         (int(each.suffix[1:]), each)
         for each in path.parent.glob(f"{_escaped(path.name)}.*")
@@ -112,14 +112,12 @@ def generations(path: Path) -> list[Path]:
 
 
 def save(path: Path, snapshot: Snapshot, opener: Callable[[Path], BinaryIO] = open_file) -> Path:
-    """Write a snapshot to the next generation of ``path``, and return that.
+    """Write a snapshot to the next generation of `path`, and return that.
 
     Raises
     ------
-    SnapshotSaveError
-        There is no new file then.
-    NearstepError
-        From reading the snapshot; there is no new file then.
+    SnapshotSaveError : there is no new file then.
+    NearstepError : from reading the snapshot; there is no new file then.
     """
     try:
         older = generations(path)
@@ -142,20 +140,17 @@ def save(path: Path, snapshot: Snapshot, opener: Callable[[Path], BinaryIO] = op
 
 
 def load(path: Path, devices: int, shapes: Sequence[tuple[int, ...]] | None) -> Arrays:
-    """Values of each tensor on each device, from a file or the newest generation of ``path``.
+    """Values of each tensor on each device, from a file or the newest generation of `path`.
 
     Parameters
     ----------
-    path: Path
-    devices: int
-        It must be of so many.
-    shapes: Sequence[tuple[int, ...]] | None
-        And of tensors like these, if given.
+    path
+    devices : it must be of so many.
+    shapes : and of tensors like these, if given.
 
     Raises
     ------
-    TornSnapshotError
-        Names the newest older generation that is whole.
+    TornSnapshotError : names the newest older generation that is whole.
     SnapshotError
     """
     if path.is_file() and (_begins(path) or not generations(path)):
@@ -179,7 +174,7 @@ def load(path: Path, devices: int, shapes: Sequence[tuple[int, ...]] | None) -> 
 
 
 def _named(partial: Path, path: Path, number: int) -> Path:
-    """The whole file under the first name that is free, from generation ``number`` on: another
+    """The whole file under the first name that is free, from generation `number` on: another
     process may save at the same time."""
     while True:
         final = path.with_name(f"{path.name}.{number:0{GENERATION_DIGITS}}")
@@ -220,7 +215,8 @@ def _read(path: Path) -> tuple[_Header, Arrays]:
 
     Raises
     ------
-    _TornError, OSError
+    _TornError : it is not whole.
+    OSError : it cannot be read.
     """
     with path.open("rb") as file:
         preamble = _take(file, PREAMBLE.size, "preamble")
@@ -257,8 +253,7 @@ def _header(text: bytes) -> _Header:
 
     Raises
     ------
-    _TornError
-        It is no header of a snapshot, whoever wrote it.
+    _TornError : it is no header of a snapshot, whoever wrote it.
     """
     try:
         found = json.loads(text)

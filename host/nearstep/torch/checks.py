@@ -35,7 +35,7 @@ def is_plain(tensor: Tensor) -> bool:
 
 
 def check_parameter(name: str, parameter: Tensor) -> None:
-    """Raise :class:`ParameterError` unless the tensor can be kept on a device.
+    """Raise `ParameterError` unless the tensor can be kept on a device.
 
     A lazy parameter, which has no shape yet, is looked at when it has one.
     """
@@ -81,7 +81,7 @@ def shares_memory(tensor: Tensor) -> bool:
 
 
 def check_gradient(name: str, parameter: Tensor, gradient: Tensor) -> None:
-    """Raise :class:`GradientError` unless the gradient of `parameter` can be sent."""
+    """Raise `GradientError` unless the gradient of `parameter` can be sent."""
     if is_plain(gradient) and is_plain(parameter) and gradient.shape == parameter.shape:
         return
     if gradient.layout != torch.strided:

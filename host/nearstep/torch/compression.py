@@ -31,12 +31,9 @@ class Compressed:
 
     Attributes
     ----------
-    index: NDArray[np.intp]
-        Positions in the flat parameter, ascending.
-    value: NDArray
-        What is sent for them: float32, float16, or uint16 that holds bfloat16.
-    residual: NDArray[np.float32] | None
-        What the next step adds to its gradient, of the parameter's size; None without error
+    index : positions in the flat parameter, ascending.
+    value : what is sent for them: float32, float16, or uint16 that holds bfloat16.
+    residual : what the next step adds to its gradient, of the parameter's size; None without error
         feedback.
     """
 
@@ -47,19 +44,15 @@ class Compressed:
 
 @dataclass(frozen=True, kw_only=True)
 class Compression:
-    """How gradients are compressed; :mod:`nearstep.torch.topk` says which elements are kept.
+    """How gradients are compressed; `nearstep.torch.topk` says which elements are kept.
 
     Parameters
     ----------
-    share: float
-        Share of the elements that is kept, above 0 and at most 1.
-    error_feedback: bool
-        What was not sent is added to the gradient of the next step.
-    form: str
-        ``fused`` or ``scatter``: the form of pairs that the kernel is to take. The pairs are
-        sorted either way.
-    format: str
-        ``fp32``, ``fp16`` or ``bf16``: what kept values are rounded to, to nearest even. A number
+    share : share of the elements that is kept, above 0 and at most 1.
+    error_feedback : what was not sent is added to the gradient of the next step.
+    form : `fused` or `scatter`: the form of pairs that the kernel is to take. The pairs are sorted
+        either way.
+    format : `fp32`, `fp16` or `bf16`: what kept values are rounded to, to nearest even. A number
         too large for 16 bits becomes the largest that they have.
 
     Raises
@@ -82,7 +75,7 @@ class Compression:
         object.__setattr__(self, "share", share)
 
     def kept_of(self, size: int) -> int:
-        """Elements that are kept of a gradient of ``size`` elements."""
+        """Elements that are kept of a gradient of `size` elements."""
         return kept_of(size, self.share)
 
     def compress(
@@ -101,13 +94,10 @@ class Compression:
 
         Parameters
         ----------
-        gradient: NDArray[np.float32]
-        residual: NDArray[np.float32] | None
-            None is nothing.
-        take: TakeLargest
-            Does what :func:`nearstep.torch.topk.take_largest` does.
-        memory: Callable[[int], NDArray[np.float32]]
-            Gives an array of so many elements, for what stays.
+        gradient
+        residual : None is nothing.
+        take : does what `nearstep.torch.topk.take_largest` does.
+        memory : gives an array of so many elements, for what stays.
         """
         rest = memory(gradient.size) if self.error_feedback else None
         with np.errstate(over="ignore", invalid="ignore"):
@@ -127,7 +117,7 @@ class Compression:
 
 
 def check_pairs(form: object, format: object) -> None:
-    """Raise :class:`HyperparameterError` unless there are a form and a format of this name."""
+    """Raise `HyperparameterError` unless there are a form and a format of this name."""
     if form not in FORMS:
         raise HyperparameterError("compression_form", f"one of {FORMS}", form)
     if format not in convert.NAMES.values():

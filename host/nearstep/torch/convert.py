@@ -29,7 +29,7 @@ _DTYPES = {name: dtype for dtype, name in NAMES.items()}
 
 
 def to_float32(tensor: Tensor) -> NDArray[np.float32]:
-    """Elements of ``tensor`` in logical order as a flat fp32 array.
+    """Elements of `tensor` in logical order as a flat fp32 array.
 
     Exact: every fp16 and bf16 value is an fp32 value. A contiguous fp32 tensor is not copied, so
     the array is to be read only, and before the tensor changes.
@@ -42,8 +42,10 @@ def to_float32(tensor: Tensor) -> NDArray[np.float32]:
 
 
 def to_words(tensor: Tensor) -> NDArray[np.generic]:
-    """Elements of ``tensor`` in logical order as a flat array of their own format: float32,
-    float16, or uint16 that holds bfloat16. A contiguous tensor is not copied.
+    """Elements of `tensor` in logical order as a flat array of their own format: float32, float16,
+    or uint16 that holds bfloat16.
+
+    A contiguous tensor is not copied.
     """
     flat = _flat(tensor)
     if flat.dtype == torch.bfloat16:  # numpy has none
@@ -53,12 +55,12 @@ def to_words(tensor: Tensor) -> NDArray[np.generic]:
 
 
 def narrow(array: NDArray[np.float32], name: str) -> NDArray[np.generic]:
-    """A flat fp32 array, rounded to nearest even to ``fp32``, ``fp16`` or ``bf16``."""
+    """A flat fp32 array, rounded to nearest even to `fp32`, `fp16` or `bf16`."""
     return to_words(torch.from_numpy(array).to(_DTYPES[name]))
 
 
 def widen(array: NDArray[Any]) -> NDArray[np.float32]:
-    """What :func:`to_words` returned, as fp32. Exact."""
+    """What `to_words` returned, as fp32. Exact."""
     if array.dtype == np.uint16:
         widened: NDArray[np.float32] = (array.astype(np.uint32) << 16).view(np.float32)
         return widened
@@ -66,7 +68,7 @@ def widen(array: NDArray[Any]) -> NDArray[np.float32]:
 
 
 def negated(array: NDArray[Any]) -> NDArray[Any]:
-    """A new array like ``array``, in any format of :func:`to_words`, with every sign bit flipped,
+    """A new array like `array`, in any format of `to_words`, with every sign bit flipped,
     of zeros and NaN too."""
     words = array.view(f"u{array.itemsize}")
     flipped: NDArray[Any] = (words ^ words.dtype.type(1 << (8 * array.itemsize - 1))).view(
@@ -76,22 +78,22 @@ def negated(array: NDArray[Any]) -> NDArray[Any]:
 
 
 def store(array: NDArray[np.float32], tensor: Tensor) -> None:
-    """Copy a flat fp32 array into ``tensor``, rounding to nearest even if it has 16 bits."""
+    """Copy a flat fp32 array into `tensor`, rounding to nearest even if it has 16 bits."""
     target = local(tensor)
     target.copy_(torch.from_numpy(array).view(target.shape))
 
 
 def store_words(array: NDArray[Any], tensor: Tensor) -> None:
-    """Copy what :func:`to_words` made of a tensor of this shape and format into ``tensor``."""
+    """Copy what `to_words` made of a tensor of this shape and format into `tensor`."""
     target = local(tensor)
     words = torch.from_numpy(array.view(np.int16)).view(target.dtype)
     target.copy_(words.view(target.shape))
 
 
 def landing(tensor: Tensor) -> NDArray[np.float32] | None:
-    """The memory of ``tensor`` as a flat fp32 array that may be written; None if there is none.
+    """The memory of `tensor` as a flat fp32 array that may be written; None if there is none.
 
-    Whoever writes it calls :func:`mark_changed` afterwards, so that autograd notices as it does
+    Whoever writes it calls `mark_changed` afterwards, so that autograd notices as it does
     after any other in-place change.
     """
     target = local(tensor)
@@ -102,7 +104,7 @@ def landing(tensor: Tensor) -> NDArray[np.float32] | None:
 
 
 def mark_changed(tensor: Tensor) -> None:
-    """Tell autograd that the memory of :func:`landing` was written."""
+    """Tell autograd that the memory of `landing` was written."""
     torch.autograd.graph.increment_version(tensor)
     if is_spread(tensor):
         torch.autograd.graph.increment_version(local(tensor))
@@ -114,7 +116,7 @@ def size(tensor: Tensor) -> int:
 
 
 def to_tensor(array: NDArray[Any], parameter: Tensor) -> Tensor:
-    """A flat array of any format of :func:`to_words` as a tensor of the parameter's shape, spread
+    """A flat array of any format of `to_words` as a tensor of the parameter's shape, spread
     as it is."""
     if array.dtype == np.uint16:
         return alike(torch.from_numpy(array.view(np.int16)).view(torch.bfloat16), parameter)
@@ -124,8 +126,8 @@ def to_tensor(array: NDArray[Any], parameter: Tensor) -> Tensor:
 def fingerprint(tensor: Tensor) -> int:
     """CRC-32 of the elements' bytes: finds every change of up to 32 neighbouring bits.
 
-    torch's version counter is no substitute: a write through ``tensor.data``, through ``numpy()``
-    or an assignment to ``tensor.data`` leaves it as it was.
+    torch's version counter is no substitute: a write through `tensor.data`, through `numpy()`
+    or an assignment to `tensor.data` leaves it as it was.
     """
     flat = _flat(tensor)
     if flat.dtype == torch.bfloat16:  # numpy has none
@@ -134,7 +136,7 @@ def fingerprint(tensor: Tensor) -> int:
 
 
 def merge_master(master: NDArray[np.float32], tensor: Tensor) -> NDArray[np.float32]:
-    """New fp32 master of a 16-bit ``tensor`` of which some elements have been changed.
+    """New fp32 master of a 16-bit `tensor` of which some elements have been changed.
 
     An element that still is the rounded value of its master keeps the master, with all its bits;
     any other takes the tensor's value. For fp32 that is the tensor itself.

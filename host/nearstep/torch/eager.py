@@ -1,4 +1,4 @@
-"""What ``torch.compile`` is kept out of."""
+"""What `torch.compile` is kept out of."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ R = TypeVar("R")
 
 
 def eager(function: Callable[P, R]) -> Callable[P, R]:
-    """Have ``torch.compile`` call ``function`` as it is: whoever compiles a caller gets a graph
-    break here, and an error with ``fullgraph=True``.
+    """Have `torch.compile` call `function` as it is: whoever compiles a caller gets a graph
+    break here, and an error with `fullgraph=True`.
 
     Compiled, a step would be wrong without an error. Dynamo looks a tensor up in a dict once, when
     it traces, and its guards do not hold the result to that tensor (torch 2.13): of
-    ``lambda p: table[p]``, compiled, every ``p`` of one shape gets what the first one got, here the
+    `lambda p: table[p]`, compiled, every `p` of one shape gets what the first one got, here the
     first parameter's place on the device. It does not see, either, what a device does to memory.
     """
     # Public, not torch's lazy twin: that one imports dynamo in the first call, by which a frame

@@ -12,8 +12,8 @@ class UnsupportedOptionError(ArgumentError):
 
     Attributes
     ----------
-    option: str
-    value: object
+    option
+    value
     """
 
     def __init__(self, option: str, value: object, reason: str) -> None:
@@ -78,13 +78,12 @@ class InterruptedStepError(NearstepError, RuntimeError):
     """The optimizer was used after a step that failed half way.
 
     What is on the device is then part old and part new. Load a checkpoint of the model, then of the
-    optimizer: :meth:`load_state_dict` sends everything anew and clears this.
+    optimizer: `load_state_dict` sends everything anew and clears this.
 
     Attributes
     ----------
-    cause: str
-        Name of the class of what the step failed with. Not the error: its traceback refers to the
-        optimizer, whose memory on the device would outlive it.
+    cause : name of the class of what the step failed with. Not the error: its traceback refers to
+        the optimizer, whose memory on the device would outlive it.
     """
 
     def __init__(self, action: str, cause: str) -> None:

@@ -70,8 +70,11 @@ class GraphSteps(Steps):
         return landing
 
     def _pieces(self, launches: Sequence[Launch], *, whole: bool) -> Work:
-        """What each channel does. The first piece is the smaller, the earlier a channel gets it: so
-        they do not want the bus at the same time later."""
+        """What each channel does.
+
+        The first piece is the smaller, the earlier a channel gets it: so they do not want the bus
+        at the same time later.
+        """
         size, channels = None, self._device.channel_count
         if self.cut is not None:
             total = sum(launch.count for launch in launches)

@@ -20,10 +20,8 @@ class Launcher:
 
     Parameters
     ----------
-    traffic: Traffic
-        Time and cycles are added to it.
-    max_cycles: int | None
-        Bound on each run.
+    traffic : time and cycles are added to it.
+    max_cycles : bound on each run.
     """
 
     def __init__(self, traffic: Traffic, max_cycles: int | None) -> None:
@@ -33,12 +31,11 @@ class Launcher:
     def together(
         self, starts: Iterable[Callable[[], AnyRun]], started: list[Run] | None = None
     ) -> list[AnyRun]:
-        """Start runs, one a channel, and wait for all; adds each to ``started`` at its start.
+        """Start runs, one a channel, and wait for all; adds each to `started` at its start.
 
         Raises
         ------
-        DeviceError
-            Those that run have been aborted.
+        DeviceError : those that run have been aborted.
         """
         runs: list[AnyRun] = []
         begun = time.perf_counter()
@@ -65,11 +62,9 @@ class Accelerator:
 
     Parameters
     ----------
-    device: KernelDevice
-    traffic: Traffic
-        Time is added to it.
-    max_cycles: int | None
-        Bound on each run.
+    device
+    traffic : time is added to it.
+    max_cycles : bound on each run.
     """
 
     def __init__(self, device: KernelDevice, traffic: Traffic, max_cycles: int | None) -> None:
@@ -84,8 +79,7 @@ class Accelerator:
 
         Raises
         ------
-        ArgumentError, ModeError, BusyError, DeviceError
-            The channel is the host's.
+        ArgumentError, ModeError, BusyError, DeviceError : the channel is the host's.
         """
         first, *others = starts
         with ExitStack() as inside:

@@ -11,16 +11,14 @@ from nearstep_spec.rule.optimizer import Optimizer
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """Keys of ``optimizer.state[p]``, as torch names them.
+    """Keys of `optimizer.state[p]`, as torch names them.
 
     Attributes
     ----------
-    counts: bool
-        There is a ``step``.
-    moments: Mapping[str, str]
-        Array of each tensor that stays on the device, by key.
-    optional: frozenset[str]
-        Those of them that may be missing, or None: there only once an option has asked for them.
+    counts : there is a `step`.
+    moments : array of each tensor that stays on the device, by key.
+    optional : those of them that may be missing, or None: there only once an option has asked for
+        them.
     """
 
     counts: bool

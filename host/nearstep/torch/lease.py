@@ -15,7 +15,7 @@ class Lease:
 
     Attributes
     ----------
-    device: KernelDevice
+    device : the `KernelDevice`.
     """
 
     def __init__(self, device: Device) -> None:
@@ -32,8 +32,7 @@ class Lease:
 
         Raises
         ------
-        ArgumentError
-            It has no update kernel.
+        ArgumentError : it has no update kernel.
         UrlError, OptionError
         """
         if not isinstance(device, str):

@@ -25,18 +25,18 @@ _ON_DEVICE = (
     inspect.Parameter("device", inspect.Parameter.KEYWORD_ONLY, annotation="str | Device"),
     *inspect.signature(Settings.given).parameters.values(),
 )
-"""Parameters that are in :class:`OnDevice`, as signatures show them."""
+"""Parameters that are in `OnDevice`, as signatures show them."""
 
 
 class RuleOptimizer(DeviceOptimizer):
     """An optimizer of torch that is what the data of an optimizer says.
 
     A subclass names one of nearstep, and has the constructor of torch's class;
-    :func:`nearstep.optim.of` makes one of any.
+    `nearstep.optim.of` makes one of any.
 
     Attributes
     ----------
-    definition: Optimizer
+    definition
     """
 
     definition: Optimizer
@@ -134,8 +134,7 @@ class RuleOptimizer(DeviceOptimizer):
 
         Raises
         ------
-        StateError
-            There is none, and the step cannot make it.
+        StateError : there is none, and the step cannot make it.
         """
         form = self._form(group)
         extra = self.definition.extra[form.rule.name]
@@ -162,12 +161,11 @@ class RuleOptimizer(DeviceOptimizer):
 
 
 class NamedOptimizer(RuleOptimizer):
-    """What :func:`nearstep.optim.of` makes.
+    """What `nearstep.optim.of` makes.
 
     Attributes
     ----------
-    name: str
-        That it was made of.
+    name : that it was made of.
     """
 
     def __init__(

@@ -66,11 +66,10 @@ class DeviceOptimizer(Optimizer):
 
     Parameters
     ----------
-    params: ParamsT
-    defaults: dict[str, Any]
-        Options of a group, those of torch's optimizer.
-    device: str | Device
-    settings: Settings
+    params
+    defaults : options of a group, those of torch's optimizer.
+    device
+    settings
     """
 
     layout: ClassVar[Layout]
@@ -96,7 +95,7 @@ class DeviceOptimizer(Optimizer):
 
     @abstractmethod
     def _check_options(self, group: Mapping[str, Any]) -> None:
-        """Raise :class:`HyperparameterError` for a group that no step can be made with."""
+        """Raise `HyperparameterError` for a group that no step can be made with."""
 
     @abstractmethod
     def _rule(self, group: Mapping[str, Any]) -> str:
@@ -108,7 +107,7 @@ class DeviceOptimizer(Optimizer):
 
     @abstractmethod
     def _arguments(self, group: Mapping[str, Any], phase: Hashable) -> dict[str, Any]:
-        """``step``, ``first`` and hyper-parameters for the device, of parameters in one phase."""
+        """`step`, `first` and hyper-parameters for the device, of parameters in one phase."""
 
     @abstractmethod
     def _start(
@@ -116,7 +115,7 @@ class DeviceOptimizer(Optimizer):
     ) -> Run:
         """Start the rule on the arrays of a launch, whose parameters are in one phase.
 
-        ``gradient`` goes to the device as it is.
+        `gradient` goes to the device as it is.
         """
 
     def _phase(
@@ -124,7 +123,7 @@ class DeviceOptimizer(Optimizer):
     ) -> Hashable:
         """What a run needs to know of a parameter besides its group; here t, from 1.
 
-        Neighbours in one phase share a run. A parameter that is in its group several ``times`` has
+        Neighbours in one phase share a run. A parameter that is in its group several `times` has
         as many runs, each with the t of the last, as in torch's fused step.
 
         Raises
@@ -140,7 +139,7 @@ class DeviceOptimizer(Optimizer):
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
-        """Whether ``torch.amp.GradScaler`` leaves the division by its scale to the step.
+        """Whether `torch.amp.GradScaler` leaves the division by its scale to the step.
 
         Where gradients are compressed it does not: their elements are compared, and what is left of
         them is added up, without the scale.
@@ -158,8 +157,11 @@ class DeviceOptimizer(Optimizer):
 
     @eager
     def report_inf_to(self, found: Tensor) -> None:
-        """Have the next step look for infinities and NaN. If it finds one, it sets ``found``, of
-        one element, to 1, and updates nothing; nor does it count as a step."""
+        """Have the next step look for infinities and NaN.
+
+        If it finds one, it sets `found`, of one element, to 1, and updates nothing; nor does it
+        count as a step.
+        """
         self._report_inf = found
 
     @property
@@ -170,7 +172,10 @@ class DeviceOptimizer(Optimizer):
     @property
     def timeline(self) -> Timeline | None:
         """When each transfer and run of the last step was under way, in device cycles; None before
-        the first step, and on a device without a clock. It refers to no data."""
+        the first step, and on a device without a clock.
+
+        It refers to no data.
+        """
         return self._steps.timeline
 
     @overload
@@ -186,29 +191,25 @@ class DeviceOptimizer(Optimizer):
         Everything that can be checked is checked before anything is sent. If the device fails
         later, what is in its memory is part old and part new, and the optimizer refuses further use
         until a checkpoint is loaded. Parameters on the host change only after the last run, unless
-        the device updates them where they are (``golden:axdimm``, large ones): then with their run,
+        the device updates them where they are (`golden:axdimm`, large ones): then with their run,
         so that a step that is interrupted leaves some of them new, or part old and part new.
 
         Parameters
         ----------
-        closure: Callable[[], float] | None
-            Reevaluates the model with gradients enabled, and returns the loss.
+        closure : reevaluates the model with gradients enabled, and returns the loss.
 
         Returns
         -------
-        float | None
-            What the closure returned.
+        float | None : what the closure returned.
 
         Raises
         ------
-        ArgumentError, OutOfDeviceMemoryError
-            Nothing has been updated: an option, a gradient, a parameter or its state is wrong
-            (HyperparameterError, UnsupportedOptionError, GradientError, ParameterError,
-            StateError), or scalar registers cannot hold what follows from the options.
-        DeviceError
-            The device failed during the update.
-        InterruptedStepError
-            It failed in an earlier step.
+        ArgumentError, OutOfDeviceMemoryError : nothing has been updated: an option, a gradient, a
+            parameter or its state is wrong (HyperparameterError, UnsupportedOptionError,
+            GradientError, ParameterError, StateError), or scalar registers cannot hold what follows
+            from the options.
+        DeviceError : the device failed during the update.
+        InterruptedStepError : it failed in an earlier step.
         ClosedDeviceError
         """
         loss: float | None = None
@@ -231,8 +232,7 @@ class DeviceOptimizer(Optimizer):
         Raises
         ------
         UnsupportedOptionError, HyperparameterError, ParameterError, OutOfDeviceMemoryError
-        ArgumentError
-            The kernel does not have the rule. In any case the group has not been added.
+        ArgumentError : the kernel does not have the rule. In any case the group has not been added.
         """
         super().add_param_group(param_group)
         group = self.param_groups[-1]
@@ -251,13 +251,12 @@ class DeviceOptimizer(Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """The state as torch has it, with the values of now, in fp32: a snapshot, not a view.
 
-        Its groups have ``fused=True``, so that an optimizer of torch that loads it goes on with the
+        Its groups have `fused=True`, so that an optimizer of torch that loads it goes on with the
         step that has the same bits, under the conditions that this module states.
 
         Raises
         ------
-        InterruptedStepError
-            The last step failed half way.
+        InterruptedStepError : the last step failed half way.
         """
         self._check_whole("make a checkpoint")
         packed = super().state_dict()
@@ -270,7 +269,7 @@ class DeviceOptimizer(Optimizer):
 
     @eager
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load what :meth:`state_dict` of this class or of torch's returned.
+        """Load what `state_dict` of this class or of torch's returned.
 
         The state is sent to the device as fp32 and every parameter goes down with its next step.
         What the checkpoint says about torch's way to compute (foreach, capturable) is not taken
@@ -278,8 +277,8 @@ class DeviceOptimizer(Optimizer):
 
         Raises
         ------
-        UnsupportedOptionError, HyperparameterError, StateError, ValueError
-            Nothing has been loaded.
+        UnsupportedOptionError, HyperparameterError, StateError, ValueError : nothing has been
+            loaded.
         """
         # Registered now, it runs after the hooks of the user.
         handle = self.register_load_state_dict_pre_hook(_prepare_to_load)
@@ -303,7 +302,7 @@ class DeviceOptimizer(Optimizer):
 
     @eager
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Take over state from pickle, from a copy, or from :meth:`load_state_dict`."""
+        """Take over state from pickle, from a copy, or from `load_state_dict`."""
         state = dict(state)
         if "device" in state:
             self._attach(state.pop("device"), state.pop("settings"))
@@ -469,12 +468,12 @@ class DeviceOptimizer(Optimizer):
         return ParameterState.of(resident, step, self._first_moments(group))
 
     def _checked(self, gradients: Iterable[Given]) -> list[Checked]:
-        """Phase and state of every parameter to be updated. Raise unless the scalars of every run
-        fit into their registers; nothing is sent.
+        """Phase and state of every parameter to be updated; nothing is sent.
 
         Raises
         ------
-        ArgumentError, ParameterError, StateError
+        ArgumentError : scalars of a run do not fit into their registers.
+        ParameterError, StateError
         """
         checked: set[tuple[int, Hashable]] = set()
         found: list[Checked] = []
@@ -495,8 +494,10 @@ class DeviceOptimizer(Optimizer):
         return found
 
     def _gradients(self) -> Iterator[Given]:
-        """What is to be updated; all is checked. As in torch, options of a group without gradients
-        are of no account."""
+        """What is to be updated; all is checked.
+
+        As in torch, options of a group without gradients are of no account.
+        """
         for index, group in enumerate(self.param_groups):
             given: dict[Tensor, Given] = {}
             for position, parameter in enumerate(group["params"]):
@@ -613,8 +614,7 @@ class DeviceOptimizer(Optimizer):
 
         Returns
         -------
-        list[Tensor]
-            What 1 is still to be added to.
+        list[Tensor] : what 1 is still to be added to.
         """
         update.resident.fetch_parameter(inbox)
         is_kept = len(update.state) > 0
@@ -636,7 +636,7 @@ def _labels(groups: Iterable[Mapping[str, Any]]) -> dict[Tensor, str]:
 
 
 def _unscale(parameter: Tensor, scale: float) -> None:
-    """Divide the gradient of a parameter by ``scale``, as torch's fused steps do."""
+    """Divide the gradient of a parameter by `scale`, as torch's fused steps do."""
     gradient = parameter.grad
     if gradient is None:
         return
@@ -651,8 +651,7 @@ def _prepare_to_load(_: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]
 
     Raises
     ------
-    StateError
-        What was saved is no state of an optimizer.
+    StateError : what was saved is no state of an optimizer.
     """
     missing = {"state", "param_groups"} - set(state_dict)
     if missing:

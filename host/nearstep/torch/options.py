@@ -29,14 +29,14 @@ _ABSENT = {"maximize": False, "fused": None}
 
 
 def reject_unsupported(group: Mapping[str, Any]) -> None:
-    """Raise :class:`UnsupportedOptionError` for the first option that is set but not supported."""
+    """Raise `UnsupportedOptionError` for the first option that is set but not supported."""
     for option, reason in _REASONS.items():
         if group.get(option):
             raise UnsupportedOptionError(option, group[option], reason)
 
 
 def normalise(group: MutableMapping[str, Any], options: Container[str]) -> None:
-    """Complete a loaded group with those of ``options`` that it lacks, and reset what it says about
+    """Complete a loaded group with those of `options` that it lacks, and reset what it says about
     torch's way to compute."""
     group.update({name: value for name, value in _IMPLEMENTATION.items() if name in options})
     for name, value in _ABSENT.items():
@@ -45,14 +45,14 @@ def normalise(group: MutableMapping[str, Any], options: Container[str]) -> None:
 
 
 def check_complete(group: Mapping[str, Any], options: Iterable[str]) -> None:
-    """Raise :class:`MissingOptionError` for the first of ``options`` that a group lacks."""
+    """Raise `MissingOptionError` for the first of `options` that a group lacks."""
     for option in options:
         if option not in group:
             raise MissingOptionError(option, group)
 
 
 def several(name: str, values: object, count: int) -> tuple[float, ...]:
-    """Numbers of a hyper-parameter that is ``count`` of them, as Python floats."""
+    """Numbers of a hyper-parameter that is `count` of them, as Python floats."""
     if not isinstance(values, tuple | list) or len(values) != count:
         expected = "a pair of numbers" if count == 2 else f"{count} numbers"
         raise HyperparameterError(name, expected, values)
@@ -68,12 +68,11 @@ def given_betas(betas: object) -> tuple[float, ...]:
 
 
 def scalar(name: str, value: object) -> float:
-    """``value`` as a Python float; a tensor must have one element. One too large is infinite.
+    """`value` as a Python float; a tensor must have one element. One too large is infinite.
 
     Raises
     ------
-    HyperparameterError
-        It is not a number.
+    HyperparameterError : it is not a number.
     """
     if isinstance(value, Tensor):
         if value.numel() != 1:

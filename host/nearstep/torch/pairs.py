@@ -23,15 +23,11 @@ class PairList(NamedTuple):
 
     Attributes
     ----------
-    channel: int
-    cut: range
-        Elements of the segment.
-    pairs: Pairs
-        Indices count from the first element of the run, and ascend.
-    data: Sequence[NDArray]
-        What is to be written there: indices, values.
-    rooms: Sequence[Buffer]
-        Both to the end of their last lines, which are nobody else's.
+    channel
+    cut : elements of the segment.
+    pairs : indices count from the first element of the run, and ascend.
+    data : what is to be written there: indices, values.
+    rooms : both to the end of their last lines, which are nobody else's.
     """
 
     channel: int
@@ -55,12 +51,11 @@ class PairSpace:
 
     Parameters
     ----------
-    segment: Segment
-    extents: Sequence[Extent]
-        All of the segment, in order.
-    compression: Compression
-    cut: int | None
-        A launch may be cut, into pieces of so many elements, at the ends of less. None: it is not.
+    segment
+    extents : all of the segment, in order.
+    compression
+    cut : a launch may be cut, into pieces of so many elements, at the ends of less. None: it is
+        not.
 
     Raises
     ------
@@ -96,7 +91,10 @@ class PairSpace:
         cuts: Sequence[Sequence[range]],
     ) -> Iterator[PairList]:
         """The pairs of each run of a launch that each channel cuts, at ends of blocks, into these
-        elements of the segment; by channel, then in order. They are still to be written."""
+        elements of the segment; by channel, then in order.
+
+        They are still to be written.
+        """
         values = np.concatenate([gradients[e].value for e in launch.extents])
         if self._stripes.channels == 1 and len(cuts[0]) == 1:  # all of the launch
             index = np.empty(values.size, np.uint32)
@@ -131,7 +129,7 @@ class PairSpace:
         index: NDArray[np.uint32],
         values: NDArray[np.generic],
     ) -> PairList:
-        """Pairs of a cut that lie from element ``at`` of the lists on."""
+        """Pairs of a cut that lie from element `at` of the lists on."""
         stop, end = at + index.size, at + padded(index.size, _LINE)
         rooms = [self._arenas[channel][name] for name in ("index", "value")]
         pairs = Pairs(rooms[0][at:stop], rooms[1][at:stop], self._form)

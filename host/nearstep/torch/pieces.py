@@ -28,20 +28,17 @@ Work = Sequence[Sequence[Sequence[Cut]]]
 def pieces(
     launches: Iterable[Launch], elements: int | None, first: int, *, whole: bool
 ) -> list[list[Cut]]:
-    """Launches, in order, as pieces of ``elements`` or some more, of the last one less.
+    """Launches, in order, as pieces of `elements` or some more, of the last one less.
 
     A launch is cut only where the last channel has had its turn, so that a piece has the same
     number of elements on each channel.
 
     Parameters
     ----------
-    launches: Iterable[Launch]
-    elements: int | None
-        At least 1. None: all is one piece.
-    first: int
-        Instead of ``elements``, of the first piece.
-    whole: bool
-        Launches are not cut.
+    launches
+    elements : at least 1. None: all is one piece.
+    first : instead of `elements`, of the first piece.
+    whole : launches are not cut.
     """
     found: list[list[Cut]] = []
     left = 0

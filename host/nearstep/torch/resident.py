@@ -28,10 +28,8 @@ class Formats:
 
     Attributes
     ----------
-    gradient, copy_out: Sequence[str]
-        Of gradients, and of copies of the updated parameters.
-    state: Mapping[str, str]
-        Of states that are not fp32, by array.
+    gradient, copy_out : of gradients, and of copies of the updated parameters.
+    state : of states that are not fp32, by array.
     """
 
     gradient: Sequence[str]
@@ -50,7 +48,7 @@ class Formats:
         return name if name in self.copy_out and name != self.state_of("p") else None
 
     def check(self, label: str, parameter: Tensor) -> None:
-        """Raise :class:`ParameterError` unless the rule keeps parameters like this one: as they
+        """Raise `ParameterError` unless the rule keeps parameters like this one: as they
         are, or in fp32."""
         kept = self.state_of("p")
         if kept not in ("fp32", convert.NAMES[parameter.dtype]):
@@ -81,20 +79,18 @@ class Resident:
     The host's copy is the one that the user sees and may change at any time. So each time before a
     step its contents are compared with what the last step left there, and if they differ, they
     become the master. The last step left there what the device has: a device that can tell whether
-    it still does (:meth:`nearstep.buffer.Buffer.holds`) is asked; for others
-    :func:`convert.fingerprint` is kept, and of small parameters what was fetched.
+    it still does (`nearstep.buffer.Buffer.holds`) is asked; for others
+    `convert.fingerprint` is kept, and of small parameters what was fetched.
 
     Attributes
     ----------
-    parameter: Tensor
-    label: str
-        What the parameter is called in errors.
-    extent: Extent
-    layout: Layout
-    is_small: bool
-        Whether it is copied together with its neighbours.
-    interrupted: str | None
-        Name of what a step of this parameter failed with half way; cleared by :meth:`load_master`.
+    parameter
+    label : what the parameter is called in errors.
+    extent
+    layout
+    is_small : whether it is copied together with its neighbours.
+    interrupted : name of what a step of this parameter failed with half way; cleared by
+        `load_master`.
     """
 
     def __init__(
@@ -131,15 +127,13 @@ class Resident:
         return convert.NAMES[self.parameter.dtype] != self._p
 
     def fetch(self, key: str) -> Tensor:
-        """The moment ``key`` as a new tensor of the parameter's shape, of fp32 unless the rule says
+        """The moment `key` as a new tensor of the parameter's shape, of fp32 unless the rule says
         otherwise.
 
         Raises
         ------
-        InterruptedStepError
-            It may be part old and part new.
-        ParameterError
-            The parameter has been given another number of elements.
+        InterruptedStepError : it may be part old and part new.
+        ParameterError : the parameter has been given another number of elements.
         """
         if self.interrupted is not None:
             raise InterruptedStepError(f"read {key} of {self.label}", self.interrupted)
@@ -149,12 +143,11 @@ class Resident:
         return convert.to_tensor(array, self.parameter)
 
     def send(self, key: str, value: Tensor) -> None:
-        """Make ``value`` the moment ``key``.
+        """Make `value` the moment `key`.
 
         Raises
         ------
-        OutOfDeviceMemoryError
-            The device had no such array so far, and there is no room for it.
+        OutOfDeviceMemoryError : the device had no such array so far, and there is no room for it.
         """
         self._is_new = False
         name = self.layout.moments[key]
@@ -169,7 +162,7 @@ class Resident:
         return values if form == "fp32" else convert.narrow(values, form)
 
     def reset_moments(self, keys: Iterable[str], arrays: Mapping[str, float]) -> None:
-        """Give these moments the values that ``arrays`` has for their arrays.
+        """Give these moments the values that `arrays` has for their arrays.
 
         A new extent has them.
         """
@@ -182,7 +175,7 @@ class Resident:
             self._traffic.moments_down += values.nbytes
 
     def check_size(self) -> None:
-        """Raise :class:`ParameterError` if the parameter was given another number of elements, or a
+        """Raise `ParameterError` if the parameter was given another number of elements, or a
         dtype that the rule does not keep."""
         if self._p != "fp32":
             self._formats.check(self.label, self.parameter)
@@ -195,8 +188,7 @@ class Resident:
 
         Raises
         ------
-        ParameterError
-            The parameter has been given another number of elements.
+        ParameterError : the parameter has been given another number of elements.
         """
         self.check_size()
         if self._loaded_master is not None:
@@ -219,7 +211,7 @@ class Resident:
         """Make the host's parameter the master, unless it is what the last step left there.
 
         A device that works on the host's memory takes a large fp32 parameter where it is: there is
-        no other master, nothing to send and nothing to fetch. :meth:`check_size` has been called.
+        no other master, nothing to send and nothing to fetch. `check_size` has been called.
         """
         parameter = self.parameter
         if self._lend_parameter() or self._is_as_left:
@@ -258,15 +250,18 @@ class Resident:
     @property
     def copy_format(self) -> str | None:
         """Format of the copy of the master that the kernel makes and the host fetches: the
-        parameter's, if the kernel has it. None: the master is fetched."""
+        parameter's, if the kernel has it.
+
+        None: the master is fetched.
+        """
         return self._formats.copy_of(self.parameter.dtype) if self._narrow else None
 
     def send_gradient(self, gradient: Tensor, outbox: Outbox, *, negated: bool = False) -> None:
-        """Send a gradient of any of :data:`convert.FORMATS`, as :meth:`gradient_format` says; its
-        negation if ``negated``.
+        """Send a gradient of any of `convert.FORMATS`, as `gradient_format` says; its
+        negation if `negated`.
 
         A large one is lent, if the device takes it as it is: nobody changes it during a step, which
-        ends with :meth:`end_loan`.
+        ends with `end_loan`.
         """
         self._is_new = False
         form = self.gradient_format(gradient)
@@ -295,7 +290,7 @@ class Resident:
         memory: Callable[[int], NDArray[np.float32]],
     ) -> Compressed:
         """What of a gradient is to be sent instead of it, and what of it stays, in an array of
-        ``memory``."""
+        `memory`."""
         self._is_new = False
         before = None if residual is None else convert.to_float32(residual)
         take = self.extent.segment.take_largest or take_largest
@@ -304,7 +299,7 @@ class Resident:
 
     @property
     def wanted(self) -> Wanted:
-        """What a step leaves for :meth:`fetch_parameter`."""
+        """What a step leaves for `fetch_parameter`."""
         form = self.copy_format
         return Wanted(self.extent, "p" if form is None else copy_array(form))
 
@@ -329,7 +324,7 @@ class Resident:
         self._leave(wanted.array if of_format else None)
 
     def _take_parameter(self, array: NDArray[Any]) -> None:
-        """:meth:`fetch_parameter` of a small parameter: what is :attr:`wanted` has been fetched."""
+        """`fetch_parameter` of a small parameter: what is `wanted` has been fetched."""
         self._store(array)
         if array.dtype == np.float32 and self.parameter.dtype != torch.float32:
             self._leave(None)
@@ -363,7 +358,7 @@ class Resident:
         return self._left is not None and convert.fingerprint(self.parameter) == self._left
 
     def _found_landing(self) -> NDArray[np.float32] | None:
-        """:func:`convert.landing` of the parameter: that of the step before, if it still is."""
+        """`convert.landing` of the parameter: that of the step before, if it still is."""
         parameter, seen = self.parameter, self._seen
         if (
             seen is not None
@@ -379,7 +374,7 @@ class Resident:
         return array
 
     def _leave(self, array: str | None) -> None:
-        """The host's parameter is what the next step is to find; ``array`` on the device has the
+        """The host's parameter is what the next step is to find; `array` on the device has the
         same contents, if it is given."""
         self._home = None
         asked = array is not None and self.extent.segment.compares

@@ -28,7 +28,7 @@ EXACT_STEPS = 1 << 24
 
 @dataclass(frozen=True)
 class Verbatim:
-    """A value that ``Optimizer.load_state_dict`` is to pass on as it is, not cast to 16 bits."""
+    """A value that `Optimizer.load_state_dict` is to pass on as it is, not cast to 16 bits."""
 
     value: Any
 
@@ -39,14 +39,10 @@ class SavedState:
 
     Attributes
     ----------
-    step: Tensor | None
-        fp32 scalar; None if the layout has none.
-    moments: Mapping[str, Tensor]
-        By key; of the parameter's shape.
-    master: Tensor | None
-        fp32 master of a 16-bit parameter.
-    others: Mapping[str, Any]
-        Values under keys that are not torch's.
+    step : fp32 scalar; None if the layout has none.
+    moments : by key; of the parameter's shape.
+    master : fp32 master of a 16-bit parameter.
+    others : values under keys that are not torch's.
     """
 
     step: Tensor | None
@@ -56,7 +52,7 @@ class SavedState:
 
     @classmethod
     def of(cls, layout: Layout, label: str, parameter: Tensor, saved: Mapping[str, Any]) -> Self:
-        """Check `saved`, the state of `parameter` as torch's optimizer or :func:`export` has it.
+        """Check `saved`, the state of `parameter` as torch's optimizer or `export` has it.
 
         Raises
         ------
@@ -89,12 +85,11 @@ class SavedState:
 
 
 def count(label: str, step: object) -> int:
-    """The value of ``step``, a number or a tensor of one element, as an int.
+    """The value of `step`, a number or a tensor of one element, as an int.
 
     Raises
     ------
-    StateError
-        It is not a whole number of at least 0, or a run could not have the next one.
+    StateError : it is not a whole number of at least 0, or a run could not have the next one.
     """
     try:
         value = options.scalar("step", step)

@@ -12,20 +12,18 @@ from nearstep.torch.optimizer import DeviceOptimizer
 
 
 class GradScaler(torch.amp.GradScaler):
-    """``torch.amp.GradScaler`` that leaves the search for infinities to the device.
+    """`torch.amp.GradScaler` that leaves the search for infinities to the device.
 
     torch's looks at every gradient on the host before it calls an optimizer that unscales by
     itself. This one does not, where the optimizer is nearstep's and its kernel scans gradients
-    (``scan=yes``, ``gradient_scale=yes``): the step sends the gradients, the kernel looks, and if
+    (`scan=yes`, `gradient_scale=yes`): the step sends the gradients, the kernel looks, and if
     it finds an infinity or a NaN the step ends there. For any other optimizer, and after
-    ``unscale_``, it is torch's scaler.
+    `unscale_`, it is torch's scaler.
 
     Parameters
     ----------
-    device: str
-        Type of the device that the loss is on.
-    init_scale, growth_factor, backoff_factor, growth_interval, enabled
-        As in torch.
+    device : type of the device that the loss is on.
+    init_scale, growth_factor, backoff_factor, growth_interval, enabled : as in torch.
     """
 
     def __init__(

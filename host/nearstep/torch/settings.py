@@ -19,8 +19,7 @@ from nearstep_spec.updater.config import AdamKernelConfig
 
 
 class OnDevice(TypedDict, total=False):
-    """Arguments that every optimizer here takes besides torch's: see
-    :class:`nearstep.optim.Adam`."""
+    """Arguments that every optimizer here takes besides torch's: see `nearstep.optim.Adam`."""
 
     device: Required[str | Device]
     max_cycles: int | None
@@ -37,12 +36,9 @@ class Settings:
 
     Attributes
     ----------
-    max_cycles: int | None
-        Bound on each run of the kernel, in device cycles.
-    compression: Compression | None
-        None sends whole gradients.
-    max_grad_norm: float | None
-        Bound on the norm of the gradients that a step applies; None is no bound.
+    max_cycles : bound on each run of the kernel, in device cycles.
+    compression : None sends whole gradients.
+    max_grad_norm : bound on the norm of the gradients that a step applies; None is no bound.
 
     Raises
     ------
@@ -75,7 +71,7 @@ class Settings:
         compression_format: str = "fp32",
         max_grad_norm: float | None = None,
     ) -> Self:
-        """Those of :class:`OnDevice`."""
+        """Those of `OnDevice`."""
         check_pairs(compression_form, compression_format)
         chosen = None
         if compression is not None:
@@ -92,8 +88,7 @@ class Settings:
 
         Raises
         ------
-        UnsupportedOptionError
-            Names the option of the device.
+        UnsupportedOptionError : names the option of the device.
         """
         if self.max_grad_norm is not None and not scans(kernel):
             raise UnsupportedOptionError(
@@ -125,8 +120,7 @@ class Settings:
 
         Raises
         ------
-        UnsupportedOptionError
-            Names the option of the device.
+        UnsupportedOptionError : names the option of the device.
         """
         if maximize and self.compression is not None and not kernel.gradient_scale:
             raise UnsupportedOptionError(

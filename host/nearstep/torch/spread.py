@@ -36,7 +36,7 @@ def local(tensor: Tensor) -> Tensor:
 
 
 def alike(part: Tensor, parameter: Tensor) -> Tensor:
-    """Elements of :func:`local` of ``parameter``, in order, as a tensor of its shape that is spread
+    """Elements of `local` of `parameter`, in order, as a tensor of its shape that is spread
     as it is."""
     if not is_spread(parameter):
         return part.view(parameter.shape)

@@ -20,12 +20,10 @@ class Transfer(NamedTuple):
 
     Attributes
     ----------
-    segment: Segment
-    array: str
-    start, stop: int
-        Elements of the segment; whole lines, padding included.
-    parts: Sequence[Sending]
-        What is in them.
+    segment
+    array
+    start, stop : elements of the segment; whole lines, padding included.
+    parts : what is in them.
     """
 
     segment: Segment
@@ -40,7 +38,7 @@ class Transfer(NamedTuple):
         return self.segment.arenas[channel][self.array][first:last] if first < last else None
 
     def data(self, channel: int) -> NDArray[Any]:
-        """What goes to :meth:`room`, a new array; padding is 0."""
+        """What goes to `room`, a new array; padding is 0."""
         stripes = self.segment.stripes
         first, last = stripes.span(self.start, self.stop, channel)
         data = np.zeros(last - first, self.segment.dtype_of(self.array))
@@ -54,7 +52,7 @@ class Transfer(NamedTuple):
 
 
 class DeferredOutbox(Outbox):
-    """Arrays that a step sends when it can: :meth:`cut` says what is there."""
+    """Arrays that a step sends when it can: `cut` says what is there."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -58,20 +58,20 @@ _ON_DEVICE = _OnDevice()
 
 
 class ParameterState(dict[str, Any]):
-    """``optimizer.state[p]`` with the keys that torch has there, of Adam ``step``, ``exp_avg`` and
-    ``exp_avg_sq``.
+    """`optimizer.state[p]` with the keys that torch has there, of Adam `step`, `exp_avg` and
+    `exp_avg_sq`.
 
-    ``step`` is an fp32 scalar tensor on the host. A moment is fetched when it is read, as a
+    `step` is an fp32 scalar tensor on the host. A moment is fetched when it is read, as a
     tensor of the parameter's shape, of fp32 whatever the parameter's format unless the rule names
     another one, and is good until the next step. One that was changed in place, or assigned, goes
     down with that step.
 
-    With error feedback ``residual`` is there after a step, an fp32 tensor of the parameter's shape
+    With error feedback `residual` is there after a step, an fp32 tensor of the parameter's shape
     on the host: what has not been sent, with -0 where nothing is left. A step makes a new one.
 
-    It is a dict, because torch and its users test for one; every way to read a value (``dict(s)``,
-    ``items()``, ``|``, ``copy()``, pickle, deepcopy, pytrees) fetches it. One that is made as a
-    dict is, by ``type(s)({...})`` or of a pytree, is on no device until a step takes it over.
+    It is a dict, because torch and its users test for one; every way to read a value (`dict(s)`,
+    `items()`, `|`, `copy()`, pickle, deepcopy, pytrees) fetches it. One that is made as a
+    dict is, by `type(s)({...})` or of a pytree, is on no device until a step takes it over.
     """
 
     def __init__(self, *values: Any, **more: Any) -> None:
@@ -85,11 +85,9 @@ class ParameterState(dict[str, Any]):
 
         Parameters
         ----------
-        store: MomentStore
-        step: Tensor | None
-            None if torch keeps no such count.
-        held: Iterable[str]
-            Keys of the moments that the device has.
+        store
+        step : None if torch keeps no such count.
+        held : keys of the moments that the device has.
         """
         state = cls({} if step is None else {"step": step})
         dict.update(state, dict.fromkeys(held, _ON_DEVICE))
@@ -103,16 +101,20 @@ class ParameterState(dict[str, Any]):
 
     @property
     def step(self) -> Any:
-        """What is under the key ``step``."""
+        """What is under the key `step`."""
         return super().__getitem__("step")
 
     def has_moment(self, key: str) -> bool:
-        """Whether there is a moment ``key``, on the device or to be sent there."""
+        """Whether there is a moment `key`, on the device or to be sent there."""
         return super().get(key) is not None
 
     def written(self, keys: Iterable[str]) -> list[Tensor]:
-        """Steps wrote these moments. Returns the count of steps, which is to be advanced, if there
-        is one."""
+        """Steps wrote these moments.
+
+        Returns
+        -------
+        list[Tensor] : the count of steps, which is to be advanced, if there is one.
+        """
         for key in keys:
             super().__setitem__(key, _ON_DEVICE)
         if not self._placed.layout.counts:
@@ -123,8 +125,10 @@ class ParameterState(dict[str, Any]):
         return [step]
 
     def flush(self) -> None:
-        """Send what was changed on the host, and let go of what was fetched. The keys have been
-        checked (:meth:`check_keys`)."""
+        """Send what was changed on the host, and let go of what was fetched.
+
+        The keys have been checked (`check_keys`).
+        """
         store = self._placed
         for key in store.layout.moments:
             value = super().get(key)
@@ -136,14 +140,14 @@ class ParameterState(dict[str, Any]):
         self._fetched.clear()
 
     def check_keys(self) -> None:
-        """Raise :class:`StateError` if a key was deleted that state always has."""
+        """Raise `StateError` if a key was deleted that state always has."""
         keys = self._placed.layout.keys
         if not self.keys() >= keys:
             missing = next(key for key in keys if key not in self.keys())
             raise StateError(self._placed.label, f"have {missing!r}", sorted(self.keys()))
 
     def snapshot(self) -> dict[str, Any]:
-        """A plain dict with values of its own: a copy of ``step``, moments fetched afresh."""
+        """A plain dict with values of its own: a copy of `step`, moments fetched afresh."""
         return {
             key: self._placed.fetch(key)
             if raw is _ON_DEVICE
@@ -271,7 +275,7 @@ pytree.register_pytree_node(  # a subclass of dict is a leaf without
 
 
 def check_moment(label: str, parameter: Tensor, key: str, value: object) -> Tensor:
-    """``value`` as a moment of a parameter: a floating-point tensor of its shape on the host, and
+    """`value` as a moment of a parameter: a floating-point tensor of its shape on the host, and
     spread over processes as it is.
 
     Raises
@@ -291,7 +295,7 @@ def check_moment(label: str, parameter: Tensor, key: str, value: object) -> Tens
 
 
 def check_residual(label: str, parameter: Tensor, value: object) -> Tensor:
-    """``value`` as the residual of a parameter: like a moment, of fp32.
+    """`value` as the residual of a parameter: like a moment, of fp32.
 
     Raises
     ------

@@ -38,17 +38,12 @@ class Key(NamedTuple):
 
     Attributes
     ----------
-    group: int
-        Index of the parameter group.
-    phase: Hashable
-        What else the rule needs to know.
-    gradient_format: str
-    copy_format: str | None
-        Format of the copy of the parameters that the host fetches; None without one.
-    times: int
-        Runs: how often each is in its group.
-    negate: bool
-        The kernel is to negate the gradients.
+    group : index of the parameter group.
+    phase : what else the rule needs to know.
+    gradient_format
+    copy_format : format of the copy of the parameters that the host fetches; None without one.
+    times : runs: how often each is in its group.
+    negate : the kernel is to negate the gradients.
     """
 
     group: int
@@ -64,11 +59,9 @@ class Given(NamedTuple):
 
     Attributes
     ----------
-    group: int
-        Index of the parameter group.
-    parameter, gradient: Tensor
-    times: int
-        How often it is in the group.
+    group : index of the parameter group.
+    parameter, gradient
+    times : how often it is in the group.
     """
 
     group: int
@@ -87,13 +80,11 @@ class Update:
 
     Attributes
     ----------
-    key: Key
-    resident: Resident
-    state: ParameterState
-    arrays: Mapping[str, float]
-        Arrays of the rule.
-    compressed: Compressed | None
-        The gradient, if it is compressed; others have been sent.
+    key
+    resident
+    state
+    arrays : arrays of the rule.
+    compressed : the gradient, if it is compressed; others have been sent.
     """
 
     key: Key
@@ -108,10 +99,8 @@ class Scaling(NamedTuple):
 
     Attributes
     ----------
-    scale: float
-        What the gradients were multiplied by.
-    found: Tensor | None
-        If given, the device looks for infinities and NaN, and ``found`` is set to 1 if it finds
+    scale : what the gradients were multiplied by.
+    found : if given, the device looks for infinities and NaN, and `found` is set to 1 if it finds
         one.
     """
 
@@ -128,14 +117,11 @@ class StepInputs(NamedTuple):
 
     Attributes
     ----------
-    updates: Mapping[Extent, Update]
-        What it updates, as often as a parameter is in its group.
-    outbox: Outbox
-        What goes to the device first.
-    scaling: Scaling
-    start: Start
-    started: list[Run]
-        Each run of a rule is added to it as it is started.
+    updates : what it updates, as often as a parameter is in its group.
+    outbox : what goes to the device first.
+    scaling
+    start
+    started : each run of a rule is added to it as it is started.
     """
 
     updates: Mapping[Extent, Update]
@@ -150,10 +136,8 @@ class Steps(ABC):
 
     Attributes
     ----------
-    pair_spaces: dict[Segment, PairSpace]
-        Room for compressed gradients.
-    timeline: Timeline | None
-        Of the last step; None before the first, and on a device without a clock.
+    pair_spaces : room for compressed gradients.
+    timeline : of the last step; None before the first, and on a device without a clock.
     """
 
     def __init__(
@@ -182,15 +166,12 @@ class Steps(ABC):
 
         Returns
         -------
-        Inbox | None
-            The results; None if the step is to be skipped: nothing has been updated.
+        Inbox | None : the results; None if the step is to be skipped: nothing has been updated.
 
         Raises
         ------
-        GradientError
-            There is a bound, and the norm is not finite: nothing has been updated.
-        DeviceError
-            No run goes on.
+        GradientError : there is a bound, and the norm is not finite: nothing has been updated.
+        DeviceError : no run goes on.
         """
 
     def _launches(self, updates: Mapping[Extent, Update]) -> list[Launch]:
@@ -221,9 +202,8 @@ class Steps(ABC):
 
         Parameters
         ----------
-        scans: Iterable[ScanRun]
-            That have ended: in the order of the launches, those of one in that of the channels. In
-            this order their sums are added.
+        scans : that have ended: in the order of the launches, those of one in that of the channels.
+            In this order their sums are added.
 
         Raises
         ------
@@ -244,7 +224,7 @@ class Steps(ABC):
 
 
 def starter(start: Start, arrays: Arrays, key: Key, factor: float) -> Callable[[], Run]:
-    """Starts the rule on the arrays of one run, which multiplies its gradients by ``factor``."""
+    """Start the rule on the arrays of one run, which multiplies its gradients by `factor`."""
     options: dict[str, Any] = {
         "gradient_format": key.gradient_format,
         "gradient_scale": -factor if key.negate else factor,

@@ -35,7 +35,7 @@ BUS = "bus"
 
 
 class Place(NamedTuple):
-    """What a run works on: elements of a launch from ``start`` on, those of a channel."""
+    """What a run works on: elements of a launch from `start` on, those of a channel."""
 
     launch: Launch
     start: int
@@ -50,14 +50,11 @@ class StepGraph:
 
     Parameters
     ----------
-    device: KernelDevice
-    traffic: Traffic
-    max_cycles: int | None
-        Bound on each run.
-    outbox: DeferredOutbox
-        What is to be sent.
-    lists: dict[Place, PairList]
-        Compressed gradients.
+    device
+    traffic
+    max_cycles : bound on each run.
+    outbox : what is to be sent.
+    lists : compressed gradients.
     """
 
     def __init__(
@@ -87,8 +84,7 @@ class StepGraph:
 
         Returns
         -------
-        Sequence[ScanRun]
-            In the order of the launches, those of one in that of the channels.
+        Sequence[ScanRun] : in the order of the launches, those of one in that of the channels.
 
         Raises
         ------
@@ -140,13 +136,11 @@ class StepGraph:
 
         Parameters
         ----------
-        work: Work
-        start: Start
-        factor: float
-            Of the gradients.
-        started: list[Run]
-            Each run is added to it as it is started.
-        sent: bool
+        work
+        start
+        factor : of the gradients.
+        started : each run is added to it as it is started.
+        sent
 
         Raises
         ------
@@ -187,7 +181,7 @@ class StepGraph:
     def _write(
         self, name: str, channel: int, room: Buffer, data: Callable[[int], NDArray[Any]]
     ) -> None:
-        """Add a transfer of what ``data`` makes for the channel when it begins."""
+        """Add a transfer of what `data` makes for the channel when it begins."""
         self._graph.add(
             name.strip(),
             BUS,
@@ -252,8 +246,8 @@ class StepGraph:
 
         Raises
         ------
-        Exception
-            That of the operation which failed first, with a note of what became of the others.
+        Exception : that of the operation which failed first, with a note of what became of the
+            others.
         """
         graph, self._graph = self._graph, Graph()
         try:

@@ -24,29 +24,30 @@ _MAGNITUDE = np.uint32(0x7FFFFFFF)
 
 
 def kept_of_block(size: int, share: float) -> int:
-    """How many elements of a block of ``size`` are kept: max(1, round(share x size)), and none of
-    none. Halves are rounded to even."""
+    """How many elements of a block of `size` are kept: max(1, round(share x size)), and none of
+    none.
+
+    Halves are rounded to even.
+    """
     return min(size, max(1, round(share * size)))
 
 
 def kept_of(size: int, share: float) -> int:
-    """How many elements of an array of ``size`` are kept."""
+    """How many elements of an array of `size` are kept."""
     blocks, rest = divmod(size, BLOCK)
     return blocks * kept_of_block(BLOCK, share) + kept_of_block(rest, share)
 
 
 def largest_of(array: NDArray[np.float32], count: int) -> NDArray[np.intp]:
-    """Positions of the ``count`` elements of largest magnitude of one block, ascending.
+    """Positions of the `count` elements of largest magnitude of one block, ascending.
 
     Magnitudes are compared as bit patterns without their sign: NaN is above infinity, and that
     above every number. Of equal magnitudes those that come first are kept.
 
     Parameters
     ----------
-    array: NDArray[np.float32]
-        Of one dimension, contiguous.
-    count: int
-        At most its size.
+    array : of one dimension, contiguous.
+    count : at most its size.
     """
     if count == array.size:
         return np.arange(array.size)
@@ -73,16 +74,12 @@ def take_largest(
 
     Parameters
     ----------
-    gradient: NDArray[np.float32]
-        Of one dimension, contiguous.
-    residual: NDArray[np.float32] | None
-        What is added to it, if there is a ``rest``.
-    rest: NDArray[np.float32] | None
-        Becomes the sum, with -0 for what is kept: added to a number it changes no bit of it. None:
-        nothing stays. The others are left as they are, and share no memory with it. Of two NaN
-        either may be the sum.
-    share: float
-        Above 0, at most 1; see :func:`kept_of_block`.
+    gradient : of one dimension, contiguous.
+    residual : what is added to it, if there is a `rest`.
+    rest : becomes the sum, with -0 for what is kept: added to a number it changes no bit of it.
+        None: nothing stays. The others are left as they are, and share no memory with it. Of two
+        NaN either may be the sum.
+    share : above 0, at most 1; see `kept_of_block`.
     """
     index = np.empty(kept_of(gradient.size, share), np.intp)
     value = np.empty(index.size, np.float32)
@@ -107,7 +104,7 @@ def take_largest(
 
 
 def _exactly(keys: NDArray[np.uint32], count: int) -> NDArray[np.bool_]:
-    """Which are the ``count`` largest, by looking at all."""
+    """Which are the `count` largest, by looking at all."""
     if count == keys.size:
         return np.ones(count, np.bool_)
     least = np.partition(keys, keys.size - count)[keys.size - count]

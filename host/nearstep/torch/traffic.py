@@ -9,39 +9,33 @@ from dataclasses import asdict, dataclass
 class Traffic:
     """What one optimizer has done since it was made, in bytes where not said otherwise.
 
-    In a plain training loop each step adds to ``gradients_down`` and ``parameters_up`` and to
+    In a plain training loop each step adds to `gradients_down` and `parameters_up` and to
     nothing else: four bytes for each element that was updated, or two of a format of 16 bits that
     the kernel has. Compressed gradients count as what is sent of them: four bytes of index and four
     or two of value for each element kept.
 
     Attributes
     ----------
-    gradients_down, parameters_up: int
-        The traffic of steps.
-    masters_down: int
-        Parameters sent because the host had changed them, the first step's included. Of those that
-        the device updates where the host has them (``golden:axdimm``, large ones) the first step
-        alone counts: nothing is sent, and a change is not told from the step's. Of these and of
-        gradients that it reads where they are, the counters say what a memory of its own would get.
-    masters_up: int
-        fp32 masters fetched to merge a change of 16-bit parameters, or for a checkpoint.
-    moments_down, moments_up: int
-        Optimizer state sent (load_state_dict, changed by the user) and fetched (when read).
-    steps, launches, elements: int
-        Steps done, runs of the kernel that update (on a DIMM of several channels with a clock, of
-        pieces of a step), elements updated.
-    scans, skipped: int
-        Runs that only look at gradients; steps that were skipped because of an infinity or NaN.
-    pairs: int
-        Elements of compressed gradients that were sent.
-    cycles: int | None
-        Device cycles in which kernels have their channels: runs, the commands that start them,
+    gradients_down, parameters_up : the traffic of steps.
+    masters_down : parameters sent because the host had changed them, the first step's included. Of
+        those that the device updates where the host has them (`golden:axdimm`, large ones) the
+        first step alone counts: nothing is sent, and a change is not told from the step's. Of these
+        and of gradients that it reads where they are, the counters say what a memory of its own
+        would get.
+    masters_up : fp32 masters fetched to merge a change of 16-bit parameters, or for a checkpoint.
+    moments_down, moments_up : optimizer state sent (load_state_dict, changed by the user) and
+        fetched (when read).
+    steps, launches, elements : steps done, runs of the kernel that update (on a DIMM of several
+        channels with a clock, of pieces of a step), elements updated.
+    scans, skipped : runs that only look at gradients; steps that were skipped because of an
+        infinity or NaN.
+    pairs : elements of compressed gradients that were sent.
+    cycles : device cycles in which kernels have their channels: runs, the commands that start them,
         changes of mode; of several channels those of the one that works longest in a step. None on
         a device without a clock.
-    step_cycles: int | None
-        Device cycles of whole steps, from the first transfer to the last.
-    run_seconds: float
-        Time on the wall clock from a launch to its end. Of an emulated device: of the emulation.
+    step_cycles : device cycles of whole steps, from the first transfer to the last.
+    run_seconds : time on the wall clock from a launch to its end. Of an emulated device: of the
+        emulation.
     """
 
     gradients_down: int = 0

@@ -22,13 +22,10 @@ class Sending(NamedTuple):
 
     Attributes
     ----------
-    extent: Extent
-    array: str
-        Where it goes.
-    data: NDArray
-        Of shape (count,).
-    sent: Callable[[], None] | None
-        Called when it is there.
+    extent
+    array : where it goes.
+    data : of shape (count,).
+    sent : called when it is there.
     """
 
     extent: Extent
@@ -48,13 +45,13 @@ Item = TypeVar("Item", Sending, Wanted)
 
 
 class Outbox:
-    """Arrays on their way to the device; who changes them waits for :meth:`flush`."""
+    """Arrays on their way to the device; who changes them waits for `flush`."""
 
     def __init__(self) -> None:
         self._waiting: list[Sending] = []
 
     def send(self, sending: Sending) -> None:
-        """Send an array, a small one with the next :meth:`flush`. Padding may be overwritten."""
+        """Send an array, a small one with the next `flush`. Padding may be overwritten."""
         if sending.extent.count < SMALL_ELEMENTS:
             self._waiting.append(sending)
         else:
@@ -73,15 +70,14 @@ class Inbox:
 
     Parameters
     ----------
-    small: Sequence[Wanted]
-        Small arrays, in the order in which they will be taken.
+    small : small arrays, in the order in which they will be taken.
     """
 
     def __init__(self, small: Sequence[Wanted]) -> None:
         self._small = fetch(small)
 
     def take(self, wanted: Wanted, out: NDArray[Any] | None = None) -> NDArray[Any]:
-        """One array, of shape (count,), into ``out`` if given; else to be read only."""
+        """One array, of shape (count,), into `out` if given; else to be read only."""
         if wanted.extent.count < SMALL_ELEMENTS:
             return next(self._small)
         return wanted.extent.read(wanted.array, out)

@@ -18,18 +18,14 @@ class AcceleratedRuns(Completion):
 
     Parameters
     ----------
-    first: Run
-    starts: Iterable[Callable[[], Run]]
-        Each starts another.
-    mode: ExitStack
-        Gives the channel back to the host.
-    max_cycles: int | None
-        Bound on each run. None: that of the run.
+    first
+    starts : each starts another.
+    mode : gives the channel back to the host.
+    max_cycles : bound on each run. None: that of the run.
 
     Attributes
     ----------
-    runs: Sequence[Run]
-        That have been started.
+    runs : that have been started.
     """
 
     def __init__(
@@ -74,14 +70,16 @@ class AcceleratedRuns(Completion):
 
     @property
     def bound(self) -> int | None:
-        """Of the runs that have been started, together. Of each one more cycle: what looks at it
-        then finds that it has not ended."""
+        """Of the runs that have been started, together.
+
+        Of each one more cycle: what looks at it then finds that it has not ended.
+        """
         bounds = [run.bound if self._max_cycles is None else self._max_cycles for run in self._runs]
         known = [bound for bound in bounds if bound is not None]
         return sum(known) + len(known) - 1 if len(known) == len(bounds) else None
 
     def wait(self, max_cycles: int | None = None) -> Self:
-        """As :meth:`nearstep.run.Run.wait`, each run in so many cycles; then the channel is the
+        """As `nearstep.run.Run.wait`, each run in so many cycles; then the channel is the
         host's, unless one goes on."""
         each = self._max_cycles if max_cycles is None else max_cycles
         try:

@@ -19,13 +19,10 @@ class RuleArguments:
 
     Attributes
     ----------
-    rule: str
-    form: Form
-        What it is a form of, with its arithmetic in the kernel's order.
-    scalars: Mapping[str, float | int]
-        By register, switches included.
-    given: str
-        The arguments that they follow from, as text.
+    rule
+    form : what it is a form of, with its arithmetic in the kernel's order.
+    scalars : by register, switches included.
+    given : the arguments that they follow from, as text.
     """
 
     rule: str
@@ -34,7 +31,7 @@ class RuleArguments:
     given: str
 
     def check(self) -> None:
-        """Raise :class:`ArgumentError` unless binary32 registers hold the scalars."""
+        """Raise `ArgumentError` unless binary32 registers hold the scalars."""
         check_scalars(self.scalars, self.given)
 
     def also(self, name: str, value: float) -> RuleArguments:
@@ -59,19 +56,14 @@ def rule_arguments(
 
     Parameters
     ----------
-    order: str
-        Of the arithmetic in the kernel.
-    step: int, optional
-        t, from 1; it must be given where the rule depends on it.
-    first: bool
-        State that the chosen rule alone has holds nothing yet.
-    **given: Any
-        Hyper-parameters.
+    order : of the arithmetic in the kernel.
+    step : t, from 1; it must be given where the rule depends on it.
+    first : state that the chosen rule alone has holds nothing yet.
+    **given : hyper-parameters.
 
     Raises
     ------
-    ArgumentError
-        One is unknown, missing or wrong, or they do not go together.
+    ArgumentError : one is unknown, missing or wrong, or they do not go together.
     """
     for name in given:
         if name not in optimizer.hyper:

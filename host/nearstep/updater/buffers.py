@@ -23,12 +23,11 @@ from nearstep_spec.updater.config import AdamKernelConfig
 def check_buffer(
     device: Device, config: AdamKernelConfig, name: str, buffer: Buffer, action: str
 ) -> None:
-    """Make sure that a buffer can be an array of a kernel of ``device``, whatever its elements.
+    """Make sure that a buffer can be an array of a kernel of `device`, whatever its elements.
 
     Raises
     ------
-    DtypeError
-        It is no buffer.
+    DtypeError : it is no buffer.
     ForeignBufferError, FreedBufferError, ClosedDeviceError
     AlignmentError, OutOfBoundsError
     """
@@ -47,13 +46,13 @@ def check_buffer(
 
 
 def check_size(name: str, buffer: Buffer, size: int) -> None:
-    """Raise :class:`ShapeError` unless a buffer is as large as p."""
+    """Raise `ShapeError` unless a buffer is as large as p."""
     if buffer.size != size:
         raise ShapeError(name, f"of {size} elements like p", f"of {buffer.size}")
 
 
 def check_format(name: str, buffer: Buffer, form: str) -> None:
-    """Raise :class:`DtypeError` unless a buffer can hold elements of a format."""
+    """Raise `DtypeError` unless a buffer can hold elements of a format."""
     if buffer.dtype != DTYPES[form]:
         of_form = " that holds bfloat16" if form == "bf16" else ""
         raise DtypeError(name, f"{DTYPES[form]}{of_form}", buffer.dtype)
@@ -64,10 +63,8 @@ def common_channel(buffers: Mapping[str, Buffer], channel_of: Callable[[Buffer],
 
     Raises
     ------
-    OverlapError
-        Two share bytes.
-    ArgumentError
-        They lie on several channels.
+    OverlapError : two share bytes.
+    ArgumentError : they lie on several channels.
     """
     for (first, one), (second, other) in itertools.combinations(buffers.items(), 2):
         address = max(one.address, other.address)

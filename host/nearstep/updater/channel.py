@@ -17,20 +17,16 @@ class KernelChannel:
 
     Parameters
     ----------
-    backend: Backend
-    number: int
-    base: int
-        Device address of its first byte.
-    kernel: BlockRegisters
+    backend
+    number
+    base : device address of its first byte.
+    kernel
 
     Attributes
     ----------
-    run: KernelRun | None
-        The last run that was started.
-    has_modes: bool
-        Whether the host reaches its memory only while the kernel does not.
-    lock: CommandLock
-        Held while a command is given, and while one is waited for and its results are read.
+    run : the last run that was started.
+    has_modes : whether the host reaches its memory only while the kernel does not.
+    lock : held while a command is given, and while one is waited for and its results are read.
     """
 
     has_modes = False
@@ -44,13 +40,13 @@ class KernelChannel:
         self.backend = backend
 
     def check_reach(self, action: str) -> None:
-        """Raise :class:`ModeError` unless the host may do this with the memory now."""
+        """Raise `ModeError` unless the host may do this with the memory now."""
 
     def check_ready(self, action: str) -> None:
-        """Raise :class:`ModeError` if the kernel could not be started now."""
+        """Raise `ModeError` if the kernel could not be started now."""
 
     def check_enter(self) -> None:
-        """Raise :class:`ModeError` if the memory is given to the kernel already."""
+        """Raise `ModeError` if the memory is given to the kernel already."""
 
     def enter(self) -> None:
         """Give the memory to the kernel.
@@ -61,12 +57,11 @@ class KernelChannel:
         """
 
     def leave(self, *, failed: bool) -> None:
-        """Take the memory back: wait for the run, or abort it if something ``failed``.
+        """Take the memory back: wait for the run, or abort it if something `failed`.
 
         Raises
         ------
-        KernelError, WaitTimeoutError, MemoryFaultError, ProtocolError
-            As :meth:`nearstep.run.Run.wait`.
+        KernelError, WaitTimeoutError, MemoryFaultError, ProtocolError : as `nearstep.run.Run.wait`.
         """
         run = self.run
         if run is None or (run.thread is not threading.current_thread() and not self.has_modes):

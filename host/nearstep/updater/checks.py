@@ -17,7 +17,7 @@ STEPS = 1 << 63
 
 
 def check_step(step: int) -> None:
-    """Raise :class:`ArgumentError` unless it can be t."""
+    """Raise `ArgumentError` unless it can be t."""
     if not is_whole(step):
         raise ArgumentError(f"step must be an integer, not {step!r}")
     if not 1 <= step < STEPS:
@@ -25,7 +25,7 @@ def check_step(step: int) -> None:
 
 
 def check_scalars(scalars: Mapping[str, float | int], given: str) -> None:
-    """Raise :class:`ArgumentError` unless binary32 registers hold what follows from arguments."""
+    """Raise `ArgumentError` unless binary32 registers hold what follows from arguments."""
     for name, value in scalars.items():
         with np.errstate(over="ignore"):
             fits = bool(np.isfinite(np.float32(value)))
@@ -34,11 +34,11 @@ def check_scalars(scalars: Mapping[str, float | int], given: str) -> None:
 
 
 def real(name: str, value: object) -> float:
-    """``value`` if it is a real number; a text or a truth value is none.
+    """`value` if it is a real number; a text or a truth value is none.
 
     Raises
     ------
-    ArgumentError
+    ArgumentError : it is none.
     """
     if not is_real(value):
         raise ArgumentError(f"{name} must be a number, not {value!r}")
@@ -49,5 +49,5 @@ def real(name: str, value: object) -> float:
 
 
 def is_real(value: object) -> TypeGuard[Real]:
-    """Whether ``value`` is a real number, of Python or numpy; a truth value is none."""
+    """Whether `value` is a real number, of Python or numpy; a truth value is none."""
     return isinstance(value, Real) and not isinstance(value, bool | np.bool_)

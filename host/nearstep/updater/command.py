@@ -27,20 +27,14 @@ class Command:
 
     Parameters
     ----------
-    operation: Operation
-    buffers: Mapping[str, Buffer]
-        By array, those that the run uses.
-    count: int
-        Elements.
-    gradient, copy_out: str
-        Formats.
-    form: str
-        Of pairs; ``none`` without.
-    pairs: int
-    rule: str
-        Of an update.
-    scalars: Mapping[str, float | int]
-        Of its rule, switches included.
+    operation
+    buffers : by array, those that the run uses.
+    count : elements.
+    gradient, copy_out : formats.
+    form : of pairs; `none` without.
+    pairs
+    rule : of an update.
+    scalars : of its rule, switches included.
     """
 
     operation: Operation
@@ -63,7 +57,7 @@ class Command:
         return total
 
     def configure(self, kernel: BlockRegisters, config: AdamKernelConfig, base: int) -> None:
-        """Write the registers of a kernel whose memory begins at ``base``, windows aside."""
+        """Write the registers of a kernel whose memory begins at `base`, windows aside."""
         for name, buffer in self.buffers.items():
             kernel[f"{name}_address"].value = buffer.address - base
         kernel.count.value = self.count

@@ -16,10 +16,8 @@ class CopyOut:
 
     Parameters
     ----------
-    buffer: Buffer | None
-        Where it goes; None is no copy.
-    format: str | None
-        None is that of the buffer's dtype.
+    buffer : where it goes; None is no copy.
+    format : None is that of the buffer's dtype.
     """
 
     buffer: Buffer | None = None
@@ -30,7 +28,8 @@ class CopyOut:
 
         Raises
         ------
-        ArgumentError
+        ArgumentError : the kernel makes no copies, or none of this format; or there is a format
+            without a copy.
         """
         formats = config.copy_out_formats
         if self.buffer is None:

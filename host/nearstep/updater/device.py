@@ -47,17 +47,15 @@ class KernelDevice(Device):
 
     Parameters
     ----------
-    backend: Backend
-    url: str
-    config: AdamKernelConfig
-        Of each kernel.
-    regs: Registers
-    channels: Sequence[KernelChannel]
+    backend
+    url
+    config : of each kernel.
+    regs
+    channels
 
     Raises
     ------
-    MismatchError
-        The kernel has fewer windows than a run can have arrays.
+    MismatchError : the kernel has fewer windows than a run can have arrays.
     """
 
     def __init__(
@@ -88,7 +86,7 @@ class KernelDevice(Device):
 
     @contextmanager
     def acceleration(self, *channels: int) -> Iterator[None]:
-        """The memory of these channels, of all if none is named, for their kernels, in a ``with``
+        """The memory of these channels, of all if none is named, for their kernels, in a `with`
         statement: acceleration mode, on a device that has modes.
 
         At its end runs that have not ended are waited for, or aborted if it ends with an exception;
@@ -97,15 +95,11 @@ class KernelDevice(Device):
 
         Raises
         ------
-        ArgumentError
-            There is no such channel, or one is named twice.
-        ModeError
-            One is in acceleration mode already; or another thread has one, and waits for this
-            thread, or does nothing.
-        WaitTimeoutError
-            A change of mode, or a run, did not end.
-        KernelError, MemoryFaultError, ProtocolError
-            From a run that was waited for at the end.
+        ArgumentError : there is no such channel, or one is named twice.
+        ModeError : one is in acceleration mode already; or another thread has one, and waits for
+            this thread, or does nothing.
+        WaitTimeoutError : a change of mode, or a run, did not end.
+        KernelError, MemoryFaultError, ProtocolError : from a run that was waited for at the end.
         ClosedDeviceError
         """
         self.check_open("enter acceleration mode")
@@ -134,13 +128,13 @@ class KernelDevice(Device):
 
         Parameters
         ----------
-        channel: int
-        start: Callable[[], Run]
-            Starts the run, by a method of this device.
+        channel
+        start : starts the run, by a method of this device.
 
         Raises
         ------
-        As :meth:`acceleration` and ``start``.
+        ArgumentError, ModeError, WaitTimeoutError, KernelError, MemoryFaultError, ProtocolError,
+            ClosedDeviceError : as `acceleration`, and as `start`.
         """
         with ExitStack() as mode:
             mode.enter_context(self.acceleration(channel))
@@ -148,14 +142,14 @@ class KernelDevice(Device):
 
     @contextmanager
     def reserved(self) -> Iterator[None]:
-        """All channels for this thread, in a ``with`` statement: it may copy to one while the
-        kernel of another runs, and others that want to copy, or to have a channel, wait for the
-        end. Threads then never wait for each other.
+        """All channels for this thread, in a `with` statement: it may copy to one while the kernel
+        of another runs, and others that want to copy, or to have a channel, wait for the end.
+
+        Threads then never wait for each other.
 
         Raises
         ------
-        ModeError
-            Another thread has a channel and waits for this one, or does nothing.
+        ModeError : another thread has a channel and waits for this one, or does nothing.
         ClosedDeviceError
         """
         self.check_open("reserve channels")
@@ -202,52 +196,39 @@ class KernelDevice(Device):
 
         Parameters
         ----------
-        optimizer: str | Optimizer
-            Name of one whose rules the kernel has: ``adam``, ``adamw``, ``sgd``, ``adagrad`` and
-            others of nearstep, or of a file of yours, such as ``lion`` with
-            ``rules=examples/lion.py:LION``.
-        arrays: Mapping[str, Buffer | Pairs]
-            ``p``, ``g`` and the other states of the rule that the hyper-parameters ask for, by
-            name: of Adam the moments ``m`` and ``v``, and with ``amsgrad=True`` their maxima
-            ``v_max``; of SGD with momentum ``m``; of Adagrad the sum of squares ``v``. Float32, of
-            one size, on this device, on one channel, each starting on a beat of the memory port
-            (64 bytes with 16 lanes), without overlap. A state that the rule has in 16 bits is
-            float16, or uint16 that holds bfloat16; and so may ``g`` be where the kernel has the
-            format. Where the kernel has the form, ``g`` may be :class:`Pairs`, of which there may
-            be any number.
-        step: int, optional
-            t, from 1. It must be given where the rule depends on it.
-        first: bool
-            State that the rule alone has holds nothing yet, whatever is there: SGD's momentum
+        optimizer : name of one whose rules the kernel has: `adam`, `adamw`, `sgd`, `adagrad` and
+            others of nearstep, or of a file of yours, such as `lion` with
+            `rules=examples/lion.py:LION`.
+        arrays : `p`, `g` and the other states of the rule that the hyper-parameters ask for, by
+            name: of Adam the moments `m` and `v`, and with `amsgrad=True` their maxima `v_max`; of
+            SGD with momentum `m`; of Adagrad the sum of squares `v`. Float32, of one size, on this
+            device, on one channel, each starting on a beat of the memory port (64 bytes with 16
+            lanes), without overlap. A state that the rule has in 16 bits is float16, or uint16 that
+            holds bfloat16; and so may `g` be where the kernel has the format. Where the kernel has
+            the form, `g` may be `Pairs`, of which there may be any number.
+        step : t, from 1. It must be given where the rule depends on it.
+        first : state that the rule alone has holds nothing yet, whatever is there: SGD's momentum
             becomes the gradient.
-        gradient_format: str, optional
-            ``fp32``, ``fp16`` or ``bf16``. None is that of g's dtype; ``bf16`` must be named, and
-            g be uint16 then.
-        gradient_scale: float
-            Every gradient is multiplied by it, rounded to binary32 once, before anything else.
-            Other than 1 only where the kernel can (``gradient_scale=yes``). -1 maximizes.
-        copy_out: Buffer, optional
-            Of the size of p, placed like p: it becomes the updated p, rounded to nearest even to
-            16 bits. float16, or uint16 to hold bfloat16, where the kernel has the format.
-        copy_out_format: str, optional
-            ``fp16`` or ``bf16``. None is that of copy_out's dtype; ``bf16`` must be named.
-        **hyper: Any
-            Hyper-parameters, those of ``torch.optim`` under their names; those not given have the
-            optimizer's defaults.
+        gradient_format : `fp32`, `fp16` or `bf16`. None is that of g's dtype; `bf16` must be named,
+            and g be uint16 then.
+        gradient_scale : every gradient is multiplied by it, rounded to binary32 once, before
+            anything else. Other than 1 only where the kernel can (`gradient_scale=yes`). -1
+            maximizes.
+        copy_out : of the size of p, placed like p: it becomes the updated p, rounded to nearest
+            even to 16 bits. float16, or uint16 to hold bfloat16, where the kernel has the format.
+        copy_out_format : `fp16` or `bf16`. None is that of copy_out's dtype; `bf16` must be named.
+        **hyper : hyper-parameters, those of `torch.optim` under their names; those not given have
+            the optimizer's defaults.
 
         Raises
         ------
-        ArgumentError
-            An argument is wrong (AlignmentError, OverlapError, DtypeError, ShapeError,
-            ForeignBufferError, FreedBufferError), or the kernel does not have the rule, or
-            computes something else; the device was not touched.
-        ModeError
-            The channel is not in acceleration mode.
-        BusyError
-            The run before this one on the channel has not ended: one of this thread, or one of
-            another, for which it waited.
-        ResetNeededError
-            The device stopped at a fault before.
+        ArgumentError : an argument is wrong (AlignmentError, OverlapError, DtypeError, ShapeError,
+            ForeignBufferError, FreedBufferError), or the kernel does not have the rule, or computes
+            something else; the device was not touched.
+        ModeError : the channel is not in acceleration mode.
+        BusyError : the run before this one on the channel has not ended: one of this thread, or one
+            of another, for which it waited.
+        ResetNeededError : the device stopped at a fault before.
         ClosedDeviceError
         """
         known = self._optimizer(optimizer)
@@ -281,15 +262,13 @@ class KernelDevice(Device):
 
         Parameters
         ----------
-        g: Buffer
-            As in :meth:`update`, of fewer than 2**32 elements.
-        gradient_format: str, optional
-            As in :meth:`update`.
+        g : as in `update`, of fewer than 2**32 elements.
+        gradient_format : as in `update`.
 
         Raises
         ------
-        ArgumentError, ModeError, BusyError, ClosedDeviceError
-            As :meth:`update`; and the kernel cannot scan.
+        ArgumentError, ModeError, BusyError, ClosedDeviceError : as `update`; and the kernel cannot
+            scan.
         """
         action = "run scan"
         self.check_open(action)
@@ -399,7 +378,7 @@ class KernelDevice(Device):
             )
 
     def check_rule(self, rule: str) -> None:
-        """Raise :class:`ArgumentError` unless the kernel has an update rule of this name."""
+        """Raise `ArgumentError` unless the kernel has an update rule of this name."""
         names = self.config.rule_set.names
         if rule not in names:
             raise ArgumentError(
@@ -408,14 +387,12 @@ class KernelDevice(Device):
             )
 
     def check_arguments(self, optimizer: str | Optimizer, **arguments: Any) -> None:
-        """Raise :class:`ArgumentError` unless a run could have these numbers.
+        """Raise `ArgumentError` unless a run could have these numbers.
 
         Parameters
         ----------
-        optimizer: str | Optimizer
-            As in :meth:`update`.
-        **arguments: Any
-            ``step``, ``first`` and hyper-parameters, as there.
+        optimizer : as in `update`.
+        **arguments : `step`, `first` and hyper-parameters, as there.
         """
         checked = rule_arguments(self._optimizer(optimizer), self.config.order, **arguments)
         self._check_form(checked)
@@ -467,8 +444,10 @@ class KernelDevice(Device):
             channel.run = None  # which refers to this device: the last user's end is the memory's
 
     def reset(self) -> None:
-        """Hard reset of the kernels and of their paths to memory. Runs in progress are lost, and
-        every channel is in normal mode."""
+        """Hard reset of the kernels and of their paths to memory.
+
+        Runs in progress are lost, and every channel is in normal mode.
+        """
         with ExitStack() as locks:
             for channel in self.channels:
                 locks.enter_context(channel.lock)
@@ -490,8 +469,7 @@ class KernelDevice(Device):
 
         Parameters
         ----------
-        value: Buffer
-            Gradients, or values of pairs.
+        value : gradients, or values of pairs.
         """
         buffers = {"p": states["p"], GRADIENT: value, **states}
         if pairs is not None:

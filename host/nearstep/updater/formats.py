@@ -26,13 +26,10 @@ def format_of(
 
     Parameters
     ----------
-    buffer: Buffer
-    named: str | None
-        The format that it was said to have, one of ``formats``; None is that of its dtype.
-    formats: Sequence[str]
-        Those that it may have.
-    name, argument: str
-        Names of the buffer, and of the argument for its format, for messages.
+    buffer
+    named : the format that it was said to have, one of `formats`; None is that of its dtype.
+    formats : those that it may have.
+    name, argument : names of the buffer, and of the argument for its format, for messages.
 
     Raises
     ------

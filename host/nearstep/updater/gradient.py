@@ -18,9 +18,8 @@ class Gradient:
 
     Parameters
     ----------
-    format: str | None
-        None is that of the buffer's dtype.
-    scale: float
+    format : None is that of the buffer's dtype.
+    scale
     """
 
     format: str | None
@@ -31,7 +30,7 @@ class Gradient:
 
         Raises
         ------
-        ArgumentError
+        ArgumentError : it does not; or the scale is no finite number.
         """
         formats = config.gradient_formats
         if self.format is not None and self.format not in formats:

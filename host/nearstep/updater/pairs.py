@@ -18,18 +18,15 @@ COUNT_LIMIT = 1 << 32
 class Pairs:
     """Gradients of some elements; the others have gradient +0.
 
-    Of pairs with equal indices the last counts; :attr:`nearstep.updater.run.UpdateRun.duplicates`
+    Of pairs with equal indices the last counts; `nearstep.updater.run.UpdateRun.duplicates`
     tells how many lost. There may be more pairs than elements, or none.
 
     Parameters
     ----------
-    index: Buffer
-        uint32: elements of p, counted from its first.
-    value: Buffer
-        A gradient for each index, in one of the formats of gradients.
-    form: str
-        ``fused``: indices ascend, equal ones allowed. ``scatter``: blocks of p ascend, the order
-        within one, of ``device.config.block_elements`` elements, is free. The kernel looks at all
+    index : uint32: elements of p, counted from its first.
+    value : a gradient for each index, in one of the formats of gradients.
+    form : `fused`: indices ascend, equal ones allowed. `scatter`: blocks of p ascend, the order
+        within one, of `device.config.block_elements` elements, is free. The kernel looks at all
         indices before it changes anything.
 
     Ref: Smart-Infinity, section IV-C.
@@ -49,7 +46,8 @@ class Pairs:
 
         Raises
         ------
-        ArgumentError, DtypeError, ShapeError
+        ArgumentError : it does not have the form, or cannot count so many.
+        DtypeError, ShapeError
         """
         if self.form not in config.compression:
             raise ArgumentError(
@@ -70,6 +68,6 @@ class Pairs:
 
 
 def check_count(what: str, count: int) -> None:
-    """Raise :class:`ArgumentError` unless a kernel can count to ``count`` with indices."""
+    """Raise `ArgumentError` unless a kernel can count to `count` with indices."""
     if count >= COUNT_LIMIT:
         raise ArgumentError(f"{what} must be fewer than 2**32, not {count}")

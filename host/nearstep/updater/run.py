@@ -62,29 +62,21 @@ class KernelRun(Run):
 
     Parameters
     ----------
-    name: str
-        What the kernel does: the name of its rule.
-    backend: Backend
-    kernel: BlockRegisters
-    buffers: Mapping[str, Buffer]
-        By array; each has a window of the kernel.
-    count: int
-        Elements.
-    beats: int
-        Beats that it moves at most.
-    channel, base: int
-        Channel that it runs on, and the device address of that channel.
-    reset: Callable[[], None]
-        Resets the kernel, for an abort that memory does not let end.
-    lock: CommandLock
-        Of the channel. Whoever waits for the run, or finds it ended, has it until the outcome is
+    name : what the kernel does: the name of its rule.
+    backend
+    kernel
+    buffers : by array; each has a window of the kernel.
+    count : elements.
+    beats : beats that it moves at most.
+    channel, base : channel that it runs on, and the device address of that channel.
+    reset : resets the kernel, for an abort that memory does not let end.
+    lock : of the channel. Whoever waits for the run, or finds it ended, has it until the outcome is
         taken from the registers, which the next run uses, too.
 
     Attributes
     ----------
-    thread: threading.Thread
-        That started it.
-    backend: Backend
+    thread : that started it.
+    backend
     """
 
     backend: Backend
@@ -138,7 +130,7 @@ class KernelRun(Run):
             return self._ended
 
     def sharing(self, buffer: Buffer) -> Sequence[str]:
-        """Names of the run's arrays that share bytes with ``buffer``."""
+        """Names of the run's arrays that share bytes with `buffer`."""
         return [
             name
             for name, used in self._buffers.items()
@@ -218,10 +210,8 @@ class KernelRun(Run):
 
         Raises
         ------
-        BusyError
-            It has not ended.
-        KernelError, MemoryFaultError, ProtocolError
-            It ended with that.
+        BusyError : it has not ended.
+        KernelError, MemoryFaultError, ProtocolError : it ended with that.
         """
         if not self.ended:
             raise BusyError(f"{self.what} has not ended", registers=self._kernel.dump())
@@ -305,9 +295,8 @@ class UpdateRun(KernelRun):
 
     Attributes
     ----------
-    rule: str
-    duplicates: int
-        Of gradients in pairs, how many lost against a later pair of the same index.
+    rule
+    duplicates : of gradients in pairs, how many lost against a later pair of the same index.
     """
 
     @property
@@ -321,27 +310,23 @@ class UpdateRun(KernelRun):
 
         Raises
         ------
-        BusyError
-            The run has not ended.
-        KernelError, MemoryFaultError, ProtocolError
-            It ended with that.
+        BusyError : the run has not ended.
+        KernelError, MemoryFaultError, ProtocolError : it ended with that.
         """
         self.check_done()
         return self._counters.get("duplicates", 0)
 
 
 class ScanRun(KernelRun):
-    """A scan that was started by :meth:`nearstep.updater.device.KernelDevice.scan`.
+    """A scan that was started by `nearstep.updater.device.KernelDevice.scan`.
 
     Nothing is committed by it.
 
     Attributes
     ----------
-    found_inf: bool
-        A gradient is infinite or NaN.
-    sum_of_squares: float
-        Of all gradients, binary64, added in the order of
-        :class:`nearstep_hw.updater.scan.GradientScan`, which bounds the error, too.
+    found_inf : a gradient is infinite or NaN.
+    sum_of_squares : of all gradients, binary64, added in the order of
+        `nearstep_hw.updater.scan.GradientScan`, which bounds the error, too.
     """
 
     _found_inf = False
@@ -349,7 +334,7 @@ class ScanRun(KernelRun):
 
     @property
     def found_inf(self) -> bool:
-        """Whether a gradient is infinite or NaN. Raises as :attr:`sum_of_squares`."""
+        """Whether a gradient is infinite or NaN. Raises as `sum_of_squares`."""
         self.check_done()
         return self._found_inf
 
@@ -359,10 +344,8 @@ class ScanRun(KernelRun):
 
         Raises
         ------
-        BusyError
-            The run has not ended.
-        KernelError, MemoryFaultError, ProtocolError
-            It ended with that.
+        BusyError : the run has not ended.
+        KernelError, MemoryFaultError, ProtocolError : it ended with that.
         """
         self.check_done()
         return self._sum_of_squares

@@ -19,12 +19,11 @@ STALL_SECONDS = 60.0
 class CommandLock:
     """Makes many accesses of a kernel's registers one command; a thread may take it again.
 
-    In a child after ``fork()`` it raises :class:`ForkedDeviceError`.
+    In a child after `fork()` it raises `ForkedDeviceError`.
 
     Attributes
     ----------
-    used: object
-        Changes with every command, and equals nothing else while one is carried out.
+    used : changes with every command, and equals nothing else while one is carried out.
     """
 
     def __init__(self) -> None:
@@ -60,9 +59,8 @@ class Region:
 
     Attributes
     ----------
-    thread: threading.Thread
-    over: bool
-        It has ended.
+    thread
+    over : it has ended.
     """
 
     thread: threading.Thread
@@ -77,8 +75,7 @@ class Turns:
 
     Parameters
     ----------
-    used: Callable[[], object]
-        Something that differs whenever kernels were used in the meantime.
+    used : something that differs whenever kernels were used in the meantime.
     """
 
     def __init__(self, used: Callable[[], object]) -> None:
@@ -91,13 +88,13 @@ class Turns:
 
     @contextmanager
     def region(self, channels: Iterable[int], action: str) -> Iterator[Region]:
-        """Channels for this thread, when no other has one of them and nobody copies. It may take
-        some of them for a region inside.
+        """Channels for this thread, when no other has one of them and nobody copies.
+
+        It may take some of them for a region inside.
 
         Raises
         ------
-        ModeError
-            Another thread has one and waits for this one, or for nothing and does nothing.
+        ModeError : another thread has one and waits for this one, or for nothing and does nothing.
         """
         region = Region(threading.current_thread())
         wanted = frozenset(channels)
@@ -120,8 +117,12 @@ class Turns:
                 self._changed.notify_all()
 
     def begin_copy(self, channel: int, action: str) -> None:
-        """A copy of the host begins, when no other thread has the channel. Raises as
-        :meth:`region`."""
+        """A copy of the host begins, when no other thread has the channel.
+
+        Raises
+        ------
+        ModeError : as `region`.
+        """
         with self._changed:
             if channel in self._regions:
                 self._wait(frozenset({channel}), action, lambda: False)
@@ -168,7 +169,7 @@ class Turns:
         return None
 
     def _waits_for(self, thread: threading.Thread, target: threading.Thread) -> bool:
-        """Whether a thread waits for a channel of ``target``, directly or through others."""
+        """Whether a thread waits for a channel of `target`, directly or through others."""
         seen, left = {thread}, [thread]
         while left:
             waiting = left.pop()

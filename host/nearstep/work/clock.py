@@ -19,26 +19,24 @@ QUANTUM_CYCLES = 256
 class Clock:
     """Device cycles of all devices that a graph runs on, which begin at 0 now.
 
-    The host does one thing after the other: what it does on one device takes time on all. So
-    before each command the devices that work are brought to the same cycle; one that has nothing
-    to do is not simulated meanwhile. Of a device without a clock the time to the
-    next end counts as a cycle. All devices
-    have a cycle of the same length.
+    The host does one thing after the other: what it does on one device takes time on all. So before
+    each command the devices that work are brought to the same cycle; one that has nothing to do is
+    not simulated meanwhile. Of a device without a clock the time to the next end counts as a cycle.
+    All devices have a cycle of the same length.
 
     Parameters
     ----------
-    backends: Iterable[Backend]
-    hertz: float, optional
-        Cycles in a second, for durations of models. None: those can be had only without devices.
+    backends
+    hertz : cycles in a second, for durations of models. None: those can be had only without
+        devices.
 
     Attributes
     ----------
-    hertz: float | None
+    hertz
 
     Raises
     ------
-    ArgumentError
-        A backend is named twice, or ``hertz`` is not above 0.
+    ArgumentError : a backend is named twice, or `hertz` is not above 0.
     """
 
     def __init__(self, backends: Iterable[Backend] = (), hertz: float | None = None) -> None:
@@ -57,7 +55,7 @@ class Clock:
 
     @property
     def unit(self) -> str:
-        """``cycles``, or ``steps`` if a device has no clock."""
+        """`cycles`, or `steps` if a device has no clock."""
         return "steps" if any(hand.steps for hand in self._hands) else "cycles"
 
     def cycles(self, seconds: float) -> int:
@@ -65,15 +63,14 @@ class Clock:
 
         Raises
         ------
-        ArgumentError
-            The clock has devices and no ``hertz``.
+        ArgumentError : the clock has devices and no `hertz`.
         """
         if self.hertz is None:
             raise ArgumentError("hertz must be given: what is modelled runs beside a device")
         return round(seconds * self.hertz)
 
     def check(self, completion: Completion) -> None:
-        """Raise :class:`ArgumentError` unless it is on a device of this clock, or has ended."""
+        """Raise `ArgumentError` unless it is on a device of this clock, or has ended."""
         if completion.backend is not None:
             self._hand(completion.backend)
 
@@ -82,15 +79,13 @@ class Clock:
         return self._reach(self.now, under_way)
 
     def after(self, begun: int, under_way: Sequence[Completion]) -> None:
-        """Bring all devices to the same cycle after commands of the host that began at ``begun``:
+        """Bring all devices to the same cycle after commands of the host that began at `begun`:
         those to one device and those to another took their time one after the other.
 
         Parameters
         ----------
-        begun: int
-            From :meth:`level`.
-        under_way: Sequence[Completion]
-            What was before them.
+        begun : from `level`.
+        under_way : what was before them.
         """
         self._reach(begun + sum(max(0, hand.now - begun) for hand in self._hands), under_way)
 
@@ -102,14 +97,13 @@ class Clock:
         return cycle
 
     def advance(self, limit: int | None, under_way: Sequence[Completion]) -> None:
-        """Let time pass until something may have ended, or to cycle ``limit``: on several devices
-        at once, by :func:`nearstep.threads.at_once`.
+        """Let time pass until something may have ended, or to cycle `limit`: on several devices
+        at once, by `nearstep.threads.at_once`.
 
         Parameters
         ----------
-        limit: int | None
-        under_way: Sequence[Completion]
-            What has not ended. If there is nothing, and no limit, no time passes.
+        limit
+        under_way : what has not ended. If there is nothing, and no limit, no time passes.
         """
         self.level(under_way)
         busy = [hand for hand in self._hands if any(c.backend is hand.backend for c in under_way)]
@@ -158,7 +152,7 @@ class _Hand:
         return self._own + self._offset
 
     def reach(self, cycle: int, *, busy: bool) -> None:
-        """Let a device that works do so until ``cycle``; it may have been ahead."""
+        """Let a device that works do so until `cycle`; it may have been ahead."""
         behind = cycle - self.now
         if busy and not self.steps:
             while behind > 0:

@@ -10,18 +10,14 @@ from nearstep.errors import NearstepError
 class WorkError(NearstepError):
     """An operation failed. None was started after it, those under way were waited for.
 
-    The error of the operation is the ``__cause__``.
+    The error of the operation is the `__cause__`.
 
     Attributes
     ----------
-    operation: str
-        That failed, with its number.
-    done: Sequence[str]
-        Those that have completed, in the order of their ends.
-    failed: Mapping[str, Exception]
-        All that failed, the first one first: others can while it is waited for them.
-    not_run: Sequence[str]
-        Those that have not been started, in program order.
+    operation : that failed, with its number.
+    done : those that have completed, in the order of their ends.
+    failed : all that failed, the first one first: others can while it is waited for them.
+    not_run : those that have not been started, in program order.
     """
 
     def __init__(

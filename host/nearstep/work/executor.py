@@ -20,23 +20,19 @@ def execute(graph: Sequence[Operation], clock: Clock | None = None) -> Timeline:
     An operation is started as soon as what it needs has ended and its resources are free; of
     several that compete, by priority, then in program order. So the same graph on the same devices
     always takes the same course. Where nothing can be started, time passes as far as the next end.
+    Whatever else is raised meanwhile, such as by Ctrl-C, ends the operations under way and has a
+    note of what was not run.
 
     Parameters
     ----------
-    graph: Sequence[Operation]
-        :class:`nearstep.work.graph.Graph`.
-    clock: Clock, optional
-        Of the devices. None: all is modelled.
+    graph : `nearstep.work.graph.Graph`.
+    clock : of the devices. None: all is modelled.
 
     Raises
     ------
-    ArgumentError
-        An operation is modelled beside a device on a clock without ``hertz``. Nothing was started.
-    WorkError
-        An operation failed, when it was started or later.
-
-    What else is raised meanwhile, such as by Ctrl-C, ends those under way and has a note of what
-    was not run.
+    ArgumentError : an operation is modelled beside a device on a clock without `hertz`. Nothing was
+        started.
+    WorkError : an operation failed, when it was started or later.
     """
     return _Execution(graph, Clock() if clock is None else clock).run()
 
@@ -46,12 +42,9 @@ class _UnderWay:
 
     Attributes
     ----------
-    start, started: int
-        Cycles before and after the commands that start it.
-    due: int | None
-        Cycle at which it ends by its model.
-    place: int
-        Of all that were started.
+    start, started : cycles before and after the commands that start it.
+    due : cycle at which it ends by its model.
+    place : of all that were started.
     """
 
     __slots__ = ("completion", "due", "operation", "place", "start", "started")
@@ -199,7 +192,7 @@ class _Execution:
                 self._end(each, 0)
 
     def _end(self, each: _UnderWay, max_cycles: int | None = None) -> None:
-        """It has ended, or is to within ``max_cycles``: take what became of it."""
+        """It has ended, or is to within `max_cycles`: take what became of it."""
         try:
             if each.completion is not None:
                 each.completion.wait(max_cycles)

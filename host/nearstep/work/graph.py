@@ -15,7 +15,7 @@ from nearstep.work.operation import Action, Operation, Range
 class Graph(Sequence[Operation]):
     """Operations in program order: one needs those before it alone, so there is no cycle.
 
-    What is not said by ``after`` follows from the bytes: two operations that touch the same ones,
+    What is not said by `after` follows from the bytes: two operations that touch the same ones,
     of which at least one writes, happen in the order in which they were added.
     """
 
@@ -38,26 +38,19 @@ class Graph(Sequence[Operation]):
 
         Parameters
         ----------
-        name: str
-            For errors and pictures; need not be unique.
-        *holds: str
-            Resources, each of which it has for itself.
-        reads, writes: Iterable[Range]
-        after: Iterable[Operation]
-            Operations of this graph that it needs for other reasons than bytes.
-        action: Action, optional
-            Starts it on a device.
-        seconds: float, optional
-            How long it takes by a model, whatever its action takes.
-        priority: int
-            The lower, the earlier, of those that could be started.
+        name : for errors and pictures; need not be unique.
+        *holds : resources, each of which it has for itself.
+        reads, writes
+        after : operations of this graph that it needs for other reasons than bytes.
+        action : starts it on a device.
+        seconds : how long it takes by a model, whatever its action takes.
+        priority : the lower, the earlier, of those that could be started.
 
         Raises
         ------
-        ArgumentError
-            It holds nothing or something twice; a range ends before it begins, or begins below 0;
-            an operation is none of this graph; it has neither action nor duration; the duration is
-            negative or not finite. Nothing was added.
+        ArgumentError : it holds nothing or something twice; a range ends before it begins, or
+            begins below 0; an operation is none of this graph; it has neither action nor duration;
+            the duration is negative or not finite. Nothing was added.
         """
         reads, writes, after = tuple(reads), tuple(writes), tuple(after)
         if not holds or len(set(holds)) != len(holds):

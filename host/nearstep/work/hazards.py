@@ -24,10 +24,8 @@ class _Piece(NamedTuple):
 
     Attributes
     ----------
-    writer: int
-        The last operation that wrote them.
-    readers: _Readers | None
-        Those that have read them since.
+    writer : the last operation that wrote them.
+    readers : those that have read them since.
     """
 
     writer: int
@@ -83,10 +81,8 @@ class Hazards:
 
         Parameters
         ----------
-        index: int
-            Its number, above all before it.
-        reads, writes: Iterable[Range]
-            In any order, and overlapping as they like.
+        index : its number, above all before it.
+        reads, writes : in any order, and overlapping as they like.
         """
         reads = [each for each in reads if each.start < each.stop]
         writes = [each for each in writes if each.start < each.stop]

@@ -21,9 +21,8 @@ class Range(NamedTuple):
 
     Attributes
     ----------
-    space: Hashable
-        What the addresses are of: a device, a file, the host's memory by any name.
-    start, stop: int
+    space : what the addresses are of: a device, a file, the host's memory by any name.
+    start, stop
     """
 
     space: Hashable
@@ -42,8 +41,8 @@ class Rate:
 
     Parameters
     ----------
-    bytes_per_s: float
-    latency_s: float
+    bytes_per_s
+    latency_s
     """
 
     bytes_per_s: float
@@ -62,25 +61,19 @@ class Rate:
 
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)
 class Operation:
-    """One thing that a step does. Made by :meth:`nearstep.work.graph.Graph.add`.
+    """One thing that a step does. Made by `nearstep.work.graph.Graph.add`.
 
     Attributes
     ----------
-    index: int
-        Place in the program.
-    name: str
-    holds: tuple[str, ...]
-        Resources that nothing else has while it is under way, at least one.
-    reads, writes: tuple[Range, ...]
-    needs: tuple[int, ...]
-        Operations that must have ended, ascending: those named, and those of its hazards.
-    action: Action | None
-        Starts it. None: nothing but time passes.
-    seconds: float | None
-        How long it takes by a model. None: as long as the completion of its action.
-    priority: int
-        Of two operations that could be started the one of the lower number is, and of equal ones
-        that which comes first in the program.
+    index : place in the program.
+    name
+    holds : resources that nothing else has while it is under way, at least one.
+    reads, writes
+    needs : operations that must have ended, ascending: those named, and those of its hazards.
+    action : starts it. None: nothing but time passes.
+    seconds : how long it takes by a model. None: as long as the completion of its action.
+    priority : of two operations that could be started the one of the lower number is, and of equal
+        ones that which comes first in the program.
     """
 
     index: int

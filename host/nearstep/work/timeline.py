@@ -15,12 +15,10 @@ class Entry:
 
     Attributes
     ----------
-    operation: Operation
-    start, end: int
-        From before the host gives the commands that start it, to where the host knows of its end
-        and what needs it may start.
-    cycles: int | None
-        That the device itself counted, if it has.
+    operation
+    start, end : from before the host gives the commands that start it, to where the host knows of
+        its end and what needs it may start.
+    cycles : that the device itself counted, if it has.
     """
 
     operation: Operation
@@ -40,12 +38,9 @@ class Timeline:
 
     Attributes
     ----------
-    entries: Sequence[Entry]
-        In the order in which the operations were started.
-    hertz: float | None
-        Cycles in a second, if that is known.
-    unit: str
-        ``cycles``, or ``steps`` of a device without a clock.
+    entries : in the order in which the operations were started.
+    hertz : cycles in a second, if that is known.
+    unit : `cycles`, or `steps` of a device without a clock.
     """
 
     entries: Sequence[Entry]
@@ -84,8 +79,10 @@ class Timeline:
 
     @classmethod
     def joined(cls, timelines: Sequence[Timeline]) -> Timeline:
-        """Timelines of graphs that ran on one clock one after the other, at least one. It does not
-        keep what started the operations, nor the data that it refers to."""
+        """Timelines of graphs that ran on one clock one after the other, at least one.
+
+        It does not keep what started the operations, nor the data that it refers to.
+        """
         entries: list[Entry] = []
         first = 0
         for each in timelines:

@@ -13,7 +13,7 @@ LETTERS = 200
 
 
 def trace(timeline: Timeline) -> dict[str, Any]:
-    """The timeline as ``chrome://tracing`` and Perfetto read it: a thread for each resource.
+    """The timeline as `chrome://tracing` and Perfetto read it: a thread for each resource.
 
     Times are microseconds, or one for each cycle if the clock has no frequency. An operation that
     holds several resources is in each of their threads.
@@ -55,7 +55,7 @@ def trace(timeline: Timeline) -> dict[str, Any]:
 
 
 def write_trace(timeline: Timeline, path: str | Path) -> None:
-    """Write :func:`trace` as JSON; the same timeline is the same file."""
+    """Write `trace` as JSON; the same timeline is the same file."""
     Path(path).write_text(json.dumps(trace(timeline), indent=1) + "\n", encoding="utf-8")
 
 

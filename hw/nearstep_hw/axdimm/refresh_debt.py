@@ -32,12 +32,12 @@ class RefreshDebt(wiring.Component):
     `o_dram` is what the DRAM lacks and sees what the DRAM gets, from whomever. One more is due to
     both every tREFI. The host refreshes at times h, the DRAM is refreshed at times d.
 
-    *Debt.* The mode becomes normal only with `o_dram <= o_host`, and hiding keeps that. So the DRAM
+    *Debt*: the mode becomes normal only with `o_dram <= o_host`, and hiding keeps that. So the DRAM
     never lacks more than the host owes. Otherwise it is refreshed as soon as `POSTPONED` are due.
     By the intervals of the host one more may be due, and one more in the time of a hand-over: that
     does not begin with seven or eight due, for the host must refresh within two tREFI then.
 
-    *Gap.* The next REF of the host comes at most 9 tREFI after its last. If the DRAM has been
+    *Gap*: the next REF of the host comes at most 9 tREFI after its last. If the DRAM has been
     refreshed at or after that (d >= h) and the next one passes, the DRAM's gap is no longer than
     the host's. So the mode becomes normal only with d >= h: `o_owing` stays high while a REF of the
     host has come after the DRAM's last. There is one exception. A host that owes k after a REF
@@ -49,7 +49,7 @@ class RefreshDebt(wiring.Component):
     arbiter only waits for the host to close all banks, that is not needed: the REF that follows
     will pass.
 
-    *Rate.* Take less than two tREFI that begin with a refresh of the DRAM, which then lacked E; at
+    *Rate*: take less than two tREFI that begin with a refresh of the DRAM, which then lacked E; at
     most two more come due in that time. In normal mode nothing is given but what the host gives, so
     if the DRAM was not behind the host in the beginning it gets no more than the host gives, at
     most 16. If it was behind, it gets E - E' + 2, where E' is what it lacks in the end. That is not

@@ -79,7 +79,7 @@ class StreamArbiter(wiring.Component):
         return m
 
     def _grant(self, m: Module, order: Sequence[int], asked: Signal) -> None:
-        """Chooses the first stream in `order` that has something."""
+        """Choose the first stream in `order` that has something."""
         for number in reversed(order):
             with m.If(self.i[number].valid):
                 m.d.comb += [asked.eq(1), self.o_owner.eq(number)]

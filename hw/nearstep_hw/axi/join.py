@@ -37,7 +37,7 @@ class _AxiJoin(wiring.Component):
         )
 
     def _join_addresses(self, m: Module, channels: list[object], joined: object) -> None:
-        """Connects AR or AW of the initiators, through the arbiter, to that of the port."""
+        """Connect AR or AW of the initiators, through the arbiter, to that of the port."""
         taken = self.arbiter.o.payload
         for channel, entry in zip(channels, self.arbiter.i, strict=True):
             wiring.connect(m, wiring.flipped(channel), entry)

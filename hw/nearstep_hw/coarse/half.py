@@ -13,7 +13,7 @@ _LOW = 16  # bits that bfloat16 lacks
 
 
 def widen(pipe: Pipeline, fmt: FpFormat, a: Staged) -> Staged:
-    """``a``, of 16 bits, in binary32: exact; a NaN becomes the default NaN.
+    """`a`, of 16 bits, in binary32: exact; a NaN becomes the default NaN.
 
     *Timing*: latency `DEPTH`.
     """
@@ -26,7 +26,7 @@ def widen(pipe: Pipeline, fmt: FpFormat, a: Staged) -> Staged:
 
 
 def narrow(pipe: Pipeline, fmt: FpFormat, a: Staged) -> Staged:
-    """``a``, of binary32, rounded once to 16 bits; a NaN becomes the default NaN.
+    """`a`, of binary32, rounded once to 16 bits; a NaN becomes the default NaN.
 
     Between formats of one exponent width a carry out of the fraction is the next binade, and out
     of the last one infinity, so that rounding is one addition to the pattern.

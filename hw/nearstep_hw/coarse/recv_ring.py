@@ -28,7 +28,7 @@ class RecvRing(wiring.Component):
     Members
     -------
     o : entries.
-    i_begin, i_sequence, i_fail, i_report : as of :class:`RecvFlow`, and so its pulses and numbers.
+    i_begin, i_sequence, i_fail, i_report : as of `RecvFlow`, and so its pulses and numbers.
     i_write : phit `i_index` of the entry that began last is `i_data`.
     i_end : the entry is whole and has `i_length + 1` phits.
 

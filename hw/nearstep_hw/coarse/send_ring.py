@@ -30,7 +30,7 @@ class SendRing(wiring.Component):
     i : entries of up to `entry_phits` phits.
     o_offer : the entry `o_sequence` of `o_length + 1` phits may be sent; `i_take` begins it.
     o_data : phit of the entry that was taken last; `i_advance` moves on.
-    i_heard, i_received, i_consumed, i_resend, i_retry, o_replay : as of :class:`SendFlow`.
+    i_heard, i_received, i_consumed, i_resend, i_retry, o_replay : as of `SendFlow`.
 
     Ref: COARSE paper, section IV-A and figure 11.
     """

@@ -258,7 +258,7 @@ class SyncCore(wiring.Component):
         receive: ReceivePath,
         failed: Signal,
     ) -> None:
-        """Keeps the first error of a job; nothing goes on after it."""
+        """Keep the first error of a job; nothing goes on after it."""
         m.d.sync += self.o_error_valid.eq(0)
         with m.If(~failed):
             with m.If(check.o_done & (check.o_cause != ErrorCause.NONE)):

@@ -31,6 +31,9 @@ class CsrBank(Component):
     `register_map.latch` and in the first cycle in which `busy` is low again; reads give what was
     captured.
 
+    The ports of a field are called `<name>`: `<register>` for the field `value`, and
+    `<register>_<field>` otherwise.
+
     *Timing*: latency one cycle, a request every two cycles; see `CsrSignature`.
 
     Parameters
@@ -45,8 +48,6 @@ class CsrBank(Component):
     line : the line port, if there is one.
     i_<name> : value of a `STATUS` or `COUNTER` field, from the hardware.
     o_<name> : value of a `CONFIG` or `PULSE` field, to the hardware. Registers.
-
-    <name> is `<register>` for the field `value`, and `<register>_<field>` otherwise.
 
     Attributes
     ----------
@@ -222,7 +223,7 @@ class CsrBank(Component):
                         self._write(m, register, index, data)
 
     def _write(self, m: Module, register: Register, index: int, data: Value) -> None:
-        """Takes one word of a register."""
+        """Take one word of a register."""
         first, last = index * WORD_BITS, (index + 1) * WORD_BITS - 1
         for field in register.fields:
             low, high = max(first, field.lsb), min(last, field.msb)

@@ -22,7 +22,7 @@ class CsrDecoder(Component):
     Members
     -------
     bus : the port of all blocks.
-    block0, block1, ... : to their banks.
+    block<n> : to their banks.
 
     Raises
     ------

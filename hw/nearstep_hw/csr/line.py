@@ -24,6 +24,10 @@ class CsrLineSignature(Signature):
     *Timing*: `read_data` is the line that was at `read_address` in the cycle before. A write in
     cycle n shows in a read that is addressed in cycle n + 1.
 
+    Parameters
+    ----------
+    blocks : register blocks behind the port, each of `BLOCK_LINES` lines.
+
     Members
     -------
     read_address, write_address : numbers of lines.
@@ -32,10 +36,6 @@ class CsrLineSignature(Signature):
     write_data, write_mask : the line, and a bit for each of its bytes, 1 to write it. The bank
         takes whole words: a word without all four bits stays as it is, as do words that are
         read-only, unmapped, or refused because the block is busy, which shows in its flag.
-
-    Parameters
-    ----------
-    blocks : register blocks behind the port, each of `BLOCK_LINES` lines.
     """
 
     def __init__(self, blocks: int = 1) -> None:
@@ -65,7 +65,7 @@ class LineDecoder(Component):
     Members
     -------
     line : the port of all blocks; lines behind the last block read as 0.
-    block0, block1, ... : ports of the blocks.
+    block<n> : ports of the blocks.
     """
 
     def __init__(self, blocks: int) -> None:

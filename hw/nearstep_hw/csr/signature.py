@@ -15,6 +15,10 @@ class CsrSignature(Signature):
 
     *Timing*: latency one cycle, a request every two cycles.
 
+    Parameters
+    ----------
+    address_width : bits of a byte address: of one block, or of several one behind the other.
+
     Members
     -------
     address : byte address within the block; the two low bits are ignored.
@@ -25,10 +29,6 @@ class CsrSignature(Signature):
     error : unmapped address, write of a read-only register, partial write, or write refused
         because the block is busy. Nothing was changed.
     read_data : word read; 0 with an error.
-
-    Parameters
-    ----------
-    address_width : bits of a byte address: of one block, or of several one behind the other.
     """
 
     def __init__(self, address_width: int = ADDRESS_WIDTH) -> None:

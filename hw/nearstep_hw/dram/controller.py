@@ -49,9 +49,8 @@ class DramController(wiring.Component):
     `i_hold` say what to give (see `RefreshManager`). When `i_enable` falls, the beats inside get
     their commands, all banks are precharged, every refresh that is due is given, and `o_idle`
     rises; bursts not yet served wait, also in their middle, until the channel is taken again.
-    Handing back takes a
-    bounded time whatever the AXI side does: each of `LOOKAHEAD` beats takes at most CWL + BL/2 +
-    tWR + tRP + tRCD, then tRFC for each refresh due.
+    Handing back takes a bounded time whatever the AXI side does: each of `LOOKAHEAD` beats takes at
+    most CWL + BL/2 + tWR + tRP + tRCD, then tRFC for each refresh due.
 
     *Timing*: with an idle channel and closed rows, ACT is on the pins 4 cycles after ARVALID, the
     column command 3 cycles later, and RVALID 8 cycles after that. BVALID is high with the
@@ -77,7 +76,7 @@ class DramController(wiring.Component):
     o_debt : refreshes due now; 0 while `o_idle`.
     i_owed, i_must, i_hold : in place of `i_debt` and `o_debt` where they are counted outside.
     o_slot : use of the column slot in this cycle.
-    i_clear_slots, o_read ... o_refresh : counters of `o_slot`, see `SlotCounters`.
+    i_clear_slots, o_<kind> : counters of `o_slot`, `o_read` to `o_refresh`, see `SlotCounters`.
 
     Raises
     ------

@@ -87,7 +87,7 @@ class DfiSignature(Signature):
 
     Members
     -------
-    p0, p1, ... : command pins.
+    p<n> : command pins.
     wrdata, wrdata_en : byte 0 in the low bits.
     wrdata_mask : 1 keeps the byte in memory as it is.
     rddata, rddata_valid : byte 0 in the low bits.

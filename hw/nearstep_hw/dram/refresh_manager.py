@@ -18,7 +18,7 @@ def debt_members(postponed: int | None) -> dict[str, Member]:
 
 
 def connect_debt(m: Module, outer: wiring.Component, inner: wiring.Component) -> None:
-    """Connects the ports of `debt_members` of a component to those of one inside it."""
+    """Connect the ports of `debt_members` of a component to those of one inside it."""
     m.d.comb += [
         getattr(outer, name).eq(getattr(inner, name))
         if member.flow is Out

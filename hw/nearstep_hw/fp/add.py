@@ -32,10 +32,10 @@ def add(
     greater one, the last of them sticky, are enough: two operands more than one exponent apart
     cancel by one bit at most.
 
-    *Timing.* Latency ``depth``, one operation a cycle. Steps: order, align, add, count leading
+    *Timing*: latency `depth`, one operation a cycle. Steps: order, align, add, count leading
     zeros, shift, round; the last two share a stage at the default depth.
 
-    *Numerics.* An exact zero sum of unlike signs is +0. A sum that is subnormal is exact.
+    *Numerics*: an exact zero sum of unlike signs is +0. A sum that is subnormal is exact.
     """
     start = pipe.latest(a, b)
     order, align, total, count, shift, final = pipe.steps(start, _COSTS, depth)

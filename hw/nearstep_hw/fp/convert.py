@@ -25,12 +25,12 @@ def convert(
     depth: int = DEPTH,
     flags: bool = True,
 ) -> FpResult:
-    """a, of format ``source``, rounded once to format ``target``.
+    """a, of format `source`, rounded once to format `target`.
 
-    *Timing.* Latency ``depth``, one operation a cycle. Steps: count leading zeros, shift, round
+    *Timing*: latency `depth`, one operation a cycle. Steps: count leading zeros, shift, round
     (those that the two formats need; the rest is wiring).
 
-    *Numerics.* A NaN becomes the default NaN of ``target``; a signalling one raises invalid.
+    *Numerics*: a NaN becomes the default NaN of `target`; a signalling one raises invalid.
     """
     start = pipe.latest(a)
     count, shift, final = pipe.steps(start, _COSTS, depth)

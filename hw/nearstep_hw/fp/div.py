@@ -40,12 +40,12 @@ def div(
     the sign of the remainder, and yields a quotient bit; the remainder left over is only compared
     with zero. The negated divisor goes along, so that a step is one adder.
 
-    *Timing.* Latency ``depth`` (default: :func:`default_depth`, 17 for binary32), one operation a
+    *Timing*: latency `depth` (default: `default_depth`, 17 for binary32), one operation a
     cycle. Steps: count leading zeros, normalise, one a quotient bit, place, round.
 
-    *Numerics.* x / 0 is infinite and raises divide by zero for finite x other than 0.
+    *Numerics*: x / 0 is infinite and raises divide by zero for finite x other than 0.
 
-    *Resources.* No multiplier.
+    *Resources*: no multiplier.
     """
     depth = default_depth(fmt) if depth is None else depth
     start = pipe.latest(a, b)

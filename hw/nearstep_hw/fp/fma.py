@@ -17,7 +17,7 @@ DEPTH = len(_COSTS)
 """Latency in cycles, unless asked otherwise."""
 
 _SPARE_BITS = 4
-"""Bits below the double-width product, see :func:`fma`."""
+"""Bits below the double-width product, see `fma`."""
 
 
 def fma(
@@ -32,24 +32,24 @@ def fma(
 ) -> FpResult:
     """a * b + c, rounded once.
 
-    Product and addend are put into a frame of ``2 * precision + 4`` bits; the one with the smaller
+    Product and addend are put into a frame of `2 * precision + 4` bits; the one with the smaller
     exponent is shifted down, the lowest bit sticky. Nothing is normalised before the sum. That is
     exact enough:
 
-    - An addend that loses bits is at least ``precision + 5`` places down. If the product has
+    - An addend that loses bits is at least `precision + 5` places down. If the product has
     leading
-      zeros (at most ``precision``: one operand is subnormal), their difference still leads by
-      ``precision + 3`` bits above the sticky one. (A product of zero gets the least exponent.)
+      zeros (at most `precision`: one operand is subnormal), their difference still leads by
+      `precision + 3` bits above the sticky one. (A product of zero gets the least exponent.)
     - A product that loses bits is at least 5 places below an addend that is either normal, and
       cancels by one bit at most, or has the least exponent, below which nothing is normalised.
 
-    *Timing.* Latency ``depth``, one operation a cycle. Steps: partial products, their sum, align,
+    *Timing*: latency `depth`, one operation a cycle. Steps: partial products, their sum, align,
     add, count leading zeros, shift, round.
 
-    *Numerics.* An exact zero sum of unlike signs is +0. 0 x inf raises invalid, also with a NaN
+    *Numerics*: an exact zero sum of unlike signs is +0. 0 x inf raises invalid, also with a NaN
     addend.
 
-    *Resources.* Two DSP48E2 for binary32.
+    *Resources*: two DSP48E2 for binary32.
     """
     start = pipe.latest(a, b, c)
     multiply, total, align, combine, count, shift, final = pipe.steps(start, _COSTS, depth)

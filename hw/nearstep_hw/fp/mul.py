@@ -31,10 +31,10 @@ def mul(
     Subnormal operands are multiplied as they are; the product is then shifted up to its leading
     one, or down to the least exponent.
 
-    *Timing.* Latency ``depth``, one operation a cycle. Steps: partial products, their sum, count
+    *Timing*: latency `depth`, one operation a cycle. Steps: partial products, their sum, count
     leading zeros, shift, round.
 
-    *Resources.* Two DSP48E2 for binary32.
+    *Resources*: two DSP48E2 for binary32.
     """
     start = pipe.latest(a, b)
     multiply, total, count, shift, final = pipe.steps(start, _COSTS, depth)

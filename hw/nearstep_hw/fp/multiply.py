@@ -18,11 +18,11 @@ MULTIPLIER_BITS = 17
 class Product:
     """Exact product of two finite operands.
 
-    Members
-    -------
-    sign : 1 bit, a value at the first step
-    exponent : signed, biased; that of the top bit of ``significand``; a value at the first step
-    significand : ``2 * fmt.precision`` bits
+    Attributes
+    ----------
+    sign : 1 bit, a value at the first step.
+    exponent : signed, biased; that of the top bit of `significand`; a value at the first step.
+    significand : `2 * fmt.precision` bits.
     """
 
     sign: Value
@@ -31,10 +31,10 @@ class Product:
 
 
 def product(multiply: Step, total: Step, fmt: FpFormat, x: Operand, y: Operand) -> Product:
-    """Multiplies the operands ``x`` and ``y``, which are at the step ``multiply``.
+    """Multiply the operands `x` and `y`, which are at the step `multiply`.
 
-    The first step forms partial products of at most 17 bits of ``y``, the second adds them: two
-    DSP48E2 for binary32. The significand is present from the step ``total`` on.
+    The first step forms partial products of at most 17 bits of `y`, the second adds them: two
+    DSP48E2 for binary32. The significand is present from the step `total` on.
     """
     pieces = [
         multiply.wrap(f"partial_{low}", x.significand * y.significand[low : low + MULTIPLIER_BITS])

@@ -13,16 +13,15 @@ __all__ = ["Operand", "unpack"]
 class Operand:
     """An encoded number taken apart, combinationally.
 
-    Its value, if finite, is ``(-1)**sign * significand * 2**(exponent - bias - mantissa)``, also
-    for subnormal numbers and zeros, whose exponent is 1 and whose significand is below
-    ``2**mantissa``.
+    Its value, if finite, is `(-1)**sign * significand * 2**(exponent - bias - mantissa)`, also for
+    subnormal numbers and zeros, whose exponent is 1 and whose significand is below `2**mantissa`.
 
-    Members
-    -------
-    sign : 1 bit
-    exponent : biased, ``fmt.exponent`` bits, at least 1
-    significand : hidden bit and fraction, ``fmt.precision`` bits
-    zero, infinite, nan, signalling : 1 bit each; ``signalling`` implies ``nan``
+    Attributes
+    ----------
+    sign : 1 bit.
+    exponent : biased, `fmt.exponent` bits, at least 1.
+    significand : hidden bit and fraction, `fmt.precision` bits.
+    zero, infinite, nan, signalling : 1 bit each; `signalling` implies `nan`.
     """
 
     sign: Value
@@ -35,7 +34,7 @@ class Operand:
 
 
 def unpack(fmt: FpFormat, x: Value) -> Operand:
-    """Takes the pattern ``x`` (``fmt.width`` bits) apart."""
+    """Take the pattern `x` (`fmt.width` bits) apart."""
     fraction = x[: fmt.mantissa]
     field = x[fmt.mantissa : fmt.width - 1]
     normal = field.any()

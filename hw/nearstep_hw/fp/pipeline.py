@@ -24,11 +24,11 @@ class PipelineError(ValueError):
 class Staged:
     """A value together with the pipeline stage at which it is present.
 
-    Members
-    -------
-    value : the value as it is at ``stage``
-    stage : int, or None for a constant (present at every stage)
-    pipe : the pipeline it belongs to
+    Attributes
+    ----------
+    value : the value as it is at `stage`.
+    stage : int, or None for a constant (present at every stage).
+    pipe : the pipeline it belongs to.
     """
 
     value: Value
@@ -38,7 +38,7 @@ class Staged:
 
 @dataclass(frozen=True)
 class Step:
-    """One step of an operation, placed at a stage. ``step(x)`` is ``x`` as seen there."""
+    """One step of an operation, placed at a stage. `step(x)` is `x` as seen there."""
 
     pipe: "Pipeline"
     stage: int
@@ -47,11 +47,11 @@ class Step:
         return self.pipe.at(x, self.stage)
 
     def wrap(self, name: str, value: ValueLike) -> Staged:
-        """A combinational result of this step, as a signal called ``name``."""
+        """A combinational result of this step, as a signal called `name`."""
         return self.pipe.wrap(value, self.stage, name)
 
     def signal(self, name: str, value: ValueLike) -> Signal:
-        """``value`` as a signal called ``name``, for use within this step.
+        """`value` as a signal called `name`, for use within this step.
 
         A signal can be sliced and used many times at no cost; slices of an expression repeat it.
         """
@@ -70,31 +70,27 @@ class _Line:
 
 
 class Pipeline(Elaboratable):
-    """Feed-forward pipeline inside the module ``m``; one clock enable, no back-pressure.
+    """Feed-forward pipeline inside the module `m`; one clock enable, no back-pressure.
 
-    Arithmetic is written between :class:`Staged` values. :meth:`at` delays a value to the stage
+    Arithmetic is written between `Staged` values. `at` delays a value to the stage
     where it is used; all users of a value share one chain of registers. The registers are made when
-    ``m`` is elaborated (as its submodule), so that every use is known by then.
+    `m` is elaborated (as its submodule), so that every use is known by then.
 
-    *Timing.* A value delayed by n stages is what it was n enabled cycles before. Data registers
-    have no reset; bits delayed by :meth:`valid` are reset to 0.
+    *Timing*: a value delayed by n stages is what it was n enabled cycles before. Data registers
+    have no reset; bits delayed by `valid` are reset to 0.
 
     Parameters
     ----------
-    m : Module
-        Module that computes the steps. The delays become its submodule ``name``.
-    en : Value, optional
-        Clock enable of every register of the pipeline.
-    delay : str
-        ``"ring"``: delays of many bits are small memories that share one pointer (fast to simulate,
-        LUT-RAM in an FPGA). ``"shift"``: registers only (SRL in an FPGA).
-    name : str
-        Name of the submodule.
+    m : module that computes the steps. The delays become its submodule `name`.
+    en : optional clock enable of every register of the pipeline.
+    delay : `"ring"`: delays of many bits are small memories that share one pointer (fast to
+        simulate, LUT-RAM in an FPGA). `"shift"`: registers only (SRL in an FPGA).
+    name : name of the submodule.
 
     Raises
     ------
-    PipelineError
-        For an unknown ``delay``, a value used before it exists, or a value of another pipeline.
+    PipelineError : for an unknown `delay`, a value used before it exists, or a value of another
+        pipeline.
     """
 
     def __init__(
@@ -110,7 +106,7 @@ class Pipeline(Elaboratable):
         m.submodules[name] = self
 
     def source(self, value: ValueLike, stage: int = 0, name: str = "") -> Staged:
-        """A value that is present at ``stage``."""
+        """A value that is present at `stage`."""
         return Staged(Value.cast(value), stage, self)
 
     def constant(self, value: ValueLike) -> Staged:
@@ -118,14 +114,14 @@ class Pipeline(Elaboratable):
         return Staged(Value.cast(value), None, self)
 
     def wrap(self, value: ValueLike, stage: int | None, name: str) -> Staged:
-        """A combinational result of values at ``stage``, as a signal called ``name``."""
+        """A combinational result of values at `stage`, as a signal called `name`."""
         value = Value.cast(value)
         signal = Signal(value.shape(), name=name)
         self._m.d.comb += signal.eq(value)
         return Staged(signal, stage, self)
 
     def at(self, x: Staged, stage: int) -> Value:
-        """``x`` as seen at ``stage``; raises :class:`PipelineError` if it comes later than that."""
+        """`x` as seen at `stage`; raises `PipelineError` if it comes later than that."""
         if x.pipe is not self:
             raise PipelineError(f"{x.value!r} belongs to another pipeline")
         if x.stage is None or x.stage == stage:
@@ -142,7 +138,7 @@ class Pipeline(Elaboratable):
         return line.taps[stage]
 
     def delayed(self, x: Staged, stage: int) -> Staged:
-        """``x`` moved to ``stage``; a constant becomes a value of that stage."""
+        """`x` moved to `stage`; a constant becomes a value of that stage."""
         return Staged(self.at(x, stage), stage, self)
 
     def latest(self, *values: Staged) -> int:
@@ -150,7 +146,7 @@ class Pipeline(Elaboratable):
         return max((x.stage for x in values if x.stage is not None), default=0)
 
     def valid(self, value: ValueLike, latency: int) -> Value:
-        """A bit delayed by ``latency`` stages through registers that reset to 0."""
+        """A bit delayed by `latency` stages through registers that reset to 0."""
         if latency == 0:
             return Value.cast(value)
         words = [min(WORD_BITS, latency - k) for k in range(0, latency, WORD_BITS)]
@@ -159,12 +155,12 @@ class Pipeline(Elaboratable):
         return chain[-1][-1]
 
     def steps(self, start: int, costs: Sequence[float], depth: int) -> list[Step]:
-        """Places ``len(costs)`` successive steps into ``depth`` stages from ``start`` on.
+        """Places `len(costs)` successive steps into `depth` stages from `start` on.
 
         With at least as many stages as steps, each step has a stage to itself and the spare
         registers are spread between them. With fewer, neighbours share a stage so that the greatest
-        sum of ``costs`` (any unit) in a stage is least. The result of the last step is meant to be
-        moved to ``start + depth`` with :meth:`delayed`, so that it comes from a register.
+        sum of `costs` (any unit) in a stage is least. The result of the last step is meant to be
+        moved to `start + depth` with `delayed`, so that it comes from a register.
         """
         if not isinstance(depth, int) or depth < 1:
             raise PipelineError(f"Depth must be a positive integer, not {depth!r}")
@@ -202,7 +198,7 @@ class Pipeline(Elaboratable):
         m.d.sync += target.eq(Mux(self.en, value, target))
 
     def _shift(self, m: Module, name: str, value: Value, target: Signal, gap: int) -> None:
-        """``gap`` registers, packed into as few words as hold whole copies."""
+        """`gap` registers, packed into as few words as hold whole copies."""
         width = len(target)
         inner = gap - 1
         while inner:
@@ -216,7 +212,7 @@ class Pipeline(Elaboratable):
     def _ring(
         self, m: Module, name: str, value: Value, target: Signal, gap: int, pointer: Signal
     ) -> int:
-        """A memory written at ``pointer``, read ``gap - 1`` entries behind, into a register."""
+        """A memory written at `pointer`, read `gap - 1` entries behind, into a register."""
         behind = gap - 1
         bits = max(1, (behind - 1).bit_length())
         m.submodules[f"{name}_ring"] = memory = Memory(

@@ -11,11 +11,11 @@ __all__ = ["FpResult"]
 class FpResult:
     """Outcome of one operation in a pipeline.
 
-    Members
-    -------
-    z : pattern of the result, in the result's format
+    Attributes
+    ----------
+    z : pattern of the result, in the result's format.
     flags : 5 bits, from bit 0 inexact, underflow, overflow, divide by zero, invalid; at the stage
-        of ``z``; None when the operation was built without flags
+        of `z`; None when the operation was built without flags.
     """
 
     z: Staged

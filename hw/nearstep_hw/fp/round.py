@@ -19,8 +19,8 @@ GUARD_BITS = 3
 class Special(data.Struct):
     """What is known about a result without its arithmetic.
 
-    One of ``nan``, ``infinite``, ``zero`` replaces the rounded number and its flags (``nan`` before
-    the others); ``invalid`` and ``divide_by_zero`` are the flags of such a result.
+    One of `nan`, `infinite`, `zero` replaces the rounded number and its flags (`nan` before
+    the others); `invalid` and `divide_by_zero` are the flags of such a result.
     """
 
     nan: 1
@@ -38,14 +38,14 @@ def special(
     zero: Value = FALSE,
     divide_by_zero: Value = FALSE,
 ) -> Value:
-    """Packs the members of a :class:`Special`."""
+    """Pack the members of a `Special`."""
     return Cat(nan, infinite, zero, invalid, divide_by_zero)
 
 
 def count_leading_zeros(step: Step, frame: Value, exponent: Value) -> Value:
-    """How far ``frame`` may be shifted up: to its leading one, but not below the least exponent.
+    """How far `frame` may be shifted up: to its leading one, but not below the least exponent.
 
-    ``exponent`` (unsigned, biased, at least 1) is that of the top bit of ``frame``. Zero may give
+    `exponent` (unsigned, biased, at least 1) is that of the top bit of `frame`. Zero may give
     any count.
     """
     top = Const(1 << (len(frame) - 1), len(frame))
@@ -56,7 +56,7 @@ def count_leading_zeros(step: Step, frame: Value, exponent: Value) -> Value:
 def normalise(
     step: Step, fmt: FpFormat, frame: Value, exponent: Value, count: Value
 ) -> tuple[Value, Value]:
-    """Shifts ``frame`` up by ``count``; returns its exponent and the bits that rounding reads."""
+    """Shift `frame` up by `count`; return its exponent and the bits that rounding reads."""
     return (
         (exponent - count)[: len(exponent)],
         jam(step, shift_left(step, frame, count), fmt.precision + GUARD_BITS),
@@ -74,27 +74,22 @@ def round_pack(
     until: int,
     flags: bool,
 ) -> FpResult:
-    """Rounds to nearest even, packs, and raises flags.
+    """Round to nearest even, pack, and raise flags.
 
-    *Numerics.* The number is ``significand * 2**(exponent - bias - mantissa - 3)``. If the top bit
-    of the significand is clear, the number is zero or below the normal range and ``exponent`` is
-    that of the least normal number. Overflow gives infinity. Underflow is raised when a number that
-    is tiny after rounding (rounded with an unbounded exponent, it is below the normal range) is
-    inexact.
+    *Numerics*: the number is `significand * 2**(exponent - bias - mantissa - 3)`. If the top bit of
+    the significand is clear, the number is zero or below the normal range and `exponent` is that of
+    the least normal number. Overflow gives infinity. Underflow is raised when a number that is tiny
+    after rounding (rounded with an unbounded exponent, it is below the normal range) is inexact.
 
     Parameters
     ----------
-    step : Step
-        The step that rounds; all values are at its stage.
-    known : Value
-        A :class:`Special`.
-    sign : Value, 1 bit
-    exponent : Value, unsigned, biased
-    significand : Value, ``fmt.precision + 3`` bits: hidden bit, fraction, guard, round, sticky
-    until : int
-        Stage of the result, after that of ``step``.
-    flags : bool
-        False leaves the flags out.
+    step : the step that rounds; all values are at its stage.
+    known : a `Special`.
+    sign : 1 bit.
+    exponent : unsigned, biased.
+    significand : `fmt.precision + 3` bits: hidden bit, fraction, guard, round, sticky.
+    until : stage of the result, after that of `step`.
+    flags : False leaves the flags out.
 
     Ref: IEEE 754-2019, 4.3.1, 7.4, 7.5.
     """

@@ -1,6 +1,6 @@
 """Leading-zero counts and shifts that lose nothing a later rounding needs.
 
-All are combinational, within one :class:`Step` of a pipeline.
+All are combinational, within one `Step` of a pipeline.
 """
 
 from amaranth.hdl import Cat, Const, Mux, Value, ValueLike
@@ -12,9 +12,11 @@ __all__ = ["clip", "jam", "leading_zeros", "shift_left", "shift_right_jam"]
 
 
 def leading_zeros(step: Step, x: ValueLike) -> Value:
-    """Zeros above the highest set bit, by halving; any count of at least ``len(x) - 1`` for zero.
+    """Zeros above the highest set bit, by halving; any count of at least `len(x) - 1` for zero.
 
-    Returns an unsigned value of ``ceil_log2(len(x))`` bits.
+    Returns
+    -------
+    Value : unsigned, of `ceil_log2(len(x))` bits.
     """
     x = Value.cast(x)
     levels = ceil_log2(len(x))
@@ -29,9 +31,9 @@ def leading_zeros(step: Step, x: ValueLike) -> Value:
 
 
 def shift_left(step: Step, x: Value, amount: Value) -> Value:
-    """``x << amount`` in the width of ``x``.
+    """`x << amount` in the width of `x`.
 
-    The operator ``<<`` widens by every bit that ``amount`` may shift. Places that would take it
+    The operator `<<` widens by every bit that `amount` may shift. Places that would take it
     past a machine word are shifted one power of two at a time, which simulates faster.
     """
     width, bits = len(x), len(amount)
@@ -43,7 +45,7 @@ def shift_left(step: Step, x: Value, amount: Value) -> Value:
 
 
 def clip(step: Step, amount: Value, limit: int) -> Value:
-    """The smaller of an unsigned ``amount`` and ``limit``, in the bits that ``limit`` needs."""
+    """The smaller of an unsigned `amount` and `limit`, in the bits that `limit` needs."""
     amount = step.signal("amount", amount)
     if limit >= (1 << len(amount)):
         return amount
@@ -52,9 +54,9 @@ def clip(step: Step, amount: Value, limit: int) -> Value:
 
 
 def shift_right_jam(step: Step, x: Value, amount: Value) -> Value:
-    """``x >> amount`` in the width of ``x``; the lowest bit is set if any lost bit was.
+    """`x >> amount` in the width of `x`; the lowest bit is set if any lost bit was.
 
-    ``amount`` is at most ``len(x)``, see :func:`clip`.
+    `amount` is at most `len(x)`, see `clip`.
     """
     width = len(x)
     mask = Const((1 << width) - 1, width) >> (width - amount)[: len(amount)]
@@ -63,7 +65,7 @@ def shift_right_jam(step: Step, x: Value, amount: Value) -> Value:
 
 
 def jam(step: Step, x: Value, width: int) -> Value:
-    """The top ``width`` bits of ``x`` (zeros appended if it is shorter).
+    """The top `width` bits of `x` (zeros appended if it is shorter).
 
     The lowest bit also gathers every bit below, so that a rounding at least two bits above it is
     exact.

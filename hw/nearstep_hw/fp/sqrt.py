@@ -38,16 +38,18 @@ def sqrt(
     and the bit is 1 if the new r is not negative. Either way the low digits added are 11: those of
     -(2 * q + 2**-(k + 1)) are the complement of q's, then 11. So a step is one adder.
 
-    *Timing.* Latency ``depth`` (default: :func:`default_depth`, 15 for binary32), one operation a
+    *Timing*: latency `depth` (default: `default_depth`, 15 for binary32), one operation a
     cycle. Steps: count leading zeros, normalise, one a root bit after the first, round.
 
-    *Numerics.* sqrt(-0) is -0; a negative operand is invalid. The root is never halfway between two
+    *Numerics*: sqrt(-0) is -0; a negative operand is invalid. The root is never halfway between two
     numbers, so the guard bit alone decides the rounding. No overflow, no underflow.
 
-    *Resources.* No multiplier.
+    *Resources*: no multiplier.
 
-    Raises :class:`FormatError` for formats in which the root of a subnormal number can be subnormal
-    (``mantissa >= bias``).
+    Raises
+    ------
+    FormatError : in the format the root of a subnormal number can be subnormal
+        (`mantissa >= bias`).
     """
     if fmt.mantissa >= fmt.bias:
         raise FormatError(f"sqrt needs a mantissa of less than {fmt.bias} bits, not {fmt.mantissa}")

@@ -31,14 +31,14 @@ class DepthError(ValueError):
 class Operation:
     """An operation on given formats.
 
-    Members
-    -------
-    name : name of the unit, such as ``fp32_add``
-    kind : ``add``, ``sub``, ``mul``, ``fma``, ``div``, ``sqrt`` or ``convert``
-    source, target : formats of the operands and of the result
-    operands : how many operands, 1 to 3
-    depth : latency in cycles, unless asked otherwise
-    build : ``build(pipe, *operands, depth=..., flags=...)`` adds it to a pipeline
+    Attributes
+    ----------
+    name : name of the unit, such as `fp32_add`.
+    kind : `add`, `sub`, `mul`, `fma`, `div`, `sqrt` or `convert`.
+    source, target : formats of the operands and of the result.
+    operands : how many operands, 1 to 3.
+    depth : latency in cycles, unless asked otherwise.
+    build : `build(pipe, *operands, depth=..., flags=...)` adds it to a pipeline.
     """
 
     name: str
@@ -51,7 +51,7 @@ class Operation:
 
 
 def arithmetic(kind: str, fmt: FpFormat) -> Operation:
-    """The operation ``kind`` (any but ``convert``) within one format."""
+    """The operation `kind` (any but `convert`) within one format."""
 
     def build(pipe: Pipeline, *operands: Staged, depth: int, flags: bool) -> FpResult:
         return function(pipe, fmt, *operands, depth=depth, flags=flags, **options)
@@ -77,7 +77,7 @@ def arithmetic(kind: str, fmt: FpFormat) -> Operation:
 
 
 def conversion(source: FpFormat, target: FpFormat) -> Operation:
-    """The conversion from ``source`` to ``target``."""
+    """The conversion from `source` to `target`."""
 
     def build(pipe: Pipeline, a: Staged, *, depth: int, flags: bool) -> FpResult:
         return convert.convert(pipe, source, target, a, depth=depth, flags=flags)
@@ -111,34 +111,29 @@ class FpUnit(wiring.Component):
 
     IEEE 754: round to nearest even, subnormal numbers; a NaN result is the default quiet NaN.
 
-    *Timing.* Latency ``depth`` cycles exactly, from registers; one operation every cycle; no
-    back-pressure. ``o_z`` and ``o_flags`` mean something only while ``o_valid`` is 1. Reset clears
+    *Timing*: latency `depth` cycles exactly, from registers; one operation every cycle; no
+    back-pressure. `o_z` and `o_flags` mean something only while `o_valid` is 1. Reset clears
     the valid bits and nothing else.
 
     Parameters
     ----------
-    operation : str or Operation
-        A name of :data:`OPERATIONS`, or an operation on other formats.
-    depth : int, optional
-        Latency in cycles, 1 to :data:`MAX_DEPTH`. Fewer stages than steps merge steps, more add
+    operation : a name of `OPERATIONS`, or an operation on other formats.
+    depth : latency in cycles, 1 to `MAX_DEPTH`. Fewer stages than steps merge steps, more add
         registers between them.
-    flags : bool
-        False leaves ``o_flags`` out.
+    flags : False leaves `o_flags` out.
 
     Members
     -------
-    i_valid : In(1)
-    i_a, i_b, i_c : In(width of the operands); as many as the operation takes
-    o_valid : Out(1)
-    o_z : Out(width of the result)
-    o_flags : Out(5); from bit 0 inexact, underflow, overflow, divide by zero, invalid
+    i_valid : In(1).
+    i_a, i_b, i_c : In(width of the operands), as many as the operation takes.
+    o_valid : Out(1).
+    o_z : Out(width of the result).
+    o_flags : Out(5), from bit 0 inexact, underflow, overflow, divide by zero, invalid.
 
     Raises
     ------
-    KeyError
-        For an unknown name.
-    DepthError
-        For a latency out of range.
+    KeyError : for an unknown name.
+    DepthError : for a latency out of range.
     """
 
     def __init__(

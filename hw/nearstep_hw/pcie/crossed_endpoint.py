@@ -16,16 +16,12 @@ BLOCK_SIDE = frozenset(
 class CrossedEndpoint(wiring.Component):
     """A `PcieEndpoint` whose ports toward the hard block are in the domain `pcie`.
 
-    All else, the endpoint itself too, is in `sync`. See `ClockCrossing` for what the crossing costs
-    and how to reset it.
+    `BLOCK_SIDE` names those ports; the others, and the endpoint itself, are in `sync`. See
+    `ClockCrossing` for what the crossing costs and how to reset it.
 
     Parameters
     ----------
     options : of `PcieEndpoint`.
-
-    Members
-    -------
-    Those of `PcieEndpoint`; `BLOCK_SIDE` names the ones in `pcie`.
     """
 
     def __init__(self, **options: int) -> None:

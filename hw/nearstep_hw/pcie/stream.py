@@ -30,7 +30,7 @@ CC_USER_512_BITS = 81
 
 
 def check_width(width: int) -> None:
-    """Raises ValueError unless the hard block has streams of `width` bits."""
+    """Raise ValueError unless the hard block has streams of `width` bits."""
     if width not in WIDTHS:
         raise ValueError(f"PCIe stream width must be one of {WIDTHS} bits, not {width!r}")
 

@@ -38,7 +38,7 @@ _SIGN_BIT = FP32.width - 1
 
 
 def unit_ports(rule: Rule) -> dict[str, wiring.Member]:
-    """Members of a functional unit for `rule`, see :class:`FunctionalUnit`."""
+    """Members of a functional unit for `rule`, see `FunctionalUnit`."""
     return {
         "i_en": In(1),
         "i_valid": In(1),
@@ -55,43 +55,35 @@ class FunctionalUnit(wiring.Component):
     Every operation of the rule's program is one unit (equal operations are one operation); the
     delays that balance the paths between them are shared by all users of a value.
 
-    *Timing.* A result leaves `latency` enabled cycles after its element came in. Outputs come from
+    *Timing*: a result leaves `latency` enabled cycles after its element came in. Outputs come from
     registers. While `i_en` is 0 every register keeps its value, and so do the outputs; `i_valid` is
     ignored then. `rst` clears the valid bits only.
 
-    *Numerics.* binary32 as :mod:`nearstep_hw.fp`; equal, bit for bit, to
+    *Numerics*: binary32 as `nearstep_hw.fp`; equal, bit for bit, to
     `nearstep_sim.golden.rule.evaluate`.
 
     Parameters
     ----------
-    rule : Rule
-    depths : mapping of str to int, optional
-        Cycles of operations, to replace some of :data:`DEFAULT_DEPTHS`.
-    delay : str
-        `"ring"` or `"shift"`, see :class:`~nearstep_hw.fp.pipeline.Pipeline`.
-    register_inputs : bool
-        Whether arrays pass a register first (one more cycle of latency).
+    rule
+    depths : cycles of operations, to replace some of `DEFAULT_DEPTHS`.
+    delay : `"ring"` or `"shift"`, see `nearstep_hw.fp.pipeline.Pipeline`.
+    register_inputs : whether arrays pass a register first (one more cycle of latency).
 
     Members
     -------
-    i_en : In(1)
-    i_valid : In(1)
-    i_<array> : In(32)
-        One for each of `rule.arrays_in`, in that order.
-    s_<scalar>, s_<switch> : In(32), In(1)
-        One for each of `rule.registers()`. Stable from the first element that goes in to the last
-        that comes out.
-    o_valid : Out(1)
-    o_<array> : Out(32)
-        One for each of `rule.arrays_out`.
+    i_en : In(1), clock enable.
+    i_valid : In(1).
+    i_<array> : In(32), one for each of `rule.arrays_in`, in that order.
+    s_<scalar>, s_<switch> : In(32), In(1), one for each of `rule.registers()`. Stable from the
+        first element that goes in to the last that comes out.
+    o_valid : Out(1).
+    o_<array> : Out(32), one for each of `rule.arrays_out`.
 
     Attributes
     ----------
-    latency : int
-        Enabled cycles from `i_valid` to `o_valid`.
-    schedule : Schedule
-    key : str
-        Names everything that this unit is made from, for caches.
+    latency : enabled cycles from `i_valid` to `o_valid`.
+    schedule : a `Schedule`.
+    key : names everything that this unit is made from, for caches.
 
     Ref: AXDIMM, 3.3: fully pipelined units of 31 DSPs and 128 cycles.
     """

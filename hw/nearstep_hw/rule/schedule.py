@@ -14,13 +14,11 @@ _CONDITIONS = frozenset({"lt", "le", "eq", "not", "and", "or", "xor"})
 class Schedule:
     """Start and end of each operation, in cycles after the inputs.
 
-    Members
-    -------
-    start, end : tuple of (int or None)
-        For each operation of the program; `end` is when its result is there. None for what is
-        constant during a run: scalars, switches, constants and selections among them.
-    latency : int
-        Cycles from the inputs to the outputs, which all come from registers.
+    Attributes
+    ----------
+    start, end : for each operation of the program; `end` is when its result is there. None for
+        what is constant during a run: scalars, switches, constants and selections among them.
+    latency : cycles from the inputs to the outputs, which all come from registers.
     """
 
     start: tuple[int | None, ...]
@@ -33,11 +31,9 @@ class Schedule:
 
         Parameters
         ----------
-        program : Program
-        depths : mapping of str to int
-            Cycles of each operation; 0 when not listed.
-        input_stage : int
-            Cycle at which the arrays are there.
+        program
+        depths : cycles of each operation; 0 when not listed.
+        input_stage : cycle at which the arrays are there.
         """
         planner = _Planner(program, depths, input_stage)
         while planner.improve():

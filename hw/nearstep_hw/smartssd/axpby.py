@@ -18,11 +18,11 @@ __all__ = ["AxpbyUnit"]
 class AxpbyUnit(wiring.Component):
     """z = a * x + b * y over the FP32 lanes of a beat: a general updater of that rule alone.
 
-    *Timing.* One beat a cycle; a result is at the output `latency` cycles after its beat was taken,
+    *Timing*: one beat a cycle; a result is at the output `latency` cycles after its beat was taken,
     if the output does not wait. While a result waits at the output nothing moves: `i.ready` depends
     combinationally on `o.ready`.
 
-    *Numerics.* binary32, to nearest even: b * y is rounded, then a * x plus that, once. Lanes do
+    *Numerics*: binary32, to nearest even: b * y is rounded, then a * x plus that, once. Lanes do
     not touch each other. Equal, bit for bit, to
     `nearstep_sim.golden.rule.evaluate(AXPBY, {"x": x, "y": y}, {"a": a, "b": b})["z"]`.
 
@@ -39,7 +39,7 @@ class AxpbyUnit(wiring.Component):
 
     Attributes
     ----------
-    latency : int
+    latency : cycles.
 
     Ref: Smart-Infinity, V-A: SIMD AXPBY units.
     """

@@ -29,9 +29,6 @@ class PcieCard(wiring.Component):
     has written is in the DRAM then; a START that comes behind data, from whichever device, finds
     the data there.
 
-    *Timing*: that of `PcieEndpoint`, or `CrossedEndpoint`, and `SmartssdCard`. A reset must reach
-    the DRAM's path too.
-
     Flat Verilog ports, with the defaults:
 
     - `clk`, `rst` (synchronous, active high): `user_clk` and `user_reset` of the hard block. With
@@ -45,6 +42,9 @@ class PcieCard(wiring.Component):
       `m_axi__awvalid awready awid awaddr awlen awsize awburst`,
       `m_axi__wvalid wready wdata wstrb[63:0] wlast`, `m_axi__bvalid bready bid bresp`.
     - `o_dropped[15:0] o_failed_writes[15:0] o_failed_reads[15:0]`.
+
+    *Timing*: that of `PcieEndpoint`, or `CrossedEndpoint`, and `SmartssdCard`. A reset must reach
+    the DRAM's path too.
 
     Parameters
     ----------

@@ -20,11 +20,11 @@ class GeneralUpdater(wiring.Component):
     `rule` is the number of a rule in `rules`. While it names none, `o_unknown` is 1 and nothing is
     taken or given.
 
-    *Timing.* One beat a cycle; a result is at the output `latency` cycles after its beat was taken,
+    *Timing*: one beat a cycle; a result is at the output `latency` cycles after its beat was taken,
     if the output does not wait. While a result waits at the output nothing moves: `i.ready` depends
     combinationally on `o.ready`.
 
-    *Numerics.* Each rule gives the bits of `nearstep_sim.golden.rule.evaluate`. What comes for an
+    *Numerics*: each rule gives the bits of `nearstep_sim.golden.rule.evaluate`. What comes for an
     array that the rule does not read is ignored; what leaves for one that it does not write has no
     meaning.
 
@@ -41,14 +41,13 @@ class GeneralUpdater(wiring.Component):
     s_<scalar>, s_<switch> : In(32), In(1), of all rules; stable from the first beat taken to the
         last result.
     rule : In, number of the rule; stable likewise.
-    o_unknown : Out(1)
+    o_unknown : Out(1).
 
     Attributes
     ----------
-    rules : tuple of Rule
-    whole : Rule
-        All of them.
-    latency : int
+    rules : a tuple.
+    whole : the rule that is all of them.
+    latency : cycles.
 
     Ref: Smart-Infinity, V-A.
     """

@@ -20,7 +20,7 @@ PARTIALS = 8
 class PartialSums(wiring.Component):
     """Adds binary64 numbers, each to the partial sum in turn, and at the end the partial sums.
 
-    *Timing.* A number a cycle. `o_done` comes PARTIALS + 2 + (PARTIALS - 1) (PARTIALS + 1) cycles
+    *Timing*: a number a cycle. `o_done` comes PARTIALS + 2 + (PARTIALS - 1) (PARTIALS + 1) cycles
     after `i_end`. `rst` begins anew.
 
     Members
@@ -92,16 +92,15 @@ class PartialSums(wiring.Component):
 class GradientScan(wiring.Component):
     """Reads gradients only: any of them infinite or NaN, and the sum of their squares.
 
-    *Timing.* One beat a cycle, never stalled. `o_done` comes `latency` cycles after the last beat.
+    *Timing*: one beat a cycle, never stalled. `o_done` comes `latency` cycles after the last beat.
 
-    *Numerics.* The order is fixed and does not depend on stalls. The squares of a beat are rounded
+    *Numerics*: the order is fixed and does not depend on stalls. The squares of a beat are rounded
     to binary32 and added there in pairs of neighbours, pairs of pairs, and so on. The sum of beat n
-    is added, in binary64, to partial sum n mod :data:`PARTIALS`; at the end the partial sums are
-    added in their order. All terms are positive, so that the relative error is at most that of the
-    binary32 part: (1 + log2(lanes)) 2**-24, as long as no square leaves the normal range of
-    binary32: above 1.8e19 the sum is infinite though no gradient is; below 1.1e-19 the absolute
-    error of a beat is at most lanes 2**-150. Equal, bit for bit, to
-    `nearstep_sim.golden.scan.scan`.
+    is added, in binary64, to partial sum n mod `PARTIALS`; at the end the partial sums are added in
+    their order. All terms are positive, so that the relative error is at most that of the binary32
+    part: (1 + log2(lanes)) 2**-24, as long as no square leaves the normal range of binary32: above
+    1.8e19 the sum is infinite though no gradient is; below 1.1e-19 the absolute error of a beat is
+    at most lanes 2**-150. Equal, bit for bit, to `nearstep_sim.golden.scan.scan`.
 
     Parameters
     ----------
@@ -118,7 +117,7 @@ class GradientScan(wiring.Component):
 
     Attributes
     ----------
-    latency : int
+    latency : cycles.
 
     Ref: Smart-Infinity, IV-C: NaN and Inf have to be checked, and the norm known, before an update.
     """

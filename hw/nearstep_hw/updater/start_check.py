@@ -121,7 +121,7 @@ class StartCheck(wiring.Component):
                     ]
 
         def check(holds: object, found: ErrorCause) -> object:
-            """Ends with `found` unless `holds`; a context for what follows if it does."""
+            """End with `found` unless `holds`; a context for what follows if it does."""
             with m.If(~holds):
                 m.d.comb += [cause.eq(found), self.o_done.eq(1)]
                 m.next = "IDLE"

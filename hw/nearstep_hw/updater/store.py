@@ -169,7 +169,7 @@ class StorePath(wiring.Component):
         return m
 
     def _narrow(self, m: Module, operand: Operand, fifo: StreamFifo) -> object:
-        """Narrows what goes to a FIFO; gives the stream in front."""
+        """Narrow what goes to a FIFO; give the stream in front."""
         narrow = Narrow(
             lanes=self.config.lanes, formats=operand.formats, beats_width=len(self.i_beats)
         )

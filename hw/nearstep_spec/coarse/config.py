@@ -152,9 +152,9 @@ class CoarseConfig:
         return max(self.memory_bytes.bit_length() - 1, 13)
 
     def entry_beats(self, wire: str) -> int:
-        """Memory beats of fp32 whose elements fill an entry in format ``wire``."""
+        """Memory beats of fp32 whose elements fill an entry in format `wire`."""
         return self.entry_bytes // WIRE_FORMATS[wire] // BEAT_ELEMENTS
 
     def entry_elements(self, wire: str) -> int:
-        """Elements that fill an entry in format ``wire``."""
+        """Elements that fill an entry in format `wire`."""
         return self.entry_bytes // WIRE_FORMATS[wire]

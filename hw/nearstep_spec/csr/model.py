@@ -353,7 +353,7 @@ def lone_field(register: Register) -> bool:
 
 
 def place(lines: Sequence[Sequence[Register]]) -> tuple[Register, ...]:
-    """Gives registers their offsets: each inner sequence starts a line and fills it in order.
+    """Give registers their offsets: each inner sequence starts a line and fills it in order.
 
     A pair of words is aligned to its size. A sequence longer than a line goes on in the next.
     """

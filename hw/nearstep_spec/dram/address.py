@@ -97,7 +97,9 @@ class AddressMapping:
     def decode(self, address: int) -> DramAddress:
         """Place of the beat at a byte address.
 
-        Raises :class:`AddressError` if the address is outside the channel or not on a beat.
+        Raises
+        ------
+        AddressError : the address is outside the channel or not on a beat.
         """
         if not 0 <= address < self.geometry.capacity_bytes:
             raise AddressError(
@@ -117,8 +119,9 @@ class AddressMapping:
     def encode(self, place: DramAddress) -> int:
         """Byte address of a beat.
 
-        Raises :class:`AddressError` if a coordinate is outside the geometry or the column inside
-        a burst.
+        Raises
+        ------
+        AddressError : a coordinate is outside the geometry, or the column inside a burst.
         """
         if place.column % BURST_LENGTH:
             raise AddressError(f"column {place.column} is not a multiple of {BURST_LENGTH}")

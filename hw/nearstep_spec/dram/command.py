@@ -26,8 +26,10 @@ RAS_N = 1 << 16
 
 
 class Command(IntEnum):
-    """Commands. Whoever sets a mode register keeps the latencies of the timing table, see
-    `mode_registers`."""
+    """Commands.
+
+    Whoever sets a mode register keeps the latencies of the timing table, see `mode_registers`.
+    """
 
     NOP = 0
     ACT = 1

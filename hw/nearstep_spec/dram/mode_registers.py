@@ -52,8 +52,9 @@ class Supported(NamedTuple):
 
 def supported_modes(timing: DramTiming) -> tuple[Supported, ...]:
     """What MR0 to MR6 must hold: bursts of eight, the latencies of `timing`, data masks, refresh in
-    the 1x mode, and nothing that shifts a command or data in time. Other bits, such as drive
-    strength, termination and write recovery, are free.
+    the 1x mode, and nothing that shifts a command or data in time.
+
+    Other bits, such as drive strength, termination and write recovery, are free.
 
     A latency that no code stands for gives a value that no setting has.
     """

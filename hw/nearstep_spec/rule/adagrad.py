@@ -44,20 +44,18 @@ ADAGRAD = Rule(
 def adagrad_scalars(
     lr: float, lr_decay: float, weight_decay: float, eps: float, step: int
 ) -> dict[str, float | int]:
-    """The registers of :data:`ADAGRAD` for one step.
+    """The registers of `ADAGRAD` for one step.
 
     The sum of squares `v` starts at the initial accumulator value, which is the host's to write.
 
     Parameters
     ----------
-    lr, lr_decay, weight_decay, eps : float
-    step : int
-        t, from 1.
+    lr, lr_decay, weight_decay, eps
+    step : t, from 1.
 
     Returns
     -------
-    dict
-        Each scalar as a float that binary32 holds exactly, each switch as 0 or 1.
+    dict : each scalar as a float that binary32 holds exactly, each switch as 0 or 1.
     """
     return {
         "decay": float32(weight_decay),

@@ -170,25 +170,21 @@ def adam_scalars(
     step: int,
     decoupled_weight_decay: bool,
 ) -> dict[str, float | int]:
-    """The registers of :data:`ADAM`, or of :data:`ADAM_AMSGRAD`, for one step.
+    """The registers of `ADAM`, or of `ADAM_AMSGRAD`, for one step.
 
     Computed in binary64 and rounded once to binary32, as torch's fused kernel does; but the second
     form of the interpolation of m subtracts 1 from the rounded weight.
 
     Parameters
     ----------
-    lr, eps, weight_decay : float
-    betas : (float, float)
-        Each in [0, 1).
-    step : int
-        t, from 1.
-    decoupled_weight_decay : bool
-        AdamW when true, L2 regularisation when false.
+    lr, eps, weight_decay
+    betas : each in [0, 1).
+    step : t, from 1.
+    decoupled_weight_decay : AdamW when true, L2 regularisation when false.
 
     Returns
     -------
-    dict
-        Each scalar as a float that binary32 holds exactly, each switch as 0 or 1.
+    dict : each scalar as a float that binary32 holds exactly, each switch as 0 or 1.
     """
     beta1, beta2 = betas
     decay, is_decoupled = _decay(lr, weight_decay, decoupled_weight_decay)
@@ -215,7 +211,7 @@ def adam_paper_scalars(
     step: int,
     decoupled_weight_decay: bool,
 ) -> dict[str, float | int]:
-    """The registers of :data:`ADAM_PAPER`; parameters as for :func:`adam_scalars`."""
+    """The registers of `ADAM_PAPER`; parameters as for `adam_scalars`."""
     beta1, beta2 = betas
     decay, is_decoupled = _decay(lr, weight_decay, decoupled_weight_decay)
     return {

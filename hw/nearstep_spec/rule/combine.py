@@ -26,14 +26,14 @@ _SEED = 1
 
 
 def selector(rule: Rule) -> str:
-    """Name of the switch that chooses ``rule`` in a combination; the first rule has none."""
+    """Name of the switch that chooses `rule` in a combination; the first rule has none."""
     return f"is_{rule.name}"
 
 
 def combine(name: str, rules: Sequence[Rule]) -> Rule:
-    """One rule that is any of ``rules``, by switches.
+    """One rule that is any of `rules`, by switches.
 
-    With all switches 0 it is the first rule; with the :func:`selector` of another it is that one,
+    With all switches 0 it is the first rule; with the `selector` of another it is that one,
     bit for bit. Arrays, scalars and switches of one name are shared. An array that the chosen rule
     does not have is neither needed nor meaningful.
 
@@ -45,11 +45,9 @@ def combine(name: str, rules: Sequence[Rule]) -> Rule:
 
     Raises
     ------
-    ValueError
-        Fewer than two rules, or two of one name.
-    RuleError
-        Rules list their arrays in orders that contradict each other, or a name means different
-        things, or has different formats, in two rules.
+    ValueError : fewer than two rules, or two of one name.
+    RuleError : rules list their arrays in orders that contradict each other, or a name means
+        different things, or has different formats, in two rules.
     """
     if len(rules) < 2:
         raise ValueError(f"A combination must be of at least two rules, not {len(rules)}")

@@ -30,10 +30,9 @@ class Location:
 class RuleError(Exception):
     """A rule cannot be understood.
 
-    Members
-    -------
-    location : Location
-        The line of the rule's source at fault.
+    Attributes
+    ----------
+    location : the line of the rule's source at fault.
     """
 
     def __init__(self, message: str, location: Location) -> None:

@@ -50,17 +50,13 @@ def float32_bits(number: float) -> int:
 class Expression:
     """One node of a rule's arithmetic.
 
-    Members
-    -------
-    op : str
-        The operation, one of the keys of :data:`nearstep_spec.rule.program.OPERATIONS`.
-    operands : tuple of Expression
-    name : str
-        Of an array, a scalar or a switch; empty for everything else.
-    bits : int
-        Pattern of a constant; 0 for everything else.
-    location : Location
-        The line which wrote this expression; of a parameter, that of the rule's function.
+    Attributes
+    ----------
+    op : the operation, one of the keys of `nearstep_spec.rule.program.OPERATIONS`.
+    operands : those of the operation.
+    name : of an array, a scalar or a switch; empty for everything else.
+    bits : pattern of a constant; 0 for everything else.
+    location : the line which wrote this expression; of a parameter, that of the rule's function.
     """
 
     __slots__ = ("bits", "location", "name", "op", "operands")
@@ -89,7 +85,7 @@ class Value(Expression):
 
     `+ - * /`, unary `-` and `abs()` round once each, to nearest even, as IEEE 754 says; a NaN that
     an arithmetic operation gives is 0x7FC00000. Negation, `abs` and `select` move bits only.
-    `< <= > >=` are false when an operand is NaN; see :func:`equal` for equality.
+    `< <= > >=` are false when an operand is NaN; see `equal` for equality.
     """
 
     __slots__ = ()
@@ -219,13 +215,13 @@ def equal(a: ValueLike, b: ValueLike) -> Condition:
 
 
 def not_equal(a: ValueLike, b: ValueLike) -> Condition:
-    """The negation of :func:`equal`: true for NaN."""
+    """The negation of `equal`: true for NaN."""
     return ~equal(a, b)
 
 
 def next_value(name: str) -> Value:
     """The value that this rule returns for the state or output `name`, before it is written down.
 
-    A value that depends on itself that way is a :class:`RuleCycleError`.
+    A value that depends on itself that way is a `RuleCycleError`.
     """
     return Value("next", name=name)

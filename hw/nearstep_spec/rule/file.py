@@ -25,19 +25,19 @@ class RuleFileError(ValueError):
 
 
 def is_in_file(name: str) -> bool:
-    """Whether a name of a rule or an optimizer is one of a file: ``FILE.py:NAME``."""
+    """Whether a name of a rule or an optimizer is one of a file: `FILE.py:NAME`."""
     return ":" in name or name.endswith(SUFFIX)
 
 
 def load(name: str) -> Optimizer:
-    """The optimizer that ``FILE.py:NAME`` is; of a rule :meth:`.Optimizer.of_rule`.
+    """The optimizer that `FILE.py:NAME` is; of a rule `.Optimizer.of_rule`.
 
     The file is run, once for what it contains.
 
     Raises
     ------
-    RuleFileError
-        The name is not of that form, the file cannot be read or run, or it has no such optimizer.
+    RuleFileError : the name is not of that form, the file cannot be read or run, or it has no such
+        optimizer.
     """
     text, _, wanted = name.rpartition(":")
     path = Path(text)
@@ -60,7 +60,7 @@ def load(name: str) -> Optimizer:
 
 @lru_cache(maxsize=64)
 def _names(resolved: Path, path: Path, content: bytes) -> Mapping[str, object]:
-    """What a file with this content defines; ``path`` is what it is called in errors."""
+    """What a file with this content defines; `path` is what it is called in errors."""
     return _run(path)
 
 
@@ -72,8 +72,7 @@ def load_rules(path: Path) -> dict[str, Rule]:
 
     Raises
     ------
-    RuleFileError
-        The file cannot be read or run, or defines no rule, or two of one name.
+    RuleFileError : the file cannot be read or run, or defines no rule, or two of one name.
     """
     return _own(path, _run(path))
 

@@ -32,11 +32,9 @@ class Number:
 
     Parameters
     ----------
-    default : float, optional
-        None: it must be given.
-    low, below : float
-    allowed : str
-        What the bounds mean, if not what they say.
+    default : None: it must be given.
+    low, below
+    allowed : what the bounds mean, if not what they say.
     """
 
     default: float | None = None
@@ -64,8 +62,7 @@ class Numbers(Number):
 
     Parameters
     ----------
-    default : tuple of float
-        As many as there are.
+    default : as many as there are.
     """
 
     default: tuple[float, ...] = ()  # type: ignore[assignment]
@@ -88,15 +85,12 @@ class Form:
 
     Parameters
     ----------
-    rule : Rule
-    scalars : callable
-        Gives every register of the rule, rounded to binary32 afterwards. Its parameters are names
-        of hyper-parameters, and where it needs them `step` (t, from 1) and `first` (state that this
-        form alone has holds nothing yet).
-    when : str
-        The form is taken if this hyper-parameter is not 0. Of several the last.
-    orders : mapping of str to Form
-        The same with another order of the arithmetic, by its name in configurations.
+    rule
+    scalars : gives every register of the rule, rounded to binary32 afterwards. Its parameters are
+        names of hyper-parameters, and where it needs them `step` (t, from 1) and `first` (state
+        that this form alone has holds nothing yet).
+    when : the form is taken if this hyper-parameter is not 0. Of several the last.
+    orders : the same with another order of the arithmetic, by its name in configurations.
     """
 
     rule: Rule
@@ -106,7 +100,7 @@ class Form:
 
     @cached_property
     def takes(self) -> tuple[str, ...]:
-        """Parameters of :attr:`scalars`."""
+        """Parameters of `scalars`."""
         return tuple(inspect.signature(self.scalars).parameters)
 
     @property
@@ -142,33 +136,22 @@ class Optimizer:
 
     Parameters
     ----------
-    rule, scalars
-        As of :class:`Form`: the form that is taken unless another one is.
-    hyper : mapping of str to Hyper
-        Hyper-parameters, in their order.
-    state : mapping of str to str
-        What torch keeps of a parameter: array by key. Arrays that not every form has may be
+    rule, scalars : as of `Form`: the form that is taken unless another one is.
+    hyper : hyper-parameters, in their order.
+    state : what torch keeps of a parameter: array by key. Arrays that not every form has may be
         missing.
-    name : str
-        That of the rule unless given.
-    forms : sequence of Form
-        Other forms.
-    orders : mapping of str to Form
-        As of :class:`Form`.
-    counts : bool
-        Torch keeps a `step`.
-    initial : mapping of str to str
-        Hyper-parameter that an array starts with, where that is not 0.
-    from_start : bool
-        Torch makes state in the constructor, not in the first step.
-    conflict : callable, optional
-        What is wrong with hyper-parameters that are right one by one; None if nothing is.
+    name : that of the rule unless given.
+    forms : other forms.
+    orders : as of `Form`.
+    counts : torch keeps a `step`.
+    initial : hyper-parameter that an array starts with, where that is not 0.
+    from_start : torch makes state in the constructor, not in the first step.
+    conflict : what is wrong with hyper-parameters that are right one by one; None if nothing is.
 
     Raises
     ------
-    RuleError
-        One of its subclasses, naming the line of the rule: names do not fit together, or `scalars`
-        does not give the rule's registers.
+    RuleError : one of its subclasses, naming the line of the rule: names do not fit together, or
+        `scalars` does not give the rule's registers.
     """
 
     rule: Rule

@@ -57,18 +57,13 @@ _QUIET_NAN = 0x7FC0_0000
 class Operation:
     """One operation of a program.
 
-    Members
-    -------
-    op : str
-        A key of :data:`OPERATIONS`.
-    operands : tuple of int
-        Indices of earlier operations of the same program.
-    name : str
-        Of an array, a scalar or a switch; else empty.
-    bits : int
-        Pattern of a constant; else 0.
-    location : Location
-        The line of the rule that asked for it first.
+    Attributes
+    ----------
+    op : a key of `OPERATIONS`.
+    operands : indices of earlier operations of the same program.
+    name : of an array, a scalar or a switch; else empty.
+    bits : pattern of a constant; else 0.
+    location : the line of the rule that asked for it first.
     """
 
     op: str
@@ -86,22 +81,17 @@ class Program:
 
     Parameters
     ----------
-    results : mapping of str to Expression
-        The expressions to compute, by name.
+    results : the expressions to compute, by name.
 
-    Members
-    -------
-    operations : tuple of Operation
-        Operands always come before their use.
-    results : mapping of str to int
-        Index of the operation that gives each result.
+    Attributes
+    ----------
+    operations : a tuple. Operands always come before their use.
+    results : index of the operation that gives each result.
 
     Raises
     ------
-    RuleCycleError
-        A result depends on itself through `next_value`.
-    UnknownNameError
-        `next_value` names no result.
+    RuleCycleError : a result depends on itself through `next_value`.
+    UnknownNameError : `next_value` names no result.
     """
 
     def __init__(self, results: Mapping[str, Expression]) -> None:

@@ -45,16 +45,15 @@ RMSPROP = Rule(
 def rmsprop_scalars(
     lr: float, alpha: float, eps: float, weight_decay: float
 ) -> dict[str, float | int]:
-    """The registers of :data:`RMSPROP`.
+    """The registers of `RMSPROP`.
 
     Parameters
     ----------
-    lr, alpha, eps, weight_decay : float
+    lr, alpha, eps, weight_decay
 
     Returns
     -------
-    dict
-        Each scalar as a float that binary32 holds exactly, each switch as 0 or 1.
+    dict : each scalar as a float that binary32 holds exactly, each switch as 0 or 1.
     """
     return {
         "decay": float32(weight_decay),

@@ -41,39 +41,29 @@ class Rule:
 
     Parameters
     ----------
-    name : str
-        A Python identifier; names modules and generated files.
-    definition : callable
-        A function. Its parameters are the names of states, inputs, scalars and switches, in any
-        order. The order of states and inputs there is the order of the ports.
-    states : sequence of str
-        Arrays read and written.
-    inputs : sequence of str
-        Arrays only read.
-    outputs : sequence of str
-        Arrays only written.
-    scalars : sequence of str
-        binary32 registers, constant during a run.
-    switches : sequence of str
-        One-bit registers, constant during a run.
-    formats : mapping of str to str
-        How states lie in memory that are not binary32 there: `fp16` or `bf16`. They are widened
-        before the arithmetic, which is always binary32, and rounded once after it, to nearest even.
+    name : a Python identifier; names modules and generated files.
+    definition : a function. Its parameters are the names of states, inputs, scalars and switches,
+        in any order. The order of states and inputs there is the order of the ports.
+    states : arrays read and written.
+    inputs : arrays only read.
+    outputs : arrays only written.
+    scalars : binary32 registers, constant during a run.
+    switches : one-bit registers, constant during a run.
+    formats : how states lie in memory that are not binary32 there: `fp16` or `bf16`. They are
+        widened before the arithmetic, which is always binary32, and rounded once after it, to
+        nearest even.
 
-    Members
-    -------
-    arrays_in, arrays_out : tuple of str
-        Ports in order: states and inputs as `definition` lists them; states in that order, then
-        outputs.
-    definition : callable
-    program : Program
-    location : Location
-        Where `definition` is written.
+    Attributes
+    ----------
+    arrays_in, arrays_out : ports in order: states and inputs as `definition` lists them; states in
+        that order, then outputs.
+    definition
+    program : what `definition` computes.
+    location : where `definition` is written.
 
     Raises
     ------
-    RuleError
-        One of its subclasses, naming the line at fault.
+    RuleError : one of its subclasses, naming the line at fault.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """The optimizers that kernels are built for, and their rules, by name: plain data.
 
-An optimizer of the package stands in ``OPTIMIZERS`` of a module beside this one; there is no other
-list of them. One of a user is named ``FILE.py:NAME``.
+An optimizer of the package stands in `OPTIMIZERS` of a module beside this one; there is no other
+list of them. One of a user is named `FILE.py:NAME`.
 """
 
 import importlib
@@ -68,7 +68,7 @@ class UnknownRuleError(ValueError):
 
 
 def optimizer_named(name: str) -> Optimizer:
-    """The optimizer of a name: of the package, or ``FILE.py:NAME``.
+    """The optimizer of a name: of the package, or `FILE.py:NAME`.
 
     Raises
     ------
@@ -82,8 +82,8 @@ def optimizer_named(name: str) -> Optimizer:
 
 
 def optimizer_of(name: str) -> Optimizer:
-    """The optimizer that a name in ``rules=`` stands for: that of a rule of the package, or
-    ``FILE.py:NAME``.
+    """The optimizer that a name in `rules=` stands for: that of a rule of the package, or
+    `FILE.py:NAME`.
 
     Raises
     ------
@@ -101,30 +101,22 @@ class RuleSet:
 
     Parameters
     ----------
-    names : sequence of str
-        At least one; the first is index 0. ``FILE.py:NAME`` is every rule of an optimizer.
-    order : str
-        Of Adam's arithmetic.
-    scaled : bool
-        Whether gradients are multiplied by a scalar first, see :func:`~.scale.scaled`.
+    names : at least one; the first is index 0. `FILE.py:NAME` is every rule of an optimizer.
+    order : of Adam's arithmetic.
+    scaled : whether gradients are multiplied by a scalar first, see `.scale.scaled`.
 
-    Members
-    -------
-    names : tuple of str
-        Of every rule; the same in every order.
-    optimizers : tuple of Optimizer
-        That of each rule.
-    rules : tuple of Rule
-    whole : Rule
-        The one rule, or the combination.
-    digests : tuple of str
-        Of what each rule computes, unscaled.
+    Attributes
+    ----------
+    names : of every rule, a tuple; the same in every order.
+    optimizers : that of each rule.
+    rules
+    whole : the one rule, or the combination.
+    digests : of what each rule computes, unscaled.
 
     Raises
     ------
     UnknownRuleError, RuleFileError
-    RuleError
-        Rules of one name, or that cannot be combined or scaled.
+    RuleError : rules of one name, or that cannot be combined or scaled.
     """
 
     def __init__(self, names: Sequence[str], order: str, *, scaled: bool = False) -> None:

@@ -15,20 +15,18 @@ GRADIENT_SCALE = "gradient_scale"
 
 
 def scaled(rule: Rule) -> Rule:
-    """``rule``, of the same name, with every gradient multiplied by a scalar first.
+    """`rule`, of the same name, with every gradient multiplied by a scalar first.
 
     The product is rounded once, before anything else is done with it. A factor of 1.0 changes no
     number; a NaN becomes the default NaN.
 
     Parameters
     ----------
-    rule : Rule
-        One with an array ``g``, and no scalar ``gradient_scale``.
+    rule : one with an array `g`, and no scalar `gradient_scale`.
 
     Raises
     ------
-    RuleError
-        It has no ``g``, or a ``gradient_scale`` already.
+    RuleError : it has no `g`, or a `gradient_scale` already.
     """
     names = tuple(inspect.signature(rule.definition).parameters)
     if GRADIENT not in rule.arrays_in or GRADIENT_SCALE in names:

@@ -63,7 +63,7 @@ SGD_MOMENTUM = Rule(
 
 
 def sgd_scalars(lr: float, weight_decay: float) -> dict[str, float | int]:
-    """The registers of :data:`SGD`: each scalar as a float that binary32 holds exactly."""
+    """The registers of `SGD`: each scalar as a float that binary32 holds exactly."""
     return {
         "decay": float32(weight_decay),
         "step_size": float32(-lr),
@@ -79,20 +79,18 @@ def sgd_momentum_scalars(
     nesterov: bool,
     first: bool,
 ) -> dict[str, float | int]:
-    """The registers of :data:`SGD_MOMENTUM` for one step.
+    """The registers of `SGD_MOMENTUM` for one step.
 
     Parameters
     ----------
-    lr, momentum, dampening, weight_decay : float
-        A momentum of 0 is :data:`SGD` in torch, which then keeps no buffer.
-    nesterov : bool
-    first : bool
-        The buffer holds nothing yet: it becomes the gradient, without dampening.
+    lr, momentum, dampening, weight_decay : a momentum of 0 is `SGD` in torch, which then keeps no
+        buffer.
+    nesterov
+    first : the buffer holds nothing yet: it becomes the gradient, without dampening.
 
     Returns
     -------
-    dict
-        Each scalar as a float that binary32 holds exactly, each switch as 0 or 1.
+    dict : each scalar as a float that binary32 holds exactly, each switch as 0 or 1.
     """
     return {
         **sgd_scalars(lr, weight_decay),

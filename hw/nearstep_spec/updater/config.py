@@ -235,8 +235,10 @@ class AdamKernelConfig:
 
     @property
     def arrays(self) -> tuple[str, ...]:
-        """Arrays of the rules, as memory streams: those read. Of p, g, m, v and v_max, in that
-        order."""
+        """Arrays of the rules, as memory streams: those read.
+
+        Of p, g, m, v and v_max, in that order.
+        """
         return self.rule_set.whole.arrays_in
 
     @property

@@ -142,7 +142,7 @@ class Compression(NamedValue):
 
 @cache
 def streams(config: AdamKernelConfig) -> type[NamedValue]:
-    """Named values of `error.stream` of a kernel: those of :class:`Stream`, and of states with
+    """Named values of `error.stream` of a kernel: those of `Stream`, and of states with
     other names."""
     own = [name for name in config.states if f"{name.upper()}_READ" not in Stream.__members__]
     listed = {each.name: (int(each), each.doc) for each in Stream}

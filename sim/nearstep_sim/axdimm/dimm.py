@@ -1,4 +1,4 @@
-"""``sim:axdimm?memory=ddr4-1600``: the RTL of a DIMM behind a host memory controller."""
+"""`sim:axdimm?memory=ddr4-1600`: the RTL of a DIMM behind a host memory controller."""
 
 from __future__ import annotations
 
@@ -112,14 +112,11 @@ class DimmTransfer(Completion):
 
     Parameters
     ----------
-    backend: DimmBackend
-    number: int
-        In the order of submission.
-    what: str
-    begun: int
-        Cycle of its submission.
-    keep: NDArray[np.uint8]
-        Memory that it reads or writes.
+    backend
+    number : in the order of submission.
+    what
+    begun : cycle of its submission.
+    keep : memory that it reads or writes.
     """
 
     backend: DimmBackend
@@ -182,7 +179,7 @@ class DimmBackend(EmulatedBackend):
 
     Parameters
     ----------
-    options: DimmOptions
+    options
     """
 
     capacity_options = "channels, density, width"
@@ -271,12 +268,11 @@ class DimmBackend(EmulatedBackend):
 
     def give(self, channel: int, command: Command, **coordinates: int) -> None:
         """Let the host's memory controller give MRS, ZQCS or ZQCL to a channel, before the next
-        access; see :func:`nearstep_spec.dram.command.encode`.
+        access; see `nearstep_spec.dram.command.encode`.
 
         Raises
         ------
-        ArgumentError
-            Another command, or no such channel.
+        ArgumentError : another command, or no such channel.
         """
         if command not in (Command.MRS, Command.ZQCS, Command.ZQCL):
             raise ArgumentError(f"command must be MRS, ZQCS or ZQCL, not {command!r}")
@@ -426,7 +422,10 @@ class DimmBackend(EmulatedBackend):
 
     def reset(self) -> None:
         """The way a host does it: normal mode is requested and the kernel is reset, on each
-        channel, through its arbiter. What a kernel does until then is not judged any more."""
+        channel, through its arbiter.
+
+        What a kernel does until then is not judged any more.
+        """
         self._line, self._words = None, {}
         self._lib.dimm_watch(self._dimm, 0)
         try:
@@ -464,14 +463,13 @@ class DimmBackend(EmulatedBackend):
         self._mark(address, nbytes, _UNWRITTEN)
 
     def inject(self, injection: Injection) -> None:
-        """Read data that do not come (``never``), nor any behind them until the kernel is reset.
+        """Read data that do not come (`never`), nor any behind them until the kernel is reset.
 
         A DDR4 channel has no error responses.
 
         Raises
         ------
-        ArgumentError
-            Another kind of misbehaviour.
+        ArgumentError : another kind of misbehaviour.
         """
         injection.check_kernels()
         if injection.kind != "never" or injection.write:
@@ -526,7 +524,7 @@ class DimmBackend(EmulatedBackend):
         return self._simulation.handle
 
     def _carry_out(self, call: Callable[..., int], *arguments: object) -> int:
-        """As :meth:`nearstep_sim.verilate.harness.Simulation.carry_out`."""
+        """As `nearstep_sim.verilate.harness.Simulation.carry_out`."""
         return self._simulation.carry_out(call, *arguments)
 
     def _check(self, status: int, action: str) -> None:

@@ -1,4 +1,4 @@
-"""``golden:axdimm``: a kernel, or a DIMM, without a clock."""
+"""`golden:axdimm`: a kernel, or a DIMM, without a clock."""
 
 from __future__ import annotations
 

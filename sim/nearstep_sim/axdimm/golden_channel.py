@@ -26,7 +26,7 @@ CLEARED = (
     "lost_command.pins",
     "lost_command.bank",
 )
-"""Registers of the arbiter that ``control.clear`` clears."""
+"""Registers of the arbiter that `control.clear` clears."""
 
 
 class ArbitratedChannel(GoldenChannel):
@@ -38,8 +38,7 @@ class ArbitratedChannel(GoldenChannel):
 
     Parameters
     ----------
-    arbiter: tuple[int, RegisterMap]
-        Address and registers; the others are those of :class:`GoldenChannel`.
+    arbiter : address and registers; the others are those of `GoldenChannel`.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""``sim:axdimm``: the RTL of the kernel, Verilated, with an emulated memory, in this process."""
+"""`sim:axdimm`: the RTL of the kernel, Verilated, with an emulated memory, in this process."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class VerilatedBackend(ShellBackend):
 
     Parameters
     ----------
-    options: VerilatedOptions
+    options
     """
 
     family = "axdimm"

@@ -17,7 +17,7 @@ HARNESS = Path(__file__).with_name("dimm.cpp")
 
 
 def dimm_library(dimm: DimmConfig, *, trace: bool = False) -> Path:
-    """The shared library of ``dimm.cpp``: as many channels as wanted, each an object of one model.
+    """The shared library of `dimm.cpp`: as many channels as wanted, each an object of one model.
 
     It holds the units in RTL and the C++ kernel that can stand in for them.
     """

@@ -132,14 +132,14 @@ class _Handle:
 class ChannelBench:
     """`MemoryChannel`, Verilated, with a host, a kernel's bus and registers, and a DDR4 rank.
 
+    Every method that runs raises `ChannelError`.
+
     Parameters
     ----------
     density, width, mapping : of the channel, as host and module see it.
     seed : of the kernel's traffic and of the host's stalls.
     kernel_chunks : pages of 4 KiB that the kernel uses, from `kernel_base` on.
-    host : more of :class:`HostConfig`.
-
-    Every method that runs raises :class:`ChannelError`.
+    host : more of `HostConfig`.
     """
 
     kernel_base = 1 << 28

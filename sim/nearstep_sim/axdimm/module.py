@@ -157,7 +157,7 @@ class ModuleDriver(ABC):
         return (raw & field.mask) >> field.lsb
 
     def set(self, channel: int, values: dict[str, int]) -> None:
-        """Writes fields `block.register.field` of one line, keeping the line's other words."""
+        """Write fields `block.register.field` of one line, keeping the line's other words."""
         line_address = None
         for path, value in values.items():
             name, _, inside = path.partition(".")
@@ -178,7 +178,7 @@ class ModuleDriver(ABC):
             self.store(channel, line_address, words.view(np.uint8))
 
     def wait(self, channel: int, path: str, value: int, most: int) -> int:
-        """Polls a field until it has a value. Cycles that passed."""
+        """Poll a field until it has a value. Cycles that passed."""
         start = self.host.cycle
         while (found := self.get(channel, path)) != value:
             if self.host.cycle - start > most:
@@ -195,15 +195,15 @@ class ModuleDriver(ABC):
 class ModuleBench(ModuleDriver):
     """`AxdimmModule`, Verilated, behind a host whose ranks are its channels.
 
+    Every method that runs raises `ModuleError`.
+
     Parameters
     ----------
     config : of every kernel.
     unit : functional unit; a module of its own in the Verilog.
     channels : of the module: 1, 2 or 4.
     density, width : of the memory, as host and module see it.
-    host : more of :class:`HostConfig`.
-
-    Every method that runs raises :class:`ModuleError`.
+    host : more of `HostConfig`.
     """
 
     def __init__(

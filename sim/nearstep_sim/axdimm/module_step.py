@@ -29,8 +29,8 @@ Words = NDArray[np.uint32]
 class ChannelStep:
     """What a step took on one channel.
 
-    Members
-    -------
+    Attributes
+    ----------
     cycles : from START to done, counted by the kernel.
     read_beats, write_beats : of its AXI port, counted by the kernel.
     bus : clocks of the DRAM's data bus from just before START to the last column command.

@@ -50,7 +50,7 @@ class AxdimmOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class GoldenOptions(AxdimmOptions):
-    """Options of ``golden:axdimm``."""
+    """Options of `golden:axdimm`."""
 
     engine: Engine = "cpp"
     in_place: Annotated[
@@ -102,7 +102,7 @@ class GoldenOptions(AxdimmOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class VerilatedOptions(SimulationOptions, AxdimmOptions):
-    """Options of ``sim:axdimm``. (``memory=ddr4-1600`` is a device of its own: `DimmOptions`.)"""
+    """Options of `sim:axdimm`. (`memory=ddr4-1600` is a device of its own: `DimmOptions`.)"""
 
     def __post_init__(self) -> None:
         AxdimmOptions.__post_init__(self)
@@ -111,9 +111,9 @@ class VerilatedOptions(SimulationOptions, AxdimmOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class DimmOptions:
-    """Options of ``sim:axdimm?memory=ddr4-1600``, those of the DIMM and its kernels among them.
+    """Options of `sim:axdimm?memory=ddr4-1600`, those of the DIMM and its kernels among them.
 
-    The size of the memory follows from the parts: :class:`nearstep_spec.axdimm.config.DimmConfig`.
+    The size of the memory follows from the parts: `nearstep_spec.axdimm.config.DimmConfig`.
     """
 
     memory: Annotated[

@@ -1,4 +1,4 @@
-"""``golden:``: registers and results of the RTL, without cycles."""
+"""`golden:`: registers and results of the RTL, without cycles."""
 
 from nearstep.backends.emulated import EmulatedBackend
 from nearstep.backends.options import open_family
@@ -9,12 +9,11 @@ DEVICES = families("GOLDEN")
 
 
 def open_device(family: str, options: dict[str, str]) -> EmulatedBackend:
-    """Open ``golden:<family>``.
+    """Open `golden:<family>`.
 
     Raises
     ------
-    UrlError
-        There is no golden model of the family.
+    UrlError : there is no golden model of the family.
     OptionError
     """
     return open_family("golden", DEVICES, family, options, EmulatedBackend)

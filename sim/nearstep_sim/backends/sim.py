@@ -1,4 +1,4 @@
-"""``sim:``: the RTL, Verilated, in this process."""
+"""`sim:`: the RTL, Verilated, in this process."""
 
 from nearstep.backends.emulated import EmulatedBackend
 from nearstep.backends.options import open_family
@@ -9,14 +9,13 @@ DEVICES = families("SIM")
 
 
 def open_device(family: str, options: dict[str, str]) -> EmulatedBackend:
-    """Open ``sim:<family>``. The first time that a configuration is opened its library is built.
+    """Open `sim:<family>`. The first time that a configuration is opened its library is built.
 
-    Which options an AXDIMM has depends on ``memory``.
+    Which options an AXDIMM has depends on `memory`.
 
     Raises
     ------
-    UrlError
-        There is no RTL of the family.
+    UrlError : there is no RTL of the family.
     OptionError
     nearstep_sim.verilate.build.BuildError
     """

@@ -123,7 +123,7 @@ class AxiMemory:
         self.reset()
 
     def reset(self) -> None:
-        """Forgets what is outstanding."""
+        """Forget what is outstanding."""
         self._reads: deque[_Read] = deque()
         self._writes: deque[_Write] = deque()
         self._responses: deque[WriteResponse] = deque()

@@ -65,7 +65,7 @@ class AxiPort:
         return sample
 
     async def run(self) -> None:
-        """Follows the port for ever; `rst` resets checker and memory."""
+        """Follow the port for ever; `rst` resets checker and memory."""
         if self.memory is not None:
             self._drive()
         while True:

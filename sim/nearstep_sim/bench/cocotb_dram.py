@@ -34,7 +34,7 @@ class _Members:
 class DfiRank:
     """A rank on a DFI port that the design drives: judges every command, keeps the data.
 
-    `device` raises :class:`DramViolationError` out of :meth:`run`.
+    `device` raises `DramViolationError` out of `run`.
     """
 
     def __init__(self, dut: HierarchyObject, prefix: str, device: Ddr4Device) -> None:
@@ -52,7 +52,7 @@ class DfiRank:
         return Pins(0, *(int(phase[name].value) for name in PINS))
 
     async def run(self) -> None:
-        """Follows the port for ever, from the next cycle on."""
+        """Follow the port for ever, from the next cycle on."""
         pins = self.pins
         while True:
             await RisingEdge(self.dut.clk)
@@ -70,7 +70,7 @@ class DfiRank:
 class HostBus:
     """A host on the host's bus of the design; `ranks` bits of chip select in a slot.
 
-    `host` raises :class:`HostDataError` out of :meth:`run`.
+    `host` raises `HostDataError` out of `run`.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class HostBus:
                     phase[name].value = getattr(slot, name)
 
     async def run(self) -> None:
-        """Follows the port for ever, from this cycle on."""
+        """Follow the port for ever, from this cycle on."""
         pins = self.pins
         while True:
             await FallingEdge(self.dut.clk)

@@ -121,7 +121,7 @@ class PcieSystem:
         self.monitor = CcMonitor(dut, self.clock, self.reset)
 
     def stall(self, mode: str, ram: AxiRam, rng: random.Random) -> None:
-        """Lets CQ and the answers of `ram` stall, or CC and its requests, or both, at random."""
+        """Let CQ and the answers of `ram` stall, or CC and its requests, or both, at random."""
         write, read = ram.write_if, ram.read_if
         channels = {
             "source": (self.card.cq_source, read.r_channel, write.b_channel),
@@ -133,7 +133,7 @@ class PcieSystem:
                     channel.set_pause_generator(pauses(STALLS[mode], rng))
 
     async def power_up(self) -> None:
-        """Starts clocks and followers, and waits for the end of the reset."""
+        """Start clocks and followers, and wait for the end of the reset."""
         dut = self.dut
         if self.crossed:
             cocotb.start_soon(Clock(dut.clk, CARD_CLOCK_NS, unit="ns").start())
@@ -145,7 +145,7 @@ class PcieSystem:
             await RisingEdge(dut.clk)
 
     async def enumerate(self) -> None:
-        """Finds the card and the peer, and lets both answer and ask."""
+        """Find the card and the peer, and let both answer and ask."""
         await self.rc.enumerate()
         self.host = self.rc.find_device(self.function.pcie_id)
         for device in (self.host, self.rc.find_device(self.peer.pcie_id)):
@@ -158,7 +158,7 @@ class PcieSystem:
         self.monitor.max_payload = 128 << self.function.pcie_cap.max_payload_size
 
     async def _follow_reset(self) -> None:
-        """Gives the card the reset of the hard block, until it has seen it."""
+        """Give the card the reset of the hard block, until it has seen it."""
         self.dut.rst.value = 1
         await RisingEdge(self.reset)
         await FallingEdge(self.reset)

@@ -118,7 +118,7 @@ class _EventDriven(Icarus):
 
 @contextmanager
 def _plain(folder: Path) -> Iterator[Path]:
-    """A folder whose path make and a shell take as it is: ``folder``, or one to be thrown away."""
+    """A folder whose path make and a shell take as it is: `folder`, or one to be thrown away."""
     if PLAIN.fullmatch(str(folder)):
         yield folder
         return
@@ -132,7 +132,7 @@ def _plain(folder: Path) -> Iterator[Path]:
 
 @contextmanager
 def _tools() -> object:
-    """Puts the tools on PATH, and lets `build` and `test` alone decide about waves."""
+    """Put the tools on PATH, and let `build` and `test` alone decide about waves."""
     saved = dict(os.environ)
     os.environ.update(tool_environment())
     os.environ.pop("PYTEST_CURRENT_TEST", None)  # the runner would exit instead of raise
@@ -179,7 +179,7 @@ def _runtime(common: bytes, waves: bool) -> Path:
 
 
 def _make(folder: Path, top: str, verilog: Path, waves: bool, objects: Path | None) -> Path:
-    """A folder in ``folder`` with the executable ``top`` and the objects that it is made of."""
+    """A folder in `folder` with the executable `top` and the objects that it is made of."""
     log = folder / "build.log"
     source = Path(shutil.copy(verilog, folder / "top.v"))
     try:
@@ -208,7 +208,7 @@ def run_cocotb(
     seed: int | None = None,
     icarus: bool = False,
 ) -> BenchResult:
-    """Builds `top` if it is not in the cache, and runs the tests of `test_module` on it.
+    """Build `top` if it is not in the cache, and run the tests of `test_module` on it.
 
     The build goes to the cache; the log to `build/cocotb` of the checkout, with `WAVES=1` in the
     environment also a VCD.

@@ -80,7 +80,7 @@ class Proof:
 def prove(
     component: Component, name: str, mode: Mode = "bmc", depth: int = 20, timeout_s: int = 3600
 ) -> Proof:
-    """Shows every assertion of a component, or reaches every cover statement.
+    """Show every assertion of a component, or reach every cover statement.
 
     Parameters
     ----------

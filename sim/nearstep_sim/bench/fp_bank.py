@@ -26,7 +26,7 @@ class Variant:
 
     @property
     def label(self) -> str:
-        """Name, latency and ``noflags``, for messages."""
+        """Name, latency and `noflags`, for messages."""
         return f"{self.operation.name}@{self.latency}" + ("" if self.flags else " noflags")
 
 
@@ -35,7 +35,7 @@ class FpBank(wiring.Component):
 
     Members
     -------
-    u<k>_i_valid, u<k>_i_a, ... u<k>_o_valid, u<k>_o_z, ... : the ports of unit k
+    u<k>_<port> : those of unit k: `i_valid`, `i_a` and so on, `o_valid`, `o_z` and so on.
     """
 
     def __init__(self, variants: Sequence[Variant]) -> None:

@@ -178,18 +178,13 @@ def harness_source(unit: FunctionalUnit) -> str:
 class UnitRun:
     """What one pass of arrays through functional units gave.
 
-    Members
-    -------
-    arrays : dict of str to ndarray of float32
-        The outputs.
-    enabled_cycles, idle_cycles : int
-        Clock cycles with `i_en` at 1 and at 0.
-    latency : int
-        Enabled cycles from the first element to its result; exact when there were no bubbles.
-    changes_while_idle : int
-        Outputs that changed although `i_en` was 0.
-    extra, missing : int
-        Results more than elements, and elements without a result.
+    Attributes
+    ----------
+    arrays : the outputs.
+    enabled_cycles, idle_cycles : clock cycles with `i_en` at 1 and at 0.
+    latency : enabled cycles from the first element to its result; exact when there were no bubbles.
+    changes_while_idle : outputs that changed although `i_en` was 0.
+    extra, missing : results more than elements, and elements without a result.
     """
 
     arrays: dict[str, NDArray[np.float32]]
@@ -206,11 +201,9 @@ class VerilatedUnit:
 
     Parameters
     ----------
-    unit : FunctionalUnit
-    lanes : int
-        Objects; element i of an array goes to object i mod lanes.
-    cxxflags : sequence of str
-        After those of every model, such as `-O1` where a run is too short to pay for `-O3`.
+    unit
+    lanes : objects; element i of an array goes to object i mod lanes.
+    cxxflags : after those of every model, such as `-O1` where a run is too short to pay for `-O3`.
     """
 
     def __init__(
@@ -265,13 +258,12 @@ class VerilatedUnit:
 
         Parameters
         ----------
-        arrays : mapping of str to ndarray of float32
-            One for each of `rule.arrays_in`, of one length.
-        scalars : mapping of str to float
-        stall, bubble : float
-            Chance that a cycle has `i_en` at 0, and that an enabled one has `i_valid` at 0; from 0
-            to 0.99. Inputs are random while nothing is sent.
-        seed : int
+        arrays : float32, one for each of `rule.arrays_in`, of one
+            length.
+        scalars
+        stall, bubble : chance that a cycle has `i_en` at 0, and that an enabled one has `i_valid`
+            at 0; from 0 to 0.99. Inputs are random while nothing is sent.
+        seed
 
         Raises
         ------

@@ -67,10 +67,10 @@ def exhaustive(fmt: FpFormat, operands: int) -> list[Bits]:
 
 
 def neighbourhoods(source: FpFormat, target: FpFormat) -> Bits:
-    """Patterns of ``source`` at and around every number of ``target`` and every halfway point.
+    """Patterns of `source` at and around every number of `target` and every halfway point.
 
-    Ten for each pattern of ``target``: itself and the point half way up, each with the two
-    neighbours below and above. ``target`` has the shorter significand.
+    Ten for each pattern of `target`: itself and the point half way up, each with the two
+    neighbours below and above. `target` has the shorter significand.
     """
     every = np.arange(1 << target.width, dtype=np.uint32)
     wide = fp.convert(every, target, source)[0].astype(np.int64)
@@ -83,7 +83,7 @@ def neighbourhoods(source: FpFormat, target: FpFormat) -> Bits:
 
 
 def crossed(fmt: FpFormat, operands: int, rng: np.random.Generator, limit: int) -> list[Bits]:
-    """Specials against specials: every combination, or ``limit`` of them at random."""
+    """Specials against specials: every combination, or `limit` of them at random."""
     values = specials(fmt)
     if len(values) ** operands <= limit:
         return [x.ravel() for x in np.meshgrid(*[values] * operands, indexing="ij")]
@@ -131,7 +131,7 @@ def _assemble(
 
 
 def close(fmt: FpFormat, rng: np.random.Generator, x: Bits) -> Bits:
-    """A partner for each ``x``: a few units in the last place or a few exponents away, any sign."""
+    """A partner for each `x`: a few units in the last place or a few exponents away, any sign."""
     count = len(x)
     magnitude = (x & np.uint32(fmt.sign_bit - 1)).astype(np.int64)
     places = rng.integers(-3, 4, count)
@@ -146,9 +146,11 @@ def close(fmt: FpFormat, rng: np.random.Generator, x: Bits) -> Bits:
 
 
 def vectors(operation: Operation, count: int, seed: int) -> list[Bits]:
-    """About ``count`` operand tuples for an operation: all kinds that concern it, shuffled.
+    """About `count` operand tuples for an operation: all kinds that concern it, shuffled.
 
-    Returns one array an operand, patterns of the source format in the low bits of uint32.
+    Returns
+    -------
+    list[Bits] : one array an operand, patterns of the source format in the low bits of uint32.
     """
     rng = np.random.default_rng(seed)
     fmt, operands = operation.source, operation.operands

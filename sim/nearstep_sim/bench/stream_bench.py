@@ -188,16 +188,14 @@ class StreamProtocolError(AssertionError):
 class StreamRun:
     """What one run gave.
 
-    Members
-    -------
-    streams : dict of str to ndarray of uint32
-        For each output stream the payloads that came, one a row of 32-bit words.
-    outputs : dict of str to int
-        The other outputs as they were at the end.
-    cycles : int
-        From the start to the last transfer of any stream.
-    transfers, first, last : dict of str to int
-        Of each stream: how many, and the cycles (from 1) of the first and the last; 0 for none.
+    Attributes
+    ----------
+    streams : uint32, for each output stream the payloads that came, one a
+        row of 32-bit words.
+    outputs : the other outputs as they were at the end.
+    cycles : from the start to the last transfer of any stream.
+    transfers, first, last : of each stream: how many, and the cycles (from 1) of the first and the
+        last; 0 for none.
     """
 
     streams: dict[str, Words]
@@ -213,14 +211,10 @@ class StreamBench:
 
     Parameters
     ----------
-    component : wiring.Component
-        Ports of stream signatures at the top, and plain inputs and outputs.
-    name : str
-        Of the Verilog module.
-    key : str
-        Names everything that the component is made from, for the cache.
-    start : str
-        A one-bit input that is 1 in the first cycle of a run; empty for none.
+    component : ports of stream signatures at the top, and plain inputs and outputs.
+    name : of the Verilog module.
+    key : names everything that the component is made from, for the cache.
+    start : a one-bit input that is 1 in the first cycle of a run; empty for none.
     """
 
     def __init__(
@@ -325,15 +319,13 @@ class StreamBench:
 
         Parameters
         ----------
-        streams : mapping of str to ndarray of uint32
-            For each input stream the payloads, one a row of 32-bit words.
-        inputs : mapping of str to int
-            For each plain input.
-        space : int
-            Payloads that an output stream may give at most.
-        stalls : (float, float)
-            Chance that a source offers nothing, and that a sink takes nothing, in a cycle.
-        seed : int
+        streams : uint32, for each input stream the payloads, one a row
+            of 32-bit words.
+        inputs : for each plain input.
+        space : payloads that an output stream may give at most.
+        stalls : chance that a source offers nothing, and that a sink takes nothing,
+            in a cycle.
+        seed
 
         Raises
         ------

@@ -137,13 +137,11 @@ extern "C" std::uint64_t port_run(
 class PortRun:
     """What one update behind a port gave.
 
-    Members
-    -------
-    arrays : dict of str to ndarray of float32
-    cycles : int
-        From the first beat read to the last beat written.
-    busy_cycles : int
-        Those in which the port moved a beat.
+    Attributes
+    ----------
+    arrays
+    cycles : from the first beat read to the last beat written.
+    busy_cycles : those in which the port moved a beat.
     """
 
     arrays: dict[str, NDArray[np.float32]]
@@ -169,8 +167,7 @@ def run_on_port(
 
     Raises
     ------
-    TimeoutError
-        The update did not end within four times its beats.
+    TimeoutError : the update did not end within four times its beats.
     """
     rule = unit.rule
     given = [np.ascontiguousarray(arrays[name], np.float32) for name in rule.arrays_in]

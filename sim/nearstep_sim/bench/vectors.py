@@ -31,7 +31,7 @@ Bits = NDArray[np.unsignedinteger]
 
 
 class LatencyError(AssertionError):
-    """``o_valid`` differed from the ``i_valid`` it answers; holds the cycle."""
+    """`o_valid` differed from the `i_valid` it answers; holds the cycle."""
 
     def __init__(self, unit: str, cycle: int) -> None:
         self.cycle = cycle
@@ -81,7 +81,7 @@ class VectorBench:
 
     Parameters
     ----------
-    variants : sequence of Variant
+    variants
     """
 
     def __init__(self, variants: Sequence[Variant]) -> None:
@@ -109,9 +109,12 @@ class VectorBench:
     def run(self, vectors: Sequence[Sequence[Bits]], *, stall_seed: int = 0) -> list[Outcome]:
         """Results of each unit's operations, in order.
 
-        ``vectors[k]`` holds one array of patterns for each operand of unit k. ``stall_seed`` other
-        than 0 puts random idle cycles, with random operands, between the operations. Raises
-        :class:`LatencyError`.
+        `vectors[k]` holds one array of patterns for each operand of unit k. `stall_seed` other
+        than 0 puts random idle cycles, with random operands, between the operations.
+
+        Raises
+        ------
+        LatencyError
         """
         columns = [self._columns(v, each) for v, each in zip(self.variants, vectors, strict=True)]
         counts = [len(each[0]) for each in columns]
@@ -164,9 +167,11 @@ def golden(operation: Operation, operands: Sequence[Bits]) -> tuple[Bits, NDArra
 
 
 def compare(variant: Variant, operands: Sequence[Bits], outcome: Outcome) -> int:
-    """Compares a unit's results with the golden model's; returns how many there were.
+    """Compare a unit's results with the golden model's; return how many there were.
 
-    Raises :class:`MismatchError` with the first difference.
+    Raises
+    ------
+    MismatchError : of the first difference.
     """
     expected_z, expected_flags = golden(variant.operation, operands)
     wrong = outcome.z != expected_z
@@ -189,6 +194,6 @@ def compare(variant: Variant, operands: Sequence[Bits], outcome: Outcome) -> int
 def check(
     variants: Sequence[Variant], vectors: Sequence[Sequence[Bits]], *, stall_seed: int = 0
 ) -> list[int]:
-    """Runs a bank and compares every unit with the golden model; how many vectors each compared."""
+    """Run a bank and compare every unit with the golden model; how many vectors each compared."""
     outcomes = VectorBench(variants).run(vectors, stall_seed=stall_seed)
     return [compare(*each) for each in zip(variants, vectors, outcomes, strict=True)]

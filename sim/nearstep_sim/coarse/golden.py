@@ -1,4 +1,4 @@
-"""``golden:coarse``: registers and results of a pool of memory devices, without cycles."""
+"""`golden:coarse`: registers and results of a pool of memory devices, without cycles."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ MEMORY_CAUSES = {False: ErrorCause.READ_RESPONSE, True: ErrorCause.WRITE_RESPONS
 class GoldenRing:
     """A job that all devices of a ring have in work.
 
-    Members
-    -------
+    Attributes
+    ----------
     result : bytes that every device gets.
     written : of them, on every device.
     """
@@ -59,14 +59,14 @@ class GoldenRing:
 class GoldenPool(EmulatedBackend):
     """Memory devices in a ring, without a clock.
 
-    Time is counted in steps, as in ``golden:axdimm``: every 32 register accesses are one. A job is
+    Time is counted in steps, as in `golden:axdimm`: every 32 register accesses are one. A job is
     computed when every device of its ring has it in work, and written step by step. A device that
     is dead, or has another epoch, is silent: its neighbours find out in the first step in which
-    they have a job in work, if ``silence_limit`` is not 0.
+    they have a job in work, if `silence_limit` is not 0.
 
     Parameters
     ----------
-    options: CoarseOptions
+    options
     """
 
     family = "coarse"
@@ -179,7 +179,7 @@ class GoldenPool(EmulatedBackend):
     def inject(self, injection: Injection) -> None:
         """Make memory misbehave. A whole source, and what is written in a step, count as a burst.
 
-        ``late`` costs no time here.
+        `late` costs no time here.
         """
         injection.check_kernels()
         self._injections.append(ArmedInjection(injection))
@@ -306,8 +306,8 @@ class GoldenPool(EmulatedBackend):
 
         Raises
         ------
-        ArgumentError
-            The factor of an average is not 1 / devices, the only one that the golden ring has.
+        ArgumentError : the factor of an average is not 1 / devices, the only one that the golden
+            ring has.
         """
         if job.operation == Operation.AVERAGE and job.scale != np.float32(1 / self.devices):
             raise ArgumentError(f"scale must be 1 / {self.devices}, not {job.scale}")

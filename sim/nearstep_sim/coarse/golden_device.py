@@ -1,4 +1,4 @@
-"""One memory device of ``golden:coarse``: its registers, queues of jobs, snapshot and memory."""
+"""One memory device of `golden:coarse`: its registers, queues of jobs, snapshot and memory."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from nearstep_spec.coarse.registers import (
 from nearstep_spec.csr.model import BLOCK_BYTES
 
 COPIED_BITS = 32
-"""Pages that one read of ``snapshot_copied`` tells about."""
+"""Pages that one read of `snapshot_copied` tells about."""
 
 SHOWN_TAG_BITS = 15
-"""Of ``jobs.tag``."""
+"""Of `jobs.tag`."""
 
 
 @dataclass(frozen=True)
@@ -196,9 +196,9 @@ class GoldenDevice:
 
     Parameters
     ----------
-    config: CoarseConfig
-    refuses: Callable[[int, int, bool], bool]
-        Whether memory answers an access other than OKAY: local address, bytes, and if it writes.
+    config
+    refuses : whether memory answers an access other than OKAY: local address, bytes, and if it
+        writes.
     """
 
     def __init__(
@@ -260,7 +260,7 @@ class GoldenDevice:
         return answer, "control.abort" in answer.pulses
 
     def fail(self, finding: Finding, device: int, cause: ErrorCause, port: int) -> None:
-        """End all jobs. ``device`` found the first fault, ``cause``, at its link ``port``."""
+        """End all jobs. `device` found the first fault, `cause`, at its link `port`."""
         for core in self.cores:
             core.fail()
         for registers in (self.pool, *(core.registers for core in self.cores)):
@@ -291,7 +291,7 @@ class GoldenDevice:
         self.memory.write(address, data)
 
     def count_entries(self, port_out: int, port_in: int, entries: int, payload: int) -> None:
-        """Entries that went out and came in; ``payload`` is their phits in one direction."""
+        """Entries that went out and came in; `payload` is their phits in one direction."""
         sent = payload + entries * 2
         for name, number in (("sent_phits", sent), ("payload_phits", payload)):
             self.pool[f"link{port_out}_{name}.value"] += number

@@ -15,7 +15,7 @@ HARNESS = Path(__file__).with_name("pool.cpp")
 
 
 def pool_library(config: CoarseConfig, *, trace: bool = False) -> Path:
-    """The shared library of ``pool.cpp``: one model, an object of it for each device of a pool."""
+    """The shared library of `pool.cpp`: one model, an object of it for each device of a pool."""
     device = verilog_of(
         f"memory_device {digest(config)}",
         lambda: to_verilog(RegisteredReset(MemoryDevice(config)), "memory_device"),

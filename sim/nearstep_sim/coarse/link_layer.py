@@ -34,7 +34,7 @@ _Config = structure("coarse/link_layer.cpp", "Config")
 
 @dataclass(frozen=True, kw_only=True)
 class Inputs:
-    """Inputs of one device as of :class:`LinkLayer`; stalls are chances of a source and a sink to
+    """Inputs of one device as of `LinkLayer`; stalls are chances of a source and a sink to
     do nothing in a cycle, `blocked` has a bit for each group whose sink takes nothing."""
 
     epoch: int = 1
@@ -165,7 +165,7 @@ class LinkBench:
         self._library.link_bench_link(self._bench, device, port, ctypes.byref(options))
 
     def set(self, device: int, **changes: float) -> None:
-        """Changes inputs of a device from the next cycle on."""
+        """Change inputs of a device from the next cycle on."""
         values = asdict(self.inputs[device]) | changes
         self.inputs[device] = Inputs(**values)  # type: ignore[arg-type]
         if values["used"] is None:
@@ -198,7 +198,7 @@ class LinkBench:
         self._library.link_bench_forget(self._bench)
 
     def run(self, cycles: int, *, until_delivered: bool = False) -> int:
-        """Runs so many cycles, or until every entry came. Returns how many ran."""
+        """Run so many cycles, or until every entry came. Returns how many ran."""
         bench, library = self._bench, self._library
         return int(library.link_bench_run(bench, ctypes.c_uint64(cycles), int(until_delivered)))
 

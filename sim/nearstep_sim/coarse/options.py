@@ -37,9 +37,9 @@ class CoarseOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class VerilatedPoolOptions(SimulationOptions, CoarseOptions):
-    """Options of ``sim:coarse``, those of :class:`CoarseOptions` among them.
+    """Options of `sim:coarse`, those of `CoarseOptions` among them.
 
-    ``memory``, ``latency``, ``stall`` and ``seed`` are of the local DRAM of each device.
+    `memory`, `latency`, `stall` and `seed` are of the local DRAM of each device.
     """
 
     memory: Memory = "halfduplex"
@@ -73,7 +73,7 @@ class VerilatedPoolOptions(SimulationOptions, CoarseOptions):
 
         Raises
         ------
-        ValueError
+        ValueError : one of them has a value that it cannot have.
         """
         try:
             return LinkOptions(

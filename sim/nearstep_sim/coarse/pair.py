@@ -19,7 +19,7 @@ class CoarsePair(wiring.Component):
 
     Members
     -------
-    csr0, s_axi0, m_axi0, o_interrupt0, and with 1 : those of each device.
+    csr<n>, s_axi<n>, m_axi<n>, o_interrupt<n> : those of device n, 0 and 1.
     """
 
     def __init__(self, config: CoarseConfig) -> None:

@@ -1,4 +1,4 @@
-"""``sim:coarse``: memory devices, Verilated once, an object for each, joined by emulated links."""
+"""`sim:coarse`: memory devices, Verilated once, an object for each, joined by emulated links."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ _Failure = structure("models/bar_host.hpp", "BarFailure")
 class PoolBackend(ShellBackend):
     """Devices of which every cycle is simulated.
 
-    Registers of device d begin at d * ``register_bytes``, its memory at d * ``memory_bytes``.
+    Registers of device d begin at d * `register_bytes`, its memory at d * `memory_bytes`.
     Link i joins port 1 of device i with port 0 of the next; direction 0 of it runs that way.
 
     Parameters
     ----------
-    options: VerilatedPoolOptions
+    options
     """
 
     family = "coarse"
@@ -114,7 +114,7 @@ class PoolBackend(ShellBackend):
         return 1 if self.devices == 2 else self.devices
 
     def run(self, cycles: int) -> None:
-        """Let ``cycles`` pass."""
+        """Let `cycles` pass."""
         for begun in range(0, cycles, SLICE_CYCLES):
             self._lib.pool_run(self._device, min(SLICE_CYCLES, cycles - begun))
         self._check(0, "run")
@@ -134,12 +134,11 @@ class PoolBackend(ShellBackend):
             self._lib.pool_link_revive(self._device, self._number(link, direction))
 
     def inject_link(self, fault: LinkFault) -> None:
-        """Make a link misbehave. :meth:`heal` ends it.
+        """Make a link misbehave. `heal` ends it.
 
         Raises
         ------
-        ArgumentError
-            There is no such link.
+        ArgumentError : there is no such link.
         """
         number = self._number(fault.link, fault.direction)
         self._lib.pool_link_fault(self._device, number, ctypes.byref(fault.mirror()))

@@ -59,7 +59,7 @@ class CoreReport(structure("coarse/sync_ring.cpp", "Report", types={"Fault": Fau
 
 
 class SyncRing:
-    """``members`` sync cores in a ring, and the memory of each.
+    """`members` sync cores in a ring, and the memory of each.
 
     Parameters
     ----------

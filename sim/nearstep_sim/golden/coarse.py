@@ -57,7 +57,7 @@ def ring_all_reduce(
     Parameters
     ----------
     tensors : of each device, 1-D float32, of one length.
-    operation : ``sum``, ``average`` (the sum times float32(1 / devices)) or ``max``.
+    operation : `sum`, `average` (the sum times float32(1 / devices)) or `max`.
     wire : format on the links; partial results are rounded to it at every hop.
     config : of the devices.
     reverse : the ring runs from device 1 to device 0 to the last one, and so on.
@@ -97,13 +97,13 @@ def ring_all_reduce(
 
 
 def _travel(x: F32, wire: str) -> F32:
-    """``x`` as the next device gets it."""
+    """`x` as the next device gets it."""
     if wire == "fp32":
         return x
     return widen32(narrow32(x, _HALVES[wire]), _HALVES[wire])
 
 
 def _key(x: F32) -> NDArray[np.int64]:
-    """An integer that orders like ``x``, -0 below +0."""
+    """An integer that orders like `x`, -0 below +0."""
     bits = x.view(np.uint32).astype(np.int64)
     return np.where(bits & _SIGN, _SIGN - 1 - bits, bits)

@@ -1,5 +1,5 @@
 """Conversions between binary32 and formats of 16 bits, in C++: those of
-:mod:`nearstep_sim.golden.fp`, bit for bit, at memory speed."""
+`nearstep_sim.golden.fp`, bit for bit, at memory speed."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Floating point, bit-exact: every operation on patterns with flags, and binary32 values alone.
 
-Two layers. ``add sub mul fma div sqrt convert`` take bit patterns of any format of up to 32 bits
-and return patterns and exception flags; they are integer arithmetic throughout. ``add32 ... fma32``
-take and return ``float32`` arrays, without flags, at the speed of numpy; ``widen32`` gives such
-arrays, and ``narrow32`` takes them.
+Two layers. `add sub mul fma div sqrt convert` take bit patterns of any format of up to 32 bits
+and return patterns and exception flags; they are integer arithmetic throughout. `add32 ... fma32`
+take and return `float32` arrays, without flags, at the speed of numpy; `widen32` gives such
+arrays, and `narrow32` takes them.
 
 Every result is rounded once, to nearest, ties to even. A NaN result is the default quiet NaN.
 Flags: inexact 1, underflow 2 (tiny after rounding, and inexact), overflow 4, divide by zero 8,
@@ -54,7 +54,7 @@ QUIET_NAN32 = np.uint32(0x7FC00000).view(np.float32)
 
 
 def canonical32(x: F32) -> F32:
-    """``x`` with every NaN replaced by the default quiet NaN 0x7FC00000."""
+    """`x` with every NaN replaced by the default quiet NaN 0x7FC00000."""
     return np.where(np.isnan(x), QUIET_NAN32, x)
 
 
@@ -146,7 +146,7 @@ def _f32(x: F32) -> F32:
 class _Decoded:
     """Operands taken apart: finite value = (-1)**sign * significand * 2**exponent.
 
-    The significand of a number other than zero has ``fmt.precision`` bits, subnormal or not.
+    The significand of a number other than zero has `fmt.precision` bits, subnormal or not.
     """
 
     sign: Bool
@@ -225,7 +225,7 @@ def _round(
 ) -> tuple[Bits, Flags]:
     """Pattern and flags of (-1)**sign * significand * 2**exponent, where no special case holds.
 
-    ``significand`` may hold a sticky bit at least two bits below the precision of the result.
+    `significand` may hold a sticky bit at least two bits below the precision of the result.
     """
     if zero is not None:
         significand = np.where(zero, np.uint64(0), significand)
@@ -369,7 +369,7 @@ def sqrt(a: Bits, fmt: FpFormat = FP32) -> tuple[Bits, Flags]:
 
 
 def convert(a: Bits, source: FpFormat, target: FpFormat) -> tuple[Bits, Flags]:
-    """a, of format ``source``, in format ``target``: pattern in, pattern and flags out."""
+    """a, of format `source`, in format `target`: pattern in, pattern and flags out."""
     x = _decode(a, source)
     return _round(
         target,
@@ -388,7 +388,7 @@ _Term = tuple[Bool, NDArray[np.int64], NDArray[np.uint64]]
 def _sum(x: _Term, y: _Term, width: int) -> tuple[NDArray[np.int64], NDArray[np.uint64], Bool]:
     """Exponent, significand (with a sticky bit) and sign of the sum of two signed terms.
 
-    The significands have at most ``width`` bits, and ``width`` is at most 48. The term with the
+    The significands have at most `width` bits, and `width` is at most 48. The term with the
     higher leading bit is put just below bit 62, so that at least 13 bits are kept below it.
     """
     lead_x, lead_y = (np.where(s == 0, -(1 << 20), e + _bit_length(s)) for _, e, s in (x, y))

@@ -12,8 +12,8 @@ WORD_MASK = (1 << WORD_BITS) - 1
 class Answer:
     """What one access gives.
 
-    Members
-    -------
+    Attributes
+    ----------
     value : word read, 0 for a write or an error.
     error : the access was not carried out.
     pulses : `register.field` of every pulse that a write gives.
@@ -49,7 +49,7 @@ class RegisterFile:
         return self._values[path]
 
     def __setitem__(self, path: str, value: int) -> None:
-        """Sets a field from the hardware's side. A falling busy captures the counters."""
+        """Set a field from the hardware's side. A falling busy captures the counters."""
         _, field = self.register_map.lookup(path)
         if value < 0 or value >> field.width:
             raise ValueError(f"{path} has {field.width} bits; {value:#x} does not fit")
@@ -59,7 +59,7 @@ class RegisterFile:
             self.capture()
 
     def capture(self) -> None:
-        """Takes all counters at once, for software to read."""
+        """Take all counters at once, for software to read."""
         for path in self._captured:
             self._captured[path] = self._values[path]
 

@@ -23,10 +23,8 @@ class SparseGradient(NamedTuple):
 
     Attributes
     ----------
-    index : ndarray of uint32
-        Shape (pairs,): positions, ascending; of equal ones the last counts.
-    value : ndarray of uint32
-        Shape (pairs,): patterns of binary32.
+    index : shape (pairs,): positions, ascending; of equal ones the last counts.
+    value : shape (pairs,): patterns of binary32.
     """
 
     index: NDArray[np.uint32]
@@ -79,16 +77,14 @@ def evaluate(
 
     Parameters
     ----------
-    rule : Rule
-    arrays : mapping of str to ndarray of float32
-        One for each of `rule.arrays_in`, all of one shape. They are not changed.
-    scalars : mapping of str to float
-        One for each register; rounded to binary32. A switch is true when not zero.
+    rule
+    arrays : float32, one for each of `rule.arrays_in`, all of one
+        shape. They are not changed.
+    scalars : one for each register; rounded to binary32. A switch is true when not zero.
 
     Returns
     -------
-    dict of str to ndarray of float32
-        One for each of `rule.arrays_out`, of that shape.
+    dict of str to ndarray of float32 : one for each of `rule.arrays_out`, of that shape.
 
     Raises
     ------

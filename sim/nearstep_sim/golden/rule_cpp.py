@@ -103,7 +103,7 @@ _BIT_MOVES = frozenset({"neg", "abs", "select"})
 
 
 def function_name(rule: Rule) -> str:
-    """Name of the `extern "C"` function in :func:`source`."""
+    """Name of the `extern "C"` function in `source`."""
     return f"nearstep_rule_{rule.name}"
 
 
@@ -130,7 +130,7 @@ def source(rule: Rule) -> str:
             std::size_t count, const std::uint32_t* registers, <arrays>);
 
     `registers` holds one word for each of `rule.registers()`, in that order (see
-    :func:`register_words`). The arrays are `float*`, in the order of `rule.arrays_in`, then
+    `register_words`). The arrays are `float*`, in the order of `rule.arrays_in`, then
     `rule.outputs`; those only read are `const`. None may overlap another.
     """
     program = rule.program
@@ -206,7 +206,7 @@ extern "C" std::size_t {function}_of_pairs(
 
 
 def source_of_pairs(rule: Rule) -> str:
-    """C++20 source of one function that runs the function of :func:`source` on a gradient that
+    """C++20 source of one function that runs the function of `source` on a gradient that
     comes as pairs, and returns how many it took: all, if they ascend and are below `count`::
 
         extern "C" std::size_t nearstep_rule_<name>_of_pairs(
@@ -249,9 +249,8 @@ class Kernel:
 
     Parameters
     ----------
-    rule : Rule
-    library : pathlib.Path
-        Shared library of :func:`source`.
+    rule
+    library : shared library of `source`.
     """
 
     widen = staticmethod(widen32)
@@ -285,11 +284,9 @@ class Kernel:
 
         Parameters
         ----------
-        arrays : mapping of str to ndarray of float32
-            One for each state, input and output, all of one shape, contiguous, without overlap.
-            States and outputs are overwritten.
-        scalars : mapping of str to float
-            One for each register.
+        arrays : float32, one for each state, input and output, all of
+            one shape, contiguous, without overlap. States and outputs are overwritten.
+        scalars : one for each register.
 
         Raises
         ------
@@ -313,14 +310,13 @@ class Kernel:
 
         Parameters
         ----------
-        arrays, scalars :
-            As of a call, without the gradient.
-        gradient : SparseGradient
+        arrays, scalars : as of a call, without the gradient.
+        gradient
 
         Raises
         ------
-        ArrayMismatchError
-            Where it is of the pairs, elements before the first wrong one have been updated.
+        ArrayMismatchError : where it is of the pairs, elements before the first wrong one have been
+            updated.
         nearstep_spec.rule.errors.MissingScalarError
         nearstep_spec.rule.errors.UnknownNameError
         """

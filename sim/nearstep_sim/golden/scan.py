@@ -22,8 +22,8 @@ def scan(gradients: NDArray[np.float32], *, lanes: int = 16) -> tuple[bool, floa
 
     Parameters
     ----------
-    gradients : ndarray of float32, one dimension
-    lanes : int, a power of two
+    gradients : float32, of one dimension.
+    lanes : a power of two.
     """
     if gradients.dtype != np.float32 or gradients.ndim != 1:
         raise TypeError(f"gradients must be float32 of one dimension, not {gradients.dtype}")

@@ -17,15 +17,14 @@ __all__ = ["Decompressed", "decompress", "first_wrong_pair", "widen"]
 class Decompressed:
     """What a decompression gives.
 
-    Members
-    -------
-    dense : ndarray of uint32
-        Patterns of binary32: of all elements, or of those that are given before a run ends early.
-    duplicates : int
-        Pairs that lost against a later one of the same index; counts where `cause` is NONE.
-    cause : PairCause
-    position : int
-        Pairs before the first that is missing or wrong; 0 where `cause` is NONE.
+    Attributes
+    ----------
+    dense : patterns of binary32: of all elements, or of those that are given before a run ends
+        early.
+    duplicates : pairs that lost against a later one of the same index; counts where `cause` is
+        NONE.
+    cause
+    position : pairs before the first that is missing or wrong; 0 where `cause` is NONE.
     """
 
     dense: NDArray[np.uint32]
@@ -47,16 +46,13 @@ def first_wrong_pair(index: NDArray[np.uint32], *, count: int, group: int) -> tu
 
     Parameters
     ----------
-    index : ndarray of uint32
-    count, group : int
-        As in :func:`decompress`.
+    index
+    count, group : as in `decompress`.
 
     Returns
     -------
-    PairCause
-        NONE if all are good.
-    int
-        0 if all are good.
+    PairCause : NONE if all are good.
+    int : 0 if all are good.
     """
     key = index if group == 1 else index // np.uint32(group)
     beyond = index >= count
@@ -82,16 +78,12 @@ def decompress(
 
     Parameters
     ----------
-    index, value : ndarray of uint32
-        The pairs that come, values as patterns of binary32 (see :func:`widen`). Fewer than `pairs`
-        is a truncated stream; those behind `pairs` are ignored.
-    pairs, count : int
-        Announced pairs, and elements.
-    group : int
-        Elements within which the order is free; 1 for sorted indices.
-    granule : int
-        Elements that are given at once: a beat of the fused form, a chunk of the scatter form.
-        A run that ends early gives what is before the granule of the last good pair.
+    index, value : the pairs that come, values as patterns of binary32 (see `widen`). Fewer than
+        `pairs` is a truncated stream; those behind `pairs` are ignored.
+    pairs, count : announced pairs, and elements.
+    group : elements within which the order is free; 1 for sorted indices.
+    granule : elements that are given at once: a beat of the fused form, a chunk of the scatter
+        form. A run that ends early gives what is before the granule of the last good pair.
     """
     present = min(len(index), pairs)
     index, value = index[:present], value[:present]

@@ -18,7 +18,7 @@ __all__ = ["taker"]
 
 @cache
 def taker() -> TakeLargest:
-    """What :func:`nearstep.torch.topk.take_largest` does, in a quarter of the time or less.
+    """What `nearstep.torch.topk.take_largest` does, in a quarter of the time or less.
 
     Compiled on first use, then taken from the build cache.
     """

@@ -26,7 +26,7 @@ class Bulk(Protocol):
         """Whether both are equal."""
 
     def copy(self, out: NDArray[np.uint8], data: NDArray[np.uint8]) -> None:
-        """Copy ``data`` to ``out``."""
+        """Copy `data` to `out`."""
 
 
 class NumpyBulk:

@@ -29,11 +29,9 @@ class Loan(NamedTuple):
 
     Attributes
     ----------
-    start, stop: int
-        Addresses.
-    data: NDArray[np.uint8]
-    writes: bool
-        Writes go there, too.
+    start, stop : addresses.
+    data
+    writes : writes go there, too.
     """
 
     start: int
@@ -46,28 +44,24 @@ _start = attrgetter("start")
 
 
 class EmulatedMemory:
-    """``capacity_bytes`` of memory, given pages by the operating system only as they are used.
+    """`capacity_bytes` of memory, given pages by the operating system only as they are used.
 
     All of it is a guard at first. The Verilated device works on the same two arrays, through their
     addresses.
 
     Parameters
     ----------
-    capacity_bytes: int
-    bulk: Bulk | None
-        What copies; None is numpy.
+    capacity_bytes
+    bulk : what copies; None is numpy.
 
     Attributes
     ----------
-    data: NDArray[np.uint8]
-        Shape (capacity_bytes,).
-    state: NDArray[np.uint8]
-        Shape (capacity_bytes / 64,): a state for each line.
+    data : NDArray[np.uint8]. Shape (capacity_bytes,).
+    state : NDArray[np.uint8]. Shape (capacity_bytes / 64,): a state for each line.
 
     Raises
     ------
-    OutOfHostMemoryError
-        The operating system does not give the addresses.
+    OutOfHostMemoryError : the operating system does not give the addresses.
     """
 
     def __init__(self, capacity_bytes: int, bulk: Bulk | None = None) -> None:
@@ -84,12 +78,12 @@ class EmulatedMemory:
         self._places: list[tuple[int, int]] = []  # of what is lent, in the host's memory
 
     def read(self, address: int, out: NDArray[np.uint8]) -> None:
-        """Copy memory at ``address`` to ``out``, whatever its state: the host sees it all."""
+        """Copy memory at `address` to `out`, whatever its state: the host sees it all."""
         self._check("read", address, out.size)
         self._bulk.copy(out, self.view(address, out.size))
 
     def write(self, address: int, data: NDArray[np.uint8]) -> None:
-        """Copy ``data`` to memory at ``address``; the lines touched count as written."""
+        """Copy `data` to memory at `address`; the lines touched count as written."""
         self._check("write", address, data.size)
         if not data.size:
             return
@@ -101,7 +95,7 @@ class EmulatedMemory:
             loan.data[low - loan.start : high - loan.start] = data[low - address : high - address]
 
     def fill(self, address: int, nbytes: int, element: NDArray[np.uint8]) -> None:
-        """Write ``element`` again and again, whole, to a range of its multiples.
+        """Write `element` again and again, whole, to a range of its multiples.
 
         Zeros that are there because nobody has written to that memory yet take no time, and no page
         of the host's.
@@ -122,25 +116,25 @@ class EmulatedMemory:
         self.data[address : address + nbytes].reshape(-1, element.size)[:] = element
 
     def holds(self, address: int, data: NDArray[np.uint8]) -> bool:
-        """Whether memory at ``address`` is equal to ``data``."""
+        """Whether memory at `address` is equal to `data`."""
         self._check("comparison", address, data.size)
         return self._bulk.same(self.view(address, data.size), data)
 
     def lend(self, address: int, data: NDArray[np.uint8], *, writes: bool = False) -> bool:
-        """Have ``data`` in the place of the memory at ``address``, which counts as written, without
-        a copy, until :meth:`give_back`. The owner does not change it until then.
+        """Have `data` in the place of the memory at `address`, which counts as written, without a
+        copy, until `give_back`.
+
+        The owner does not change it until then.
 
         Parameters
         ----------
-        address: int
-        data: NDArray[np.uint8]
-        writes: bool
-            What is written goes to ``data``. If not, it ends the loan first, with a copy.
+        address
+        data
+        writes : what is written goes to `data`. If not, it ends the loan first, with a copy.
 
         Returns
         -------
-        bool
-            False if ``data`` is lent already, or shares memory with what is; nothing was done.
+        bool : False if `data` is lent already, or shares memory with what is; nothing was done.
         """
         self._check("loan", address, data.size)
         self.settle(address, data.size)
@@ -157,8 +151,10 @@ class EmulatedMemory:
         return True
 
     def give_back(self, address: int) -> None:
-        """End the loan at ``address``, if there is one. Nobody has written there now: its whole
-        lines."""
+        """End the loan at `address`, if there is one.
+
+        Nobody has written there now: its whole lines.
+        """
         at = bisect_left(self._lent, address, key=_start)
         if at < len(self._lent) and self._lent[at].start == address:
             loan = self._lent[at]
@@ -227,7 +223,7 @@ class EmulatedMemory:
         self.state[address // LINE_BYTES : -(-(address + nbytes) // LINE_BYTES)] = state
 
     def first_not(self, state: int, address: int, nbytes: int) -> int | None:
-        """Address of the first line of a range that is not in ``state``, or None."""
+        """Address of the first line of a range that is not in `state`, or None."""
         first = address // LINE_BYTES
         lines = self.state[first : -(-(address + nbytes) // LINE_BYTES)]
         if state == WRITTEN and lines.size and lines.min() == WRITTEN:  # the highest: the usual

@@ -32,12 +32,9 @@ class BarTraffic:
 
     Attributes
     ----------
-    write_tlps, write_bytes: int
-        Posted writes, to the device.
-    read_tlps: int
-        Read requests, to the device. They have no payload.
-    completion_tlps, completion_bytes: int
-        Their completions, from the device.
+    write_tlps, write_bytes : posted writes, to the device.
+    read_tlps : read requests, to the device. They have no payload.
+    completion_tlps, completion_bytes : their completions, from the device.
     """
 
     write_tlps: int = 0
@@ -70,12 +67,12 @@ class BarTraffic:
 
 
 def pieces(address: int, nbytes: int, unit: int) -> int:
-    """Aligned pieces of ``unit`` bytes that a range touches."""
+    """Aligned pieces of `unit` bytes that a range touches."""
     return (address + nbytes - 1) // unit - address // unit + 1 if nbytes else 0
 
 
 def cut(address: int, nbytes: int, unit: int) -> list[tuple[int, int]]:
-    """A range cut at the multiples of ``unit``: first byte and size of each part."""
+    """A range cut at the multiples of `unit`: first byte and size of each part."""
     end = address + nbytes
     edges = [address, *range(address // unit * unit + unit, end, unit), end]
     return [(first, limit - first) for first, limit in itertools.pairwise(edges) if nbytes]
@@ -85,8 +82,8 @@ class BarBackend(EmulatedBackend):
     """A card that is reached through BAR0, its registers, and a BAR that shows its memory.
 
     Writes to memory are posted: one that fails is found out at the next access of registers, read
-    of memory, wait or :meth:`flush`. None of these passes a posted write. The memory BAR takes
-    accesses of every size and alignment; BAR0 those of :data:`REGISTER_BYTES`, aligned.
+    of memory, wait or `flush`. None of these passes a posted write. The memory BAR takes
+    accesses of every size and alignment; BAR0 those of `REGISTER_BYTES`, aligned.
     """
 
     family = "smartssd"
@@ -111,8 +108,7 @@ class BarBackend(EmulatedBackend):
 
         Raises
         ------
-        RegisterAccessError
-            The BAR does not take the size or the alignment. Nothing was read.
+        RegisterAccessError : the BAR does not take the size or the alignment. Nothing was read.
         OutOfBoundsError, BusError, PostedWriteError
         """
         self.check_register(address, nbytes)
@@ -124,10 +120,8 @@ class BarBackend(EmulatedBackend):
 
         Raises
         ------
-        RegisterAccessError
-            The BAR does not take the size or the alignment. Nothing was written.
-        FieldValueError
-            ``value`` is no integer of ``nbytes`` bytes, from 0. Nothing was written.
+        RegisterAccessError : the BAR does not take the size or the alignment. Nothing was written.
+        FieldValueError : `value` is no integer of `nbytes` bytes, from 0. Nothing was written.
         OutOfBoundsError, BusError, PostedWriteError
         """
         self.check_register(address, nbytes)
@@ -143,7 +137,7 @@ class BarBackend(EmulatedBackend):
         self._check_bar("register access", address, nbytes, self.config.register_bytes)
 
     def check_memory(self, what: str, address: int, nbytes: int) -> None:
-        """Raise :class:`OutOfBoundsError` unless the memory BAR has the range."""
+        """Raise `OutOfBoundsError` unless the memory BAR has the range."""
         self._check_bar(f"memory {what}", address, nbytes, self.capacity_bytes)
 
     @staticmethod

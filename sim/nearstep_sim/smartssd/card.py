@@ -1,4 +1,4 @@
-"""``sim:smartssd``: the RTL of a card, Verilated, behind emulated BARs, in this process."""
+"""`sim:smartssd`: the RTL of a card, Verilated, behind emulated BARs, in this process."""
 
 from __future__ import annotations
 
@@ -35,9 +35,8 @@ class CardBackend(ShellBackend, BarBackend):
 
     Parameters
     ----------
-    options: VerilatedCardOptions
-    max_payload, max_read_request: int
-        Of the link.
+    options
+    max_payload, max_read_request : of the link.
     """
 
     def __init__(

@@ -128,7 +128,7 @@ class CocotbCardBackend(Backend):
         host.request_irq(0, self._handle)
 
     async def finish(self) -> int:
-        """Ends a test: nothing is under way, and no access went beyond the memory.
+        """End a test: nothing is under way, and no access went beyond the memory.
 
         Returns
         -------
@@ -144,7 +144,7 @@ class CocotbCardBackend(Backend):
         return self.system.monitor.checks + sum(self.checker.transfers.values()) + 1
 
     def check_guard(self) -> None:
-        """Raise :class:`GuardWrittenError` if anything beyond the memory was written."""
+        """Raise `GuardWrittenError` if anything beyond the memory was written."""
         beyond = self.memory[self.capacity_bytes :]
         written = np.flatnonzero(beyond != GUARD)
         if written.size:

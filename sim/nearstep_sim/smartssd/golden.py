@@ -1,4 +1,4 @@
-"""``golden:smartssd``: registers, results and BARs of a card, without its cycles."""
+"""`golden:smartssd`: registers, results and BARs of a card, without its cycles."""
 
 from __future__ import annotations
 

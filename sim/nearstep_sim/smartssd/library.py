@@ -17,7 +17,7 @@ HARNESS = Path(__file__).with_name("card.cpp")
 
 
 def card_library(card: SmartssdConfig, *, trace: bool = False) -> Path:
-    """The shared library of ``card.cpp`` for a configuration.
+    """The shared library of `card.cpp` for a configuration.
 
     It holds the units in RTL and the C++ kernel that can stand in for them.
     """

@@ -33,14 +33,14 @@ class CardOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class GoldenCardOptions(CardOptions):
-    """Options of ``golden:smartssd``."""
+    """Options of `golden:smartssd`."""
 
     engine: Engine = "cpp"
 
 
 @dataclass(frozen=True, kw_only=True)
 class VerilatedCardOptions(SimulationOptions, CardOptions):
-    """Options of ``sim:smartssd``."""
+    """Options of `sim:smartssd`."""
 
     memory: Memory = "halfduplex"
 

@@ -99,13 +99,12 @@ class GoldenBackend(EmulatedBackend):
     """A device without a clock, of update kernels; families say which channels it has.
 
     Its time is counted in steps: every 32 register accesses let a busy kernel work through a block,
-    and a wait goes on in larger steps. ``cycles`` is None.
+    and a wait goes on in larger steps. `cycles` is None.
 
     Parameters
     ----------
-    memory_bytes: int
-        Over all channels.
-    take_largest: TakeLargest | None
+    memory_bytes : over all channels.
+    take_largest
     """
 
     compares_memory = True
@@ -120,7 +119,7 @@ class GoldenBackend(EmulatedBackend):
 
     @abstractmethod
     def _make_channels(self) -> Sequence[GoldenChannel]:
-        """The channels, in the order of their memory; bursts go to ``_log``."""
+        """The channels, in the order of their memory; bursts go to `_log`."""
 
     @property
     def take_largest(self) -> TakeLargest | None:

@@ -21,18 +21,13 @@ class GoldenChannel:
 
     Parameters
     ----------
-    config: AdamKernelConfig
-    base, memory_bytes: int
-        Where its memory begins, and how much there is.
-    kernel: tuple[int, RegisterMap]
-        Address and registers of the kernel.
-    engines: Sequence[Engine]
-    log: Callable[[str], None]
-        Takes a line for each burst.
-    end: int | None
-        Where the kernel's arrays must end at the latest; None is the address space.
-    bulk: Bulk | None
-        What copies memory; None is numpy.
+    config
+    base, memory_bytes : where its memory begins, and how much there is.
+    kernel : address and registers of the kernel.
+    engines
+    log : takes a line for each burst.
+    end : where the kernel's arrays must end at the latest; None is the address space.
+    bulk : what copies memory; None is numpy.
     """
 
     def __init__(
@@ -71,7 +66,7 @@ class GoldenChannel:
         return True
 
     def holds(self, address: int) -> bool:
-        """Whether a register may be at ``address``."""
+        """Whether a register may be at `address`."""
         return self._kernel_base <= address < self._kernel_base + BLOCK_BYTES
 
     def read_register(self, address: int) -> Answer:
@@ -89,24 +84,26 @@ class GoldenChannel:
         return answer
 
     def read(self, address: int, out: NDArray[np.uint8]) -> None:
-        """Copy memory to ``out``."""
+        """Copy memory to `out`."""
         self.memory.read(address - self.base, out)
 
     def write(self, address: int, data: NDArray[np.uint8]) -> None:
-        """Copy ``data`` to memory."""
+        """Copy `data` to memory."""
         self.memory.write(address - self.base, data)
 
     def fill(self, address: int, nbytes: int, element: NDArray[np.uint8]) -> None:
-        """Write ``element`` again and again to a range of memory."""
+        """Write `element` again and again to a range of memory."""
         self.memory.fill(address - self.base, nbytes, element)
 
     def holds_bytes(self, address: int, data: NDArray[np.uint8]) -> bool | None:
-        """Whether memory is equal to ``data``; None if the host may not look."""
+        """Whether memory is equal to `data`; None if the host may not look."""
         return self.memory.holds(address - self.base, data)
 
     def lend(self, address: int, data: NDArray[np.uint8], *, writes: bool) -> bool:
-        """Have ``data`` in the place of memory, if the host may write there. Where faults are
-        injected that is refused: what a failed run leaves of it is not to be seen."""
+        """Have `data` in the place of memory, if the host may write there.
+
+        Where faults are injected that is refused: what a failed run leaves of it is not to be seen.
+        """
         if self.kernel.port.injections:
             return False
         return self.memory.lend(address - self.base, data, writes=writes)
@@ -139,7 +136,7 @@ class GoldenChannel:
         self._registers = RegisterFile(self._kernel_map)
 
     def _show(self) -> None:
-        """Put what has changed into the registers; ``busy`` last: its fall captures counters."""
+        """Put what has changed into the registers; `busy` last: its fall captures counters."""
         kernel = self.kernel
         outcome = {}
         if kernel.config.scan:

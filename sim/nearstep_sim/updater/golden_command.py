@@ -61,18 +61,14 @@ class Command:
 
     Parameters
     ----------
-    config: AdamKernelConfig
-    rule: int
-        Number of the rule.
-    operation, gradient, copy_out, form: int
-        Values of ``operation.kind``, ``formats`` and ``compression.form``.
-    count, pairs: int
-    scale: int
-        Pattern of ``gradient_scale``.
-    base: Mapping[str, int]
-        Addresses of all arrays, by name.
-    windows: Sequence[Window]
-        Those in force.
+    config
+    rule : number of the rule.
+    operation, gradient, copy_out, form : values of `operation.kind`, `formats` and
+        `compression.form`.
+    count, pairs
+    scale : pattern of `gradient_scale`.
+    base : addresses of all arrays, by name.
+    windows : those in force.
     """
 
     config: AdamKernelConfig
@@ -89,7 +85,7 @@ class Command:
 
     @classmethod
     def read(cls, config: AdamKernelConfig, value: Callable[[str], int]) -> Command:
-        """Take the registers; ``value`` gives a field by ``register.field``."""
+        """Take the registers; `value` gives a field by `register.field`."""
         names = [f"window{i}" for i in range(config.window_count)]
         base = {name: value(f"{name}_address.value") for name in config.arrays}
         if config.compression:
@@ -169,8 +165,7 @@ class Command:
 
         Parameters
         ----------
-        end: int
-            Where arrays must end at the latest.
+        end : where arrays must end at the latest.
         """
         if self._unsupported():
             return Fault(ErrorCause.UNSUPPORTED)

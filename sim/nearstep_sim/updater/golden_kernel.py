@@ -58,24 +58,18 @@ class GoldenAdamKernel:
 
     Parameters
     ----------
-    config: AdamKernelConfig
-    memory: EmulatedMemory
-    engines: Sequence[Engine]
-        One for each rule.
-    value: Callable[[str], int]
-        Configuration fields by ``register.field``.
-    log: Callable[[str], None]
-        Takes a line for each burst.
-    end: int | None
-        Where arrays must end at the latest; None is the address space.
+    config
+    memory
+    engines : one for each rule.
+    value : configuration fields by `register.field`.
+    log : takes a line for each burst.
+    end : where arrays must end at the latest; None is the address space.
 
     Attributes
     ----------
-    port: GoldenPort
-    fault: Fault
-        First error of the run; its cause is NONE while there is none.
-    found_inf, sum_of_squares: int
-        Outcome of a scan, the sum as a pattern of binary64.
+    port : a `GoldenPort`.
+    fault : first error of the run, a `Fault`; its cause is NONE while there is none.
+    found_inf, sum_of_squares : outcome of a scan, the sum as a pattern of binary64.
     """
 
     def __init__(
@@ -152,7 +146,7 @@ class GoldenAdamKernel:
         self._aborted = self.busy
 
     def advance(self, elements: int) -> None:
-        """One step: whole blocks up to ``elements``, at least one; or all indices, for the check.
+        """One step: whole blocks up to `elements`, at least one; or all indices, for the check.
 
         Raises
         ------
@@ -278,7 +272,10 @@ class GoldenAdamKernel:
 
     def _joined(self, names: Sequence[str], first: int, size: int) -> Iterator[tuple[int, int]]:
         """Elements [first, first + size) in parts of which each array lies together: memory of the
-        device, or of the host. If some are read in other formats, numbers stay in the cache."""
+        device, or of the host.
+
+        If some are read in other formats, numbers stay in the cache.
+        """
         edges = {first, first + size}
         if any(self._command.format_of(name) in FORMATS for name in names):
             edges.update(range(first, first + size, CONVERTED))

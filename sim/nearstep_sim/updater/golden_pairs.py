@@ -26,10 +26,8 @@ class Taken:
 
     Attributes
     ----------
-    index: NDArray[np.uint32]
-        Shape (pairs,).
-    value: NDArray[np.uint32]
-        Shape (pairs,): patterns of binary32.
+    index : shape (pairs,).
+    value : shape (pairs,): patterns of binary32.
     """
 
     index: NDArray[np.uint32]
@@ -51,15 +49,13 @@ class GoldenPairs:
 
     Parameters
     ----------
-    command: Command
-    areas: Mapping[str, Area]
-        Of the run; without pairs there is none of their values and indices.
-    port: GoldenPort
+    command
+    areas : of the run; without pairs there is none of their values and indices.
+    port
 
     Attributes
     ----------
-    checked: bool
-        The indices are known to be good.
+    checked : the indices are known to be good.
     """
 
     def __init__(self, command: Command, areas: Mapping[str, Area], port: GoldenPort) -> None:
@@ -78,8 +74,7 @@ class GoldenPairs:
 
         Raises
         ------
-        StoppedError
-            One is wrong, or memory did not answer.
+        StoppedError : one is wrong, or memory did not answer.
         MemoryFaultError
         """
         area = self._areas[INDEX]
@@ -96,7 +91,7 @@ class GoldenPairs:
         self.checked = True
 
     def spans(self, stop: int) -> list[Span]:
-        """What is to be read, beyond what has been, for the elements before ``stop``."""
+        """What is to be read, beyond what has been, for the elements before `stop`."""
         if not self._areas:
             return []
         pairs = self._before(stop)
@@ -131,7 +126,7 @@ class GoldenPairs:
             raise StoppedError(Fault(CAUSES[cause], area.read, address))
 
     def _before(self, element: int) -> int:
-        """Pairs of the blocks before ``element``, which ends a block or the run."""
+        """Pairs of the blocks before `element`, which ends a block or the run."""
         index = self._indices(self._taken, self._command.pairs)
         if element >= self._command.count:
             return self._command.pairs

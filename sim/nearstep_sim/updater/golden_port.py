@@ -56,8 +56,7 @@ class StoppedError(Exception):
 
     Parameters
     ----------
-    fault: Fault | None
-        None if memory swallowed it.
+    fault : None if memory swallowed it.
     """
 
     def __init__(self, fault: Fault | None) -> None:
@@ -79,20 +78,16 @@ class GoldenPort:
 
     Parameters
     ----------
-    config: AdamKernelConfig
-    memory: EmulatedMemory
-    log: Callable[[str], None]
-        Takes a line for each burst.
+    config
+    memory
+    log : takes a line for each burst.
 
     Attributes
     ----------
-    injections: list[ArmedInjection]
-    stuck: bool
-        Memory swallowed a burst: nothing moves until a reset.
-    late: int
-        Steps that answers are late.
-    beats: dict[str, int]
-        Counters of the run.
+    injections
+    stuck : memory swallowed a burst: nothing moves until a reset.
+    late : steps that answers are late.
+    beats : counters, by name, of the run.
     """
 
     def __init__(
@@ -144,7 +139,7 @@ class GoldenPort:
             self._access(span.stream, address, limit, write=False)
 
     def write(self, span: Span, data: NDArray[np.uint8]) -> None:
-        """Write ``data`` to a span.
+        """Write `data` to a span.
 
         Raises
         ------
@@ -159,7 +154,7 @@ class GoldenPort:
         return -(-nbytes // self._beat_bytes)
 
     def whole(self, limit: int) -> int:
-        """``limit``, rounded up to a whole beat."""
+        """`limit`, rounded up to a whole beat."""
         return self.beats_of(limit) * self._beat_bytes
 
     def _bursts(self, span: Span) -> Iterator[tuple[int, int]]:

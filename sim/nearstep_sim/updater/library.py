@@ -99,9 +99,9 @@ inline std::unique_ptr<Units<Shell>> make_units(bool native, VerilatedContext* c
 
 
 def header(config: AdamKernelConfig, latency: int, *, pairs_clock: bool) -> str:
-    """``design.hpp``: constants, and the copies between the shell and its functional units.
+    """`design.hpp`: constants, and the copies between the shell and its functional units.
 
-    With ``pairs_clock`` the shell has a port for the clock of pairs.
+    With `pairs_clock` the shell has a port for the clock of pairs.
     """
     rule = update_rule(config)
     names = (*rule.arrays_in, *rule.outputs)
@@ -152,7 +152,7 @@ def _lines(statements: Iterable[str]) -> str:
 
 
 def library(config: AdamKernelConfig, *, trace: bool = False) -> Path:
-    """The shared library of ``kernel.cpp`` for a configuration; built when not in the cache.
+    """The shared library of `kernel.cpp` for a configuration; built when not in the cache.
 
     It holds the units in RTL and the C++ kernel that can stand in for them.
     """
@@ -180,19 +180,15 @@ def device_library(
     pairs_clock: bool,
     common: Sequence[Path] = (),
 ) -> Path:
-    """The shared library of a device with an update kernel: the Verilated ``shell``, and both the
+    """The shared library of a device with an update kernel: the Verilated `shell`, and both the
     units in RTL and the C++ that can stand in for them.
 
     Parameters
     ----------
-    name: str
-        Of the library.
-    sources: Sequence[Path]
-        The C++ around them, which includes ``design.hpp``.
-    pairs_clock: bool
-        Whether the shell has a port for the clock of pairs.
-    common: Sequence[Path]
-        C++ that knows nothing of the shell, compiled once for all libraries.
+    name : of the library.
+    sources : the C++ around them, which includes `design.hpp`.
+    pairs_clock : whether the shell has a port for the clock of pairs.
+    common : C++ that knows nothing of the shell, compiled once for all libraries.
     """
     rule = update_rule(config)
     latency = Schedule.of(rule.program, DEFAULT_DEPTHS, 0).latency

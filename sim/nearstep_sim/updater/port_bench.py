@@ -1,4 +1,4 @@
-"""The memory models and the AXI checker of ``sim:axdimm`` by themselves, for their tests."""
+"""The memory models and the AXI checker of `sim:axdimm` by themselves, for their tests."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SOURCE = Path(__file__).with_suffix(".cpp")
 
 
 BEAT = {"Beat": ctypes.c_uint8 * 64}
-"""``std::array<std::uint8_t, 64>``."""
+"""`std::array<std::uint8_t, 64>`."""
 
 
 class AddressPins(structure("updater/port_bench.cpp", "AddressPins", types=BEAT)):
@@ -54,7 +54,7 @@ class Checker:
 
     Parameters
     ----------
-    beat_bytes: int
+    beat_bytes
     """
 
     def __init__(self, beat_bytes: int) -> None:

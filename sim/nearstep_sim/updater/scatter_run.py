@@ -12,12 +12,12 @@ __all__ = ["scatter_cycles"]
 def scatter_cycles(
     *, pairs: int, spread: str = "random", total: int = 1 << 16, lanes: int = 16, chunk: int = 4096
 ) -> int:
-    """Cycles of ``total`` pairs, one of every element, in a random order inside each chunk.
+    """Cycles of `total` pairs, one of every element, in a random order inside each chunk.
 
     Parameters
     ----------
     pairs : of a beat.
-    spread : ``"random"``, or ``"even"``: every beat hits each bank as often as any other.
+    spread : `"random"`, or `"even"`: every beat hits each bank as often as any other.
 
     Raises
     ------

@@ -39,7 +39,7 @@ _Counters = structure("models/memory.hpp", "MemoryCounters")
 
 @cache
 def load(path: Path) -> ctypes.CDLL:
-    """A library of ``shell_device.hpp`` with the types of its functions."""
+    """A library of `shell_device.hpp` with the types of its functions."""
     lib = ctypes.CDLL(str(path))
     lib.device_cycle.restype = ctypes.c_uint64
     address, word, device = ctypes.c_uint64, ctypes.c_uint32, ctypes.c_void_p
@@ -62,12 +62,10 @@ class ShellBackend(EmulatedBackend):
 
     Parameters
     ----------
-    library: Callable[[], Path]
-        Builds that of the configuration, once the options are known to be good.
-    options: SimulationOptions
-    memory_bytes: int
-    host_ids: int
-        IDs at the memory below this are the host's.
+    library : builds that of the configuration, once the options are known to be good.
+    options
+    memory_bytes
+    host_ids : IDs at the memory below this are the host's.
     """
 
     def __init__(
@@ -188,7 +186,7 @@ class ShellBackend(EmulatedBackend):
         return self._simulation.handle
 
     def _carry_out(self, call: Callable[..., int], *arguments: object) -> int:
-        """As :meth:`nearstep_sim.verilate.harness.Simulation.carry_out`."""
+        """As `nearstep_sim.verilate.harness.Simulation.carry_out`."""
         return self._simulation.carry_out(call, *arguments)
 
     def _check(self, status: int, action: str) -> None:

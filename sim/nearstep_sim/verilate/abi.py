@@ -41,7 +41,7 @@ def structure(
     types: Mapping[str, type] = NOTHING,
     sizes: Mapping[str, int] = NOTHING,
 ) -> type[ctypes.Structure]:
-    """A structure of ctypes with the members of a ``struct``, in their order.
+    """A structure of ctypes with the members of a `struct`, in their order.
 
     Members are numbers, `char`, pointers, enumerations with an underlying type, other such
     structures, and arrays of these. Constants and functions of the structure are passed over.
@@ -51,7 +51,7 @@ def structure(
     source : file that declares it, in the package. What it includes is looked at as well.
     name : of the structure.
     types : of members, by their name in C++; others are found by their declaration.
-    sizes : of arrays, by name; others are numbers, or found as ``constexpr int``.
+    sizes : of arrays, by name; others are numbers, or found as `constexpr int`.
 
     Raises
     ------

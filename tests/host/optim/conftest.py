@@ -31,7 +31,7 @@ RULES = "rules=adam,adam_amsgrad,sgd,sgd_momentum,adagrad"
 
 
 IN_DEPTH = {"dimm"}
-"""Of the devices that a test runs on: left to deep tests, unless the test says :func:`on_all`."""
+"""Of the devices that a test runs on: left to deep tests, unless the test says `on_all`."""
 
 
 def on_all(fixture: str) -> pytest.MarkDecorator:
@@ -41,7 +41,7 @@ def on_all(fixture: str) -> pytest.MarkDecorator:
 
 @pytest.fixture(params=chosen(URLS, IN_DEPTH))
 def device(request: pytest.FixtureRequest) -> Iterator[nearstep.Device]:
-    """An open ``golden:axdimm``: a kernel by itself, and a DIMM with small stripes."""
+    """An open `golden:axdimm`: a kernel by itself, and a DIMM with small stripes."""
     with nearstep.open(URLS[request.param]) as opened:
         yield opened
 
@@ -87,7 +87,7 @@ def give_gradients() -> Callable[..., None]:
 
 
 def bits(tensor: Tensor) -> Tensor:
-    """Bit patterns, for comparison with ``==``."""
+    """Bit patterns, for comparison with `==`."""
     flat = tensor.detach().reshape(-1)
     return flat.view(torch.int32 if tensor.dtype == torch.float32 else torch.int16)
 

@@ -1,4 +1,4 @@
-"""Adagrad on the device against ``torch.optim.Adagrad`` with ``fused=True``, bit for bit."""
+"""Adagrad on the device against `torch.optim.Adagrad` with `fused=True`, bit for bit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``amsgrad`` on the device against torch with ``fused=True``, bit for bit."""
+"""`amsgrad` on the device against torch with `fused=True`, bit for bit."""
 
 from __future__ import annotations
 

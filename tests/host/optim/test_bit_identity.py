@@ -1,4 +1,4 @@
-"""Steps on the device against ``torch.optim`` with ``fused=True``, bit for bit."""
+"""Steps on the device against `torch.optim` with `fused=True`, bit for bit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``torch.compile`` around a step: the device works as it does without."""
+"""`torch.compile` around a step: the device works as it does without."""
 
 from __future__ import annotations
 

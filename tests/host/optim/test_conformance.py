@@ -1,7 +1,7 @@
 """Every optimizer as a class of torch, on every kind of device: parameters and state are those of
 its rule in numpy, bit for bit, in every group, format of parameters and form of the rule.
 
-What torch itself gives is asked elsewhere (``test_bit_identity.py`` and others); here optimizers
+What torch itself gives is asked elsewhere (`test_bit_identity.py` and others); here optimizers
 come from their data, and one more of them is one more row.
 """
 

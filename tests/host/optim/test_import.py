@@ -1,4 +1,4 @@
-"""``nearstep`` without torch."""
+"""`nearstep` without torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``maximize``: who negates the gradients, and that nothing else changes."""
+"""`maximize`: who negates the gradients, and that nothing else changes."""
 
 from __future__ import annotations
 

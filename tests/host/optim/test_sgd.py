@@ -1,4 +1,4 @@
-"""SGD on the device against ``torch.optim.SGD`` with ``fused=True``, bit for bit."""
+"""SGD on the device against `torch.optim.SGD` with `fused=True`, bit for bit."""
 
 from __future__ import annotations
 

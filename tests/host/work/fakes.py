@@ -79,8 +79,7 @@ class FakeWork(Completion):
 
     Parameters
     ----------
-    command_cycles: int
-        That the host needs for the command.
+    command_cycles : that the host needs for the command.
     """
 
     def __init__(

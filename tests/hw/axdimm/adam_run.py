@@ -38,7 +38,7 @@ class AdamRun:
             bench.store(channel, BASES[name], words.view(np.uint8))
 
     def move(self, name: str, base: int) -> None:
-        """Puts an array somewhere else."""
+        """Put an array somewhere else."""
         self.bases[name] = base
         self.bench.store(self.channel, base, self.arrays[name].view(np.uint8))
 
@@ -66,7 +66,7 @@ class AdamRun:
         self.bench.set(self.channel, {"adam.start.go": 1})
 
     def check(self) -> int:
-        """Compares memory with the expected results, guards included. Words compared."""
+        """Compare memory with the expected results, guards included. Words compared."""
         results = self.results(self.arrays)
         compared = 0
         for name in BASES:

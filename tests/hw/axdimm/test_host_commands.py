@@ -1,5 +1,7 @@
-"""Commands of the host other than accesses and refreshes: carried out, deferred, or flagged. The
-DDR4 model judges the distances of everything that reaches it."""
+"""Commands of the host other than accesses and refreshes: carried out, deferred, or flagged.
+
+The DDR4 model judges the distances of everything that reaches it.
+"""
 
 import numpy as np
 import pytest

@@ -51,7 +51,7 @@ class Driver:
         return self.bench.field(self.map, path)
 
     def reach(self, mode: Mode, most: int = 20_000) -> int:
-        """Requests a mode and waits. Cycles that the hand-over took, by the arbiter's count."""
+        """Request a mode and wait. Cycles that the hand-over took, by the arbiter's count."""
         self.request(mode)
         for _ in range(most // 50):
             self.bench.run(50)
@@ -154,7 +154,10 @@ def test_random_mode_switching_for_long(name: str) -> None:
 
 def change_at_any_phase(bench: ChannelBench, seed: int, cycles: int) -> dict[Mode, int]:
     """Hand-overs one after the other, by a host that is silent or never rests meanwhile; runs and
-    pauses are of any length, many of a few cycles. The longest ways, in cycles."""
+    pauses are of any length, many of a few cycles.
+
+    The longest ways, in cycles.
+    """
     driver, rng = Driver(bench, seed), np.random.default_rng(seed + 1)
     worst = dict.fromkeys((Mode.NORMAL, Mode.ACCELERATION), 0)
     silent = rng.choice([0.0, 0.5, 1.0])

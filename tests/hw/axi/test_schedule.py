@@ -11,7 +11,7 @@ PAGE = 4096
 
 
 def naive(bases, beats, beat_bytes, block_beats, burst_beats, use=-1):
-    """Bursts as (stream, address, beats, block_last, run_last), of the streams in ``use``."""
+    """Bursts as (stream, address, beats, block_last, run_last), of the streams in `use`."""
     bursts = []
     for block in range(0, beats, block_beats):
         end = min(beats, block + block_beats)

@@ -53,7 +53,7 @@ class PoolBench:
 async def on_pair(
     dut: object, name: str, job: Callable[[PoolBench], None], mode: str = "free"
 ) -> None:
-    """Runs `job` in a bridged thread; says how many checks were made."""
+    """Run `job` in a bridged thread; say how many checks were made."""
     backend = CocotbPoolBackend(dut, CONFIG, mode=mode, seed=SEED)
     await backend.begin()
 

@@ -35,7 +35,7 @@ BENCHES = {
 
 
 def bench(*, seed: int, **changes: object) -> int:
-    """Runs every bench on a pair of devices; the number of checks that were made."""
+    """Run every bench on a pair of devices; the number of checks that were made."""
     config = CoarseConfig(**{**SMALL, **changes})
     verilog = verilog_of(f"{TOP} {config!r}", lambda: to_verilog(CoarsePair(config), TOP))
     result = run_cocotb(

@@ -48,7 +48,7 @@ def check(bench: LinkBench, entries: int | None = None) -> int:
 
 
 def deliver(bench: LinkBench, entries: int, *, cycles: int = 400_000) -> int:
-    """Sends so many entries of each group, and waits for all of them. Returns the cycles."""
+    """Send so many entries of each group, and wait for all of them. Returns the cycles."""
     bench.send(entries)
     ran = bench.run(cycles, until_delivered=True)
     assert ran < cycles, f"not delivered in {cycles} cycles: {bench.state()}"

@@ -51,7 +51,7 @@ def _span(elements: int) -> int:
 
 
 def _load(ring: SyncRing, tensors, source=SOURCE, destination=DESTINATION) -> None:
-    """Puts the tensors into their memories; nothing but they and the results may be touched."""
+    """Put the tensors into their memories; nothing but they and the results may be touched."""
     length = len(tensors[0])
     ring.forget([(a, a + _span(length)) for a in (source, destination)])
     for core, tensor in enumerate(tensors):

@@ -38,8 +38,10 @@ def run(
     drain=40,
     asked=(),
 ):
-    """Beats that take up to `drain` cycles to get out once they are stopped. Calibrations are asked
-    for from the cycles `asked` on, until they are given."""
+    """Beats that take up to `drain` cycles to get out once they are stopped.
+
+    Calibrations are asked for from the cycles `asked` on, until they are given.
+    """
     dut = RefreshManager(timing, postponed=postponed, idle_cycles=IDLE)
     log = Log()
     rng = random.Random(1)

@@ -14,7 +14,7 @@ COUNT = 400
 
 
 class UnitPort:
-    """Ports of unit ``k`` of the bank."""
+    """Ports of unit `k` of the bank."""
 
     def __init__(self, dut, k, operation):
         self.valid = getattr(dut, f"u{k}_i_valid")

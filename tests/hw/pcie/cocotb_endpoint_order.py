@@ -115,7 +115,7 @@ async def a_start_finds_the_data_of_a_peer(dut: object, mode: str) -> None:
 
 
 def count_starts(dut: object) -> dict[str, int]:
-    """Counts pulses of `o_start` from now on."""
+    """Count pulses of `o_start` from now on."""
     seen = {"seen": 0}
 
     async def watch() -> None:

@@ -142,7 +142,7 @@ class PcieBench(PcieSystem):
         return tlp
 
     def post(self, tlp: Tlp_us) -> None:
-        """Puts a request into the hard block as if it had come from the link.
+        """Put a request into the hard block as if it had come from the link.
 
         The link model lets no malformed request pass.
         """
@@ -154,7 +154,7 @@ class PcieBench(PcieSystem):
         self.card.cq_queue.put_nowait(tlp)
 
     async def exchange(self, tlp: Tlp_us) -> list[Tlp]:
-        """Posts a request that is answered; its completions, each checked against the request."""
+        """Post a request that is answered; its completions, each checked against the request."""
         tlp.tag = await self.rc.alloc_tag()
         self.post(tlp)
         completions: list[Tlp] = []
@@ -174,7 +174,7 @@ class PcieBench(PcieSystem):
         return completions
 
     async def refused(self, tlp: Tlp_us, status: CplStatus) -> None:
-        """Posts a request that must be answered once, with `status`."""
+        """Post a request that must be answered once, with `status`."""
         (answer,) = await self.exchange(tlp)
         assert answer.status == status, f"{answer!r} to {tlp!r}"
         copy = self.monitor.packets[-1].dwords[3:]
@@ -183,7 +183,7 @@ class PcieBench(PcieSystem):
         self.checks += 1
 
     async def accepted(self, tlp: Tlp_us) -> bytes:
-        """Posts a read that must be answered with data; the bytes that are enabled, and 0."""
+        """Post a read that must be answered with data; the bytes that are enabled, and 0."""
         data = bytearray()
         left = max(tlp.get_be_byte_count(), 1) if tlp.first_be else 1
         at = tlp.address + (tlp.get_first_be_offset() if tlp.first_be else 0)

@@ -26,7 +26,7 @@ def bench(
     icarus: bool = False,
     **options: int,
 ) -> BenchResult:
-    """Runs the benches of `module` on an endpoint as `options` say."""
+    """Run the benches of `module` on an endpoint as `options` say."""
     config = BlockConfig(**options)
     source = (HERE / "endpoint_block.py").read_text()
     verilog = verilog_of(

@@ -84,5 +84,5 @@ def every_operation() -> Rule:
 
 @pytest.fixture
 def operands() -> Callable[[Rule, int, int], dict[str, NDArray[np.float32]]]:
-    """Makes `count` elements for each input of a rule, from a seed."""
+    """Make `count` elements for each input of a rule, from a seed."""
     return lambda rule, count, seed: make_operands(rule.arrays_in, count, seed)

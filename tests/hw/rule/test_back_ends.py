@@ -22,7 +22,7 @@ SEEDS = [0, 1, *(pytest.param(seed, marks=pytest.mark.deep) for seed in (2, 3))]
 
 @pytest.fixture
 def open_unit() -> Iterator[OpenUnit]:
-    """Opens Verilated units, and closes them after the test."""
+    """Open Verilated units, and close them after the test."""
     opened: list[VerilatedUnit] = []
 
     def open_one(rule: Rule, *, lanes: int = 1, **options: object) -> VerilatedUnit:

@@ -64,7 +64,7 @@ class CardBench:
         return buffers
 
     def start(self, step: int = 1, **buffers: object) -> object:
-        """Starts a step of Adam."""
+        """Start a step of Adam."""
         self.runs += 1
         return self.device.update("adam", buffers, step=step, weight_decay=0.1)
 
@@ -93,7 +93,7 @@ def updated(arrays: Arrays, step: int = 1) -> Arrays:
 async def on_card(
     dut: object, name: str, job: Callable[[CardBench], None], mode: str = "free"
 ) -> None:
-    """Runs `job` in a bridged thread; says how many checks were made."""
+    """Run `job` in a bridged thread; say how many checks were made."""
     backend = CocotbCardBackend(
         dut, CONFIG, width=OPTIONS["width"], crossed=OPTIONS["crossed"], mode=mode, seed=SEED
     )

@@ -57,7 +57,7 @@ def bench(
     benches: Collection[str] = BENCHES,
     **kernel: object,
 ) -> int:
-    """Runs benches on a card; the number of checks that were made."""
+    """Run benches on a card; the number of checks that were made."""
     config = small(**kernel)
     verilog = verilog_of(
         f"{TOP} {width} {crossed} {config!r}",

@@ -14,7 +14,7 @@ SHAPES = [(1, False), (2, False), (2, True), (4, False), (4, True)]
 
 
 def run(dut, words, stalls, *, half=False, seed=1):
-    """Gives (data, last) words; what came out, and the cycles from the first to the last."""
+    """Give (data, last) words; what came out, and the cycles from the first to the last."""
     print(f"seed {seed}")
     rng = random.Random(seed)
     out, times = [], []

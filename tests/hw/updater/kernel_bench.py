@@ -105,7 +105,7 @@ class KernelBench:
         memory.writes.clear()
 
     async def write(self, name: str, value: int) -> int:
-        """Writes a register; the worst bus response."""
+        """Write a register; the worst bus response."""
         register = self.map[name]
         worst = 0
         for index in range(register.words):
@@ -115,7 +115,7 @@ class KernelBench:
         return worst
 
     async def read(self, path: str) -> int:
-        """Reads `register.field`."""
+        """Read `register.field`."""
         register, field = self.map.lookup(path)
         answer = await self.host.read(register.offset, register.width // 8)
         value = int.from_bytes(answer.data, "little")
@@ -151,7 +151,7 @@ class KernelBench:
         return await self.write("start", 1)
 
     async def until_idle(self, limit: int = 200000) -> None:
-        """Waits in cycles of the device, on the status register."""
+        """Wait in cycles of the device, on the status register."""
         start = self.checker.cycles
         while await self.read("status.busy"):
             waited = self.checker.cycles - start
@@ -190,7 +190,7 @@ class KernelBench:
         self.compare(after)
 
     async def outcome(self, **wanted: int) -> None:
-        """Compares status, error and committed; only those named."""
+        """Compare status, error and committed; only those named."""
         paths = {
             "done": "status.done",
             "error": "status.error",

@@ -32,7 +32,7 @@ def bench(
     instances: bool = False,
     testcase: str | None = None,
 ) -> BenchResult:
-    """Runs the benches of `module`, or those of `testcase`, on a kernel with `unit`s, as `options`
+    """Run the benches of `module`, or those of `testcase`, on a kernel with `unit`s, as `options`
     say.
 
     The units are part of the kernel, or `instances` of a module beside it.

@@ -1,4 +1,4 @@
-"""``golden:coarse`` at its registers: what a driver, and the RTL, can be held against."""
+"""`golden:coarse` at its registers: what a driver, and the RTL, can be held against."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``sim:coarse``: the RTL of a pool on bad links and slow memories, while the host looks on."""
+"""`sim:coarse`: the RTL of a pool on bad links and slow memories, while the host looks on."""
 
 from __future__ import annotations
 

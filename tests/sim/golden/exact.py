@@ -1,6 +1,6 @@
 """Floating point by exact rational numbers: slow, for any format, and written from the standard.
 
-It shares nothing with ``nearstep_sim.golden.fp``: a number is a ``Fraction``, a result is rounded
+It shares nothing with `nearstep_sim.golden.fp`: a number is a `Fraction`, a result is rounded
 by comparing with its two neighbours, and each flag is decided from its definition.
 
 Ref: IEEE 754-2019, 4.3.1 (rounding), 7 (exceptions). Where the standard leaves a choice: a NaN
@@ -19,7 +19,7 @@ INEXACT, UNDERFLOW, OVERFLOW, DIVIDE_BY_ZERO, INVALID = 1, 2, 4, 8, 16
 
 @dataclass(frozen=True)
 class Number:
-    """A datum: ``kind`` is nan, snan, inf or finite; ``value`` counts for finite ones."""
+    """A datum: `kind` is nan, snan, inf or finite; `value` counts for finite ones."""
 
     kind: str
     negative: bool
@@ -55,7 +55,7 @@ def _exponent(value: Fraction) -> int:
 
 
 def _neighbours(fmt: FpFormat, value: Fraction, emin: int | None) -> tuple[Fraction, Fraction]:
-    """Multiples of the unit in the last place around a positive value; exponents above ``emin``."""
+    """Multiples of the unit in the last place around a positive value; exponents above `emin`."""
     exponent = _exponent(value)
     if emin is not None:
         exponent = max(exponent, emin)
@@ -74,7 +74,7 @@ def _nearest(fmt: FpFormat, value: Fraction, emin: int | None) -> Fraction:
 
 
 def encode(fmt: FpFormat, negative: bool, value: Fraction) -> int:
-    """The pattern of a number that the format has; ``negative`` is the sign of a zero."""
+    """The pattern of a number that the format has; `negative` is the sign of a zero."""
     sign = fmt.sign_bit if negative else 0
     value = abs(value)
     for_subnormal = Fraction(2) ** (fmt.emin - fmt.mantissa)
@@ -89,7 +89,7 @@ def encode(fmt: FpFormat, negative: bool, value: Fraction) -> int:
 
 
 def rounded(fmt: FpFormat, value: Fraction, negative_zero: bool) -> tuple[int, int]:
-    """Pattern and flags of an exact value; ``negative_zero`` is the sign if it is 0."""
+    """Pattern and flags of an exact value; `negative_zero` is the sign if it is 0."""
     if value == 0:
         return (fmt.sign_bit if negative_zero else 0), 0
     negative = value < 0

@@ -1,4 +1,4 @@
-"""``sim:smartssd`` and ``golden:smartssd`` through their BARs."""
+"""`sim:smartssd` and `golden:smartssd` through their BARs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from nearstep_spec.rule.adam import ADAM, adam_scalars
 from nearstep_spec.updater.registers import ARRAYS
 
 OPTIONS = "lanes=4&chunk_bytes=512&memory_bytes=4MiB"
-"""Those of ``SIM_CARD_SHAPE`` of ``tests/host/driver``: they share one build."""
+"""Those of `SIM_CARD_SHAPE` of `tests/host/driver`: they share one build."""
 URLS = {
     "golden": f"golden:smartssd?{OPTIONS}",
     "sim": f"sim:smartssd?{OPTIONS}",
@@ -189,7 +189,7 @@ def test_long_writes_and_reads_at_any_place(card):
 
 
 def split(address: int, nbytes: int, unit: int) -> list[range]:
-    """A range byte by byte: a new part begins at each multiple of ``unit``."""
+    """A range byte by byte: a new part begins at each multiple of `unit`."""
     parts: list[range] = []
     for byte in range(address, address + nbytes):
         if not parts or byte % unit == 0:

@@ -1,4 +1,4 @@
-"""``sim:axdimm`` in the ways that only it can be used."""
+"""`sim:axdimm` in the ways that only it can be used."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ POLL = 4096
 
 
 class Interrupting:
-    """A library of which a call that has not ended is interrupted after its ``after``-th slice."""
+    """A library of which a call that has not ended is interrupted after its `after`-th slice."""
 
     def __init__(self, library: Any, after: int) -> None:
         self.library = library

@@ -17,7 +17,7 @@ class PairCheck(wiring.Component):
     The beat with that pair keeps the pairs before it, ends the run and tells cause and position.
     Nothing passes behind an end until reset.
 
-    *Timing.* One beat a cycle, two cycles of latency. Nothing moves while a beat waits at the
+    *Timing*: one beat a cycle, two cycles of latency. Nothing moves while a beat waits at the
     output.
 
     Parameters

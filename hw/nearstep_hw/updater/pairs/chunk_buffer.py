@@ -36,7 +36,7 @@ class ChunkBuffer(wiring.Component):
     Either rows are read, all banks at once, or pairs are written, two a bank. Reading a row leaves
     it zero; that is all the zero-filling there is.
 
-    *Timing.* `o_row` is there in the cycle after `i_read`, until the next `i_read` or write. Both
+    *Timing*: `o_row` is there in the cycle after `i_read`, until the next `i_read` or write. Both
     ports of a bank have one address and one enable each, as a true dual-port block RAM has.
 
     Parameters

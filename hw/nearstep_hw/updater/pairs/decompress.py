@@ -34,7 +34,7 @@ SCATTERED = 8
 class ChunkScatter(wiring.Component):
     """Pairs that are grouped by chunk, to dense beats, through two chunk buffers.
 
-    *Timing.* While one chunk is filled, the one before goes out at one dense beat a cycle. Filling
+    *Timing*: while one chunk is filled, the one before goes out at one dense beat a cycle. Filling
     takes 1 cycle for up to `SCATTERED` pairs of a beat if no bank is hit more than twice by them,
     see `PairScatter`. After a run that did not end well, or after `rst`, the next one begins
     `chunk / lanes` cycles later, in which both buffers are cleared.
@@ -143,11 +143,11 @@ class Decompressor(wiring.Component):
     before the first that is missing or wrong. So that nothing is given of pairs one of which is
     wrong, a run can be *dry*: indices are checked, and no values taken or given.
 
-    *Timing.* Fused: one dense beat a cycle if the pairs come in time and the sink takes them, and a
+    *Timing*: fused: one dense beat a cycle if the pairs come in time and the sink takes them, and a
     cycle more for each beat of pairs that ends within a dense beat. Scatter: see `ChunkScatter`.
     Dry: one beat of indices a cycle.
 
-    *Numerics.* FP16 and BF16 values are widened to FP32 exactly; a NaN of theirs becomes the
+    *Numerics*: FP16 and BF16 values are widened to FP32 exactly; a NaN of theirs becomes the
     default NaN. FP32 values pass as they are.
 
     Parameters

@@ -16,7 +16,7 @@ class IsolatedDecompressor(wiring.Component):
     """A `Decompressor` that nothing outside of it reaches but through a register.
 
     No path leads through it without a clock, and with its clock at rest nothing in it moves,
-    whatever moves outside.
+    whatever moves outside. Its ports are those of `Decompressor`.
 
     *Timing*: that of `Decompressor`, three cycles later. Of a run, nothing is given or told before
     the second cycle after `i_start`; its pairs must not come before then either.
@@ -24,10 +24,6 @@ class IsolatedDecompressor(wiring.Component):
     Parameters
     ----------
     forms, lanes, pairs, chunk : as of `Decompressor`.
-
-    Members
-    -------
-    As those of `Decompressor`.
     """
 
     def __init__(self, *, forms: Sequence[str], lanes: int, pairs: int, chunk: int) -> None:

@@ -42,7 +42,7 @@ class PairLayout(data.StructLayout):
     index, value : of each pair; values are binary32.
     keep : which pairs there are; a prefix.
     end : the last beat of a run.
-    cause : a :class:`PairCause`; other than 0 only with `end`.
+    cause : a `PairCause`; other than 0 only with `end`.
     position : with `cause`, the number of pairs before the first that is missing or wrong.
     """
 
@@ -67,9 +67,9 @@ class PairReader(wiring.Component):
     the last beat are ignored. If either source ends early, the run ends with what is there, with
     the cause `TRUNCATED`. A run of no pairs takes nothing and gives one empty beat.
 
-    *Timing.* One beat a cycle, `latency` cycles. Nothing moves while a beat waits at the output.
+    *Timing*: one beat a cycle, `latency` cycles. Nothing moves while a beat waits at the output.
 
-    *Numerics.* Widening is exact; a NaN becomes the default NaN of binary32. FP32 values pass as
+    *Numerics*: widening is exact; a NaN becomes the default NaN of binary32. FP32 values pass as
     they are.
 
     Parameters
@@ -78,8 +78,8 @@ class PairReader(wiring.Component):
 
     Members
     -------
-    i_index, i_value : In(stream of `WordsLayout`)
-    o : Out(stream of `PairLayout`)
+    i_index, i_value : In(stream of `WordsLayout`).
+    o : Out(stream of `PairLayout`).
     i_launch : begins a run, out of reset.
     i_pairs : announced number of pairs; stable during a run.
     i_format : a `ValueFormat`; stable during a run.

@@ -21,7 +21,7 @@ class PairMerge(wiring.Component):
     A beat goes out when the first pair behind it is known, or that there is none. After a beat of
     pairs with a cause nothing more goes out: the beats before that of the last good pair did.
 
-    *Timing.* A dense beat takes one cycle, or one for each beat of pairs that it takes values from,
+    *Timing*: a dense beat takes one cycle, or one for each beat of pairs that it takes values from,
     as long as pairs come. While a dense beat waits at the output nothing moves.
 
     Parameters

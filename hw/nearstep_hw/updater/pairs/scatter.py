@@ -21,7 +21,7 @@ class PairScatter(wiring.Component):
     A chunk is handed on when a pair of a later one is known, or that there is none; chunks without
     pairs are handed on as well. After a beat with a cause nothing more is handed on.
 
-    *Timing.* A beat takes as many cycles as half the pairs that hit its fullest bank, rounded up.
+    *Timing*: a beat takes as many cycles as half the pairs that hit its fullest bank, rounded up.
     Writes come a cycle later, from registers.
 
     Parameters
@@ -146,7 +146,7 @@ class PairScatter(wiring.Component):
 class ChunkDrain(wiring.Component):
     """Reads chunk buffers in turn, row after row, into a stream of dense beats.
 
-    *Timing.* One row a cycle, without a gap between chunks.
+    *Timing*: one row a cycle, without a gap between chunks.
 
     Parameters
     ----------

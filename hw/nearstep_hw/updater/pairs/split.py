@@ -16,7 +16,7 @@ class PairSplit(wiring.Component):
     Parts without pairs are left out, but for the first; the end of a run, its cause and position
     come with the last part that is given.
 
-    *Timing.* Combinational; one part a cycle.
+    *Timing*: combinational; one part a cycle.
 
     Parameters
     ----------

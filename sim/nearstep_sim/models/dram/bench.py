@@ -161,7 +161,9 @@ def controller_library(channel: Channel) -> ctypes.CDLL:
 def bases_of(channel: Channel, count: int, skew_bytes: int = 0) -> tuple[int, ...]:
     """Addresses of p, g, m and v: all in the same banks, but for `skew_bytes` from one to the next.
 
-    Raises :class:`ValueError` if they do not fit.
+    Raises
+    ------
+    ValueError : they do not fit.
     """
     size = -(-count // LANES) * BEAT_BYTES + 64 * BEAT_BYTES
     stride = max(1 << 20, 1 << (size - 1).bit_length()) + skew_bytes
@@ -267,7 +269,7 @@ def run_kernel(
     debt: int = 0,
     seed: int = 0,
 ) -> ChannelRun:
-    """A step of the kernel, in RTL but for the arithmetic; arguments as of :func:`run_traffic`."""
+    """A step of the kernel, in RTL but for the arithmetic; arguments as of `run_traffic`."""
     kernel = AdamKernelConfig(block_bytes=block_bytes, functional_units=functional_units)
     verilog = verilog_of(
         f"kernel on channel {channel!r} {kernel!r}",

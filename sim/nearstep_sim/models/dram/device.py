@@ -134,13 +134,13 @@ def _violation(handle: int) -> DramViolationError | None:
 class Ddr4Device:
     """One DDR4 rank: contents and the rules between commands.
 
+    The first violation raises `DramViolationError`, and so does every command after it.
+
     Parameters
     ----------
     timing : clocks of the part.
     geometry : by default that of the timing's density and width.
     rank : number in traces.
-
-    The first violation raises :class:`DramViolationError`, and so does every command after it.
     """
 
     def __init__(
@@ -170,16 +170,16 @@ class Ddr4Device:
             self._library.ddr4_device_free(self.handle)
 
     def command(self, clock: int, pins: Pins) -> None:
-        """One command slot. Raises :class:`DramViolationError`."""
+        """One command slot. Raises `DramViolationError`."""
         if not self._library.ddr4_device_command(self.handle, clock, ctypes.byref(CSlot(*pins))):
             self.check()
 
     def issue(self, clock: int, command: Command, **coordinates: int) -> None:
-        """A command by name; see :func:`nearstep_spec.dram.command.encode`."""
+        """A command by name; see `nearstep_spec.dram.command.encode`."""
         self.command(clock, encode(command, **coordinates))
 
     def play(self, commands: Sequence[TraceCommand]) -> None:
-        """Many commands at once. Raises :class:`DramViolationError`."""
+        """Many commands at once. Raises `DramViolationError`."""
         n = len(commands)
         columns = {
             name: np.array([getattr(c, name) for c in commands], dtype=kind)
@@ -199,7 +199,9 @@ class Ddr4Device:
     def advance(self, clock: int) -> None:
         """Time passes without a command.
 
-        Raises :class:`DramViolationError` if a refresh is overdue.
+        Raises
+        ------
+        DramViolationError : a refresh is overdue.
         """
         if not self._library.ddr4_device_advance(self.handle, clock):
             self.check()
@@ -224,7 +226,10 @@ class Ddr4Device:
 
     def refresh_offset(self, clocks: int) -> None:
         """Refresh intervals begin that many clocks early (late if negative), as they do for whoever
-        refreshes. To be set before the first command."""
+        refreshes.
+
+        To be set before the first command.
+        """
         self._library.ddr4_device_refresh_offset(self.handle, clocks)
 
     @property
@@ -243,7 +248,7 @@ class Ddr4Device:
 
     @property
     def bus_clocks(self) -> BusClocks:
-        """Where the clocks went since the last :meth:`restart_bus_clocks`."""
+        """Where the clocks went since the last `restart_bus_clocks`."""
         out = CBusClocks()
         self._library.ddr4_device_account(self.handle, ctypes.byref(out))
         return BusClocks(**values(out))
@@ -253,7 +258,7 @@ class Ddr4Device:
         self._library.ddr4_device_restart_account(self.handle, clock)
 
     def trace_to(self, path: str | PathLike[str]) -> None:
-        """Write every command from now on to a file. Raises :class:`OSError`."""
+        """Write every command from now on to a file. Raises `OSError`."""
         text = header(self.timing).encode()
         if not self._library.ddr4_device_trace(self.handle, fspath(path).encode(), text):
             raise OSError(f"cannot write {fspath(path)!r}")
@@ -354,8 +359,13 @@ class Ddr4Port:
         wrdata : data of this cycle, or None while `wrdata_en` is low.
         wrdata_mask : 1 keeps the byte in memory.
 
-        Returns `rddata` of the *next* cycle, or None while `rddata_valid` is low.
-        Raises :class:`DramViolationError`.
+        Returns
+        -------
+        bytes | None : `rddata` of the *next* cycle, or None while `rddata_valid` is low.
+
+        Raises
+        ------
+        DramViolationError
         """
         if wrdata is not None and len(wrdata) != self.data_bytes:
             raise ValueError(f"wrdata must be {self.data_bytes} bytes, not {len(wrdata)}")

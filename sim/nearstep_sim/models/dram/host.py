@@ -194,7 +194,7 @@ class Loads:
 class HostController:
     """Turns loads and stores of 64 bytes into DDR4 commands, one fabric cycle a call.
 
-    Raises :class:`ValueError` for a configuration that cannot be.
+    Raises `ValueError` for a configuration that cannot be.
     """
 
     def __init__(self, config: HostConfig) -> None:
@@ -314,7 +314,9 @@ class HostController:
     def tick(self, rddata: bytes | None = None) -> HostCycle:
         """One fabric cycle: its `rddata` (None while not valid) in, commands and `wrdata` out.
 
-        Raises :class:`HostDataError`.
+        Raises
+        ------
+        HostDataError
         """
         if rddata is not None and len(rddata) != HOST_DATA_BYTES:
             raise ValueError(f"rddata must be {HOST_DATA_BYTES} bytes, not {len(rddata)}")
@@ -335,7 +337,7 @@ class HostController:
         )
 
     def check(self) -> None:
-        """Raise :class:`HostDataError` if the memory's data came at the wrong time."""
+        """Raise `HostDataError` if the memory's data came at the wrong time."""
         if text := self._library.ddr4_host_error(self.handle).decode():
             raise HostDataError(text)
 
@@ -390,9 +392,15 @@ class BareDram:
         )
 
     def run(self, cycles: int, *, until_idle: bool = True) -> int:
-        """Run up to `cycles` fabric cycles, or until no access is left. Returns how many ran.
+        """Run up to `cycles` fabric cycles, or until no access is left.
 
-        Raises :class:`DramViolationError` and :class:`HostDataError`.
+        Returns
+        -------
+        int : how many ran.
+
+        Raises
+        ------
+        DramViolationError, HostDataError
         """
         library = self._handle.library
         ran = int(library.ddr4_bare_run(self._handle.pointer, cycles, until_idle))

@@ -63,7 +63,7 @@ class KernelOnChannel(wiring.Component):
     Members
     -------
     s_axil : registers of the kernel.
-    dfi, i_enable, o_idle, i_debt, o_debt and the slots : of the controller.
+    dfi, i_enable, o_idle, i_debt, o_debt : of the controller, as are those of the slots.
     """
 
     def __init__(self, config: AdamKernelConfig, controller: DramController) -> None:

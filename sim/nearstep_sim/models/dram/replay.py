@@ -1,4 +1,4 @@
-"""``nearstep dram-replay``: a command trace on the DDR4 model."""
+"""`nearstep dram-replay`: a command trace on the DDR4 model."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator

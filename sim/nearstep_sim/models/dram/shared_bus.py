@@ -40,8 +40,10 @@ class SharedBus:
         self._bursts: deque[_Burst] = deque()
 
     def check(self, command: TraceCommand) -> DramViolationError | None:
-        """What the next command, in the order of time, breaks. The same command at one clock
-        reaches several ranks."""
+        """What the next command, in the order of time, breaks.
+
+        The same command at one clock reaches several ranks.
+        """
         last, self._last = self._last, command
         if last is not None and last.clock == command.clock and last.rank != command.rank:
             if last._replace(rank=command.rank) != command:

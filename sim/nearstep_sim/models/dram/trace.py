@@ -56,7 +56,7 @@ def timing_of_header(lines: Iterable[str]) -> DramTiming | None:
 
 
 def parse(line: str, number: int = 0) -> TraceCommand:
-    """One line. Raises :class:`TraceError`."""
+    """One line. Raises `TraceError`."""
     words = line.split()
     if len(words) != len(_FIELDS):
         raise TraceError(
@@ -97,7 +97,7 @@ def read_trace(path: str | PathLike[str]) -> Iterator[TraceCommand]:
     Raises
     ------
     TraceError : a line is no command, or earlier than one of another rank before it.
-    OSError
+    OSError : the file cannot be read.
     """
     last: TraceCommand | None = None
     with open(path, encoding="ascii") as file:

@@ -82,7 +82,7 @@ class LinkOptions:
         return any(getattr(self, name) for name in KINDS[:4])
 
     def mirror(self, direction: int = 0) -> COptions:
-        """As C++ sees it; ``direction`` numbers the directions of all links."""
+        """As C++ sees it; `direction` numbers the directions of all links."""
         rates = {name: round(getattr(self, name) * ONE) for name in KINDS[:4]}
         seed = (self.seed * 0x9E3779B97F4A7C15 + direction) % (1 << 64)
         return COptions(latency=self.latency, interval=self.interval, seed=seed, **rates)

@@ -93,7 +93,7 @@ def streams_of() -> Callable[..., dict[str, Words]]:
 
 @pytest.fixture
 def check_dry(bench, check, streams_of, pairs_of):
-    """Runs pairs dry, good and bad ones, each followed by a run that is not."""
+    """Run pairs dry, good and bad ones, each followed by a run that is not."""
 
     def run(inputs: dict[str, int], group: int, stalls: tuple[float, float]) -> None:
         rng = np.random.default_rng(29)

@@ -40,7 +40,7 @@ def kind(component: Decompressor, form: int = 0, *, dry: int = 0) -> dict[str, i
 
 @pytest.fixture
 def check(bench, streams_of):
-    """Runs pairs and compares all that can be seen; returns the run."""
+    """Run pairs and compare all that can be seen; return the run."""
     component = bench.component
 
     def run(pairs, count, *, announced=None, stalls=(0.0, 0.0), seed=0, rng=None):
