@@ -54,6 +54,8 @@ CXX_STANDARD = ("-std=c++20", "-fPIC", "-march=native", "-ffp-contract=off")
 OPTIMISE = "NEARSTEP_OPTIMISE"
 """Environment variable with the level of optimisation. -O3 is the default and simulates fastest;
 -O1 compiles in two thirds of the time, for tests that simulate little."""
+LEVELS = ("-O0", "-O1", "-O2", "-O3")
+"""What it may be: others, as -Ofast, change results."""
 
 
 class BuildError(RuntimeError):
@@ -125,7 +127,20 @@ def compiler() -> list[str]:
 
 def cxx_flags() -> tuple[str, ...]:
     """Flags of every C++ compilation: no contraction, so that `a*b+c` rounds twice."""
-    return (*CXX_STANDARD, os.environ.get(OPTIMISE, "-O3"))
+    return (*CXX_STANDARD, _level() or LEVELS[-1])
+
+
+def _level() -> str | None:
+    """The level of optimisation that was asked for, if one was.
+
+    Raises
+    ------
+    ValueError : it is not one of `LEVELS`.
+    """
+    level = os.environ.get(OPTIMISE) or None
+    if level not in (None, *LEVELS):
+        raise ValueError(f"{OPTIMISE} must be one of {', '.join(LEVELS)}, not {level!r}")
+    return level
 
 
 def _model_flags() -> tuple[str, ...]:
@@ -332,7 +347,7 @@ def _precompiled(flags: tuple[str, ...], trace: bool) -> tuple[str, ...]:
     It is 90 MB for each set of flags, and pays where many libraries are built: with
     `OPTIMISE`. `flags` hold all that change code, without folders and other definitions.
     """
-    if OPTIMISE not in os.environ or "clang" in compiler_name().lower():
+    if _level() is None or "clang" in compiler_name().lower():
         return ()
     root = verilator_root()
     names = [*PRECOMPILED, *(["verilated_vcd_c.h"] if trace else [])]

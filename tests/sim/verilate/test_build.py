@@ -358,3 +358,18 @@ def test_a_source_that_libraries_have_in_common_is_compiled_once(tmp_path, monke
     shared.write_text('extern "C" int shared() { return 8; }\n')
     path = build.compile_library("one", [tmp_path / "one.cpp"], common=[shared])
     assert ctypes.CDLL(str(path)).shared() == 8
+
+
+def test_levels_of_optimisation_that_change_results_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    levels = {None: "-O3", "": "-O3", "-O1": "-O1"}
+    for given, level in levels.items():
+        if given is None:
+            monkeypatch.delenv(build.OPTIMISE, raising=False)
+        else:
+            monkeypatch.setenv(build.OPTIMISE, given)
+        assert [each for each in build.cxx_flags() if each.startswith("-O")] == [level]
+    monkeypatch.setenv(build.OPTIMISE, "-Ofast")
+    with pytest.raises(ValueError, match="must be one of -O0, -O1, -O2, -O3, not '-Ofast'"):
+        build.cxx_flags()
