@@ -123,6 +123,41 @@ def test_rmsprop_has_the_bits_of_torch_with_the_nearest_root(
     reference.load_state_dict({**saved, "param_groups": reference.state_dict()["param_groups"]})
 
 
+@like_torch
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+def test_adadelta_has_the_bits_of_torch_with_the_nearest_root(
+    weight_decay: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    roots = 0
+
+    def nearest_root_(tensor: torch.Tensor) -> torch.Tensor:
+        nonlocal roots
+        roots += tensor.numel()
+        return tensor.copy_(torch.from_numpy(np.sqrt(tensor.numpy())))
+
+    monkeypatch.setattr(torch.Tensor, "sqrt_", nearest_root_)
+    ours, theirs = parameters(640, 64), parameters(640, 64)
+    hyper = {"lr": 0.3, "rho": 0.95, "eps": 1e-5, "weight_decay": weight_decay}
+    reference = torch.optim.Adadelta(theirs, **hyper, foreach=False)
+    compared = 0
+    with nearstep.open(f"{GOLDEN}&rules=adadelta") as device:
+        optimizer = nearstep.optim.of("adadelta", ours, device=device, **hyper)
+        for step in range(4):
+            give_gradients(ours, step)
+            give_gradients(theirs, step)
+            optimizer.step()
+            reference.step()
+            for mine, other in zip(ours, theirs, strict=True):
+                state, expected = optimizer.state[mine], reference.state[other]
+                assert set(state) == set(expected) == {"step", "square_avg", "acc_delta"}
+                assert state["step"] == expected["step"] == step + 1
+                assert np.array_equal(bits(mine.detach()), bits(other.detach()))
+                for key in ("square_avg", "acc_delta"):
+                    assert np.array_equal(bits(state[key]), bits(expected[key]))
+                compared += 3 * mine.numel()
+    assert (compared, roots) == (4 * 3 * 704, 4 * 2 * 704)
+
+
 def test_a_checkpoint_a_copy_and_a_pickle_go_on_with_the_same_bits() -> None:
     url = f"{GOLDEN}&rules={LION}"
     given = parameters(96)
