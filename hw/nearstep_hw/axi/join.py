@@ -1,12 +1,17 @@
 """Several AXI4 initiators on one subordinate port."""
 
 from amaranth import Array, Cat, Elaboratable, Module, Value
-from amaranth.lib import data, wiring
+from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
 from nearstep_hw.axi.arbiter import StreamArbiter
 from nearstep_hw.axi.burst import id_width as number_width
-from nearstep_hw.axi.signature import AddressLayout, Axi4ReadSignature, Axi4WriteSignature
+from nearstep_hw.axi.signature import (
+    AddressLayout,
+    Axi4ReadSignature,
+    Axi4WriteSignature,
+    copied,
+)
 from nearstep_hw.stream.fifo import StreamFifo
 
 
@@ -44,7 +49,7 @@ class _AxiJoin(wiring.Component):
         m.d.comb += [
             joined.valid.eq(self.arbiter.o.valid),
             self.arbiter.o.ready.eq(joined.ready),
-            *_copied(joined.payload, taken.payload),
+            *copied(joined.payload, taken.payload),
             joined.payload.id.eq(Cat(taken.payload.id, taken.owner)),
         ]
 
@@ -106,7 +111,7 @@ class AxiReadJoin(_AxiJoin):
             mine = self._owner(beats.payload.id) == number
             m.d.comb += [
                 initiator.r.valid.eq(beats.valid & mine),
-                *_copied(initiator.r.payload, beats.payload),
+                *copied(initiator.r.payload, beats.payload),
             ]
         return m
 
@@ -178,11 +183,6 @@ class AxiWriteJoin(_AxiJoin):
             m.d.comb += [
                 initiator.w.ready.eq(data.ready & owners.o.valid & (sender == number)),
                 initiator.b.valid.eq(answers.valid & answered),
-                *_copied(initiator.b.payload, answers.payload),
+                *copied(initiator.b.payload, answers.payload),
             ]
         return m
-
-
-def _copied(to: data.View, source: data.View) -> list[Value]:
-    """Assignments of all members; the ID loses what is on top of the initiator's own."""
-    return [to[name].eq(source[name]) for name, _ in source.shape()]

@@ -174,10 +174,20 @@ class Axi4Signature(Signature):
         )
 
 
+def copied(to: data.View, source: data.View) -> list[object]:
+    """Assignments of a channel's payload.
+
+    IDs may differ in width: they get zeros on top, or lose what is there.
+    """
+    if to.shape() == source.shape():
+        return [to.eq(source)]
+    return [to[name].eq(source[name]) for name, _ in source.shape()]
+
+
 def connect_channels(m: Module, part: object, port: object) -> None:
     """Connect a port `part` of a submodule to the same channels of `port`.
 
-    IDs may have fewer bits on one side: requests get zeros on top, which answers lose again.
+    IDs may have fewer bits on one side, see `copied`: what requests get, answers lose again.
 
     Parameters
     ----------
@@ -191,5 +201,5 @@ def connect_channels(m: Module, part: object, port: object) -> None:
         m.d.comb += [
             sink.valid.eq(source.valid),
             source.ready.eq(sink.ready),
-            *(sink.payload[field].eq(source.payload[field]) for field, _ in source.payload.shape()),
+            *copied(sink.payload, source.payload),
         ]
