@@ -6,7 +6,7 @@ data and the golden model; nothing that a kernel wrote is taken for right.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
@@ -55,11 +55,15 @@ def accelerated(device: KernelDevice) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Asked:
-    """What a run was asked for: a form, its registers, scaled gradients, and a copy in a format."""
+    """What a run was asked for: a form, its registers, scaled gradients, and a copy in a format.
+
+    `lengths` are elements, formats and times of what the kernel reads for gradients.
+    """
 
     form: Form
     registers: Mapping[str, float]
     gradient: NDArray[np.float32]
+    lengths: Sequence[tuple[int, str, int]]
     copy: Buffer | None
     copy_format: str
 
@@ -99,9 +103,11 @@ class Job:
         self.device, self.count, self.channel, self.gradient = device, count, channel, gradient
         self.optimizer, self.hyper = optimizer, {**HYPER, **hyper}
         stored = device.config.rule_set.whole.formats
-        self.formats = {name: stored.get(name, "fp32") for name in arrays}
+        # g last: read as a longer format it reaches into no other array
+        self.formats = {name: stored.get(name, "fp32") for name in arrays if name != "g"}
         self.formats["g"] = gradient or "fp32"
         self.asked: Asked | None = None
+        self.last: UpdateRun | None = None
         self._mode = ExitStack()
         self.before = self.numbers()
         self.buffers = {
@@ -111,16 +117,16 @@ class Job:
         self.upload()
 
     def numbers(self) -> dict[str, NDArray]:
-        """New contents of all arrays."""
+        """New contents of all arrays, of many sizes."""
         made = {}
         for name, form in self.formats.items():
-            values = self.rng.standard_normal(self.count).astype(np.float32)
-            if name in ("v", "v_max"):
-                values = np.square(values)
-            elif name == "g" and self.gradient is not None:
+            if name == "g" and self.gradient is not None:
                 made[name] = gradients(self.rng, self.count, form)
-                continue
-            made[name] = narrowed(values, form)
+            else:
+                values = self.rng.standard_normal(self.count)
+                values *= 2.0 ** self.rng.integers(-20, 3, self.count)
+                values = np.abs(values) if name in ("v", "v_max") else values
+                made[name] = narrowed(values.astype(np.float32), form)
         return made
 
     def upload(self) -> None:
@@ -192,6 +198,7 @@ class Job:
             self._mode.enter_context(self.device.acceleration(self.channel))
         run = self.device.update(optimizer, given, copy_out=copy_out, **options)
         self.expect(optimizer, pairs=isinstance(g, Pairs), copy_out=copy_out, **options)
+        self.last = run
         return run
 
     def run(self, optimizer: str | Optimizer | None = None, **options: object) -> UpdateRun:
@@ -216,10 +223,16 @@ class Job:
         known = self._known(optimizer)
         form = self._form(known, hyper)
         g = self.dense() if pairs else widened(self.before["g"], self.formats["g"])
+        read = [(g.size, self.formats["g"], 1)]
+        if pairs:  # indices are checked before they are used
+            number = self.values.size
+            read = [(number, "fp32", 2), (number, format_of(self.values.dtype), 1)]
+        self.last = None
         self.asked = Asked(
             form,
             form.registers(known.defaults | hyper, step, first),
             fp.mul32(g, np.full(g.size, gradient_scale, np.float32)),
+            read,
             copy_out,
             "" if copy_out is None else copy_out_format or format_of(copy_out.dtype),
         )
@@ -242,11 +255,14 @@ class Job:
         results of the last run, bit for bit; and g, which stays as it was. The number compared
         without g.
 
-        After all have been compared, the results are what the next run begins with.
+        If all are, the kernel must have read and written every array of the run once, and the
+        results are what the next run begins with.
         """
         expected = self.expected()
         compared = self._compare(expected, first, stop)
         if (first, stop) == (0, None):
+            if self.asked is not None and self.last is not None:
+                self._check_counters(self.asked, self.last)
             self.before, self.asked = {name: expected[name] for name in self.before}, None
         return compared
 
@@ -254,20 +270,19 @@ class Job:
         """Compare elements from ``first``, and g, with what they were; the number without g."""
         return self._compare(self.before, first, None)
 
-    def check_counters(self, run: UpdateRun) -> None:
+    def _check_counters(self, asked: Asked, run: UpdateRun) -> None:
         """The kernel read and wrote each array of the rule once, and no more."""
-        assert self.asked is not None
-        lanes = self.device.config.lanes
-
-        def beats(form: str) -> int:
-            return -(-self.count * element_bytes(form) // (lanes * element_bytes("fp32")))
-
-        rule, copy = self.asked.form.rule, self.asked.copy_format
-        read = sum(beats(self.formats[name]) for name in rule.arrays_in)
-        written = sum(beats(self.formats[name]) for name in rule.states)
-        written += beats(copy) if copy else 0
-        assert run.committed == self.count
-        assert (run.counters["read_beats"], run.counters["write_beats"]) == (read, written)
+        count, rule = self.before["p"].size, asked.form.rule
+        written = [(count, self.formats[name], 1) for name in rule.states]
+        read = [*written, *asked.lengths]
+        written += [(count, asked.copy_format, 1)] if asked.copy is not None else []
+        beats = [
+            sum(times * -(-n * element_bytes(form) // self.device.config.beat_bytes)
+                for n, form, times in each)
+            for each in (read, written)
+        ]  # fmt: skip
+        assert run.committed == count
+        assert [run.counters["read_beats"], run.counters["write_beats"]] == beats
 
     def _compare(self, expected: Mapping[str, NDArray], first: int, stop: int | None) -> int:
         self.take_back()
@@ -276,7 +291,7 @@ class Job:
             buffers["copy"] = self.asked.copy
         rule = "" if self.asked is None else f"{self.asked.form.rule.name} "
         compared = 0
-        for name, buffer in buffers.items():
+        for name, buffer in sorted(buffers.items(), key=lambda each: each[0] != "g"):
             part = slice(None) if name == "g" else slice(first, stop)
             found, wanted = buffer.read()[part], expected[name][part]
             if found.tobytes() != wanted.tobytes():
