@@ -6,7 +6,7 @@ data and the golden model; nothing that a kernel wrote is taken for right.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
@@ -55,15 +55,13 @@ def accelerated(device: KernelDevice) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Asked:
-    """What a run was asked for: a form, its registers, scaled gradients, and a copy in a format.
-
-    `lengths` are elements, formats and times of what the kernel reads for gradients.
-    """
+    """What a run was asked for: a form and its registers, with pairs or without, the scale of the
+    gradients, and a copy in a format."""
 
     form: Form
     registers: Mapping[str, float]
-    gradient: NDArray[np.float32]
-    lengths: Sequence[tuple[int, str, int]]
+    pairs: bool
+    scale: float
     copy: Buffer | None
     copy_format: str
 
@@ -140,11 +138,10 @@ class Job:
         """The channel is the host's again."""
         self._mode.close()
 
-    def free(self, *others: Buffer | Pairs) -> None:
+    def free(self, *others: Buffer) -> None:
         """Give the memory back, that of others, too."""
-        for each in (*self.buffers.values(), *others):
-            for buffer in (each.index, each.value) if isinstance(each, Pairs) else (each,):
-                buffer.free()
+        for buffer in (*self.buffers.values(), *others):
+            buffer.free()
 
     def put(self, array: NDArray) -> Buffer:
         """Another buffer, like the array and with its contents."""
@@ -222,20 +219,10 @@ class Job:
         """Whoever starts it, this is the run whose results the arrays must hold."""
         known = self._known(optimizer)
         form = self._form(known, hyper)
-        g = self.dense() if pairs else widened(self.before["g"], self.formats["g"])
-        read = [(g.size, self.formats["g"], 1)]
-        if pairs:  # indices are checked before they are used
-            number = self.values.size
-            read = [(number, "fp32", 2), (number, format_of(self.values.dtype), 1)]
+        registers = form.registers(known.defaults | hyper, step, first)
+        stored = "" if copy_out is None else copy_out_format or format_of(copy_out.dtype)
+        self.asked = Asked(form, registers, pairs, gradient_scale, copy_out, stored)
         self.last = None
-        self.asked = Asked(
-            form,
-            form.registers(known.defaults | hyper, step, first),
-            fp.mul32(g, np.full(g.size, gradient_scale, np.float32)),
-            read,
-            copy_out,
-            "" if copy_out is None else copy_out_format or format_of(copy_out.dtype),
-        )
 
     def expected(self) -> dict[str, NDArray]:
         """What the arrays, and the copy, must hold after the last run."""
@@ -244,7 +231,9 @@ class Job:
             return dict(self.before)
         names = asked.form.rule.arrays_in
         given = {n: widened(self.before[n], self.formats[n]) for n in names if n != "g"}
-        made = evaluate(asked.form.rule, given | {"g": asked.gradient}, asked.registers)
+        g = self.dense() if asked.pairs else widened(self.before["g"], self.formats["g"])
+        given["g"] = fp.mul32(g, np.full(g.size, asked.scale, np.float32))
+        made = evaluate(asked.form.rule, given, asked.registers)
         after = self.before | {n: narrowed(a, self.formats[n]) for n, a in made.items()}
         if asked.copy is not None:
             after["copy"] = narrowed(made["p"], asked.copy_format)
@@ -272,9 +261,12 @@ class Job:
 
     def _check_counters(self, asked: Asked, run: UpdateRun) -> None:
         """The kernel read and wrote each array of the rule once, and no more."""
-        count, rule = self.before["p"].size, asked.form.rule
-        written = [(count, self.formats[name], 1) for name in rule.states]
-        read = [*written, *asked.lengths]
+        count = self.before["p"].size
+        written = [(count, self.formats[name], 1) for name in asked.form.rule.states]
+        read = [*written, (count, self.formats["g"], 1)]
+        if asked.pairs:  # indices are checked before they are used
+            number = self.values.size
+            read[-1:] = [(number, "fp32", 2), (number, format_of(self.values.dtype), 1)]
         written += [(count, asked.copy_format, 1)] if asked.copy is not None else []
         beats = [
             sum(times * -(-n * element_bytes(form) // self.device.config.beat_bytes)
