@@ -22,8 +22,8 @@ def format_of(dtype: np.dtype) -> str:
 def gradients(rng: np.random.Generator, count: int, form: str) -> NDArray:
     """Patterns of a format: numbers of any size, every eighth of them special."""
     fmt, dtype = FORMATS[form]
-    numbers = rng.standard_normal(count).astype(np.float32).view(np.uint32)
-    bits, _ = fp.convert(numbers, FP32, fmt)
+    numbers = narrowed(rng.standard_normal(count).astype(np.float32), form)
+    bits = numbers.view(f"u{numbers.itemsize}").copy()
     infinity = fmt.infinity
     specials = np.array(
         [0, 1, 3, fmt.sign_bit | 2, infinity, fmt.sign_bit | infinity, infinity + 1,
@@ -31,23 +31,18 @@ def gradients(rng: np.random.Generator, count: int, form: str) -> NDArray:
     )  # fmt: skip
     chosen = rng.random(count) < 0.125
     bits[chosen] = rng.choice(specials, np.count_nonzero(chosen))
-    return bits.astype(np.uint32 if form == "fp32" else np.uint16).view(dtype)
+    return bits.view(dtype)
 
 
 def widened(values: NDArray, form: str) -> NDArray[np.float32]:
     """Patterns of a format as float32."""
-    fmt, dtype = FORMATS[form]
-    raw = values.view(np.uint32 if dtype == np.float32 else np.uint16)
-    wide = raw if form == "fp32" else fp.convert(raw.astype(np.uint32), fmt, FP32)[0]
-    return wide.astype(np.uint32).view(np.float32)
+    return values if form == "fp32" else fp.widen32(values.view(np.uint16), FORMATS[form][0])
 
 
 def narrowed(values: NDArray[np.float32], form: str) -> NDArray:
     """float32 as they lie in memory in a format, rounded once."""
     fmt, dtype = FORMATS[form]
-    if form == "fp32":
-        return values
-    return fp.convert(values.view(np.uint32), FP32, fmt)[0].astype(np.uint16).view(dtype)
+    return values if form == "fp32" else fp.narrow32(values, fmt).view(dtype)
 
 
 def indices(rng: np.random.Generator, count: int, pairs: int, group: int) -> NDArray[np.uint32]:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 
 import numpy as np
 import pytest
+import torch
 
 import nearstep
 from nearstep.axdimm.device import AxdimmDevice
 from nearstep.backends.emulated import Injection
 from nearstep.errors import ArgumentError, BusResponseError, DtypeError, OptionError, UrlError
+from nearstep_spec.rule.rules import OPTIMIZERS
 from nearstep_spec.updater.registers import ErrorCause, Stream
 
 from .conftest import SIM_CARD_SHAPE, chosen
@@ -115,6 +118,20 @@ def test_addresses_of_arrays_that_the_rule_does_not_have_do_not_matter(device):
     device.channels[0].kernel.m_address.value = 4  # neither aligned nor granted
     work.run("sgd", lr=0.5)
     assert work.check() == 300 * (len(work.buffers) - 1)
+
+
+TORCH = {"adam": "Adam", "adamw": "AdamW", "sgd": "SGD", "adagrad": "Adagrad"}
+
+
+@pytest.mark.parametrize("name", TORCH)
+def test_hyper_parameters_that_are_not_given_are_those_of_torch(name):
+    """Jobs take them from the optimizer, as the driver does: they are compared here."""
+    theirs = inspect.signature(getattr(torch.optim, TORCH[name])).parameters
+    ours = OPTIMIZERS[name].defaults
+    shared = {key for key in ours if key in theirs}
+    assert {key: ours[key] for key in shared} == {key: theirs[key].default for key in shared}
+    assert set(ours) - shared <= {"decoupled_weight_decay"}
+    assert ours.get("decoupled_weight_decay", False) == (name == "adamw")
 
 
 WRONG = {
