@@ -8,6 +8,7 @@ from functools import partial
 import pytest
 
 import nearstep
+from nearstep.axdimm.device import AxdimmDevice
 from nearstep.updater.device import KernelDevice
 
 from .job import Job
@@ -93,3 +94,10 @@ def full(request: pytest.FixtureRequest) -> Iterator[KernelDevice]:
 def job(device: KernelDevice) -> Callable[..., Job]:
     """Makes a job on the device."""
     return partial(Job, device)
+
+
+@pytest.fixture(params=DIMMS)
+def dimm(request: pytest.FixtureRequest) -> Iterator[AxdimmDevice]:
+    with nearstep.open(DIMMS[request.param]) as opened:
+        assert isinstance(opened, AxdimmDevice)
+        yield opened
