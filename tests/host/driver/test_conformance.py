@@ -11,22 +11,16 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 import nearstep
 from nearstep.updater.device import KernelDevice
-from nearstep.updater.run import UpdateRun
-from nearstep_sim.golden import fp
-from nearstep_sim.golden.rule import evaluate
-from nearstep_spec.fp import BF16, FP16
-from nearstep_spec.rule.optimizer import Form, Optimizer
 from nearstep_spec.rule.rules import OPTIMIZERS, optimizer_named
-from nearstep_spec.updater.operands import element_bytes
 
 from ..optimizers import FORMATS as EVERY_FORMAT
 from ..optimizers import GROUPS, hyper_of
 from .conftest import SIM_CARD_SHAPE, chosen
-from .updates import FORMATS, accelerated, gradients, rounded, widened
+from .job import Job
+from .patterns import FORMATS
 
 SHAPE = "lanes=4&block_bytes=512&memory_bytes=1MiB"
 DEVICES = {
@@ -49,79 +43,6 @@ IN_DEPTH = [name for name in URLS if name.startswith("sim") and "shipped" not in
 COUNTS = (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 33, 127, 128, 129, 257, 1001, 4099)
 SCALES = (1.0, 2.0**-7, -0.3, 0.0)
 SEED = 70
-
-
-class Step:
-    """Arrays of a rule on a device, and what they hold."""
-
-    def __init__(self, device: KernelDevice, form: Form, count: int, gradient: str, seed: int):
-        rng = np.random.default_rng(seed)
-        self.device, self.form, self.gradient = device, form, gradient
-        self.formats = dict.fromkeys(form.rule.arrays_in, "fp32") | dict(form.rule.formats)
-        self.formats["g"] = gradient
-        self.before: dict[str, NDArray] = {"g": gradients(rng, count, gradient)}
-        for name in form.rule.states:
-            values = (rng.standard_normal(count) * 2.0 ** rng.integers(-20, 3, count)).astype("f4")
-            self.before[name] = self.stored(name, values if name in "pm" else np.abs(values))
-        self.buffers = {n: device.alloc(count, a.dtype) for n, a in self.before.items()}
-        for name, values in self.before.items():
-            self.buffers[name].write(values)
-
-    def stored(self, name: str, values: NDArray[np.float32]) -> NDArray:
-        """How numbers lie in memory."""
-        form = self.formats[name]
-        if form == "fp32":
-            return values
-        words = fp.narrow32(values, {"bf16": BF16, "fp16": FP16}[form])
-        return words if form == "bf16" else words.view(np.float16)
-
-    def run(self, optimizer: Optimizer, copy: str | None, scale: float, **hyper: object) -> int:
-        """Make a step, with a copy in a format if there is one; the number of results compared."""
-        count = self.before["p"].size
-        out = None if copy is None else self.device.alloc(count, FORMATS[copy][1])
-        with accelerated(self.device):
-            run = self.device.update(
-                optimizer,
-                self.buffers,
-                gradient_format=self.gradient,
-                gradient_scale=scale,
-                copy_out=out,
-                copy_out_format=copy,
-                **hyper,
-            ).wait()
-        step, first = hyper.pop("step"), hyper.pop("first")
-        registers = self.form.registers(optimizer.defaults | hyper, step, first)
-        given = {name: widened(array, self.formats[name]) for name, array in self.before.items()}
-        given["g"] = fp.mul32(given["g"], np.full(count, scale, np.float32))
-        made = evaluate(self.form.rule, given, registers)
-        expected = self.before | {name: self.stored(name, each) for name, each in made.items()}
-        compared = 0
-        for name, buffer in self.buffers.items():
-            what = f"{self.form.rule.name} {name} of {count}, {self.gradient}, {scale}, {hyper}"
-            assert buffer.read().tobytes() == expected[name].tobytes(), what
-            compared += count
-        if out is not None:
-            assert out.read().tobytes() == rounded(made["p"], copy)
-            compared += count
-            out.free()
-        self.check_counters(run, copy)
-        for buffer in self.buffers.values():
-            buffer.free()
-        return compared
-
-    def check_counters(self, run: UpdateRun, copy: str | None) -> None:
-        """The kernel read and wrote each array of the rule once, and no more."""
-        config, count = self.device.config, self.before["p"].size
-        names = self.form.rule.arrays_in
-
-        def beats(form: str) -> int:
-            return -(-count * element_bytes(form) // (config.lanes * element_bytes("fp32")))
-
-        read = sum(beats(self.formats[name]) for name in names)
-        written = sum(beats(self.formats[name]) for name in self.form.rule.states)
-        written += beats(copy) if copy is not None else 0
-        assert run.committed == count
-        assert (run.counters["read_beats"], run.counters["write_beats"]) == (read, written)
 
 
 @pytest.fixture(params=chosen(URLS, IN_DEPTH))
@@ -158,23 +79,44 @@ def test_a_step_is_that_of_the_rule(opened: tuple[KernelDevice, list[str]]) -> N
                     "first": bool(rng.integers(2)),
                     **hyper,
                 }
-                step = Step(device, form, count, gradient, SEED + count)
-                compared += step.run(optimizer, copy, scale, **given)
-                expected += count * (len(form.rule.arrays_in) + (copy is not None))
+                arrays = form.rule.arrays_in
+                job = Job(device, count, SEED + count, gradient=gradient, arrays=arrays)
+                out = None if copy is None else job.copy(copy)
+                named = {"copy_out_format": copy, "gradient_format": gradient}
+                job.run(optimizer, copy_out=out, gradient_scale=scale, **named, **given)
+                compared += job.check()
+                expected += count * (len(form.rule.states) + (copy is not None))
+                job.free(*([] if out is None else [out]))
     print(f"{compared} elements of {len(tried)} rules compared: {', '.join(sorted(tried))}")
     assert tried == set(device.config.rule_set.names)
-    assert compared == expected >= len(tried) * 3 * sum(COUNTS)
+    assert compared == expected >= len(tried) * sum(COUNTS)
 
 
 @pytest.mark.parametrize("array", ["p", "m", "g"])
 def test_one_wrong_bit_is_seen(array: str) -> None:
     with nearstep.open(f"{DEVICES['golden-numpy']}&{EVERY_FORMAT}") as device:
-        optimizer = optimizer_named("adam")
-        step = Step(device, optimizer.by_rule["adam"], 129, "bf16", SEED)
-        before = step.before[array].copy()
-        step.before[array].view(np.uint8)[-1] ^= 0x40
+        job = Job(device, 129, SEED, gradient="bf16")
+        before = job.before[array].copy()
+        job.before[array].view(np.uint8)[-1] ^= 0x40
+        job.run("adam", step=1)
         with pytest.raises(AssertionError, match=f"adam {array if array == 'g' else '.'} of 129"):
-            step.run(optimizer, None, 1.0, step=1, first=False)
-        step = Step(device, optimizer.by_rule["adam"], 129, "bf16", SEED)
-        assert step.before[array].tobytes() == before.tobytes()
-        assert step.run(optimizer, None, 1.0, step=1, first=False) == 4 * 129
+            job.check()
+        job = Job(device, 129, SEED, gradient="bf16")
+        assert job.before[array].tobytes() == before.tobytes()
+        job.run("adam", step=1)
+        assert job.check() == 3 * 129
+
+
+def test_a_wrong_copy_or_counter_is_seen() -> None:
+    with nearstep.open(f"{DEVICES['golden-numpy']}&{EVERY_FORMAT}") as device:
+        job = Job(device, 129, SEED)
+        copy = job.copy("fp16")
+        job.run(copy_out=copy)
+        copy[128:].fill(7)
+        with pytest.raises(AssertionError, match=r"adam copy of 129 is wrong at \[128\]"):
+            job.check()
+        job.upload()
+        run = job.run()
+        run.counters["read_beats"] += 1
+        with pytest.raises(AssertionError):
+            job.check()

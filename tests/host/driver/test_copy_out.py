@@ -18,38 +18,28 @@ from nearstep.errors import (
     OverlapError,
     ShapeError,
 )
-from nearstep_spec.rule.adagrad import ADAGRAD, adagrad_scalars
-from nearstep_spec.rule.adam import ADAM, adam_scalars
-from nearstep_spec.rule.sgd import SGD, SGD_MOMENTUM, sgd_momentum_scalars, sgd_scalars
 from nearstep_spec.updater.registers import CopyOutFormat
 
-from .updates import FORMATS, NARROW, Update, accelerated, gradients, rounded
+from .job import Job, accelerated
+from .patterns import FORMATS, NARROW
 
 COUNTS = (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 127, 128, 129, 1001, 4099)
 KIND = {"fp16": torch.float16, "bf16": torch.bfloat16}
-SCALARS = adam_scalars(1e-3, (0.9, 0.999), 1e-8, 0.0, 1, False)
-
-
-def named(form):
-    return {"copy_out_format": form} if form == "bf16" else {}
 
 
 @pytest.mark.parametrize("form", NARROW)
 def test_a_copy_of_any_length_is_the_rounded_parameters(full, form):
     lanes, compared = full.config.lanes, 0
     for count in COUNTS:
-        work = Update(full, count, 200 + count)
-        g = work.upload(gradients(work.rng, count, "fp32"))
-        copy = work.copy_buffer(form)
-        run = work.run("adam", g, step=1, copy_out=copy, **named(form))
-        assert work.check(ADAM, SCALARS, g.read()) == 3 * count
-        assert copy.read().tobytes() == rounded(work.before["p"], form)
+        work = Job(full, count, 200 + count, gradient="fp32")
+        copy = work.copy(form)
+        run = work.run("adam", step=1, copy_out=copy)
+        compared += work.check()
         beats = 3 * -(-count // lanes) + -(-count // (2 * lanes))
         assert (run.committed, run.counters["write_beats"]) == (count, beats)
         assert run.counters["read_beats"] == 4 * -(-count // lanes)
-        compared += copy.size
-        work.free(g, copy)
-    assert compared == sum(COUNTS)
+        work.free(copy)
+    assert compared == 4 * sum(COUNTS)
 
 
 @pytest.mark.parametrize("form", NARROW)
@@ -61,14 +51,14 @@ def test_every_rounding_is_that_of_torch(full, form):
     tops = np.arange(0, 1 << 32, 1 << 17, dtype=np.uint64).astype(np.uint32)
     p = np.concatenate([tops + offset for offset in (0, half - 1, half, half + 1, 3 * half)])
     p = p.astype(np.uint32).view(np.float32)
-    work = Update(full, 40_000, 3)
-    copy = work.copy_buffer(form)
-    g = work.upload(np.zeros(40_000, np.float32))
+    work = Job(full, 40_000, 3)
+    copy = work.copy(form)
+    work.buffers["g"].fill(0.0)
     compared = nans = 0
     for first in range(0, p.size, 40_000):
         part = np.resize(p[first : first + 40_000], 40_000)
         work.buffers["p"].write(part)
-        work.run("sgd", g, lr=0.0, copy_out=copy, **named(form))
+        work.run("sgd", lr=0.0, copy_out=copy)
         theirs = torch.from_numpy(part).to(KIND[form])
         number = ~np.isnan(part)
         got = copy.read().view(np.uint16)
@@ -83,58 +73,51 @@ def test_every_rounding_is_that_of_torch(full, form):
 
 @pytest.mark.parametrize("form", NARROW)
 def test_every_rule_writes_a_copy(full, form):
-    work = Update(full, 777, 4)
-    g = work.upload(gradients(work.rng, 777, "fp32"))
-    copy = work.copy_buffer(form)
-    momentum = sgd_momentum_scalars(0.1, 0.9, 0.0, 0.0, False, True)
-    for name, hyper, rule, scalars in (
-        ("sgd", {"lr": 0.3}, SGD, sgd_scalars(0.3, 0.0)),
-        ("sgd_momentum", {"lr": 0.1, "momentum": 0.9, "first": True}, SGD_MOMENTUM, momentum),
-        ("adagrad", {"step": 2}, ADAGRAD, adagrad_scalars(1e-2, 0.0, 0.0, 1e-10, 2)),
+    work = Job(full, 777, 4, gradient="fp32")
+    copy = work.copy(form)
+    for name, hyper in (
+        ("sgd", {"lr": 0.3}),
+        ("sgd", {"lr": 0.1, "momentum": 0.9, "first": True}),
+        ("adagrad", {"step": 2}),
     ):
-        work.run(name, g, copy_out=copy, **named(form), **hyper)
-        assert work.check(rule, scalars, g.read()) == 3 * 777
-        assert copy.read().tobytes() == rounded(work.before["p"], form)
+        work.run(name, copy_out=copy, **hyper)
+        assert work.check() == 4 * 777
 
 
 @pytest.mark.parametrize("form", NARROW)
 @pytest.mark.parametrize("count", [1, 7, 130, 301])
 def test_bytes_behind_the_last_element_are_not_written(full, form, count):
-    work = Update(full, count, 5)
-    g = work.upload(np.ones(count, np.float32))
+    work = Job(full, count, 5)
     whole = full.alloc(2 * count + 64, FORMATS[form][1])
     pattern = np.arange(whole.size, dtype=np.uint16).view(whole.dtype)
     whole.write(pattern)
     first = 32  # whole beats
-    work.run("adam", g, step=1, copy_out=whole[first : first + count], **named(form))
-    assert work.check(ADAM, SCALARS, g.read()) == 3 * count
+    work.run("adam", step=1, copy_out=whole[first : first + count])
+    assert work.check() == 4 * count
     after = whole.read()
     assert after[:first].tobytes() == pattern[:first].tobytes()
-    assert after[first : first + count].tobytes() == rounded(work.before["p"], form)
     assert after[first + count :].tobytes() == pattern[first + count :].tobytes()
 
 
 def test_a_run_without_a_copy_writes_none(full):
-    work = Update(full, 300, 6)
-    g = work.upload(np.ones(300, np.float32))
-    copy = work.upload(np.full(300, 7, np.float16))
-    work.run("adam", g, step=1, copy_out=copy)
-    assert work.check(ADAM, SCALARS, g.read()) == 900
+    work = Job(full, 300, 6)
+    copy = work.put(np.full(300, 7, np.float16))
+    work.run("adam", step=1, copy_out=copy)
+    assert work.check() == 1200
     copy.fill(7)
-    run = work.run("adam", g, step=1)
-    assert work.check(ADAM, SCALARS, g.read()) == 900
+    run = work.run("adam", step=1)
+    assert work.check() == 900
     assert np.all(copy.read() == 7)
     assert run.counters["write_beats"] == 3 * -(-300 // full.config.lanes)
     assert full.channels[0].kernel.formats.copy_out == CopyOutFormat.NONE
 
 
 def test_the_window_of_a_copy_grants_writing_alone_and_is_closed(full):
-    work = Update(full, 300, 6)
-    g = work.upload(np.ones(300, np.float32))
-    copy = work.copy_buffer("fp16")
+    work = Job(full, 300, 6)
+    copy = work.copy("fp16")
     kernel = full.channels[0].kernel
     with accelerated(full):
-        run = full.update("adam", {"g": g, **work.buffers}, step=1, copy_out=copy)
+        run = work.start("adam", step=1, copy_out=copy)
         granted = {
             kernel[f"window{i}_base"].value: kernel[f"window{i}_permissions"].bits
             for i in range(full.config.windows)
@@ -146,48 +129,42 @@ def test_the_window_of_a_copy_grants_writing_alone_and_is_closed(full):
 
 
 def test_a_copy_in_the_making_cannot_be_used(full):
-    work = Update(full, 4000, 7)
-    g = work.upload(np.ones(4000, np.float32))
-    copy = work.copy_buffer("fp16")
+    work = Job(full, 4000, 7)
+    copy = work.copy("fp16")
     with accelerated(full):
-        run = full.update("adam", {"g": g, **work.buffers}, step=1, copy_out=copy)
+        run = work.start("adam", step=1, copy_out=copy)
         with pytest.raises(BusyError, match="uses it as copy_out, has not ended"):
             copy.free()
         assert run.sharing(copy[10:20]) == ["copy_out"]
         run.wait()
-    assert work.check(ADAM, SCALARS, g.read()) == 12_000
+    assert work.check() == 4 * 4000
     copy.free()
 
 
 def test_an_error_response_to_the_copy_is_not_done(full):
     count = 40 * full.config.block_elements + 3
-    work = Update(full, count, 8)
-    g = work.upload(np.ones(count, np.float32))
-    copy = work.copy_buffer("fp16")
+    work = Job(full, count, 8)
+    copy = work.copy("fp16")
     copy.fill(0)
     last = copy.address + 2 * (count - 1)
     full.backend.inject(Injection(kind="slverr", write=True, base=last, limit=last + 2))
     with pytest.raises(BusResponseError) as caught:
-        work.run("adam", g, step=1, copy_out=copy)
+        work.run("adam", step=1, copy_out=copy)
     full.backend.heal()
     error = caught.value
     assert (error.cause, error.stream) == ("WRITE_RESPONSE", "COPY_OUT")
     assert last - full.config.burst_bytes < error.address <= last
     assert error.committed == count - 3
-    for name in "pmv":
-        work.buffers[name].write(work.before[name])
-    work.run("adam", g, step=1, copy_out=copy)
-    assert work.check(ADAM, SCALARS, g.read()) == 3 * count
-    assert copy.read().tobytes() == rounded(work.before["p"], "fp16")
+    work.upload()
+    work.run("adam", step=1, copy_out=copy)
+    assert work.check() == 4 * count
 
 
 def test_a_run_of_no_elements_writes_no_copy(full):
-    work = Update(full, 300, 9)
-    g = work.upload(np.ones(300, np.float32))
-    copy = work.upload(np.full(300, 7, np.float16))
-    for name in "pmv":
-        work.buffers[name] = work.buffers[name][0:0]
-    run = work.run("adam", g[0:0], step=1, copy_out=copy[0:0])
+    work = Job(full, 300, 9)
+    copy = work.put(np.full(300, 7, np.float16))
+    work.buffers = {name: buffer[0:0] for name, buffer in work.buffers.items()}
+    run = work.run("adam", step=1, copy_out=copy[0:0])
     assert (run.done, run.counters["write_beats"]) == (True, 0)
     assert np.all(copy.read() == 7)
 
@@ -200,12 +177,12 @@ WRONG = {
     "float32": (
         lambda work: work.device.alloc(work.count), {}, DtypeError, "float16 or uint16 with copy_o"
     ),
-    "bf16 unnamed": (lambda work: work.copy_buffer("bf16"), {}, DtypeError, "copy_out_format='bf"),
+    "bf16 unnamed": (lambda work: work.copy("bf16"), {}, DtypeError, "copy_out_format='bf"),
     "bf16 in float16": (
-        lambda work: work.copy_buffer("fp16"), {"copy_out_format": "bf16"}, DtypeError, "uint16"
+        lambda work: work.copy("fp16"), {"copy_out_format": "bf16"}, DtypeError, "uint16"
     ),
     "no such format": (
-        lambda work: work.copy_buffer("fp16"), {"copy_out_format": "fp32"}, ArgumentError, "one th"
+        lambda work: work.copy("fp16"), {"copy_out_format": "fp32"}, ArgumentError, "one th"
     ),
     "another size": (
         lambda work: work.device.alloc(work.count + 1, np.float16), {}, ShapeError, "like p"
@@ -219,33 +196,28 @@ WRONG = {
 @pytest.mark.parametrize("case", WRONG)
 def test_wrong_arguments_fail_before_the_device_is_touched(full, case, monkeypatch):
     make, others, error, text = WRONG[case]
-    work = Update(full, 100, 1)
-    g = work.upload(np.ones(100, np.float32))
+    work = Job(full, 100, 1)
     copy = None if make is None else make(work)
     touched = []
     monkeypatch.setattr(full.backend, "write_register", lambda *args: touched.append(args))
     with pytest.raises(error, match=text) as caught:
-        full.update("adam", {"g": g, **work.buffers}, step=1, copy_out=copy, **others)
+        full.update("adam", work.buffers, step=1, copy_out=copy, **others)
     print(caught.value)
     assert touched == []
 
 
 def test_a_copy_over_gradients_is_refused(full):
-    work = Update(full, 100, 1)
-    g = work.upload(np.ones(100, np.float16))
+    work = Job(full, 100, gradient="fp16")
     with pytest.raises(OverlapError):
-        full.update("adam", {"g": g, **work.buffers}, step=1, copy_out=g)
+        full.update("adam", work.buffers, step=1, copy_out=work.buffers["g"])
 
 
 def test_what_the_kernel_does_not_have_is_refused_at_once():
     for options, text in (("", "copy_out must be None"), ("&copy_out_formats=bf16", "uint16 with")):
         with nearstep.open(f"golden:axdimm?engine=numpy&memory_bytes=1MiB{options}") as device:
-            work = Update(device, 100, 1)
-            g = work.upload(np.ones(100, np.float32))
+            work = Job(device, 100)
             with pytest.raises(ArgumentError, match=text):
-                device.update(
-                    "adam", {"g": g, **work.buffers}, step=1, copy_out=work.copy_buffer("fp16")
-                )
+                device.update("adam", work.buffers, step=1, copy_out=work.copy("fp16"))
 
 
 @pytest.mark.parametrize("formats", ["fp32", "fp16,fp16", "fp16,"])

@@ -25,7 +25,8 @@ from nearstep.errors import (
 from nearstep.threads import VARIABLE
 from nearstep_spec.updater.registers import ARRAYS
 
-from .conftest import BLOCK, DIMMS, Job
+from .conftest import BLOCK, DIMMS
+from .job import Job
 
 MANY = 40 * BLOCK + 5
 SIMULATED = ("sim-dimm", "sim-dimm-stalled")
@@ -35,7 +36,7 @@ Log = list[object]
 
 
 def jobs(dimm: AxdimmDevice, count: int = MANY) -> list[Job]:
-    return [Job(dimm, count, 20 + channel, channel) for channel in range(2)]
+    return [Job(dimm, count, 20 + channel, channel=channel) for channel in range(2)]
 
 
 def digest(data: Any) -> str:
@@ -47,15 +48,8 @@ def contents(work: Job) -> list[str]:
     return [digest(work.buffers[name].read()) for name in ARRAYS]
 
 
-def start(dimm: AxdimmDevice, works: list[Job]) -> list[Any]:
-    return [
-        dimm.update("adam", w.buffers, step=w.step, decoupled_weight_decay=True, **w.hyper)
-        for w in works
-    ]
-
-
-def run_all(dimm: AxdimmDevice, works: list[Job]) -> None:
-    for run in start(dimm, works):
+def run_all(works: list[Job]) -> None:
+    for run in [work.start() for work in works]:
         run.wait()
 
 
@@ -63,9 +57,9 @@ def steps(dimm: AxdimmDevice) -> Log:
     """Both kernels at once, of different lengths, several times."""
     log: Log = []
     for count in (1001, MANY, 517):
-        works = [Job(dimm, count, 3, 0), Job(dimm, MANY - 700, 4, 1)]
+        works = [Job(dimm, count, 3), Job(dimm, MANY - 700, 4, channel=1)]
         with dimm.acceleration():
-            for run in reversed(start(dimm, works)):
+            for run in reversed([work.start() for work in works]):
                 run.wait()
                 log.append(dimm.cycles)
         assert [w.check() for w in works] == [3 * count, 3 * (MANY - 700)]
@@ -77,7 +71,7 @@ def transfers(dimm: AxdimmDevice) -> Log:
     rng = np.random.default_rng(5)
     log: Log = []
     for computing in (0, 1):
-        work = Job(dimm, MANY, 6, computing)
+        work = Job(dimm, MANY, 6, channel=computing)
         buffers = [dimm.alloc(3000, channel=1 - computing) for _ in range(3)]
         data = [rng.standard_normal(3000).astype(np.float32) for _ in buffers]
         run = work.start()
@@ -101,7 +95,7 @@ def waits(dimm: AxdimmDevice) -> Log:
     log: Log = []
     works = jobs(dimm)
     with dimm.acceleration():
-        runs = start(dimm, works)
+        runs = [work.start() for work in works]
         for bound in (0, 1, 7, 63, 64, 65, 100, 1000, 4096):
             with pytest.raises(WaitTimeoutError):
                 dimm.backend.wait([NEVER], bound)
@@ -122,7 +116,7 @@ def fault(dimm: AxdimmDevice, *channels: int) -> Log:
         holey[: (36 + channel) * BLOCK].fill(1.0)
         works[channel].buffers["g"] = holey
     with pytest.raises(UninitialisedError) as caught, dimm.acceleration():
-        run_all(dimm, works)
+        run_all(works)
     log += [caught.value.address, str(caught.value), tuple(caught.value.transactions)]
     log.append(int(dimm.backend._lib.dimm_cycle(dimm.backend._dimm)))
     with pytest.raises(UninitialisedError):  # until a reset, and a cycle each
@@ -142,7 +136,7 @@ def hang(dimm: AxdimmDevice) -> Log:
     dimm.backend.inject(Injection(kind="never", write=False, base=lost, limit=lost + 64))
     log: Log = []
     with dimm.acceleration():
-        runs = start(dimm, works)
+        runs = [work.start() for work in works]
         with pytest.raises(WaitTimeoutError):
             runs[0].wait(max_cycles=9_999)
         log.append(dimm.cycles)
@@ -242,7 +236,7 @@ def test_ctrl_c_while_both_channels_run_leaves_them_usable(monkeypatch):
                 dimm.backend.wait([NEVER], 10**12)
             assert dimm.cycles > begun
             with dimm.acceleration():
-                run_all(dimm, works)
+                run_all(works)
             assert [w.check() for w in works] == [3 * MANY] * 2
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)

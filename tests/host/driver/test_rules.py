@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 
 import numpy as np
 import pytest
+import torch
 
 import nearstep
 from nearstep.axdimm.device import AxdimmDevice
 from nearstep.backends.emulated import Injection
 from nearstep.errors import ArgumentError, BusResponseError, DtypeError, OptionError, UrlError
-from nearstep_spec.rule.adagrad import ADAGRAD, adagrad_scalars
-from nearstep_spec.rule.adam import ADAM, ADAM_AMSGRAD, adam_scalars
-from nearstep_spec.rule.sgd import SGD, SGD_MOMENTUM, sgd_momentum_scalars, sgd_scalars
+from nearstep_spec.rule.rules import OPTIMIZERS
 from nearstep_spec.updater.registers import ErrorCause, Stream
 
 from .conftest import SIM_CARD_SHAPE, chosen
-from .updates import Arrays, accelerated
+from .job import Job, accelerated
 
 FOUR = "rules=adam,sgd,sgd_momentum,adagrad"
 ALL = "rules=adam,adam_amsgrad,sgd,sgd_momentum,adagrad"
@@ -48,34 +48,27 @@ def test_rules_in_turn_on_the_same_arrays(device):
     compared = 0
     amsgrad = "adam_amsgrad" in device.config.rules
     for count in COUNTS:
-        work = Arrays(device, count, 40 + count)
-        run = work.run(
-            "adam", "pgmv", step=2, lr=1e-2, weight_decay=0.1, decoupled_weight_decay=True
-        )
-        assert run.what == f"adam of {count} elements"
-        compared += work.check(ADAM, adam_scalars(1e-2, (0.9, 0.999), 1e-8, 0.1, 2, True))
-        run = work.run("sgd", "pg", lr=0.3, weight_decay=0.01)
-        assert (run.rule, run.committed) == ("sgd", count)
-        compared += work.check(SGD, sgd_scalars(0.3, 0.01))
-        for first, nesterov, dampening in ((True, False, 0.5), (False, True, 0.0)):
-            hyper = {"momentum": 0.9, "dampening": dampening, "nesterov": nesterov}
-            work.run("sgd", "pgm", lr=0.1, first=first, **hyper)
-            scalars = sgd_momentum_scalars(0.1, 0.9, dampening, 0.0, nesterov, first)
-            compared += work.check(SGD_MOMENTUM, scalars)
-        work.run("adagrad", "pgv", step=3, lr=0.1, lr_decay=0.5, weight_decay=0.2)
-        compared += work.check(ADAGRAD, adagrad_scalars(0.1, 0.5, 0.2, 1e-10, 3))
-        if amsgrad:
-            run = work.run("adam", FIVE_ARRAYS, amsgrad=True, step=4, lr=1e-2, weight_decay=0.1)
-            assert (run.rule, run.committed) == ("adam_amsgrad", count)
-            scalars = adam_scalars(1e-2, (0.9, 0.999), 1e-8, 0.1, 4, False)
-            compared += work.check(ADAM_AMSGRAD, scalars)
-        for buffer in work.buffers.values():
-            buffer.free()
-    assert compared == (5 + amsgrad) * len(device.config.arrays) * sum(COUNTS)
+        work = Job(device, count, 40 + count, arrays=device.config.arrays)
+        steps = [
+            ("adam", {"step": 2, "lr": 1e-2, "weight_decay": 0.1, "decoupled_weight_decay": True}),
+            ("sgd", {"lr": 0.3, "weight_decay": 0.01}),
+            ("sgd_momentum", {"lr": 0.1, "momentum": 0.9, "dampening": 0.5, "first": True}),
+            ("sgd_momentum", {"lr": 0.1, "momentum": 0.9, "nesterov": True}),
+            ("adagrad", {"step": 3, "lr": 0.1, "lr_decay": 0.5, "weight_decay": 0.2}),
+            ("adam_amsgrad", {"step": 4, "lr": 1e-2, "weight_decay": 0.1, "amsgrad": True}),
+        ]
+        for rule, hyper in steps[: None if amsgrad else -1]:
+            name = rule.partition("_")[0]
+            run = work.run(name, **hyper)
+            assert (run.rule, run.committed) == (rule, count)
+            assert run.what == f"{rule} of {count} elements"
+            compared += work.check()
+        work.free()
+    assert compared == (5 + amsgrad) * (len(device.config.arrays) - 1) * sum(COUNTS)
 
 
 def test_only_arrays_of_the_rule_are_moved(device):
-    work = Arrays(device, 4096, 5)
+    work = Job(device, 4096, 5, arrays=device.config.arrays)
     beats = 4096 // device.config.lanes
     amsgrad = "adam_amsgrad" in device.config.rules
     for name, arrays, hyper in (
@@ -85,14 +78,14 @@ def test_only_arrays_of_the_rule_are_moved(device):
         ("adagrad", "pgv", {"step": 1}),
         ("adam", "pgmv", {"step": 1}),
     ):
-        run = work.run(name, arrays, **hyper)
+        run = work.run(name, arrays=arrays, **hyper)
         assert run.counters["read_beats"] == len(arrays) * beats
         assert run.counters["write_beats"] == (len(arrays) - 1) * beats
 
 
 def test_a_rule_that_the_kernel_does_not_have_is_refused_at_once():
     with nearstep.open("golden:axdimm?rules=sgd,adagrad&memory_bytes=1MiB&engine=numpy") as device:
-        work = Arrays(device, 100, 1)
+        work = Job(device, 100, 1, arrays=device.config.arrays)
         work.buffers |= {name: device.alloc(100) for name in ("m", "v_max")}
         for name, arrays, hyper in (
             ("adam", "pgmv", {"step": 1}),
@@ -100,12 +93,12 @@ def test_a_rule_that_the_kernel_does_not_have_is_refused_at_once():
             ("sgd", "pgm", {"momentum": 0.9}),
         ):
             with pytest.raises(ArgumentError, match=r"has \(sgd, adagrad\).*rules=sgd,adagrad,"):
-                work.run(name, arrays, **hyper)
-        work.run("adagrad", "pgv", step=1)
+                work.run(name, arrays=arrays, **hyper)
+        work.run("adagrad", step=1)
 
 
 def test_a_register_that_names_no_rule_is_refused_by_the_kernel(device):
-    work = Arrays(device, 300, 2)
+    work = Job(device, 300, 2, arrays=device.config.arrays)
     kernel = device.channels[0].kernel
     kernel.count.value = 300
     kernel.rule.value = len(device.config.rules)
@@ -114,17 +107,31 @@ def test_a_register_that_names_no_rule_is_refused_by_the_kernel(device):
         device.backend.wait([kernel.status.poll(busy=0)], 20_000)
         assert (kernel.status.done, kernel.status.error) == (0, 1)
         assert kernel.error.cause == ErrorCause.UNSUPPORTED
-    work.run("sgd", "pg", lr=0.5)
-    assert work.check(SGD, sgd_scalars(0.5, 0.0)) == 300 * len(work.buffers)
+    work.run("sgd", lr=0.5)
+    assert work.check() == 300 * (len(work.buffers) - 1)
 
 
 def test_addresses_of_arrays_that_the_rule_does_not_have_do_not_matter(device):
-    work = Arrays(device, 300, 2)
-    work.run("adam", "pgmv", step=1)
-    work.before = {name: buffer.read() for name, buffer in work.buffers.items()}
+    work = Job(device, 300, 2, arrays=device.config.arrays)
+    work.run("adam", step=1)
+    work.check()
     device.channels[0].kernel.m_address.value = 4  # neither aligned nor granted
-    work.run("sgd", "pg", lr=0.5)
-    assert work.check(SGD, sgd_scalars(0.5, 0.0)) == 300 * len(work.buffers)
+    work.run("sgd", lr=0.5)
+    assert work.check() == 300 * (len(work.buffers) - 1)
+
+
+TORCH = {"adam": "Adam", "adamw": "AdamW", "sgd": "SGD", "adagrad": "Adagrad"}
+
+
+@pytest.mark.parametrize("name", TORCH)
+def test_hyper_parameters_that_are_not_given_are_those_of_torch(name):
+    """Jobs take them from the optimizer, as the driver does: they are compared here."""
+    theirs = inspect.signature(getattr(torch.optim, TORCH[name])).parameters
+    ours = OPTIMIZERS[name].defaults
+    shared = {key for key in ours if key in theirs}
+    assert {key: ours[key] for key in shared} == {key: theirs[key].default for key in shared}
+    assert set(ours) - shared <= {"decoupled_weight_decay"}
+    assert ours.get("decoupled_weight_decay", False) == (name == "adamw")
 
 
 WRONG = {
@@ -156,11 +163,11 @@ WRONG = {
 def test_wrong_arguments_fail_before_the_device_is_touched(case, monkeypatch):
     name, arrays, hyper, error = WRONG[case]
     with nearstep.open(URLS["golden-numpy"]) as device:
-        work = Arrays(device, 16, 3)
+        work = Job(device, 16, 3, arrays=device.config.arrays)
         touched = []
         monkeypatch.setattr(device.backend, "write_register", lambda *args: touched.append(args))
         with pytest.raises(error) as caught:
-            work.run(name, arrays, **hyper)
+            work.run(name, arrays=arrays, **hyper)
         print(caught.value)
         assert touched == []
 
@@ -184,7 +191,7 @@ def test_a_step_must_be_given_where_the_rule_depends_on_it():
 
 def test_an_array_that_is_no_buffer_is_named():
     with nearstep.open(URLS["golden-numpy"]) as device:
-        work = Arrays(device, 16, 3)
+        work = Job(device, 16, 3, arrays=device.config.arrays)
         with pytest.raises(DtypeError, match="p: dtype must be Buffer"):
             device.update("sgd", {"p": work.before["p"], "g": work.buffers["g"]})
 
@@ -194,11 +201,11 @@ def test_an_array_that_is_no_buffer_is_named():
     "device", chosen(["golden-cpp", "sim-ideal"], {"sim-ideal"}), indirect=True
 )
 def test_a_failure_of_the_fifth_array_is_named(device, write):
-    work = Arrays(device, 1000, 6)
+    work = Job(device, 1000, 6, arrays=device.config.arrays)
     hit = work.buffers["v_max"].address + 4 * 999
     device.backend.inject(Injection(kind="slverr", write=write, base=hit, limit=hit + 4))
     with pytest.raises(BusResponseError) as caught:
-        work.run("adam", FIVE_ARRAYS, amsgrad=True, step=1)
+        work.run("adam", amsgrad=True, step=1)
     assert caught.value.stream == (Stream.V_MAX_WRITE if write else Stream.V_MAX_READ).name
     assert caught.value.committed < 1000
 

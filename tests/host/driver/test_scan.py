@@ -21,10 +21,10 @@ from nearstep.errors import (
     UninitialisedError,
 )
 from nearstep_sim.golden.scan import scan
-from nearstep_spec.rule.sgd import SGD, sgd_scalars
 
 from .conftest import FULL
-from .updates import FORMATS, Update, accelerated, gradients, host_reaches, widened
+from .job import Job, accelerated, host_reaches
+from .patterns import FORMATS, gradients, widened
 
 COUNTS = (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 127, 128, 129, 1001, 4099)
 NAN = 0x7FF8_0000_0000_0000
@@ -132,13 +132,13 @@ def test_what_lies_behind_the_last_element_does_not_count(full):
 
 
 def test_updates_and_scans_in_turn_do_not_see_each_other(full):
-    work = Update(full, 777, 5)
-    g = work.upload(np.linspace(-1, 1, 777, dtype=np.float32))
+    work = Job(full, 777, 5)
+    g = work.buffers["g"]
     kernel = full.channels[0].kernel
     for _ in range(2):
-        work.run("sgd", g, lr=0.3, gradient_scale=0.5)
+        work.run("sgd", lr=0.3, gradient_scale=0.5)
         assert (kernel.scan.found_inf, kernel.sum_of_squares.value) == (0, 0)
-        assert work.check(SGD, sgd_scalars(0.3, 0.0), g.read(), 0.5) == 3 * 777
+        assert work.check() == 3 * 777
         assert outcome(scanned(full, g)) == expected(g.read(), "fp32", full.config.lanes)
         assert kernel.sum_of_squares.value != 0
 

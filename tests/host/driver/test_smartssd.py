@@ -16,15 +16,13 @@ from nearstep.errors import (
 )
 from nearstep.smartssd.device import SmartssdDevice
 from nearstep_sim.backends.golden import open_device
-from nearstep_spec.rule.adam import ADAM, adam_scalars
 from nearstep_spec.smartssd.config import UPDATER, SmartssdConfig
 from nearstep_spec.updater.registers import ErrorCause, Stream
 
 from .conftest import CARD_SHAPE
-from .updates import Update
+from .job import Job
 
 URLS = {"golden": f"golden:smartssd?{CARD_SHAPE}"}
-SCALARS = adam_scalars(1e-3, (0.9, 0.999), 1e-8, 0.0, 1, False)
 
 
 @pytest.fixture(params=URLS)
@@ -48,40 +46,38 @@ def test_a_card_is_what_its_name_says(card):
 
 
 def test_the_host_uses_the_memory_while_the_kernel_runs(card):
-    work, other = Update(card, 4000, 1), Update(card, 500, 2)
-    g = work.upload(np.ones(4000, np.float32))
-    run = card.update("adam", {"g": g, **work.buffers}, step=1)
+    work, other = Job(card, 4000, 1), Job(card, 500, 2)
+    g = work.buffers["g"]
+    run = work.start("adam", step=1)
     assert not run.done
     other.buffers["p"].fill(3.0)
     assert np.all(other.buffers["p"].read() == 3.0)
-    assert np.all(g.read() == 1.0)
+    np.testing.assert_array_equal(g.read(), work.before["g"])
     for use in (work.buffers["p"].read, work.buffers["m"].free, lambda: g.fill(0.0)):
         with pytest.raises(BusyError, match="adam of 4000 elements"):
             use()
     run.wait()
-    assert work.check(ADAM, SCALARS, g.read()) == 12_000
+    assert work.check() == 12_000
 
 
 def test_a_block_of_runs_waits_for_them_at_its_end(card):
-    work = Update(card, 4000, 3)
-    g = work.upload(np.ones(4000, np.float32))
+    work = Job(card, 4000, 3)
     with card.acceleration():
-        run = card.update("adam", {"g": g, **work.buffers}, step=1)
+        run = work.start("adam", step=1)
         card.alloc(4).fill(1.0)  # there are no modes
     assert run.done
-    assert work.check(ADAM, SCALARS, g.read()) == 12_000
+    assert work.check() == 12_000
     for wrong in ((1,), (0, 0)):
         with pytest.raises(ArgumentError), card.acceleration(*wrong):
             pass
 
 
 def test_a_block_of_runs_that_fails_aborts_them(card):
-    work = Update(card, 4000, 3)
-    g = work.upload(np.ones(4000, np.float32))
+    work = Job(card, 4000, 3)
 
     def interrupted():
         with card.acceleration():
-            runs.append(card.update("adam", {"g": g, **work.buffers}, step=1))
+            runs.append(work.start("adam", step=1))
             raise KeyboardInterrupt
 
     runs = []
@@ -92,16 +88,14 @@ def test_a_block_of_runs_that_fails_aborts_them(card):
 
 
 def test_a_reset_forgets_the_run(card):
-    work = Update(card, 4000, 4)
-    g = work.upload(np.ones(4000, np.float32))
-    run = card.update("adam", {"g": g, **work.buffers}, step=1)
+    work = Job(card, 4000, 4)
+    run = work.start("adam", step=1)
     card.reset()
     with pytest.raises(AbortedError, match="the device was reset"):
         run.wait()
-    for name in "pmv":
-        work.buffers[name].write(work.before[name])
-    card.update("adam", {"g": g, **work.buffers}, step=1).wait()
-    assert work.check(ADAM, SCALARS, g.read()) == 12_000
+    work.upload()
+    work.start("adam", step=1).wait()
+    assert work.check() == 12_000
 
 
 def test_arrays_must_end_with_the_memory(card):

@@ -12,11 +12,11 @@ import pytest
 import nearstep
 from nearstep.backends.emulated import Injection
 from nearstep.errors import BusyError, ModeError
-from nearstep.run import Run
 from nearstep.updater import turns
 from nearstep.updater.device import KernelDevice
 
-from .conftest import DIMMS, FULL, URLS, Job
+from .conftest import DIMMS, FULL, URLS
+from .job import Job
 
 WITHOUT_MODES = {name: URLS[name] for name in ("golden-cpp", "golden-card", "sim-card")}
 SHARED = WITHOUT_MODES | {name: DIMMS[name] for name in ("golden-dimm", "sim-dimm")}
@@ -59,18 +59,6 @@ def at_once(*actions: Callable[[], object]) -> None:
         raise errors[0]
 
 
-def start(job: Job) -> Run:
-    """Start a job, whoever has the channel."""
-    return job.device.update(
-        "adam", job.buffers, step=job.step, decoupled_weight_decay=job.decoupled, **job.hyper
-    )
-
-
-def free(job: Job) -> None:
-    for buffer in job.buffers.values():
-        buffer.free()
-
-
 def rounds(device: KernelDevice) -> int:
     """Fewer where every cycle is simulated."""
     return 25 if device.cycles is None else 5
@@ -84,10 +72,10 @@ def test_runs_that_threads_start_on_one_channel_are_all_right(shared, often) -> 
     def steps(thread: int) -> None:
         for number in range(rounds(shared)):
             job = Job(shared, 40 + 90 * thread, seed=100 * thread + number, step=1 + thread)
-            run = start(job).wait()
+            run = job.start().wait()
             assert (run.committed, run.done) == (job.count, True)
             compared[thread] += job.check()
-            free(job)
+            job.free()
 
     at_once(*(lambda thread=thread: steps(thread) for thread in range(3)))
     assert compared == {thread: rounds(shared) * 3 * (40 + 90 * thread) for thread in range(3)}
@@ -102,9 +90,9 @@ def test_threads_that_change_modes_and_copy_take_turns(shared, often) -> None:
             channel = number % shared.channel_count
             job = Job(shared, 40 + 90 * thread, seed=100 * thread + number, channel=channel)
             with shared.acceleration():
-                start(job).wait()
+                job.start().wait()
             compared[thread] += job.check()
-            free(job)
+            job.free()
 
     at_once(*(lambda thread=thread: steps(thread) for thread in range(3)))
     assert compared == {thread: rounds(shared) * 3 * (40 + 90 * thread) for thread in range(3)}
@@ -114,7 +102,7 @@ def test_threads_of_one_region_each_run_a_channel(often) -> None:
     with nearstep.open(DIMMS["golden-dimm"]) as dimm:
         jobs = [Job(dimm, 500, seed=channel, channel=channel % 2) for channel in range(4)]
         with dimm.acceleration():
-            at_once(*(lambda job=job: start(job).wait() for job in jobs))
+            at_once(*(lambda job=job: job.start().wait() for job in jobs))
         assert sum(job.check() for job in jobs) == 4 * 3 * 500
 
 
@@ -138,10 +126,10 @@ def test_scans_that_threads_start_have_their_own_results(often) -> None:
 @pytest.mark.parametrize("shared", WITHOUT_MODES, indirect=True)
 def test_a_start_waits_for_the_run_of_another_thread_but_not_for_its_own(shared) -> None:
     first, second = Job(shared, 3001, seed=1), Job(shared, 300, seed=2)
-    run = start(first)
+    run = first.start()
     with pytest.raises(BusyError, match="adam of 3001 elements has not ended"):
-        start(second)
-    at_once(lambda: start(second).wait())
+        second.start()
+    at_once(lambda: second.start().wait())
     assert run.done
     assert first.check() + second.check() == 3 * 3301
 
@@ -150,14 +138,14 @@ def test_a_start_says_that_the_run_of_another_thread_does_not_end() -> None:
     with nearstep.open(URLS["golden-cpp"]) as device:
         first, second = Job(device, 300, seed=1), Job(device, 300, seed=2)
         device.backend.inject(Injection(kind="never", write=False))
-        run = start(first)
+        run = first.start()
         with pytest.raises(BusyError, match="of another thread has not ended"):
-            at_once(lambda: start(second))
+            at_once(lambda: second.start())
         assert not run.done
         device.reset()
         device.backend.heal()
         first.upload()
-        assert start(first).wait().done
+        assert first.start().wait().done
 
 
 def test_threads_that_would_wait_for_each_other_are_told() -> None:

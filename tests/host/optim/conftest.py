@@ -12,6 +12,7 @@ from torch import Tensor
 import nearstep
 
 from ..driver.conftest import chosen
+from .scaling import URLS as SCALING_URLS
 
 SEED = 20231
 CAPABILITY = torch.backends.cpu.get_cpu_capability()
@@ -120,3 +121,32 @@ def assert_equal_bits() -> Callable[..., None]:
         print(f"{compared} values compared, bit for bit")
 
     return check
+
+
+@pytest.fixture
+def trained(
+    device: nearstep.Device,
+    make_parameters: Callable[..., list[Tensor]],
+    give_gradients: Callable[..., None],
+) -> tuple[list[Tensor], list[Tensor], torch.optim.Optimizer, torch.optim.Optimizer]:
+    """Parameters and an optimizer after three steps, and torch's after the same."""
+    ours, theirs = make_parameters(), make_parameters()
+    optimizer = nearstep.optim.AdamW(ours, lr=1e-2, device=device)
+    reference = torch.optim.AdamW(theirs, lr=1e-2, fused=True)
+    for _ in range(3):
+        give_gradients(ours, theirs)
+        optimizer.step()
+        reference.step()
+    return ours, theirs, optimizer, reference
+
+
+def clone(parameters: Sequence[Tensor]) -> list[Tensor]:
+    """Other parameters with the same contents."""
+    return [p.detach().clone().requires_grad_() for p in parameters]
+
+
+@pytest.fixture(params=chosen(SCALING_URLS, IN_DEPTH))
+def scaling_device(request: pytest.FixtureRequest) -> Iterator[nearstep.Device]:
+    """A kernel by itself, a DIMM with small stripes and a card, which scan and scale."""
+    with nearstep.open(SCALING_URLS[request.param]) as opened:
+        yield opened

@@ -22,13 +22,12 @@ from nearstep.errors import (
 )
 from nearstep.registers import FieldValueError
 from nearstep.smartssd.device import SmartssdDevice
-from nearstep_sim.golden.rule import evaluate
 from nearstep_sim.smartssd.bar import BarBackend, BarTraffic
 from nearstep_sim.smartssd.card import CardBackend
 from nearstep_sim.smartssd.options import VerilatedCardOptions
 from nearstep_spec.codec import from_text
-from nearstep_spec.rule.adam import ADAM, adam_scalars
-from nearstep_spec.updater.registers import ARRAYS
+
+from ...host.driver.job import Job
 
 OPTIONS = "lanes=4&chunk_bytes=512&memory_bytes=4MiB"
 """Those of `SIM_CARD_SHAPE` of `tests/host/driver`: they share one build."""
@@ -244,46 +243,16 @@ def test_a_posted_write_takes_its_time_and_nothing_passes_it(name):
         np.testing.assert_array_equal(found, data)
 
 
-class Work:
-    """A step of Adam on one set of buffers."""
-
-    def __init__(self, card: SmartssdDevice, count: int, seed: int) -> None:
-        print(f"seed {seed}")
-        self.card = card
-        self.rng = np.random.default_rng(seed)
-        self.count = count
-        self.buffers = {name: card.alloc(count) for name in ARRAYS}
-
-    def upload(self) -> None:
-        self.before = {
-            name: self.rng.standard_normal(self.count).astype(np.float32) for name in ARRAYS
-        }
-        self.before["v"] **= 2
-        for name, values in self.before.items():
-            self.buffers[name].write(values)
-
-    def start(self):
-        return self.card.update("adam", self.buffers, step=2, lr=0.01, weight_decay=0.1)
-
-    def check(self) -> int:
-        scalars = adam_scalars(0.01, (0.9, 0.999), 1e-8, 0.1, 2, False)
-        expected = evaluate(ADAM, self.before, scalars)
-        for name, values in expected.items():
-            found = self.buffers[name].read().view(np.uint32)
-            np.testing.assert_array_equal(found, values.view(np.uint32), err_msg=name)
-        return sum(values.size for values in expected.values())
-
-
 def test_one_subgroup_is_moved_while_the_other_is_updated(card):
     """What double buffering is for: both give the right bits, in every order of the beats."""
-    works = [Work(card, 2000, seed) for seed in (1, 2)]
-    works[0].upload()
+    works = [Job(card, 2000, seed) for seed in (1, 2)]
     checked = overlapped = 0
     for turn in range(6):
         current, other = works[turn % 2], works[1 - turn % 2]
         run = current.start()
         if turn:
             checked += other.check()  # reads, while the run goes on
+        other.before = other.numbers()
         other.upload()
         overlapped += not run.ended
         run.wait()
@@ -298,8 +267,7 @@ def test_one_subgroup_is_moved_while_the_other_is_updated(card):
 @pytest.mark.parametrize("name", ["sim", pytest.param("sim-stalled", marks=pytest.mark.deep)])
 def test_the_run_goes_on_while_the_host_moves_data(name):
     with nearstep.open(URLS[name]) as card:
-        work, other = Work(card, 8000, 1), card.alloc(1000)
-        work.upload()
+        work, other = Job(card, 8000, 1), card.alloc(1000)
         run = work.start()
         values = np.arange(1000, dtype=np.float32)
         other.write(values)
@@ -368,16 +336,14 @@ def test_memory_that_never_answers_ends_in_a_timeout_and_a_reset_helps(card, wri
     backend.heal()
     card.reset()
     assert mirror.check_all() == REGION + 2 * PAGE
-    work = Work(card, 300, 1)
-    work.upload()
+    work = Job(card, 300, 1)
     work.start().wait()
     assert work.check() == 900
 
 
 def test_faults_of_the_memory_hit_who_they_are_for(card):
     """Those for the host leave a run alone, and the other way round."""
-    work = Work(card, 1000, 3)
-    work.upload()
+    work = Job(card, 1000, 3)
     backend = card.backend
     backend.flush()
     backend.inject(Injection(kind="slverr", write=False, host=True, times=1000))
@@ -426,8 +392,7 @@ def test_native_units_give_the_bits_and_the_cycles_of_rtl(extra):
     found = []
     for fu in ("rtl", "native"):
         with nearstep.open(f"{URLS['sim']}{extra}&fu={fu}") as card:
-            work = Work(card, 5003, 4)
-            work.upload()
+            work = Job(card, 5003, 4)
             run = work.start().wait()
             assert work.check() == 3 * 5003
             found.append((run.cycles, card.cycles, card.backend.traffic))

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from nearstep.cli import doctor
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def _app():

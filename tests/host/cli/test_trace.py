@@ -8,7 +8,7 @@ from typer.testing import CliRunner, Result
 
 from nearstep.cli.trace import command, timeline_of
 
-from .driver.conftest import DIMMS
+from ..driver.conftest import DIMMS
 
 
 def run(*arguments: str) -> Result:

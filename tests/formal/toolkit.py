@@ -1,0 +1,70 @@
+"""What several proofs state: values of the cycle before, inputs and streams that hold, and proofs
+that must fail.
+
+Counters of what is under way stay with their properties: each has its own bounds and its own ends.
+"""
+
+from __future__ import annotations
+
+import pytest
+from amaranth.hdl import Assert, Assume, Module, Signal, Value
+from amaranth.lib.wiring import Component
+
+from nearstep_sim.bench.formal import Mode, ProofError, prove
+
+
+def past(m: Module, value: Value, name: str | None = None) -> Signal:
+    """The value of the cycle before; 0 in the first."""
+    value = Value.cast(value)
+    out = Signal.like(value, name=f"past_{name}" if name else "past", init=0)
+    m.d.sync += out.eq(value)
+    return out
+
+
+class History:
+    """Values of the cycle before, for properties over two cycles."""
+
+    def __init__(self, m: Module) -> None:
+        self.m = m
+        self.exists = Signal()  # there was a cycle before
+        m.d.sync += self.exists.eq(1)
+
+    def before(self, value: Value) -> Signal:
+        return past(self.m, value)
+
+    def hold(self, *values: Value) -> None:
+        """Assumes inputs that never change."""
+        same = [Value.cast(value) == self.before(value) for value in values]
+        with self.m.If(self.exists):
+            self.m.d.comb += [Assume(one) for one in same]
+
+    def keeps_valid(
+        self, port: object, kind: type = Assert, *, cleared: Value | None = None
+    ) -> None:
+        """States that a stream holds valid and payload until the transfer."""
+        valid, payload = self.before(port.valid), self.before(port.payload)
+        ready = self.before(port.ready)
+        waits = self.exists & valid & ~ready
+        if cleared is not None:
+            waits &= ~self.before(cleared)
+        with self.m.If(waits):
+            self.m.d.comb += [
+                kind(port.valid),
+                kind(Value.cast(port.payload) == payload),
+            ]
+
+
+def held(m: Module, *values: Value) -> None:
+    """Assumes inputs that never change."""
+    History(m).hold(*values)
+
+
+def refuted(
+    component: Component, name: str, depth: int, mode: Mode = "bmc", status: str = "FAIL"
+) -> ProofError:
+    """Asks that a proof does not succeed, with this verdict: of properties that are wrong on
+    purpose, which shows that the right ones can fail."""
+    with pytest.raises(ProofError) as caught:
+        prove(component, name, mode, depth)
+    assert caught.value.status == status, caught.value
+    return caught.value
