@@ -13,6 +13,7 @@ from torch import Tensor
 
 from nearstep.placement import Extent, Launch, Placement, Segment
 from nearstep.run import Run
+from nearstep.torch.bundle import Bundle
 from nearstep.torch.compression import Compressed
 from nearstep.torch.errors import GradientError
 from nearstep.torch.factor import gradient_factor, gradient_norm
@@ -66,12 +67,15 @@ class Given(NamedTuple):
     ----------
     group: int
         Index of the parameter group.
+    position: int
+        Of the parameter in it.
     parameter, gradient: Tensor
     times: int
         How often it is in the group.
     """
 
     group: int
+    position: int
     parameter: Tensor
     gradient: Tensor
     times: int
@@ -83,13 +87,14 @@ class Given(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class Update:
-    """A parameter that a step updates.
+    """A parameter that a step updates, or a bundle of them.
 
     Attributes
     ----------
     key: Key
-    resident: Resident
+    resident: Resident | Bundle
     state: ParameterState
+        Of the first in a bundle.
     arrays: Mapping[str, float]
         Arrays of the rule.
     compressed: Compressed | None
@@ -97,7 +102,7 @@ class Update:
     """
 
     key: Key
-    resident: Resident
+    resident: Resident | Bundle
     state: ParameterState
     arrays: Mapping[str, float]
     compressed: Compressed | None
