@@ -36,7 +36,7 @@ from nearstep.torch.resident import Formats, Resident, copy_array, gradient_arra
 from nearstep.torch.saved import SavedState, Verbatim, count, export
 from nearstep.torch.settings import Settings, scans
 from nearstep.torch.spread import is_sharded, local, redistributed
-from nearstep.torch.state import RESIDUAL, ParameterState
+from nearstep.torch.state import ParameterState
 from nearstep.torch.step import (
     Arrays,
     Given,
@@ -683,7 +683,7 @@ class DeviceOptimizer(Optimizer):
             resident.send_gradient(gradient, outbox, negated=maximize and not scales)
         else:
             form = compression.format
-            residual = state.get(RESIDUAL) if compression.error_feedback else None
+            residual = state.residual if compression.error_feedback else None
             memory = self._residual_memory.empty
             compressed = resident.compress(gradient, residual, compression, memory)
         copy_format = resident.copy_format
@@ -704,7 +704,7 @@ class DeviceOptimizer(Optimizer):
         counts = update.state.written(written) * update.key.times
         if update.compressed is not None and update.compressed.residual is not None:
             parameter = resident.parameter
-            update.state[RESIDUAL] = convert.to_tensor(update.compressed.residual, parameter)
+            update.state.keep_residual(convert.to_tensor(update.compressed.residual, parameter))
         if not is_kept:
             self._keep(resident, update.state)
         return counts

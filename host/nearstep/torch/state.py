@@ -107,6 +107,15 @@ class ParameterState(dict[str, Any]):
         return super().__getitem__("step")
 
     @property
+    def residual(self) -> Tensor | None:
+        """What is under the key ``residual``."""
+        return super().get(RESIDUAL)
+
+    def keep_residual(self, residual: Tensor) -> None:
+        """Put a tensor there that is like a moment of the parameter."""
+        super().__setitem__(RESIDUAL, residual)
+
+    @property
     def held(self) -> frozenset[str]:
         """Keys of the moments that are on the device, and have not been fetched or assigned."""
         return frozenset(key for key, raw in super().items() if raw is _ON_DEVICE)
