@@ -7,7 +7,7 @@ import math
 import weakref
 from abc import abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Self, overload
 
 import torch
@@ -19,6 +19,7 @@ from nearstep.device import Device
 from nearstep.placement import LINE_ELEMENTS, Extent, Placement
 from nearstep.run import Run
 from nearstep.torch import convert, options
+from nearstep.torch.bundle import Bundle, Bundled, Bundles, Member
 from nearstep.torch.checks import check_gradient, check_parameter, is_plain, label, shares_memory
 from nearstep.torch.eager import eager
 from nearstep.torch.errors import (
@@ -35,7 +36,7 @@ from nearstep.torch.resident import Formats, Resident, copy_array, gradient_arra
 from nearstep.torch.saved import SavedState, Verbatim, count, export
 from nearstep.torch.settings import Settings, scans
 from nearstep.torch.spread import is_sharded, local, redistributed
-from nearstep.torch.state import RESIDUAL, ParameterState
+from nearstep.torch.state import ParameterState
 from nearstep.torch.step import (
     Arrays,
     Given,
@@ -47,7 +48,7 @@ from nearstep.torch.step import (
     Update,
 )
 from nearstep.torch.traffic import Traffic
-from nearstep.torch.transfers import Inbox, Outbox
+from nearstep.torch.transfers import Outbox
 from nearstep.updater.device import KernelDevice
 from nearstep.updater.formats import DTYPES
 from nearstep.work.timeline import Timeline
@@ -351,6 +352,7 @@ class DeviceOptimizer(Optimizer):
         self._residents: dict[Tensor, Resident] = {}
         self._traffic = Traffic()
         self._residual_memory = Recycled()
+        self._bundles = Bundles()
         self._steps: Steps = steps_of(self._lease.device, self._placement, settings, self._traffic)
         self._interrupted = None
         self._report_inf = None
@@ -477,7 +479,7 @@ class DeviceOptimizer(Optimizer):
         """
         checked: set[tuple[int, Hashable]] = set()
         found: list[Checked] = []
-        for index, parameter, _, times in gradients:
+        for index, _, parameter, _, times in gradients:
             group, resident = self.param_groups[index], self._residents[parameter]
             resident.check_size()
             kept = self._checked_state(resident)
@@ -493,25 +495,28 @@ class DeviceOptimizer(Optimizer):
             found.append((resident, phase, kept))
         return found
 
-    def _gradients(self) -> Iterator[Given]:
-        """What is to be updated; all is checked.
+    def _gradients(self, bundles: Sequence[Bundle]) -> Iterator[Given]:
+        """What is to be updated besides these bundles; all is checked.
 
         As in torch, options of a group without gradients are of no account.
         """
         for index, group in enumerate(self.param_groups):
             given: dict[Tensor, Given] = {}
-            for position, parameter in enumerate(group["params"]):
+            parameters = group["params"]
+            bundled = [each for each in bundles if each.group == index]
+            for position in _others(len(parameters), bundled):
+                parameter = parameters[position]
                 gradient = parameter.grad
                 if gradient is None:
                     continue
-                if not given:
+                if not (given or bundled):
                     self._check_group(group, self.defaults)
                 plain = is_plain(parameter) and is_plain(gradient)
                 if not plain or gradient.shape != parameter.shape:
                     name = label(group, index, position)
                     check_parameter(name, parameter)
                     check_gradient(name, parameter, gradient)
-                first = Given(index, parameter, gradient, 1)
+                first = Given(index, position, parameter, gradient, 1)
                 found = given.setdefault(parameter, first)
                 if found is not first:
                     given[parameter] = found.once_more()
@@ -521,7 +526,8 @@ class DeviceOptimizer(Optimizer):
     def _update(self) -> None:
         self._check_whole("step")
         self.device.check_open("step")
-        gradients = list(self._gradients())
+        bundled = self._ready_bundles()
+        gradients = list(self._gradients([each.bundle for each in bundled]))
         scale, found_inf = self._scaling()
         if found_inf:
             self._traffic.skipped += 1
@@ -529,6 +535,7 @@ class DeviceOptimizer(Optimizer):
         for index, group in enumerate(self.param_groups):
             self._place(group, (each.parameter for each in gradients if each.group == index))
         checked = self._checked(gradients)
+        phases = [self._checked_bundle(each.bundle) for each in bundled]
         arrays = [self._arrays(group) for group in self.param_groups]
         updates: dict[Extent, Update] = {}
         started: list[Run] = []
@@ -537,33 +544,110 @@ class DeviceOptimizer(Optimizer):
             for each, found in zip(gradients, checked, strict=True):
                 extent, update = self._prepare(each, found, arrays[each.group], outbox)
                 updates[extent] = update
+            for (bundle, given), phase in zip(bundled, phases, strict=True):
+                own = arrays[bundle.group]
+                updates[bundle.extent] = self._prepare_bundle(bundle, given, phase, own, outbox)
             scaling = Scaling(scale, self._report_inf)
             inputs = StepInputs(updates, outbox, scaling, self._start_group, started)
             inbox = self._steps.make(inputs)
             if inbox is None:
                 self._traffic.skipped += 1
                 return
-            moments = self.layout.moments.items()
-            written = [[key for key, name in moments if name in each] for each in arrays]
+            written = [self._written(each) for each in arrays]
             counts: list[Tensor] = []
             for update in updates.values():
-                counts += self._finish(update, written[update.key.group], inbox)
+                update.resident.fetch_parameter(inbox)
+                if isinstance(update.resident, Resident):
+                    counts += self._finish(update, update.resident, written[update.key.group])
             if counts:
                 torch._foreach_add_(counts, 1)
+            for bundle, _ in bundled:
+                if bundle.steps:  # without alpha torch would make each its own tensor of 1
+                    torch._foreach_add_(bundle.steps, torch.ones((), device="cpu"), alpha=1)
         except BaseException as error:
             if started:
                 self._interrupted = type(error).__name__
                 for update in updates.values():
-                    update.resident.interrupted = self._interrupted
+                    update.resident.interrupt(self._interrupted)
             raise
         finally:
             for resident, _, _ in checked:
                 resident.end_loan()
+            for bundle, _ in bundled:
+                bundle.end_loan()
         if scale != 1.0 and self._report_inf is None:
-            for each in gradients:
-                _unscale(each.parameter, scale)
+            for parameter in (
+                *(each.parameter for each in gradients),
+                *(parameter for bundle, _ in bundled for parameter in bundle.parameters),
+            ):
+                _unscale(parameter, scale)
         self._traffic.steps += 1
-        self._traffic.elements += sum(extent.count for extent in updates)
+        self._traffic.elements += sum(update.resident.elements for update in updates.values())
+        self._keep_bundles(bundled, gradients, updates)
+
+    def _ready_bundles(self) -> list[Bundled]:
+        """Those that this step can use. Nothing has been done with them yet."""
+        ready = self._bundles.ready(self.param_groups, self.state)
+        if not ready:
+            return []
+        written: dict[int, list[str]] = {}
+        for index in {each.bundle.group: None for each in ready}:
+            group = self.param_groups[index]
+            self._check_group(group, self.defaults)
+            written[index] = self._written(self._arrays(group))
+        return [each for each in ready if each.bundle.has(written[each.bundle.group])]
+
+    def _written(self, arrays: Container[str]) -> list[str]:
+        """Keys of the moments that a rule with these arrays writes."""
+        return [key for key, name in self.layout.moments.items() if name in arrays]
+
+    def _checked_bundle(self, bundle: Bundle) -> Hashable:
+        """The phase of all its parameters. Raises as `_checked`."""
+        group = self.param_groups[bundle.group]
+        phase = self._phase(group, *bundle.first, 1)
+        arguments = self._arguments(group, phase)
+        self.device.check_arguments(self.definition, **arguments)
+        return phase
+
+    def _prepare_bundle(
+        self,
+        bundle: Bundle,
+        gradients: list[Tensor],
+        phase: Hashable,
+        arrays: Mapping[str, float],
+        outbox: Outbox,
+    ) -> Update:
+        """Send what the update of a bundle needs."""
+        maximize = bool(self.param_groups[bundle.group]["maximize"])
+        scales = self.device.config.gradient_scale
+        bundle.extent.segment.reserve({**arrays, "g": 0.0})
+        bundle.send(gradients, outbox, negated=maximize and not scales)
+        key = Key(bundle.group, phase, "fp32", None, 1, maximize and scales)
+        return Update(key, bundle, bundle.first[1], arrays, None)
+
+    def _keep_bundles(
+        self,
+        bundled: Sequence[Bundled],
+        gradients: Sequence[Given],
+        updates: Mapping[Extent, Update],
+    ) -> None:
+        """Make bundles for the next step of what this one has updated."""
+        if not gradients and bundled:
+            return
+        single = len(updates) == len(gradients) + len(bundled)
+        if self._settings.compression is not None or not single:
+            self._bundles.clear()
+            return
+        members = []
+        for each in gradients:
+            resident = self._residents[each.parameter]
+            update = updates[resident.extent]
+            if each.times > 1:
+                self._bundles.clear()
+                return
+            members.append(Member(each.group, each.position, update.key, resident, update.state))
+        used = [bundle for bundle, _ in bundled]
+        self._bundles.keep(used, members, self.param_groups, self._traffic)
 
     def _start_group(self, arrays: Arrays, key: Key, gradient: GradientOptions) -> Run:
         return self._start(arrays, self.param_groups[key.group], key.phase, gradient)
@@ -600,7 +684,7 @@ class DeviceOptimizer(Optimizer):
             resident.send_gradient(gradient, outbox, negated=maximize and not scales)
         else:
             form = compression.format
-            residual = state.get(RESIDUAL) if compression.error_feedback else None
+            residual = state.residual if compression.error_feedback else None
             memory = self._residual_memory.empty
             compressed = resident.compress(gradient, residual, compression, memory)
         copy_format = resident.copy_format
@@ -609,22 +693,29 @@ class DeviceOptimizer(Optimizer):
         key = Key(given.group, phase, form, copy_format, given.times, maximize and scales)
         return resident.extent, Update(key, resident, state, arrays, compressed)
 
-    def _finish(self, update: Update, written: Sequence[str], inbox: Inbox) -> list[Tensor]:
-        """Take the result of a step, which wrote these moments, over to the host.
+    def _finish(self, update: Update, resident: Resident, written: Sequence[str]) -> list[Tensor]:
+        """A step has updated a parameter, and wrote these moments.
 
         Returns
         -------
         list[Tensor] : what 1 is still to be added to.
         """
-        update.resident.fetch_parameter(inbox)
         is_kept = len(update.state) > 0
         counts = update.state.written(written) * update.key.times
         if update.compressed is not None and update.compressed.residual is not None:
-            parameter = update.resident.parameter
-            update.state[RESIDUAL] = convert.to_tensor(update.compressed.residual, parameter)
+            parameter = resident.parameter
+            update.state.keep_residual(convert.to_tensor(update.compressed.residual, parameter))
         if not is_kept:
-            self._keep(update.resident, update.state)
+            self._keep(resident, update.state)
         return counts
+
+
+def _others(count: int, bundles: Sequence[Bundle]) -> Sequence[int]:
+    """Positions of the parameters of a group, of `count`, that are in none of these bundles."""
+    if not bundles:
+        return range(count)
+    known = {position for bundle in bundles for position in bundle.positions}
+    return [] if len(known) == count else [each for each in range(count) if each not in known]
 
 
 def _labels(groups: Iterable[Mapping[str, Any]]) -> dict[Tensor, str]:

@@ -91,6 +91,9 @@ class Resident:
     is_small : whether it is copied together with its neighbours.
     interrupted : name of what a step of this parameter failed with half way; cleared by
         `load_master`.
+    left : what the last step left in the host's parameter: an array on the device with the same
+        contents, by name; a fingerprint; or, of a small parameter, what was fetched. None if that
+        is not known.
     """
 
     def __init__(
@@ -111,7 +114,7 @@ class Resident:
         self.interrupted: str | None = None
         self._traffic = traffic
         self._formats = formats
-        self._left: str | int | NDArray[Any] | None = None
+        self.left: str | int | NDArray[Any] | None = None
         self._lent: list[str] = []
         self._landing: NDArray[np.float32] | None = None  # for the step that looked for it
         self._home: NDArray[np.float32] | None = None  # the master, if it stays on the host
@@ -121,6 +124,11 @@ class Resident:
         self._narrow = narrow
         self._p = formats.state_of("p")
         self.is_small = extent.count < SMALL_ELEMENTS
+
+    @property
+    def elements(self) -> int:
+        """Of the parameter."""
+        return self.extent.count
 
     @property
     def keeps_master(self) -> bool:
@@ -202,7 +210,7 @@ class Resident:
     def load_master(self, value: Tensor | None) -> None:
         """Have the next step send the parameter, with a saved master's bits where they agree."""
         self.interrupted = None
-        self._left = self._home = None
+        self.left = self._home = None
         self._loaded_master = None
         if value is not None and self._p == "fp32":
             self._loaded_master = convert.to_float32(value).copy()
@@ -236,7 +244,7 @@ class Resident:
         self._lent.append("p")
         if self._home is None:
             self._traffic.masters_down += array.nbytes
-        self._left, self._home, self._loaded_master = None, array, None
+        self.left, self._home, self._loaded_master = None, array, None
         return True
 
     def _sent_master(self) -> None:
@@ -275,6 +283,10 @@ class Resident:
         else:
             outbox.send(Sending(self.extent, name, array))
         self._traffic.gradients_down += array.nbytes
+
+    def interrupt(self, name: str) -> None:
+        """A step of this parameter failed half way, with what is called `name`."""
+        self.interrupted = name
 
     def end_loan(self) -> None:
         """The step has ended: the device lets go of parameter and gradient."""
@@ -329,7 +341,7 @@ class Resident:
         if array.dtype == np.float32 and self.parameter.dtype != torch.float32:
             self._leave(None)
         else:
-            self._left, self._home = array, None
+            self.left, self._home = array, None
 
     def _store(self, array: NDArray[Any]) -> None:
         target, self._landing = self._landing, None
@@ -347,15 +359,15 @@ class Resident:
     @property
     def _is_as_left(self) -> bool:
         """Whether the host's parameter is what the last step left there, bit for bit."""
-        if isinstance(self._left, np.ndarray):
+        if isinstance(self.left, np.ndarray):
             self._landing = self._found_landing()
             words = convert.to_words(self.parameter) if self._landing is None else self._landing
-            return words.dtype == self._left.dtype and words.tobytes() == self._left.tobytes()
-        if isinstance(self._left, str):
+            return words.dtype == self.left.dtype and words.tobytes() == self.left.tobytes()
+        if isinstance(self.left, str):
             words = convert.to_words(self.parameter)
-            same_format = words.dtype == self.extent.segment.dtype_of(self._left)
-            return same_format and bool(self.extent.holds(self._left, words))
-        return self._left is not None and convert.fingerprint(self.parameter) == self._left
+            same_format = words.dtype == self.extent.segment.dtype_of(self.left)
+            return same_format and bool(self.extent.holds(self.left, words))
+        return self.left is not None and convert.fingerprint(self.parameter) == self.left
 
     def _found_landing(self) -> NDArray[np.float32] | None:
         """`convert.landing` of the parameter: that of the step before, if it still is."""
@@ -378,12 +390,12 @@ class Resident:
         same contents, if it is given."""
         self._home = None
         asked = array is not None and self.extent.segment.compares
-        self._left = array if asked else convert.fingerprint(self.parameter)
+        self.left = array if asked else convert.fingerprint(self.parameter)
 
     @property
     def _known(self) -> bool:
         """Whether there is a master that the last step left."""
-        return self._left is not None or self._home is not None
+        return self.left is not None or self._home is not None
 
     def _merged(self) -> NDArray[np.float32]:
         if self._home is not None:

@@ -104,6 +104,26 @@ class ParameterState(dict[str, Any]):
         """What is under the key `step`."""
         return super().__getitem__("step")
 
+    @property
+    def residual(self) -> Tensor | None:
+        """What is under the key `residual`."""
+        return super().get(RESIDUAL)
+
+    def keep_residual(self, residual: Tensor) -> None:
+        """Put a tensor there that is like a moment of the parameter."""
+        super().__setitem__(RESIDUAL, residual)
+
+    @property
+    def held(self) -> frozenset[str]:
+        """Keys of the moments that are on the device, and have not been fetched or assigned."""
+        return frozenset(key for key, raw in super().items() if raw is _ON_DEVICE)
+
+    @property
+    def is_on_device(self) -> bool:
+        """Whether no moment is anywhere else."""
+        moments = map(super().get, self._placed.layout.moments)
+        return all(raw is None or raw is _ON_DEVICE for raw in moments)
+
     def has_moment(self, key: str) -> bool:
         """Whether there is a moment `key`, on the device or to be sent there."""
         return super().get(key) is not None

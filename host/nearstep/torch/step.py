@@ -13,6 +13,7 @@ from torch import Tensor
 
 from nearstep.placement import Extent, Launch, Placement, Segment
 from nearstep.run import Run
+from nearstep.torch.bundle import Bundle
 from nearstep.torch.compression import Compressed
 from nearstep.torch.errors import GradientError
 from nearstep.torch.factor import gradient_factor, gradient_norm
@@ -60,11 +61,13 @@ class Given(NamedTuple):
     Attributes
     ----------
     group : index of the parameter group.
+    position : of the parameter in it.
     parameter, gradient
     times : how often it is in the group.
     """
 
     group: int
+    position: int
     parameter: Tensor
     gradient: Tensor
     times: int
@@ -76,19 +79,19 @@ class Given(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class Update:
-    """A parameter that a step updates.
+    """A parameter that a step updates, or a bundle of them.
 
     Attributes
     ----------
     key
     resident
-    state
+    state : of the first in a bundle.
     arrays : arrays of the rule.
     compressed : the gradient, if it is compressed; others have been sent.
     """
 
     key: Key
-    resident: Resident
+    resident: Resident | Bundle
     state: ParameterState
     arrays: Mapping[str, float]
     compressed: Compressed | None

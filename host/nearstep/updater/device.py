@@ -411,14 +411,14 @@ class KernelDevice(Device):
     @contextmanager
     def reach(self, buffer: Buffer, action: str) -> Iterator[None]:
         channel = self.channels[self.channel_of(buffer)]
-        what = f"{action} {buffer!r}"
-        if channel.has_modes:
-            self._turns.begin_copy(channel.number, what)
+        if channel.has_modes:  # the text takes as long as all else here
+            self._turns.begin_copy(channel.number, f"{action} {buffer!r}")
         try:
-            channel.check_reach(what)
+            if channel.has_modes:
+                channel.check_reach(f"{action} {buffer!r}")
             yield
         except (MemoryFaultError, ProtocolError) as fault:
-            raise _reset_needed(what, fault) from fault
+            raise _reset_needed(f"{action} {buffer!r}", fault) from fault
         finally:
             if channel.has_modes:
                 self._turns.end_copy(channel.number)

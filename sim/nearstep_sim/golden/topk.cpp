@@ -19,6 +19,7 @@ constexpr std::uint32_t magnitude = 0x7FFFFFFFu;
 constexpr std::uint32_t nothing = 0x80000000u;  // -0: added to a number it changes no bit of it
 constexpr std::size_t sampled = 64;  // of so many elements one is looked at first
 constexpr std::size_t lanes = 16;
+constexpr std::size_t chunk = 256;  // elements whose sums stay in the first cache
 
 // The count-th largest of keys from `least` on, below 2^31, bit by bit from the highest that they
 // differ in; 0 < count <= size.
@@ -37,131 +38,183 @@ std::uint32_t nth_largest(
             reach += keys[i] >= tried ? 1u : 0u;
         }
         found = reach >= count ? tried : found;
+        if (reach == count) {  // it is the least of them
+            std::uint32_t fewest = most;
+            for (std::size_t i = 0; i < size; ++i) {
+                fewest = keys[i] >= tried && keys[i] < fewest ? keys[i] : fewest;
+            }
+            return fewest;
+        }
     }
     return found;
 }
 
 struct Candidates {
-    std::vector<std::uint32_t> keys;
+    std::vector<std::uint32_t> bits;
+    std::vector<std::uint32_t> keys;  // bits without the sign
     std::vector<std::uint32_t> places;
     std::size_t size = 0;
+
+    // Of a block of `most` elements; a whole vector is stored behind the last.
+    void reserve(std::size_t most) {
+        if (bits.size() < most + lanes) {
+            bits.resize(most + lanes);
+            keys.resize(most + lanes);
+            places.resize(most + lanes);
+        }
+    }
 };
 
-// Elements whose key is `least` or more, in order.
-void collect(const std::uint32_t* bits, std::size_t size, std::uint32_t least, Candidates& out) {
-    std::size_t n = 0, i = 0;
-    std::uint32_t* keys = out.keys.data();
+// Adds elements whose key is `least` or more, in order; `first` is the place of the first one.
+void collect(
+    const std::uint32_t* bits, std::size_t first, std::size_t size, std::uint32_t least,
+    Candidates& out) {
+    std::size_t n = out.size, i = 0;
+    std::uint32_t* found = out.bits.data();
     std::uint32_t* places = out.places.data();
 #if defined(__AVX512F__)
     const __m512i mask = _mm512_set1_epi32(static_cast<int>(magnitude));
     const __m512i bound = _mm512_set1_epi32(static_cast<int>(least));
     const __m512i step = _mm512_set1_epi32(static_cast<int>(lanes));
-    __m512i place = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    __m512i place = _mm512_add_epi32(
+        _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15),
+        _mm512_set1_epi32(static_cast<int>(first)));
     for (; i + lanes <= size; i += lanes) {
-        const __m512i key = _mm512_and_si512(_mm512_loadu_si512(bits + i), mask);
-        const __mmask16 reach = _mm512_cmpge_epu32_mask(key, bound);
-        _mm512_storeu_si512(keys + n, _mm512_maskz_compress_epi32(reach, key));
+        const __m512i each = _mm512_loadu_si512(bits + i);
+        const __mmask16 reach = _mm512_cmpge_epu32_mask(_mm512_and_si512(each, mask), bound);
+        _mm512_storeu_si512(found + n, _mm512_maskz_compress_epi32(reach, each));
         _mm512_storeu_si512(places + n, _mm512_maskz_compress_epi32(reach, place));
         n += static_cast<std::size_t>(__builtin_popcount(reach));
         place = _mm512_add_epi32(place, step);
     }
 #endif
     for (; i < size; ++i) {
-        const std::uint32_t key = bits[i] & magnitude;
-        keys[n] = key;
-        places[n] = static_cast<std::uint32_t>(i);
-        n += key >= least ? 1u : 0u;
+        found[n] = bits[i];
+        places[n] = static_cast<std::uint32_t>(first + i);
+        n += (bits[i] & magnitude) >= least ? 1u : 0u;
     }
     out.size = n;
 }
-
-// Positions of the `count` elements of largest magnitude, ascending; of equal ones the first. NaN
-// is above infinity. 0 < count <= size < 2^32.
-void largest(
-    const std::uint32_t* bits, std::size_t size, std::size_t count, std::uint32_t* out) {
-    thread_local Candidates found;
-    if (found.keys.size() < size + lanes) {  // a whole vector is stored behind the last
-        found.keys.resize(size + lanes);
-        found.places.resize(size + lanes);
-    }
-    // More than enough reach what this part of a sample reaches, unless it says little of the rest.
-    std::size_t taken = 0;
-    for (std::size_t i = 0; i < size; i += sampled) {
-        found.keys[taken++] = bits[i] & magnitude;
-    }
-    const std::size_t rank = (taken * count + size - 1) / size * 3 / 2 + 8;
-    std::uint32_t from = 0;
-    if (rank < taken / 2) {
-        from = nth_largest(found.keys.data(), taken, rank, 0);
-        collect(bits, size, from, found);
-    }
-    if (rank >= taken / 2 || found.size < count) {
-        from = 0;
-        collect(bits, size, from, found);
-    }
-    const std::uint32_t least = nth_largest(found.keys.data(), found.size, count, from);
-    std::size_t reach = 0;
-    for (std::size_t i = 0; i < found.size; ++i) {
-        reach += found.keys[i] >= least ? 1u : 0u;
-    }
-    std::size_t last = found.size;  // element from which on equal ones are not kept
-    for (std::size_t surplus = reach - count; surplus != 0;) {
-        surplus -= found.keys[--last] == least ? 1u : 0u;
-    }
-    for (std::size_t i = 0, n = 0; n < count; ++i) {
-        out[n] = found.places[i];
-        n += found.keys[i] >= least + (i < last ? 0u : 1u) ? 1u : 0u;
-    }
-}
-
-// What is left of a block, on its way to memory.
-struct Rest {
-    std::uint32_t* out = nullptr;
-    const std::uint32_t* in = nullptr;
-    std::size_t size = 0;
-
-    // Part [start, start + lanes), if there is one.
-    void put(std::size_t start) const {
-        if (start + lanes <= size) {
-            nearstep::put_line(out + start, in + start);
-        } else if (start < size) {
-            std::memcpy(out + start, in + start, (size - start) * sizeof(*in));
-        }
-    }
-
-    void put_all() const {
-        for (std::size_t start = 0; start < size; start += lanes) {
-            put(start);
-        }
-    }
-};
 
 std::uint32_t plus(std::uint32_t one, std::uint32_t other) {
     return std::bit_cast<std::uint32_t>(std::bit_cast<float>(one) + std::bit_cast<float>(other));
 }
 
-// The sums of a block, while what is left of the block before goes to memory: reads and writes at
-// once take as long as the slower of them.
-void add(
-    const std::uint32_t* __restrict before, const std::uint32_t* __restrict given,
-    std::size_t size, std::uint32_t* __restrict sum, const Rest& last) {
-    constexpr std::size_t ahead = nearstep::ahead_bytes / sizeof(*given);
-    std::size_t start = 0;
-    for (; start + lanes <= size; start += lanes) {
-        __builtin_prefetch(given + start + ahead);
-        __builtin_prefetch(before + start + ahead);
-        last.put(start);
-        for (std::size_t i = start; i < start + lanes; ++i) {
-            sum[i] = plus(before[i], given[i]);
+// A block: what is given, with what is left of the step before, if there is something.
+struct Block {
+    const std::uint32_t* given;
+    const std::uint32_t* before;
+    std::size_t size;
+
+    std::uint32_t at(std::size_t place) const {
+        return before == nullptr ? given[place] : plus(before[place], given[place]);
+    }
+
+    // Elements from `start` on: where they are, or in `sums`, which has room for them.
+    const std::uint32_t* part(std::size_t start, std::size_t length, std::uint32_t* sums) const {
+        if (before == nullptr) {
+            return given + start;
+        }
+        const std::uint32_t* __restrict one = before + start;
+        const std::uint32_t* __restrict other = given + start;
+        for (std::size_t i = 0; i < length; ++i) {
+            sums[i] = plus(one[i], other[i]);
+        }
+        return sums;
+    }
+
+    // A key that more than `count` of the elements reach, unless a sample says little of the rest.
+    std::uint32_t guess(std::size_t count, Candidates& room) const {
+        std::size_t taken = 0;
+        for (std::size_t i = 0; i < size; i += sampled) {
+            room.keys[taken++] = at(i) & magnitude;
+        }
+        const std::size_t rank = (taken * count + size - 1) / size * 3 / 2 + 8;
+        return rank < taken / 2 ? nth_largest(room.keys.data(), taken, rank, 0) : 0;
+    }
+
+    // Elements that reach a key; all go to `rest`, if it is given.
+    void collect_all(std::uint32_t least, std::uint32_t* rest, Candidates& out) const {
+        alignas(nearstep::line_bytes) std::uint32_t sums[chunk];
+        out.size = 0;
+        for (std::size_t start = 0; start < size; start += chunk) {
+            const std::size_t length = std::min(chunk, size - start);
+            const std::uint32_t* each = part(start, length, sums);
+            if (rest != nullptr) {
+                put(rest + start, each, length);
+            }
+            collect(each, start, length, least, out);
         }
     }
-    for (std::size_t i = start; i < size; ++i) {
-        sum[i] = plus(before[i], given[i]);
+
+  private:
+    static void put(std::uint32_t* out, const std::uint32_t* in, std::size_t length) {
+        std::size_t i = 0;
+        for (; i + lanes <= length; i += lanes) {
+            nearstep::put_line(out + i, in + i);
+        }
+        std::memcpy(out + i, in + i, (length - i) * sizeof(*in));
     }
-    for (; start < last.size; start += lanes) {
-        last.put(start);
+};
+
+// Takes blocks one after the other. Which elements are kept depends on no guess: where fewer than
+// enough reach one, the block is gone through again.
+class Taker {
+    Candidates& found_;
+    std::uint32_t least_ = 0;  // of those that were kept of the block before
+    std::uint32_t margin_ = 0;  // below it candidates of the next one begin; 0: nothing is known
+
+  public:
+    explicit Taker(Candidates& room) : found_(room) {}
+
+    // Of the `count` elements of largest magnitude of a block, ascending, the places and values; of
+    // equal ones the first. NaN is above infinity. 0 < count <= size < 2^32.
+    void take(
+        const Block& block, std::size_t count, std::uint32_t* rest, std::uint32_t* places,
+        std::uint32_t* values) {
+        found_.reserve(block.size);
+        const bool known = margin_ != 0;
+        std::uint32_t from = known ? least_ - std::min(least_, margin_) : block.guess(count, found_);
+        block.collect_all(from, rest, found_);
+        const bool missed = found_.size < count;
+        if (missed) {
+            from = known ? block.guess(count, found_) : 0;
+            block.collect_all(from, nullptr, found_);
+        }
+        if (found_.size < count) {
+            from = 0;
+            block.collect_all(from, nullptr, found_);
+        }
+        for (std::size_t i = 0; i < found_.size; ++i) {
+            found_.keys[i] = found_.bits[i] & magnitude;
+        }
+        least_ = nth_largest(found_.keys.data(), found_.size, count, from);
+        choose(count, places, values);
+        margin_ = missed || !known ? least_ - from : margin_;
+        if (found_.size < count + count / 8 + 8) {
+            margin_ = std::min(margin_ + margin_ / 2, magnitude);
+        } else if (found_.size > 2 * count) {
+            margin_ -= margin_ / 4;
+        }
     }
-}
+
+  private:
+    void choose(std::size_t count, std::uint32_t* places, std::uint32_t* values) const {
+        std::size_t reach = 0;
+        for (std::size_t i = 0; i < found_.size; ++i) {
+            reach += found_.keys[i] >= least_ ? 1u : 0u;
+        }
+        std::size_t last = found_.size;  // element from which on equal ones are not kept
+        for (std::size_t surplus = reach - count; surplus != 0;) {
+            surplus -= found_.keys[--last] == least_ ? 1u : 0u;
+        }
+        for (std::size_t i = 0, n = 0; n < count; ++i) {
+            places[n] = found_.places[i];
+            values[n] = found_.bits[i];
+            n += found_.keys[i] >= least_ + (i < last ? 0u : 1u) ? 1u : 0u;
+        }
+    }
+};
 
 }  // namespace
 
@@ -173,37 +226,27 @@ extern "C" void topk_take(
     const std::uint32_t* gradient, const std::uint32_t* residual, std::uint32_t* rest,
     std::size_t size, std::size_t block, std::size_t count, std::size_t last_count,
     std::int64_t* index, std::uint32_t* value) {
-    thread_local std::vector<std::uint32_t> sums, places;
+    thread_local Candidates room;
+    thread_local std::vector<std::uint32_t> places;
     places.resize(std::max(places.size(), block));
-    sums.resize(std::max(sums.size(), 2 * block));
-    Rest last;
+    Taker taker(room);
     for (std::size_t start = 0; start < size; start += block) {
         const std::size_t length = std::min(block, size - start);
         const std::size_t taken = length < block ? last_count : count;
-        const std::uint32_t* given = gradient + start;
-        std::uint32_t* sum = sums.data() + (start / block % 2) * block;
-        if (rest != nullptr) {
-            if (residual == nullptr) {
-                last.put_all();
-                std::memcpy(sum, given, length * sizeof(*sum));
-            } else {
-                add(residual + start, given, length, sum, last);
-            }
-            given = sum;
-            last = {rest + start, sum, length};
+        const bool adds = rest != nullptr && residual != nullptr;
+        std::uint32_t* left = rest == nullptr ? nullptr : rest + start;
+        const Block each{gradient + start, adds ? residual + start : nullptr, length};
+        taker.take(each, taken, left, places.data(), value);
+        if (left != nullptr) {
+            nearstep::finish_puts();
         }
-        largest(given, length, taken, places.data());
         for (std::size_t i = 0; i < taken; ++i) {
-            const std::size_t at = places[i];
-            index[i] = static_cast<std::int64_t>(start + at);
-            value[i] = given[at];
-            if (rest != nullptr) {
-                sum[at] = nothing;
+            index[i] = static_cast<std::int64_t>(start + places[i]);
+            if (left != nullptr) {
+                left[places[i]] = nothing;
             }
         }
         index += taken;
         value += taken;
     }
-    last.put_all();
-    nearstep::finish_puts();
 }

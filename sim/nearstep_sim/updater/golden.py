@@ -35,8 +35,9 @@ from nearstep_spec.rule.scale import GRADIENT
 from nearstep_spec.updater.config import AdamKernelConfig
 from nearstep_spec.updater.operands import operands
 
-STEP_ELEMENTS = 1 << 22
-"""Elements of one step while the device is waited for: 16 MiB of each array."""
+STEP_ELEMENTS = 1 << 24
+"""Elements of one step while the device is waited for: 64 MiB of each array. Between two steps the
+interpreter runs, whose own memory the arrays have driven from the caches."""
 
 ACCESSES_PER_STEP = 32
 """Register accesses in the time of a block."""

@@ -109,6 +109,32 @@ def test_the_rest_is_the_sum_without_what_is_kept(kind, before, take):
     assert checked == sum(SIZES)
 
 
+@pytest.mark.parametrize("share", [0.01, 0.4])
+def test_a_block_tells_nothing_about_the_next_one(share):
+    """Compiled code guesses from a block which elements of the next one to look at."""
+    rng = np.random.default_rng(SEED)
+    blocks = [rng.standard_normal(BLOCK).astype(np.float32) for _ in range(12)]
+    scales = [1, 1, 1e-3, 1e-30, 1e6, 1e38, 1e-42, 1, 0, 1, np.nan, 1]
+    with np.errstate(over="ignore"):
+        array = np.concatenate([b * np.float32(s) for b, s in zip(blocks, scales, strict=True)])
+    array[3 * BLOCK : 3 * BLOCK + 700] = np.inf
+    array[9 * BLOCK : 10 * BLOCK] = 3.0
+    residual = rng.permutation(array)
+    index, value = taker()(array, None, None, share)
+    np.testing.assert_array_equal(index, by_sorting(array, share))
+    assert value.tobytes() == array[index].tobytes()
+    rests = np.empty_like(array), np.empty_like(array)
+    with np.errstate(over="ignore", invalid="ignore"):
+        outcomes = [
+            take(array, residual, rest, share)
+            for take, rest in zip((taker(), take_largest), rests, strict=True)
+        ]
+    for one, other in zip(*outcomes, strict=True):
+        np.testing.assert_array_equal(one, other)
+    np.testing.assert_array_equal(*rests)
+    np.testing.assert_array_equal(*(np.signbit(each) & ~np.isnan(each) for each in rests))
+
+
 def test_arrays_that_do_not_fit_are_refused_by_compiled_code():
     take, good = taker(), np.zeros(10, np.float32)
     for wrong in (np.zeros(9, np.float32), np.zeros(10), np.zeros((2, 5), np.float32)):

@@ -1,0 +1,328 @@
+"""Small parameters that are neighbours on the device, stepped as if they were one.
+
+What a step does to each parameter by itself takes longer than the update of a small one. So those
+that went through a step in the same way are kept together, with room for all of them: in the next
+step each is looked at, and then one call copies, compares or counts for all. Whatever is not as it
+was has them prepared by themselves, as before: a bundle raises nothing, and changes nothing before
+it is known that it can be used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+from operator import is_
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from nearstep.placement import Extent
+from nearstep.torch import convert
+from nearstep.torch.checks import is_plain
+from nearstep.torch.resident import Resident
+from nearstep.torch.state import ParameterState
+from nearstep.torch.traffic import Traffic
+from nearstep.torch.transfers import (
+    SMALL_ELEMENTS,
+    TOGETHER_ELEMENTS,
+    Inbox,
+    Outbox,
+    Sending,
+    Wanted,
+)
+
+_FP32 = torch.float32
+
+
+class Member(NamedTuple):
+    """A parameter that a step has updated.
+
+    Attributes
+    ----------
+    group, position : of the parameter group, and in it.
+    alike : what those that share a run have in common.
+    resident
+    state
+    """
+
+    group: int
+    position: int
+    alike: object
+    resident: Resident
+    state: ParameterState
+
+    @property
+    def fits(self) -> bool:
+        """Whether it may be in a bundle: fp32 as the device has it, all of its state there."""
+        resident, state = self.resident, self.state
+        left, layout = resident.left, resident.layout
+        return (
+            resident.is_small
+            and is_plain(resident.parameter)
+            and isinstance(left, np.ndarray)
+            and left.dtype == np.float32
+            and 0 < left.size == resident.extent.count
+            and not resident.keeps_master
+            and resident.copy_format is None
+            and state.store is resident
+            and state.is_on_device
+            and (not layout.counts or _is_count(state.step))
+        )
+
+    def joins(self, other: Member) -> bool:
+        """Whether it may be next to another in a bundle."""
+        last, extent = other.resident.extent, self.resident.extent
+        return (
+            extent.segment is last.segment
+            and extent.start == last.end
+            and self.group == other.group
+            and self.alike == other.alike
+            and self.state.held == other.state.held
+        )
+
+
+class Bundle:
+    """Parameters of one group whose extents are neighbours; moves data as a `Resident` does.
+
+    Parameters
+    ----------
+    members : each fits, and joins the one before.
+    traffic
+
+    Attributes
+    ----------
+    group
+    positions : of the parameters in their group.
+    parameters
+    extent : from the first to the last of them, with the padding between.
+    elements : of the parameters.
+    steps : counts of steps; none if no such count is kept.
+    """
+
+    def __init__(self, members: Sequence[Member], traffic: Traffic) -> None:
+        self._residents = residents = [each.resident for each in members]
+        self._states = [each.state for each in members]
+        self._traffic = traffic
+        first, last = residents[0].extent, residents[-1].extent
+        span = last.start + last.count - first.start
+        self.group = members[0].group
+        self.positions = [each.position for each in members]
+        self.parameters = [each.parameter for each in residents]
+        self.extent = Extent(first.segment, first.start, span)
+        self.elements = sum(each.extent.count for each in residents)
+        self.steps = [each.step for each in self._states] if residents[0].layout.counts else []
+        self._keys = list(chain.from_iterable(map(dict.__iter__, self._states)))
+        self._values = list(chain.from_iterable(map(dict.values, self._states)))
+        self._held = members[0].state.held
+        self._shapes = [each.shape for each in self.parameters]
+        # What the last step left, and then what is compared with it or sent; padding is 0.
+        self._left, self._room = np.zeros(span, np.float32), np.zeros(span, np.float32)
+        is_padding = np.ones(span, np.bool_)
+        ranges = []
+        for resident in residents:
+            at = resident.extent.start - first.start
+            ranges.append(slice(at, at + resident.extent.count))
+            self._left[ranges[-1]] = resident.left
+            is_padding[ranges[-1]] = False
+        self._padding = np.flatnonzero(is_padding)
+        self._lefts = [self._left[each] for each in ranges]
+        self._left_views = self._views_of(self._left, ranges)
+        self._room_views = self._views_of(self._room, ranges)
+        self._adopt()
+        self._changed = False
+        self._is_lent = False
+
+    def _views_of(self, array: NDArray[np.float32], ranges: Iterable[slice]) -> list[Tensor]:
+        with torch.inference_mode(mode=False):  # what is made in it cannot be written outside
+            flat = torch.from_numpy(array)
+            return [flat[at].view(shape) for at, shape in zip(ranges, self._shapes, strict=True)]
+
+    def _adopt(self) -> None:
+        for resident, left in zip(self._residents, self._lefts, strict=True):
+            resident.left = left
+
+    @property
+    def first(self) -> tuple[Resident, ParameterState]:
+        """Of the first parameter: what holds for it holds for all."""
+        return self._residents[0], self._states[0]
+
+    def gradients(self, states: Mapping[Tensor, Any]) -> list[Tensor] | None:
+        """Gradients of the parameters; None if each parameter has to be looked at by itself.
+
+        All has to be as the last step left it, but for the values of parameters, gradients and
+        counts of steps; these have to be equal.
+
+        Parameters
+        ----------
+        states : state of the optimizer.
+        """
+        gradients: list[Tensor] = []
+        for parameter, shape in zip(self.parameters, self._shapes, strict=True):
+            gradient = parameter.grad
+            if (
+                gradient is None
+                or not is_plain(parameter)
+                or not is_plain(gradient)
+                or not parameter.shape == shape == gradient.shape
+                or parameter.is_neg()
+                or parameter.is_inference()  # numpy may write it, and torch may not
+            ):
+                return None
+            gradients.append(gradient)
+        held = map(is_, map(states.get, self.parameters), self._states)
+        left = (each.left for each in self._residents)
+        keeps = all(held) and all(map(is_, left, self._lefts))
+        return gradients if keeps and self._is_on_device and self._is_even else None
+
+    @property
+    def _is_on_device(self) -> bool:
+        """Whether nobody has fetched state, or put other state there."""
+        states = self._states
+        return (
+            sum(map(len, states)) == len(self._values)
+            and all(map(is_, chain.from_iterable(map(dict.values, states)), self._values))
+            and list(chain.from_iterable(map(dict.__iter__, states))) == self._keys
+        )
+
+    @property
+    def _is_even(self) -> bool:
+        """Whether all are at the same step."""
+        if not self.steps:
+            return True
+        if not all(map(_is_count, self.steps)):
+            return False
+        counts = torch.stack(tuple(self.steps)).numpy()
+        return bool((counts == counts[0]).all())
+
+    def has(self, keys: Collection[str]) -> bool:
+        """Whether these moments are on the device already."""
+        return self._held.issuperset(keys)
+
+    def send(self, gradients: list[Tensor], outbox: Outbox, *, negated: bool) -> None:
+        """Send the gradients, their negations if `negated`, and parameters that were changed on
+        the host; see `Resident.send_master_if_changed` and `Resident.send_gradient`."""
+        torch._foreach_copy_(self._room_views, self.parameters)
+        if not np.array_equal(self._room.view(np.uint32), self._left.view(np.uint32)):
+            self._changed = True
+            for resident in self._residents:
+                resident.send_master_if_changed(outbox)
+        torch._foreach_copy_(self._room_views, gradients)
+        array = convert.negated(self._room) if negated else self._room
+        if not self.is_small and self.extent.lend("g", array):
+            self._is_lent = True
+        else:
+            outbox.send(Sending(self.extent, "g", array))
+        self._traffic.gradients_down += 4 * self.elements
+
+    @property
+    def is_small(self) -> bool:
+        """Whether it is copied together with its neighbours."""
+        return self.extent.count < SMALL_ELEMENTS
+
+    @property
+    def wanted(self) -> Wanted:
+        """What a step leaves for `fetch_parameter`."""
+        return Wanted(self.extent, "p")
+
+    def fetch_parameter(self, inbox: Inbox) -> None:
+        """Take over what a step left."""
+        found = inbox.take(self.wanted, self._left)
+        if found is not self._left:
+            self._left[:] = found
+        self._left[self._padding] = 0.0
+        torch._foreach_copy_(self.parameters, self._left_views)
+        if self._changed:
+            self._adopt()
+        self._traffic.parameters_up += 4 * self.elements
+
+    def end_loan(self) -> None:
+        """The step has ended, see `Resident.end_loan`."""
+        if self._is_lent:
+            self._is_lent = False
+            self.extent.end_loan("g")
+        if self._changed:
+            self._changed = False
+            for resident in self._residents:
+                resident.end_loan()
+
+    def interrupt(self, name: str) -> None:
+        """A step of these parameters failed half way, with what is called `name`."""
+        for resident in self._residents:
+            resident.interrupt(name)
+
+
+class Bundled(NamedTuple):
+    """A bundle that can be used in a step, and the gradients."""
+
+    bundle: Bundle
+    gradients: list[Tensor]
+
+
+class Bundles:
+    """The bundles of one optimizer, which change with what its steps find."""
+
+    def __init__(self) -> None:
+        self._bundles: list[Bundle] = []
+        self._groups: list[list[Tensor]] = []
+
+    def ready(
+        self, groups: Sequence[Mapping[str, Any]], states: Mapping[Tensor, Any]
+    ) -> list[Bundled]:
+        """Those that the next step can use.
+
+        There is none if a group has other parameters than when they were made: one may be in a
+        group twice now.
+        """
+        if not self._bundles or not self._are(groups):
+            return []
+        found = ((each, each.gradients(states)) for each in self._bundles)
+        return [Bundled(each, gradients) for each, gradients in found if gradients is not None]
+
+    def _are(self, groups: Sequence[Mapping[str, Any]]) -> bool:
+        return len(groups) == len(self._groups) and all(
+            len(group["params"]) == len(known) and all(map(is_, group["params"], known))
+            for group, known in zip(groups, self._groups, strict=True)
+        )
+
+    def keep(
+        self,
+        used: Iterable[Bundle],
+        members: Iterable[Member],
+        groups: Iterable[Mapping[str, Any]],
+        traffic: Traffic,
+    ) -> None:
+        """After a step that used some bundles and updated other parameters, each in its group once:
+        make bundles of what can be in one."""
+        made = [Bundle(each, traffic) for each in _runs(members) if len(each) > 1]
+        self._bundles = [*used, *made]
+        if made:
+            self._groups = [list(group["params"]) for group in groups]
+
+    def clear(self) -> None:
+        """There are none."""
+        self._bundles.clear()
+
+
+def _runs(members: Iterable[Member]) -> Iterator[list[Member]]:
+    """Members that fit, each with those that it joins, up to a number of elements."""
+    run: list[Member] = []
+    for member in members:
+        if not member.fits:
+            continue
+        end = member.resident.extent.end
+        if run and not (
+            member.joins(run[-1]) and end - run[0].resident.extent.start <= TOGETHER_ELEMENTS
+        ):
+            yield run
+            run = []
+        run.append(member)
+    if run:
+        yield run
+
+
+def _is_count(step: Any) -> bool:
+    """Whether this is a count of steps as states have it."""
+    return type(step) is Tensor and step.dtype is _FP32 and not step.dim() and step.is_cpu
