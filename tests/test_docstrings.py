@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-TREES = ("hw", "sim", "host", "examples", "bench")
+TREES = ("hw", "sim", "host", "examples", "bench", "tests")
 PARAGRAPHS = ("Timing", "Numerics", "Resources")
 SECTIONS = ("Parameters", "Members", "Attributes", "Returns", "Yields", "Raises")
 

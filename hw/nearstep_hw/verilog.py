@@ -184,7 +184,8 @@ def _rows_in_loops(text: str) -> str:
 def flat_ports(component: wiring.Component) -> list[tuple[str, str, int]]:
     """Name, direction (`input` or `output`) and width of each Verilog port, clock first.
 
-    Members that are constant, as `ready` of a stream that is always ready, are no ports."""
+    Channels of AXI4 have the names of AMBA, see `to_verilog`. Members that are constant, as `ready`
+    of a stream that is always ready, are no ports."""
     ports = [("clk", "input", 1), ("rst", "input", 1)]
     return ports + [(port.name, port.direction.value, len(port.value)) for port in _flat(component)]
 

@@ -110,8 +110,10 @@ class SharedDramProperties(Component, ABC):
 
 class Ownership(SharedDramProperties):
     """Host and kernel never both reach the DRAM, no kernel command does in normal mode, and nothing
-    of the host is lost or changed in it. No calibration of the host is owed in it; none is given
-    while the arbiter has opened a bank."""
+    of the host is lost or changed in it.
+
+    No calibration of the host is owed in it; none is given while the arbiter has opened a bank.
+    """
 
     def state(self, m: Module) -> None:
         dram = self.dram

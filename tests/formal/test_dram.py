@@ -173,7 +173,10 @@ class ArbiterProperties(Component):
 
 class RefreshProperties(Component):
     """Never more refreshes due than are postponed; tRP, tRFC and tZQCS are kept; handed back
-    without. A calibration waits for no more than the next refreshes."""
+    without.
+
+    A calibration waits for no more than the next refreshes.
+    """
 
     DRAIN = 4
 

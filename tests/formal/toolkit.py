@@ -33,7 +33,7 @@ class History:
         return past(self.m, value)
 
     def hold(self, *values: Value) -> None:
-        """Assumes inputs that never change."""
+        """Assume that inputs never change."""
         same = [Value.cast(value) == self.before(value) for value in values]
         with self.m.If(self.exists):
             self.m.d.comb += [Assume(one) for one in same]
@@ -41,7 +41,7 @@ class History:
     def keeps_valid(
         self, port: object, kind: type = Assert, *, cleared: Value | None = None
     ) -> None:
-        """States that a stream holds valid and payload until the transfer."""
+        """State that a stream holds valid and payload until the transfer."""
         valid, payload = self.before(port.valid), self.before(port.payload)
         ready = self.before(port.ready)
         waits = self.exists & valid & ~ready
@@ -55,14 +55,14 @@ class History:
 
 
 def held(m: Module, *values: Value) -> None:
-    """Assumes inputs that never change."""
+    """Assume that inputs never change."""
     History(m).hold(*values)
 
 
 def refuted(
     component: Component, name: str, depth: int, mode: Mode = "bmc", status: str = "FAIL"
 ) -> ProofError:
-    """Asks that a proof does not succeed, with this verdict: of properties that are wrong on
+    """Ask that a proof does not succeed, with this verdict: of properties that are wrong on
     purpose, which shows that the right ones can fail."""
     with pytest.raises(ProofError) as caught:
         prove(component, name, mode, depth)

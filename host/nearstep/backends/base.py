@@ -210,7 +210,7 @@ class Backend(ABC):
     def memory_holds(self, address: int, data: NDArray[np.uint8]) -> bool | None:
         """Whether device memory at `address` is equal to the contiguous array `data`.
 
-        None: it cannot be told now without reading it; never, unless `compares_memory`.
+        None if that cannot be known now without reading it, as always without `compares_memory`.
         """
         return None
 

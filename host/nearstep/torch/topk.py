@@ -27,7 +27,7 @@ def kept_of_block(size: int, share: float) -> int:
     """How many elements of a block of `size` are kept: max(1, round(share x size)), and none of
     none.
 
-    Halves are rounded to even.
+    Ties are rounded to even.
     """
     return min(size, max(1, round(share * size)))
 

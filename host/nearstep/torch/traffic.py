@@ -19,9 +19,9 @@ class Traffic:
     gradients_down, parameters_up : the traffic of steps.
     masters_down : parameters sent because the host had changed them, the first step's included. Of
         those that the device updates where the host has them (`golden:axdimm`, large ones) the
-        first step alone counts: nothing is sent, and a change is not told from the step's. Of these
-        and of gradients that it reads where they are, the counters say what a memory of its own
-        would get.
+        first step alone counts: nothing is sent, and a change cannot be distinguished from the
+        step's. Of these and of gradients that it reads where they are, the counters say what a
+        memory of its own would get.
     masters_up : fp32 masters fetched to merge a change of 16-bit parameters, or for a checkpoint.
     moments_down, moments_up : optimizer state sent (load_state_dict, changed by the user) and
         fetched (when read).

@@ -5,7 +5,6 @@ with a channel `ar` becomes `m_axi__arvalid arready arid araddr ...`, see `nears
 """
 
 from amaranth import Module
-from amaranth.hdl import ShapeLike
 from amaranth.lib import data, enum, stream
 from amaranth.lib.wiring import In, Out, Signature
 
@@ -100,7 +99,7 @@ def _data(width: int) -> int:
     return width
 
 
-def _id(width: int) -> ShapeLike:
+def _id(width: int) -> int:
     if width < 1:
         raise ValueError(f"AXI ID width must be at least 1 bit, not {width!r}")
     return width
@@ -177,7 +176,7 @@ class Axi4Signature(Signature):
 def copied(to: data.View, source: data.View) -> list[object]:
     """Assignments of a channel's payload.
 
-    IDs may differ in width: they get zeros on top, or lose what is there.
+    IDs may differ in width: they are extended with zeros, or truncated.
     """
     if to.shape() == source.shape():
         return [to.eq(source)]
@@ -187,7 +186,8 @@ def copied(to: data.View, source: data.View) -> list[object]:
 def connect_channels(m: Module, part: object, port: object) -> None:
     """Connect a port `part` of a submodule to the same channels of `port`.
 
-    IDs may have fewer bits on one side, see `copied`: what requests get, answers lose again.
+    IDs may have fewer bits on one side: those of requests are extended with zeros, and those of
+    answers truncated.
 
     Parameters
     ----------

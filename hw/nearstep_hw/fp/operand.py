@@ -34,7 +34,7 @@ class Operand:
 
 
 def unpack(fmt: FpFormat, x: Value) -> Operand:
-    """Take the pattern `x` (`fmt.width` bits) apart."""
+    """Split the pattern `x` (`fmt.width` bits) into its fields, and classify it."""
     fraction = x[: fmt.mantissa]
     field = x[fmt.mantissa : fmt.width - 1]
     normal = field.any()

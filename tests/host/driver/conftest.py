@@ -18,7 +18,7 @@ SHAPE = "lanes=4&block_bytes=512&memory_bytes=1MiB"
 
 CARD_SHAPE = SHAPE.replace("block", "chunk")
 SIM_CARD_SHAPE = "lanes=4&chunk_bytes=512&memory_bytes=4MiB"
-"""Of every simulated card that has everything, and of that of ``tests/system/test_train_gpt.py``:
+"""Of every simulated card that has everything, and of that of `tests/system/test_train_gpt.py`:
 they share one build."""
 ADAM = "rules=adam&gradient_formats=fp32&gradient_scale=no&copy_out_formats=&scan=no&compression="
 """What a kernel of an AXDIMM has if nothing is said."""
@@ -67,7 +67,7 @@ BUILDS = {"sim-halfduplex", "sim-card-stalled"}
 
 
 def chosen(names: Iterable[str], deep: Collection[str]) -> list[object]:
-    """Parameters of a fixture; those of ``deep`` are for deep tests."""
+    """Parameters of a fixture; those of `deep` are for deep tests."""
     return [pytest.param(n, marks=pytest.mark.deep) if n in deep else n for n in names]
 
 
@@ -92,7 +92,7 @@ def full(request: pytest.FixtureRequest) -> Iterator[KernelDevice]:
 
 @pytest.fixture
 def job(device: KernelDevice) -> Callable[..., Job]:
-    """Makes a job on the device."""
+    """Make a job on the device."""
     return partial(Job, device)
 
 

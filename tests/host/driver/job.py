@@ -69,19 +69,16 @@ class Asked:
 class Job:
     """Arrays of one size on a device, what they must hold, and updates of them.
 
-    On a DIMM the channel is in acceleration mode from :meth:`start` until arrays are looked at.
+    On a DIMM the channel is in acceleration mode from `start` until arrays are looked at.
 
     Parameters
     ----------
-    device : KernelDevice
-    count, seed, channel : int
-    gradient : str, optional
-        Format of g, whose elements then are of any kind; None is numbers in float32.
-    arrays : iterable of str
-    optimizer : str
-        Of the job's own step.
-    **hyper
-        Hyper-parameters of it, where they are not those of :data:`HYPER`.
+    device
+    count, seed, channel
+    gradient : format of g, whose elements then are of any kind; None is numbers in float32.
+    arrays
+    optimizer : of the job's own step.
+    **hyper : hyper-parameters of it, where they are not those of `HYPER`.
     """
 
     def __init__(
@@ -199,7 +196,7 @@ class Job:
         return run
 
     def run(self, optimizer: str | Optimizer | None = None, **options: object) -> UpdateRun:
-        """A whole run, as of :meth:`start`, after which the channel is the host's."""
+        """A whole run, as of `start`, after which the channel is the host's."""
         with self._mode:
             return self.start(optimizer, **options).wait()
 
@@ -241,11 +238,10 @@ class Job:
 
     def check(self, first: int = 0, stop: int | None = None) -> int:
         """Compare elements [first, stop) of the states, and the copy if there is one, with the
-        results of the last run, bit for bit; and g, which stays as it was. The number compared
-        without g.
+        results of the last run, bit for bit; and g, which stays as it was.
 
-        If all are, the kernel must have read and written every array of the run once, and the
-        results are what the next run begins with.
+        Gives the number compared without g. If all are, the kernel must have read and written
+        every array of the run once, and the results are what the next run begins with.
         """
         expected = self.expected()
         compared = self._compare(expected, first, stop)
@@ -256,7 +252,7 @@ class Job:
         return compared
 
     def check_untouched(self, first: int = 0) -> int:
-        """Compare elements from ``first``, and g, with what they were; the number without g."""
+        """Compare elements from `first`, and g, with what they were; the number without g."""
         return self._compare(self.before, first, None)
 
     def _check_counters(self, asked: Asked, run: UpdateRun) -> None:

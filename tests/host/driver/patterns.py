@@ -46,6 +46,6 @@ def narrowed(values: NDArray[np.float32], form: str) -> NDArray:
 
 
 def indices(rng: np.random.Generator, count: int, pairs: int, group: int) -> NDArray[np.uint32]:
-    """Indices below ``count`` in the order of groups of elements, each group in any order."""
+    """Indices below `count` in the order of groups of elements, each group in any order."""
     chosen = rng.integers(0, count, pairs)
     return chosen[np.argsort(chosen // group, kind="stable")].astype(np.uint32)

@@ -33,7 +33,7 @@ MANY = 40 * BLOCK + 5
 
 @pytest.fixture
 def on(dimm: AxdimmDevice) -> Callable[..., Job]:
-    """Makes a job on a channel."""
+    """Make a job on a channel."""
 
     def make(channel: int, count: int = 1001, **changes: object) -> Job:
         return Job(dimm, count, 10 + channel, channel=channel, **changes)

@@ -220,7 +220,7 @@ def test_rules_that_cannot_be(rules):
 
 @pytest.mark.parametrize("value", ["no", "", 0, 1, None, 0.0])
 def test_a_switch_is_a_truth_value(value):
-    """``bool("no")`` is True."""
+    """`bool("no")` is True."""
     with nearstep.open(URLS["golden-numpy"]) as device:
         p, g, m, v = (device.alloc(16) for _ in range(4))
         for buffer in (p, g, m, v):

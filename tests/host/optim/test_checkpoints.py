@@ -84,7 +84,7 @@ def test_every_group_of_a_checkpoint_is_fused(fused, device, make_parameters, gi
 
 
 def test_steps_that_are_not_fused_have_other_bits(trained, give_gradients):
-    """Without this the test of interchange would not notice a lost ``fused``."""
+    """Without this the test of interchange would not notice a lost `fused`."""
     ours, theirs, optimizer, reference = trained
     resumed = clone(ours)
     second = torch.optim.AdamW(resumed)

@@ -9,7 +9,7 @@ PAGE = 4096
 @cocotb.test()
 @cocotb.parametrize(mode=list(MODES))
 async def any_length_and_alignment(dut: object, mode: str) -> None:
-    """Writes in a row, then reads at once; also across pages, which the host cuts in two."""
+    """Write in a row, then reads at once; also across pages, which the host cuts in two."""
     bench = PcieBench(dut, mode=mode)
     await bench.begin()
     rng = bench.random

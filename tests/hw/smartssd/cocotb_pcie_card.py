@@ -211,7 +211,7 @@ async def a_peer_moves_subgroups_while_runs_go_on(dut: object, mode: str) -> Non
         during = 0
 
         def move(buffers: dict[str, Buffer], number: int, names: tuple[str, ...]) -> int:
-            """Fetches, or brings, arrays of a subgroup; how many while the run went on."""
+            """Fetch, or bring, arrays of a subgroup; how many while the run went on."""
             before, seen = backend.interrupts, 0
             for name in names:
                 buffer = buffers[name]
