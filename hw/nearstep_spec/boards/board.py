@@ -1,0 +1,73 @@
+"""Boards that can be bought, as data: chip, clock, memory, link."""
+
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Literal
+
+__all__ = ["BOARDS", "Board"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Board:
+    """A board.
+
+    Attributes
+    ----------
+    name, title : as it is asked for, and for people.
+    platform : class of amaranth-boards: chip, package, pins, clock.
+    technology : that its datapaths are divided into stages for.
+    system_hz : of the design: `sync` and the memory controller.
+    memory : kind of DRAM.
+    memory_module : part, by the name that LiteDRAM knows its timing by.
+    memory_bytes, memory_bits : size and data pins of the DRAM.
+    baud : of the link, bits a second.
+    source : where these figures stand.
+    """
+
+    name: str
+    title: str
+    platform: str
+    technology: str
+    system_hz: int
+    memory: Literal["sdr", "ddr3"]
+    memory_module: str
+    memory_bytes: int
+    memory_bits: int
+    baud: int
+    source: str
+
+
+BOARDS = MappingProxyType(
+    {
+        board.name: board
+        for board in (
+            Board(
+                name="ulx3s_85f",
+                title="Radiona ULX3S-85F",
+                platform="amaranth_boards.ulx3s:ULX3S_85F_Platform",
+                technology="ecp5",
+                system_hz=100_000_000,
+                memory="sdr",
+                memory_module="MT48LC16M16",
+                memory_bytes=32 << 20,
+                memory_bits=16,
+                baud=3_000_000,
+                source="amaranth-boards 0.0.21, ulx3s.py; ULX3S schematics v3.0.8",
+            ),
+            Board(
+                name="orangecrab_85f",
+                title="OrangeCrab r0.2 85F",
+                platform="amaranth_boards.orangecrab_r0_2:OrangeCrabR0_2_85FPlatform",
+                technology="ecp5",
+                system_hz=96_000_000,
+                memory="ddr3",
+                memory_module="MT41K256M16",
+                memory_bytes=512 << 20,
+                memory_bits=16,
+                baud=3_000_000,
+                source="amaranth-boards 0.0.21, orangecrab_r0_2.py",
+            ),
+        )
+    }
+)
+"""Every board that a bitstream is made for, by name."""

@@ -1,0 +1,75 @@
+"""Configuration of a board design: a card behind a serial link."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Annotated, Any, Literal
+
+from nearstep_spec.boards.board import BOARDS, Board
+from nearstep_spec.codec import Nested, Option
+from nearstep_spec.smartssd.config import SmartssdConfig
+from nearstep_spec.updater.config import ConfigError
+
+UPDATER_OPTIONS: Mapping[str, Any] = MappingProxyType(
+    {
+        "lanes": 2,
+        "functional_units": 1,
+        "chunk_bytes": 1024,
+        "address_width": 32,
+        "rules": ("adam",),
+        "copy_out_formats": ("bf16",),
+        "compression": ("fused",),
+    }
+)
+"""The update kernel of a board, unless it is given another: what an ECP5-85F holds."""
+
+BLOCK_RAM_BYTES = 64 << 10
+CLOCKS_A_BIT = 4  # at least, for the receiver to find the middle of a bit
+
+
+@dataclass(frozen=True, kw_only=True)
+class BoardConfig:
+    """What a bitstream holds: the card of `nearstep_spec.smartssd`, a link, and a memory.
+
+    Parameters
+    ----------
+    board : name.
+    memory : the DRAM of the board behind LiteDRAM, or block RAM alone.
+    baud : of the link; None: that of the board.
+    card : the card. Its `memory_bytes` are those of the memory.
+
+    Raises
+    ------
+    ConfigError : with the value and what is allowed.
+    """
+
+    board: Annotated[str, Option(meaning="board that the design is for", choices=tuple(BOARDS))] = (
+        "ulx3s_85f"
+    )
+    memory: Annotated[
+        Literal["dram", "blockram"], Option(meaning="DRAM of the board, or block RAM of the FPGA")
+    ] = "dram"
+    baud: Annotated[
+        int | None,
+        Option(meaning="bits a second of the link", low=9600, unset="that of the board"),
+    ] = None
+    card: Annotated[
+        SmartssdConfig, Nested(omit=("memory_bytes", "technology"), defaults=UPDATER_OPTIONS)
+    ] = field(default_factory=SmartssdConfig)
+
+    def __post_init__(self) -> None:
+        if self.board not in BOARDS:
+            raise ConfigError(f"board must be one of {tuple(BOARDS)}, not {self.board!r}")
+        most = self.described.system_hz // CLOCKS_A_BIT
+        if not 9600 <= self.link_baud <= most:
+            raise ConfigError(f"baud must be 9600 to {most}, not {self.baud!r}")
+
+    @property
+    def described(self) -> Board:
+        """The board."""
+        return BOARDS[self.board]
+
+    @property
+    def link_baud(self) -> int:
+        """Bits a second of the link, as a number."""
+        return self.described.baud if self.baud is None else self.baud

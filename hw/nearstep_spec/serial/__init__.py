@@ -1,0 +1,1 @@
+"""The serial link between a host and a board."""

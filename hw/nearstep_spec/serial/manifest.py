@@ -1,0 +1,62 @@
+"""What a board says of itself: the text behind `Space.MANIFEST`.
+
+Compact JSON in UTF-8: the family whose driver it needs, the configuration as the codec writes it,
+the hash of every register map, and what no configuration of the family knows.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Self
+
+FORMAT = 1
+
+
+class ManifestError(ValueError):
+    """A text that is no manifest of this format."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """What a board is.
+
+    Attributes
+    ----------
+    board : name, such as `ulx3s_85f`; for an emulated device the name it was opened by.
+    family : of the driver: `smartssd`.
+    config : of the family, see `nearstep_spec.codec.to_json`.
+    map_hashes : of each register block, by name.
+    memory_bytes : of the device.
+    regions : first byte and bytes of each memory channel.
+    clock_hz : of device cycles; 0 if there is no clock.
+    controller : what the memory controller behind `Space.CONTROLLER` needs before memory can be
+        used, `none` for nothing.
+    package : version of nearstep that made it.
+    format : of this text.
+    """
+
+    board: str
+    family: str
+    config: Mapping[str, Any]
+    map_hashes: Mapping[str, int]
+    memory_bytes: int
+    regions: tuple[tuple[int, int], ...]
+    clock_hz: int = 0
+    controller: str = "none"
+    package: str = ""
+    format: int = field(default=FORMAT)
+
+    def encode(self) -> bytes:
+        return json.dumps(asdict(self), separators=(",", ":"), sort_keys=True).encode()
+
+    @classmethod
+    def decode(cls, text: bytes) -> Self:
+        """Raises `ManifestError`, with what is wrong."""
+        try:
+            found = json.loads(text)
+            if found["format"] != FORMAT:
+                raise ManifestError(f"format must be {FORMAT}, not {found['format']!r}")
+            regions = tuple((int(first), int(size)) for first, size in found.pop("regions"))
+            return cls(**found, regions=regions)
+        except (KeyError, TypeError, ValueError) as error:
+            raise ManifestError(f"not a manifest of format {FORMAT}: {error}") from error
