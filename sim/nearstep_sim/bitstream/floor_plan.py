@@ -154,9 +154,7 @@ def _show(axes: Axes, image: "np.ndarray", grid: Grid) -> None:  # type: ignore[
     )
 
 
-def _finish(
-    axes: Axes, handles: list[Patch | Line2D], path: Sequence[tuple[int, int]]
-) -> None:
+def _finish(axes: Axes, handles: list[Patch | Line2D], path: Sequence[tuple[int, int]]) -> None:
     if path:
         columns, rows = zip(*path, strict=True)
         axes.plot(columns, rows, color="white", linewidth=3.2, zorder=5)

@@ -5,7 +5,7 @@ import json
 import os
 import shutil
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -187,7 +187,9 @@ class _Flow:
                 _check_room(cells)
 
         try:
-            self.run(f"place and route, seed {seed}", "nextpnr-ecp5", f"{name}/out.txt", options, look)
+            self.run(
+                f"place and route, seed {seed}", "nextpnr-ecp5", f"{name}/out.txt", options, look
+            )
         except ToolFailedError as error:
             if any(each in str(error) for each in NO_PLACE):
                 fullest = sorted(cells, key=lambda c: -cells[c].used / cells[c].available)

@@ -182,9 +182,7 @@ def _path(path: Mapping[str, Any], sources: Mapping[str, str]) -> Path:
     )
 
 
-def _stretches(
-    steps: list[Mapping[str, Any]], sources: Mapping[str, str]
-) -> Iterator[Stretch]:
+def _stretches(steps: list[Mapping[str, Any]], sources: Mapping[str, str]) -> Iterator[Stretch]:
     """Steps that follow each other and have one source and block.
 
     What the netlist has no source for belongs to the stretch before it, if the block is the same:
