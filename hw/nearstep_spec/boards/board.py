@@ -21,6 +21,9 @@ class Board:
     memory_module : part, by the name that LiteDRAM knows its timing by.
     memory_bytes, memory_bits : size and data pins of the DRAM.
     baud : of the link, bits a second.
+    line : pins of the link, receiver and transmitter, of a connector; None: the platform's UART.
+    button, light : of the platform: resets the board, and is on when memory is ready. A light may
+        be one of several: `rgb_led.g`.
     source : where these figures stand.
     """
 
@@ -34,6 +37,9 @@ class Board:
     memory_bytes: int
     memory_bits: int
     baud: int
+    line: tuple[str, str] | None = None
+    button: str
+    light: str
     source: str
 
 
@@ -52,6 +58,8 @@ BOARDS = MappingProxyType(
                 memory_bytes=32 << 20,
                 memory_bits=16,
                 baud=3_000_000,
+                button="button_fire",
+                light="led",
                 source="amaranth-boards 0.0.21, ulx3s.py; ULX3S schematics v3.0.8",
             ),
             Board(
@@ -65,6 +73,9 @@ BOARDS = MappingProxyType(
                 memory_bytes=512 << 20,
                 memory_bits=16,
                 baud=3_000_000,
+                line=("0", "1"),
+                button="button",
+                light="rgb_led.g",
                 source="amaranth-boards 0.0.21, orangecrab_r0_2.py",
             ),
         )
