@@ -63,8 +63,7 @@ cast(Any, command).context_settings = {"allow_extra_args": True, "ignore_unknown
 
 def _make(config: BoardConfig, folder: Path, seeds: Sequence[int], jobs: int) -> None:
     # Amaranth and matplotlib are loaded when they are needed.
-    from nearstep_hw.boards import plan
-
+    from nearstep_hw.boards.plan import plan
     from nearstep_sim.bitstream.errors import BitstreamError
     from nearstep_sim.bitstream.flow import build
 

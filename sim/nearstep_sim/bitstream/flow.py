@@ -24,7 +24,6 @@ from nearstep_sim.bitstream.errors import (
 from nearstep_sim.bitstream.floor_plan import FORMATS, draw_placed, draw_routed
 from nearstep_sim.bitstream.placement import read_placement
 from nearstep_sim.bitstream.report import Report, Use, read_report, utilisation
-from nearstep_sim.bitstream.sources import portable
 from nearstep_sim.bitstream.summary import summary
 from nearstep_sim.bitstream.tools import Program, find, run
 from nearstep_spec.cache import unwritable
@@ -132,12 +131,12 @@ class _Flow:
         try:
             for name in RESULTS:
                 (self.folder / name).unlink(missing_ok=True)
-            shutil.rmtree(self.work, ignore_errors=False) if self.work.exists() else None
+            if self.work.exists():
+                shutil.rmtree(self.work)
             for name, content in self.plan.files.items():
                 path = self.work / name
                 path.parent.mkdir(parents=True, exist_ok=True)
-                text = portable(content) if name.endswith(".il") else content
-                path.write_bytes(text.encode() if isinstance(text, str) else text)
+                path.write_bytes(content.encode() if isinstance(content, str) else content)
         except OSError as error:
             raise FolderError(self.folder, error.strerror or str(error)) from error
 
@@ -269,7 +268,10 @@ def build(
     _write(made, title, raw)
     places = report.path.places if report.path else ()
     slowest = report.clocks[0]
-    told = f"seed {best}, {slowest.name} {slowest.achieved:.1f} MHz of {slowest.needed:.1f} MHz"
+    told = (
+        f"seed {best}, {slowest.name} reaches {slowest.achieved:.1f} MHz "
+        f"and must reach {slowest.needed:.1f} MHz"
+    )
     draw_placed(placement, folder / "placed", f"{title}, placed: {told}", places)
     draw_routed(placement, folder / "routed", f"{title}, routed: {told}", places)
     flow.watch.end("pictures")

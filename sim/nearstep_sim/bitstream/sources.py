@@ -1,52 +1,13 @@
-"""Names of sources: in a plan without folders of this machine, and for what a netlist has."""
+"""Names of the sources, and of the blocks, that a flat netlist was made of."""
 
 import re
-import sys
 from collections.abc import Iterable
-from pathlib import Path, PurePosixPath
 
-__all__ = ["block_of", "portable", "source_of"]
+__all__ = ["block_of", "source_of"]
 
-_SRC = re.compile(r'(attribute \\src ")([^"]*)(")')
 _FOREIGN = ("/share/", "amaranth/")
 """Of the cells of Yosys, and of the library in which signals of interfaces are made: no source of
 what a design does."""
-
-
-def portable(rtlil: str, roots: Iterable[str] | None = None) -> str:
-    """RTLIL whose attributes `src` name files from where Python imports them: the same in every
-    checkout.
-
-    Parameters
-    ----------
-    rtlil : of Amaranth.
-    roots : folders that files are imported from; those of this Python unless given.
-    """
-    given = sys.path if roots is None else roots
-    folders = sorted({Path(each).resolve() for each in given if each}, key=_depth, reverse=True)
-    known: dict[str, str] = {}
-
-    def named(match: re.Match[str]) -> str:
-        text = match[2]
-        if text not in known:
-            known[text] = "|".join(_relative(each, folders) for each in text.split("|"))
-        return match[1] + known[text] + match[3]
-
-    return _SRC.sub(named, rtlil)
-
-
-def _depth(folder: Path) -> int:
-    return len(folder.parts)
-
-
-def _relative(source: str, folders: list[Path]) -> str:
-    path, colon, line = source.rpartition(":")
-    if not path.startswith("/"):
-        return source
-    for folder in folders:
-        if Path(path).is_relative_to(folder):
-            return f"{Path(path).relative_to(folder).as_posix()}{colon}{line}"
-    return f"{PurePosixPath(path).name}{colon}{line}"
 
 
 def source_of(sources: Iterable[str]) -> str:

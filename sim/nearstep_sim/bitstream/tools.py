@@ -110,7 +110,8 @@ class Program:
                 check=False,
             )
         except OSError as error:
-            raise ToolMissingError(self.tool.name, f"{self.path} ({error})", _remedy(self.tool))
+            reason = f"program {self.path} that starts ({error})"
+            raise ToolMissingError(self.tool.name, reason, _remedy(self.tool)) from error
         lines = [line.strip() for line in done.stdout.splitlines() if line.strip()]
         if not lines:
             reason = f"version of {self.path}, which exited with {done.returncode}"
