@@ -1,6 +1,6 @@
 """One burst at a time on an AXI4 port."""
 
-from amaranth import Elaboratable, Module, Mux, ResetInserter, Signal
+from amaranth import Elaboratable, Module, ResetInserter, Signal
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 from amaranth.utils import ceil_log2
@@ -124,10 +124,10 @@ class BurstAccess(wiring.Component):
         m.d.sync += [landed.eq(axi.r.valid & reading), beat.eq(axi.r.payload)]
         with m.If(landed):
             m.d.sync += self.o_index.eq(self.o_index + 1)
-        answer = Mux(awaited, axi.b.payload.resp, axi.r.payload.resp)
-        answers = (axi.b.valid & awaited) | (axi.r.valid & reading)
-        with m.If(answers & answer.as_value()[1] & (self.o_response == 0)):
-            m.d.sync += self.o_response.eq(answer)
+        for channel, wanted in ((axi.r, reading), (axi.b, awaited)):
+            response = channel.payload.resp.as_value()
+            with m.If(channel.valid & wanted & response[1] & (self.o_response == 0)):
+                m.d.sync += self.o_response.eq(response)
         with m.If(axi.r.valid & axi.r.payload.last):
             m.d.sync += reading.eq(0)
         with m.If(axi.b.valid):

@@ -67,7 +67,7 @@ class MemoryAccess(wiring.Component):
         address = Signal(PAGE_BITS)  # of the byte that is next
         failed = Signal(PAGE_BITS)  # of the first byte of the burst
         rest = Signal(range(MOST_DATA + 1))  # bytes
-        index, last = address[lane_bits:][:INDEX_BITS], Signal(INDEX_BITS)
+        last = Signal(INDEX_BITS)  # place of the last beat of the burst
         put, give, ends = Signal(), Signal(), Signal()
         final = Signal(range(BURST_BEATS * self.data_width // BYTE_BITS + MOST_DATA))
 

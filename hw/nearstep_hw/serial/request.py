@@ -145,7 +145,7 @@ class RequestReader(wiring.Component):
             plain.eq(header.space == 0),
             long.eq(header.length > MOST_DATA),
             end.eq(header.address[:PAGE_BITS] + header.length),
-            unaligned.eq(((header.address[:2] | header.length[:2]) != 0)),
+            unaligned.eq((header.address[:2] | header.length[:2]) != 0),
             words.eq((header.space != Space.MEMORY) & (header.space != Space.MANIFEST)),
             read_only.eq((header.space == Space.MANIFEST) & (header.op == Op.WRITE)),
             is_write.eq(header.op == Op.WRITE),

@@ -99,10 +99,9 @@ class UartReceiver(wiring.Component):
                     m.next = "BITS"
             with m.State("BITS"), m.If(now):
                 m.d.sync += number.eq(number + 1)
-                with m.If(number == 0):
-                    with m.If(sample):
-                        m.next = "IDLE"
-                with m.Elif(number != BYTE_BITS + 1):
+                with m.If((number == 0) & sample):  # no start bit
+                    m.next = "IDLE"
+                with m.Elif(number != BYTE_BITS + 1):  # that of the start bit is shifted out
                     m.d.sync += self.o.payload.eq(Cat(self.o.payload[1:], sample))
                 with m.Elif(sample):
                     m.d.sync += self.o.valid.eq(1)
