@@ -15,9 +15,9 @@ NO_SESSION: what registers held is gone, and the host must know.
 
 *Lost frames*: whoever waits in vain sends the request again, with its sequence number. Reads have
 no side effects, and a write of memory has the same effect twice. A write of registers has not: one
-whose sequence number and address are those of the last write of registers in the session is not
-carried out again; its answer is that of the first time. Registers are those of every space but
-memory and the manifest.
+whose sequence number and address are those of the request carried out just before it is not carried
+out again; its answer is that of the first time. (Not of the last write, however long ago: numbers
+come again after 256 requests.) Registers are those of every space but memory and the manifest.
 
 *Ahead*: a board holds `window` requests, so that the host need not wait for each answer. The host
 writes registers only when nothing else is unanswered, and waits for the answer.
