@@ -10,7 +10,7 @@ from nearstep_spec.serial.framing import CRC_BYTES, ESCAPE, FLAG, INVERT
 
 
 class Deframer(wiring.Component):
-    """Frames as `nearstep_spec.serial.framing.Deframer` finds them.
+    """Frames as `nearstep_spec.serial.framing.Deframer` finds them, of at least so many bytes.
 
     Bytes of a frame are given as they come, before it is known whether the frame is whole; then its
     end, or that it is to be forgotten. A frame that gave no byte may be forgotten too.
@@ -19,7 +19,7 @@ class Deframer(wiring.Component):
 
     Parameters
     ----------
-    most_bytes : of a body; longer frames are dropped.
+    least_bytes, most_bytes : of a body; shorter and longer frames are dropped.
 
     Members
     -------
@@ -30,7 +30,8 @@ class Deframer(wiring.Component):
     o_drop : strobe: the frame is to be forgotten.
     """
 
-    def __init__(self, *, most_bytes: int) -> None:
+    def __init__(self, *, least_bytes: int, most_bytes: int) -> None:
+        self.least_bytes = least_bytes
         self.most_bytes = most_bytes
         super().__init__(
             {
@@ -45,7 +46,7 @@ class Deframer(wiring.Component):
     def elaborate(self, platform: object) -> Elaboratable:
         m = Module()
         m.submodules.crc = crc = CRC32_ETHERNET(data_width=BYTE_BITS).create()
-        most = self.most_bytes + CRC_BYTES
+        least, most = (each + CRC_BYTES for each in (self.least_bytes, self.most_bytes))
         valid, flag, escape, byte = Signal(), Signal(), Signal(), Signal(BYTE_BITS)
         damage = Signal()
         m.d.sync += [
@@ -63,7 +64,7 @@ class Deframer(wiring.Component):
         m.d.comb += [
             plain.eq(byte ^ Mux(escaped, INVERT, 0)),
             put.eq(valid & ~flag & ~escape & started & (count != most)),
-            whole.eq(~bad & ~escaped & (count > CRC_BYTES) & crc.match_detected),
+            whole.eq(~bad & ~escaped & (count >= least) & crc.match_detected),
             empty.eq(~bad & ~escaped & (count == 0)),
             crc.data.eq(plain),
             crc.valid.eq(put),

@@ -101,13 +101,13 @@ class Executor(wiring.Component):
                 m.next = "DECIDE"
             with m.State("DECIDE"):
                 m.next = "ANSWER"
-                m.d.comb += remember.eq(~repeated)
-                with m.If(self.i_bad):
-                    m.d.sync += status.eq(Status.BAD_REQUEST)
-                with m.Elif(header.op == Op.SYNC):
+                with m.If((header.op == Op.SYNC) & ~self.i_bad):
+                    m.d.comb += remember.eq(1)
                     m.d.sync += [session.eq(1), answer.content.eq(Content.HELLO)]
                 with m.Elif(~session):
                     m.d.sync += status.eq(Status.NO_SESSION)
+                with m.Elif(self.i_bad):
+                    m.d.sync += status.eq(Status.BAD_REQUEST)
                 with m.Elif(repeated):
                     m.d.sync += [status.eq(then_status), failed.eq(then_failed)]
                     with m.If(then_status != Status.OK):
@@ -115,8 +115,10 @@ class Executor(wiring.Component):
                 with m.Elif(header.space != Space.MANIFEST):
                     m.next = "RUN"
                 with m.Elif(outside):
+                    m.d.comb += remember.eq(1)
                     m.d.sync += [status.eq(Status.DECERR), answer.content.eq(Content.ADDRESS)]
                 with m.Else():
+                    m.d.comb += remember.eq(1)
                     m.d.sync += [answer.content.eq(Content.BYTES), answer.manifest.eq(1)]
             with m.State("RUN"):
                 m.d.comb += run.eq(1)

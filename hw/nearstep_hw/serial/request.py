@@ -1,6 +1,6 @@
 """Requests: their layout, the reader that checks them, and the port of what carries them out."""
 
-from amaranth import Elaboratable, Module, Signal
+from amaranth import Cat, Elaboratable, Module, Signal
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out, Signature
 
@@ -65,7 +65,7 @@ class AccessSignature(Signature):
 class RequestReader(wiring.Component):
     """Takes requests from their buffer, header first, and says which are none.
 
-    Bytes that are missing in a header are 0.
+    Bodies have a header at least.
 
     *Timing*: a request shows four cycles behind the last byte of its header.
 
@@ -73,7 +73,7 @@ class RequestReader(wiring.Component):
     -------
     i_length, i : of a `RequestBuffer`.
     o_valid, o_header : a request, until `i_done`.
-    o_bad : it must not be carried out, see `Request.check`.
+    o_bad : it must not be carried out, see `nearstep_spec.serial.protocol.Request.check`.
     o_data : its data; what is not taken before `i_done` is thrown away.
     i_done : strobe: on to the next.
     """
@@ -90,7 +90,7 @@ class RequestReader(wiring.Component):
         m = Module()
         header = self.o_header
         left = Signal(LENGTH_BITS)  # bytes of the body that are still to be taken
-        number = Signal(range(REQUEST_BYTES + 1))
+        number = Signal(range(REQUEST_BYTES))
         taken = Signal()
         m.d.comb += [self.o_data.payload.eq(self.i.payload), taken.eq(self.i.valid & self.i.ready)]
         with m.If(taken):
@@ -100,16 +100,14 @@ class RequestReader(wiring.Component):
                 m.d.comb += self.i_length.ready.eq(1)
                 m.d.sync += [number.eq(0), left.eq(self.i_length.payload)]
                 with m.If(self.i_length.valid):
-                    m.d.sync += header.eq(0)
                     m.next = "HEADER"
             with m.State("HEADER"):
-                with m.If((number == REQUEST_BYTES) | (left == 0)):
-                    m.next = "COMPARE"
-                with m.Else():
-                    m.d.comb += self.i.ready.eq(1)
-                    with m.If(self.i.valid):
-                        place = header.as_value().word_select(number, BYTE_BITS)
-                        m.d.sync += [place.eq(self.i.payload), number.eq(number + 1)]
+                m.d.comb += self.i.ready.eq(1)
+                with m.If(self.i.valid):
+                    shifted = Cat(header.as_value()[BYTE_BITS:], self.i.payload)
+                    m.d.sync += [header.eq(shifted), number.eq(number + 1)]
+                    with m.If(number == REQUEST_BYTES - 1):
+                        m.next = "COMPARE"
             with m.State("COMPARE"):
                 m.next = "JUDGE"
             with m.State("JUDGE"):
@@ -126,10 +124,10 @@ class RequestReader(wiring.Component):
                 m.d.comb += self.i.ready.eq(left != 0)
                 with m.If(left == 0):
                     m.next = "IDLE"
-        self._judge(m, short=number != REQUEST_BYTES, left=left)
+        self._judge(m, left)
         return m
 
-    def _judge(self, m: Module, *, short: object, left: Signal) -> None:
+    def _judge(self, m: Module, left: Signal) -> None:
         """Two steps behind the header: what is true of it, and whether it is a request."""
         header = self.o_header
         is_sync, is_write, known = Signal(), Signal(), Signal()
@@ -149,13 +147,12 @@ class RequestReader(wiring.Component):
             words.eq((header.space != Space.MEMORY) & (header.space != Space.MANIFEST)),
             read_only.eq((header.space == Space.MANIFEST) & (header.op == Op.WRITE)),
             is_write.eq(header.op == Op.WRITE),
-            broken.eq(short),
         ]
         with m.If(is_write):
             m.d.comb += data_wrong.eq(left != header.length)
         with m.Else():
             m.d.comb += data_wrong.eq(left != 0)
-        bad = broken | ~known | data_wrong
+        bad = ~known | data_wrong
         with m.If(is_sync):
             bad_use = ~empty | ~plain
             m.d.sync += self.o_bad.eq(bad | bad_use)
