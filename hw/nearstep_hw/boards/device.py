@@ -1,7 +1,5 @@
 """What every board has between its serial line and its memory."""
 
-from importlib.metadata import version
-
 from amaranth import Elaboratable, Module, ResetInserter
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
@@ -9,45 +7,15 @@ from amaranth.lib.wiring import In, Out
 from nearstep_hw.axi.isolate import AxiIsolate
 from nearstep_hw.axi.signature import Axi4Signature, connect_channels
 from nearstep_hw.boards.outside import pass_on
-from nearstep_hw.rule.rtl import FunctionalUnit
 from nearstep_hw.serial.board_control import BoardControl
 from nearstep_hw.serial.endpoint import SerialEndpoint
 from nearstep_hw.serial.uart import divisor_of
 from nearstep_hw.serial.wishbone import WishboneSignature
 from nearstep_hw.smartssd.card import SmartssdCard
-from nearstep_hw.updater.unit_row import UnitMaker, outside_ports
+from nearstep_hw.updater.unit_row import outside_ports
 from nearstep_spec.boards.config import BoardConfig
-from nearstep_spec.boards.registers import board_map
-from nearstep_spec.codec import to_json
 from nearstep_spec.csr.model import BLOCK_BYTES
-from nearstep_spec.serial.manifest import Manifest, Step
-
-FAMILY = "smartssd"
-
-
-def manifest_of(
-    config: BoardConfig, *, controller: str = "none", steps: tuple[Step, ...] = ()
-) -> Manifest:
-    """What the board says of itself.
-
-    Parameters
-    ----------
-    config
-    controller, steps : of the memory controller, see `Manifest`.
-    """
-    hashes = {name: registers.hash() for name, (_, registers) in config.card.maps().items()}
-    return Manifest(
-        board=config.board,
-        family=FAMILY,
-        config=to_json(config.card),
-        map_hashes=hashes | {"board": board_map().hash()},
-        memory_bytes=config.memory_bytes,
-        regions=((0, config.memory_bytes),),
-        clock_hz=config.described.system_hz,
-        controller=controller,
-        controller_steps=steps,
-        package=version("nearstep"),
-    )
+from nearstep_spec.serial.manifest import Manifest
 
 
 class BoardDevice(wiring.Component):
@@ -60,7 +28,7 @@ class BoardDevice(wiring.Component):
     ----------
     config : of the board.
     manifest : what it says of itself.
-    unit : makes a functional unit, see `SmartssdCard`.
+    card : of that configuration.
 
     Members
     -------
@@ -73,17 +41,11 @@ class BoardDevice(wiring.Component):
     others : ports of the functional units, if they are outside: see `SmartssdCard`.
     """
 
-    def __init__(
-        self,
-        config: BoardConfig,
-        manifest: Manifest,
-        *,
-        unit: UnitMaker | None = FunctionalUnit,
-    ) -> None:
+    def __init__(self, config: BoardConfig, manifest: Manifest, card: SmartssdCard) -> None:
         kernel = config.card.kernel
         widths = {"address_width": kernel.address_width, "data_width": kernel.data_width}
-        self.unit = unit
-        self.card = SmartssdCard(config.card, unit=unit)
+        id_width = len(card.m_axi.ar.payload.id)
+        self.card = card
         self.control = BoardControl()
         self.endpoint = SerialEndpoint(
             divisor=divisor_of(clock_hz=config.described.system_hz, baud=config.link_baud),
@@ -91,9 +53,9 @@ class BoardDevice(wiring.Component):
             csr_address_width=(BLOCK_BYTES * len(config.card.maps()) - 1).bit_length(),
             **widths,
         )
-        port = Axi4Signature(**widths, id_width=len(self.card.m_axi.ar.payload.id))
-        self.isolate = AxiIsolate(**widths, id_width=len(self.card.m_axi.ar.payload.id))
-        self.outside = outside_ports(kernel, unit)
+        port = Axi4Signature(**widths, id_width=id_width)
+        self.isolate = AxiIsolate(**widths, id_width=id_width)
+        self.outside = outside_ports(kernel, card.unit)
         super().__init__(
             {
                 "rx": In(1, init=1),

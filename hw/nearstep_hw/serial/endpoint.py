@@ -1,30 +1,35 @@
-"""The board's end of the serial link."""
+"""The board's end of the serial link, on a UART."""
 
 from amaranth import Elaboratable, Module
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
-from nearstep_hw.axi.signature import Axi4Signature
-from nearstep_hw.csr.signature import CsrSignature
-from nearstep_hw.serial.wishbone import WishboneSignature
+from nearstep_hw.axi.signature import connect_channels
+from nearstep_hw.serial.byte_endpoint import (
+    TIMEOUT_CYCLES,
+    WINDOW,
+    ByteEndpoint,
+    endpoint_ports,
+)
+from nearstep_hw.serial.uart import UartReceiver, UartTransmitter
 from nearstep_spec.csr.model import ADDRESS_WIDTH
-
-WINDOW = 7
-"""Requests that are held, unless told otherwise: they fill 8 KiB, and at 3 Mbaud they take longer
-than the 16 ms that a USB adapter may keep their answers back."""
 
 
 class SerialEndpoint(wiring.Component):
     """Carries out what a host asks for on a serial line, as `nearstep_spec.serial` says.
 
+    Flat Verilog ports, besides those of AXI4 and of the register ports: `rx`, `tx`, `wishbone__adr
+    dat_w dat_r sel cyc stb we ack err`.
+
+    *Timing*: that of `ByteEndpoint`; a byte of the line takes ten bits of `divisor` cycles, which
+    is longer than anything else. No output but `csr` and `board` depends on an input without a
+    register.
+
     Parameters
     ----------
     divisor : clock cycles of a bit, see `divisor_of`.
-    manifest : the text behind `Space.MANIFEST`.
-    address_width, data_width : bits of the memory port; data 32 to 1024.
-    csr_address_width : bits of a byte address of the device's registers.
-    window : requests that are held.
-    timeout_cycles : that an access may take, before it is answered with BUS_TIMEOUT.
+    manifest, address_width, data_width, csr_address_width, window, timeout_cycles : see
+        `ByteEndpoint`.
 
     Members
     -------
@@ -37,6 +42,11 @@ class SerialEndpoint(wiring.Component):
     o_dropped : strobe: a frame was damaged, too short or too long, or found no room.
     o_framing_error : strobe: a byte without a stop bit.
     o_active : a request is being carried out or answered.
+
+    Raises
+    ------
+    BaudError, ManifestSizeError
+    ValueError : a width, `window` or `timeout_cycles` is out of range.
     """
 
     def __init__(
@@ -48,25 +58,49 @@ class SerialEndpoint(wiring.Component):
         data_width: int,
         csr_address_width: int = ADDRESS_WIDTH,
         window: int = WINDOW,
-        timeout_cycles: int = 1 << 16,
+        timeout_cycles: int = TIMEOUT_CYCLES,
     ) -> None:
+        self.receiver = UartReceiver(divisor=divisor)
+        self.transmitter = UartTransmitter(divisor=divisor)
+        self.endpoint = ByteEndpoint(
+            manifest=manifest,
+            address_width=address_width,
+            data_width=data_width,
+            csr_address_width=csr_address_width,
+            window=window,
+            timeout_cycles=timeout_cycles,
+        )
         super().__init__(
             {
                 "rx": In(1, init=1),
                 "tx": Out(1, init=1),
-                "csr": Out(CsrSignature(csr_address_width)),
-                "board": Out(CsrSignature()),
-                "m_axi": Out(
-                    Axi4Signature(address_width=address_width, data_width=data_width, id_width=1)
-                ),
-                "wishbone": Out(WishboneSignature()),
-                "i_reset": In(1),
-                "o_dropped": Out(1),
                 "o_framing_error": Out(1),
-                "o_active": Out(1),
+                **endpoint_ports(
+                    address_width=address_width,
+                    data_width=data_width,
+                    csr_address_width=csr_address_width,
+                ),
             }
         )
 
     def elaborate(self, platform: object) -> Elaboratable:
         m = Module()
+        m.submodules.receiver = receiver = self.receiver
+        m.submodules.endpoint = endpoint = self.endpoint
+        m.submodules.transmitter = transmitter = self.transmitter
+
+        wiring.connect(m, receiver.o, endpoint.i)
+        wiring.connect(m, endpoint.o, transmitter.i)
+        for name in ("csr", "board", "wishbone"):
+            wiring.connect(m, getattr(endpoint, name), wiring.flipped(getattr(self, name)))
+        connect_channels(m, endpoint.m_axi, self.m_axi)
+        m.d.comb += [
+            receiver.rx.eq(self.rx),
+            endpoint.i_damage.eq(receiver.o_framing_error),
+            endpoint.i_reset.eq(self.i_reset),
+            self.tx.eq(transmitter.tx),
+            self.o_framing_error.eq(receiver.o_framing_error),
+            self.o_dropped.eq(endpoint.o_dropped),
+            self.o_active.eq(endpoint.o_active),
+        ]
         return m
