@@ -5,7 +5,7 @@ import json
 import os
 import shutil
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -43,7 +43,6 @@ RESULTS = (
     *(f"{picture}.{form}" for picture in PICTURES for form in FORMATS),
 )
 STEPS = ("yosys", "nextpnr-ecp5", "ecppack")
-QUIET = {"-q", "--quiet"}
 NO_PLACE = ("utilisation limit", "Unable to place cell", "failed to place")
 FULLEST = 4  # types of cells that an error shows
 
@@ -141,19 +140,41 @@ class _Flow:
             raise FolderError(self.folder, error.strerror or str(error)) from error
 
     def run(
-        self, step: str, tool: str, log: str, options: Mapping[str, str | None], look: Any = None
+        self,
+        step: str,
+        tool: str,
+        options: Mapping[str, str | None],
+        look: Callable[[str], None] = lambda line: None,
+        *,
+        into: str = ".",
+        log: str | None = None,
     ) -> None:
-        """Run the command of a plan for this tool, with options in place of its own."""
+        """Run the command of a plan for this tool, with options in place of its own.
+
+        Parameters
+        ----------
+        step, tool, options
+        look : is given each line.
+        into : folder in which its output is kept.
+        log : that it writes.
+        """
 
         def line(text: str) -> None:
             self.watch.line(step, text)
-            if look is not None:
-                look(text)
+            look(text)
 
         arguments = _with(self.commands[tool], options)
+        output = self.work / into / f"{tool}.txt"
         self.watch.begin(step)
         try:
-            run(self.programs[tool], arguments, self.work, self.work / log, line)
+            run(
+                self.programs[tool],
+                arguments,
+                self.work,
+                output,
+                log=None if log is None else self.work / log,
+                watch=line,
+            )
         finally:
             self.watch.end(step)
 
@@ -167,7 +188,7 @@ class _Flow:
         """
         name = f"seed-{seed}"
         (self.work / name).mkdir()
-        options = {
+        options: dict[str, str | None] = {
             "--seed": str(seed),
             "--log": f"{name}/{self.top}.tim",
             "--textcfg": f"{name}/{self.top}.config",
@@ -186,9 +207,8 @@ class _Flow:
                 _check_room(cells)
 
         try:
-            self.run(
-                f"place and route, seed {seed}", "nextpnr-ecp5", f"{name}/out.txt", options, look
-            )
+            step = f"place and route, seed {seed}"
+            self.run(step, "nextpnr-ecp5", options, look, into=name, log=options["--log"])
         except ToolFailedError as error:
             if any(each in str(error) for each in NO_PLACE):
                 fullest = sorted(cells, key=lambda c: -cells[c].used / cells[c].available)
@@ -236,7 +256,8 @@ def build(
     if not seeds or len(set(seeds)) != len(seeds):
         raise ValueError(f"seeds must be different numbers, at least one, not {list(seeds)}")
     flow.prepare()
-    flow.run("synthesis", "yosys", "yosys.txt", {})
+    log = f"{flow.top}.rpt"
+    flow.run("synthesis", "yosys", {"-l": log}, log=log)
     with ThreadPoolExecutor(jobs) as pool:
         placed = dict(zip(seeds, pool.map(flow.place, seeds), strict=True))
     found = {seed: each for seed, each in placed.items() if isinstance(each, Report)}
@@ -252,7 +273,7 @@ def build(
         "--bit": f"{flow.top}.bit",
         "--svf": f"{flow.top}.svf",
     }
-    flow.run("bitstream", "ecppack", "ecppack.txt", files)
+    flow.run("bitstream", "ecppack", files)
     bit = folder / (FAILED_BIT if report.failed else BIT)
     os.replace(flow.work / f"{flow.top}.bit", bit)
     made = Bitstream(
@@ -323,14 +344,14 @@ def _commands(plan: BuildPlan) -> dict[str, list[str]]:
 
 
 def _with(arguments: Sequence[str], options: Mapping[str, str | None]) -> list[str]:
-    """Arguments with these options, in place of the same ones if they have them; not quiet."""
+    """Arguments with these options, in place of the same ones if they have them."""
     kept, words = [], list(arguments)
     while words:
         word = words.pop(0)
         if word in options:
             if options[word] is not None:
                 words.pop(0)
-        elif word not in QUIET:
+        else:
             kept.append(word)
     given = [each for name, value in options.items() for each in (name, value) if each is not None]
     return [*given, *kept]

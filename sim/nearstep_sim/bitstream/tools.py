@@ -17,6 +17,7 @@ from nearstep_spec.cache import yowasp_environment
 __all__ = ["TOOLS", "Program", "Tool", "find", "run"]
 
 TAIL = 30  # lines of output in an error
+POLL_S = 0.25
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,46 +163,78 @@ def run(
     program: Program,
     arguments: Sequence[str],
     folder: Path,
-    log: Path,
+    output: Path,
+    *,
+    log: Path | None = None,
     watch: Callable[[str], None] = lambda line: None,
 ) -> None:
-    """Run a program in `folder`, and write what it prints to `log`.
+    """Run a program in `folder`.
 
     Paths among the arguments are relative to `folder`: programs of YoWASP do not see every other.
 
     Parameters
     ----------
-    program, arguments, folder, log
-    watch : is called with each line; if it raises, the program is ended.
+    program, arguments, folder
+    output : where what it prints goes.
+    log : that it writes by itself; what it prints comes in large pieces, and not all of it.
+    watch : is called with each line of the log; if it raises, the program is ended.
 
     Raises
     ------
     ToolFailedError, CacheError
     """
     environment = {**os.environ, **yowasp_environment()}
-    tail: deque[str] = deque(maxlen=TAIL)
+    lines = _Lines(log or output, watch)
     with (
-        open(log, "w", encoding="utf-8") as file,
+        open(output, "wb") as file,
         subprocess.Popen(
             [program.path, *arguments],
             cwd=folder,
             env=environment,
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
+            stdout=file,
             stderr=subprocess.STDOUT,
-            text=True,
-            encoding="utf-8",
-            errors="replace",
         ) as running,
     ):
         try:
-            assert running.stdout is not None  # it is a pipe
-            for line in running.stdout:
-                file.write(line)
-                tail.append(line.rstrip())
-                watch(line.rstrip())
+            ended = False
+            while not ended:
+                try:
+                    running.wait(POLL_S)
+                    ended = True
+                except subprocess.TimeoutExpired:
+                    pass
+                lines.read()
         except BaseException:
             running.kill()
             raise
     if running.returncode:
-        raise ToolFailedError(program.tool.name, running.returncode, log, tail)
+        said = log if log is not None and log.exists() else output
+        # a program that is quiet prints errors only, or nothing before a fault of its own
+        tail = [line for file in dict.fromkeys((said, output)) for line in _tail(file)]
+        raise ToolFailedError(program.tool.name, running.returncode, said, tail)
+
+
+class _Lines:
+    """Lines of a file that grows, each given to `watch` when it is whole."""
+
+    def __init__(self, path: Path, watch: Callable[[str], None]) -> None:
+        self.path = path
+        self.watch = watch
+        self.place = 0
+
+    def read(self) -> None:
+        if not self.path.exists():
+            return
+        with open(self.path, "rb") as file:
+            file.seek(self.place)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    break
+                self.place += len(line)
+                self.watch(line.decode(errors="replace").rstrip())
+
+
+def _tail(path: Path) -> list[str]:
+    with open(path, encoding="utf-8", errors="replace") as file:
+        return [line.rstrip() for line in deque(file, maxlen=TAIL)]
