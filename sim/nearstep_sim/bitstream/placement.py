@@ -33,7 +33,7 @@ class Grid:
 
 GRIDS: Mapping[str, Grid] = MappingProxyType(
     {
-        "lfe5u_25f": Grid(73, 51, memories=(13, 37), multipliers=(25,)),
+        "lfe5u_25f": Grid(73, 51, memories=(25, 37), multipliers=(13,)),
         "lfe5u_45f": Grid(91, 72, memories=(10, 34, 58), multipliers=(22, 46)),
         "lfe5u_85f": Grid(127, 96, memories=(22, 46, 70, 82), multipliers=(10, 34, 58)),
     }
@@ -133,16 +133,16 @@ def groups(
     floor = least * whole[()]
     own = Counter({(): whole[()]})
     closed: set[tuple[str, ...]] = set()
-    while len(own) < most and (open_ := [each for each in own if each not in closed]):
+    while open_ := [each for each, count in own.items() if count and each not in closed]:
+        room = most - sum(1 for count in own.values() if count)
         block = max(open_, key=lambda each: (own[each], each))
         inside = sorted(
-            (
-                each
-                for each in whole
-                if each[:-1] == block and each and each not in own and whole[each] >= floor
-            ),
+            (each for each in whole if each and each[:-1] == block and whole[each] >= floor),
             key=lambda each: (-whole[each], each),
-        )[: most - len(own)]
+        )
+        emptied = sum(whole[each] for each in inside) == own[block]
+        if len(inside) > room + emptied:
+            inside = inside[: max(room, 0)]
         for each in inside:
             own[each] = whole[each]
             own[block] -= whole[each]

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable
+from itertools import takewhile
 
 __all__ = ["block_of", "source_of"]
 
@@ -26,5 +27,7 @@ def block_of(name: str) -> tuple[str, ...]:
     """
     flat = re.sub(r"^(\$flatten)?\\|(?<=\.)\\", "", name)
     flat = re.sub(r"^\$(glbnet|gbuf)\$", "", flat)
-    *blocks, _ = flat.split(".")
-    return () if any(each.startswith("$") for each in blocks) else tuple(blocks)
+    *parts, _ = flat.split(".")
+    blocks = tuple(takewhile(lambda part: not part.startswith("$"), parts))
+    # names of tools have points of their own
+    return blocks

@@ -1,6 +1,6 @@
 """A small design on an ULX3S, for tests of the flow: it takes seconds to place and route."""
 
-from amaranth import Elaboratable, Module, Signal
+from amaranth import ClockSignal, Elaboratable, Instance, Module, Signal
 from amaranth.build.run import BuildPlan
 from amaranth.lib import wiring
 from amaranth.lib.memory import Memory
@@ -8,6 +8,8 @@ from amaranth.lib.wiring import In, Out
 from amaranth_boards.ulx3s import ULX3S_85F_Platform
 
 NAME = "top"
+BOARD_HZ = 25e6
+SUMS, ROWS = 2, 1024
 
 
 class Sum(wiring.Component):
@@ -52,15 +54,11 @@ class StandIn(Elaboratable):
 
     Parameters
     ----------
-    clock_hz : that the clock must reach; the board has 25 MHz.
-    sums : how many.
-    rows : of each memory.
+    memories : block RAMs beside them, that the light depends on.
     """
 
-    def __init__(self, clock_hz: float = 25e6, sums: int = 2, rows: int = 1024) -> None:
-        self.clock_hz = clock_hz
-        self.sums = sums
-        self.rows = rows
+    def __init__(self, memories: int = 0) -> None:
+        self.memories = memories
 
     def elaborate(self, platform: ULX3S_85F_Platform) -> Module:
         m = Module()
@@ -68,21 +66,23 @@ class StandIn(Elaboratable):
         light = platform.request("led", 0)
         m.d.sync += count.eq(count + 1)
         value = count
-        for number in range(self.sums):
-            m.submodules[f"sum{number}"] = each = Sum(self.rows)
+        for number in range(SUMS):
+            m.submodules[f"sum{number}"] = each = Sum(ROWS)
             m.d.comb += each.i.eq(value)
             value = each.o
-        m.d.sync += light.o.eq(value[-1])
+        bits = Signal(self.memories)
+        for number in range(self.memories):
+            m.submodules[f"memory{number}"] = Instance(
+                "DP16KD", i_CLKA=ClockSignal(), i_ADA4=count[0], o_DOA0=bits[number]
+            )
+        m.d.sync += light.o.eq(value[-1] ^ bits.xor())
         return m
 
 
-def stand_in_plan(clock_hz: float = 25e6, sums: int = 2, rows: int = 1024) -> BuildPlan:
-    """The plan of the design."""
-    platform = ULX3S_85F_Platform()
-    plan: BuildPlan = platform.prepare(StandIn(clock_hz, sums, rows), NAME)
-    if clock_hz != 25e6:
-        before = "FREQUENCY PORT \"clk25_0__io\" 25000000.0 HZ;"
-        preferences = plan.files[f"{NAME}.lpf"]
-        assert before in preferences
-        plan.files[f"{NAME}.lpf"] = preferences.replace("25000000.0", f"{clock_hz:.1f}")
+def stand_in_plan(*, clock_hz: float = BOARD_HZ, memories: int = 0) -> BuildPlan:
+    """The plan of the design, whose clock must reach a frequency."""
+    plan: BuildPlan = ULX3S_85F_Platform().prepare(StandIn(memories), NAME, emit_src=False)
+    preferences = plan.files[f"{NAME}.lpf"]
+    assert preferences.count(f"{BOARD_HZ} HZ") == 1
+    plan.files[f"{NAME}.lpf"] = preferences.replace(f"{BOARD_HZ} HZ", f"{clock_hz} HZ")
     return plan
