@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from nearstep_hw.boards.plan import plan as board_plan
 from nearstep_sim.bitstream.errors import (
     DoesNotFitError,
     FolderError,
@@ -17,6 +18,8 @@ from nearstep_sim.bitstream.errors import (
     ToolMissingError,
 )
 from nearstep_sim.bitstream.flow import BIT, FAILED_BIT, RESULTS, Bitstream, Watch, build
+from nearstep_spec.boards.config import BoardConfig
+from nearstep_spec.codec import from_text
 
 from .fake_tools import install, place_and_route
 from .stand_in import stand_in_plan
@@ -216,3 +219,19 @@ def test_a_watch_is_told_of_each_step_and_what_it_prints(
         assert [each[1] for each in watch.heard if each[0] == kind] == steps
     assert ("line", steps[0], "1. Executing SYNTH_ECP5 pass.") in watch.heard
     assert ("line", steps[1], "Info: Packing") in watch.heard
+
+
+@pytest.mark.deep
+def test_a_board_with_a_small_updater_fits(tmp_path: Path) -> None:
+    options = {"memory": "blockram", "rules": "sgd", "copy_out_formats": "", "compression": ""}
+    config = from_text(BoardConfig, options)
+    try:
+        make(tmp_path, plan=board_plan(config))
+    except TimingError as error:
+        print(error)  # which rate is reached is no matter of this test
+    report = json.loads((tmp_path / "report.json").read_text())
+    cells = {cell: each for cell, each in report["utilization"].items() if each["used"]}
+    print(report["fmax"], cells)
+    assert 5000 < cells["TRELLIS_COMB"]["used"] < cells["TRELLIS_COMB"]["available"]
+    assert cells["DP16KD"]["used"] >= config.memory_bytes // 2048
+    assert "nearstep_hw/" in (tmp_path / "summary.md").read_text()
