@@ -103,11 +103,11 @@ def draw_routed(
 
 
 def _chip(grid: Grid, title: str) -> tuple[Figure, Axes]:
-    figure = Figure(figsize=(12.5, 7.2), layout="constrained")
+    figure = Figure(figsize=(11.5, 7.2), layout="constrained")
     axes = figure.add_subplot()
     axes.set_xlim(-1, grid.columns)
     axes.set_ylim(grid.rows, -1)
-    axes.set_aspect("equal")
+    axes.set_aspect("equal", anchor="NW")
     axes.set_title(title, loc="left", fontsize=11)
     axes.set_xticks(range(0, grid.columns, 20))
     axes.set_yticks(range(0, grid.rows, 20))

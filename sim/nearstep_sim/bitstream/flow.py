@@ -4,7 +4,6 @@ import hashlib
 import json
 import os
 import shutil
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -24,11 +23,12 @@ from nearstep_sim.bitstream.errors import (
 from nearstep_sim.bitstream.floor_plan import FORMATS, draw_placed, draw_routed
 from nearstep_sim.bitstream.placement import read_placement
 from nearstep_sim.bitstream.report import Report, Use, read_report, utilisation
+from nearstep_sim.bitstream.result import Bitstream
 from nearstep_sim.bitstream.summary import summary
 from nearstep_sim.bitstream.tools import Program, find, run
 from nearstep_spec.cache import unwritable
 
-__all__ = ["BIT", "FAILED_BIT", "Bitstream", "Watch", "build"]
+__all__ = ["BIT", "FAILED_BIT", "Watch", "build"]
 
 BIT = "top.bit"
 FAILED_BIT = "top.timing-failed.bit"
@@ -58,48 +58,6 @@ class Watch:
 
     def end(self, step: str) -> None:
         """A step has ended, well or not."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Bitstream:
-    """What a flow has made.
-
-    Attributes
-    ----------
-    bit : the file.
-    digest : SHA-256 of it.
-    seed : of the placer: that of the largest margin, the lowest of equal ones.
-    report : of this seed.
-    seeds : report of each seed that found places, and the error of each other one.
-    tools : versions, by name.
-    configuration : as it was given.
-    """
-
-    bit: Path
-    digest: str
-    seed: int
-    report: Report
-    seeds: Mapping[int, Report | BitstreamError]
-    tools: Mapping[str, str]
-    configuration: Mapping[str, Any]
-
-    @property
-    def folder(self) -> Path:
-        return self.bit.parent
-
-    @property
-    def medians(self) -> dict[str, float]:
-        """MHz that the seeds reach in the median, by clock."""
-        reports = [each for each in self.seeds.values() if isinstance(each, Report)]
-        return {
-            clock.name: statistics.median(
-                other.achieved
-                for report in reports
-                for other in report.clocks
-                if other.name == clock.name
-            )
-            for clock in self.report.clocks
-        }
 
 
 @dataclass

@@ -1,14 +1,9 @@
 """A report for people, in Markdown."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
 
 from nearstep_sim.bitstream.report import RESOURCES, Path, Report
-
-if TYPE_CHECKING:
-    from nearstep_sim.bitstream.flow import Bitstream
+from nearstep_sim.bitstream.result import Bitstream
 
 __all__ = ["summary"]
 

@@ -2,7 +2,7 @@
 
 from amaranth import ClockSignal, Elaboratable, Instance, Module, Signal
 from amaranth.build.run import BuildPlan
-from amaranth.lib import wiring
+from amaranth.lib import io, wiring
 from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 from amaranth_boards.ulx3s import ULX3S_85F_Platform
@@ -63,7 +63,7 @@ class StandIn(Elaboratable):
     def elaborate(self, platform: ULX3S_85F_Platform) -> Module:
         m = Module()
         count = Signal(16)
-        light = platform.request("led", 0)
+        m.submodules.light = light = io.Buffer("o", platform.request("led", 0, dir="-"))
         m.d.sync += count.eq(count + 1)
         value = count
         for number in range(SUMS):

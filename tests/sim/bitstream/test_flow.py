@@ -17,7 +17,8 @@ from nearstep_sim.bitstream.errors import (
     ToolFailedError,
     ToolMissingError,
 )
-from nearstep_sim.bitstream.flow import BIT, FAILED_BIT, RESULTS, Bitstream, Watch, build
+from nearstep_sim.bitstream.flow import BIT, FAILED_BIT, RESULTS, Watch, build
+from nearstep_sim.bitstream.result import Bitstream
 from nearstep_spec.boards.config import BoardConfig
 from nearstep_spec.codec import from_text
 
@@ -40,7 +41,7 @@ def make(folder: Path, **options: Any) -> Bitstream:
 
 @pytest.fixture
 def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Mapping[str, Any]], None]:
-    """Puts programs in place of the real ones; the argument is what nextpnr does."""
+    """Put programs in place of the real ones; the argument of the fixture is what nextpnr does."""
     return lambda nextpnr: install(tmp_path / "tools", monkeypatch, nextpnr)
 
 
