@@ -2,12 +2,17 @@
 
 import hashlib
 import json
+import os
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import nearstep_hw
 from nearstep_hw.boards.plan import plan as board_plan
 from nearstep_sim.bitstream.errors import (
     DoesNotFitError,
@@ -19,6 +24,7 @@ from nearstep_sim.bitstream.errors import (
 )
 from nearstep_sim.bitstream.flow import BIT, FAILED_BIT, RESULTS, Watch, build
 from nearstep_sim.bitstream.result import Bitstream
+from nearstep_spec.boards.board import BOARDS
 from nearstep_spec.boards.config import BoardConfig
 from nearstep_spec.codec import from_text
 
@@ -236,3 +242,35 @@ def test_a_board_with_a_small_updater_fits(tmp_path: Path) -> None:
     assert 5000 < cells["TRELLIS_COMB"]["used"] < cells["TRELLIS_COMB"]["available"]
     assert cells["DP16KD"]["used"] >= config.memory_bytes // 2048
     assert "nearstep_hw/" in (tmp_path / "summary.md").read_text()
+
+
+PLANS = """
+from nearstep_hw.boards.plan import plan
+from nearstep_spec.boards.board import BOARDS
+from nearstep_spec.boards.config import BoardConfig
+for board in BOARDS:
+    for memory in ("blockram", "dram"):
+        print(board, memory, plan(BoardConfig(board=board, memory=memory)).digest().hex())
+"""
+
+
+@pytest.mark.deep
+def test_plans_of_boards_are_the_same_in_another_checkout_and_process(tmp_path: Path) -> None:
+    trees = Path(nearstep_hw.__path__[0]).parents[1]
+    copied = tmp_path / "another checkout"
+    for tree in ("hw", "sim", "host"):
+        shutil.copytree(trees / tree, copied / tree, ignore=shutil.ignore_patterns("__pycache__"))
+    texts = []
+    for seed, root in enumerate((trees, copied)):
+        paths = os.pathsep.join(str(root / tree) for tree in ("hw", "sim", "host"))
+        done = subprocess.run(
+            [sys.executable, "-c", PLANS],
+            env={**os.environ, "PYTHONPATH": paths, "PYTHONHASHSEED": str(seed)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        texts.append(done.stdout)
+    assert len(texts[0].splitlines()) == 2 * len(BOARDS)
+    assert texts[0] == texts[1]
