@@ -242,6 +242,7 @@ def build(
         seeds=placed,
         tools=tools,
         configuration=configuration,
+        warnings=_warnings(flow.work / name / f"{flow.top}.tim"),
     )
     flow.watch.begin("pictures")
     _write(made, title, raw)
@@ -268,6 +269,7 @@ def _write(made: Bitstream, title: str, raw: Mapping[str, Any]) -> None:
         "seed": made.seed,
         "timing": "failed" if made.report.failed else "met",
         "bit": {"file": made.bit.name, "sha256": made.digest, "bytes": made.bit.stat().st_size},
+        "warnings": made.warnings,
         "median_mhz": made.medians,
         "seeds": {
             str(seed): (
@@ -282,6 +284,13 @@ def _write(made: Bitstream, title: str, raw: Mapping[str, Any]) -> None:
     text = json.dumps(content, indent=1)
     (made.folder / "report.json").write_text(text + "\n", encoding="utf-8")
     (made.folder / "summary.md").write_text(summary(made, title), encoding="utf-8")
+
+
+def _warnings(log: Path) -> tuple[str, ...]:
+    """What nextpnr warns of, each once."""
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    found = (line.removeprefix("Warning: ") for line in lines if line.startswith("Warning: "))
+    return tuple(dict.fromkeys(found))
 
 
 def _commands(plan: BuildPlan) -> dict[str, list[str]]:

@@ -25,6 +25,7 @@ class Bitstream:
     seeds : report of each seed that found places, and the error of each other one.
     tools : versions, by name.
     configuration : as it was given.
+    warnings : of nextpnr, as of a constraint that it has not used.
     """
 
     bit: Path
@@ -34,6 +35,7 @@ class Bitstream:
     seeds: Mapping[int, Report | BitstreamError]
     tools: Mapping[str, str]
     configuration: Mapping[str, Any]
+    warnings: tuple[str, ...] = ()
 
     @property
     def folder(self) -> Path:

@@ -29,6 +29,8 @@ def summary(made: Bitstream, title: str) -> str:
         lines += ["## Seeds", "", *_table(_seed_heads(made), _seeds(made)), ""]
     if made.report.path is not None:
         lines += _critical(made.report.path, made.report.clocks[0].name)
+    if made.warnings:
+        lines += ["## Warnings of nextpnr", "", *(f"- {each}" for each in made.warnings), ""]
     lines += ["## Configuration", ""]
     lines += _table(("option", "value"), ((k, _value(v)) for k, v in made.configuration.items()))
     lines += ["", "## Programs", ""]

@@ -123,9 +123,11 @@ def test_the_best_seed_is_used_and_all_are_reported(
         "8": None,
     }
     assert report["seed"] == 6
+    assert report["warnings"] == ["net 'x' does not exist"]
     assert report["median_mhz"]["clk"] == 102.0
     assert (tmp_path / "work" / "seed-6" / "top.config").exists()
     summary = (tmp_path / "summary.md").read_text()
+    assert "## Warnings of nextpnr\n\n- net 'x' does not exist\n" in summary
     assert "| 6 (used) | 140.00 | 200.00 |" in summary
     assert "| median | 102.00 | 200.00 |" in summary
 
