@@ -100,15 +100,19 @@ def wrong_families(graph: "nx.DiGraph[str]") -> list[tuple[str, str]]:
     wrong = []
     for module, imported in graph.edges:
         mine, other = family_of(module), family_of(imported)
-        shared = not SHARED.isdisjoint(module.split(".")) or (
-            mine is None and package_of(module) in HARDWARE
+        parts = set(module.split("."))
+        shared = not SHARED.isdisjoint(parts) or (
+            mine is None and package_of(module) in HARDWARE and PRODUCTS.isdisjoint(parts)
         )
         if other and other != mine and (mine or shared):
+            wrong.append((module, imported))
+        if mine and not PRODUCTS.isdisjoint(imported.split(".")):
             wrong.append((module, imported))
     return sorted(wrong)
 
 
 HARDWARE = {"nearstep_spec", "nearstep_hw"}
+PRODUCTS = {"boards"}  # what is made of families, and no family imports
 
 
 def circles(graph: "nx.DiGraph[str]") -> list[list[str]]:

@@ -1,8 +1,9 @@
 """Boards that can be bought, as data: chip, clock, memory, link."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Literal
+from typing import Any, Literal
 
 __all__ = ["BOARDS", "Board"]
 
@@ -14,26 +15,38 @@ class Board:
     Attributes
     ----------
     name, title : as it is asked for, and for people.
-    platform : class of amaranth-boards: chip, package, pins, clock.
+    platform : class of amaranth-boards, or derived from one: chip, package, pins, clock.
+    device : chip, by the name that LiteX knows it by.
     technology : that its datapaths are divided into stages for.
+    input_hz : of the oscillator on the board.
     system_hz : of the design: `sync` and the memory controller.
     memory : kind of DRAM.
     memory_module : part, by the name that LiteDRAM knows its timing by.
+    memory_options : for LiteDRAM's generator, by name: resistances, swapped pins.
     memory_bytes, memory_bits : size and data pins of the DRAM.
     baud : of the link, bits a second.
+    line : pins of the link, receiver and transmitter, of a connector; None: the platform's UART.
+    button, light : of the platform: resets the board, and is on when memory is ready. A light may
+        be one of several: `rgb_led.g`.
     source : where these figures stand.
     """
 
     name: str
     title: str
     platform: str
+    device: str
     technology: str
+    input_hz: int
     system_hz: int
     memory: Literal["sdr", "ddr3"]
     memory_module: str
+    memory_options: Mapping[str, Any] = field(default_factory=dict)
     memory_bytes: int
     memory_bits: int
     baud: int
+    line: tuple[str, str] | None = None
+    button: str
+    light: str
     source: str
 
 
@@ -45,27 +58,45 @@ BOARDS = MappingProxyType(
                 name="ulx3s_85f",
                 title="Radiona ULX3S-85F",
                 platform="amaranth_boards.ulx3s:ULX3S_85F_Platform",
+                device="LFE5U-85F-6BG381C",
                 technology="ecp5",
+                input_hz=25_000_000,
                 system_hz=100_000_000,
                 memory="sdr",
                 memory_module="MT48LC16M16",
                 memory_bytes=32 << 20,
                 memory_bits=16,
                 baud=3_000_000,
+                button="button_fire",
+                light="led",
                 source="amaranth-boards 0.0.21, ulx3s.py; ULX3S schematics v3.0.8",
             ),
             Board(
                 name="orangecrab_85f",
                 title="OrangeCrab r0.2 85F",
-                platform="amaranth_boards.orangecrab_r0_2:OrangeCrabR0_2_85FPlatform",
+                platform="nearstep_hw.boards.orangecrab:OrangeCrabPlatform",
+                device="LFE5U-85F-8MG285C",
                 technology="ecp5",
+                input_hz=48_000_000,
                 system_hz=96_000_000,
                 memory="ddr3",
                 memory_module="MT41K256M16",
+                memory_options=MappingProxyType(
+                    {
+                        "init_clk_freq": 24e6,
+                        "rtt_nom": "disabled",
+                        "rtt_wr": "disabled",
+                        "ron": "34ohm",
+                        "dm_swap": True,
+                    }
+                ),
                 memory_bytes=512 << 20,
                 memory_bits=16,
                 baud=3_000_000,
-                source="amaranth-boards 0.0.21, orangecrab_r0_2.py",
+                line=("0", "1"),
+                button="button",
+                light="rgb_led.g",
+                source="amaranth-boards 0.0.21, orangecrab_r0_2.py; litex-boards, gsd_orangecrab.py",
             ),
         )
     }

@@ -1,14 +1,14 @@
 """Configuration of a board design: a card behind a serial link."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
 from nearstep_spec.boards.board import BOARDS, Board
 from nearstep_spec.codec import Nested, Option
 from nearstep_spec.smartssd.config import SmartssdConfig
-from nearstep_spec.updater.config import ConfigError
+from nearstep_spec.updater.config import AdamKernelConfig, ConfigError
 
 UPDATER_OPTIONS: Mapping[str, Any] = MappingProxyType(
     {
@@ -17,14 +17,26 @@ UPDATER_OPTIONS: Mapping[str, Any] = MappingProxyType(
         "chunk_bytes": 1024,
         "address_width": 32,
         "rules": ("adam",),
+        "gradient_formats": ("fp32",),
+        "gradient_scale": False,
+        "scan": False,
+        "windows": None,
         "copy_out_formats": ("bf16",),
         "compression": ("fused",),
     }
 )
 """The update kernel of a board, unless it is given another: what an ECP5-85F holds."""
 
+FIXED = ("memory_bytes", "subgroup_elements", "address_width")
+"""Options of a card that follow from the memory."""
+
 BLOCK_RAM_BYTES = 64 << 10
 CLOCKS_A_BIT = 4  # at least, for the receiver to find the middle of a bit
+
+
+def _card() -> SmartssdConfig:
+    options = {"block_bytes" if k == "chunk_bytes" else k: v for k, v in UPDATER_OPTIONS.items()}
+    return SmartssdConfig(kernel=AdamKernelConfig(**options))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +48,7 @@ class BoardConfig:
     board : name.
     memory : the DRAM of the board behind LiteDRAM, or block RAM alone.
     baud : of the link; None: that of the board.
-    card : the card. Its `memory_bytes` are those of the memory.
+    card : the card. Its `FIXED` options become those of the memory.
 
     Raises
     ------
@@ -53,9 +65,9 @@ class BoardConfig:
         int | None,
         Option(meaning="bits a second of the link", low=9600, unset="that of the board"),
     ] = None
-    card: Annotated[
-        SmartssdConfig, Nested(omit=("memory_bytes", "technology"), defaults=UPDATER_OPTIONS)
-    ] = field(default_factory=SmartssdConfig)
+    card: Annotated[SmartssdConfig, Nested(omit=FIXED, defaults=UPDATER_OPTIONS)] = field(
+        default_factory=_card
+    )
 
     def __post_init__(self) -> None:
         if self.board not in BOARDS:
@@ -63,6 +75,12 @@ class BoardConfig:
         most = self.described.system_hz // CLOCKS_A_BIT
         if not 9600 <= self.link_baud <= most:
             raise ConfigError(f"baud must be 9600 to {most}, not {self.baud!r}")
+        memory_bytes = self.memory_bytes
+        kernel = replace(self.card.kernel, address_width=memory_bytes.bit_length() - 1)
+        card = replace(
+            self.card, kernel=kernel, memory_bytes=memory_bytes, subgroup_elements=None
+        )
+        object.__setattr__(self, "card", card)
 
     @property
     def described(self) -> Board:
@@ -73,3 +91,8 @@ class BoardConfig:
     def link_baud(self) -> int:
         """Bits a second of the link, as a number."""
         return self.described.baud if self.baud is None else self.baud
+
+    @property
+    def memory_bytes(self) -> int:
+        """Size of the memory, a power of two."""
+        return self.described.memory_bytes if self.memory == "dram" else BLOCK_RAM_BYTES

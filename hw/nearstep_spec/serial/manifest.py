@@ -7,13 +7,28 @@ the hash of every register map, and what no configuration of the family knows.
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 FORMAT = 1
 
 
 class ManifestError(ValueError):
     """A text that is no manifest of this format."""
+
+
+class Step(NamedTuple):
+    """A register of the memory controller to be written before memory can be used.
+
+    Attributes
+    ----------
+    address : in `Space.CONTROLLER`.
+    value
+    cycles : of the device that have to pass before the next step, at least.
+    """
+
+    address: int
+    value: int
+    cycles: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +46,7 @@ class Manifest:
     clock_hz : of device cycles; 0 if there is no clock.
     controller : what the memory controller behind `Space.CONTROLLER` needs before memory can be
         used, `none` for nothing.
+    controller_steps : in their order, what is to be written to it first.
     package : version of nearstep that made it.
     format : of this text.
     """
@@ -43,6 +59,7 @@ class Manifest:
     regions: tuple[tuple[int, int], ...]
     clock_hz: int = 0
     controller: str = "none"
+    controller_steps: tuple[Step, ...] = ()
     package: str = ""
     format: int = field(default=FORMAT)
 
@@ -51,12 +68,18 @@ class Manifest:
 
     @classmethod
     def decode(cls, text: bytes) -> Self:
-        """Raises `ManifestError`, with what is wrong."""
+        """The manifest that `encode` made a text of.
+
+        Raises
+        ------
+        ManifestError : it is none of this format.
+        """
         try:
             found = json.loads(text)
             if found["format"] != FORMAT:
                 raise ManifestError(f"format must be {FORMAT}, not {found['format']!r}")
             regions = tuple((int(first), int(size)) for first, size in found.pop("regions"))
-            return cls(**found, regions=regions)
+            steps = tuple(Step(*map(int, step)) for step in found.pop("controller_steps", ()))
+            return cls(**found, regions=regions, controller_steps=steps)
         except (KeyError, TypeError, ValueError) as error:
             raise ManifestError(f"not a manifest of format {FORMAT}: {error}") from error

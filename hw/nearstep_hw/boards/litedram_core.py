@@ -1,0 +1,134 @@
+"""Makes a LiteDRAM core without a CPU: run as a program, it reads and writes JSON.
+
+Nothing but this imports LiteX. Its text must not depend on the day or the machine.
+"""
+
+import json
+import re
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+__all__ = ["MODULE", "PORT"]
+
+MODULE = "litedram_core"
+"""Name of the Verilog module."""
+
+PORT = "memory"
+"""Of the core: its AXI4 signals are `user_port_memory_awvalid` and so on."""
+
+CONTROL = "sdram_dfii_control"
+PHASE = "sdram_dfii_pi0_"
+
+
+def _generate(request: dict[str, Any]) -> dict[str, Any]:
+    """Text of the core, its registers, and what is to be written to them first."""
+    from litedram import gen, modules, phy
+    from litedram.init import get_sdram_phy_init_sequence
+    from litex.build.lattice import LatticePlatform
+    from litex.soc.integration.builder import Builder
+
+    config = {
+        **request["options"],
+        "cpu": None,
+        "sdram_module": _module(getattr(modules, request["module"]), request["options"]),
+        "sdram_phy": getattr(phy, request["phy"]),
+        "user_ports": {
+            PORT: {
+                "type": "axi",
+                "data_width": request["data_width"],
+                "id_width": request["id_width"],
+            }
+        },
+    }
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        table = folder / "registers.json"
+        core = gen.LiteDRAMCore(
+            LatticePlatform(request["device"], io=[], toolchain="trellis"), config
+        )
+        builder = Builder(
+            core,
+            output_dir=str(folder),
+            compile_software=False,
+            compile_gateware=False,
+            csr_json=str(table),
+        )
+        builder.build(build_name=MODULE, regular_comb=False)
+        verilog = (folder / "gateware" / f"{MODULE}.v").read_text()
+        registers = json.loads(table.read_text())["csr_registers"]
+        header = (folder / "software/include/generated/sdram_phy.h").read_text()
+    settings = core.sdram.controller.settings
+    sequence, _ = get_sdram_phy_init_sequence(settings.phy, settings.timing)
+    addresses = {name: row["addr"] for name, row in registers.items()}
+    bits = {name: int(value, 0) for name, value in re.findall(r"#define (DFII_\w+) (0x\w+)\n", header)}
+    return {
+        "verilog": _plain(verilog),
+        "registers": {name: [row["addr"], row["size"]] for name, row in registers.items()},
+        "steps": _steps(
+            sequence, addresses, bits, sdr=request["options"]["memtype"] == "SDR"
+        ),
+        "last_steps": [
+            [addresses[CONTROL], bits["DFII_CONTROL_SEL"], 0],
+            [addresses["ddrctrl_init_done"], 1, 0],
+        ],
+        "phases": settings.phy.nphases,
+        "timing": {
+            name: getattr(settings.timing, name)
+            for name in ("tRP", "tRCD", "tWR", "tWTR", "tREFI", "tRFC", "tCCD", "tRRD", "tRC", "tRAS")
+        },
+        "cl": settings.phy.cl,
+    }
+
+
+def _module(kind: Any, options: dict[str, Any]) -> Any:
+    """The memory, refreshed a clock earlier: the generator rounds the interval up, to more than
+    the memory allows."""
+    given = vars(kind.technology_timings)
+    names = ("tREFI", "tWTR", "tCCD", "tRRD", "tZQCS")
+    timings = {name: given[name] for name in names}
+    timings["tREFI"] -= 1e9 / options["sys_clk_freq"]
+    technology = type(kind.technology_timings)(**timings)
+    return type(kind.__name__, (kind,), {"technology_timings": technology})
+
+
+def _plain(verilog: str) -> str:
+    """The text without its date, and with pads that go both ways."""
+    start = verilog.index("`timescale")
+    end = verilog.rindex("endmodule") + len("endmodule\n")
+    both = r"^    input  wire( .*\b(?:sdram_dq|ddram_dq|ddram_dqs_p)[,\n])"
+    return re.sub(both, r"    inout  wire\1", verilog[start:end], flags=re.M)
+
+
+def _steps(
+    sequence: list[tuple[str, int, int, str, int]],
+    addresses: dict[str, int],
+    bits: dict[str, int],
+    *,
+    sdr: bool,
+) -> list[list[int]]:
+    """Address, value and cycles to wait of each write, as LiteX's own software makes them."""
+
+    def value(text: str) -> int:
+        return sum(bits[name] for name in text.split("|"))
+
+    software = value("DFII_CONTROL_CKE|DFII_CONTROL_ODT|DFII_CONTROL_RESET_N")
+    steps = [[addresses[CONTROL], software, 0]]
+    for what, address, bank, command, cycles in sequence:
+        if sdr and "Reset DLL" in what:
+            continue  # an SDRAM has none: its bit is reserved
+        steps.append([addresses[f"{PHASE}address"], address, 0])
+        steps.append([addresses[f"{PHASE}baddress"], bank, 0])
+        if command.startswith("DFII_CONTROL"):
+            steps.append([addresses[CONTROL], value(command), cycles])
+        else:
+            steps.append([addresses[f"{PHASE}command"], value(command), 0])
+            steps.append([addresses[f"{PHASE}command_issue"], 1, cycles])
+    return steps
+
+
+if __name__ == "__main__":
+    wanted = json.load(sys.stdin)
+    answer, sys.stdout = sys.stdout, sys.stderr
+    json.dump(_generate(wanted), answer, sort_keys=True)

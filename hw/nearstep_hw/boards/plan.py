@@ -1,0 +1,64 @@
+"""What a tool flow needs to make the bitstream of a board."""
+
+import sysconfig
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from amaranth.build import Attrs, Platform
+from amaranth.build.run import BuildPlan
+from amaranth_boards.resources import UARTResource
+
+import nearstep_hw
+import nearstep_spec
+from nearstep_hw.boards.ecp5 import Ecp5Board
+from nearstep_spec.boards.board import Board
+from nearstep_spec.boards.config import BoardConfig
+
+__all__ = ["NAME", "plan", "platform_of"]
+
+NAME = "top"
+"""Of the design, and so of the files of a plan: `top.il`, `build_top.sh`, `top.bit`."""
+
+CONNECTOR = ("io", 0)
+"""That the pins of `Board.line` are of."""
+
+
+def platform_of(board: Board) -> Platform:
+    """A platform of amaranth-boards, with the line of the link as its first UART."""
+    module, _, name = board.platform.partition(":")
+    platform: Platform = getattr(import_module(module), name)()
+    if board.line is not None:
+        rx, tx = board.line
+        attributes = Attrs(IO_TYPE="LVCMOS33")
+        platform.add_resources([UARTResource(0, rx=rx, tx=tx, conn=CONNECTOR, attrs=attributes)])
+    return platform
+
+
+def plan(config: BoardConfig, *, seed: int = 1, **overrides: Any) -> BuildPlan:
+    """Files and script of the tool flow: the same bytes for the same configuration and tools.
+
+    Parameters
+    ----------
+    config : of the board.
+    seed : of the placement.
+    overrides : of the platform: `synth_opts`, `nextpnr_opts` (which the seed is added to), ...
+    """
+    options = " ".join(filter(None, (overrides.pop("nextpnr_opts", ""), f"--seed {seed}")))
+    platform = platform_of(config.described)
+    made: BuildPlan = platform.build(
+        Ecp5Board(config), name=NAME, do_build=False, nextpnr_opts=options, **overrides
+    )
+    for name, content in made.files.items():
+        if isinstance(content, str):
+            made.files[name] = _without_folders(content)
+    return made
+
+
+def _without_folders(text: str) -> str:
+    """Places of sources as they are in the packages, wherever those lie."""
+    folders = [Path(package.__path__[0]).parent for package in (nearstep_hw, nearstep_spec)]
+    paths = sysconfig.get_paths()
+    for folder in (*map(str, folders), paths["purelib"], paths["platlib"], paths["stdlib"]):
+        text = text.replace(f"{folder}/", "")
+    return text

@@ -1,0 +1,106 @@
+"""All of a board's design but its clock and its pads."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from amaranth import Elaboratable, IOPort, Module
+from amaranth.lib import wiring
+from amaranth.lib.wiring import In, Member, Out
+
+from nearstep_hw.axi.ram import AxiRam
+from nearstep_hw.boards.device import BoardDevice
+from nearstep_hw.boards.identity import manifest_of
+from nearstep_hw.boards.litedram import LiteDram, LiteDramCore, clock_ports, core_of
+from nearstep_hw.boards.outside import pass_on
+from nearstep_hw.rule.rtl import FunctionalUnit
+from nearstep_hw.smartssd.card import SmartssdCard
+from nearstep_hw.updater.unit_row import UnitMaker, outside_ports
+from nearstep_spec.boards.config import BoardConfig
+
+NO_PADS: Mapping[str, IOPort] = MappingProxyType({})
+
+
+class BoardTop(wiring.Component):
+    """`BoardDevice` with its memory: the same on a board and in simulation.
+
+    Parameters
+    ----------
+    config : of the board.
+    pads : of the DRAM, by their name in `PADS`; none with block RAM.
+    unit : makes a functional unit, see `SmartssdCard`.
+
+    Members
+    -------
+    rx, tx : the line, idle high.
+    o_memory_ready : memory can be used.
+    o_active : a request is being carried out or answered.
+    others : the clock of a memory that makes its own, see `LiteDram`; ports of the functional
+        units, if they are outside, see `SmartssdCard`.
+
+    Raises
+    ------
+    LiteDramError : a package that makes the memory controller is missing, or fails.
+    """
+
+    def __init__(
+        self,
+        config: BoardConfig,
+        *,
+        pads: Mapping[str, IOPort] = NO_PADS,
+        unit: UnitMaker | None = FunctionalUnit,
+    ) -> None:
+        kernel, board = config.card.kernel, config.described
+        card = SmartssdCard(config.card, unit=unit)
+        widths = {
+            "address_width": kernel.address_width,
+            "data_width": kernel.data_width,
+            "id_width": len(card.m_axi.ar.payload.id),
+        }
+        self.core: LiteDramCore | None = None
+        if config.memory == "dram":
+            options = {name: widths[name] for name in ("data_width", "id_width")}
+            self.core = core_of(board, **options)
+        self.device = BoardDevice(config, manifest_of(config, self.core), card)
+        self.memory: AxiRam | LiteDram
+        if self.core is None:
+            self.memory = AxiRam(memory_bytes=config.memory_bytes, **widths)
+            self.through: dict[str, Member] = {}
+        else:
+            self.memory = LiteDram(board, self.core, pads, **widths)
+            self.through = clock_ports(board)
+        self.outside = outside_ports(kernel, unit)
+        super().__init__(
+            {
+                "rx": In(1, init=1),
+                "tx": Out(1, init=1),
+                "o_memory_ready": Out(1),
+                "o_active": Out(1),
+                **self.through,
+                **self.outside,
+            }
+        )
+
+    def elaborate(self, platform: object) -> Elaboratable:
+        m = Module()
+        m.submodules.device = device = self.device
+        m.submodules.memory = memory = self.memory
+        registers = device.wishbone
+
+        wiring.connect(m, device.m_axi, memory.s_axi)
+        m.d.comb += [
+            device.rx.eq(self.rx),
+            self.tx.eq(device.tx),
+            self.o_memory_ready.eq(device.o_memory_ready),
+            self.o_active.eq(device.o_active),
+        ]
+        if isinstance(memory, LiteDram):
+            wiring.connect(m, registers, memory.wishbone)
+            m.d.comb += device.i_memory_ready.eq(memory.o_ready)
+        else:
+            m.d.comb += [
+                device.i_memory_ready.eq(1),
+                registers.err.eq(registers.cyc & registers.stb),  # nothing is there
+            ]
+        pass_on(m, self.through, memory, self)
+        pass_on(m, self.outside, device, self)
+        return m

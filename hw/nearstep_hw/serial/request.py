@@ -1,0 +1,164 @@
+"""Requests: their layout, the reader that checks them, and the port of what carries them out."""
+
+from amaranth import Cat, Elaboratable, Module, Signal
+from amaranth.lib import data, stream, wiring
+from amaranth.lib.wiring import In, Out, Signature
+
+from nearstep_hw.serial.request_buffer import LENGTH_BITS
+from nearstep_hw.serial.uart import BYTE_BITS
+from nearstep_spec.csr.model import WORD_BYTES
+from nearstep_spec.serial.protocol import (
+    ADDRESS_BYTES,
+    MOST_DATA,
+    PAGE_BYTES,
+    REQUEST_BYTES,
+    Op,
+    Space,
+    Status,
+)
+
+ADDRESS_BITS = BYTE_BITS * ADDRESS_BYTES
+PAGE_BITS = (PAGE_BYTES - 1).bit_length()
+STATUS_BITS = max(Status).bit_length()
+WORD_SPACES = (Space.REGISTERS, Space.BOARD, Space.CONTROLLER)
+"""Those of registers, which are whole words."""
+
+HeaderLayout = data.StructLayout(
+    {"op": 4, "space": 4, "sequence": 8, "length": 16, "address": ADDRESS_BITS}
+)
+"""The header of a request, as its bytes stand in the frame."""
+
+assert HeaderLayout.size == BYTE_BITS * REQUEST_BYTES
+
+
+class AccessSignature(Signature):
+    """A request that is being carried out, from the side of who asks for it.
+
+    `valid` holds, with `header`, until `done`, in whose cycle `status` and `failed` are right. Of a
+    write, as many bytes as it has are taken from `write_data`, or fewer after an error; a read
+    gives as many, or any number at an error.
+
+    Members
+    -------
+    valid, header : the request.
+    write_data : its data.
+    read_data : what was read.
+    done : it is carried out, or has failed.
+    status : of `nearstep_spec.serial.protocol.Status`.
+    failed : address where it failed, within its page.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(
+            {
+                "valid": Out(1),
+                "header": Out(HeaderLayout),
+                "write_data": Out(stream.Signature(BYTE_BITS)),
+                "read_data": In(stream.Signature(BYTE_BITS, always_ready=True)),
+                "done": In(1),
+                "status": In(STATUS_BITS),
+                "failed": In(PAGE_BITS),
+            }
+        )
+
+
+class RequestReader(wiring.Component):
+    """Takes requests from their buffer, header first, and says which are none.
+
+    Bodies have a header at least.
+
+    *Timing*: a request shows four cycles behind the last byte of its header.
+
+    Members
+    -------
+    i_length, i : of a `RequestBuffer`.
+    o_valid, o_header : a request, until `i_done`.
+    o_bad : it must not be carried out, see `nearstep_spec.serial.protocol.Request.check`.
+    o_data : its data; what is not taken before `i_done` is thrown away.
+    i_done : strobe: on to the next.
+    """
+
+    i_length: In(stream.Signature(LENGTH_BITS))
+    i: In(stream.Signature(BYTE_BITS))
+    o_valid: Out(1)
+    o_header: Out(HeaderLayout)
+    o_bad: Out(1)
+    o_data: Out(stream.Signature(BYTE_BITS))
+    i_done: In(1)
+
+    def elaborate(self, platform: object) -> Elaboratable:
+        m = Module()
+        header = self.o_header
+        left = Signal(LENGTH_BITS)  # bytes of the body that are still to be taken
+        number = Signal(range(REQUEST_BYTES))
+        taken = Signal()
+        m.d.comb += [self.o_data.payload.eq(self.i.payload), taken.eq(self.i.valid & self.i.ready)]
+        with m.If(taken):
+            m.d.sync += left.eq(left - 1)
+        with m.FSM():
+            with m.State("IDLE"):
+                m.d.comb += self.i_length.ready.eq(1)
+                m.d.sync += [number.eq(0), left.eq(self.i_length.payload)]
+                with m.If(self.i_length.valid):
+                    m.next = "HEADER"
+            with m.State("HEADER"):
+                m.d.comb += self.i.ready.eq(1)
+                with m.If(self.i.valid):
+                    shifted = Cat(header.as_value()[BYTE_BITS:], self.i.payload)
+                    m.d.sync += [header.eq(shifted), number.eq(number + 1)]
+                    with m.If(number == REQUEST_BYTES - 1):
+                        m.next = "COMPARE"
+            with m.State("COMPARE"):
+                m.next = "JUDGE"
+            with m.State("JUDGE"):
+                m.next = "SHOW"
+            with m.State("SHOW"):
+                m.d.comb += [
+                    self.o_valid.eq(1),
+                    self.o_data.valid.eq(self.i.valid & (left != 0)),
+                    self.i.ready.eq(self.o_data.ready & (left != 0)),
+                ]
+                with m.If(self.i_done):
+                    m.next = "SKIP"
+            with m.State("SKIP"):
+                m.d.comb += self.i.ready.eq(left != 0)
+                with m.If(left == 0):
+                    m.next = "IDLE"
+        self._judge(m, left)
+        return m
+
+    def _judge(self, m: Module, left: Signal) -> None:
+        """Two steps behind the header: what is true of it, and whether it is a request."""
+        header = self.o_header
+        is_sync, is_write, known = Signal(), Signal(), Signal()
+        long, empty, plain, broken, unaligned, words = (
+            Signal(name=name) for name in ("long", "empty", "plain", "broken", "unaligned", "words")
+        )
+        data_wrong, read_only = Signal(), Signal()
+        end = Signal(range(PAGE_BYTES + (1 << len(header.length))))
+        m.d.sync += [
+            is_sync.eq(header.op == Op.SYNC),
+            known.eq((header.op <= max(Op)) & (header.space <= max(Space))),
+            empty.eq(header.length == 0),
+            plain.eq(header.space == 0),
+            long.eq(header.length > MOST_DATA),
+            end.eq(header.address[:PAGE_BITS] + header.length),
+            unaligned.eq((header.address[:2] | header.length[:2]) != 0),
+            words.eq((header.space != Space.MEMORY) & (header.space != Space.MANIFEST)),
+            read_only.eq((header.space == Space.MANIFEST) & (header.op == Op.WRITE)),
+            is_write.eq(header.op == Op.WRITE),
+        ]
+        with m.If(is_write):
+            m.d.comb += data_wrong.eq(left != header.length)
+        with m.Else():
+            m.d.comb += data_wrong.eq(left != 0)
+        bad = ~known | data_wrong
+        with m.If(is_sync):
+            bad_use = ~empty | ~plain
+            m.d.sync += self.o_bad.eq(bad | bad_use)
+        with m.Else():
+            bad_use = empty | long | (end > PAGE_BYTES) | read_only | (unaligned & words)
+            m.d.sync += self.o_bad.eq(bad | bad_use)
+
+
+assert WORD_BYTES == 4, "the two low bits of an address are within a word"

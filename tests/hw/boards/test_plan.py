@@ -1,0 +1,61 @@
+"""Plans of bitstreams: pins, clocks, and the same bytes each time."""
+
+import re
+
+import pytest
+
+from nearstep_hw.boards.clock import ClockError, Ecp5Pll, PllClock
+from nearstep_hw.boards.plan import plan, platform_of
+from nearstep_spec.boards.board import BOARDS
+from nearstep_spec.boards.config import BoardConfig
+from nearstep_spec.codec import from_text
+
+SMALL = {"memory": "blockram", "rules": "sgd", "copy_out_formats": "", "compression": ""}
+SITES = {
+    "ulx3s_85f": {"clk25_0__io": "G2", "uart_0__rx__io": "M1", "uart_0__tx__io": "L4"},
+    "orangecrab_85f": {"clk_0__io": "A9", "uart_0__rx__io": "N17", "uart_0__tx__io": "M18"},
+}
+
+
+def text_of(content: str | bytes) -> str:
+    return content if isinstance(content, str) else content.decode()
+
+
+@pytest.mark.parametrize("board", list(BOARDS))
+def test_plan_has_the_pins_and_no_folder_of_this_machine(board: str) -> None:
+    config = from_text(BoardConfig, {"board": board, **SMALL})
+    made = plan(config, seed=7)
+    files = {name: text_of(content) for name, content in made.files.items()}
+    for port, site in SITES[board].items():
+        assert f'LOCATE COMP "{port}" SITE "{site}";' in files["top.lpf"]
+    hertz = BOARDS[board].system_hz
+    assert f'FREQUENCY NET "system_clock" {hertz:.1f} HZ;' in files["top.lpf"]
+    assert "--seed 7 " in files["build_top.sh"]
+    for name, text in files.items():
+        assert not re.search(r'"/[^/*]', text), name
+    assert "nearstep_hw/boards/ecp5.py" in files["top.il"]
+    assert all(text_of(c) == files[n] for n, c in plan(config, seed=7).files.items())
+
+
+def test_pll_that_cannot_be_made() -> None:
+    for clocks, what in (
+        ((PllClock(hz=97_000_001),), "97000001 Hz at 0 degrees of 25000000 Hz"),
+        ((PllClock(hz=100_000_000), PllClock(hz=100_000_000, phase=1)), "at 1 degrees"),
+        ((PllClock(hz=100_000_000, phase=90),), "the first at 0"),
+    ):
+        with pytest.raises(ClockError, match=what):
+            Ecp5Pll(input_hz=25_000_000, clocks=clocks)
+
+
+def test_every_clock_of_a_pll_is_what_its_dividers_make() -> None:
+    checks = 0
+    for board in BOARDS.values():
+        input_hz = int(platform_of(board).default_clk_frequency)
+        for phase in (0, 90, 180):
+            clocks = (PllClock(hz=board.system_hz), PllClock(hz=board.system_hz, phase=phase))
+            pll = Ecp5Pll(input_hz=input_hz, clocks=clocks)
+            oscillator = input_hz // pll.input_divider * pll.feedback_divider * pll.dividers[0]
+            assert 400e6 <= oscillator <= 800e6
+            assert [oscillator / each for each in pll.dividers] == [board.system_hz] * 2
+            checks += 1
+    assert checks == 3 * len(BOARDS)
