@@ -32,6 +32,8 @@ class Manifest:
     controller : what the memory controller behind `Space.CONTROLLER` needs before memory can be
         used, `none` for nothing.
     package : version of nearstep that made it.
+    digest : of the configuration, `nearstep_spec.codec.digest`, where it was made from files whose
+        names alone do not tell what is in them; otherwise empty.
     format : of this text.
     """
 
@@ -44,6 +46,7 @@ class Manifest:
     clock_hz: int = 0
     controller: str = "none"
     package: str = ""
+    digest: str = ""
     format: int = field(default=FORMAT)
 
     def encode(self) -> bytes:
