@@ -39,7 +39,9 @@ by `memory.ready`."""
 
 NONE = "none"
 
-CONTROLLERS: Mapping[str, str] = MappingProxyType({})
+CONTROLLERS: Mapping[str, str] = MappingProxyType(
+    {"litedram-sdr": "nearstep.serial.litedram:initialise_sdr"}
+)
 """`module:function`, an `Initialise`, of each controller by its name in the manifest. Nothing is to
 be done for `NONE`."""
 

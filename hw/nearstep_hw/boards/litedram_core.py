@@ -29,6 +29,8 @@ def _generate(request: dict[str, Any]) -> dict[str, Any]:
     from litex.build.lattice import LatticePlatform
     from litex.soc.integration.builder import Builder
 
+    if request["late_reads"]:
+        phy.GENSDRPHY = _late(phy.GENSDRPHY, request["late_reads"])
     config = {
         **request["options"],
         "cpu": None,
@@ -80,6 +82,23 @@ def _generate(request: dict[str, Any]) -> dict[str, Any]:
         },
         "cl": settings.phy.cl,
     }
+
+
+def _late(kind: Any, cycles: int) -> Any:
+    """The driver of an SDRAM's pads, which takes what was read some clocks later."""
+
+    class Late(kind):
+        def __init__(self, pads: Any, sys_clk_freq: float) -> None:
+            kind.__init__(self, pads, sys_clk_freq, cl=_latency(sys_clk_freq) + cycles)
+            self.settings.cl -= cycles  # the memory's own
+
+    return Late
+
+
+def _latency(sys_clk_freq: float) -> int:
+    from litedram.common import get_default_cl
+
+    return int(get_default_cl(memtype="SDR", tck=1 / sys_clk_freq))
 
 
 def _module(kind: Any, options: dict[str, Any]) -> Any:
