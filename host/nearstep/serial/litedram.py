@@ -7,7 +7,7 @@ import numpy as np
 from nearstep.serial.controllers import BoardAccess
 from nearstep.serial.errors import MemoryNotReadyError
 
-TESTED_BYTES = 512
+TESTED_BYTES = 64
 """At each end of memory, and at every power of two between."""
 
 SEED = 20

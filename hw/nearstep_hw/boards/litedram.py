@@ -15,6 +15,7 @@ from types import MappingProxyType
 from typing import Any
 
 from amaranth import (
+    Cat,
     ClockSignal,
     Const,
     Elaboratable,
@@ -220,7 +221,10 @@ class LiteDram(wiring.Component):
             ports[f"{into}_{prefix}valid"] = channel.valid
             ports[f"{out}_{prefix}ready"] = channel.ready
             for field, _ in channel.payload.shape():
-                ports[f"{into}_{prefix}{field}"] = Value.cast(channel.payload[field])
+                value = Value.cast(channel.payload[field])
+                if field == "size":
+                    value = Cat(value, Const(0, 1))  # LiteX has a bit more
+                ports[f"{into}_{prefix}{field}"] = value
         for name in ("adr", "dat_w", "sel", "cyc", "stb", "we"):
             ports[f"i_wb_ctrl_{name}"] = getattr(self.wishbone, name)
         for name in ("dat_r", "ack", "err"):

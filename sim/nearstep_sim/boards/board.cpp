@@ -101,9 +101,9 @@ class Board {
             .we_n = top_.sdram_we_n,
             .ba = top_.sdram_ba,
             .dm = top_.sdram_dm,
-            .driven = top_.sdram_dq___05Fen != 0,
+            .driven = top_.sdram_dq__en != 0,
             .a = top_.sdram_a,
-            .dq = top_.sdram_dq___05Fout,
+            .dq = top_.sdram_dq__out,
         };
         chip_->edge(now + o_.phase + o_.out_delay, pins, o_.phase, period_ - o_.phase);
 #endif

@@ -144,6 +144,11 @@ class Sdram {
         }
         if (any_active_ && now_ < last_active_ + t_.trrd)
             broken("tRRD", "%llu ps left", last_active_ + t_.trrd - now_);
+        if (!holds_) {  // until then there is nothing to lose
+            holds_ = true;
+            held_from_ = now_;
+            counted_ = refreshes_;
+        }
         bank.open = true;
         bank.row = pins.a & ((1u << shape_.row_bits) - 1);
         bank.active_at = last_active_ = now_;
@@ -243,8 +248,6 @@ class Sdram {
                           t_.least_tck, t_.tck);
         if (!precharged_) return broken("initial precharge", "banks were never precharged", 0ull);
         latency_ = latency;
-        loaded_at_ = now_;
-        counted_ = refreshes_;
     }
 
     // The words that are at the pins from this edge on, unless they are masked.
@@ -266,8 +269,8 @@ class Sdram {
     }
 
     void check_refresh() {
-        if (!latency_) return;
-        const std::uint64_t due = (now_ - loaded_at_) / t_.refresh, done = refreshes_ - counted_;
+        if (!holds_) return;
+        const std::uint64_t due = (now_ - held_from_) / t_.refresh, done = refreshes_ - counted_;
         if (due > done + kMostDebt)
             broken("refresh interval", "%llu refreshes are due, %llu were made", due, done);
     }
@@ -285,11 +288,11 @@ class Sdram {
     std::deque<Output> outputs_;
     SdramInjection injection_{};
     std::uint64_t now_ = 0, clocks_ = 0, begun_ = 0, last_active_ = 0, refreshing_until_ = 0;
-    std::uint64_t busy_until_clock_ = 0, loaded_at_ = 0, counted_ = 0;
+    std::uint64_t busy_until_clock_ = 0, held_from_ = 0, counted_ = 0;
     std::uint64_t reads_ = 0, writes_ = 0, refreshes_ = 0, initial_refreshes_ = 0, seen_ = 0;
     unsigned latency_ = 0;
     std::uint8_t mask_ = 0;
-    bool started_ = false, precharged_ = false, any_active_ = false;
+    bool started_ = false, holds_ = false, precharged_ = false, any_active_ = false;
 };
 
 }  // namespace nearstep
