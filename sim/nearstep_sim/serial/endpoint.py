@@ -98,7 +98,7 @@ class Endpoint:
     def _power_up(self) -> None:
         self._deframer = Deframer(MOST_REQUEST)
         self._session = False
-        self._last: tuple[int, int, bytes] | None = None
+        self._last: tuple[tuple[int, int, int], bytes] | None = None
         self._registers = RegisterFile(board_map())
         self._registers["status.memory_ready"] = 1
         self._steps = 0
@@ -135,13 +135,13 @@ class Endpoint:
         if not self._session:
             yield _answer(request, Status.NO_SESSION).encode()
             return
-        repeated = request.op is Op.WRITE and request.space is not Space.MEMORY
-        if repeated and self._last is not None:
-            if (request.sequence, request.address) == self._last[:2]:
-                yield self._last[2]
-                return
+        writes = request.op is Op.WRITE and request.space is not Space.MEMORY
+        this = request.sequence, request.space, request.address
+        if writes and self._last is not None and self._last[0] == this:
+            yield self._last[1]
+            return
         answer = self._carry_out(request).encode()
-        self._last = (request.sequence, request.address, answer)
+        self._last = (this, answer) if writes else None
         yield answer
 
     def _begin(self, request: Request) -> Answer:
