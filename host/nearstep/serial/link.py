@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from nearstep.errors import ForkedDeviceError
+from nearstep.errors import ClosedDeviceError, ForkedDeviceError
 from nearstep.serial.errors import (
     AnswerError,
     DamagedFramesError,
@@ -149,6 +149,7 @@ class Link:
         self._sequence = 0
         self._pending: deque[_Pending] = deque()
         self._failed: LinkError | None = None
+        self._closed = False
         self._lock = threading.RLock()
         self._process = os.getpid()
 
@@ -203,11 +204,13 @@ class Link:
         Raises
         ------
         LinkError : some may have been carried out.
-        ForkedDeviceError
+        ClosedDeviceError, ForkedDeviceError
         """
         if os.getpid() != self._process:
             raise ForkedDeviceError(f"on {self.port}", "use it", self._process)
         with self._lock:
+            if self._closed:
+                raise ClosedDeviceError(f"on {self.port}", "use it")
             if self._failed is not None:
                 reason = f"it failed before: {self._failed.reason}"
                 raise LinkFailedError(self.port, reason) from self._failed
@@ -215,6 +218,7 @@ class Link:
 
     def close(self) -> None:
         """Give the port back. Closing twice does nothing."""
+        self._closed = True
         self._transport.close()
 
     def _exchange(self, requests: Iterable[Request], take: Take) -> None:
@@ -222,10 +226,7 @@ class Link:
             self._run(iter(requests), take)
         except LinkError as error:
             self._failed = error
-            self.close()
-            raise
-        except ProtocolVersionError:
-            self.close()
+            self._transport.close()
             raise
         finally:
             self._pending.clear()  # what is answered later is stale

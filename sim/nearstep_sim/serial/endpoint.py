@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from nearstep.backends.base import Backend, Poll
+from nearstep.backends.emulated import EmulatedBackend
 from nearstep.errors import BusError, DeviceError, MemoryBarError, OutOfBoundsError
 from nearstep.serial.description import describe
 from nearstep_sim.golden.registers import RegisterFile
@@ -32,9 +33,14 @@ WINDOW = 7
 CLOCK_HZ = 200_000_000
 """That a device of the papers has. Of an emulated one it says only that there is a clock."""
 
+FREE_POLLS = 4
+"""So many times a host may look before it is taken to wait."""
+
 FEWEST_CYCLES = 128
-MOST_CYCLES = 1 << 20
-"""Device cycles that pass while the host does nothing but poll: with each poll twice as many."""
+MOST_CYCLES = 1 << 13
+MOST_STEPS = 1 << 20
+"""Device cycles, and steps of a device without a clock, that pass while the host does nothing but
+poll: with each poll twice as many. What a poll takes at 3 Mbaud is some 10,000 cycles of 100 MHz."""
 
 _CONTROL = board_map()["control"]
 MEMORY_STATUS = {"SLVERR": Status.SLVERR, "DECERR": Status.DECERR, "timeout": Status.BUS_TIMEOUT}
@@ -46,7 +52,8 @@ class Endpoint:
     A board's clock runs all the time, an emulated device's when it is told to. So time passes while
     the host polls: reads again the register of the device that it has read last, or latches the
     board's counters; never longer than until that register changes. Steps count as cycles of a
-    device without a clock.
+    device without a clock. A kernel that reads memory which nobody has written stops an emulated
+    device, as without a link; its registers do not answer then until the board is reset.
 
     Parameters
     ----------
@@ -71,6 +78,9 @@ class Endpoint:
         window: int = WINDOW,
     ) -> None:
         self._backend = backend
+        if isinstance(backend, EmulatedBackend):
+            for base, nbytes in backend.regions:
+                backend.claim(base, nbytes)
         self.manifest = manifest or describe(
             backend.config,
             board=board,
@@ -88,7 +98,7 @@ class Endpoint:
     def _power_up(self) -> None:
         self._deframer = Deframer(MOST_REQUEST)
         self._session = False
-        self._last: tuple[int, int, bytes] | None = None
+        self._last: tuple[tuple[int, int, int], bytes] | None = None
         self._registers = RegisterFile(board_map())
         self._registers["status.memory_ready"] = 1
         self._steps = 0
@@ -125,13 +135,13 @@ class Endpoint:
         if not self._session:
             yield _answer(request, Status.NO_SESSION).encode()
             return
-        repeated = request.op is Op.WRITE and request.space is not Space.MEMORY
-        if repeated and self._last is not None:
-            if (request.sequence, request.address) == self._last[:2]:
-                yield self._last[2]
-                return
+        writes = request.op is Op.WRITE and request.space is not Space.MEMORY
+        this = request.sequence, request.space, request.address
+        if writes and self._last is not None and self._last[0] == this:
+            yield self._last[1]
+            return
         answer = self._carry_out(request).encode()
-        self._last = (request.sequence, request.address, answer)
+        self._last = (this, answer) if writes else None
         yield answer
 
     def _begin(self, request: Request) -> Answer:
@@ -186,15 +196,20 @@ class Endpoint:
 
     def _let_time_pass(self) -> None:
         """Time passes until the register that is polled changes."""
-        backend, polls = self._backend, []
+        backend = self._backend
+        polls: list[Poll] = []
         if self._polled is not None:
             address, word = self._polled
             polls = [
                 Poll(address=address, mask=1 << bit, value=~word & 1 << bit)
                 for bit in range(WORD_BITS)
             ]
-        self._polls = min(self._polls + 1, MOST_CYCLES.bit_length())
-        cycles = min(FEWEST_CYCLES << self._polls, MOST_CYCLES)
+        most = MOST_STEPS if backend.cycles is None else MOST_CYCLES
+        self._polls += 1
+        more = self._polls - FREE_POLLS
+        if more < 0:
+            return
+        cycles = most if more > most.bit_length() else min(FEWEST_CYCLES << more, most)
         try:
             backend.advance(cycles, polls)
             changed = any(poll.holds(backend.read_register(poll.address)) for poll in polls[:1])
