@@ -96,9 +96,7 @@ def to_verilog(
     )
 
 
-def netlist(
-    component: wiring.Component, name: str, *, pads: Pads = NO_PADS
-) -> str:
+def netlist(component: wiring.Component, name: str, *, pads: Pads = NO_PADS) -> str:
     """The RTLIL that Yosys makes the Verilog of; the same for the same component and tools."""
     with _no_collection():
         fragment = Fragment.get(component, None)

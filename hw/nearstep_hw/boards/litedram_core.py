@@ -64,13 +64,13 @@ def _generate(request: dict[str, Any]) -> dict[str, Any]:
     settings = core.sdram.controller.settings
     sequence, _ = get_sdram_phy_init_sequence(settings.phy, settings.timing)
     addresses = {name: row["addr"] for name, row in registers.items()}
-    bits = {name: int(value, 0) for name, value in re.findall(r"#define (DFII_\w+) (0x\w+)\n", header)}
+    bits = {
+        name: int(value, 0) for name, value in re.findall(r"#define (DFII_\w+) (0x\w+)\n", header)
+    }
     return {
         "verilog": _plain(verilog),
         "registers": {name: [row["addr"], row["size"]] for name, row in registers.items()},
-        "steps": _steps(
-            sequence, addresses, bits, sdr=request["options"]["memtype"] == "SDR"
-        ),
+        "steps": _steps(sequence, addresses, bits, sdr=request["options"]["memtype"] == "SDR"),
         "last_steps": [
             [addresses[CONTROL], bits["DFII_CONTROL_SEL"], 0],
             [addresses["ddrctrl_init_done"], 1, 0],
@@ -78,7 +78,18 @@ def _generate(request: dict[str, Any]) -> dict[str, Any]:
         "phases": settings.phy.nphases,
         "timing": {
             name: getattr(settings.timing, name)
-            for name in ("tRP", "tRCD", "tWR", "tWTR", "tREFI", "tRFC", "tCCD", "tRRD", "tRC", "tRAS")
+            for name in (
+                "tRP",
+                "tRCD",
+                "tWR",
+                "tWTR",
+                "tREFI",
+                "tRFC",
+                "tCCD",
+                "tRRD",
+                "tRC",
+                "tRAS",
+            )
         },
         "cl": settings.phy.cl,
     }

@@ -57,9 +57,7 @@ def board_library(config: BoardConfig) -> Path:
     ------
     ConfigError : there is no model of the board's DRAM.
     """
-    verilog = verilog_of(
-        f"board {digest(config)}", lambda: board_verilog(config), sources=(CELLS,)
-    )
+    verilog = verilog_of(f"board {digest(config)}", lambda: board_verilog(config), sources=(CELLS,))
     model = Model(top=TOP, verilog=verilog, prefix="Vboard", flags=("--pins-inout-enables",))
     defines = {"NEARSTEP_SDRAM": int(config.memory == "dram")}
     return verilate_library("board", [model], [HARNESS], defines=defines)
