@@ -109,7 +109,7 @@ BOARDS = MappingProxyType(
                 line=("0", "1"),
                 button="button",
                 light="rgb_led.g",
-                source="amaranth-boards 0.0.21, orangecrab_r0_2.py; litex-boards, gsd_orangecrab.py",
+                source="amaranth-boards 0.0.21, orangecrab_r0_2.py; litex-boards, orangecrab",
             ),
         )
     }

@@ -28,7 +28,7 @@ ANSWER_BYTES = 4096
 OUT_DELAY, IN_DELAY = 3000, 1500
 """Picoseconds of pads, about: an output register to its pin, a pin to its input register."""
 
-COuter = structure(
+CBoardOptions = structure(
     "boards/board.cpp",
     "BoardOptions",
     types={"SdramTiming": CSdramTiming, "SdramShape": CSdramShape},
@@ -67,10 +67,6 @@ class BoardLine:
     port, baud : see `nearstep.serial.transport.Transport`.
     memory : what the SDRAM chip holds, behind the board's back: words by their address; empty with
         block RAM.
-
-    Raises
-    ------
-    ConfigError : there is no model of the board's DRAM.
     """
 
     def __init__(self, options: SimulatedBoardOptions) -> None:
@@ -94,7 +90,7 @@ class BoardLine:
         for name in ("counters", "fault", "inject"):
             getattr(lib, f"board_{name}").argtypes = [handle, handle]
         period = PICOSECONDS // board.system_hz
-        given = COuter(
+        given = CBoardOptions(
             clock_hz=board.system_hz,
             baud=self.baud,
             seed=options.seed,
@@ -146,8 +142,10 @@ class BoardLine:
         return self._run(cycles, ANSWER_BYTES, any=False)
 
     def press_reset(self) -> None:
-        """Reset the board by its button, in the midst of whatever it does. The SDRAM chip keeps
-        what it holds."""
+        """Reset the board by its button, in the midst of whatever it does.
+
+        The SDRAM chip keeps what it holds.
+        """
         self._lib.board_reset(self._handle)
 
     def inject(self, *, reads: int = 0, times: int = 1, flip: int = 0, row: int = 0) -> None:

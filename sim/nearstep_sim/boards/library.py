@@ -13,31 +13,17 @@ from nearstep_hw.verilog import to_verilog
 from nearstep_sim.verilate.build import Model, verilate_library, verilog_of
 from nearstep_spec.boards.config import BoardConfig
 from nearstep_spec.codec import digest
-from nearstep_spec.updater.config import ConfigError
 
 HARNESS = Path(__file__).with_name("board.cpp")
 CELLS = Path(__file__).with_name("cells.v")
-SIMULATED = ("sdr",)
-"""Kinds of DRAM whose chip and pads have a model."""
-
 TOP = "board_top"
 
 
 def board_verilog(config: BoardConfig) -> str:
-    """Verilog of `BoardTop`, as it is in a bitstream, with the cells at its pads.
-
-    Raises
-    ------
-    ConfigError : there is no model of the board's DRAM.
-    """
+    """Verilog of `BoardTop`, as it is in a bitstream, with the cells at its pads."""
     if config.memory == "blockram":
         return to_verilog(BoardTop(config), TOP)
     board = config.described
-    if board.memory not in SIMULATED:
-        raise ConfigError(
-            f"memory must be 'blockram' in simulation of {config.board}, not {config.memory!r}: "
-            f"of {board.memory} there is no model"
-        )
     widths = {"a": board.row_bits, "ba": board.bank_bits, "dm": board.memory_bits // 8}
     widths["dq"] = board.memory_bits
     pads = {name: IOPort(widths.get(name, 1), name=f"sdram_{name}") for name in PADS["sdr"]}
@@ -51,12 +37,7 @@ def board_verilog(config: BoardConfig) -> str:
 
 
 def board_library(config: BoardConfig) -> Path:
-    """The shared library of `board.cpp` for a configuration.
-
-    Raises
-    ------
-    ConfigError : there is no model of the board's DRAM.
-    """
+    """The shared library of `board.cpp` for a configuration."""
     verilog = verilog_of(f"board {digest(config)}", lambda: board_verilog(config), sources=(CELLS,))
     model = Model(top=TOP, verilog=verilog, prefix="Vboard", flags=("--pins-inout-enables",))
     defines = {"NEARSTEP_SDRAM": int(config.memory == "dram")}

@@ -9,6 +9,10 @@ from nearstep.backends.options import Family, Variant
 from nearstep_sim.verilate.options import Seed
 from nearstep_spec.boards.config import BoardConfig
 from nearstep_spec.codec import Nested, check_bounds
+from nearstep_spec.updater.config import ConfigError
+
+SIMULATED = ("sdr",)
+"""Kinds of DRAM whose chip and pads have a model."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,6 +24,12 @@ class SimulatedBoardOptions:
 
     def __post_init__(self) -> None:
         check_bounds(self)
+        kind = self.design.described.memory
+        if self.design.memory == "dram" and kind not in SIMULATED:
+            raise ConfigError(
+                f"memory must be 'blockram' in simulation of {self.design.board}, not 'dram': "
+                f"of {kind} there is no model"
+            )
 
 
 SIM = Family(
