@@ -341,6 +341,24 @@ def open_device(url: str, driver: type[Device] = Device) -> Device:
     MismatchError : the device is not one of `driver`, or not the one that its driver was written
         for.
     """
+    backend = open_backend(url, driver)
+    try:
+        device = drive(backend, url)
+        _check_driver(url, driver, type(device))
+        return device
+    except BaseException:
+        backend.close()
+        raise
+
+
+def open_backend(url: str, driver: type[Device] = Device) -> Backend:
+    """What `open_device` drives: the device without its driver, such as to give it to others.
+
+    Raises
+    ------
+    UrlError, OptionError
+    MismatchError : the name is that of a family which `driver` is not for.
+    """
     if not isinstance(url, str):
         raise UrlError(str(url), f"a device name must be text, not {type(url).__name__}")
     name = DeviceUrl.parse(url)
@@ -350,13 +368,7 @@ def open_device(url: str, driver: type[Device] = Device) -> Device:
     if name.target in FAMILIES:
         _check_driver(url, driver, _driver(name.target))
     backend: Backend = offers[name.backend].load()(name.target, dict(name.options))
-    try:
-        device = drive(backend, url)
-        _check_driver(url, driver, type(device))
-        return device
-    except BaseException:
-        backend.close()
-        raise
+    return backend
 
 
 def drive(backend: Backend, url: str) -> Device:

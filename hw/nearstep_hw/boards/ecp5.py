@@ -38,9 +38,6 @@ NAMES = {
 }  # fmt: skip
 """Pads of LiteDRAM's core, as the resource of a platform has them."""
 
-SDRAM_PHASE = 180
-"""Degrees that the clock at an SDRAM's pins comes behind that of the design: see `docs/boards.md`."""
-
 
 class Ecp5Board(Elaboratable):
     """`BoardTop` on a board with an ECP5: the PLL makes its clock, a button resets the board, and
@@ -92,7 +89,7 @@ class Ecp5Board(Elaboratable):
         else:
             stopped, memory_clock = Signal(), Signal()
             clocks = [PllClock(hz=board.system_hz)]
-            clocks += [PllClock(hz=board.system_hz, phase=SDRAM_PHASE)] if dram else []
+            clocks += [PllClock(hz=board.system_hz, phase=board.memory_phase)] if dram else []
             m.submodules.pll = pll = Ecp5Pll(input_hz=board.input_hz, clocks=clocks)
             m.d.comb += [
                 pll.i_clk.eq(clock.i),

@@ -15,6 +15,7 @@ from types import MappingProxyType
 from typing import Any
 
 from amaranth import (
+    Cat,
     ClockSignal,
     Const,
     Elaboratable,
@@ -101,6 +102,7 @@ def core_of(board: Board, *, data_width: int, id_width: int) -> LiteDramCore:
         "device": board.device,
         "data_width": data_width,
         "id_width": id_width,
+        "late_reads": board.memory_late_reads,
         "options": _options(board),
     }
     return _core(json.dumps(request, sort_keys=True))
@@ -219,7 +221,10 @@ class LiteDram(wiring.Component):
             ports[f"{into}_{prefix}valid"] = channel.valid
             ports[f"{out}_{prefix}ready"] = channel.ready
             for field, _ in channel.payload.shape():
-                ports[f"{into}_{prefix}{field}"] = Value.cast(channel.payload[field])
+                value = Value.cast(channel.payload[field])
+                if field == "size":
+                    value = Cat(value, Const(0, 1))  # LiteX has a bit more
+                ports[f"{into}_{prefix}{field}"] = value
         for name in ("adr", "dat_w", "sel", "cyc", "stb", "we"):
             ports[f"i_wb_ctrl_{name}"] = getattr(self.wishbone, name)
         for name in ("dat_r", "ack", "err"):

@@ -29,6 +29,8 @@ def _generate(request: dict[str, Any]) -> dict[str, Any]:
     from litex.build.lattice import LatticePlatform
     from litex.soc.integration.builder import Builder
 
+    if request["late_reads"]:
+        phy.GENSDRPHY = _late(phy.GENSDRPHY, request["late_reads"])
     config = {
         **request["options"],
         "cpu": None,
@@ -62,13 +64,13 @@ def _generate(request: dict[str, Any]) -> dict[str, Any]:
     settings = core.sdram.controller.settings
     sequence, _ = get_sdram_phy_init_sequence(settings.phy, settings.timing)
     addresses = {name: row["addr"] for name, row in registers.items()}
-    bits = {name: int(value, 0) for name, value in re.findall(r"#define (DFII_\w+) (0x\w+)\n", header)}
+    bits = {
+        name: int(value, 0) for name, value in re.findall(r"#define (DFII_\w+) (0x\w+)\n", header)
+    }
     return {
         "verilog": _plain(verilog),
         "registers": {name: [row["addr"], row["size"]] for name, row in registers.items()},
-        "steps": _steps(
-            sequence, addresses, bits, sdr=request["options"]["memtype"] == "SDR"
-        ),
+        "steps": _steps(sequence, addresses, bits, sdr=request["options"]["memtype"] == "SDR"),
         "last_steps": [
             [addresses[CONTROL], bits["DFII_CONTROL_SEL"], 0],
             [addresses["ddrctrl_init_done"], 1, 0],
@@ -76,10 +78,38 @@ def _generate(request: dict[str, Any]) -> dict[str, Any]:
         "phases": settings.phy.nphases,
         "timing": {
             name: getattr(settings.timing, name)
-            for name in ("tRP", "tRCD", "tWR", "tWTR", "tREFI", "tRFC", "tCCD", "tRRD", "tRC", "tRAS")
+            for name in (
+                "tRP",
+                "tRCD",
+                "tWR",
+                "tWTR",
+                "tREFI",
+                "tRFC",
+                "tCCD",
+                "tRRD",
+                "tRC",
+                "tRAS",
+            )
         },
         "cl": settings.phy.cl,
     }
+
+
+def _late(kind: Any, cycles: int) -> Any:
+    """The driver of an SDRAM's pads, which takes what was read some clocks later."""
+
+    class Late(kind):
+        def __init__(self, pads: Any, sys_clk_freq: float) -> None:
+            kind.__init__(self, pads, sys_clk_freq, cl=_latency(sys_clk_freq) + cycles)
+            self.settings.cl -= cycles  # the memory's own
+
+    return Late
+
+
+def _latency(sys_clk_freq: float) -> int:
+    from litedram.common import get_default_cl
+
+    return int(get_default_cl(memtype="SDR", tck=1 / sys_clk_freq))
 
 
 def _module(kind: Any, options: dict[str, Any]) -> Any:

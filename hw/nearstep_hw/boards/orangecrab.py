@@ -37,7 +37,7 @@ a pair places both."""
 class OrangeCrabPlatform(OrangeCrabR0_2_85FPlatform):
     """An OrangeCrab r0.2 with an ECP5-85F."""
 
-    resources = [
+    resources = [  # noqa: RUF012  as the platforms have it
         MEMORY if resource.name == MEMORY.name else resource
         for resource in OrangeCrabR0_2_85FPlatform.resources
     ]

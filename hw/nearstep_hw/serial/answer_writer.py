@@ -50,7 +50,7 @@ class AnswerWriter(wiring.Component):
 
     Manifest and bytes share a memory: one block RAM of 2 KiB holds a manifest of 1 KiB.
 
-    *Timing*: the first byte is at `o` three cycles behind `i.valid`; a byte every three cycles.
+    *Timing*: the first byte is at `o` four cycles behind `i.valid`; a byte every four cycles.
 
     Parameters
     ----------
@@ -101,6 +101,7 @@ class AnswerWriter(wiring.Component):
         length = Signal(range(MOST_DATA + 1))
         number = Signal(range(ANSWER_BYTES + MOST_DATA))
         in_memory, last = Signal(), Signal()
+        known, stored_byte = Signal(BYTE_BITS), Signal(BYTE_BITS)
         answer, output = self.i.payload, self.o.payload
 
         m.d.comb += [
@@ -135,10 +136,15 @@ class AnswerWriter(wiring.Component):
                     last.eq(number == ANSWER_BYTES - 1 + length),
                 ]
                 m.next = "FETCH"
-            with m.State("FETCH"):
-                known = self._known(length)[number[:4]]
+            with m.State("FETCH"):  # what a block RAM gives is late
                 m.d.sync += [
-                    output.data.eq(Mux(in_memory, read_port.data, known)),
+                    known.eq(self._known(length)[number[:4]]),
+                    stored_byte.eq(read_port.data),
+                ]
+                m.next = "TAKE"
+            with m.State("TAKE"):
+                m.d.sync += [
+                    output.data.eq(Mux(in_memory, stored_byte, known)),
                     output.last.eq(last),
                     self.o.valid.eq(1),
                 ]

@@ -131,8 +131,8 @@ class RequestReader(wiring.Component):
         """Two steps behind the header: what is true of it, and whether it is a request."""
         header = self.o_header
         is_sync, is_write, known = Signal(), Signal(), Signal()
-        long, empty, plain, broken, unaligned, words = (
-            Signal(name=name) for name in ("long", "empty", "plain", "broken", "unaligned", "words")
+        long, empty, plain, unaligned, words = (
+            Signal(name=name) for name in ("long", "empty", "plain", "unaligned", "words")
         )
         data_wrong, read_only = Signal(), Signal()
         end = Signal(range(PAGE_BYTES + (1 << len(header.length))))

@@ -61,12 +61,14 @@ class RequestBuffer(wiring.Component):
 
         width = ceil_log2(self.depth) + 1
         written, committed, read = Signal(width), Signal(width), Signal(width)
+        used = Signal(width)
         full, put, lost, keep = Signal(), Signal(), Signal(), Signal()
         fetch, fetched, move = Signal(), Signal(), Signal()
         none = -CRC_BYTES % (1 << LENGTH_BITS)
         length = Signal(LENGTH_BITS, init=none)  # of the body, while the CRC is taken off
         m.d.comb += [
-            full.eq((written - read)[-1]),
+            used.eq(written - read),
+            full.eq(used[-1]),
             put.eq(self.i.valid & ~full),
             write_port.addr.eq(written),
             write_port.data.eq(self.i.payload),

@@ -23,7 +23,10 @@ class Board:
     memory : kind of DRAM.
     memory_module : part, by the name that LiteDRAM knows its timing by.
     memory_options : for LiteDRAM's generator, by name: resistances, swapped pins.
-    memory_bytes, memory_bits : size and data pins of the DRAM.
+    memory_phase : degrees that the clock of an SDRAM comes behind that of the design.
+    memory_late_reads : clocks that data of an SDRAM is taken later than by LiteDRAM's choice.
+    memory_bytes, memory_bits, row_bits, bank_bits : of the DRAM: size, data pins, address pins,
+        pins of the bank's number.
     baud : of the link, bits a second.
     line : pins of the link, receiver and transmitter, of a connector; None: the platform's UART.
     button, light : of the platform: resets the board, and is on when memory is ready. A light may
@@ -41,8 +44,12 @@ class Board:
     memory: Literal["sdr", "ddr3"]
     memory_module: str
     memory_options: Mapping[str, Any] = field(default_factory=dict)
+    memory_phase: int = 0
+    memory_late_reads: int = 0
     memory_bytes: int
     memory_bits: int
+    row_bits: int
+    bank_bits: int
     baud: int
     line: tuple[str, str] | None = None
     button: str
@@ -64,8 +71,12 @@ BOARDS = MappingProxyType(
                 system_hz=100_000_000,
                 memory="sdr",
                 memory_module="MT48LC16M16",
+                memory_phase=180,
+                memory_late_reads=1,
                 memory_bytes=32 << 20,
                 memory_bits=16,
+                row_bits=13,
+                bank_bits=2,
                 baud=3_000_000,
                 button="button_fire",
                 light="led",
@@ -92,11 +103,13 @@ BOARDS = MappingProxyType(
                 ),
                 memory_bytes=512 << 20,
                 memory_bits=16,
+                row_bits=15,
+                bank_bits=3,
                 baud=3_000_000,
                 line=("0", "1"),
                 button="button",
                 light="rgb_led.g",
-                source="amaranth-boards 0.0.21, orangecrab_r0_2.py; litex-boards, gsd_orangecrab.py",
+                source="amaranth-boards 0.0.21, orangecrab_r0_2.py; litex-boards, orangecrab",
             ),
         )
     }

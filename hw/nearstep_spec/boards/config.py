@@ -77,9 +77,7 @@ class BoardConfig:
             raise ConfigError(f"baud must be 9600 to {most}, not {self.baud!r}")
         memory_bytes = self.memory_bytes
         kernel = replace(self.card.kernel, address_width=memory_bytes.bit_length() - 1)
-        card = replace(
-            self.card, kernel=kernel, memory_bytes=memory_bytes, subgroup_elements=None
-        )
+        card = replace(self.card, kernel=kernel, memory_bytes=memory_bytes, subgroup_elements=None)
         object.__setattr__(self, "card", card)
 
     @property

@@ -8,6 +8,7 @@ something is missing is found by sequence numbers, and by waiting.
 Ref: RFC 1662, sections 4 and C.3.
 """
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from zlib import crc32
@@ -16,6 +17,9 @@ FLAG = 0x7E
 ESCAPE = 0x7D
 INVERT = 0x20
 CRC_BYTES = 4
+_FLAG = bytes([FLAG])
+_ESCAPE = bytes([ESCAPE])
+_ESCAPED = re.compile(rb"\x7d(.)", re.DOTALL)
 
 
 def to_frame(body: bytes) -> bytes:
@@ -39,39 +43,49 @@ class Deframer:
     dropped: int = 0
     _held: bytearray = field(default_factory=bytearray)
     _started: bool = False
-    _escaped: bool = False
-    _bad: bool = False
+    _too_long: bool = False
 
     def feed(self, data: bytes) -> Iterator[bytes]:
         """Bodies of the frames that these bytes complete, in order."""
-        for byte in data:
-            if byte == FLAG:
-                body = self._end()
-                if body is not None:
-                    yield body
-            elif not self._started:
-                continue
-            elif byte == ESCAPE:
-                self._bad |= self._escaped
-                self._escaped = True
-            else:
-                self._held.append(byte ^ INVERT if self._escaped else byte)
-                self._escaped = False
-                if len(self._held) > self.most_bytes + CRC_BYTES:
-                    self._bad = True
-                    self._held.clear()
+        *whole, rest = data.split(_FLAG)
+        for part in whole:
+            self._hold(part)
+            body = self._end()
+            if body is not None:
+                yield body
+        self._hold(rest)
+
+    def _hold(self, part: bytes) -> None:
+        """Keep a part of a frame; of one that is too long in any case nothing."""
+        if not self._started:
+            return
+        self._held += part
+        if len(self._held) > 2 * (self.most_bytes + CRC_BYTES):
+            self._too_long = True
+            self._held.clear()
 
     def _end(self) -> bytes | None:
         """The body of the frame that a flag ends, if it is whole; begin the next."""
-        held, bad = bytes(self._held), self._bad or self._escaped
-        empty = not held and not bad
+        held, too_long = bytes(self._held), self._too_long
         self._held.clear()
-        self._escaped = self._bad = False
+        self._too_long = False
         started, self._started = self._started, True
-        if not started or empty:
+        if not started or not (held or too_long):
             return None
-        body, crc = held[:-CRC_BYTES], held[-CRC_BYTES:]
-        if bad or not body or crc != crc32(body).to_bytes(CRC_BYTES, "little"):
-            self.dropped += 1
-            return None
-        return body
+        whole = None if too_long else _unescaped(held)
+        if whole is not None and CRC_BYTES < len(whole) <= self.most_bytes + CRC_BYTES:
+            body, crc = whole[:-CRC_BYTES], whole[-CRC_BYTES:]
+            if crc == crc32(body).to_bytes(CRC_BYTES, "little"):
+                return body
+        self.dropped += 1
+        return None
+
+
+def _unescaped(held: bytes) -> bytes | None:
+    """What was sent between two flags; None if an escape is escaped, or nothing."""
+    if _ESCAPE not in held:
+        return held
+    pairs = _ESCAPED.findall(held)
+    if _ESCAPE in pairs or _ESCAPED.sub(b"", held).endswith(_ESCAPE):
+        return None
+    return _ESCAPED.sub(lambda pair: bytes([pair[1][0] ^ INVERT]), held)

@@ -48,6 +48,8 @@ class Manifest:
         used, `none` for nothing.
     controller_steps : in their order, what is to be written to it first.
     package : version of nearstep that made it.
+    digest : of the configuration, `nearstep_spec.codec.digest`, where it was made from files whose
+        names alone do not tell what is in them; otherwise empty.
     format : of this text.
     """
 
@@ -61,6 +63,7 @@ class Manifest:
     controller: str = "none"
     controller_steps: tuple[Step, ...] = ()
     package: str = ""
+    digest: str = ""
     format: int = field(default=FORMAT)
 
     def encode(self) -> bytes:

@@ -1,0 +1,92 @@
+"""`serial:`: a board on a serial port, such as `serial:/dev/ttyUSB0`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Annotated
+
+from nearstep.backends.options import Family, Variant, parse_options
+from nearstep.serial.backend import LinkBackend
+from nearstep.serial.link import TRIES, WAIT_SECONDS, Link
+from nearstep.serial.transport import SerialPort
+from nearstep_spec.codec import Option, check_bounds
+
+PORT = "PORT"
+"""Stands for the path of a port where devices are listed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SerialOptions:
+    """Options of `serial:PORT`."""
+
+    baud: Annotated[int, Option(meaning="bits a second", low=9600, high=12_000_000)] = 3_000_000
+    board: Annotated[
+        str | None, Option(meaning="name of the board that must be there", unset="any")
+    ] = None
+    wait: Annotated[
+        float,
+        Option(meaning="seconds before a request is sent again, the first time", low=1e-3, high=60),
+    ] = WAIT_SECONDS
+    tries: Annotated[
+        int, Option(meaning="times that a request is sent before the link fails", low=1, high=1000)
+    ] = TRIES
+    window: Annotated[
+        int | None,
+        Option(
+            meaning="requests sent ahead of their answers",
+            low=1,
+            high=128,
+            unset="as many as the board holds",
+        ),
+    ] = None
+
+    def __post_init__(self) -> None:
+        check_bounds(self)
+
+
+class _Ports(Mapping[str, Family]):
+    """One family, whatever the port is called."""
+
+    def __init__(self, family: Family) -> None:
+        self._family = family
+
+    def __getitem__(self, name: str) -> Family:
+        return self._family
+
+    def __iter__(self) -> Iterator[str]:
+        return iter((PORT,))
+
+    def __len__(self) -> int:
+        return 1
+
+
+DEVICES = _Ports(
+    Family(
+        f"serial:{PORT}",
+        (
+            Variant(
+                options=SerialOptions,
+                opens="nearstep.backends.serial:open_device",
+                summary="a board on a serial port",
+            ),
+        ),
+    )
+)
+"""What this backend offers."""
+
+
+def open_device(port: str, options: dict[str, str]) -> LinkBackend:
+    """Open the board on `serial:<port>`. No other program may have the port.
+
+    Raises
+    ------
+    OptionError
+    nearstep.serial.errors.PortError : the port cannot be opened.
+    LinkError, ProtocolVersionError, WrongBoardError, FirmwareError, MemoryNotReadyError : as
+        `nearstep.serial.backend.LinkBackend`.
+    """
+    chosen = parse_options(SerialOptions, f"serial:{port}", options)
+    line = SerialPort(port, chosen.baud)
+    link = Link(line, wait=chosen.wait, tries=chosen.tries, window=chosen.window)
+    return LinkBackend(link, chosen.board)

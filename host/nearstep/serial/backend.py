@@ -1,0 +1,298 @@
+"""A board behind a link, with what a driver needs of a device."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nearstep.backends.base import Backend, Poll
+from nearstep.errors import BusError, WaitTimeoutError
+from nearstep.registers import BlockRegisters, RegisterBus
+from nearstep.serial.controllers import initialiser
+from nearstep.serial.description import BOARD, config_of, read_manifest
+from nearstep.serial.errors import (
+    LinkMemoryError,
+    MemoryNotReadyError,
+    RegisterTimeoutError,
+    WrongBoardError,
+)
+from nearstep.serial.link import FAILED, Link
+from nearstep_spec.boards.registers import board_map
+from nearstep_spec.csr.model import WORD_BYTES
+from nearstep_spec.serial.protocol import MOST_DATA, PAGE_BYTES, Answer, Op, Request, Space, Status
+
+RESET_CYCLES = 1 << 20
+"""A reset takes fewer: it waits for what memory owes."""
+
+READY_CYCLES = 1 << 27
+"""A memory controller that brings itself up takes fewer: its part asks for some 200 us."""
+
+MOST_POLLS = 16
+"""Polls between two looks at the clock, at most."""
+
+
+class LinkBackend(Backend):
+    """A board that is reached over a link.
+
+    Time is that of the board: its counter of cycles bounds waits. Accesses may come from several
+    threads. After a `LinkError` every access raises one, and a new backend has to be made.
+
+    Parameters
+    ----------
+    link : that nobody has opened.
+    board : name of the board that must be there. None: any.
+
+    Attributes
+    ----------
+    link
+    manifest : what the board says of itself.
+    controller : registers of its memory controller.
+    board : registers of the board.
+
+    Raises
+    ------
+    LinkError : nobody answers, or not as the protocol says.
+    ProtocolVersionError, WrongBoardError, FirmwareError : who answers is not what this host drives.
+    MemoryNotReadyError
+    """
+
+    def __init__(self, link: Link, board: str | None = None) -> None:
+        self.link = link
+        self._lock = threading.RLock()
+        try:
+            hello = link.open()
+            self.manifest = read_manifest(self._manifest_text(hello.manifest_bytes), link.port)
+            self._check_board(board)
+            self.config = config_of(self.manifest, link.port)
+            self.family = self.manifest.family
+            self.capacity_bytes = self.manifest.memory_bytes
+            self.controller: RegisterBus = SpaceBus(link, Space.CONTROLLER)
+            self._registers = SpaceBus(link, Space.REGISTERS)
+            self.board = BlockRegisters(SpaceBus(link, Space.BOARD), BOARD, 0, board_map())
+            self.board.check_identity()
+            self._bring_memory_up()
+            self.reset()
+        except BaseException:
+            link.close()
+            raise
+
+    @property
+    def backend(self) -> Backend:
+        """Itself, for `nearstep.serial.controllers.BoardAccess`."""
+        return self
+
+    @property
+    def regions(self) -> Sequence[tuple[int, int]]:
+        return self.manifest.regions
+
+    @property
+    def cycles(self) -> int | None:
+        return self._now if self.manifest.clock_hz else None
+
+    @property
+    def unit(self) -> str:
+        """What the board's counter counts."""
+        return "device cycles" if self.manifest.clock_hz else "steps"
+
+    def read_register(self, address: int) -> int:
+        return self._registers.read_register(address)
+
+    def write_register(self, address: int, value: int) -> None:
+        self._registers.write_register(address, value)
+
+    def read_memory(self, address: int, out: NDArray[np.uint8]) -> None:
+        parts = list(_cut(address, out.size))
+        failed: list[Answer] = []
+
+        def take(index: int, answer: Answer) -> None:
+            if answer.status is not Status.OK:
+                failed.append(answer)
+                return
+            first, size = parts[index]
+            out[first - address :][:size] = np.frombuffer(answer.data, np.uint8)
+
+        self.link.ask_all(
+            (
+                Request(op=Op.READ, space=Space.MEMORY, address=first, length=size)
+                for first, size in parts
+            ),
+            take,
+        )
+        self._check_memory(failed, write=False)
+
+    def write_memory(self, address: int, data: NDArray[np.uint8]) -> None:
+        failed: list[Answer] = []
+
+        def take(_: int, answer: Answer) -> None:
+            if answer.status is not Status.OK:
+                failed.append(answer)
+
+        self.link.ask_all(
+            (
+                Request(
+                    op=Op.WRITE,
+                    space=Space.MEMORY,
+                    address=first,
+                    length=size,
+                    data=data[first - address :][:size].tobytes(),
+                )
+                for first, size in _cut(address, data.size)
+            ),
+            take,
+        )
+        self._check_memory(failed, write=True)
+
+    def wait(self, polls: Sequence[Poll], max_cycles: int) -> None:
+        begun: int | None = None
+        looked, between = 0, 1
+        while True:
+            if any(poll.holds(self.read_register(poll.address)) for poll in polls):
+                return
+            looked += 1
+            if begun is None:
+                begun, looked = self._now, 0
+            elif looked >= between or not polls:
+                looked, between = 0, min(2 * between, MOST_POLLS)
+                if self._now - begun < max_cycles:
+                    continue
+                # It may have happened between the poll and the look at the clock.
+                if any(poll.holds(self.read_register(poll.address)) for poll in polls):
+                    return
+                raise WaitTimeoutError(
+                    " or ".join(map(str, polls)) or "that time to pass",
+                    max_cycles,
+                    unit=self.unit,
+                    transactions=self.transactions(),
+                )
+
+    def reset(self) -> None:
+        """Reset the device and its path to memory; at the return that is over.
+
+        Raises
+        ------
+        WaitTimeoutError : memory still owes something, and does not give it.
+        """
+        self.board.control.set(reset=1)
+        self._await_board("resetting", 0, RESET_CYCLES)
+
+    def close(self) -> None:
+        self.link.close()
+
+    def transactions(self) -> Sequence[str]:
+        return tuple(self.link.history)
+
+    @property
+    def _now(self) -> int:
+        with self._lock:  # of several threads each reads what it has latched, or later
+            self.board.control.set(latch=1)
+            return int(self.board.cycles.value)
+
+    def _manifest_text(self, nbytes: int) -> bytes:
+        parts: dict[int, bytes] = {}
+
+        def take(index: int, answer: Answer) -> None:
+            if answer.status is not Status.OK:
+                raise LinkMemoryError(answer.failed_at, answer.status.name, write=False)
+            parts[index] = answer.data
+
+        self.link.ask_all(
+            (
+                Request(op=Op.READ, space=Space.MANIFEST, address=first, length=size)
+                for first, size in _cut(0, nbytes)
+            ),
+            take,
+        )
+        return b"".join(parts[index] for index in sorted(parts))
+
+    def _check_board(self, board: str | None) -> None:
+        if board is not None and board != self.manifest.board:
+            raise WrongBoardError(f"board on {self.link.port}", repr(board), self.manifest.board)
+
+    def _bring_memory_up(self) -> None:
+        initialise = initialiser(self.manifest.controller, self.manifest.board)
+        if initialise is not None and not self.board.status.memory_ready:
+            initialise(self)
+            self.board.memory.set(ready=1)
+        try:
+            self._await_board("memory_ready", 1, READY_CYCLES)
+        except WaitTimeoutError as error:
+            reason = f"memory of {self.manifest.board} is not ready after {READY_CYCLES} cycles"
+            raise MemoryNotReadyError(reason, registers=self.board.dump()) from error
+
+    def _await_board(self, field: str, value: int, max_cycles: int) -> None:
+        """Wait for a bit of the board's status."""
+        begun = self._now
+        while self.board.status.get()[field] != value:
+            if self._now - begun >= max_cycles:
+                raise WaitTimeoutError(
+                    f"board.status.{field} to be {value}",
+                    max_cycles,
+                    unit=self.unit,
+                    registers=self.board.dump(),
+                    transactions=self.transactions(),
+                )
+
+    def _check_memory(self, failed: Sequence[Answer], *, write: bool) -> None:
+        if failed:
+            first = min(failed, key=lambda answer: answer.failed_at)
+            raise LinkMemoryError(
+                first.failed_at, first.status.name, write=write, transactions=self.transactions()
+            )
+
+
+class SpaceBus:
+    """Registers of one space of a board.
+
+    Parameters
+    ----------
+    link
+    space
+    """
+
+    def __init__(self, link: Link, space: Space) -> None:
+        self._link = link
+        self._space = space
+
+    def read_register(self, address: int) -> int:
+        """Read one word.
+
+        Raises
+        ------
+        BusError, RegisterTimeoutError, LinkError
+        """
+        answer = self._ask(Op.READ, address, b"")
+        return int.from_bytes(answer.data, "little")
+
+    def write_register(self, address: int, value: int) -> None:
+        """Write one word.
+
+        Raises
+        ------
+        BusError, RegisterTimeoutError, LinkError
+        """
+        self._ask(Op.WRITE, address, value.to_bytes(WORD_BYTES, "little"))
+
+    def _ask(self, op: Op, address: int, data: bytes) -> Answer:
+        asked: Any = {"op": op, "space": self._space, "address": address, "data": data}
+        answer = self._link.ask(Request(length=WORD_BYTES, **asked))
+        if answer.status in FAILED:
+            write = op is Op.WRITE
+            if answer.status is Status.BUS_TIMEOUT:
+                history = tuple(self._link.history)
+                raise RegisterTimeoutError(address, write=write, transactions=history)
+            raise BusError(address, answer.status, write=write)
+        return answer
+
+
+def _cut(address: int, nbytes: int) -> Iterator[tuple[int, int]]:
+    """A range as requests take it: first byte and size of each part."""
+    assert PAGE_BYTES % MOST_DATA == 0
+    end = address + nbytes
+    while address < end:
+        size = min(MOST_DATA - address % MOST_DATA, end - address)
+        yield address, size
+        address += size

@@ -1,0 +1,1 @@
+"""Boards whose every cycle is simulated, at the pins of their chip."""

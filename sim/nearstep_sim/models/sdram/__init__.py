@@ -1,0 +1,1 @@
+"""An SDRAM chip at its pins."""

@@ -1,0 +1,1 @@
+"""A board's end of the serial link, in software."""

@@ -1,0 +1,157 @@
+"""A pseudo-terminal behind which a board stands: `serial:` opens it as any other port."""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+import tty
+from pathlib import Path
+from types import TracebackType
+from typing import Protocol, Self
+
+from nearstep_sim.serial.line import Noise, NoisyLine
+
+READ_BYTES = 4096
+IDLE_SECONDS = 0.05
+"""For so long nobody looks at the line, or whether the server is to stop, at most."""
+
+SLICE_SECONDS = 2e-4
+"""Of its own time a simulated line goes on at once; a byte at 3 Mbaud takes 3.3e-6."""
+
+ACTIVE_SLICES = 100
+"""After a byte a simulated line goes on without a pause for so many of them."""
+
+MOST_UNREAD = 1 << 16
+"""Bytes that a client has not read, at most: more are lost, as behind a UART."""
+
+
+class Wire(Protocol):
+    """Bytes to and from a board: see `nearstep.serial.transport.Transport`."""
+
+    def write(self, data: bytes) -> None: ...
+
+    def read(self, seconds: float) -> bytes: ...
+
+
+class PtyServer:
+    """A pseudo-terminal whose bytes go to a board, for one client after the other.
+
+    Parameters
+    ----------
+    wire : the board.
+    noise, seed : of both directions.
+    link : a symbolic link to the terminal, made here and removed at the end. None: there is none.
+
+    Attributes
+    ----------
+    path : of the terminal.
+    down, up : the two directions, with what was lost.
+    overrun : bytes lost because no client read them.
+
+    Raises
+    ------
+    FileExistsError : `link` is there, and not a link that leads nowhere.
+    """
+
+    def __init__(
+        self, wire: Wire, *, noise: Noise | None = None, seed: int = 1, link: Path | None = None
+    ) -> None:
+        self._wire = wire
+        self.down = NoisyLine(noise or Noise(), seed)
+        self.up = NoisyLine(noise or Noise(), seed + 1)
+        self.overrun = 0
+        self._unread = bytearray()
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._master, slave = os.openpty()
+        try:
+            tty.setraw(slave)
+            self.path = os.ttyname(slave)
+            self._link = None if link is None else _made(link, self.path)
+        except BaseException:
+            os.close(self._master)
+            raise
+        finally:
+            os.close(slave)  # a client's is the only one then: its end is seen
+        os.set_blocking(self._master, False)
+
+    def serve(self) -> None:
+        """Carry bytes until `stop`."""
+        poll = select.poll()
+        idle = ACTIVE_SLICES
+        while not self._stop.is_set():
+            active = idle < ACTIVE_SLICES
+            wanted = select.POLLIN | (select.POLLOUT if self._unread else 0)
+            poll.register(self._master, wanted)
+            events = poll.poll(0 if active else 1e3 * IDLE_SECONDS)
+            flags = events[0][1] if events else 0
+            if flags & select.POLLIN:
+                self._wire.write(self.down.carry(os.read(self._master, READ_BYTES)))
+                idle = 0
+            elif flags & select.POLLHUP:
+                self._unread.clear()
+                self._stop.wait(IDLE_SECONDS)
+            data = self._wire.read(SLICE_SECONDS)
+            idle = 0 if data else idle + 1
+            self._give(self.up.carry(data))
+
+    def start(self) -> Self:
+        """Serve in a thread, and return self."""
+        self._thread = threading.Thread(target=self.serve, name=f"pty {self.path}", daemon=True)
+        self._thread.start()
+        return self
+
+    def stop(self) -> None:
+        """Let `serve` return; it may be called by a signal handler."""
+        self._stop.set()
+
+    def close(self) -> None:
+        """Stop, and take the terminal away: a client's port is lost then. Twice does nothing."""
+        self.stop()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        if self._master >= 0:
+            os.close(self._master)
+            self._master = -1
+            if self._link is not None and _target(self._link) == self.path:
+                self._link.unlink()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _give(self, data: bytes) -> None:
+        """Send bytes to the client, as many as it takes; keep the others."""
+        room = MOST_UNREAD - len(self._unread)
+        self.overrun += max(0, len(data) - room)
+        self._unread += data[:room]
+        if self._unread:
+            try:
+                sent = os.write(self._master, self._unread)
+            except BlockingIOError:
+                return
+            del self._unread[:sent]
+
+
+def _made(link: Path, target: str) -> Path:
+    """A symbolic link, in the place of one that leads nowhere."""
+    if link.is_symlink() and not link.exists():
+        link.unlink()
+    link.symlink_to(target)
+    return link
+
+
+def _target(link: Path) -> str | None:
+    try:
+        return os.readlink(link)
+    except OSError:
+        return None

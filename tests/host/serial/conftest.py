@@ -1,0 +1,95 @@
+"""Emulated devices behind a link: over a line in this process, or behind a pseudo-terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nearstep.backends import serial
+from nearstep.device import Device, drive, open_backend
+from nearstep.serial.backend import LinkBackend
+from nearstep.serial.link import Link
+from nearstep.updater.device import KernelDevice
+from nearstep_sim.serial.endpoint import Endpoint
+from nearstep_sim.serial.line import Loopback
+from nearstep_sim.serial.pty_server import PtyServer
+
+from ..driver.conftest import DIMMS, FULL, URLS, chosen
+from ..driver.job import Job
+
+HERE = Path(__file__).parent
+FAST = {"golden-card"}
+"""Of the devices of the driver's tests: those that fast tests here have behind a link."""
+
+
+def over_link(url: str, *, window: int = 7, tries: int = 10, **line: Any) -> Device:
+    """The device named `url` behind a link in this process; closing it closes both."""
+    emulated = open_backend(url)
+    board = Loopback(Endpoint(emulated, url, window=window), **line)
+    backend = LinkBackend(Link(board, tries=tries))
+    close = backend.close
+
+    def close_both() -> None:
+        close()
+        emulated.close()
+
+    backend.close = close_both  # type: ignore[method-assign]
+    return drive(backend, f"serial:{url}")
+
+
+@contextmanager
+def served(url: str, **options: Any) -> Iterator[PtyServer]:
+    """The device named `url` behind a pseudo-terminal, served by a thread."""
+    emulated = open_backend(url)
+    line = {name: options.pop(name) for name in ("reset_after",) if name in options}
+    board = Loopback(Endpoint(emulated, url, window=options.pop("window", 7)), **line)
+    with PtyServer(board, **options) as server:
+        server.start()
+        yield server
+    emulated.close()
+
+
+def open_port(path: object, **options: object) -> Device:
+    """What `nearstep.open("serial:<path>?...")` gives, whether the package is installed or not."""
+    texts = {name: str(value) for name, value in options.items()}
+    return drive(serial.open_device(str(path), texts), f"serial:{path}")
+
+
+@pytest.fixture(params=chosen(URLS, set(URLS) - FAST))
+def device(request: pytest.FixtureRequest) -> Iterator[KernelDevice]:
+    """A device of the driver's tests behind a link."""
+    with over_link((URLS | DIMMS)[request.param]) as opened:
+        assert isinstance(opened, KernelDevice)
+        yield opened
+
+
+@pytest.fixture(params=chosen(FULL, set(FULL) - FAST))
+def full(request: pytest.FixtureRequest) -> Iterator[KernelDevice]:
+    """One whose kernels have everything."""
+    with over_link(FULL[request.param]) as opened:
+        assert isinstance(opened, KernelDevice)
+        yield opened
+
+
+@pytest.fixture
+def job(device: KernelDevice) -> Callable[..., Job]:
+    """Make a job on the device."""
+    return partial(Job, device)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of the driver's tests here those on other devices, and those of other files, are deep."""
+    for item in items:
+        if item.path != HERE / "test_driver.py":
+            continue
+        parameters = getattr(getattr(item, "callspec", None), "params", {})
+        names = {str(parameters[each]) for each in ("device", "full") if each in parameters}
+        slow = ("test_copy_out_", "test_pairs_", "test_start_")
+        if names - FAST or item.name.startswith(slow):
+            item.add_marker(pytest.mark.deep)

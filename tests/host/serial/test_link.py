@@ -1,0 +1,320 @@
+"""The link against a scripted board: what is ahead, what is sent again and when, and the bound.
+
+Time is the line's own and passes only in waits, so nothing here depends on this machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from nearstep.serial.errors import (
+    AnswerError,
+    DamagedFramesError,
+    LinkError,
+    LinkFailedError,
+    NoAnswerError,
+    ProtocolVersionError,
+    SessionLostError,
+)
+from nearstep.serial.link import SEQUENCES, Link
+from nearstep_spec.serial.framing import to_frame
+from nearstep_spec.serial.protocol import VERSION, Answer, Op, Request, Space, Status
+
+from .scripted import LineError, Script, ScriptedBoard, answer, damaged, greeting, ok
+
+BYTES = 16
+
+
+def reads(count: int) -> list[Request]:
+    return [
+        Request(op=Op.READ, space=Space.MEMORY, address=BYTES * at, length=BYTES)
+        for at in range(count)
+    ]
+
+
+def opened(board: ScriptedBoard, **options: float) -> Link:
+    link = Link(board, number=lambda: 77, **options)  # type: ignore[arg-type]
+    link.open()
+    return link
+
+
+def collect(link: Link, count: int) -> int:
+    """Ask for `count` pieces; each must be what the board has there. The number compared."""
+    found: dict[int, bytes] = {}
+
+    def take(index: int, given: Answer) -> None:
+        assert index not in found
+        found[index] = given.data
+
+    link.ask_all(reads(count), take)
+    for index, data in found.items():
+        assert data == bytes((BYTES * index + at) % 251 for at in range(BYTES))
+    assert len(found) == count
+    return len(found)
+
+
+def lose(*frames: int) -> Script:
+    """Requests with these numbers get no answer, all others a good one."""
+    return lambda number, request: [] if number in frames else [ok(request)]
+
+
+@pytest.mark.parametrize(("held", "asked", "expected"), [(4, None, 4), (7, 3, 3), (0, None, 1)])
+def test_as_many_requests_are_ahead_as_the_board_holds(
+    held: int, asked: int | None, expected: int
+) -> None:
+    board = ScriptedBoard(window=max(held, 1), sync=lambda _, request: [greeting(request, held)])
+    link = Link(board, window=asked)
+    link.open()
+    assert collect(link, 50) == 50
+    assert board.most_ahead == link.window == expected
+    assert len(board.requests) == 50
+    assert link.traffic.frames_resent == 0
+    assert board.now == 0.0
+
+
+def test_a_board_is_never_more_than_half_the_numbers_ahead() -> None:
+    board = ScriptedBoard(window=200)
+    link = opened(board)
+    assert collect(link, 600) == 600
+    assert board.most_ahead == SEQUENCES // 2
+
+
+def test_more_than_the_window_is_seen_by_the_line() -> None:
+    board = ScriptedBoard(window=2, sync=lambda _, request: [greeting(request, 3)])
+    with pytest.raises(LineError, match="3 requests at a time"):
+        collect(opened(board), 50)
+
+
+@pytest.mark.parametrize("lost", [(0,), (3,), (2, 3), (1, 4, 9), (10, 11, 15)])
+def test_a_later_answer_shows_a_loss_at_once(lost: tuple[int, ...]) -> None:
+    board = ScriptedBoard(lose(*lost))
+    link = opened(board)
+    assert collect(link, 40) == 40
+    assert link.traffic.frames_resent == len(lost)
+    assert len(board.requests) == 40 + len(lost)
+    assert board.now == 0.0
+
+
+def test_a_lost_answer_is_the_same_as_a_lost_request() -> None:
+    board = ScriptedBoard(
+        lambda number, request: [damaged(ok(request)) if number == 5 else ok(request)]
+    )
+    link = opened(board)
+    assert collect(link, 40) == 40
+    assert (link.traffic.frames_resent, link.traffic.frames_dropped) == (1, 1)
+    assert board.now == 0.0
+
+
+def test_the_last_request_is_sent_again_after_waits_that_grow() -> None:
+    board = ScriptedBoard(lambda number, request: [ok(request)] if number >= 6 else [])
+    link = opened(board, wait=0.5)
+    assert collect(link, 1) == 1
+    assert board.times == [0.0, 0.5, 1.5, 3.5, 7.5, 11.5, 15.5]
+    assert [request.sequence for request in board.requests] == [1] * 7
+
+
+def test_a_whole_window_that_is_lost_is_found_by_one_wait() -> None:
+    board = ScriptedBoard(lose(0, 1, 2, 3))
+    link = opened(board, wait=0.5)
+    assert collect(link, 10) == 10
+    assert board.now == 0.5
+    assert link.traffic.frames_resent == 4
+
+
+def test_an_answer_begins_the_waits_anew() -> None:
+    """Each is lost three times: were they counted together, the waits would be longer."""
+    seen: dict[int, int] = {}
+
+    def script(_: int, request: Request) -> Sequence[bytes]:
+        seen[request.address] = seen.get(request.address, 0) + 1
+        return [ok(request)] if seen[request.address] > 3 else []
+
+    board = ScriptedBoard(script, window=1)
+    link = opened(board, wait=1.0)
+    assert collect(link, 3) == 3
+    assert board.now == 3 * (1 + 2 + 4)
+
+
+def test_what_the_line_takes_is_added_to_the_wait() -> None:
+    board = ScriptedBoard(lose(0), baud=1000)
+    link = opened(board, wait=0.5)
+    collect(link, 1)
+    on_the_line = BYTES + 2 * (6 + 6)  # two frames, each a header and what is around it
+    assert board.times[1] == pytest.approx(0.5 + on_the_line * 10 / 1000)
+
+
+def test_the_bound_is_a_typed_error_with_time_and_tries() -> None:
+    board = ScriptedBoard(lambda number, request: [])
+    link = opened(board, wait=0.5, tries=4)
+    with pytest.raises(
+        NoAnswerError, match=r"no answer to read memory 0x0\.\.0x10 in 7.5 s, sent 4"
+    ) as caught:
+        collect(link, 1)
+    assert (caught.value.seconds, caught.value.tries, caught.value.port) == (7.5, 4, "scripted")
+    assert type(caught.value) is NoAnswerError
+    assert caught.value.transactions[-1] == "read memory 0x0..0x10 -> nothing"
+    assert board.closed
+
+
+def test_nobody_at_all() -> None:
+    board = ScriptedBoard(sync=lambda _, request: [])
+    with pytest.raises(NoAnswerError, match=r"no answer to SYNC in 6.3 s, sent 10 times: nothing"):
+        Link(board).open()
+    assert len(board.frames) == 10
+
+
+@pytest.mark.parametrize("noise", [b"AT OK\r\n", damaged(to_frame(bytes(20))), b"~~~~abc~"])
+def test_somebody_else_at_the_port(noise: bytes) -> None:
+    board = ScriptedBoard(sync=lambda _, request: [noise])
+    with pytest.raises(DamagedFramesError, match="bytes that came, none were its answer") as caught:
+        Link(board, tries=3).open()
+    assert caught.value.nbytes == 3 * len(noise)
+
+
+def test_damage_to_the_bound() -> None:
+    board = ScriptedBoard(lambda _, request: [damaged(ok(request))])
+    with pytest.raises(DamagedFramesError) as caught:
+        collect(opened(board, tries=5), 1)
+    assert (caught.value.frames, caught.value.tries) == (5, 5)
+
+
+def test_an_answer_that_comes_twice_counts_once() -> None:
+    board = ScriptedBoard(lambda _, request: [ok(request), ok(request)])
+    link = opened(board)
+    assert collect(link, 600) == 600
+    assert link.traffic.frames_stale >= 599  # that to the last one may not be looked at
+    assert link.traffic.frames_resent == 0
+
+
+def test_a_late_answer_is_not_taken_for_one_to_the_next_request() -> None:
+    """The first answer comes with that to the request that was sent again."""
+    held: list[bytes] = []
+
+    def script(number: int, request: Request) -> Sequence[bytes]:
+        if number == 0:
+            held.append(ok(request))
+            return []
+        return [*(held.pop() for _ in tuple(held)), ok(request)]
+
+    board = ScriptedBoard(script)
+    link = opened(board)
+    assert collect(link, 1) == collect(link, 1) == 1
+    assert link.traffic.frames_stale == 1
+
+
+def test_numbers_go_round() -> None:
+    board = ScriptedBoard(lose(*range(0, 3000, 7)), window=128)
+    link = opened(board)
+    assert collect(link, 2000) == 2000
+    assert {request.sequence for request in board.requests} == set(range(SEQUENCES))
+
+
+def test_an_answer_of_another_kind_is_none() -> None:
+    def script(_: int, request: Request) -> Sequence[bytes]:
+        other = Request(op=Op.WRITE, space=Space.MEMORY, sequence=request.sequence)
+        return [answer(other), to_frame(b"no answer"), ok(request)]
+
+    link = opened(ScriptedBoard(script))
+    assert collect(link, 20) == 20
+    assert link.traffic.frames_stale >= 38
+
+
+def test_a_board_that_was_reset_says_so() -> None:
+    board = ScriptedBoard(
+        lambda number, request: [ok(request) if number < 5 else answer(request, Status.NO_SESSION)]
+    )
+    link = opened(board)
+    with pytest.raises(
+        SessionLostError, match=r"was reset while it was in use.*open the device"
+    ) as caught:
+        collect(link, 20)
+    assert caught.value.transactions[-1].endswith("-> NO_SESSION")
+    with pytest.raises(LinkFailedError, match="it failed before: the board was reset") as again:
+        collect(link, 1)
+    assert again.value.__cause__ is caught.value
+    assert board.closed
+
+
+@pytest.mark.parametrize(
+    ("status", "data", "actual"),
+    [
+        (Status.OK, bytes(BYTES - 1), "not 15"),
+        (Status.OK, b"", "not 0"),
+        (Status.BAD_REQUEST, b"", "not BAD_REQUEST with 0 bytes"),
+        (Status.SLVERR, b"abc", "not SLVERR with 3 bytes"),
+    ],
+)
+def test_an_answer_that_the_protocol_does_not_allow(
+    status: Status, data: bytes, actual: str
+) -> None:
+    link = opened(ScriptedBoard(lambda _, request: [answer(request, status, data)]))
+    with pytest.raises(AnswerError, match=actual):
+        collect(link, 1)
+
+
+def test_another_version_of_the_protocol() -> None:
+    def sync(_: int, request: Request) -> Sequence[bytes]:
+        number = request.address.to_bytes(6, "little")
+        return [answer(request, data=number + bytes([VERSION + 1]))]
+
+    with pytest.raises(
+        ProtocolVersionError, match=f"must be {VERSION}, not {VERSION + 1}"
+    ) as caught:
+        Link(ScriptedBoard(sync=sync)).open()
+    assert (caught.value.expected, caught.value.actual) == (VERSION, VERSION + 1)
+
+
+def test_a_greeting_that_is_cut_off() -> None:
+    sync = lambda _, request: [answer(request, data=request.address.to_bytes(6, "little"))]  # noqa: E731
+    with pytest.raises(AnswerError, match="must be a greeting"):
+        Link(ScriptedBoard(sync=sync)).open()
+
+
+def test_the_greeting_of_another_session_is_not_taken() -> None:
+    def sync(number: int, request: Request) -> Sequence[bytes]:
+        other = Request(op=Op.SYNC, sequence=request.sequence, address=request.address ^ 1)
+        return [greeting(other, 9), greeting(request, 3)]
+
+    assert Link(ScriptedBoard(sync=sync)).open().window == 3
+
+
+def test_errors_of_the_bus_are_answers() -> None:
+    failed = Answer.failure(0x123)
+    link = opened(ScriptedBoard(lambda _, request: [answer(request, Status.DECERR, failed)]))
+    found = link.ask(reads(1)[0])
+    assert (found.status, found.failed_at) == (Status.DECERR, 0x123)
+
+
+def test_what_was_interrupted_leaves_nothing_behind() -> None:
+    """Answers to it come later and are stale."""
+    board = ScriptedBoard(window=8)
+    link = opened(board)
+
+    def interrupt(_: int, given: Answer) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        link.ask_all(reads(8), interrupt)
+    board.unanswered.clear()
+    assert collect(link, 20) == 20
+    assert link.traffic.frames_stale == 7
+
+
+def test_what_crossed_the_line_is_counted() -> None:
+    board = ScriptedBoard(lose(2))
+    link = opened(board)
+    assert collect(link, 10) == 10
+    traffic = link.traffic
+    assert traffic.frames_sent == len(board.frames) == 12  # SYNC, and one twice
+    assert traffic.bytes_sent == sum(len(to_frame(r.encode())) for _, r in board.frames)
+    assert traffic.frames_received == 11
+    assert traffic.bytes_received > 10 * BYTES
+
+
+def test_errors_of_the_link_are_of_one_kind() -> None:
+    assert all(
+        issubclass(each, LinkError)
+        for each in (NoAnswerError, SessionLostError, AnswerError, LinkFailedError)
+    )

@@ -1,0 +1,171 @@
+"""`sim:board` through its serial line: steps bit for bit, resets, a memory that answers wrongly."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import nearstep
+from nearstep.errors import OptionError, ProtocolError
+from nearstep.serial.backend import LinkBackend
+from nearstep.serial.errors import MemoryNotReadyError, SessionLostError
+from nearstep.serial.link import Link
+from nearstep.smartssd.device import SmartssdDevice
+from nearstep_sim.boards import board as simulated
+from nearstep_sim.boards.board import BoardBackend, BoardLine
+from nearstep_sim.boards.options import SimulatedBoardOptions
+from nearstep_sim.models.sdram.chip import CHIPS
+from nearstep_spec.codec import from_text
+
+from ...host.driver.job import Job
+
+BAUD = "25000000"  # a bit takes four cycles
+DRAM = pytest.param("dram", marks=pytest.mark.deep)
+COUNT = 70  # elements: a chunk is 256
+
+
+@pytest.fixture(params=["blockram", DRAM])
+def board(request: pytest.FixtureRequest) -> Iterator[SmartssdDevice]:
+    with nearstep.open(f"sim:board?memory={request.param}&baud={BAUD}") as opened:
+        assert isinstance(opened, SmartssdDevice)
+        assert isinstance(opened.backend, BoardBackend)
+        yield opened
+
+
+def line_of(board: SmartssdDevice) -> BoardLine:
+    assert isinstance(board.backend, BoardBackend)
+    return board.backend.wire
+
+
+def line(memory: str) -> BoardLine:
+    options = {"memory": memory, "baud": BAUD}
+    return BoardLine(from_text(SimulatedBoardOptions, options))
+
+
+def test_a_step_gives_the_bits_of_the_golden_rule(board: SmartssdDevice) -> None:
+    job = Job(board, COUNT, seed=5)
+    copy = job.copy("bf16")
+    job.run(copy_out=copy)
+    assert job.check() == 4 * COUNT
+    counts = line_of(board).counts
+    assert counts.framing_errors == 0
+    assert (counts.reads > COUNT) == (counts.writes > COUNT) == (line_of(board).memory.size > 0)
+
+
+def test_a_reset_in_the_midst_of_a_run_leaves_the_board_usable(board: SmartssdDevice) -> None:
+    job = Job(board, COUNT, seed=6)
+    run = job.start()
+    board.reset()
+    assert not run.done
+    job.upload()
+    job.run()
+    assert job.check() == 3 * COUNT
+
+
+class Cable:
+    """A line that outlives whoever closes it."""
+
+    def __init__(self, wire: BoardLine) -> None:
+        self.port, self.baud = wire.port, wire.baud
+        self.write, self.read, self._wire = wire.write, wire.read, wire
+
+    @property
+    def now(self) -> float:
+        return self._wire.now
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("memory", ["blockram", DRAM])
+def test_the_button_ends_the_session(memory: str) -> None:
+    """And what is opened on the line then is the board as it was."""
+    with closing(line(memory)) as wire:
+        first = LinkBackend(Link(Cable(wire)))
+        data = np.arange(64, dtype=np.uint8)
+        first.write_memory(4096, data)
+        wire.press_reset()
+        with pytest.raises(SessionLostError):
+            first.read_register(0)
+        again = LinkBackend(Link(Cable(wire)))
+        assert again.config == first.config
+        found = np.empty_like(data)
+        again.read_memory(4096, found)
+        np.testing.assert_array_equal(found, data)
+
+
+@pytest.mark.deep
+def test_several_chunks_on_dram_with_every_kind_of_run() -> None:
+    with nearstep.open(f"sim:board?baud={BAUD}") as board:
+        assert isinstance(board, SmartssdDevice)
+        job = Job(board, 1001, seed=7)
+        for step in range(1, 4):
+            job.run(step=step)
+            assert job.check() == 3 * 1001
+        counts = line_of(board).counts
+        assert counts.refreshes >= counts.cycles // 781 - 64
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("wrong", [{"flip": 0x0100}, {"row": 1}], ids=["bits", "row"])
+def test_memory_that_answers_wrongly_at_the_beginning_is_not_ready(wrong: dict[str, int]) -> None:
+    with closing(line("dram")) as wire:
+        wire.inject(reads=40, times=1, **wrong)
+        with pytest.raises(MemoryNotReadyError, match=r"at 0x\w+ there must be 0x\w+, not 0x"):
+            LinkBackend(Link(wire))
+
+
+@pytest.mark.deep
+def test_memory_that_answers_wrongly_later_shows_in_the_results() -> None:
+    """Nothing on the board checks what it reads: that the results are wrong tells it."""
+    with nearstep.open(f"sim:board?baud={BAUD}") as board:
+        assert isinstance(board, SmartssdDevice)
+        job = Job(board, COUNT, seed=8)
+        line_of(board).inject(reads=100, flip=0x4000)
+        job.run()
+        with pytest.raises(AssertionError, match="is wrong at"):
+            job.check()
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize(
+    ("rule", "longer"),
+    [("tRCD", {"trcd": 30_000}), ("tRFC", {"trfc": 76_000}), ("setup time", {"tset": 5_001})],
+)
+def test_a_chip_that_needs_more_time_complains(
+    rule: str, longer: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = {name: replace(chip, **longer) for name, chip in CHIPS.items()}
+    monkeypatch.setattr(simulated, "CHIPS", slow)
+    with closing(line("dram")) as wire, pytest.raises(ProtocolError, match=rule):
+        LinkBackend(Link(wire))
+
+
+@pytest.mark.deep
+def test_data_that_is_taken_too_early_is_not_what_was_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With a clock an eighth of a turn behind the commands, and no delay of the pads."""
+    monkeypatch.setattr(simulated, "OUT_DELAY", 0)
+    monkeypatch.setattr(simulated, "IN_DELAY", 0)
+    with closing(line("dram")) as wire, pytest.raises(MemoryNotReadyError):
+        LinkBackend(Link(wire))
+
+
+@pytest.mark.parametrize(
+    ("options", "option", "what"),
+    [
+        ("board=orangecrab_85f", "board", "of ddr3 there is no model"),
+        ("board=icebreaker", "board", "ulx3s_85f"),
+        ("baud=1", "baud", "9600"),
+        ("memory=flash", "memory", "blockram"),
+    ],
+)
+def test_what_there_is_not_is_refused(options: str, option: str, what: str) -> None:
+    with pytest.raises(OptionError, match=what) as raised:
+        nearstep.open(f"sim:board?{options}")
+    assert raised.value.option == option
