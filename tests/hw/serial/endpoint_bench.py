@@ -64,6 +64,7 @@ class SimulatorPins:
     def __init__(self, ctx: SimulatorContext, dut: wiring.Component) -> None:
         self.ctx = ctx
         self.signals = {}
+        self.shown: dict[str, int] = {}
         for path, _, value in dut.signature.flatten(dut):
             *front, last = map(str, path)
             if front[:1] == ["m_axi"] and len(front) == 2:  # a channel has the names of AMBA
@@ -80,7 +81,9 @@ class SimulatorPins:
         return self.ctx.get(self.signals[name])
 
     def set(self, name: str, value: int) -> None:
-        self.ctx.set(self.signals[name], value)
+        if self.shown.get(name) != value:  # a simulator is slow to find that out
+            self.shown[name] = value
+            self.ctx.set(self.signals[name], value)
 
     async def settle(self) -> None:
         pass
