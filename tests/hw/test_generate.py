@@ -206,6 +206,7 @@ OTHERS = {
     "copy_out_formats": ("bf16",),
     "groups": 1,
     "lanes": 8,
+    "manifest": "{}",
     "mapping": "bankgroup-bank-row-column",
     "rules": ("sgd_momentum",),
     "vectors": 2,

@@ -23,8 +23,9 @@ come again after 256 requests.) Registers are those of every space but memory an
 writes registers only when nothing else is unanswered, and waits for the answer.
 
 *Limits*: a request has at most `MOST_DATA` bytes and stays within one page of 4 KiB. Those of
-registers are whole, aligned words. A frame that is no such request is
-answered with BAD_REQUEST.
+registers are whole, aligned words. A frame that is no such request is answered with BAD_REQUEST,
+and dropped if it has not even the header of one. An address that a space does not have is answered
+with DECERR. The first word, or burst, that fails ends a request; what was written before it stays.
 """
 
 import struct
