@@ -63,6 +63,8 @@ class LinkTraffic:
     Attributes
     ----------
     bytes_sent, bytes_received : on the line, framing included.
+    bodies_sent, bodies_received : of them, bytes of requests and of answers. With six for each
+        frame, what is missing are escapes.
     frames_sent, frames_received : whole ones.
     frames_resent : of those sent, the ones that were sent before.
     frames_dropped : received and damaged.
@@ -71,6 +73,8 @@ class LinkTraffic:
 
     bytes_sent: int = 0
     bytes_received: int = 0
+    bodies_sent: int = 0
+    bodies_received: int = 0
     frames_sent: int = 0
     frames_received: int = 0
     frames_resent: int = 0
@@ -282,7 +286,9 @@ class Link:
             each.tries += 1
             traffic.frames_sent += 1
             each.sent_at = traffic.frames_sent
-            data += to_frame(each.request.encode())
+            body = each.request.encode()
+            traffic.bodies_sent += len(body)
+            data += to_frame(body)
         if data:
             self._transport.write(bytes(data))
             self.traffic.bytes_sent += len(data)
@@ -317,6 +323,7 @@ class Link:
     def _match(self, body: bytes) -> tuple[_Pending, Answer] | None:
         """What a frame answers; None if that has been answered before, or was never asked."""
         self.traffic.frames_received += 1
+        self.traffic.bodies_received += len(body)
         try:
             answer = Answer.decode(body)
         except MessageError:

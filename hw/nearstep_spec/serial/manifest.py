@@ -54,7 +54,12 @@ class Manifest:
 
     @classmethod
     def decode(cls, text: bytes) -> Self:
-        """Raises `ManifestError`, with what is wrong."""
+        """The manifest that a text is.
+
+        Raises
+        ------
+        ManifestError : it is none, or of another format.
+        """
         try:
             found = json.loads(text)
             if found["format"] != FORMAT:

@@ -288,7 +288,7 @@ def test_errors_of_the_bus_are_answers() -> None:
 
 
 def test_what_was_interrupted_leaves_nothing_behind() -> None:
-    """Answers to it come later and are stale."""
+    """What comes later to it is stale."""
     board = ScriptedBoard(window=8)
     link = opened(board)
 
