@@ -28,6 +28,8 @@ ALL = {*FAST, "golden-dimm", "sim-card", "sim-dimm"}
 """Of the devices of the driver's tests: those that tests here have behind a link, the fast ones and
 all."""
 
+PATIENT: dict[str, object] = {"wait": 5.0, "tries": 20}
+
 
 def over_link(url: str, *, window: int = 7, tries: int = 10, **line: Any) -> Device:
     """The device named `url` behind a link in this process; closing it closes both."""
@@ -57,8 +59,11 @@ def served(url: str, **options: Any) -> Iterator[PtyServer]:
 
 
 def open_port(path: object, **options: object) -> Device:
-    """What `nearstep.open("serial:<path>?...")` gives, whether the package is installed or not."""
-    texts = {name: str(value) for name, value in options.items()}
+    """What `nearstep.open("serial:<path>?...")` gives, whether the package is installed or not.
+
+    Waits are long unless given: on a machine that has other things to do nothing is sent twice.
+    """
+    texts = {name: str(value) for name, value in (PATIENT | options).items()}
     return drive(serial.open_device(str(path), texts), f"serial:{path}")
 
 
