@@ -149,6 +149,7 @@ def examine() -> list[Finding]:
         _program("perl", "Verilator's driver under cocotb", "install perl 5"),
         _cache(),
         _package("numpy", "golden models", "sim"),
+        _package("pyserial", "ports of boards", "sim"),
         _package("rich", "tables", "sim"),
         _package("typer", "this command", "sim"),
         _package("sortedcontainers", "work graphs", "sim"),
