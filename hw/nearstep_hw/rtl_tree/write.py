@@ -110,9 +110,7 @@ def _check_ours(folder: Path) -> None:
         return
     listed = _listed(folder)
     if listed is None:
-        raise TreeError(
-            folder, f"it is not empty ({found[0]}), and has no {INDEX} of `{WRITER}`"
-        )
+        raise TreeError(folder, f"it is not empty ({found[0]}), and has no {INDEX} of `{WRITER}`")
     for name in found:
         if name != INDEX and listed.get(name) != _digest((folder / name).read_bytes()):
             what = "was changed since" if name in listed else "is not of"
@@ -216,7 +214,7 @@ def _make_all(
 ) -> dict[str, Made]:
     """Verilog and description of each top, several at once, in the order of `generators`.
 
-    The largest, those with registers, are begun first. Processes are started anew: a fork would
+    Those with registers, the largest, are begun first, and of them the last in the list. Processes are started anew: a fork would
     copy the locks of the progress bar's thread.
     """
     made = {}
@@ -234,8 +232,9 @@ def _make_all(
         ProcessPoolExecutor(min(jobs, len(generators)), mp_context=context) as pool,
     ):
         task = progress.add_task("", total=len(generators), last="")
-        largest_first = sorted(reversed(generators), key=lambda name: not maps[name])
-        waiting = {pool.submit(make, name): name for name in largest_first}
+        names = list(reversed(generators))
+        names.sort(key=lambda name: not maps[name])
+        waiting = {pool.submit(make, name): name for name in names}
         try:
             for done in as_completed(waiting):
                 name = waiting[done]

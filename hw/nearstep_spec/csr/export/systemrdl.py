@@ -47,9 +47,7 @@ def to_systemrdl(register_map: RegisterMap) -> str:
     return "\n".join(_lines(register_map)) + "\n"
 
 
-def to_systemrdl_space(
-    name: str, doc: str, blocks: Mapping[str, tuple[int, RegisterMap]]
-) -> str:
+def to_systemrdl_space(name: str, doc: str, blocks: Mapping[str, tuple[int, RegisterMap]]) -> str:
     """All register blocks of a design as SystemRDL 2.0: their maps, and behind them an `addrmap`
     `name` with each block at its address.
 
