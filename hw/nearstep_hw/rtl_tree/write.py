@@ -214,8 +214,8 @@ def _make_all(
 ) -> dict[str, Made]:
     """Verilog and description of each top, several at once, in the order of `generators`.
 
-    Those with registers, the largest, are begun first, and of them the last in the list. Processes are started anew: a fork would
-    copy the locks of the progress bar's thread.
+    Those with registers, the largest, are begun first, and of them the last in the list.
+    Processes are started anew: a fork would copy the locks of the progress bar's thread.
     """
     made = {}
     console = Console(stderr=True)

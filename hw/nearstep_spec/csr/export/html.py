@@ -49,7 +49,7 @@ def write_html(texts: Sequence[str], folder: Path, title: str) -> None:
     """
     check_html()
     from peakrdl_html import HTMLExporter
-    from systemrdl import RDLCompiler
+    from systemrdl.compiler import RDLCompiler
 
     tops = []
     with tempfile.TemporaryDirectory() as temporary:
