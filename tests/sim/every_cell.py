@@ -1,6 +1,6 @@
 """A component whose netlist has every kind of ECP5 cell that has a model."""
 
-from amaranth.hdl import Module, Signal, signed
+from amaranth.hdl import Module, Signal
 from amaranth.lib import memory, wiring
 from amaranth.lib.wiring import In, Out
 
@@ -56,7 +56,9 @@ class EveryCell(wiring.Component):
         ]
         for number, name in enumerate(self.widths):
             width = WIDTHS[name]
-            depth = min(1 << 14, 18 * 1024 // width if width >= 9 else 1 << 14 >> width.bit_length() - 1)
+            depth = min(
+                1 << 14, 18 * 1024 // width if width >= 9 else 1 << 14 >> width.bit_length() - 1
+            )
             init = [(index * 2654435761 >> 7) % (1 << width) for index in range(depth)]
             m.submodules[name] = block = memory.Memory(
                 shape=width, depth=depth, init=init, attrs={"ram_style": "block"}

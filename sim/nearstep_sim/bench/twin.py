@@ -95,9 +95,7 @@ def run_twins(
     words = max(width for _, _, width in ports) // 32 + 2
     report = (ctypes.c_uint64 * 4)()
     expected, actual = (ctypes.c_uint32 * words)(), (ctypes.c_uint32 * words)()
-    compared = function(
-        ctypes.c_uint64(seed), ctypes.c_uint64(cycles), report, expected, actual
-    )
+    compared = function(ctypes.c_uint64(seed), ctypes.c_uint64(cycles), report, expected, actual)
     if report[1]:
         values = [int.from_bytes(bytes(each), "little") for each in (expected, actual)]
         raise TwinError(named["OUTPUT"][report[3]][0], report[2], values[0], values[1])
