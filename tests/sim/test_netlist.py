@@ -98,7 +98,7 @@ def test_a_netlist_with_a_fault_is_found(tmp_path, pattern, other, port):
 
 
 MOVER = {
-    "streams": 3,
+    "streams": 4,  # random IDs are all of a stream: what others read is left open
     "address_width": 24,
     "beat_bytes": 8,
     "burst_beats": 16,
@@ -121,7 +121,7 @@ def test_blocks_after_synthesis_are_the_blocks(tmp_path, name):
     component = BLOCKS[name]()
     run, _ = twins(tmp_path, component, name, cycles=300_000)
     outputs = [port for port, way, _ in flat_ports(component) if way == "output"]
-    assert run.changed >= len(outputs) - 1  # an output may be constant
+    assert run.changed >= len(outputs) - 2  # size and kind of a burst are constant
     assert run.compared == 2 * len(outputs) * run.cycles
 
 

@@ -50,8 +50,10 @@ PARTS = (
 
 
 def constraints(top: str, ports: Sequence[Port], part: Part) -> str:
-    """Constraints of `top` for a part as XDC: the clock, and a line to fill in for the delay of
-    each group of inputs and outputs. It has no pins: no board is chosen.
+    """Constraints of `top` for a part as XDC.
+
+    They have the clock, and lines to fill in for the delays of each group of inputs and outputs;
+    no pins, since no board is chosen.
 
     Parameters
     ----------

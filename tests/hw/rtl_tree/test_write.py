@@ -294,18 +294,15 @@ def test_fusesoc_reads_every_core_and_runs_lint(whole, tmp_path):
 
     index = json.loads((whole / INDEX).read_text())
     listed = fusesoc("core", "list")
-    made = 0
     for name, top in index["tops"].items():
         assert top["core"] == core_name(name, index["version"])
         assert top["core"] in listed
+    for name in ("fp32_fma", "adam_fu", "pcie_endpoint"):
+        core = index["tops"][name]["core"]
+        assert "Verilator: Built from" in fusesoc("run", "--target", "lint", core)
         for target in ("synth", *(f"synth_{part.name}" for part in PARTS)):
-            fusesoc("run", "--setup", "--target", target, top["core"])
-            made += 1
+            fusesoc("run", "--setup", "--target", target, core)
     scripts = "".join(path.read_text() for path in tmp_path.rglob("*.tcl"))
     for part in PARTS:
-        assert scripts.count(f"set_property part {part.part} ") == len(index["tops"])
-    print(f"{made} targets set up")
-    for name in ("fp32_fma", "adam_fu", "pcie_endpoint"):
-        assert "Verilator: Built from" in fusesoc(
-            "run", "--target", "lint", index["tops"][name]["core"]
-        )
+        assert scripts.count(f"set_property part {part.part} ") == 3
+    assert scripts.count("synth_xilinx -family xcup -flatten") == 3

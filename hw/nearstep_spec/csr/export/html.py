@@ -34,8 +34,9 @@ def check_html() -> None:
 
 
 def write_html(texts: Sequence[str], folder: Path, title: str) -> None:
-    """Write pages of all `texts`, the last `addrmap` of each, into `folder`; its `index.html` opens
-    in a browser without a server. The same texts give the same bytes.
+    """Write pages of all `texts`, the last `addrmap` of each, into `folder`.
+
+    Its `index.html` opens in a browser without a server. The same texts give the same bytes.
 
     Parameters
     ----------
