@@ -111,6 +111,7 @@ GENERATORS = {
         config=SmartssdConfig,
         build=_card,
         modules=_card_units,
+        maps=SmartssdConfig.maps,
         uses=CARD_OPTIONS,
     ),
     "smartssd_pcie_card": Generator(
@@ -118,6 +119,7 @@ GENERATORS = {
         config=SmartssdConfig,
         build=_pcie_card,
         modules=_card_units,
+        maps=SmartssdConfig.maps,
         uses=CARD_OPTIONS,
     ),
 }

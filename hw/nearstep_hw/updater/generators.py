@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from nearstep_hw.generator import Generator
 from nearstep_spec.updater.config import AdamKernelConfig
+from nearstep_spec.updater.registers import device_maps
 
 if TYPE_CHECKING:
     from amaranth.lib import wiring
@@ -44,5 +45,6 @@ GENERATORS = {
         config=AdamKernelConfig,
         build=_kernel,
         modules=_units,
+        maps=device_maps,
     ),
 }
