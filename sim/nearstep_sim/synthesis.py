@@ -9,10 +9,16 @@ from pathlib import Path
 from nearstep_sim.verilate.build import BuildError, tool_environment
 from nearstep_spec.cache import yowasp_environment
 
-__all__ = ["AREA", "ultrascale_plus_area", "ultrascale_plus_cells"]
+__all__ = [
+    "AREA",
+    "series7_area",
+    "series7_cells",
+    "ultrascale_plus_area",
+    "ultrascale_plus_cells",
+]
 
 AREA = ("dsp", "lut", "lut_memory", "ff", "bram36")
-"""What `ultrascale_plus_area` counts."""
+"""What `ultrascale_plus_area` and `series7_area` count."""
 
 _MEMORY_LUTS = {
     "SRL16E": 1, "SRLC32E": 1, "RAM32X1S": 1, "RAM64X1S": 1, "RAM32X1D": 2, "RAM64X1D": 2,
@@ -33,15 +39,32 @@ def ultrascale_plus_area(cells: Mapping[str, int]) -> dict[str, float]:
     ------
     KeyError : a memory cell whose LUTs are not known.
     """
+    return _area(cells, dsp="DSP48E2", generation=2)
+
+
+def series7_area(cells: Mapping[str, int]) -> dict[str, float]:
+    """Cells of `series7_cells` as resources of the chip, see `ultrascale_plus_area`.
+
+    An inverter counts as a LUT.
+
+    Raises
+    ------
+    KeyError : a memory cell whose LUTs are not known.
+    """
+    area = _area(cells, dsp="DSP48E1", generation=1)
+    return area | {"lut": area["lut"] + cells.get("INV", 0)}
+
+
+def _area(cells: Mapping[str, int], *, dsp: str, generation: int) -> dict[str, float]:
     memories = [
         name for name in cells if name.startswith(("RAM", "SRL")) and not name.startswith("RAMB")
     ]
     return {
-        "dsp": cells.get("DSP48E2", 0),
+        "dsp": cells.get(dsp, 0),
         "lut": sum(count for name, count in cells.items() if name.startswith("LUT")),
         "lut_memory": sum(_MEMORY_LUTS[name] * cells[name] for name in memories),
         "ff": sum(count for name, count in cells.items() if name.startswith("FD")),
-        "bram36": cells.get("RAMB36E2", 0) + cells.get("RAMB18E2", 0) / 2,
+        "bram36": cells.get(f"RAMB36E{generation}", 0) + cells.get(f"RAMB18E{generation}", 0) / 2,
     }
 
 
@@ -58,12 +81,28 @@ def ultrascale_plus_cells(verilog: str, top: str, boxes: str | None = None) -> M
     ------
     BuildError : with the end of Yosys's output.
     """
+    return _cells(verilog, top, "xcup", boxes)
+
+
+def series7_cells(verilog: str, top: str, boxes: str | None = None) -> Mapping[str, int]:
+    """Cells of `synth_xilinx -family xc7`, by type: `DSP48E1`, `LUT6`, see `ultrascale_plus_cells`.
+
+    Takes six minutes for a card of four lanes.
+
+    Raises
+    ------
+    BuildError : with the end of Yosys's output.
+    """
+    return _cells(verilog, top, "xc7", boxes)
+
+
+def _cells(verilog: str, top: str, family: str, boxes: str | None) -> Mapping[str, int]:
     with tempfile.TemporaryDirectory() as folder:
         # YoWASP sees the working directory, and not every absolute path.
         Path(folder, "top.v").write_text(verilog)
         box = f"blackbox {boxes}; " if boxes else ""
         script = (
-            f"read_verilog top.v; {box}synth_xilinx -family xcup -top {top} -flatten; "
+            f"read_verilog top.v; {box}synth_xilinx -family {family} -top {top} -flatten; "
             "tee -q -o stat.json stat -json"
         )
         environment = {**tool_environment(), **yowasp_environment()}

@@ -39,8 +39,8 @@ class Series7Card(Series7Design):
     Members
     -------
     m_axis_rx, s_axis_tx, rx_np_ok, cfg_bus_number, cfg_device_number, cfg_function_number,
-    cfg_command, cfg_dcommand, cfg_interrupt_msixenable, cfg_interrupt_msixfm, cfg_to_turnoff,
-    cfg_turnoff_ok : of the block, see `Series7Adapter`.
+        cfg_command, cfg_dcommand, cfg_interrupt_msixenable, cfg_interrupt_msixfm, cfg_to_turnoff,
+        cfg_turnoff_ok : of the block, see `Series7Adapter`.
     m_axi : AXI4 to the DRAM, see `SmartssdCard`.
     o_dropped, o_failed_writes, o_failed_reads : counters of the endpoint.
 

@@ -97,7 +97,7 @@ class PcieSystem:
                 dut,
                 clock=self.clock,
                 reset=self.reset,
-                max_payload=512,
+                max_payload=1024,
                 vectors=vectors,
                 table=(REGISTER_BAR, MSIX_TABLE_OFFSET),
                 pending=(REGISTER_BAR, MSIX_PBA_OFFSET),

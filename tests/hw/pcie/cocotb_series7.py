@@ -1,4 +1,4 @@
-"""The adapter to the 7-series block by itself: what goes in against what cocotbext-pcie makes of it.
+"""The adapter to the 7-series block by itself, against what cocotbext-pcie makes of its inputs.
 
 The packets of the link are those of `cocotbext.pcie.core.tlp`, the frames of CQ and CC those of
 its UltraScale+ model; neither was written here.
@@ -73,7 +73,9 @@ class AdapterBench:
         function.configure_bar(REGISTER_BAR, 1 << APERTURES[REGISTER_BAR])
         function.configure_bar(MEMORY_BAR, 1 << APERTURES[MEMORY_BAR], ext=True, prefetch=True)
         function.pcie_id = OWN
-        bus = {name: AxiStreamBus.from_prefix(dut, name, bus_separator="__") for name in ("cq", "cc")}
+        bus = {
+            name: AxiStreamBus.from_prefix(dut, name, bus_separator="__") for name in ("cq", "cc")
+        }
         self.sink = CqSink(bus["cq"], dut.clk, dut.rst)
         self.source = CcSource(bus["cc"], dut.clk, dut.rst)
         chance = STALLS[mode]
@@ -169,8 +171,11 @@ class AdapterBench:
         self.checks += 1
 
     async def receive(self, requests: list[Tlp_us]) -> None:
-        """Every request comes once: posted ones in their order, the others in theirs and behind the
-        posted ones that were in front of them. Never more of them than there is space for."""
+        """Compare frames as they come with requests, each of which must come once.
+
+        Posted ones come in their order, the others in theirs and behind the posted ones that were
+        in front of them; never more of those than there is space for.
+        """
         places = {True: [], False: []}
         for place, tlp in enumerate(requests):
             places[tlp.is_posted()].append(place)
@@ -266,14 +271,11 @@ async def requests_become_frames(dut: object, mode: str, form: str) -> None:
 
 @cocotb.test()
 async def every_length_and_alignment(dut: object) -> None:
-    """Writes of 1 to 40 dwords with both headers, a digest or not, close behind each other."""
+    """As writes, 1 to 40 dwords with both headers, a digest or not, close behind each other."""
     bench = AdapterBench(dut, form="dense")
     await bench.begin()
     requests = [
-        bench.request(kind, dwords)
-        for dwords in range(1, 41)
-        for kind in WRITES
-        for _ in range(2)
+        bench.request(kind, dwords) for dwords in range(1, 41) for kind in WRITES for _ in range(2)
     ]
     for index, tlp in enumerate(requests):
         tlp.td = bool(index & 1)

@@ -29,9 +29,7 @@ def bench(
     """Run the benches of `module` on an endpoint as `options` say."""
     config = BlockConfig(**options)
     source = (HERE / "endpoint_block.py").read_text()
-    verilog = verilog_of(
-        f"{TOP} {config!r} {source}", lambda: to_verilog(block(config), TOP)
-    )
+    verilog = verilog_of(f"{TOP} {config!r} {source}", lambda: to_verilog(block(config), TOP))
     result = run_cocotb(
         top=TOP,
         verilog=verilog,

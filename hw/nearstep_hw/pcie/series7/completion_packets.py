@@ -9,9 +9,7 @@ from nearstep_hw.pcie.series7.stream import LANES, WIDTH
 from nearstep_hw.pcie.series7.tlp import CompletionHead, PacketType, swapped
 from nearstep_hw.pcie.stream import DWORD_BITS, CcSignature
 
-TxBeat = data.StructLayout(
-    {"data": unsigned(WIDTH), "keep": unsigned(LANES), "last": unsigned(1)}
-)
+TxBeat = data.StructLayout({"data": unsigned(WIDTH), "keep": unsigned(LANES), "last": unsigned(1)})
 """Dwords of a packet to be sent, and a bit for each."""
 
 ID_BITS = 16  # bus, device, function
@@ -83,9 +81,7 @@ class CompletionPackets(wiring.Component):
         with m.If(cc.tready & cc.tvalid):
             m.d.sync += [
                 inside.eq(~cc.tlast),
-                beat.data.eq(
-                    Mux(inside, payload, Cat(packet, payload[head_bits:]))
-                ),
+                beat.data.eq(Mux(inside, payload, Cat(packet, payload[head_bits:]))),
                 beat.keep.eq(Mux(only_head, (1 << COMPLETION_DWORDS) - 1, cc.tkeep)),
                 beat.last.eq(cc.tlast | only_head),
             ]

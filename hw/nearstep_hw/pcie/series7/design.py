@@ -32,8 +32,8 @@ class Series7Design(wiring.Component):
     Members
     -------
     m_axis_rx, s_axis_tx, rx_np_ok, cfg_bus_number, cfg_device_number, cfg_function_number,
-    cfg_command, cfg_dcommand, cfg_interrupt_msixenable, cfg_interrupt_msixfm, cfg_to_turnoff,
-    cfg_turnoff_ok : see `Series7Adapter`. The other ports are those of `inner`.
+        cfg_command, cfg_dcommand, cfg_interrupt_msixenable, cfg_interrupt_msixfm, cfg_to_turnoff,
+        cfg_turnoff_ok : see `Series7Adapter`. The other ports are those of `inner`.
     """
 
     def __init__(

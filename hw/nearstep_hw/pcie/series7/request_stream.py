@@ -96,9 +96,7 @@ class RequestStream(wiring.Component):
                 cq.tdata.eq(shown),
                 cq.tkeep.eq(Cat(lane < count for lane in range(LANES))),
                 cq.tlast.eq(ends),
-                cq.tuser.eq(
-                    (enables << user.byte_en) | ((forget & ends) << user.discontinue)
-                ),
+                cq.tuser.eq((enables << user.byte_en) | ((forget & ends) << user.discontinue)),
                 left.eq(left - count),
                 start.eq(0),
                 rest.eq(~rest & beat.last & ~ends),

@@ -9,7 +9,10 @@ BYTE_BITS = 8
 
 
 class PacketType(enum.Enum, shape=5):
-    """The field Type of the packets that are told apart. Ref: PCIe Base Specification, table 2-3."""
+    """The field Type of the packets that are told apart.
+
+    Ref: PCIe Base Specification, table 2-3.
+    """
 
     MEMORY = 0b00000
     LOCKED_READ = 0b00001
@@ -65,9 +68,7 @@ CompletionHead = data.StructLayout(
 
 def swapped(value: Value) -> Value:
     """Dwords whose bytes are in the other order."""
-    dwords = [
-        value.word_select(index, DWORD_BITS) for index in range(len(value) // DWORD_BITS)
-    ]
+    dwords = [value.word_select(index, DWORD_BITS) for index in range(len(value) // DWORD_BITS)]
     return Cat(
         dword.word_select(DWORD_BYTES - 1 - byte, BYTE_BITS)
         for dword in dwords

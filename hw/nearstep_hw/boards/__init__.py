@@ -1,0 +1,1 @@
+"""Tops for boards that can be bought, and what a tool flow needs to make bitstreams of them."""
