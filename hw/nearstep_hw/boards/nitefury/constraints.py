@@ -102,8 +102,9 @@ def pins() -> str:
     lines += [
         "create_clock -period 10.000 -name pcie_refclk [get_ports pcie_clk_p]",
         "set_false_path -from [get_ports pcie_rst_n]",
-        "set_clock_groups -asynchronous -group [get_clocks -include_generated_clocks pcie_refclk] "
-        "-group [get_clocks -include_generated_clocks sys_clk_p]",
+        "set_clock_groups -asynchronous "
+        "-group [get_clocks -of_objects [get_pins pcie/user_clk_out]] "
+        "-group [get_clocks -of_objects [get_pins dram/ui_clk]]",
     ]
     for lane, channel in enumerate(channels()):
         cell = f"*pipe_lane[{lane}].gt_wrapper_i/gtp_channel.gtpe2_channel_i"
