@@ -64,6 +64,8 @@ class Series7Adapter(wiring.Component):
 
     *Timing*: two cycles each way; a beat a cycle, but for what `RxAlign` and `RequestStream` take.
 
+    *Resources* (Yosys, 7 series, as the difference of a card with and without): 700 LUT, 760 FF.
+
     Parameters
     ----------
     apertures : bits of the addresses in each BAR, by its number.
