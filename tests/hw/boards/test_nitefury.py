@@ -67,7 +67,8 @@ proc get_property {name core} {
 
 @pytest.fixture(scope="module")
 def files() -> dict[str, str]:
-    return surroundings()
+    config = NitefuryConfig()
+    return surroundings(config, card(config))
 
 
 def board_pins() -> Iterator[tuple[str, str]]:

@@ -24,10 +24,8 @@ def card(config: NitefuryConfig) -> Series7Card:
     return Series7Card(config.card, unit=unit, crossed=True)
 
 
-def surroundings(config: NitefuryConfig | None = None) -> dict[str, str]:
-    """Every file of the project but the Verilog of the card, by name."""
-    config = config or NitefuryConfig()
-    design = card(config)
+def surroundings(config: NitefuryConfig, design: Series7Card) -> dict[str, str]:
+    """Every file of the project but the Verilog of the card, which is `design`, by name."""
     return {
         f"{TOP}.v": wrapper(design),
         "boxes.v": boxes(design),
@@ -49,5 +47,7 @@ def project(config: NitefuryConfig | None = None) -> dict[str, str]:
     The texts are the same for the same configuration and tools.
     """
     config = config or NitefuryConfig()
-    verilog = to_verilog(card(config), CARD, {UNIT: functional_unit(config.card.kernel)})
-    return {f"{CARD}.v": verilog, **surroundings(config)}
+    design = card(config)
+    files = surroundings(config, design)
+    verilog = to_verilog(design, CARD, {UNIT: functional_unit(config.card.kernel)})
+    return {f"{CARD}.v": verilog, **files}
