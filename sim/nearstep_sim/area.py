@@ -124,6 +124,7 @@ LARGE = frozenset({"adam_kernel", "axdimm_channel", "axdimm_module", "coarse_syn
 OF_PARTS: Mapping[str, tuple[str, ...]] = {
     "smartssd_card": ("smartssd_fu", "adam_kernel", "decompress_fused", "decompress_scatter"),
     "smartssd_pcie_card": ("pcie_endpoint", "smartssd_fu", "adam_kernel"),
+    "smartssd_series7_card": ("pcie_endpoint", "smartssd_fu", "adam_kernel"),
     "coarse_device": ("coarse_sync_core", "coarse_alus"),
 }
 """Generators without a row, and parts of theirs that have one: Yosys had not ended after 26 minutes

@@ -14,12 +14,14 @@ __all__ = [
     "ECP5_AREA",
     "ecp5_area",
     "ecp5_cells",
+    "series7_area",
+    "series7_cells",
     "ultrascale_plus_area",
     "ultrascale_plus_cells",
 ]
 
 AREA = ("dsp", "lut", "lut_memory", "ff", "bram36")
-"""What `ultrascale_plus_area` counts."""
+"""What `ultrascale_plus_area` and `series7_area` count."""
 
 ECP5_AREA = ("dsp", "lut", "lut_memory", "ff", "bram18")
 """What `ecp5_area` counts."""
@@ -43,15 +45,32 @@ def ultrascale_plus_area(cells: Mapping[str, int]) -> dict[str, float]:
     ------
     KeyError : a memory cell whose LUTs are not known.
     """
+    return _area(cells, dsp="DSP48E2", generation=2)
+
+
+def series7_area(cells: Mapping[str, int]) -> dict[str, float]:
+    """Cells of `series7_cells` as resources of the chip, see `ultrascale_plus_area`.
+
+    An inverter counts as a LUT.
+
+    Raises
+    ------
+    KeyError : a memory cell whose LUTs are not known.
+    """
+    area = _area(cells, dsp="DSP48E1", generation=1)
+    return area | {"lut": area["lut"] + cells.get("INV", 0)}
+
+
+def _area(cells: Mapping[str, int], *, dsp: str, generation: int) -> dict[str, float]:
     memories = [
         name for name in cells if name.startswith(("RAM", "SRL")) and not name.startswith("RAMB")
     ]
     return {
-        "dsp": cells.get("DSP48E2", 0),
+        "dsp": cells.get(dsp, 0),
         "lut": sum(count for name, count in cells.items() if name.startswith("LUT")),
         "lut_memory": sum(_MEMORY_LUTS[name] * cells[name] for name in memories),
         "ff": sum(count for name, count in cells.items() if name.startswith("FD")),
-        "bram36": cells.get("RAMB36E2", 0) + cells.get("RAMB18E2", 0) / 2,
+        "bram36": cells.get(f"RAMB36E{generation}", 0) + cells.get(f"RAMB18E{generation}", 0) / 2,
     }
 
 
@@ -69,6 +88,18 @@ def ultrascale_plus_cells(verilog: str, top: str, boxes: str | None = None) -> M
     BuildError : with the end of Yosys's output.
     """
     return _cells(verilog, top, boxes, "synth_xilinx -family xcup -top {top} -flatten")
+
+
+def series7_cells(verilog: str, top: str, boxes: str | None = None) -> Mapping[str, int]:
+    """Cells of `synth_xilinx -family xc7`, by type: `DSP48E1`, `LUT6`, see `ultrascale_plus_cells`.
+
+    Takes six minutes for a card of four lanes.
+
+    Raises
+    ------
+    BuildError : with the end of Yosys's output.
+    """
+    return _cells(verilog, top, boxes, "synth_xilinx -family xc7 -top {top} -flatten")
 
 
 def ecp5_area(cells: Mapping[str, int]) -> dict[str, float]:
