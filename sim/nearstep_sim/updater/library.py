@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from nearstep_hw.rule.rtl import FunctionalUnit
+from nearstep_hw.rule.schedule import Schedule
+from nearstep_hw.rule.technology import TECHNOLOGIES
 from nearstep_hw.updater.adam_kernel import AdamKernel
 from nearstep_hw.verilog import to_verilog
 from nearstep_sim.golden.rule_cpp import CXX_FLAGS, function_name, source
