@@ -72,7 +72,7 @@ def main(
     path = report.write("timing", {"label": "measured (nextpnr)", "rows": rows})
     table = Table(
         "block", "cycles", "MHz, median", "least", "most", "LUT4", "FF", "MULT18",
-        title=f"ECP5-{DEVICE}, speed grade {SPEED}, out of context, goal {GOAL_MHZ:.0f} MHz; {path}",
+        title=f"ECP5-{DEVICE}, grade {SPEED}, out of context, goal {GOAL_MHZ:.0f} MHz; {path}",
     )  # fmt: skip
     for row in rows:
         rates = [each["fmax_mhz"] for each in row["seeds"]]
