@@ -15,6 +15,14 @@ RING_WORDS = 3
 """A delay that would take this many words as a shift register is a ring buffer instead, which costs
 the same for any length."""
 
+LUT_RAM_WORDS, LUT_RAM_BITS = 16, 4
+"""A RAM of the LUTs of an ECP5 (DPR16X4C)."""
+
+COUNTED_STAGES = 5
+"""The shortest delay that may be a counted ring: a shorter one is cheap and quick as registers."""
+
+DELAYS = ("ring", "shift", "counted")
+"""Forms of delays, see `Pipeline`."""
 
 DSP48E2 = (26, 17)
 """Bits of the unsigned factors that this multiplier takes: 27 and 18, signed."""
@@ -105,7 +113,8 @@ class Pipeline(Elaboratable):
     m : module that computes the steps. The delays become its submodule `name`.
     en : optional clock enable of every register of the pipeline.
     delay : `"ring"`: delays of many bits are small memories that share one pointer (fast to
-        simulate, LUT-RAM in an FPGA). `"shift"`: registers only (SRL in an FPGA).
+        simulate, LUT-RAM in an FPGA). `"shift"`: registers only (SRL in an FPGA). `"counted"`:
+        memories of 16 entries with a counter each, so that no address goes far.
     multiplier : bits of the unsigned factors that a multiplier of the FPGA takes.
     name : name of the submodule.
 
@@ -124,8 +133,8 @@ class Pipeline(Elaboratable):
         multiplier: tuple[int, int] = DSP48E2,
         name: str = "delays",
     ) -> None:
-        if delay not in ("ring", "shift"):
-            raise PipelineError(f"Delay must be 'ring' or 'shift', not {delay!r}")
+        if delay not in DELAYS:
+            raise PipelineError(f"Delay must be one of {', '.join(DELAYS)}, not {delay!r}")
         self.en = Value.cast(en)
         self.multiplier = multiplier
         self._m = m
@@ -228,10 +237,12 @@ class Pipeline(Elaboratable):
             stage, value = x.stage, line.value
             for tap in sorted(line.taps):
                 target, gap = line.taps[tap], tap - stage
-                if self._delay == "shift" or _words(len(value), gap) < RING_WORDS:
+                name = f"{line.name}_{tap}_{number}"
+                if self._delay == "counted" and _is_counted(len(value), gap):
+                    self._counted(m, name, value, target, gap)
+                elif self._delay != "ring" or _words(len(value), gap) < RING_WORDS:
                     self._shift(m, line.name, value, target, gap)
                 else:
-                    name = f"{line.name}_{tap}_{number}"
                     used = self._ring(m, name, value, target, gap, pointer)
                     pointer_bits = max(pointer_bits, used)
                 stage, value = tap, target
@@ -260,6 +271,32 @@ class Pipeline(Elaboratable):
             inner -= count
         self._register(m, target, value)
 
+    def _counted(self, m: Module, name: str, value: Value, target: Signal, gap: int) -> None:
+        """Memories, each read and then written where its counter points, into a register."""
+        parts = -(-gap // (LUT_RAM_WORDS + 1))
+        for part in range(parts):
+            stages = (gap + part) // parts
+            entries = stages - 1
+            count = Signal(range(entries), name=f"{name}_count_{part}", reset_less=True)
+            through = target
+            if part < parts - 1:
+                through = Signal(len(target), name=f"{name}_{part}", reset_less=True)
+            m.submodules[f"{name}_ring_{part}"] = memory = Memory(
+                shape=len(target), depth=entries, init=[], attrs={"ram_style": "distributed"}
+            )
+            write = memory.write_port()
+            read = memory.read_port(domain="sync")
+            m.d.comb += [
+                write.en.eq(self.en),
+                write.addr.eq(count),
+                write.data.eq(value),
+                read.en.eq(self.en),
+                read.addr.eq(count),
+                through.eq(read.data),
+            ]
+            self._register(m, count, Mux(count == entries - 1, 0, count + 1))
+            value = through
+
     def _ring(
         self, m: Module, name: str, value: Value, target: Signal, gap: int, pointer: Signal
     ) -> int:
@@ -280,6 +317,12 @@ class Pipeline(Elaboratable):
             target.eq(read.data),
         ]
         return bits
+
+
+def _is_counted(width: int, stages: int) -> bool:
+    """Whether memories are smaller than registers: a memory takes 6 LUTs, its counter 4 or so."""
+    memories = -(-width // LUT_RAM_BITS)
+    return stages >= COUNTED_STAGES and width * (stages - 1) > 6 * memories + 10
 
 
 def _words(width: int, stages: int) -> int:

@@ -53,7 +53,7 @@ class FunctionalUnit(wiring.Component):
     rule
     technology : of `TECHNOLOGIES`: gives the cycles of operations, and the multipliers.
     depths : cycles of operations, to replace some of the technology's.
-    delay : `"ring"` or `"shift"`, see `nearstep_hw.fp.pipeline.Pipeline`.
+    delay : form of delays, see `nearstep_hw.fp.pipeline.Pipeline`; the technology's unless given.
     register_inputs : whether arrays pass a register first (one more cycle of latency).
 
     Members
@@ -81,7 +81,7 @@ class FunctionalUnit(wiring.Component):
         *,
         technology: str = next(iter(TECHNOLOGIES)),
         depths: Mapping[str, int] | None = None,
-        delay: str = "ring",
+        delay: str | None = None,
         register_inputs: bool = False,
     ) -> None:
         unknown = set(depths or ()) - set(DEFAULT_DEPTHS)
@@ -96,7 +96,7 @@ class FunctionalUnit(wiring.Component):
                 raise ValueError(f"Depth of {op!r} must be a positive integer, not {depth!r}")
         self.schedule = Schedule.of(rule.program, self.depths, int(register_inputs))
         self.latency = self.schedule.latency
-        self._delay = delay
+        self._delay = delay = delay or self.technology.delay
         self.key = (
             f"unit_{rule.name} {rule.program.digest()} {sorted(self.depths.items())} "
             f"delay={delay} register_inputs={register_inputs} "

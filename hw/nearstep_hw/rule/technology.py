@@ -23,10 +23,12 @@ class Technology:
     depths : cycles of each operation; those not listed are wires and multiplexers of the stage they
         are in.
     multiplier : bits of the unsigned factors of a multiplier.
+    delay : form of delays, see `nearstep_hw.fp.pipeline.Pipeline`.
     """
 
     depths: Mapping[str, int]
     multiplier: tuple[int, int]
+    delay: str
 
 
 TECHNOLOGIES: Mapping[str, Technology] = MappingProxyType(
@@ -44,12 +46,14 @@ TECHNOLOGIES: Mapping[str, Technology] = MappingProxyType(
                 }
             ),
             multiplier=DSP48E2,
+            delay="ring",
         ),
         "ecp5": Technology(
             depths=MappingProxyType(
-                {"add": 11, "sub": 11, "mul": 11, "div": 33, "fma": 14, "sqrt": 30, **_LOGIC}
+                {"add": 13, "sub": 13, "mul": 11, "div": 33, "fma": 14, "sqrt": 30, **_LOGIC}
             ),
             multiplier=MULT18X18D,
+            delay="counted",
         ),
     }
 )
