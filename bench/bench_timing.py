@@ -1,88 +1,75 @@
-"""Clock rate of units on an ECP5-85F, speed grade 6: the median of several seeds of the placer."""
+"""Clock rate and area of blocks on an ECP5-85F, placed and routed: compared with hw/timing.json."""
 
 from __future__ import annotations
 
-import statistics
 import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import asdict
-from typing import Annotated, Any
+from typing import Annotated
 
 import report
 import typer
-from amaranth.lib import wiring
 from rich.console import Console
-from rich.progress import track
 from rich.table import Table
 
-from nearstep_hw.fp.unit import FpUnit
-from nearstep_hw.rule.rtl import FunctionalUnit
-from nearstep_hw.rule.technology import TECHNOLOGIES
-from nearstep_hw.verilog import to_verilog
-from nearstep_sim.place import DEVICE, SPEED, Registered, netlist_for_ecp5, place_and_route
-from nearstep_spec.rule.adam import ADAM
-from nearstep_spec.rule.axpby import AXPBY
-
-ECP5 = TECHNOLOGIES["ecp5"]
-KINDS = ("add", "mul", "fma", "div", "sqrt")
-BLOCKS: dict[str, Callable[[], wiring.Component]] = {
-    **{
-        f"fp32_{kind}": lambda kind=kind: FpUnit(
-            f"fp32_{kind}",
-            depth=ECP5.depths[kind],
-            flags=False,
-            multiplier=ECP5.multiplier,
-        )
-        for kind in KINDS
-    },
-    "axpby_fu": lambda: FunctionalUnit(AXPBY, technology="ecp5"),
-    "adam_fu": lambda: FunctionalUnit(ADAM, technology="ecp5"),
-}
-GOAL_MHZ = 100.0
+from nearstep_sim import timing
+from nearstep_sim.verilate.build import BuildError
 
 console = Console()
 
 
-def measure(name: str, seeds: Sequence[int]) -> dict[str, Any]:
-    """One block, placed and routed once for each seed."""
-    block = BLOCKS[name]()
-    netlist = netlist_for_ecp5(to_verilog(Registered(block), "top"), "top")
-    placed = [
-        place_and_route(netlist, seed=seed)
-        for seed in track(seeds, name, console=console, transient=True)
-    ]
-    rates = [each.fmax_mhz for each in placed]
-    return {
-        "block": name,
-        "latency": getattr(block, "latency", None),
-        "fmax_mhz": statistics.median(rates),
-        "seeds": [{"seed": seed, **asdict(each)} for seed, each in zip(seeds, placed, strict=True)],
-    }
-
-
 def main(
-    names: Annotated[list[str] | None, typer.Argument(help="Blocks (default: all).")] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="Seeds of the placer.")] = 5,
+    names: Annotated[
+        list[str] | None, typer.Argument(help="Blocks (default: all but large ones).")
+    ] = None,
+    large: Annotated[bool, typer.Option("--large", help="Large blocks as well.")] = False,
+    seeds: Annotated[
+        int | None, typer.Option(min=1, help="Seeds of the placer (default: 5; of large ones 1).")
+    ] = None,
+    write: Annotated[bool, typer.Option("--write", help="Write hw/timing.json.")] = False,
 ) -> None:
-    """Measure, print, and write build/bench/timing.json."""
+    """Place and route, print, write build/bench/timing.json; exit 1 if a block is too slow."""
     warnings.filterwarnings("ignore", message=".*created but never used")
-    if unknown := sorted(set(names or []) - set(BLOCKS)):
-        raise typer.BadParameter(f"there is no {', '.join(unknown)}; there are {', '.join(BLOCKS)}")
-    rows = [measure(name, range(1, seeds + 1)) for name in names or BLOCKS]
-    path = report.write("timing", {"label": "measured (nextpnr)", "rows": rows})
+    if unknown := sorted(set(names or []) - set(timing.BLOCKS)):
+        raise typer.BadParameter(
+            f"there is no {', '.join(unknown)}; there are {', '.join(timing.BLOCKS)}"
+        )
+    asked = names or [n for n, block in timing.BLOCKS.items() if large or not block.large]
+    tools, old = timing.read()
+    if tools and tools != timing.tools():
+        console.print(f"rows are of other tools: {tools} -> {timing.tools()}")
+    rows: dict[str, timing.Row] = {}
+    wrong: dict[str, list[str]] = {}
+    for name in asked:
+        count = timing.BLOCKS[name].seeds if seeds is None else range(1, seeds + 1)
+
+        def tell(seed: int, rate: float, name: str = name) -> None:
+            console.print(f"{name}: seed {seed}: {rate:.1f} MHz")
+
+        try:
+            rows[name] = timing.measure(name, count, each=tell)
+        except BuildError as error:
+            wrong[name] = [str(error)]
+            continue
+        if found := timing.compare(name, rows[name], old.get(name)):
+            wrong[name] = found
+        if write:
+            timing.write({**old, **rows})
+    path = report.write("timing", {"label": "measured (nextpnr)", "blocks": rows})
     table = Table(
-        "block", "cycles", "MHz, median", "least", "most", "LUT4", "FF", "MULT18",
-        title=f"ECP5-{DEVICE}, grade {SPEED}, out of context, goal {GOAL_MHZ:.0f} MHz; {path}",
+        "block", "cycles", "MHz, median", "least", "most", "before", "LUT4", "FF", "MULT18", "EBR",
+        title=f"ECP5-{timing.tools()['device']}; {path}",
     )  # fmt: skip
-    for row in rows:
-        rates = [each["fmax_mhz"] for each in row["seeds"]]
-        cells = row["seeds"][0]["cells"]
+    for name, row in rows.items():
+        rates = row["seeds"].values()
         table.add_row(
-            row["block"], str(row["latency"]), f"{row['fmax_mhz']:.1f}",
-            f"{min(rates):.1f}", f"{max(rates):.1f}", f"{cells['TRELLIS_COMB']:,}",
-            f"{cells['TRELLIS_FF']:,}", str(cells.get("MULT18X18D", 0)),
+            name, str(row.get("latency", "")), f"{row['fmax_mhz']:.1f}",
+            f"{min(rates):.1f}", f"{max(rates):.1f}", str(old.get(name, {}).get("fmax_mhz", "")),
+            *(f"{row[key]:,}" for key in ("lut", "ff", "mult", "bram")),
         )  # fmt: skip
     console.print(table)
+    for name, reasons in wrong.items():
+        console.print(f"[red]{name}: {'; '.join(reasons)}[/red]")
+    if wrong:
+        raise typer.Exit(1)
 
 
 if __name__ == "__main__":

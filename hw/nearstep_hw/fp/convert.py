@@ -6,7 +6,7 @@ from nearstep_hw.fp.operand import unpack
 from nearstep_hw.fp.pipeline import Parts, Pipeline, Staged
 from nearstep_hw.fp.result import FpResult
 from nearstep_hw.fp.round import GUARD_BITS, count_leading_zeros, normalise, round_pack, special
-from nearstep_hw.fp.shift import clip, jam, shift_right_jam
+from nearstep_hw.fp.shift import clip_below_one, jam, shift_right_jam
 from nearstep_spec.fp import FpFormat
 
 __all__ = ["DEPTH", "convert"]
@@ -54,9 +54,8 @@ def convert(
     else:
         at, last = count[0], shift[-1]
         unlimited = at(exponent)
-        below = unlimited < 1
-        distance = Mux(below, 1 - unlimited, 0)[: source.exponent + 1]
-        down = at.wrap("down", clip(at, distance, width))
+        below, distance = clip_below_one(at, unlimited, width)
+        down = at.wrap("down", distance)
         exponent = at.wrap("top", Mux(below, 1, unlimited)[: source.exponent + 1])
         lowered = frame
         if target.emin > source.emin:

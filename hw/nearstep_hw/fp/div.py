@@ -6,7 +6,7 @@ from nearstep_hw.fp.operand import unpack
 from nearstep_hw.fp.pipeline import Parts, Pipeline, Staged
 from nearstep_hw.fp.result import FpResult
 from nearstep_hw.fp.round import GUARD_BITS, round_pack, special
-from nearstep_hw.fp.shift import clip, leading_zeros, shift_left, shift_right_jam
+from nearstep_hw.fp.shift import clip_below_one, leading_zeros, shift_left, shift_right_jam
 from nearstep_spec.fp import FpFormat
 
 __all__ = ["default_depth", "div", "quotient_bits"]
@@ -107,9 +107,8 @@ def div(
     raised = left_over.wrap("quotient", raised)
     unlimited = left_over.wrap("unlimited", left_over(top) - ~whole)
     exponent = limit_distance(unlimited)
-    below = exponent < 1
-    distance = Mux(below, 1 - exponent, 0)[: len(exponent) - 1]
-    distance = limit_distance.wrap("down", clip(limit_distance, distance, len(raised.value)))
+    below, distance = clip_below_one(limit_distance, exponent, len(raised.value))
+    distance = limit_distance.wrap("down", distance)
     exponent = limit_distance.wrap("exponent", Mux(below, 1, exponent)[: len(exponent) - 1])
     significand = shift_right_jam(down, raised, distance)
 

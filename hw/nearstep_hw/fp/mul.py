@@ -15,7 +15,7 @@ __all__ = ["DEPTH", "mul"]
 _COSTS = (
     Parts(1, (3, 6)),
     Parts(0.8, (4, 5)),
-    Parts(1, (3, 6, 6)),
+    Parts(1, (3, 4, 5, 5)),
     Parts(1, (3, 5)),
     Parts(0.8, (2, 4, 5)),
 )

@@ -10,7 +10,7 @@ from amaranth.utils import ceil_log2
 
 from nearstep_hw.fp.pipeline import WORD_BITS, Staged, Step, spread
 
-__all__ = ["clip", "jam", "leading_zeros", "shift_left", "shift_right_jam"]
+__all__ = ["clip", "clip_below_one", "jam", "leading_zeros", "shift_left", "shift_right_jam"]
 
 
 def leading_zeros(steps: Sequence[Step], x: Staged) -> Staged:
@@ -61,6 +61,18 @@ def clip(step: Step, amount: Value, limit: int) -> Value:
         return amount
     bits = limit.bit_length()
     return step.signal("clipped", Mux(amount > limit, limit, amount[:bits]))[:bits]
+
+
+def clip_below_one(step: Step, exponent: Value, limit: int) -> tuple[Value, Value]:
+    """Whether a signed `exponent` is below 1, and by how much: at most `limit`, else 0.
+
+    The comparisons and the difference wait for `exponent` only, not for each other.
+    """
+    bits = limit.bit_length()
+    below = step.signal("below", exponent < 1)
+    far = step.signal("far", exponent < 1 - limit)
+    near = step.signal("near", (1 - exponent)[:bits])
+    return below, Mux(below, Mux(far, limit, near), 0)[:bits]
 
 
 def shift_right_jam(steps: Sequence[Step], x: Staged, amount: Staged) -> Staged:

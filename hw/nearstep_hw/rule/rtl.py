@@ -84,6 +84,10 @@ class FunctionalUnit(wiring.Component):
         delay: str | None = None,
         register_inputs: bool = False,
     ) -> None:
+        if technology not in TECHNOLOGIES:
+            raise ValueError(
+                f"Technology must be one of {', '.join(TECHNOLOGIES)}, not {technology!r}"
+            )
         unknown = set(depths or ()) - set(DEFAULT_DEPTHS)
         if unknown:
             known = ", ".join(DEFAULT_DEPTHS)

@@ -170,6 +170,10 @@ class AdamKernelConfig:
             f"address_width must be 16 to 64 bits, not {self.address_width!r}",
         )
         _check(self.order in ORDERS, f"order must be one of {tuple(ORDERS)}, not {self.order!r}")
+        _check(
+            self.technology in TECHNOLOGIES,
+            f"technology must be one of {TECHNOLOGIES}, not {self.technology!r}",
+        )
         rules = self.rules
         _check(
             isinstance(rules, tuple) and len(rules) > 0,

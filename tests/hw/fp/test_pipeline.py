@@ -7,12 +7,13 @@ import pytest
 from amaranth.hdl import Const, Module, Signal
 from amaranth.sim import Simulator
 
+from nearstep_hw.fp.pipeline import DELAYS as DELAY_FORMS
 from nearstep_hw.fp.pipeline import Parts, Pipeline, PipelineError, Step, spread
 
 DELAYS = (1, 2, 3, 5, 7, 9, 16, 17, 18, 33, 80)
 
 
-@pytest.mark.parametrize("delay", ["ring", "shift"])
+@pytest.mark.parametrize("delay", DELAY_FORMS)
 @pytest.mark.parametrize("width", [1, 5, 32, 70])
 def test_delays_count_enabled_cycles(delay, width):
     m = Module()
@@ -73,7 +74,7 @@ def test_a_value_cannot_be_used_before_it_exists():
         pipe.at(pipe.source(Signal(8), 3), 2)
     with pytest.raises(PipelineError, match="another pipeline"):
         Pipeline(Module()).at(pipe.source(Signal(8)), 1)
-    with pytest.raises(PipelineError, match="'ring' or 'shift', not 'bram'"):
+    with pytest.raises(PipelineError, match="one of ring, shift, counted, not 'bram'"):
         Pipeline(Module(), delay="bram")
 
 
