@@ -38,15 +38,12 @@ _CELL = re.compile(r"(_(TRELLIS_\w+?|LUT4|PFUMX|L6MUX21|CCU2C|MULT18X18D|DP16KD)
 class Registered(wiring.Component):
     """A component with a register at each port.
 
-    Paths between pins that nobody has chosen would be the longest ones of a block by itself.
+    Paths between pins that nobody has chosen would be the longest ones of a block by itself. The
+    ports are those of the component.
 
     Parameters
     ----------
     component : in the clock domain `sync`.
-
-    Members
-    -------
-    Those of the component.
     """
 
     def __init__(self, component: wiring.Component) -> None:
