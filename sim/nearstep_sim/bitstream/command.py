@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.markdown import Markdown
 from rich.progress import Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
+from nearstep_sim.bitstream.watch import Watch
 from nearstep_spec.boards.board import BOARDS
 from nearstep_spec.boards.config import BoardConfig
 from nearstep_spec.codec import from_text, texts_of, to_json
@@ -95,7 +96,7 @@ def _make(config: BoardConfig, folder: Path, seeds: Sequence[int], jobs: int) ->
     console.print(f"written: {folder / 'top.bit'}, report.json, summary.md, pictures")
 
 
-class _Steps:
+class _Steps(Watch):
     """Steps of a flow on a console, with what their programs say at the moment.
 
     Parameters

@@ -26,9 +26,10 @@ from nearstep_sim.bitstream.report import Report, Use, read_report, utilisation
 from nearstep_sim.bitstream.result import Bitstream
 from nearstep_sim.bitstream.summary import summary
 from nearstep_sim.bitstream.tools import Program, find, run
+from nearstep_sim.bitstream.watch import Watch
 from nearstep_spec.cache import unwritable
 
-__all__ = ["BIT", "FAILED_BIT", "Watch", "build"]
+__all__ = ["BIT", "FAILED_BIT", "build"]
 
 BIT = "top.bit"
 FAILED_BIT = "top.timing-failed.bit"
@@ -45,19 +46,6 @@ RESULTS = (
 STEPS = ("yosys", "nextpnr-ecp5", "ecppack")
 NO_PLACE = ("utilisation limit", "Unable to place cell", "failed to place")
 FULLEST = 4  # types of cells that an error shows
-
-
-class Watch:
-    """Is told about the steps of a flow; this one says nothing."""
-
-    def begin(self, step: str) -> None:
-        """A step begins."""
-
-    def line(self, step: str, text: str) -> None:
-        """What the program of a step prints."""
-
-    def end(self, step: str) -> None:
-        """A step has ended, well or not."""
 
 
 @dataclass
@@ -217,7 +205,11 @@ def build(
     log = f"{flow.top}.rpt"
     flow.run("synthesis", "yosys", {"-l": log}, log=log)
     with ThreadPoolExecutor(jobs) as pool:
-        placed = dict(zip(seeds, pool.map(flow.place, seeds), strict=True))
+        try:
+            placed = dict(zip(seeds, pool.map(flow.place, seeds), strict=True))
+        except BaseException:
+            pool.shutdown(cancel_futures=True)  # no other seed would do better
+            raise
     found = {seed: each for seed, each in placed.items() if isinstance(each, Report)}
     if not found:
         raise next(each for each in placed.values() if isinstance(each, BitstreamError))

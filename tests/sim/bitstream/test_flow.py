@@ -22,8 +22,9 @@ from nearstep_sim.bitstream.errors import (
     ToolFailedError,
     ToolMissingError,
 )
-from nearstep_sim.bitstream.flow import BIT, FAILED_BIT, RESULTS, Watch, build
+from nearstep_sim.bitstream.flow import BIT, FAILED_BIT, RESULTS, build
 from nearstep_sim.bitstream.result import Bitstream
+from nearstep_sim.bitstream.watch import Watch
 from nearstep_spec.boards.board import BOARDS
 from nearstep_spec.boards.config import BoardConfig
 from nearstep_spec.codec import from_text
@@ -150,10 +151,11 @@ def test_too_many_cells_are_named_with_how_many_there_are(
     case["files"]["--log"] = UTILISATION.format(memories=212)
     fake(case)
     with pytest.raises(DoesNotFitError) as caught:
-        make(tmp_path)
+        make(tmp_path, seeds=range(1, 20))
     assert caught.value.needed == {"DP16KD": (212, 208)}
     assert "DP16KD: 212 needed, 208 present (4 too many)" in str(caught.value)
     assert {each.name for each in tmp_path.iterdir()} == {"tools", "work"}
+    assert len(list((tmp_path / "work").glob("seed-*"))) < 19  # the others are not tried
 
 
 def test_a_program_that_fails_is_named_with_the_end_of_its_log(
