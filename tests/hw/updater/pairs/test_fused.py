@@ -14,17 +14,18 @@ SHAPES = [
     pytest.param((16, 16, ONE), marks=pytest.mark.deep),
     pytest.param((16, 8, ONE), marks=pytest.mark.deep),
     pytest.param((4, 2, ONE), marks=pytest.mark.deep),
+    pytest.param((2, 2, ONE, True), marks=pytest.mark.deep),
     (4, 2, BOTH),
 ]
 
 
 @pytest.fixture(scope="module", params=SHAPES, ids=str)
 def bench(request):
-    lanes, pairs, forms = request.param
+    lanes, pairs, forms, *cut = request.param
     unit = StreamBench(
-        Decompressor(forms=forms, lanes=lanes, pairs=pairs, chunk=16),
+        Decompressor(forms=forms, lanes=lanes, pairs=pairs, chunk=16, cut=any(cut)),
         name="fused_decompressor",
-        key=f"{lanes} {pairs} {forms}",
+        key=f"{lanes} {pairs} {forms} {cut}",
         start="i_start",
     )
     yield unit
