@@ -87,14 +87,14 @@ def test_the_button_ends_the_session(memory: str) -> None:
     with closing(line(memory)) as wire:
         first = LinkBackend(Link(Cable(wire)))
         data = np.arange(64, dtype=np.uint8)
-        first.write_memory(4096, data)
+        first.write_memory(5000, data)
         wire.press_reset()
         with pytest.raises(SessionLostError):
             first.read_register(0)
         again = LinkBackend(Link(Cable(wire)))
         assert again.config == first.config
         found = np.empty_like(data)
-        again.read_memory(4096, found)
+        again.read_memory(5000, found)
         np.testing.assert_array_equal(found, data)
 
 
