@@ -4,6 +4,8 @@
 PYTHON ?= python3
 JOBS   ?= $(shell nproc 2>/dev/null || echo 2)
 RUN_ARGS ?=
+BOARD  ?= ulx3s_85f
+BOARD_ARGS ?=
 VENV   := .venv
 # As it was given, through the environment: neither make nor a shell reads the & ? $ * in it.
 override RUN_ARGS := $(value RUN_ARGS)
@@ -18,15 +20,16 @@ PREPARED := $(VENV)/.prepared
 # would compile all of torch, which takes half a minute.
 PIP := $(BIN)/python -m pip install --no-compile --disable-pip-version-check -q
 YOSYS_FOLDER := from nearstep_spec.cache import yowasp_dir; print(yowasp_dir())
+BOARDS := from nearstep_spec.boards.board import BOARDS; print(*BOARDS)
 # A process a core, so none of them simulates in threads unless its test is about them.
 PYTEST := NEARSTEP_THREADS=1 $(BIN)/python -m pytest -n $(JOBS)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-all sim bench formal lint format docs clean
+.PHONY: help setup run test test-all sim bench bitstream bitstream-all formal lint format docs clean
 
 help:  ## show this text
 	@echo "usage: make TARGET"
-	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(PREPARED)  ## create .venv with everything from PyPI
 
@@ -65,6 +68,14 @@ formal: $(PREPARED)  ## formal proofs of FIFOs, movers, windows, registers
 
 bench: $(PREPARED)  ## all benchmarks: JSON and plots under build/bench, docs/benchmarks.md
 	@set -e; for b in bench/bench_*.py; do echo "== $$b"; $(BIN)/python $$b; done; $(BIN)/python bench/page.py
+
+bitstream: $(PREPARED)  ## bitstream of a board under build/boards (BOARD=ulx3s_85f BOARD_ARGS="--memory blockram")
+	@$(BIN)/nearstep bitstream $(BOARD) $(BOARD_ARGS)
+
+bitstream-all: $(PREPARED)  ## bitstreams of all boards, with their DRAM and with block RAM alone
+	@failed=0; for board in $$($(BIN)/python -c "$(BOARDS)"); do for memory in dram blockram; do \
+	echo "== $$board, $$memory"; \
+	$(BIN)/nearstep bitstream $$board --memory $$memory $(BOARD_ARGS) || failed=1; done; done; exit $$failed
 
 lint: $(READY)  ## ruff, mypy, layering
 	@$(BIN)/ruff check .

@@ -1,4 +1,4 @@
-"""Area of every block: writes `hw/area.json` again, for the blocks that have changed since."""
+"""Area of every block: writes the file of a family of FPGAs again, for blocks that have changed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rich.progress import track
 
 from nearstep_sim import area
 
-NUMBERS = ("latency", "lut", "ff", "dsp", "bram36", "cycles")
+NUMBERS = ("latency", "lut", "ff", "dsp", "bram36", "bram18", "cycles")
 
 console = Console()
 
@@ -47,12 +47,20 @@ def main(
     jobs: Annotated[int, typer.Option(min=1, help="Blocks at once.")] = len(
         os.sched_getaffinity(0)
     ),
+    family: Annotated[
+        str, typer.Option("--family", help=f"FPGAs, one of: {', '.join(area.FAMILIES)}.")
+    ] = area.ULTRASCALE_PLUS.name,
 ) -> None:
-    """Synthesise blocks that have changed, and write hw/area.json after each."""
+    """Synthesise blocks that have changed, and write the file of the family after each."""
+    if family not in area.FAMILIES:
+        raise typer.BadParameter(
+            f"--family must be one of {', '.join(area.FAMILIES)}, not {family!r}"
+        )
+    target = area.FAMILIES[family]
     # Components that are made to look at their latency alone.
     warnings.filterwarnings("ignore", message=".*created but never used")
     asked = chosen(names or [], large=large)
-    written, rows = area.read()
+    written, rows = area.read(target.file)
     if written != area.tools():
         console.print(f"tools: {written or 'none'} -> {area.tools()}: no row is valid any more")
     rows = {name: row for name, row in rows.items() if name in area.BLOCKS}
@@ -60,14 +68,14 @@ def main(
     stale = [
         name
         for name in track(asked, "looking for changes", console=console)
-        if valid.get(name, {}).get("digest") != area.digest(name)
+        if valid.get(name, {}).get("digest") != area.digest(name, target)
     ]
     console.print(f"{len(asked)} blocks, {len(stale)} to synthesise: {', '.join(stale) or 'none'}")
     # Of other tools nothing is kept.
     kept = dict(rows) if written == area.tools() else {}
     bad = False
     with ThreadPoolExecutor(jobs) as pool:
-        running = {pool.submit(area.measure, name): name for name in stale}
+        running = {pool.submit(area.measure, name, target): name for name in stale}
         for done in track(as_completed(running), "synthesis", len(stale), console=console):
             name = running[done]
             try:
@@ -77,13 +85,13 @@ def main(
                 bad = True
                 continue
             console.print(f"{name}: {change(rows.get(name, {}), row)}", soft_wrap=True)
-            for key, (value, most) in area.over(name, row).items():
+            for key, (value, most) in area.over(name, row, target).items():
                 console.print(f"[red]{name}: {key} is {value}, at most {most} is allowed[/red]")
                 bad = True
             kept[name] = row
-            area.write(kept)
-    area.write(kept)
-    console.print(f"written: {area.FILE}")
+            area.write(kept, target.file)
+    area.write(kept, target.file)
+    console.print(f"written: {target.file}")
     if bad:
         raise SystemExit(1)
 

@@ -84,3 +84,36 @@ def test_a_quote_that_is_not_closed_is_an_error(checkout: Path) -> None:
     assert done.returncode != 0
     assert "RUN_ARGS=--device 'golden: No closing quotation" in done.stderr
     assert not (checkout / "arguments.json").exists()
+
+
+NEARSTEP = """#!/bin/sh
+echo "$@" >> called.txt
+test "$2 $4" != "orangecrab_85f dram"
+"""
+
+
+def called(checkout: Path, *arguments: str) -> tuple[int, list[str]]:
+    """Exit status, and what `nearstep` is given, line by line; it fails for one board."""
+    command = checkout / ".venv" / "bin" / "nearstep"
+    command.write_text(NEARSTEP)
+    command.chmod(0o755)
+    done = make(checkout, *arguments)
+    return done.returncode, (checkout / "called.txt").read_text().splitlines()
+
+
+def test_a_bitstream_is_made_for_the_board_that_is_named(checkout: Path) -> None:
+    given = ("bitstream", "BOARD=ulx3s_85f", "BOARD_ARGS=--memory blockram --rules sgd")
+    assert called(checkout, *given) == (
+        0,
+        ["bitstream ulx3s_85f --memory blockram --rules sgd"],
+    )
+
+
+def test_every_bitstream_is_tried_and_one_that_fails_is_told(checkout: Path) -> None:
+    status, lines = called(checkout, "bitstream-all", "BOARD_ARGS=--seeds 2")
+    assert status != 0
+    assert lines == [
+        f"bitstream {board} --memory {memory} --seeds 2"
+        for board in ("ulx3s_85f", "orangecrab_85f")
+        for memory in ("dram", "blockram")
+    ]

@@ -7,6 +7,7 @@ Nothing here imports Amaranth before a block is asked for.
 import importlib
 import json
 import sys
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["GENERATORS", "GeneratorError", "build", "command", "describe", "modules", "verilog"]
 
-BLOCKS = ("fp", "updater", "dram", "axdimm", "smartssd", "pcie", "coarse")
+BLOCKS = ("fp", "updater", "dram", "axdimm", "smartssd", "pcie", "serial", "coarse")
 """Packages with a table of generators."""
 
 GENERATORS: dict[str, Generator] = {
@@ -79,9 +80,12 @@ def verilog(name: str, **options: Any) -> str:
 
 def describe(name: str, **options: Any) -> dict[str, object]:
     """Name, summary, latency in cycles (None if it has none of its own), options and ports."""
+    return _described(name, build(name, **options))
+
+
+def _described(name: str, component: "wiring.Component") -> dict[str, object]:
     from nearstep_hw.verilog import flat_ports
 
-    component = build(name, **options)
     return {
         "name": name,
         "summary": GENERATORS[name].summary,
@@ -116,10 +120,26 @@ def command(
         bool, typer.Option("--list", help="List blocks, or one, with latencies and ports.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="The list as JSON.")] = False,
+    all_: Annotated[
+        bool,
+        typer.Option(
+            "--all",
+            help="Every block as it is by default, into the folder of --output, with register "
+            "maps, FuseSoC core files and constraint stubs.",
+        ),
+    ] = False,
+    html: Annotated[
+        bool, typer.Option("--html/--no-html", help="Of --all: pages of the registers.")
+    ] = True,
 ) -> None:
     """Write plain Verilog of a block; its top module has the block's name."""
+    if all_:
+        _write_all(name, context.args, output, html, listed=list_ or as_json)
+        return
+    if not html:
+        raise typer.BadParameter("--no-html is for --all")
     if name is None and not (list_ or as_json):
-        raise typer.BadParameter("give the name of a block, or --list")
+        raise typer.BadParameter("give the name of a block, --list or --all")
     if name is None and context.args:
         raise typer.BadParameter(f"{context.args[0]} is for one block: name it first")
     if (list_ or as_json) and output is not None:
@@ -148,6 +168,44 @@ def command(
 
 # What Typer does not know are options of the block.
 cast(Any, command).context_settings = {"allow_extra_args": True, "ignore_unknown_options": True}
+
+
+def _write_all(
+    name: str | None, arguments: Sequence[str], output: Path | None, html: bool, *, listed: bool
+) -> None:
+    from nearstep_hw.rtl_tree.write import TEXT, TreeError, write_tree
+    from nearstep_spec.csr.export.html import HtmlError
+
+    if name is not None or arguments:
+        raise typer.BadParameter(
+            f"--all writes every block as it is by default: {' '.join([name or '', *arguments])} "
+            "is for one block"
+        )
+    if listed:
+        raise typer.BadParameter("--all writes blocks, --list and --json list them")
+    if output is None:
+        raise typer.BadParameter("--all needs --output, the folder to write to")
+    try:
+        index = write_tree(output, GENERATORS, _made, html=html)
+    except (TreeError, HtmlError) as error:
+        raise typer.BadParameter(str(error)) from error
+    size = sum(row["bytes"] for row in index["files"].values())
+    typer.echo(
+        f"{len(index['tops'])} tops, {len(index['files'])} files, {size / 1e6:.1f} MB: "
+        f"see {output / TEXT}"
+    )
+
+
+def _made(name: str) -> tuple[str, dict[str, object]]:
+    """Verilog and description of a block as it is by default; for a process of its own."""
+    from amaranth.hdl import UnusedElaboratable
+
+    from nearstep_hw.verilog import to_verilog
+
+    # Of components that are made to ask for a latency.
+    warnings.simplefilter("ignore", UnusedElaboratable)
+    component = build(name)
+    return to_verilog(component, name, modules(name)), _described(name, component)
 
 
 def _config(name: str, arguments: Sequence[str]) -> Any:

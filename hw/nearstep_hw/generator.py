@@ -9,6 +9,8 @@ from nearstep_spec.codec import entries
 if TYPE_CHECKING:
     from amaranth.lib import wiring
 
+    from nearstep_spec.csr.model import RegisterMap
+
 __all__ = ["Fixed", "Generator"]
 
 
@@ -18,6 +20,10 @@ class Fixed:
 
 
 def _none(config: Any) -> "dict[str, wiring.Component]":
+    return {}
+
+
+def _no_maps(config: Any) -> "dict[str, tuple[int, RegisterMap]]":
     return {}
 
 
@@ -33,6 +39,7 @@ class Generator:
     config : its configuration, see `nearstep_spec.codec`.
     build : makes the component of a configuration.
     modules : modules that it has instances of, by name; their text follows its own.
+    maps : its register blocks: name to address in bytes and register map.
     uses : options of the configuration that shape the block; all of them if empty.
     """
 
@@ -40,6 +47,7 @@ class Generator:
     config: type[Any] = Fixed
     build: "Callable[[Any], wiring.Component]"
     modules: "Callable[[Any], Mapping[str, wiring.Component]]" = _none
+    maps: "Callable[[Any], Mapping[str, tuple[int, RegisterMap]]]" = _no_maps
     uses: tuple[str, ...] = ()
 
     @property

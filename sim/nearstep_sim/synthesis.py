@@ -9,10 +9,22 @@ from pathlib import Path
 from nearstep_sim.verilate.build import BuildError, tool_environment
 from nearstep_spec.cache import yowasp_environment
 
-__all__ = ["AREA", "ultrascale_plus_area", "ultrascale_plus_cells"]
+__all__ = [
+    "AREA",
+    "ECP5_AREA",
+    "ecp5_area",
+    "ecp5_cells",
+    "series7_area",
+    "series7_cells",
+    "ultrascale_plus_area",
+    "ultrascale_plus_cells",
+]
 
 AREA = ("dsp", "lut", "lut_memory", "ff", "bram36")
-"""What `ultrascale_plus_area` counts."""
+"""What `ultrascale_plus_area` and `series7_area` count."""
+
+ECP5_AREA = ("dsp", "lut", "lut_memory", "ff", "bram18")
+"""What `ecp5_area` counts."""
 
 _MEMORY_LUTS = {
     "SRL16E": 1, "SRLC32E": 1, "RAM32X1S": 1, "RAM64X1S": 1, "RAM32X1D": 2, "RAM64X1D": 2,
@@ -33,15 +45,32 @@ def ultrascale_plus_area(cells: Mapping[str, int]) -> dict[str, float]:
     ------
     KeyError : a memory cell whose LUTs are not known.
     """
+    return _area(cells, dsp="DSP48E2", generation=2)
+
+
+def series7_area(cells: Mapping[str, int]) -> dict[str, float]:
+    """Cells of `series7_cells` as resources of the chip, see `ultrascale_plus_area`.
+
+    An inverter counts as a LUT.
+
+    Raises
+    ------
+    KeyError : a memory cell whose LUTs are not known.
+    """
+    area = _area(cells, dsp="DSP48E1", generation=1)
+    return area | {"lut": area["lut"] + cells.get("INV", 0)}
+
+
+def _area(cells: Mapping[str, int], *, dsp: str, generation: int) -> dict[str, float]:
     memories = [
         name for name in cells if name.startswith(("RAM", "SRL")) and not name.startswith("RAMB")
     ]
     return {
-        "dsp": cells.get("DSP48E2", 0),
+        "dsp": cells.get(dsp, 0),
         "lut": sum(count for name, count in cells.items() if name.startswith("LUT")),
         "lut_memory": sum(_MEMORY_LUTS[name] * cells[name] for name in memories),
         "ff": sum(count for name, count in cells.items() if name.startswith("FD")),
-        "bram36": cells.get("RAMB36E2", 0) + cells.get("RAMB18E2", 0) / 2,
+        "bram36": cells.get(f"RAMB36E{generation}", 0) + cells.get(f"RAMB18E{generation}", 0) / 2,
     }
 
 
@@ -58,13 +87,58 @@ def ultrascale_plus_cells(verilog: str, top: str, boxes: str | None = None) -> M
     ------
     BuildError : with the end of Yosys's output.
     """
+    return _cells(verilog, top, boxes, "synth_xilinx -family xcup -top {top} -flatten")
+
+
+def series7_cells(verilog: str, top: str, boxes: str | None = None) -> Mapping[str, int]:
+    """Cells of `synth_xilinx -family xc7`, by type: `DSP48E1`, `LUT6`, see `ultrascale_plus_cells`.
+
+    Takes six minutes for a card of four lanes.
+
+    Raises
+    ------
+    BuildError : with the end of Yosys's output.
+    """
+    return _cells(verilog, top, boxes, "synth_xilinx -family xc7 -top {top} -flatten")
+
+
+def ecp5_area(cells: Mapping[str, int]) -> dict[str, float]:
+    """Cells of `ecp5_cells` as resources of the chip.
+
+    Returns
+    -------
+    dict[str, float] : `dsp` (MULT18X18D), `lut` (LUT4 as logic and carries), `lut_memory` (LUT4 as
+        memory and its write ports), `ff`, and `bram18`, DP16KD. The LUT4 together are those that
+        nextpnr prints before it packs.
+    """
+    return {
+        "dsp": cells.get("MULT18X18D", 0),
+        "lut": cells.get("LUT4", 0) + 2 * cells.get("CCU2C", 0),
+        "lut_memory": 6 * cells.get("TRELLIS_DPR16X4", 0),
+        "ff": cells.get("TRELLIS_FF", 0),
+        "bram18": cells.get("DP16KD", 0),
+    }
+
+
+def ecp5_cells(verilog: str, top: str, boxes: str | None = None) -> Mapping[str, int]:
+    """Cells of `synth_ecp5`, by type: `LUT4`, `CCU2C`, `TRELLIS_FF`, `MULT18X18D`, `DP16KD`...
+
+    `boxes` as of `ultrascale_plus_cells`.
+
+    Raises
+    ------
+    BuildError : with the end of Yosys's output.
+    """
+    return _cells(verilog, top, boxes, "synth_ecp5 -top {top}")
+
+
+def _cells(verilog: str, top: str, boxes: str | None, synthesis: str) -> Mapping[str, int]:
     with tempfile.TemporaryDirectory() as folder:
         # YoWASP sees the working directory, and not every absolute path.
         Path(folder, "top.v").write_text(verilog)
         box = f"blackbox {boxes}; " if boxes else ""
         script = (
-            f"read_verilog top.v; {box}synth_xilinx -family xcup -top {top} -flatten; "
-            "tee -q -o stat.json stat -json"
+            f"read_verilog top.v; {box}{synthesis.format(top=top)}; tee -q -o stat.json stat -json"
         )
         environment = {**tool_environment(), **yowasp_environment()}
         command = [environment["YOSYS"], "-q", "-p", script]

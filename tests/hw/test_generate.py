@@ -19,7 +19,7 @@ from .event_driven import STANDARDS, blind, combinational_blocks, output_bench, 
 
 WHOLE = [
     *("axdimm_channel", "axdimm_module", "smartssd_card", "smartssd_pcie_card"),
-    *("adam_kernel", "coarse_device"),
+    *("smartssd_series7_card", "adam_kernel", "coarse_device"),
 ]
 IN_DEPTH = [*WHOLE, "general_updater", "general_fu", "smartssd_fu", "coarse_sync_core"]
 """What takes a second or more in each test, and is made of what the others show."""
@@ -38,6 +38,7 @@ UNIT_INSTANCES = {
     "axdimm_module": 32,
     "smartssd_card": 16,
     "smartssd_pcie_card": 16,
+    "smartssd_series7_card": 16,
 }
 WAIVED = [f"-Wno-{rule}" for rule in ("WIDTH", "CASEINCOMPLETE", "CMPCONST", "ASCRANGE")]
 """Of Verilator's default rules, those that Yosys's text breaks by its form."""
@@ -206,6 +207,7 @@ OTHERS = {
     "copy_out_formats": ("bf16",),
     "groups": 1,
     "lanes": 8,
+    "manifest": "{}",
     "mapping": "bankgroup-bank-row-column",
     "rules": ("sgd_momentum",),
     "vectors": 2,
@@ -223,6 +225,7 @@ ELSEWHERE = {
     "axdimm_module": {*GENERATORS["axdimm_channel"].options},
     "smartssd_card": KERNEL,
     "smartssd_pcie_card": {*GENERATORS["smartssd_card"].options},
+    "smartssd_series7_card": {*GENERATORS["smartssd_card"].options},
     "coarse_device": {*GENERATORS["coarse_sync_core"].options},
 }
 """Options of a block inside, which is asked about them."""
@@ -234,6 +237,7 @@ SMALL = {
     "axdimm_module": {"functional_units": 1},
     "smartssd_card": SMALL_CARD,
     "smartssd_pcie_card": SMALL_CARD,
+    "smartssd_series7_card": SMALL_CARD,
     "coarse_sync_core": {"alus": 8},
     "coarse_device": {"alus": 4, "groups": 2},
 }

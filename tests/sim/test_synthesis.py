@@ -6,7 +6,14 @@ from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
 from nearstep_hw.verilog import to_verilog
-from nearstep_sim.synthesis import AREA, ultrascale_plus_area, ultrascale_plus_cells
+from nearstep_sim.synthesis import (
+    AREA,
+    ECP5_AREA,
+    ecp5_area,
+    ecp5_cells,
+    ultrascale_plus_area,
+    ultrascale_plus_cells,
+)
 
 
 def test_cells_become_resources() -> None:
@@ -26,6 +33,23 @@ def test_cells_become_resources() -> None:
     area = ultrascale_plus_area(cells)
     assert tuple(area) == AREA
     assert area == {"dsp": 12, "lut": 7, "lut_memory": 19, "ff": 11, "bram36": 3.5}
+
+
+def test_cells_of_an_ecp5_become_what_nextpnr_counts() -> None:
+    # A unit of axpby: nextpnr reports 1973 logic, 510 carry, 32 and 16 memory LUTs, 2531 together.
+    cells = {
+        "LUT4": 1973,
+        "CCU2C": 255,
+        "TRELLIS_DPR16X4": 8,
+        "TRELLIS_FF": 904,
+        "MULT18X18D": 8,
+        "DP16KD": 3,
+        "PFUMX": 90,
+    }
+    area = ecp5_area(cells)
+    assert tuple(area) == ECP5_AREA
+    assert area == {"dsp": 8, "lut": 2483, "lut_memory": 48, "ff": 904, "bram18": 3}
+    assert area["lut"] + area["lut_memory"] == 2531
 
 
 def test_a_memory_of_unknown_size_is_an_error() -> None:
@@ -66,3 +90,6 @@ def test_a_module_that_is_boxed_counts_as_one_cell_of_its_name() -> None:
     cells = ultrascale_plus_cells(verilog, "pair", boxes="*.inner")
     assert ultrascale_plus_area(cells)["ff"] == 8
     assert [count for name, count in cells.items() if name.endswith("pair.inner")] == [1]
+    cells = ecp5_cells(verilog, "pair")
+    assert ecp5_area(cells) == {"dsp": 0, "lut": 0, "lut_memory": 0, "ff": 16, "bram18": 0}
+    assert ecp5_area(ecp5_cells(verilog, "pair", boxes="*.inner"))["ff"] == 8

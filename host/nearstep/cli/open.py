@@ -1,6 +1,7 @@
 """`nearstep open`: opens a device and says what it is."""
 
 import json
+from dataclasses import asdict
 from importlib.metadata import entry_points
 from typing import Annotated, Any
 
@@ -21,7 +22,7 @@ def manifest(url: str) -> dict[str, Any]:
 
     `device` is the shortest name that opens the same, `options` are all of them with their
     values, `memory_bytes` is what arrays can take, and `registers` has address and hash of the
-    map of each block.
+    map of each block. A board's own manifest is `board`.
 
     Raises
     ------
@@ -32,10 +33,12 @@ def manifest(url: str) -> dict[str, Any]:
         (entry,) = entry_points(group=BACKENDS, name=name.backend)
         options = families_of(entry)[name.target].parse(name.options)
         query = "&".join(f"{key}={text}" for key, text in to_text(options).items())
+        board = getattr(device.backend, "manifest", None)
         return {
             "device": "?".join(filter(None, (f"{name.backend}:{name.target}", query))),
             "family": device.backend.family,
             "options": to_json(options),
+            **({} if board is None else {"board": asdict(board)}),
             "memory_bytes": device.capacity_bytes,
             "registers": {
                 name: {"address": block.base, "map_hash": f"{block.map.hash():#010x}"}
@@ -71,4 +74,7 @@ def command(
         table.add_row(block, f"{row['address']:#x}", row["map_hash"])
     console = Console(markup=False, highlight=False)
     console.print(table)
+    if "board" in found:
+        board = found["board"]
+        console.print(f"{board['board']}, made by nearstep {board['package']}, {board['family']}")
     console.print(f"{found['memory_bytes']} bytes of memory; --manifest prints every option")

@@ -26,6 +26,7 @@ from nearstep_spec.serial.protocol import (
     ADDRESS_BYTES,
     ANSWER_BYTES,
     MOST_ANSWER,
+    REQUEST_BYTES,
     VERSION,
     Answer,
     Hello,
@@ -63,6 +64,8 @@ class LinkTraffic:
     Attributes
     ----------
     bytes_sent, bytes_received : on the line, framing included.
+    bodies_sent, bodies_received : of them, bytes of requests and of answers. With six for each
+        frame, what is missing are escapes.
     frames_sent, frames_received : whole ones.
     frames_resent : of those sent, the ones that were sent before.
     frames_dropped : received and damaged.
@@ -71,6 +74,8 @@ class LinkTraffic:
 
     bytes_sent: int = 0
     bytes_received: int = 0
+    bodies_sent: int = 0
+    bodies_received: int = 0
     frames_sent: int = 0
     frames_received: int = 0
     frames_resent: int = 0
@@ -88,7 +93,7 @@ class _Pending:
     request
     tries : times that it was sent.
     sent_at : number of its last frame, of all frames of the link.
-    begun : time at which it was sent first.
+    begun, last : time at which it was sent first, and last.
     received, dropped : bytes and damaged frames that had come by then.
     """
 
@@ -97,8 +102,15 @@ class _Pending:
     tries: int = 0
     sent_at: int = 0
     begun: float = 0.0
+    last: float = 0.0
     received: int = 0
     dropped: int = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Of it and its answer on the line, about."""
+        data = len(self.request.data) if self.request.op is Op.WRITE else self.request.length
+        return data + REQUEST_BYTES + ANSWER_BYTES + 2 * FRAME_BYTES
 
 
 class Link:
@@ -148,6 +160,9 @@ class Link:
         self._bodies: deque[bytes] = deque()
         self._sequence = 0
         self._pending: deque[_Pending] = deque()
+        self._quiet = 0  # waits in vain since something that was sent once was answered
+        self._byte_seconds = 0.0
+        self._answered_at = 0.0
         self._failed: LinkError | None = None
         self._closed = False
         self._lock = threading.RLock()
@@ -234,7 +249,7 @@ class Link:
     def _run(self, requests: Iterator[Request], take: Take) -> None:
         """Send everything, and take every answer."""
         pending = self._pending
-        index, more, quiet = 0, True, 0
+        index, more = 0, True
         while True:
             fresh = []
             while more and self._room():
@@ -249,13 +264,13 @@ class Link:
             self._send(fresh)
             if not pending:
                 return
-            answered = self._await(quiet)
+            answered = self._await()
             if answered is None:
-                quiet += 1
+                self._quiet += 1
                 self._send([pending[0]])
                 continue
-            quiet = 0
             which, answer = answered
+            self._learn(which)
             pending.remove(which)
             self.history.append(_said(which, answer))
             take(which.index, answer)
@@ -280,16 +295,36 @@ class Link:
                 each.received, each.dropped = traffic.bytes_received, traffic.frames_dropped
             traffic.frames_resent += each.tries > 0
             each.tries += 1
+            each.last = self._transport.now
             traffic.frames_sent += 1
             each.sent_at = traffic.frames_sent
-            data += to_frame(each.request.encode())
+            body = each.request.encode()
+            traffic.bodies_sent += len(body)
+            data += to_frame(body)
         if data:
             self._transport.write(bytes(data))
             self.traffic.bytes_sent += len(data)
 
-    def _await(self, quiet: int) -> tuple[_Pending, Answer] | None:
+    def _learn(self, answered: _Pending) -> None:
+        """Keep in mind how long an answer took.
+
+        To which of several frames it came cannot be known: it may have taken longer, so waits stay
+        as long as they are.
+        """
+        now = self._transport.now
+        took = now - max(answered.last, self._answered_at)
+        self._answered_at = now
+        self._byte_seconds = max(took / answered.nbytes, self._byte_seconds / 2)
+        if answered.tries == 1:
+            self._quiet = 0
+
+    def _await(self) -> tuple[_Pending, Answer] | None:
         """The next answer to something pending; None if it does not come in time."""
-        wait = self._wait * min(WAIT_GROWTH**quiet, LONGEST_WAIT) + self._line_seconds()
+        baud = self._transport.baud
+        line = BITS_A_BYTE / baud if baud else 0.0
+        nbytes = sum(each.nbytes for each in self._pending)
+        wait = self._wait * min(WAIT_GROWTH**self._quiet, LONGEST_WAIT) + nbytes * line
+        wait += (nbytes + self._pending[0].nbytes) * self._byte_seconds
         deadline = self._transport.now + wait
         while True:
             while self._bodies:
@@ -304,19 +339,10 @@ class Link:
             self._bodies.extend(self._deframer.feed(data))
             self.traffic.frames_dropped = self._deframer.dropped
 
-    def _line_seconds(self) -> float:
-        """What the line needs for everything pending."""
-        if not self._transport.baud:
-            return 0.0
-        nbytes = sum(
-            len(each.request.data) + each.request.length + 2 * (FRAME_BYTES + ANSWER_BYTES)
-            for each in self._pending
-        )
-        return nbytes * BITS_A_BYTE / self._transport.baud
-
     def _match(self, body: bytes) -> tuple[_Pending, Answer] | None:
         """What a frame answers; None if that has been answered before, or was never asked."""
         self.traffic.frames_received += 1
+        self.traffic.bodies_received += len(body)
         try:
             answer = Answer.decode(body)
         except MessageError:

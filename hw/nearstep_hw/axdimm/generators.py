@@ -1,6 +1,7 @@
 """Generators of AXDIMM channels and modules."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from nearstep_hw.generator import Generator
@@ -42,6 +43,7 @@ GENERATORS = {
         config=DimmConfig,
         build=_channel,
         modules=_units,
+        maps=lambda config: replace(config, channels=1).maps(),
         uses=tuple(each.name for each in entries(DimmConfig) if each.name != "channels"),
     ),
     "axdimm_module": Generator(
@@ -49,5 +51,6 @@ GENERATORS = {
         config=DimmConfig,
         build=_module,
         modules=_units,
+        maps=DimmConfig.maps,
     ),
 }

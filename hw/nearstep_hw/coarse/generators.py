@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 from nearstep_hw.generator import Generator
 from nearstep_spec.coarse.config import CoarseConfig
+from nearstep_spec.coarse.registers import device_maps
 from nearstep_spec.codec import entries
 
 if TYPE_CHECKING:
@@ -36,5 +37,6 @@ GENERATORS = {
         summary="COARSE memory device: sync cores, links, snapshot, window",
         config=CoarseConfig,
         build=_device,
+        maps=device_maps,
     ),
 }

@@ -3,7 +3,7 @@
 from amaranth.hdl import Cat, Const, Mux
 
 from nearstep_hw.fp.operand import unpack
-from nearstep_hw.fp.pipeline import Pipeline, Staged
+from nearstep_hw.fp.pipeline import Parts, Pipeline, Staged
 from nearstep_hw.fp.result import FpResult
 from nearstep_hw.fp.round import GUARD_BITS, count_leading_zeros, normalise, round_pack, special
 from nearstep_hw.fp.shift import clip, shift_right_jam
@@ -11,7 +11,14 @@ from nearstep_spec.fp import FpFormat
 
 __all__ = ["DEPTH", "add"]
 
-_COSTS = (0.7, 1, 0.6, 1, 0.6, 0.7)
+_COSTS = (
+    Parts(0.7, (4, 1)),
+    Parts(1, (5, 3, 3, 4)),
+    Parts(0.6, (4, 1)),
+    Parts(1, (3, 6, 6)),
+    Parts(0.6, (2, 4)),
+    Parts(0.7, (2, 4, 5)),
+)
 DEPTH = 5
 """Latency in cycles, unless asked otherwise."""
 
@@ -38,19 +45,22 @@ def add(
     *Numerics*: an exact zero sum of unlike signs is +0. A sum that is subnormal is exact.
     """
     start = pipe.latest(a, b)
-    order, align, total, count, shift, final = pipe.steps(start, _COSTS, depth)
+    (order, swap), align, (total, choose), count, shift, final = pipe.steps(start, _COSTS, depth)
+    subtract_exponents, limit_distance, *down = align
 
     x, y = order(a), order(b)
     if subtract:
         y = y ^ fmt.sign_bit
-    swap = y[: fmt.width - 1] > x[: fmt.width - 1]
-    large = order.wrap("large", Mux(swap, y, x))
-    small = order.wrap("small", Mux(swap, x, y))
+    swaps = order.wrap("swaps", y[: fmt.width - 1] > x[: fmt.width - 1])
+    first, second = (order.wrap(name, value) for name, value in (("first", x), ("second", y)))
+    large = swap.wrap("large", Mux(swap(swaps), swap(second), swap(first)))
+    small = swap.wrap("small", Mux(swap(swaps), swap(first), swap(second)))
 
-    x, y = unpack(fmt, align(large)), unpack(fmt, align(small))
+    step = subtract_exponents
+    x, y = unpack(fmt, step(large)), unpack(fmt, step(small))
     unlike = x.sign ^ y.sign
     cancel = unlike & x.infinite & y.infinite
-    known = align.wrap(
+    known = step.wrap(
         "known",
         special(
             nan=x.nan | y.nan | cancel,
@@ -59,31 +69,36 @@ def add(
         ),
     )
     low = Const(0, GUARD_BITS)
-    distance = (x.exponent - y.exponent)[: fmt.exponent]
-    distance = clip(align, distance, fmt.precision + GUARD_BITS)
-    upper = align.wrap("upper", x.significand)
-    lower = align.wrap("lower", shift_right_jam(align, Cat(low, y.significand), distance))
-    top = align.wrap("top", x.exponent + 1)
-    signs = align.wrap("signs", Cat(x.sign, unlike))
+    distance = step.wrap("distance", (x.exponent - y.exponent)[: fmt.exponent])
+    upper = step.wrap("upper", x.significand)
+    lower = step.wrap("lower", Cat(low, y.significand))
+    limit = step.wrap("limit", x.exponent)
+    top = step.wrap("top", x.exponent + 1)
+    signs = step.wrap("signs", Cat(x.sign, unlike))
+    clipped = clip(limit_distance, limit_distance(distance), fmt.precision + GUARD_BITS)
+    distance = limit_distance.wrap("distance", clipped)
+    lower = shift_right_jam(down, lower, distance)
 
     x, y = Cat(low, total(upper)), total(lower)
-    frame = total.wrap("frame", Mux(total(signs)[1], x - y, x + y)[: len(x) + 1])
+    difference = total.wrap("difference", (x - y)[: len(x) + 1])
+    whole = total.wrap("whole", x + y)
+    frame = Mux(choose(signs)[1], choose(difference), choose(whole))
+    frame = choose.wrap("frame", frame)
 
-    zeros = count.wrap("zeros", count_leading_zeros(count, count(frame), count(top)))
-    cancelled = count(signs)[1] & (count(frame) == 0)
-    sign = count.wrap("sign", count(signs)[0] & ~cancelled)
+    zeros = count_leading_zeros(count, frame, limit)
+    at = count[0]
+    cancelled = at(signs)[1] & (at(frame) == 0)
+    sign = at.wrap("sign", at(signs)[0] & ~cancelled)
 
-    exponent, significand = normalise(shift, fmt, shift(frame), shift(top), shift(zeros))
-    exponent = shift.wrap("exponent", exponent)
-    significand = shift.wrap("significand", significand)
+    exponent, significand = normalise(shift, fmt, frame, top, zeros)
 
     return round_pack(
         final,
         fmt,
-        known=final(known),
-        sign=final(sign),
-        exponent=final(exponent),
-        significand=final(significand),
+        known=known,
+        sign=sign,
+        exponent=exponent,
+        significand=significand,
         until=start + depth,
         flags=flags,
     )

@@ -3,10 +3,10 @@
 from amaranth.hdl import Cat, Const, Mux
 
 from nearstep_hw.fp.operand import unpack
-from nearstep_hw.fp.pipeline import Pipeline, Staged
+from nearstep_hw.fp.pipeline import Parts, Pipeline, Staged
 from nearstep_hw.fp.result import FpResult
 from nearstep_hw.fp.round import GUARD_BITS, round_pack, special
-from nearstep_hw.fp.shift import clip, leading_zeros, shift_left, shift_right_jam
+from nearstep_hw.fp.shift import clip_below_one, leading_zeros, shift_left, shift_right_jam
 from nearstep_spec.fp import FpFormat
 
 __all__ = ["default_depth", "div", "quotient_bits"]
@@ -50,13 +50,21 @@ def div(
     depth = default_depth(fmt) if depth is None else depth
     start = pipe.latest(a, b)
     bits = quotient_bits(fmt)
-    costs = (1, 1, *[1 / _STEPS_A_STAGE] * bits, 1, 1)
-    count, up, *recurrence, place, final = pipe.steps(start, costs, depth)
+    costs = (
+        Parts(1, (7, 5)),
+        Parts(1, (3, 4)),
+        *[Parts(1 / _STEPS_A_STAGE, (5,))] * bits,
+        Parts(1, (6, 5, 3, 3)),
+        Parts(1, (2, 4, 5)),
+    )
+    count, up, *recurrence, place, final = pipe.steps(start, costs, depth, whole=default_depth(fmt))
+    recurrence = [step for (step,) in recurrence]
+    at = count[0]
 
-    x, y = unpack(fmt, count(a)), unpack(fmt, count(b))
+    x, y = unpack(fmt, at(a)), unpack(fmt, at(b))
     undefined = (x.zero & y.zero) | (x.infinite & y.infinite)
     invalid = x.signalling | y.signalling | undefined
-    known = count.wrap(
+    known = at.wrap(
         "known",
         special(
             nan=x.nan | y.nan | invalid,
@@ -66,16 +74,18 @@ def div(
             divide_by_zero=y.zero & ~(x.zero | x.infinite | x.nan),
         ),
     )
-    sign = count.wrap("sign", x.sign ^ y.sign)
-    x_zeros = count.wrap("x_zeros", leading_zeros(count, x.significand))
-    y_zeros = count.wrap("y_zeros", leading_zeros(count, y.significand))
+    sign = at.wrap("sign", x.sign ^ y.sign)
+    x_significand = at.wrap("x_significand", x.significand)
+    y_significand = at.wrap("y_significand", y.significand)
+    exponents = at.wrap("exponents", x.exponent - y.exponent + fmt.bias)
+    x_zeros = leading_zeros(count, x_significand)
+    y_zeros = leading_zeros(count, y_significand)
 
-    x, y = unpack(fmt, up(a)), unpack(fmt, up(b))
     width = fmt.precision + 1
-    dividend = up.wrap("dividend", shift_left(up, x.significand, up(x_zeros)))
-    divisor = up.wrap("divisor", shift_left(up, y.significand, up(y_zeros)))
-    top = (x.exponent - up(x_zeros)) - (y.exponent - up(y_zeros)) + fmt.bias
-    top = up.wrap("top", top)
+    dividend = shift_left(up, x_significand, x_zeros)
+    divisor = shift_left(up, y_significand, y_zeros)
+    last = up[-1]
+    top = last.wrap("top", last(exponents) - last(x_zeros) + last(y_zeros))
 
     first = recurrence[0]
     negated = first.wrap("negated", (-first(divisor))[:width])
@@ -87,26 +97,28 @@ def div(
         remainder = step.wrap(f"remainder_{k}", (Cat(Const(0, 1), r[:-1]) + change)[:width])
         quotient = step.wrap(f"quotient_{k}", Cat(~remainder.value[-1], step(quotient)))
 
-    r = place(remainder)
-    left = place.signal("left", Mux(r[-1], r + place(divisor), r)[:width])
-    q = place(quotient)
+    left_over, limit_distance, *down = place
+    r = left_over(remainder)
+    left = left_over.signal("left", Mux(r[-1], r + left_over(divisor), r)[:width])
+    q = left_over(quotient)
     whole = q[-1]
     raised = Cat(left.any(), Mux(whole, q, Cat(Const(0, 1), q[:-1])))
-    exponent = place.signal("unlimited", place(top) - ~whole)
-    below = exponent < 1
-    down = Mux(below, 1 - exponent, 0)[: len(exponent) - 1]
-    significand = shift_right_jam(place, raised, clip(place, down, len(raised)))
     assert len(raised) == fmt.precision + GUARD_BITS
-    exponent = place.wrap("exponent", Mux(below, 1, exponent)[: len(exponent) - 1])
-    significand = place.wrap("significand", significand)
+    raised = left_over.wrap("quotient", raised)
+    unlimited = left_over.wrap("unlimited", left_over(top) - ~whole)
+    exponent = limit_distance(unlimited)
+    below, distance = clip_below_one(limit_distance, exponent, len(raised.value))
+    distance = limit_distance.wrap("down", distance)
+    exponent = limit_distance.wrap("exponent", Mux(below, 1, exponent)[: len(exponent) - 1])
+    significand = shift_right_jam(down, raised, distance)
 
     return round_pack(
         final,
         fmt,
-        known=final(known),
-        sign=final(sign),
-        exponent=final(exponent),
-        significand=final(significand),
+        known=known,
+        sign=sign,
+        exponent=exponent,
+        significand=significand,
         until=start + depth,
         flags=flags,
     )

@@ -4,7 +4,7 @@ from amaranth.hdl import Cat, Const, Mux
 
 from nearstep_hw.fp.multiply import product
 from nearstep_hw.fp.operand import unpack
-from nearstep_hw.fp.pipeline import Pipeline, Staged
+from nearstep_hw.fp.pipeline import Parts, Pipeline, Staged
 from nearstep_hw.fp.result import FpResult
 from nearstep_hw.fp.round import count_leading_zeros, normalise, round_pack, special
 from nearstep_hw.fp.shift import clip, shift_right_jam
@@ -12,7 +12,15 @@ from nearstep_spec.fp import FpFormat
 
 __all__ = ["DEPTH", "fma"]
 
-_COSTS = (1, 0.8, 1, 1, 1, 0.8, 0.8)
+_COSTS = (
+    Parts(1, (3, 6)),
+    Parts(0.8, (4, 6)),
+    Parts(1, (4, 4)),
+    Parts(1, (5, 2)),
+    Parts(1, (3, 4, 5, 5)),
+    Parts(0.8, (2, 4)),
+    Parts(0.8, (2, 4, 5)),
+)
 DEPTH = len(_COSTS)
 """Latency in cycles, unless asked otherwise."""
 
@@ -52,16 +60,17 @@ def fma(
     *Resources*: two DSP48E2 for binary32.
     """
     start = pipe.latest(a, b, c)
-    multiply, total, align, combine, count, shift, final = pipe.steps(start, _COSTS, depth)
+    steps = pipe.steps(start, _COSTS, depth)
+    multiply, total, align, (combine, choose), count, shift, final = steps
 
-    x, y, z = (unpack(fmt, multiply(operand)) for operand in (a, b, c))
-    exact = product(multiply, total, fmt, x, y)
+    x, y, z = (unpack(fmt, multiply[0](operand)) for operand in (a, b, c))
+    exact = product((*multiply, *total), fmt, x, y)
     unlike = x.sign ^ y.sign ^ z.sign
     infinite_product = (x.infinite & ~y.nan) | (y.infinite & ~x.nan)
     undefined = (x.infinite & y.zero) | (x.zero & y.infinite)
     cancel = infinite_product & z.infinite & unlike
     invalid = x.signalling | y.signalling | z.signalling | undefined | cancel
-    known = multiply.wrap(
+    known = multiply[0].wrap(
         "known",
         special(
             nan=x.nan | y.nan | z.nan | invalid,
@@ -72,50 +81,57 @@ def fma(
     # an infinite operand gives its sign to both terms, so that the sign of the sum is its sign
     product_sign = Mux(z.infinite & ~infinite_product, z.sign, exact.sign)
     addend_sign = Mux(infinite_product, exact.sign, z.sign)
-    terms = multiply.wrap("terms", Cat(product_sign, addend_sign))
-    exponent = multiply.wrap("product_exponent", Mux(x.zero | y.zero, 1, exact.exponent))
+    terms = multiply[0].wrap("terms", Cat(product_sign, addend_sign))
+    exponent = multiply[0].wrap("product_exponent", Mux(x.zero | y.zero, 1, exact.exponent))
 
     width = 2 * fmt.precision + _SPARE_BITS
-    z = unpack(fmt, total(c))
-    addend = total.wrap("addend", z.significand)
-    ahead = total.signal("ahead", z.exponent - total(exponent))
-    addend_first = total.wrap("addend_first", ahead >= 0)
-    distance = Mux(ahead >= 0, ahead, -ahead)[: len(ahead) - 1]
-    distance = total.wrap("distance", clip(total, distance, width))
-    top = Mux(ahead >= 0, z.exponent, total(exponent)) + 1
-    top = total.wrap("top", top[: fmt.exponent + 1])
+    compare, limit_distance = total
+    z = unpack(fmt, compare(c))
+    addend = compare.wrap("addend", z.significand)
+    ahead = compare.wrap("ahead", z.exponent - compare(exponent))
+    other = compare.wrap("addend_exponent", z.exponent)
+    ahead_now, step = limit_distance(ahead), limit_distance
+    addend_first = step.wrap("addend_first", ahead_now >= 0)
+    distance = Mux(ahead_now >= 0, ahead_now, -ahead_now)[: len(ahead_now) - 1]
+    distance = step.wrap("distance", clip(step, distance, width))
+    limit = Mux(ahead_now >= 0, step(other), step(exponent))[: fmt.exponent + 1]
+    limit = step.wrap("limit", limit)
 
-    whole = Cat(Const(0, _SPARE_BITS), align(exact.significand))
-    part = Cat(Const(0, width - fmt.precision), align(addend))
-    first = align(addend_first)
-    upper = align.wrap("upper", Mux(first, part, whole))
-    moved = align.signal("moved", Mux(first, whole, part))
-    lower = align.wrap("lower", shift_right_jam(align, moved, align(distance)))
-    product_sign, addend_sign = align(terms)
+    at = align[0]
+    whole = Cat(Const(0, _SPARE_BITS), at(exact.significand))
+    part = Cat(Const(0, width - fmt.precision), at(addend))
+    first = at(addend_first)
+    upper = at.wrap("upper", Mux(first, part, whole))
+    moved = at.wrap("moved", Mux(first, whole, part))
+    lower = shift_right_jam(align, moved, distance)
+    product_sign, addend_sign = at(terms)
     sign = Mux(first, addend_sign, product_sign)
-    signs = align.wrap("signs", Cat(sign, product_sign ^ addend_sign))
+    signs = at.wrap("signs", Cat(sign, product_sign ^ addend_sign))
+    top = at.wrap("top", (at(limit) + 1)[: fmt.exponent + 1])
 
     u, v = combine(upper), combine(lower)
-    negative = combine.signal("negative", u < v)
-    difference = Mux(negative, v - u, u - v)[:width]
-    subtracts = combine(signs)[1]
-    frame = combine.wrap("frame", Mux(subtracts, difference, u + v)[: width + 1])
-    cancelled = subtracts & (u == v)
-    sign = combine.wrap("sign", (combine(signs)[0] ^ (subtracts & negative)) & ~cancelled)
+    negative = combine.wrap("negative", u < v)
+    down = combine.wrap("product_first", (u - v)[:width])
+    up = combine.wrap("addend_first", (v - u)[:width])
+    both = combine.wrap("both", u + v)
+    equal = combine.wrap("equal", u == v)
+    subtracts, reverse = choose(signs)[1], choose(negative)
+    difference = Mux(reverse, choose(up), choose(down))
+    frame = choose.wrap("frame", Mux(subtracts, difference, choose(both))[: width + 1])
+    cancelled = subtracts & choose(equal)
+    sign = choose.wrap("sign", (choose(signs)[0] ^ (subtracts & reverse)) & ~cancelled)
 
-    zeros = count.wrap("zeros", count_leading_zeros(count, count(frame), count(top)))
+    zeros = count_leading_zeros(count, frame, limit)
 
-    exponent, significand = normalise(shift, fmt, shift(frame), shift(top), shift(zeros))
-    exponent = shift.wrap("exponent", exponent)
-    significand = shift.wrap("significand", significand)
+    exponent, significand = normalise(shift, fmt, frame, top, zeros)
 
     return round_pack(
         final,
         fmt,
-        known=final(known),
-        sign=final(sign),
-        exponent=final(exponent),
-        significand=final(significand),
+        known=known,
+        sign=sign,
+        exponent=exponent,
+        significand=significand,
         until=start + depth,
         flags=flags,
     )

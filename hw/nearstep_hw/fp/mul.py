@@ -4,7 +4,7 @@ from amaranth.hdl import Mux
 
 from nearstep_hw.fp.multiply import product
 from nearstep_hw.fp.operand import unpack
-from nearstep_hw.fp.pipeline import Pipeline, Staged
+from nearstep_hw.fp.pipeline import Parts, Pipeline, Staged
 from nearstep_hw.fp.result import FpResult
 from nearstep_hw.fp.round import GUARD_BITS, count_leading_zeros, normalise, round_pack, special
 from nearstep_hw.fp.shift import clip, jam, shift_right_jam
@@ -12,7 +12,13 @@ from nearstep_spec.fp import FpFormat
 
 __all__ = ["DEPTH", "mul"]
 
-_COSTS = (1, 0.8, 1, 1, 0.8)
+_COSTS = (
+    Parts(1, (3, 6)),
+    Parts(0.8, (4, 5)),
+    Parts(1, (3, 4, 5, 5)),
+    Parts(1, (3, 5)),
+    Parts(0.8, (2, 4, 5)),
+)
 DEPTH = len(_COSTS)
 """Latency in cycles, unless asked otherwise."""
 
@@ -38,13 +44,14 @@ def mul(
     """
     start = pipe.latest(a, b)
     multiply, total, count, shift, final = pipe.steps(start, _COSTS, depth)
+    at = multiply[0]
 
-    x, y = unpack(fmt, multiply(a)), unpack(fmt, multiply(b))
-    exact = product(multiply, total, fmt, x, y)
-    sign = multiply.wrap("sign", exact.sign)
-    exponent = multiply.wrap("product_exponent", exact.exponent)
+    x, y = unpack(fmt, at(a)), unpack(fmt, at(b))
+    exact = product((*multiply, *total), fmt, x, y)
+    sign = at.wrap("sign", exact.sign)
+    exponent = at.wrap("product_exponent", exact.exponent)
     undefined = (x.infinite & y.zero) | (x.zero & y.infinite)
-    known = multiply.wrap(
+    known = at.wrap(
         "known",
         special(
             nan=x.nan | y.nan | undefined,
@@ -54,26 +61,30 @@ def mul(
     )
 
     width = 2 * fmt.precision
-    exponent = total(exponent)
-    below = total.wrap("below", exponent < 1)
-    top = total.wrap("top", Mux(exponent < 1, 1, exponent)[: fmt.exponent + 1])
-    down = total.wrap("down", clip(total, (1 - exponent)[: fmt.exponent + 1], width))
+    bound, clipped = total
+    exponent = bound(exponent)
+    below = bound.wrap("below", exponent < 1)
+    limit = bound.wrap("limit", Mux(below.value, 0, exponent - 1)[: fmt.exponent + 1])
+    top = bound.wrap("top", Mux(below.value, 1, exponent)[: fmt.exponent + 1])
+    distance = bound.wrap("distance", (1 - exponent)[: fmt.exponent + 1])
+    down = clipped.wrap("down", clip(clipped, clipped(distance), width))
 
-    zeros = count.wrap("zeros", count_leading_zeros(count, count(exact.significand), count(top)))
+    zeros = count_leading_zeros(count, exact.significand, limit)
 
-    frame = shift(exact.significand)
-    exponent, raised = normalise(shift, fmt, frame, shift(top), shift(zeros))
-    lowered = jam(shift, shift_right_jam(shift, frame, shift(down)), fmt.precision + GUARD_BITS)
-    exponent = shift.wrap("exponent", Mux(shift(below), 1, exponent))
-    significand = shift.wrap("significand", Mux(shift(below), lowered, raised))
+    last = shift[-1]
+    exponent, raised = normalise(shift, fmt, exact.significand, top, zeros)
+    lowered = shift_right_jam(shift, exact.significand, down)
+    lowered = jam(last, last(lowered), fmt.precision + GUARD_BITS)
+    exponent = last.wrap("exponent", Mux(last(below), 1, exponent.value))
+    significand = last.wrap("significand", Mux(last(below), lowered, raised.value))
 
     return round_pack(
         final,
         fmt,
-        known=final(known),
-        sign=final(sign),
-        exponent=final(exponent),
-        significand=final(significand),
+        known=known,
+        sign=sign,
+        exponent=exponent,
+        significand=significand,
         until=start + depth,
         flags=flags,
     )

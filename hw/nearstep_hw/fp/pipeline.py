@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from amaranth.hdl import Cat, Const, Elaboratable, Module, Mux, Signal, Value, ValueLike
 from amaranth.lib.memory import Memory
 
-__all__ = ["Pipeline", "PipelineError", "Staged", "Step"]
+__all__ = ["Parts", "Pipeline", "PipelineError", "Staged", "Step", "spread"]
 
 WORD_BITS = 64
 """A machine word of a simulator: wider signals cost much more."""
@@ -14,6 +14,21 @@ WORD_BITS = 64
 RING_WORDS = 3
 """A delay that would take this many words as a shift register is a ring buffer instead, which costs
 the same for any length."""
+
+LUT_RAM_WORDS, LUT_RAM_BITS = 16, 4
+"""A RAM of the LUTs of an ECP5 (DPR16X4C)."""
+
+COUNTED_STAGES = 5
+"""The shortest delay that may be a counted ring: a shorter one is cheap and quick as registers."""
+
+DELAYS = ("ring", "shift", "counted")
+"""Forms of delays, see `Pipeline`."""
+
+DSP48E2 = (26, 17)
+"""Bits of the unsigned factors that this multiplier takes: 27 and 18, signed."""
+
+MULT18X18D = (18, 18)
+"""The same of an ECP5."""
 
 
 class PipelineError(ValueError):
@@ -60,6 +75,20 @@ class Step:
         return signal
 
 
+@dataclass(frozen=True)
+class Parts:
+    """Cost of a step that can be divided.
+
+    Attributes
+    ----------
+    cost : of the step as a whole, in the unit of the other steps.
+    parts : of its parts, in any unit that is the same for all steps.
+    """
+
+    cost: float
+    parts: tuple[float, ...]
+
+
 class _Line:
     """All delayed copies (taps) of one value."""
 
@@ -84,7 +113,9 @@ class Pipeline(Elaboratable):
     m : module that computes the steps. The delays become its submodule `name`.
     en : optional clock enable of every register of the pipeline.
     delay : `"ring"`: delays of many bits are small memories that share one pointer (fast to
-        simulate, LUT-RAM in an FPGA). `"shift"`: registers only (SRL in an FPGA).
+        simulate, LUT-RAM in an FPGA). `"shift"`: registers only (SRL in an FPGA). `"counted"`:
+        memories of 16 entries with a counter each, so that no address goes far.
+    multiplier : bits of the unsigned factors that a multiplier of the FPGA takes.
     name : name of the submodule.
 
     Raises
@@ -94,11 +125,18 @@ class Pipeline(Elaboratable):
     """
 
     def __init__(
-        self, m: Module, *, en: ValueLike = 1, delay: str = "ring", name: str = "delays"
+        self,
+        m: Module,
+        *,
+        en: ValueLike = 1,
+        delay: str = "ring",
+        multiplier: tuple[int, int] = DSP48E2,
+        name: str = "delays",
     ) -> None:
-        if delay not in ("ring", "shift"):
-            raise PipelineError(f"Delay must be 'ring' or 'shift', not {delay!r}")
+        if delay not in DELAYS:
+            raise PipelineError(f"Delay must be one of {', '.join(DELAYS)}, not {delay!r}")
         self.en = Value.cast(en)
+        self.multiplier = multiplier
         self._m = m
         self._delay = delay
         self._lines: dict[int, tuple[Staged, _Line]] = {}
@@ -154,20 +192,42 @@ class Pipeline(Elaboratable):
         self._valids.append((Value.cast(value), chain))
         return chain[-1][-1]
 
-    def steps(self, start: int, costs: Sequence[float], depth: int) -> list[Step]:
-        """Places `len(costs)` successive steps into `depth` stages from `start` on.
+    def steps(
+        self, start: int, costs: Sequence[float | Parts], depth: int, *, whole: int | None = None
+    ) -> list[Step | list[Step]]:
+        """Place `len(costs)` successive steps into `depth` stages from `start` on.
 
-        With at least as many stages as steps, each step has a stage to itself and the spare
-        registers are spread between them. With fewer, neighbours share a stage so that the greatest
-        sum of `costs` (any unit) in a stage is least. The result of the last step is meant to be
-        moved to `start + depth` with `delayed`, so that it comes from a register.
+        With fewer stages than steps, neighbours share a stage so that the greatest sum of `costs`
+        (any unit) in a stage is least; with as many, each step has a stage to itself. With more
+        stages than `whole` steps that have parts are divided, and the parts share stages as steps
+        do. With stages to spare, registers are spread between the steps. The result of the last
+        step is meant to be moved to `start + depth` with `delayed`, so that it comes from a
+        register.
+
+        Parameters
+        ----------
+        start
+        costs
+        depth : stages.
+        whole : stages up to which steps stay whole; `len(costs)` unless given.
+
+        Returns
+        -------
+        list : a `Step` for each cost, or for `Parts` a list of them.
         """
         if not isinstance(depth, int) or depth < 1:
             raise PipelineError(f"Depth must be a positive integer, not {depth!r}")
-        count = len(costs)
-        if depth >= count:
-            return [Step(self, start + k * depth // count) for k in range(count)]
-        return [Step(self, start + k) for k in _partition(costs, depth)]
+        parts = [each.parts if isinstance(each, Parts) else (each,) for each in costs]
+        if depth <= (len(costs) if whole is None else whole):
+            sums = [each.cost if isinstance(each, Parts) else each for each in costs]
+            stages = [k for k, each in zip(_spread(sums, depth), parts, strict=True) for _ in each]
+        else:
+            stages = _spread([cost for each in parts for cost in each], depth)
+        steps = iter([Step(self, start + stage) for stage in stages])
+        return [
+            [next(steps) for _ in each.parts] if isinstance(each, Parts) else next(steps)
+            for each in costs
+        ]
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
@@ -177,10 +237,12 @@ class Pipeline(Elaboratable):
             stage, value = x.stage, line.value
             for tap in sorted(line.taps):
                 target, gap = line.taps[tap], tap - stage
-                if self._delay == "shift" or _words(len(value), gap) < RING_WORDS:
+                name = f"{line.name}_{tap}_{number}"
+                if self._delay == "counted" and _is_counted(len(value), gap):
+                    self._counted(m, name, value, target, gap)
+                elif self._delay != "ring" or _words(len(value), gap) < RING_WORDS:
                     self._shift(m, line.name, value, target, gap)
                 else:
-                    name = f"{line.name}_{tap}_{number}"
                     used = self._ring(m, name, value, target, gap, pointer)
                     pointer_bits = max(pointer_bits, used)
                 stage, value = tap, target
@@ -209,6 +271,32 @@ class Pipeline(Elaboratable):
             inner -= count
         self._register(m, target, value)
 
+    def _counted(self, m: Module, name: str, value: Value, target: Signal, gap: int) -> None:
+        """Memories, each read and then written where its counter points, into a register."""
+        parts = -(-gap // (LUT_RAM_WORDS + 1))
+        for part in range(parts):
+            stages = (gap + part) // parts
+            entries = stages - 1
+            count = Signal(range(entries), name=f"{name}_count_{part}", reset_less=True)
+            through = target
+            if part < parts - 1:
+                through = Signal(len(target), name=f"{name}_{part}", reset_less=True)
+            m.submodules[f"{name}_ring_{part}"] = memory = Memory(
+                shape=len(target), depth=entries, init=[], attrs={"ram_style": "distributed"}
+            )
+            write = memory.write_port()
+            read = memory.read_port(domain="sync")
+            m.d.comb += [
+                write.en.eq(self.en),
+                write.addr.eq(count),
+                write.data.eq(value),
+                read.en.eq(self.en),
+                read.addr.eq(count),
+                through.eq(read.data),
+            ]
+            self._register(m, count, Mux(count == entries - 1, 0, count + 1))
+            value = through
+
     def _ring(
         self, m: Module, name: str, value: Value, target: Signal, gap: int, pointer: Signal
     ) -> int:
@@ -231,9 +319,30 @@ class Pipeline(Elaboratable):
         return bits
 
 
+def _is_counted(width: int, stages: int) -> bool:
+    """Whether memories are smaller than registers: a memory takes 6 LUTs, its counter 4 or so."""
+    memories = -(-width // LUT_RAM_BITS)
+    return stages >= COUNTED_STAGES and width * (stages - 1) > 6 * memories + 10
+
+
 def _words(width: int, stages: int) -> int:
     """Registers that a delay takes, of as many whole copies as fit a word each."""
     return -(-stages // max(1, WORD_BITS // width))
+
+
+def spread(steps: Sequence[Step], costs: Sequence[float]) -> list[Step]:
+    """The step of each item: successive items in the stages of successive steps, the greatest sum
+    of `costs` in a stage least."""
+    stages = list(dict.fromkeys(steps))
+    return [stages[k] for k in _partition(costs, min(len(stages), len(costs)))]
+
+
+def _spread(costs: Sequence[float], depth: int) -> list[int]:
+    """Stage of each item: shared if there are fewer stages, else each its own."""
+    count = len(costs)
+    if depth >= count:
+        return [k * depth // count for k in range(count)]
+    return _partition(costs, depth)
 
 
 def _partition(costs: Sequence[float], parts: int) -> list[int]:

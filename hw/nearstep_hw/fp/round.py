@@ -1,5 +1,7 @@
 """The one place where results are rounded, packed and flagged; and the normalisation before it."""
 
+from collections.abc import Sequence
+
 from amaranth.hdl import Cat, Const, Mux, Value
 from amaranth.lib import data
 
@@ -42,34 +44,37 @@ def special(
     return Cat(nan, infinite, zero, invalid, divide_by_zero)
 
 
-def count_leading_zeros(step: Step, frame: Value, exponent: Value) -> Value:
-    """How far `frame` may be shifted up: to its leading one, but not below the least exponent.
+def count_leading_zeros(steps: Sequence[Step], frame: Staged, limit: Staged) -> Staged:
+    """How far `frame` may be shifted up: to its leading one, but not further than `limit`.
 
-    `exponent` (unsigned, biased, at least 1) is that of the top bit of `frame`. Zero may give
-    any count.
+    Zero may give any count.
     """
-    top = Const(1 << (len(frame) - 1), len(frame))
-    limit = step.signal("limit", (exponent - 1)[: len(exponent)])
-    return leading_zeros(step, frame | (top >> limit))
+    mark, *count = steps
+    width = len(frame.value)
+    top = Const(1 << (width - 1), width)
+    limited = mark.wrap("limited", mark(frame) | (top >> mark(limit)))
+    return leading_zeros(count, limited)
 
 
 def normalise(
-    step: Step, fmt: FpFormat, frame: Value, exponent: Value, count: Value
-) -> tuple[Value, Value]:
+    steps: Sequence[Step], fmt: FpFormat, frame: Staged, exponent: Staged, count: Staged
+) -> tuple[Staged, Staged]:
     """Shift `frame` up by `count`; return its exponent and the bits that rounding reads."""
+    last = steps[-1]
+    raised = shift_left(steps, frame, count)
     return (
-        (exponent - count)[: len(exponent)],
-        jam(step, shift_left(step, frame, count), fmt.precision + GUARD_BITS),
+        last.wrap("exponent", (last(exponent) - last(count))[: len(exponent.value)]),
+        last.wrap("significand", jam(last, last(raised), fmt.precision + GUARD_BITS)),
     )
 
 
 def round_pack(
-    step: Step,
+    steps: Sequence[Step],
     fmt: FpFormat,
-    known: Value,
-    sign: Value,
-    exponent: Value,
-    significand: Value,
+    known: Staged,
+    sign: Staged,
+    exponent: Staged,
+    significand: Staged,
     *,
     until: int,
     flags: bool,
@@ -83,36 +88,40 @@ def round_pack(
 
     Parameters
     ----------
-    step : the step that rounds; all values are at its stage.
+    steps : which way to round, the increment, and packing.
     known : a `Special`.
     sign : 1 bit.
     exponent : unsigned, biased.
     significand : `fmt.precision + 3` bits: hidden bit, fraction, guard, round, sticky.
-    until : stage of the result, after that of `step`.
+    until : stage of the result, after that of the last step.
     flags : False leaves the flags out.
 
     Ref: IEEE 754-2019, 4.3.1, 7.4, 7.5.
     """
-    case = data.View(Special, known)
-    pipe: Pipeline = step.pipe
-    sticky, half_below, guard = significand[0], significand[1], significand[2]
-    fraction, normal = significand[GUARD_BITS:-1], significand[-1]
+    way, increment, pack = steps
+    pipe: Pipeline = pack.pipe
+    bits = way(significand)
+    sticky, half_below, guard = bits[0], bits[1], bits[2]
+    fraction, normal = bits[GUARD_BITS:-1], bits[-1]
 
-    truncated = Cat(fraction, Mux(normal, exponent, 0))
-    up = guard & (half_below | sticky | fraction[0])
-    magnitude = step.signal("magnitude", truncated + up)
-    overflow = step.signal("overflow", magnitude[fmt.mantissa :] >= fmt.exponent_ones)
+    truncated = way.wrap("truncated", Cat(fraction, Mux(normal, way(exponent), 0)))
+    up = way.wrap("up", guard & (half_below | sticky | fraction[0]))
+    rounded = increment.wrap("magnitude", increment(truncated) + increment(up))
+    case = data.View(Special, pack(known))
+    magnitude = pack(rounded)
+    overflow = pack.signal("overflow", magnitude[fmt.mantissa :] >= fmt.exponent_ones)
 
     number = Mux(overflow | case.infinite, fmt.infinity, magnitude[: fmt.width - 1])
-    signed = Cat(Mux(case.zero, 0, number), sign)
-    z = step.wrap("z", Mux(case.nan, fmt.quiet_nan, signed)[: fmt.width])
+    signed = Cat(Mux(case.zero, 0, number), pack(sign))
+    z = pack.wrap("z", Mux(case.nan, fmt.quiet_nan, signed)[: fmt.width])
     raised: Staged | None = None
     if flags:
-        inexact = guard | half_below | sticky | overflow
         becomes_normal = fraction.all() & guard & half_below
-        underflow = inexact & ~normal & ~becomes_normal
+        inexact = way.wrap("inexact", guard | half_below | sticky)
+        tiny = way.wrap("tiny", inexact.value & ~normal & ~becomes_normal)
         replaced = case.nan | case.infinite | case.zero
-        arithmetic = Mux(replaced, 0, Cat(inexact, underflow, overflow))
-        raised = step.wrap("flags", Cat(arithmetic, case.divide_by_zero, case.invalid))
+        arithmetic = Cat(pack(inexact) | overflow, pack(tiny), overflow)
+        arithmetic = Mux(replaced, 0, arithmetic)
+        raised = pack.wrap("flags", Cat(arithmetic, case.divide_by_zero, case.invalid))
         raised = pipe.delayed(raised, until)
     return FpResult(pipe.delayed(z, until), raised)

@@ -1,47 +1,57 @@
 """Leading-zero counts and shifts that lose nothing a later rounding needs.
 
-All are combinational, within one `Step` of a pipeline.
+Each takes one step of a pipeline, or several to be divided among them.
 """
 
-from amaranth.hdl import Cat, Const, Mux, Value, ValueLike
+from collections.abc import Sequence
+
+from amaranth.hdl import Cat, Const, Mux, Value
 from amaranth.utils import ceil_log2
 
-from nearstep_hw.fp.pipeline import WORD_BITS, Step
+from nearstep_hw.fp.pipeline import WORD_BITS, Staged, Step, spread
 
-__all__ = ["clip", "jam", "leading_zeros", "shift_left", "shift_right_jam"]
+__all__ = ["clip", "clip_below_one", "jam", "leading_zeros", "shift_left", "shift_right_jam"]
 
 
-def leading_zeros(step: Step, x: ValueLike) -> Value:
+def leading_zeros(steps: Sequence[Step], x: Staged) -> Staged:
     """Zeros above the highest set bit, by halving; any count of at least `len(x) - 1` for zero.
 
     Returns
     -------
-    Value : unsigned, of `ceil_log2(len(x))` bits.
+    Staged : unsigned, of `ceil_log2(len(x))` bits, at the last step that is used.
     """
-    x = Value.cast(x)
-    levels = ceil_log2(len(x))
-    part = step.signal(f"zeros_of_{1 << levels}", Cat(Const(0, (1 << levels) - len(x)), x))
+    width = len(x.value)
+    levels = ceil_log2(width)
+    halves = [1 << level for level in reversed(range(levels))]
+    # An empty half is found by a tree of gates, and taken by one more.
+    places = spread(steps, [1 + (half - 1).bit_length() / 2 for half in halves])
+    first = places[0]
+    part = first.wrap(f"zeros_of_{1 << levels}", Cat(Const(0, (1 << levels) - width), first(x)))
     bits = []
-    for level in reversed(range(levels)):
-        half = 1 << level
-        empty = step.signal(f"empty_{half}", part[half:] == 0)
-        part = step.signal(f"zeros_of_{half}", Mux(empty, part[:half], part[half:]))
+    for half, step in zip(halves, places, strict=True):
+        whole = step(part)
+        empty = step.wrap(f"empty_{half}", whole[half:] == 0)
+        part = step.wrap(f"zeros_of_{half}", Mux(empty.value, whole[:half], whole[half:]))
         bits.append(empty)
-    return Cat(*reversed(bits))
+    last = places[-1]
+    return last.wrap("zeros", Cat(last(bit) for bit in reversed(bits)))
 
 
-def shift_left(step: Step, x: Value, amount: Value) -> Value:
+def shift_left(steps: Sequence[Step], x: Staged, amount: Staged) -> Staged:
     """`x << amount` in the width of `x`.
 
-    The operator `<<` widens by every bit that `amount` may shift. Places that would take it
-    past a machine word are shifted one power of two at a time, which simulates faster.
+    In one step: the operator `<<` widens by every bit that `amount` may shift. Places that would
+    take it past a machine word are shifted one power of two at a time, which simulates faster.
     """
-    width, bits = len(x), len(amount)
-    while bits and width + (1 << bits) - 1 > max(WORD_BITS, width):
+    width, bits = len(x.value), len(amount.value)
+    step, whole = steps[-1], steps[0].stage == steps[-1].stage
+    places = dict(zip(reversed(range(bits)), spread(steps, [1.0] * bits), strict=True))
+    while bits and (not whole or width + (1 << bits) - 1 > max(WORD_BITS, width)):
         bits -= 1
-        moved = Cat(Const(0, 1 << bits), x)[:width]
-        x = step.signal(f"raised_{1 << bits}", Mux(amount[bits], moved, x))
-    return step.signal("raised", (x << amount[:bits])[:width])
+        place = places[bits]
+        moved = Cat(Const(0, 1 << bits), place(x))[:width]
+        x = place.wrap(f"raised_{1 << bits}", Mux(place(amount)[bits], moved, place(x)))
+    return step.wrap("raised", (step(x) << step(amount)[:bits])[:width]) if bits else x
 
 
 def clip(step: Step, amount: Value, limit: int) -> Value:
@@ -53,15 +63,38 @@ def clip(step: Step, amount: Value, limit: int) -> Value:
     return step.signal("clipped", Mux(amount > limit, limit, amount[:bits]))[:bits]
 
 
-def shift_right_jam(step: Step, x: Value, amount: Value) -> Value:
+def clip_below_one(step: Step, exponent: Value, limit: int) -> tuple[Value, Value]:
+    """Whether a signed `exponent` is below 1, and by how much: at most `limit`, else 0.
+
+    The comparisons and the difference wait for `exponent` only, not for each other.
+    """
+    bits = limit.bit_length()
+    below = step.signal("below", exponent < 1)
+    far = step.signal("far", exponent < 1 - limit)
+    near = step.signal("near", (1 - exponent)[:bits])
+    return below, Mux(below, Mux(far, limit, near), 0)[:bits]
+
+
+def shift_right_jam(steps: Sequence[Step], x: Staged, amount: Staged) -> Staged:
     """`x >> amount` in the width of `x`; the lowest bit is set if any lost bit was.
 
     `amount` is at most `len(x)`, see `clip`.
     """
-    width = len(x)
-    mask = Const((1 << width) - 1, width) >> (width - amount)[: len(amount)]
-    lost = step.signal("lost", x & mask)
-    return step.signal("lowered", (x >> amount) | lost.any())
+    width, bits = len(x.value), len(amount.value)
+    step = steps[-1]
+    if steps[0].stage == step.stage:
+        mask = Const((1 << width) - 1, width) >> (width - step(amount))[:bits]
+        lost = step.signal("lost", step(x) & mask).any()
+        return step.wrap("lowered", (step(x) >> step(amount)) | lost)
+    for bit, place in zip(reversed(range(bits)), spread(steps, [1.0] * bits), strict=True):
+        value, shifts, reach = place(x), place(amount)[bit], min(1 << bit, width)
+        moved = Cat(value[reach:], Const(0, reach))
+        # What falls out stays in the lowest bit, where the next shift loses it again.
+        x = place.wrap(
+            f"lowered_{1 << bit}",
+            Mux(shifts, Cat(moved[0] | value[:reach].any(), moved[1:]), value),
+        )
+    return step.wrap("lowered", step(x))
 
 
 def jam(step: Step, x: Value, width: int) -> Value:

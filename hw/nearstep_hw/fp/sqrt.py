@@ -3,7 +3,7 @@
 from amaranth.hdl import Cat, Const, Mux
 
 from nearstep_hw.fp.operand import unpack
-from nearstep_hw.fp.pipeline import Pipeline, Staged
+from nearstep_hw.fp.pipeline import Parts, Pipeline, Staged
 from nearstep_hw.fp.result import FpResult
 from nearstep_hw.fp.round import round_pack, special
 from nearstep_hw.fp.shift import leading_zeros, shift_left
@@ -56,12 +56,21 @@ def sqrt(
     depth = default_depth(fmt) if depth is None else depth
     start = pipe.latest(a)
     bits = fmt.precision
-    costs = (1, 1, *[1 / _STEPS_A_STAGE] * bits, 1)
-    count, up, *recurrence, final = pipe.steps(start, costs, depth)
+    costs = (
+        Parts(1, (7, 5)),
+        Parts(1, (3, 5)),
+        *[Parts(1 / _STEPS_A_STAGE, (5,))] * bits,
+        Parts(1, (6, 2, 4, 5)),
+    )
+    count, up, *recurrence, (left_over, *final) = pipe.steps(
+        start, costs, depth, whole=default_depth(fmt)
+    )
+    recurrence = [step for (step,) in recurrence]
 
-    x = unpack(fmt, count(a))
+    at = count[0]
+    x = unpack(fmt, at(a))
     negative = x.sign & ~x.zero & ~x.nan
-    known = count.wrap(
+    known = at.wrap(
         "known",
         special(
             nan=x.nan | negative,
@@ -70,17 +79,20 @@ def sqrt(
             invalid=x.signalling | negative,
         ),
     )
-    sign = count.wrap("sign", x.sign)
-    zeros = count.wrap("zeros", leading_zeros(count, x.significand))
+    sign = at.wrap("sign", x.sign)
+    significand = at.wrap("significand", x.significand)
+    biased = at.wrap("biased", x.exponent + fmt.bias)
+    zeros = leading_zeros(count, significand)
 
-    x = unpack(fmt, up(a))
-    twice = up.signal("twice", (x.exponent - up(zeros)) + fmt.bias)
-    top = up.wrap("top", twice[1 : fmt.exponent + 1])
-    normal = shift_left(up, x.significand, up(zeros))
+    normal = shift_left(up, significand, zeros)
+    last = up[-1]
+    twice = last.signal("twice", last(biased) - last(zeros))
+    top = last.wrap("top", twice[1 : fmt.exponent + 1])
+    normal = last(normal)
     radicand = Mux(twice[0], Cat(Const(0, 2), normal), Cat(Const(0, 1), normal))
     width = bits + 4
-    remainder = up.wrap("remainder", (radicand - (1 << bits))[:width])
-    root = up.wrap("root", Const(1, 1))
+    remainder = last.wrap("remainder", (radicand - (1 << bits))[:width])
+    root = last.wrap("root", Const(1, 1))
 
     for k, step in enumerate(recurrence):
         r, q = step(remainder), step(root)
@@ -90,17 +102,17 @@ def sqrt(
         remainder = step.wrap(f"remainder_{k}", (Cat(Const(0, 1), r[:-1]) + change)[:width])
         root = step.wrap(f"root_{k}", Cat(~remainder.value[-1], q))
 
-    q = final(root)
-    r = final(remainder)
-    left = final.signal("left", Mux(r[-1], r + Cat(1, q), r)[:width])
+    q = left_over(root)
+    r = left_over(remainder)
+    left = left_over.signal("left", Mux(r[-1], r + Cat(1, q), r)[:width])
     guard = q[0]
     return round_pack(
         final,
         fmt,
-        known=final(known),
-        sign=final(sign),
-        exponent=final(top),
-        significand=Cat(left.any(), guard, q),
+        known=known,
+        sign=sign,
+        exponent=top,
+        significand=left_over.wrap("significand", Cat(left.any(), guard, q)),
         until=start + depth,
         flags=flags,
     )

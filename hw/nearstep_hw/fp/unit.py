@@ -8,7 +8,7 @@ from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
 from nearstep_hw.fp import add, convert, div, fma, mul, sqrt
-from nearstep_hw.fp.pipeline import Pipeline, Staged
+from nearstep_hw.fp.pipeline import DSP48E2, Pipeline, Staged
 from nearstep_hw.fp.result import FpResult
 from nearstep_spec.fp import BF16, FP16, FP32, FpFormat
 
@@ -118,9 +118,10 @@ class FpUnit(wiring.Component):
     Parameters
     ----------
     operation : a name of `OPERATIONS`, or an operation on other formats.
-    depth : latency in cycles, 1 to `MAX_DEPTH`. Fewer stages than steps merge steps, more add
-        registers between them.
+    depth : latency in cycles, 1 to `MAX_DEPTH`. Fewer stages than steps merge steps, more divide
+        them.
     flags : False leaves `o_flags` out.
+    multiplier : see `Pipeline`.
 
     Members
     -------
@@ -137,11 +138,17 @@ class FpUnit(wiring.Component):
     """
 
     def __init__(
-        self, operation: str | Operation, *, depth: int | None = None, flags: bool = True
+        self,
+        operation: str | Operation,
+        *,
+        depth: int | None = None,
+        flags: bool = True,
+        multiplier: tuple[int, int] = DSP48E2,
     ) -> None:
         self.operation = OPERATIONS[operation] if isinstance(operation, str) else operation
         self.depth = self.operation.depth if depth is None else depth
         self.flags = flags
+        self.multiplier = multiplier
         if not isinstance(self.depth, int) or not 1 <= self.depth <= MAX_DEPTH:
             raise DepthError(self.operation.name, self.depth)
         operands = "abc"[: self.operation.operands]
@@ -162,7 +169,7 @@ class FpUnit(wiring.Component):
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
-        pipe = Pipeline(m)
+        pipe = Pipeline(m, multiplier=self.multiplier)
         operands = [
             pipe.source(getattr(self, f"i_{letter}")) for letter in "abc"[: self.operation.operands]
         ]

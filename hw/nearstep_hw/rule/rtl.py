@@ -10,29 +10,15 @@ from amaranth.lib.wiring import In, Out
 from nearstep_hw.fp import add, div, fma, mul, sqrt
 from nearstep_hw.fp.pipeline import Pipeline, Staged
 from nearstep_hw.rule.schedule import Schedule
+from nearstep_hw.rule.technology import TECHNOLOGIES
 from nearstep_spec.fp import FP32
 from nearstep_spec.rule.program import Operation
 from nearstep_spec.rule.rule import Rule
 
 __all__ = ["DEFAULT_DEPTHS", "FunctionalUnit", "unit_ports"]
 
-#: Cycles of each operation; those not listed are wires and multiplexers of the stage they are in.
-DEFAULT_DEPTHS: Mapping[str, int] = MappingProxyType(
-    {
-        "add": add.DEPTH,
-        "sub": add.DEPTH,
-        "mul": mul.DEPTH,
-        "div": div.default_depth(FP32),
-        "fma": fma.DEPTH,
-        "sqrt": sqrt.default_depth(FP32),
-        "max": 1,
-        "min": 1,
-        "sign": 1,
-        "lt": 1,
-        "le": 1,
-        "eq": 1,
-    }
-)
+DEFAULT_DEPTHS: Mapping[str, int] = next(iter(TECHNOLOGIES.values())).depths
+"""Cycles of each operation, unless asked otherwise."""
 
 _SIGN_BIT = FP32.width - 1
 
@@ -65,8 +51,9 @@ class FunctionalUnit(wiring.Component):
     Parameters
     ----------
     rule
-    depths : cycles of operations, to replace some of `DEFAULT_DEPTHS`.
-    delay : `"ring"` or `"shift"`, see `nearstep_hw.fp.pipeline.Pipeline`.
+    technology : of `TECHNOLOGIES`: gives the cycles of operations, and the multipliers.
+    depths : cycles of operations, to replace some of the technology's.
+    delay : form of delays, see `nearstep_hw.fp.pipeline.Pipeline`; the technology's unless given.
     register_inputs : whether arrays pass a register first (one more cycle of latency).
 
     Members
@@ -92,31 +79,38 @@ class FunctionalUnit(wiring.Component):
         self,
         rule: Rule,
         *,
+        technology: str = next(iter(TECHNOLOGIES)),
         depths: Mapping[str, int] | None = None,
-        delay: str = "ring",
+        delay: str | None = None,
         register_inputs: bool = False,
     ) -> None:
+        if technology not in TECHNOLOGIES:
+            raise ValueError(
+                f"Technology must be one of {', '.join(TECHNOLOGIES)}, not {technology!r}"
+            )
         unknown = set(depths or ()) - set(DEFAULT_DEPTHS)
         if unknown:
             known = ", ".join(DEFAULT_DEPTHS)
             raise ValueError(f"Depths must be of {known}, not of {', '.join(sorted(unknown))}")
         self.rule = rule
-        self.depths = {**DEFAULT_DEPTHS, **(depths or {})}
+        self.technology = TECHNOLOGIES[technology]
+        self.depths = {**self.technology.depths, **(depths or {})}
         for op, depth in self.depths.items():
             if not isinstance(depth, int) or depth < 1:
                 raise ValueError(f"Depth of {op!r} must be a positive integer, not {depth!r}")
         self.schedule = Schedule.of(rule.program, self.depths, int(register_inputs))
         self.latency = self.schedule.latency
-        self._delay = delay
+        self._delay = delay = delay or self.technology.delay
         self.key = (
             f"unit_{rule.name} {rule.program.digest()} {sorted(self.depths.items())} "
-            f"delay={delay} register_inputs={register_inputs}"
+            f"delay={delay} register_inputs={register_inputs} "
+            f"multiplier={self.technology.multiplier}"
         )
         super().__init__(unit_ports(rule))
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
-        pipe = Pipeline(m, en=self.i_en, delay=self._delay)
+        pipe = Pipeline(m, en=self.i_en, delay=self._delay, multiplier=self.technology.multiplier)
         compiler = _Compiler(self, pipe)
         values: list[Staged] = []
         for index, each in enumerate(self.rule.program.operations):

@@ -30,9 +30,9 @@ TIMEOUT_CYCLES = 1 << 16
 class ByteEndpoint(wiring.Component):
     """Carries out what a host asks for in frames, as `nearstep_spec.serial` says.
 
-    *Timing*: a byte a cycle comes in. A request of memory takes about two cycles a byte, one of
-    registers three a byte, and an answer three a byte; one request is answered before the next is
-    carried out.
+    *Timing*: a byte a cycle comes in. A request of memory takes a byte a cycle and its bursts, one
+    of registers some ten cycles a word, an answer four cycles a byte; one request is answered
+    before the next is carried out.
 
     Parameters
     ----------

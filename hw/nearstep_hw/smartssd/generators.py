@@ -42,6 +42,13 @@ def _pcie_card(config: SmartssdConfig) -> "wiring.Component":
     return PcieCard(config, unit=partial(UnitInstance, module="smartssd_fu"))
 
 
+def _series7_card(config: SmartssdConfig) -> "wiring.Component":
+    from nearstep_hw.smartssd.series7_card import Series7Card
+    from nearstep_hw.updater.unit_instance import UnitInstance
+
+    return Series7Card(config, unit=partial(UnitInstance, module="smartssd_fu"))
+
+
 def _axpby_unit(config: object) -> "wiring.Component":
     from nearstep_hw.rule.rtl import FunctionalUnit
     from nearstep_spec.rule.axpby import AXPBY
@@ -111,12 +118,21 @@ GENERATORS = {
         config=SmartssdConfig,
         build=_card,
         modules=_card_units,
+        maps=SmartssdConfig.maps,
         uses=CARD_OPTIONS,
     ),
     "smartssd_pcie_card": Generator(
         summary="SmartSSD card on the PCIe hard block of an UltraScale+ device, port to DRAM",
         config=SmartssdConfig,
         build=_pcie_card,
+        modules=_card_units,
+        maps=SmartssdConfig.maps,
+        uses=CARD_OPTIONS,
+    ),
+    "smartssd_series7_card": Generator(
+        summary="SmartSSD card on the PCIe hard block of a 7-series device, port to DRAM",
+        config=SmartssdConfig,
+        build=_series7_card,
         modules=_card_units,
         uses=CARD_OPTIONS,
     ),

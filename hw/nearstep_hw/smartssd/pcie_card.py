@@ -113,7 +113,7 @@ class PcieCard(wiring.Component):
         connect_channels(m, endpoint.m_axi, card.s_axi)
         wiring.connect(m, card.m_axi, wiring.flipped(self.m_axi))
         m.d.comb += endpoint.i_interrupt[RUN_VECTOR].eq(card.o_interrupt)
-        for name in (*BLOCK_SIDE, *COUNTERS):
+        for name in (*sorted(BLOCK_SIDE), *COUNTERS):
             inner, outer = getattr(endpoint, name), getattr(self, name)
             member = self.signature.members[name]
             if member.is_signature:

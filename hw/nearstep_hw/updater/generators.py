@@ -5,11 +5,12 @@ from typing import TYPE_CHECKING
 
 from nearstep_hw.generator import Generator
 from nearstep_spec.updater.config import AdamKernelConfig
+from nearstep_spec.updater.registers import device_maps
 
 if TYPE_CHECKING:
     from amaranth.lib import wiring
 
-UNIT_OPTIONS = ("order", "rules", "gradient_scale")
+UNIT_OPTIONS = ("order", "rules", "gradient_scale", "technology")
 """Options of a kernel that shape its functional unit."""
 
 
@@ -18,7 +19,7 @@ def functional_unit(config: AdamKernelConfig) -> "wiring.Component":
     from nearstep_hw.rule.rtl import FunctionalUnit
     from nearstep_spec.updater.registers import update_rule
 
-    return FunctionalUnit(update_rule(config))
+    return FunctionalUnit(update_rule(config), technology=config.technology)
 
 
 def _units(config: AdamKernelConfig) -> "Mapping[str, wiring.Component]":
@@ -44,5 +45,6 @@ GENERATORS = {
         config=AdamKernelConfig,
         build=_kernel,
         modules=_units,
+        maps=device_maps,
     ),
 }

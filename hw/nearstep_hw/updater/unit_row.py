@@ -47,8 +47,10 @@ class UnitRow(wiring.Component):
         m = Module()
         fu = self.fu
         rule = update_rule(self.config)
+        plain = self.unit is FunctionalUnit
+        options = {"technology": self.config.technology} if plain else {}
         for index in range(self.config.units):
-            unit = self.unit(rule)
+            unit = self.unit(rule, **options)
             m.submodules[f"unit{index}"] = ResetInserter(self.i_reset)(unit)
             if "i_reset" in unit.signature.members:
                 m.d.comb += unit.i_reset.eq(self.i_reset)

@@ -73,11 +73,11 @@ class Manifest:
 
     @classmethod
     def decode(cls, text: bytes) -> Self:
-        """The manifest that `encode` made a text of.
+        """The manifest that a text is.
 
         Raises
         ------
-        ManifestError : it is none of this format.
+        ManifestError : it is none, or of another format.
         """
         try:
             found = json.loads(text)

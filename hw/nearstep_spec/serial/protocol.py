@@ -9,11 +9,11 @@ and an answer
 
     u8 op | space << 4, u8 sequence, u8 status, u8 0, u16 length, `length` bytes
 
-*A session* begins with SYNC, whose address is a number that the host has chosen at random and that
+A session begins with SYNC, whose address is a number that the host has chosen at random and that
 the answer repeats. A board that has been reset has none, and answers everything else with
 NO_SESSION: what registers held is gone, and the host must know.
 
-*Lost frames*: whoever waits in vain sends the request again, with its sequence number. Reads have
+*Losses*: whoever waits in vain sends the request again, with its sequence number. Reads have
 no side effects, and a write of memory has the same effect twice. A write of registers has not: one
 whose sequence number and address are those of the request carried out just before it is not carried
 out again; its answer is that of the first time. (Not of the last write, however long ago: numbers
@@ -23,8 +23,9 @@ come again after 256 requests.) Registers are those of every space but memory an
 writes registers only when nothing else is unanswered, and waits for the answer.
 
 *Limits*: a request has at most `MOST_DATA` bytes and stays within one page of 4 KiB. Those of
-registers are whole, aligned words. A frame that is no such request is
-answered with BAD_REQUEST.
+registers are whole, aligned words. A frame that is no such request is answered with BAD_REQUEST,
+and dropped if it has not even the header of one. An address that a space does not have is answered
+with DECERR. The first word, or burst, that fails ends a request; what was written before it stays.
 """
 
 import struct
@@ -242,7 +243,12 @@ class Hello:
 
     @classmethod
     def decode(cls, data: bytes) -> Self:
-        """Raises `MessageError`, unless it has the length and the version is this one."""
+        """The greeting in the data of an answer to SYNC.
+
+        Raises
+        ------
+        MessageError : it does not have the length, or is of another version.
+        """
         if len(data) < ADDRESS_BYTES + 1:
             raise MessageError(f"the answer to SYNC has {_HELLO.size} bytes, not {len(data)}")
         version = data[ADDRESS_BYTES]

@@ -11,6 +11,7 @@ from nearstep_spec.rule.file import RuleFileError, is_in_file
 from nearstep_spec.rule.rule import Rule
 from nearstep_spec.rule.rules import BY_RULE, RuleSet, UnknownRuleError
 from nearstep_spec.rule.scale import GRADIENT
+from nearstep_spec.technology import TECHNOLOGIES
 
 ELEMENT_BYTES = 4  # an FP32 parameter, gradient or moment
 HALF_BYTES = 2  # a gradient of 16 bits
@@ -57,6 +58,8 @@ class AdamKernelConfig:
         can have, at least 4.
     bursts_ahead : read bursts that may be outstanding; the landing space of two blocks an array
         bounds it as well.
+    technology : FPGAs that the pipelines of the functional units are divided for; results are the
+        same, some cycles later.
 
     Raises
     ------
@@ -141,6 +144,14 @@ class AdamKernelConfig:
         int, Option(meaning="read bursts that may be outstanding", low=8, high=255)
     ] = 16
 
+    technology: Annotated[
+        str,
+        Option(
+            meaning="FPGAs that the functional units are divided into stages for",
+            choices=TECHNOLOGIES,
+        ),
+    ] = TECHNOLOGIES[0]
+
     def __post_init__(self) -> None:
         _check(self.lanes in LANES, f"lanes must be one of {LANES}, not {self.lanes!r}")
         units = self.units
@@ -159,6 +170,10 @@ class AdamKernelConfig:
             f"address_width must be 16 to 64 bits, not {self.address_width!r}",
         )
         _check(self.order in ORDERS, f"order must be one of {tuple(ORDERS)}, not {self.order!r}")
+        _check(
+            self.technology in TECHNOLOGIES,
+            f"technology must be one of {TECHNOLOGIES}, not {self.technology!r}",
+        )
         rules = self.rules
         _check(
             isinstance(rules, tuple) and len(rules) > 0,

@@ -1,4 +1,7 @@
-"""A PCIe host and another device around a design with the ports of a `PcieEndpoint`, in cocotb."""
+"""A PCIe host and another device around a design with the ports of a `PcieEndpoint`, in cocotb.
+
+Or with those of a `Series7Adapter`.
+"""
 
 import logging
 import random
@@ -14,6 +17,7 @@ from cocotbext.pcie.core import Device, MemoryEndpoint, RootComplex, Switch
 from cocotbext.pcie.xilinx.us import UltraScalePlusPcieDevice
 
 from nearstep_sim.bench.cc_monitor import CcMonitor
+from nearstep_sim.bench.series7_block import Series7PcieDevice
 from nearstep_spec.pcie import (
     MEMORY_BAR,
     MSIX_PBA_OFFSET,
@@ -51,13 +55,14 @@ class PcieSystem:
     peer_bytes : memory of the peer.
     crossed : the hard block has a clock of its own, `pcie_clk`.
     max_payload : bytes that the host allows.
+    series7 : the hard block is that of the 7 series.
 
     Attributes
     ----------
     rc, card, function, peer : the models: root complex, hard block and its function, peer.
     clock, reset : of the hard block.
-    monitor : checks CC.
-    credits : that the card has given for requests that are not posted.
+    monitor : checks CC, or the transmit stream.
+    credits : that the card has given for requests that are not posted; 0 with `series7`.
     host : the card as the host knows it.
     registers, bar : windows of the host on BAR 0 and on memory.
     register_base, base : their addresses on the bus.
@@ -73,19 +78,47 @@ class PcieSystem:
         peer_bytes: int = 4096,
         crossed: bool = False,
         max_payload: int = 256,
+        series7: bool = False,
     ) -> None:
         self.dut = dut
         self.crossed = crossed
+        self.series7 = series7
         for name in ("pcie", dut._name):  # every packet, every burst
             logging.getLogger(f"cocotb.{name}").setLevel(logging.ERROR)
         self.clock, self.reset = dut.clk, dut.rst
         if crossed:
             self.clock, self.reset = dut.pcie_clk, dut.pcie_rst
-        generation, lanes = LINKS[width]
         self.rc = RootComplex()
         self.rc.max_payload_size = (max_payload // 128 - 1).bit_length()
         self.rc.max_read_request_size = MAX_READ_REQUEST
-        self.card = UltraScalePlusPcieDevice(
+        self.credits = 0
+        if series7:
+            self.card = self.monitor = Series7PcieDevice(
+                dut,
+                clock=self.clock,
+                reset=self.reset,
+                max_payload=1024,
+                vectors=vectors,
+                table=(REGISTER_BAR, MSIX_TABLE_OFFSET),
+                pending=(REGISTER_BAR, MSIX_PBA_OFFSET),
+            )
+        else:
+            self.card = self._ultrascale_plus(width, vectors)
+            self.monitor = CcMonitor(dut, self.clock, self.reset)
+        self.function = self.card.functions[0]
+        self.function.configure_bar(REGISTER_BAR, REGISTER_BYTES)
+        self.function.configure_bar(MEMORY_BAR, bar_bytes, ext=True, prefetch=True)
+        self.peer = MemoryEndpoint()
+        self.peer.add_mem_region(peer_bytes)
+        switch = Switch()
+        self.rc.make_port().connect(switch)
+        switch.make_port().connect(self.card)
+        switch.make_port().connect(Device(self.peer))
+
+    def _ultrascale_plus(self, width: int, vectors: int) -> UltraScalePlusPcieDevice:
+        generation, lanes = LINKS[width]
+        dut = self.dut
+        card = UltraScalePlusPcieDevice(
             pcie_generation=generation,
             pcie_link_width=lanes,
             user_clk_frequency=250e6,
@@ -107,18 +140,8 @@ class PcieSystem:
                 for name in ("enable", "mask", "int", "address", "data", "sent", "fail")
             },
         )
-        self.card.pcie_cq_np_req = NeverValue()
-        self.credits = 0
-        self.function = self.card.functions[0]
-        self.function.configure_bar(REGISTER_BAR, REGISTER_BYTES)
-        self.function.configure_bar(MEMORY_BAR, bar_bytes, ext=True, prefetch=True)
-        self.peer = MemoryEndpoint()
-        self.peer.add_mem_region(peer_bytes)
-        switch = Switch()
-        self.rc.make_port().connect(switch)
-        switch.make_port().connect(self.card)
-        switch.make_port().connect(Device(self.peer))
-        self.monitor = CcMonitor(dut, self.clock, self.reset)
+        card.pcie_cq_np_req = NeverValue()
+        return card
 
     def stall(self, mode: str, ram: AxiRam, rng: random.Random) -> None:
         """Let CQ and the answers of `ram` stall, or CC and its requests, or both, at random."""
@@ -138,8 +161,9 @@ class PcieSystem:
         if self.crossed:
             cocotb.start_soon(Clock(dut.clk, CARD_CLOCK_NS, unit="ns").start())
             cocotb.start_soon(self._follow_reset())
-        for task in (self.monitor.run(), self._count_credits()):
-            cocotb.start_soon(task)
+        if not self.series7:
+            for task in (self.monitor.run(), self._count_credits()):
+                cocotb.start_soon(task)
         await RisingEdge(self.reset)
         while self.reset.value or dut.rst.value:
             await RisingEdge(dut.clk)

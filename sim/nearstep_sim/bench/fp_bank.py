@@ -7,6 +7,7 @@ from amaranth.hdl import Module
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
+from nearstep_hw.fp.pipeline import DSP48E2
 from nearstep_hw.fp.unit import FpUnit, Operation
 
 __all__ = ["FpBank", "Variant"]
@@ -14,11 +15,13 @@ __all__ = ["FpBank", "Variant"]
 
 @dataclass(frozen=True)
 class Variant:
-    """A unit as it is built: an operation, its latency (None: its own), with or without flags."""
+    """A unit as it is built: an operation, its latency (None: its own), with or without flags, and
+    the multiplier, see `Pipeline`."""
 
     operation: Operation
     depth: int | None = None
     flags: bool = True
+    multiplier: tuple[int, int] = DSP48E2
 
     @property
     def latency(self) -> int:
@@ -39,7 +42,10 @@ class FpBank(wiring.Component):
     """
 
     def __init__(self, variants: Sequence[Variant]) -> None:
-        self.units = [FpUnit(v.operation, depth=v.depth, flags=v.flags) for v in variants]
+        self.units = [
+            FpUnit(v.operation, depth=v.depth, flags=v.flags, multiplier=v.multiplier)
+            for v in variants
+        ]
         super().__init__(
             {
                 f"u{k}_{name}": (In if member.flow is In else Out)(member.shape)

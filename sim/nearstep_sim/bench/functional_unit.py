@@ -1,7 +1,7 @@
 """Functional units of update rules, Verilated and run in this process over whole arrays."""
 
 import ctypes
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -203,13 +203,20 @@ class VerilatedUnit:
     ----------
     unit
     lanes : objects; element i of an array goes to object i mod lanes.
+    synthesis : makes a netlist of Verilog and the name of its top, which runs in its place.
     cxxflags : after those of every model, such as `-O1` where a run is too short to pay for `-O3`.
     """
 
     def __init__(
-        self, unit: FunctionalUnit, *, lanes: int = 1, cxxflags: Sequence[str] = ()
+        self,
+        unit: FunctionalUnit,
+        *,
+        lanes: int = 1,
+        synthesis: Callable[[Path, str], Path] | None = None,
+        cxxflags: Sequence[str] = (),
     ) -> None:
         self.unit = unit
+        self._synthesis = synthesis
         self._cxxflags = tuple(cxxflags)
         self.lanes = lanes
         self._library = ctypes.CDLL(str(self.library))
@@ -234,6 +241,8 @@ class VerilatedUnit:
         """The shared library; built when it is not in the cache."""
         name = f"unit_{self.unit.rule.name}"
         verilog = verilog_of(self.unit.key, lambda: to_verilog(self.unit, name))
+        if self._synthesis is not None:
+            verilog = self._synthesis(verilog, name)
         text = harness_source(self.unit)
         harness = stored("rule", {"harness.cpp": text}) / "harness.cpp"
         model = Model(top=name, verilog=verilog, prefix=_PREFIX)

@@ -1,7 +1,7 @@
 """Millions of vectors through Verilated floating-point units, compared with the golden model."""
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -82,10 +82,16 @@ class VectorBench:
     Parameters
     ----------
     variants
+    synthesis : makes a netlist of Verilog and the name of its top, which runs in its place.
     """
 
-    def __init__(self, variants: Sequence[Variant]) -> None:
+    def __init__(
+        self,
+        variants: Sequence[Variant],
+        synthesis: Callable[[Path, str], Path] | None = None,
+    ) -> None:
         self.variants = tuple(variants)
+        self._synthesis = synthesis
 
     def build(self) -> Path:
         """The shared library, from the cache or built now."""
@@ -95,6 +101,8 @@ class VectorBench:
             lambda: to_verilog(FpBank(self.variants), "fp_bank"),
             sources=[Path(fp_bank.__file__)],
         )
+        if self._synthesis is not None:
+            verilog = self._synthesis(verilog, "fp_bank")
         units = [
             f"UNIT({k},{v.operation.operands},{int(v.flags)})" for k, v in enumerate(self.variants)
         ]
@@ -192,8 +200,12 @@ def compare(variant: Variant, operands: Sequence[Bits], outcome: Outcome) -> int
 
 
 def check(
-    variants: Sequence[Variant], vectors: Sequence[Sequence[Bits]], *, stall_seed: int = 0
+    variants: Sequence[Variant],
+    vectors: Sequence[Sequence[Bits]],
+    *,
+    stall_seed: int = 0,
+    synthesis: Callable[[Path, str], Path] | None = None,
 ) -> list[int]:
     """Run a bank and compare every unit with the golden model; how many vectors each compared."""
-    outcomes = VectorBench(variants).run(vectors, stall_seed=stall_seed)
+    outcomes = VectorBench(variants, synthesis).run(vectors, stall_seed=stall_seed)
     return [compare(*each) for each in zip(variants, vectors, outcomes, strict=True)]

@@ -40,7 +40,7 @@ FEWEST_CYCLES = 128
 MOST_CYCLES = 1 << 13
 MOST_STEPS = 1 << 20
 """Device cycles, and steps of a device without a clock, that pass while the host does nothing but
-poll: with each poll twice as many. What a poll takes at 3 Mbaud is some 10,000 cycles of 100 MHz."""
+poll: with each poll twice as many. At 3 Mbaud a poll takes some 10,000 cycles of 100 MHz."""
 
 _CONTROL = board_map()["control"]
 MEMORY_STATUS = {"SLVERR": Status.SLVERR, "DECERR": Status.DECERR, "timeout": Status.BUS_TIMEOUT}

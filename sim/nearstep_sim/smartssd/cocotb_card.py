@@ -55,7 +55,7 @@ class GuardWrittenError(AssertionError):
 
 
 class CocotbCardBackend(Backend):
-    """A `PcieCard` below a root complex, with the memory of cocotbext-axi and checkers.
+    """A `PcieCard` or `Series7Card` below a root complex, with cocotbext-axi's memory and checkers.
 
     Registers are dwords of BAR 0, memory is read and written through the memory BAR, and a wait
     sleeps until the card interrupts. Behind each write of a register comes a read, and then the
@@ -69,6 +69,7 @@ class CocotbCardBackend(Backend):
     dut : the card.
     config : its configuration.
     width, crossed : those of the card.
+    series7 : it is a `Series7Card`.
     mode : which streams stall, see `STALLS`.
     seed : of the stalls.
 
@@ -86,6 +87,7 @@ class CocotbCardBackend(Backend):
         *,
         width: int = 128,
         crossed: bool = False,
+        series7: bool = False,
         mode: str = "free",
         seed: int = 1,
     ) -> None:
@@ -100,6 +102,7 @@ class CocotbCardBackend(Backend):
             bar_bytes=2 * config.memory_bytes,  # half of it is an address of nothing
             peer_bytes=config.memory_bytes,
             crossed=crossed,
+            series7=series7,
         )
         self.interrupts = 0
         self._dut = dut

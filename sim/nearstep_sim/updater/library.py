@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from nearstep_hw.rule.rtl import DEFAULT_DEPTHS, FunctionalUnit
+from nearstep_hw.rule.rtl import FunctionalUnit
 from nearstep_hw.rule.schedule import Schedule
+from nearstep_hw.rule.technology import TECHNOLOGIES
 from nearstep_hw.updater.adam_kernel import AdamKernel
 from nearstep_hw.verilog import to_verilog
 from nearstep_sim.golden.rule_cpp import CXX_FLAGS, function_name, source
@@ -191,10 +192,12 @@ def device_library(
     common : C++ that knows nothing of the shell, compiled once for all libraries.
     """
     rule = update_rule(config)
-    latency = Schedule.of(rule.program, DEFAULT_DEPTHS, 0).latency
+    technology = config.technology
+    latency = Schedule.of(rule.program, TECHNOLOGIES[technology].depths, 0).latency
     unit_name = f"unit_{rule.name}"
     unit = verilog_of(
-        f"{unit_name} {rule.program.digest()}", lambda: to_verilog(FunctionalUnit(rule), unit_name)
+        f"{unit_name} {technology} {rule.program.digest()}",
+        lambda: to_verilog(FunctionalUnit(rule, technology=technology), unit_name),
     )
     texts = {
         "design.hpp": header(config, latency, pairs_clock=pairs_clock),

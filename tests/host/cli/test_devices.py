@@ -12,18 +12,20 @@ from typer.testing import CliRunner, Result
 import nearstep
 from nearstep import cli
 from nearstep.backends.options import Variant
+from nearstep.backends.serial import DEVICES as SERIAL
 from nearstep.cli.devices import command, complete, devices, options
 from nearstep.errors import OptionError, UrlError
 from nearstep_sim.backends.golden import DEVICES as GOLDEN
 from nearstep_sim.backends.sim import DEVICES as SIM
 from nearstep_spec.codec import OptionRow, choices, entries
 
+OFFERED = (*GOLDEN.values(), *SERIAL.values(), *SIM.values())
 VARIANTS = {
     "?".join(filter(None, (family.name, each.query))): each
-    for family in (*GOLDEN.values(), *SIM.values())
+    for family in OFFERED
     for each in family.variants
 }
-FAMILIES = {family.name: family for family in (*GOLDEN.values(), *SIM.values())}
+FAMILIES = {family.name: family for family in OFFERED}
 
 
 def run(*arguments: str) -> Result:
@@ -41,7 +43,7 @@ def parse(url: str, text: str) -> object:
 def test_every_device_is_listed() -> None:
     done = run()
     assert done.exit_code == 0
-    assert len(VARIANTS) == 7
+    assert len(VARIANTS) == 8
     assert {row.name for row in devices()} == set(VARIANTS)
     for name, variant in VARIANTS.items():
         assert name in done.stdout
@@ -135,7 +137,7 @@ def test_an_option_says_what_it_needs(url: str, message: str) -> None:
     ("url", "message"),
     [
         ("sim", "backend:target"),
-        ("nothing:axdimm", "there is no backend 'nothing'; valid: golden, sim"),
+        ("nothing:axdimm", "there is no backend 'nothing'; valid: golden, serial, sim"),
         ("sim:nothing", "there is no family 'nothing'; valid: axdimm, coarse, smartssd"),
     ],
 )

@@ -24,7 +24,11 @@ from ..driver.job import Job
 
 HERE = Path(__file__).parent
 FAST = {"golden-card"}
-"""Of the devices of the driver's tests: those that fast tests here have behind a link."""
+ALL = {*FAST, "golden-dimm", "sim-card", "sim-dimm"}
+"""Of the devices of the driver's tests: those that tests here have behind a link, the fast ones and
+all."""
+
+PATIENT: dict[str, object] = {"wait": 5.0, "tries": 20}
 
 
 def over_link(url: str, *, window: int = 7, tries: int = 10, **line: Any) -> Device:
@@ -55,8 +59,11 @@ def served(url: str, **options: Any) -> Iterator[PtyServer]:
 
 
 def open_port(path: object, **options: object) -> Device:
-    """What `nearstep.open("serial:<path>?...")` gives, whether the package is installed or not."""
-    texts = {name: str(value) for name, value in options.items()}
+    """What `nearstep.open("serial:<path>?...")` gives, whether the package is installed or not.
+
+    Waits are long unless given: on a machine that has other things to do nothing is sent twice.
+    """
+    texts = {name: str(value) for name, value in (PATIENT | options).items()}
     return drive(serial.open_device(str(path), texts), f"serial:{path}")
 
 
@@ -83,13 +90,17 @@ def job(device: KernelDevice) -> Callable[..., Job]:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of the driver's tests here those on other devices, and those of other files, are deep."""
-    for item in items:
-        if item.path != HERE / "test_driver.py":
-            continue
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Of the driver's tests here those on other devices than `ALL` are left out; of those that
+    stay, the ones on others than `FAST`, and those of slow files, are deep."""
+    left_out = []
+    for item in [each for each in items if each.path == HERE / "test_driver.py"]:
         parameters = getattr(getattr(item, "callspec", None), "params", {})
         names = {str(parameters[each]) for each in ("device", "full") if each in parameters}
-        slow = ("test_copy_out_", "test_pairs_", "test_start_")
-        if names - FAST or item.name.startswith(slow):
+        slow = ("test_copy_out_", "test_pairs_", "test_scan_", "test_start_")
+        if names - ALL:
+            left_out.append(item)
+        elif names - FAST or item.name.startswith(slow):
             item.add_marker(pytest.mark.deep)
+    items[:] = [each for each in items if each not in left_out]
+    config.hook.pytest_deselected(items=left_out)

@@ -1,7 +1,7 @@
 """The driver's tests over a link: they cannot tell it from the device that is behind it.
 
-All of them run, on all their devices, but those that tell an emulated device to misbehave or look
-at what only it knows. Fast tests are of two files, on one device; the others are deep.
+All of them run, on four devices, but those that tell an emulated device to misbehave or look at
+what only it knows. Fast tests are those of steps of Adam, on one device; the others are deep.
 """
 
 from __future__ import annotations

@@ -90,7 +90,7 @@ def test_a_terminal_with_a_bad_line_has_the_bits_of_torch(
     give_gradients: Give,  # noqa: F811
     assert_equal_bits: Compare,  # noqa: F811
 ) -> None:
-    """Waits are of this machine here, so they are many: only the number sent again varies."""
+    """This machine decides how long waits are, so there are many; the bits are the same."""
     with (
         served(GOLDEN, noise=NOISES["all"], seed=5) as server,
         open_port(server.path, wait=0.01, tries=1000) as device,

@@ -8,7 +8,7 @@ import select
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 
 import nearstep
 from nearstep.cli.devices import options
+from nearstep.cli.open import command as open_command
 from nearstep.cli.open import manifest
 from nearstep.device import open_backend
 from nearstep.serial.errors import PortLostError, SessionLostError
@@ -60,10 +61,14 @@ def process(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
         server.communicate()
 
 
-def run(*arguments: str) -> Any:
+def invoke(called: Callable[..., None], *arguments: str) -> Any:
     app = typer.Typer()
-    app.command()(command)
-    return CliRunner().invoke(app, list(arguments))
+    app.command()(called)
+    return CliRunner().invoke(app, list(arguments), env={"COLUMNS": "200"})
+
+
+def run(*arguments: str) -> Any:
+    return invoke(command, *arguments)
 
 
 def test_a_server_is_a_board_until_it_is_interrupted(tmp_path: Path) -> None:
@@ -72,7 +77,7 @@ def test_a_server_is_a_board_until_it_is_interrupted(tmp_path: Path) -> None:
         assert name == f"serial:{link}"
         assert re.fullmatch(r"/dev/pts/\d+", os.readlink(link))
         for seed in (1, 2):  # clients one after the other
-            with open_port(link, tries=100) as device:
+            with open_port(link, wait=0.1, tries=100) as device:
                 assert works(device, seed) == 3 * COUNT
         device = open_port(link)
         server.send_signal(signal.SIGINT)
@@ -97,7 +102,7 @@ def test_the_name_that_is_printed_opens_it(monkeypatch: pytest.MonkeyPatch) -> N
     with served(URL) as server:
         for module in ("device", "cli.open", "cli.devices"):
             monkeypatch.setattr(f"nearstep.{module}.entry_points", found)
-        name = f"serial:{server.path}?tries=20"
+        name = f"serial:{server.path}?wait=5.0&tries=20"
         with nearstep.open(name) as device:
             assert works(device) == 3 * COUNT
         said = manifest(name)
@@ -105,6 +110,10 @@ def test_the_name_that_is_printed_opens_it(monkeypatch: pytest.MonkeyPatch) -> N
         assert said["family"] == "smartssd"
         assert set(said["options"]) == {row.name for row in options(name)}
         assert set(said["registers"]) == {"updater0"}
+        assert said["board"]["config"]["lanes"] == 4
+        done = invoke(open_command, name)
+        assert done.exit_code == 0
+        assert f"{URL}, made by nearstep" in done.output.replace("\n", "")
 
 
 def test_a_client_that_ends_in_the_midst_leaves_nothing_to_the_next() -> None:

@@ -7,12 +7,13 @@ import pytest
 from amaranth.hdl import Const, Module, Signal
 from amaranth.sim import Simulator
 
-from nearstep_hw.fp.pipeline import Pipeline, PipelineError
+from nearstep_hw.fp.pipeline import DELAYS as DELAY_FORMS
+from nearstep_hw.fp.pipeline import Parts, Pipeline, PipelineError, Step, spread
 
 DELAYS = (1, 2, 3, 5, 7, 9, 16, 17, 18, 33, 80)
 
 
-@pytest.mark.parametrize("delay", ["ring", "shift"])
+@pytest.mark.parametrize("delay", DELAY_FORMS)
 @pytest.mark.parametrize("width", [1, 5, 32, 70])
 def test_delays_count_enabled_cycles(delay, width):
     m = Module()
@@ -73,7 +74,7 @@ def test_a_value_cannot_be_used_before_it_exists():
         pipe.at(pipe.source(Signal(8), 3), 2)
     with pytest.raises(PipelineError, match="another pipeline"):
         Pipeline(Module()).at(pipe.source(Signal(8)), 1)
-    with pytest.raises(PipelineError, match="'ring' or 'shift', not 'bram'"):
+    with pytest.raises(PipelineError, match="one of ring, shift, counted, not 'bram'"):
         Pipeline(Module(), delay="bram")
 
 
@@ -90,6 +91,31 @@ def test_a_value_cannot_be_used_before_it_exists():
 def test_steps_share_stages_evenly(costs, depth, stages):
     pipe = Pipeline(Module())
     assert [step.stage for step in pipe.steps(10, costs, depth)] == [10 + k for k in stages]
+
+
+@pytest.mark.parametrize(
+    ("depth", "whole", "stages"),
+    [
+        (2, None, [[0, 0], [1], [1, 1, 1]]),
+        (3, None, [[0, 0], [1], [2, 2, 2]]),
+        (3, 2, [[0, 1], [1], [1, 2, 2]]),
+        (5, None, [[0, 1], [2], [3, 3, 4]]),
+        (6, None, [[0, 1], [2], [3, 4, 5]]),
+        (12, None, [[0, 2], [4], [6, 8, 10]]),
+    ],
+)
+def test_steps_are_divided_where_there_are_more_stages(depth, whole, stages):
+    costs = (Parts(1, (5, 5)), Parts(0.5, (2,)), Parts(1, (1, 4, 5)))
+    steps = Pipeline(Module()).steps(0, costs, depth, whole=whole)
+    assert [[step.stage for step in parts] for parts in steps] == stages
+
+
+def test_items_share_the_stages_of_successive_steps():
+    pipe = Pipeline(Module())
+    first, second = Step(pipe, 3), Step(pipe, 5)
+    assert spread([first, first, second], [1, 1, 4]) == [first, first, second]
+    assert spread([first, second], [1]) == [first]
+    assert spread([first, first], [1, 1, 1]) == [first] * 3
 
 
 @pytest.mark.parametrize("depth", [0, -1, 1.5])

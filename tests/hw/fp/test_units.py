@@ -11,6 +11,7 @@ from amaranth.hdl import Module, Signal
 from nearstep_hw.fp import sqrt
 from nearstep_hw.fp.pipeline import Pipeline
 from nearstep_hw.fp.unit import MAX_DEPTH, OPERATIONS, DepthError, FpUnit, arithmetic, conversion
+from nearstep_hw.rule.technology import TECHNOLOGIES
 from nearstep_hw.verilog import to_verilog
 from nearstep_sim.bench import fp_bank, patterns
 from nearstep_sim.bench.cocotb_runner import run_cocotb
@@ -25,6 +26,8 @@ from nearstep_sim.bench.vectors import (
 )
 from nearstep_sim.verilate.build import verilog_of
 from nearstep_spec.fp import BF16, FP16, FP32, FormatError, FpFormat
+
+ECP5 = TECHNOLOGIES["ecp5"]
 
 KINDS = ("add", "sub", "mul", "fma", "div", "sqrt")
 TINY, SMALL = FpFormat(3, 2), FpFormat(4, 3)
@@ -98,6 +101,8 @@ SMALL_BANK = [
     Variant(arithmetic("fma", TINY)),
     Variant(conversion(SMALL, TINY)),
     Variant(conversion(TINY, SMALL)),
+    # steps divided, and products of several partial ones
+    *(Variant(arithmetic(k, SMALL), ECP5.depths[k], multiplier=(3, 2)) for k in ("add", "mul")),
 ]
 
 
@@ -110,12 +115,23 @@ def _exhaustive(variant, limit):
 
 def test_every_operand_of_small_formats():
     counts = check(SMALL_BANK, [_exhaustive(variant, 18) for variant in SMALL_BANK])
-    assert counts == [65536, 65536, 65536, 1, 65536, 256, 262144, 256, 64]
+    assert counts == [65536, 65536, 65536, 1, 65536, 256, 262144, 256, 64, 65536, 65536]
 
 
 @pytest.mark.deep
 def test_every_triple_of_an_8_bit_format():
     assert check(SMALL_BANK, [_exhaustive(variant, 24) for variant in SMALL_BANK])[3] == 1 << 24
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("flags", [True, False])
+def test_units_as_they_are_divided_for_an_ecp5(flags):
+    bank = [
+        Variant(arithmetic(kind, FP32), ECP5.depths[kind], flags, ECP5.multiplier) for kind in KINDS
+    ]
+    counts = check(bank, _vectors(bank, 1_000_000, "ecp5"), stall_seed=5)
+    assert len(counts) == len(KINDS)
+    assert min(counts) >= 1_000_000
 
 
 DEPTHS = (1, 2, 4, 9, 33)

@@ -8,7 +8,9 @@ from amaranth.lib.wiring import Component, Out, connect, flipped
 from nearstep_hw.csr.bank import CsrBank
 from nearstep_hw.pcie.crossed_endpoint import CrossedEndpoint
 from nearstep_hw.pcie.endpoint import PcieEndpoint
+from nearstep_hw.pcie.series7.design import Series7Design
 from nearstep_spec.csr.model import Access, Field, Register, RegisterMap, place
+from nearstep_spec.pcie import MEMORY_BAR, REGISTER_BAR, REGISTER_BYTES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,6 +23,7 @@ class BlockConfig:
     memory_bytes: int = 48 << 10
     vectors: int = 3
     crossed: bool = False  # the hard block has a clock of its own
+    series7: bool = False  # the hard block is that of the 7 series
 
     @property
     def bar_bytes(self) -> int:
@@ -82,3 +85,15 @@ class EndpointBlock(Component):
             else:
                 m.d.comb += inner.eq(outer)
         return m
+
+
+def block(config: BlockConfig) -> Component:
+    """The design of a bench: an `EndpointBlock`, with the adapter if `series7`."""
+    if not config.series7:
+        return EndpointBlock(config)
+    sizes = {REGISTER_BAR: REGISTER_BYTES, MEMORY_BAR: config.bar_bytes}
+    return Series7Design(
+        EndpointBlock(config),
+        {bar: (size - 1).bit_length() for bar, size in sizes.items()},
+        domain="pcie" if config.crossed else "sync",
+    )

@@ -37,6 +37,7 @@ class PcieBench(PcieSystem):
             bar_bytes=CONFIG.bar_bytes,
             crossed=CONFIG.crossed,
             max_payload=max_payload,
+            series7=CONFIG.series7,
         )
         self.mode = mode
         self.random = random.Random(f"{SEED} {mode}")
@@ -151,6 +152,7 @@ class PcieBench(PcieSystem):
             tlp.bar_id, size = MEMORY_BAR, CONFIG.bar_bytes
         tlp.bar_aperture = (size - 1).bit_length()
         tlp.completer_id = self.function.pcie_id
+        tlp.ep = tlp.discontinue  # what the block of the 7 series has for it
         self.card.cq_queue.put_nowait(tlp)
 
     async def exchange(self, tlp: Tlp_us) -> list[Tlp]:
@@ -177,9 +179,10 @@ class PcieBench(PcieSystem):
         """Post a request that must be answered once, with `status`."""
         (answer,) = await self.exchange(tlp)
         assert answer.status == status, f"{answer!r} to {tlp!r}"
-        copy = self.monitor.packets[-1].dwords[3:]
-        frame = tlp.pack_us_cq()
-        assert copy == (tlp.first_be | tlp.last_be << 4, *frame.data[:4]), "copy of the request"
+        if not self.series7:
+            copy = self.monitor.packets[-1].dwords[3:]
+            frame = tlp.pack_us_cq()
+            assert copy == (tlp.first_be | tlp.last_be << 4, *frame.data[:4]), "copy of the request"
         self.checks += 1
 
     async def accepted(self, tlp: Tlp_us) -> bytes:

@@ -10,7 +10,7 @@ from nearstep_sim.bench.cocotb_runner import BenchResult, run_cocotb
 from nearstep_sim.verilate.build import verilog_of
 
 from ..event_driven import needs_icarus
-from .endpoint_block import BlockConfig, EndpointBlock
+from .endpoint_block import BlockConfig, block
 
 pytestmark = pytest.mark.cocotb
 
@@ -29,9 +29,7 @@ def bench(
     """Run the benches of `module` on an endpoint as `options` say."""
     config = BlockConfig(**options)
     source = (HERE / "endpoint_block.py").read_text()
-    verilog = verilog_of(
-        f"{TOP} {config!r} {source}", lambda: to_verilog(EndpointBlock(config), TOP)
-    )
+    verilog = verilog_of(f"{TOP} {config!r} {source}", lambda: to_verilog(block(config), TOP))
     result = run_cocotb(
         top=TOP,
         verilog=verilog,

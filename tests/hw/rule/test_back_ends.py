@@ -104,6 +104,7 @@ def test_unit_keeps_everything_through_stalls_and_bubbles(
 
 _OPTIONS: dict[str, dict[str, object]] = {
     "default": {},
+    "ecp5": {"technology": "ecp5"},
     "shift": {"delay": "shift"},
     "registered": {"register_inputs": True},
     "shallow": {"depths": {"add": 1, "sub": 2, "mul": 1, "fma": 1, "div": 1, "sqrt": 1}},

@@ -56,3 +56,8 @@ def test_outputs_that_are_only_wires_get_a_register() -> None:
 def test_bad_depths_are_refused(depths) -> None:
     with pytest.raises(ValueError, match=r"Depth"):
         FunctionalUnit(ADAM, depths=depths)
+
+
+def test_an_unknown_technology_is_refused() -> None:
+    with pytest.raises(ValueError, match="one of ultrascale_plus, ecp5, not 'ice40'"):
+        FunctionalUnit(ADAM, technology="ice40")

@@ -6,7 +6,7 @@ import random
 import cocotb
 from cocotb.clock import Clock
 from cocotb.triggers import ClockCycles, FallingEdge, RisingEdge
-from endpoint_bench import ByteLine, EndpointBench, ask
+from endpoint_bench import ByteLine, EndpointBench, Line, UartLine, ask
 from model_board import WINDOW, ModelBoard, memory_of, random_body, registers
 
 from nearstep_spec.serial.framing import to_frame
@@ -16,6 +16,8 @@ MODE = os.environ["NEARSTEP_STALL"]
 SEED = int(os.environ["NEARSTEP_SEED"])
 BEAT = int(os.environ["NEARSTEP_BEAT_BYTES"])
 COUNT = int(os.environ["NEARSTEP_COUNT"])
+MOST = int(os.environ["NEARSTEP_MOST"])
+BIT_CYCLES = float(os.environ["NEARSTEP_BIT_CYCLES"])  # 0: there is no UART
 OFFER = {"free": 1.0, "source": 0.3, "sink": 1.0, "both": 0.5}[MODE]
 TAKE = {"free": 1.0, "source": 1.0, "sink": 0.1, "both": 0.2}[MODE]
 
@@ -45,11 +47,12 @@ class CocotbPins:
         await RisingEdge(self.dut.clk)
 
 
-async def started(dut: object) -> EndpointBench:
-    """A bench around an endpoint that was reset."""
+async def started(dut: object) -> Line:
+    """A line to an endpoint that was reset."""
     pins = CocotbPins(dut)
-    for name in ("i_reset", "i__valid", "i_damage", "o__ready"):
-        pins.set(name, 0)
+    line = {"rx": 1} if BIT_CYCLES else {"i__valid": 0, "i_damage": 0, "o__ready": 0}
+    for name, level in {"i_reset": 0, **line}.items():
+        pins.set(name, level)
     for name in ("csr__ack", "board__ack", "wishbone__ack", "wishbone__err"):
         pins.set(name, 0)
     dut.rst.value = 1
@@ -58,7 +61,9 @@ async def started(dut: object) -> EndpointBench:
     bench = EndpointBench(pins, memory=memory, registers=registers(), seed=SEED)
     await ClockCycles(dut.clk, 3)
     dut.rst.value = 0
-    return bench
+    if BIT_CYCLES:
+        return UartLine(bench, bit_cycles=BIT_CYCLES)
+    return ByteLine(bench, offer=OFFER, take=TAKE)
 
 
 def damaged(rng: random.Random, body: bytes) -> bytes:
@@ -81,15 +86,15 @@ def damaged(rng: random.Random, body: bytes) -> bytes:
 @cocotb.test()
 async def random_requests(dut: object) -> None:
     """Requests, repeated ones and damaged ones; the window full now and then."""
-    bench = await started(dut)
-    line = ByteLine(bench, offer=OFFER, take=TAKE)
+    line = await started(dut)
+    bench = line.bench
     model = ModelBoard(beat_bytes=BEAT, memory=bench.memory.data.copy())
     rng = random.Random(SEED)
     kinds = dict.fromkeys(("single", "window", "repeated", "damaged", "sync"), 0)
     sequence = 0
     for number in range(COUNT):
         chance = rng.random()
-        bodies = [random_body(rng, sequence + k) for k in range(WINDOW)]
+        bodies = [random_body(rng, sequence + k, most=MOST) for k in range(WINDOW)]
         if number == 3 or chance < 0.02:
             kind = "sync"
             bodies = [Request(op=Op.SYNC, address=rng.getrandbits(48)).encode()]
@@ -99,7 +104,7 @@ async def random_requests(dut: object) -> None:
             kind, bodies = "repeated", bodies[:1] * 2
         elif chance < 0.5:
             kind, bodies = "damaged", []
-            await line.send(damaged(rng, random_body(rng, sequence)))
+            await line.send(damaged(rng, random_body(rng, sequence, most=MOST)))
         else:
             kind, bodies = "single", bodies[:1]
         kinds[kind] += 1

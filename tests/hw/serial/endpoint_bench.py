@@ -64,6 +64,7 @@ class SimulatorPins:
     def __init__(self, ctx: SimulatorContext, dut: wiring.Component) -> None:
         self.ctx = ctx
         self.signals = {}
+        self.shown: dict[str, int] = {}
         for path, _, value in dut.signature.flatten(dut):
             *front, last = map(str, path)
             if front[:1] == ["m_axi"] and len(front) == 2:  # a channel has the names of AMBA
@@ -80,7 +81,9 @@ class SimulatorPins:
         return self.ctx.get(self.signals[name])
 
     def set(self, name: str, value: int) -> None:
-        self.ctx.set(self.signals[name], value)
+        if self.shown.get(name) != value:  # a simulator is slow to find that out
+            self.shown[name] = value
+            self.ctx.set(self.signals[name], value)
 
     async def settle(self) -> None:
         pass
@@ -207,42 +210,29 @@ class EndpointBench:
         return self._access("wishbone", address, pins.get("wishbone__we"), value)
 
 
-class ByteLine:
-    """Bytes to and from a `ByteEndpoint`, with gaps.
-
-    Parameters
-    ----------
-    bench
-    offer, take : chance, each cycle, that a byte is offered, and that one is taken.
+class Line:
+    """Bytes to and from an endpoint, cycle by cycle.
 
     Attributes
     ----------
     bodies : of the frames that have come out.
     """
 
-    def __init__(self, bench: EndpointBench, *, offer: float = 1.0, take: float = 1.0) -> None:
+    def __init__(self, bench: EndpointBench) -> None:
         self.bench = bench
-        self.offer, self.take = offer, take
         self.bodies: list[bytes] = []
         self.deframer = Deframer(MOST_ANSWER)
 
-    async def step(self, byte: int | None = None, *, damage: bool = False) -> None:
-        pins = self.bench.pins
-        await pins.settle()
-        pins.set("i__valid", int(byte is not None))
-        pins.set("i__payload", byte or 0)
-        pins.set("i_damage", int(damage))
-        ready = self.bench.random.random() < self.take
-        pins.set("o__ready", int(ready))
-        if ready and pins.get("o__valid"):
-            self.bodies += self.deframer.feed(bytes([pins.get("o__payload")]))
-        await self.bench.step()
+    def hear(self, byte: int) -> None:
+        """A byte has come out."""
+        self.bodies += self.deframer.feed(bytes([byte]))
+
+    async def step(self) -> None:
+        """A cycle in which nothing goes in."""
+        raise NotImplementedError
 
     async def send(self, data: bytes) -> None:
-        for byte in data:
-            while self.bench.random.random() >= self.offer:
-                await self.step()
-            await self.step(byte)
+        raise NotImplementedError
 
     async def until(self, count: int, *, limit: int = 20_000) -> None:
         """Wait until so many frames have come out."""
@@ -256,7 +246,88 @@ class ByteLine:
         )
 
 
-async def ask(line: ByteLine, bodies: Sequence[bytes], window: int = 1) -> list[bytes]:
+class ByteLine(Line):
+    """The line of a `ByteEndpoint`, with gaps.
+
+    Parameters
+    ----------
+    bench
+    offer, take : chance, each cycle, that a byte is offered, and that one is taken.
+    """
+
+    def __init__(self, bench: EndpointBench, *, offer: float = 1.0, take: float = 1.0) -> None:
+        super().__init__(bench)
+        self.offer, self.take = offer, take
+
+    async def step(self, byte: int | None = None) -> None:
+        pins = self.bench.pins
+        await pins.settle()
+        pins.set("i__valid", int(byte is not None))
+        pins.set("i__payload", byte or 0)
+        ready = self.bench.random.random() < self.take
+        pins.set("o__ready", int(ready))
+        if ready and pins.get("o__valid"):
+            self.hear(pins.get("o__payload"))
+        await self.bench.step()
+
+    async def send(self, data: bytes) -> None:
+        for byte in data:
+            while self.bench.random.random() >= self.offer:
+                await self.step()
+            await self.step(byte)
+
+
+class UartLine(Line):
+    """The line of a `SerialEndpoint`, of a host whose bits have another length.
+
+    Parameters
+    ----------
+    bench
+    bit_cycles : cycles of the endpoint that a bit of the host takes.
+    """
+
+    def __init__(self, bench: EndpointBench, *, bit_cycles: float) -> None:
+        super().__init__(bench)
+        self.bit_cycles = bit_cycles
+        self.shown = 1
+        self.since: int | None = None  # cycles since the start bit of a byte that comes out began
+        self.bits: list[int] = []
+
+    async def step(self) -> None:
+        pins = self.bench.pins
+        await pins.settle()
+        pins.set("rx", self.shown)
+        self._listen(pins.get("tx"))
+        await self.bench.step()
+
+    def _listen(self, level: int) -> None:
+        if self.since is None:
+            self.since = None if level else 0
+            self.bits.clear()
+        if self.since is None:
+            return
+        self.since += 1
+        if self.since < (len(self.bits) + 0.5) * self.bit_cycles:
+            return
+        self.bits.append(level)
+        if len(self.bits) == 10:
+            assert (self.bits[0], self.bits[9]) == (0, 1), "a start bit and a stop bit"
+            self.hear(sum(bit << k for k, bit in enumerate(self.bits[1:9])))
+            self.since = None
+
+    async def send(self, data: bytes) -> None:
+        end = 0.0
+        cycle = 0
+        for byte in data:
+            for level in (0, *(byte >> k & 1 for k in range(8)), 1):
+                self.shown = level
+                end += self.bit_cycles
+                while cycle < end:
+                    await self.step()
+                    cycle += 1
+
+
+async def ask(line: Line, bodies: Sequence[bytes], window: int = 1) -> list[bytes]:
     """Send frames, so many ahead of their answers; give the answers."""
     first = len(line.bodies)
     for number, body in enumerate(bodies):

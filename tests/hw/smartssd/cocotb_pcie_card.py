@@ -95,7 +95,13 @@ async def on_card(
 ) -> None:
     """Run `job` in a bridged thread; say how many checks were made."""
     backend = CocotbCardBackend(
-        dut, CONFIG, width=OPTIONS["width"], crossed=OPTIONS["crossed"], mode=mode, seed=SEED
+        dut,
+        CONFIG,
+        width=OPTIONS["width"],
+        crossed=OPTIONS["crossed"],
+        series7=OPTIONS["series7"],
+        mode=mode,
+        seed=SEED,
     )
     await backend.begin()
 

@@ -6,8 +6,10 @@ from collections.abc import Collection
 from pathlib import Path
 
 import pytest
+from amaranth.lib.wiring import Component
 
 from nearstep_hw.smartssd.pcie_card import PcieCard
+from nearstep_hw.smartssd.series7_card import Series7Card
 from nearstep_hw.verilog import to_verilog
 from nearstep_sim.bench.cocotb_runner import run_cocotb
 from nearstep_sim.verilate.build import verilog_of
@@ -54,16 +56,22 @@ def bench(
     seed: int,
     width: int = 128,
     crossed: bool = False,
+    series7: bool = False,
     benches: Collection[str] = BENCHES,
     **kernel: object,
 ) -> int:
     """Run benches on a card; the number of checks that were made."""
     config = small(**kernel)
+
+    def card() -> Component:
+        if series7:
+            return Series7Card(config, crossed=crossed, bar_bytes=2 * config.memory_bytes)
+        return PcieCard(config, width=width, crossed=crossed)
+
     verilog = verilog_of(
-        f"{TOP} {width} {crossed} {config!r}",
-        lambda: to_verilog(PcieCard(config, width=width, crossed=crossed), TOP),
+        f"{TOP} {width} {crossed} {series7} {config!r}", lambda: to_verilog(card(), TOP)
     )
-    options = {"kernel": KERNEL | kernel, "width": width, "crossed": crossed}
+    options = {"kernel": KERNEL | kernel, "width": width, "crossed": crossed, "series7": series7}
     result = run_cocotb(
         top=TOP,
         verilog=verilog,
@@ -107,6 +115,13 @@ def test_the_driver_runs_on_the_card_below_a_root_complex():
 )
 def test_other_shapes(options):
     assert bench(seed=2, **options) > 0
+
+
+@pytest.mark.cocotb
+@pytest.mark.deep
+@pytest.mark.parametrize("crossed", [False, True], ids=["one_clock", "crossed"])
+def test_the_driver_runs_on_a_card_behind_the_7_series_block(crossed):
+    assert bench(seed=3, series7=True, crossed=crossed) > 0
 
 
 def test_streams_wider_than_a_beat_of_memory_are_refused():

@@ -38,6 +38,7 @@ def test_bursts_fit_axi_and_the_page(lanes: int) -> None:
             {"order": "paper", "rules": ("adam", "adam_amsgrad")},
             "order must be 'default' for the rule 'adam_amsgrad', not 'paper'",
         ),
+        ({"technology": "ice40"}, "technology must be one of .*'ecp5'.*, not 'ice40'"),
         ({"windows": 0}, "1 to 8"),
         ({"bursts_ahead": 4}, "8 to 255"),
         ({"gradient_formats": ("fp16",)}, "fp32 among them"),

@@ -1,9 +1,17 @@
 """Register maps as SystemRDL 2.0."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from nearstep_spec.csr.export.names import enumerations
-from nearstep_spec.csr.model import WORD_BITS, Access, Field, Kind, NamedValue, RegisterMap
+from nearstep_spec.csr.model import (
+    WORD_BITS,
+    Access,
+    Field,
+    Kind,
+    NamedValue,
+    RegisterMap,
+    RegisterMapError,
+)
 
 # fmt: off
 KEYWORDS = frozenset((
@@ -37,6 +45,33 @@ def to_systemrdl(register_map: RegisterMap) -> str:
     so that those of one map alone go beside those of others.
     """
     return "\n".join(_lines(register_map)) + "\n"
+
+
+def to_systemrdl_space(name: str, doc: str, blocks: Mapping[str, tuple[int, RegisterMap]]) -> str:
+    """All register blocks of a design as SystemRDL 2.0: their maps, and behind them an `addrmap`
+    `name` with each block at its address.
+
+    Parameters
+    ----------
+    name, doc : of the address space.
+    blocks : name of a block to its address in bytes and its map.
+
+    Raises
+    ------
+    RegisterMapError : two maps of one name differ, or one has the name of the space.
+    """
+    maps: dict[str, RegisterMap] = {}
+    for block, (_, each) in blocks.items():
+        if each.name == name:
+            raise RegisterMapError(f"{block}: its map has the name of the address space, {name!r}")
+        if maps.setdefault(each.name, each).hash() != each.hash():
+            raise RegisterMapError(f"{block}: there is another map of the name {each.name!r}")
+    lines = [f"addrmap {_rdl_name(name)} {{"]
+    lines += [f"  name = {_rdl_text(name)};", f"  desc = {_rdl_text(doc)};"]
+    for block, (address, each) in blocks.items():
+        lines.append(f"  {_rdl_name(each.name)} {_rdl_name(block)} @ {address:#x};")
+    lines.append("};")
+    return "\n".join([*map(to_systemrdl, maps.values()), *lines]) + "\n"
 
 
 def _rdl_name(name: str) -> str:

@@ -1,0 +1,1 @@
+"""Verilog of every top with what other tools need beside it, in one folder."""

@@ -1,0 +1,140 @@
+"""`nearstep bitstream`: a bitstream for a board."""
+
+import re
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, cast
+
+import typer
+from rich.console import Console
+from rich.markdown import Markdown
+from rich.progress import Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+
+from nearstep_sim.bitstream.watch import Watch
+from nearstep_spec.boards.board import BOARDS
+from nearstep_spec.boards.config import BoardConfig
+from nearstep_spec.codec import from_text, texts_of, to_json
+
+__all__ = ["command", "folder_of"]
+
+FOLDER = Path("build", "boards")
+SHOWN = 48  # characters of a line of a program
+PHASE = re.compile(r"^(?:Info: (?P<info>\S.*)|[\d.]+ Executing (?P<yosys>\S+ \S+).*)$")
+
+
+def folder_of(config: BoardConfig) -> Path:
+    """Where the results of a configuration are, unless another folder is given."""
+    return FOLDER / (config.board + ("" if config.memory == "dram" else f"-{config.memory}"))
+
+
+def command(
+    context: typer.Context,
+    board: Annotated[
+        str,
+        typer.Argument(
+            help=f"Board, one of: {', '.join(BOARDS)}; options of its design behind it: "
+            "ulx3s_85f --memory blockram --rules sgd.",
+            autocompletion=lambda: list(BOARDS),
+        ),
+    ],
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="Folder of the results (default: build/boards/BOARD)."),
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of the placer, the first one.")] = 1,
+    seeds: Annotated[int, typer.Option(min=1, help="How many seeds; the best is used.")] = 1,
+    jobs: Annotated[int, typer.Option(min=1, help="Seeds at once.")] = 1,
+) -> None:
+    """Make a bitstream: top.bit, report.json, summary.md and pictures of the chip.
+
+    Exit status 1 if the design does not fit, a clock is too slow, or a program is missing or fails.
+    """
+    try:
+        texts = {"board": board, **texts_of(BoardConfig, context.args)}
+        config = from_text(BoardConfig, texts)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    _make(config, output or folder_of(config), range(seed, seed + seeds), jobs)
+
+
+# What Typer does not know are options of the design.
+cast(Any, command).context_settings = {"allow_extra_args": True, "ignore_unknown_options": True}
+
+
+def _make(config: BoardConfig, folder: Path, seeds: Sequence[int], jobs: int) -> None:
+    # Amaranth and matplotlib are loaded when they are needed.
+    from nearstep_hw.boards.plan import plan
+    from nearstep_sim.bitstream.errors import BitstreamError
+    from nearstep_sim.bitstream.flow import build
+
+    console = Console()
+    title = f"{config.described.title}, {config.memory}"
+    failure: BitstreamError | None = None
+    with _Steps(console) as steps:
+        try:
+            steps.begin("elaboration")
+            planned = plan(config, seed=seeds[0])
+            steps.end("elaboration")
+            build(
+                planned,
+                folder,
+                title=title,
+                configuration=to_json(config),
+                seeds=seeds,
+                jobs=jobs,
+                watch=steps,
+            )
+        except BitstreamError as error:
+            failure = error
+    text = folder / "summary.md"
+    if text.exists():
+        console.print(Markdown(text.read_text(encoding="utf-8")))
+    if failure is not None:
+        typer.echo(f"error: {failure}", err=True)
+        raise typer.Exit(1)
+    console.print(f"written: {folder / 'top.bit'}, report.json, summary.md, pictures")
+
+
+class _Steps(Watch):
+    """Steps of a flow on a console, with what their programs say at the moment.
+
+    Parameters
+    ----------
+    console
+    """
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self.progress = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[said]}", style="dim"),
+            console=console,
+            transient=True,
+        )
+        self.tasks: dict[str, tuple[TaskID, float]] = {}
+
+    def __enter__(self) -> "_Steps":
+        self.progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.progress.stop()
+
+    def begin(self, step: str) -> None:
+        """A step begins."""
+        self.tasks[step] = self.progress.add_task(step, total=None, said=""), time.monotonic()
+
+    def line(self, step: str, text: str) -> None:
+        """What the program of a step prints."""
+        if match := PHASE.match(text):
+            said = (match["info"] or match["yosys"])[:SHOWN].replace("[", r"\[")
+            self.progress.update(self.tasks[step][0], said=said)
+
+    def end(self, step: str) -> None:
+        """A step has ended."""
+        task, began = self.tasks.pop(step)
+        self.progress.remove_task(task)
+        self.console.print(f"{step}: {time.monotonic() - began:.0f} s")

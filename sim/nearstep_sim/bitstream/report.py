@@ -1,0 +1,222 @@
+"""What nextpnr says about a design: clocks, cells, the critical path."""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+from nearstep_sim.bitstream.errors import BitstreamError
+from nearstep_sim.bitstream.sources import block_of, source_of
+
+__all__ = ["RESOURCES", "Clock", "Path", "Report", "Stretch", "Use", "read_report", "utilisation"]
+
+RESOURCES = {
+    "TRELLIS_COMB": "LUT4 (carries included)",
+    "TRELLIS_FF": "FF",
+    "MULT18X18D": "multipliers 18 x 18",
+    "DP16KD": "block RAM, 18 Kib",
+    "TRELLIS_RAMW": "slices as memory",
+    "EHXPLLL": "PLL",
+    "TRELLIS_IO": "pins",
+}
+"""Types of cells that a summary shows, for people."""
+
+_UTILISATION = re.compile(r"^Info:\s+(\w+):\s*(\d+)/\s*(\d+)\s+\d+%$")
+
+
+@dataclass(frozen=True)
+class Clock:
+    """A clock, in MHz: what it reaches, and what it must.
+
+    Attributes
+    ----------
+    name, achieved, needed
+    """
+
+    name: str
+    achieved: float
+    needed: float
+
+    @property
+    def met(self) -> bool:
+        return self.achieved >= self.needed
+
+    @property
+    def margin(self) -> float:
+        """Of what is needed: 1 is just enough."""
+        return self.achieved / self.needed
+
+
+@dataclass(frozen=True)
+class Use:
+    """Cells of a type: in use, and of the chip."""
+
+    used: int
+    available: int
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """Part of a path that one source, or one block, has.
+
+    Attributes
+    ----------
+    source : file and line; empty where the netlist does not tell.
+    block : instances, with a point between.
+    net : the last net of it.
+    cells : on the path.
+    logic_ns, routing_ns : times that it takes.
+    """
+
+    source: str
+    block: str
+    net: str
+    cells: int
+    logic_ns: float
+    routing_ns: float
+
+
+@dataclass(frozen=True)
+class Path:
+    """The longest path of a clock.
+
+    Attributes
+    ----------
+    start, end : cells.
+    logic_ns, routing_ns
+    stretches
+    places : column and row of each cell.
+    """
+
+    start: str
+    end: str
+    logic_ns: float
+    routing_ns: float
+    stretches: tuple[Stretch, ...]
+    places: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class Report:
+    """A report of nextpnr.
+
+    Attributes
+    ----------
+    clocks : the slowest first, by what they must reach.
+    cells : by type.
+    path : of the first clock; none if no path has both ends in it.
+    """
+
+    clocks: tuple[Clock, ...]
+    cells: Mapping[str, Use]
+    path: Path | None
+
+    @property
+    def margin(self) -> float:
+        """Of the clock that has least."""
+        return self.clocks[0].margin
+
+    @property
+    def failed(self) -> dict[str, tuple[float, float]]:
+        """MHz reached and needed of each clock that is too slow."""
+        return {each.name: (each.achieved, each.needed) for each in self.clocks if not each.met}
+
+
+def clock_name(net: str) -> str:
+    """Name of a clock without what nextpnr puts before that of a global net."""
+    return net.removeprefix("$glbnet$")
+
+
+def read_report(raw: Mapping[str, Any], sources: Mapping[str, str] | None = None) -> Report:
+    """The report in the JSON that nextpnr writes.
+
+    Parameters
+    ----------
+    raw
+    sources : attributes `src` of cells, by name.
+
+    Raises
+    ------
+    BitstreamError : no clock is in it: nothing can be said about timing.
+    """
+    clocks = [
+        Clock(clock_name(net), each["achieved"], each["constraint"])
+        for net, each in raw["fmax"].items()
+    ]
+    if not clocks:
+        raise BitstreamError("nextpnr reports no clock, expected at least one")
+    clocks.sort(key=lambda each: (each.margin, each.name))
+    edges = [
+        path
+        for path in raw["critical_paths"]
+        if _clock_of(path["from"]) == _clock_of(path["to"]) == clocks[0].name
+    ]
+    longest = max(edges, key=_length, default=None)
+    cells = {
+        cell: Use(each["used"], each["available"]) for cell, each in raw["utilization"].items()
+    }
+    return Report(tuple(clocks), cells, _path(longest, sources or {}) if longest else None)
+
+
+def _clock_of(edge: str) -> str:
+    """Of `posedge $glbnet$clk`."""
+    return clock_name(edge.rpartition(" ")[2])
+
+
+def _length(path: Mapping[str, Any]) -> float:
+    return float(sum(step["delay"] for step in path["path"]))
+
+
+def _path(path: Mapping[str, Any], sources: Mapping[str, str]) -> Path:
+    steps = path["path"]
+    stretches = tuple(_stretches(steps, sources))
+    ends = [step[end] for step in steps for end in ("from", "to")]
+    return Path(
+        start=steps[0]["from"]["cell"],
+        end=steps[-1]["to"]["cell"],
+        logic_ns=round(sum(each.logic_ns for each in stretches), 3),
+        routing_ns=round(sum(each.routing_ns for each in stretches), 3),
+        stretches=stretches,
+        places=tuple((x, y) for x, y in dict.fromkeys(tuple(end["loc"]) for end in ends)),
+    )
+
+
+def _stretches(steps: list[Mapping[str, Any]], sources: Mapping[str, str]) -> Iterator[Stretch]:
+    """Steps that follow each other and have one source and block.
+
+    What the netlist has no source for belongs to the stretch before it, if the block is the same:
+    lookup tables have none, since they are made of the logic of several lines.
+    """
+    named = []
+    before = ("", "")
+    for step in steps:
+        cell = step["from"]["cell"]
+        net = step.get("net", "")
+        block = ".".join(block_of(net or cell))
+        source = source_of([*step.get("sources", []), sources.get(cell, "")])
+        if not source and block == before[1]:
+            source = before[0]
+        before = (source, block)
+        named.append((before, step))
+    for (source, block), group in groupby(named, key=lambda each: each[0]):
+        members = [step for _, step in group]
+        nets = [step["net"] for step in members if "net" in step]
+        yield Stretch(
+            source=source,
+            block=block,
+            net=clock_name(nets[-1]) if nets else "",
+            cells=len({step["from"]["cell"] for step in members}),
+            logic_ns=_sum(step for step in members if step["type"] != "routing"),
+            routing_ns=_sum(step for step in members if step["type"] == "routing"),
+        )
+
+
+def _sum(steps: Iterator[Mapping[str, Any]]) -> float:
+    return round(sum(step["delay"] for step in steps), 3)
+
+
+def utilisation(line: str) -> tuple[str, Use] | None:
+    """A line of nextpnr's `Device utilisation`, which it prints before it places anything."""
+    match = _UTILISATION.match(line)
+    return (match[1], Use(int(match[2]), int(match[3]))) if match else None

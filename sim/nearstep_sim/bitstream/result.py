@@ -1,0 +1,56 @@
+"""What a flow has made."""
+
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nearstep_sim.bitstream.errors import BitstreamError
+from nearstep_sim.bitstream.report import Report
+
+__all__ = ["Bitstream"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bitstream:
+    """A bitstream, and what is known of it.
+
+    Attributes
+    ----------
+    bit : the file.
+    digest : SHA-256 of it.
+    seed : of the placer: that of the largest margin, the lowest of equal ones.
+    report : of this seed.
+    seeds : report of each seed that found places, and the error of each other one.
+    tools : versions, by name.
+    configuration : as it was given.
+    warnings : of nextpnr, as of a constraint that it has not used.
+    """
+
+    bit: Path
+    digest: str
+    seed: int
+    report: Report
+    seeds: Mapping[int, Report | BitstreamError]
+    tools: Mapping[str, str]
+    configuration: Mapping[str, Any]
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def folder(self) -> Path:
+        return self.bit.parent
+
+    @property
+    def medians(self) -> dict[str, float]:
+        """MHz that the seeds reach in the median, by clock."""
+        reports = [each for each in self.seeds.values() if isinstance(each, Report)]
+        return {
+            clock.name: statistics.median(
+                other.achieved
+                for report in reports
+                for other in report.clocks
+                if other.name == clock.name
+            )
+            for clock in self.report.clocks
+        }

