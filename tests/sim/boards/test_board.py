@@ -123,7 +123,7 @@ def test_several_chunks_on_dram_with_every_kind_of_run() -> None:
             job.run(step=step)
             assert job.check() == 3 * 1001
         counts = line_of(board).counts
-        assert counts.refreshes >= counts.cycles // 781 - 64
+        assert counts.refreshes * 781 > 0.95 * counts.cycles
 
 
 @pytest.mark.deep
@@ -150,7 +150,7 @@ def test_memory_that_answers_wrongly_later_shows_in_the_results() -> None:
 @pytest.mark.deep
 @pytest.mark.parametrize(
     ("rule", "longer"),
-    [("tRCD", {"trcd": 30_000}), ("tRFC", {"trfc": 76_000}), ("setup time", {"tset": 5_001})],
+    [("tRCD", {"trcd": 30_000}), ("tRFC", {"trfc": 160_000}), ("setup time", {"tset": 5_001})],
 )
 def test_a_chip_that_needs_more_time_complains(
     rule: str, longer: dict[str, int], monkeypatch: pytest.MonkeyPatch
