@@ -66,8 +66,10 @@ def initialise_ddr3(board: BoardAccess) -> None:
 
 
 def longest(working: Sequence[Sequence[bool]]) -> tuple[int, int] | None:
-    """The middle of the longest row of `True`: which sequence, and where in it; the first one of
-    several. None if there is none."""
+    """The middle of the longest row of `True`: which sequence, and where in it.
+
+    The first one of several; None if there is none.
+    """
     best: tuple[int, int] | None = None
     most = 0
     for number, row in enumerate(working):

@@ -28,7 +28,7 @@ UPDATER_OPTIONS: Mapping[str, Any] = MappingProxyType(
 """The update kernel of a board, unless it is given another: what an ECP5-85F holds."""
 
 FIXED = ("memory_bytes", "subgroup_elements", "address_width", "technology")
-"""Options of a card that follow from the memory and the board."""
+"""Options of a card that follow from the board and its memory."""
 
 BLOCK_RAM_BYTES = 64 << 10
 CLOCKS_A_BIT = 4  # at least, for the receiver to find the middle of a bit
@@ -48,7 +48,7 @@ class BoardConfig:
     board : name.
     memory : the DRAM of the board behind LiteDRAM, or block RAM alone.
     baud : of the link; None: that of the board.
-    card : the card. Its `FIXED` options become those of the memory and the board.
+    card : the card. Its `FIXED` options become those of the memory.
 
     Raises
     ------
