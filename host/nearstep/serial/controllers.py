@@ -40,7 +40,10 @@ by `memory.ready`."""
 NONE = "none"
 
 CONTROLLERS: Mapping[str, str] = MappingProxyType(
-    {"litedram-sdr": "nearstep.serial.litedram:initialise_sdr"}
+    {
+        "litedram-sdr": "nearstep.serial.litedram:initialise_sdr",
+        "litedram-ddr3": "nearstep.serial.litedram:initialise_ddr3",
+    }
 )
 """`module:function`, an `Initialise`, of each controller by its name in the manifest. Nothing is to
 be done for `NONE`."""

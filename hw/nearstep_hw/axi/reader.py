@@ -30,6 +30,7 @@ class ReadMover(wiring.Component):
     landing_beats : landing space of each stream.
     bursts_ahead : most bursts outstanding.
     own : streams whose landing space is freed by itself.
+    cut : a register before the decision to take a burst, which comes a cycle later.
 
     Members
     -------
@@ -55,7 +56,9 @@ class ReadMover(wiring.Component):
         landing_beats: int,
         bursts_ahead: int,
         own: Sequence[int] = (),
+        cut: bool = False,
     ) -> None:
+        self.cut = cut
         self.streams = streams
         self.beat_bytes = beat_bytes
         self.burst_beats = burst_beats
@@ -105,17 +108,18 @@ class ReadMover(wiring.Component):
         landing = Array(Signal(width, name=f"landing{i}") for i in streams)  # start of the burst
         issue = Signal()
         ends = Signal()
+        may = Signal()  # there is space, and only more of it comes until the burst is taken
+        enough = space.o_enough & (outstanding != self.bursts_ahead)
+        if self.cut:
+            m.d.sync += may.eq(enough & self.i.valid & ~issue)
+        else:
+            m.d.comb += may.eq(enough)
 
         m.d.comb += [
             space.i_stream.eq(burst.stream),
             space.i_beats.eq(burst.beats),
             space.i_gain.eq(self.i_gain),
-            self.i.ready.eq(
-                space.o_enough
-                & (outstanding != self.bursts_ahead)
-                & ~self.i_stop
-                & (~ar.valid | ar.ready)
-            ),
+            self.i.ready.eq(may & ~self.i_stop & (~ar.valid | ar.ready)),
             issue.eq(self.i.valid & self.i.ready),
             space.i_take.eq(issue),
             ar.payload.id.eq(asked.id),

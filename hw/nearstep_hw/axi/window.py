@@ -81,7 +81,7 @@ class WindowChecker(wiring.Component):
 
     A burst is granted if all its beats, in full, lie in one window.
 
-    *Timing*: a burst every three cycles, two cycles after it was taken.
+    *Timing*: a burst every three cycles, two cycles after it was taken; two more if `cut`.
 
     Parameters
     ----------
@@ -89,6 +89,7 @@ class WindowChecker(wiring.Component):
     beat_bytes : bytes of a beat.
     windows : number of windows.
     write : the bursts write; else they read.
+    cut : registers between the sum, the comparisons and what follows.
 
     Members
     -------
@@ -100,7 +101,10 @@ class WindowChecker(wiring.Component):
     i_clear : withdraws what is offered, and forgets a refusal.
     """
 
-    def __init__(self, layout: BurstLayout, *, beat_bytes: int, windows: int, write: bool) -> None:
+    def __init__(
+        self, layout: BurstLayout, *, beat_bytes: int, windows: int, write: bool, cut: bool = False
+    ) -> None:
+        self.cut = cut
         self.beat_bytes = beat_bytes
         self.write = write
         super().__init__(
@@ -124,7 +128,6 @@ class WindowChecker(wiring.Component):
             for name in its.signature.members:
                 m.d.comb += getattr(its, name).eq(getattr(mine, name))
         m.d.comb += [
-            end.eq(burst.address + burst.beats * self.beat_bytes),
             match.i_start.eq(burst.address),
             match.i_end.eq(end),
             match.i_read.eq(not self.write),
@@ -132,14 +135,25 @@ class WindowChecker(wiring.Component):
             self.o.payload.eq(burst),
             self.o_burst.eq(burst),
         ]
+        granted = Signal()
+        to = m.d.sync if self.cut else m.d.comb
+        to += [
+            end.eq(burst.address + burst.beats * self.beat_bytes),
+            granted.eq(match.o_granted),
+        ]
         with m.FSM() as fsm:
             with m.State("EMPTY"):
                 m.d.comb += self.i.ready.eq(1)
                 m.d.sync += burst.eq(self.i.payload)
                 with m.If(self.i.valid):
+                    m.next = "ADD" if self.cut else "CHECK"
+            if self.cut:
+                with m.State("ADD"):
+                    m.next = "COMPARE"
+                with m.State("COMPARE"):
                     m.next = "CHECK"
             with m.State("CHECK"):
-                with m.If(match.o_granted):
+                with m.If(granted):
                     m.next = "GRANTED"
                 with m.Else():
                     m.next = "REFUSED"

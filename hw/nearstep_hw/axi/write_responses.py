@@ -72,6 +72,7 @@ class WriteResponses(wiring.Component):
         outstanding = Signal(pointer)
         answer = Signal()
         okay = Signal()
+        waiting = Signal(self.streams)
 
         m.d.comb += [
             self.b.ready.eq(1),
@@ -82,13 +83,14 @@ class WriteResponses(wiring.Component):
             write_port.data.block_last.eq(self.i_burst.block_last),
             write_port.en.eq(self.i_issue),
             read_port.addr.eq(Cat(answered[out][: self.index_width], out)),
-            answer.eq(self.b.valid & (issued[out] != answered[out])),
+            answer.eq(self.b.valid & Array(waiting)[out]),
             okay.eq(self.b.payload.resp == Response.OKAY),
             self.fault.valid.eq(answer & ~okay),
             self.fault.stream.eq(out),
             self.fault.address.eq(read_port.data.address),
             self.fault.response.eq(self.b.payload.resp),
-            self.o_idle.eq(Cat(i == a for i, a in zip(issued, answered, strict=True)).all()),
+            waiting.eq(Cat(i != a for i, a in zip(issued, answered, strict=True))),
+            self.o_idle.eq(waiting == 0),
         ]
         with m.If(self.i_issue):
             m.d.sync += issued[into].eq(issued[into] + 1)

@@ -32,6 +32,8 @@ class WriteMover(wiring.Component):
     buffer_beats : most beats of data that a stream ever holds.
     bursts_ahead : bursts of each stream that may be outstanding, a power of two.
     own : streams that gain beats by themselves, and end in their own way.
+    cut : registers before the decision to take a burst, and behind what an answer says: a cycle
+        later both.
 
     Members
     -------
@@ -59,7 +61,9 @@ class WriteMover(wiring.Component):
         buffer_beats: int,
         bursts_ahead: int,
         own: Sequence[int] = (),
+        cut: bool = False,
     ) -> None:
+        self.cut = cut
         self.streams = streams
         self.address_width = address_width
         self.beat_bytes = beat_bytes
@@ -126,12 +130,21 @@ class WriteMover(wiring.Component):
         aw, burst = self.bus.aw, self.i.payload
         announced = Signal(self.layout, reset_less=True)
         issue = Signal()
+        may = Signal()  # what it needs is there, and only more of it comes until it is taken
+        enough = ready_beats.o_enough & responses.o_room
+        if self.cut:
+            m.d.sync += may.eq(enough & self.i.valid & ~issue)
+        else:
+            m.d.comb += may.eq(enough)
 
         for mine, its in zip(self.data, w.data, strict=True):
             wiring.connect(m, wiring.flipped(mine), its)
         wiring.connect(m, w.o, wiring.flipped(self.bus.w))
         wiring.connect(m, wiring.flipped(self.bus.b), responses.b)
-        wiring.connect(m, wiring.flipped(self.fault), responses.fault)
+        to = m.d.sync if self.cut else m.d.comb
+        to += self.o_block_done.eq(responses.o_block_done)
+        for name in responses.fault.signature.members:
+            to += getattr(self.fault, name).eq(getattr(responses.fault, name))
         m.d.comb += [
             ready_beats.i_gain.eq(self.i_gain),
             ready_beats.i_stream.eq(burst.stream),
@@ -139,10 +152,7 @@ class WriteMover(wiring.Component):
             ready_beats.i_take.eq(issue),
             responses.i_burst.eq(burst),
             responses.i_issue.eq(issue),
-            self.o_block_done.eq(responses.o_block_done),
-            self.i.ready.eq(
-                ready_beats.o_enough & responses.o_room & ~self.i_stop & ~aw.valid & w.i.ready
-            ),
+            self.i.ready.eq(may & ~self.i_stop & ~aw.valid & w.i.ready),
             issue.eq(self.i.valid & self.i.ready),
             aw.payload.id.eq(announced.stream),
             aw.payload.addr.eq(announced.address),

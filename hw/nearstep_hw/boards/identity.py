@@ -1,6 +1,7 @@
 """What a board says of itself."""
 
 from importlib.metadata import version
+from typing import Any
 
 from nearstep_hw.boards.litedram import LiteDramCore
 from nearstep_spec.boards.config import BoardConfig
@@ -14,7 +15,15 @@ FAMILY = "smartssd"
 def manifest_of(config: BoardConfig, core: LiteDramCore | None) -> Manifest:
     """The manifest of a board with this memory controller; None for block RAM."""
     hashes = {name: registers.hash() for name, (_, registers) in config.card.maps().items()}
-    controller = "none" if core is None else f"litedram-{config.described.memory}"
+    controller: dict[str, Any] = {}
+    if core is not None:
+        kind = config.described.memory
+        controller = {"controller": f"litedram-{kind}", "controller_steps": core.steps}
+        if kind == "sdr":
+            controller["controller_steps"] += core.last_steps
+        else:  # whose delays the host finds
+            addresses = {name: address for name, (address, _) in core.registers.items()}
+            controller["controller_data"] = addresses | core.settings
     return Manifest(
         board=config.board,
         family=FAMILY,
@@ -23,7 +32,6 @@ def manifest_of(config: BoardConfig, core: LiteDramCore | None) -> Manifest:
         memory_bytes=config.memory_bytes,
         regions=((0, config.memory_bytes),),
         clock_hz=config.described.system_hz,
-        controller=controller,
-        controller_steps=() if core is None else core.steps + core.last_steps,
         package=version("nearstep"),
+        **controller,
     )

@@ -72,6 +72,8 @@ class LiteDramCore:
     steps : what is to be written to them first.
     last_steps : what is to be written when that is done, and delays are set; then memory can be
         used.
+    settings : of what drives the pads: `lanes` of eight bits, `nphases`, `rdphase`, `wrphase`,
+        `delays`, `bitslips`.
     cas_latency : of the memory, in its clocks.
     timing : that the controller keeps to, in its clocks, by name: `tRCD`, ...
     """
@@ -80,6 +82,7 @@ class LiteDramCore:
     registers: Mapping[str, tuple[int, int]]
     steps: tuple[Step, ...]
     last_steps: tuple[Step, ...]
+    settings: Mapping[str, int]
     cas_latency: int
     timing: Mapping[str, int]
 
@@ -133,6 +136,7 @@ def _core(request: str) -> LiteDramCore:
         registers={name: tuple(row) for name, row in found["registers"].items()},
         steps=tuple(Step(*step) for step in found["steps"]),
         last_steps=tuple(Step(*step) for step in found["last_steps"]),
+        settings=found["settings"],
         cas_latency=found["cl"],
         timing=found["timing"],
     )

@@ -75,7 +75,13 @@ def _generate(request: dict[str, Any]) -> dict[str, Any]:
             [addresses[CONTROL], bits["DFII_CONTROL_SEL"], 0],
             [addresses["ddrctrl_init_done"], 1, 0],
         ],
-        "phases": settings.phy.nphases,
+        "settings": {
+            "lanes": settings.phy.databits // 8,
+            **{
+                name: getattr(settings.phy, name) or 0
+                for name in ("nphases", "rdphase", "wrphase", "delays", "bitslips")
+            },
+        },
         "timing": {
             name: getattr(settings.timing, name)
             for name in (

@@ -33,7 +33,6 @@ class BoardTop(wiring.Component):
     -------
     rx, tx : the line, idle high.
     o_memory_ready : memory can be used.
-    o_active : a request is being carried out or answered.
     others : the clock of a memory that makes its own, see `LiteDram`; ports of the functional
         units, if they are outside, see `SmartssdCard`.
 
@@ -74,7 +73,6 @@ class BoardTop(wiring.Component):
                 "rx": In(1, init=1),
                 "tx": Out(1, init=1),
                 "o_memory_ready": Out(1),
-                "o_active": Out(1),
                 **self.through,
                 **self.outside,
             }
@@ -91,7 +89,6 @@ class BoardTop(wiring.Component):
             device.rx.eq(self.rx),
             self.tx.eq(device.tx),
             self.o_memory_ready.eq(device.o_memory_ready),
-            self.o_active.eq(device.o_active),
         ]
         if isinstance(memory, LiteDram):
             wiring.connect(m, registers, memory.wishbone)

@@ -90,9 +90,13 @@ class CsrBank(Component):
         attempt = Signal()
         locked = Signal()
         accept = Signal()
+        whole = Signal()
+        held = Signal()
         m.d.comb += [
-            attempt.eq(self.bus.write & self.bus.write_mask.all() & writable),
-            locked.eq(lockable & Cat(self._locks()).any()),
+            whole.eq(self.bus.write & self.bus.write_mask.all()),
+            held.eq(Cat(self._locks()).any()),
+            attempt.eq(whole & writable),
+            locked.eq(lockable & held),
             accept.eq(attempt & ~locked),
         ]
 
@@ -112,7 +116,8 @@ class CsrBank(Component):
                             lockable.eq(register.locked),
                             word.eq(image.word_select(index, WORD_BITS)),
                         ]
-                        with m.If(accept):
+                        # As `accept`, but known without what other registers are.
+                        with m.If(whole & ~held if register.locked else whole):
                             self._write(m, register, index, self.bus.write_data)
         if self.has_line:
             self._read_lines(m, values)

@@ -17,6 +17,7 @@ class CommitCounter(wiring.Component):
     count_width : bits of a count of elements.
     blocks_ahead : blocks by which one stream can be ahead of another.
     optional : streams can be left out.
+    cut : a register behind the comparisons: a block in two cycles, and a cycle later.
 
     Members
     -------
@@ -36,7 +37,9 @@ class CommitCounter(wiring.Component):
         count_width: int,
         blocks_ahead: int,
         optional: bool = False,
+        cut: bool = False,
     ) -> None:
+        self.cut = cut
         self.streams = streams
         self.block_elements = block_elements
         self.blocks_ahead = blocks_ahead
@@ -59,17 +62,24 @@ class CommitCounter(wiring.Component):
         )
         advance = Signal()
         left = Signal.like(self.i_count)
+        last = Signal()
+        settled = Signal()  # `last` is of what is committed now
+        to = m.d.sync if self.cut else m.d.comb
 
         use = self.i_use if self.optional else Const((1 << self.streams) - 1, self.streams)
         m.d.comb += [
-            advance.eq((Cat(blocks != 0 for blocks in ahead) | ~use).all() & use.any()),
+            advance.eq((Cat(blocks != 0 for blocks in ahead) | ~use).all() & use.any() & settled),
             left.eq(self.i_count - self.o_committed),
+        ]
+        to += [
+            last.eq(left <= self.block_elements),
             self.o_whole.eq((left == 0) & (self.i_count != 0)),
+            settled.eq(~advance if self.cut else 1),
         ]
         for blocks, done, used in zip(ahead, self.i_block_done, use, strict=True):
             m.d.sync += blocks.eq(blocks + done - (advance & used))
         with m.If(advance):
-            with m.If(left <= self.block_elements):
+            with m.If(last):
                 m.d.sync += self.o_committed.eq(self.i_count)
             with m.Else():
                 m.d.sync += self.o_committed.eq(self.o_committed + self.block_elements)

@@ -96,6 +96,7 @@ class LoadPath(wiring.Component):
             beat_bytes=config.beat_bytes,
             windows=config.window_count,
             write=False,
+            cut=config.cut,
         )
         m.submodules.mover = mover = ReadMover(
             streams=len(config.arrays),
@@ -105,6 +106,7 @@ class LoadPath(wiring.Component):
             landing_beats=config.fifo_beats,
             bursts_ahead=config.bursts_ahead,
             own=tuple(self.narrow),
+            cut=config.cut,
         )
 
         wiring.connect(m, schedule.o, checker.i)

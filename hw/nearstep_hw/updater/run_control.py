@@ -1,6 +1,6 @@
 """From START to the end of a run."""
 
-from amaranth import Module
+from amaranth import Module, Mux, Signal
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
@@ -17,6 +17,10 @@ class RunControl(wiring.Component):
 
     *Timing*: `o_busy` the cycle after `i_go`; all outputs but `o_verify`, `o_launch` and `o_clear`
     are registers or states.
+
+    Parameters
+    ----------
+    cut : what comes from the movers passes a register first: a cycle later everywhere.
 
     Members
     -------
@@ -57,15 +61,28 @@ class RunControl(wiring.Component):
     o_error: Out(1)
     o_fault: Out(FaultLayout())
 
+    def __init__(self, *, cut: bool = False) -> None:
+        self.cut = cut
+        super().__init__()
+
     def elaborate(self, platform: object) -> Module:
         m = Module()
+        fault, whole, verified, drained = (
+            self.i_fault,
+            self.i_whole,
+            self.i_verified,
+            self.i_drained,
+        )
+        if self.cut:
+            fault = Signal(FaultLayout())
+            whole, verified, drained, stopped = (Signal() for _ in range(4))
         aborted = FaultLayout().const({"cause": ErrorCause.ABORTED})
         m.d.comb += [
             self.o_error.eq(self.o_fault.cause != 0),
             self.o_clear.eq(1),
             self.o_busy.eq(1),
         ]
-        with m.FSM():
+        with m.FSM() as fsm:
             with m.State("IDLE"):
                 m.d.comb += self.o_busy.eq(0)
                 with m.If(self.i_go):
@@ -94,13 +111,13 @@ class RunControl(wiring.Component):
                     m.next = "STOP"
             with m.State("VERIFY"):
                 m.d.comb += [self.o_clear.eq(0), self.o_verifying.eq(1)]
-                with m.If(self.i_fault.cause != 0):
-                    m.d.sync += self.o_fault.eq(self.i_fault)
+                with m.If(fault.cause != 0):
+                    m.d.sync += self.o_fault.eq(fault)
                     m.next = "STOP"
                 with m.Elif(self.i_abort):
                     m.d.sync += self.o_fault.eq(aborted)
                     m.next = "STOP"
-                with m.Elif(self.i_verified):
+                with m.Elif(verified):
                     m.next = "VERIFIED"
             with m.State("VERIFIED"):
                 m.next = "LAUNCH"
@@ -115,10 +132,10 @@ class RunControl(wiring.Component):
                     m.next = "STOP"
             with m.State("RUN"):
                 m.d.comb += self.o_clear.eq(0)
-                with m.If(self.i_fault.cause != 0):
-                    m.d.sync += self.o_fault.eq(self.i_fault)
+                with m.If(fault.cause != 0):
+                    m.d.sync += self.o_fault.eq(fault)
                     m.next = "STOP"
-                with m.Elif(self.i_whole):
+                with m.Elif(whole):
                     m.d.sync += self.o_done.eq(1)
                     m.next = "IDLE"
                 with m.Elif(self.i_abort):
@@ -126,6 +143,17 @@ class RunControl(wiring.Component):
                     m.next = "STOP"
             with m.State("STOP"):
                 m.d.comb += [self.o_clear.eq(0), self.o_stop.eq(1)]
-                with m.If(self.i_drained):
+                with m.If(drained):
                     m.next = "IDLE"
+        if self.cut:
+            # What parts say counts in the states that ask for it: before, it is of another run.
+            running, verifying = fsm.ongoing("RUN"), fsm.ongoing("VERIFY")
+            m.d.sync += [
+                fault.as_value().eq(Mux(running | verifying, self.i_fault.as_value(), 0)),
+                whole.eq(self.i_whole & running),
+                verified.eq(self.i_verified & verifying),
+                # What was issued in the cycle before STOP is outstanding in its first.
+                stopped.eq(self.o_stop),
+                drained.eq(self.i_drained & stopped),
+            ]
         return m

@@ -10,6 +10,7 @@ from amaranth import (
     Elaboratable,
     Module,
     Mux,
+    ResetInserter,
     ResetSignal,
     Signal,
     Value,
@@ -19,13 +20,16 @@ from amaranth.lib.wiring import In, Member, Out
 from amaranth.utils import exact_log2
 
 from nearstep_hw.axi.burst import id_width
+from nearstep_hw.axi.cut import AxiCut
 from nearstep_hw.axi.join import AxiReadJoin
 from nearstep_hw.axi.signature import Axi4Signature, connect_channels
 from nearstep_hw.csr.bank import CsrBank
 from nearstep_hw.csr.counters import EventCounters
 from nearstep_hw.csr.line import CsrLineSignature
 from nearstep_hw.csr.signature import CsrSignature
+from nearstep_hw.stream.slice import StreamSlice
 from nearstep_hw.updater.commit import CommitCounter
+from nearstep_hw.updater.free_sequencer import FreeSequencer
 from nearstep_hw.updater.load import LoadPath
 from nearstep_hw.updater.pairs.load import INDEX_STREAM, VALUE_STREAM, PairLoad
 from nearstep_hw.updater.run_control import RunControl
@@ -148,11 +152,12 @@ class KernelShell(wiring.Component):
         config = self.config
         rule = update_rule(config)
         m.submodules.bank = bank = CsrBank(adam_kernel_map(config), line=self.has_line)
-        m.submodules.control = control = RunControl()
+        self._modes(m, bank)
+        m.submodules.control = control = RunControl(cut=config.cut)
         m.submodules.check = check = StartCheck(config, memory_bytes=self.memory_bytes)
         m.submodules.load = load = LoadPath(config)
         m.submodules.store = store = StorePath(config)
-        m.submodules.sequencer = sequencer = UnitSequencer(
+        m.submodules.sequencer = sequencer = (FreeSequencer if config.cut else UnitSequencer)(
             config,
             unit=unit_bank(config),
             inputs=rule.arrays_in,
@@ -166,13 +171,15 @@ class KernelShell(wiring.Component):
             count_width=config.address_width - 1,
             blocks_ahead=2 * store.bursts_ahead,
             optional=store.schedule.optional,
+            cut=config.cut,
         )
         m.submodules.counters = counters = EventCounters(EVENTS)
 
         wiring.connect(m, wiring.flipped(self.csr), bank.bus)
         if self.has_line:
             wiring.connect(m, wiring.flipped(self.csr_line), bank.line)
-        connect_channels(m, store.bus, self.m_axi)
+        memory = self._memory(m)
+        connect_channels(m, store.bus, memory)
         wiring.connect(m, sequencer.unit, wiring.flipped(self.fu))
         for name in rule.arrays_in:
             if name != GRADIENT:
@@ -180,7 +187,7 @@ class KernelShell(wiring.Component):
         for name in rule.arrays_out:
             wiring.connect(m, getattr(sequencer, f"o_{name}"), getattr(store, f"i_{name}"))
         self._connect_run(m, bank, control, check, commit)
-        pairs = self._connect_reads(m, bank, control, load)
+        pairs = self._connect_reads(m, bank, control, load, memory)
         self._connect_data(m, bank, control, load, store, sequencer, pairs)
         m.d.comb += commit.i_block_done.eq(store.o_block_done)
         self._connect_gradients(m, bank, control, load, sequencer, pairs)
@@ -190,18 +197,35 @@ class KernelShell(wiring.Component):
         self._connect_counters(m, bank, control, sequencer, counters)
         return m
 
+    def _memory(self, m: Module) -> object:
+        """What the movers use: the port to memory, or that of a cut in front of it."""
+        if not self.config.cut:
+            return self.m_axi
+        m.submodules.cut = cut = AxiCut(self.m_axi.signature)
+        connect_channels(m, cut.m_axi, self.m_axi)
+        return cut.s_axi
+
     def _running(self, control: RunControl) -> Value:
         """What parts tell is of this run: they were launched in an earlier cycle."""
         return ~control.o_clear & ~control.o_launch
 
+    def _modes(self, m: Module, bank: CsrBank) -> None:
+        """What the registers, which hold still in a run, make of it."""
+        config = self.config
+        self.scanning, self.paired = Signal(name="scanning"), Signal(name="paired")
+        to = m.d.sync if config.cut else m.d.comb
+        if config.scan:
+            to += self.scanning.eq(bank.o_operation_kind == Operation.SCAN)
+        if config.compression:
+            to += self.paired.eq(bank.o_compression_form != Compression.NONE)
+
     def _scanning(self, bank: CsrBank) -> Value:
         """The run is a scan."""
-        return bank.o_operation_kind == Operation.SCAN if self.config.scan else Const(0, 1)
+        return self.scanning if self.config.scan else Const(0, 1)
 
     def _paired(self, bank: CsrBank) -> Value:
         """Gradients come as pairs."""
-        compressed = self.config.compression
-        return bank.o_compression_form != Compression.NONE if compressed else Const(0, 1)
+        return self.paired if self.config.compression else Const(0, 1)
 
     def _copying(self, bank: CsrBank) -> Value:
         """A copy of the parameters is wanted."""
@@ -288,12 +312,12 @@ class KernelShell(wiring.Component):
             m.d.comb += check.i_use.eq(Cat(used[name] for name in check.operands))
 
     def _connect_reads(
-        self, m: Module, bank: CsrBank, control: RunControl, load: LoadPath
+        self, m: Module, bank: CsrBank, control: RunControl, load: LoadPath, memory: object
     ) -> PairLoad | None:
         """The read channels of the port: of the arrays alone, or of pairs too."""
         config = self.config
         if not config.compression:
-            connect_channels(m, load.bus, self.m_axi)
+            connect_channels(m, load.bus, memory)
             return None
         m.domains.pairs = ClockDomain("pairs", local=True)
         m.domains.pairs_clk = ClockDomain("pairs_clk", local=True, reset_less=True)
@@ -310,7 +334,7 @@ class KernelShell(wiring.Component):
         )
         for bus, port in zip((load.bus, pairs.bus), join.s_axi, strict=True):
             connect_channels(m, bus, port)  # the IDs of pairs have fewer bits
-        connect_channels(m, join.m_axi, self.m_axi)
+        connect_channels(m, join.m_axi, memory)
         paired = self._paired(bank)
         m.d.comb += [
             ClockSignal("pairs").eq(self.i_pairs_clk),
@@ -350,6 +374,11 @@ class KernelShell(wiring.Component):
         """Dense gradients from memory, or from pairs, to the units, or to the scan."""
         dense = getattr(load, f"o_{GRADIENT}")
         sink = getattr(sequencer, f"i_{GRADIENT}")
+        if self.config.cut:
+            cut = StreamSlice(self.config.data_width)
+            m.submodules.gradients = ResetInserter(control.o_clear)(cut)
+            wiring.connect(m, cut.o, sink)
+            sink = cut.i
         paired, scanning = self._paired(bank), self._scanning(bank)
         taken = Signal()
         m.d.comb += [
@@ -397,13 +426,11 @@ class KernelShell(wiring.Component):
         m.d.comb += [
             control.i_go.eq(bank.o_start_go),
             control.i_abort.eq(bank.o_control_abort),
-            control.i_empty.eq(bank.o_count == 0),
             control.i_checked.eq(check.o_done),
             control.i_check_fault.eq(check.o_fault),
             control.i_whole.eq(commit.o_whole),
             check.i_start.eq(control.o_check),
             check.i_count.eq(bank.o_count),
-            check.i_formats.eq(self._unsupported(bank)),
             check.i_clear.eq(control.i_abort),
             bank.i_status_busy.eq(control.o_busy),
             self.o_busy.eq(control.o_busy),
@@ -417,8 +444,13 @@ class KernelShell(wiring.Component):
             commit.i_clear.eq(control.o_check),
             bank.i_committed.eq(commit.o_committed),
         ]
+        to = m.d.sync if self.config.cut else m.d.comb
+        to += [
+            control.i_empty.eq(bank.o_count == 0),
+            check.i_formats.eq(self._unsupported(bank)),
+        ]
         if not self.config.copy_out_formats:
-            m.d.comb += check.i_copy_out.eq(bank.o_copy_out_address.any())
+            to += check.i_copy_out.eq(bank.o_copy_out_address.any())
         if self.config.mixed:
             m.d.comb += check.i_narrow.eq(bank.o_formats_gradient != GradientFormat.FP32)
         if self.config.compression:

@@ -23,6 +23,7 @@ class StartCheck(wiring.Component):
     with a bad array touches nothing.
 
     *Timing*: done within 1 + 4 n + n (n - 1) / 2 cycles of `i_start` with n arrays: 23 for Adam's.
+    Each condition takes four cycles if `config.cut`.
 
     Parameters
     ----------
@@ -86,9 +87,22 @@ class StartCheck(wiring.Component):
         length = Signal(END_WIDTH)
         other_length = Signal(END_WIDTH)
         end = Signal(END_WIDTH)
+        other_end = Signal(END_WIDTH)
         cause = Signal(CAUSE_WIDTH)
         stream = Signal(STREAM_WIDTH)
         address = Signal(ADDRESS_WIDTH)
+
+        cut = self.config.cut
+        empty, aligned, in_range, apart, granted = (Signal() for _ in range(5))
+        waited = Signal(2)
+        act = Signal()  # the condition has been found out
+        # Three registers in a row: what is compared, its ends, the comparisons.
+        to = m.d.sync if cut else m.d.comb
+        if cut:
+            m.d.comb += act.eq(waited.all())
+            m.d.sync += waited.eq(waited + 1)
+        else:
+            m.d.comb += act.eq(1)
 
         for name in lengths.signature.members:
             if name.startswith("i_"):
@@ -98,17 +112,26 @@ class StartCheck(wiring.Component):
                 m.d.comb += getattr(its, name).eq(getattr(mine, name))
         m.d.comb += [
             is_last.eq(array == len(arrays) - 1),
-            base.eq(bases[array]),
-            other_base.eq(bases[other]),
-            length.eq(Array(lengths.o_bytes)[array]),
-            other_length.eq(Array(lengths.o_bytes)[other]),
-            end.eq(base + length),
             match.i_start.eq(base),
             match.i_end.eq(end),
             unused.eq(~use.bit_select(array, 1)),
             other_unused.eq(~use.bit_select(other, 1)),
             address.eq(base),
             self.o_fault.eq(Cat(cause, stream, Const(0, RESPONSE_WIDTH), address)),
+        ]
+
+        to += [
+            base.eq(bases[array]),
+            other_base.eq(bases[other]),
+            length.eq(Array(lengths.o_bytes)[array]),
+            other_length.eq(Array(lengths.o_bytes)[other]),
+            end.eq(base + length),
+            other_end.eq(other_base + other_length),
+            empty.eq(self.i_count == 0),
+            aligned.eq(base % beat_bytes == 0),
+            in_range.eq(end <= self.memory_bytes),
+            apart.eq((end <= other_base) | (other_end <= base)),
+            granted.eq(match.o_granted),
         ]
 
         with m.Switch(array):
@@ -135,10 +158,11 @@ class StartCheck(wiring.Component):
 
         with m.FSM():
             with m.State("IDLE"):
-                m.d.sync += array.eq(0)
+                m.d.sync += [array.eq(0), waited.eq(0)]
                 with m.If(self.i_start):
                     m.next = "FORMATS"
             with m.State("FORMATS"):
+                m.d.sync += waited.eq(0)
                 m.d.comb += [
                     stream.eq(Stream.NONE),
                     address.eq(0),
@@ -147,32 +171,35 @@ class StartCheck(wiring.Component):
                     m.d.comb += stream.eq(Stream.COPY_OUT)
                 with check(~self.i_formats & ~self.i_copy_out, ErrorCause.UNSUPPORTED):
                     m.next = "ALIGNMENT"
-                    with m.If(self.i_count == 0):
+                    with m.If(empty):
                         m.d.comb += self.o_done.eq(1)
                         m.next = "IDLE"
             with (
                 m.State("ALIGNMENT"),
-                check((base % beat_bytes == 0) | unused, ErrorCause.ALIGNMENT),
+                m.If(act),
+                check(aligned | unused, ErrorCause.ALIGNMENT),
             ):
                 next_array("RANGE")
-            with m.State("RANGE"):
+            with m.State("RANGE"), m.If(act):
                 m.d.sync += other.eq(0)
-                with check((end <= self.memory_bytes) | unused, ErrorCause.ADDRESS_RANGE):
+                with check(in_range | unused, ErrorCause.ADDRESS_RANGE):
                     next_array("OVERLAP")
                     with m.If(is_last):
                         m.d.sync += array.eq(1)
-            with m.State("OVERLAP"):
-                apart = (end <= other_base) | (other_base + other_length <= base)
-                with check(apart | unused | other_unused, ErrorCause.OVERLAP):
-                    m.d.sync += array.eq(array + 1)
-                    with m.If(is_last):
-                        m.d.sync += [other.eq(other + 1), array.eq(other + 2)]
-                        with m.If(other == len(arrays) - 2):
-                            m.d.sync += array.eq(0)
-                            m.next = "READ_WINDOW"
+            with (
+                m.State("OVERLAP"),
+                m.If(act),
+                check(apart | unused | other_unused, ErrorCause.OVERLAP),
+            ):
+                m.d.sync += array.eq(array + 1)
+                with m.If(is_last):
+                    m.d.sync += [other.eq(other + 1), array.eq(other + 2)]
+                    with m.If(other == len(arrays) - 2):
+                        m.d.sync += array.eq(0)
+                        m.next = "READ_WINDOW"
             with m.State("READ_WINDOW"):
                 m.d.comb += match.i_read.eq(1)
-                with check(match.o_granted | unused | ~read, ErrorCause.WINDOW):
+                with m.If(act), check(granted | unused | ~read, ErrorCause.WINDOW):
                     next_array("WRITE_WINDOW")
             with m.State("WRITE_WINDOW"):
                 m.d.comb += match.i_write.eq(1)
@@ -180,7 +207,7 @@ class StartCheck(wiring.Component):
                     for index, operand in enumerate(arrays):
                         with m.Case(index):
                             m.d.comb += stream.eq(operand.write)
-                with check(match.o_granted | unused | ~written, ErrorCause.WINDOW):
+                with m.If(act), check(granted | unused | ~written, ErrorCause.WINDOW):
                     m.d.comb += self.o_done.eq(is_last)
                     next_array("IDLE")
         return ResetInserter(self.i_clear)(m)

@@ -105,6 +105,7 @@ class StorePath(wiring.Component):
             beat_bytes=config.beat_bytes,
             windows=config.window_count,
             write=True,
+            cut=config.cut,
         )
         m.submodules.mover = mover = WriteMover(
             streams=len(self.streams),
@@ -114,6 +115,7 @@ class StorePath(wiring.Component):
             buffer_beats=config.fifo_beats + 1,  # the FIFO's memory and its output register
             bursts_ahead=self.bursts_ahead,
             own=self.narrow,
+            cut=config.cut,
         )
 
         wiring.connect(m, schedule.o, checker.i)

@@ -27,8 +27,8 @@ UPDATER_OPTIONS: Mapping[str, Any] = MappingProxyType(
 )
 """The update kernel of a board, unless it is given another: what an ECP5-85F holds."""
 
-FIXED = ("memory_bytes", "subgroup_elements", "address_width")
-"""Options of a card that follow from the memory."""
+FIXED = ("memory_bytes", "subgroup_elements", "address_width", "technology")
+"""Options of a card that follow from the board and its memory."""
 
 BLOCK_RAM_BYTES = 64 << 10
 CLOCKS_A_BIT = 4  # at least, for the receiver to find the middle of a bit
@@ -76,7 +76,11 @@ class BoardConfig:
         if not 9600 <= self.link_baud <= most:
             raise ConfigError(f"baud must be 9600 to {most}, not {self.baud!r}")
         memory_bytes = self.memory_bytes
-        kernel = replace(self.card.kernel, address_width=memory_bytes.bit_length() - 1)
+        kernel = replace(
+            self.card.kernel,
+            address_width=memory_bytes.bit_length() - 1,
+            technology=self.described.technology,
+        )
         card = replace(self.card, kernel=kernel, memory_bytes=memory_bytes, subgroup_elements=None)
         object.__setattr__(self, "card", card)
 

@@ -47,6 +47,7 @@ class Manifest:
     controller : what the memory controller behind `Space.CONTROLLER` needs before memory can be
         used, `none` for nothing.
     controller_steps : in their order, what is to be written to it first.
+    controller_data : addresses of its registers and other numbers, by name, if there is more to do.
     package : version of nearstep that made it.
     digest : of the configuration, `nearstep_spec.codec.digest`, where it was made from files whose
         names alone do not tell what is in them; otherwise empty.
@@ -62,6 +63,7 @@ class Manifest:
     clock_hz: int = 0
     controller: str = "none"
     controller_steps: tuple[Step, ...] = ()
+    controller_data: Mapping[str, int] = field(default_factory=dict)
     package: str = ""
     digest: str = ""
     format: int = field(default=FORMAT)

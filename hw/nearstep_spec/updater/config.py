@@ -224,6 +224,11 @@ class AdamKernelConfig:
         object.__setattr__(self, "programs", rules.digests)
 
     @property
+    def cut(self) -> bool:
+        """Whether the shell's long paths are cut by registers: for FPGAs slower than the first."""
+        return self.technology != TECHNOLOGIES[0]
+
+    @property
     def rule_set(self) -> RuleSet:
         """The rules. Those of a file are what it defined when this configuration was made."""
         given = (self.rules, self.order, self.gradient_scale)

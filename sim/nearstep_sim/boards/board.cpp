@@ -42,9 +42,11 @@ class Board {
         reset();
     }
 
-    // The button: everything but what the memory holds.
+    // The button. The memory is not refreshed until the host has brought it up again: nobody may
+    // count on what it holds.
     void reset() {
         uart_.forget();
+        if (chip_) chip_->forget();
         top_.rst = 1;
         for (std::uint64_t i = 0; i < o_.reset_cycles; ++i) step();
         top_.rst = 0;

@@ -144,7 +144,8 @@ class BoardLine:
     def press_reset(self) -> None:
         """Reset the board by its button, in the midst of whatever it does.
 
-        The SDRAM chip keeps what it holds.
+        Block RAM keeps what it holds; on what an SDRAM holds nobody can count, as it is not
+        refreshed until the host has brought it up again.
         """
         self._lib.board_reset(self._handle)
 

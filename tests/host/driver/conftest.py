@@ -59,6 +59,7 @@ FULL = {
     "golden-card": f"golden:smartssd?{CARD_SHAPE}&{EVERYTHING}",
     "sim-ideal": f"sim:axdimm?{SHAPE}&{EVERYTHING}",
     "sim-card-stalled": f"sim:smartssd?{SIM_CARD_SHAPE}&{EVERYTHING}&stall=0.2&seed=7",
+    "sim-card-ecp5": f"sim:smartssd?{SIM_CARD_SHAPE}&{EVERYTHING}&stall=0.2&technology=ecp5",
 }
 """Devices whose kernels have everything that a kernel can have."""
 
@@ -82,7 +83,7 @@ def device(request: pytest.FixtureRequest) -> Iterator[KernelDevice]:
         yield opened
 
 
-@pytest.fixture(params=chosen(FULL, {"sim-ideal"}))
+@pytest.fixture(params=chosen(FULL, {"sim-ideal", "sim-card-ecp5"}))
 def full(request: pytest.FixtureRequest) -> Iterator[KernelDevice]:
     """A device whose kernels have everything."""
     with nearstep.open(FULL[request.param]) as opened:

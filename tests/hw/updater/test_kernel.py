@@ -86,6 +86,8 @@ def test_runs_that_end_early_leave_memory_and_kernel_in_order():
         {"lanes": 1, "block_bytes": 32},
         {"lanes": 1, "block_bytes": 2048},
         {"lanes": 2, "functional_units": 1, "block_bytes": 64, "windows": 8},
+        {"lanes": 2, "functional_units": 1, "block_bytes": 64, "technology": "ecp5"},
+        {"lanes": 4, "functional_units": 2, "block_bytes": 256, "technology": "ecp5"},
         {"lanes": 8, "functional_units": 1, "block_bytes": 1024, "bursts_ahead": 8},
         {"lanes": 16, "functional_units": 4, "block_bytes": 512, "address_width": 64},
         {"lanes": 16, "block_bytes": 1024, "address_width": 17},

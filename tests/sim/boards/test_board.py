@@ -24,13 +24,18 @@ from nearstep_spec.codec import from_text
 from ...host.driver.job import Job
 
 BAUD = "25000000"  # a bit takes four cycles
-DRAM = pytest.param("dram", marks=pytest.mark.deep)
+MEMORIES = ("blockram", "dram")
 COUNT = 70  # elements: a chunk is 256
 
 
-@pytest.fixture(params=["blockram", DRAM])
+SMALL = "memory=blockram&rules=sgd&copy_out_formats=&compression="
+"""A card that is built in a fraction of the time."""
+
+
+@pytest.fixture(params=["small", *(pytest.param(m, marks=pytest.mark.deep) for m in MEMORIES)])
 def board(request: pytest.FixtureRequest) -> Iterator[SmartssdDevice]:
-    with nearstep.open(f"sim:board?memory={request.param}&baud={BAUD}") as opened:
+    options = SMALL if request.param == "small" else f"memory={request.param}"
+    with nearstep.open(f"sim:board?{options}&baud={BAUD}") as opened:
         assert isinstance(opened, SmartssdDevice)
         assert isinstance(opened.backend, BoardBackend)
         yield opened
@@ -46,24 +51,34 @@ def line(memory: str) -> BoardLine:
     return BoardLine(from_text(SimulatedBoardOptions, options))
 
 
+def step(board: SmartssdDevice, job: Job) -> int:
+    """Run a step of the rule that the board has, and compare; the number of elements compared."""
+    if board.config.kernel.rules == ("sgd",):
+        job.run("sgd", lr=0.01)
+    else:
+        job.run(copy_out=job.copy("bf16"))
+    return job.check()
+
+
+def arrays_of(board: SmartssdDevice) -> tuple[str, ...]:
+    return tuple(board.config.kernel.arrays)
+
+
 def test_a_step_gives_the_bits_of_the_golden_rule(board: SmartssdDevice) -> None:
-    job = Job(board, COUNT, seed=5)
-    copy = job.copy("bf16")
-    job.run(copy_out=copy)
-    assert job.check() == 4 * COUNT
+    job = Job(board, COUNT, seed=5, arrays=arrays_of(board))
+    assert step(board, job) == COUNT * (4 if len(arrays_of(board)) == 4 else 1)
     counts = line_of(board).counts
     assert counts.framing_errors == 0
     assert (counts.reads > COUNT) == (counts.writes > COUNT) == (line_of(board).memory.size > 0)
 
 
 def test_a_reset_in_the_midst_of_a_run_leaves_the_board_usable(board: SmartssdDevice) -> None:
-    job = Job(board, COUNT, seed=6)
-    run = job.start()
+    job = Job(board, COUNT, seed=6, arrays=arrays_of(board))
+    run = job.start("sgd", lr=0.01) if len(arrays_of(board)) == 2 else job.start()
     board.reset()
     assert not run.done
     job.upload()
-    job.run()
-    assert job.check() == 3 * COUNT
+    assert step(board, job) >= COUNT
 
 
 class Cable:
@@ -81,20 +96,21 @@ class Cable:
         pass
 
 
-@pytest.mark.parametrize("memory", ["blockram", DRAM])
+@pytest.mark.deep
+@pytest.mark.parametrize("memory", MEMORIES)
 def test_the_button_ends_the_session(memory: str) -> None:
     """And what is opened on the line then is the board as it was."""
     with closing(line(memory)) as wire:
         first = LinkBackend(Link(Cable(wire)))
         data = np.arange(64, dtype=np.uint8)
-        first.write_memory(4096, data)
+        first.write_memory(5000, data)
         wire.press_reset()
         with pytest.raises(SessionLostError):
             first.read_register(0)
         again = LinkBackend(Link(Cable(wire)))
         assert again.config == first.config
         found = np.empty_like(data)
-        again.read_memory(4096, found)
+        again.read_memory(5000, found)
         np.testing.assert_array_equal(found, data)
 
 
@@ -107,7 +123,7 @@ def test_several_chunks_on_dram_with_every_kind_of_run() -> None:
             job.run(step=step)
             assert job.check() == 3 * 1001
         counts = line_of(board).counts
-        assert counts.refreshes >= counts.cycles // 781 - 64
+        assert counts.refreshes * 781 > 0.95 * counts.cycles
 
 
 @pytest.mark.deep
@@ -134,7 +150,7 @@ def test_memory_that_answers_wrongly_later_shows_in_the_results() -> None:
 @pytest.mark.deep
 @pytest.mark.parametrize(
     ("rule", "longer"),
-    [("tRCD", {"trcd": 30_000}), ("tRFC", {"trfc": 76_000}), ("setup time", {"tset": 5_001})],
+    [("tRCD", {"trcd": 30_000}), ("tRFC", {"trfc": 160_000}), ("setup time", {"tset": 5_001})],
 )
 def test_a_chip_that_needs_more_time_complains(
     rule: str, longer: dict[str, int], monkeypatch: pytest.MonkeyPatch

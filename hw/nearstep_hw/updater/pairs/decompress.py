@@ -8,6 +8,7 @@ from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 from amaranth.utils import exact_log2
 
+from nearstep_hw.stream.slice import StreamSlice
 from nearstep_hw.updater.pairs.check import PairCheck
 from nearstep_hw.updater.pairs.chunk_buffer import ChunkBuffer
 from nearstep_hw.updater.pairs.layout import (
@@ -156,6 +157,7 @@ class Decompressor(wiring.Component):
     lanes : elements of a dense beat, a power of two.
     pairs : pairs of a beat, even.
     chunk : elements of a chunk, a power of two, at least two beats. Of `scatter` alone.
+    cut : long paths are cut: two cycles more of latency, and fused, two cycles for each dense beat.
 
     Members
     -------
@@ -181,7 +183,9 @@ class Decompressor(wiring.Component):
         lanes: int = 16,
         pairs: int = 16,
         chunk: int = 4096,
+        cut: bool = False,
     ) -> None:
+        self.cut = cut
         self.forms = tuple(forms)
         if not self.forms or set(self.forms) - {FUSED, SCATTER}:
             raise ValueError(f"Forms must be of {FUSED} and {SCATTER}, not {forms!r}")
@@ -192,7 +196,7 @@ class Decompressor(wiring.Component):
         self._reader = PairReader(pairs=pairs)
         both = len(self.forms) > 1
         self._check = PairCheck(pairs=pairs, group=chunk if SCATTER in forms else 1, choice=both)
-        self._merge = PairMerge(lanes=lanes, pairs=pairs) if FUSED in self.forms else None
+        self._merge = PairMerge(lanes=lanes, pairs=pairs, cut=cut) if FUSED in self.forms else None
         self._scatter = (
             ChunkScatter(lanes=lanes, pairs=pairs, chunk=chunk) if SCATTER in self.forms else None
         )
@@ -230,7 +234,18 @@ class Decompressor(wiring.Component):
                 sink.valid.eq(source.valid & ~self.i_start),
                 source.ready.eq(sink.ready & ~self.i_start),
             ]
-        wiring.connect(m, reader.o, check.i)
+        checked = check.o
+        if not self.cut:
+            wiring.connect(m, reader.o, check.i)
+        else:
+            early = StreamSlice(PairLayout(self.pairs))
+            m.submodules.early = ResetInserter(self.i_start)(early)
+            wiring.connect(m, reader.o, early.i)
+            wiring.connect(m, early.o, check.i)
+            cut = StreamSlice(PairLayout(self.pairs))
+            m.submodules.cut = ResetInserter(self.i_start)(cut)
+            wiring.connect(m, check.o, cut.i)
+            checked = cut.o
         m.d.comb += [
             launch.eq(started),
             reader.i_launch.eq(launch),
@@ -240,18 +255,19 @@ class Decompressor(wiring.Component):
             check.i_count.eq(self.i_count),
         ]
         with m.If(self.i_dry):
-            self._drop(m, check)
+            self._drop(m, checked)
         if merge is not None:
             m.submodules.merge = ResetInserter(self.i_start)(merge)
             m.d.comb += [
                 merge.i_launch.eq(started),
                 merge.i_count.eq(self.i_count),
-                merge.i.payload.eq(check.o.payload),
+                merge.i.payload.eq(checked.payload),
+                merge.o.ready.eq(self.o.ready),
             ]
             with m.If(self._takes(FUSED)):
                 m.d.comb += [
-                    merge.i.valid.eq(check.o.valid),
-                    check.o.ready.eq(merge.i.ready),
+                    merge.i.valid.eq(checked.valid),
+                    checked.ready.eq(merge.i.ready),
                     self.o_duplicates.eq(check.o_repeats),
                 ]
                 self._give(m, merge)
@@ -261,13 +277,14 @@ class Decompressor(wiring.Component):
                 scatter.i_start.eq(self.i_start),
                 scatter.i_launch.eq(self._takes(SCATTER)),
                 scatter.i_count.eq(self.i_count),
-                scatter.i.payload.eq(check.o.payload),
+                scatter.i.payload.eq(checked.payload),
+                scatter.o.ready.eq(self.o.ready),
             ]
             with m.If(self._takes(SCATTER)):
                 m.d.comb += [
                     launch.eq(scatter.o_launch),
-                    scatter.i.valid.eq(check.o.valid),
-                    check.o.ready.eq(scatter.i.ready),
+                    scatter.i.valid.eq(checked.valid),
+                    checked.ready.eq(scatter.i.ready),
                     self.o_duplicates.eq(scatter.o_duplicates),
                 ]
                 self._give(m, scatter)
@@ -291,25 +308,24 @@ class Decompressor(wiring.Component):
         m.d.comb += [
             self.o.valid.eq(part.o.valid),
             self.o.payload.eq(part.o.payload),
-            part.o.ready.eq(self.o.ready),
             self.o_done.eq(part.o_done),
             self.o_cause.eq(part.o_cause),
             self.o_position.eq(part.o_position),
         ]
 
-    def _drop(self, m: Module, check: PairCheck) -> None:
+    def _drop(self, m: Module, checked: object) -> None:
         """Take pairs and give nothing; hold the outcome."""
         done = Signal(name="dry_done")
         cause = Signal(CAUSE_WIDTH, name="dry_cause")
         position = Signal(COUNT_WIDTH, name="dry_position")
-        last = check.o.payload
+        last = checked.payload
         m.d.comb += [
-            check.o.ready.eq(1),
+            checked.ready.eq(1),
             self.o_done.eq(done),
             self.o_cause.eq(cause),
             self.o_position.eq(position),
         ]
-        with m.If(check.o.valid & last.end):
+        with m.If(checked.valid & last.end):
             m.d.sync += [
                 done.eq(last.cause == PairCause.NONE),
                 cause.eq(last.cause),

@@ -23,11 +23,13 @@ class IsolatedDecompressor(wiring.Component):
 
     Parameters
     ----------
-    forms, lanes, pairs, chunk : as of `Decompressor`.
+    forms, lanes, pairs, chunk, cut : as of `Decompressor`.
     """
 
-    def __init__(self, *, forms: Sequence[str], lanes: int, pairs: int, chunk: int) -> None:
-        self._inner = Decompressor(forms=forms, lanes=lanes, pairs=pairs, chunk=chunk)
+    def __init__(
+        self, *, forms: Sequence[str], lanes: int, pairs: int, chunk: int, cut: bool = False
+    ) -> None:
+        self._inner = Decompressor(forms=forms, lanes=lanes, pairs=pairs, chunk=chunk, cut=cut)
         self.choice = self._inner.choice
         super().__init__(self._inner.signature)
 

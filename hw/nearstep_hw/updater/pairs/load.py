@@ -80,6 +80,7 @@ class PairLoad(wiring.Component):
             lanes=config.lanes,
             pairs=config.lanes,
             chunk=config.block_elements,
+            cut=config.cut,
         )
         super().__init__(
             {
@@ -118,6 +119,7 @@ class PairLoad(wiring.Component):
             beat_bytes=config.beat_bytes,
             windows=config.window_count,
             write=False,
+            cut=config.cut,
         )
         m.submodules.mover = mover = ReadMover(
             streams=2,
@@ -127,6 +129,7 @@ class PairLoad(wiring.Component):
             landing_beats=2 * config.burst_beats,
             bursts_ahead=config.bursts_ahead,
             own=(VALUE_STREAM,),
+            cut=config.cut,
         )
         decompressor = self.decompressor
         m.submodules.decompressor = DomainRenamer("pairs")(decompressor)

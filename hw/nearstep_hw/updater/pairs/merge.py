@@ -28,6 +28,7 @@ class PairMerge(wiring.Component):
     ----------
     lanes : elements of a dense beat, a power of two.
     pairs : pairs of a beat.
+    cut : a register between what is compared and what is done with it; each step takes two cycles.
 
     Members
     -------
@@ -39,7 +40,8 @@ class PairMerge(wiring.Component):
     o_cause, o_position : of the run that ended early.
     """
 
-    def __init__(self, *, lanes: int, pairs: int) -> None:
+    def __init__(self, *, lanes: int, pairs: int, cut: bool = False) -> None:
+        self.cut = cut
         self.lanes = lanes
         self.pairs = pairs
         super().__init__(
@@ -64,8 +66,18 @@ class PairMerge(wiring.Component):
         partial = Signal(data.ArrayLayout(FP32.width, lanes))  # of the beat, from pairs before
 
         here, rest = Signal(pairs), Signal(pairs)
+        # Nothing that is compared changes in the cycles without `act`.
+        act = Signal()
+        to = m.d.sync if self.cut else m.d.comb
+        if self.cut:
+            m.d.sync += act.eq(~act)
+        else:
+            m.d.comb += act.eq(1)
+        found = Signal(pairs)
+        left = Signal()  # some of `held` is behind this beat
         for k in range(pairs):
-            m.d.comb += here[k].eq(held.keep[k] & (held.index[k][low:] == number))
+            m.d.comb += found[k].eq(held.keep[k] & (held.index[k][low:] == number))
+        to += [here.eq(found), left.eq((held.keep & ~found).any())]
         m.d.comb += rest.eq(held.keep & ~here)
         merged = Signal(data.ArrayLayout(FP32.width, lanes))
         for lane in range(lanes):
@@ -73,19 +85,21 @@ class PairMerge(wiring.Component):
 
         given, space = self.i.payload, Signal()
         complete, take, emit = Signal(), Signal(), Signal()
+        arrived, at_end = Signal(), Signal()
+        to += [arrived.eq(self.i.valid), at_end.eq(number == beats)]
+        to += complete.eq(given.keep[0] & (given.index[0][low:] != number))
         m.d.comb += [
             space.eq(self.o.ready | ~self.o.valid),
-            complete.eq(given.keep[0] & (given.index[0][low:] != number)),
             self.i.ready.eq(take),
         ]
-        with m.If(running):
-            with m.If(rest.any()):
+        with m.If(running & act):
+            with m.If(left):
                 m.d.comb += emit.eq(space)
                 with m.If(space):
                     m.d.sync += held.keep.eq(rest)
             with m.Elif(~held.end):
                 m.d.comb += [
-                    take.eq(self.i.valid & (space | ~complete)),
+                    take.eq(arrived & (space | ~complete)),
                     emit.eq(take & complete),
                 ]
                 with m.If(take):
@@ -96,7 +110,7 @@ class PairMerge(wiring.Component):
                     self.o_cause.eq(held.cause),
                     self.o_position.eq(held.position),
                 ]
-            with m.Elif(number == beats):
+            with m.Elif(at_end):
                 m.d.sync += [running.eq(0), finished.eq(1)]
             with m.Else():
                 m.d.comb += emit.eq(space)

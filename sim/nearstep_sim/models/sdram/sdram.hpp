@@ -90,6 +90,9 @@ class Sdram {
         return false;
     }
 
+    // What it holds counts for nothing from now on: it need not be refreshed before a row is opened.
+    void forget() { holds_ = false; }
+
     void inject(const SdramInjection& injection) {
         injection_ = injection;
         seen_ = 0;
