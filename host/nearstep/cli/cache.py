@@ -19,6 +19,7 @@ MEANINGS = {
     "rule": "C++ of update rules",
     "design": "C++ of devices",
     "stream": "C++ of benches",
+    "litedram": "memory controllers of boards",
     "cocotb": "simulators of cocotb benches",
     "formal": "logs and counterexamples of proofs",
     "runs": "logs of cocotb benches",

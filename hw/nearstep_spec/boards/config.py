@@ -63,7 +63,11 @@ class BoardConfig:
     ] = "dram"
     baud: Annotated[
         int | None,
-        Option(meaning="bits a second of the link", low=9600, unset="that of the board"),
+        Option(
+            meaning="bits a second of the link",
+            allowed="from 9600 to a quarter of the clock",
+            unset="that of the board",
+        ),
     ] = None
     card: Annotated[SmartssdConfig, Nested(omit=FIXED, defaults=UPDATER_OPTIONS)] = field(
         default_factory=_card

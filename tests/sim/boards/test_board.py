@@ -53,7 +53,7 @@ def line(memory: str) -> BoardLine:
 
 def step(board: SmartssdDevice, job: Job) -> int:
     """Run a step of the rule that the board has, and compare; the number of elements compared."""
-    if board.config.kernel.rules == ("sgd",):
+    if board.config.rules == ("sgd",):
         job.run("sgd", lr=0.01)
     else:
         job.run(copy_out=job.copy("bf16"))
@@ -61,7 +61,7 @@ def step(board: SmartssdDevice, job: Job) -> int:
 
 
 def arrays_of(board: SmartssdDevice) -> tuple[str, ...]:
-    return tuple(board.config.kernel.arrays)
+    return tuple(board.config.arrays)
 
 
 def test_a_step_gives_the_bits_of_the_golden_rule(board: SmartssdDevice) -> None:
