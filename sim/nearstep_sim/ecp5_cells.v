@@ -1,6 +1,10 @@
 // Behaviour of the ECP5 cells for which Yosys has no model: what Yosys and our RTL use of them.
 //
-// MULT18X18D after Lattice FPGA-TN-02205 (sysDSP), DP16KD after FPGA-TN-02204 (memory). A parameter
+// Ports and parameters are among those of Yosys's declarations (`techlibs/lattice`). DP16KD reads,
+// writes and resets as `brams_16kd.txt` tells Yosys that it does, with pins and contents as
+// `brams_map_16kd.v` connects them; MULT18X18D gives the product that `dsp_map_18x18.v` takes from
+// it, and nothing that Yosys makes uses its registers. None of it is checked against Lattice's
+// models or a device: where RTL and netlist agree, synthesis agrees with these models. A parameter
 // that is not modelled names a module that does not exist, so that no simulator builds it.
 
 // A register of MULT18X18D that its parameters may leave out.
