@@ -10,7 +10,6 @@ from collections.abc import Sequence
 
 from nearstep.errors import DeviceError, MismatchError
 
-
 UNKNOWN = "whether it was carried out is not known"
 
 

@@ -298,9 +298,6 @@ def test_the_cable_is_pulled_in_the_midst_of_a_transfer() -> None:
             open_port(server.path)
 
 
-@pytest.mark.parametrize(
-    ("direction", "kind"), [("down", NoAnswerError), ("up", DamagedFramesError)]
-)
 def test_a_port_is_read_while_it_is_written() -> None:
     """Whoever is behind it takes nothing until all that it says was taken."""
     said, heard = bytes(range(256)) * 512, bytearray()
@@ -340,6 +337,9 @@ def test_a_port_that_takes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     os.close(master)
 
 
+@pytest.mark.parametrize(
+    ("direction", "kind"), [("down", NoAnswerError), ("up", DamagedFramesError)]
+)
 def test_damage_up_to_the_bound(endpoint: Endpoint, direction: str, kind: type[LinkError]) -> None:
     """A board drops what is damaged; what comes from it damaged is counted here."""
     line = Loopback(endpoint)

@@ -25,8 +25,8 @@ from nearstep.serial.errors import (
 from nearstep.serial.link import SEQUENCES, Link
 from nearstep_spec.serial.framing import Deframer, to_frame
 from nearstep_spec.serial.protocol import (
-    MOST_ANSWER,
     MOST_AHEAD,
+    MOST_ANSWER,
     VERSION,
     Answer,
     Op,
@@ -465,7 +465,8 @@ def test_who_gives_up_has_no_session(again: type[BaseException] | None) -> None:
         link.ask_all(reads(8), interrupt)
     sent = len(board.frames)
     with pytest.raises(
-        LinkFailedError, match="read memory 0x10..0x20, .*whether it was carried out is not known"
+        LinkFailedError,
+        match=r"read memory 0x10\.\.0x20, .*whether it was carried out is not known",
     ) as caught:
         link.ask(reads(1)[0])
     assert isinstance(caught.value.__cause__, InterruptedLinkError)

@@ -121,7 +121,8 @@ async def random_requests(dut: object) -> None:
     assert (bench.memory.data == model.memory).all()
     bench.checker.finish()
     print(
-        f"{len(line.bodies)} answers, {unknown} unknown, {bench.dropped} dropped, {bench.cycles} cycles, {kinds}"
+        f"{len(line.bodies)} answers, {unknown} unknown, {bench.dropped} dropped, "
+        f"{bench.cycles} cycles, {kinds}"
     )
     assert len(line.bodies) > COUNT // 2
     assert bench.dropped >= kinds["damaged"] // 2
