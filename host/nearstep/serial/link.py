@@ -44,7 +44,7 @@ from nearstep_spec.serial.protocol import (
 
 SEQUENCES = 256
 WAIT_SECONDS = 0.1
-WAIT_GROWTH = 2
+WAIT_GROWTH = 2.0
 MOST_GROWTHS = 3
 """Times that the wait grows for one request, at most: so a board that is gone is found soon."""
 
@@ -261,13 +261,14 @@ class Link:
         """Take what is unanswered after an interruption; fail if that is interrupted too."""
         try:
             self._run(iter(()), lambda index, answer: None)
-        except BaseException as error:
+        except LinkError as error:
+            self._fail(error)
+        except BaseException:
             asked = ", ".join(_text(each.request) for each in self._pending)
             reason = f"{asked} had no answer when {type(cause).__name__} ended the call; {UNKNOWN}"
             transactions = tuple(self.history)
             self._fail(InterruptedLinkError(self.port, reason, transactions=transactions))
-            if not isinstance(error, LinkError):
-                raise
+            raise
 
     def _fail(self, error: LinkError) -> None:
         self._failed = error

@@ -466,10 +466,10 @@ def test_who_gives_up_has_no_session(again: type[BaseException] | None) -> None:
     sent = len(board.frames)
     with pytest.raises(
         LinkFailedError,
-        match=r"read memory 0x10\.\.0x20, .*whether it was carried out is not known",
+        match=r"read memory 0x10\.\.0x20.*whether it was carried out is not",
     ) as caught:
         link.ask(reads(1)[0])
-    assert isinstance(caught.value.__cause__, InterruptedLinkError)
+    assert isinstance(caught.value.__cause__, InterruptedLinkError if again else NoAnswerError)
     assert len(board.frames) == sent
     assert board.closed
 
