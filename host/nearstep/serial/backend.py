@@ -20,10 +20,19 @@ from nearstep.serial.errors import (
     RegisterTimeoutError,
     WrongBoardError,
 )
-from nearstep.serial.link import FAILED, Link
+from nearstep.serial.link import Link
 from nearstep_spec.boards.registers import board_map
 from nearstep_spec.csr.model import WORD_BYTES
-from nearstep_spec.serial.protocol import MOST_DATA, PAGE_BYTES, Answer, Op, Request, Space, Status
+from nearstep_spec.serial.protocol import (
+    FAILED,
+    MOST_DATA,
+    PAGE_BYTES,
+    Answer,
+    Op,
+    Request,
+    Space,
+    Status,
+)
 
 RESET_CYCLES = 1 << 20
 """A reset takes fewer: it waits for what memory owes."""

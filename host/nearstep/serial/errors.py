@@ -10,6 +10,8 @@ from collections.abc import Sequence
 
 from nearstep.errors import DeviceError, MismatchError
 
+UNKNOWN = "whether it was carried out is not known"
+
 
 class PortError(DeviceError):
     """A serial port that cannot be opened.
@@ -56,7 +58,7 @@ class LinkError(DeviceError):
 
 
 class NoAnswerError(LinkError):
-    """Nobody answered a request, however often it was sent.
+    """Nobody answered a request, however often it was sent: it may have been carried out, or not.
 
     Attributes
     ----------
@@ -78,7 +80,7 @@ class NoAnswerError(LinkError):
         self.tries = tries
         super().__init__(
             port,
-            f"no answer to {request} in {seconds:.3g} s, sent {tries} times: {detail}",
+            f"no answer to {request} in {seconds:.3g} s, sent {tries} times: {detail}; {UNKNOWN}",
             transactions=transactions,
         )
 
@@ -117,11 +119,18 @@ class DamagedFramesError(NoAnswerError):
 
 
 class PortLostError(LinkError):
-    """The port went away: the cable was pulled, or what was behind it ended."""
+    """The port went away: the cable was pulled, or what was behind it ended.
+
+    What had no answer yet may have been carried out, or not.
+    """
 
 
 class SessionLostError(LinkError):
     """The board was reset while it was in use: what registers and the kernel held is gone."""
+
+
+class InterruptedLinkError(LinkError):
+    """Requests were given up by an interruption: they may have been carried out, or not."""
 
 
 class AnswerError(LinkError):

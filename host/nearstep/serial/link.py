@@ -12,8 +12,10 @@ from typing import Any
 
 from nearstep.errors import ClosedDeviceError, ForkedDeviceError
 from nearstep.serial.errors import (
+    UNKNOWN,
     AnswerError,
     DamagedFramesError,
+    InterruptedLinkError,
     LinkError,
     LinkFailedError,
     NoAnswerError,
@@ -25,7 +27,10 @@ from nearstep_spec.serial.framing import Deframer, to_frame
 from nearstep_spec.serial.protocol import (
     ADDRESS_BYTES,
     ANSWER_BYTES,
+    FAILED,
+    MOST_AHEAD,
     MOST_ANSWER,
+    MOST_REQUEST,
     REQUEST_BYTES,
     VERSION,
     Answer,
@@ -33,26 +38,23 @@ from nearstep_spec.serial.protocol import (
     MessageError,
     Op,
     Request,
+    Space,
     Status,
 )
 
 SEQUENCES = 256
-MOST_AHEAD = SEQUENCES // 2
-"""Requests in a row of which the first is not answered, at most: a late answer is never taken for
-that of a request with the same number."""
-
 WAIT_SECONDS = 0.1
-WAIT_GROWTH = 2
-LONGEST_WAIT = 8
-"""The wait for an answer grows to so many times the first one."""
+WAIT_GROWTH = 2.0
+MOST_GROWTHS = 3
+"""Times that the wait grows for one request, at most: so a board that is gone is found soon."""
+
+KEPT_GROWTHS = 8
+"""Times that it has grown, at most, after requests that were all sent again: to 25.6 s."""
 
 TRIES = 10
 KEPT_TRANSACTIONS = 32
 FRAME_BYTES = 6
 """Flags and CRC of a frame."""
-
-FAILED = (Status.SLVERR, Status.DECERR, Status.BUS_TIMEOUT)
-"""How a request ends that the board's bus did not carry out; its answer tells the address."""
 
 Take = Callable[[int, Answer], None]
 
@@ -92,6 +94,7 @@ class _Pending:
     index : its place among those of the call.
     request
     tries : times that it was sent.
+    growths : times that its wait has grown.
     sent_at : number of its last frame, of all frames of the link.
     begun, last : time at which it was sent first, and last.
     received, dropped : bytes and damaged frames that had come by then.
@@ -100,6 +103,7 @@ class _Pending:
     index: int
     request: Request
     tries: int = 0
+    growths: int = 0
     sent_at: int = 0
     begun: float = 0.0
     last: float = 0.0
@@ -119,7 +123,14 @@ class Link:
     Requests of a call go out ahead of their answers, as many as the board holds. Board and line
     keep the order, so an answer shows that every request whose frame went out before its own, and
     which has none, was lost, or its answer was: that is sent again at once. If nothing comes, the
-    oldest is sent again, after waits that grow. Methods may be called from several threads.
+    oldest is sent again, after waits that grow, and stay as long until something that was sent once
+    is answered. What may not be ahead of answers waits for them: writes of registers, and of two
+    requests that share a byte of memory and do not both read it the second. Methods may be called
+    from several threads.
+
+    Who gives up on a request has no session. So the link fails where none is answered; and a call
+    that is interrupted takes what it still has to get before it ends, unless it is interrupted
+    again.
 
     Parameters
     ----------
@@ -128,7 +139,7 @@ class Link:
         is added.
     tries : times that a request is sent before the link has failed.
     window : requests ahead, at most. None: as many as the board holds.
-    number : gives what tells one session from another, of 48 bits.
+    number : gives what tells one session from another, of 48 bits, another one every time.
 
     Attributes
     ----------
@@ -156,11 +167,12 @@ class Link:
         self._tries = tries
         self._most_ahead = window or MOST_AHEAD
         self._number = number
-        self._deframer = Deframer(MOST_ANSWER)
+        self._deframer = Deframer(max(MOST_ANSWER, MOST_REQUEST))  # a line may echo
         self._bodies: deque[bytes] = deque()
         self._sequence = 0
         self._pending: deque[_Pending] = deque()
-        self._quiet = 0  # waits in vain since something that was sent once was answered
+        self._growths = 0  # of waits, since something that was sent once was answered
+        self._syncs: dict[int, float] = {}  # numbers, and when they were sent
         self._byte_seconds = 0.0
         self._answered_at = 0.0
         self._failed: LinkError | None = None
@@ -184,13 +196,14 @@ class Link:
         AnswerError
         """
         with self._lock:
-            number = self._number()
             found: list[Hello] = []
+            self._sequence = 0
+            self._syncs.clear()
 
             def take(_: int, answer: Answer) -> None:
                 found.append(self._hello(answer))
 
-            self._exchange([Request(op=Op.SYNC, address=number)], take)
+            self._exchange([Request(op=Op.SYNC)], take)
             self.hello = found[0]
             return self.hello
 
@@ -207,9 +220,7 @@ class Link:
         return found[0]
 
     def ask_all(self, requests: Iterable[Request], take: Take) -> None:
-        """Send requests, several ahead of the answers.
-
-        Writes of registers are to be sent alone.
+        """Send requests, several ahead of the answers where that is allowed.
 
         Parameters
         ----------
@@ -240,34 +251,53 @@ class Link:
         try:
             self._run(iter(requests), take)
         except LinkError as error:
-            self._failed = error
-            self._transport.close()
+            self._fail(error)
             raise
-        finally:
-            self._pending.clear()  # what is answered later is stale
+        except BaseException as error:
+            self._settle(error)
+            raise
+
+    def _settle(self, cause: BaseException) -> None:
+        """Take what is unanswered after an interruption; fail if that is interrupted too."""
+        try:
+            self._run(iter(()), lambda index, answer: None)
+        except LinkError as error:
+            self._fail(error)
+        except BaseException:
+            asked = ", ".join(_text(each.request) for each in self._pending)
+            reason = f"{asked} had no answer when {type(cause).__name__} ended the call; {UNKNOWN}"
+            transactions = tuple(self.history)
+            self._fail(InterruptedLinkError(self.port, reason, transactions=transactions))
+            raise
+
+    def _fail(self, error: LinkError) -> None:
+        self._failed = error
+        self._pending.clear()
+        self._transport.close()
 
     def _run(self, requests: Iterator[Request], take: Take) -> None:
         """Send everything, and take every answer."""
         pending = self._pending
-        index, more = 0, True
+        index = 0
+        request = next(requests, None)
         while True:
             fresh = []
-            while more and self._room():
-                request = next(requests, None)
-                if request is None:
-                    more = False
-                    break
+            while request is not None and self._may_go(request):
                 fresh.append(_Pending(index, replace(request, sequence=self._sequence)))
                 pending.append(fresh[-1])
                 self._sequence = (self._sequence + 1) % SEQUENCES
                 index += 1
+                request = next(requests, None)
             self._send(fresh)
             if not pending:
                 return
             answered = self._await()
             if answered is None:
-                self._quiet += 1
-                self._send([pending[0]])
+                oldest = pending[0]
+                if oldest.growths < MOST_GROWTHS:
+                    oldest.growths += 1
+                    self._growths = min(self._growths + 1, KEPT_GROWTHS)
+                self._send([oldest])
                 continue
             which, answer = answered
             self._learn(which)
@@ -276,12 +306,14 @@ class Link:
             take(which.index, answer)
             self._send([each for each in pending if each.sent_at < which.sent_at])
 
-    def _room(self) -> bool:
+    def _may_go(self, request: Request) -> bool:
         """Whether the next request may be sent."""
         if not self._pending:
             return True
         oldest = self._pending[0].request.sequence
-        return (self._sequence - oldest) % SEQUENCES < self.window
+        if (self._sequence - oldest) % SEQUENCES >= self.window:
+            return False
+        return not any(_clash(request, each.request) for each in self._pending)
 
     def _send(self, requests: Sequence[_Pending]) -> None:
         """Send them, for the first time or again."""
@@ -298,6 +330,9 @@ class Link:
             each.last = self._transport.now
             traffic.frames_sent += 1
             each.sent_at = traffic.frames_sent
+            if each.request.op is Op.SYNC:
+                each.request = replace(each.request, address=self._number())
+                self._syncs[each.request.address] = self._transport.now
             body = each.request.encode()
             traffic.bodies_sent += len(body)
             data += to_frame(body)
@@ -316,22 +351,26 @@ class Link:
         self._answered_at = now
         self._byte_seconds = max(took / answered.nbytes, self._byte_seconds / 2)
         if answered.tries == 1:
-            self._quiet = 0
+            self._growths = 0
 
-    def _await(self) -> tuple[_Pending, Answer] | None:
-        """The next answer to something pending; None if it does not come in time."""
+    @property
+    def _patience(self) -> float:
+        """Seconds in which something pending should be answered."""
         baud = self._transport.baud
         line = BITS_A_BYTE / baud if baud else 0.0
         nbytes = sum(each.nbytes for each in self._pending)
-        wait = self._wait * min(WAIT_GROWTH**self._quiet, LONGEST_WAIT) + nbytes * line
-        wait += (nbytes + self._pending[0].nbytes) * self._byte_seconds
-        deadline = self._transport.now + wait
+        wait = self._wait * WAIT_GROWTH**self._growths + nbytes * line
+        return wait + (nbytes + self._pending[0].nbytes) * self._byte_seconds
+
+    def _await(self) -> tuple[_Pending, Answer] | None:
+        """The next answer to something pending; None if it does not come in time."""
+        begun = self._transport.now
         while True:
             while self._bodies:
                 found = self._match(self._bodies.popleft())
                 if found is not None:
                     return found
-            left = deadline - self._transport.now
+            left = begun + self._patience - self._transport.now
             if left <= 0:
                 return None
             data = self._transport.read(left)
@@ -349,35 +388,36 @@ class Link:
             self.traffic.frames_stale += 1
             return None
         for each in self._pending:
-            asked = each.request
-            if answer.sequence != asked.sequence or not _answers(answer, asked):
-                continue
-            self._check(each, answer)
-            return each, answer
+            if answer.answers(each.request):
+                self._check(each, answer)
+                return each, answer
         self.traffic.frames_stale += 1
+        if answer.op is Op.SYNC:
+            self._learn_late(answer)
         return None
 
+    def _learn_late(self, greeting: Answer) -> None:
+        """The answer to a SYNC that was sent before the newest: a board is there, but is slow."""
+        sent = self._syncs.get(int.from_bytes(greeting.data[:ADDRESS_BYTES], "little"))
+        if sent is not None:
+            took = self._transport.now - sent
+            while self._wait * WAIT_GROWTH**self._growths < WAIT_GROWTH * took:
+                if self._growths == KEPT_GROWTHS:
+                    return
+                self._growths += 1
+
     def _check(self, pending: _Pending, answer: Answer) -> None:
-        """Raise unless the answer is one that the request can have."""
-        asked, status = pending.request, answer.status
-        if status is Status.NO_SESSION:
-            self.history.append(_said(pending, answer))
-            reason = "the board was reset while it was in use: what its registers held is gone"
-            raise SessionLostError(self.port, reason, transactions=tuple(self.history))
-        if status is Status.OK:
-            wanted = asked.length if asked.op is Op.READ else 0
-            if asked.op is Op.SYNC or len(answer.data) == wanted:
-                return
-            expected, actual = f"{wanted} bytes", f"{len(answer.data)}"
-        elif status in FAILED and len(answer.data) == ADDRESS_BYTES and asked.op is not Op.SYNC:
+        """Raise unless the request was carried out, or failed on the board's bus."""
+        if answer.status is Status.OK or answer.status in FAILED:
             return
-        else:
-            expected = "data or an error of the bus"
-            actual = f"{status.name} with {len(answer.data)} bytes"
         self.history.append(_said(pending, answer))
-        raise AnswerError(
-            self.port, _text(asked), expected, actual, transactions=tuple(self.history)
-        )
+        transactions = tuple(self.history)
+        if answer.status is Status.NO_SESSION:
+            reason = "the board was reset while it was in use: what its registers held is gone"
+            raise SessionLostError(self.port, reason, transactions=transactions)
+        expected, actual = "data or an error of the bus", answer.status.name
+        asked = _text(pending.request)
+        raise AnswerError(self.port, asked, expected, actual, transactions=transactions)
 
     def _hello(self, answer: Answer) -> Hello:
         """What a board says in its answer to SYNC."""
@@ -406,14 +446,16 @@ class Link:
         return NoAnswerError(self.port, asked, **common)
 
 
-def _answers(answer: Answer, asked: Request) -> bool:
-    """Whether an answer with the number of a request is one to it."""
-    if (answer.op, answer.space) != (asked.op, asked.space):
-        return False
-    if asked.op is not Op.SYNC:
+def _clash(first: Request, second: Request) -> bool:
+    """Whether two requests must not both be unanswered."""
+    both = (first, second)
+    writes = [each for each in both if each.op is not Op.READ]
+    if any(each.space is not Space.MEMORY for each in writes):
         return True
-    number = asked.address.to_bytes(ADDRESS_BYTES, "little")
-    return answer.data[:ADDRESS_BYTES] == number
+    if not writes or any(each.space is not Space.MEMORY for each in both):
+        return False
+    begin = max(each.address for each in both)
+    return begin < min(each.address + each.length for each in both)
 
 
 def _text(request: Request) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import select
 import time
 from typing import Protocol
@@ -24,7 +25,9 @@ STUCK_SECONDS = 5.0
 """A port that takes no byte for so long counts as lost; there is no flow control."""
 
 WRITTEN_BYTES = 2048
-"""Bytes that have so long together; at 9600 baud they take 2 s."""
+"""Bytes that are given to the port at once; at 9600 baud they take 2 s."""
+
+MAY_BE = "what was under way may have been carried out"
 
 
 class Transport(Protocol):
@@ -80,10 +83,10 @@ class SerialPort:
     def __init__(self, port: str, baud: int) -> None:
         self.port = port
         self.baud = baud
+        self._come = bytearray()  # while bytes were written
         try:
-            self._serial = serial.Serial(
-                port, baud, timeout=0, write_timeout=STUCK_SECONDS, exclusive=True
-            )
+            self._serial = serial.Serial(port, baud, timeout=0, exclusive=True)
+            os.set_blocking(self._serial.fileno(), False)
         except (OSError, ValueError) as error:
             raise _why(port, error) from error
 
@@ -92,30 +95,51 @@ class SerialPort:
         return time.monotonic()
 
     def write(self, data: bytes) -> None:
+        """As `Transport.write`; what comes meanwhile is kept for `read`."""
+        left = memoryview(data)
+        until = self.now + STUCK_SECONDS
         try:
-            for at in range(0, len(data), WRITTEN_BYTES):
-                self._serial.write(data[at : at + WRITTEN_BYTES])
-        except serial.SerialTimeoutException as error:
-            reason = f"the port took no bytes for {STUCK_SECONDS:g} s"
-            raise PortLostError(self.port, reason) from error
-        except (OSError, TypeError) as error:  # the second if it was closed under the call
+            port = self._serial.fileno()
+            while left:
+                wait = max(0.0, until - self.now)
+                readable, writable, _ = select.select([port], [port], [], wait)
+                if readable:
+                    self._come += self._serial.read(max(1, self._serial.in_waiting))
+                if writable and (sent := _written(port, left[:WRITTEN_BYTES])):
+                    left = left[sent:]
+                    until = self.now + STUCK_SECONDS
+                elif self.now >= until:
+                    reason = f"the port took no bytes for {STUCK_SECONDS:g} s"
+                    raise PortLostError(self.port, f"{reason}; {MAY_BE}")
+        except (OSError, TypeError, ValueError) as error:  # the last two if it was closed meanwhile
             raise self._lost(error) from error
 
     def read(self, seconds: float) -> bytes:
         try:
-            ready, _, _ = select.select([self._serial.fileno()], [], [], max(0.0, seconds))
-            if not ready:
-                return b""
-            data: bytes = self._serial.read(max(1, self._serial.in_waiting))
-            return data
+            if not self._come:
+                ready, _, _ = select.select([self._serial.fileno()], [], [], max(0.0, seconds))
+                if not ready:
+                    return b""
+                self._come += self._serial.read(max(1, self._serial.in_waiting))
         except (OSError, TypeError, ValueError) as error:
             raise self._lost(error) from error
+        data = bytes(self._come)
+        self._come.clear()
+        return data
 
     def close(self) -> None:
         self._serial.close()
 
     def _lost(self, error: Exception) -> PortLostError:
-        return PortLostError(self.port, f"the port went away ({error})")
+        return PortLostError(self.port, f"the port went away ({error}); {MAY_BE}")
+
+
+def _written(port: int, data: memoryview) -> int:
+    """How many of these bytes the port has taken."""
+    try:
+        return os.write(port, data)
+    except BlockingIOError:
+        return 0
 
 
 def _why(port: str, error: Exception) -> PortError:

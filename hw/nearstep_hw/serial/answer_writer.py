@@ -10,6 +10,7 @@ from nearstep_hw.serial.uart import BYTE_BITS
 from nearstep_hw.stream.gearbox import PieceLayout
 from nearstep_spec.serial.protocol import (
     ADDRESS_BYTES,
+    ANSWER_BIT,
     ANSWER_BYTES,
     MOST_DATA,
     VERSION,
@@ -169,7 +170,7 @@ class AnswerWriter(wiring.Component):
         address = answer.header.address
         return Array(
             [
-                header.word_select(0, BYTE_BITS),
+                header.word_select(0, BYTE_BITS) | ANSWER_BIT,
                 header.word_select(1, BYTE_BITS),
                 answer.status,
                 Const(0, BYTE_BITS),

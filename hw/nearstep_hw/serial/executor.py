@@ -1,6 +1,6 @@
 """Carries out requests, one after the other."""
 
-from amaranth import Cat, Elaboratable, Module, Mux, Signal
+from amaranth import Cat, Elaboratable, Module, Mux, Signal, Value
 from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
 
@@ -16,7 +16,7 @@ from nearstep_hw.serial.uart import BYTE_BITS
 from nearstep_spec.serial.protocol import Op, Space, Status
 
 MANIFEST_BITS = MOST_MANIFEST.bit_length()
-COMPARED_BITS = 8  # at once, of the last write and this one
+COMPARED_BITS = 8  # at once, of what was before and what is now
 
 
 class Executor(wiring.Component):
@@ -63,6 +63,8 @@ class Executor(wiring.Component):
         outside = self._outside(m)
         write, remember = Signal(), Signal()
         repeated, then_status, then_failed = self._last_write(m, write, remember, status, failed)
+        number = Signal.like(header.address)  # of the session
+        same_number = _same(m, number, header.address)
 
         for access, chosen in ((words, ~on_memory), (memory, on_memory)):
             m.d.comb += [
@@ -102,8 +104,12 @@ class Executor(wiring.Component):
             with m.State("DECIDE"):
                 m.next = "ANSWER"
                 with m.If((header.op == Op.SYNC) & ~self.i_bad):
-                    m.d.comb += remember.eq(1)
-                    m.d.sync += [session.eq(1), answer.content.eq(Content.HELLO)]
+                    m.d.comb += remember.eq(~(session & same_number))
+                    m.d.sync += [
+                        session.eq(1),
+                        number.eq(header.address),
+                        answer.content.eq(Content.HELLO),
+                    ]
                 with m.Elif(~session):
                     m.d.sync += status.eq(Status.NO_SESSION)
                 with m.Elif(self.i_bad):
@@ -165,14 +171,12 @@ class Executor(wiring.Component):
         is_words = Signal()
         last, known = Signal(len(now)), Signal()
         then_status, then_failed = Signal.like(status), Signal.like(failed)
-        same, repeated = Signal(-(-len(now) // COMPARED_BITS)), Signal()
-        for number, bit in enumerate(same):
-            part = slice(number * COMPARED_BITS, (number + 1) * COMPARED_BITS)
-            m.d.sync += bit.eq(now[part] == last[part])
+        repeats, repeated = Signal(), Signal()
         m.d.sync += [
             is_words.eq(Cat(header.space == space for space in WORD_SPACES).any()),
-            repeated.eq(known & same.all() & is_words & (header.op == Op.WRITE)),
+            repeats.eq(known & is_words & (header.op == Op.WRITE)),
         ]
+        m.d.comb += repeated.eq(repeats & _same(m, now, last))
         with m.If(remember):
             m.d.sync += [
                 known.eq(write & is_words),
@@ -181,3 +185,13 @@ class Executor(wiring.Component):
                 then_failed.eq(failed),
             ]
         return repeated, then_status, then_failed
+
+
+def _same(m: Module, first: Value, second: Value) -> Signal:
+    """Whether they are equal, as they were two cycles ago."""
+    parts, same = Signal(-(-len(first) // COMPARED_BITS), name="parts"), Signal()
+    for number, bit in enumerate(parts):
+        part = slice(number * COMPARED_BITS, (number + 1) * COMPARED_BITS)
+        m.d.sync += bit.eq(first[part] == second[part])
+    m.d.sync += same.eq(parts.all())
+    return same

@@ -9,6 +9,7 @@ from nearstep_hw.serial.uart import BYTE_BITS
 from nearstep_spec.csr.model import WORD_BYTES
 from nearstep_spec.serial.protocol import (
     ADDRESS_BYTES,
+    ANSWER_BIT,
     MOST_DATA,
     PAGE_BYTES,
     REQUEST_BYTES,
@@ -24,11 +25,19 @@ WORD_SPACES = (Space.REGISTERS, Space.BOARD, Space.CONTROLLER)
 """Those of registers, which are whole words."""
 
 HeaderLayout = data.StructLayout(
-    {"op": 4, "space": 4, "sequence": 8, "length": 16, "address": ADDRESS_BITS}
+    {
+        "op": 4,
+        "space": 3,
+        "is_answer": 1,
+        "sequence": 8,
+        "length": 16,
+        "address": ADDRESS_BITS,
+    }
 )
 """The header of a request, as its bytes stand in the frame."""
 
 assert HeaderLayout.size == BYTE_BITS * REQUEST_BYTES
+assert ANSWER_BIT == 1 << (BYTE_BITS - 1)
 
 
 class AccessSignature(Signature):
@@ -63,9 +72,10 @@ class AccessSignature(Signature):
 
 
 class RequestReader(wiring.Component):
-    """Takes requests from their buffer, header first, and says which are none.
+    """Takes requests from their buffer, header first, and says which must not be carried out.
 
-    Bodies have a header at least.
+    Bodies have a header at least. Those of answers, which a line that echoes brings back, and those
+    with an unknown op or space are thrown away.
 
     *Timing*: a request shows four cycles behind the last byte of its header.
 
@@ -95,6 +105,7 @@ class RequestReader(wiring.Component):
         m.d.comb += [self.o_data.payload.eq(self.i.payload), taken.eq(self.i.valid & self.i.ready)]
         with m.If(taken):
             m.d.sync += left.eq(left - 1)
+        known = self._judge(m, left)
         with m.FSM():
             with m.State("IDLE"):
                 m.d.comb += self.i_length.ready.eq(1)
@@ -111,7 +122,9 @@ class RequestReader(wiring.Component):
             with m.State("COMPARE"):
                 m.next = "JUDGE"
             with m.State("JUDGE"):
-                m.next = "SHOW"
+                m.next = "SKIP"
+                with m.If(known):
+                    m.next = "SHOW"
             with m.State("SHOW"):
                 m.d.comb += [
                     self.o_valid.eq(1),
@@ -124,11 +137,13 @@ class RequestReader(wiring.Component):
                 m.d.comb += self.i.ready.eq(left != 0)
                 with m.If(left == 0):
                     m.next = "IDLE"
-        self._judge(m, left)
         return m
 
-    def _judge(self, m: Module, left: Signal) -> None:
-        """Two steps behind the header: what is true of it, and whether it is a request."""
+    def _judge(self, m: Module, left: Signal) -> Signal:
+        """Two steps behind the header: what is true of it, and whether it may be carried out.
+
+        Given is whether it is a request, which is known after the first.
+        """
         header = self.o_header
         is_sync, is_write, known = Signal(), Signal(), Signal()
         long, empty, plain, unaligned, words = (
@@ -138,7 +153,7 @@ class RequestReader(wiring.Component):
         end = Signal(range(PAGE_BYTES + (1 << len(header.length))))
         m.d.sync += [
             is_sync.eq(header.op == Op.SYNC),
-            known.eq((header.op <= max(Op)) & (header.space <= max(Space))),
+            known.eq(~header.is_answer & (header.op <= max(Op)) & (header.space <= max(Space))),
             empty.eq(header.length == 0),
             plain.eq(header.space == 0),
             long.eq(header.length > MOST_DATA),
@@ -152,13 +167,13 @@ class RequestReader(wiring.Component):
             m.d.comb += data_wrong.eq(left != header.length)
         with m.Else():
             m.d.comb += data_wrong.eq(left != 0)
-        bad = ~known | data_wrong
         with m.If(is_sync):
             bad_use = ~empty | ~plain
-            m.d.sync += self.o_bad.eq(bad | bad_use)
+            m.d.sync += self.o_bad.eq(data_wrong | bad_use)
         with m.Else():
             bad_use = empty | long | (end > PAGE_BYTES) | read_only | (unaligned & words)
-            m.d.sync += self.o_bad.eq(bad | bad_use)
+            m.d.sync += self.o_bad.eq(data_wrong | bad_use)
+        return known
 
 
 assert WORD_BYTES == 4, "the two low bits of an address are within a word"

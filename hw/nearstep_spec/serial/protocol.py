@@ -1,31 +1,55 @@
 """Requests and answers on the link to a board: what stands in the frames of `framing`.
 
-The host asks, the board answers each request once it is carried out, in the order in which
-requests came. Numbers are little-endian. A request is
+The host asks, and the board carries requests out and answers them one after the other, in the order
+in which they came. Numbers are little-endian. A request is
 
     u8 op | space << 4, u8 sequence, u16 length, u48 address, and of a write `length` bytes
 
 and an answer
 
-    u8 op | space << 4, u8 sequence, u8 status, u8 0, u16 length, `length` bytes
+    u8 op | space << 4 | 0x80, u8 sequence, u8 status, u8 0, u16 length, `length` bytes
 
-A session begins with SYNC, whose address is a number that the host has chosen at random and that
-the answer repeats. A board that has been reset has none, and answers everything else with
-NO_SESSION: what registers held is gone, and the host must know.
+*What counts*: a body that is too short for a header, has an op or a space that nobody knows, or
+bit 7 of the other direction, is dropped and has no effect; so a line may echo. An answer belongs to
+a request if op, space and sequence are the same and it has a form that this request can have, see
+`Answer.answers`; else it is dropped. A frame ends with its closing flag, which is sent at once.
+Nothing is carried out before its CRC is checked, and no answer to a read begins before all of its
+data are there. A line may lose, damage and repeat bytes and frames; that it repeats a stretch of
+two whole frames or more is taken not to happen.
+
+*Sessions*: one begins with SYNC, whose address is a number that the host has chosen at random and
+that the answer repeats. It has sequence 0, and is sent alone, each time with a new number: only the
+answer to the newest counts. The first request behind it has sequence 1. SYNC has its turn like any
+request, and resets nothing but the record below; with the number of the session that is it changes
+nothing. After its own reset a board has no session, and answers every request but SYNC with
+NO_SESSION, badly formed or not: what registers held is gone, and the host must know. The reset of
+the device through `Space.BOARD` does not end a session.
 
 *Losses*: whoever waits in vain sends the request again, with its sequence number. Reads have
-no side effects, and a write of memory has the same effect twice. A write of registers has not: one
-whose sequence number and address are those of the request carried out just before it is not carried
-out again; its answer is that of the first time. (Not of the last write, however long ago: numbers
-come again after 256 requests.) Registers are those of every space but memory and the manifest.
+no side effects, and a write of memory has the same effect twice. A write of registers has not: the
+board keeps a record of the last request that was carried out, whatever it was and however it ended
+(with any status but BAD_REQUEST and NO_SESSION), and a write of registers whose op, space, sequence
+and address are those of the record when its turn comes is not carried out again; its answer, an
+error and its address too, is that of the first time. (Not of the last write, however long ago:
+numbers come again after 256 requests.) Registers are those of every space but memory and the
+manifest.
 
-*Ahead*: a board holds `window` requests, so that the host need not wait for each answer. The host
-writes registers only when nothing else is unanswered, and waits for the answer.
+*Waits*: they double with every time that a request is sent again, and stay as long until a request
+that was sent once is answered, which shows how long an answer takes. Who gives up on a request has
+no session: it is unknown whether it was carried out, and nothing but SYNC is sent after it.
+
+*Ahead*: a board holds `window` requests, and drops what is beyond whole. The next sequence number
+less that of the oldest request without an answer is at most `window`, and `MOST_AHEAD`. A write of
+registers is sent alone: nothing before it is unanswered, and nothing follows before its answer. Of
+two requests without an answer that share a byte of memory none is a write.
 
 *Limits*: a request has at most `MOST_DATA` bytes and stays within one page of 4 KiB. Those of
-registers are whole, aligned words. A frame that is no such request is answered with BAD_REQUEST,
-and dropped if it has not even the header of one. An address that a space does not have is answered
-with DECERR. The first word, or burst, that fails ends a request; what was written before it stays.
+registers are whole, aligned words. What breaks a rule of `Request.check` is answered with
+BAD_REQUEST. No bit of an address is ignored: one that a space does not have is answered with
+DECERR, as is a part of the manifest beyond its end. Words are accessed in ascending order, and
+memory in ascending bursts; the first that fails ends a request, what was written before it stays,
+and the answer tells its address. After BUS_TIMEOUT requests of that space end likewise until the
+late response has come, and was thrown away, or the device was reset.
 """
 
 import struct
@@ -43,6 +67,13 @@ MOST_DATA = 1024
 
 PAGE_BYTES = 4096
 """No request crosses a multiple of this."""
+
+MOST_AHEAD = 64
+"""Requests in a row of which the first is not answered, at most: a late answer is never taken for
+that of a later request with the same number."""
+
+ANSWER_BIT = 1 << 7
+"""Of the first byte of an answer. Requests have a 0 there."""
 
 ADDRESS_BYTES = 6
 _REQUEST = struct.Struct("<BBH6s")
@@ -84,8 +115,22 @@ class Status(IntEnum):
     NO_SESSION = 9
 
 
+FAILED = (Status.SLVERR, Status.DECERR, Status.BUS_TIMEOUT)
+"""How a request ends that the board's bus did not carry out; its answer tells the address."""
+
+
 class MessageError(ValueError):
     """Bytes of a whole frame that are no request, or no answer."""
+
+
+def _kind(byte: int, direction: int) -> tuple[Op, Space]:
+    """Op and space in the first byte of a body."""
+    if byte & ANSWER_BIT != direction:
+        raise MessageError(f"bit 7 of {byte:#04x} is that of the other direction")
+    try:
+        return Op(byte & 15), Space((byte & ~ANSWER_BIT) >> 4)
+    except ValueError as error:
+        raise MessageError(str(error)) from None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,29 +165,35 @@ class Request:
         )
 
     @classmethod
-    def decode(cls, body: bytes) -> Self:
-        """The request in the body of a frame.
+    def parse(cls, body: bytes) -> Self:
+        """What the body of a frame asks for, whether it may be carried out or not.
 
         Raises
         ------
-        MessageError : it is none; its sequence number may be known all the same.
+        MessageError : it is no request, and to be dropped.
         """
         if len(body) < REQUEST_BYTES:
             raise MessageError(f"a request has at least {REQUEST_BYTES} bytes, not {len(body)}")
         kind, sequence, length, address = _REQUEST.unpack_from(body)
-        data = body[REQUEST_BYTES:]
-        try:
-            op, space = Op(kind & 15), Space(kind >> 4)
-        except ValueError as error:
-            raise MessageError(str(error)) from None
-        found = cls(
+        op, space = _kind(kind, 0)
+        return cls(
             op=op,
             space=space,
             sequence=sequence,
             address=int.from_bytes(address, "little"),
             length=length,
-            data=data,
+            data=body[REQUEST_BYTES:],
         )
+
+    @classmethod
+    def decode(cls, body: bytes) -> Self:
+        """As `parse`, of a request that a board has to carry out.
+
+        Raises
+        ------
+        MessageError : it is none.
+        """
+        found = cls.parse(body)
         found.check()
         return found
 
@@ -186,7 +237,7 @@ class Answer:
 
     def encode(self) -> bytes:
         """The body of a frame."""
-        kind = self.op | self.space << 4
+        kind = self.op | self.space << 4 | ANSWER_BIT
         return _ANSWER.pack(kind, self.sequence, self.status, 0, len(self.data)) + self.data
 
     @classmethod
@@ -199,15 +250,33 @@ class Answer:
         """
         if len(body) < ANSWER_BYTES:
             raise MessageError(f"an answer has at least {ANSWER_BYTES} bytes, not {len(body)}")
-        kind, sequence, status, _, length = _ANSWER.unpack_from(body)
+        kind, sequence, status, zero, length = _ANSWER.unpack_from(body)
         data = body[ANSWER_BYTES:]
         if len(data) != length:
             raise MessageError(f"data must be {length} bytes, not {len(data)}")
+        if zero:
+            raise MessageError(f"the byte behind the status must be 0, not {zero}")
+        op, space = _kind(kind, ANSWER_BIT)
         try:
-            op, space, ended = Op(kind & 15), Space(kind >> 4), Status(status)
+            ended = Status(status)
         except ValueError as error:
             raise MessageError(str(error)) from None
         return cls(op=op, space=space, sequence=sequence, status=ended, data=data)
+
+    def answers(self, request: Request) -> bool:
+        """Whether it belongs to the request: another one is dropped.
+
+        With OK a read has exactly the bytes that were asked for, SYNC repeats its number, and a
+        write has no data; with `FAILED` there is an address; with any other status nothing.
+        """
+        if (self.op, self.space, self.sequence) != (request.op, request.space, request.sequence):
+            return False
+        if request.op is Op.SYNC:
+            number = request.address.to_bytes(ADDRESS_BYTES, "little")
+            return self.status is Status.OK and self.data[:ADDRESS_BYTES] == number
+        if self.status is Status.OK:
+            return len(self.data) == (request.length if request.op is Op.READ else 0)
+        return len(self.data) == (ADDRESS_BYTES if self.status in FAILED else 0)
 
     @property
     def failed_at(self) -> int:

@@ -12,7 +12,7 @@ from nearstep.errors import BusError, DeviceError, MemoryBarError, OutOfBoundsEr
 from nearstep.serial.description import describe
 from nearstep_sim.golden.registers import RegisterFile
 from nearstep_spec.boards.registers import board_map
-from nearstep_spec.csr.model import WORD_BITS, WORD_BYTES
+from nearstep_spec.csr.model import ADDRESS_WIDTH, WORD_BITS, WORD_BYTES
 from nearstep_spec.serial.framing import Deframer, to_frame
 from nearstep_spec.serial.manifest import Manifest
 from nearstep_spec.serial.protocol import (
@@ -97,7 +97,7 @@ class Endpoint:
 
     def _power_up(self) -> None:
         self._deframer = Deframer(MOST_REQUEST)
-        self._session = False
+        self._session: int | None = None  # its number
         self._last: tuple[tuple[int, int, int], bytes] | None = None
         self._registers = RegisterFile(board_map())
         self._registers["status.memory_ready"] = 1
@@ -124,15 +124,19 @@ class Endpoint:
             self._deframer.dropped += 1
             return
         try:
-            request = Request.decode(body)
+            request = Request.parse(body)
         except MessageError:
-            status = Status.BAD_REQUEST if self._session else Status.NO_SESSION
-            yield bytes([body[0], body[1], status, 0, 0, 0])
+            return
+        try:
+            request.check()
+        except MessageError:
+            status = Status.NO_SESSION if self._session is None else Status.BAD_REQUEST
+            yield _answer(request, status).encode()
             return
         if request.op is Op.SYNC:
             yield self._begin(request).encode()
             return
-        if not self._session:
+        if self._session is None:
             yield _answer(request, Status.NO_SESSION).encode()
             return
         writes = request.op is Op.WRITE and request.space is not Space.MEMORY
@@ -145,8 +149,9 @@ class Endpoint:
         yield answer
 
     def _begin(self, request: Request) -> Answer:
-        self._session = True
-        self._last = None
+        if request.address != self._session:
+            self._session = request.address
+            self._last = None
         hello = Hello(number=request.address, window=self._window, manifest_bytes=len(self._text))
         return _answer(request, Status.OK, hello.encode())
 
@@ -220,6 +225,8 @@ class Endpoint:
 
     def _board(self, op: Op, address: int, value: int) -> tuple[Status, int]:
         registers = self._registers
+        if address >> ADDRESS_WIDTH:
+            return Status.DECERR, 0
         if op is Op.READ:
             found = registers.read(address)
             return (Status.SLVERR if found.error else Status.OK), found.value

@@ -8,6 +8,7 @@ import json
 import os
 import sys
 import threading
+import tty
 from collections import Counter
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -47,6 +48,7 @@ from nearstep.serial.errors import (
     WrongBoardError,
 )
 from nearstep.serial.link import Link
+from nearstep.serial.transport import SerialPort
 from nearstep_sim.serial.endpoint import Endpoint
 from nearstep_sim.serial.line import Loopback, Noise, NoisyLine
 from nearstep_spec.codec import to_json
@@ -294,6 +296,45 @@ def test_the_cable_is_pulled_in_the_midst_of_a_transfer() -> None:
         device.close()
         with pytest.raises(PortNotFoundError):
             open_port(server.path)
+
+
+def test_a_port_is_read_while_it_is_written() -> None:
+    """Whoever is behind it takes nothing until all that it says was taken."""
+    said, heard = bytes(range(256)) * 512, bytearray()
+    master, slave = os.openpty()
+    tty.setraw(slave)
+    port = SerialPort(os.ttyname(slave), 3_000_000)
+
+    def peer() -> None:
+        at = 0
+        while at < len(said):
+            at += os.write(master, said[at : at + 4096])
+        while len(heard) < len(said):
+            heard.extend(os.read(master, 4096))
+
+    thread = threading.Thread(target=peer)
+    thread.start()
+    port.write(said[::-1])
+    got = bytearray()
+    while len(got) < len(said) and (more := port.read(60)):
+        got += more
+    thread.join(60)
+    assert (bytes(got), bytes(heard)) == (said, said[::-1])
+    port.close()
+    os.close(slave)
+    os.close(master)
+
+
+def test_a_port_that_takes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nearstep.serial.transport.STUCK_SECONDS", 0.05)
+    master, slave = os.openpty()
+    tty.setraw(slave)
+    port = SerialPort(os.ttyname(slave), 3_000_000)
+    with pytest.raises(PortLostError, match=r"took no bytes for 0.05 s; .* may have been carried"):
+        port.write(bytes(1 << 20))
+    port.close()
+    os.close(slave)
+    os.close(master)
 
 
 @pytest.mark.parametrize(

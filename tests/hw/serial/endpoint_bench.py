@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from typing import Protocol
 
 from amaranth.hdl import Const, Value
@@ -327,13 +327,20 @@ class UartLine(Line):
                     cycle += 1
 
 
-async def ask(line: Line, bodies: Sequence[bytes], window: int = 1) -> list[bytes]:
-    """Send frames, so many ahead of their answers; give the answers."""
+async def ask(
+    line: Line, bodies: Sequence[bytes], window: int = 1, *, dropped: Collection[int] = ()
+) -> list[bytes]:
+    """Send frames, so many ahead of their answers; give the answers.
+
+    Those with the numbers in `dropped` get none; with such ones nothing is sent ahead.
+    """
     first = len(line.bodies)
+    ahead = 1 if dropped else window
     for number, body in enumerate(bodies):
-        await line.until(first + number + 1 - window)
+        before = range(number + 1 - ahead)
+        await line.until(first + sum(each not in dropped for each in before))
         await line.send(to_frame(body))
-    await line.until(first + len(bodies))
+    await line.until(first + len(bodies) - len(dropped))
     return line.bodies[first:]
 
 

@@ -90,22 +90,27 @@ class ModelBoard:
         self.beat_bytes = beat_bytes
         self.memory = memory
         self.registers = registers()
-        self.session = False
+        self.session: int | None = None
         self.last: tuple[Request, bytes] | None = None
 
-    def answer(self, body: bytes) -> bytes:
-        """The body of the answer to a body of at least a header."""
+    def answer(self, body: bytes) -> bytes | None:
+        """The body of the answer to a body of at least a header; None if it is dropped."""
         assert len(body) >= REQUEST_BYTES
         try:
-            request = Request.decode(body)
+            request = Request.parse(body)
         except MessageError:
-            status = Status.BAD_REQUEST if self.session else Status.NO_SESSION
-            return bytes([body[0], body[1], status, 0, 0, 0])
+            return None
+        try:
+            request.check()
+        except MessageError:
+            status = Status.NO_SESSION if self.session is None else Status.BAD_REQUEST
+            return self._reply(request, status, b"")
         if request.op is Op.SYNC:
-            self.session, self.last = True, None
+            if request.address != self.session:
+                self.session, self.last = request.address, None
             hello = Hello(number=request.address, window=WINDOW, manifest_bytes=len(MANIFEST))
             return self._reply(request, Status.OK, hello.encode())
-        if not self.session:
+        if self.session is None:
             return self._reply(request, Status.NO_SESSION, b"")
         once = request.op is Op.WRITE and request.space in WORD_SPACES
         if once and self.last is not None:

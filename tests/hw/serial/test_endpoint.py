@@ -13,13 +13,24 @@ from nearstep_hw.serial.memory_access import MemoryAccess
 from nearstep_hw.serial.timeout import Timeout
 from nearstep_sim.bench.axi_memory import Stalls
 from nearstep_spec.serial.framing import to_frame
-from nearstep_spec.serial.protocol import Answer, Op, Request, Space, Status
+from nearstep_spec.serial.protocol import (
+    ANSWER_BIT,
+    REQUEST_BYTES,
+    Answer,
+    Op,
+    Request,
+    Space,
+    Status,
+)
 
 from .endpoint_bench import ByteLine, EndpointBench, SimulatorPins, ask, simulate
 from .model_board import ADDRESS_WIDTH, MANIFEST, WINDOW, ModelBoard, memory_of, registers
 
 TIMEOUT = 60
 SYNC = Request(op=Op.SYNC, address=0x7E7D_0102_7E7D)
+BAD = b"\x11\x05" + bytes(10)
+"""A read of memory of no bytes, with data."""
+UNKNOWN = b"\xff" * 12
 
 
 class Bench:
@@ -36,7 +47,9 @@ class Bench:
         """The answers must be those of the model."""
         bodies = [each if isinstance(each, bytes) else each.encode() for each in requests]
         wanted = [self.model.answer(body) for body in bodies]
-        assert await ask(self.line, bodies, WINDOW) == wanted
+        dropped = [index for index, answer in enumerate(wanted) if answer is None]
+        found = await ask(self.line, bodies, WINDOW, dropped=dropped)
+        assert found == [answer for answer in wanted if answer is not None]
         self.checks += len(wanted)
 
     async def answer(self, request: Request) -> Answer:
@@ -81,11 +94,11 @@ def write(space: Space, address: int, data: bytes, sequence: int = 0) -> Request
 
 def test_a_session_begins_with_sync() -> None:
     async def body(bench: Bench) -> None:
-        await bench.same(read(Space.BOARD, 0), write(Space.MEMORY, 3, b"abc"), b"\xff" * 12)
-        await bench.same(SYNC, read(Space.BOARD, 0), b"\xff" * 12)
+        await bench.same(read(Space.BOARD, 0), write(Space.MEMORY, 3, b"abc"), BAD, UNKNOWN)
+        await bench.same(SYNC, read(Space.BOARD, 0), BAD, UNKNOWN)
         for space in Space:
             await bench.same(read(space, 8, 8), write(space, 4, b"\x01\x02\x03\x7e", sequence=9))
-        bench.end(checks=6 + 2 * len(Space))
+        bench.end(checks=8 + 2 * len(Space))
 
     run(body)
 
@@ -101,7 +114,33 @@ def test_a_repeated_write_of_registers_is_carried_out_once() -> None:
         # Something else was carried out since: it is another write.
         await bench.same(first, read(Space.BOARD, 0, sequence=1), first)
         assert bench.board.registers["csr"].accesses == 3
-        bench.end(checks=10)
+        # SYNC with the number of the session changes nothing, with another one it does.
+        await bench.same(SYNC, first)
+        assert bench.board.registers["csr"].accesses == 3
+        for bit in (0, 47):
+            await bench.same(replace(SYNC, address=SYNC.address ^ 1 << bit), first)
+        assert bench.board.registers["csr"].accesses == 5
+        bench.end(checks=16)
+
+    run(body)
+
+
+def test_what_is_no_request_is_dropped_and_leaves_the_record() -> None:
+    """Answers that the line echoes, and ops and spaces that nobody knows."""
+
+    async def body(bench: Bench) -> None:
+        first = write(Space.REGISTERS, 16, b"\x01\0\0\0", sequence=1)
+        await bench.same(SYNC, first)
+        kinds = [first.encode()[0] | ANSWER_BIT, 0x03, 0x51]
+        unknown = [bytes([kind]) + first.encode()[1:] for kind in kinds]
+        echoes = list(bench.line.bodies)
+        data = Answer(op=Op.READ, space=Space.MEMORY, sequence=1, data=bytes(40)).encode()
+        for none in (*unknown, *(echo for echo in echoes if len(echo) >= REQUEST_BYTES), data):
+            await bench.same(none, first)
+        await bench.same(BAD, first)
+        assert bench.board.registers["csr"].accesses == 1
+        assert bench.board.dropped == 0
+        bench.end(checks=2 + 2 * 5 + 2)
 
     run(body)
 
@@ -207,7 +246,7 @@ def test_a_reset_in_the_middle_of_a_frame_ends_the_session() -> None:
         for level in (1, 0):
             pins.ctx.set(dut.reset, level)
             await bench.line.step()
-        bench.model.session = False
+        bench.model.session = None
         await bench.line.send(frame[9:])
         await bench.same(read(Space.MEMORY, 3), SYNC, read(Space.MEMORY, 3))
         assert bench.board.dropped == 0  # of what came before the first flag

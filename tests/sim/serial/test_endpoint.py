@@ -17,6 +17,7 @@ from nearstep_spec.boards.registers import board_map
 from nearstep_spec.serial.framing import Deframer, to_frame
 from nearstep_spec.serial.manifest import Manifest
 from nearstep_spec.serial.protocol import (
+    ANSWER_BIT,
     MOST_ANSWER,
     MOST_DATA,
     PAGE_BYTES,
@@ -31,6 +32,8 @@ from nearstep_spec.serial.protocol import (
 MEMORY_BYTES = 1 << 14
 REGISTERS = 64
 NUMBER = 0x1234_5678_9ABC
+BAD = b"\x11\x05" + bytes(10)
+"""A read of memory of no bytes, with data."""
 MANIFEST = Manifest(
     board="test",
     family="none",
@@ -144,7 +147,9 @@ def test_without_a_session_everything_else_is_refused() -> None:
     board = Board()
     for request in (read(Space.MEMORY, 0), write(Space.REGISTERS, 0, b"abcd")):
         assert board.ask(request).status is Status.NO_SESSION
-    assert board.say(bytes(12))[0][2] == Status.NO_SESSION
+    for none in (BAD, Request(op=Op.SYNC, length=1).encode()):
+        assert Answer.decode(board.say(none)[0]).status is Status.NO_SESSION
+    assert board.say(b"\xff" * 12) == []
     assert board.device.written == []
     assert board.begin() == Hello(number=NUMBER, window=5, manifest_bytes=len(MANIFEST.encode()))
     assert board.ask(read(Space.MEMORY, 0)).status is Status.OK
@@ -178,6 +183,10 @@ def test_memory_is_read_as_it_was_written(board: Board) -> None:
         (write(Space.MEMORY, MEMORY_BYTES, bytes(4)), Status.DECERR, MEMORY_BYTES),
         (read(Space.BOARD, 0x4), Status.OK, None),
         (read(Space.BOARD, 0x20), Status.SLVERR, 0x20),
+        (read(Space.BOARD, 1 << 12), Status.DECERR, 1 << 12),
+        (write(Space.BOARD, 1 << 47, bytes(4)), Status.DECERR, 1 << 47),
+        (read(Space.MEMORY, 1 << 47, 4), Status.DECERR, 1 << 47),
+        (read(Space.MANIFEST, 1 << 47, 1), Status.DECERR, 1 << 47),
         (write(Space.BOARD, 0, bytes(4)), Status.SLVERR, 0),
         (read(Space.CONTROLLER, 8), Status.DECERR, 8),
         (read(Space.MANIFEST, len(MANIFEST.encode()) - 1, 1), Status.OK, None),
@@ -218,15 +227,60 @@ def test_the_manifest_is_there_in_parts(board: Board) -> None:
         write(Space.MANIFEST, 0, b"a").encode(),
         write(Space.MEMORY, 0, b"ab").encode()[:-1],
         read(Space.MEMORY, 0).encode() + b"a",
-        bytes([0x0F]) + read(Space.MEMORY, 0).encode()[1:],
-        bytes([0x51]) + read(Space.MEMORY, 0).encode()[1:],
         Request(op=Op.SYNC, length=1).encode(),
     ],
 )
 def test_what_is_no_request_is_told_so_with_its_number(board: Board, body: bytes) -> None:
     body = bytes([body[0], 0xA5]) + body[2:]
-    assert board.say(body) == [bytes([body[0], 0xA5, Status.BAD_REQUEST, 0, 0, 0])]
+    head = bytes([body[0] | ANSWER_BIT, 0xA5])
+    assert board.say(body) == [head + bytes([Status.BAD_REQUEST, 0, 0, 0])]
     assert board.device.written == []
+
+
+@pytest.mark.parametrize("kind", [0x03, 0x0F, 0x51, 0x72, 0x82, 0x92, 0xFF])
+def test_what_nobody_knows_is_dropped_and_leaves_the_record(board: Board, kind: int) -> None:
+    """Ops, spaces, and the bit of answers."""
+    request = write(Space.REGISTERS, 8, b"abcd", 7)
+    first = board.ask(request)
+    assert board.say(bytes([kind]) + request.encode()[1:]) == []
+    assert board.ask(request) == first
+    assert len(board.device.written) == 1
+
+
+def test_a_reset_of_the_device_does_not_end_the_session(board: Board) -> None:
+    reset = write(Space.BOARD, board_map()["control"].offset, (1).to_bytes(4, "little"), 3)
+    assert board.ask(reset) == board.ask(reset)
+    assert board.device.resets == 1
+    assert board.ask(read(Space.MEMORY, 0)).status is Status.OK
+
+
+def test_sync_with_the_number_of_the_session_changes_nothing(board: Board) -> None:
+    request = write(Space.REGISTERS, 8, b"abcd", 7)
+    first = board.ask(request)
+    board.begin()
+    assert board.ask(request) == first
+    assert len(board.device.written) == 1
+    board.ask(Request(op=Op.SYNC, address=NUMBER ^ 1 << 47))
+    board.begin()
+    board.ask(request)
+    assert len(board.device.written) == 2
+
+
+def test_a_failed_write_is_recorded_and_a_bad_request_leaves_the_record(
+    board: Board, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = write(Space.REGISTERS, 4 * REGISTERS, b"abcd", 7)
+    first = board.ask(request)
+    assert (first.status, first.failed_at) == (Status.SLVERR, 4 * REGISTERS)
+    assert Answer.decode(board.say(BAD)[0]).status is Status.BAD_REQUEST
+
+    def fail(address: int, value: int) -> None:
+        raise WrongError(f"{value:#x} was written to {address:#x}")
+
+    monkeypatch.setattr(board.device, "write_register", fail)
+    assert board.ask(request) == first
+    with pytest.raises(WrongError, match="was written to 0x100"):
+        board.ask(write(Space.REGISTERS, 4 * REGISTERS, b"abcd", 8))
 
 
 def test_what_is_too_short_is_dropped(board: Board) -> None:
@@ -370,6 +424,66 @@ def test_frames_that_come_twice_are_carried_out_once() -> None:
     board = Board()
     line = stuttering(board, Noise(corruption=1e-3), 4)
     assert exercise(line, board.device, 200, 4) > 30
+
+
+class Echo:
+    """An endpoint on a line that gives both ends what they have sent, too."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._endpoint = endpoint
+        self.echoed = 0
+
+    def receive(self, data: bytes) -> bytes:
+        answer = self._endpoint.receive(data)
+        if self._endpoint.receive(answer):
+            raise WrongError("an answer was answered")
+        self.echoed += len(data) + len(answer)
+        return data + answer
+
+
+def echoing(board: Board, noise: Noise) -> tuple[Loopback, Echo]:
+    line = Loopback(board.endpoint, noise=noise, seed=4)
+    echo = Echo(board.endpoint)
+    line._server = echo  # type: ignore[assignment]
+    return line, echo
+
+
+def test_a_line_may_echo() -> None:
+    board = Board()
+    line, echo = echoing(board, Noise(corruption=1e-3))
+    assert exercise(line, board.device, 200, 4) > 30
+    assert echo.echoed > 1 << 16
+
+
+LIKE_AN_ANSWER = write(Space.MEMORY, 6, b"ab")
+"""Without bit 7 its echo is a good SLVERR, of address 0x6261_0000_0000."""
+
+
+def answer_to_it(link: Link) -> Status:
+    link.open()
+    return link.ask(LIKE_AN_ANSWER).status
+
+
+@pytest.mark.parametrize("end", ["host", "board"])
+def test_an_end_that_does_not_look_at_bit_7_is_found(
+    monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    kind = Answer if end == "host" else Request
+    name = "decode" if end == "host" else "parse"
+    look = getattr(kind, name)
+    wanted = ANSWER_BIT if end == "host" else 0
+
+    def blind(body: bytes) -> Answer | Request:
+        return look(bytes([body[0] & ~ANSWER_BIT | wanted]) + body[1:])
+
+    assert answer_to_it(Link(echoing(Board(), Noise())[0])) is Status.OK
+    monkeypatch.setattr(kind, name, blind)
+    line, _ = echoing(Board(), Noise())
+    if end == "host":
+        assert answer_to_it(Link(line)) is Status.SLVERR
+    else:
+        with pytest.raises(WrongError, match="an answer was answered"):
+            exercise(line, Board().device, 20, 4)
 
 
 def test_a_board_that_carries_out_twice_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

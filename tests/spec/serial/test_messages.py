@@ -67,9 +67,26 @@ def test_what_is_no_request_is_refused(change: dict[str, object], reason: str) -
         Request.decode(made.encode())
 
 
-@pytest.mark.parametrize("body", [b"", bytes(9), b"\x0f" + bytes(9), b"\x50" + bytes(9)])
-def test_bytes_that_are_no_request(body: bytes) -> None:
-    with pytest.raises(MessageError):
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (b"", "at least 10 bytes, not 0"),
+        (bytes(9), "at least 10 bytes, not 9"),
+        (b"\x0f" + bytes(9), "15 is not a valid Op"),
+        (b"\x50" + bytes(9), "5 is not a valid Space"),
+        (b"\x80" + bytes(9), "bit 7 of 0x80 is that of the other direction"),
+    ],
+)
+def test_bytes_that_are_no_request(body: bytes, reason: str) -> None:
+    with pytest.raises(MessageError, match=reason):
+        Request.parse(body)
+
+
+def test_what_must_not_be_carried_out_is_a_request_all_the_same() -> None:
+    body = bytes([Op.READ | Space.MEMORY << 4, 9]) + bytes(8)
+    found = Request.parse(body)
+    assert (found.op, found.space, found.sequence) == (Op.READ, Space.MEMORY, 9)
+    with pytest.raises(MessageError, match="length must be"):
         Request.decode(body)
 
 
@@ -81,11 +98,64 @@ def test_an_answer_is_read_as_it_was_written() -> None:
 
 
 @pytest.mark.parametrize(
-    "body", [b"", bytes(5), bytes(7), b"\x0f" + bytes(5), b"\x01\x00\x07" + bytes(3)]
+    ("body", "reason"),
+    [
+        (b"", "at least 6 bytes, not 0"),
+        (bytes(5), "at least 6 bytes, not 5"),
+        (b"\x81" + bytes(6), "data must be 0 bytes, not 1"),
+        (b"\x8f" + bytes(5), "15 is not a valid Op"),
+        (b"\xd1" + bytes(5), "5 is not a valid Space"),
+        (b"\x81\x00\x07" + bytes(3), "7 is not a valid Status"),
+        (b"\x81\x00\x00\x01" + bytes(2), "must be 0, not 1"),
+        (b"\x01" + bytes(5), "bit 7 of 0x01 is that of the other direction"),
+    ],
 )
-def test_bytes_that_are_no_answer(body: bytes) -> None:
-    with pytest.raises(MessageError):
+def test_bytes_that_are_no_answer(body: bytes, reason: str) -> None:
+    with pytest.raises(MessageError, match=reason):
         Answer.decode(body)
+
+
+READ = Request(op=Op.READ, space=Space.MEMORY, sequence=3, length=4)
+WRITE = Request(op=Op.WRITE, space=Space.MEMORY, sequence=3, length=4, data=b"abcd")
+SYNC = Request(op=Op.SYNC, address=5)
+HELLO = Hello(number=5, window=7, manifest_bytes=600).encode()
+
+
+@pytest.mark.parametrize(
+    ("request_", "change", "belongs"),
+    [
+        (READ, {"data": bytes(4)}, True),
+        (READ, {"data": bytes(3)}, False),
+        (READ, {"data": bytes(4), "sequence": 4}, False),
+        (READ, {"data": bytes(4), "space": Space.BOARD}, False),
+        (READ, {"data": bytes(4), "op": Op.WRITE}, False),
+        (READ, {"status": Status.DECERR, "data": bytes(6)}, True),
+        (READ, {"status": Status.DECERR, "data": bytes(4)}, False),
+        (READ, {"status": Status.NO_SESSION}, True),
+        (READ, {"status": Status.BAD_REQUEST, "data": bytes(6)}, False),
+        (WRITE, {}, True),
+        (WRITE, {"data": bytes(4)}, False),
+        (WRITE, {"status": Status.BUS_TIMEOUT, "data": bytes(6)}, True),
+        (SYNC, {"data": HELLO}, True),
+        (SYNC, {"data": b"\x06" + HELLO[1:]}, False),
+        (SYNC, {"data": HELLO, "status": Status.BAD_REQUEST}, False),
+    ],
+)
+def test_what_belongs_to_a_request(
+    request_: Request, change: dict[str, object], belongs: bool
+) -> None:
+    made = Answer(op=request_.op, space=request_.space, sequence=request_.sequence)
+    answer = dataclasses.replace(made, **change)  # type: ignore[arg-type]
+    assert answer.answers(request_) is belongs
+
+
+@pytest.mark.parametrize("request_", REQUESTS, ids=str)
+def test_no_message_is_one_of_the_other_direction(request_: Request) -> None:
+    with pytest.raises(MessageError):
+        Answer.decode(request_.encode())
+    answer = Answer(op=request_.op, space=request_.space, data=bytes(10))
+    with pytest.raises(MessageError, match="bit 7"):
+        Request.parse(answer.encode())
 
 
 def test_a_greeting_is_of_one_version() -> None:
