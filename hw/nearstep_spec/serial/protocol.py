@@ -9,7 +9,7 @@ and an answer
 
     u8 op | space << 4 | 0x80, u8 sequence, u8 status, u8 0, u16 length, `length` bytes
 
-*What counts*: a body that is too short for a header, has an op or a space that nobody knows, or
+*Validity*: a body that is too short for a header, has an op or a space that nobody knows, or
 bit 7 of the other direction, is dropped and has no effect; so a line may echo. An answer belongs to
 a request if op, space and sequence are the same and it has a form that this request can have, see
 `Answer.answers`; else it is dropped. A frame ends with its closing flag, which is sent at once.

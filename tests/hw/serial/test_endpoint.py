@@ -126,7 +126,7 @@ def test_a_repeated_write_of_registers_is_carried_out_once() -> None:
 
 
 def test_what_is_no_request_is_dropped_and_leaves_the_record() -> None:
-    """Answers that the line echoes, and ops and spaces that nobody knows."""
+    """Send answers, as a line that echoes does, and ops and spaces that nobody knows."""
 
     async def body(bench: Bench) -> None:
         first = write(Space.REGISTERS, 16, b"\x01\0\0\0", sequence=1)
