@@ -35,7 +35,7 @@ def make(folder: Path, *arguments: str, **environment: str) -> subprocess.Comple
     return subprocess.run(
         ["make", *arguments],
         cwd=folder,
-        env={**kept, **environment},
+        env={**kept, "PYTHONPATH": str(ROOT / "hw"), **environment},  # as if it was installed
         capture_output=True,
         text=True,
         check=False,
