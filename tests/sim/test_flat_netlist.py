@@ -95,6 +95,7 @@ def compare(folder, text, changed, ports):
     return run_twins(TOP, *paths, ports, cycles=5_000, seed=1, cxxflags=("-O0",))
 
 
+@pytest.mark.deep
 def test_statements_do_what_the_models_of_their_cells_do(tmp_path):
     text, ports = random_netlist(1)
     changed = flat_text(text, TOP)
@@ -108,6 +109,7 @@ def test_statements_do_what_the_models_of_their_cells_do(tmp_path):
     assert run.changed == 1
 
 
+@pytest.mark.deep
 def test_a_wrong_statement_is_found(tmp_path):
     text, ports = random_netlist(2, rounds=4)
     wrong, count = re.subn(r"(<=) 1'b0;", r"\1 1'b1;", flat_text(text, TOP), count=1)

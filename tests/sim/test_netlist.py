@@ -55,6 +55,7 @@ def twins(folder, component, top, *, cycles, seed=1, change=lambda text: text):
     return run, cells
 
 
+@pytest.mark.deep
 def test_a_fifo_after_synthesis_is_the_fifo(tmp_path):
     run, cells = twins(tmp_path, StreamFifo(16, depth=16), "fifo", cycles=20_000)
     assert {"LUT4", "TRELLIS_FF", "TRELLIS_DPR16X4"} <= cells.keys()

@@ -87,14 +87,14 @@ class Board {
     void step() {
         const std::uint64_t now = cycle_ * period_ + kStart;
         top_.rx = uart_.drive();
-#if NEARSTEP_SDRAM
+#if BOARD_HAS_SDRAM
         std::uint16_t word;
         if (!chip_->shows(now - o_.in_delay, &word)) word = static_cast<std::uint16_t>(noise_.next());
         top_.sdram_dq = word;
 #endif
         top_.clk = 1;
         top_.eval();
-#if NEARSTEP_SDRAM
+#if BOARD_HAS_SDRAM
         const SdramPins pins{
             .cke = top_.sdram_cke,
             .cs_n = top_.sdram_cs_n,
@@ -114,7 +114,7 @@ class Board {
         ++cycle_;
     }
 
-    static constexpr bool kDram = NEARSTEP_SDRAM;
+    static constexpr bool kDram = BOARD_HAS_SDRAM;
     static constexpr std::uint64_t kStart = 1'000'000;  // nothing is negative
 
     BoardOptions o_;

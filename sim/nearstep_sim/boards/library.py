@@ -40,5 +40,5 @@ def board_library(config: BoardConfig) -> Path:
     """The shared library of `board.cpp` for a configuration."""
     verilog = verilog_of(f"board {digest(config)}", lambda: board_verilog(config), sources=(CELLS,))
     model = Model(top=TOP, verilog=verilog, prefix="Vboard", flags=("--pins-inout-enables",))
-    defines = {"NEARSTEP_SDRAM": int(config.memory == "dram")}
+    defines = {"BOARD_HAS_SDRAM": int(config.memory == "dram")}
     return verilate_library("board", [model], [HARNESS], defines=defines)

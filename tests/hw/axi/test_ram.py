@@ -12,11 +12,11 @@ from nearstep_sim.verilate.build import verilog_of
 HERE = Path(__file__).parent
 OPTIONS = {"memory_bytes": 8192, "address_width": 16, "data_width": 64, "id_width": 4}
 MODES = ("free", "source", "sink", "both")
-DEEP = [pytest.param(mode, marks=pytest.mark.deep) for mode in MODES[:-1]]
 
 
+@pytest.mark.deep
 @pytest.mark.cocotb
-@pytest.mark.parametrize("mode", [*DEEP, MODES[-1]])
+@pytest.mark.parametrize("mode", MODES)
 def test_bursts_reach_the_memory(mode: str) -> None:
     verilog = verilog_of(f"axi_ram {OPTIONS}", lambda: to_verilog(AxiRam(**OPTIONS), "axi_ram"))
     done = run_cocotb(
