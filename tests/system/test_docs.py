@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 import nearstep
 from nearstep import cli
 from nearstep_hw.generate import GENERATORS
+from nearstep_spec.boards.board import BOARDS
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -99,6 +100,8 @@ def test_commands_of_the_pages_run_in_a_fresh_checkout(tmp_path: Path) -> None:
         words = shlex.split(line, comments=True)
         if words[0] == "make":
             assert words[1] in targets, (page, line)
+        elif words[0] == "openFPGALoader":
+            assert words[1:3][0] == "--board", (page, line)
         elif words[0] == ".venv/bin/python" and words[1] != "-m":
             assert (ROOT / words[1]).exists(), (page, line)
         else:
@@ -112,8 +115,12 @@ def test_commands_of_the_pages_run_in_a_fresh_checkout(tmp_path: Path) -> None:
 def _check_command(words: list[str], folder: Path) -> None:
     """Run what takes no time; of the others, see that they would find what they name."""
     name, arguments = words[0], words[1:]
-    if name == "rtl" and not {"--list", "--all"} & set(arguments):
-        assert arguments[0] in GENERATORS, words
+    if name == "rtl" and "--list" not in arguments:
+        assert arguments[0] == "--all" or arguments[0] in GENERATORS, words
+    elif name == "bitstream":
+        assert arguments[0] in BOARDS, words
+    elif name in ("serve", "open") and ("serial:" in arguments[0] or name == "serve"):
+        assert arguments[0].partition(":")[0] in ("golden", "sim", "serial"), words
     elif name == "rule":
         assert arguments[0] == "check", words
         assert arguments[1] == "my_rule.py" or (ROOT / arguments[1]).exists(), words
