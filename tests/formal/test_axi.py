@@ -26,7 +26,7 @@ class WindowedReads(Component):
         self.layout = BurstLayout(streams=4, address_width=34, burst_beats=self.BURST)
         super().__init__(
             {
-                "window": In(WindowSignature()).array(self.WINDOWS),
+                "window": In(WindowSignature(34)).array(self.WINDOWS),
                 "i": In(stream.Signature(self.layout)),
                 "i_ready": In(1),
                 "i_byte": In(34),

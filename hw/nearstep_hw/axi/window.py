@@ -1,16 +1,19 @@
 """Address windows: what a master may touch."""
 
-from amaranth import Elaboratable, Module, ResetInserter, Signal
+from amaranth import Elaboratable, Module, Mux, ResetInserter, Signal, Value
 from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out, Signature
 
 from nearstep_hw.axi.burst import BurstLayout
 
-GRANT_WIDTH = 64  # bits of `base` and `limit`, whatever the width of an address
 
 
 class WindowSignature(Signature):
     """A range of addresses and what is granted there.
+
+    Parameters
+    ----------
+    address_width : bits of an address.
 
     Members
     -------
@@ -20,16 +23,26 @@ class WindowSignature(Signature):
     valid : the window is in force.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, address_width: int) -> None:
         super().__init__(
             {
-                "base": Out(GRANT_WIDTH),
-                "limit": Out(GRANT_WIDTH),
+                "base": Out(address_width),
+                "limit": Out(address_width + 1),
                 "read": Out(1),
                 "write": Out(1),
                 "valid": Out(1),
             }
         )
+
+
+def within(address_width: int, *, base: Value, limit: Value) -> tuple[Value, Value, Value]:
+    """Give `base` and `limit` of a window of any bits as a `WindowSignature` has them.
+
+    The third value is whether any of the window lies in the address space; if not, it must not be
+    `valid`.
+    """
+    end = Mux(limit[address_width:].any(), 1 << address_width, limit[:address_width])
+    return base[:address_width], end, ~base[address_width:].any()
 
 
 class WindowMatch(wiring.Component):
@@ -39,6 +52,7 @@ class WindowMatch(wiring.Component):
 
     Parameters
     ----------
+    address_width : bits of an address.
     windows : number of windows.
 
     Members
@@ -49,12 +63,12 @@ class WindowMatch(wiring.Component):
     o_granted : one window grants all of it.
     """
 
-    def __init__(self, *, windows: int) -> None:
+    def __init__(self, *, address_width: int, windows: int) -> None:
         super().__init__(
             {
-                "window": In(WindowSignature()).array(windows),
-                "i_start": In(GRANT_WIDTH + 1),
-                "i_end": In(GRANT_WIDTH + 1),
+                "window": In(WindowSignature(address_width)).array(windows),
+                "i_start": In(address_width),
+                "i_end": In(address_width + 1),
                 "i_read": In(1),
                 "i_write": In(1),
                 "o_granted": Out(1),
@@ -107,9 +121,10 @@ class WindowChecker(wiring.Component):
         self.cut = cut
         self.beat_bytes = beat_bytes
         self.write = write
+        self.address_width = layout["address"].width
         super().__init__(
             {
-                "window": In(WindowSignature()).array(windows),
+                "window": In(WindowSignature(self.address_width)).array(windows),
                 "i": In(stream.Signature(layout)),
                 "o": Out(stream.Signature(layout)),
                 "o_refused": Out(1),
@@ -120,9 +135,11 @@ class WindowChecker(wiring.Component):
 
     def elaborate(self, platform: object) -> Elaboratable:
         m = Module()
-        m.submodules.match = match = WindowMatch(windows=len(self.window))
+        m.submodules.match = match = WindowMatch(
+            address_width=self.address_width, windows=len(self.window)
+        )
         burst = Signal.like(self.i.payload, reset_less=True)
-        end = Signal(GRANT_WIDTH + 1)
+        end = Signal(self.address_width + 1)
 
         for mine, its in zip(self.window, match.window, strict=True):
             for name in its.signature.members:

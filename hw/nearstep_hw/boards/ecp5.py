@@ -101,7 +101,7 @@ class Ecp5Board(Elaboratable):
                 m.submodules.memory_clock = Instance(
                     "ODDRX1F", i_SCLK=memory_clock, i_RST=0, i_D0=1, i_D1=0, o_Q=pads.clk.io
                 )
-        platform.add_clock_constraint(system_clock, board.system_hz)
+        # nextpnr derives what PLLs make from the constraint of the oscillator.
         return m
 
 

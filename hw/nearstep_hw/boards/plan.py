@@ -17,6 +17,12 @@ from nearstep_spec.boards.config import BoardConfig
 
 __all__ = ["NAME", "plan", "platform_of"]
 
+SYNTHESIS = "-nowidelut"
+"""Of Yosys. Without multiplexers of slices: those fill whole tiles, and wires run short there."""
+
+ROUTING = "--router router2"
+"""Of nextpnr: the router that shares out wires, which ends where the default one does not."""
+
 NAME = "top"
 """Of the design, and so of the files of a plan: `top.il`, `build_top.sh`, `top.bit`."""
 
@@ -44,11 +50,10 @@ def plan(config: BoardConfig, *, seed: int = 1, **overrides: Any) -> BuildPlan:
     seed : of the placement.
     overrides : of the platform: `synth_opts`, `nextpnr_opts` (which the seed is added to), ...
     """
-    options = " ".join(filter(None, (overrides.pop("nextpnr_opts", ""), f"--seed {seed}")))
+    settings = {"synth_opts": SYNTHESIS, "nextpnr_opts": ROUTING} | overrides
+    settings["nextpnr_opts"] += f" --seed {seed}"
     platform = platform_of(config.described)
-    made: BuildPlan = platform.build(
-        Ecp5Board(config), name=NAME, do_build=False, nextpnr_opts=options, **overrides
-    )
+    made: BuildPlan = platform.build(Ecp5Board(config), name=NAME, do_build=False, **settings)
     for name, content in made.files.items():
         if isinstance(content, str):
             made.files[name] = _without_folders(content)

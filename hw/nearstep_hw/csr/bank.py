@@ -1,5 +1,7 @@
 """The registers of a block, in hardware, made from its register map."""
 
+from functools import reduce
+from operator import or_
 from typing import Any
 
 from amaranth.hdl import Cat, Const, Module, Signal, Value
@@ -20,6 +22,9 @@ from nearstep_spec.csr.model import (
     port_name,
 )
 
+NEIGHBOURS = 8
+"""Words in a row of the map that share a register on their way to a bus."""
+
 
 class CsrBank(Component):
     """Registers of one block.
@@ -34,11 +39,13 @@ class CsrBank(Component):
     The ports of a field are called `<name>`: `<register>` for the field `value`, and
     `<register>_<field>` otherwise.
 
-    *Timing*: latency one cycle, a request every two cycles; see `CsrSignature`.
+    *Timing*: latency one cycle, two if `cut`, and a request the cycle after; see `CsrSignature`.
 
     Parameters
     ----------
     register_map : the registers.
+    cut : what is read passes registers of `NEIGHBOURS` words each on its way to the port: one
+        selection among all words is more wires in one place than small FPGAs have.
     line : there is a second port, for whole lines. A write of both ports in one cycle: the line's
         counts.
 
@@ -55,8 +62,11 @@ class CsrBank(Component):
         `o["window"][0]["base"]`.
     """
 
-    def __init__(self, register_map: RegisterMap, *, line: bool = False) -> None:
+    def __init__(
+        self, register_map: RegisterMap, *, line: bool = False, cut: bool = False
+    ) -> None:
         self.register_map = register_map
+        self.cut = cut
         self.has_line = line
         members: dict[str, Member] = {"bus": In(CsrSignature())}
         if line:
@@ -86,7 +96,6 @@ class CsrBank(Component):
         known = Signal()
         writable = Signal()
         lockable = Signal()
-        word = Signal(WORD_BITS)
         attempt = Signal()
         locked = Signal()
         accept = Signal()
@@ -105,16 +114,18 @@ class CsrBank(Component):
         values = {**self._constants(), **self._captured(m), **self._refused(m, refuse)}
         for register, field in self._fields(Access.PULSE):
             m.d.sync += self._port(register, field).eq(0)
+        words: list[tuple[int, Value]] = []
         with m.Switch(self.bus.address[2:]):
             for register in self.register_map:
                 image = self._image(register, values)
                 for index in range(register.words):
-                    with m.Case(register.offset // WORD_BYTES + index):
+                    number = register.offset // WORD_BYTES + index
+                    words.append((number, image.word_select(index, WORD_BITS)))
+                    with m.Case(number):
                         m.d.comb += [
                             known.eq(1),
                             writable.eq(register.writable),
                             lockable.eq(register.locked),
-                            word.eq(image.word_select(index, WORD_BITS)),
                         ]
                         # As `accept`, but known without what other registers are.
                         with m.If(whole & ~held if register.locked else whole):
@@ -123,12 +134,32 @@ class CsrBank(Component):
             self._read_lines(m, values)
             self._write_lines(m, line_refused)
 
-        m.d.sync += [
-            self.bus.ack.eq(self.bus.read | self.bus.write),
-            self.bus.error.eq((self.bus.read & ~known) | (self.bus.write & ~accept)),
-            self.bus.read_data.eq(word & self.bus.read.replicate(WORD_BITS)),
-        ]
+        ack = self.bus.read | self.bus.write
+        error = (self.bus.read & ~known) | (self.bus.write & ~accept)
+        if self.cut:
+            stages = Signal(2)
+            m.d.sync += stages.eq(Cat(ack, error))
+            ack, error = stages
+        m.d.sync += [self.bus.ack.eq(ack), self.bus.error.eq(error)]
+        m.d.sync += self.bus.read_data.eq(self._read(m, words))
         return m
+
+    def _read(self, m: Module, words: list[tuple[int, Value]]) -> Value:
+        """The word that is read, 0 if none; a cycle late if `cut`."""
+        parts: list[Value] = []
+        many = NEIGHBOURS if self.cut else len(words)
+        for first in range(0, len(words), many):
+            part = Signal(WORD_BITS, name=f"part{first}")
+            with m.If(self.bus.read), m.Switch(self.bus.address[2:]):
+                for number, word in words[first : first + many]:
+                    with m.Case(number):
+                        m.d.comb += part.eq(word)
+            if self.cut:
+                late = Signal(WORD_BITS, name=f"late{first}")
+                m.d.sync += late.eq(part)
+                part = late
+            parts.append(part)
+        return reduce(or_, parts)
 
     def _fields(self, access: Access) -> list[tuple[Register, Field]]:
         return [each for each in self.register_map.fields() if each[1].access is access]

@@ -6,14 +6,14 @@ from nearstep_spec.csr.model import ADDRESS_WIDTH, WORD_BITS, WORD_BYTES
 
 
 class CsrSignature(Signature):
-    """A port for one 32-bit access at a time, answered in the cycle after.
+    """A port for one 32-bit access at a time, answered in a later cycle.
 
-    In a cycle with `read` or `write` high the initiator makes a request; in the next cycle `ack` is
-    high, with `error` and, for a read, `read_data`. The initiator makes no request in the cycle of
-    an `ack`, so that what a write causes is visible to the request after it. `read` and `write` are
-    never high together.
+    In a cycle with `read` or `write` high the initiator makes a request; one cycle or more later
+    `ack` is high, with `error` and, for a read, `read_data`. The initiator makes no request up to
+    and in the cycle of an `ack`, so that what a write causes is visible to the request after it.
+    `read` and `write` are never high together.
 
-    *Timing*: latency one cycle, a request every two cycles.
+    *Timing*: that of the target, at best a request every two cycles.
 
     Parameters
     ----------

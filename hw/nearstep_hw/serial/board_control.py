@@ -49,7 +49,7 @@ class BoardControl(wiring.Component):
 
     def elaborate(self, platform: object) -> Elaboratable:
         m = Module()
-        m.submodules.bank = bank = CsrBank(board_map())
+        m.submodules.bank = bank = CsrBank(board_map(), cut=True)
         cycles, dropped, framing_errors = Signal(64), Signal(32), Signal(32)
         count = Signal(range(RESET_CYCLES))
 

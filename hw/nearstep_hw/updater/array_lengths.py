@@ -3,13 +3,11 @@
 from amaranth import Const, Elaboratable, Module, Mux, Signal, Value
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
+from amaranth.utils import exact_log2
 
 from nearstep_spec.rule.scale import GRADIENT
 from nearstep_spec.updater.config import ELEMENT_BYTES, HALF_BYTES, INDEX, AdamKernelConfig
 from nearstep_spec.updater.operands import element_bytes, operands
-
-END_WIDTH = 67  # a 64-bit base plus a 64-bit count of 4-byte elements
-
 
 class ArrayLengths(wiring.Component):
     """Bytes of every array of a run, in whole beats: what the bus moves.
@@ -25,18 +23,22 @@ class ArrayLengths(wiring.Component):
     i_count, i_pairs : elements; and pairs, if the kernel takes them.
     i_narrow : gradients, or the values of pairs, have 16 bits. If they have a choice.
     i_paired : gradients come as pairs. If the kernel takes them.
-    o_bytes : for each of `operands`.
+    o_bytes : for each of `operands`; right if not `o_beyond`.
+    o_beyond : a bit for each: it has more bytes than there are addresses.
     """
 
     def __init__(self, config: AdamKernelConfig) -> None:
         self.config = config
+        self.count_width = config.address_width  # of elements, of 2 bytes or more
+        self.length_width = self.count_width + exact_log2(ELEMENT_BYTES) + 1  # whole beats
         self.operands = operands(config)
         super().__init__(
             {
                 "i_count": In(64),
                 **({"i_narrow": In(1)} if config.mixed else {}),
                 **({"i_paired": In(1), "i_pairs": In(64)} if config.compression else {}),
-                "o_bytes": Out(END_WIDTH).array(len(self.operands)),
+                "o_bytes": Out(self.length_width).array(len(self.operands)),
+                "o_beyond": Out(len(self.operands)),
             }
         )
 
@@ -45,11 +47,14 @@ class ArrayLengths(wiring.Component):
         config = self.config
         counts = {"count": self.i_count, **({"pairs": self.i_pairs} if config.compression else {})}
         length: dict[tuple[str, int], Signal] = {}
+        beyond: dict[str, Signal] = {}
         for name, elements in counts.items():
+            beyond[name] = Signal(name=f"{name}_beyond")
+            m.d.sync += beyond[name].eq(elements[self.count_width :].any())
             for size in (ELEMENT_BYTES, HALF_BYTES):
                 a_beat = config.beat_bytes // size
-                whole = (elements + (a_beat - 1)) & ~(a_beat - 1)
-                length[name, size] = Signal(END_WIDTH, name=f"{name}_{size}")
+                whole = (elements[: self.count_width] + (a_beat - 1)) & ~(a_beat - 1)
+                length[name, size] = Signal(self.length_width, name=f"{name}_{size}")
                 m.d.sync += length[name, size].eq(whole * size)
         narrow = self.i_narrow if config.mixed else Const(0, 1)
         paired = self.i_paired if config.compression else Const(0, 1)
@@ -57,13 +62,16 @@ class ArrayLengths(wiring.Component):
         def gradients(name: str) -> Value:
             return Mux(narrow, length[name, HALF_BYTES], length[name, ELEMENT_BYTES])
 
-        for operand, length_of_it in zip(self.operands.values(), self.o_bytes, strict=True):
-            value: Value = length[
-                "pairs" if operand.name == INDEX else "count", element_bytes(operand.format)
-            ]
+        for operand, o_bytes, o_beyond in zip(
+            self.operands.values(), self.o_bytes, self.o_beyond, strict=True
+        ):
+            count = "pairs" if operand.name == INDEX else "count"
+            value: Value = length[count, element_bytes(operand.format)]
+            too_long: Value = beyond[count]
             if operand.name == GRADIENT:
                 value = gradients("count")
                 if config.compression:
                     value = Mux(paired, gradients("pairs"), value)
-            m.d.comb += length_of_it.eq(value)
+                    too_long = Mux(paired, beyond["pairs"], too_long)
+            m.d.comb += [o_bytes.eq(value), o_beyond.eq(too_long)]
         return m

@@ -72,7 +72,7 @@ class LoadPath(wiring.Component):
                         id_width=id_width(len(config.arrays)),
                     )
                 ),
-                "window": In(WindowSignature()).array(config.window_count),
+                "window": In(WindowSignature(config.address_width)).array(config.window_count),
                 "i_base": In(config.address_width).array(len(config.arrays)),
                 "i_beats": In(self.schedule.i_beats.shape()),
                 **({"i_use": In(len(config.arrays))} if self.schedule.optional else {}),

@@ -23,6 +23,7 @@ from nearstep_hw.axi.burst import id_width
 from nearstep_hw.axi.cut import AxiCut
 from nearstep_hw.axi.join import AxiReadJoin
 from nearstep_hw.axi.signature import Axi4Signature, connect_channels
+from nearstep_hw.axi.window import WindowSignature, within
 from nearstep_hw.csr.bank import CsrBank
 from nearstep_hw.csr.counters import EventCounters
 from nearstep_hw.csr.line import CsrLineSignature
@@ -151,7 +152,9 @@ class KernelShell(wiring.Component):
         m = Module()
         config = self.config
         rule = update_rule(config)
-        m.submodules.bank = bank = CsrBank(adam_kernel_map(config), line=self.has_line)
+        m.submodules.bank = bank = CsrBank(
+            adam_kernel_map(config), line=self.has_line, cut=config.cut
+        )
         self._modes(m, bank)
         m.submodules.control = control = RunControl(cut=config.cut)
         m.submodules.check = check = StartCheck(config, memory_bytes=self.memory_bytes)
@@ -523,17 +526,24 @@ class KernelShell(wiring.Component):
             m.d.comb += getattr(self.fu, f"s_{name}").eq(bank.o["mode"][name])
 
     def _connect_windows(self, m: Module, bank: CsrBank, *users: object) -> None:
-        for user in users:
-            for index, window in enumerate(user.window):
-                granted = bank.o["window"][index]
-                permissions = granted["permissions"]
-                m.d.comb += [
-                    window.base.eq(granted["base"]),
-                    window.limit.eq(granted["limit"]),
-                    window.read.eq(permissions["read"]),
-                    window.write.eq(permissions["write"]),
-                    window.valid.eq(permissions["valid"]),
-                ]
+        config = self.config
+        to = m.d.sync if config.cut else m.d.comb
+        for index in range(config.window_count):
+            granted = bank.o["window"][index]
+            permissions = granted["permissions"]
+            window = WindowSignature(config.address_width).create(path=("window", str(index)))
+            base, limit, is_there = within(
+                config.address_width, base=granted["base"], limit=granted["limit"]
+            )
+            to += [
+                window.base.eq(base),
+                window.limit.eq(limit),
+                window.read.eq(permissions["read"]),
+                window.write.eq(permissions["write"]),
+                window.valid.eq(permissions["valid"] & is_there),
+            ]
+            for user in users:
+                wiring.connect(m, window, user.window[index])
 
     def _connect_counters(
         self,

@@ -5,7 +5,7 @@ from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
 from nearstep_hw.axi.window import WindowMatch, WindowSignature
-from nearstep_hw.updater.array_lengths import END_WIDTH, ArrayLengths
+from nearstep_hw.updater.array_lengths import ArrayLengths
 from nearstep_hw.updater.fault import CAUSE_WIDTH, RESPONSE_WIDTH, STREAM_WIDTH, FaultLayout
 from nearstep_spec.updater.config import AdamKernelConfig
 from nearstep_spec.updater.registers import ErrorCause, Stream
@@ -60,7 +60,7 @@ class StartCheck(wiring.Component):
                 **sizes,
                 "i_formats": In(1),
                 "i_copy_out": In(1),
-                "window": In(WindowSignature()).array(config.window_count),
+                "window": In(WindowSignature(config.address_width)).array(config.window_count),
                 "o_done": Out(1),
                 "o_fault": Out(FaultLayout()),
                 "i_clear": In(1),
@@ -69,7 +69,10 @@ class StartCheck(wiring.Component):
 
     def elaborate(self, platform: object) -> Elaboratable:
         m = Module()
-        m.submodules.match = match = WindowMatch(windows=self.config.window_count)
+        width = self.config.address_width
+        m.submodules.match = match = WindowMatch(
+            address_width=width, windows=self.config.window_count
+        )
         m.submodules.lengths = lengths = self.lengths
         beat_bytes = self.config.beat_bytes
         arrays = list(self.operands.values())
@@ -83,11 +86,13 @@ class StartCheck(wiring.Component):
         other = Signal(range(len(arrays)))  # with OVERLAP: an array before `array`
         is_last = Signal()
         base = Signal(ADDRESS_WIDTH)
-        other_base = Signal(ADDRESS_WIDTH)
-        length = Signal(END_WIDTH)
-        other_length = Signal(END_WIDTH)
-        end = Signal(END_WIDTH)
-        other_end = Signal(END_WIDTH)
+        length = Signal(lengths.length_width)
+        end = Signal(lengths.length_width + 1)
+        beyond = Signal()  # `base` or `length` has bits that no address has
+        # What follows RANGE need not look at such bits.
+        other_base = Signal(width)
+        other_length = Signal(width + 1)
+        other_end = Signal(width + 1)
         cause = Signal(CAUSE_WIDTH)
         stream = Signal(STREAM_WIDTH)
         address = Signal(ADDRESS_WIDTH)
@@ -112,8 +117,8 @@ class StartCheck(wiring.Component):
                 m.d.comb += getattr(its, name).eq(getattr(mine, name))
         m.d.comb += [
             is_last.eq(array == len(arrays) - 1),
-            match.i_start.eq(base),
-            match.i_end.eq(end),
+            match.i_start.eq(base[:width]),
+            match.i_end.eq(end[: width + 1]),
             unused.eq(~use.bit_select(array, 1)),
             other_unused.eq(~use.bit_select(other, 1)),
             address.eq(base),
@@ -122,15 +127,16 @@ class StartCheck(wiring.Component):
 
         to += [
             base.eq(bases[array]),
-            other_base.eq(bases[other]),
+            other_base.eq(bases[other][:width]),
             length.eq(Array(lengths.o_bytes)[array]),
             other_length.eq(Array(lengths.o_bytes)[other]),
-            end.eq(base + length),
+            beyond.eq(base[width:].any() | lengths.o_beyond.bit_select(array, 1)),
+            end.eq(base[:width] + length),
             other_end.eq(other_base + other_length),
             empty.eq(self.i_count == 0),
             aligned.eq(base % beat_bytes == 0),
-            in_range.eq(end <= self.memory_bytes),
-            apart.eq((end <= other_base) | (other_end <= base)),
+            in_range.eq((end <= self.memory_bytes) & ~beyond),
+            apart.eq((end <= other_base) | (other_end <= base[:width])),
             granted.eq(match.o_granted),
         ]
 

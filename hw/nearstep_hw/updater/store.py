@@ -78,7 +78,7 @@ class StorePath(wiring.Component):
                         id_width=id_width(len(self.streams)),
                     )
                 ),
-                "window": In(WindowSignature()).array(config.window_count),
+                "window": In(WindowSignature(config.address_width)).array(config.window_count),
                 "i_base": In(config.address_width).array(len(self.streams)),
                 "i_beats": In(self.schedule.i_beats.shape()),
                 "i_tail": In(config.beat_bytes),

@@ -9,7 +9,8 @@ from nearstep_hw.axi.burst import BurstLayout
 from nearstep_hw.axi.window import WindowChecker, WindowMatch
 
 WINDOWS = 3
-TOP = 1 << 64
+ADDRESS_WIDTH = 34
+TOP = 1 << ADDRESS_WIDTH
 
 
 def granted(windows, start, end, read, write):
@@ -33,8 +34,8 @@ def random_windows(rng, near):
     def window():
         base = max(0, near + rng.randrange(-3, 4))
         return {
-            "base": base,
-            "limit": min(TOP - 1, max(0, base + rng.randrange(-2, 12))),
+            "base": min(base, TOP - 1),
+            "limit": min(TOP, max(0, base + rng.randrange(-2, 12))),
             "read": rng.random() < 0.7,
             "write": rng.random() < 0.7,
             "valid": rng.random() < 0.8,
@@ -47,14 +48,14 @@ def test_matches_exactly_the_ranges_of_one_window():
     seed = 3
     print(f"seed {seed}")
     rng = random.Random(seed)
-    dut = WindowMatch(windows=WINDOWS)
+    dut = WindowMatch(address_width=ADDRESS_WIDTH, windows=WINDOWS)
     seen = [0, 0]
 
     async def bench(ctx):
         for _ in range(3000):
-            near = rng.choice((0, 1000, 1 << 34, TOP - 8))
+            near = rng.choice((0, 1000, 1 << 32, TOP - 8))
             windows = random_windows(rng, near)
-            start = max(0, near + rng.randrange(-3, 4))
+            start = min(TOP - 1, max(0, near + rng.randrange(-3, 4)))
             end = start + rng.randrange(1, 8)
             read, write = rng.random() < 0.7, rng.random() < 0.5
             set_windows(ctx, dut.window, windows)
@@ -79,11 +80,11 @@ def test_bursts_pass_until_the_first_that_is_refused(write):
     print(f"seed {seed}")
     rng = random.Random(seed)
     beat = 64
-    layout = BurstLayout(streams=4, address_width=34, burst_beats=64)
+    layout = BurstLayout(streams=4, address_width=ADDRESS_WIDTH, burst_beats=64)
     dut = WindowChecker(layout, beat_bytes=beat, windows=WINDOWS, write=write)
     window = {"base": 4096, "limit": 8 * 4096 - 1, "read": not write, "write": write, "valid": 1}
-    other = {**window, "base": 0, "limit": TOP - 1, "read": write, "write": not write}
-    closed = {**window, "base": 0, "limit": TOP - 1, "valid": 0}
+    other = {**window, "base": 0, "limit": TOP, "read": write, "write": not write}
+    closed = {**window, "base": 0, "limit": TOP, "valid": 0}
     windows = [other, window, closed]
     passed = refused = 0
 

@@ -6,7 +6,7 @@ from itertools import product
 import pytest
 
 from nearstep_hw.boards.clock import ClockError, Ecp5Pll, PllClock
-from nearstep_hw.boards.plan import plan, platform_of
+from nearstep_hw.boards.plan import ROUTING, SYNTHESIS, plan, platform_of
 from nearstep_hw.boards.top import BoardTop
 from nearstep_hw.verilog import netlist
 from nearstep_spec.boards.board import BOARDS
@@ -32,9 +32,12 @@ def test_plan_has_the_pins_the_simulated_top_and_no_folder_of_this_machine(board
     files = {name: text_of(content) for name, content in plan(config, seed=7).files.items()}
     for port, site in SITES[board].items():
         assert f'LOCATE COMP "{port}" SITE "{site}";' in files["top.lpf"]
-    hertz = BOARDS[board].system_hz
-    assert f'FREQUENCY NET "system_clock" {hertz:.1f} HZ;' in files["top.lpf"]
+    assert re.search(
+        rf'^FREQUENCY PORT "\w+" {BOARDS[board].input_hz:.1f} HZ;$', files["top.lpf"], re.M
+    )
     assert "--seed 7 " in files["build_top.sh"]
+    assert ROUTING in files["build_top.sh"]
+    assert f"synth_ecp5 {SYNTHESIS} " in files["top.ys"]
     for name, text in files.items():
         assert not re.search(r'"/[^/*]', text), name
     assert "nearstep_hw/boards/ecp5.py" in files["top.il"]

@@ -45,6 +45,7 @@ class Bench:
         await self.edge()
         ctx.set(csr.read, 0)
         ctx.set(csr.write, 0)
+        await self.edge()
         assert (ctx.get(csr.ack), ctx.get(csr.error)) == (1, 0)
         word = ctx.get(csr.read_data)
         await self.edge()
@@ -112,7 +113,7 @@ def test_counters_are_captured_together() -> None:
             await bench.access(name) for name in ("cycles", "cycles+4", "dropped", "framing_errors")
         ]
         assert before == 0
-        assert found == [at - 1, 0, 7, 3]
+        assert found == [at - 2, 0, 7, 3]
 
     run(body)
 

@@ -91,7 +91,7 @@ class PairLoad(wiring.Component):
                         id_width=id_width(2),
                     )
                 ),
-                "window": In(WindowSignature()).array(config.window_count),
+                "window": In(WindowSignature(config.address_width)).array(config.window_count),
                 "i_base": In(config.address_width).array(2),
                 "i_pairs": In(COUNT_WIDTH),
                 "i_count": In(COUNT_WIDTH),
