@@ -7,7 +7,6 @@ from amaranth.lib.wiring import In, Out, Signature
 from nearstep_hw.axi.burst import BurstLayout
 
 
-
 class WindowSignature(Signature):
     """A range of addresses and what is granted there.
 
@@ -48,12 +47,14 @@ def within(address_width: int, *, base: Value, limit: Value) -> tuple[Value, Val
 class WindowMatch(wiring.Component):
     """Whether one window grants a whole range of bytes.
 
-    A range that only several windows together cover is not granted. *Timing*: combinational.
+    A range that only several windows together cover is not granted. *Timing*: combinational; one
+    cycle if `cut`.
 
     Parameters
     ----------
     address_width : bits of an address.
     windows : number of windows.
+    cut : a register for each window.
 
     Members
     -------
@@ -63,7 +64,8 @@ class WindowMatch(wiring.Component):
     o_granted : one window grants all of it.
     """
 
-    def __init__(self, *, address_width: int, windows: int) -> None:
+    def __init__(self, *, address_width: int, windows: int, cut: bool = False) -> None:
+        self.cut = cut
         super().__init__(
             {
                 "window": In(WindowSignature(address_width)).array(windows),
@@ -78,8 +80,9 @@ class WindowMatch(wiring.Component):
     def elaborate(self, platform: object) -> Elaboratable:
         m = Module()
         grants = Signal(len(self.window))
+        to = m.d.sync if self.cut else m.d.comb
         for grant, window in zip(grants, self.window, strict=True):
-            m.d.comb += grant.eq(
+            to += grant.eq(
                 window.valid
                 & (window.read | ~self.i_read)
                 & (window.write | ~self.i_write)
@@ -103,7 +106,7 @@ class WindowChecker(wiring.Component):
     beat_bytes : bytes of a beat.
     windows : number of windows.
     write : the bursts write; else they read.
-    cut : registers between the sum, the comparisons and what follows.
+    cut : registers between the sum, the comparisons and what follows from them.
 
     Members
     -------
@@ -136,7 +139,7 @@ class WindowChecker(wiring.Component):
     def elaborate(self, platform: object) -> Elaboratable:
         m = Module()
         m.submodules.match = match = WindowMatch(
-            address_width=self.address_width, windows=len(self.window)
+            address_width=self.address_width, windows=len(self.window), cut=self.cut
         )
         burst = Signal.like(self.i.payload, reset_less=True)
         end = Signal(self.address_width + 1)
@@ -152,12 +155,8 @@ class WindowChecker(wiring.Component):
             self.o.payload.eq(burst),
             self.o_burst.eq(burst),
         ]
-        granted = Signal()
         to = m.d.sync if self.cut else m.d.comb
-        to += [
-            end.eq(burst.address + burst.beats * self.beat_bytes),
-            granted.eq(match.o_granted),
-        ]
+        to += end.eq(burst.address + burst.beats * self.beat_bytes)
         with m.FSM() as fsm:
             with m.State("EMPTY"):
                 m.d.comb += self.i.ready.eq(1)
@@ -170,7 +169,7 @@ class WindowChecker(wiring.Component):
                 with m.State("COMPARE"):
                     m.next = "CHECK"
             with m.State("CHECK"):
-                with m.If(granted):
+                with m.If(match.o_granted):
                     m.next = "GRANTED"
                 with m.Else():
                     m.next = "REFUSED"

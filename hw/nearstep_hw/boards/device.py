@@ -1,6 +1,13 @@
 """What every board has between its serial line and its memory."""
 
-from amaranth import Elaboratable, Module, ResetInserter
+from amaranth import (
+    ClockDomain,
+    ClockSignal,
+    DomainRenamer,
+    Elaboratable,
+    Module,
+    ResetSignal,
+)
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
@@ -74,7 +81,8 @@ class BoardDevice(wiring.Component):
         m.submodules.endpoint = endpoint = self.endpoint
         m.submodules.control = control = self.control
         m.submodules.isolate = isolate = self.isolate
-        m.submodules.card = ResetInserter(control.o_reset)(self.card)
+        m.submodules.card = DomainRenamer("card")(self.card)
+        m.domains.card = ClockDomain("card", local=True)
         card = self.card
 
         wiring.connect(m, endpoint.csr, card.csr)
@@ -84,6 +92,8 @@ class BoardDevice(wiring.Component):
         wiring.connect(m, card.m_axi, isolate.s_axi)
         wiring.connect(m, isolate.m_axi, wiring.flipped(self.m_axi))
         m.d.comb += [
+            ClockSignal("card").eq(ClockSignal()),
+            ResetSignal("card").eq(control.o_reset),  # a register, high after a reset of the board
             endpoint.rx.eq(self.rx),
             self.tx.eq(endpoint.tx),
             endpoint.i_reset.eq(control.o_reset),

@@ -4,7 +4,7 @@ from functools import reduce
 from operator import or_
 from typing import Any
 
-from amaranth.hdl import Cat, Const, Module, Signal, Value
+from amaranth.hdl import Cat, Const, Module, Mux, Signal, Value
 from amaranth.lib.wiring import Component, In, Member, Out
 
 from nearstep_hw.csr.line import LINE_BITS, CsrLineSignature
@@ -26,6 +26,11 @@ NEIGHBOURS = 8
 """Words in a row of the map that share a register on their way to a bus."""
 
 
+def _any(hits: Signal, kinds: list[bool]) -> Value:
+    """One of the hits is of a word of that kind."""
+    return Cat(hit for hit, kind in zip(hits, kinds, strict=True) if kind).any()
+
+
 class CsrBank(Component):
     """Registers of one block.
 
@@ -39,13 +44,13 @@ class CsrBank(Component):
     The ports of a field are called `<name>`: `<register>` for the field `value`, and
     `<register>_<field>` otherwise.
 
-    *Timing*: latency one cycle, two if `cut`, and a request the cycle after; see `CsrSignature`.
+    *Timing*: latency one cycle, three if `cut`; a request the cycle after. See `CsrSignature`.
 
     Parameters
     ----------
     register_map : the registers.
-    cut : what is read passes registers of `NEIGHBOURS` words each on its way to the port: one
-        selection among all words is more wires in one place than small FPGAs have.
+    cut : requests are decoded into registers, and what is read passes registers of `NEIGHBOURS`
+        words each: one selection among all is more wires in one place than small FPGAs have.
     line : there is a second port, for whole lines. A write of both ports in one cycle: the line's
         counts.
 
@@ -62,9 +67,7 @@ class CsrBank(Component):
         `o["window"][0]["base"]`.
     """
 
-    def __init__(
-        self, register_map: RegisterMap, *, line: bool = False, cut: bool = False
-    ) -> None:
+    def __init__(self, register_map: RegisterMap, *, line: bool = False, cut: bool = False) -> None:
         self.register_map = register_map
         self.cut = cut
         self.has_line = line
@@ -93,20 +96,30 @@ class CsrBank(Component):
     def elaborate(self, platform: object) -> Module:
         m = Module()
 
-        known = Signal()
-        writable = Signal()
-        lockable = Signal()
+        words = [
+            (register, index) for register in self.register_map for index in range(register.words)
+        ]
+        hits = Signal(len(words))
+        read, write, write_data = Signal(), Signal(), Signal(WORD_BITS)
+        # The request: with `cut`, decoded, in registers of the bank.
+        to = m.d.sync if self.cut else m.d.comb
+        to += [
+            read.eq(self.bus.read),
+            write.eq(self.bus.write),
+            write_data.eq(self.bus.write_data),
+        ]
+        whole = Signal()
+        to += whole.eq(self.bus.write & self.bus.write_mask.all())
+        for hit, (register, index) in zip(hits, words, strict=True):
+            to += hit.eq(self.bus.address[2:] == register.offset // WORD_BYTES + index)
+
         attempt = Signal()
         locked = Signal()
-        accept = Signal()
-        whole = Signal()
         held = Signal()
         m.d.comb += [
-            whole.eq(self.bus.write & self.bus.write_mask.all()),
             held.eq(Cat(self._locks()).any()),
-            attempt.eq(whole & writable),
-            locked.eq(lockable & held),
-            accept.eq(attempt & ~locked),
+            attempt.eq(whole & _any(hits, [register.writable for register, _ in words])),
+            locked.eq(held & _any(hits, [register.locked for register, _ in words])),
         ]
 
         line_refused = Signal()
@@ -114,50 +127,40 @@ class CsrBank(Component):
         values = {**self._constants(), **self._captured(m), **self._refused(m, refuse)}
         for register, field in self._fields(Access.PULSE):
             m.d.sync += self._port(register, field).eq(0)
-        words: list[tuple[int, Value]] = []
-        with m.Switch(self.bus.address[2:]):
-            for register in self.register_map:
-                image = self._image(register, values)
-                for index in range(register.words):
-                    number = register.offset // WORD_BYTES + index
-                    words.append((number, image.word_select(index, WORD_BITS)))
-                    with m.Case(number):
-                        m.d.comb += [
-                            known.eq(1),
-                            writable.eq(register.writable),
-                            lockable.eq(register.locked),
-                        ]
-                        # As `accept`, but known without what other registers are.
-                        with m.If(whole & ~held if register.locked else whole):
-                            self._write(m, register, index, self.bus.write_data)
+        for hit, (register, index) in zip(hits, words, strict=True):
+            if register.writable:
+                # As `attempt & ~locked`, but known without what other registers are.
+                with m.If(hit & (whole & ~held if register.locked else whole)):
+                    self._write(m, register, index, write_data)
         if self.has_line:
             self._read_lines(m, values)
             self._write_lines(m, line_refused)
 
-        ack = self.bus.read | self.bus.write
-        error = (self.bus.read & ~known) | (self.bus.write & ~accept)
+        images = {register.name: self._image(register, values) for register in self.register_map}
+        contents = [images[r.name].word_select(index, WORD_BITS) for r, index in words]
+        answer = Cat(read | write, (read & ~hits.any()) | (write & ~(attempt & ~locked)))
         if self.cut:
-            stages = Signal(2)
-            m.d.sync += stages.eq(Cat(ack, error))
-            ack, error = stages
-        m.d.sync += [self.bus.ack.eq(ack), self.bus.error.eq(error)]
-        m.d.sync += self.bus.read_data.eq(self._read(m, words))
+            late = Signal.like(answer)
+            m.d.sync += late.eq(answer)
+            answer = late
+            word = self._word_in_steps(m, read, hits, contents)
+        else:
+            word = Signal(WORD_BITS)
+            with m.If(read), m.Switch(self.bus.address[2:]):
+                for (register, index), content in zip(words, contents, strict=True):
+                    with m.Case(register.offset // WORD_BYTES + index):
+                        m.d.comb += word.eq(content)
+        m.d.sync += [Cat(self.bus.ack, self.bus.error).eq(answer), self.bus.read_data.eq(word)]
         return m
 
-    def _read(self, m: Module, words: list[tuple[int, Value]]) -> Value:
-        """The word that is read, 0 if none; a cycle late if `cut`."""
-        parts: list[Value] = []
-        many = NEIGHBOURS if self.cut else len(words)
-        for first in range(0, len(words), many):
+    def _word_in_steps(self, m: Module, read: Signal, hits: Signal, contents: list[Value]) -> Value:
+        """The word that is read, 0 if none, a cycle late: first among neighbours, then of all."""
+        chosen = [Mux(hit, content, 0) for hit, content in zip(hits, contents, strict=True)]
+        parts = []
+        for first in range(0, len(chosen), NEIGHBOURS):
             part = Signal(WORD_BITS, name=f"part{first}")
-            with m.If(self.bus.read), m.Switch(self.bus.address[2:]):
-                for number, word in words[first : first + many]:
-                    with m.Case(number):
-                        m.d.comb += part.eq(word)
-            if self.cut:
-                late = Signal(WORD_BITS, name=f"late{first}")
-                m.d.sync += late.eq(part)
-                part = late
+            some = reduce(or_, chosen[first : first + NEIGHBOURS])
+            m.d.sync += part.eq(Mux(read, some, 0))
             parts.append(part)
         return reduce(or_, parts)
 

@@ -50,7 +50,16 @@ TECHNOLOGIES: Mapping[str, Technology] = MappingProxyType(
         ),
         "ecp5": Technology(
             depths=MappingProxyType(
-                {"add": 13, "sub": 13, "mul": 12, "div": 34, "fma": 16, "sqrt": 30, **_LOGIC}
+                {
+                    "add": 13,
+                    "sub": 13,
+                    "mul": 12,
+                    "div": 34,
+                    "fma": 16,
+                    "sqrt": 30,
+                    "select": 1,
+                    **_LOGIC,
+                }
             ),
             multiplier=MULT18X18D,
             delay="counted",

@@ -9,6 +9,7 @@ from nearstep_spec.rule.scale import GRADIENT
 from nearstep_spec.updater.config import ELEMENT_BYTES, HALF_BYTES, INDEX, AdamKernelConfig
 from nearstep_spec.updater.operands import element_bytes, operands
 
+
 class ArrayLengths(wiring.Component):
     """Bytes of every array of a run, in whole beats: what the bus moves.
 

@@ -291,11 +291,9 @@ class KernelShell(wiring.Component):
         m.d.comb += [
             loaded.eq(Mux(scanning, 1 << gradient, Mux(paired, reads & ~(1 << gradient), reads))),
             stored.eq(Cat(writes, copying)),
-            *(
-                getattr(self.fu, f"s_{name}").eq(bank.o_rule == index)
-                for index, name in enumerate(rules.selectors, 1)
-            ),
         ]
+        for index, name in enumerate(rules.selectors, 1):
+            self._hold(m, name, bank.o_rule == index)
         if config.selective:
             m.d.comb += [
                 load.i_use.eq(loaded),
@@ -521,9 +519,17 @@ class KernelShell(wiring.Component):
             )
         rule = update_rule(self.config)
         for name in rule.scalars:
-            m.d.comb += getattr(self.fu, f"s_{name}").eq(bank.o["scalar"][name])
+            self._hold(m, name, bank.o["scalar"][name])
         for name in self.config.rule_set.switches:
-            m.d.comb += getattr(self.fu, f"s_{name}").eq(bank.o["mode"][name])
+            self._hold(m, name, bank.o["mode"][name])
+
+    def _hold(self, m: Module, name: str, value: Value) -> None:
+        """Give the units a scalar, a switch or a selector, which hold still in a run."""
+        if self.config.cut:
+            near = Signal(value.shape(), name=f"near_{name}")
+            m.d.sync += near.eq(value)
+            value = near
+        m.d.comb += getattr(self.fu, f"s_{name}").eq(value)
 
     def _connect_windows(self, m: Module, bank: CsrBank, *users: object) -> None:
         config = self.config

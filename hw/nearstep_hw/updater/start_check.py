@@ -71,7 +71,7 @@ class StartCheck(wiring.Component):
         m = Module()
         width = self.config.address_width
         m.submodules.match = match = WindowMatch(
-            address_width=width, windows=self.config.window_count
+            address_width=width, windows=self.config.window_count, cut=self.config.cut
         )
         m.submodules.lengths = lengths = self.lengths
         beat_bytes = self.config.beat_bytes
@@ -119,6 +119,7 @@ class StartCheck(wiring.Component):
             is_last.eq(array == len(arrays) - 1),
             match.i_start.eq(base[:width]),
             match.i_end.eq(end[: width + 1]),
+            granted.eq(match.o_granted),
             unused.eq(~use.bit_select(array, 1)),
             other_unused.eq(~use.bit_select(other, 1)),
             address.eq(base),
@@ -137,7 +138,6 @@ class StartCheck(wiring.Component):
             aligned.eq(base % beat_bytes == 0),
             in_range.eq((end <= self.memory_bytes) & ~beyond),
             apart.eq((end <= other_base) | (other_end <= base[:width])),
-            granted.eq(match.o_granted),
         ]
 
         with m.Switch(array):

@@ -56,6 +56,9 @@ class Bench:
         self.ctx.set(strobe, 1)
         await self.ctx.tick()
         self.ctx.set(strobe, 0)
+        if self.bank.cut:
+            assert not self.ctx.get(bus.ack)
+            await self.ctx.tick()
         pulses = self.pulses()
         if self.bank.cut:
             assert not self.ctx.get(bus.ack)

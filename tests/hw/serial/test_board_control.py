@@ -45,7 +45,8 @@ class Bench:
         await self.edge()
         ctx.set(csr.read, 0)
         ctx.set(csr.write, 0)
-        await self.edge()
+        while not ctx.get(csr.ack):
+            await self.edge()
         assert (ctx.get(csr.ack), ctx.get(csr.error)) == (1, 0)
         word = ctx.get(csr.read_data)
         await self.edge()
