@@ -56,6 +56,8 @@ SLOWER = 0.07
 """A median that is lower by this part is not the luck of a seed."""
 ECP5 = "ecp5"
 SEEDS = (1, 2, 3, 4, 5)
+CELLS = {"lut": "TRELLIS_COMB", "ff": "TRELLIS_FF", "mult": "MULT18X18D", "bram": "DP16KD"}
+"""Columns of a row, and the types of cells that they count."""
 DIGEST_DIGITS = 16
 Row = dict[str, Any]
 
@@ -200,30 +202,28 @@ def measure(
 
     Returns
     -------
-    Row : `fmax_mhz` is the median; `lut`, `ff`, `mult` and `bram` are cells after placing.
+    Row : `fmax_mhz` is the median of the slowest clock; `CELLS` are those after placing.
 
     Raises
     ------
-    BuildError : a tool failed, as for a block that does not fit.
+    BuildError, BitstreamError : of `place_and_route`.
     """
     component = BLOCKS[name].make()
     found = netlist_for_ecp5(to_verilog(Registered(component), name), name)
-    placed = {}
+    reports, rates = {}, {}
     for seed in seeds:
-        placed[seed] = place_and_route(found, seed=seed)
-        each(seed, placed[seed].fmax_mhz)
-    cells = placed[seeds[0]].cells
+        reports[seed] = place_and_route(found, seed=seed)
+        rates[seed] = min(clock.achieved for clock in reports[seed].clocks)
+        each(seed, rates[seed])
+    cells = reports[seeds[0]].cells
     latency = getattr(component, "latency", None)
     return {
         "digest": digest(name),
         **({} if latency is None else {"latency": latency}),
-        "fmax_mhz": round(statistics.median(p.fmax_mhz for p in placed.values()), 1),
-        "seeds": {str(seed): round(p.fmax_mhz, 1) for seed, p in placed.items()},
-        "lut": cells.get("TRELLIS_COMB", 0),
-        "ff": cells.get("TRELLIS_FF", 0),
-        "mult": cells.get("MULT18X18D", 0),
-        "bram": cells.get("DP16KD", 0),
-        "reports": {str(seed): asdict(p) for seed, p in placed.items()},
+        "fmax_mhz": round(statistics.median(rates.values()), 1),
+        "seeds": {str(seed): round(rate, 1) for seed, rate in rates.items()},
+        **{column: cells[cell].used for column, cell in CELLS.items()},
+        "reports": {str(seed): asdict(report) for seed, report in reports.items()},
     }
 
 
