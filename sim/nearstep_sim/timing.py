@@ -6,10 +6,7 @@ digest of what was placed, and the rate of each seed; a block gets slower when t
 seeds falls below that of its row by more than the spread of seeds explains.
 """
 
-import hashlib
 import importlib.metadata
-import json
-import os
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -23,7 +20,7 @@ from nearstep_hw.fp.unit import FpUnit
 from nearstep_hw.generate import GENERATORS, build
 from nearstep_hw.rule.rtl import FunctionalUnit
 from nearstep_hw.rule.technology import TECHNOLOGIES
-from nearstep_hw.verilog import netlist, to_verilog
+from nearstep_hw.verilog import to_verilog
 from nearstep_sim.place import (
     DEVICE,
     SPEED,
@@ -32,6 +29,7 @@ from nearstep_sim.place import (
     netlist_for_ecp5,
     place_and_route,
 )
+from nearstep_sim.row_file import Row, digest_of, write_rows
 from nearstep_spec.rule.axpby import AXPBY
 
 __all__ = [
@@ -43,7 +41,6 @@ __all__ = [
     "compare",
     "digest",
     "measure",
-    "read",
     "tools",
     "write",
 ]
@@ -58,8 +55,6 @@ ECP5 = "ecp5"
 SEEDS = (1, 2, 3, 4, 5)
 CELLS = {"lut": "TRELLIS_COMB", "ff": "TRELLIS_FF", "mult": "MULT18X18D", "bram": "DP16KD"}
 """Columns of a row, and the types of cells that they count."""
-DIGEST_DIGITS = 16
-Row = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,9 +179,8 @@ def tools() -> dict[str, str]:
 
 
 def digest(name: str) -> str:
-    """Digest of the netlist of the block before Yosys reads it: the same for the same sources."""
-    text = netlist(Registered(BLOCKS[name].make()), name)
-    return hashlib.sha256(text.encode()).hexdigest()[:DIGEST_DIGITS]
+    """Digest of the block, see `digest_of`."""
+    return digest_of(Registered(BLOCKS[name].make()), name)
 
 
 def measure(
@@ -238,27 +232,14 @@ def compare(name: str, row: Row, old: Row | None) -> list[str]:
     return wrong
 
 
-def read(path: Path = FILE) -> tuple[dict[str, str], dict[str, Row]]:
-    """Tools and rows of the file; empty without one."""
-    if not path.exists():
-        return {}, {}
-    content = json.loads(path.read_text())
-    return content["tools"], content["blocks"]
-
-
 def write(rows: Mapping[str, Row], path: Path = FILE) -> None:
-    """Write the file, one line a row, in the order of `BLOCKS`; reports are left out."""
-    lines = [
-        f"  {json.dumps(name)}: " + json.dumps({"what": block.what, **_kept(rows[name])})
+    """Write the file, in the order of `BLOCKS`; reports are left out."""
+    known = {
+        name: {"what": block.what, **_kept(rows[name])}
         for name, block in BLOCKS.items()
         if name in rows
-    ]
-    body = ",\n".join(lines)
-    partly = path.with_suffix(".partial")
-    partly.write_text(
-        f'{{"tools": {json.dumps(tools())},\n "blocks": {{\n{body}\n }}}}\n', encoding="utf-8"
-    )
-    os.replace(partly, path)
+    }
+    write_rows(path, tools(), known)
 
 
 def _kept(row: Row) -> Row:

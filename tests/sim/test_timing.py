@@ -7,6 +7,7 @@ import pytest
 
 from nearstep_hw.generate import GENERATORS
 from nearstep_sim import timing
+from nearstep_sim.row_file import read_rows
 
 
 def test_every_generator_has_a_block_or_a_reason() -> None:
@@ -33,10 +34,10 @@ def test_a_slower_block_is_found() -> None:
 
 def test_a_file_is_read_as_it_was_written(tmp_path: Path) -> None:
     path = tmp_path / "timing.json"
-    assert timing.read(path) == ({}, {})
+    assert read_rows(path) == ({}, {})
     row = {"digest": "0", "fmax_mhz": 120.5, "seeds": {"1": 120.5}, "lut": 9}
     timing.write({"fp32_mul": {**row, "reports": {"1": {}}}, "fp32_add": row}, path)
-    tools, rows = timing.read(path)
+    tools, rows = read_rows(path)
     assert tools == timing.tools()
     assert list(rows) == ["fp32_add", "fp32_mul"]
     for name, found in rows.items():
@@ -44,7 +45,7 @@ def test_a_file_is_read_as_it_was_written(tmp_path: Path) -> None:
 
 
 def test_rows_of_the_checkout_reach_their_goals() -> None:
-    tools, rows = timing.read()
+    tools, rows = read_rows(timing.FILE)
     wrong = {name: timing.compare(name, row, None) for name, row in rows.items()}
     print(f"{len(rows)} rows of {tools}")
     assert not any(wrong.values()), wrong
