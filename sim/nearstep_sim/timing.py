@@ -30,6 +30,8 @@ from nearstep_sim.place import (
     place_and_route,
 )
 from nearstep_sim.row_file import Row, digest_of, write_rows
+from nearstep_spec.boards.config import BoardConfig
+from nearstep_spec.codec import make, to_text
 from nearstep_spec.rule.axpby import AXPBY
 
 __all__ = [
@@ -80,40 +82,30 @@ class Block:
         return SEEDS[:1] if self.large else SEEDS
 
 
-CARD = {
-    "lanes": 2,
-    "functional_units": 1,
-    "chunk_bytes": 1024,
-    "rules": ("adam",),
-    "gradient_formats": ("fp32",),
-    "gradient_scale": False,
-    "scan": False,
-    "compression": ("fused",),
-    "copy_out_formats": ("bf16",),
-    "technology": ECP5,
+CARD = BoardConfig().card
+KERNEL = {
+    name: getattr(CARD.kernel, name) for name in ("functional_units", "block_bytes", "technology")
 }
-"""A card that fits a board."""
-KERNEL = {"lanes": 2, "functional_units": 1, "block_bytes": 1024, "technology": ECP5}
 SMALLER: Mapping[str, Mapping[str, Any]] = {
-    "adam_kernel": KERNEL,
+    "adam_kernel": {"lanes": CARD.kernel.lanes, **KERNEL},
     "axdimm_channel": KERNEL,
-    "smartssd_card": CARD,
-    "smartssd_pcie_card": CARD,
+    "smartssd_card": {"config": CARD},
     "axpby": {"lanes": 2},
     "general_updater": {"lanes": 1},
 }
-"""Options with which blocks fit that do not by default."""
+"""Options with which blocks fit that do not by default; the card is that of a board."""
 UNITS = frozenset({"adam_fu", "smartssd_fu"})
 """Functional units that a kernel feeds."""
 TOO_LARGE = {
     "axdimm_module": "two channels, of which one is a row",
     "coarse_device": "two sync cores with links and buffers, of which one is a row",
+    "smartssd_pcie_card": "a card and an endpoint, which are rows",
 }
 """Generators without a row, and why."""
 LARGE = frozenset(
     {
-        "adam_kernel", "axdimm_channel", "smartssd_card", "smartssd_pcie_card", "smartssd_fu",
-        "general_fu", "general_updater", "dram_controller", "coarse_sync_core", "pcie_endpoint",
+        "adam_kernel", "axdimm_channel", "smartssd_card", "smartssd_fu", "general_fu",
+        "general_updater", "dram_controller", "coarse_sync_core", "pcie_endpoint",
     }
 )  # fmt: skip
 
@@ -128,8 +120,8 @@ def _operation(kind: str) -> FpUnit:
     )
 
 
-def _enabled(make: Callable[[], wiring.Component]) -> wiring.Component:
-    return AlwaysEnabled(make())
+def _enabled(unit: Callable[[], wiring.Component]) -> wiring.Component:
+    return AlwaysEnabled(unit())
 
 
 def _blocks() -> dict[str, Block]:
@@ -149,15 +141,16 @@ def _blocks() -> dict[str, Block]:
     for name, generator in GENERATORS.items():
         if name in rows or name in TOO_LARGE:
             continue
-        options = dict(SMALLER.get(name, {}))
-        if "technology" in generator.options:
-            options["technology"] = ECP5
-        words = ", ".join(f"{key}={value}" for key, value in options.items())
-        make = partial(build, name, **options)
+        technology = {"technology": ECP5} if "technology" in generator.options else {}
+        options = SMALLER.get(name, technology)
+        config = options.get("config") or make(generator.config, options)
+        texts = to_text(config).items()
+        words = ", ".join(f"{key}={text}" for key, text in texts if key in generator.options)
+        made = partial(build, name, config=config)
         if name in UNITS:
-            make, words = partial(_enabled, make), f"{words}, always enabled"
+            made, words = partial(_enabled, made), f"{words}, always enabled"
         rows[name] = Block(
-            make=make,
+            make=made,
             what=generator.summary + (f"; {words}" if words else ""),
             least_mhz=GOAL_MHZ if name == "adam_fu" else None,
             large=name in LARGE,

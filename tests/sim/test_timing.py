@@ -19,6 +19,11 @@ def test_every_generator_has_a_block_or_a_reason() -> None:
     assert len(timing.BLOCKS["adam_fu"].seeds) == 5
 
 
+def test_every_block_can_be_made() -> None:
+    made = [block.make() for block in timing.BLOCKS.values()]
+    assert len(made) == len(timing.BLOCKS) > 20
+
+
 def test_a_slower_block_is_found() -> None:
     old = {"fmax_mhz": 110.0}
     allowed = 110.0 * (1 - timing.SLOWER)
