@@ -412,7 +412,9 @@ def test_another_version_of_the_protocol() -> None:
 
 
 def test_a_greeting_that_is_cut_off() -> None:
-    sync = lambda _, request: [answer(request, data=request.address.to_bytes(6, "little"))]  # noqa: E731
+    def sync(_: int, request: Request) -> Sequence[bytes]:
+        return [answer(request, data=request.address.to_bytes(6, "little"))]
+
     with pytest.raises(AnswerError, match="must be a greeting"):
         Link(ScriptedBoard(sync=sync)).open()
 
