@@ -13,13 +13,14 @@ from rich.console import Console
 from rich.progress import track
 
 from nearstep_sim import area
+from nearstep_sim.row_file import Row, read_rows
 
 NUMBERS = ("latency", "lut", "ff", "dsp", "bram36", "bram18", "cycles")
 
 console = Console()
 
 
-def change(old: area.Row, new: area.Row) -> str:
+def change(old: Row, new: Row) -> str:
     """What is another number than before."""
     changed = [
         f"{key} {old.get(key, '-')} -> {new[key]}"
@@ -60,7 +61,7 @@ def main(
     # Components that are made to look at their latency alone.
     warnings.filterwarnings("ignore", message=".*created but never used")
     asked = chosen(names or [], large=large)
-    written, rows = area.read(target.file)
+    written, rows = read_rows(target.file)
     if written != area.tools():
         console.print(f"tools: {written or 'none'} -> {area.tools()}: no row is valid any more")
     rows = {name: row for name, row in rows.items() if name in area.BLOCKS}

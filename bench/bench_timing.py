@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from nearstep_sim import timing
+from nearstep_sim.row_file import Row, read_rows
 from nearstep_sim.verilate.build import BuildError
 
 console = Console()
@@ -33,10 +34,10 @@ def main(
             f"there is no {', '.join(unknown)}; there are {', '.join(timing.BLOCKS)}"
         )
     asked = names or [n for n, block in timing.BLOCKS.items() if large or not block.large]
-    tools, old = timing.read()
+    tools, old = read_rows(timing.FILE)
     if tools and tools != timing.tools():
         console.print(f"rows are of other tools: {tools} -> {timing.tools()}")
-    rows: dict[str, timing.Row] = {}
+    rows: dict[str, Row] = {}
     wrong: dict[str, list[str]] = {}
     for name in asked:
         count = timing.BLOCKS[name].seeds if seeds is None else range(1, seeds + 1)

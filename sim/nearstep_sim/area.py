@@ -6,11 +6,8 @@ A row has the digest of what was synthesised. Nothing needs to be synthesised to
 is valid, and only blocks that have changed are when the file is written again.
 """
 
-import hashlib
 import importlib.metadata
-import json
-import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -19,7 +16,8 @@ from typing import Any
 from amaranth.lib import wiring
 
 from nearstep_hw.generate import GENERATORS, build, modules
-from nearstep_hw.verilog import netlist, to_verilog
+from nearstep_hw.verilog import to_verilog
+from nearstep_sim.row_file import Row, digest_of, write_rows
 from nearstep_sim.synthesis import (
     ecp5_area,
     ecp5_cells,
@@ -40,16 +38,13 @@ __all__ = [
     "measure",
     "options_of",
     "over",
-    "read",
     "tools",
     "write",
 ]
 
 FILE = Path(__file__).resolve().parents[2] / "hw" / "area.json"
 """The file of a checkout, for UltraScale+."""
-DIGEST_DIGITS = 16
 TECHNOLOGY = "technology"  # option of a generator that pipelines depend on
-Row = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -232,12 +227,8 @@ def options_of(name: str, family: Family = ULTRASCALE_PLUS) -> dict[str, Any]:
 
 
 def digest(name: str, family: Family = ULTRASCALE_PLUS) -> str:
-    """Digest of the netlist of the block before Yosys reads it: the same for the same sources.
-
-    Verilog of the same netlist is the same, from the same tools; and a netlist is had much faster.
-    """
-    text = netlist(BLOCKS[name].make(**options_of(name, family)), name)
-    return hashlib.sha256(text.encode()).hexdigest()[:DIGEST_DIGITS]
+    """Digest of the block, see `digest_of`."""
+    return digest_of(BLOCKS[name].make(**options_of(name, family)), name)
 
 
 def measure(name: str, family: Family = ULTRASCALE_PLUS) -> Row:
@@ -273,29 +264,10 @@ def over(name: str, row: Row, family: Family = ULTRASCALE_PLUS) -> dict[str, tup
     return {key: (row[key], most) for key, most in limits.items() if not row[key] <= most}
 
 
-def read(path: Path = FILE) -> tuple[dict[str, str], dict[str, Row]]:
-    """Tools and rows of the file; empty without one."""
-    if not path.exists():
-        return {}, {}
-    content = json.loads(path.read_text())
-    return content["tools"], content["blocks"]
-
-
 def write(rows: Mapping[str, Row], path: Path = FILE) -> None:
-    """Write the file, one line a row, in the order of `BLOCKS`."""
-    lines = [
-        f"  {json.dumps(name)}: {json.dumps(_described(name, rows[name]))}" for name in _known(rows)
-    ]
-    body = ",\n".join(lines)
-    partial = path.with_suffix(".partial")
-    partial.write_text(
-        f'{{"tools": {json.dumps(tools())},\n "blocks": {{\n{body}\n }}}}\n', encoding="utf-8"
-    )
-    os.replace(partial, path)
-
-
-def _known(rows: Iterable[str]) -> list[str]:
-    return [name for name in BLOCKS if name in set(rows)]
+    """Write the file, in the order of `BLOCKS`."""
+    known = {name: _described(name, rows[name]) for name in BLOCKS if name in rows}
+    write_rows(path, tools(), known)
 
 
 def _described(name: str, row: Row) -> Row:

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from nearstep_sim.area import Row
+    from nearstep_sim.row_file import Row
 
 __all__ = ["CHIPS", "PAPERS", "PRODUCTS", "Figures", "Label", "Product", "command", "table"]
 
@@ -154,10 +154,11 @@ PAPERS = (
 def table() -> list[Figures]:
     """Every row: blocks and products of each family, and papers behind the first one."""
     from nearstep_sim import area
+    from nearstep_sim.row_file import read_rows
 
     rows: list[Figures] = []
     for family in area.FAMILIES.values():
-        _, found = area.read(family.file)
+        _, found = read_rows(family.file)
         blocks = {name: _values(row) for name, row in found.items()}
         rows += [
             Figures(

@@ -9,13 +9,12 @@ import hashlib
 import importlib.metadata
 import importlib.util
 import re
-import subprocess
 from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
 
-from nearstep_sim.verilate.build import BuildError, cache_dir, once, tool_environment
-from nearstep_spec.cache import yowasp_environment
+from nearstep_sim.synthesis import run_yosys
+from nearstep_sim.verilate.build import cache_dir, once
 
 __all__ = ["NetlistError", "cells_of", "ecp5_netlist", "models"]
 
@@ -58,21 +57,10 @@ def ecp5_netlist(verilog: Path, top: str) -> Path:
     target = cache_dir() / "rtl" / f"{top[:40]}_ecp5-{digest.hexdigest()[:24]}.v"
 
     def build(folder: Path) -> Path:
-        (folder / "top.v").write_bytes(verilog.read_bytes())
-        environment = {**tool_environment(), **yowasp_environment()}
-        command = [environment["YOSYS"], "-q", "-p", _SCRIPT.format(top=top)]
-        done = subprocess.run(
-            command,
-            cwd=folder,  # YoWASP sees the working directory, and not every absolute path
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            check=False,
-        )
-        if done.returncode != 0:
-            raise BuildError(command, done.returncode, done.stdout)
-        return folder / "netlist.v"
+        path = folder / "netlist.v"
+        text = verilog.read_text(encoding="utf-8")
+        path.write_text(run_yosys(text, _SCRIPT.format(top=top), path.name), encoding="utf-8")
+        return path
 
     netlist = once(target, build)
     whole = netlist.read_text(encoding="utf-8")

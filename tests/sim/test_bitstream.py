@@ -1,15 +1,11 @@
 """What a bitstream for ECP5 holds, read back with the open data base."""
 
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 from nearstep_hw.generate import verilog
-from nearstep_sim.verilate.build import tool_environment
-from nearstep_spec.cache import yowasp_environment
+from nearstep_sim.verilate.build import run_tool
 
 pytestmark = pytest.mark.deep
 TOP = "fp32_mul"
@@ -20,15 +16,7 @@ TILE = re.compile(r"^\.tile (\S+)\n((?:.+\n)*)", re.M)
 
 
 def run(folder, tool, *arguments):
-    done = subprocess.run(
-        [Path(sys.executable).parent / f"yowasp-{tool}", *arguments],
-        cwd=folder,
-        env={**tool_environment(), **yowasp_environment()},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    run_tool([f"yowasp-{tool}", *arguments], folder)
 
 
 @pytest.fixture(scope="module")

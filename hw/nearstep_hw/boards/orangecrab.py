@@ -1,5 +1,7 @@
 """The OrangeCrab: its platform, with the pins that its memory has."""
 
+from typing import ClassVar
+
 from amaranth.build import Attrs, Pins, PinsN, Resource, Subsignal
 from amaranth_boards.orangecrab_r0_2 import OrangeCrabR0_2_85FPlatform
 
@@ -37,7 +39,7 @@ a pair places both."""
 class OrangeCrabPlatform(OrangeCrabR0_2_85FPlatform):
     """An OrangeCrab r0.2 with an ECP5-85F."""
 
-    resources = [  # noqa: RUF012  as the platforms have it
+    resources: ClassVar[list[Resource]] = [
         MEMORY if resource.name == MEMORY.name else resource
         for resource in OrangeCrabR0_2_85FPlatform.resources
     ]

@@ -2,7 +2,7 @@
 
 from enum import IntEnum
 
-from nearstep_spec.csr.block import constant_field, value_register
+from nearstep_spec.csr.block import bit_fields, constant_field, identity, value_register
 from nearstep_spec.csr.model import BLOCK_BYTES, Access, Field, Register, RegisterMap, place
 from nearstep_spec.dram.address import MAPPINGS, AddressMapping
 from nearstep_spec.dram.command import ADDRESS_BITS
@@ -66,7 +66,10 @@ def arbiter_map(mapping: AddressMapping, *, read_latency: int, write_latency: in
         doc="Mode of one DDR4 channel: the host's, or the kernel's (AXDIMM paper, section 3.2).",
         registers=place(
             [
-                _identity(mapping, read_latency, write_latency),
+                [
+                    *identity(IDENT, VERSION, _capabilities(mapping)),
+                    _configuration(read_latency, write_latency),
+                ],
                 [_mode()],
                 [_control()],
                 [
@@ -104,60 +107,39 @@ _HAND_OVERS = {
 }
 
 
-def _bits(access: Access, docs: dict[str, str]) -> tuple[Field, ...]:
-    return tuple(
-        Field(name=name, access=access, lsb=lsb, doc=doc)
-        for lsb, (name, doc) in enumerate(docs.items())
+def _capabilities(mapping: AddressMapping) -> Register:
+    geometry = mapping.geometry
+    order = MAPPINGS.index(mapping.order) if mapping.order in MAPPINGS else len(MAPPINGS)
+    return Register(
+        name="capabilities",
+        doc="The memory behind the arbiter.",
+        fields=(
+            constant_field("address_bits", 0, 8, geometry.address_bits, "log2 of its bytes."),
+            constant_field("bank_group_bits", 8, 4, geometry.bank_group_bits, "log2."),
+            constant_field("bank_bits", 12, 4, geometry.bank_bits, "log2 of banks in a group."),
+            constant_field("row_bits", 16, 8, geometry.row_bits, "log2 of rows of a bank."),
+            constant_field("mapping", 24, 8, order, "Index of the address mapping."),
+        ),
     )
 
 
-def _identity(mapping: AddressMapping, read_latency: int, write_latency: int) -> list[Register]:
-    major, minor = VERSION
-    geometry = mapping.geometry
-    order = MAPPINGS.index(mapping.order) if mapping.order in MAPPINGS else len(MAPPINGS)
-    return [
-        value_register("id", Access.CONSTANT, "What the block is.", reset=IDENT),
-        Register(
-            name="version",
-            doc="Version of the register interface.",
-            fields=(
-                constant_field("minor", 0, 16, minor, "Grows with compatible additions."),
-                constant_field("major", 16, 16, major, "Grows when old host code would misread."),
-            ),
+def _configuration(read_latency: int, write_latency: int) -> Register:
+    return Register(
+        name="configuration",
+        doc="Shape of this instance.",
+        fields=(
+            constant_field("read_latency", 0, 8, read_latency, "Host clock pairs to read data."),
+            constant_field("write_latency", 8, 8, write_latency, "Host clock pairs to write data."),
+            constant_field("blocks", 16, 8, WINDOW_BLOCKS, "Register blocks in the window."),
         ),
-        Register(
-            name="capabilities",
-            doc="The memory behind the arbiter.",
-            fields=(
-                constant_field("address_bits", 0, 8, geometry.address_bits, "log2 of its bytes."),
-                constant_field("bank_group_bits", 8, 4, geometry.bank_group_bits, "log2."),
-                constant_field("bank_bits", 12, 4, geometry.bank_bits, "log2 of banks in a group."),
-                constant_field("row_bits", 16, 8, geometry.row_bits, "log2 of rows of a bank."),
-                constant_field("mapping", 24, 8, order, "Index of the address mapping."),
-            ),
-        ),
-        value_register("map_hash", Access.MAP_HASH, "Hash of this register map."),
-        Register(
-            name="configuration",
-            doc="Shape of this instance.",
-            fields=(
-                constant_field(
-                    "read_latency", 0, 8, read_latency, "Host clock pairs to read data."
-                ),
-                constant_field(
-                    "write_latency", 8, 8, write_latency, "Host clock pairs to write data."
-                ),
-                constant_field("blocks", 16, 8, WINDOW_BLOCKS, "Register blocks in the window."),
-            ),
-        ),
-    ]
+    )
 
 
 def _mode() -> Register:
     return Register(
         name="mode",
         doc="The mode that the host requests; status tells when it is there.",
-        fields=_bits(
+        fields=bit_fields(
             Access.CONFIG, {"acceleration": "1: the kernel owns the DRAM; 0: the host does."}
         ),
     )
@@ -167,7 +149,7 @@ def _control() -> Register:
     return Register(
         name="control",
         doc="Commands that are accepted at any time.",
-        fields=_bits(
+        fields=bit_fields(
             Access.PULSE,
             {
                 "clear": (
@@ -187,7 +169,7 @@ def _status() -> Register:
     return Register(
         name="status",
         doc="State of the channel.",
-        fields=_bits(
+        fields=bit_fields(
             Access.STATUS,
             {
                 "acceleration": "The kernel owns the DRAM and may be started.",
@@ -228,7 +210,7 @@ def _refused_access() -> Register:
     return Register(
         name="refused_access",
         doc="The first access refused since control.clear.",
-        fields=_bits(Access.STATUS, {"write": "It was a write."}),
+        fields=bit_fields(Access.STATUS, {"write": "It was a write."}),
     )
 
 

@@ -1,7 +1,7 @@
 """Registers of a board itself, as plain data."""
 
-from nearstep_spec.csr.block import constant_field, value_register
-from nearstep_spec.csr.model import Access, Field, Register, RegisterMap, place
+from nearstep_spec.csr.block import bit_fields, identity, value_register
+from nearstep_spec.csr.model import Access, Register, RegisterMap, place
 
 __all__ = ["IDENT", "VERSION", "board_map"]
 
@@ -16,7 +16,9 @@ def board_map() -> RegisterMap:
         doc="A board behind a serial link: reset of its device, clock cycles, faults of the link.",
         registers=place(
             [
-                _identity(),
+                identity(
+                    IDENT, VERSION, value_register("capabilities", Access.CONSTANT, "None yet.")
+                ),
                 [_control()],
                 [_status(), _memory()],
                 [
@@ -39,35 +41,11 @@ def board_map() -> RegisterMap:
     )
 
 
-def _bits(access: Access, docs: dict[str, str]) -> tuple[Field, ...]:
-    return tuple(
-        Field(name=name, access=access, lsb=lsb, doc=doc)
-        for lsb, (name, doc) in enumerate(docs.items())
-    )
-
-
-def _identity() -> list[Register]:
-    major, minor = VERSION
-    return [
-        value_register("id", Access.CONSTANT, "What the block is.", reset=IDENT),
-        Register(
-            name="version",
-            doc="Version of the register interface.",
-            fields=(
-                constant_field("minor", 0, 16, minor, "Grows with compatible additions."),
-                constant_field("major", 16, 16, major, "Grows when old host code would misread."),
-            ),
-        ),
-        value_register("capabilities", Access.CONSTANT, "None yet."),
-        value_register("map_hash", Access.MAP_HASH, "Hash of this register map."),
-    ]
-
-
 def _control() -> Register:
     return Register(
         name="control",
         doc="Commands that are accepted at any time.",
-        fields=_bits(
+        fields=bit_fields(
             Access.PULSE,
             {
                 "reset": "Resets the device and its path to memory; memory keeps what it holds.",
@@ -81,7 +59,7 @@ def _status() -> Register:
     return Register(
         name="status",
         doc="State of the board.",
-        fields=_bits(
+        fields=bit_fields(
             Access.STATUS,
             {
                 "resetting": "The device is being reset: neither it nor memory may be used.",
@@ -95,5 +73,7 @@ def _memory() -> Register:
     return Register(
         name="memory",
         doc="What the host says of memory.",
-        fields=_bits(Access.CONFIG, {"ready": "The host has initialised the memory controller."}),
+        fields=bit_fields(
+            Access.CONFIG, {"ready": "The host has initialised the memory controller."}
+        ),
     )

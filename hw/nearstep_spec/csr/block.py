@@ -12,7 +12,7 @@ What the hardware behind a bank owes to these registers:
 - counters stand still while `busy` is low. The bank captures them when `busy` falls.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from nearstep_spec.csr.model import Access, Field, Kind, NamedValue, Register, RegisterMap, place
 
@@ -75,8 +75,34 @@ def block_map(
     queued : START is taken while the block is busy, and so are the registers that it reads.
         Counters run on from START to START, and errors stay until an abort.
     """
+    can = Register(
+        name="capabilities", doc="What this instance can do.", fields=tuple(capabilities)
+    )
+    shape = Register(
+        name="configuration", doc="Shape of this instance.", fields=tuple(configuration)
+    )
+    first = [*identity(ident, version, can), shape, *constants]
+    common = [first, [_start(queued)], [_control()], _outcome(causes, streams)]
+    return RegisterMap(
+        name=name,
+        doc=doc,
+        registers=place([*common, *lines]),
+        busy=BUSY,
+        latch=LATCH,
+        clear=CLEAR,
+    )
+
+
+def identity(ident: int, version: tuple[int, int], capabilities: Register) -> list[Register]:
+    """The registers by which a host knows a block.
+
+    Parameters
+    ----------
+    ident, version : as of `block_map`.
+    capabilities : the third of them.
+    """
     major, minor = version
-    identity = [
+    return [
         value_register("id", Access.CONSTANT, "What the block is.", reset=ident),
         Register(
             name="version",
@@ -86,23 +112,16 @@ def block_map(
                 constant_field("major", 16, 16, major, "Grows when old host code would misread."),
             ),
         ),
-        Register(
-            name="capabilities",
-            doc="What this instance can do.",
-            fields=tuple(capabilities),
-        ),
+        capabilities,
         value_register("map_hash", Access.MAP_HASH, "Hash of this register map."),
-        Register(name="configuration", doc="Shape of this instance.", fields=tuple(configuration)),
-        *constants,
     ]
-    common = [identity, [_start(queued)], [_control()], _outcome(causes, streams)]
-    return RegisterMap(
-        name=name,
-        doc=doc,
-        registers=place([*common, *lines]),
-        busy=BUSY,
-        latch=LATCH,
-        clear=CLEAR,
+
+
+def bit_fields(access: Access, docs: Mapping[str, str]) -> tuple[Field, ...]:
+    """Fields of a bit each, from bit 0 on: name to what it means."""
+    return tuple(
+        Field(name=name, access=access, lsb=lsb, doc=doc)
+        for lsb, (name, doc) in enumerate(docs.items())
     )
 
 
@@ -123,16 +142,16 @@ def _start(queued: bool) -> Register:
 
 
 def _control() -> Register:
-    def pulse(name: str, lsb: int, doc: str) -> Field:
-        return Field(name=name, access=Access.PULSE, lsb=lsb, doc=doc)
-
     return Register(
         name="control",
         doc="Commands that are accepted at any time.",
-        fields=(
-            pulse("abort", 0, "Ends the run: no new burst is issued, those in flight drain."),
-            pulse("latch", 1, "Captures all counters in one cycle."),
-            pulse("clear", 2, "Clears status.refused."),
+        fields=bit_fields(
+            Access.PULSE,
+            {
+                "abort": "Ends the run: no new burst is issued, those in flight drain.",
+                "latch": "Captures all counters in one cycle.",
+                "clear": "Clears status.refused.",
+            },
         ),
     )
 

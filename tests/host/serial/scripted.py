@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import count
 
 from nearstep.errors import DeviceError
+from nearstep.serial.link import Link
 from nearstep_spec.serial.framing import Deframer, to_frame
-from nearstep_spec.serial.protocol import MOST_REQUEST, Answer, Hello, Op, Request, Status
+from nearstep_spec.serial.protocol import MOST_REQUEST, Answer, Hello, Op, Request, Space, Status
 
 MOST_SECONDS = 1e4
+BYTES = 16
+"""Of a piece that `reads` asks for."""
 
 Script = Callable[[int, Request], Sequence[bytes]]
 """Number of the frame, of all that came, and the request: what comes on the line in return."""
@@ -127,3 +131,38 @@ def damaged(frame: bytes) -> bytes:
     made = bytearray(frame)
     made[len(made) // 2] ^= 1
     return bytes(made)
+
+
+def reads(total: int) -> list[Request]:
+    """Requests of pieces of memory, one behind the other."""
+    return [
+        Request(op=Op.READ, space=Space.MEMORY, address=BYTES * at, length=BYTES)
+        for at in range(total)
+    ]
+
+
+def opened(board: ScriptedBoard, **options: float) -> Link:
+    """A link in a session."""
+    link = Link(board, number=count(77).__next__, **options)  # type: ignore[arg-type]
+    link.open()
+    return link
+
+
+def collect(link: Link, total: int) -> int:
+    """Ask for `total` pieces; each must be what the board has there. The number compared."""
+    found: dict[int, bytes] = {}
+
+    def take(index: int, given: Answer) -> None:
+        assert index not in found
+        found[index] = given.data
+
+    link.ask_all(reads(total), take)
+    for index, data in found.items():
+        assert data == bytes((BYTES * index + at) % 251 for at in range(BYTES))
+    assert len(found) == total
+    return len(found)
+
+
+def lose(*frames: int) -> Script:
+    """Requests with these numbers get no answer, all others a good one."""
+    return lambda number, request: [] if number in frames else [ok(request)]

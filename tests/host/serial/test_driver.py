@@ -19,7 +19,6 @@ from ..coarse.conftest import URLS as POOLS
 from ..coarse.conftest import random_arrays
 from ..driver import test_adam, test_copy_out, test_pairs, test_scan, test_start
 from ..driver.job import Job, accelerated
-from ..driver.test_start import start  # noqa: F401  a fixture
 from .conftest import FULL, URLS, over_link
 
 MODULES = (test_adam, test_copy_out, test_pairs, test_scan, test_start)

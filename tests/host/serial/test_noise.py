@@ -14,12 +14,7 @@ from nearstep.updater.device import KernelDevice
 from nearstep_sim.serial.line import Noise
 
 from ..driver.conftest import CARD_SHAPE, SIM_CARD_SHAPE
-from ..optim.conftest import (  # noqa: F401  fixtures
-    assert_equal_bits,
-    give_gradients,
-    like_torch,
-    make_parameters,
-)
+from ..optim.conftest import like_torch
 from .conftest import open_port, over_link, served
 
 GOLDEN = f"golden:smartssd?{CARD_SHAPE}"
@@ -65,9 +60,9 @@ def test_steps_over_a_bad_line_have_the_bits_of_torch(
     url: str,
     noise: str,
     name: str,
-    make_parameters: Make,  # noqa: F811
-    give_gradients: Give,  # noqa: F811
-    assert_equal_bits: Compare,  # noqa: F811
+    make_parameters: Make,
+    give_gradients: Give,
+    assert_equal_bits: Compare,
 ) -> None:
     print("seed 5")
     with over_link(url, noise=NOISES[noise], seed=5, baud=3_000_000, tries=40) as device:
@@ -86,9 +81,9 @@ HITS = ("lost", "corrupted", "repeated")
 
 @like_torch
 def test_a_terminal_with_a_bad_line_has_the_bits_of_torch(
-    make_parameters: Make,  # noqa: F811
-    give_gradients: Give,  # noqa: F811
-    assert_equal_bits: Compare,  # noqa: F811
+    make_parameters: Make,
+    give_gradients: Give,
+    assert_equal_bits: Compare,
 ) -> None:
     """This machine decides how long waits are, so there are many; the bits are the same."""
     with (
@@ -103,9 +98,9 @@ def test_a_terminal_with_a_bad_line_has_the_bits_of_torch(
 @pytest.mark.parametrize("url", [GOLDEN, pytest.param(SIM, marks=pytest.mark.deep)])
 def test_what_is_compressed_and_clipped_goes_over_the_link_too(
     url: str,
-    make_parameters: Make,  # noqa: F811
-    give_gradients: Give,  # noqa: F811
-    assert_equal_bits: Compare,  # noqa: F811
+    make_parameters: Make,
+    give_gradients: Give,
+    assert_equal_bits: Compare,
 ) -> None:
     """As on the device without a link."""
     results: list[Sequence[Tensor]] = []

@@ -1,0 +1,43 @@
+"""Files of rows, one for each block and valid as long as the block and the tools are unchanged."""
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from amaranth.lib import wiring
+
+from nearstep_hw.verilog import netlist
+
+__all__ = ["Row", "digest_of", "read_rows", "write_rows"]
+
+DIGEST_DIGITS = 16
+Row = dict[str, Any]
+
+
+def digest_of(component: wiring.Component, name: str) -> str:
+    """Digest of a netlist before Yosys reads it: the same for the same sources.
+
+    Verilog of the same netlist is the same, from the same tools; and a netlist is had much faster.
+    """
+    return hashlib.sha256(netlist(component, name).encode()).hexdigest()[:DIGEST_DIGITS]
+
+
+def read_rows(path: Path) -> tuple[dict[str, str], dict[str, Row]]:
+    """Tools and rows of the file; empty without one."""
+    if not path.exists():
+        return {}, {}
+    content = json.loads(path.read_text(encoding="utf-8"))
+    return content["tools"], content["blocks"]
+
+
+def write_rows(path: Path, tools: Mapping[str, str], rows: Mapping[str, Row]) -> None:
+    """Write the file, one line a row."""
+    body = ",\n".join(f"  {json.dumps(name)}: {json.dumps(row)}" for name, row in rows.items())
+    partly = path.with_suffix(".partial")
+    partly.write_text(
+        f'{{"tools": {json.dumps(tools)},\n "blocks": {{\n{body}\n }}}}\n', encoding="utf-8"
+    )
+    os.replace(partly, path)
