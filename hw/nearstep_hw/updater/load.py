@@ -9,7 +9,7 @@ from nearstep_hw.axi.burst import id_width
 from nearstep_hw.axi.reader import ReadMover
 from nearstep_hw.axi.schedule import BlockSchedule
 from nearstep_hw.axi.signature import Axi4ReadSignature
-from nearstep_hw.axi.window import WindowChecker, WindowSignature
+from nearstep_hw.axi.window import WindowChecker, window_port
 from nearstep_hw.stream.fifo import StreamFifo
 from nearstep_hw.stream.slice import StreamSlice
 from nearstep_hw.updater.fault import FaultLayout, mover_fault
@@ -32,7 +32,7 @@ class LoadPath(wiring.Component):
     Members
     -------
     bus : AR and R.
-    window : the windows.
+    window : the windows, see `window_port`.
     i_base, i_beats : of the arrays; held while `o_idle` is low.
     i_use : a bit for each array that the run has; held while `o_idle` is low. If not all runs have
         all.
@@ -72,7 +72,11 @@ class LoadPath(wiring.Component):
                         id_width=id_width(len(config.arrays)),
                     )
                 ),
-                "window": In(WindowSignature(config.address_width)).array(config.window_count),
+                "window": window_port(
+                    address_width=config.address_width,
+                    windows=config.window_count,
+                    cut=config.cut,
+                ),
                 "i_base": In(config.address_width).array(len(config.arrays)),
                 "i_beats": In(self.schedule.i_beats.shape()),
                 **({"i_use": In(len(config.arrays))} if self.schedule.optional else {}),

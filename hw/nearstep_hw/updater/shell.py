@@ -16,7 +16,7 @@ from amaranth import (
     Value,
 )
 from amaranth.lib import wiring
-from amaranth.lib.wiring import In, Member, Out
+from amaranth.lib.wiring import In, Member, Out, PureInterface
 from amaranth.utils import exact_log2
 
 from nearstep_hw.axi.burst import id_width
@@ -533,23 +533,40 @@ class KernelShell(wiring.Component):
 
     def _connect_windows(self, m: Module, bank: CsrBank, *users: object) -> None:
         config = self.config
-        to = m.d.sync if config.cut else m.d.comb
+        width = config.address_width
+        windows = []
         for index in range(config.window_count):
             granted = bank.o["window"][index]
             permissions = granted["permissions"]
-            window = WindowSignature(config.address_width).create(path=("window", str(index)))
-            base, limit, is_there = within(
-                config.address_width, base=granted["base"], limit=granted["limit"]
-            )
-            to += [
+            base, limit, is_there = within(width, base=granted["base"], limit=granted["limit"])
+            window = WindowSignature(width).create(path=("window", str(index)))
+            m.d.comb += [
                 window.base.eq(base),
                 window.limit.eq(limit),
                 window.read.eq(permissions["read"]),
                 window.write.eq(permissions["write"]),
                 window.valid.eq(permissions["valid"] & is_there),
             ]
-            for user in users:
-                wiring.connect(m, window, user.window[index])
+            windows.append(window)
+        if config.cut:
+            windows = [self._in_turn(m, windows)]
+        for user in users:
+            for window, its in zip(windows, user.window, strict=True):
+                wiring.connect(m, window, its)
+
+    def _in_turn(self, m: Module, windows: list[PureInterface]) -> PureInterface:
+        """A register that is each of the windows in turn."""
+        turn = Signal(range(len(windows)))
+        one = WindowSignature(self.config.address_width).create(path=("window",))
+        m.d.sync += turn.eq(Mux(turn == len(windows) - 1, 0, turn + 1))
+        with m.Switch(turn):
+            for index, window in enumerate(windows):
+                with m.Case(index):
+                    m.d.sync += [
+                        getattr(one, name).eq(getattr(window, name))
+                        for name in one.signature.members
+                    ]
+        return one
 
     def _connect_counters(
         self,

@@ -1,10 +1,10 @@
 """What must hold before a run touches memory."""
 
-from amaranth import Array, Cat, Const, Elaboratable, Module, ResetInserter, Signal
+from amaranth import Array, Cat, Const, Elaboratable, Module, Mux, ResetInserter, Signal
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
-from nearstep_hw.axi.window import WindowMatch, WindowSignature
+from nearstep_hw.axi.window import WindowMatch, window_port
 from nearstep_hw.updater.array_lengths import ArrayLengths
 from nearstep_hw.updater.fault import CAUSE_WIDTH, RESPONSE_WIDTH, STREAM_WIDTH, FaultLayout
 from nearstep_spec.updater.config import AdamKernelConfig
@@ -23,7 +23,7 @@ class StartCheck(wiring.Component):
     with a bad array touches nothing.
 
     *Timing*: done within 1 + 4 n + n (n - 1) / 2 cycles of `i_start` with n arrays: 23 for Adam's.
-    Each condition takes four cycles if `config.cut`.
+    Each condition takes three cycles, and one for each window, if `config.cut`.
 
     Parameters
     ----------
@@ -38,7 +38,7 @@ class StartCheck(wiring.Component):
     i_count, i_pairs, i_narrow, i_paired : as of `ArrayLengths`; settled when `i_start` comes.
     i_formats : not 0 if a rule, format, scale or kind of run is set that the kernel does not have.
     i_copy_out : not 0 if a copy-out address is set.
-    window : the windows.
+    window : the windows, see `window_port`.
     o_done : the checks are over, in this cycle.
     o_fault : with `o_done`, the first fault, or cause 0.
     i_clear : goes idle.
@@ -60,7 +60,11 @@ class StartCheck(wiring.Component):
                 **sizes,
                 "i_formats": In(1),
                 "i_copy_out": In(1),
-                "window": In(WindowSignature(config.address_width)).array(config.window_count),
+                "window": window_port(
+                    address_width=config.address_width,
+                    windows=config.window_count,
+                    cut=config.cut,
+                ),
                 "o_done": Out(1),
                 "o_fault": Out(FaultLayout()),
                 "i_clear": In(1),
@@ -99,13 +103,14 @@ class StartCheck(wiring.Component):
 
         cut = self.config.cut
         empty, aligned, in_range, apart, granted = (Signal() for _ in range(5))
-        waited = Signal(2)
+        # A register for what is compared, one for the ends, and those of comparisons.
+        wait = 2 + self.config.window_count
+        waited = Signal(range(wait + 1))
         act = Signal()  # the condition has been found out
-        # Three registers in a row: what is compared, its ends, the comparisons.
         to = m.d.sync if cut else m.d.comb
         if cut:
-            m.d.comb += act.eq(waited.all())
-            m.d.sync += waited.eq(waited + 1)
+            m.d.comb += act.eq(waited == wait)
+            m.d.sync += waited.eq(Mux(act, 0, waited + 1))
         else:
             m.d.comb += act.eq(1)
 

@@ -8,7 +8,7 @@ from amaranth.utils import ceil_log2
 from nearstep_hw.axi.burst import id_width
 from nearstep_hw.axi.schedule import BlockSchedule
 from nearstep_hw.axi.signature import Axi4WriteSignature
-from nearstep_hw.axi.window import WindowChecker, WindowSignature
+from nearstep_hw.axi.window import WindowChecker, window_port
 from nearstep_hw.axi.writer import WriteMover
 from nearstep_hw.stream.fifo import StreamFifo
 from nearstep_hw.stream.slice import StreamSlice
@@ -35,7 +35,7 @@ class StorePath(wiring.Component):
     Members
     -------
     bus : AW, W and B.
-    window : the windows.
+    window : the windows, see `window_port`.
     i_base, i_beats : of the arrays; held while `o_idle` is low. The copy's base is the last.
     i_tail : byte strobes of the last beat of arrays of binary32.
     i_use : a bit for each array that the run has; held while `o_idle` is low. If not all runs have
@@ -78,7 +78,11 @@ class StorePath(wiring.Component):
                         id_width=id_width(len(self.streams)),
                     )
                 ),
-                "window": In(WindowSignature(config.address_width)).array(config.window_count),
+                "window": window_port(
+                    address_width=config.address_width,
+                    windows=config.window_count,
+                    cut=config.cut,
+                ),
                 "i_base": In(config.address_width).array(len(self.streams)),
                 "i_beats": In(self.schedule.i_beats.shape()),
                 "i_tail": In(config.beat_bytes),

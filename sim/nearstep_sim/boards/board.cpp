@@ -5,11 +5,15 @@
 #include <optional>
 #include <string>
 
-#include "Vboard.h"
+#include "Vshell.h"
 #include "boards/uart.hpp"
 #include "models/random.hpp"
 #include "models/sdram/sdram.hpp"
 #include "verilate/context.hpp"
+
+#if BOARD_HAS_NATIVE_UNITS
+#include "design.hpp"
+#endif
 
 #ifdef NEARSTEP_TRACE
 #include "verilated_vcd_c.h"
@@ -33,10 +37,48 @@ struct BoardCounters {
     std::uint64_t cycles, reads, writes, refreshes, framing_errors;
 };
 
+#if BOARD_HAS_NATIVE_UNITS
+// The C++ kernel in place of the functional units. The shell's registers stand between it and the
+// kernel's ports, which are settled at the end of a cycle.
+class OutsideUnits {
+  public:
+    explicit OutsideUnits(VerilatedContext* context) : units_(design::make_units(true, context)) {}
+
+    // Just before an edge of the clock.
+    void before(Vshell& shell) {
+        if (shell.o_units_reset) {
+            units_->reset(shell);
+            feeding_ = false;
+        } else {
+            if (shell.fu___05Fi_valid && !feeding_) units_->configure(shell);
+            feeding_ = shell.fu___05Fi_valid;
+            units_->clock(shell);
+        }
+        design::clock_pairs(shell);
+    }
+
+    // Just after it: results of the next cycle.
+    void after(Vshell& shell) {
+        units_->show(shell);
+        design::rest_pairs(shell);
+    }
+
+  private:
+    std::unique_ptr<Units<Vshell>> units_;
+    bool feeding_ = false;
+};
+#else
+struct OutsideUnits {
+    explicit OutsideUnits(VerilatedContext*) {}
+    void before(Vshell&) {}
+    void after(Vshell&) {}
+};
+#endif
+
 class Board {
   public:
     explicit Board(const BoardOptions& options)
-        : o_(options), top_(&context_, "board"), uart_(options.clock_hz, options.baud),
+        : o_(options), top_(&context_, "board"), units_(&context_), uart_(options.clock_hz, options.baud),
           period_(kSecond / options.clock_hz), noise_(options.seed) {
         if (kDram) chip_.emplace(o_.timing, o_.shape, o_.words);
         reset();
@@ -92,6 +134,7 @@ class Board {
         if (!chip_->shows(now - o_.in_delay, &word)) word = static_cast<std::uint16_t>(noise_.next());
         top_.sdram_dq = word;
 #endif
+        units_.before(top_);
         top_.clk = 1;
         top_.eval();
 #if BOARD_HAS_SDRAM
@@ -109,6 +152,7 @@ class Board {
         };
         chip_->edge(now + o_.phase + o_.out_delay, pins, o_.phase, period_ - o_.phase);
 #endif
+        units_.after(top_);
         top_.clk = 0;
         top_.eval();
         ++cycle_;
@@ -119,7 +163,8 @@ class Board {
 
     BoardOptions o_;
     Context context_;
-    Vboard top_;
+    Vshell top_;
+    OutsideUnits units_;
     Uart uart_;
     std::optional<Sdram> chip_;
     std::uint64_t period_, cycle_ = 0;

@@ -77,7 +77,7 @@ class BoardLine:
         self._clock_hz = board.system_hz
         words = board.memory_bytes // 2 if config.memory == "dram" else 0
         self.memory: NDArray[np.uint16] = np.zeros(words, np.uint16)
-        self._lib = lib = ctypes.CDLL(str(board_library(config)))
+        self._lib = lib = ctypes.CDLL(str(board_library(config, native=options.fu == "native")))
         handle, number = ctypes.c_void_p, ctypes.c_uint64
         lib.board_open.restype = handle
         for name in ("run", "cycle", "waiting"):

@@ -9,7 +9,10 @@ from amaranth.hdl._ir import PortDirection
 
 from nearstep_hw.boards.litedram import BOTH_WAYS, PADS
 from nearstep_hw.boards.top import BoardTop
+from nearstep_hw.rule.rtl import FunctionalUnit
+from nearstep_hw.updater.unit_row import UnitMaker
 from nearstep_hw.verilog import to_verilog
+from nearstep_sim.updater.library import device_library
 from nearstep_sim.verilate.build import Model, verilate_library, verilog_of
 from nearstep_spec.boards.config import BoardConfig
 from nearstep_spec.codec import digest
@@ -19,16 +22,22 @@ CELLS = Path(__file__).with_name("cells.v")
 TOP = "board_top"
 
 
-def board_verilog(config: BoardConfig) -> str:
-    """Verilog of `BoardTop`, as it is in a bitstream, with the cells at its pads."""
+def board_verilog(config: BoardConfig, *, unit: UnitMaker | None = FunctionalUnit) -> str:
+    """Verilog of `BoardTop`, as it is in a bitstream, with the cells at its pads.
+
+    Parameters
+    ----------
+    config
+    unit : makes a functional unit; None: they are outside.
+    """
     if config.memory == "blockram":
-        return to_verilog(BoardTop(config), TOP)
+        return to_verilog(BoardTop(config, unit=unit), TOP)
     board = config.described
     widths = {"a": board.row_bits, "ba": board.bank_bits, "dm": board.memory_bits // 8}
     widths["dq"] = board.memory_bits
     pads = {name: IOPort(widths.get(name, 1), name=f"sdram_{name}") for name in PADS["sdr"]}
     ways = {True: PortDirection.Inout, False: PortDirection.Output}
-    top = BoardTop(config, pads=pads)
+    top = BoardTop(config, pads=pads, unit=unit)
     assert top.core is not None
     text = to_verilog(
         top, TOP, pads={pad.name: (pad, ways[name in BOTH_WAYS]) for name, pad in pads.items()}
@@ -36,9 +45,34 @@ def board_verilog(config: BoardConfig) -> str:
     return text + top.core.verilog + CELLS.read_text(encoding="utf-8")
 
 
-def board_library(config: BoardConfig) -> Path:
-    """The shared library of `board.cpp` for a configuration."""
-    verilog = verilog_of(f"board {digest(config)}", lambda: board_verilog(config), sources=(CELLS,))
-    model = Model(top=TOP, verilog=verilog, prefix="Vboard", flags=("--pins-inout-enables",))
-    defines = {"BOARD_HAS_SDRAM": int(config.memory == "dram")}
-    return verilate_library("board", [model], [HARNESS], defines=defines)
+def board_library(config: BoardConfig, *, native: bool = False) -> Path:
+    """The shared library of `board.cpp` for a configuration.
+
+    Parameters
+    ----------
+    config
+    native : the functional units are the C++ kernel, not RTL.
+    """
+    unit = None if native else FunctionalUnit
+    verilog = verilog_of(
+        f"board native={native} {digest(config)}",
+        lambda: board_verilog(config, unit=unit),
+        sources=(CELLS,),
+    )
+    model = Model(top=TOP, verilog=verilog, prefix="Vshell", flags=("--pins-inout-enables",))
+    defines = {
+        "BOARD_HAS_SDRAM": int(config.memory == "dram"),
+        "BOARD_HAS_NATIVE_UNITS": int(native),
+    }
+    if not native:
+        return verilate_library("board", [model], [HARNESS], defines=defines)
+    kernel = config.card.kernel
+    return device_library(
+        "board_native",
+        model,
+        [HARNESS],
+        kernel,
+        trace=False,
+        pairs_clock=bool(kernel.compression),
+        defines=defines,
+    )

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 from nearstep.backends.options import Family, Variant
-from nearstep_sim.verilate.options import Seed
+from nearstep_sim.verilate.options import Seed, Units
 from nearstep_spec.boards.config import BoardConfig
 from nearstep_spec.codec import Nested, check_bounds
 from nearstep_spec.updater.config import ConfigError
@@ -20,6 +20,7 @@ class SimulatedBoardOptions:
     """Options of `sim:board`."""
 
     design: Annotated[BoardConfig, Nested()] = field(default_factory=BoardConfig)
+    fu: Units = "rtl"
     seed: Seed = 1
 
     def __post_init__(self) -> None:

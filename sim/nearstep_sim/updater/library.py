@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from nearstep_hw.rule.rtl import FunctionalUnit
@@ -180,6 +180,7 @@ def device_library(
     *,
     pairs_clock: bool,
     common: Sequence[Path] = (),
+    defines: Mapping[str, int] | None = None,
 ) -> Path:
     """The shared library of a device with an update kernel: the Verilated `shell`, and both the
     units in RTL and the C++ that can stand in for them.
@@ -190,6 +191,7 @@ def device_library(
     sources : the C++ around them, which includes `design.hpp`.
     pairs_clock : whether the shell has a port for the clock of pairs.
     common : C++ that knows nothing of the shell, compiled once for all libraries.
+    defines : of the preprocessor.
     """
     rule = update_rule(config)
     technology = config.technology
@@ -210,5 +212,6 @@ def device_library(
         [*sources, folder / "design.cpp"],
         cxxflags=CXX_FLAGS,
         common=common,
+        defines=defines,
         trace=trace,
     )

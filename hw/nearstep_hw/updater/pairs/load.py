@@ -9,7 +9,7 @@ from nearstep_hw.axi.burst import id_width
 from nearstep_hw.axi.reader import ReadMover
 from nearstep_hw.axi.schedule import BlockSchedule
 from nearstep_hw.axi.signature import Axi4ReadSignature
-from nearstep_hw.axi.window import WindowChecker, WindowSignature
+from nearstep_hw.axi.window import WindowChecker, window_port
 from nearstep_hw.stream.fifo import StreamFifo
 from nearstep_hw.updater.fault import FaultLayout, mover_fault
 from nearstep_hw.updater.pairs.isolated import IsolatedDecompressor
@@ -47,7 +47,7 @@ class PairLoad(wiring.Component):
     Members
     -------
     bus : AR and R; stream 0 is indices, stream 1 values.
-    window : the windows.
+    window : the windows, see `window_port`.
     i_base : of indices and values.
     i_pairs, i_count : pairs, and elements. All inputs down to `i_dry` are held while `o_idle` is
         low or beats are wanted.
@@ -91,7 +91,11 @@ class PairLoad(wiring.Component):
                         id_width=id_width(2),
                     )
                 ),
-                "window": In(WindowSignature(config.address_width)).array(config.window_count),
+                "window": window_port(
+                    address_width=config.address_width,
+                    windows=config.window_count,
+                    cut=config.cut,
+                ),
                 "i_base": In(config.address_width).array(2),
                 "i_pairs": In(COUNT_WIDTH),
                 "i_count": In(COUNT_WIDTH),
