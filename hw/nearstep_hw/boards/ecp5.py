@@ -89,7 +89,7 @@ class Ecp5Board(Elaboratable):
         else:
             stopped, memory_clock = Signal(), Signal()
             clocks = [PllClock(hz=board.system_hz)]
-            clocks += [PllClock(hz=board.system_hz, phase=board.memory_phase)] if dram else []
+            clocks += [PllClock(hz=board.system_hz, phase=board.clock.phase)] if dram else []
             m.submodules.pll = pll = Ecp5Pll(input_hz=board.input_hz, clocks=clocks)
             m.d.comb += [
                 pll.i_clk.eq(clock.i),

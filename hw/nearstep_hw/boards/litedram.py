@@ -105,7 +105,7 @@ def core_of(board: Board, *, data_width: int, id_width: int) -> LiteDramCore:
         "device": board.device,
         "data_width": data_width,
         "id_width": id_width,
-        "late_reads": board.memory_late_reads,
+        "late_reads": board.clock.late_reads,
         "options": _options(board),
     }
     return _core(json.dumps(request, sort_keys=True))

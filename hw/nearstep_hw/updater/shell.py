@@ -216,11 +216,15 @@ class KernelShell(wiring.Component):
         """What the registers, which hold still in a run, make of it."""
         config = self.config
         self.scanning, self.paired = Signal(name="scanning"), Signal(name="paired")
+        self.some_pairs = Signal(name="some_pairs")
         to = m.d.sync if config.cut else m.d.comb
         if config.scan:
             to += self.scanning.eq(bank.o_operation_kind == Operation.SCAN)
         if config.compression:
-            to += self.paired.eq(bank.o_compression_form != Compression.NONE)
+            to += [
+                self.paired.eq(bank.o_compression_form != Compression.NONE),
+                self.some_pairs.eq(bank.o_pairs.any()),
+            ]
 
     def _scanning(self, bank: CsrBank) -> Value:
         """The run is a scan."""
@@ -303,7 +307,7 @@ class KernelShell(wiring.Component):
         if store.schedule.optional:
             m.d.comb += [store.i_use.eq(stored), commit.i_use.eq(stored)]
         if check.selective:
-            some = bank.o_pairs.any() if config.compression else Const(0, 1)
+            some = self.some_pairs if config.compression else Const(0, 1)
             used = {
                 **dict(zip(config.arrays, loaded, strict=True)),
                 GRADIENT: Mux(paired, some, loaded[gradient]),
@@ -350,7 +354,7 @@ class KernelShell(wiring.Component):
             pairs.i_launch.eq(control.o_verify | (control.o_launch & paired)),
             pairs.i_stop.eq(control.o_stop),
             pairs.i_clear.eq(control.o_clear),
-            control.i_verify.eq(paired & bank.o_pairs.any()),
+            control.i_verify.eq(paired & self.some_pairs),
             control.i_verified.eq(pairs.o_verified),
         ]
         if config.mixed:

@@ -125,14 +125,14 @@ class StartCheck(wiring.Component):
             match.i_start.eq(base[:width]),
             match.i_end.eq(end[: width + 1]),
             granted.eq(match.o_granted),
-            unused.eq(~use.bit_select(array, 1)),
-            other_unused.eq(~use.bit_select(other, 1)),
             address.eq(base),
             self.o_fault.eq(Cat(cause, stream, Const(0, RESPONSE_WIDTH), address)),
         ]
 
         to += [
             base.eq(bases[array]),
+            unused.eq(~use.bit_select(array, 1)),
+            other_unused.eq(~use.bit_select(other, 1)),
             other_base.eq(bases[other][:width]),
             length.eq(Array(lengths.o_bytes)[array]),
             other_length.eq(Array(lengths.o_bytes)[other]),

@@ -1,11 +1,27 @@
 """Boards that can be bought, as data: chip, clock, memory, link."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Literal
 
-__all__ = ["BOARDS", "Board"]
+__all__ = ["BOARDS", "Board", "Clock"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Clock:
+    """A frequency that a design can run at, and how an SDRAM is driven then.
+
+    Attributes
+    ----------
+    hz
+    phase : degrees that the clock of an SDRAM comes behind that of the design.
+    late_reads : clocks that data of an SDRAM is taken later than by LiteDRAM's choice.
+    """
+
+    hz: int
+    phase: int = 0
+    late_reads: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,12 +35,10 @@ class Board:
     device : chip, by the name that LiteX knows it by.
     technology : that its datapaths are divided into stages for.
     input_hz : of the oscillator on the board.
-    system_hz : of the design: `sync` and the memory controller.
+    clocks : that the design, `sync` and the memory controller, can have; the first unless asked.
     memory : kind of DRAM.
     memory_module : part, by the name that LiteDRAM knows its timing by.
     memory_options : for LiteDRAM's generator, by name: resistances, swapped pins.
-    memory_phase : degrees that the clock of an SDRAM comes behind that of the design.
-    memory_late_reads : clocks that data of an SDRAM is taken later than by LiteDRAM's choice.
     memory_bytes, memory_bits, row_bits, bank_bits : of the DRAM: size, data pins, address pins,
         pins of the bank's number.
     baud : of the link, bits a second.
@@ -32,6 +46,7 @@ class Board:
     button, light : of the platform: resets the board, and is on when memory is ready. A light may
         be one of several: `rgb_led.g`.
     source : where these figures stand.
+    chosen : number of the clock in `clocks`.
     """
 
     name: str
@@ -40,12 +55,10 @@ class Board:
     device: str
     technology: str
     input_hz: int
-    system_hz: int
+    clocks: tuple[Clock, ...]
     memory: Literal["sdr", "ddr3"]
     memory_module: str
     memory_options: Mapping[str, Any] = field(default_factory=dict)
-    memory_phase: int = 0
-    memory_late_reads: int = 0
     memory_bytes: int
     memory_bits: int
     row_bits: int
@@ -55,6 +68,29 @@ class Board:
     button: str
     light: str
     source: str
+    chosen: int = 0
+
+    @property
+    def clock(self) -> Clock:
+        """The clock of the design."""
+        return self.clocks[self.chosen]
+
+    @property
+    def system_hz(self) -> int:
+        """Frequency of the design."""
+        return self.clock.hz
+
+    def at(self, hz: int) -> "Board":
+        """The board with another clock of the design.
+
+        Raises
+        ------
+        ValueError : there is no such clock.
+        """
+        known = [clock.hz for clock in self.clocks]
+        if hz not in known:
+            raise ValueError(f"the clock must be one of {known} Hz, not {hz!r}")
+        return replace(self, chosen=known.index(hz))
 
 
 BOARDS = MappingProxyType(
@@ -68,11 +104,13 @@ BOARDS = MappingProxyType(
                 device="LFE5U-85F-6BG381C",
                 technology="ecp5",
                 input_hz=25_000_000,
-                system_hz=100_000_000,
+                clocks=(
+                    Clock(hz=50_000_000, phase=90),
+                    Clock(hz=75_000_000, phase=270, late_reads=1),
+                    Clock(hz=100_000_000, phase=180, late_reads=1),
+                ),
                 memory="sdr",
                 memory_module="MT48LC16M16",
-                memory_phase=180,
-                memory_late_reads=1,
                 memory_bytes=32 << 20,
                 memory_bits=16,
                 row_bits=13,
@@ -89,7 +127,7 @@ BOARDS = MappingProxyType(
                 device="LFE5U-85F-8MG285C",
                 technology="ecp5",
                 input_hz=48_000_000,
-                system_hz=96_000_000,
+                clocks=(Clock(hz=48_000_000), Clock(hz=96_000_000)),
                 memory="ddr3",
                 memory_module="MT41K256M16",
                 memory_options=MappingProxyType(

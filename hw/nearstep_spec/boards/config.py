@@ -31,6 +31,7 @@ FIXED = ("memory_bytes", "subgroup_elements", "address_width", "technology")
 """Options of a card that follow from the board and its memory."""
 
 BLOCK_RAM_BYTES = 64 << 10
+MHZ = 1_000_000
 CLOCKS_A_BIT = 4  # at least, for the receiver to find the middle of a bit
 
 
@@ -47,6 +48,7 @@ class BoardConfig:
     ----------
     board : name.
     memory : the DRAM of the board behind LiteDRAM, or block RAM alone.
+    clock_mhz : of the design; None: the first of the board's clocks.
     baud : of the link; None: that of the board.
     card : the card. Its `FIXED` options become those of the memory.
 
@@ -61,6 +63,14 @@ class BoardConfig:
     memory: Annotated[
         Literal["dram", "blockram"], Option(meaning="DRAM of the board, or block RAM of the FPGA")
     ] = "dram"
+    clock_mhz: Annotated[
+        int | None,
+        Option(
+            meaning="clock of the design, MHz",
+            allowed="one of the board's",
+            unset="the first of the board's",
+        ),
+    ] = None
     baud: Annotated[
         int | None,
         Option(
@@ -76,6 +86,11 @@ class BoardConfig:
     def __post_init__(self) -> None:
         if self.board not in BOARDS:
             raise ConfigError(f"board must be one of {tuple(BOARDS)}, not {self.board!r}")
+        clocks = [clock.hz // MHZ for clock in BOARDS[self.board].clocks]
+        if self.clock_mhz is not None and self.clock_mhz not in clocks:
+            raise ConfigError(
+                f"clock_mhz of {self.board} must be one of {clocks}, not {self.clock_mhz!r}"
+            )
         most = self.described.system_hz // CLOCKS_A_BIT
         if not 9600 <= self.link_baud <= most:
             raise ConfigError(f"baud must be 9600 to {most}, not {self.baud!r}")
@@ -90,8 +105,9 @@ class BoardConfig:
 
     @property
     def described(self) -> Board:
-        """The board."""
-        return BOARDS[self.board]
+        """The board, with the clock of the design."""
+        board = BOARDS[self.board]
+        return board if self.clock_mhz is None else board.at(self.clock_mhz * MHZ)
 
     @property
     def link_baud(self) -> int:

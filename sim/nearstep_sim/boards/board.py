@@ -95,7 +95,7 @@ class BoardLine:
             baud=self.baud,
             seed=options.seed,
             reset_cycles=RESET_CYCLES,
-            phase=period * board.memory_phase // TURN,
+            phase=period * board.clock.phase // TURN,
             out_delay=OUT_DELAY,
             in_delay=IN_DELAY,
             words=self.memory.ctypes.data,
