@@ -19,11 +19,13 @@ from nearstep_sim.boards import board as simulated
 from nearstep_sim.boards.board import BoardBackend, BoardLine
 from nearstep_sim.boards.options import SimulatedBoardOptions
 from nearstep_sim.models.sdram.chip import CHIPS
+from nearstep_spec.boards.board import BOARDS, Clock
+from nearstep_spec.boards.config import MHZ
 from nearstep_spec.codec import from_text
 
 from ...host.driver.job import Job
 
-BAUD = "25000000"  # a bit takes four cycles
+BAUD = "12500000"  # a bit takes four cycles
 MEMORIES = ("blockram", "dram")
 COUNT = 70  # elements: a chunk is 256
 
@@ -58,6 +60,38 @@ def step(board: SmartssdDevice, job: Job) -> int:
     else:
         job.run(copy_out=job.copy("bf16"))
     return job.check()
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("clock", BOARDS["ulx3s_85f"].clocks, ids=str)
+def test_steps_are_right_with_each_clock_of_the_board(clock: Clock) -> None:
+    small = SMALL.replace("blockram", "dram")
+    with nearstep.open(f"sim:board?{small}&clock_mhz={clock.hz // MHZ}&baud={BAUD}") as board:
+        assert isinstance(board, SmartssdDevice)
+        job = Job(board, COUNT, seed=9, arrays=arrays_of(board))
+        assert step(board, job) == COUNT
+        counts = line_of(board).counts
+        assert min(counts.reads, counts.writes) > COUNT
+        assert counts.refreshes * 7.8125e-6 * clock.hz > 0.95 * counts.cycles
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("memory", ["blockram", "dram"])
+def test_units_in_cpp_take_the_same_cycles_to_the_same_bits(memory: str) -> None:
+    """A step, a reset in the midst of one, and a step: as with the RTL of the units."""
+    seen = []
+    for fu in ("rtl", "native"):
+        with nearstep.open(f"sim:board?memory={memory}&fu={fu}&baud={BAUD}") as board:
+            assert isinstance(board, SmartssdDevice)
+            job = Job(board, COUNT, seed=10)
+            assert step(board, job) >= COUNT
+            job.start()
+            board.reset()
+            job.upload()
+            assert step(board, job) >= COUNT
+            seen.append(line_of(board).counts)
+    assert seen[0] == seen[1]
+    assert seen[0].cycles > 100_000
 
 
 def arrays_of(board: SmartssdDevice) -> tuple[str, ...]:
@@ -123,7 +157,8 @@ def test_several_chunks_on_dram_with_every_kind_of_run() -> None:
             job.run(step=step)
             assert job.check() == 3 * 1001
         counts = line_of(board).counts
-        assert counts.refreshes * 781 > 0.95 * counts.cycles
+        hertz = BOARDS["ulx3s_85f"].clock.hz
+        assert counts.refreshes * 7.8125e-6 * hertz > 0.95 * counts.cycles
 
 
 @pytest.mark.deep
@@ -178,6 +213,7 @@ def test_data_that_is_taken_too_early_is_not_what_was_written(
         ("board=orangecrab_85f", "board", "of ddr3 there is no model"),
         ("board=icebreaker", "board", "ulx3s_85f"),
         ("baud=1", "baud", "9600"),
+        ("clock_mhz=60", "clock_mhz", r"\[50, 75, 100\], not 60"),
         ("memory=flash", "memory", "blockram"),
     ],
 )
