@@ -11,14 +11,15 @@ from nearstep_hw.stream.slice import StreamSlice
 class AxiCut(wiring.Component):
     """Passes all channels on, through registers.
 
-    RREADY and BREADY of the initiator have to be high always, as those of the movers are: answers
-    pass one register, and RREADY and BREADY of the port are always high.
+    Unless it `waits`, RREADY and BREADY of the initiator have to be high always, as those of the
+    movers are: answers pass one register, and RREADY and BREADY of the port are always high.
 
     *Timing*: a cycle more for each channel, a beat a cycle.
 
     Parameters
     ----------
     signature : an `Axi4Signature`.
+    waits : the initiator may let answers wait.
 
     Members
     -------
@@ -26,18 +27,21 @@ class AxiCut(wiring.Component):
     m_axi : the port.
     """
 
-    def __init__(self, signature: Axi4Signature) -> None:
+    def __init__(self, signature: Axi4Signature, *, waits: bool = False) -> None:
+        self.waits = waits
         super().__init__({"s_axi": In(signature), "m_axi": Out(signature)})
 
     def elaborate(self, platform: object) -> Elaboratable:
         m = Module()
-        for name in ("ar", "aw", "w"):
-            given, taken = getattr(self.s_axi, name), getattr(self.m_axi, name)
+        requests = [(name, self.s_axi, self.m_axi) for name in ("ar", "aw", "w")]
+        answers = [(name, self.m_axi, self.s_axi) for name in ("r", "b")]
+        for name, source, target in requests + (answers if self.waits else []):
+            given, taken = getattr(source, name), getattr(target, name)
             m.submodules[name] = cut = StreamSlice(given.payload.shape())
             wiring.connect(m, wiring.flipped(given), cut.i)
             wiring.connect(m, cut.o, wiring.flipped(taken))
-        for name in ("r", "b"):
-            given, taken = getattr(self.m_axi, name), getattr(self.s_axi, name)
+        for name, source, target in [] if self.waits else answers:
+            given, taken = getattr(source, name), getattr(target, name)
             m.d.sync += [taken.valid.eq(given.valid), taken.payload.eq(given.payload)]
             m.d.comb += given.ready.eq(1)
         return m

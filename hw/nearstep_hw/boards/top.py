@@ -7,7 +7,9 @@ from amaranth import Elaboratable, IOPort, Module
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Member, Out
 
+from nearstep_hw.axi.cut import AxiCut
 from nearstep_hw.axi.ram import AxiRam
+from nearstep_hw.axi.signature import connect_channels
 from nearstep_hw.boards.device import BoardDevice, units_reset
 from nearstep_hw.boards.identity import manifest_of
 from nearstep_hw.boards.litedram import LiteDram, LiteDramCore, clock_ports, core_of
@@ -84,16 +86,20 @@ class BoardTop(wiring.Component):
         m.submodules.memory = memory = self.memory
         registers = device.wishbone
 
-        wiring.connect(m, device.m_axi, memory.s_axi)
         m.d.comb += [
             device.rx.eq(self.rx),
             self.tx.eq(device.tx),
             self.o_memory_ready.eq(device.o_memory_ready),
         ]
         if isinstance(memory, LiteDram):
+            # What LiteDRAM accepts in a cycle it finds late in that cycle.
+            m.submodules.cut = cut = AxiCut(device.m_axi.signature, waits=True)
+            connect_channels(m, device.m_axi, cut.s_axi)
+            connect_channels(m, cut.m_axi, memory.s_axi)
             wiring.connect(m, registers, memory.wishbone)
             m.d.comb += device.i_memory_ready.eq(memory.o_ready)
         else:
+            wiring.connect(m, device.m_axi, memory.s_axi)
             m.d.comb += [
                 device.i_memory_ready.eq(1),
                 registers.err.eq(registers.cyc & registers.stb),  # nothing is there

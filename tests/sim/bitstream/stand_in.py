@@ -1,11 +1,15 @@
-"""A small design on an ULX3S, for tests of the flow: it takes seconds to place and route."""
+"""A small design on an ULX3S, for tests of the flow, that is placed and routed soon."""
 
-from amaranth import ClockSignal, Elaboratable, Instance, Module, Signal
+from amaranth import Cat, ClockSignal, Elaboratable, Instance, Module, Signal
 from amaranth.build.run import BuildPlan
 from amaranth.lib import io, wiring
 from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 from amaranth_boards.ulx3s import ULX3S_85F_Platform
+
+from nearstep_hw.fp.pipeline import MULT18X18D
+from nearstep_hw.fp.unit import FpUnit, arithmetic
+from nearstep_spec.fp import FP32
 
 NAME = "top"
 BOARD_HZ = 25e6
@@ -50,7 +54,7 @@ class Sum(wiring.Component):
 
 
 class StandIn(Elaboratable):
-    """A counter, two sums in a row, and a light.
+    """A counter, two sums in a row, a multiplier of binary32 numbers, and a light.
 
     Parameters
     ----------
@@ -75,7 +79,9 @@ class StandIn(Elaboratable):
             m.submodules[f"memory{number}"] = Instance(
                 "DP16KD", i_CLKA=ClockSignal(), i_ADA4=count[0], o_DOA0=bits[number]
             )
-        m.d.sync += light.o.eq(value[-1] ^ bits.xor())
+        m.submodules.unit = unit = FpUnit(arithmetic("mul", FP32), multiplier=MULT18X18D)
+        m.d.comb += [unit.i_a.eq(Cat(value, count)), unit.i_b.eq(Cat(count, value))]
+        m.d.sync += light.o.eq(unit.o_z.xor() ^ bits.xor())
         return m
 
 
