@@ -45,7 +45,7 @@ URLS = {
     for name, device in DEVICES.items()
     for states in NAMES
 }
-FAST = {"golden-numpy-mv", "golden-numpy-pmv", "golden-cpp-pmv", "golden-dimm-pmv", "sim-ideal-pmv"}
+FAST = {"golden-numpy-mv", "golden-numpy-pmv", "golden-cpp-pmv", "golden-dimm-pmv"}
 IN_DEPTH = set(URLS) - FAST
 COUNTS = (1, 3, 8, 127, 128, 129, 255, 256, 257, 1001, 5003)
 
