@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
 
+from nearstep_hw.boards.tool_options import SYNTHESIS
 from nearstep_sim.synthesis import run_yosys
 from nearstep_sim.verilate.build import cache_dir, once
 
@@ -76,7 +77,10 @@ def ecp5_netlist(verilog: Path, top: str) -> Path:
     return once(complete, join)
 
 
-_SCRIPT = "read_verilog top.v; synth_ecp5 -top {top}; clean -purge; write_verilog -noattr netlist.v"
+_SCRIPT = (
+    f"read_verilog top.v; synth_ecp5 {SYNTHESIS} -top {{top}}; "
+    "clean -purge; write_verilog -noattr netlist.v"
+)
 
 
 def cells_of(netlist: str) -> Mapping[str, int]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from amaranth import Module
 from amaranth.lib import wiring
 
-from nearstep_hw.boards.plan import ROUTING, SYNTHESIS
+from nearstep_hw.boards.tool_options import ROUTING, SYNTHESIS
 from nearstep_sim.bitstream.report import Report, read_report
 from nearstep_sim.synthesis import run_yosys
 from nearstep_sim.verilate.build import run_tool

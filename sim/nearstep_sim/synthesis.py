@@ -5,6 +5,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
+from nearstep_hw.boards.tool_options import SYNTHESIS
 from nearstep_sim.verilate.build import run_tool
 
 __all__ = [
@@ -128,7 +129,7 @@ def ecp5_cells(verilog: str, top: str, boxes: str | None = None) -> Mapping[str,
     ------
     BuildError : with the end of Yosys's output.
     """
-    return _cells(verilog, top, boxes, "synth_ecp5 -top {top}")
+    return _cells(verilog, top, boxes, f"synth_ecp5 {SYNTHESIS} -top {{top}}")
 
 
 def _cells(verilog: str, top: str, boxes: str | None, synthesis: str) -> Mapping[str, int]:

@@ -12,16 +12,11 @@ from amaranth_boards.resources import UARTResource
 import nearstep_hw
 import nearstep_spec
 from nearstep_hw.boards.ecp5 import Ecp5Board
+from nearstep_hw.boards.tool_options import ROUTING, SYNTHESIS
 from nearstep_spec.boards.board import Board
 from nearstep_spec.boards.config import BoardConfig
 
 __all__ = ["NAME", "plan", "platform_of"]
-
-SYNTHESIS = "-nowidelut"
-"""Of Yosys. Without multiplexers of slices: those fill whole tiles, and wires run short there."""
-
-ROUTING = "--router router2"
-"""Of nextpnr: the router that shares out wires, which ends where the default one does not."""
 
 NAME = "top"
 """Of the design, and so of the files of a plan: `top.il`, `build_top.sh`, `top.bit`."""

@@ -6,7 +6,8 @@ from itertools import product
 import pytest
 
 from nearstep_hw.boards.clock import ClockError, Ecp5Pll, PllClock
-from nearstep_hw.boards.plan import ROUTING, SYNTHESIS, plan, platform_of
+from nearstep_hw.boards.plan import plan, platform_of
+from nearstep_hw.boards.tool_options import ROUTING, SYNTHESIS
 from nearstep_hw.boards.top import BoardTop
 from nearstep_hw.verilog import netlist
 from nearstep_spec.boards.board import BOARDS
