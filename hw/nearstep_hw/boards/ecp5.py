@@ -17,6 +17,7 @@ from amaranth.build import Platform
 from amaranth.lib import io
 from amaranth.lib.cdc import ResetSynchronizer
 
+from nearstep_hw.boards import free_rows as free
 from nearstep_hw.boards.clock import Ecp5Pll, PllClock
 from nearstep_hw.boards.litedram import MODULE
 from nearstep_hw.boards.top import BoardTop
@@ -101,6 +102,8 @@ class Ecp5Board(Elaboratable):
                 m.submodules.memory_clock = Instance(
                     "ODDRX1F", i_SCLK=memory_clock, i_RST=0, i_D0=1, i_D1=0, o_Q=pads.clk.io
                 )
+        platform.add_file(free.FILE, free.free_rows())
+        m.submodules.free_rows = Instance(free.MODULE, a_keep=1)
         # nextpnr derives what PLLs make from the constraint of the oscillator.
         return m
 

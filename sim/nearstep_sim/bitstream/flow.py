@@ -6,12 +6,13 @@ import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from amaranth.build.run import BuildPlan
 
+from nearstep_hw.boards.free_rows import FILE, KEPT
 from nearstep_sim.bitstream.errors import (
     BitstreamError,
     DoesNotFitError,
@@ -22,7 +23,14 @@ from nearstep_sim.bitstream.errors import (
 )
 from nearstep_sim.bitstream.floor_plan import FORMATS, draw_placed, draw_routed
 from nearstep_sim.bitstream.placement import read_placement
-from nearstep_sim.bitstream.report import Report, Use, read_report, utilisation
+from nearstep_sim.bitstream.report import (
+    LUT,
+    Report,
+    Use,
+    read_report,
+    utilisation,
+    without_kept,
+)
 from nearstep_sim.bitstream.result import Bitstream
 from nearstep_sim.bitstream.summary import summary
 from nearstep_sim.bitstream.tools import Program, find, run
@@ -59,6 +67,11 @@ class _Flow:
     commands: Mapping[str, list[str]]
     top: str
     cells: dict[str, Use] = field(default_factory=dict)
+
+    @property
+    def kept(self) -> int:
+        """Lookup tables that the plan keeps free."""
+        return KEPT if FILE in self.plan.files else 0
 
     @property
     def work(self) -> Path:
@@ -147,7 +160,7 @@ class _Flow:
 
         def look(line: str) -> None:
             if found := utilisation(line):
-                cells[found[0]] = found[1]
+                cells.update(without_kept(dict([found]), self.kept))
             elif cells and not lines:
                 lines.append(line)  # the table has ended
                 _check_room(cells)
@@ -161,7 +174,15 @@ class _Flow:
                 shown = {c: (cells[c].used, cells[c].available) for c in fullest[:FULLEST]}
                 return DoesNotFitError({}, shown)
             raise
-        return read_report(json.loads((self.work / name / "report.json").read_bytes()))
+        return read_report(self.raw_report(seed))
+
+    def raw_report(self, seed: int) -> dict[str, Any]:
+        """What nextpnr has written for a seed, without what is kept free."""
+        raw: dict[str, Any] = json.loads((self.work / f"seed-{seed}/report.json").read_bytes())
+        uses = {cell: Use(**each) for cell, each in raw["utilization"].items()}
+        uses = without_kept(uses, self.kept)
+        raw["utilization"] = {cell: asdict(use) for cell, use in uses.items()}
+        return raw | {"kept_free": {LUT: self.kept}}
 
 
 def build(
@@ -216,7 +237,7 @@ def build(
     best = min(found, key=lambda seed: (-found[seed].margin, seed))
     name = f"seed-{best}"
     placement = read_placement(flow.work / name / "placed.json", flow.top)
-    raw = json.loads((flow.work / name / "report.json").read_bytes())
+    raw = flow.raw_report(best)
     report = read_report(raw, placement.sources)
     files = {
         "--input": f"{name}/{flow.top}.config",
@@ -235,6 +256,7 @@ def build(
         tools=tools,
         configuration=configuration,
         warnings=_warnings(flow.work / name / f"{flow.top}.tim"),
+        kept=flow.kept,
     )
     flow.watch.begin("pictures")
     _write(made, title, raw)

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from nearstep_hw.boards.free_rows import MODULE
 from nearstep_sim.bitstream.errors import BitstreamError
 from nearstep_sim.bitstream.sources import block_of
 
@@ -67,7 +68,7 @@ class Placement:
     Attributes
     ----------
     chip : as nextpnr names it.
-    cells
+    cells : without those of `nearstep_hw.boards.free_rows`.
     wires : in use, by column and row of tiles.
     sources : attributes `src` of cells, by name.
     """
@@ -108,8 +109,10 @@ def read_placement(path: Path, top: str) -> Placement:
 
 def _placed(cells: Mapping[str, Any]) -> Iterable[Placed]:
     for name, cell in cells.items():
-        if match := _BEL.fullmatch(cell["attributes"].get("NEXTPNR_BEL", "")):
-            yield Placed(cell["type"], block_of(name), int(match[1]), int(match[2]), match[3])
+        blocks = block_of(name)
+        match = _BEL.fullmatch(cell["attributes"].get("NEXTPNR_BEL", ""))
+        if match and blocks[:1] != (MODULE,):
+            yield Placed(cell["type"], blocks, int(match[1]), int(match[2]), match[3])
 
 
 def groups(

@@ -9,10 +9,22 @@ from typing import Any
 from nearstep_sim.bitstream.errors import BitstreamError
 from nearstep_sim.bitstream.sources import block_of, source_of
 
-__all__ = ["RESOURCES", "Clock", "Path", "Report", "Stretch", "Use", "read_report", "utilisation"]
+__all__ = [
+    "LUT",
+    "RESOURCES",
+    "Clock",
+    "Path",
+    "Report",
+    "Stretch",
+    "Use",
+    "read_report",
+    "utilisation",
+    "without_kept",
+]
 
+LUT = "TRELLIS_COMB"
 RESOURCES = {
-    "TRELLIS_COMB": "LUT4 (carries included)",
+    LUT: "LUT4 (carries included)",
     "TRELLIS_FF": "FF",
     "MULT18X18D": "multipliers 18 x 18",
     "DP16KD": "block RAM, 18 Kib",
@@ -214,6 +226,14 @@ def _stretches(steps: list[Mapping[str, Any]], sources: Mapping[str, str]) -> It
 
 def _sum(steps: Iterator[Mapping[str, Any]]) -> float:
     return round(sum(step["delay"] for step in steps), 3)
+
+
+def without_kept(cells: Mapping[str, Use], kept: int) -> dict[str, Use]:
+    """Cells in use and present, without lookup tables of which a design keeps so many free."""
+    return {
+        cell: Use(use.used - kept, use.available - kept) if cell == LUT else use
+        for cell, use in cells.items()
+    }
 
 
 def utilisation(line: str) -> tuple[str, Use] | None:

@@ -26,6 +26,7 @@ class Bitstream:
     tools : versions, by name.
     configuration : as it was given.
     warnings : of nextpnr, as of a constraint that it has not used.
+    kept : lookup tables that are kept free, see `nearstep_hw.boards.free_rows`.
     """
 
     bit: Path
@@ -36,6 +37,7 @@ class Bitstream:
     tools: Mapping[str, str]
     configuration: Mapping[str, Any]
     warnings: tuple[str, ...] = ()
+    kept: int = 0
 
     @property
     def folder(self) -> Path:

@@ -20,6 +20,7 @@ def summary(made: Bitstream, title: str) -> str:
         "",
         *_table(("", "used", "of", "share"), _cells(made.report)),
         "",
+        *_kept(made.kept),
         "## Clocks",
         "",
         *_table(("clock", "reaches, MHz", "must reach, MHz", ""), _clocks(made.report)),
@@ -57,6 +58,12 @@ def _cells(report: Report) -> Iterator[Sequence[str]]:
         if cell in report.cells:
             use = report.cells[cell]
             yield title, f"{use.used:,}", f"{use.available:,}", f"{use.used / use.available:.1%}"
+
+
+def _kept(count: int) -> list[str]:
+    if not count:
+        return []
+    return [f"{count:,} more LUT4 are kept free, in every third row, for the wires there.", ""]
 
 
 def _clocks(report: Report) -> Iterator[Sequence[str]]:

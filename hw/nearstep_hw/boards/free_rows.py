@@ -1,0 +1,42 @@
+"""Rows of an ECP5-85F that hold no logic, so that their wires are there for the rows beside them.
+
+nextpnr places logic as densely as it goes, in the middle of the chip, and wires run short there
+while half of the chip is empty; its option for a lower density has no effect on an ECP5. Lookup
+tables with fixed places, one in each place of every third row, keep logic out of these rows.
+"""
+
+from collections.abc import Iterator
+
+__all__ = ["FILE", "KEPT", "MODULE", "free_rows"]
+
+MODULE = "free_rows"
+FILE = f"{MODULE}.v"
+
+EVERY = 3
+COLUMNS, ROWS = range(3, 124), range(2, 94)
+"""That consist of tiles with slices, with `OTHER` between."""
+OTHER = frozenset({10, 22, 34, 46, 58, 70, 82})
+"""Rows of multipliers and block RAM (Project Trellis, tilegrid.json of LFE5U-85F)."""
+PLACES = tuple(f"SLICE{slice_}.K{half}" for slice_ in "ABCD" for half in "01")
+
+
+def _bels() -> Iterator[str]:
+    for row in ROWS:
+        if row % EVERY == 0 and row not in OTHER:
+            for column in COLUMNS:
+                for place in PLACES:
+                    yield f"X{column}/Y{row}/{place}"
+
+
+KEPT = sum(1 for _ in _bels())
+"""Lookup tables that no logic can have."""
+
+
+def free_rows() -> str:
+    """Verilog of the module: lookup tables that do nothing."""
+    lines = (
+        f'(* keep, BEL="{bel}" *) LUT4 #(.INIT(16\'h0)) k{number} '
+        "(.A(1'b0), .B(1'b0), .C(1'b0), .D(1'b0));"
+        for number, bel in enumerate(_bels())
+    )
+    return "\n".join((f"module {MODULE};", *lines, "endmodule", ""))
