@@ -36,6 +36,10 @@ address on pins of a light, and the strobes in the other order than the bytes. T
 a pair places both."""
 
 
+DFU_SUFFIX = "dfu-suffix"
+"""Program that puts 16 bytes behind a bitstream; here the flow does, see `Board.dfu`."""
+
+
 class OrangeCrabPlatform(OrangeCrabR0_2_85FPlatform):
     """An OrangeCrab r0.2 with an ECP5-85F."""
 
@@ -43,3 +47,11 @@ class OrangeCrabPlatform(OrangeCrabR0_2_85FPlatform):
         MEMORY if resource.name == MEMORY.name else resource
         for resource in OrangeCrabR0_2_85FPlatform.resources
     ]
+
+    @property
+    def required_tools(self) -> list[str]:
+        return [tool for tool in super().required_tools if tool != DFU_SUFFIX]
+
+    @property
+    def command_templates(self) -> list[str]:
+        return [each for each in super().command_templates if DFU_SUFFIX not in each]

@@ -43,6 +43,7 @@ class Board:
         pins of the bank's number.
     baud : of the link, bits a second.
     line : pins of the link, receiver and transmitter, of a connector; None: the platform's UART.
+    dfu : vendor and product of its loader in USB's Device Firmware Upgrade; None: it has none.
     button, light : of the platform: resets the board, and is on when memory is ready. A light may
         be one of several: `rgb_led.g`.
     source : where these figures stand.
@@ -65,6 +66,7 @@ class Board:
     bank_bits: int
     baud: int
     line: tuple[str, str] | None = None
+    dfu: tuple[int, int] | None = None
     button: str
     light: str
     source: str
@@ -145,6 +147,7 @@ BOARDS = MappingProxyType(
                 bank_bits=3,
                 baud=3_000_000,
                 line=("0", "1"),
+                dfu=(0x1209, 0x5AF0),
                 button="button",
                 light="rgb_led.g",
                 source="amaranth-boards 0.0.21, orangecrab_r0_2.py; litex-boards, orangecrab",

@@ -83,6 +83,7 @@ def _make(config: BoardConfig, folder: Path, seeds: Sequence[int], jobs: int) ->
                 configuration=to_json(config),
                 seeds=seeds,
                 jobs=jobs,
+                dfu=config.described.dfu,
                 watch=steps,
             )
         except BitstreamError as error:

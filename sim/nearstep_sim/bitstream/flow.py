@@ -13,6 +13,7 @@ from typing import Any
 from amaranth.build.run import BuildPlan
 
 from nearstep_hw.boards.free_rows import FILE, KEPT
+from nearstep_sim.bitstream.dfu import with_suffix
 from nearstep_sim.bitstream.errors import (
     BitstreamError,
     DoesNotFitError,
@@ -37,16 +38,19 @@ from nearstep_sim.bitstream.tools import Program, find, run
 from nearstep_sim.bitstream.watch import Watch
 from nearstep_spec.cache import unwritable
 
-__all__ = ["BIT", "FAILED_BIT", "build"]
+__all__ = ["BIT", "DFU", "FAILED_BIT", "build"]
 
 BIT = "top.bit"
 FAILED_BIT = "top.timing-failed.bit"
 """A bitstream that misses its clock rates: it has another name, so that no script loads it."""
+DFU = "top.dfu"
+"""The bitstream for a loader on the board, if it has one."""
 WORK = "work"
 PICTURES = ("placed", "routed")
 RESULTS = (
     BIT,
     FAILED_BIT,
+    DFU,
     "report.json",
     "summary.md",
     *(f"{picture}.{form}" for picture in PICTURES for form in FORMATS),
@@ -193,6 +197,7 @@ def build(
     configuration: Mapping[str, Any],
     seeds: Sequence[int] = (1,),
     jobs: int = 1,
+    dfu: tuple[int, int] | None = None,
     watch: Watch | None = None,
 ) -> Bitstream:
     """Run a plan, and write `top.bit`, `report.json`, `summary.md` and pictures.
@@ -207,6 +212,7 @@ def build(
     configuration : of the design, for the report.
     seeds : of the placer, each a run of its own; the best is used.
     jobs : runs at once.
+    dfu : vendor and product of the board's loader: `top.dfu` is written for it.
     watch
 
     Raises
@@ -247,6 +253,8 @@ def build(
     flow.run("bitstream", "ecppack", files)
     bit = folder / (FAILED_BIT if report.failed else BIT)
     os.replace(flow.work / f"{flow.top}.bit", bit)
+    if dfu is not None and not report.failed:
+        (folder / DFU).write_bytes(with_suffix(bit.read_bytes(), *dfu))
     made = Bitstream(
         bit=bit,
         digest=hashlib.sha256(bit.read_bytes()).hexdigest(),

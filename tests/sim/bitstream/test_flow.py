@@ -6,14 +6,18 @@ import os
 import shutil
 import subprocess
 import sys
+import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+from amaranth import Elaboratable, Module, Signal
 
 import nearstep_hw
 from nearstep_hw.boards.plan import plan as board_plan
+from nearstep_hw.boards.plan import platform_of
+from nearstep_sim.bitstream.dfu import with_suffix
 from nearstep_sim.bitstream.errors import (
     DoesNotFitError,
     FolderError,
@@ -22,7 +26,7 @@ from nearstep_sim.bitstream.errors import (
     ToolFailedError,
     ToolMissingError,
 )
-from nearstep_sim.bitstream.flow import BIT, FAILED_BIT, RESULTS, build
+from nearstep_sim.bitstream.flow import BIT, DFU, FAILED_BIT, RESULTS, build
 from nearstep_sim.bitstream.result import Bitstream
 from nearstep_sim.bitstream.watch import Watch
 from nearstep_spec.boards.board import BOARDS
@@ -55,7 +59,7 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Mapping[s
 @pytest.mark.deep
 def test_the_same_bytes_in_two_folders(tmp_path: Path) -> None:
     first, second = make(tmp_path / "a"), make(tmp_path / "deeper" / "b")
-    files = sorted(set(RESULTS) - {FAILED_BIT})
+    files = sorted(set(RESULTS) - {FAILED_BIT, DFU})
     for name in files:
         one, two = ((each.folder / name).read_bytes() for each in (first, second))
         assert one == two, name
@@ -65,7 +69,7 @@ def test_the_same_bytes_in_two_folders(tmp_path: Path) -> None:
 
 
 def test_a_bitstream_and_all_that_is_said_of_it(tmp_path: Path) -> None:
-    files = sorted(set(RESULTS) - {FAILED_BIT})
+    files = sorted(set(RESULTS) - {FAILED_BIT, DFU})
     first = make(tmp_path / "a")
     bits = first.bit.read_bytes()
     assert first.digest == hashlib.sha256(bits).hexdigest()
@@ -253,6 +257,36 @@ def test_a_board_with_a_small_updater_fits(tmp_path: Path) -> None:
     assert 5000 < cells["TRELLIS_COMB"]["used"] < cells["TRELLIS_COMB"]["available"]
     assert cells["DP16KD"]["used"] >= config.memory_bytes // 2048
     assert "nearstep_hw/" in (tmp_path / "summary.md").read_text()
+
+
+class Counter(Elaboratable):
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        count = Signal(8)
+        m.d.sync += count.eq(count + 1)
+        return m
+
+
+def test_the_flow_takes_plans_of_every_board_and_serves_its_loader(
+    tmp_path: Path, fake: Callable[[Mapping[str, Any]], None]
+) -> None:
+    fake(place_and_route(120.0))
+    for name, board in BOARDS.items():
+        plan = platform_of(board).prepare(Counter(), "top")
+        made = make(tmp_path / name, plan=plan, dfu=board.dfu)
+        assert made.bit.name == BIT
+        assert (made.folder / DFU).exists() == (board.dfu is not None)
+    assert {board.dfu is None for board in BOARDS.values()} == {True, False}
+
+
+def test_a_dfu_suffix_is_that_of_the_standard() -> None:
+    bits = bytes(range(256)) * 5
+    file = with_suffix(bits, 0x1209, 0x5AF0)
+    assert file[: len(bits)] == bits
+    assert file[len(bits) : -4] == bytes.fromhex("ffff f05a 0912 0001 554644 10")
+    # A register that has not been inverted is 0 behind its own content.
+    assert zlib.crc32(file) == 0xFFFFFFFF
+    assert zlib.crc32(file[:-1] + bytes([file[-1] ^ 1])) != 0xFFFFFFFF
 
 
 PLANS = """
