@@ -80,16 +80,15 @@ def test_products_and_memories_of_every_width(tmp_path, seed):
     ("pattern", "other", "port"),
     [
         (r"\.SIGNEDA\(1'h1\)", ".SIGNEDA(1'h0)", "o_(signed|mixed)"),
-        (r"(\.INITVAL_00\(320'h\w+)\w\)", r"\g<1>5)", "o_(bits|words)"),
-        (r"READBEFOREWRITE", "NORMAL", "o_bits"),
+        (r"(\.INITVAL_\w+\(320'h)\w{6}", r"\g<1>555555", "o_(bits|words)"),
         (r"(TRELLIS_DPR16X4 #\(\s*\.INITVAL\(64'h)\w", r"\g<1>0", "o_small"),
-        (r'\.REGSET\("SET"\)', '.REGSET("RESET")', "o_.*"),
+        (r'\.REGSET\("RESET"\)', '.REGSET("SET")', "o_.*"),
     ],
 )
 def test_a_netlist_with_a_fault_is_found(tmp_path, pattern, other, port):
     def change(text):
-        changed, count = re.subn(pattern, other, text, count=1)
-        assert count == 1
+        changed, count = re.subn(pattern, other, text)
+        assert count
         return changed
 
     with pytest.raises(TwinError) as caught:
