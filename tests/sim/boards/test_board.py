@@ -48,8 +48,8 @@ def line_of(board: SmartssdDevice) -> BoardLine:
     return board.backend.wire
 
 
-def line(memory: str) -> BoardLine:
-    options = {"memory": memory, "baud": BAUD}
+def line(memory: str, **others: str) -> BoardLine:
+    options = {"memory": memory, "baud": BAUD, **others}
     return BoardLine(from_text(SimulatedBoardOptions, options))
 
 
@@ -85,14 +85,18 @@ def test_units_in_cpp_take_the_same_cycles_to_the_same_bits(memory: str) -> None
         with nearstep.open(f"sim:board?memory={memory}&fu={fu}&baud={BAUD}") as board:
             assert isinstance(board, SmartssdDevice)
             job = Job(board, COUNT, seed=10)
-            assert step(board, job) >= COUNT
+            before = job.run(copy_out=job.copy("bf16")).cycles
+            assert job.check() >= COUNT
             job.start()
             board.reset()
             job.upload()
-            assert step(board, job) >= COUNT
-            seen.append(line_of(board).counts)
+            after = job.run(copy_out=job.copy("bf16")).cycles
+            assert job.check() >= COUNT
+            # Not all cycles: numbers of sessions are random, and so is what is escaped of them.
+            counts = replace(line_of(board).counts, cycles=0, refreshes=0)
+            seen.append((before, after, counts))
     assert seen[0] == seen[1]
-    assert seen[0].cycles > 100_000
+    assert min(seen[0][:2]) > 100
 
 
 def arrays_of(board: SmartssdDevice) -> tuple[str, ...]:
@@ -204,7 +208,8 @@ def test_data_that_is_taken_too_early_is_not_what_was_written(
     """With a clock an eighth of a turn behind the commands, and no delay of the pads."""
     monkeypatch.setattr(simulated, "OUT_DELAY", 0)
     monkeypatch.setattr(simulated, "IN_DELAY", 0)
-    with closing(line("dram")) as wire, pytest.raises(MemoryNotReadyError):
+    late = line("dram", clock_mhz="100")
+    with closing(late) as wire, pytest.raises(MemoryNotReadyError):
         LinkBackend(Link(wire))
 
 
