@@ -134,7 +134,9 @@ def _plain(verilog: str) -> str:
     start = verilog.index("`timescale")
     end = verilog.rindex("endmodule") + len("endmodule\n")
     both = r"^    input  wire( .*\b(?:sdram_dq|ddram_dq|ddram_dqs_p)[,\n])"
-    return re.sub(both, r"    inout  wire\1", verilog[start:end], flags=re.M)
+    text = re.sub(both, r"    inout  wire\1", verilog[start:end], flags=re.M)
+    # The tree of instances, a comment, has them in another order each time.
+    return re.sub(r"^// Hierarchy\n//-+\n+/\*.*?\*/\n", "", text, flags=re.M | re.S)
 
 
 def _steps(
