@@ -1,1 +1,1 @@
-"""Descriptions of machines: processors, memories, links and drives, with the origin of each figure."""
+"""Descriptions of machines, with the origin of each figure, and shapes of models."""
