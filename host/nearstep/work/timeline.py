@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
+from math import ceil
 
 from nearstep.work.operation import Operation
 
@@ -69,9 +71,49 @@ class Timeline:
         return dict(lanes)
 
     @property
+    def links(self) -> dict[str, list[Entry]]:
+        """Transfers on each link and way, in order; links in the order of their first use."""
+        links: defaultdict[str, list[Entry]] = defaultdict(list)
+        for entry in self.entries:
+            transfer = entry.operation.transfer
+            for lane in dict.fromkeys(hop.lane for hop in transfer.route) if transfer else ():
+                links[lane].append(entry)
+        return dict(links)
+
+    @property
+    def traffic(self) -> Mapping[tuple[str, int], int]:
+        """Bytes that went over each link, by its name and direction, also where both directions
+        share a rate; and those read (0) and written (1) at the ends of the routes."""
+        counted: Counter[tuple[str, int]] = Counter()
+        for entry in self.entries:
+            transfer = entry.operation.transfer
+            for hop in transfer.route if transfer else ():
+                assert transfer is not None
+                counted[hop.link, hop.direction] += transfer.nbytes
+        return dict(counted)
+
+    def least(self, lane: str) -> int:
+        """Cycles that a link needs for its bytes alone; 0 of one that no transfer took.
+
+        Parameters
+        ----------
+        lane : of `links`.
+        """
+        nbytes, rate = 0, Fraction(1)
+        for entry in self.links.get(lane, ()):
+            transfer = entry.operation.transfer
+            for hop in transfer.route if transfer else ():
+                if hop.lane == lane and transfer is not None:
+                    nbytes += transfer.nbytes
+                    rate = Fraction(hop.bytes_per_s)
+        return ceil(nbytes * Fraction(self.hertz or 0) / rate)
+
+    @property
     def limit(self) -> int:
-        """Cycles of the resource that is held longest: no makespan is shorter."""
-        return max((sum(e.duration for e in each) for each in self.lanes.values()), default=0)
+        """Cycles of the resource that is held longest, or of the link that has most to carry: no
+        makespan is shorter."""
+        held = [sum(entry.duration for entry in each) for each in self.lanes.values()]
+        return max([*held, *(self.least(lane) for lane in self.links)], default=0)
 
     def busy(self, resource: str) -> int:
         """Cycles in which a resource is held."""
