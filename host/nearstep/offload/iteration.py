@@ -20,7 +20,8 @@ class Roles:
 
     Attributes
     ----------
-    compute, memory, drives : names of parts or switches between which bytes go.
+    compute, drives : names of parts or switches that bytes go from and to.
+    memory : the same of each channel.
     updates : `memory`: the kernels of its channels, one each, beside everything else; `processor`:
         one thread of the host, which also moves what goes between memory and drives, one thing
         after the other.
@@ -28,7 +29,7 @@ class Roles:
     """
 
     compute: str
-    memory: str
+    memory: tuple[str, ...]
     drives: str
     updates: Literal["memory", "processor"]
     params_per_s: float
@@ -180,12 +181,13 @@ class Iterations:
             return graph.add(name, *self._holds(move), writes=touched, after=after, seconds=seconds)
         if move.kind == "drop":
             return graph.add(name, "drop", writes=[here], after=after, seconds=0.0)
-        source = roles.drives if move.source == "drives" else roles.memory
+        memory = roles.memory[piece.channel]
+        source = roles.drives if move.source == "drives" else memory
         start, stop = {
             "fetch": (source, roles.compute),
-            "send": (roles.compute, roles.memory),
-            "evict": (roles.memory, roles.drives),
-            "load": (roles.drives, roles.memory),
+            "send": (roles.compute, memory),
+            "evict": (memory, roles.drives),
+            "load": (roles.drives, memory),
         }[move.kind]
         reads, writes = {
             "fetch": ([away if move.source == "drives" else here], []),

@@ -20,11 +20,14 @@ class Layer:
     ----------
     name
     parameters : elements of each.
+    borrowed : parameters of earlier layers that it uses, too: index of the layer, and of the
+        parameter in it.
     forward_s, backward_s : of the computation alone.
     """
 
     name: str
     parameters: tuple[int, ...]
+    borrowed: tuple[tuple[int, int], ...] = ()
     forward_s: float = 0.0
     backward_s: float = 0.0
 
@@ -76,7 +79,9 @@ class Item(NamedTuple):
 
 
 def cut(layers: Sequence[Layer], channels: int, most: int) -> Sequence[Sequence[Piece]]:
-    """Pieces of each layer, which go to the channels in turn (AXDIMM, section 5.2).
+    """Pieces of each layer. Each goes to the channel that has the fewest bytes so far: channels in
+    turn if all are of one size (AXDIMM, section 5.2). In turn regardless of size, a channel would
+    get all weights and another all biases.
 
     Parameters
     ----------
@@ -91,6 +96,7 @@ def cut(layers: Sequence[Layer], channels: int, most: int) -> Sequence[Sequence[
     if channels < 1 or most < 1:
         raise ArgumentError(f"channels and most must be at least 1, not {channels} and {most}")
     found: list[list[Piece]] = []
+    given = [0] * channels
     count = 0
     for index, layer in enumerate(layers):
         found.append([])
@@ -105,8 +111,9 @@ def cut(layers: Sequence[Layer], channels: int, most: int) -> Sequence[Sequence[
                     parameter=parameter,
                     start=elements * part // parts,
                     stop=elements * (part + 1) // parts,
-                    channel=count % channels,
+                    channel=given.index(min(given)),
                 )
+                given[piece.channel] += piece.nbytes
                 found[-1].append(piece)
                 count += 1
     return found

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Literal
 
 from nearstep.offload.pieces import Item, Piece
@@ -46,6 +47,7 @@ class Schedule:
     Parameters
     ----------
     pieces : of each layer.
+    borrowed : pieces of other layers that each layer uses, too.
     arrays : of the optimizer, `p` first.
     capacity : bytes of memory of each channel.
     policy
@@ -55,11 +57,13 @@ class Schedule:
         self,
         pieces: Sequence[Sequence[Piece]],
         *,
+        borrowed: Mapping[int, Sequence[Piece]] = MappingProxyType({}),
         arrays: Sequence[str] = ("p", "m", "v"),
         capacity: Sequence[int],
         policy: Policy,
     ) -> None:
         self._pieces = pieces
+        self._borrowed = borrowed
         self._arrays = tuple(arrays)
         self._memory = [Residency(i, each, policy) for i, each in enumerate(capacity)]
         self._position = 0
@@ -92,7 +96,7 @@ class Schedule:
     def fetch(self, layer: int) -> list[Move]:
         """Before a layer is computed, forward or backward: its parameters come."""
         moves = []
-        for piece in self._pieces[layer]:
+        for piece in (*self._pieces[layer], *self._borrowed.get(layer, ())):
             item = Item(piece, "p")
             memory = self._memory[piece.channel]
             self._position += 1
@@ -146,25 +150,29 @@ class Schedule:
 
 
 def uses(
-    pieces: Sequence[Sequence[Piece]], arrays: Sequence[str] = ("p", "m", "v")
+    pieces: Sequence[Sequence[Piece]],
+    borrowed: Mapping[int, Sequence[Piece]] = MappingProxyType({}),
+    arrays: Sequence[str] = ("p", "m", "v"),
 ) -> tuple[Mapping[Item, Sequence[int]], int]:
     """The order of uses of an iteration, and its length: layers forward and backward, and in
     backward an update of each piece, the last first (for `nearstep.offload.residency.belady`)."""
     found: dict[Item, list[int]] = {}
     position = 0
 
-    def used(items: Sequence[Item]) -> None:
+    def use(items: Iterable[Item]) -> None:
         nonlocal position
         for item in items:
             found.setdefault(item, []).append(position)
         position += 1
 
-    for layer in pieces:
-        for piece in layer:
-            used([Item(piece, "p")])
-    for layer in reversed(pieces):
-        for piece in layer:
-            used([Item(piece, "p")])
-        for piece in reversed(layer):
-            used([Item(piece, array) for array in arrays])
+    def fetch(layer: int) -> None:
+        for piece in (*pieces[layer], *borrowed.get(layer, ())):
+            use([Item(piece, "p")])
+
+    for layer in range(len(pieces)):
+        fetch(layer)
+    for layer in reversed(range(len(pieces))):
+        fetch(layer)
+        for piece in reversed(pieces[layer]):
+            use(Item(piece, array) for array in arrays)
     return found, position
