@@ -229,6 +229,17 @@ def test_an_array_beyond_the_memory_is_refused(start, name):
     assert start.check_works() == 4 * COUNT
 
 
+def test_more_elements_than_addresses_are_refused(start):
+    refused = 0
+    for count in (TOP + COUNT, (1 << 63) + COUNT, (1 << 64) - 1):
+        start.set(count=count, compression={"form": Compression.NONE})
+        assert start.outcome() == (ErrorCause.ADDRESS_RANGE, Stream.P_READ, start.at["p"])
+        refused += 1
+    assert refused == 3
+    assert start.check_untouched() == 3 * COUNT
+    assert start.check_works() == 4 * COUNT
+
+
 def test_two_arrays_that_share_bytes_are_refused(start):
     beat = start.device.config.beat_bytes
     refused = 0
