@@ -41,6 +41,7 @@ def test_the_row_is_that_of_the_block_as_it_is(name: str) -> None:
         digests[options] = found
         print(f"{name}, {family.title}: digest {found}, of the row {rows[name]['digest']}")
         assert found == rows[name]["digest"], f"{name} has changed: {command}"
+    assert digests, f"{name} has a row in no file"
 
 
 def test_rows_are_within_their_limits() -> None:

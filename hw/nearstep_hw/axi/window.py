@@ -37,8 +37,8 @@ class WindowSignature(Signature):
 def within(address_width: int, *, base: Value, limit: Value) -> tuple[Value, Value, Value]:
     """Give `base` and `limit` of a window of any bits as a `WindowSignature` has them.
 
-    The third value is whether any of the window lies in the address space; if not, it must not be
-    `valid`.
+    The third value is whether `base` lies in the address space; if not, nothing of the window does,
+    and it must not be `valid`.
     """
     end = Mux(limit[address_width:].any(), 1 << address_width, limit[:address_width])
     return base[:address_width], end, ~base[address_width:].any()

@@ -2,7 +2,8 @@
 
 nextpnr places logic as densely as it goes, in the middle of the chip, and wires run short there
 while half of the chip is empty; its option for a lower density has no effect on an ECP5. Lookup
-tables with fixed places, one in each place of every third row, keep logic out of these rows.
+tables with fixed places, one in each place of every third row but its ends, keep logic out of these
+rows.
 """
 
 from collections.abc import Iterator
@@ -14,15 +15,14 @@ FILE = f"{MODULE}.v"
 
 EVERY = 3
 COLUMNS, ROWS = range(3, 124), range(2, 94)
-"""That consist of tiles with slices, with `OTHER` between."""
-OTHER = frozenset({10, 22, 34, 46, 58, 70, 82})
-"""Rows of multipliers and block RAM (Project Trellis, tilegrid.json of LFE5U-85F)."""
+"""Of tiles with slices, without the outermost columns. Rows of multipliers and block RAM are
+between, none of them a third one (Project Trellis, tilegrid.json of LFE5U-85F)."""
 PLACES = tuple(f"SLICE{slice_}.K{half}" for slice_ in "ABCD" for half in "01")
 
 
 def _bels() -> Iterator[str]:
     for row in ROWS:
-        if row % EVERY == 0 and row not in OTHER:
+        if row % EVERY == 0:
             for column in COLUMNS:
                 for place in PLACES:
                     yield f"X{column}/Y{row}/{place}"

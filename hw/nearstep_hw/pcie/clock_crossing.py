@@ -86,8 +86,10 @@ class ClockCrossing(wiring.Component):
             answers.r_en.eq(1),
             Cat(inner.sent, inner.fail).eq(answers.r_data & answers.r_rdy.replicate(2)),
         ]
-        m.submodules.enable = FFSynchronizer(block.enable, inner.enable)
-        m.submodules.mask = FFSynchronizer(block.mask, inner.mask)
+        # One bit a function: of two that the host sets at once, one could come across first.
+        allowed = Signal.like(inner.enable)
+        m.d.pcie += allowed.eq(block.enable & ~block.mask)
+        m.submodules.allowed = FFSynchronizer(allowed, inner.enable)
         m.submodules.max_payload = FFSynchronizer(self.cfg_max_payload, self.o_max_payload)
         return m
 

@@ -25,7 +25,7 @@ class ArrayLengths(wiring.Component):
     i_narrow : gradients, or the values of pairs, have 16 bits. If they have a choice.
     i_paired : gradients come as pairs. If the kernel takes them.
     o_bytes : for each of `operands`; right if not `o_beyond`.
-    o_beyond : a bit for each: it has more bytes than there are addresses.
+    o_beyond : a bit for each: it has as many elements as there are addresses, or more.
     """
 
     def __init__(self, config: AdamKernelConfig) -> None:

@@ -1,6 +1,6 @@
 """Takes beats through functional units that never stop."""
 
-from amaranth import Cat, Const, Elaboratable, Module, ResetInserter, Signal
+from amaranth import Cat, Elaboratable, Module, ResetInserter, Signal
 from amaranth.lib import data
 
 from nearstep_hw.rule.schedule import Schedule
@@ -47,10 +47,8 @@ class FreeSequencer(UnitSequencer):
         parts = self.config.cycles_per_beat
         width = self.config.data_width
         depth = results_depth(self.config)
-        ins = [getattr(self, f"i_{name}") for name in self.inputs]
-        outs = [getattr(self, f"o_{name}") for name in self.outputs]
-        use_in = self.i_use_in if self.optional else Const((1 << len(ins)) - 1, len(ins))
-        use_out = self.i_use_out if self.optional else Const((1 << len(outs)) - 1, len(outs))
+        ins, use_in = self._arrays("i", self.inputs)
+        outs, use_out = self._arrays("o", self.outputs)
         m.submodules.results = results = StreamFifo(data.ArrayLayout(width, len(outs)), depth=depth)
         to_feed = Signal.like(self.i_beats)
         more = Signal()  # `to_feed` is not 0

@@ -1,8 +1,8 @@
 """Takes beats from the input FIFOs through the functional units to the output FIFOs."""
 
-from amaranth import Cat, Const, Elaboratable, Module, ResetInserter, Signal
+from amaranth import Cat, Const, Elaboratable, Module, ResetInserter, Signal, Value
 from amaranth.lib import stream, wiring
-from amaranth.lib.wiring import In, Out
+from amaranth.lib.wiring import In, Out, PureInterface
 
 from nearstep_hw.updater.unit_bank import UnitBankSignature
 from nearstep_spec.updater.config import AdamKernelConfig
@@ -79,14 +79,19 @@ class UnitSequencer(wiring.Component):
             }
         )
 
+    def _arrays(self, side: str, names: tuple[str, ...]) -> tuple[list[PureInterface], Value]:
+        """Streams of one side, `i` or `o`, and a bit for each that the run has."""
+        streams = [getattr(self, f"{side}_{name}") for name in names]
+        if self.optional:
+            return streams, self.i_use_in if side == "i" else self.i_use_out
+        return streams, Const((1 << len(names)) - 1, len(names))
+
     def elaborate(self, platform: object) -> Elaboratable:
         m = Module()
         unit = self.unit
         parts = self.config.cycles_per_beat
-        ins = [getattr(self, f"i_{name}") for name in self.inputs]
-        outs = [getattr(self, f"o_{name}") for name in self.outputs]
-        use_in = self.i_use_in if self.optional else Const((1 << len(ins)) - 1, len(ins))
-        use_out = self.i_use_out if self.optional else Const((1 << len(outs)) - 1, len(outs))
+        ins, use_in = self._arrays("i", self.inputs)
+        outs, use_out = self._arrays("o", self.outputs)
         to_feed = Signal.like(self.i_beats)
         in_flight = Signal(IN_FLIGHT_WIDTH)
         part_in = Signal(range(parts))

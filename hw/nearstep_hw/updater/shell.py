@@ -226,11 +226,11 @@ class KernelShell(wiring.Component):
                 self.some_pairs.eq(bank.o_pairs.any()),
             ]
 
-    def _scanning(self, bank: CsrBank) -> Value:
+    def _scanning(self) -> Value:
         """The run is a scan."""
         return self.scanning if self.config.scan else Const(0, 1)
 
-    def _paired(self, bank: CsrBank) -> Value:
+    def _paired(self) -> Value:
         """Gradients come as pairs."""
         return self.paired if self.config.compression else Const(0, 1)
 
@@ -245,7 +245,7 @@ class KernelShell(wiring.Component):
         def unknown(field: Value, kinds: type[NamedValue], names: Iterable[str]) -> Value:
             return ~Cat(field == kinds[name.upper()] for name in names).any()
 
-        scanning, paired = self._scanning(bank), self._paired(bank)
+        scanning, paired = self._scanning(), self._paired()
         wrong = [
             unknown(bank.o_formats_gradient, GradientFormat, config.gradient_formats),
             unknown(bank.o_formats_copy_out, CopyOutFormat, ("none", *config.copy_out_formats)),
@@ -288,7 +288,7 @@ class KernelShell(wiring.Component):
                         reads.eq(Cat(name in rule.arrays_in for name in config.arrays)),
                         writes.eq(Cat(name in rule.arrays_out for name in config.states)),
                     ]
-        scanning, paired, copying = self._scanning(bank), self._paired(bank), self._copying(bank)
+        scanning, paired, copying = self._scanning(), self._paired(), self._copying(bank)
         gradient = config.arrays.index(GRADIENT)
         loaded = Signal.like(reads)
         stored = Signal(len(store.streams))
@@ -340,7 +340,7 @@ class KernelShell(wiring.Component):
         for bus, port in zip((load.bus, pairs.bus), join.s_axi, strict=True):
             connect_channels(m, bus, port)  # the IDs of pairs have fewer bits
         connect_channels(m, join.m_axi, memory)
-        paired = self._paired(bank)
+        paired = self._paired()
         m.d.comb += [
             ClockSignal("pairs").eq(self.i_pairs_clk),
             ClockSignal("pairs_clk").eq(self.i_pairs_clk),
@@ -384,7 +384,7 @@ class KernelShell(wiring.Component):
             m.submodules.gradients = ResetInserter(control.o_clear)(cut)
             wiring.connect(m, cut.o, sink)
             sink = cut.i
-        paired, scanning = self._paired(bank), self._scanning(bank)
+        paired, scanning = self._paired(), self._scanning()
         taken = Signal()
         m.d.comb += [
             sink.payload.eq(dense.payload),
@@ -459,7 +459,7 @@ class KernelShell(wiring.Component):
         if self.config.mixed:
             m.d.comb += check.i_narrow.eq(bank.o_formats_gradient != GradientFormat.FP32)
         if self.config.compression:
-            m.d.comb += [check.i_paired.eq(self._paired(bank)), check.i_pairs.eq(bank.o_pairs)]
+            m.d.comb += [check.i_paired.eq(self._paired()), check.i_pairs.eq(bank.o_pairs)]
         for name, address in zip(check.operands, check.i_address, strict=True):
             m.d.comb += address.eq(bank.o["address"][name])
 
@@ -475,7 +475,7 @@ class KernelShell(wiring.Component):
     ) -> None:
         lane_bits = exact_log2(self.config.lanes)
         beats = Signal.like(load.i_beats)
-        update = ~self._scanning(bank)
+        update = ~self._scanning()
         used = Signal(range(self.config.lanes + 1))  # lanes of the last beat, 0 for all
         m.d.comb += [
             used.eq(bank.o_count[:lane_bits]),
@@ -492,7 +492,7 @@ class KernelShell(wiring.Component):
         faults = [(always, load.o_fault), (always, store.o_fault)]
         idle = [load.o_idle, store.o_idle, sequencer.o_empty]
         if pairs is not None:
-            faults.append((self._paired(bank), pairs.o_fault))
+            faults.append((self._paired(), pairs.o_fault))
             idle.append(pairs.o_idle)
         for counts, fault in reversed(faults):
             with m.If(counts & (fault.cause != 0)):

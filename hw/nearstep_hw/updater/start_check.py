@@ -1,6 +1,8 @@
 """What must hold before a run touches memory."""
 
-from amaranth import Array, Cat, Const, Elaboratable, Module, Mux, ResetInserter, Signal
+from typing import Any
+
+from amaranth import Array, Cat, Const, Elaboratable, Module, Mux, ResetInserter, Signal, Value
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
@@ -11,6 +13,44 @@ from nearstep_spec.updater.config import AdamKernelConfig
 from nearstep_spec.updater.registers import ErrorCause, Stream
 
 ADDRESS_WIDTH = 64
+
+
+class _Condition:
+    """Signals of the condition that is being checked.
+
+    Parameters
+    ----------
+    arrays : number of arrays.
+    address_width, length_width : bits of an address, and of an array's bytes.
+    windows : number of windows.
+    """
+
+    def __init__(self, *, arrays: int, address_width: int, length_width: int, windows: int) -> None:
+        self.array = Signal(range(arrays))
+        self.other = Signal(range(arrays))  # with OVERLAP: an array before `array`
+        self.is_last = Signal()
+        self.unused = Signal()
+        self.other_unused = Signal()
+        self.read = Signal()
+        self.written = Signal()
+        self.base = Signal(ADDRESS_WIDTH)
+        self.length = Signal(length_width)
+        self.end = Signal(length_width + 1)
+        self.beyond = Signal()  # `base` or `length` has bits that no address has
+        # What follows RANGE need not look at such bits.
+        self.other_base = Signal(address_width)
+        self.other_length = Signal(address_width + 1)
+        self.other_end = Signal(address_width + 1)
+        found = (Signal() for _ in range(5))
+        self.empty, self.aligned, self.in_range, self.apart, self.granted = found
+        # The fault, if there is one.
+        self.cause = Signal(CAUSE_WIDTH)
+        self.stream = Signal(STREAM_WIDTH)
+        self.address = Signal(ADDRESS_WIDTH)
+        # A register for what is compared, one for the ends, and those of comparisons.
+        self.wait = 2 + windows
+        self.waited = Signal(range(self.wait + 1))
+        self.act = Signal()  # the condition has been found out
 
 
 class StartCheck(wiring.Component):
@@ -73,152 +113,164 @@ class StartCheck(wiring.Component):
 
     def elaborate(self, platform: object) -> Elaboratable:
         m = Module()
-        width = self.config.address_width
         m.submodules.match = match = WindowMatch(
-            address_width=width, windows=self.config.window_count, cut=self.config.cut
+            address_width=self.config.address_width,
+            windows=self.config.window_count,
+            cut=self.config.cut,
         )
-        m.submodules.lengths = lengths = self.lengths
-        beat_bytes = self.config.beat_bytes
-        arrays = list(self.operands.values())
-        use = self.i_use if self.selective else Const((1 << len(arrays)) - 1, len(arrays))
-        unused = Signal()
-        other_unused = Signal()
-        read = Signal()
-        written = Signal()
-        bases = Array(self.i_address)
-        array = Signal(range(len(arrays)))
-        other = Signal(range(len(arrays)))  # with OVERLAP: an array before `array`
-        is_last = Signal()
-        base = Signal(ADDRESS_WIDTH)
-        length = Signal(lengths.length_width)
-        end = Signal(lengths.length_width + 1)
-        beyond = Signal()  # `base` or `length` has bits that no address has
-        # What follows RANGE need not look at such bits.
-        other_base = Signal(width)
-        other_length = Signal(width + 1)
-        other_end = Signal(width + 1)
-        cause = Signal(CAUSE_WIDTH)
-        stream = Signal(STREAM_WIDTH)
-        address = Signal(ADDRESS_WIDTH)
+        m.submodules.lengths = self.lengths
+        now = _Condition(
+            arrays=len(self.operands),
+            address_width=self.config.address_width,
+            length_width=self.lengths.length_width,
+            windows=self.config.window_count,
+        )
+        self._wait(m, now)
+        self._connect(m, now, match)
+        self._compare(m, now)
+        self._look_up(m, now)
+        with m.FSM():
+            self._check_formats(m, now)
+            self._check_places(m, now)
+            self._check_windows(m, now, match)
+        return ResetInserter(self.i_clear)(m)
 
-        cut = self.config.cut
-        empty, aligned, in_range, apart, granted = (Signal() for _ in range(5))
-        # A register for what is compared, one for the ends, and those of comparisons.
-        wait = 2 + self.config.window_count
-        waited = Signal(range(wait + 1))
-        act = Signal()  # the condition has been found out
-        to = m.d.sync if cut else m.d.comb
-        if cut:
-            m.d.comb += act.eq(waited == wait)
-            m.d.sync += waited.eq(Mux(act, 0, waited + 1))
+    def _wait(self, m: Module, now: _Condition) -> None:
+        """Say when the condition has been found out."""
+        if self.config.cut:
+            m.d.comb += now.act.eq(now.waited == now.wait)
+            m.d.sync += now.waited.eq(Mux(now.act, 0, now.waited + 1))
         else:
-            m.d.comb += act.eq(1)
+            m.d.comb += now.act.eq(1)
 
-        for name in lengths.signature.members:
+    def _connect(self, m: Module, now: _Condition, match: WindowMatch) -> None:
+        """Connect the parts and the outputs."""
+        width = self.config.address_width
+        for name in self.lengths.signature.members:
             if name.startswith("i_"):
-                m.d.comb += getattr(lengths, name).eq(getattr(self, name))
+                m.d.comb += getattr(self.lengths, name).eq(getattr(self, name))
         for mine, its in zip(self.window, match.window, strict=True):
             for name in its.signature.members:
                 m.d.comb += getattr(its, name).eq(getattr(mine, name))
         m.d.comb += [
-            is_last.eq(array == len(arrays) - 1),
-            match.i_start.eq(base[:width]),
-            match.i_end.eq(end[: width + 1]),
-            granted.eq(match.o_granted),
-            address.eq(base),
-            self.o_fault.eq(Cat(cause, stream, Const(0, RESPONSE_WIDTH), address)),
+            now.is_last.eq(now.array == len(self.operands) - 1),
+            match.i_start.eq(now.base[:width]),
+            match.i_end.eq(now.end[: width + 1]),
+            now.granted.eq(match.o_granted),
+            now.address.eq(now.base),
+            self.o_fault.eq(Cat(now.cause, now.stream, Const(0, RESPONSE_WIDTH), now.address)),
         ]
 
+    def _compare(self, m: Module, now: _Condition) -> None:
+        """Find out what holds of `array`, and of `other` beside it."""
+        width = self.config.address_width
+        count = len(self.operands)
+        use = self.i_use if self.selective else Const((1 << count) - 1, count)
+        bases = Array(self.i_address)
+        lengths = Array(self.lengths.o_bytes)
+        too_long = self.lengths.o_beyond.bit_select(now.array, 1)
+        to = m.d.sync if self.config.cut else m.d.comb
         to += [
-            base.eq(bases[array]),
-            unused.eq(~use.bit_select(array, 1)),
-            other_unused.eq(~use.bit_select(other, 1)),
-            other_base.eq(bases[other][:width]),
-            length.eq(Array(lengths.o_bytes)[array]),
-            other_length.eq(Array(lengths.o_bytes)[other]),
-            beyond.eq(base[width:].any() | lengths.o_beyond.bit_select(array, 1)),
-            end.eq(base[:width] + length),
-            other_end.eq(other_base + other_length),
-            empty.eq(self.i_count == 0),
-            aligned.eq(base % beat_bytes == 0),
-            in_range.eq((end <= self.memory_bytes) & ~beyond),
-            apart.eq((end <= other_base) | (other_end <= base[:width])),
+            now.base.eq(bases[now.array]),
+            now.unused.eq(~use.bit_select(now.array, 1)),
+            now.other_unused.eq(~use.bit_select(now.other, 1)),
+            now.other_base.eq(bases[now.other][:width]),
+            now.length.eq(lengths[now.array]),
+            now.other_length.eq(lengths[now.other]),
+            now.beyond.eq(now.base[width:].any() | too_long),
+            now.end.eq(now.base[:width] + now.length),
+            now.other_end.eq(now.other_base + now.other_length),
+            now.empty.eq(self.i_count == 0),
+            now.aligned.eq(now.base % self.config.beat_bytes == 0),
+            now.in_range.eq((now.end <= self.memory_bytes) & ~now.beyond),
+            now.apart.eq((now.end <= now.other_base) | (now.other_end <= now.base[:width])),
         ]
 
-        with m.Switch(array):
-            for index, operand in enumerate(arrays):
+    def _look_up(self, m: Module, now: _Condition) -> None:
+        """Say what `array` is."""
+        with m.Switch(now.array):
+            for index, operand in enumerate(self.operands.values()):
                 with m.Case(index):
                     m.d.comb += [
-                        stream.eq(operand.stream),
-                        read.eq(operand.read != Stream.NONE),
-                        written.eq(operand.write != Stream.NONE),
+                        now.stream.eq(operand.stream),
+                        now.read.eq(operand.read != Stream.NONE),
+                        now.written.eq(operand.write != Stream.NONE),
                     ]
 
-        def check(holds: object, found: ErrorCause) -> object:
-            """End with `found` unless `holds`; a context for what follows if it does."""
-            with m.If(~holds):
-                m.d.comb += [cause.eq(found), self.o_done.eq(1)]
-                m.next = "IDLE"
-            return m.Else()
+    def _check(self, m: Module, now: _Condition, holds: Value, found: ErrorCause) -> Any:
+        """End with `found` unless `holds`; a context for what follows if it does."""
+        with m.If(~holds):
+            m.d.comb += [now.cause.eq(found), self.o_done.eq(1)]
+            m.next = "IDLE"
+        return m.Else()
 
-        def next_array(then: str) -> None:
-            m.d.sync += array.eq(array + 1)
-            with m.If(is_last):
-                m.d.sync += array.eq(0)
-                m.next = then
+    def _next_array(self, m: Module, now: _Condition, then: str) -> None:
+        m.d.sync += now.array.eq(now.array + 1)
+        with m.If(now.is_last):
+            m.d.sync += now.array.eq(0)
+            m.next = then
 
-        with m.FSM():
-            with m.State("IDLE"):
-                m.d.sync += [array.eq(0), waited.eq(0)]
-                with m.If(self.i_start):
-                    m.next = "FORMATS"
-            with m.State("FORMATS"):
-                m.d.sync += waited.eq(0)
-                m.d.comb += [
-                    stream.eq(Stream.NONE),
-                    address.eq(0),
-                ]
-                with m.If(~self.i_formats & self.i_copy_out):
-                    m.d.comb += stream.eq(Stream.COPY_OUT)
-                with check(~self.i_formats & ~self.i_copy_out, ErrorCause.UNSUPPORTED):
-                    m.next = "ALIGNMENT"
-                    with m.If(empty):
-                        m.d.comb += self.o_done.eq(1)
-                        m.next = "IDLE"
-            with (
-                m.State("ALIGNMENT"),
-                m.If(act),
-                check(aligned | unused, ErrorCause.ALIGNMENT),
-            ):
-                next_array("RANGE")
-            with m.State("RANGE"), m.If(act):
-                m.d.sync += other.eq(0)
-                with check(in_range | unused, ErrorCause.ADDRESS_RANGE):
-                    next_array("OVERLAP")
-                    with m.If(is_last):
-                        m.d.sync += array.eq(1)
-            with (
-                m.State("OVERLAP"),
-                m.If(act),
-                check(apart | unused | other_unused, ErrorCause.OVERLAP),
-            ):
-                m.d.sync += array.eq(array + 1)
-                with m.If(is_last):
-                    m.d.sync += [other.eq(other + 1), array.eq(other + 2)]
-                    with m.If(other == len(arrays) - 2):
-                        m.d.sync += array.eq(0)
-                        m.next = "READ_WINDOW"
-            with m.State("READ_WINDOW"):
-                m.d.comb += match.i_read.eq(1)
-                with m.If(act), check(granted | unused | ~read, ErrorCause.WINDOW):
-                    next_array("WRITE_WINDOW")
-            with m.State("WRITE_WINDOW"):
-                m.d.comb += match.i_write.eq(1)
-                with m.Switch(array):
-                    for index, operand in enumerate(arrays):
-                        with m.Case(index):
-                            m.d.comb += stream.eq(operand.write)
-                with m.If(act), check(granted | unused | ~written, ErrorCause.WINDOW):
-                    m.d.comb += self.o_done.eq(is_last)
-                    next_array("IDLE")
-        return ResetInserter(self.i_clear)(m)
+    def _check_formats(self, m: Module, now: _Condition) -> None:
+        """Begin, and see that all that the registers ask for is there."""
+        with m.State("IDLE"):
+            m.d.sync += [now.array.eq(0), now.waited.eq(0)]
+            with m.If(self.i_start):
+                m.next = "FORMATS"
+        with m.State("FORMATS"):
+            m.d.sync += now.waited.eq(0)
+            m.d.comb += [
+                now.stream.eq(Stream.NONE),
+                now.address.eq(0),
+            ]
+            with m.If(~self.i_formats & self.i_copy_out):
+                m.d.comb += now.stream.eq(Stream.COPY_OUT)
+            holds = ~self.i_formats & ~self.i_copy_out
+            with self._check(m, now, holds, ErrorCause.UNSUPPORTED):
+                m.next = "ALIGNMENT"
+                with m.If(now.empty):
+                    m.d.comb += self.o_done.eq(1)
+                    m.next = "IDLE"
+
+    def _check_places(self, m: Module, now: _Condition) -> None:
+        """See that each array lies where one may, and none where another does."""
+        with (
+            m.State("ALIGNMENT"),
+            m.If(now.act),
+            self._check(m, now, now.aligned | now.unused, ErrorCause.ALIGNMENT),
+        ):
+            self._next_array(m, now, "RANGE")
+        with m.State("RANGE"), m.If(now.act):
+            m.d.sync += now.other.eq(0)
+            with self._check(m, now, now.in_range | now.unused, ErrorCause.ADDRESS_RANGE):
+                self._next_array(m, now, "OVERLAP")
+                with m.If(now.is_last):
+                    m.d.sync += now.array.eq(1)
+        with (
+            m.State("OVERLAP"),
+            m.If(now.act),
+            self._check(m, now, now.apart | now.unused | now.other_unused, ErrorCause.OVERLAP),
+        ):
+            m.d.sync += now.array.eq(now.array + 1)
+            with m.If(now.is_last):
+                m.d.sync += [now.other.eq(now.other + 1), now.array.eq(now.other + 2)]
+                with m.If(now.other == len(self.operands) - 2):
+                    m.d.sync += now.array.eq(0)
+                    m.next = "READ_WINDOW"
+
+    def _check_windows(self, m: Module, now: _Condition, match: WindowMatch) -> None:
+        """See that windows grant what is read, then what is written."""
+        with m.State("READ_WINDOW"):
+            m.d.comb += match.i_read.eq(1)
+            holds = now.granted | now.unused | ~now.read
+            with m.If(now.act), self._check(m, now, holds, ErrorCause.WINDOW):
+                self._next_array(m, now, "WRITE_WINDOW")
+        with m.State("WRITE_WINDOW"):
+            m.d.comb += match.i_write.eq(1)
+            with m.Switch(now.array):
+                for index, operand in enumerate(self.operands.values()):
+                    with m.Case(index):
+                        m.d.comb += now.stream.eq(operand.write)
+            holds = now.granted | now.unused | ~now.written
+            with m.If(now.act), self._check(m, now, holds, ErrorCause.WINDOW):
+                m.d.comb += self.o_done.eq(now.is_last)
+                self._next_array(m, now, "IDLE")

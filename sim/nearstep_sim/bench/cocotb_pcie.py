@@ -32,6 +32,7 @@ STALLS = {"free": 0.0, "source": 0.6, "sink": 0.6, "both": 0.4}
 
 CARD_CLOCK_NS = 5  # 200 MHz, if the card has a clock of its own
 MAX_READ_REQUEST = 5  # code of 4 KiB
+HEARD_CYCLES = 8  # of the card: it hears of a configuration through the block, and flip-flops
 
 
 class NeverValue:
@@ -180,6 +181,14 @@ class PcieSystem:
         self.register_base = self.host.bar_addr[REGISTER_BAR]
         self.base = self.host.bar_addr[MEMORY_BAR]
         self.monitor.max_payload = 128 << self.function.pcie_cap.max_payload_size
+
+    async def configured(self) -> None:
+        """Wait until the card has heard of what the host has configured.
+
+        An access of the host to the configuration takes no time here; on a link it takes longer
+        than the card needs to hear of it.
+        """
+        await ClockCycles(self.dut.clk, HEARD_CYCLES)
 
     async def _follow_reset(self) -> None:
         """Give the card the reset of the hard block, until it has seen it."""

@@ -24,7 +24,7 @@ USER_CLOCK_NS = 8  # 125 MHz
 RESET_CYCLES = 12
 BOTH_OF_64_BITS = 3  # bits of bar_hit of a BAR that takes two
 EXTRA_NON_POSTED = 2
-"""Requests that may still come when rx_np_ok has fallen (release notes of the core, 1.2)."""
+"""Requests that may still come while rx_np_ok is low (release notes of the core, 1.2)."""
 
 ALL_BYTES = 0xFFFF
 FORMS = ("free", "aligned", "dense")
@@ -88,10 +88,11 @@ class Series7PcieDevice(Device):  # type: ignore[misc]
 
     Packets are encoded and decoded by `cocotbext.pcie.core.tlp`. On the receive stream they begin
     at lane 0 or in the middle of a beat, with or without the end of another in front of them, and
-    what is not valid is random. While rx_np_ok is low, up to two requests that are not posted
-    still come; the others wait, and posted ones pass them. On the transmit stream packets are
-    checked: `StreamError` if TVALID falls or a beat changes before it is taken, if a packet is not
-    as long as its header says, is cut where no completion may be, or has another's ID.
+    what is not valid is random. While rx_np_ok is low, after a reset too, up to two requests that
+    are not posted still come; the others wait, and posted ones pass them. On the transmit stream
+    packets are checked: `StreamError` if TVALID falls or a beat changes before it is taken, if a
+    packet is not as long as its header says, is cut where no completion may be, or has another's
+    ID.
 
     Parameters
     ----------

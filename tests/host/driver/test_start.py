@@ -229,6 +229,17 @@ def test_an_array_beyond_the_memory_is_refused(start, name):
     assert start.check_works() == 4 * COUNT
 
 
+def test_more_elements_than_addresses_are_refused(start):
+    refused = 0
+    for count in (TOP + COUNT, (1 << 63) + COUNT, (1 << 64) - 1):
+        start.set(count=count, compression={"form": Compression.NONE})
+        assert start.outcome() == (ErrorCause.ADDRESS_RANGE, Stream.P_READ, start.at["p"])
+        refused += 1
+    assert refused == 3
+    assert start.check_untouched() == 3 * COUNT
+    assert start.check_works() == 4 * COUNT
+
+
 def test_two_arrays_that_share_bytes_are_refused(start):
     beat = start.device.config.beat_bytes
     refused = 0
@@ -281,6 +292,23 @@ def test_a_window_of_whole_beats_is_enough_and_one_less_is_not(start, name):
     assert start.outcome() == (ErrorCause.WINDOW, READ[name], base)
     assert start.check_untouched() == 3 * COUNT
     start.windows(*rest, (base, base + nbytes, 0b111))
+    assert start.outcome() == DONE
+
+
+def test_a_window_beyond_the_address_space_grants_nothing(start):
+    refused = 0
+    for base in (TOP, TOP + start.at["p"], 3 * TOP, 1 << 63):
+        start.windows((base, (1 << 64) - 1, 0b111))
+        assert start.outcome() == (ErrorCause.WINDOW, Stream.P_READ, start.at["p"]), hex(base)
+        refused += 1
+    assert refused == 4
+    assert start.check_untouched() == 3 * COUNT
+    assert start.check_works() == 4 * COUNT
+
+
+@pytest.mark.parametrize("limit", [2 * TOP, 1 << 63, (1 << 64) - 1])
+def test_a_window_may_end_beyond_the_address_space(start, limit):
+    start.windows((0, limit, 0b111))
     assert start.outcome() == DONE
 
 

@@ -1,16 +1,57 @@
-"""WindowMatch and WindowChecker against a comparison byte by byte."""
+"""Windows in address bits, WindowMatch and WindowChecker against a comparison byte by byte."""
 
 import random
 
 import pytest
+from amaranth import Module, Signal
 from amaranth.sim import Simulator
 
 from nearstep_hw.axi.burst import BurstLayout
-from nearstep_hw.axi.window import WindowChecker, WindowMatch
+from nearstep_hw.axi.window import WindowChecker, WindowMatch, within
 
 WINDOWS = 3
 ADDRESS_WIDTH = 34
 TOP = 1 << ADDRESS_WIDTH
+
+
+REGISTER_WIDTH = 64
+
+
+@pytest.mark.parametrize("address_width", [16, 34, 63, 64])
+def test_a_window_of_any_bits_grants_what_it_does_of_the_address_space(address_width):
+    seed = 5
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    top = 1 << address_width
+    edges = (0, 1, top // 2, top, top + top // 2, 2 * top, 1 << (REGISTER_WIDTH - 1))
+    values = [edge + near for edge in edges for near in (-1, 0, 1)]
+    values += [rng.getrandbits(rng.randrange(1, REGISTER_WIDTH + 1)) for _ in range(40)]
+    values = sorted({value for value in values if 0 <= value < 1 << REGISTER_WIDTH})
+    base, limit = Signal(REGISTER_WIDTH), Signal(REGISTER_WIDTH)
+    o_base, o_limit, o_valid = within(address_width, base=base, limit=limit)
+    assert (len(o_base), len(o_limit), len(o_valid)) == (address_width, address_width + 1, 1)
+    seen = {"window": 0, "clamped": 0, "beyond": 0}
+
+    async def bench(ctx):
+        for one in values:
+            for other in values:
+                ctx.set(base, one)
+                ctx.set(limit, other)
+                assert ctx.get(o_valid) == (one < top), (one, other)
+                if one < top:
+                    found = ctx.get(o_base), ctx.get(o_limit)
+                    assert found == (one, min(other, top)), (one, other)
+                    seen["clamped" if other > top else "window"] += 1
+                else:
+                    seen["beyond"] += 1
+
+    simulator = Simulator(Module())
+    simulator.add_testbench(bench)
+    simulator.run()
+    print(seen)
+    assert sum(seen.values()) == len(values) ** 2 > 900
+    if address_width < REGISTER_WIDTH:
+        assert min(seen.values()) > 20, seen
 
 
 def granted(windows, start, end, read, write):

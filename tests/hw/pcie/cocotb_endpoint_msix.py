@@ -51,6 +51,7 @@ class Interrupts:
 
     async def control(self, value: int) -> None:
         await self.bench.host.capability_write_word(PciCapId.MSIX, 2, value)
+        await self.bench.configured()
 
     async def mask(self, vector: int, value: int) -> None:
         place = MSIX_TABLE_OFFSET + 16 * vector + 12

@@ -13,8 +13,10 @@ from typing import Any
 
 import pytest
 from amaranth import Elaboratable, Module, Signal
+from amaranth.build.run import BuildPlan
 
 import nearstep_hw
+from nearstep_hw.boards.free_rows import FILE, KEPT, free_rows
 from nearstep_hw.boards.plan import plan as board_plan
 from nearstep_hw.boards.plan import platform_of
 from nearstep_sim.bitstream.dfu import with_suffix
@@ -27,19 +29,20 @@ from nearstep_sim.bitstream.errors import (
     ToolMissingError,
 )
 from nearstep_sim.bitstream.flow import BIT, DFU, FAILED_BIT, RESULTS, build
+from nearstep_sim.bitstream.report import Use
 from nearstep_sim.bitstream.result import Bitstream
 from nearstep_sim.bitstream.watch import Watch
 from nearstep_spec.boards.board import BOARDS
 from nearstep_spec.boards.config import BoardConfig
 from nearstep_spec.codec import from_text
 
-from .fake_tools import install, place_and_route
+from .fake_tools import install, place_and_route, raw_report
 from .stand_in import stand_in_plan
 
 CONFIGURATION = {"rules": ["sgd"], "baud": None}
 UTILISATION = """Info: Device utilisation:
 Info: \t          DP16KD:     {memories}/    208   101%
-Info: \t        TRELLIS_COMB:    2645/  83640     3%
+Info: \t        TRELLIS_COMB:    {luts}/  83640     3%
 
 Info: Placed 3 cells based on constraints.
 """
@@ -148,7 +151,7 @@ def test_no_seed_with_a_place_for_every_cell_is_an_error(
     tmp_path: Path, fake: Callable[[Mapping[str, Any]], None]
 ) -> None:
     case = place_and_route(1.0, said="design is probably at utilisation limit", status=255)
-    case["files"]["--log"] = UTILISATION.format(memories=200)
+    case["files"]["--log"] = UTILISATION.format(memories=200, luts=2645)
     fake(case)
     with pytest.raises(DoesNotFitError, match="no place was found") as caught:
         make(tmp_path)
@@ -159,7 +162,7 @@ def test_too_many_cells_are_named_with_how_many_there_are(
     tmp_path: Path, fake: Callable[[Mapping[str, Any]], None]
 ) -> None:
     case = place_and_route(120.0, status=255)
-    case["files"]["--log"] = UTILISATION.format(memories=212)
+    case["files"]["--log"] = UTILISATION.format(memories=212, luts=2645)
     fake(case)
     with pytest.raises(DoesNotFitError) as caught:
         make(tmp_path, seeds=range(1, 20))
@@ -167,6 +170,46 @@ def test_too_many_cells_are_named_with_how_many_there_are(
     assert "DP16KD: 212 needed, 208 present (4 too many)" in str(caught.value)
     assert {each.name for each in tmp_path.iterdir()} == {"tools", "work"}
     assert len(list((tmp_path / "work").glob("seed-*"))) < 19  # the others are not tried
+
+
+def with_free_rows() -> BuildPlan:
+    plan = stand_in_plan()
+    plan.files[FILE] = free_rows()
+    return plan
+
+
+@pytest.mark.parametrize("kept", [0, KEPT])
+def test_what_is_kept_free_is_said_and_counts_nowhere_else(
+    tmp_path: Path, fake: Callable[[Mapping[str, Any]], None], kept: int
+) -> None:
+    case = place_and_route(120.0)
+    raw = raw_report(120.0)
+    raw["utilization"]["TRELLIS_COMB"] = {"used": 2645 + kept, "available": 83640}
+    case["files"]["--report"] = json.dumps(raw)
+    fake(case)
+    made = make(tmp_path, plan=with_free_rows() if kept else stand_in_plan())
+    assert made.kept == kept
+    assert made.report.cells["TRELLIS_COMB"] == Use(2645, 83640 - kept)
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["kept_free"] == {"TRELLIS_COMB": kept}
+    left = {"used": 2645, "available": 83640 - kept}
+    assert report["utilization"] == {**raw["utilization"], "TRELLIS_COMB": left}
+    summary = (tmp_path / "summary.md").read_text()
+    share = "2,645 | 53,632 | 4.9%" if kept else "2,645 | 83,640 | 3.2%"
+    assert f"| LUT4 (carries included) | {share} |" in summary
+    said = "30,008 more LUT4 are kept free, in every third row, for the wires there.\n"
+    assert summary.count(said) == summary.count("kept free") == (kept > 0)
+
+
+def test_the_fullest_cells_are_told_without_what_is_kept_free(
+    tmp_path: Path, fake: Callable[[Mapping[str, Any]], None]
+) -> None:
+    case = place_and_route(1.0, said="design is probably at utilisation limit", status=255)
+    case["files"]["--log"] = UTILISATION.format(memories=200, luts=2645 + KEPT)
+    fake(case)
+    with pytest.raises(DoesNotFitError, match="no place was found") as caught:
+        make(tmp_path, plan=with_free_rows())
+    assert caught.value.fullest == {"DP16KD": (200, 208), "TRELLIS_COMB": (2645, 83640 - KEPT)}
 
 
 def test_a_program_that_fails_is_named_with_the_end_of_its_log(

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from nearstep_hw.boards.free_rows import MODULE
 from nearstep_sim.bitstream.errors import BitstreamError
 from nearstep_sim.bitstream.floor_plan import FORMATS, draw_placed, draw_routed
 from nearstep_sim.bitstream.placement import GRIDS, Placed, groups, read_placement
@@ -28,6 +29,20 @@ def test_cells_and_wires_are_read_from_the_netlist(netlist: Path) -> None:
     assert Placed("TRELLIS_FF", ("unit",), 3, 4, "SLICEA.FF0") in placement.cells
     assert placement.wires == {(3, 4): 1, (4, 4): 1, (5, 4): 1}
     assert placement.sources["b_FF"] == "b_FF.py:1"
+
+
+def test_what_keeps_rows_free_is_no_cell_of_the_design(netlist: Path) -> None:
+    before = read_placement(netlist, "top")
+    content = placed_netlist()
+    places = {f"{MODULE}.k0": "X9/Y3/SLICEA.K0", f"card.{MODULE}.k0": "X9/Y4/SLICEA.K0"}
+    for name, bel in places.items():
+        cell = {"type": "TRELLIS_COMB", "attributes": {"NEXTPNR_BEL": bel}}
+        content["modules"]["top"]["cells"][name] = cell
+    netlist.write_text(json.dumps(content))
+    after = read_placement(netlist, "top")
+    more = Placed("TRELLIS_COMB", ("card", MODULE), 9, 4, "SLICEA.K0")
+    assert set(after.cells) - set(before.cells) == {more}
+    assert len(after.cells) == len(before.cells) + 1
 
 
 def test_a_chip_that_is_not_known_and_a_netlist_without_places_are_errors(tmp_path: Path) -> None:

@@ -3,7 +3,14 @@
 import pytest
 
 from nearstep_sim.bitstream.errors import BitstreamError
-from nearstep_sim.bitstream.report import Stretch, Use, read_report, utilisation
+from nearstep_sim.bitstream.report import (
+    LUT,
+    Stretch,
+    Use,
+    read_report,
+    utilisation,
+    without_kept,
+)
 from nearstep_sim.bitstream.sources import block_of, source_of
 
 from .fake_tools import raw_report
@@ -24,6 +31,13 @@ def test_clocks_come_with_what_they_must_reach_the_slowest_first() -> None:
 def test_cells_come_with_how_many_there_are() -> None:
     report = read_report(raw_report(120.0, used={"DP16KD": 7}))
     assert report.cells["DP16KD"] == Use(7, 208)
+
+
+def test_lookup_tables_that_are_kept_free_are_neither_in_use_nor_there() -> None:
+    cells = {LUT: Use(50, 200), "TRELLIS_FF": Use(50, 200)}
+    assert without_kept(cells, 30) == {LUT: Use(20, 170), "TRELLIS_FF": Use(50, 200)}
+    assert without_kept(cells, 0) == cells == {LUT: Use(50, 200), "TRELLIS_FF": Use(50, 200)}
+    assert without_kept({"TRELLIS_FF": Use(50, 200)}, 30) == {"TRELLIS_FF": Use(50, 200)}
 
 
 def test_the_critical_path_is_the_longest_of_the_slowest_clock_by_source_and_block() -> None:

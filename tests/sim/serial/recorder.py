@@ -30,7 +30,7 @@ MANIFEST = Manifest(
 
 
 class WrongError(NearstepError):
-    """A checker found that registers were written otherwise than they were told to be."""
+    """A checker found that a board did not do what it was told, once and in order."""
 
 
 class Recorder(Backend):

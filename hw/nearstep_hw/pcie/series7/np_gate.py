@@ -4,15 +4,20 @@ from amaranth import Elaboratable, Module, Signal
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
+EXTRA = 2
+"""Requests that the block may still show while it is told to hold them back."""
+
 RESERVED = 6
-"""Requests for which there is space when the block is told to hold them back: it may show two more,
-one may wait to be taken, and the block hears of it two cycles late."""
+"""Requests for which there is space when the block is told to hold them back: it may show `EXTRA`
+more, one may wait to be taken, and the block hears of it two cycles late."""
 
 
 class NonPostedGate(wiring.Component):
     """Turns credits of the endpoint into `rx_np_ok`, and counts what comes.
 
-    While the block holds requests back, posted ones pass them.
+    While the block holds requests back, posted ones pass them. After reset the first credit comes
+    late where it crosses clocks, and `EXTRA` requests may come before it: the endpoint has space
+    for them, and the count goes below zero.
 
     *Timing*: one cycle.
 
@@ -37,7 +42,7 @@ class NonPostedGate(wiring.Component):
 
     def elaborate(self, platform: object) -> Elaboratable:
         m = Module()
-        credits = Signal(range(self.requests + 1))
+        credits = Signal(range(-EXTRA, self.requests + 1))
         m.d.sync += [
             credits.eq(credits + self.i_gain - self.i_take),
             self.o_ok.eq(credits > RESERVED),
