@@ -72,11 +72,13 @@ class Flows:
         self._clock = clock
         self._rates: dict[str, Fraction] = {}
         """Bytes a cycle of each link."""
-        self._at = 0
-        self._waiting: list[tuple[int, int]] = []  # cycle at which it begins, and number
+        self._waiting: list[tuple[int, int]] = []  # cycle at which it begins to flow, and number
         self._uses: dict[int, Counter[str]] = {}
-        self._left: dict[int, Fraction] = {}  # bytes of those that flow
-        self._shares: dict[int, Fraction] | None = {}  # bytes a cycle of these; None: others now
+        self._at = 0
+        """Cycle of the last event."""
+        self._left: dict[int, Fraction] = {}  # bytes of those that flow, at that cycle
+        self._shares: dict[int, Fraction] = {}  # bytes a cycle of these, from there
+        self._ends: dict[int, int] = {}  # and where they end by that
         for transfer in transfers:
             clock.cycles(transfer.latency_s)  # raises if it cannot
             for hop in transfer.route:
@@ -106,13 +108,11 @@ class Flows:
     @property
     def next(self) -> int | None:
         """Cycle at which the next one begins to flow or ends."""
-        events = [self._at + ceil(self._left[n] / rate) for n, rate in self._current.items()]
-        if self._waiting:
-            events.append(self._waiting[0][0])
-        return min(events, default=None)
+        begins = [self._waiting[0][0]] if self._waiting else []
+        return min([*begins, *self._ends.values()], default=None)
 
     def advance(self, cycle: int) -> list[tuple[int, int]]:
-        """Let time go on.
+        """Let time go on to a cycle.
 
         Returns
         -------
@@ -120,38 +120,27 @@ class Flows:
         """
         ended: list[tuple[int, int]] = []
         while (event := self.next) is not None and event <= cycle:
-            self._flow_until(event)
-            ended += [(number, event) for number in self._settle()]
-        self._flow_until(max(cycle, self._at))
+            ended += [(number, event) for number in self._pass(event)]
         return ended
 
-    @property
-    def _current(self) -> Mapping[int, Fraction]:
-        """Shares of those that flow."""
-        if self._shares is None:
-            waiting = {number for _, number in self._waiting}
-            flowing = [number for number in self._left if number not in waiting]
-            found = max_min(self._rates, [self._uses[number] for number in flowing])
-            self._shares = dict(zip(flowing, found, strict=True))
-        return self._shares
-
-    def _flow_until(self, cycle: int) -> None:
-        for number, rate in self._current.items():
-            self._left[number] -= rate * (cycle - self._at)
-        self._at = cycle
-
-    def _settle(self) -> list[int]:
-        """Begin and end what does now.
+    def _pass(self, cycle: int) -> list[int]:
+        """Let bytes flow until an event, and share the links anew.
 
         Returns
         -------
         list[int] : those that have ended.
         """
-        flowing = set(self._current)
-        while self._waiting and self._waiting[0][0] <= self._at:
-            flowing.add(heapq.heappop(self._waiting)[1])
+        for number, share in self._shares.items():
+            self._left[number] -= share * (cycle - self._at)
+        self._at = cycle
+        flowing = list(self._shares)
+        while self._waiting and self._waiting[0][0] <= cycle:
+            flowing.append(heapq.heappop(self._waiting)[1])
         ended = sorted(number for number in flowing if self._left[number] <= 0)
         for number in ended:
             del self._left[number], self._uses[number]
-        self._shares = None
+        flowing = [number for number in flowing if number in self._left]
+        found = max_min(self._rates, [self._uses[number] for number in flowing])
+        self._shares = dict(zip(flowing, found, strict=True))
+        self._ends = {n: cycle + ceil(self._left[n] / share) for n, share in self._shares.items()}
         return ended

@@ -96,9 +96,9 @@ class ResNet50:
         for stage, (count, width) in enumerate(STAGES):
             for i in range(count):
                 out = side // 2 if stage and not i else side
-                yield self._block(
-                    f"stage{stage + 1}.{i}", (channels, side), (width, out), batch
-                ).of(element_bytes)
+                name = f"stage{stage + 1}.{i}"
+                block = self._block(name, (channels, side), (width, out), batch)
+                yield block.layer(element_bytes)
                 side, channels = out, EXPANSION * width
         weights = {"classes.weight": (1000, channels), "classes.bias": (1000,)}
         flops = 2 * batch * 1000 * channels
