@@ -61,7 +61,9 @@ class Schedule:
         arrays: Sequence[str] = ("p", "m", "v"),
         capacity: Sequence[int],
         policy: Policy,
+        from_compute: bool = True,
     ) -> None:
+        self._from_compute = from_compute
         self._pieces = pieces
         self._borrowed = borrowed
         self._arrays = tuple(arrays)
@@ -126,7 +128,8 @@ class Schedule:
             moves.append(Move(kind="evict" if changed else "drop", item=item))
         for item in missing:
             self._on_drives -= item.nbytes
-            moves.append(Move(kind="load", item=item))
+            there = item.array == "p" and self._from_compute
+            moves.append(Move(kind="send" if there else "load", item=item))
         moves.append(Move(kind="send", item=Item(piece, "g")))
         moves.append(Move(kind="update", item=items[0]))
         for item in items:
