@@ -151,9 +151,9 @@ def _explain(console: Console, rows: Sequence[Row]) -> None:
         f"Mean error of {2 * count} totals {totals:.1%}, of {count} speedups {speedups:.1%}."
     )
     console.print(
-        f"Fitted, once: both drives together {axdimm_training.DRIVES_BYTES_PER_S / 1e9:.2f} GB/s, on "
-        f"the forward pass of {axdimm_training.FITTED_ON} on the baseline. An input: the printed peak "
-        "of the drives. Assumed:",
+        f"Fitted, once: {axdimm_training.DRIVES_BYTES_PER_S / 1e9:.2f} GB/s of both drives "
+        f"together, on the forward pass of {axdimm_training.FITTED_ON} on the baseline. An input: "
+        "the printed peak of the drives. Assumed:",
         soft_wrap=True,
     )
     for each in axdimm_training.ASSUMPTIONS:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from nearstep.offload.pieces import Item, Layer, Piece
+from nearstep.offload.residency import GRADIENT
 from nearstep.offload.schedule import Move, Schedule
 from nearstep.work.graph import Graph
 from nearstep.work.operation import Operation, Range, Transfer
@@ -22,9 +23,10 @@ class Roles:
     ----------
     compute, drives : names of parts or switches that bytes go from and to.
     memory : the same of each channel.
-    updates : `memory`: the kernels of its channels, one each, beside everything else; `processor`:
-        one thread of the host, which also moves what goes between memory and drives, one thing
-        after the other.
+    updates : `memory`: the kernels of its channels, one each, beside everything else, while the
+        host copies to or from one channel at a time (AXDIMM, section 5.2); `processor`: one thread
+        of the host, which also moves what goes between memory and drives, one thing after the
+        other.
     params_per_s : that one channel's kernel updates, or the thread.
     """
 
@@ -71,6 +73,9 @@ class Iteration:
 class Iterations:
     """Adds iterations to a graph, each of which begins when the one before has ended.
 
+    Parameters come to the compute device before each use and go after it, but for the last layer,
+    whose backward follows its forward.
+
     Parameters
     ----------
     layers, pieces : as `nearstep.offload.pieces.cut` makes them.
@@ -114,11 +119,13 @@ class Iterations:
         sent: list[list[Operation]] = []  # gradients of each
         updates: list[Operation] = []
         for index, layer in enumerate(self._layers):
-            computed.append(self._compute(f"forward {layer.name}", index, layer.forward_s, computed))
+            name = f"forward {layer.name}"
+            computed.append(self._compute(name, index, layer.forward_s, computed))
         forward = computed[-1]
         for index in reversed(range(len(self._layers))):
             layer = self._layers[index]
-            waits = sent[-self._limits.gradient_layers] if len(sent) >= self._limits.gradient_layers else []
+            held = self._limits.gradient_layers
+            waits = sent[-held] if len(sent) >= held else []
             name = f"backward {layer.name}"
             computed.append(self._compute(name, index, layer.backward_s, computed, waits))
             sent.append([])
@@ -164,7 +171,9 @@ class Iterations:
     ) -> Operation:
         ahead = self._limits.layers_ahead + 1
         room = before[-ahead:][:1] if len(before) >= ahead else []
-        fetched = [self._move(move, *room, *self._begin) for move in self._schedule.fetch(layer)]
+        there = len(before) == len(self._layers)  # the last layer, of which backward comes next
+        moves = [] if there else self._schedule.fetch(layer)
+        fetched = [self._move(move, *room, *self._begin) for move in moves]
         after = [*fetched, *before[-1:], *waits, *self._begin]
         return self.graph.add(name, self._roles.compute, after=after, seconds=seconds)
 
@@ -177,7 +186,10 @@ class Iterations:
         away = Range(("drives", move.item), 0, move.item.nbytes)
         if move.kind == "update":
             seconds = piece.elements / roles.params_per_s
-            touched = [Range(("memory", each), 0, each.nbytes) for each in self._with_gradient(piece)]
+            touched = [
+                Range(("memory", each), 0, each.nbytes)
+                for each in (*self._schedule.items(piece), Item(piece, GRADIENT))
+            ]
             return graph.add(name, *self._holds(move), writes=touched, after=after, seconds=seconds)
         if move.kind == "drop":
             return graph.add(name, "drop", writes=[here], after=after, seconds=0.0)
@@ -204,12 +216,12 @@ class Iterations:
             transfer=Transfer.between(self._machine, start, stop, move.nbytes),
         )
 
-    def _with_gradient(self, piece: Piece) -> list[Item]:
-        return [*self._schedule.items(piece), Item(piece, "g")]
-
     def _holds(self, move: Move) -> tuple[str, ...]:
-        """What nothing else has meanwhile: the channel that is read or written, or the thread."""
-        if self._roles.updates == "memory":
-            direct = move.kind == "fetch" and move.source == "drives"
-            return () if direct else (f"channel {move.item.piece.channel}",)
-        return ("host thread",) if move.kind in ("evict", "load", "update") else ()
+        """What nothing else has meanwhile: a channel that is read or written, and the one copy
+        between memory and the compute device; or the thread."""
+        if self._roles.updates == "processor":
+            return ("host thread",) if move.kind in ("evict", "load", "update") else ()
+        if move.kind == "fetch" and move.source == "drives":
+            return ()
+        channel = f"channel {move.item.piece.channel}"
+        return (channel, "copies") if move.kind in ("fetch", "send") else (channel,)

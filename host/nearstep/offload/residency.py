@@ -8,6 +8,8 @@ from typing import NamedTuple
 from nearstep.errors import ArgumentError, NearstepError
 from nearstep.offload.pieces import Item
 
+GRADIENT = "g"
+
 
 class NoRoomError(NearstepError):
     """What is needed at once does not fit into the memory of a channel.
@@ -18,7 +20,9 @@ class NoRoomError(NearstepError):
     """
 
     def __init__(self, channel: int, expected: int, actual: int) -> None:
-        super().__init__(f"channel {channel}: {expected} bytes are needed at once, there are {actual}")
+        super().__init__(
+            f"channel {channel}: {expected} bytes are needed at once, there are {actual}"
+        )
         self.expected = expected
         self.actual = actual
 
@@ -29,7 +33,7 @@ class Candidate(NamedTuple):
     Attributes
     ----------
     item
-    updated : whether it has been updated in this iteration.
+    updated : whether it has been updated in this iteration; a gradient, whether it was used.
     used : when it was last used: larger is later.
     """
 
@@ -43,11 +47,11 @@ Policy = Callable[[Sequence[Candidate], int], Item]
 
 
 def updated_first(candidates: Sequence[Candidate], now: int) -> Item:
-    """What this iteration has updated, the longest unused first; then what was used last, since
-    backward comes to that last (AXDIMM, section 5.3)."""
+    """Gradients that were used; what this iteration has updated, the longest unused first (AXDIMM,
+    section 5.3); then what was used last, since backward comes to that last."""
     done = [each for each in candidates if each.updated]
     if done:
-        return min(done, key=lambda each: each.used).item
+        return min(done, key=lambda each: (each.item.array != GRADIENT, each.used)).item
     return max(candidates, key=lambda each: each.used).item
 
 
@@ -57,14 +61,14 @@ def belady(uses: Mapping[Item, Sequence[int]], length: int) -> Policy:
 
     Parameters
     ----------
-    uses : positions of each array, ascending, from 0.
+    uses : positions of each array, ascending, from 0; what has none is not used again.
     length : positions of an iteration.
     """
 
     def choose(candidates: Sequence[Candidate], now: int) -> Item:
         def distance(item: Item) -> int:
             here = now % length
-            return min((each - here - 1) % length for each in uses[item])
+            return min(((each - here - 1) % length for each in uses.get(item, ())), default=length)
 
         return max((each.item for each in candidates), key=distance)
 
@@ -100,23 +104,20 @@ class Residency:
         self._time = 0
         self._bytes = 0
 
+    @property
+    def free(self) -> int:
+        """Bytes that nothing is in."""
+        return self.capacity - self._bytes
+
     def __contains__(self, item: Item) -> bool:
         return item in self._held
 
-    @property
-    def held(self) -> Iterable[Item]:
-        return self._held.keys()
-
-    def make_room(
-        self, items: Iterable[Item], besides: int, keep: Iterable[Item], now: int
-    ) -> list[tuple[Item, bool]]:
-        """Have room for arrays that are not here, and hold them.
+    def make_room(self, items: Iterable[Item], now: int) -> list[tuple[Item, bool]]:
+        """Hold arrays together, with room for those that are not here.
 
         Parameters
         ----------
         items
-        besides : bytes that are needed meanwhile, for a gradient.
-        keep : what must not give way.
         now : position in the order of uses.
 
         Returns
@@ -127,12 +128,12 @@ class Residency:
         ------
         NoRoomError : nothing has given way.
         """
-        missing = [item for item in items if item not in self._held]
-        kept = set(keep)
-        needed = sum(item.nbytes for item in missing) + besides
-        stays = sum(item.nbytes for item in self._held if item in kept)
-        if stays + needed > self.capacity:
-            raise NoRoomError(self.channel, stays + needed, self.capacity)
+        kept = dict.fromkeys(items)
+        missing = [item for item in kept if item not in self._held]
+        needed = sum(item.nbytes for item in missing)
+        together = sum(item.nbytes for item in kept)
+        if together > self.capacity:
+            raise NoRoomError(self.channel, together, self.capacity)
         gone: list[tuple[Item, bool]] = []
         while self._bytes + needed > self.capacity:
             candidates = [
@@ -145,10 +146,11 @@ class Residency:
             self._bytes -= item.nbytes
             gone.append((item, item in self._changed))
             self._changed.discard(item)
+            self._updated.discard(item)
         for item in missing:
             self._held[item] = self._time
             self._bytes += item.nbytes
-        self.peak = max(self.peak, self._bytes + besides)
+        self.peak = max(self.peak, self._bytes)
         return gone
 
     def use(self, item: Item, *, updated: bool = False) -> None:
@@ -156,8 +158,9 @@ class Residency:
         self._time += 1
         self._held[item] = self._time
         if updated:
-            self._changed.add(item)
             self._updated.add(item)
+            if item.array != GRADIENT:
+                self._changed.add(item)
 
     def end_iteration(self) -> None:
         """What was updated has been so in the iteration before."""

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Literal
 
 from nearstep.offload.pieces import Item, Piece
-from nearstep.offload.residency import Policy, Residency
+from nearstep.offload.residency import GRADIENT, Policy, Residency
 
 Kind = Literal["fetch", "evict", "drop", "load", "send", "update"]
 """A parameter to the compute device; an array to the drives, or given up, since they have it; an
@@ -41,8 +41,8 @@ class Schedule:
 
     Every array lies on the drives or in memory, and never is there a second state of it that
     counts: a changed one in memory is written before it gives way. Parameters are read from
-    wherever they are (AXDIMM, section 5.3: from the drives at once to the GPU), and for an update all
-    arrays of a piece are gathered in the memory of its channel.
+    wherever they are (AXDIMM, section 5.3: from the drives at once to the GPU), and for an update
+    all arrays of a piece are gathered in the memory of its channel.
 
     Parameters
     ----------
@@ -51,6 +51,12 @@ class Schedule:
     arrays : of the optimizer, `p` first.
     capacity : bytes of memory of each channel.
     policy
+    from_compute : for an update a parameter comes from the compute device, which has just used it,
+        if it is not in memory; else from the drives.
+
+    Attributes
+    ----------
+    peak_on_drives : most bytes of arrays that were on the drives and not in memory.
     """
 
     def __init__(
@@ -80,9 +86,8 @@ class Schedule:
             for piece in layer:
                 memory = self._memory[piece.channel]
                 for item in self.items(piece):
-                    used = sum(each.nbytes for each in memory.held)
-                    if used + item.nbytes <= memory.capacity:
-                        memory.make_room([item], 0, (), 0)
+                    if item.nbytes <= memory.free:
+                        memory.make_room([item], 0)
                         memory.use(item, updated=True)
                         moves.append(Move(kind="send", item=item))
                     else:
@@ -118,21 +123,22 @@ class Schedule:
         NoRoomError : nothing has been decided.
         """
         memory = self._memory[piece.channel]
-        items = self.items(piece)
+        items, gradient = self.items(piece), Item(piece, GRADIENT)
         missing = [item for item in items if item not in memory]
+        gone = memory.make_room([*items, gradient], self._position)
         self._position += 1
-        gone = memory.make_room(items, piece.nbytes, items, self._position - 1)
         moves = []
         for item, changed in gone:
-            self._put(item.nbytes)
+            if item.array != GRADIENT:
+                self._put(item.nbytes)
             moves.append(Move(kind="evict" if changed else "drop", item=item))
         for item in missing:
             self._on_drives -= item.nbytes
             there = item.array == "p" and self._from_compute
             moves.append(Move(kind="send" if there else "load", item=item))
-        moves.append(Move(kind="send", item=Item(piece, "g")))
+        moves.append(Move(kind="send", item=gradient))
         moves.append(Move(kind="update", item=items[0]))
-        for item in items:
+        for item in (*items, gradient):
             memory.use(item, updated=True)
         return moves
 
@@ -175,7 +181,8 @@ def uses(
     for layer in range(len(pieces)):
         fetch(layer)
     for layer in reversed(range(len(pieces))):
-        fetch(layer)
+        if layer < len(pieces) - 1:  # the last one is there from forward
+            fetch(layer)
         for piece in reversed(pieces[layer]):
             use(Item(piece, array) for array in arrays)
     return found, position

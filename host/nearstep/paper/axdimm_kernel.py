@@ -1,8 +1,8 @@
 """Table 5 of the AXDIMM paper: parameters that the kernel updates in a second, and a core.
 
-*Measured*: RTL cycles of a step on `sim:axdimm`, at 200 MHz. The paper's chips, K4ABG165WA of 32 Gb,
-are two dies of 16 Gb in a package (Samsung; JESD79-4 has no die above 16 Gb), so a refresh takes
-what one of 16 Gb takes, 550 ns (JESD79-4, tRFC1).
+*Measured*: RTL cycles of a step on `sim:axdimm`, at 200 MHz. The paper's chips, K4ABG165WA of
+32 Gb, are two dies of 16 Gb in a package (Samsung; JESD79-4 has no die above 16 Gb), so a refresh
+takes what one of 16 Gb takes, 550 ns (JESD79-4, tRFC1).
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ machine. What is not in the paper or in a datasheet:
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from nearstep.offload.iteration import Iteration, Iterations, Limits, Roles
@@ -31,13 +31,13 @@ POLICIES = ("updated_first", "belady")
 CHANNELS = 2
 ASSUMPTIONS = (
     "The GPU computes at its datasheet's fp32 rate; nothing is computed again in backward.",
-    "A core copies between memory and GPU at the rate at which it updates: 140.32 MP/s of 28 bytes.",
+    "A core copies between memory and GPU as fast as it updates: 140.32 MP/s of 28 bytes.",
     "One layer is fetched ahead, and gradients of one layer wait on the GPU.",
     "On the baseline one thread of the host updates and moves tensors to and from the drives, one "
     "thing after the other; on the AXDIMM a channel updates beside all of that.",
     "A channel does one thing at a time: an update or one transfer.",
     "Parameters of more than half of what a channel has room to gather are cut.",
-    "For an update the parameters come from the GPU, which has just used them, not from the drives.",
+    "For an update parameters come from the GPU, which has just used them, not from the drives.",
 )
 
 
@@ -84,7 +84,7 @@ class Case:
     model: str
     platform: str
     drives_bytes_per_s: float = DRIVES_BYTES_PER_S
-    limits: Limits = Limits()
+    limits: Limits = field(default_factory=Limits)
     policy: str = "updated_first"
 
     @cached_property
