@@ -14,6 +14,10 @@ from nearstep.work.operation import Operation, Range, Transfer
 from nearstep.work.timeline import Timeline
 from nearstep_spec.platform.machine import Platform
 
+PRIORITIES = {"fetch": -2, "send": -1}
+"""What the compute device waits for goes first; then gradients, so that a channel has updates to do
+while the host copies to or from another."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Roles:
@@ -86,7 +90,7 @@ class Iterations:
 
     Attributes
     ----------
-    graph
+    graph, schedule
     """
 
     def __init__(
@@ -101,7 +105,7 @@ class Iterations:
         self.graph = Graph()
         self._layers = layers
         self._pieces = pieces
-        self._schedule = schedule
+        self.schedule = schedule
         self._machine = machine
         self._roles = roles
         self._limits = limits
@@ -131,7 +135,7 @@ class Iterations:
             sent.append([])
             for piece in reversed(self._pieces[index]):
                 gone: list[Operation] = []
-                for move in self._schedule.update(piece):
+                for move in self.schedule.update(piece):
                     if move.kind in ("evict", "drop"):
                         gone.append(self._move(move))
                     elif move.kind == "load":
@@ -140,7 +144,7 @@ class Iterations:
                         sent[-1].append(self._move(move, computed[-1], *gone))
                     else:
                         updates.append(self._move(move))
-        self._schedule.end_iteration()
+        self.schedule.end_iteration()
         end = self.graph.add("end", "end", after=[computed[-1], *updates], seconds=0.0)
         self._ends.append((forward, end))
         self._begin = [end]
@@ -172,7 +176,7 @@ class Iterations:
         ahead = self._limits.layers_ahead + 1
         room = before[-ahead:][:1] if len(before) >= ahead else []
         there = len(before) == len(self._layers)  # the last layer, of which backward comes next
-        moves = [] if there else self._schedule.fetch(layer)
+        moves = [] if there else self.schedule.fetch(layer)
         fetched = [self._move(move, *room, *self._begin) for move in moves]
         after = [*fetched, *before[-1:], *waits, *self._begin]
         return self.graph.add(name, self._roles.compute, after=after, seconds=seconds)
@@ -188,7 +192,7 @@ class Iterations:
             seconds = piece.elements / roles.params_per_s
             touched = [
                 Range(("memory", each), 0, each.nbytes)
-                for each in (*self._schedule.items(piece), Item(piece, GRADIENT))
+                for each in (*self.schedule.items(piece), Item(piece, GRADIENT))
             ]
             return graph.add(name, *self._holds(move), writes=touched, after=after, seconds=seconds)
         if move.kind == "drop":
@@ -214,14 +218,15 @@ class Iterations:
             writes=writes,
             after=after,
             transfer=Transfer.between(self._machine, start, stop, move.nbytes),
+            priority=PRIORITIES.get(move.kind, 0),
         )
 
     def _holds(self, move: Move) -> tuple[str, ...]:
-        """What nothing else has meanwhile: a channel that is read or written, and the one copy
-        between memory and the compute device; or the thread."""
+        """What nothing else has meanwhile: a channel, and the one copy to or from a channel that is
+        under way; or the thread."""
         if self._roles.updates == "processor":
             return ("host thread",) if move.kind in ("evict", "load", "update") else ()
         if move.kind == "fetch" and move.source == "drives":
             return ()
         channel = f"channel {move.item.piece.channel}"
-        return (channel, "copies") if move.kind in ("fetch", "send") else (channel,)
+        return (channel,) if move.kind == "update" else (channel, "copies")

@@ -35,7 +35,8 @@ ASSUMPTIONS = (
     "One layer is fetched ahead, and gradients of one layer wait on the GPU.",
     "On the baseline one thread of the host updates and moves tensors to and from the drives, one "
     "thing after the other; on the AXDIMM a channel updates beside all of that.",
-    "A channel does one thing at a time: an update or one transfer.",
+    "A channel does one thing at a time, an update or a transfer, and one transfer to or from the "
+    "DIMM is under way (section 5.2).",
     "Parameters of more than half of what a channel has room to gather are cut.",
     "For an update parameters come from the GPU, which has just used them, not from the drives.",
 )

@@ -43,9 +43,7 @@ DIMM = Roles(
     updates="memory",
     params_per_s=4e8,
 )
-HOST = Roles(
-    compute="gpu", memory=("cpu",), drives="ssd", updates="processor", params_per_s=1.4e8
-)
+HOST = Roles(compute="gpu", memory=("cpu",), drives="ssd", updates="processor", params_per_s=1.4e8)
 
 
 def random_layers(choose: random.Random) -> list[Layer]:

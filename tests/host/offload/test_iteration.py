@@ -120,28 +120,28 @@ def test_backward_and_updates_overlap_on_two_channels(layers: int) -> None:
     plan, timeline = planned(equal, DIMM, 1_000_000_000, limits=limits)
     last = plan.times(timeline)[-1]
     channel = layers * 5e5 / DIMM.params_per_s
-    link = layers * 1e6 * 8 / 8e9
+    link = (2 * layers - 1) * 4e6 / 8e9  # the last layer's parameters are there
     longest = max(layers * 2e-4, channel + link / 2, link)
-    serial = layers * (2e-4 + 8e6 / 8e9 + 1e6 / DIMM.params_per_s)
+    serial = layers * (2e-4 + 1e6 / DIMM.params_per_s) + link
     print(f"{last.backward_s / longest:.3f} of the longest, serial {serial / longest:.3f}")
     assert longest <= last.backward_s <= 1.1 * longest
 
 
-def test_layers_ahead_and_gradient_layers_bound_what_runs_ahead() -> None:
+@pytest.mark.parametrize("ahead", [0, 1, 3])
+def test_no_more_than_the_layers_ahead_are_fetched(ahead: int) -> None:
     layers = [Layer(name=str(i), parameters=(1000,), forward_s=1e-3) for i in range(6)]
-    for ahead in (0, 1, 3):
-        _, timeline = planned(layers, DIMM, 1_000_000, limits=Limits(layers_ahead=ahead))
-        entries = {each.operation.name: each for each in timeline.entries}
-        order = sorted(timeline.entries, key=lambda each: each.start)
-        starts = [e for e in order if e.operation.name == "fetch p5"]
-        done = [
-            name
-            for name, each in entries.items()
-            if name.startswith("forward") and each.end <= starts[-1].start
-        ]
-        assert len(starts) == 4  # forward and backward, twice
-        first = min(starts, key=lambda each: each.start)
-        ended = [
-            e for e in order if e.operation.name.startswith("forward") and e.end <= first.start
-        ]
-        assert len(ended) == 5 - ahead and done
+    _, timeline = planned(layers, DIMM, 1_000_000, limits=Limits(layers_ahead=ahead))
+    fetches = [each.start for each in timeline.entries if each.operation.name == "fetch p4"]
+    forwards = [each.end for each in timeline.entries if each.operation.name.startswith("forward")]
+    assert len(fetches) == 4  # forward and backward, twice
+    assert sum(end <= min(fetches) for end in forwards) == 4 - ahead
+
+
+@pytest.mark.parametrize("waiting", [1, 2, 4])
+def test_gradients_of_no_more_layers_wait(waiting: int) -> None:
+    layers = [Layer(name=str(i), parameters=(1000,), backward_s=1e-9) for i in range(6)]
+    _, timeline = planned(layers, DIMM, 1_000_000, 1, limits=Limits(gradient_layers=waiting))
+    sent = sorted(each.end for each in timeline.entries if each.operation.name.startswith("send g"))
+    begun = [each.start for each in timeline.entries if each.operation.name == "backward 0"]
+    assert len(begun) == 1
+    assert sum(end <= begun[0] for end in sent) >= 5 - waiting + 1

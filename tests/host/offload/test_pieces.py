@@ -46,7 +46,8 @@ def test_pieces_cover_every_parameter_once(seed: int) -> None:
                 assert [each.start for each in parts] == [0, *(e.stop for e in parts[:-1])]
                 assert parts[-1].stop == elements
                 lengths = {each.elements for each in parts}
-                assert max(lengths) <= most and max(lengths) - min(lengths) <= 1
+                assert max(lengths) <= most
+                assert max(lengths) - min(lengths) <= 1
                 checks += 1
     assert checks > 100
 

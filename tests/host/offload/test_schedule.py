@@ -85,14 +85,15 @@ def test_every_array_is_in_one_state_and_memory_is_never_exceeded(policy: str, s
         try:
             for _ in range(3):
                 iteration(schedule, layers, pieces, replay)
-        except NoRoomError as error:
-            assert error.expected > error.actual
+        except NoRoomError:
             refused += 1
             continue
         assert set(replay.version.values()) == {3}
-        assert [peak <= room for peak, room in zip(schedule.peak_bytes, capacity, strict=True)]
+        peaks = zip(schedule.peak_bytes, capacity, strict=True)
+        assert all(peak <= room for peak, room in peaks)
         checks += replay.checks
-    assert checks > 1000 and refused < 15
+    assert checks > 1000
+    assert refused < 15
 
 
 def iteration(
@@ -129,7 +130,9 @@ def moved(policy: str, capacity: int) -> Counter[str]:
             moves += schedule.update(pieces[index][0])
         schedule.end_iteration()
         for move in moves:
-            found[f"{move.kind} {move.source}" if move.kind == "fetch" else move.kind] += move.nbytes
+            found[f"{move.kind} {move.source}" if move.kind == "fetch" else move.kind] += (
+                move.nbytes
+            )
     return found
 
 

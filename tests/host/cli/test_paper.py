@@ -1,0 +1,38 @@
+"""`nearstep paper`."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from nearstep.cli.paper import app
+
+RUNNER = CliRunner()
+
+
+def test_a_row_is_printed_with_its_errors_and_assumptions(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "rows.json"
+    arguments = ["axdimm", "--models", "gpt3-large", "--no-kernel", "--json", str(path)]
+    result = RUNNER.invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    assert "Fitted, once" in result.output
+    assert "section 5.2" in result.output
+    written = json.loads(path.read_text(encoding="utf-8"))
+    (row,) = written["table_6"]
+    assert f"{row['errors']['speedup']:+.1%}" in result.output
+    assert written["table_5"] == []
+    assert row["paper"]["baseline"] == [0.78, 8.01]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--models", "gpt3-large,gpt4"], "gpt4"),
+        (["--policy", "random"], "random"),
+    ],
+)
+def test_wrong_options_are_refused_before_anything_runs(arguments: list[str], message: str) -> None:
+    result = RUNNER.invoke(app, ["axdimm", *arguments])
+    assert result.exit_code == 2
+    assert message in result.output
