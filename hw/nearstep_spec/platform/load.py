@@ -134,7 +134,8 @@ class _Reader:
         for number, line in enumerate(text.splitlines(), 1):
             if line.lstrip().startswith("["):
                 table = _keys(line) or table
-                self.lines.setdefault(table, number)
+                for length in range(len(table)):
+                    self.lines.setdefault(table[: length + 1], number)
             elif key := _KEY.match(line):
                 self.lines.setdefault((*table, *_keys(f"{key[1]}=0")), number)
 

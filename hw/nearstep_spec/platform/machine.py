@@ -262,17 +262,14 @@ class Platform:
 
     def _node(self, end: str) -> str:
         """The node at which a part or a channel is."""
-        dimm, _, channel = end.rpartition(".")
-        if dimm in self.dimms and channel.isdecimal():
-            if int(channel) < int(self.dimms[dimm].channels.value):
-                return dimm
-        elif end in self.processors or end in self.drives or end in self.switches:
-            return end
-        channels = [
-            f"{n}.{i}" for n, d in self.dimms.items() for i in range(int(float(d.channels)))
-        ]
-        known = [*self.processors, *channels, *self.drives, *self.switches]
-        raise PlatformError(f"{self.name}: there is no part {end!r}; there are {', '.join(known)}")
+        nodes = {name: name for name in self.processors}
+        for name, dimm in self.dimms.items():
+            nodes |= {f"{name}.{channel}": name for channel in range(int(dimm.channels.value))}
+        nodes |= {name: name for name in (*self.drives, *self.switches)}
+        if end not in nodes:
+            known = ", ".join(nodes)
+            raise PlatformError(f"{self.name}: there is no part {end!r}; there are {known}")
+        return nodes[end]
 
     def _hop(self, here: str, there: str) -> Hop:
         name = next(iter(self._graph[here][there]))
