@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-import networkx as nx
+if TYPE_CHECKING:
+    import networkx as nx
 
 Origin = Literal["paper", "datasheet", "measured", "fitted"]
 ORIGINS = ("paper", "datasheet", "measured", "fitted")
@@ -191,6 +192,8 @@ class Platform:
                     f"channels must be a whole number, not {dimm.channels.value!r}",
                     ("dimms", name, "channels"),
                 )
+        import networkx as nx  # only where a machine is: it takes a while to load
+
         lone = [name for name in names if name not in self._graph]
         if len(names) > 1 and lone:
             raise PlatformError(f"{lone[0]} must be at a link", (names[lone[0]], lone[0]))
@@ -233,6 +236,8 @@ class Platform:
 
     @cached_property
     def _graph(self) -> "nx.MultiGraph[str]":
+        import networkx as nx
+
         graph: nx.MultiGraph[str] = nx.MultiGraph()
         for name, link in self.links.items():
             graph.add_edge(*link.ends, key=name)
@@ -253,6 +258,8 @@ class Platform:
         ------
         PlatformError : there is no such part, or both are the same.
         """
+        import networkx as nx
+
         nodes = self._node(start), self._node(stop)
         if nodes[0] == nodes[1]:
             raise PlatformError(f"{self.name}: {start} and {stop} are at no two ends of links")
@@ -275,9 +282,7 @@ class Platform:
         name = next(iter(self._graph[here][there]))
         link = self.links[name]
         direction = int(link.ends[0] != here)
-        back = direction == 1 and link.back_bytes_per_s is not None
-        rate = link.back_bytes_per_s if back else link.bytes_per_s
-        assert rate is not None
+        rate = (link.back_bytes_per_s if direction else None) or link.bytes_per_s
         return Hop(
             link=name,
             direction=direction,

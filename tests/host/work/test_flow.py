@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 from nearstep.backends.base import Ended
-from nearstep.errors import ArgumentError
+from nearstep.errors import ArgumentError, DeviceError
 from nearstep.work.clock import Clock
+from nearstep.work.errors import WorkError
 from nearstep.work.executor import execute
 from nearstep.work.flow import max_min
 from nearstep.work.graph import Graph
@@ -198,6 +199,22 @@ def test_the_action_of_a_transfer_is_done_and_the_time_is_the_links():
     graph.add("copy", transfer=transfer(1000, "link"), action=action)
     assert ends(graph) == {"copy": 1000}
     assert copied == [True]
+
+
+def test_what_is_under_way_ends_where_an_operation_fails():
+    graph = Graph()
+
+    def fail() -> None:
+        raise DeviceError("no such thing")
+
+    graph.add("under way", transfer=transfer(1000, "link"))
+    graph.add("fails", transfer=transfer(1000, "link"), action=fail)
+    graph.add("not run", transfer=transfer(10, "link"))
+    with pytest.raises(WorkError) as caught:
+        execute(graph)
+    assert caught.value.operation == "1: fails"
+    assert caught.value.done == ("0: under way",)
+    assert caught.value.not_run == ("2: not run",)
 
 
 def test_a_device_and_transfers_advance_on_one_clock():
