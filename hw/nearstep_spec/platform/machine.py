@@ -16,6 +16,8 @@ Origin = Literal["paper", "datasheet", "measured", "fitted"]
 ORIGINS = ("paper", "datasheet", "measured", "fitted")
 DUPLEX = ("full", "half")
 DTYPES = ("fp32", "tf32", "fp16", "bf16")
+MOST_CHANNELS = 64
+"""Of a DIMM."""
 
 
 class PlatformError(ValueError):
@@ -187,9 +189,9 @@ class Platform:
         for name, drive in self.drives.items():
             self._check_drive(name, drive)
         for name, dimm in self.dimms.items():
-            if float(dimm.channels) != int(dimm.channels.value):
+            if dimm.channels.value not in range(1, MOST_CHANNELS + 1):
                 raise PlatformError(
-                    f"channels must be a whole number, not {dimm.channels.value!r}",
+                    f"must be a whole number to {MOST_CHANNELS}, not {dimm.channels.value!r}",
                     ("dimms", name, "channels"),
                 )
         import networkx as nx  # only where a machine is: it takes a while to load

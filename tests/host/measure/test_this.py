@@ -7,11 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from nearstep.measure import this
 from nearstep.measure.arithmetic import copy_bytes_per_s, dtypes_of, matmul_flops
 from nearstep.measure.drives import BLOCK_BYTES
 from nearstep.measure.errors import MeasureError
 from nearstep.measure.this import Sizes, gpus, keep, measure, steps
-from nearstep_spec.platform.load import load, measured_path
+from nearstep_spec.cache import clear
+from nearstep_spec.platform.dump import dump
+from nearstep_spec.platform.load import load, measured_path, parse
 from nearstep_spec.platform.machine import Figure
 
 from .test_drives import direct_or_skip
@@ -28,6 +31,8 @@ def test_this_machine_is_measured_and_kept(tmp_path: Path, monkeypatch: pytest.M
     assert keep(platform) == measured_path()
     assert load("this") == platform
     assert keep(platform) == measured_path()  # over the one before
+    clear()
+    assert load("this") == platform
     assert [each.name for each in measured_path().parent.iterdir()] == ["this.toml"]
     cpu, drive = platform.processors["cpu"], platform.drives["drive"]
     assert set(cpu.flops) == {"fp32", "bf16", "fp16"}
@@ -56,6 +61,30 @@ def test_a_product_is_no_larger_than_it_may_be() -> None:
 def test_tf32_is_of_gpus_alone() -> None:
     assert dtypes_of(torch.device("cpu")) == ("fp32", "bf16", "fp16")
     assert "tf32" in dtypes_of(torch.device("cuda"))
+
+
+def test_a_gpu_has_a_part_and_a_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What runs on the GPU is replaced: how a description is made of it needs none."""
+    direct_or_skip(tmp_path)
+    gpu = torch.device("cuda", 0)
+    rates = {(gpu, this.CPU): 12e9, (this.CPU, gpu): 13e9, (gpu, gpu): 450e9, (this.CPU,) * 2: 9e9}
+    for name, fake in {
+        "gpus": lambda: [gpu],
+        "matmul_flops": lambda device, dtype, most: (1e12, most),
+        "adam_params_per_s": lambda device, count: 1e9,
+        "copy_bytes_per_s": lambda to, start, nbytes: rates[to, start],
+        "_name": str,
+        "_memory_bytes": lambda device: 1 << 30,
+    }.items():
+        monkeypatch.setattr(this, name, fake)
+    seen: list[str] = []
+    platform = measure(tmp_path, SMALL, seen.append)
+    assert len(seen) == steps()
+    there, back = platform.route("cpu", "gpu0"), platform.route("gpu0", "cpu")
+    assert [hop.bytes_per_s for hop in there] == [18e9, 12e9, 900e9]
+    assert [hop.bytes_per_s for hop in back] == [900e9, 13e9, 18e9]
+    assert set(platform.processors["gpu0"].flops) == {"fp32", "tf32", "bf16", "fp16"}
+    assert parse(dump(platform), "dumped") == platform
 
 
 def test_a_gpu_is_measured_with_its_link(tmp_path: Path) -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import itertools
 import random
+import re
 from collections import Counter
 from fractions import Fraction
 from math import ceil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,7 +23,7 @@ from nearstep.work.flow import max_min
 from nearstep.work.graph import Graph
 from nearstep.work.operation import Transfer
 from nearstep.work.timeline import Timeline
-from nearstep.work.trace import rows, trace
+from nearstep.work.trace import picture, rows, trace
 from nearstep_spec.platform.load import load
 from nearstep_spec.platform.machine import Hop
 
@@ -292,6 +294,21 @@ def test_a_trace_has_rows_without_overlap():
         flow = entry.operation.transfer
         lanes = len({each.lane for each in flow.route}) if flow else 0
         assert shown[entry.operation.index] == lanes + len(entry.operation.holds)
+
+
+def test_a_picture_has_the_rows_of_the_links(tmp_path: Path):
+    graph = Graph()
+    for i in range(2):
+        graph.add(f"copy {i}", "queue" if i else "engine", transfer=transfer(10, "cable"))
+    file = tmp_path / "picture.svg"
+    picture(execute(graph), file)
+    drawn = re.findall(r"<!-- (.*?) -->", file.read_text())
+    assert [each for each in drawn if each in ("engine", "queue", "cable", "cable (2)")] == [
+        "engine",
+        "queue",
+        "cable",
+        "cable (2)",
+    ]
 
 
 def test_joined_timelines_count_the_bytes_of_all():

@@ -204,6 +204,8 @@ def line_of(text: str, part: str) -> int:
             "back_bytes",
             "both ways of half duplex have one rate",
         ),
+        ("{0..1}", "{0..99999999999}", "99999999999", "must stand for 1024 at most"),
+        ("value = 2e9", f"value = {10**400}", "0000000000", "must be a number above 0"),
         ("fp32 =", "fp33 =", "fp33", "must be one of fp32, tf32, fp16, bf16, not 'fp33'"),
         ("read_bytes_per_s = {", "# {", "read_latency_s", "needs read_bytes_per_s"),
         ('title = "A machine"', "title = 7", "title = 7", "title: must be a text, not 7"),
@@ -228,6 +230,35 @@ def test_parts_without_a_route_are_refused() -> None:
     )
     with pytest.raises(PlatformError, match=r"links: there must be a route from a to cpu"):
         parse(text, "file.toml")
+
+
+@pytest.mark.parametrize("channels", [0, 1.5, 65, 10**400])
+def test_channels_are_a_few(channels: float) -> None:
+    text = (MACHINES / "axdimm.toml").read_text().replace("value = 2,", f"value = {channels},")
+    with pytest.raises(PlatformError, match=r"file.toml:\d+: dimms.axdimm.channels: must be a"):
+        parse(text, "file.toml")
+
+
+VALUES = ("-1", "0", "true", '"x"', '""', "[]", "{}", "[[]]", "{ a = 1 }", "1979-05-27", "nan")
+
+
+def test_no_line_that_is_gone_or_another_is_more_than_refused() -> None:
+    """Whatever stands in a description, it is a machine or an error that names the file."""
+    lines = GOOD.splitlines()
+    texts = ["\n".join([*lines[:i], *lines[i + 1 :]]) for i in range(len(lines))]
+    for i, line in enumerate(lines):
+        key, equals, _ = line.partition(" = ")
+        if equals:
+            texts += ["\n".join([*lines[:i], f"{key} = {v}", *lines[i + 1 :]]) for v in VALUES]
+    refused = []
+    for text in texts:
+        try:
+            parse(text, "file.toml")
+        except PlatformError as error:
+            refused.append(str(error))
+    assert all(error.startswith("file.toml") for error in refused)
+    assert len(refused) > 150, len(refused)
+    assert len(texts) - len(refused) > 10, len(texts)
 
 
 def test_a_part_is_declared_once() -> None:
