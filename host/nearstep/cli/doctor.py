@@ -172,7 +172,7 @@ def examine() -> list[Finding]:
         _package("systemrdl-compiler", "test of the SystemRDL export", "dev"),
         _package("fusesoc", "test of the core files", "dev"),
         _package("hypothesis", "tests", "dev"),
-        _package("networkx", "tests", "dev"),
+        _package("networkx", "routes through machines; tests", "sim"),
         _package("pytest", "tests", "dev"),
         _package("pytest-xdist", "tests", "dev"),
         _package("ruff", "lint", "dev"),

@@ -10,6 +10,7 @@ from nearstep.backends.base import Completion
 from nearstep.errors import WaitTimeoutError
 from nearstep.work.clock import Clock
 from nearstep.work.errors import WorkError, some
+from nearstep.work.flow import Flows
 from nearstep.work.operation import Operation
 from nearstep.work.timeline import Entry, Timeline
 
@@ -30,8 +31,8 @@ def execute(graph: Sequence[Operation], clock: Clock | None = None) -> Timeline:
 
     Raises
     ------
-    ArgumentError : an operation is modelled beside a device on a clock without `hertz`. Nothing was
-        started.
+    ArgumentError : an operation is modelled beside a device on a clock without `hertz`, or two
+        transfers disagree on the rate of what they share. Nothing was started.
     WorkError : an operation failed, when it was started or later.
     """
     return _Execution(graph, Clock() if clock is None else clock).run()
@@ -80,6 +81,8 @@ class _Execution:
         self._modelled: dict[int, _UnderWay] = {}
         self._due: list[tuple[int, int]] = []  # of those: cycle and number
         self._running: dict[int, _UnderWay] = {}  # on devices
+        transfers = [each.transfer for each in graph if each.transfer is not None]
+        self._flows = Flows(transfers, clock) if transfers else None
         self._left = set(range(len(graph)))
         self._done: list[str] = []
         self._failed: dict[str, Exception] = {}
@@ -147,7 +150,10 @@ class _Execution:
         except Exception as error:
             self._fail(under_way, error)
             return
-        if operation.seconds is not None:
+        if operation.transfer is not None and self._flows is not None:
+            self._modelled[index] = under_way
+            self._flows.start(index, operation.transfer, under_way.start)
+        elif operation.seconds is not None:
             under_way.due = under_way.start + clock.cycles(operation.seconds)
             self._modelled[index] = under_way
             heapq.heappush(self._due, (under_way.due, index))
@@ -157,9 +163,11 @@ class _Execution:
             self._running[index] = under_way
 
     def _pass_time(self) -> None:
-        limit = self._due[0][0] if self._due else None
+        limits = [self._due[0][0]] if self._due else []
+        if self._flows is not None and self._flows.next is not None:
+            limits.append(self._flows.next)
         try:
-            self._clock.advance(limit, self._completions())
+            self._clock.advance(min(limits, default=None), self._completions())
         except Exception as error:
             self._blame(error)
 
@@ -178,6 +186,9 @@ class _Execution:
     def _look(self) -> None:
         """End what has ended."""
         now = self._clock.now
+        for index, end in () if self._flows is None else self._flows.advance(now):
+            self._modelled[index].due = end
+            heapq.heappush(self._due, (end, index))
         while self._due and self._due[0][0] <= now:
             self._end(self._modelled[heapq.heappop(self._due)[1]])
         for each in list(self._running.values()):

@@ -9,7 +9,7 @@ from typing import overload
 from nearstep.errors import ArgumentError
 from nearstep.scalars import is_whole
 from nearstep.work.hazards import Hazards
-from nearstep.work.operation import Action, Operation, Range
+from nearstep.work.operation import Action, Operation, Range, Transfer
 
 
 class Graph(Sequence[Operation]):
@@ -32,6 +32,7 @@ class Graph(Sequence[Operation]):
         after: Iterable[Operation] = (),
         action: Action | None = None,
         seconds: float | None = None,
+        transfer: Transfer | None = None,
         priority: int = 0,
     ) -> Operation:
         """Append an operation.
@@ -44,16 +45,19 @@ class Graph(Sequence[Operation]):
         after : operations of this graph that it needs for other reasons than bytes.
         action : starts it on a device.
         seconds : how long it takes by a model, whatever its action takes.
+        transfer : it takes as long as these bytes need on links that others share, whatever its
+            action takes. Such an operation may hold nothing.
         priority : the lower, the earlier, of those that could be started.
 
         Raises
         ------
         ArgumentError : it holds nothing or something twice; a range ends before it begins, or
-            begins below 0; an operation is none of this graph; it has neither action nor duration;
-            the duration is negative or not finite. Nothing was added.
+            begins below 0; an operation is none of this graph; it has neither action nor duration
+            nor transfer, or the last two; the duration is negative or not finite. Nothing was
+            added.
         """
         reads, writes, after = tuple(reads), tuple(writes), tuple(after)
-        if not holds or len(set(holds)) != len(holds):
+        if not (holds or transfer) or len(set(holds)) != len(holds):
             raise ArgumentError(f"{name}: holds must be one or more resources, not {holds}")
         for each in (*reads, *writes):
             if not (is_whole(each.start) and is_whole(each.stop) and 0 <= each.start <= each.stop):
@@ -61,8 +65,10 @@ class Graph(Sequence[Operation]):
         for other in after:
             if not (0 <= other.index < len(self) and self._operations[other.index] is other):
                 raise ArgumentError(f"{name}: after must be operations of this graph, not {other}")
-        if action is None and seconds is None:
-            raise ArgumentError(f"{name}: action or seconds must be given")
+        if action is None and seconds is None and transfer is None:
+            raise ArgumentError(f"{name}: action, seconds or transfer must be given")
+        if seconds is not None and transfer is not None:
+            raise ArgumentError(f"{name}: seconds and transfer must not both be given")
         if seconds is not None and not (math.isfinite(seconds) and seconds >= 0):
             raise ArgumentError(f"{name}: seconds must be from 0 and finite, not {seconds}")
         if not is_whole(priority):
@@ -78,6 +84,7 @@ class Graph(Sequence[Operation]):
             needs=tuple(sorted(needs)),
             action=action,
             seconds=seconds,
+            transfer=transfer,
             priority=priority,
         )
         self._operations.append(operation)

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from nearstep.backends.base import Completion
 from nearstep.errors import ArgumentError
+from nearstep.scalars import is_whole
+from nearstep_spec.platform.machine import Hop, Platform
 
 if TYPE_CHECKING:
     from nearstep.buffer import Buffer
@@ -59,6 +61,54 @@ class Rate:
         return self.latency_s + nbytes / self.bytes_per_s
 
 
+@dataclass(frozen=True, kw_only=True)
+class Transfer:
+    """Bytes that go over links, which they share with other transfers.
+
+    It waits for the latencies of its route, then has its max-min fair share of each link until the
+    last byte is through (`nearstep.work.flow`).
+
+    Parameters
+    ----------
+    nbytes
+    route : at least one hop. A link that both ways share may be in it twice.
+
+    Raises
+    ------
+    ArgumentError : bytes or a latency are negative, a rate is not above 0, or there is no hop.
+    """
+
+    nbytes: int
+    route: tuple[Hop, ...]
+
+    def __post_init__(self) -> None:
+        if not (is_whole(self.nbytes) and self.nbytes >= 0):
+            raise ArgumentError(f"nbytes must be an integer from 0, not {self.nbytes!r}")
+        if not self.route:
+            raise ArgumentError("route must have a hop")
+        for hop in self.route:
+            if not 0 < hop.bytes_per_s < float("inf"):
+                raise ArgumentError(f"bytes_per_s must be above 0 and finite, not {hop}")
+            if not 0 <= hop.latency_s < float("inf"):
+                raise ArgumentError(f"latency_s must be from 0 and finite, not {hop}")
+
+    @classmethod
+    def between(cls, platform: Platform, start: str, stop: str, nbytes: int) -> Transfer:
+        """Bytes from one part of a machine to another.
+
+        Raises
+        ------
+        ArgumentError : `nbytes` is negative.
+        PlatformError : there is no such part, or both are the same.
+        """
+        return cls(nbytes=nbytes, route=platform.route(start, stop))
+
+    @property
+    def latency_s(self) -> float:
+        """Of all hops together."""
+        return sum(hop.latency_s for hop in self.route)
+
+
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)
 class Operation:
     """One thing that a step does. Made by `nearstep.work.graph.Graph.add`.
@@ -67,11 +117,14 @@ class Operation:
     ----------
     index : place in the program.
     name
-    holds : resources that nothing else has while it is under way, at least one.
+    holds : resources that nothing else has while it is under way, at least one; a transfer may have
+        none.
     reads, writes
     needs : operations that must have ended, ascending: those named, and those of its hazards.
     action : starts it. None: nothing but time passes.
-    seconds : how long it takes by a model. None: as long as the completion of its action.
+    seconds : how long it takes by a model. None: as long as its transfer, or, if it is none, the
+        completion of its action.
+    transfer : what it brings over links.
     priority : of two operations that could be started the one of the lower number is, and of equal
         ones that which comes first in the program.
     """
@@ -84,6 +137,7 @@ class Operation:
     needs: tuple[int, ...]
     action: Action | None
     seconds: float | None
+    transfer: Transfer | None
     priority: int
 
     def __str__(self) -> str:

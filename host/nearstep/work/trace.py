@@ -6,20 +6,36 @@ import json
 from pathlib import Path
 from typing import Any
 
-from nearstep.work.timeline import Timeline
+from nearstep.work.timeline import Entry, Timeline
 
 LETTERS = 200
 """Letters of a name that go into the width of a picture; a name has to fit its operation."""
 
 
+def rows(timeline: Timeline) -> dict[str, list[Entry]]:
+    """Operations that do not overlap, in rows of a picture: a row for each resource, and for each
+    link as many as it has transfers at once."""
+    found = timeline.lanes
+    for lane, entries in timeline.links.items():
+        taken: list[str] = []
+        for entry in sorted(entries, key=lambda e: (e.start, e.operation.index)):
+            row = next((r for r in taken if found[r][-1].end <= entry.start), None)
+            if row is None:
+                row = lane if not taken else f"{lane} ({len(taken) + 1})"
+                taken.append(row)
+                found[row] = []
+            found[row].append(entry)
+    return found
+
+
 def trace(timeline: Timeline) -> dict[str, Any]:
-    """The timeline as `chrome://tracing` and Perfetto read it: a thread for each resource.
+    """The timeline as `chrome://tracing` and Perfetto read it: a thread for each row.
 
     Times are microseconds, or one for each cycle if the clock has no frequency. An operation that
-    holds several resources is in each of their threads.
+    holds several resources is in each of their threads, a transfer in those of its links.
     """
     scale = 1.0 if timeline.hertz is None else 1e6 / timeline.hertz
-    lanes = timeline.lanes
+    lanes = rows(timeline)
     events: list[dict[str, Any]] = [
         {"ph": "M", "name": "thread_name", "pid": 0, "tid": number, "args": {"name": resource}}
         for number, resource in enumerate(lanes)
@@ -35,6 +51,8 @@ def trace(timeline: Timeline) -> dict[str, Any]:
                 "bytes_read": sum(each.stop - each.start for each in operation.reads),
                 "bytes_written": sum(each.stop - each.start for each in operation.writes),
             }
+            if operation.transfer is not None:
+                arguments["bytes_transferred"] = operation.transfer.nbytes
             if entry.cycles is not None:
                 arguments["device_cycles"] = entry.cycles
             events.append(
@@ -60,12 +78,12 @@ def write_trace(timeline: Timeline, path: str | Path) -> None:
 
 
 def picture(timeline: Timeline, path: str | Path, title: str = "") -> None:
-    """Draw the timeline, a lane for each resource, to an image file of any kind that matplotlib
+    """Draw the timeline, as `rows` has it, to an image file of any kind that matplotlib
     writes."""
     from matplotlib.figure import Figure  # in the extra `torch`; a device needs none of it
     from matplotlib.patches import Patch
 
-    lanes = timeline.lanes
+    lanes = rows(timeline)
     colours: dict[str, int] = {}
     figure = Figure(figsize=(12, 1.2 + 0.5 * len(lanes)), layout="constrained")
     axes = figure.subplots()

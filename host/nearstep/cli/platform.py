@@ -1,0 +1,173 @@
+"""`nearstep platform`: descriptions of machines, and that of this one."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from nearstep.errors import NearstepError
+from nearstep_spec.cache import CacheError, cache_dir
+from nearstep_spec.platform.load import PARTS, THIS, load, measured_path, parse, shipped
+from nearstep_spec.platform.machine import ORIGINS, Figure, Platform, PlatformError
+
+__all__ = ["app", "figures"]
+
+app = typer.Typer(help="Machines: what they consist of, how fast that is, and who says so.")
+
+UNITS = (
+    ("bytes_per_s", 1e9, "GB/s"),
+    ("params_per_s", 1e6, "MP/s"),
+    ("bytes", 1e9, "GB"),
+    ("_s", 1e-6, "us"),
+    ("flops", 1e12, "TFLOP/s"),
+)
+"""How figures are printed, by what their names contain, the first that fits."""
+
+
+def figures(platform: Platform) -> Iterator[tuple[str, str, Figure]]:
+    """Part, entry and figure, of all that a machine has."""
+    for table in PARTS:
+        for name, part in getattr(platform, table).items():
+            for each in fields(part):
+                value = getattr(part, each.name)
+                if isinstance(value, Figure):
+                    yield name, each.name, value
+                elif each.name == "flops":
+                    yield from ((name, f"flops.{dtype}", one) for dtype, one in value.items())
+
+
+def complete(incomplete: str) -> list[str]:
+    """Names that begin with what was typed: for shell completion."""
+    return [name for name in (*shipped(), THIS) if name.startswith(incomplete)]
+
+
+Name = Annotated[
+    str,
+    typer.Argument(
+        help="A machine of the list, `this`, or a file.",
+        show_default=False,
+        autocompletion=complete,
+    ),
+]
+
+
+@app.command("list")
+def list_machines() -> None:
+    """List the machines that come with nearstep, and this one, if it is measured."""
+    table = Table("name", "what it is", *(f"figures: {origin}" for origin in ORIGINS))
+    names = [*shipped(), *([THIS] if measured_path().is_file() else [])]
+    for name in names:
+        platform = _load(name)
+        table.add_row(name, platform.title, *map(str, _origins(platform).values()))
+    _print(table)
+
+
+@app.command("show")
+def show(
+    name: Name,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+) -> None:
+    """Show what a machine consists of: each figure with its origin and source."""
+    platform = _load(name)
+    if as_json:
+        typer.echo(json.dumps(asdict(platform), indent=2))
+        return
+    table = Table("part", "entry", "value", "origin", "source", title=platform.title)
+    table.columns[-1].overflow = "fold"
+    for part, entry, figure in figures(platform):
+        table.add_row(part, entry, _printed(entry, figure), figure.origin, figure.source)
+    _print(table)
+    links = Table("link", "ends", "duplex")
+    for part, link in platform.links.items():
+        links.add_row(part, " - ".join(link.ends), link.duplex)
+    _print(links)
+
+
+@app.command("check")
+def check(
+    file: Annotated[Path, typer.Argument(help="A description in TOML.", show_default=False)],
+) -> None:
+    """Check a description: what is missing, unknown or out of range is named with its line."""
+    try:
+        platform = parse(file.read_text(encoding="utf-8"), str(file))
+    except OSError as error:
+        _fail(f"{file}: {error.strerror}")
+    except (PlatformError, UnicodeDecodeError) as error:
+        _fail(str(error))
+    counts = _origins(platform)
+    parts = sum(len(getattr(platform, table)) for table in PARTS)
+    origins = ", ".join(f"{count} {origin}" for origin, count in counts.items() if count)
+    typer.echo(f"{file}: {platform.name}: {parts} parts and links, figures: {origins}")
+
+
+@app.command("this")
+def this(
+    directory: Annotated[
+        Path | None,
+        typer.Option(help="A folder on the drive that is measured; the cache if not given."),
+    ] = None,
+    file_mib: Annotated[
+        int, typer.Option(min=1, help="MiB of the file that is made there.")
+    ] = 1024,
+) -> None:
+    """Measure this machine, and keep the result in the cache as the machine `this`."""
+    try:
+        from nearstep.measure.this import Sizes, keep, measure, steps  # torch is an extra
+    except ModuleNotFoundError as error:
+        _fail(f"{error}: see nearstep doctor")
+    try:
+        folder = cache_dir() if directory is None else directory
+        if directory is None:
+            folder.mkdir(parents=True, exist_ok=True)
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+        with Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True)) as progress:
+            task = progress.add_task("", total=steps())
+            begun = iter(range(steps()))
+
+            def report(step: str) -> None:
+                progress.update(task, description=step, completed=next(begun))
+
+            platform = measure(folder, Sizes(file_bytes=file_mib << 20), report)
+            progress.update(task, description="measured", completed=steps())
+        path = keep(platform)
+    except (CacheError, NearstepError, OSError) as error:
+        _fail(str(error))
+    typer.echo(str(path))
+    show(THIS)
+
+
+def _load(name: str) -> Platform:
+    try:
+        return load(name)
+    except PlatformError as error:
+        _fail(str(error))
+
+
+def _fail(message: str) -> NoReturn:
+    typer.echo(f"error: {message}", err=True)
+    raise typer.Exit(1)
+
+
+def _origins(platform: Platform) -> dict[str, int]:
+    counted = Counter(figure.origin for _, _, figure in figures(platform))
+    return {origin: counted[origin] for origin in ORIGINS}  # type: ignore[index]
+
+
+def _printed(entry: str, figure: Figure) -> str:
+    for part, scale, unit in UNITS:
+        if part in entry:
+            return f"{float(figure) / scale:.6g} {unit}"
+    return f"{float(figure):g}"
+
+
+def _print(table: Table) -> None:
+    Console(markup=False, highlight=False).print(table)

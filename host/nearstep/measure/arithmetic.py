@@ -1,0 +1,110 @@
+"""Rates of a processor with torch: matrix products, AdamW, copies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+
+import torch
+
+from nearstep.measure.clocked import seconds
+
+DTYPES = {
+    "fp32": torch.float32,
+    "tf32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+}
+"""What each name of `nearstep_spec.platform.machine.DTYPES` is in torch."""
+
+FIRST_ROWS = 256
+LONG_S = 0.03
+"""A product that takes longer is large enough: it has many times the work of starting it."""
+
+
+def dtypes_of(device: torch.device) -> tuple[str, ...]:
+    """Those in which the device multiplies: TF32 is of GPUs alone."""
+    return tuple(name for name in DTYPES if name != "tf32" or device.type == "cuda")
+
+
+def matmul_flops(device: torch.device, dtype: str, most: int) -> tuple[float, int]:
+    """Floating-point operations a second of a product of square matrices.
+
+    Parameters
+    ----------
+    device
+    dtype : of `DTYPES`.
+    most : rows of each. They are fewer where a product takes long, as of FP16 on many CPUs.
+
+    Returns
+    -------
+    tuple[float, int] : the rate and the rows.
+    """
+    size = min(FIRST_ROWS, most)
+    with _tf32(dtype == "tf32"):
+        while True:
+            one, other = (
+                torch.randn(size, size, device=device).to(DTYPES[dtype]) for _ in range(2)
+            )
+            product = _synchronous(device, partial(torch.matmul, one, other))
+            took = seconds(product)
+            if size == most or took > LONG_S:
+                return 2 * size**3 / took, size
+            size = min(2 * size, most)
+
+
+def adam_params_per_s(device: torch.device, count: int) -> float:
+    """Parameters that torch's fused AdamW updates in a second, all of fp32.
+
+    Parameters
+    ----------
+    device
+    count : of them, in one tensor.
+    """
+    parameter = torch.nn.Parameter(torch.randn(count, device=device))
+    parameter.grad = torch.randn(count, device=device)
+    optimizer = torch.optim.AdamW([parameter], fused=True)
+    return count / seconds(_synchronous(device, optimizer.step))
+
+
+def copy_bytes_per_s(to: torch.device, start: torch.device, nbytes: int) -> float:
+    """Bytes a second of a copy, each byte once; on the host from or to pinned memory if the other
+    side is a GPU.
+
+    Parameters
+    ----------
+    to, start
+    nbytes
+    """
+    pinned = {to.type, start.type} == {"cpu", "cuda"}
+    source, target = (
+        torch.zeros(
+            nbytes, dtype=torch.uint8, device=each, pin_memory=pinned and each.type == "cpu"
+        )
+        for each in (start, to)
+    )
+    gpu = to if to.type == "cuda" else start
+    return nbytes / seconds(_synchronous(gpu, lambda: target.copy_(source, non_blocking=True)))
+
+
+def _synchronous(device: torch.device, work: Callable[[], object]) -> Callable[[], None]:
+    """The same work, which returns when the device is done."""
+
+    def run() -> None:
+        work()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+
+    return run
+
+
+@contextmanager
+def _tf32(allowed: bool) -> Iterator[None]:
+    """Whether products of fp32 on a GPU may be of TF32."""
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = allowed
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before

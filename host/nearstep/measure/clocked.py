@@ -1,0 +1,37 @@
+"""How long something takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from statistics import median
+from time import perf_counter
+
+RUNS = 5
+"""Runs of which the median counts; one more, before them, does not."""
+
+BUDGET_S = 1.0
+"""No run is begun after as many seconds; if the first one took longer, it counts."""
+
+
+def seconds(work: Callable[[], object], *, runs: int = RUNS) -> float:
+    """Median time of a call, in seconds.
+
+    Parameters
+    ----------
+    work : returns when all of it is done.
+    runs : at most, above 0.
+    """
+    spent = once(work)
+    if spent > BUDGET_S:
+        return spent
+    times: list[float] = []
+    while len(times) < runs and sum(times) < BUDGET_S:
+        times.append(once(work))
+    return median(times)
+
+
+def once(work: Callable[[], object]) -> float:
+    """Time of one call, in seconds, above 0."""
+    start = perf_counter()
+    work()
+    return max(perf_counter() - start, 1e-9)

@@ -1,0 +1,164 @@
+"""Rates of a drive: a file that is written and read past the system's cache."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import mmap
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+
+from nearstep.errors import ArgumentError
+from nearstep.measure.clocked import seconds
+from nearstep.measure.errors import MeasureError
+
+DEPTHS = (1, 2, 4, 8, 16)
+"""Requests under way at once."""
+
+BLOCK_BYTES = 1 << 20
+PAGE_BYTES = 4096
+"""What the latency is of."""
+
+LATENCY_RUNS = 64
+ENOUGH = 0.95
+"""Share of the best rate that the depth which is told has."""
+
+Transfer = Callable[[int, int], None]
+"""Moves block `i` by the buffer of thread `j`."""
+
+
+@dataclass(frozen=True)
+class DriveRates:
+    """What a drive does.
+
+    Attributes
+    ----------
+    read_bytes_per_s, write_bytes_per_s : by queue depth.
+    read_latency_s, write_latency_s : of 4 KiB at depth 1, the median.
+    """
+
+    read_bytes_per_s: Mapping[int, float]
+    write_bytes_per_s: Mapping[int, float]
+    read_latency_s: float
+    write_latency_s: float
+
+    @property
+    def depth(self) -> int:
+        """The least at which both rates are near the best of any."""
+        return max(_enough(self.read_bytes_per_s), _enough(self.write_bytes_per_s))
+
+
+def drive_rates(
+    directory: Path,
+    file_bytes: int,
+    report: Callable[[str], None] = lambda step: None,
+) -> DriveRates:
+    """Write and read a file of this size, once at each depth, and remove it.
+
+    Parameters
+    ----------
+    directory : on the drive.
+    file_bytes : a multiple of `BLOCK_BYTES`.
+    report : gets a line before each step; there are `len(DEPTHS) * 2 + 1`.
+
+    Raises
+    ------
+    ArgumentError : the size is not a multiple.
+    MeasureError : the folder is none, has no room, or takes no O_DIRECT.
+    """
+    if file_bytes < BLOCK_BYTES or file_bytes % BLOCK_BYTES:
+        raise ArgumentError(f"file_bytes must be a multiple of {BLOCK_BYTES}, not {file_bytes}")
+    if not directory.is_dir():
+        raise MeasureError(directory, "is no folder")
+    free = shutil.disk_usage(directory).free
+    if free < 2 * file_bytes:
+        raise MeasureError(directory, f"has {free} bytes free, not {2 * file_bytes}")
+    blocks = file_bytes // BLOCK_BYTES
+    with _direct(directory) as file, _buffers(max(DEPTHS)) as buffers:
+
+        def write(block: int, thread: int) -> None:
+            _whole(os.pwritev(file, [buffers[thread]], block * BLOCK_BYTES))
+
+        def read(block: int, thread: int) -> None:
+            _whole(os.preadv(file, [buffers[thread]], block * BLOCK_BYTES))
+
+        rates: dict[str, dict[int, float]] = {"write": {}, "read": {}}
+        for name, transfer in (("write", write), ("read", read)):
+            for depth in DEPTHS:
+                report(f"drive: {name} at queue depth {depth}")
+                rates[name][depth] = file_bytes / _time(transfer, blocks, depth)
+        report("drive: latency")
+        with _buffers(1, PAGE_BYTES) as (page,):
+            places = itertools.cycle(range(0, file_bytes, max(PAGE_BYTES, file_bytes // 64)))
+            latency = {
+                "write": seconds(lambda: os.pwritev(file, [page], next(places)), runs=LATENCY_RUNS),
+                "read": seconds(lambda: os.preadv(file, [page], next(places)), runs=LATENCY_RUNS),
+            }
+    return DriveRates(rates["read"], rates["write"], latency["read"], latency["write"])
+
+
+def _enough(rates: Mapping[int, float]) -> int:
+    best = max(rates.values())
+    return min(depth for depth, rate in rates.items() if rate >= ENOUGH * best)
+
+
+def _time(transfer: Transfer, blocks: int, depth: int) -> float:
+    """Seconds in which so many threads move all blocks, each the next that is left."""
+    left = iter(range(blocks))
+
+    def work(thread: int) -> None:
+        for block in left:  # the next one is taken in one step of the interpreter
+            transfer(block, thread)
+
+    with ThreadPoolExecutor(depth) as pool:
+        start = perf_counter()
+        list(pool.map(work, range(depth)))
+        return max(perf_counter() - start, 1e-9)
+
+
+def _whole(moved: int) -> None:
+    if moved != BLOCK_BYTES:
+        raise OSError(errno.EIO, f"{moved} of {BLOCK_BYTES} bytes were moved")
+
+
+@contextmanager
+def _buffers(count: int, size: int = BLOCK_BYTES) -> Iterator[list[mmap.mmap]]:
+    """Buffers on page boundaries, with bytes that no drive can compress."""
+    buffers = [mmap.mmap(-1, size) for _ in range(count)]
+    try:
+        for each in buffers:
+            each.write(os.urandom(size))
+        yield buffers
+    finally:
+        for each in buffers:
+            each.close()
+
+
+@contextmanager
+def _direct(directory: Path) -> Iterator[int]:
+    """A new file past the system's cache, which is removed at the end."""
+    try:
+        handle, name = tempfile.mkstemp(prefix="nearstep-", dir=directory)
+    except OSError as error:
+        raise MeasureError(directory, f"cannot be written: {error.strerror}") from None
+    os.close(handle)
+    try:
+        try:
+            file = os.open(name, os.O_RDWR | os.O_DIRECT)
+        except OSError as error:
+            raise MeasureError(directory, f"takes no O_DIRECT: {error.strerror}") from None
+        try:
+            yield file
+        except OSError as error:
+            raise MeasureError(directory, f"failed: {error.strerror}") from error
+        finally:
+            os.close(file)
+    finally:
+        os.unlink(name)

@@ -1,0 +1,146 @@
+"""Transfers that share links: a fluid model with max-min fair shares.
+
+A transfer waits for its latency, then its bytes flow at one rate over all links of its route. Rates
+are max-min fair: none can rise but at the cost of one that is not higher. They change where a
+transfer begins or ends, and between such events they are constant. Packets, windows and routing are
+no part of it.
+
+*Numerics*: rates and bytes are exact fractions, so the result depends on no machine and on no order
+of the transfers. Events are at whole cycles: a transfer ends at the first cycle by which all of its
+bytes are through, and its share is free from there.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from fractions import Fraction
+from math import ceil
+
+from nearstep.errors import ArgumentError
+from nearstep.work.clock import Clock
+from nearstep.work.operation import Transfer
+
+
+def max_min(rates: Mapping[str, Fraction], uses: Sequence[Mapping[str, int]]) -> Sequence[Fraction]:
+    """The max-min fair rate of each flow, by progressive filling.
+
+    All rates rise together; where a link is full those of its flows stay, and the others go on.
+
+    Parameters
+    ----------
+    rates : of each link, above 0.
+    uses : of each flow, how many times it takes its rate of each link; at least one.
+    """
+    left = dict(rates)
+    flows: dict[str, list[int]] = {}
+    weights: Counter[str] = Counter()
+    for flow, use in enumerate(uses):
+        for link, times in use.items():
+            flows.setdefault(link, []).append(flow)
+            weights[link] += times
+    found: list[Fraction | None] = [None] * len(uses)
+    while weights:
+        full = min(weights, key=lambda link: (left[link] / weights[link], link))
+        rate = left[full] / weights[full]
+        for flow in flows[full]:
+            if found[flow] is None:
+                found[flow] = rate
+                for link, times in uses[flow].items():
+                    left[link] -= times * rate
+                    weights[link] -= times
+                    if not weights[link]:
+                        del weights[link]
+    return [rate for rate in found if rate is not None]
+
+
+class Flows:
+    """Transfers under way, and when each ends.
+
+    Parameters
+    ----------
+    transfers : all that there will be.
+    clock : with a frequency.
+
+    Raises
+    ------
+    ArgumentError : the clock has no frequency, or a link has two rates.
+    """
+
+    def __init__(self, transfers: Iterable[Transfer], clock: Clock) -> None:
+        self._clock = clock
+        self._rates: dict[str, Fraction] = {}
+        """Bytes a cycle of each link."""
+        self._waiting: list[tuple[int, int]] = []  # cycle at which it begins to flow, and number
+        self._uses: dict[int, Counter[str]] = {}
+        self._at = 0
+        """Cycle of the last event."""
+        self._left: dict[int, Fraction] = {}  # bytes of those that flow, at that cycle
+        self._shares: dict[int, Fraction] = {}  # bytes a cycle of these, from there
+        self._ends: dict[int, int] = {}  # and where they end by that
+        for transfer in transfers:
+            clock.cycles(transfer.latency_s)  # raises if it cannot
+            for hop in transfer.route:
+                rate = Fraction(hop.bytes_per_s) / Fraction(clock.hertz or 1)
+                known = self._rates.setdefault(hop.lane, rate)
+                if known != rate:
+                    expected = float(known * Fraction(clock.hertz or 1))
+                    raise ArgumentError(
+                        f"{hop.lane}: bytes_per_s must be {expected}, as before, "
+                        f"not {hop.bytes_per_s}"
+                    )
+
+    def start(self, number: int, transfer: Transfer, cycle: int) -> None:
+        """A transfer begins to wait for its latency.
+
+        Parameters
+        ----------
+        number : that no other has.
+        transfer : one of those that were announced.
+        cycle : not before any to which time went on.
+        """
+        self._uses[number] = Counter(hop.lane for hop in transfer.route)
+        self._left[number] = Fraction(int(transfer.nbytes))
+        begins = cycle + self._clock.cycles(transfer.latency_s)
+        heapq.heappush(self._waiting, (begins, number))
+
+    @property
+    def next(self) -> int | None:
+        """Cycle at which the next one begins to flow or ends."""
+        begins = [self._waiting[0][0]] if self._waiting else []
+        return min([*begins, *self._ends.values()], default=None)
+
+    def advance(self, cycle: int) -> list[tuple[int, int]]:
+        """Let time go on to a cycle.
+
+        Returns
+        -------
+        list[tuple[int, int]] : number and last cycle of each that has ended, in their order.
+        """
+        ended: list[tuple[int, int]] = []
+        while (event := self.next) is not None and event <= cycle:
+            ended += [(number, event) for number in self._pass(event)]
+        return ended
+
+    def _pass(self, cycle: int) -> list[int]:
+        """Let bytes flow until an event, and share the links anew.
+
+        Returns
+        -------
+        list[int] : those that have ended.
+        """
+        for number, share in self._shares.items():
+            self._left[number] -= share * (cycle - self._at)
+        self._at = cycle
+        flowing = list(self._shares)
+        while self._waiting and self._waiting[0][0] <= cycle:
+            flowing.append(heapq.heappop(self._waiting)[1])
+        ended = sorted(number for number in flowing if self._left[number] <= 0)
+        for number in ended:
+            del self._left[number], self._uses[number]
+        flowing = [number for number in flowing if number in self._left]
+        found = max_min(self._rates, [self._uses[number] for number in flowing])
+        self._shares = dict(zip(flowing, found, strict=True))
+        self._ends = {n: cycle + ceil(self._left[n] / share) for n, share in self._shares.items()}
+        return ended

@@ -1,0 +1,1 @@
+"""Descriptions of machines, with the origin of each figure, and shapes of models."""
