@@ -68,7 +68,7 @@ def test_the_python_of_a_page_runs(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _beside_examples(tmp_path, monkeypatch)
-    assert len(WITH_PYTHON) == 7
+    assert len(WITH_PYTHON) == 8
     assert run_blocks(page, golden=True) >= 1
 
 
@@ -130,6 +130,9 @@ def _check_command(words: list[str], folder: Path) -> None:
         done = CliRunner().invoke(cli._app(), [name, "golden:axdimm", *arguments[1:]])
         assert arguments[0].startswith("sim:"), words
         assert "has no clock" in done.output, (words, done.output)
+    elif words[:2] == ["platform", "this"]:  # which takes a while where the folder is one
+        done = CliRunner().invoke(cli._app(), [*words, "--directory", str(folder / "nothing")])
+        assert "is no folder" in done.output, (words, done.output)
     elif name != "dram-replay":  # what that prints is not of a file that a reader has
         done = CliRunner().invoke(cli._app(), words, env={"NEARSTEP_CACHE": str(folder)})
         assert done.exit_code == 0, (words, done.output)

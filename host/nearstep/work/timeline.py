@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import ceil
 
-from nearstep.work.operation import Operation
+from nearstep.work.operation import Operation, Transfer
+from nearstep_spec.platform.machine import Hop
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,50 +71,43 @@ class Timeline:
                 lanes[resource].append(entry)
         return dict(lanes)
 
+    def _hops(self) -> Iterator[tuple[Entry, Transfer, Hop]]:
+        for entry in self.entries:
+            if (transfer := entry.operation.transfer) is not None:
+                yield from ((entry, transfer, hop) for hop in transfer.route)
+
     @property
     def links(self) -> dict[str, list[Entry]]:
         """Transfers on each link and way, in order; links in the order of their first use."""
-        links: defaultdict[str, list[Entry]] = defaultdict(list)
-        for entry in self.entries:
-            transfer = entry.operation.transfer
-            for lane in dict.fromkeys(hop.lane for hop in transfer.route) if transfer else ():
-                links[lane].append(entry)
-        return dict(links)
+        links: defaultdict[str, dict[int, Entry]] = defaultdict(dict)
+        for entry, _, hop in self._hops():
+            links[hop.lane][entry.operation.index] = entry  # once, if the route has it twice
+        return {lane: list(entries.values()) for lane, entries in links.items()}
 
     @property
     def traffic(self) -> Mapping[tuple[str, int], int]:
         """Bytes that went over each link, by its name and direction, also where both directions
         share a rate; and those read (0) and written (1) at the ends of the routes."""
         counted: Counter[tuple[str, int]] = Counter()
-        for entry in self.entries:
-            transfer = entry.operation.transfer
-            for hop in transfer.route if transfer else ():
-                assert transfer is not None
-                counted[hop.link, hop.direction] += transfer.nbytes
+        for _, transfer, hop in self._hops():
+            counted[hop.link, hop.direction] += int(transfer.nbytes)
         return dict(counted)
 
-    def least(self, lane: str) -> int:
-        """Cycles that a link needs for its bytes alone; 0 of one that no transfer took.
-
-        Parameters
-        ----------
-        lane : of `links`.
-        """
-        nbytes, rate = 0, Fraction(1)
-        for entry in self.links.get(lane, ()):
-            transfer = entry.operation.transfer
-            for hop in transfer.route if transfer else ():
-                if hop.lane == lane and transfer is not None:
-                    nbytes += transfer.nbytes
-                    rate = Fraction(hop.bytes_per_s)
-        return ceil(nbytes * Fraction(self.hertz or 0) / rate)
+    @property
+    def least(self) -> Mapping[str, int]:
+        """Cycles that each link, as in `links`, needs for its bytes alone."""
+        needed: defaultdict[str, Fraction] = defaultdict(Fraction)
+        for _, transfer, hop in self._hops():
+            needed[hop.lane] += Fraction(int(transfer.nbytes)) / Fraction(hop.bytes_per_s)
+        hertz = Fraction(self.hertz or 0)
+        return {lane: ceil(seconds * hertz) for lane, seconds in needed.items()}
 
     @property
     def limit(self) -> int:
         """Cycles of the resource that is held longest, or of the link that has most to carry: no
         makespan is shorter."""
         held = [sum(entry.duration for entry in each) for each in self.lanes.values()]
-        return max([*held, *(self.least(lane) for lane in self.links)], default=0)
+        return max([*held, *self.least.values()], default=0)
 
     def busy(self, resource: str) -> int:
         """Cycles in which a resource is held."""

@@ -10,7 +10,6 @@ import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import MISSING, fields
 from importlib.resources import files
-from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +37,12 @@ THIS = "this"
 """Name of the machine that `nearstep platform this` measures."""
 
 MAY_BE_ZERO = ("latency_s", "read_latency_s", "write_latency_s")
+MOST = 1e30
+"""A figure above is none; nor is infinity."""
+
+MOST_NAMES = 1024
+"""Parts that a range may stand for."""
+
 _KEY = re.compile(r"""\s*((?:[\w-]+|"[^"]*"|'[^']*')(?:\s*\.\s*(?:[\w-]+|"[^"]*"|'[^']*'))*)\s*=""")
 _RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
 
@@ -112,7 +117,7 @@ def expand(name: str) -> list[str]:
 
     Raises
     ------
-    ValueError : the range ends before it begins.
+    ValueError : the range ends before it begins, or is of more than `MOST_NAMES`.
     """
     found = _RANGE.search(name)
     if found is None:
@@ -120,6 +125,8 @@ def expand(name: str) -> list[str]:
     first, last = int(found[1]), int(found[2])
     if last < first:
         raise ValueError(f"{found[0]} must not end before it begins")
+    if last - first >= MOST_NAMES:
+        raise ValueError(f"{found[0]} must stand for {MOST_NAMES} at most")
     return [f"{name[: found.start()]}{i}{name[found.end() :]}" for i in range(first, last + 1)]
 
 
@@ -134,7 +141,8 @@ class _Reader:
         for number, line in enumerate(text.splitlines(), 1):
             if line.lstrip().startswith("["):
                 table = _keys(line) or table
-                self.lines.setdefault(table, number)
+                for length in range(len(table)):
+                    self.lines.setdefault(table[: length + 1], number)
             elif key := _KEY.match(line):
                 self.lines.setdefault((*table, *_keys(f"{key[1]}=0")), number)
 
@@ -253,7 +261,7 @@ class _Reader:
         number = value["value"]
         zero = path[-1] in MAY_BE_ZERO
         good = isinstance(number, int | float) and not isinstance(number, bool)
-        if not good or not isfinite(number) or number < 0 or (number == 0 and not zero):
+        if not good or not 0 <= number <= MOST or (number == 0 and not zero):
             least = "a number from 0" if zero else "a number above 0"
             raise self.fail(path, f"must be {least}, not {number!r}")
         origin = self.choice(path, value["origin"], ORIGINS)

@@ -7,14 +7,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-import networkx as nx
+if TYPE_CHECKING:
+    import networkx as nx
 
 Origin = Literal["paper", "datasheet", "measured", "fitted"]
 ORIGINS = ("paper", "datasheet", "measured", "fitted")
 DUPLEX = ("full", "half")
 DTYPES = ("fp32", "tf32", "fp16", "bf16")
+MOST_CHANNELS = 64
+"""Of a DIMM."""
 
 
 class PlatformError(ValueError):
@@ -186,11 +189,13 @@ class Platform:
         for name, drive in self.drives.items():
             self._check_drive(name, drive)
         for name, dimm in self.dimms.items():
-            if float(dimm.channels) != int(dimm.channels.value):
+            if dimm.channels.value not in range(1, MOST_CHANNELS + 1):
                 raise PlatformError(
-                    f"channels must be a whole number, not {dimm.channels.value!r}",
+                    f"must be a whole number to {MOST_CHANNELS}, not {dimm.channels.value!r}",
                     ("dimms", name, "channels"),
                 )
+        import networkx as nx  # only where a machine is: it takes a while to load
+
         lone = [name for name in names if name not in self._graph]
         if len(names) > 1 and lone:
             raise PlatformError(f"{lone[0]} must be at a link", (names[lone[0]], lone[0]))
@@ -233,6 +238,8 @@ class Platform:
 
     @cached_property
     def _graph(self) -> "nx.MultiGraph[str]":
+        import networkx as nx
+
         graph: nx.MultiGraph[str] = nx.MultiGraph()
         for name, link in self.links.items():
             graph.add_edge(*link.ends, key=name)
@@ -253,6 +260,8 @@ class Platform:
         ------
         PlatformError : there is no such part, or both are the same.
         """
+        import networkx as nx
+
         nodes = self._node(start), self._node(stop)
         if nodes[0] == nodes[1]:
             raise PlatformError(f"{self.name}: {start} and {stop} are at no two ends of links")
@@ -262,25 +271,20 @@ class Platform:
 
     def _node(self, end: str) -> str:
         """The node at which a part or a channel is."""
-        dimm, _, channel = end.rpartition(".")
-        if dimm in self.dimms and channel.isdecimal():
-            if int(channel) < int(self.dimms[dimm].channels.value):
-                return dimm
-        elif end in self.processors or end in self.drives or end in self.switches:
-            return end
-        channels = [
-            f"{n}.{i}" for n, d in self.dimms.items() for i in range(int(float(d.channels)))
-        ]
-        known = [*self.processors, *channels, *self.drives, *self.switches]
-        raise PlatformError(f"{self.name}: there is no part {end!r}; there are {', '.join(known)}")
+        nodes = {name: name for name in self.processors}
+        for name, dimm in self.dimms.items():
+            nodes |= {f"{name}.{channel}": name for channel in range(int(dimm.channels.value))}
+        nodes |= {name: name for name in (*self.drives, *self.switches)}
+        if end not in nodes:
+            known = ", ".join(nodes)
+            raise PlatformError(f"{self.name}: there is no part {end!r}; there are {known}")
+        return nodes[end]
 
     def _hop(self, here: str, there: str) -> Hop:
         name = next(iter(self._graph[here][there]))
         link = self.links[name]
         direction = int(link.ends[0] != here)
-        back = direction == 1 and link.back_bytes_per_s is not None
-        rate = link.back_bytes_per_s if back else link.bytes_per_s
-        assert rate is not None
+        rate = (link.back_bytes_per_s if direction else None) or link.bytes_per_s
         return Hop(
             link=name,
             direction=direction,

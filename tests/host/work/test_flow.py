@@ -5,22 +5,25 @@ from __future__ import annotations
 
 import itertools
 import random
+import re
 from collections import Counter
 from fractions import Fraction
 from math import ceil
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from nearstep.backends.base import Ended
-from nearstep.errors import ArgumentError
+from nearstep.errors import ArgumentError, DeviceError
 from nearstep.work.clock import Clock
+from nearstep.work.errors import WorkError
 from nearstep.work.executor import execute
 from nearstep.work.flow import max_min
 from nearstep.work.graph import Graph
 from nearstep.work.operation import Transfer
 from nearstep.work.timeline import Timeline
-from nearstep.work.trace import rows, trace
+from nearstep.work.trace import picture, rows, trace
 from nearstep_spec.platform.load import load
 from nearstep_spec.platform.machine import Hop
 
@@ -200,6 +203,22 @@ def test_the_action_of_a_transfer_is_done_and_the_time_is_the_links():
     assert copied == [True]
 
 
+def test_what_is_under_way_ends_where_an_operation_fails():
+    graph = Graph()
+
+    def fail() -> None:
+        raise DeviceError("no such thing")
+
+    graph.add("under way", transfer=transfer(1000, "link"))
+    graph.add("fails", transfer=transfer(1000, "link"), action=fail)
+    graph.add("not run", transfer=transfer(10, "link"))
+    with pytest.raises(WorkError) as caught:
+        execute(graph)
+    assert caught.value.operation == "1: fails"
+    assert caught.value.done == ("0: under way",)
+    assert caught.value.not_run == ("2: not run",)
+
+
 def test_a_device_and_transfers_advance_on_one_clock():
     backend = FakeBackend(cycles=40)
     graph = Graph()
@@ -275,6 +294,21 @@ def test_a_trace_has_rows_without_overlap():
         flow = entry.operation.transfer
         lanes = len({each.lane for each in flow.route}) if flow else 0
         assert shown[entry.operation.index] == lanes + len(entry.operation.holds)
+
+
+def test_a_picture_has_the_rows_of_the_links(tmp_path: Path):
+    graph = Graph()
+    for i in range(2):
+        graph.add(f"copy {i}", "queue" if i else "engine", transfer=transfer(10, "cable"))
+    file = tmp_path / "picture.svg"
+    picture(execute(graph), file)
+    drawn = re.findall(r"<!-- (.*?) -->", file.read_text())
+    assert [each for each in drawn if each in ("engine", "queue", "cable", "cable (2)")] == [
+        "engine",
+        "queue",
+        "cable",
+        "cable (2)",
+    ]
 
 
 def test_joined_timelines_count_the_bytes_of_all():

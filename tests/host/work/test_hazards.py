@@ -102,7 +102,7 @@ def test_many_operations_leave_as_many_needs_as_neighbours():
         ({"reads": [Range("a", 2, 1)]}, "0 <= start <= stop"),
         ({"writes": [Range("a", -1, 1)]}, "0 <= start <= stop"),
         ({"writes": [Range("a", 0, 1.5)]}, "0 <= start <= stop"),
-        ({"seconds": None}, "action or seconds"),
+        ({"seconds": None}, "action, seconds or transfer"),
         ({"seconds": -1.0}, "from 0 and finite"),
         ({"seconds": float("nan")}, "from 0 and finite"),
         ({"priority": 0.5}, "priority must be an integer"),
