@@ -17,6 +17,7 @@ from rich.table import Table
 from nearstep.paper import axdimm_kernel, axdimm_training
 from nearstep.paper.axdimm_kernel import Rate
 from nearstep.paper.axdimm_training import Row
+from nearstep.work.trace import picture, write_trace
 
 app = typer.Typer(
     help="Tables of the papers, beside what is modelled and measured here.", no_args_is_help=True
@@ -39,6 +40,13 @@ def axdimm(
     policy: Annotated[
         str, typer.Option(help="What gives way in memory: updated_first or belady.")
     ] = "updated_first",
+    trace: Annotated[
+        Path | None,
+        typer.Option(help="Chrome trace of an iteration of the first model, on the AXDIMM."),
+    ] = None,
+    image: Annotated[
+        Path | None, typer.Option("--picture", help="The same as a picture: .png, .svg.")
+    ] = None,
     kernel: Annotated[
         bool, typer.Option("--kernel/--no-kernel", help="Measure Table 5 on the RTL.")
     ] = True,
@@ -76,8 +84,18 @@ def axdimm(
             console.print(f"  {rate.name}: {rate.source}", soft_wrap=True)
     console.print(_table_6(rows))
     _explain(console, rows)
+    for path in (as_json, trace, image):
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+    if trace is not None or image is not None:
+        case = axdimm_training.Case(model=chosen[0], platform="axdimm", policy=policy)
+        timeline = case.timeline()
+        if trace is not None:
+            write_trace(timeline, trace)
+        if image is not None:
+            seconds = timeline.seconds or 0.0
+            picture(timeline, image, f"{chosen[0]} on the AXDIMM, {seconds:.2f} s, modelled")
     if as_json is not None:
-        as_json.parent.mkdir(parents=True, exist_ok=True)
         as_json.write_text(json.dumps(plain(rates, rows), indent=1) + "\n", encoding="utf-8")
 
 

@@ -22,6 +22,7 @@ from nearstep.offload.pieces import ELEMENT_BYTES, Layer, Piece, cut
 from nearstep.offload.residency import Policy, belady, updated_first
 from nearstep.offload.schedule import Schedule, uses
 from nearstep.work.executor import execute
+from nearstep.work.timeline import Timeline
 from nearstep_spec.platform.load import load
 from nearstep_spec.platform.machine import Figure, Link, Platform
 from nearstep_spec.platform.models import MODELS
@@ -197,6 +198,12 @@ class Case:
         plan.add()
         plan.add()
         return plan.times(execute(plan.graph))[-1]
+
+    def timeline(self) -> Timeline:
+        """The first iteration, operation by operation."""
+        plan = self.plan()
+        plan.add()
+        return execute(plan.graph)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,9 @@ RUNNER = CliRunner()
 
 def test_a_row_is_printed_with_its_errors_and_assumptions(tmp_path: Path) -> None:
     path = tmp_path / "new" / "rows.json"
+    trace, image = tmp_path / "trace" / "large.json", tmp_path / "large.png"
     arguments = ["axdimm", "--models", "gpt3-large", "--no-kernel", "--json", str(path)]
+    arguments += ["--trace", str(trace), "--picture", str(image)]
     result = RUNNER.invoke(app, arguments)
     assert result.exit_code == 0, result.output
     assert "Fitted, once" in result.output
@@ -22,6 +24,11 @@ def test_a_row_is_printed_with_its_errors_and_assumptions(tmp_path: Path) -> Non
     (row,) = written["table_6"]
     assert f"{row['errors']['speedup']:+.1%}" in result.output
     assert written["table_5"] == []
+    names = [
+        event["name"] for event in json.loads(trace.read_text(encoding="utf-8"))["traceEvents"]
+    ]
+    assert sum(name.startswith("update") for name in names) > 100
+    assert image.read_bytes()[1:4] == b"PNG"
     assert row["paper"]["baseline"] == [0.78, 8.01]
 
 
