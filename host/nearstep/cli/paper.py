@@ -94,7 +94,8 @@ def axdimm(
             write_trace(timeline, trace)
         if image is not None:
             seconds = timeline.seconds or 0.0
-            picture(timeline, image, f"{chosen[0]} on the AXDIMM, {seconds:.2f} s, modelled")
+            title = f"{chosen[0]} on the AXDIMM, {seconds:.2f} s, modelled"
+            picture(timeline, image, title, links=False)
     if as_json is not None:
         as_json.write_text(json.dumps(plain(rates, rows), indent=1) + "\n", encoding="utf-8")
 

@@ -78,7 +78,8 @@ class Iterations:
     """Adds iterations to a graph, each of which begins when the one before has ended.
 
     Parameters come to the compute device before each use and go after it, but for the last layer,
-    whose backward follows its forward.
+    whose backward follows its forward. What an update needs is gathered when the gradients of its
+    layer are complete (section 5.3).
 
     Parameters
     ----------
@@ -137,9 +138,9 @@ class Iterations:
                 gone: list[Operation] = []
                 for move in self.schedule.update(piece):
                     if move.kind in ("evict", "drop"):
-                        gone.append(self._move(move))
+                        gone.append(self._move(move, computed[-1]))
                     elif move.kind == "load":
-                        self._move(move, *gone)
+                        self._move(move, computed[-1], *gone)
                     elif move.kind == "send":
                         sent[-1].append(self._move(move, computed[-1], *gone))
                     else:
@@ -223,10 +224,11 @@ class Iterations:
 
     def _holds(self, move: Move) -> tuple[str, ...]:
         """What nothing else has meanwhile: a channel, and the one copy to or from a channel that is
-        under way; or the thread."""
+        under way; or the thread; and fetches come on a stream of their own (section 5.2)."""
+        stream = ("fetches",) if move.kind == "fetch" else ()
         if self._roles.updates == "processor":
-            return ("host thread",) if move.kind in ("evict", "load", "update") else ()
+            return ("host thread",) if move.kind in ("evict", "load", "update") else stream
         if move.kind == "fetch" and move.source == "drives":
-            return ()
+            return stream
         channel = f"channel {move.item.piece.channel}"
-        return (channel,) if move.kind == "update" else (channel, "copies")
+        return (channel,) if move.kind == "update" else (channel, "copies", *stream)
