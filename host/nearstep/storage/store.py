@@ -1,0 +1,636 @@
+"""Tensors on drives, in generations: all of one, or all of the next."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nearstep.backends.base import Completion, Ended
+from nearstep.errors import ArgumentError, OutOfBoundsError
+from nearstep.storage.aligned import aligned_bytes
+from nearstep.storage.blocks import BLOCK_BYTES
+from nearstep.storage.checksum import crc32
+from nearstep.storage.drive import QUEUE_DEPTH, Drive, start
+from nearstep.storage.drive_errors import (
+    ClosedStoreError,
+    DriveAccessError,
+    DriveFullError,
+    NoGenerationError,
+    StorageError,
+    TornIndexError,
+    UncertainCommitError,
+    UnknownTensorError,
+)
+from nearstep.storage.drive_set import EXTENT_BYTES, Place, create_set, open_set
+from nearstep.storage.extent_jobs import Flat, Source, read_job, write_job
+from nearstep.storage.extents import Run, Table, Tensor, blocks_of
+from nearstep.storage.generation import Generation, load, read_slots
+from nearstep.storage.index import checked_json, checked_tensor, pack_index
+from nearstep.storage.pending import Pending
+from nearstep.storage.space import Space
+from nearstep.storage.superblock import MOST_RUNS, SLOTS, Superblock
+from nearstep.storage.transfer import TIMEOUT_S
+from nearstep.storage.under_way import UnderWay
+
+
+class Store:
+    """Named tensors on the drives of a set.
+
+    Tensors are bytes. Each is striped over the drives by extents. What is written goes to free
+    blocks, and counts from `commit` on, all at once: after a power cut, or the end of the process
+    at any point, the drives hold the last generation that was committed, whole. The one before it
+    stays until the next commit. Nothing else that was written is to be seen again.
+
+    Reads and writes take what was written since the last commit into account. Those of the same
+    blocks are carried out one after the other; a store may be used from several threads.
+
+    Parameters
+    ----------
+    drives : of a set, all of them, in order.
+    generation : to go on from; None for the last one.
+    read_only
+
+    Attributes
+    ----------
+    drives
+    notes : what was found that is not as it should be, but that nothing depends on: a superblock
+        that is not whole, or the index of a generation that is not used.
+
+    Raises
+    ------
+    NoGenerationError, TornIndexError
+    """
+
+    def __init__(
+        self, drives: Sequence[Drive], *, generation: int | None = None, read_only: bool = False
+    ) -> None:
+        self.drives = tuple(drives)
+        self.notes: list[str] = []
+        self._read_only = read_only
+        self._lock = threading.RLock()
+        self._under_way = UnderWay()
+        self._closed = False
+        self._uncertain: int | None = None
+        self._set_id = drives[0].header.set_id
+        self._step = drives[0].header.extent_bytes // BLOCK_BYTES
+        self._current, self._other, self._last = self._find(generation)
+        self._space, self._dying = self._account()
+        self._pending = self._fresh()
+
+    @classmethod
+    def create(
+        cls,
+        places: Sequence[Place],
+        *,
+        drive_bytes: int,
+        owner: str,
+        extent_bytes: int = EXTENT_BYTES,
+        overwrite: bool = False,
+        direct: bool = True,
+        queue_depth: int = QUEUE_DEPTH,
+        timeout_s: float = TIMEOUT_S,
+    ) -> Self:
+        """Make drives and open them: as `create_set` and `Store.open`.
+
+        Raises
+        ------
+        ArgumentError
+        StorageError : as these two say.
+        """
+        create_set(
+            places,
+            drive_bytes=drive_bytes,
+            owner=owner,
+            extent_bytes=extent_bytes,
+            overwrite=overwrite,
+            direct=direct,
+        )
+        return cls.open(
+            places, owner=owner, direct=direct, queue_depth=queue_depth, timeout_s=timeout_s
+        )
+
+    @classmethod
+    def open(
+        cls,
+        places: Sequence[Place],
+        *,
+        owner: str | None,
+        generation: int | None = None,
+        direct: bool = True,
+        read_only: bool = False,
+        queue_depth: int = QUEUE_DEPTH,
+        timeout_s: float = TIMEOUT_S,
+    ) -> Self:
+        """Open all drives of a set, in any order, for this process alone.
+
+        Parameters
+        ----------
+        places : files, block devices.
+        owner : name of the model or job whose they must be; None takes anybody's.
+        generation : to go on from; None for the last one.
+        direct : with O_DIRECT. If not, data go through the page cache, and processor and memory
+            are taken by that.
+        read_only
+        queue_depth : reads and writes under way on each drive, at most.
+        timeout_s : without any progress, after which a wait gives up.
+
+        Raises
+        ------
+        ArgumentError
+        NotADriveError, FormatVersionError, DriveSizeError, OwnerError, ForeignDriveError,
+            IncompleteSetError, DriveLockedError, DriveVanishedError, DriveAccessError,
+            DirectIOError, DriveIOError : none stays open.
+        NoGenerationError : there is none, or not that one.
+        TornIndexError : it is damaged; names what there is beside it.
+        """
+        drives = open_set(
+            places,
+            owner=owner,
+            queue_depth=queue_depth,
+            direct=direct,
+            read_only=read_only,
+            timeout_s=timeout_s,
+        )
+        try:
+            return cls(drives, generation=generation, read_only=read_only)
+        except BaseException:
+            for drive in drives:
+                drive.close()
+            raise
+
+    @property
+    def generation(self) -> int:
+        """The last one that was committed, or the one that the store was opened at."""
+        return self._current.number
+
+    @property
+    def generations(self) -> Mapping[int, Mapping[str, Any]]:
+        """Meta data of each generation that is on the drives, by number."""
+        with self._lock:
+            held = [self._current] if self._other is None else [self._current, self._other]
+            return {each.number: each.meta for each in sorted(held, key=lambda g: g.number)}
+
+    @property
+    def meta(self) -> Mapping[str, Any]:
+        """Meta data of the last commit."""
+        return self._current.meta
+
+    @property
+    def tensors(self) -> Mapping[str, Tensor]:
+        """By name, with what was added and removed since the last commit."""
+        with self._lock:
+            return dict(self._pending.tensors)
+
+    @property
+    def free_bytes(self) -> int:
+        """Bytes that can be written before the next commit."""
+        with self._lock:
+            return sum(self._space.free) * BLOCK_BYTES
+
+    @property
+    def capacity_bytes(self) -> int:
+        """Bytes of all blocks that tensors, and their indices, can have, of all generations."""
+        return sum(d.header.blocks - 1 - len(SLOTS) for d in self.drives) * BLOCK_BYTES
+
+    def add(self, name: str, nbytes: int, attributes: Mapping[str, Any] | None = None) -> None:
+        """Add a tensor of `nbytes`, all zeros, which take no space until they are written.
+
+        Parameters
+        ----------
+        name
+        nbytes
+        attributes : what is to be kept with it, in JSON.
+
+        Raises
+        ------
+        UnknownTensorError : there is one of this name.
+        ArgumentError, StorageError
+        """
+        checked_tensor(name, nbytes)
+        kept = checked_json(f"attributes of {name!r}", attributes)
+        with self._lock:
+            self._check_writable(f"add {name!r}")
+            self._pending.add(Tensor(name, nbytes, kept, Table.of_hole(0, 1)))
+
+    def remove(self, name: str) -> None:
+        """Remove a tensor: of the next generation, not of those that are committed.
+
+        Raises
+        ------
+        UnknownTensorError, StorageError
+        """
+        with self._lock:
+            self._check_writable(f"remove {name!r}")
+            tensor = self._pending.tensor(name)
+            self._under_way.join(name, 0, tensor.blocks, writes=True)
+            self._pending.remove(name)
+
+    def submit_write(self, name: str, data: Any, offset: int = 0) -> Completion:
+        """Begin to write `data` to a tensor, from byte `offset` on; it must not change until that
+        has ended.
+
+        What does not start and end with an extent reads the rest of that first.
+
+        Parameters
+        ----------
+        name
+        data : a contiguous array, or what has a buffer. Of `aligned_empty` there is no copy.
+        offset
+
+        Raises
+        ------
+        UnknownTensorError, OutOfBoundsError, ArgumentError
+        DriveFullError : nothing was changed.
+        FailedGenerationError : a write since the last commit failed.
+        StorageError
+        """
+        flat = flat_bytes("data", data)
+        with self._lock:
+            self._check_writable(f"write {name!r}")
+            self._pending.check(f"write {name!r}")
+            tensor = self._pending.tensor(name)
+            _check_span(tensor, offset, flat.nbytes)
+            if not flat.nbytes:
+                return Ended()
+            first, last = offset // BLOCK_BYTES, blocks_of(offset + flat.nbytes)
+            first, last = _widened(tensor.table, first, last)
+            self._under_way.join(name, first, last, writes=True)
+            table, before = self._pending.place(
+                name,
+                first,
+                last,
+                lambda: self._under_way.join(name, 0, tensor.blocks, writes=True),
+            )
+            source = self._source(tensor, self._last + 1)
+            jobs = []
+            for number, old in zip(table.covering(first, last), before, strict=True):
+                job = write_job(source, table, number, old, offset, flat)
+                drive = self.drives[int(table.rows["drive"][number])]
+                jobs.append((drive, self._pending.guarded(job)))
+            transfer = start(f"write of {name!r}", jobs)
+            self._under_way.add(name, first, last, transfer, writes=True)
+            return transfer
+
+    def submit_read(self, name: str, out: Any, offset: int = 0) -> Completion:
+        """Begin to read a tensor into `out`, from byte `offset` on: what was written last,
+        committed or not.
+
+        Every extent that is touched is read whole, and its CRC is looked at. After an error the
+        contents of `out` are undefined.
+
+        Parameters
+        ----------
+        name
+        out : a contiguous array that can be written, or what has such a buffer.
+        offset
+
+        Raises
+        ------
+        UnknownTensorError, OutOfBoundsError, ArgumentError
+        FailedGenerationError : a write since the last commit failed.
+        StorageError
+        """
+        with self._lock:
+            self._check_open(f"read {name!r}")
+            self._pending.check(f"read {name!r}")
+            return self._submit_read(self._pending.tensor(name), self._current, out, offset)
+
+    def write(self, name: str, data: Any, offset: int = 0) -> None:
+        """Write `data` to a tensor, from byte `offset` on: `submit_write`, and its end.
+
+        Raises
+        ------
+        UnknownTensorError, OutOfBoundsError, ArgumentError, DriveFullError, StorageError
+        """
+        self.submit_write(name, data, offset).wait()
+
+    def read(self, name: str, out: Any, offset: int = 0) -> None:
+        """Read a tensor into `out`, from byte `offset` on: `submit_read`, and its end.
+
+        Raises
+        ------
+        UnknownTensorError, OutOfBoundsError, ArgumentError
+        TornExtentError : the drive does not hold what was written.
+        StorageError
+        """
+        self.submit_read(name, out, offset).wait()
+
+    def at(self, generation: int) -> GenerationView:
+        """A generation that is on the drives, to be read.
+
+        Raises
+        ------
+        NoGenerationError : it is not there.
+        StorageError
+        """
+        with self._lock:
+            self._check_open(f"open generation {generation}")
+            return GenerationView(self, self._held(generation))
+
+    def commit(self, meta: Mapping[str, Any] | None = None) -> int:
+        """Make what was written, added and removed the next generation, and return its number.
+
+        When this returns it outlasts a power cut. Payload and index are flushed on all drives
+        before the superblock is written, and then that is.
+
+        Parameters
+        ----------
+        meta : what is to be kept with it, in JSON, such as the step.
+
+        Raises
+        ------
+        FailedGenerationError : a write failed. Nothing was committed; `abort` goes back.
+        DriveFullError : there is no space for the index. Nothing was committed or lost.
+        DriveVanishedError, DriveIOError : nothing was committed; `abort` goes back.
+        UncertainCommitError : the last write failed. Open the drives again to go on.
+        ArgumentError, StorageError
+        """
+        kept = checked_json("meta", meta)
+        with self._lock:
+            self._check_writable("commit")
+            self._under_way.join_all()
+            self._pending.check("commit")
+            number = self._last + 1
+            data = pack_index(number, kept, list(self._pending.tensors.values()))
+            runs = self._space.take(blocks_of(len(data)), 0)
+            try:
+                if len(runs) > MOST_RUNS:
+                    detail = f" in {MOST_RUNS} pieces at most, for the index"
+                    raise DriveFullError(len(data), self.free_bytes, detail)
+                self._write_index(data, runs)
+            except BaseException as error:
+                self._space.release(runs)
+                if not isinstance(error, DriveFullError) and isinstance(error, Exception):
+                    self._pending.failed = error  # a flush that failed may have lost the payload
+                raise
+            slot = next(each for each in SLOTS if each != self._current.slot)
+            superblock = Superblock(self._set_id, number, len(data), crc32(data), runs)
+            self._write_slot(slot, superblock.pack(), number)
+            self._advance(Generation(number, slot, kept, self._pending.tensors, runs))
+            return number
+
+    def abort(self) -> None:
+        """Forget what was written, added and removed since the last commit.
+
+        Raises
+        ------
+        StorageError
+        """
+        with self._lock:
+            self._check_writable("abort")
+            self._under_way.join_all()
+            self._space.release(self._pending.fresh_runs())
+            self._pending = self._fresh()
+
+    def drop_other(self) -> None:
+        """Give up the generation that is not gone on from, if there is one: its blocks are free
+        then, before the next commit would free them.
+
+        Raises
+        ------
+        StorageError
+        """
+        with self._lock:
+            self._check_writable("drop a generation")
+            self._under_way.join_all()
+            if self._other is None:
+                return
+            dropped, self._other = self._other, None
+            zeros = aligned_bytes(BLOCK_BYTES)
+            self._write_slot(dropped.slot, zeros, self._current.number)
+            self._space.release(self._dying)
+            self._dying = []
+
+    def close(self) -> None:
+        """Wait for what is under way, and give the drives back. What was not committed is lost.
+        Closing twice does nothing."""
+        with self._lock:
+            self._closed = True
+            for drive in self.drives:
+                drive.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Store({[drive.name for drive in self.drives]}, generation {self.generation})"
+
+    def _check_open(self, action: str) -> None:
+        if self._closed:
+            raise ClosedStoreError("the store", action)
+        for drive in self.drives:
+            drive.check_open(action)
+        if self._uncertain is not None:
+            raise ClosedStoreError(
+                "the store", action, f"in doubt about generation {self._uncertain}: open it again"
+            )
+
+    def _check_writable(self, action: str) -> None:
+        self._check_open(action)
+        if self._read_only:
+            raise DriveAccessError(self.drives[0].name, f"cannot {action}: it was opened read_only")
+
+    def _find(self, wanted: int | None) -> tuple[Generation, Generation | None, int]:
+        """The generation to go on from, the other one, and the highest number."""
+        found: dict[int, tuple[int, Superblock]] = {}
+        for slot, superblock in read_slots(self.drives[0].blocks, self._set_id).items():
+            if isinstance(superblock, Superblock):
+                found[superblock.generation] = slot, superblock
+            elif superblock:
+                self.notes.append(f"superblock {slot} of {self.drives[0].name}: {superblock}")
+        number = max(found, default=None) if wanted is None else wanted
+        if number is None or number not in found:
+            detail = "".join(f"; {note}" for note in self.notes)
+            raise NoGenerationError(wanted, sorted(found), detail)
+        other: Generation | None = None
+        for each in found.keys() - {number}:
+            try:
+                other = load(self.drives, *found[each])
+            except TornIndexError as error:
+                self.notes.append(str(error))
+        try:
+            current = load(self.drives, *found[number])
+        except TornIndexError as error:
+            raise error.beside([] if other is None else [other.number]) from None
+        return current, other, max(found)
+
+    def _account(self) -> tuple[Space, list[Run]]:
+        """What is free, and what only the other generation needs."""
+        sizes = [drive.header.blocks for drive in self.drives]
+        used, dying = self._current.runs(), []
+        if self._other is not None:
+            held = set(map(tuple, used.tolist()))
+            dying = [Run(*run) for run in self._other.runs().tolist() if tuple(run) not in held]
+            used = np.concatenate([used, np.array(dying, np.int64).reshape(-1, 3)])
+        return Space(sizes, used), dying
+
+    def _fresh(self) -> Pending:
+        return Pending(self._current, self._space, self._step, len(self.drives))
+
+    def _held(self, number: int) -> Generation:
+        for each in (self._current, self._other):
+            if each is not None and each.number == number:
+                return each
+        raise NoGenerationError(number, self.generations)
+
+    def _source(self, tensor: Tensor, generation: int) -> Source:
+        others = tuple(each for each in self.generations if each != generation)
+        return Source(self.drives, tensor.name, tensor.nbytes, generation, others)
+
+    def _submit_read(
+        self, tensor: Tensor, generation: Generation, out: Any, offset: int
+    ) -> Completion:
+        flat = flat_bytes("out", out, writes=True)
+        _check_span(tensor, offset, flat.nbytes)
+        if not flat.nbytes:
+            return Ended()
+        first, last = offset // BLOCK_BYTES, blocks_of(offset + flat.nbytes)
+        first, last = _widened(tensor.table, first, last)
+        self._under_way.join(tensor.name, first, last, writes=False)
+        source, table = self._source(tensor, generation.number), tensor.table
+        transfer = start(
+            f"read of {tensor.name!r}",
+            [
+                (
+                    self.drives[0 if extent.is_hole else extent.drive],
+                    read_job(source, extent, offset, flat),
+                )
+                for extent in table.extents(table.covering(first, last))
+            ],
+        )
+        self._under_way.add(tensor.name, first, last, transfer, writes=False)
+        return transfer
+
+    def _write_index(self, data: bytes, runs: Sequence[Run]) -> None:
+        """Have payload and index outlast a power cut.
+
+        They may be flushed together: no superblock speaks of either yet.
+        """
+        held = aligned_bytes(blocks_of(len(data)) * BLOCK_BYTES)
+        held[: len(data)] = np.frombuffer(data, np.uint8)
+        at, transfers = 0, []
+        for run in runs:
+            nbytes = run.blocks * BLOCK_BYTES
+            transfers.append(self.drives[run.drive].write(run.block, held[at : at + nbytes]))
+            at += nbytes
+        for transfer in transfers:
+            transfer.wait()
+        for drive in self.drives:
+            drive.blocks.check_present()
+        flushes = [drive.flush() for drive in self.drives]
+        for flush in flushes:
+            flush.wait()
+
+    def _write_slot(self, slot: int, block: Flat, number: int) -> None:
+        """Write a superblock, and flush it. After an error nobody knows what it is."""
+        self._uncertain = number
+        try:
+            self.drives[0].write(slot, block).wait()
+            self.drives[0].flush().wait()
+        except StorageError as error:
+            raise UncertainCommitError(number) from error
+        self._uncertain = None
+
+    def _advance(self, committed: Generation) -> None:
+        """The new generation counts: blocks of the last but one are free."""
+        self._space.release(self._dying)
+        self._dying = [*self._pending.replaced, *self._current.index_runs]
+        self._other, self._current = self._current, committed
+        self._last = committed.number
+        for tensor in committed.tensors.values():
+            tensor.table.fresh[:] = False
+        self._pending = self._fresh()
+
+
+class GenerationView:
+    """A generation of a store, to be read while it is there: until the next commit, for one before
+    the last.
+
+    Attributes
+    ----------
+    number
+    meta
+    tensors : by name.
+    """
+
+    def __init__(self, store: Store, generation: Generation) -> None:
+        self._store = store
+        self._generation = generation
+        self.number = generation.number
+        self.meta = generation.meta
+        self.tensors = generation.tensors
+
+    def submit_read(self, name: str, out: Any, offset: int = 0) -> Completion:
+        """Begin to read a tensor of the generation, as `Store.submit_read`.
+
+        Raises
+        ------
+        NoGenerationError : there was a commit since.
+        UnknownTensorError, OutOfBoundsError, ArgumentError, StorageError
+        """
+        store = self._store
+        with store._lock:
+            store._check_open(f"read {name!r}")
+            if store._held(self.number) is not self._generation:
+                raise NoGenerationError(self.number, store.generations)
+            if name not in self.tensors:
+                raise UnknownTensorError(name, f"generation {self.number} has none of this name")
+            return store._submit_read(self.tensors[name], self._generation, out, offset)
+
+    def read(self, name: str, out: Any, offset: int = 0) -> None:
+        """Read a tensor of the generation: `submit_read`, and its end.
+
+        Raises
+        ------
+        NoGenerationError, UnknownTensorError, OutOfBoundsError, ArgumentError, StorageError
+        """
+        self.submit_read(name, out, offset).wait()
+
+
+def flat_bytes(what: str, data: Any, *, writes: bool = False) -> Flat:
+    """The bytes of a contiguous array or buffer.
+
+    Raises
+    ------
+    ArgumentError : it is none, or cannot be written where it is to be.
+    """
+    array: NDArray[Any]
+    if isinstance(data, np.ndarray):
+        array = data
+    else:
+        try:
+            array = np.frombuffer(data, np.uint8)
+        except (TypeError, ValueError, BufferError) as error:
+            raise ArgumentError(f"{what} must be an array or a buffer: {error}") from None
+    if not array.flags.c_contiguous:
+        raise ArgumentError(f"{what} must be contiguous, not strided {array.strides}")
+    if array.dtype.hasobject:
+        raise ArgumentError(f"{what} must have no objects, not {array.dtype}")
+    if writes and not array.flags.writeable:
+        raise ArgumentError(f"{what} must be writeable")
+    flat: Flat = array.reshape(-1).view(np.uint8)
+    return flat
+
+
+def _check_span(tensor: Tensor, offset: int, nbytes: int) -> None:
+    if not 0 <= offset <= offset + nbytes <= tensor.nbytes:
+        raise OutOfBoundsError(f"bytes of {tensor.name!r}", offset, offset + nbytes, tensor.nbytes)
+
+
+def _widened(table: Table, first: int, last: int) -> tuple[int, int]:
+    """First and last block of the extents that have any of these blocks."""
+    numbers = table.covering(first, last)
+    return int(table.starts[numbers.start]), int(table.starts[numbers.stop])
