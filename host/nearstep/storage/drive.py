@@ -142,7 +142,9 @@ class Drive:
 
         Raises
         ------
-        OutOfBoundsError, ArgumentError, ClosedStoreError
+        OutOfBoundsError : the drive has not so many blocks.
+        ArgumentError : it is not so.
+        ClosedStoreError
         """
         return self._pieces("read", block, out, self._read_piece)
 
@@ -151,7 +153,9 @@ class Drive:
 
         Raises
         ------
-        OutOfBoundsError, ArgumentError, ClosedStoreError
+        OutOfBoundsError : the drive has not so many blocks.
+        ArgumentError : it is not so.
+        ClosedStoreError
         """
         return self._pieces("write", block, data, self._write_piece)
 

@@ -25,8 +25,11 @@ class DriveError(StorageError):
 
 
 class NotADriveError(DriveError):
-    """A file or block device that holds no drive of this format, or another file where a new
-    drive was to be made. Nothing was written to it."""
+    """A file or block device that holds no drive of this format, or that is in the place of a new
+    one.
+
+    Nothing was written to it.
+    """
 
 
 class FormatVersionError(DriveError):

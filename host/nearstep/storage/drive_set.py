@@ -66,7 +66,7 @@ def create_set(
 
     Raises
     ------
-    ArgumentError
+    ArgumentError : something cannot be meant so.
     NotADriveError, DriveFullError, DriveSizeError, DriveAccessError, DriveLockedError,
         DirectIOError : files that were made stay no longer.
     """
@@ -156,7 +156,7 @@ def open_set(
 
     Raises
     ------
-    ArgumentError
+    ArgumentError : something cannot be meant so.
     NotADriveError, FormatVersionError, DriveSizeError, OwnerError, ForeignDriveError,
         IncompleteSetError, DriveLockedError, DriveVanishedError, DriveAccessError, DirectIOError,
         DriveIOError : none stays open.

@@ -105,15 +105,19 @@ class Table:
         return Table(self.rows.copy(), self.fresh.copy())
 
     def replace(self, numbers: range, runs: Sequence[Run]) -> None:
-        """Have fresh extents in the place of as many with these numbers, each as long as the one
-        before. Their CRCs are not known yet."""
+        """Have fresh extents in the place of as many with these numbers, each as long as before.
+
+        Their CRCs are not known yet.
+        """
         for number, run in zip(numbers, runs, strict=True):
             self.rows[number] = (run.block, run.blocks, run.drive, 0)
             self.fresh[number] = True
 
     def spliced(self, numbers: range, runs: Sequence[Run]) -> Table:
-        """With fresh extents in the place of those with these numbers, which have as many
-        blocks. Their CRCs are not known yet."""
+        """With fresh extents in the place of those with these numbers, which have as many blocks.
+
+        Their CRCs are not known yet.
+        """
         new = np.zeros(len(runs), EXTENT)
         for row, run in zip(new, runs, strict=True):
             row["drive"], row["block"], row["blocks"] = run

@@ -14,7 +14,9 @@ from nearstep.storage.space import Space
 
 class Pending:
     """The next generation: tensors of the last one, of which those that are written get tables of
-    their own. Extents of the last one are never written.
+    their own.
+
+    Extents of the last one are never written.
 
     Parameters
     ----------

@@ -8,10 +8,8 @@ from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
 from nearstep.backends.base import Completion, Ended
-from nearstep.errors import ArgumentError, OutOfBoundsError
 from nearstep.storage.aligned import aligned_bytes
 from nearstep.storage.blocks import BLOCK_BYTES
 from nearstep.storage.checksum import crc32
@@ -22,17 +20,18 @@ from nearstep.storage.drive_errors import (
     DriveFullError,
     NoGenerationError,
     StorageError,
-    TornIndexError,
     UncertainCommitError,
     UnknownTensorError,
 )
 from nearstep.storage.drive_set import EXTENT_BYTES, Place, create_set, open_set
 from nearstep.storage.extent_jobs import Flat, Source, read_job, write_job
 from nearstep.storage.extents import Run, Table, Tensor, blocks_of
-from nearstep.storage.generation import Generation, load, read_slots
+from nearstep.storage.generation import Generation
+from nearstep.storage.generation_view import GenerationView
 from nearstep.storage.index import checked_json, checked_tensor, pack_index
 from nearstep.storage.pending import Pending
-from nearstep.storage.space import Space
+from nearstep.storage.recovery import account, find
+from nearstep.storage.spans import check_span, flat_bytes, widened
 from nearstep.storage.superblock import MOST_RUNS, SLOTS, Superblock
 from nearstep.storage.transfer import TIMEOUT_S
 from nearstep.storage.under_way import UnderWay
@@ -70,7 +69,6 @@ class Store:
         self, drives: Sequence[Drive], *, generation: int | None = None, read_only: bool = False
     ) -> None:
         self.drives = tuple(drives)
-        self.notes: list[str] = []
         self._read_only = read_only
         self._lock = threading.RLock()
         self._under_way = UnderWay()
@@ -78,8 +76,10 @@ class Store:
         self._uncertain: int | None = None
         self._set_id = drives[0].header.set_id
         self._step = drives[0].header.extent_bytes // BLOCK_BYTES
-        self._current, self._other, self._last = self._find(generation)
-        self._space, self._dying = self._account()
+        found = find(drives, generation)
+        self.notes = found.notes
+        self._current, self._other, self._last = found.current, found.other, found.last
+        self._space, self._dying = account(found, [drive.header.blocks for drive in drives])
         self._pending = self._fresh()
 
     @classmethod
@@ -99,8 +99,7 @@ class Store:
 
         Raises
         ------
-        ArgumentError
-        StorageError : as these two say.
+        ArgumentError, StorageError : as these two say.
         """
         create_set(
             places,
@@ -141,7 +140,7 @@ class Store:
 
         Raises
         ------
-        ArgumentError
+        ArgumentError : something cannot be meant so.
         NotADriveError, FormatVersionError, DriveSizeError, OwnerError, ForeignDriveError,
             IncompleteSetError, DriveLockedError, DriveVanishedError, DriveAccessError,
             DirectIOError, DriveIOError : none stays open.
@@ -209,7 +208,8 @@ class Store:
         Raises
         ------
         UnknownTensorError : there is one of this name.
-        ArgumentError, StorageError
+        ArgumentError : it cannot be called so, or JSON cannot hold the attributes.
+        StorageError
         """
         checked_tensor(name, nbytes)
         kept = checked_json(f"attributes of {name!r}", attributes)
@@ -222,7 +222,8 @@ class Store:
 
         Raises
         ------
-        UnknownTensorError, StorageError
+        UnknownTensorError : there is none of this name.
+        StorageError
         """
         with self._lock:
             self._check_writable(f"remove {name!r}")
@@ -244,7 +245,9 @@ class Store:
 
         Raises
         ------
-        UnknownTensorError, OutOfBoundsError, ArgumentError
+        UnknownTensorError : there is none of this name.
+        OutOfBoundsError : it is shorter.
+        ArgumentError : `data` is no contiguous array.
         DriveFullError : nothing was changed.
         FailedGenerationError : a write since the last commit failed.
         StorageError
@@ -254,11 +257,11 @@ class Store:
             self._check_writable(f"write {name!r}")
             self._pending.check(f"write {name!r}")
             tensor = self._pending.tensor(name)
-            _check_span(tensor, offset, flat.nbytes)
+            check_span(tensor, offset, flat.nbytes)
             if not flat.nbytes:
                 return Ended()
             first, last = offset // BLOCK_BYTES, blocks_of(offset + flat.nbytes)
-            first, last = _widened(tensor.table, first, last)
+            first, last = widened(tensor.table, first, last)
             self._under_way.join(name, first, last, writes=True)
             table, before = self._pending.place(
                 name,
@@ -291,7 +294,9 @@ class Store:
 
         Raises
         ------
-        UnknownTensorError, OutOfBoundsError, ArgumentError
+        UnknownTensorError : there is none of this name.
+        OutOfBoundsError : it is shorter.
+        ArgumentError : `out` is no contiguous array that can be written.
         FailedGenerationError : a write since the last commit failed.
         StorageError
         """
@@ -305,7 +310,8 @@ class Store:
 
         Raises
         ------
-        UnknownTensorError, OutOfBoundsError, ArgumentError, DriveFullError, StorageError
+        UnknownTensorError, OutOfBoundsError, ArgumentError : as `submit_write`.
+        DriveFullError, StorageError
         """
         self.submit_write(name, data, offset).wait()
 
@@ -314,7 +320,7 @@ class Store:
 
         Raises
         ------
-        UnknownTensorError, OutOfBoundsError, ArgumentError
+        UnknownTensorError, OutOfBoundsError, ArgumentError : as `submit_read`.
         TornExtentError : the drive does not hold what was written.
         StorageError
         """
@@ -330,7 +336,7 @@ class Store:
         """
         with self._lock:
             self._check_open(f"open generation {generation}")
-            return GenerationView(self, self._held(generation))
+            return GenerationView(self._held(generation), self._submit_view)
 
     def commit(self, meta: Mapping[str, Any] | None = None) -> int:
         """Make what was written, added and removed the next generation, and return its number.
@@ -348,7 +354,8 @@ class Store:
         DriveFullError : there is no space for the index. Nothing was committed or lost.
         DriveVanishedError, DriveIOError : nothing was committed; `abort` goes back.
         UncertainCommitError : the last write failed. Open the drives again to go on.
-        ArgumentError, StorageError
+        ArgumentError : JSON cannot hold `meta`.
+        StorageError
         """
         kept = checked_json("meta", meta)
         with self._lock:
@@ -407,8 +414,10 @@ class Store:
             self._dying = []
 
     def close(self) -> None:
-        """Wait for what is under way, and give the drives back. What was not committed is lost.
-        Closing twice does nothing."""
+        """Wait for what is under way, and give the drives back.
+
+        What was not committed is lost. Closing twice does nothing.
+        """
         with self._lock:
             self._closed = True
             for drive in self.drives:
@@ -443,40 +452,6 @@ class Store:
         if self._read_only:
             raise DriveAccessError(self.drives[0].name, f"cannot {action}: it was opened read_only")
 
-    def _find(self, wanted: int | None) -> tuple[Generation, Generation | None, int]:
-        """The generation to go on from, the other one, and the highest number."""
-        found: dict[int, tuple[int, Superblock]] = {}
-        for slot, superblock in read_slots(self.drives[0].blocks, self._set_id).items():
-            if isinstance(superblock, Superblock):
-                found[superblock.generation] = slot, superblock
-            elif superblock:
-                self.notes.append(f"superblock {slot} of {self.drives[0].name}: {superblock}")
-        number = max(found, default=None) if wanted is None else wanted
-        if number is None or number not in found:
-            detail = "".join(f"; {note}" for note in self.notes)
-            raise NoGenerationError(wanted, sorted(found), detail)
-        other: Generation | None = None
-        for each in found.keys() - {number}:
-            try:
-                other = load(self.drives, *found[each])
-            except TornIndexError as error:
-                self.notes.append(str(error))
-        try:
-            current = load(self.drives, *found[number])
-        except TornIndexError as error:
-            raise error.beside([] if other is None else [other.number]) from None
-        return current, other, max(found)
-
-    def _account(self) -> tuple[Space, list[Run]]:
-        """What is free, and what only the other generation needs."""
-        sizes = [drive.header.blocks for drive in self.drives]
-        used, dying = self._current.runs(), []
-        if self._other is not None:
-            held = set(map(tuple, used.tolist()))
-            dying = [Run(*run) for run in self._other.runs().tolist() if tuple(run) not in held]
-            used = np.concatenate([used, np.array(dying, np.int64).reshape(-1, 3)])
-        return Space(sizes, used), dying
-
     def _fresh(self) -> Pending:
         return Pending(self._current, self._space, self._step, len(self.drives))
 
@@ -490,15 +465,24 @@ class Store:
         others = tuple(each for each in self.generations if each != generation)
         return Source(self.drives, tensor.name, tensor.nbytes, generation, others)
 
+    def _submit_view(self, view: Generation, name: str, out: Any, offset: int) -> Completion:
+        with self._lock:
+            self._check_open(f"read {name!r}")
+            if self._held(view.number) is not view:
+                raise NoGenerationError(view.number, self.generations)
+            if name not in view.tensors:
+                raise UnknownTensorError(name, f"generation {view.number} has none of this name")
+            return self._submit_read(view.tensors[name], view, out, offset)
+
     def _submit_read(
         self, tensor: Tensor, generation: Generation, out: Any, offset: int
     ) -> Completion:
         flat = flat_bytes("out", out, writes=True)
-        _check_span(tensor, offset, flat.nbytes)
+        check_span(tensor, offset, flat.nbytes)
         if not flat.nbytes:
             return Ended()
         first, last = offset // BLOCK_BYTES, blocks_of(offset + flat.nbytes)
-        first, last = _widened(tensor.table, first, last)
+        first, last = widened(tensor.table, first, last)
         self._under_way.join(tensor.name, first, last, writes=False)
         source, table = self._source(tensor, generation.number), tensor.table
         transfer = start(
@@ -553,84 +537,3 @@ class Store:
         for tensor in committed.tensors.values():
             tensor.table.fresh[:] = False
         self._pending = self._fresh()
-
-
-class GenerationView:
-    """A generation of a store, to be read while it is there: until the next commit, for one before
-    the last.
-
-    Attributes
-    ----------
-    number
-    meta
-    tensors : by name.
-    """
-
-    def __init__(self, store: Store, generation: Generation) -> None:
-        self._store = store
-        self._generation = generation
-        self.number = generation.number
-        self.meta = generation.meta
-        self.tensors = generation.tensors
-
-    def submit_read(self, name: str, out: Any, offset: int = 0) -> Completion:
-        """Begin to read a tensor of the generation, as `Store.submit_read`.
-
-        Raises
-        ------
-        NoGenerationError : there was a commit since.
-        UnknownTensorError, OutOfBoundsError, ArgumentError, StorageError
-        """
-        store = self._store
-        with store._lock:
-            store._check_open(f"read {name!r}")
-            if store._held(self.number) is not self._generation:
-                raise NoGenerationError(self.number, store.generations)
-            if name not in self.tensors:
-                raise UnknownTensorError(name, f"generation {self.number} has none of this name")
-            return store._submit_read(self.tensors[name], self._generation, out, offset)
-
-    def read(self, name: str, out: Any, offset: int = 0) -> None:
-        """Read a tensor of the generation: `submit_read`, and its end.
-
-        Raises
-        ------
-        NoGenerationError, UnknownTensorError, OutOfBoundsError, ArgumentError, StorageError
-        """
-        self.submit_read(name, out, offset).wait()
-
-
-def flat_bytes(what: str, data: Any, *, writes: bool = False) -> Flat:
-    """The bytes of a contiguous array or buffer.
-
-    Raises
-    ------
-    ArgumentError : it is none, or cannot be written where it is to be.
-    """
-    array: NDArray[Any]
-    if isinstance(data, np.ndarray):
-        array = data
-    else:
-        try:
-            array = np.frombuffer(data, np.uint8)
-        except (TypeError, ValueError, BufferError) as error:
-            raise ArgumentError(f"{what} must be an array or a buffer: {error}") from None
-    if not array.flags.c_contiguous:
-        raise ArgumentError(f"{what} must be contiguous, not strided {array.strides}")
-    if array.dtype.hasobject:
-        raise ArgumentError(f"{what} must have no objects, not {array.dtype}")
-    if writes and not array.flags.writeable:
-        raise ArgumentError(f"{what} must be writeable")
-    flat: Flat = array.reshape(-1).view(np.uint8)
-    return flat
-
-
-def _check_span(tensor: Tensor, offset: int, nbytes: int) -> None:
-    if not 0 <= offset <= offset + nbytes <= tensor.nbytes:
-        raise OutOfBoundsError(f"bytes of {tensor.name!r}", offset, offset + nbytes, tensor.nbytes)
-
-
-def _widened(table: Table, first: int, last: int) -> tuple[int, int]:
-    """First and last block of the extents that have any of these blocks."""
-    numbers = table.covering(first, last)
-    return int(table.starts[numbers.start]), int(table.starts[numbers.stop])

@@ -14,8 +14,10 @@ TIMEOUT_S = 120.0
 
 
 class Transfer(Completion):
-    """Reads or writes of drives. Drives have no device time: `cycles` is None, and a wait is
-    bounded by seconds in which no job of these drives ended.
+    """Reads or writes of drives.
+
+    Drives have no device time: `cycles` is None, and a wait is bounded by seconds in which no part
+    of any transfer of these drives ended.
 
     Parameters
     ----------
