@@ -80,10 +80,11 @@ class Table:
     @classmethod
     def of_hole(cls, blocks: int, step: int) -> Table:
         """Nothing written yet, in extents of `step` blocks."""
-        counts = [min(step, blocks - at) for at in range(0, blocks, step)]
-        rows = np.zeros(len(counts), EXTENT)
-        rows["blocks"], rows["drive"] = counts, HOLE
-        return cls(rows, np.zeros(len(counts), bool))
+        rows = np.zeros(-(-blocks // step), EXTENT)
+        rows["blocks"], rows["drive"] = step, HOLE
+        if blocks % step:
+            rows["blocks"][-1] = blocks % step
+        return cls(rows, np.zeros(len(rows), bool))
 
     def __len__(self) -> int:
         return len(self.rows)

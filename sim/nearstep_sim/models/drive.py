@@ -126,14 +126,14 @@ class FailAt:
     def __call__(self, action: str, block: int) -> None:
         if action != self._action:
             return
-        if self._left == 0:
+        self._left -= 1
+        if self._left == -1:
             self.fired += 1
             if self._code == errno.ENODEV:
                 raise DriveVanishedError("memory", f"{action} at block {block}: it is gone")
             raise DriveIOError(
                 "memory", action, block, OSError(self._code, os.strerror(self._code))
             )
-        self._left -= 1
 
 
 def unflushed(events: Sequence[Event]) -> list[int]:
@@ -172,12 +172,15 @@ def after_cut(images: Sequence[bytes], events: Sequence[Event], kept: Kept) -> l
 
 
 def every_cut(events: Sequence[Event], most: int, rng: random.Random) -> Iterator[Kept]:
-    """Ways in which writes that were not flushed can get to the drives: every subset of them, if
-    there are at most `most`, else every prefix and as many subsets at random; of each the last one
-    whole, and torn: its first sector alone, all but its last, and some at random."""
+    """Ways in which writes that were not flushed can get to the drives.
+
+    If they have at most `most` subsets, every subset, and its last write torn behind each sector;
+    else every prefix and as many subsets at random, and the last write torn in three ways.
+    """
     open_writes = unflushed(events)
+    every = 1 << len(open_writes) <= most
     subsets: set[tuple[int, ...]] = set()
-    if 1 << len(open_writes) <= most:
+    if every:
         for count in range(len(open_writes) + 1):
             subsets.update(itertools.combinations(open_writes, count))
     else:
@@ -187,12 +190,13 @@ def every_cut(events: Sequence[Event], most: int, rng: random.Random) -> Iterato
     for subset in sorted(subsets):
         whole: Kept = {at: range(_sectors(events[at])) for at in subset}
         yield whole
-        if subset:
-            last = subset[-1]
-            count = _sectors(events[last])
-            some = [sector for sector in range(count) if rng.random() < 0.5]
-            for torn in ([0], range(count - 1), some):
-                yield {**whole, last: torn}
+        if not subset:
+            continue
+        last = subset[-1]
+        count = _sectors(events[last])
+        yield {**whole, last: [sector for sector in range(count) if rng.random() < 0.5]}
+        for sectors in range(1, count) if every else {1, count - 1}:
+            yield {**whole, last: range(sectors)}
 
 
 def _sectors(event: Event) -> int:
