@@ -86,6 +86,7 @@ class Drive:
         self._closed = False
         self._stop = weakref.finalize(self, _stop, self._tasks, self._threads, blocks)
         self._stop.atexit = False
+        _open.add(self)
 
     @property
     def name(self) -> str:
@@ -182,11 +183,7 @@ class Drive:
     def close(self) -> None:
         """Wait for what is under way, and give the drive back. Closing twice does nothing."""
         self._closed = True
-        if os.getpid() == self._process:
-            self._stop()
-        else:
-            self._stop.detach()
-            self.blocks.close()
+        self._stop()  # in a child after fork() there is nothing left to do
 
     def _pieces(
         self,
@@ -229,6 +226,20 @@ class Drive:
                 self.write_now(block, bounce[: data.nbytes])
 
         return job
+
+
+_open: weakref.WeakSet[Drive] = weakref.WeakSet()
+
+
+def _let_go() -> None:
+    """In a child after `fork()`: the drives are its parent's, and their locks end with the parent's
+    use of them, not with the child."""
+    for drive in list(_open):
+        drive._stop.detach()
+        drive.blocks.close()
+
+
+os.register_at_fork(after_in_child=_let_go)
 
 
 def check_depth(depth: object) -> None:
