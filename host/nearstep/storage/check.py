@@ -74,7 +74,9 @@ class SetReport:
 
 
 def sets_of(paths: Sequence[str | Path]) -> dict[uuid.UUID, list[Path]]:
-    """Drives by the set that they are of. A folder stands for all drives in it; one that is named
+    """Drives by the set that they are of.
+
+    A folder stands for all drives in it; one that is named
     twice is taken once.
 
     Raises
