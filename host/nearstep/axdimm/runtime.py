@@ -359,8 +359,10 @@ class Axdimm:
         return self.dimm.update("adam", arrays, step=t, **hyper)
 
     def close(self) -> None:
-        """Give the drives back, and the device if it was opened by name. Closing twice does
-        nothing."""
+        """Give the drives back, and the device if it was opened by name.
+
+        Closing twice does nothing.
+        """
         self._closed = True
         for store in self._stores:
             store.close()

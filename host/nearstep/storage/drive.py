@@ -25,6 +25,9 @@ QUEUE_DEPTH = 4
 
 MAX_QUEUE_DEPTH = 256
 
+SUMMING = 2
+"""Threads beyond the depth of the queue: they make CRCs, or copy, while it is full."""
+
 Job = Callable[[Bytes], None]
 """Part of a transfer; gets an aligned array as large as an extent to work with, whose contents are
 undefined."""
@@ -43,8 +46,9 @@ class _Ended:
 class Drive:
     """A drive of a set, with as many reads and writes under way as its queue is deep.
 
-    Each is one `preadv` or `pwritev` of a thread of its own, without Python's lock. Python's
-    binding of io_uring was no faster (docs/storage.md has the figures).
+    Each is one `preadv` or `pwritev` of a thread of its own, without Python's lock; two threads
+    more make CRCs meanwhile. Python's binding of io_uring was no faster (docs/storage.md has the
+    figures).
 
     Parameters
     ----------
@@ -79,6 +83,7 @@ class Drive:
         self.timeout_s = timeout_s
         self.bytes_read = self.bytes_written = self.flushes = 0
         self._count_lock = threading.Lock()
+        self._queue = threading.BoundedSemaphore(queue_depth)
         self._ended = _Ended()
         self._tasks: queue.SimpleQueue[_Task] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
@@ -112,7 +117,8 @@ class Drive:
         ------
         DriveIOError, ShortTransferError, DriveVanishedError
         """
-        self.blocks.read(block, out)
+        with self._queue:
+            self.blocks.read(block, out)
         with self._count_lock:
             self.bytes_read += out.nbytes
 
@@ -123,7 +129,8 @@ class Drive:
         ------
         DriveIOError, ShortTransferError, DriveVanishedError, DriveFullError
         """
-        self.blocks.write(block, data)
+        with self._queue:
+            self.blocks.write(block, data)
         with self._count_lock:
             self.bytes_written += data.nbytes
 
@@ -171,7 +178,7 @@ class Drive:
 
     def submit(self, job: Job, transfer: Transfer) -> None:
         """Have a thread of the drive do one part of a transfer."""
-        if len(self._threads) < self.queue_depth:
+        if len(self._threads) < self.queue_depth + SUMMING:
             nbytes = self.header.extent_bytes
             thread = threading.Thread(
                 target=_work, args=(self._tasks, self._ended, nbytes), daemon=True

@@ -346,6 +346,7 @@ def test_a_child_does_not_use_the_drives_of_its_parent_nor_hold_them(tmp_path) -
 
 def test_a_store_that_nobody_has_is_closed(tmp_path) -> None:
     paths = made(tmp_path)
+    gc.collect()  # of other tests
     before = threading.active_count()
     store = opened(paths)
     store.read("p", bytearray(100))
