@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import mmap
 from collections.abc import Sequence
@@ -13,10 +14,18 @@ from numpy.typing import DTypeLike, NDArray
 ALIGNMENT = 4096
 """Address of what is read or written without a copy: a multiple of it."""
 
+HUGE_BYTES = 4 << 20
+"""Arrays from here on have whole huge pages."""
+
 
 def aligned_bytes(nbytes: int) -> NDArray[np.uint8]:
-    """An array of zeros that starts on a page."""
-    return np.frombuffer(mmap.mmap(-1, max(nbytes, 1)), np.uint8, nbytes)
+    """An array of zeros that starts on a page; of huge pages if it is large, where the system has
+    them: a drive's transfers need each page by itself."""
+    memory = mmap.mmap(-1, max(nbytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if nbytes >= HUGE_BYTES and hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):  # a kernel without them
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(memory, np.uint8, nbytes)
 
 
 def aligned_empty(shape: int | Sequence[int], dtype: DTypeLike = np.float32) -> NDArray[Any]:

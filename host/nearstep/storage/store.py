@@ -7,17 +7,17 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
-import numpy as np
-
 from nearstep.backends.base import Completion, Ended
 from nearstep.storage.aligned import aligned_bytes
 from nearstep.storage.blocks import BLOCK_BYTES
 from nearstep.storage.checksum import crc32
+from nearstep.storage.committing import flush_all, write_index
 from nearstep.storage.drive import QUEUE_DEPTH, Drive, start
 from nearstep.storage.drive_errors import (
     ClosedStoreError,
     DriveAccessError,
     DriveFullError,
+    DriveTimeoutError,
     NoGenerationError,
     StorageError,
     UncertainCommitError,
@@ -62,7 +62,7 @@ class Store:
 
     Raises
     ------
-    NoGenerationError, TornIndexError
+    NoGenerationError, TornIndexError, DriveIOError
     """
 
     def __init__(
@@ -76,6 +76,8 @@ class Store:
         self._uncertain: int | None = None
         self._set_id = drives[0].header.set_id
         self._step = drives[0].header.extent_bytes // BLOCK_BYTES
+        if not read_only:
+            flush_all(drives)  # what is read now may be in a cache, of a process that was killed
         found = find(drives, generation)
         self.notes = found.notes
         self._current, self._other, self._last = found.current, found.other, found.last
@@ -365,16 +367,11 @@ class Store:
             number = self._last + 1
             data = pack_index(number, kept, list(self._pending.tensors.values()))
             runs = self._space.take(blocks_of(len(data)), 0)
-            try:
-                if len(runs) > MOST_RUNS:
-                    detail = f" in {MOST_RUNS} pieces at most, for the index"
-                    raise DriveFullError(len(data), self.free_bytes, detail)
-                self._write_index(data, runs)
-            except BaseException as error:
+            if len(runs) > MOST_RUNS:
                 self._space.release(runs)
-                if not isinstance(error, DriveFullError) and isinstance(error, Exception):
-                    self._pending.failed = error  # a flush that failed may have lost the payload
-                raise
+                detail = f" in {MOST_RUNS} pieces at most, for the index"
+                raise DriveFullError(len(data), self.free_bytes, detail)
+            self._write_index(data, runs, number)
             slot = next(each for each in SLOTS if each != self._current.slot)
             superblock = Superblock(self._set_id, number, len(data), crc32(data), runs)
             self._write_slot(slot, superblock.pack(), number)
@@ -498,25 +495,19 @@ class Store:
         self._under_way.add(tensor.name, first, last, transfer, writes=False)
         return transfer
 
-    def _write_index(self, data: bytes, runs: Sequence[Run]) -> None:
-        """Have payload and index outlast a power cut.
-
-        They may be flushed together: no superblock speaks of either yet.
-        """
-        held = aligned_bytes(blocks_of(len(data)) * BLOCK_BYTES)
-        held[: len(data)] = np.frombuffer(data, np.uint8)
-        at, transfers = 0, []
-        for run in runs:
-            nbytes = run.blocks * BLOCK_BYTES
-            transfers.append(self.drives[run.drive].write(run.block, held[at : at + nbytes]))
-            at += nbytes
-        for transfer in transfers:
-            transfer.wait()
-        for drive in self.drives:
-            drive.blocks.check_present()
-        flushes = [drive.flush() for drive in self.drives]
-        for flush in flushes:
-            flush.wait()
+    def _write_index(self, data: bytes, runs: Sequence[Run], number: int) -> None:
+        """Have payload and index outlast a power cut, or have failed."""
+        self._uncertain = number  # while something is under way that nobody waits for
+        try:
+            write_index(self.drives, data, runs)
+        except DriveTimeoutError:
+            raise  # blocks that are being written are not free
+        except StorageError as error:
+            self._space.release(runs)
+            self._pending.failed = error  # a flush that failed may have lost the payload
+            self._uncertain = None
+            raise
+        self._uncertain = None
 
     def _write_slot(self, slot: int, block: Flat, number: int) -> None:
         """Write a superblock, and flush it. After an error nobody knows what it is."""

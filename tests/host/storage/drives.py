@@ -7,11 +7,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import pytest
 
 from nearstep.storage.blocks import BLOCK_BYTES
+from nearstep.storage.drive_errors import UncertainCommitError
 from nearstep.storage.drive_set import create_set
 from nearstep.storage.store import Store
-from nearstep_sim.models.drive import Journal, MemoryBlocks
+from nearstep_sim.models.drive import FailAt, Flush, Journal, MemoryBlocks
 
 OWNER = "a test"
 EXTENT = 2 * BLOCK_BYTES
@@ -44,6 +46,9 @@ def contents(store: Store, generation: int | None = None) -> State:
         source.read(name, out)
         state[name] = bytes(out)
     return state
+
+
+NEVER = 1 << 60
 
 
 @dataclass
@@ -80,7 +85,7 @@ class Recorded:
     state: State = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.store, _ = open_images(self.images, self.journal, queue_depth=2)
+        self.store, self.places = open_images(self.images, self.journal, queue_depth=2)
         self.commits[0] = Commit({}, {}, 0, 0)
 
     def add(self, name: str, nbytes: int) -> None:
@@ -100,6 +105,30 @@ class Recorded:
         number = self.store.commit(meta)
         ended = len(self.journal.events)
         self.commits[number] = Commit(dict(self.state), meta, ended - 2, ended)
+
+    def commit_in_doubt(self, **meta: Any) -> None:
+        """The last flush fails, and the process with it; the power stays.
+
+        The superblock is there for the next process, and lasts from the next flush on.
+        """
+        number = self.store.generation + 1
+        self.places[0].fault = FailAt("flush", 1)
+        with pytest.raises(UncertainCommitError):
+            self.store.commit(meta)
+        begun = len(self.journal.events) - 1
+        self.commits[number] = Commit(dict(self.state), meta, begun, NEVER)
+        self.store.close()
+        images = [bytes(place.image) for place in self.places]
+        self.store, self.places = open_images(images, self.journal, queue_depth=2)
+        assert self.store.generation == number
+
+    def finish(self) -> None:
+        """Close the store, and see when what was in doubt was flushed."""
+        self.store.close()
+        for each in self.commits.values():
+            if each.ended == NEVER:
+                later = self.journal.events[each.begun :]
+                each.ended = each.begun + later.index(Flush(0)) + 1
 
     def abort(self) -> None:
         self.store.abort()

@@ -8,14 +8,14 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from nearstep.backends.base import Ended
 from nearstep.storage.blocks import BLOCK_BYTES
 from nearstep.storage.drive import Drive
 from nearstep.storage.drive_errors import ForeignDriveError, NotADriveError, StorageError
 from nearstep.storage.drive_set import create_set
-from nearstep.storage.extents import Extent, Run, Table
+from nearstep.storage.extents import Extent, Table
 from nearstep.storage.pending import Pending
 from nearstep.storage.store import Store
+from nearstep.storage.transfer import Transfer
 from nearstep_sim.models.drive import (
     Journal,
     MemoryBlocks,
@@ -28,7 +28,7 @@ from nearstep_sim.models.drive import (
 from .drives import EXTENT, OWNER, Recorded, contents, memory_set, open_images, random_bytes
 
 
-def small(drives: int) -> Recorded:
+def small(drives: int, *, doubt: bool = True) -> Recorded:
     """A short life: writes whole and in part, twice, tensors that come and go, what is given up
     and what is thrown away."""
     rng = np.random.default_rng(5)
@@ -44,6 +44,11 @@ def small(drives: int) -> Recorded:
     life.write("p", random_bytes(rng, 100), 19_000)
     life.write("p", random_bytes(rng, 100), 19_050)
     life.commit(step=3)
+    life.write("p", random_bytes(rng, 10), 9_000)
+    if doubt:
+        life.commit_in_doubt(step=4)
+    else:
+        life.commit(step=4)
     life.add("r", 10_000)
     life.write("r", random_bytes(rng, 10_000))
     life.abort()
@@ -51,8 +56,8 @@ def small(drives: int) -> Recorded:
     life.add("q", 4_096)
     life.write("q", random_bytes(rng, 4_096))
     life.write("p", random_bytes(rng, 20_000))
-    life.commit(step=4)
-    life.store.close()
+    life.commit(step=5)
+    life.finish()
     return life
 
 
@@ -74,13 +79,15 @@ def large(seed: int) -> Recorded:
                 first, last = 0, nbytes
             life.write(name, random_bytes(rng, last - first), first)
         chance = rng.random()
-        if chance < 0.1:
+        if chance > 0.9:
+            life.commit_in_doubt(step=step)
+        elif chance < 0.1:
             life.abort()
         elif chance < 0.2:
             life.drop_other()
         else:
             life.commit(step=step)
-    life.store.close()
+    life.finish()
     return life
 
 
@@ -198,18 +205,29 @@ def test_cuts_of_a_long_life() -> None:
 
 
 def without_flushes(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Drive, "flush", lambda drive: Ended())
+    patch.setattr(Drive, "flush", lambda drive: Transfer("nothing", 0, lambda: 0))
 
 
 def without_flush_of_the_payload(patch: pytest.MonkeyPatch) -> None:
     write = Store._write_index
 
-    def unflushed(store: Store, data: bytes, runs: list[Run]) -> None:
+    def not_flushed(store: Store, *arguments: object) -> None:
         with pytest.MonkeyPatch.context() as inner:
             without_flushes(inner)
-            write(store, data, runs)
+            write(store, *arguments)
 
-    patch.setattr(Store, "_write_index", unflushed)
+    patch.setattr(Store, "_write_index", not_flushed)
+
+
+def without_a_flush_when_it_is_opened(patch: pytest.MonkeyPatch) -> None:
+    make = Store.__init__
+
+    def not_flushed(store: Store, *arguments: object, **options: object) -> None:
+        with pytest.MonkeyPatch.context() as inner:
+            without_flushes(inner)
+            make(store, *arguments, **options)
+
+    patch.setattr(Store, "__init__", not_flushed)
 
 
 def over_the_last_superblock(patch: pytest.MonkeyPatch) -> None:
@@ -235,6 +253,7 @@ def over_the_last_generation(patch: pytest.MonkeyPatch) -> None:
     [
         without_flushes,
         without_flush_of_the_payload,
+        without_a_flush_when_it_is_opened,
         over_the_last_superblock,
         over_the_last_generation,
     ],
@@ -244,6 +263,6 @@ def test_a_mistake_is_found(
 ) -> None:
     """Each of these is an error that cuts must bring to light."""
     mistake(monkeypatch)
-    life = small(1)
+    life = small(1, doubt=mistake is without_a_flush_when_it_is_opened)
     with pytest.raises((AssertionError, StorageError)):
         cut_everywhere(life, most=8, every=1, go_on=1 << 30)
