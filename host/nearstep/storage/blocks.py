@@ -25,7 +25,7 @@ from nearstep.storage.drive_errors import (
     NotADriveError,
     ShortTransferError,
 )
-from nearstep.storage.lock import lock
+from nearstep.storage.lock import lock, locked
 
 BLOCK_BYTES = 4096
 """Bytes of a block: the unit of offsets, sizes and addresses."""
@@ -35,7 +35,7 @@ GONE = {errno.ENXIO, errno.ENODEV, errno.ESTALE, errno.ENOMEDIUM, errno.ESHUTDOW
 
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
-MEMORY = {"tmpfs", "ramfs", "devtmpfs", "hugetlbfs"}
+MEMORY = {"tmpfs", "ramfs", "hugetlbfs"}
 """Filesystems in memory. Newer kernels take O_DIRECT there, and do nothing of what it says."""
 
 Bytes = NDArray[Any]
@@ -267,10 +267,14 @@ def _open(name: str, *, direct: bool, read_only: bool) -> int:
     except OSError as error:
         if error.errno == errno.EINVAL and direct:
             raise DirectIOError(name, "its filesystem does not take O_DIRECT") from error
+        if error.errno == errno.EBUSY:  # a block device
+            raise locked(name, os.stat(name)) from error
         raise DriveAccessError(name, f"cannot be opened: {error.strerror}", error.errno) from error
 
 
 def _check_direct(name: str, fd: int) -> None:
+    if stat.S_ISBLK(os.fstat(fd).st_mode):
+        return  # its name lies on a filesystem in memory, and nothing else
     kind = filesystem(fd)
     if kind in MEMORY:
         raise DirectIOError(name, f"it lies on a {kind}, which is memory and no drive")

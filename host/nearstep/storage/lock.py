@@ -25,13 +25,17 @@ def lock(path: str, fd: int) -> None:
         if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
             reason = f"it cannot be locked: {error.strerror}"
             raise DriveAccessError(path, reason, error.errno) from error
-        pid = holder(fd)
-        raise DriveLockedError(path, pid, _command(pid)) from None
+        raise locked(path, os.fstat(fd)) from None
 
 
-def holder(fd: int) -> int | None:
-    """The process that has the file of a descriptor locked, None if the system does not tell."""
-    found = os.fstat(fd)
+def locked(path: str, found: os.stat_result) -> DriveLockedError:
+    """The error of a drive that somebody has."""
+    pid = holder(found)
+    return DriveLockedError(path, pid, _command(pid))
+
+
+def holder(found: os.stat_result) -> int | None:
+    """The process that has a file locked, None if the system does not tell."""
     wanted = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
     try:
         lines = Path("/proc/locks").read_text().splitlines()

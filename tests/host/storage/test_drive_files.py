@@ -10,6 +10,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -107,6 +108,43 @@ def test_o_direct_moves_the_same_bytes_at_any_depth(tmp_path) -> None:
             out = np.zeros_like(data)
             store.read("p", out)
             assert (out == data).all()
+
+
+@pytest.fixture
+def loop_device(tmp_path: Path) -> Iterator[Path]:
+    """A block device over a file; where none can be had, the test is skipped."""
+    image = tmp_path / "image"
+    image.write_bytes(bytes(2 * SIZE))
+    try:
+        done = subprocess.run(
+            ["losetup", "--find", "--show", image], capture_output=True, text=True, check=True
+        )
+    except (OSError, subprocess.CalledProcessError) as error:
+        reason = getattr(error, "stderr", "") or error
+        pytest.skip(f"block devices were not tested: losetup: {reason}")
+    name = done.stdout.strip()
+    yield Path(name)
+    subprocess.run(["losetup", "--detach", name], check=True)
+
+
+def test_a_block_device_is_a_drive(loop_device) -> None:
+    options = {"drive_bytes": SIZE, "owner": OWNER}
+    with pytest.raises(NotADriveError, match="overwrite"):
+        Store.create([loop_device], **options)
+    with pytest.raises(DriveSizeError):
+        Store.create([loop_device], **{**options, "drive_bytes": 4 * SIZE}, overwrite=True)
+    data = np.random.default_rng(6).integers(0, 256, 100_001, np.uint8)
+    with Store.create([loop_device], **options, overwrite=True) as store:
+        store.add("p", data.nbytes)
+        store.write("p", data)
+        store.commit()
+        with pytest.raises(DriveLockedError) as caught:
+            Store.open([loop_device], owner=OWNER)
+        assert caught.value.holder in (os.getpid(), None)
+    out = np.zeros_like(data)
+    with Store.open([loop_device], owner=OWNER) as store:
+        store.read("p", out)
+    assert (out == data).all()
 
 
 def test_a_filesystem_in_memory_is_refused_unless_it_is_asked_for() -> None:

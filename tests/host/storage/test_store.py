@@ -19,6 +19,10 @@ from nearstep.storage.drive_errors import (
     UnknownTensorError,
 )
 from nearstep.storage.store import Store
+from nearstep.work.errors import WorkError
+from nearstep.work.executor import execute
+from nearstep.work.graph import Graph
+from nearstep_sim.models.drive import FailAt
 
 from .drives import EXTENT, OWNER, contents, memory_set, open_images, random_bytes
 
@@ -363,6 +367,27 @@ def test_several_threads_write_at_once(rng) -> None:
     assert errors == []
     store.commit()
     assert contents(again(store)) == {f"t{n}": data for n, data in enumerate(datas)}
+
+
+def test_transfers_are_operations_of_a_graph() -> None:
+    """Modelled by their seconds: both are under way at once, and waited for at their ends."""
+    store = new()
+    data, out = np.full(EXTENT, 7, np.uint8), np.zeros(EXTENT, np.uint8)
+    for name in "pq":
+        store.add(name, EXTENT)
+    store.write("q", data)
+    graph = Graph()
+    graph.add("write", "drive 0", seconds=2e-3, action=lambda: store.submit_write("p", data))
+    graph.add("read", "drive 1", seconds=1e-3, action=lambda: store.submit_read("q", out))
+    timeline = execute(graph)
+    assert (out == data).all()
+    assert contents(store)["p"] == data.tobytes()
+    assert [(entry.start, entry.end > 0) for entry in timeline.entries] == [(0, True)] * 2
+    graph = Graph()
+    graph.add("read", "drive 1", action=lambda: store.submit_read("q", out))
+    store.drives[0].blocks.fault = store.drives[1].blocks.fault = FailAt("read")
+    with pytest.raises(WorkError):
+        execute(graph)
 
 
 def test_bad_arguments_are_refused_before_anything_is_touched(rng) -> None:
