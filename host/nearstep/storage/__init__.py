@@ -1,1 +1,1 @@
-"""Files that keep what devices hold."""
+"""What devices hold, in files: snapshots, and drives with generations of tensors."""

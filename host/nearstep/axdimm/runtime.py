@@ -1,0 +1,483 @@
+"""The runtime of the paper: its functions by their names, over a device and drives of nearstep.
+
+X and Y of `MallocX`, `FreeX` and `MemcpyX2Y` are where a pointer points to: the host, the AXDIMM, a
+GPU, or an NVMe SSD.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+import nearstep.device
+from nearstep.axdimm.device import AxdimmDevice
+from nearstep.buffer import Buffer
+from nearstep.errors import (
+    ArgumentError,
+    ClosedDeviceError,
+    MismatchError,
+    OutOfBoundsError,
+    OverlapError,
+)
+from nearstep.scalars import is_whole
+from nearstep.storage.aligned import aligned_bytes
+from nearstep.storage.blocks import BLOCK_BYTES
+from nearstep.storage.drive_errors import DriveFullError
+from nearstep.storage.store import Store
+from nearstep.updater.run import UpdateRun
+
+OWNER = "AXDIMM runtime"
+"""Whose the drives are."""
+
+CHUNK_BYTES = 1 << 22
+"""Bytes that are copied at once through the host, between places that do not reach each other."""
+
+
+class Place(StrEnum):
+    """What X and Y stand for."""
+
+    CPU = "CPU"
+    AXDIMM = "AXDIMM"
+    GPU = "GPU"
+    NVME = "NVMe"
+
+
+@dataclass(eq=False)
+class _Allocation:
+    """Memory or blocks that `MallocX` gave.
+
+    Attributes
+    ----------
+    place
+    nbytes
+    array : on the host or, in the place of a GPU's memory, there as well.
+    buffer : on the AXDIMM.
+    ssd, name : on a drive: its number, and the tensor.
+    """
+
+    place: Place
+    nbytes: int
+    array: NDArray[np.uint8] | None = None
+    buffer: Buffer | None = None
+    ssd: int = 0
+    name: str = ""
+    freed: bool = False
+
+
+@dataclass(frozen=True)
+class Pointer:
+    """Where bytes lie: `pointer + n` is n bytes on.
+
+    Attributes
+    ----------
+    allocation : what `MallocX` gave.
+    offset : in it, in bytes.
+    """
+
+    allocation: _Allocation
+    offset: int = 0
+
+    @property
+    def place(self) -> Place:
+        return self.allocation.place
+
+    def __add__(self, nbytes: int) -> Pointer:
+        return replace(self, offset=self.offset + nbytes)
+
+    def __repr__(self) -> str:
+        return f"Pointer({self.place.value}, {self.offset} of {self.allocation.nbytes} bytes)"
+
+
+class Axdimm:
+    """The runtime: `Axdimm(device)` of Table 2.
+
+    The GPU is memory of the host here, page-aligned, so that a drive reads into it and writes from
+    it without a copy, as with GPUDirect Storage. What lies on a registered drive is gone when the
+    runtime is closed, as in the paper, whose drives have no files; `nearstep.storage.store` keeps
+    generations.
+
+    Parameters
+    ----------
+    device : an AXDIMM, or the name of one, which is closed with the runtime then.
+
+    Attributes
+    ----------
+    dimm
+    copied : bytes by where they came from and where they went.
+
+    Raises
+    ------
+    MismatchError : it is another device.
+
+    Ref: AXDIMM, section 4.2 and Table 2.
+    """
+
+    def __init__(self, device: str | AxdimmDevice) -> None:
+        dimm = nearstep.device.open_device(device) if isinstance(device, str) else device
+        if not isinstance(dimm, AxdimmDevice):
+            if isinstance(device, str):
+                dimm.close()
+            raise MismatchError("device", "an AXDIMM", type(dimm).__name__)
+        self.dimm: AxdimmDevice = dimm
+        self._owns = isinstance(device, str)
+        self._stores: list[Store] = []
+        self._promised: list[int] = []  # blocks of each drive
+        self._names = 0
+        self._closed = False
+        self._copied: Counter[tuple[Place, Place]] = Counter()
+
+    @property
+    def copied(self) -> Mapping[tuple[Place, Place], int]:
+        return dict(self._copied)
+
+    @property
+    def storages(self) -> tuple[Store, ...]:
+        """Registered drives, in order."""
+        return tuple(self._stores)
+
+    def RegisterStorage(  # noqa: N802  the paper's name
+        self,
+        device: str | Path,
+        nbytes: int | None = None,
+        *,
+        direct: bool = True,
+        overwrite: bool = False,
+        queue_depth: int = 4,
+    ) -> int:
+        """Register an NVMe SSD, and return its number: a block device, or a file in the place of
+        one.
+
+        Parameters
+        ----------
+        device : path.
+        nbytes : make a new drive of this size. None: it was made before.
+        direct, overwrite, queue_depth : as `Store.create` has them.
+
+        Raises
+        ------
+        ArgumentError : the size cannot be.
+        StorageError : as `Store.create` and `Store.open`.
+        ClosedDeviceError
+
+        Ref: AXDIMM, Table 2.
+        """
+        self._check_open("register storage")
+        if nbytes is None:
+            store = Store.open([device], owner=OWNER, direct=direct, queue_depth=queue_depth)
+        else:
+            store = Store.create(
+                [device],
+                drive_bytes=nbytes,
+                owner=OWNER,
+                direct=direct,
+                overwrite=overwrite,
+                queue_depth=queue_depth,
+            )
+        self._stores.append(store)
+        self._promised.append(0)
+        return len(self._stores) - 1
+
+    def MallocX(  # noqa: N802  the paper's name
+        self, nbytes: int, channel: int | None = None, *, on: Place = Place.AXDIMM
+    ) -> Pointer:
+        """Allocate `nbytes` on the device X. Contents are undefined; of a drive they are zeros.
+
+        Parameters
+        ----------
+        nbytes
+        channel : of the AXDIMM, 0 if not given; or the number of an NVMe SSD, if not given the one
+            with most space. The others have none.
+        on : the device X.
+
+        Raises
+        ------
+        ArgumentError : there is no such channel or drive, or the size cannot be.
+        OutOfDeviceMemoryError : the AXDIMM's channel has not so much.
+        DriveFullError : the drive has not so much.
+        ClosedDeviceError
+
+        Ref: AXDIMM, Table 2.
+        """
+        self._check_open("allocate")
+        place = Place(on)
+        if not is_whole(nbytes) or nbytes < 1:
+            raise ArgumentError(f"nbytes must be at least 1, not {nbytes!r}")
+        if place is Place.AXDIMM:
+            align = self.dimm.stripe_align
+            buffer = self.dimm.alloc(nbytes, np.uint8, channel=channel or 0, align=align)
+            return Pointer(_Allocation(place, nbytes, buffer=buffer))
+        if place is Place.NVME:
+            return Pointer(self._on_drive(nbytes, channel))
+        if channel is not None:
+            raise ArgumentError(f"the {place.value} has no channels, not {channel!r}")
+        return Pointer(_Allocation(place, nbytes, array=aligned_bytes(nbytes)))
+
+    def FreeX(self, ptr: Pointer) -> None:  # noqa: N802  the paper's name
+        """Free what `MallocX` gave, by the pointer to its first byte.
+
+        Raises
+        ------
+        ArgumentError : it points elsewhere, or that is free already.
+        BusyError : a run uses it.
+        ClosedDeviceError
+
+        Ref: AXDIMM, Table 2.
+        """
+        self._check_open("free")
+        given = self._given("ptr", ptr)
+        if ptr.offset:
+            raise ArgumentError(f"{ptr!r} must point to the first byte of what is to be freed")
+        if given.buffer is not None:
+            given.buffer.free()
+        elif given.place is Place.NVME:
+            self._stores[given.ssd].remove(given.name)
+            self._promised[given.ssd] -= -(-given.nbytes // BLOCK_BYTES)
+        given.array, given.freed = None, True
+
+    def MemcpyX2Y(  # noqa: N802  the paper's name
+        self, dst: Pointer | NDArray[Any], src: Pointer | NDArray[Any], nbytes: int
+    ) -> None:
+        """Copy `nbytes` from `src` to `dst`, of any two devices, and return when they are there.
+
+        An array stands for a pointer to memory of the host.
+
+        Raises
+        ------
+        OutOfBoundsError : one of them is shorter. Nothing was copied.
+        OverlapError : they share bytes. Nothing was copied.
+        ArgumentError : one is no pointer, was freed, or cannot be written.
+        ModeError : a channel of the AXDIMM is in acceleration mode.
+        BusyError : a run uses it.
+        StorageError : a drive failed.
+        ClosedDeviceError
+
+        Ref: AXDIMM, Table 2.
+        """
+        self._check_open("copy")
+        if not is_whole(nbytes) or nbytes < 0:
+            raise ArgumentError(f"nbytes must not be negative, not {nbytes!r}")
+        to, source = self._pointer("dst", dst), self._pointer("src", src)
+        for what, each in (("dst", to), ("src", source)):
+            if not 0 <= each.offset <= each.offset + nbytes <= each.allocation.nbytes:
+                limit = each.allocation.nbytes
+                raise OutOfBoundsError(what, each.offset, each.offset + nbytes, limit)
+        array = to.allocation.array
+        if array is not None and not array.flags.writeable:
+            raise ArgumentError("dst must be writeable")
+        if _overlap(to, source, nbytes):
+            raise OverlapError("dst", "src", to.offset)
+        if nbytes:
+            self._copy(to, source, nbytes)
+            self._copied[source.place, to.place] += nbytes
+
+    def CopyNVMeToGPU(self, dst: Pointer, src: Pointer, nbytes: int) -> None:  # noqa: N802
+        """Copy from an NVMe SSD to the GPU, past the memory of the host.
+
+        Raises
+        ------
+        ArgumentError : `dst` is not on the GPU, or `src` on no SSD; or as `MemcpyX2Y`.
+        StorageError : the drive failed.
+        ClosedDeviceError
+
+        Ref: AXDIMM, section 4.4.
+        """
+        self._check_places(dst, Place.GPU, src, Place.NVME)
+        self.MemcpyX2Y(dst, src, nbytes)
+
+    def CopyGPUToNVMe(self, dst: Pointer, src: Pointer, nbytes: int) -> None:  # noqa: N802
+        """Copy from the GPU to an NVMe SSD, past the memory of the host.
+
+        Raises
+        ------
+        ArgumentError : `dst` is on no SSD, or `src` not on the GPU; or as `MemcpyX2Y`.
+        StorageError : the drive failed.
+        ClosedDeviceError
+
+        Ref: AXDIMM, section 4.4.
+        """
+        self._check_places(dst, Place.NVME, src, Place.GPU)
+        self.MemcpyX2Y(dst, src, nbytes)
+
+    def SetArbiterAcc(self, channel: int) -> AbstractContextManager[None]:  # noqa: N802
+        """Acceleration mode of a channel, in a `with` statement, at whose end it is normal again.
+
+        Raises
+        ------
+        ArgumentError, ModeError, WaitTimeoutError, KernelError, ClosedDeviceError : as
+            `AxdimmDevice.acceleration`.
+
+        Ref: AXDIMM, Table 2.
+        """
+        return self.dimm.acceleration(channel)
+
+    def RunAdamOnAxdimmAsync(  # noqa: N802  the paper's name
+        self,
+        p: Pointer,
+        m: Pointer,
+        v: Pointer,
+        g: Pointer,
+        nparams: int,
+        *,
+        t: int,
+        channel: int = 0,
+        **hyper: Any,
+    ) -> UpdateRun:
+        """Start an Adam step of `nparams` elements, float32, and return at once.
+
+        Parameters
+        ----------
+        p, m, v, g : on the channel.
+        nparams
+        t : the step, from 1.
+        channel
+        **hyper : as `AxdimmDevice.update`: `lr`, `betas`, `eps`, `weight_decay`.
+
+        Raises
+        ------
+        OutOfBoundsError : an array is shorter.
+        ArgumentError : one is not on the channel, or as `AxdimmDevice.update`.
+        ModeError, BusyError, ClosedDeviceError
+
+        Ref: AXDIMM, Table 2.
+        """
+        self._check_open("run Adam")
+        if not is_whole(nparams) or nparams < 1:
+            raise ArgumentError(f"nparams must be at least 1, not {nparams!r}")
+        self.dimm.check_channel(channel)
+        arrays = {}
+        for name, pointer in {"p": p, "g": g, "m": m, "v": v}.items():
+            arrays[name] = self._floats(name, pointer, nparams, channel)
+        return self.dimm.update("adam", arrays, step=t, **hyper)
+
+    def close(self) -> None:
+        """Give the drives back, and the device if it was opened by name.
+
+        Closing twice does nothing.
+        """
+        self._closed = True
+        for store in self._stores:
+            store.close()
+        if self._owns:
+            self.dimm.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _check_open(self, action: str) -> None:
+        if self._closed:
+            raise ClosedDeviceError(self.dimm.url, action)
+
+    def _given(self, what: str, pointer: object) -> _Allocation:
+        if not isinstance(pointer, Pointer):
+            raise ArgumentError(f"{what} must be a pointer, not {type(pointer).__name__}")
+        if pointer.allocation.freed:
+            raise ArgumentError(f"{what} must not have been freed: {pointer!r}")
+        return pointer.allocation
+
+    def _pointer(self, what: str, given: Pointer | NDArray[Any]) -> Pointer:
+        if isinstance(given, np.ndarray):
+            if not given.flags.c_contiguous:
+                raise ArgumentError(f"{what} must be contiguous, not strided {given.strides}")
+            flat = given.reshape(-1).view(np.uint8)
+            return Pointer(_Allocation(Place.CPU, flat.nbytes, array=flat))
+        self._given(what, given)
+        return given
+
+    def _check_places(self, dst: Pointer, to: Place, src: Pointer, source: Place) -> None:
+        for what, pointer, place in (("dst", dst, to), ("src", src, source)):
+            found = self._given(what, pointer).place
+            if found is not place:
+                raise ArgumentError(f"{what} must be on {place.value}, not on {found.value}")
+
+    def _on_drive(self, nbytes: int, ssd: int | None) -> _Allocation:
+        if not self._stores:
+            raise ArgumentError("there is no NVMe SSD: RegisterStorage(device) comes first")
+        room = [
+            store.capacity_bytes // BLOCK_BYTES - 1 - promised  # one has the empty index
+            for store, promised in zip(self._stores, self._promised, strict=True)
+        ]
+        number = room.index(max(room)) if ssd is None else ssd
+        if not is_whole(number) or not 0 <= number < len(self._stores):
+            raise ArgumentError(f"channel must be an SSD, 0 to {len(room) - 1}, not {ssd!r}")
+        blocks = -(-nbytes // BLOCK_BYTES)
+        if blocks > room[number]:
+            raise DriveFullError(nbytes, room[number] * BLOCK_BYTES, f" on SSD {number}")
+        name = f"{self._names}"
+        self._stores[number].add(name, nbytes)
+        self._names += 1
+        self._promised[number] += blocks
+        return _Allocation(Place.NVME, nbytes, ssd=number, name=name)
+
+    def _floats(self, name: str, pointer: Pointer, count: int, channel: int) -> Buffer:
+        given = self._given(name, pointer)
+        if given.buffer is None:
+            raise ArgumentError(f"{name} must be on AXDIMM, not on {given.place.value}")
+        stop = pointer.offset + 4 * count
+        if not 0 <= pointer.offset <= stop <= given.nbytes:
+            raise OutOfBoundsError(name, pointer.offset, stop, given.nbytes)
+        address = given.buffer.address + pointer.offset
+        buffer = Buffer(self.dimm, address, (count,), np.float32, root=given.buffer)
+        if self.dimm.channel_of(buffer) != channel:
+            raise ArgumentError(f"{name} must be on channel {channel}")
+        return buffer
+
+    def _copy(self, dst: Pointer, src: Pointer, nbytes: int) -> None:
+        """Straight where one of them is memory of this process, else through the host."""
+        into, source = _memory(dst, nbytes), _memory(src, nbytes)
+        if source is not None:
+            self._store(dst, source)
+        elif into is not None:
+            self._load(src, into)
+        else:
+            held = aligned_bytes(min(nbytes, CHUNK_BYTES))
+            for at in range(0, nbytes, CHUNK_BYTES):
+                part = held[: min(CHUNK_BYTES, nbytes - at)]
+                self._load(src + at, part)
+                self._store(dst + at, part)
+
+    def _store(self, dst: Pointer, data: NDArray[np.uint8]) -> None:
+        given = dst.allocation
+        if given.array is not None:
+            given.array[dst.offset : dst.offset + data.nbytes] = data
+        elif given.buffer is not None:
+            given.buffer[dst.offset : dst.offset + data.nbytes].write(data)
+        else:
+            self._stores[given.ssd].write(given.name, data, dst.offset)
+
+    def _load(self, src: Pointer, out: NDArray[np.uint8]) -> None:
+        given = src.allocation
+        if given.buffer is not None:
+            given.buffer[src.offset : src.offset + out.nbytes].read(out)
+        else:
+            self._stores[given.ssd].read(given.name, out, src.offset)
+
+
+def _memory(pointer: Pointer, nbytes: int) -> NDArray[np.uint8] | None:
+    """The bytes, where they are memory of this process."""
+    array = pointer.allocation.array
+    return None if array is None else array[pointer.offset : pointer.offset + nbytes]
+
+
+def _overlap(first: Pointer, second: Pointer, nbytes: int) -> bool:
+    mine, other = _memory(first, nbytes), _memory(second, nbytes)
+    if mine is not None and other is not None:
+        return bool(nbytes) and np.shares_memory(mine, other)
+    apart = abs(first.offset - second.offset) >= nbytes
+    return first.allocation is second.allocation and not apart

@@ -1,0 +1,101 @@
+"""`nearstep storage`: drives that hold tensors."""
+
+import json
+import sys
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import DownloadColumn, Progress, SpinnerColumn, TextColumn, TransferSpeedColumn
+from rich.table import Table
+
+from nearstep.errors import NearstepError
+from nearstep.storage.check import SetReport, check_drives, sets_of
+from nearstep.storage.drive import QUEUE_DEPTH
+
+__all__ = ["app"]
+
+DAMAGED, REFUSED = 1, 2
+"""Exit statuses: something is not what was written; it cannot be looked at."""
+
+app = typer.Typer(help="Drives that hold tensors: files and block devices.", no_args_is_help=True)
+
+
+@app.callback()
+def root() -> None:
+    """Drives that hold tensors: files and block devices."""
+
+
+@app.command("check")
+def check(
+    paths: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="DIR|FILE...",
+            help="Drives, or folders with drives: all of each set.",
+            show_default=False,
+        ),
+    ],
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
+    direct: Annotated[
+        bool,
+        typer.Option(help="Read with O_DIRECT, past the page cache: what is on the drive."),
+    ] = True,
+    queue_depth: Annotated[int, typer.Option(help="Reads under way on each drive.")] = QUEUE_DEPTH,
+) -> None:
+    """Read all that drives hold, and compare every CRC: superblocks, indices, extents.
+
+    Nothing is written. Exit status: 0 if every generation is what was written, 1 if one is not, 2
+    if drives cannot be looked at: no drives, not all of a set, in use by another process, or they
+    answer with errors. What a power cut leaves of a commit is no damage: it is printed as a note.
+    """
+    try:
+        reports = _checked(paths, direct, queue_depth)
+    except NearstepError as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(REFUSED) from None
+    if as_json:
+        whole = [{**asdict(each), "whole": each.whole} for each in reports]
+        typer.echo(json.dumps(whole, indent=2))
+    else:
+        for report in reports:
+            _print(report)
+    if not all(report.whole for report in reports):
+        raise typer.Exit(DAMAGED)
+
+
+def _checked(paths: list[Path], direct: bool, queue_depth: int) -> list[SetReport]:
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), DownloadColumn())
+    console = Console(stderr=True)
+    with Progress(
+        *columns, TransferSpeedColumn(), console=console, transient=True, disable=not _seen()
+    ) as bar:
+        reports = []
+        for set_id, drives in sets_of(paths).items():
+            task = bar.add_task(f"set {set_id}", total=None)
+            told = partial(bar.advance, task)
+            reports.append(
+                check_drives(drives, direct=direct, queue_depth=queue_depth, progress=told)
+            )
+        return reports
+
+
+def _seen() -> bool:
+    return sys.stderr.isatty()
+
+
+def _print(report: SetReport) -> None:
+    typer.echo(f"set {report.set_id} of {report.owner!r}: {', '.join(report.drives)}")
+    table = Table("generation", "tensors", "extents", "MB", "meta", "")
+    for each in report.generations:
+        state = f"{len(each.problems)} problems" if each.problems else "whole"
+        numbers = (each.number, each.tensors, each.extents, f"{each.nbytes / 1e6:.1f}")
+        table.add_row(*map(str, numbers), json.dumps(each.meta)[:60], state)
+    Console(markup=False, highlight=False).print(table)
+    for problem in [*report.problems, *(p for g in report.generations for p in g.problems)]:
+        typer.echo(f"problem: {problem}")
+    for note in report.notes:
+        typer.echo(f"note: {note}")

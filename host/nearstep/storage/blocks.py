@@ -1,0 +1,320 @@
+"""Blocks of a file or a block device: the bottom of the storage, which tests replace."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+
+from nearstep.errors import ArgumentError
+from nearstep.storage.drive_errors import (
+    DirectIOError,
+    DriveAccessError,
+    DriveFullError,
+    DriveIOError,
+    DriveSizeError,
+    DriveVanishedError,
+    NotADriveError,
+    ShortTransferError,
+)
+from nearstep.storage.lock import lock, locked
+
+BLOCK_BYTES = 4096
+"""Bytes of a block: the unit of offsets, sizes and addresses."""
+
+GONE = {errno.ENXIO, errno.ENODEV, errno.ESTALE, errno.ENOMEDIUM, errno.ESHUTDOWN}
+"""Errors of a device that is no more."""
+
+FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+MEMORY = {"tmpfs", "ramfs", "hugetlbfs"}
+"""Filesystems in memory. Newer kernels take O_DIRECT there, and do nothing of what it says."""
+
+Bytes = NDArray[Any]
+
+Move = Callable[..., int]
+"""`os.preadv` or `os.pwritev`: of a descriptor, arrays of bytes and an offset."""
+
+
+@dataclass(frozen=True)
+class Calls:
+    """Calls of the system that move data."""
+
+    preadv: Move = os.preadv
+    pwritev: Move = os.pwritev
+    fdatasync: Callable[[int], None] = os.fdatasync
+
+
+SYSTEM = Calls()
+
+
+class Blocks(ABC):
+    """A number of blocks. Calls return when they are done, and may come from several threads.
+
+    Attributes
+    ----------
+    name : for messages.
+    count : of blocks.
+    """
+
+    name: str
+    count: int
+
+    @abstractmethod
+    def read(self, block: int, out: Bytes) -> None:
+        """Read whole blocks from `block` on into `out`, an aligned array of bytes.
+
+        Raises
+        ------
+        DriveIOError, ShortTransferError, DriveVanishedError
+        """
+
+    @abstractmethod
+    def write(self, block: int, data: Bytes) -> None:
+        """Write whole blocks from `block` on. They last from the next `flush` on.
+
+        Raises
+        ------
+        DriveIOError, ShortTransferError, DriveVanishedError, DriveFullError
+        """
+
+    @abstractmethod
+    def flush(self) -> None:
+        """Have every write that has ended outlast a power cut.
+
+        Raises
+        ------
+        DriveIOError, DriveVanishedError
+        """
+
+    @abstractmethod
+    def check_present(self) -> None:
+        """Raise `DriveVanishedError` if nobody could open it again."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give it back. Closing twice does nothing."""
+
+
+class BlockFile(Blocks):
+    """A regular file or block device, opened for this process alone.
+
+    Parameters
+    ----------
+    path
+    direct : with O_DIRECT. If not, data go through the page cache.
+    read_only
+    calls : of the system.
+
+    Raises
+    ------
+    DriveVanishedError : there is no such file.
+    NotADriveError : it is a folder, a pipe or the like.
+    DriveAccessError : it may not be opened.
+    DirectIOError : O_DIRECT does not work there.
+    DriveLockedError : it is in use.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        direct: bool = True,
+        read_only: bool = False,
+        calls: Calls = SYSTEM,
+    ) -> None:
+        self.name = str(path)
+        self._calls = calls
+        self._fd = _open(self.name, direct=direct, read_only=read_only)
+        try:
+            if direct:
+                _check_direct(self.name, self._fd)
+            lock(self.name, self._fd)
+            self._identity = _identity(os.fstat(self._fd))
+            self.count = os.lseek(self._fd, 0, os.SEEK_END) // BLOCK_BYTES
+            if direct and self.count:
+                _probe(self.name, self._fd, calls)
+        except BaseException:
+            os.close(self._fd)
+            self._fd = -1
+            raise
+
+    def read(self, block: int, out: Bytes) -> None:
+        self._move("read", self._calls.preadv, block, out)
+
+    def write(self, block: int, data: Bytes) -> None:
+        self._move("write", self._calls.pwritev, block, data)
+
+    def flush(self) -> None:
+        try:
+            self._calls.fdatasync(self._fd)
+        except OSError as error:
+            raise self._error("flush", 0, 0, error) from error
+
+    def check_present(self) -> None:
+        try:
+            found = _identity(os.stat(self.name))
+        except OSError as error:
+            raise DriveVanishedError(self.name, f"it is gone: {error.strerror}") from error
+        if found != self._identity:
+            raise DriveVanishedError(self.name, "another file has its name now")
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def _move(self, action: str, call: Move, block: int, data: Bytes) -> None:
+        """Move all of it: a system may stop in between, as at a signal, and goes on then."""
+        done = 0
+        while done < data.nbytes:
+            try:
+                moved = call(self._fd, [data[done:]], block * BLOCK_BYTES + done)
+            except OSError as error:
+                raise self._error(action, block, data.nbytes - done, error) from error
+            done += moved
+            if not moved or (done % BLOCK_BYTES and done < data.nbytes):
+                raise ShortTransferError(self.name, action, block, data.nbytes, done)
+
+    def _error(self, action: str, block: int, nbytes: int, error: OSError) -> Exception:
+        if error.errno in GONE:
+            return DriveVanishedError(self.name, f"{action} at block {block}: {error.strerror}")
+        if error.errno in FULL and action == "write":
+            return DriveFullError(nbytes, 0, f" below {self.name}: {error.strerror}")
+        return DriveIOError(self.name, action, block, error)
+
+
+def create_file(path: str | Path, nbytes: int, *, overwrite: bool = False) -> None:
+    """Make a regular file of `nbytes`, every block of which has its place; see that a block device
+    has so many.
+
+    Parameters
+    ----------
+    path
+    nbytes : rounded up to whole blocks.
+    overwrite : take a file that is not empty, or a block device, all the same.
+
+    Raises
+    ------
+    NotADriveError : there is something already, and `overwrite` was not said.
+    DriveFullError : so much is not free.
+    DriveSizeError : the block device is smaller.
+    DriveAccessError
+    """
+    name, nbytes = str(path), -(-nbytes // BLOCK_BYTES) * BLOCK_BYTES
+    try:
+        fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise DriveAccessError(name, f"cannot be made: {error.strerror}", error.errno) from error
+    new = False
+    try:
+        found = os.fstat(fd)
+        if stat.S_ISBLK(found.st_mode):
+            there = os.lseek(fd, 0, os.SEEK_END)
+            if not overwrite:
+                raise NotADriveError(name, "a block device is taken with overwrite=True alone")
+            if there < nbytes:
+                raise DriveSizeError(name, nbytes, there)
+            return
+        if found.st_size and not overwrite:
+            raise NotADriveError(
+                name, f"a new drive must be an empty file, not {found.st_size} bytes"
+            )
+        new = not found.st_size
+        lock(name, fd)
+        _allocate(name, fd, nbytes)
+        new = False
+        os.fsync(fd)
+        _sync_folder(Path(name).absolute().parent)
+    finally:
+        if new:
+            with contextlib.suppress(OSError):
+                os.unlink(name)
+        os.close(fd)
+
+
+def _allocate(name: str, fd: int, nbytes: int) -> None:
+    try:
+        os.posix_fallocate(fd, 0, nbytes)
+    except OSError as error:
+        if error.errno in FULL:
+            space = os.fstatvfs(fd)
+            raise DriveFullError(nbytes, space.f_bavail * space.f_frsize, f" for {name}") from error
+        raise DriveAccessError(name, f"cannot be made: {error.strerror}", error.errno) from error
+
+
+def _open(name: str, *, direct: bool, read_only: bool) -> int:
+    if "\0" in name:
+        raise ArgumentError(f"path must name a file, not {name!r}")
+    flags = (os.O_RDONLY if read_only else os.O_RDWR) | os.O_CLOEXEC
+    try:
+        mode = os.stat(name).st_mode
+        if not (stat.S_ISREG(mode) or stat.S_ISBLK(mode)):
+            raise NotADriveError(name, "it must be a regular file or a block device")
+        if stat.S_ISBLK(mode):
+            flags |= os.O_EXCL  # the kernel's own lock: not mounted, not in an array
+        return os.open(name, flags | (os.O_DIRECT if direct else 0))
+    except FileNotFoundError as error:
+        raise DriveVanishedError(name, "there is no such file") from error
+    except OSError as error:
+        if error.errno == errno.EINVAL and direct:
+            raise DirectIOError(name, "its filesystem does not take O_DIRECT") from error
+        if error.errno == errno.EBUSY:  # a block device
+            raise locked(name, os.stat(name)) from error
+        raise DriveAccessError(name, f"cannot be opened: {error.strerror}", error.errno) from error
+
+
+def _check_direct(name: str, fd: int) -> None:
+    if stat.S_ISBLK(os.fstat(fd).st_mode):
+        return  # its name lies on a filesystem in memory, and nothing else
+    kind = filesystem(fd)
+    if kind in MEMORY:
+        raise DirectIOError(name, f"it lies on a {kind}, which is memory and no drive")
+
+
+def _probe(name: str, fd: int, calls: Calls) -> None:
+    """See that blocks of this size, so aligned, are taken."""
+    from nearstep.storage.aligned import aligned_bytes
+
+    try:
+        calls.preadv(fd, [aligned_bytes(BLOCK_BYTES)], 0)
+    except OSError as error:
+        if error.errno == errno.EINVAL:
+            reason = f"O_DIRECT does not take blocks of {BLOCK_BYTES} bytes there"
+            raise DirectIOError(name, reason) from error
+
+
+def filesystem(fd: int) -> str:
+    """Name of the kind of filesystem that an open file lies on, empty if that is not known."""
+    device = os.fstat(fd).st_dev
+    wanted = f"{os.major(device)}:{os.minor(device)}"
+    try:
+        lines = Path("/proc/self/mountinfo").read_text(errors="replace").splitlines()
+    except OSError:
+        return ""
+    for line in lines:
+        fields = line.split()
+        if len(fields) > 2 and fields[2] == wanted and "-" in fields:
+            return fields[fields.index("-") + 1]
+    return ""
+
+
+def _identity(found: os.stat_result) -> tuple[int, int]:
+    return found.st_dev, found.st_ino
+
+
+def _sync_folder(folder: Path) -> None:
+    """The new name is on the disk, too."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

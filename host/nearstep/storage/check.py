@@ -1,0 +1,192 @@
+"""Whether drives hold what was written to them: every superblock, index and extent is read."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from nearstep.storage.blocks import BLOCK_BYTES, BlockFile, Bytes
+from nearstep.storage.drive import QUEUE_DEPTH, Drive, Job, start
+from nearstep.storage.drive_errors import StorageError
+from nearstep.storage.drive_set import Place, drives_in, open_set
+from nearstep.storage.extent_jobs import Source
+from nearstep.storage.extents import Extent, Run
+from nearstep.storage.generation import Generation, load, read_slots
+from nearstep.storage.header import read_header
+from nearstep.storage.recovery import Found, account
+from nearstep.storage.superblock import Superblock
+
+BATCH = 1024
+"""Extents that are given to the drives at once."""
+
+Progress = Callable[[int], None]
+"""Told the bytes that were read since it was called last."""
+
+
+@dataclass
+class GenerationReport:
+    """A generation as it was found.
+
+    Attributes
+    ----------
+    number
+    tensors, extents, nbytes : how many it has; bytes of whole blocks. Zeros that were never written
+        are none.
+    meta
+    problems : of its index and its extents.
+    """
+
+    number: int
+    tensors: int = 0
+    extents: int = 0
+    nbytes: int = 0
+    meta: Mapping[str, Any] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+
+
+@dataclass
+class SetReport:
+    """A set of drives as it was found.
+
+    Attributes
+    ----------
+    set_id, owner, drives
+    generations : the last one first.
+    notes : what an interrupted commit can leave: nothing was lost that counted.
+    problems : of the set.
+    """
+
+    set_id: str
+    owner: str
+    drives: list[str]
+    generations: list[GenerationReport] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+    @property
+    def whole(self) -> bool:
+        """Whether everything that counts is as it was written."""
+        return not self.problems and not any(each.problems for each in self.generations)
+
+
+def sets_of(paths: Sequence[str | Path]) -> dict[uuid.UUID, list[Path]]:
+    """Drives by the set that they are of.
+
+    A folder stands for all drives in it; one that is named
+    twice is taken once.
+
+    Raises
+    ------
+    NotADriveError, DriveLockedError, DriveVanishedError, DriveAccessError, FormatVersionError,
+        DriveSizeError
+    StorageError : there is no drive in a folder.
+    """
+    named = [e for p in paths for e in (drives_in(p) if Path(p).is_dir() else [Path(p)])]
+    found: dict[uuid.UUID, list[Path]] = {}
+    for path in {each.resolve(): each for each in reversed(named)}.values():
+        blocks = BlockFile(path, direct=False, read_only=True)
+        try:
+            found.setdefault(read_header(blocks).set_id, []).insert(0, path)
+        finally:
+            blocks.close()
+    return found
+
+
+def check_drives(
+    places: Sequence[Place],
+    *,
+    direct: bool = True,
+    queue_depth: int = QUEUE_DEPTH,
+    progress: Progress = lambda nbytes: None,
+) -> SetReport:
+    """Read all that the drives of a set hold. Nothing is written.
+
+    Parameters
+    ----------
+    places : all of the set.
+    direct, queue_depth : as `nearstep.storage.store.Store.open`.
+    progress
+
+    Raises
+    ------
+    StorageError : the set cannot be opened, or a drive does not answer.
+    """
+    drives = open_set(places, owner=None, direct=direct, queue_depth=queue_depth, read_only=True)
+    try:
+        return _check(drives, progress)
+    finally:
+        for drive in drives:
+            drive.close()
+
+
+def _check(drives: Sequence[Drive], progress: Progress) -> SetReport:
+    header = drives[0].header
+    report = SetReport(str(header.set_id), header.owner, [drive.name for drive in drives])
+    whole: list[Generation] = []
+    slots = read_slots(drives[0].blocks, header.set_id)
+    for slot, superblock in slots.items():
+        if isinstance(superblock, str):
+            if superblock:
+                report.notes.append(f"superblock {slot} of {drives[0].name}: {superblock}")
+            continue
+        try:
+            whole.append(load(drives, slot, superblock))
+        except StorageError as error:
+            damaged = GenerationReport(superblock.generation, problems=[str(error)])
+            report.generations.append(damaged)
+    if not any(isinstance(each, Superblock) for each in slots.values()):
+        report.problems.append("there is no superblock, and so no generation")
+    known: dict[Run, str] = {}
+    for generation in sorted(whole, key=lambda each: -each.number):
+        report.generations.append(_check_generation(drives, generation, known, progress))
+    report.generations.sort(key=lambda each: -each.number)
+    if whole:
+        first, *rest = whole
+        try:
+            found = Found(first, rest[0] if rest else None, first.number, [])
+            account(found, [drive.header.blocks for drive in drives])
+        except StorageError as error:
+            report.problems.append(str(error))
+    return report
+
+
+def _check_generation(
+    drives: Sequence[Drive], generation: Generation, known: dict[Run, str], progress: Progress
+) -> GenerationReport:
+    """Read what was not read for another generation; `known` has what was wrong with that."""
+    report = GenerationReport(generation.number, len(generation.tensors), meta=generation.meta)
+    extents = _extents(drives, generation)
+    while batch := list(islice(extents, BATCH)):
+        new = [each for each in batch if each[1].run not in known]
+        known.update((extent.run, "") for _, extent in new)
+        if new:
+            jobs = [(drives[e.drive], _job(source, e, known)) for source, e in new]
+            transfer = start(f"check of generation {generation.number}", jobs)
+            transfer.join()
+            progress(sum(extent.blocks for _, extent in new) * BLOCK_BYTES)
+        report.extents += len(batch)
+        report.nbytes += sum(extent.blocks for _, extent in batch) * BLOCK_BYTES
+        report.problems += [known[e.run] for _, e in batch if known[e.run]]
+    return report
+
+
+def _extents(drives: Sequence[Drive], generation: Generation) -> Iterator[tuple[Source, Extent]]:
+    for tensor in generation.tensors.values():
+        source = Source(drives, tensor.name, tensor.nbytes, generation.number, ())
+        for extent in tensor.table.extents():
+            if not extent.is_hole:
+                yield source, extent
+
+
+def _job(source: Source, extent: Extent, known: dict[Run, str]) -> Job:
+    def job(bounce: Bytes) -> None:
+        try:
+            source.read(extent, bounce[: extent.blocks * BLOCK_BYTES])
+        except StorageError as error:
+            known[extent.run] = getattr(error, "reason", str(error))
+
+    return job

@@ -1,0 +1,235 @@
+"""Drives that are made and opened together."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+
+from nearstep.errors import ArgumentError
+from nearstep.scalars import is_whole
+from nearstep.storage.aligned import aligned_bytes
+from nearstep.storage.blocks import BLOCK_BYTES, BlockFile, Blocks, create_file
+from nearstep.storage.checksum import crc32
+from nearstep.storage.drive import QUEUE_DEPTH, Drive, check_depth
+from nearstep.storage.drive_errors import (
+    DriveSizeError,
+    ForeignDriveError,
+    IncompleteSetError,
+    StorageError,
+)
+from nearstep.storage.extents import Run, blocks_of
+from nearstep.storage.header import (
+    HEADER_BLOCK,
+    MAGIC,
+    Header,
+    check_owner_name,
+    clipped,
+    fingerprint,
+    read_header,
+)
+from nearstep.storage.index import pack_index
+from nearstep.storage.superblock import FIRST_FREE, SLOTS, Superblock
+from nearstep.storage.transfer import TIMEOUT_S
+
+Place = str | Path | Blocks
+"""Where a drive is: a file, a block device, or blocks that are open."""
+
+EXTENT_BYTES = 1 << 20
+"""Bytes of an extent at most, if nothing is said."""
+
+LEAST_BLOCKS = FIRST_FREE + 5
+"""Blocks of the smallest drive."""
+
+
+def create_set(
+    places: Sequence[Place],
+    *,
+    drive_bytes: int,
+    owner: str,
+    extent_bytes: int = EXTENT_BYTES,
+    overwrite: bool = False,
+    direct: bool = True,
+) -> None:
+    """Make drives: new files of `drive_bytes` each, with generation 0, which is empty.
+
+    Parameters
+    ----------
+    places
+    drive_bytes : whole blocks; blocks that are open have their own size.
+    owner : name of the model or job that they are for.
+    extent_bytes : of a tensor that lie on one drive before the next has its turn.
+    overwrite : take block devices, and files that are not empty: what is on them is lost.
+    direct : with O_DIRECT.
+
+    Raises
+    ------
+    ArgumentError : something cannot be meant so.
+    NotADriveError, DriveFullError, DriveSizeError, DriveAccessError, DriveLockedError,
+        DirectIOError : files that were made stay no longer.
+    """
+    check_owner_name(owner)
+    check_places(places)
+    for what, value in (("drive_bytes", drive_bytes), ("extent_bytes", extent_bytes)):
+        if not is_whole(value) or value < BLOCK_BYTES or value % BLOCK_BYTES:
+            raise ArgumentError(f"{what} must be a multiple of {BLOCK_BYTES}, not {value!r}")
+    if drive_bytes < LEAST_BLOCKS * BLOCK_BYTES:
+        raise ArgumentError(f"drive_bytes must be at least {LEAST_BLOCKS * BLOCK_BYTES}")
+    opened: list[Blocks] = []
+    made: list[str] = []
+    try:
+        for place in places:
+            if isinstance(place, Blocks):
+                opened.append(place)
+                continue
+            if not os.path.lexists(place):
+                made.append(str(place))
+            create_file(place, drive_bytes, overwrite=overwrite)
+            opened.append(BlockFile(place, direct=direct))
+        set_id = uuid.uuid4()
+        headers = [
+            Header(
+                set_id=set_id,
+                index=index,
+                drives=len(opened),
+                blocks=_size(blocks, place, drive_bytes),
+                extent_bytes=extent_bytes,
+                owner=clipped(owner).decode(),
+                owner_digest=fingerprint(owner),
+            )
+            for index, (place, blocks) in enumerate(zip(places, opened, strict=True))
+        ]
+        format_set(opened, headers)
+    except BaseException:
+        for name in made:
+            with contextlib.suppress(OSError):
+                os.unlink(name)
+        raise
+    finally:
+        for place, blocks in zip(places, opened, strict=False):
+            if blocks is not place:
+                blocks.close()
+
+
+def format_set(opened: Sequence[Blocks], headers: Sequence[Header]) -> None:
+    """Write what a set begins with: of each drive the header last, so that what was cut off in
+    between is no drive."""
+    zeros = aligned_bytes(BLOCK_BYTES)
+    for blocks in opened:
+        blocks.write(HEADER_BLOCK, zeros)
+        blocks.flush()
+    for blocks in opened:
+        for slot in SLOTS:
+            blocks.write(slot, zeros)
+    data = pack_index(0, {}, [])
+    index = aligned_bytes(blocks_of(len(data)) * BLOCK_BYTES)
+    index[: len(data)] = bytearray(data)
+    opened[0].write(FIRST_FREE, index)
+    run = Run(0, FIRST_FREE, blocks_of(len(data)))
+    superblock = Superblock(headers[0].set_id, 0, len(data), crc32(data), [run])
+    opened[0].write(SLOTS[0], superblock.pack())
+    for blocks in opened:
+        blocks.flush()
+    for blocks, header in zip(opened, headers, strict=True):
+        blocks.write(HEADER_BLOCK, header.pack())
+        blocks.flush()
+
+
+def open_set(
+    places: Sequence[Place],
+    *,
+    owner: str | None,
+    queue_depth: int = QUEUE_DEPTH,
+    direct: bool = True,
+    read_only: bool = False,
+    timeout_s: float = TIMEOUT_S,
+) -> list[Drive]:
+    """All drives of a set, in their order, for this process alone.
+
+    Parameters
+    ----------
+    places : in any order.
+    owner : whom they must belong to; None takes any.
+    queue_depth, direct, read_only, timeout_s : as `Drive` and `BlockFile` have them.
+
+    Raises
+    ------
+    ArgumentError : something cannot be meant so.
+    NotADriveError, FormatVersionError, DriveSizeError, OwnerError, ForeignDriveError,
+        IncompleteSetError, DriveLockedError, DriveVanishedError, DriveAccessError, DirectIOError,
+        DriveIOError : none stays open.
+    """
+    check_places(places)
+    check_depth(queue_depth)
+    if owner is not None:
+        check_owner_name(owner)
+    opened: list[Blocks] = []
+    try:
+        headers = []
+        for place in places:
+            if isinstance(place, Blocks):
+                opened.append(place)
+            else:
+                opened.append(BlockFile(place, direct=direct, read_only=read_only))
+            headers.append(read_header(opened[-1]))
+        _check_set(opened, headers, owner)
+        pairs = sorted(zip(opened, headers, strict=True), key=lambda pair: pair[1].index)
+        return [
+            Drive(blocks, header, queue_depth=queue_depth, timeout_s=timeout_s)
+            for blocks, header in pairs
+        ]
+    except BaseException:
+        for blocks in opened:
+            blocks.close()
+        raise
+
+
+def drives_in(folder: str | Path) -> list[Path]:
+    """The files of a folder that begin as drives do, by name.
+
+    Raises
+    ------
+    StorageError : there is none, or it cannot be read.
+    """
+    found = []
+    try:
+        for path in sorted(Path(folder).iterdir()):
+            if path.is_file() or path.is_block_device():
+                with path.open("rb") as file:
+                    if file.read(len(MAGIC)) == MAGIC:
+                        found.append(path)
+    except OSError as error:
+        raise StorageError(f"cannot look for drives in {folder}: {error}") from error
+    if not found:
+        raise StorageError(f"there is no drive in {folder}")
+    return found
+
+
+def check_places(places: Sequence[Place]) -> None:
+    """Raise `ArgumentError` unless these can be drives."""
+    if isinstance(places, str | Path | Blocks) or not places:
+        raise ArgumentError(f"drives must be a list of at least one path, not {places!r}")
+    for place in places:
+        if not isinstance(place, str | Path | Blocks):
+            raise ArgumentError(f"a drive must be given by its path, not {place!r}")
+
+
+def _size(blocks: Blocks, place: Place, drive_bytes: int) -> int:
+    count = blocks.count if isinstance(place, Blocks) else drive_bytes // BLOCK_BYTES
+    if blocks.count < max(count, LEAST_BLOCKS):
+        expected = max(count, LEAST_BLOCKS) * BLOCK_BYTES
+        raise DriveSizeError(blocks.name, expected, blocks.count * BLOCK_BYTES)
+    return count
+
+
+def _check_set(opened: Sequence[Blocks], headers: Sequence[Header], owner: str | None) -> None:
+    first = headers[0]
+    for blocks, header in zip(opened, headers, strict=True):
+        header.check_owner(blocks.name, owner)
+        if header.set_id != first.set_id:
+            raise ForeignDriveError(blocks.name, first.set_id, header.set_id)
+    indices = [header.index for header in headers]
+    if sorted(indices) != list(range(first.drives)):
+        raise IncompleteSetError(first.drives, indices)

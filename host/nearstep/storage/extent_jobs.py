@@ -1,0 +1,135 @@
+"""Parts of transfers between arrays and extents: what the threads of drives do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nearstep.storage.aligned import aligned_bytes, is_aligned
+from nearstep.storage.blocks import BLOCK_BYTES
+from nearstep.storage.checksum import crc32
+from nearstep.storage.drive import Drive, Job
+from nearstep.storage.drive_errors import TornExtentError
+from nearstep.storage.extents import Extent, Table
+
+Flat = NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class Source:
+    """A tensor as transfers see it.
+
+    Attributes
+    ----------
+    drives
+    name, nbytes : of the tensor.
+    generation : that it is of, for errors.
+    others : generations beside it.
+    """
+
+    drives: Sequence[Drive]
+    name: str
+    nbytes: int
+    generation: int
+    others: tuple[int, ...]
+
+    def read(self, extent: Extent, into: Flat) -> None:
+        """All blocks of an extent into an aligned array.
+
+        Raises
+        ------
+        TornExtentError : they are not what was written.
+        DriveIOError, ShortTransferError, DriveVanishedError
+        """
+        if extent.is_hole:
+            into[:] = 0
+            return
+        drive = self.drives[extent.drive]
+        drive.read_now(extent.block, into)
+        actual = crc32(into)
+        if actual != extent.crc:
+            raise TornExtentError(
+                self.name,
+                extent.number,
+                drive.name,
+                extent.block,
+                extent.blocks,
+                expected=extent.crc,
+                actual=actual,
+                generation=self.generation,
+                whole=self.others,
+            )
+
+    def span(self, extent: Extent, offset: int, nbytes: int) -> tuple[int, int, bool]:
+        """First and last byte of an extent that are among `nbytes` of the tensor from `offset`
+        on, and whether that is all that it has."""
+        start, stop = extent.start * BLOCK_BYTES, min(extent.stop * BLOCK_BYTES, self.nbytes)
+        first, last = max(start, offset), min(stop, offset + nbytes)
+        return first, last, (first, last) == (start, stop)
+
+
+def read_job(source: Source, extent: Extent, offset: int, out: Flat) -> Job:
+    """Read what `out`, which begins at byte `offset` of the tensor, has of an extent."""
+    first, last, whole = source.span(extent, offset, out.nbytes)
+    part, begin = out[first - offset : last - offset], first - extent.start * BLOCK_BYTES
+
+    def job(bounce: Flat) -> None:
+        if whole and is_aligned(part) and part.nbytes == extent.blocks * BLOCK_BYTES:
+            source.read(extent, part)
+            return
+        blocks = bounce[: extent.blocks * BLOCK_BYTES]
+        source.read(extent, blocks)
+        part[:] = blocks[begin : begin + part.nbytes]
+
+    return job
+
+
+def write_job(
+    source: Source, table: Table, number: int, before: Sequence[Extent], offset: int, data: Flat
+) -> Job:
+    """Write what `data`, which begins at byte `offset` of the tensor, has of an extent, and keep
+    the CRC of the extent in its table.
+
+    Parameters
+    ----------
+    source
+    table, number : the extent.
+    before : the extents that have what `data` has not.
+    offset, data
+    """
+    extent = table.extent(number)
+    first, last, whole = source.span(extent, offset, data.nbytes)
+    part, begin = data[first - offset : last - offset], first - extent.start * BLOCK_BYTES
+
+    def job(bounce: Flat) -> None:
+        if whole and is_aligned(part) and part.nbytes == extent.blocks * BLOCK_BYTES:
+            blocks = part
+        else:
+            blocks = bounce[: extent.blocks * BLOCK_BYTES]
+            if not whole:
+                for each in before:
+                    _fill(source, each, extent, blocks)
+            blocks[begin : begin + part.nbytes] = part
+            if whole:
+                blocks[part.nbytes :] = 0
+        crc = crc32(blocks)
+        source.drives[extent.drive].write_now(extent.block, blocks)
+        table.rows["crc"][number] = crc
+
+    return job
+
+
+def _fill(source: Source, old: Extent, new: Extent, blocks: Flat) -> None:
+    """Copy what an older extent has of a newer one."""
+    if (old.start, old.blocks) == (new.start, new.blocks):
+        source.read(old, blocks)
+        return
+    held = aligned_bytes(old.blocks * BLOCK_BYTES)
+    source.read(old, held)
+    first, last = max(old.start, new.start), min(old.stop, new.stop)
+    blocks[(first - new.start) * BLOCK_BYTES : (last - new.start) * BLOCK_BYTES] = held[
+        (first - old.start) * BLOCK_BYTES : (last - old.start) * BLOCK_BYTES
+    ]

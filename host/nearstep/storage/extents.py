@@ -1,0 +1,159 @@
+"""Where a tensor lies: a table of extents."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nearstep.storage.blocks import BLOCK_BYTES
+
+EXTENT = np.dtype([("block", "<u8"), ("blocks", "<u4"), ("drive", "<u4"), ("crc", "<u4")])
+"""An extent as it lies in an index: first block, blocks, index of the drive, and CRC-32 of all of
+its bytes, zeros behind the end of the tensor included."""
+
+HOLE = 0xFFFF_FFFF
+"""Drive of an extent that was never written: all zeros, and nowhere."""
+
+
+class Run(NamedTuple):
+    """Blocks of a drive."""
+
+    drive: int
+    block: int
+    blocks: int
+
+
+class Extent(NamedTuple):
+    """One row of a table.
+
+    Attributes
+    ----------
+    number : in its table.
+    start : the tensor's block that it begins with.
+    block, blocks, drive, crc : as in `EXTENT`.
+    """
+
+    number: int
+    start: int
+    block: int
+    blocks: int
+    drive: int
+    crc: int
+
+    @property
+    def stop(self) -> int:
+        return self.start + self.blocks
+
+    @property
+    def is_hole(self) -> bool:
+        return self.drive == HOLE
+
+    @property
+    def run(self) -> Run:
+        return Run(self.drive, self.block, self.blocks)
+
+
+@dataclass(frozen=True)
+class Table:
+    """The extents of a tensor, one behind the other.
+
+    Attributes
+    ----------
+    rows : of `EXTENT`.
+    fresh : for each, whether it was written since the last commit.
+    starts : block of the tensor that each begins with, and behind the last one its blocks.
+    """
+
+    rows: NDArray[Any]
+    fresh: NDArray[np.bool_]
+    starts: NDArray[np.int64] = field(init=False)
+
+    def __post_init__(self) -> None:
+        starts = np.zeros(len(self.rows) + 1, np.int64)
+        np.cumsum(self.rows["blocks"], out=starts[1:])
+        object.__setattr__(self, "starts", starts)
+
+    @classmethod
+    def of_hole(cls, blocks: int, step: int) -> Table:
+        """Nothing written yet, in extents of `step` blocks."""
+        rows = np.zeros(-(-blocks // step), EXTENT)
+        rows["blocks"], rows["drive"] = step, HOLE
+        if blocks % step:
+            rows["blocks"][-1] = blocks % step
+        return cls(rows, np.zeros(len(rows), bool))
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def extent(self, number: int) -> Extent:
+        row = self.rows[number]
+        block, count, drive, crc = (int(row[name]) for name in ("block", "blocks", "drive", "crc"))
+        return Extent(number, int(self.starts[number]), block, count, drive, crc)
+
+    def covering(self, first: int, last: int) -> range:
+        """Numbers of the extents that have any of the blocks [first, last)."""
+        low = int(np.searchsorted(self.starts, first, "right")) - 1
+        return range(low, int(np.searchsorted(self.starts, last, "left")))
+
+    def extents(self, numbers: range | None = None) -> Iterator[Extent]:
+        yield from map(self.extent, range(len(self)) if numbers is None else numbers)
+
+    def copy(self) -> Table:
+        return Table(self.rows.copy(), self.fresh.copy())
+
+    def replace(self, numbers: range, runs: Sequence[Run]) -> None:
+        """Have fresh extents in the place of as many with these numbers, each as long as before.
+
+        Their CRCs are not known yet.
+        """
+        for number, run in zip(numbers, runs, strict=True):
+            self.rows[number] = (run.block, run.blocks, run.drive, 0)
+            self.fresh[number] = True
+
+    def spliced(self, numbers: range, runs: Sequence[Run]) -> Table:
+        """With fresh extents in the place of those with these numbers, which have as many blocks.
+
+        Their CRCs are not known yet.
+        """
+        new = np.zeros(len(runs), EXTENT)
+        for row, run in zip(new, runs, strict=True):
+            row["drive"], row["block"], row["blocks"] = run
+        parts = (self.rows[: numbers.start], new, self.rows[numbers.stop :])
+        fresh = (self.fresh[: numbers.start], np.ones(len(new), bool), self.fresh[numbers.stop :])
+        return Table(np.concatenate(parts), np.concatenate(fresh))
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A tensor of a generation.
+
+    Attributes
+    ----------
+    name
+    nbytes
+    attributes : what its owner keeps with it, such as dtype and shape.
+    table
+    first_drive : where its first extent goes if there is space.
+    """
+
+    name: str
+    nbytes: int
+    attributes: Mapping[str, Any]
+    table: Table
+    first_drive: int = 0
+
+    @property
+    def blocks(self) -> int:
+        return blocks_of(self.nbytes)
+
+    def with_table(self, table: Table) -> Tensor:
+        return replace(self, table=table)
+
+
+def blocks_of(nbytes: int) -> int:
+    """Blocks that hold so many bytes."""
+    return -(-nbytes // BLOCK_BYTES)

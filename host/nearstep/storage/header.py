@@ -1,0 +1,144 @@
+"""The first block of a drive: what it is, and whose."""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+import uuid
+from dataclasses import dataclass
+
+from nearstep.errors import ArgumentError
+from nearstep.storage.aligned import aligned_bytes
+from nearstep.storage.blocks import BLOCK_BYTES, Blocks, Bytes
+from nearstep.storage.checksum import crc32
+from nearstep.storage.drive_errors import (
+    DriveSizeError,
+    FormatVersionError,
+    NotADriveError,
+    OwnerError,
+)
+
+MAGIC = b"NSDRIVE\n"
+VERSION = 1
+HEADER_BLOCK = 0
+LAYOUT = struct.Struct("<8sII16sIIQI32sH")
+"""Magic, version, bytes of a block, UUID of the set, index, drives, blocks, bytes of an extent,
+fingerprint and length of the name of the owner, which follows."""
+
+OWNER_BYTES = 1024
+"""Bytes of an owner's name that are kept, for messages. The fingerprint is of all of it."""
+
+CRC_AT = BLOCK_BYTES - 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Header:
+    """What a drive says of itself. It is written once.
+
+    Attributes
+    ----------
+    set_id : of all drives that were made together.
+    index, drives : which of how many.
+    blocks : of the drive, header included.
+    extent_bytes : of a tensor that lie on this drive before the next one has its turn, at most.
+    owner : name of the model or job, as far as it fits.
+    owner_digest : SHA-256 of that name.
+    """
+
+    set_id: uuid.UUID
+    index: int
+    drives: int
+    blocks: int
+    extent_bytes: int
+    owner: str
+    owner_digest: bytes
+
+    def pack(self) -> Bytes:
+        """The block."""
+        name = clipped(self.owner)
+        fields = LAYOUT.pack(
+            MAGIC,
+            VERSION,
+            BLOCK_BYTES,
+            self.set_id.bytes,
+            self.index,
+            self.drives,
+            self.blocks,
+            self.extent_bytes,
+            self.owner_digest,
+            len(name),
+        )
+        return sealed(fields + name)
+
+    def check_owner(self, path: str, owner: str | None) -> None:
+        """Raise `OwnerError` unless the drive is of `owner`, if one is given."""
+        if owner is not None and fingerprint(owner) != self.owner_digest:
+            raise OwnerError(path, owner, self.owner)
+
+
+def fingerprint(owner: str) -> bytes:
+    """What is compared of an owner's name: its SHA-256."""
+    return hashlib.sha256(owner.encode()).digest()
+
+
+def clipped(owner: str) -> bytes:
+    """The part of a name that a header has, in whole characters of UTF-8."""
+    return owner.encode()[:OWNER_BYTES].decode(errors="ignore").encode()
+
+
+def check_owner_name(owner: object) -> None:
+    """Raise `ArgumentError` unless an owner can be called so."""
+    if not isinstance(owner, str) or not owner:
+        raise ArgumentError(f"owner must be the name of a model or job, not {owner!r}")
+
+
+def sealed(fields: bytes) -> Bytes:
+    """A block of these bytes, zeros, and the CRC-32 of both at the end."""
+    block = aligned_bytes(BLOCK_BYTES)
+    block[: len(fields)] = bytearray(fields)
+    block[CRC_AT:] = bytearray(crc32(block[:CRC_AT]).to_bytes(4, "little"))
+    return block
+
+
+def is_whole(block: Bytes) -> bool:
+    """Whether a block is one that `sealed` made."""
+    return crc32(block[:CRC_AT]) == int.from_bytes(block[CRC_AT:].tobytes(), "little")
+
+
+def read_header(blocks: Blocks) -> Header:
+    """The header of a drive.
+
+    Raises
+    ------
+    NotADriveError, FormatVersionError, DriveSizeError
+    DriveIOError : it cannot be read.
+    """
+    path = blocks.name
+    if blocks.count < 1:
+        raise NotADriveError(path, f"it has less than a block of {BLOCK_BYTES} bytes")
+    block = aligned_bytes(BLOCK_BYTES)
+    blocks.read(HEADER_BLOCK, block)
+    data = block.tobytes()
+    magic, version, size, set_id, index, drives, count, extent, digest, length = LAYOUT.unpack_from(
+        data
+    )
+    if magic != MAGIC:
+        raise NotADriveError(path, f"it must begin with {MAGIC!r}, not {magic!r}")
+    if version != VERSION:
+        raise FormatVersionError(path, VERSION, version)
+    if not is_whole(block) or length > OWNER_BYTES:
+        raise NotADriveError(path, "its header is torn: the CRC-32 does not fit")
+    if size != BLOCK_BYTES or index >= drives or extent < BLOCK_BYTES or extent % BLOCK_BYTES:
+        raise NotADriveError(path, "its header makes no sense")
+    if blocks.count < count:
+        raise DriveSizeError(path, count * BLOCK_BYTES, blocks.count * BLOCK_BYTES)
+    name = data[LAYOUT.size : LAYOUT.size + length].decode(errors="replace")
+    return Header(
+        set_id=uuid.UUID(bytes=set_id),
+        index=index,
+        drives=drives,
+        blocks=count,
+        extent_bytes=extent,
+        owner=name,
+        owner_digest=digest,
+    )

@@ -1,0 +1,141 @@
+"""The index of a generation: its tensors, where they lie, and what its owner keeps with it."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nearstep.errors import ArgumentError
+from nearstep.scalars import is_whole
+from nearstep.storage.extents import EXTENT, HOLE, Run, Table, Tensor, blocks_of
+from nearstep.storage.superblock import FIRST_FREE
+
+MAGIC = b"NSINDEX\n"
+PREFIX = struct.Struct("<8sQ")
+"""Magic, and bytes of the JSON that follows; behind it the extents of all tensors, in order."""
+
+
+class IndexFormatError(Exception):
+    """Why bytes are no index."""
+
+
+def pack_index(generation: int, meta: Mapping[str, Any], tensors: Sequence[Tensor]) -> bytes:
+    """The index as bytes."""
+    head = json.dumps(
+        {
+            "generation": generation,
+            "meta": meta,
+            "tensors": [
+                {
+                    "name": each.name,
+                    "nbytes": each.nbytes,
+                    "extents": len(each.table),
+                    "first_drive": each.first_drive,
+                    "attributes": each.attributes,
+                }
+                for each in tensors
+            ],
+        },
+        sort_keys=True,
+        allow_nan=False,
+    ).encode()
+    rows = [each.table.rows.tobytes() for each in tensors]
+    return b"".join([PREFIX.pack(MAGIC, len(head)), head, *rows])
+
+
+def unpack_index(
+    data: bytes, generation: int, blocks: Sequence[int], own: Sequence[Run]
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Tensors by name, and the meta data.
+
+    Parameters
+    ----------
+    data
+    generation : that it must be of.
+    blocks : of each drive.
+    own : runs of the index itself.
+
+    Raises
+    ------
+    IndexFormatError : it is no index, or says what cannot be.
+    """
+    magic, length = PREFIX.unpack_from(data) if len(data) >= PREFIX.size else (b"", 0)
+    if magic != MAGIC or PREFIX.size + length > len(data):
+        raise IndexFormatError(f"it must begin with {MAGIC!r}, not {magic!r}")
+    try:
+        head = json.loads(data[PREFIX.size : PREFIX.size + length])
+        number, meta, listed = head["generation"], head["meta"], head["tensors"]
+        fields = [
+            (t["name"], t["nbytes"], t["extents"], t["first_drive"], t["attributes"])
+            for t in listed
+        ]
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise IndexFormatError(f"its head is none: {str(error)[:100]}") from None
+    if number != generation:
+        raise IndexFormatError(f"it must be of generation {generation}, not {number}")
+    rest = len(data) - PREFIX.size - length
+    expected = EXTENT.itemsize * sum(each[2] for each in fields)
+    if rest != expected:
+        raise IndexFormatError(f"its extents must have {expected} bytes, not {rest}")
+    rows = np.frombuffer(data, EXTENT, offset=PREFIX.size + length)
+    _check_places(rows, blocks, own)
+    tensors: dict[str, Tensor] = {}
+    at = 0
+    for name, nbytes, count, first_drive, attributes in fields:
+        table = Table(rows[at : at + count].copy(), np.zeros(count, bool))
+        at += count
+        if table.starts[-1] != blocks_of(nbytes):
+            raise IndexFormatError(f"{name!r} must have {blocks_of(nbytes)} blocks")
+        tensors[name] = Tensor(name, nbytes, attributes, table, first_drive % len(blocks))
+    if len(tensors) != len(fields):
+        raise IndexFormatError("it names a tensor twice")
+    return tensors, meta
+
+
+def _check_places(rows: NDArray[Any], blocks: Sequence[int], own: Sequence[Run]) -> None:
+    """Raise `IndexFormatError` unless every extent lies on a drive, and on no other one."""
+    real = rows[rows["drive"] != HOLE]
+    starts = np.concatenate([real["block"], [run.block for run in own]]).astype(np.int64)
+    counts = np.concatenate([real["blocks"], [run.blocks for run in own]]).astype(np.int64)
+    drives = np.concatenate([real["drive"], [run.drive for run in own]]).astype(np.int64)
+    if (drives >= len(blocks)).any() or (rows["blocks"] == 0).any():
+        raise IndexFormatError("an extent lies on no drive of the set")
+    ends = starts + counts
+    if (starts < FIRST_FREE).any() or (ends > np.asarray(blocks)[drives]).any():
+        raise IndexFormatError("an extent lies outside its drive")
+    order = np.lexsort((starts, drives))
+    same = drives[order][1:] == drives[order][:-1]
+    if (same & (starts[order][1:] < ends[order][:-1])).any():
+        raise IndexFormatError("two extents have the same block")
+
+
+def checked_json(what: str, value: Mapping[str, Any] | None) -> dict[str, Any]:
+    """A copy of `value`, as it will be read back.
+
+    Raises
+    ------
+    ArgumentError : JSON cannot have it.
+    """
+    if value is None:
+        return {}
+    try:
+        text = json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ArgumentError(f"{what} must be what JSON can hold: {error}") from None
+    found = json.loads(text)
+    if not isinstance(found, dict):
+        raise ArgumentError(f"{what} must be a mapping, not {type(value).__name__}")
+    return found
+
+
+def checked_tensor(name: object, nbytes: object) -> None:
+    """Raise `ArgumentError` unless a tensor can be so."""
+    if not isinstance(name, str) or not name:
+        raise ArgumentError(f"name of a tensor must be a text, not {name!r}")
+    if not is_whole(nbytes) or not 0 <= nbytes < 1 << 62:
+        raise ArgumentError(f"bytes of {name!r} must be a whole number, not {nbytes!r}")

@@ -1,0 +1,80 @@
+"""What says which generation counts: one block, written when all else is on the drives.
+
+There are two places, on the first drive of a set. A commit writes into the one that does not hold
+the generation it goes on from, so a cut in the middle of it leaves that one.
+"""
+
+from __future__ import annotations
+
+import struct
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from nearstep.storage.blocks import BLOCK_BYTES, Bytes
+from nearstep.storage.extents import Run
+from nearstep.storage.header import CRC_AT, is_whole, sealed
+
+MAGIC = b"NSSUPER\n"
+SLOTS = (1, 2)
+"""Blocks of the two places."""
+
+FIRST_FREE = 3
+"""The first block that tensors and indices may have, on every drive."""
+
+LAYOUT = struct.Struct("<8s16sQQII")
+"""Magic, UUID of the set, generation, bytes and CRC-32 of its index, runs of that, which follow."""
+
+RUN = struct.Struct("<IQI")
+"""Drive, first block and number of blocks."""
+
+MOST_RUNS = (CRC_AT - LAYOUT.size) // RUN.size
+
+
+@dataclass(frozen=True)
+class Superblock:
+    """A generation, and where its index lies.
+
+    Attributes
+    ----------
+    set_id
+    generation
+    index_bytes, index_crc
+    runs : where the index lies, piece by piece.
+    """
+
+    set_id: uuid.UUID
+    generation: int
+    index_bytes: int
+    index_crc: int
+    runs: Sequence[Run]
+
+    def pack(self) -> Bytes:
+        """The block."""
+        fields = LAYOUT.pack(
+            MAGIC,
+            self.set_id.bytes,
+            self.generation,
+            self.index_bytes,
+            self.index_crc,
+            len(self.runs),
+        )
+        return sealed(fields + b"".join(RUN.pack(*run) for run in self.runs))
+
+
+def unpack(block: Bytes, set_id: uuid.UUID) -> Superblock | str:
+    """The superblock of a set in a block, or why there is none: empty if nothing was written."""
+    data = block.tobytes()
+    if not any(data):
+        return ""
+    if not is_whole(block):
+        return "the CRC-32 does not fit: a commit was cut off there, or the block is damaged"
+    magic, found, generation, nbytes, crc, count = LAYOUT.unpack_from(data)
+    if magic != MAGIC or count > MOST_RUNS:
+        return f"it must begin with {MAGIC!r}, not {magic!r}"
+    if found != set_id.bytes:
+        return f"it is of the set {uuid.UUID(bytes=found)}"
+    runs = [Run(*RUN.unpack_from(data, LAYOUT.size + RUN.size * each)) for each in range(count)]
+    if nbytes > BLOCK_BYTES * sum(run.blocks for run in runs):
+        return "its index is larger than its place"
+    return Superblock(set_id, generation, nbytes, crc, runs)

@@ -1,0 +1,203 @@
+"""Drives in memory, whose power can be cut at any write, and that fail when they are told to."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import os
+import random
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from nearstep.storage.blocks import BLOCK_BYTES, Blocks, Bytes
+from nearstep.storage.drive_errors import DriveIOError, DriveVanishedError
+
+SECTOR_BYTES = 512
+"""What a drive writes whole or not at all: the least that any drive promises."""
+
+
+@dataclass(frozen=True)
+class Write:
+    """A write that ended: bytes from a block of a drive on."""
+
+    drive: int
+    block: int
+    data: bytes
+
+
+@dataclass(frozen=True)
+class Flush:
+    """A flush of a drive."""
+
+    drive: int
+
+
+Event = Write | Flush
+
+
+@dataclass
+class Journal:
+    """What was written to several drives, and flushed, in the order in which it ended."""
+
+    events: list[Event] = field(default_factory=list)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def add(self, event: Event) -> None:
+        with self.lock:
+            self.events.append(event)
+
+
+class MemoryBlocks(Blocks):
+    """A drive in memory.
+
+    Parameters
+    ----------
+    image : its bytes, which are copied.
+    drive : its number in the journal.
+    journal : of what is done to it.
+
+    Attributes
+    ----------
+    image : as it is now, if the power stays.
+    fault : called with `read`, `write`, `flush` or `look`, and the block, before that is done;
+        what it raises is raised.
+    """
+
+    def __init__(self, image: bytes, drive: int = 0, journal: Journal | None = None) -> None:
+        self.name = f"memory{drive}"
+        self.count = len(image) // BLOCK_BYTES
+        self.image = bytearray(image)
+        self.fault: Callable[[str, int], None] = lambda action, block: None
+        self._drive = drive
+        self._journal = Journal() if journal is None else journal
+        self._closed = False
+
+    def read(self, block: int, out: Bytes) -> None:
+        self._check("read", block, out)
+        at = block * BLOCK_BYTES
+        out[:] = np.frombuffer(bytes(self.image[at : at + out.nbytes]), np.uint8)
+
+    def write(self, block: int, data: Bytes) -> None:
+        self._check("write", block, data)
+        kept = data.tobytes()
+        at = block * BLOCK_BYTES
+        self.image[at : at + len(kept)] = kept
+        self._journal.add(Write(self._drive, block, kept))
+
+    def flush(self) -> None:
+        self.fault("flush", 0)
+        self._journal.add(Flush(self._drive))
+
+    def check_present(self) -> None:
+        self.fault("look", 0)
+
+    def close(self) -> None:
+        self._closed = True
+
+    def _check(self, action: str, block: int, data: Bytes) -> None:
+        if self._closed:
+            raise AssertionError(f"{action} of a drive that is closed")
+        if data.nbytes % BLOCK_BYTES or data.ctypes.data % BLOCK_BYTES:
+            raise AssertionError(f"{action} of what is not aligned")
+        if not 0 <= block <= block + data.nbytes // BLOCK_BYTES <= self.count:
+            raise AssertionError(f"{action} at block {block} of {self.count}")
+        self.fault(action, block)
+
+
+class FailAt:
+    """A fault: the `number`-th `action`, counted from 0, is an error of the drive.
+
+    Parameters
+    ----------
+    action : `read`, `write`, `flush` or `look`.
+    number
+    code : of the system's error; ENODEV pulls the drive out.
+    """
+
+    def __init__(self, action: str, number: int = 0, code: int = errno.EIO) -> None:
+        self._action = action
+        self._left = number
+        self._code = code
+        self.fired = 0
+
+    def __call__(self, action: str, block: int) -> None:
+        if action != self._action:
+            return
+        self._left -= 1
+        if self._left == -1:
+            self.fired += 1
+            if self._code == errno.ENODEV:
+                raise DriveVanishedError("memory", f"{action} at block {block}: it is gone")
+            raise DriveIOError(
+                "memory", action, block, OSError(self._code, os.strerror(self._code))
+            )
+
+
+def unflushed(events: Sequence[Event]) -> list[int]:
+    """Places of the writes that no flush of their drive came after."""
+    flushed: dict[int, int] = {}
+    for at, event in enumerate(events):
+        if isinstance(event, Flush):
+            flushed[event.drive] = at
+    return [
+        at
+        for at, event in enumerate(events)
+        if isinstance(event, Write) and at > flushed.get(event.drive, -1)
+    ]
+
+
+Kept = dict[int, Sequence[int]]
+"""Of writes that were not flushed, by place, the sectors that got to the drive all the same."""
+
+
+def after_cut(images: Sequence[bytes], events: Sequence[Event], kept: Kept) -> list[bytes]:
+    """The drives when power comes back: what was flushed, and of the rest what is `kept`."""
+    drives = [bytearray(image) for image in images]
+    lost = set(unflushed(events))
+    for at, event in enumerate(events):
+        if not isinstance(event, Write):
+            continue
+        base, drive = event.block * BLOCK_BYTES, drives[event.drive]
+        if at not in lost:
+            drive[base : base + len(event.data)] = event.data
+            continue
+        for sector in kept.get(at, ()):
+            first = sector * SECTOR_BYTES
+            part = event.data[first : first + SECTOR_BYTES]
+            drive[base + first : base + first + len(part)] = part
+    return [bytes(drive) for drive in drives]
+
+
+def every_cut(events: Sequence[Event], most: int, rng: random.Random) -> Iterator[Kept]:
+    """Ways in which writes that were not flushed can get to the drives.
+
+    If they have at most `most` subsets, every subset, and its last write torn behind each sector;
+    else every prefix and as many subsets at random, and the last write torn in three ways.
+    """
+    open_writes = unflushed(events)
+    every = 1 << len(open_writes) <= most
+    subsets: set[tuple[int, ...]] = set()
+    if every:
+        for count in range(len(open_writes) + 1):
+            subsets.update(itertools.combinations(open_writes, count))
+    else:
+        subsets.update(tuple(open_writes[:count]) for count in range(len(open_writes) + 1))
+        while len(subsets) < most:
+            subsets.add(tuple(at for at in open_writes if rng.random() < 0.5))
+    for subset in sorted(subsets):
+        whole: Kept = {at: range(_sectors(events[at])) for at in subset}
+        yield whole
+        if not subset:
+            continue
+        last = subset[-1]
+        count = _sectors(events[last])
+        yield {**whole, last: [sector for sector in range(count) if rng.random() < 0.5]}
+        for sectors in range(1, count) if every else {1, count - 1}:
+            yield {**whole, last: range(sectors)}
+
+
+def _sectors(event: Event) -> int:
+    return len(event.data) // SECTOR_BYTES if isinstance(event, Write) else 0

@@ -1,0 +1,155 @@
+"""`nearstep storage check`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner, Result
+
+from nearstep import cli
+from nearstep.storage.blocks import BLOCK_BYTES
+from nearstep.storage.check import check_drives
+from nearstep.storage.store import Store
+
+EXTENT = 4 * BLOCK_BYTES
+OWNER = "gpt"
+
+
+@pytest.fixture
+def drives(tmp_path: Path) -> list[Path]:
+    """Two generations of two tensors, of which one has changed; and a tensor without blocks."""
+    rng = np.random.default_rng(9)
+    paths = [tmp_path / "a.drive", tmp_path / "b.drive"]
+    with Store.create(
+        paths, drive_bytes=64 * BLOCK_BYTES, owner=OWNER, extent_bytes=EXTENT, direct=False
+    ) as store:
+        store.add("same", 6 * EXTENT)
+        store.add("p", 2 * EXTENT + 5)
+        store.add("zeros", 1 << 20)
+        store.write("same", rng.integers(0, 256, 6 * EXTENT, np.uint8))
+        for step in (1, 2):
+            store.write("p", rng.integers(0, 256, 2 * EXTENT + 5, np.uint8))
+            store.commit({"step": step})
+    return paths
+
+
+def check(*arguments: object) -> Result:
+    words = ["storage", "check", "--no-direct", *map(str, arguments)]
+    return CliRunner().invoke(cli._app(), words)
+
+
+def flip(path: Path, block: int, at: int = 5) -> None:
+    data = bytearray(path.read_bytes())
+    data[block * BLOCK_BYTES + at] ^= 1
+    path.write_bytes(data)
+
+
+def place_of(drives: list[Path], tensor: str, extent: int) -> tuple[Path, int]:
+    with Store.open(drives, owner=OWNER, direct=False) as store:
+        found = store.tensors[tensor].table.extent(extent)
+    return drives[found.drive], found.block
+
+
+def test_whole_drives_are_whole(drives, tmp_path) -> None:
+    (tmp_path / "notes.txt").write_text("no drive")
+    before = [path.read_bytes() for path in drives]
+    for arguments in (drives, drives[::-1], [tmp_path], [tmp_path, *drives]):
+        done = check(*arguments)
+        assert done.exit_code == 0, done.output
+        assert OWNER in done.output
+        assert done.output.count("│ whole") == 2
+    assert [path.read_bytes() for path in drives] == before
+    (report,) = json.loads(check("--json", tmp_path).output)
+    assert report["whole"] is True
+    assert [
+        (g["number"], g["tensors"], g["extents"], g["nbytes"], g["meta"])
+        for g in report["generations"]
+    ] == [(n, 3, 9, 6 * EXTENT + 2 * EXTENT + BLOCK_BYTES, {"step": n}) for n in (2, 1)]
+
+
+@pytest.mark.parametrize(("tensor", "extent", "torn"), [("p", 1, [2]), ("same", 4, [2, 1])])
+def test_a_flipped_bit_is_named(drives, tensor: str, extent: int, torn: list[int]) -> None:
+    path, block = place_of(drives, tensor, extent)
+    flip(path, block)
+    done = check(*drives)
+    assert done.exit_code == 1, done.output
+    assert f"extent {extent} of {tensor!r}" in done.output
+    assert f"blocks at {block} of {path}" in done.output
+    (report,) = json.loads(check("--json", *drives).output)
+    assert [g["number"] for g in report["generations"] if g["problems"]] == torn
+    assert not report["whole"]
+
+
+def test_every_problem_is_listed(drives) -> None:
+    for extent in range(6):
+        flip(*place_of(drives, "same", extent))
+    assert check(*drives).output.count("problem: extent") == 12  # in either generation
+
+
+def test_a_torn_superblock_is_a_note_and_none_at_all_a_problem(drives) -> None:
+    flip(drives[0], 1)
+    done = check(*drives)
+    assert (done.exit_code, done.output.count("note: superblock 1")) == (0, 1)
+    flip(drives[0], 2)
+    done = check(*drives)
+    assert (done.exit_code, done.output.count("note: superblock")) == (1, 2)
+    assert "no generation" in done.output
+
+
+def test_a_torn_index_is_a_problem(drives) -> None:
+    with Store.open(drives, owner=OWNER, direct=False) as store:
+        run = store._current.index_runs[0]
+    flip(drives[run.drive], run.block)
+    done = check(*drives)
+    assert done.exit_code == 1
+    assert "index" in done.output
+    assert done.output.count("│ whole") == 1
+
+
+def test_sets_in_one_folder_are_checked_each(drives, tmp_path) -> None:
+    other = tmp_path / "c.drive"
+    options = {"drive_bytes": 64 * BLOCK_BYTES, "owner": "bert", "direct": False}
+    Store.create([other], **options).close()
+    done = check(tmp_path)
+    assert (done.exit_code, done.output.count("set ")) == (0, 2)
+    assert "'bert'" in done.output
+
+
+def test_what_cannot_be_looked_at_is_refused(drives, tmp_path) -> None:
+    text = tmp_path / "text"
+    text.write_text("no drive" * 1000)
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    for arguments, reason in [
+        ([text], "must begin with"),
+        ([empty], "there is no drive"),
+        ([drives[0]], "the set has 2 drives"),
+        ([tmp_path / "nothing"], "no such file"),
+        ([drives[0], drives[0]], "the set has 2 drives"),
+        (["--queue-depth", "0", *drives], "queue_depth"),
+    ]:
+        done = check(*arguments)
+        assert (done.exit_code, reason in done.output) == (2, True), done.output
+    with Store.open(drives, owner=OWNER, direct=False):
+        done = check(*drives)
+    assert done.exit_code == 2
+    assert "in use by" in done.output
+    assert check().exit_code == 2
+
+
+def test_help_says_what_an_exit_status_means() -> None:
+    done = CliRunner().invoke(cli._app(), ["storage", "check", "--help"])
+    assert done.exit_code == 0
+    for word in ("Exit status", "Nothing is written", "--json"):
+        assert word in done.output
+
+
+def test_what_was_read_is_told(drives) -> None:
+    told: list[int] = []
+    report = check_drives(drives, direct=False, progress=told.append)
+    assert report.whole
+    shared = 6 * EXTENT  # is read once
+    assert sum(told) == sum(each.nbytes for each in report.generations) - shared

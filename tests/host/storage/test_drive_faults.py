@@ -1,0 +1,317 @@
+"""Drives that fail, and blocks that are not what was written."""
+
+from __future__ import annotations
+
+import errno
+
+import numpy as np
+import pytest
+
+from nearstep.storage.aligned import aligned_bytes
+from nearstep.storage.blocks import BLOCK_BYTES, BlockFile, Calls
+from nearstep.storage.drive_errors import (
+    ClosedStoreError,
+    DriveFullError,
+    DriveIOError,
+    DriveTimeoutError,
+    DriveVanishedError,
+    FailedGenerationError,
+    NoGenerationError,
+    NotADriveError,
+    ShortTransferError,
+    StorageError,
+    TornExtentError,
+    TornIndexError,
+    UncertainCommitError,
+)
+from nearstep.storage.store import Store
+from nearstep_sim.models.drive import FailAt
+
+from .drives import EXTENT, contents, memory_set, open_images, random_bytes
+
+NBYTES = 3 * EXTENT + 50
+
+
+def two_generations() -> tuple[list[bytes], bytes, bytes]:
+    """Images of drives, and what the tensor `p` is in generations 1 and 2."""
+    rng = np.random.default_rng(3)
+    store, places = open_images(memory_set(2, 32))
+    old = random_bytes(rng, NBYTES)
+    store.add("p", NBYTES)
+    store.write("p", old)
+    store.commit({"step": 1})
+    new = random_bytes(rng, NBYTES)
+    store.write("p", new)
+    store.commit({"step": 2})
+    store.close()
+    return [bytes(place.image) for place in places], old, new
+
+
+def reopened(places) -> Store:
+    return open_images([bytes(place.image) for place in places])[0]
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.ENODEV])
+def test_a_write_that_fails_keeps_the_generation_from_being_committed(code: int) -> None:
+    images, _, new = two_generations()
+    expected = DriveVanishedError if code == errno.ENODEV else DriveIOError
+    for number in range(4):
+        store, places = open_images(images, queue_depth=1)
+        places[number % 2].fault = FailAt("write", number // 2, code)
+        with pytest.raises(expected):
+            store.write("p", bytes(NBYTES))
+        for action in (
+            lambda store=store: store.commit(),
+            lambda store=store: store.write("p", b"x"),
+            lambda store=store: store.read("p", bytearray(1)),
+        ):
+            with pytest.raises(FailedGenerationError) as caught:
+                action()
+            assert isinstance(caught.value.__cause__, expected)
+        free = store.free_bytes
+        store.abort()
+        assert store.free_bytes > free
+        assert contents(store) == {"p": new}
+        store.write("p", b"again")  # the drive is well again
+        store.commit()
+        assert contents(reopened(places)) == {"p": b"again" + new[5:]}
+
+
+def test_an_error_of_a_read_is_raised_and_nothing_is_lost() -> None:
+    images, _, new = two_generations()
+    store, places = open_images(images)
+    places[1].fault = FailAt("read")
+    with pytest.raises(DriveIOError) as caught:
+        store.read("p", bytearray(NBYTES))
+    assert (caught.value.action, caught.value.errno) == ("read", errno.EIO)
+    assert contents(store) == {"p": new}
+
+
+def test_a_part_that_cannot_read_the_rest_fails() -> None:
+    images, _, new = two_generations()
+    store, places = open_images(images)
+    places[store.tensors["p"].table.extent(0).drive].fault = FailAt("read")
+    with pytest.raises(DriveIOError):
+        store.write("p", b"x", 100)
+    store.abort()
+    assert contents(store) == {"p": new}
+
+
+@pytest.mark.parametrize("action", ["flush", "look"])
+@pytest.mark.parametrize("drive", [0, 1])
+def test_a_flush_that_fails_keeps_the_generation_from_being_committed(
+    action: str, drive: int
+) -> None:
+    images, _, new = two_generations()
+    store, places = open_images(images)
+    store.write("p", bytes(NBYTES))
+    places[drive].fault = FailAt(action)
+    with pytest.raises(DriveIOError):
+        store.commit()
+    with pytest.raises(FailedGenerationError):  # a second flush may lie
+        store.commit()
+    assert contents(reopened(places)) == {"p": new}
+    store.abort()
+    store.write("p", b"z")
+    assert store.commit() == 3
+    assert contents(reopened(places)) == {"p": b"z" + new[1:]}
+
+
+@pytest.mark.parametrize(("action", "number", "there"), [("write", 1, 2), ("flush", 1, 3)])
+def test_a_commit_whose_last_write_fails_is_in_doubt(action: str, number: int, there: int) -> None:
+    images, _, new = two_generations()
+    store, places = open_images(images, queue_depth=1)
+    store.write("p", b"z", 0)
+    places[0].fault = FailAt(action, number)
+    with pytest.raises(UncertainCommitError) as caught:
+        store.commit()
+    assert caught.value.generation == 3
+    with pytest.raises(ClosedStoreError):
+        store.read("p", bytearray(1))
+    store = reopened(places)
+    assert store.generation == there
+    assert contents(store) == {"p": new if there == 2 else b"z" + new[1:]}
+
+
+def reads_torn(store: Store, path: str, block: int) -> bool:
+    """Whether `p` cannot be read; then the error names the extent that has the block."""
+    try:
+        contents(store)
+    except TornExtentError as error:
+        torn = error
+    else:
+        return False
+    extent = store.tensors["p"].table.extent(torn.extent)
+    assert (torn.tensor, torn.path) == ("p", path)
+    assert extent.block <= block < extent.block + extent.blocks
+    assert (torn.generation, torn.whole) == (2, (1,))
+    return True
+
+
+def test_every_flipped_block_is_found_and_named() -> None:
+    """A bit in each block of both drives, in turn: what is read is right, or an error."""
+    images, old, new = two_generations()
+    rng = np.random.default_rng(1)
+    found = dict.fromkeys(["same", "extent", "index", "older", "header"], 0)
+    for drive in range(2):
+        for block in range(len(images[drive]) // BLOCK_BYTES):
+            damaged = [bytearray(image) for image in images]
+            at = block * BLOCK_BYTES + int(rng.integers(0, 64))  # bytes that every block has
+            damaged[drive][at] ^= 1 << int(rng.integers(0, 8))
+            damaged = [bytes(image) for image in damaged]
+            try:
+                store, places = open_images(damaged)
+            except (NotADriveError, TornIndexError) as error:
+                torn = error
+            else:
+                torn = None
+            if isinstance(torn, NotADriveError):
+                assert block == 0
+                found["header"] += 1
+            elif isinstance(torn, TornIndexError):
+                assert (torn.generation, torn.whole) == (2, (1,))
+                assert contents(open_images(damaged, generation=1)[0]) == {"p": old}
+                found["index"] += 1
+            elif store.generation == 1:  # the superblock of generation 2 is gone
+                assert len(store.notes) == 1
+                assert contents(store) == {"p": old}
+                found["older"] += 1
+            elif reads_torn(store, places[drive].name, block):
+                assert contents(store, 1) == {"p": old}
+                found["extent"] += 1
+            else:
+                assert contents(store) == {"p": new}
+                found["same"] += 1
+    assert found["header"] == 2
+    assert found["older"] == 1
+    assert found["index"] == 1
+    assert found["extent"] == 7  # three extents of two blocks, and one
+    assert sum(found.values()) == 64
+
+
+def test_without_any_superblock_there_is_an_error() -> None:
+    images, _, _ = two_generations()
+    damaged = bytearray(images[0])
+    damaged[BLOCK_BYTES : 3 * BLOCK_BYTES] = b"\xaa" * 2 * BLOCK_BYTES
+    with pytest.raises(NoGenerationError) as caught:
+        open_images([bytes(damaged), images[1]])
+    assert "CRC-32" in str(caught.value)
+
+
+def test_an_older_drive_of_the_set_is_found_by_its_blocks() -> None:
+    """A copy of one drive from before is put in: no mixture is read."""
+    store, places = open_images(memory_set(2, 32))
+    store.add("p", NBYTES)
+    rng = np.random.default_rng(4)
+    images = []
+    for _ in range(4):
+        store.write("p", random_bytes(rng, NBYTES))
+        store.commit()
+        images.append([bytes(place.image) for place in places])
+    mixed, _ = open_images([images[3][0], images[0][1]])
+    with pytest.raises(TornExtentError):
+        mixed.read("p", bytearray(NBYTES))
+
+
+def test_a_drive_that_hangs_is_given_up() -> None:
+    import threading
+
+    images, _, _ = two_generations()
+    store, places = open_images(images, timeout_s=0.05)
+    go_on = threading.Event()
+
+    def hang(action: str, block: int) -> None:
+        go_on.wait(30)
+
+    places[0].fault = hang
+    transfer = store.submit_read("p", bytearray(NBYTES))
+    with pytest.raises(DriveTimeoutError) as caught:
+        transfer.wait()
+    assert caught.value.waited_for == "read of 'p'"
+    assert not transfer.ended
+    assert transfer.error is None
+    go_on.set()
+    store.close()
+    assert transfer.done
+
+
+class Moves:
+    """Calls of the system that do what they are told: a number of bytes, or an error."""
+
+    def __init__(self, *results: int | OSError) -> None:
+        self.results = list(results)
+        self.made = 0
+
+    def __call__(self, fd: int, data: list[np.ndarray], offset: int) -> int:
+        self.made += 1
+        if not self.results:
+            return data[0].nbytes
+        result = self.results.pop(0)
+        if isinstance(result, OSError):
+            raise result
+        return result
+
+
+@pytest.mark.parametrize(
+    ("results", "expected"),
+    [
+        ([0], ShortTransferError),
+        ([BLOCK_BYTES, 0], ShortTransferError),
+        ([100], ShortTransferError),
+        ([OSError(errno.EIO, "I/O")], DriveIOError),
+        ([OSError(errno.ENOSPC, "full")], DriveFullError),
+        ([OSError(errno.EDQUOT, "quota")], DriveFullError),
+        ([OSError(errno.ENODEV, "gone")], DriveVanishedError),
+        ([BLOCK_BYTES, OSError(errno.ENXIO, "gone")], DriveVanishedError),
+        ([BLOCK_BYTES, BLOCK_BYTES, BLOCK_BYTES], None),
+        ([2 * BLOCK_BYTES], None),
+    ],
+)
+def test_what_the_system_answers_to_a_write(tmp_path, results, expected) -> None:
+    path = tmp_path / "drive"
+    path.write_bytes(bytes(8 * BLOCK_BYTES))
+    moves = Moves(*results)
+    blocks = BlockFile(path, direct=False, calls=Calls(pwritev=moves))
+    count = len(results)
+    if expected is None:
+        blocks.write(2, aligned_bytes(3 * BLOCK_BYTES))
+        assert moves.made == 3 if count == 3 else 2
+    else:
+        with pytest.raises(expected) as caught:
+            blocks.write(2, aligned_bytes(3 * BLOCK_BYTES))
+        assert str(path) in str(caught.value)
+        assert moves.made == count
+        if expected is ShortTransferError:
+            assert caught.value.expected == 3 * BLOCK_BYTES
+            assert caught.value.actual == sum(results)
+    blocks.close()
+
+
+def test_a_file_that_is_cut_off_while_it_is_open_reads_short(tmp_path) -> None:
+    path = tmp_path / "drive"
+    path.write_bytes(bytes(8 * BLOCK_BYTES))
+    blocks = BlockFile(path, direct=False)
+    path.open("r+b").truncate(3 * BLOCK_BYTES)
+    with pytest.raises(ShortTransferError) as caught:
+        blocks.read(2, aligned_bytes(2 * BLOCK_BYTES))
+    assert (caught.value.expected, caught.value.actual) == (2 * BLOCK_BYTES, BLOCK_BYTES)
+    blocks.close()
+
+
+def test_a_flush_that_fails_is_an_error_of_the_drive(tmp_path) -> None:
+    path = tmp_path / "drive"
+    path.write_bytes(bytes(BLOCK_BYTES))
+
+    def fail(fd: int) -> None:
+        raise OSError(errno.EIO, "I/O")
+
+    blocks = BlockFile(path, direct=False, calls=Calls(fdatasync=fail))
+    with pytest.raises(DriveIOError) as caught:
+        blocks.flush()
+    assert caught.value.action == "flush"
+    blocks.close()
+
+
+def test_all_errors_are_errors_of_storage() -> None:
+    assert issubclass(TornExtentError, StorageError)
+    assert issubclass(ShortTransferError, StorageError)
