@@ -79,9 +79,11 @@ class Item(NamedTuple):
 
 
 def cut(layers: Sequence[Layer], channels: int, most: int) -> Sequence[Sequence[Piece]]:
-    """Pieces of each layer. Each goes to the channel that has the fewest bytes so far: channels in
-    turn if all are of one size (AXDIMM, section 5.2). In turn regardless of size, a channel would
-    get all weights and another all biases.
+    """Cut the parameters of each layer into pieces, and give each a channel.
+
+    Each goes to the channel that has the fewest bytes so far: channels in turn if all are of one
+    size (AXDIMM, section 5.2). In turn regardless of size, a channel would get all weights and
+    another all biases.
 
     Parameters
     ----------

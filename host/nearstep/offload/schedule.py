@@ -79,8 +79,10 @@ class Schedule:
         self.peak_on_drives = 0
 
     def place(self) -> list[Move]:
-        """Put the arrays of new parameters into memory in order, while there is room; the others
-        lie on the drives. Moves are `send` or `evict`."""
+        """Put the arrays of new parameters into memory in order, while there is room.
+
+        The others lie on the drives. Moves are `send` or `evict`.
+        """
         moves: list[Move] = []
         for layer in self._pieces:
             for piece in layer:
