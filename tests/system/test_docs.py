@@ -68,7 +68,7 @@ def test_the_python_of_a_page_runs(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _beside_examples(tmp_path, monkeypatch)
-    assert len(WITH_PYTHON) == 8
+    assert len(WITH_PYTHON) == 9
     assert run_blocks(page, golden=True) >= 1
 
 
@@ -130,6 +130,9 @@ def _check_command(words: list[str], folder: Path) -> None:
         done = CliRunner().invoke(cli._app(), [name, "golden:axdimm", *arguments[1:]])
         assert arguments[0].startswith("sim:"), words
         assert "has no clock" in done.output, (words, done.output)
+    elif name == "paper":  # options are read in their order, so the wrong one is the last
+        done = CliRunner().invoke(cli._app(), [*words, "--models", "none"])
+        assert "not 'none'" in done.output, (words, done.output)
     elif words[:2] == ["platform", "this"]:  # which takes a while where the folder is one
         done = CliRunner().invoke(cli._app(), [*words, "--directory", str(folder / "nothing")])
         assert "is no folder" in done.output, (words, done.output)

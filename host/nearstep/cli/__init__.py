@@ -11,6 +11,7 @@ from nearstep.cli import cache as cache_command
 from nearstep.cli import devices as devices_command
 from nearstep.cli import doctor
 from nearstep.cli import open as open_command
+from nearstep.cli import paper as paper_command
 from nearstep.cli import platform as platform_command
 from nearstep.cli import registers as registers_command
 from nearstep.cli import storage as storage_command
@@ -47,6 +48,7 @@ def _app() -> typer.Typer:
     app.command("trace")(trace_command.command)
     _command(app, "registers", registers_command.command)
     app.add_typer(cache_command.app, name="cache")
+    app.add_typer(paper_command.app, name="paper")
     app.add_typer(platform_command.app, name="platform")
     app.add_typer(storage_command.app, name="storage")
     for entry in sorted(importlib.metadata.entry_points(group="nearstep.commands")):

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from nearstep.work.clock import MODEL_HERTZ
 from nearstep.work.timeline import Entry, Timeline
 
 LETTERS = 200
@@ -77,13 +78,22 @@ def write_trace(timeline: Timeline, path: str | Path) -> None:
     Path(path).write_text(json.dumps(trace(timeline), indent=1) + "\n", encoding="utf-8")
 
 
-def picture(timeline: Timeline, path: str | Path, title: str = "") -> None:
-    """Draw the timeline, as `rows` has it, to an image file of any kind that matplotlib
-    writes."""
+def picture(timeline: Timeline, path: str | Path, title: str = "", *, links: bool = True) -> None:
+    """Draw the timeline to an image file of any kind that matplotlib writes.
+
+    Parameters
+    ----------
+    timeline
+    path
+    title
+    links : rows as `rows` has them; else those of resources in which time passes.
+    """
     from matplotlib.figure import Figure  # in the extra `torch`; a device needs none of it
     from matplotlib.patches import Patch
 
-    lanes = rows(timeline)
+    lanes = rows(timeline) if links else timeline.lanes
+    if not links:
+        lanes = {name: each for name, each in lanes.items() if any(e.duration for e in each)}
     colours: dict[str, int] = {}
     figure = Figure(figsize=(12, 1.2 + 0.5 * len(lanes)), layout="constrained")
     axes = figure.subplots()
@@ -116,6 +126,10 @@ def picture(timeline: Timeline, path: str | Path, title: str = "") -> None:
     )
     axes.set_yticks(range(len(lanes)), list(lanes))
     axes.invert_yaxis()
-    axes.set_xlabel(f"device {timeline.unit}" if timeline.hertz is None else timeline.unit)
+    if timeline.hertz == MODEL_HERTZ:  # no device's cycles
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value / MODEL_HERTZ:g}")
+        axes.set_xlabel("seconds, modelled")
+    else:
+        axes.set_xlabel(f"device {timeline.unit}" if timeline.hertz is None else timeline.unit)
     axes.set_title(title or f"{timeline.makespan} {timeline.unit}")
     figure.savefig(path)

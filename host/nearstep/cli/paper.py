@@ -1,0 +1,179 @@
+"""`nearstep paper`: tables of the papers beside what is modelled and measured here."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from statistics import fmean
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from nearstep.paper import axdimm_kernel, axdimm_training
+from nearstep.paper.axdimm_kernel import Rate
+from nearstep.paper.axdimm_training import Row
+from nearstep.work.trace import picture, write_trace
+
+app = typer.Typer(
+    help="Tables of the papers, beside what is modelled and measured here.", no_args_is_help=True
+)
+
+
+@app.callback()
+def root() -> None:
+    """A command for each paper."""
+
+
+@app.command()
+def axdimm(
+    as_json: Annotated[
+        Path | None, typer.Option("--json", help="Write the rows to this file, too.")
+    ] = None,
+    models: Annotated[
+        str, typer.Option(help="Models of Table 6, with commas; all by default.")
+    ] = ",".join(axdimm_training.TABLE_6),
+    policy: Annotated[
+        str, typer.Option(help="What gives way in memory: updated_first or belady.")
+    ] = "updated_first",
+    trace: Annotated[
+        Path | None,
+        typer.Option(help="Chrome trace of an iteration of the first model, on the AXDIMM."),
+    ] = None,
+    image: Annotated[
+        Path | None, typer.Option("--picture", help="The same as a picture: .png, .svg.")
+    ] = None,
+    kernel: Annotated[
+        bool, typer.Option("--kernel/--no-kernel", help="Measure Table 5 on the RTL.")
+    ] = True,
+) -> None:
+    """Table 5 (rate of the kernel) and Table 6 (training of five GPT models) of AXDIMM."""
+    chosen = models.split(",")
+    for name in chosen:
+        if name not in axdimm_training.TABLE_6:
+            known = ", ".join(axdimm_training.TABLE_6)
+            raise typer.BadParameter(f"must be of {known}, not {name!r}", param_hint="--models")
+    if policy not in axdimm_training.POLICIES:
+        expected = " or ".join(axdimm_training.POLICIES)
+        raise typer.BadParameter(f"must be {expected}, not {policy!r}", param_hint="--policy")
+    console = Console()
+    rates: list[Rate] = []
+    rows: list[Row] = []
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        if kernel:
+            task = progress.add_task("Table 5", total=len(axdimm_kernel.DEVICES) + 1)
+            rates += axdimm_kernel.PRINTED
+            for rate in axdimm_kernel.measured():
+                rates.append(rate)
+                progress.advance(task)
+            core = axdimm_kernel.this_core()
+            rates += [core] if core else []
+            progress.advance(task)
+        task = progress.add_task("Table 6", total=len(chosen))
+        printed = {name: axdimm_training.TABLE_6[name] for name in chosen}
+        for row in axdimm_training.table_6(printed, policy=policy):
+            rows.append(row)
+            progress.advance(task)
+    if rates:
+        console.print(_table_5(rates))
+        for rate in rates:
+            console.print(f"  {rate.name}: {rate.source}", soft_wrap=True)
+    console.print(_table_6(rows))
+    _explain(console, rows)
+    for path in (as_json, trace, image):
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+    if trace is not None or image is not None:
+        case = axdimm_training.Case(model=chosen[0], platform="axdimm", policy=policy)
+        timeline = case.timeline()
+        if trace is not None:
+            write_trace(timeline, trace)
+        if image is not None:
+            seconds = timeline.seconds or 0.0
+            title = f"{chosen[0]} on the AXDIMM, {seconds:.2f} s, modelled"
+            picture(timeline, image, title, links=False)
+    if as_json is not None:
+        as_json.write_text(json.dumps(plain(rates, rows), indent=1) + "\n", encoding="utf-8")
+
+
+def plain(rates: Sequence[Rate], rows: Sequence[Row]) -> dict[str, Any]:
+    """Both tables for `json.dumps`, seconds and parameters a second."""
+    return {
+        "table_5": [asdict(rate) for rate in rates],
+        "table_6": [
+            {
+                "model": row.model,
+                "paper": asdict(row.printed),
+                "modelled": {"baseline": asdict(row.baseline), "axdimm": asdict(row.axdimm)},
+                "errors": dict(zip(("baseline", "axdimm", "speedup"), row.errors, strict=True)),
+            }
+            for row in rows
+        ],
+        "fitted": {
+            "drives_bytes_per_s": axdimm_training.DRIVES_BYTES_PER_S,
+            "on": axdimm_training.FITTED_ON,
+        },
+        "assumptions": list(axdimm_training.ASSUMPTIONS),
+    }
+
+
+def _table_5(rates: Sequence[Rate]) -> Table:
+    table = Table(title="Table 5: million parameters a second")
+    table.add_column("device")
+    table.add_column("")
+    for name in ("theoretical", "achieved", "efficiency"):
+        table.add_column(name, justify="right")
+    for rate in rates:
+        table.add_row(
+            rate.name,
+            rate.kind,
+            "" if rate.theoretical is None else f"{rate.theoretical / 1e6:.2f}",
+            f"{rate.achieved / 1e6:.2f}",
+            "" if rate.efficiency is None else f"{rate.efficiency:.1%}",
+        )
+    return table
+
+
+def _table_6(rows: Sequence[Row]) -> Table:
+    table = Table(title="Table 6: seconds of an iteration (forward, backward, total)")
+    table.add_column("model")
+    table.add_column("platform")
+    for name in ("paper", "modelled", "error"):
+        table.add_column(name, justify="right")
+    for row in rows:
+        for name, printed, modelled, error in (
+            ("baseline", row.printed.baseline, row.baseline, row.errors[0]),
+            ("AXDIMM", row.printed.axdimm, row.axdimm, row.errors[1]),
+        ):
+            here = modelled.forward_s, modelled.backward_s, modelled.total_s
+            table.add_row(
+                row.model if name == "baseline" else "",
+                name,
+                " ".join(f"{each:6.2f}" for each in (*printed, sum(printed))),
+                " ".join(f"{each:6.2f}" for each in here),
+                f"{error:+.1%}",
+            )
+        speedups = f"{row.printed.speedup:6.2f}", f"{row.speedup:6.2f}"
+        table.add_row("", "speedup", *speedups, f"{row.errors[2]:+.1%}", end_section=True)
+    return table
+
+
+def _explain(console: Console, rows: Sequence[Row]) -> None:
+    totals = fmean(abs(error) for row in rows for error in row.errors[:2])
+    speedups = fmean(abs(row.errors[2]) for row in rows)
+    count = len(rows)
+    console.print(
+        f"Mean error of {2 * count} totals {totals:.1%}, of {count} speedups {speedups:.1%}."
+    )
+    console.print(
+        f"Fitted, once: {axdimm_training.DRIVES_BYTES_PER_S / 1e9:.2f} GB/s of both drives "
+        f"together, on the forward pass of {axdimm_training.FITTED_ON} on the baseline. An input: "
+        "the printed peak of the drives. Assumed:",
+        soft_wrap=True,
+    )
+    for each in axdimm_training.ASSUMPTIONS:
+        console.print(f"- {each}", soft_wrap=True)

@@ -1,0 +1,234 @@
+"""Iterations of training as a graph of work on a machine that is modelled."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from nearstep.offload.pieces import Item, Layer, Piece
+from nearstep.offload.residency import GRADIENT
+from nearstep.offload.schedule import Move, Schedule
+from nearstep.work.graph import Graph
+from nearstep.work.operation import Operation, Range, Transfer
+from nearstep.work.timeline import Timeline
+from nearstep_spec.platform.machine import Platform
+
+PRIORITIES = {"fetch": -2, "send": -1}
+"""What the compute device waits for goes first; then gradients, so that a channel has updates to do
+while the host copies to or from another."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Roles:
+    """Who does what on a machine.
+
+    Attributes
+    ----------
+    compute, drives : names of parts or switches that bytes go from and to.
+    memory : the same of each channel.
+    updates : `memory`: the kernels of its channels, one each, beside everything else, while the
+        host copies to or from one channel at a time (AXDIMM, section 5.2); `processor`: one thread
+        of the host, which also moves what goes between memory and drives, one thing after the
+        other.
+    params_per_s : that one channel's kernel updates, or the thread.
+    """
+
+    compute: str
+    memory: tuple[str, ...]
+    drives: str
+    updates: Literal["memory", "processor"]
+    params_per_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """How far what is overlapped may run ahead.
+
+    Attributes
+    ----------
+    layers_ahead : layers that are fetched before the one that is computed has ended.
+    gradient_layers : layers whose gradients may lie on the compute device, besides those that are
+        being computed.
+    """
+
+    layers_ahead: int = 1
+    gradient_layers: int = 1
+
+
+@dataclass(frozen=True)
+class Iteration:
+    """One iteration of a graph, as it came out on a timeline.
+
+    Attributes
+    ----------
+    forward_s, backward_s : to the end of the last layer's forward, and from there to the end of
+        the last update.
+    """
+
+    forward_s: float
+    backward_s: float
+
+    @property
+    def total_s(self) -> float:
+        return self.forward_s + self.backward_s
+
+
+class Iterations:
+    """Adds iterations to a graph, each of which begins when the one before has ended.
+
+    Parameters come to the compute device before each use and go after it, but for the last layer,
+    whose backward follows its forward. What an update needs is gathered when the gradients of its
+    layer are complete (section 5.3).
+
+    Parameters
+    ----------
+    layers, pieces : as `nearstep.offload.pieces.cut` makes them.
+    schedule : of these pieces, which has placed them.
+    machine
+    roles
+    limits
+
+    Attributes
+    ----------
+    graph, schedule
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[Layer],
+        pieces: Sequence[Sequence[Piece]],
+        schedule: Schedule,
+        machine: Platform,
+        roles: Roles,
+        limits: Limits,
+    ) -> None:
+        self.graph = Graph()
+        self._layers = layers
+        self._pieces = pieces
+        self.schedule = schedule
+        self._machine = machine
+        self._roles = roles
+        self._limits = limits
+        self._ends: list[tuple[Operation, Operation]] = []
+        self._begin: list[Operation] = []  # what must end before the iteration begins
+
+    def add(self) -> None:
+        """One more iteration.
+
+        Raises
+        ------
+        NoRoomError : it cannot be had with this memory.
+        """
+        computed: list[Operation] = []  # layers in the order of computation
+        sent: list[list[Operation]] = []  # gradients of each
+        updates: list[Operation] = []
+        for index, layer in enumerate(self._layers):
+            name = f"forward {layer.name}"
+            computed.append(self._compute(name, index, layer.forward_s, computed))
+        forward = computed[-1]
+        for index in reversed(range(len(self._layers))):
+            layer = self._layers[index]
+            held = self._limits.gradient_layers
+            waits = sent[-held] if len(sent) >= held else []
+            name = f"backward {layer.name}"
+            computed.append(self._compute(name, index, layer.backward_s, computed, waits))
+            sent.append([])
+            for piece in reversed(self._pieces[index]):
+                gone: list[Operation] = []
+                for move in self.schedule.update(piece):
+                    if move.kind in ("evict", "drop"):
+                        gone.append(self._move(move, computed[-1]))
+                    elif move.kind == "load":
+                        self._move(move, computed[-1], *gone)
+                    elif move.kind == "send":
+                        sent[-1].append(self._move(move, computed[-1], *gone))
+                    else:
+                        updates.append(self._move(move))
+        self.schedule.end_iteration()
+        end = self.graph.add("end", "end", after=[computed[-1], *updates], seconds=0.0)
+        self._ends.append((forward, end))
+        self._begin = [end]
+
+    def times(self, timeline: Timeline) -> list[Iteration]:
+        """Of each iteration.
+
+        Parameters
+        ----------
+        timeline : of the graph.
+        """
+        at = {entry.operation.index: entry.end for entry in timeline.entries}
+        hertz = timeline.hertz or 1.0
+        found, begin = [], 0
+        for forward, end in self._ends:
+            middle, last = at[forward.index], at[end.index]
+            found.append(Iteration((middle - begin) / hertz, (last - middle) / hertz))
+            begin = last
+        return found
+
+    def _compute(
+        self,
+        name: str,
+        layer: int,
+        seconds: float,
+        before: Sequence[Operation],
+        waits: Sequence[Operation] = (),
+    ) -> Operation:
+        ahead = self._limits.layers_ahead + 1
+        room = before[-ahead:][:1] if len(before) >= ahead else []
+        there = len(before) == len(self._layers)  # the last layer, of which backward comes next
+        moves = [] if there else self.schedule.fetch(layer)
+        fetched = [self._move(move, *room, *self._begin) for move in moves]
+        after = [*fetched, *before[-1:], *waits, *self._begin]
+        return self.graph.add(name, self._roles.compute, after=after, seconds=seconds)
+
+    def _move(self, move: Move, *after: Operation) -> Operation:
+        """Add a move, which waits for what touched its bytes before."""
+        piece, array = move.item
+        roles, graph = self._roles, self.graph
+        name = f"{move.kind} {array}{piece.index}"
+        here = Range(("memory", move.item), 0, move.item.nbytes)
+        away = Range(("drives", move.item), 0, move.item.nbytes)
+        if move.kind == "update":
+            seconds = piece.elements / roles.params_per_s
+            touched = [
+                Range(("memory", each), 0, each.nbytes)
+                for each in (*self.schedule.items(piece), Item(piece, GRADIENT))
+            ]
+            return graph.add(name, *self._holds(move), writes=touched, after=after, seconds=seconds)
+        if move.kind == "drop":
+            return graph.add(name, "drop", writes=[here], after=after, seconds=0.0)
+        memory = roles.memory[piece.channel]
+        source = roles.drives if move.source == "drives" else memory
+        start, stop = {
+            "fetch": (source, roles.compute),
+            "send": (roles.compute, memory),
+            "evict": (memory, roles.drives),
+            "load": (roles.drives, memory),
+        }[move.kind]
+        reads, writes = {
+            "fetch": ([away if move.source == "drives" else here], []),
+            "send": ([], [here]),
+            "evict": ([], [here, away]),  # whatever reads it here has done so
+            "load": ([away], [here]),
+        }[move.kind]
+        return graph.add(
+            name,
+            *self._holds(move),
+            reads=reads,
+            writes=writes,
+            after=after,
+            transfer=Transfer.between(self._machine, start, stop, move.nbytes),
+            priority=PRIORITIES.get(move.kind, 0),
+        )
+
+    def _holds(self, move: Move) -> tuple[str, ...]:
+        """What nothing else has meanwhile: a channel, and the one copy to or from a channel that is
+        under way; or the thread; and fetches come on a stream of their own (section 5.2)."""
+        stream = ("fetches",) if move.kind == "fetch" else ()
+        if self._roles.updates == "processor":
+            return ("host thread",) if move.kind in ("evict", "load", "update") else stream
+        if move.kind == "fetch" and move.source == "drives":
+            return stream
+        channel = f"channel {move.item.piece.channel}"
+        return (channel,) if move.kind == "update" else (channel, "copies", *stream)

@@ -1,0 +1,121 @@
+"""What moves at once: parameters of a model, cut where they are large."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from nearstep.errors import ArgumentError
+
+ELEMENT_BYTES = 4
+"""Of an fp32 element."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layer:
+    """Parameters that are used together, and the work that uses them.
+
+    Attributes
+    ----------
+    name
+    parameters : elements of each.
+    borrowed : parameters of earlier layers that it uses, too: index of the layer, and of the
+        parameter in it.
+    forward_s, backward_s : of the computation alone.
+    """
+
+    name: str
+    parameters: tuple[int, ...]
+    borrowed: tuple[tuple[int, int], ...] = ()
+    forward_s: float = 0.0
+    backward_s: float = 0.0
+
+    @property
+    def elements(self) -> int:
+        """Of all its parameters."""
+        return sum(self.parameters)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Piece:
+    """A parameter, or a part of a large one: what is moved and updated at once.
+
+    Attributes
+    ----------
+    index
+    layer : index of the layer.
+    parameter : index of the parameter in it.
+    start, stop : its elements in the parameter.
+    channel : of the memory that it lies in.
+    """
+
+    index: int
+    layer: int
+    parameter: int
+    start: int
+    stop: int
+    channel: int
+
+    @property
+    def elements(self) -> int:
+        return self.stop - self.start
+
+    @property
+    def nbytes(self) -> int:
+        """Of one of its arrays."""
+        return ELEMENT_BYTES * self.elements
+
+
+class Item(NamedTuple):
+    """An array of a piece: what lies in one place."""
+
+    piece: Piece
+    array: str
+
+    @property
+    def nbytes(self) -> int:
+        return self.piece.nbytes
+
+
+def cut(layers: Sequence[Layer], channels: int, most: int) -> Sequence[Sequence[Piece]]:
+    """Cut the parameters of each layer into pieces, and give each a channel.
+
+    Each goes to the channel that has the fewest bytes so far: channels in turn if all are of one
+    size (AXDIMM, section 5.2). In turn regardless of size, a channel would get all weights and
+    another all biases.
+
+    Parameters
+    ----------
+    layers
+    channels
+    most : elements of a piece; parameters with more become parts of nearly equal size.
+
+    Raises
+    ------
+    ArgumentError : a parameter has no element, or a number is below 1.
+    """
+    if channels < 1 or most < 1:
+        raise ArgumentError(f"channels and most must be at least 1, not {channels} and {most}")
+    found: list[list[Piece]] = []
+    given = [0] * channels
+    count = 0
+    for index, layer in enumerate(layers):
+        found.append([])
+        for parameter, elements in enumerate(layer.parameters):
+            if elements < 1:
+                raise ArgumentError(f"{layer.name}: elements must be at least 1, not {elements}")
+            parts = -(-elements // most)
+            for part in range(parts):
+                piece = Piece(
+                    index=count,
+                    layer=index,
+                    parameter=parameter,
+                    start=elements * part // parts,
+                    stop=elements * (part + 1) // parts,
+                    channel=given.index(min(given)),
+                )
+                given[piece.channel] += piece.nbytes
+                found[-1].append(piece)
+                count += 1
+    return found

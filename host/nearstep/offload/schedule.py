@@ -1,0 +1,190 @@
+"""What an iteration moves, in order: the same for a run on devices and for one that is modelled."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Literal
+
+from nearstep.offload.pieces import Item, Piece
+from nearstep.offload.residency import GRADIENT, Policy, Residency
+
+Kind = Literal["fetch", "evict", "drop", "load", "send", "update"]
+"""A parameter to the compute device; an array to the drives, or given up, since they have it; an
+array from the drives; a gradient to memory; an update."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Move:
+    """One thing to do.
+
+    Attributes
+    ----------
+    kind
+    item : the array; of an update its parameter.
+    source : where it comes from, of a fetch.
+    """
+
+    kind: Kind
+    item: Item
+    source: Literal["memory", "drives"] = "memory"
+
+    @property
+    def nbytes(self) -> int:
+        """That move; 0 of an update and of what is given up."""
+        return 0 if self.kind in ("update", "drop") else self.item.nbytes
+
+
+class Schedule:
+    """Says what to move when a layer is computed and when a gradient is complete.
+
+    Every array lies on the drives or in memory, and never is there a second state of it that
+    counts: a changed one in memory is written before it gives way. Parameters are read from
+    wherever they are (AXDIMM, section 5.3: from the drives at once to the GPU), and for an update
+    all arrays of a piece are gathered in the memory of its channel.
+
+    Parameters
+    ----------
+    pieces : of each layer.
+    borrowed : pieces of other layers that each layer uses, too.
+    arrays : of the optimizer, `p` first.
+    capacity : bytes of memory of each channel.
+    policy
+    from_compute : for an update a parameter comes from the compute device, which has just used it,
+        if it is not in memory; else from the drives.
+
+    Attributes
+    ----------
+    peak_on_drives : most bytes of arrays that were on the drives and not in memory.
+    """
+
+    def __init__(
+        self,
+        pieces: Sequence[Sequence[Piece]],
+        *,
+        borrowed: Mapping[int, Sequence[Piece]] = MappingProxyType({}),
+        arrays: Sequence[str] = ("p", "m", "v"),
+        capacity: Sequence[int],
+        policy: Policy,
+        from_compute: bool = True,
+    ) -> None:
+        self._from_compute = from_compute
+        self._pieces = pieces
+        self._borrowed = borrowed
+        self._arrays = tuple(arrays)
+        self._memory = [Residency(i, each, policy) for i, each in enumerate(capacity)]
+        self._position = 0
+        self._on_drives = 0
+        self.peak_on_drives = 0
+
+    def place(self) -> list[Move]:
+        """Put the arrays of new parameters into memory in order, while there is room.
+
+        The others lie on the drives. Moves are `send` or `evict`.
+        """
+        moves: list[Move] = []
+        for layer in self._pieces:
+            for piece in layer:
+                memory = self._memory[piece.channel]
+                for item in self.items(piece):
+                    if item.nbytes <= memory.free:
+                        memory.make_room([item], 0)
+                        memory.use(item, updated=True)
+                        moves.append(Move(kind="send", item=item))
+                    else:
+                        self._put(item.nbytes)
+                        moves.append(Move(kind="evict", item=item))
+        self.end_iteration()
+        return moves
+
+    def items(self, piece: Piece) -> list[Item]:
+        """Arrays of a piece."""
+        return [Item(piece, array) for array in self._arrays]
+
+    def fetch(self, layer: int) -> list[Move]:
+        """Before a layer is computed, forward or backward: its parameters come."""
+        moves = []
+        for piece in (*self._pieces[layer], *self._borrowed.get(layer, ())):
+            item = Item(piece, "p")
+            memory = self._memory[piece.channel]
+            self._position += 1
+            if item in memory:
+                memory.use(item)
+            moves.append(
+                Move(kind="fetch", item=item, source="memory" if item in memory else "drives")
+            )
+        return moves
+
+    def update(self, piece: Piece) -> list[Move]:
+        """When a gradient is complete: room for it and for what is missing, what is missing, the
+        gradient, and the update.
+
+        Raises
+        ------
+        NoRoomError : nothing has been decided.
+        """
+        memory = self._memory[piece.channel]
+        items, gradient = self.items(piece), Item(piece, GRADIENT)
+        missing = [item for item in items if item not in memory]
+        gone = memory.make_room([*items, gradient], self._position)
+        self._position += 1
+        moves = []
+        for item, changed in gone:
+            if item.array != GRADIENT:
+                self._put(item.nbytes)
+            moves.append(Move(kind="evict" if changed else "drop", item=item))
+        for item in missing:
+            self._on_drives -= item.nbytes
+            there = item.array == "p" and self._from_compute
+            moves.append(Move(kind="send" if there else "load", item=item))
+        moves.append(Move(kind="send", item=gradient))
+        moves.append(Move(kind="update", item=items[0]))
+        for item in (*items, gradient):
+            memory.use(item, updated=True)
+        return moves
+
+    def end_iteration(self) -> None:
+        """All gradients of an iteration have been taken."""
+        self._position = 0
+        for memory in self._memory:
+            memory.end_iteration()
+
+    @property
+    def peak_bytes(self) -> Sequence[int]:
+        """Most bytes that were in use in the memory of each channel, gradients included."""
+        return [memory.peak for memory in self._memory]
+
+    def _put(self, nbytes: int) -> None:
+        self._on_drives += nbytes
+        self.peak_on_drives = max(self.peak_on_drives, self._on_drives)
+
+
+def uses(
+    pieces: Sequence[Sequence[Piece]],
+    borrowed: Mapping[int, Sequence[Piece]] = MappingProxyType({}),
+    arrays: Sequence[str] = ("p", "m", "v"),
+) -> tuple[Mapping[Item, Sequence[int]], int]:
+    """The order of uses of an iteration, and its length: layers forward and backward, and in
+    backward an update of each piece, the last first (for `nearstep.offload.residency.belady`)."""
+    found: dict[Item, list[int]] = {}
+    position = 0
+
+    def use(items: Iterable[Item]) -> None:
+        nonlocal position
+        for item in items:
+            found.setdefault(item, []).append(position)
+        position += 1
+
+    def fetch(layer: int) -> None:
+        for piece in (*pieces[layer], *borrowed.get(layer, ())):
+            use([Item(piece, "p")])
+
+    for layer in range(len(pieces)):
+        fetch(layer)
+    for layer in reversed(range(len(pieces))):
+        if layer < len(pieces) - 1:  # the last one is there from forward
+            fetch(layer)
+        for piece in reversed(pieces[layer]):
+            use(Item(piece, array) for array in arrays)
+    return found, position

@@ -1,0 +1,138 @@
+"""Table 5 of the AXDIMM paper: parameters that the kernel updates in a second, and a core.
+
+*Measured*: RTL cycles of a step on `sim:axdimm`, at 200 MHz. The paper's chips, K4ABG165WA of
+32 Gb, are two dies of 16 Gb in a package (Samsung; JESD79-4 has no die above 16 Gb), so a refresh
+takes what one of 16 Gb takes, 550 ns (JESD79-4, tRFC1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from nearstep.device import open_device
+from nearstep.updater.device import KernelDevice
+
+BYTES_PER_PARAMETER = 28
+"""Four loads and three stores of fp32 (section 6.2)."""
+
+CLOCK_HZ = 200e6
+CHANNEL_BYTES_PER_S = 12.8e9
+ELEMENTS = 1 << 19
+"""Of each channel."""
+
+DEVICES: Mapping[str, str] = {
+    "32Gb, two dies of 16Gb x8": "sim:axdimm?memory=ddr4-1600&channels=2&density=16Gb",
+    "8Gb x8": "sim:axdimm?memory=ddr4-1600&channels=2",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rate:
+    """A row.
+
+    Attributes
+    ----------
+    name
+    kind : `paper` or `measured`.
+    theoretical, achieved : parameters a second.
+    source : a section, a device, or what was timed.
+    """
+
+    name: str
+    kind: str
+    theoretical: float | None
+    achieved: float
+    source: str
+
+    @property
+    def efficiency(self) -> float | None:
+        return None if self.theoretical is None else self.achieved / self.theoretical
+
+
+PRINTED = (
+    Rate(
+        name="CPU, one core",
+        kind="paper",
+        theoretical=228.57e6,
+        achieved=140.32e6,
+        source="Table 5, DDR4-800",
+    ),
+    Rate(
+        name="AXDIMM, 32Gb",
+        kind="paper",
+        theoretical=914.29e6,
+        achieved=789.38e6,
+        source="Table 5, two channels of DDR4-1600",
+    ),
+)
+
+
+def measured(elements: int = ELEMENTS, seed: int = 5) -> Iterator[Rate]:
+    """Rows of the RTL: both channels update at once, `elements` each."""
+    for name, url in DEVICES.items():
+        with open_device(url, KernelDevice) as device:
+            cycles = _step(device, elements, seed)
+            channels = device.channel_count
+        yield Rate(
+            name=f"AXDIMM, {name}",
+            kind="measured",
+            theoretical=channels * CHANNEL_BYTES_PER_S / BYTES_PER_PARAMETER,
+            achieved=channels * elements / (cycles / CLOCK_HZ),
+            source=f"{url}, {elements} parameters a channel, {cycles} cycles",
+        )
+
+
+def _step(device: KernelDevice, elements: int, seed: int) -> int:
+    """Cycles of a step of AdamW on all channels at once, those of the slower one."""
+    random = np.random.default_rng(seed)
+    arrays = []
+    for channel in range(device.channel_count):
+        made = {}
+        for name in ("p", "g", "m", "v"):
+            values = random.standard_normal(elements, np.float32)
+            made[name] = device.alloc(elements, np.float32, channel=channel)
+            made[name].write(np.abs(values) if name == "v" else values)
+        arrays.append(made)
+    with device.acceleration():
+        runs = [device.update("adamw", each, step=1) for each in arrays]
+        return max(run.wait().cycles or 0 for run in runs)
+
+
+def this_core(elements: int = 1 << 24, repeats: int = 5) -> Rate | None:
+    """One thread of this machine: torch's fused AdamW, its best of some steps; None without torch.
+
+    Parameters
+    ----------
+    elements : more than a cache holds.
+    repeats : steps that are timed, after one that is not.
+    """
+    try:
+        import torch
+    except ImportError:
+        return None
+    from time import perf_counter
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        parameter = torch.ones(elements, requires_grad=True)
+        parameter.grad = torch.full_like(parameter, 1e-3)
+        optimizer = torch.optim.AdamW([parameter], fused=True)
+        optimizer.step()
+        times = []
+        for _ in range(repeats):
+            begun = perf_counter()
+            optimizer.step()
+            times.append(perf_counter() - begun)
+    finally:
+        torch.set_num_threads(threads)
+    return Rate(
+        name="CPU of this machine, one thread",
+        kind="measured",
+        theoretical=None,
+        achieved=elements / min(times),
+        source=f"torch.optim.AdamW(fused=True), {elements} parameters, best of {repeats}",
+    )

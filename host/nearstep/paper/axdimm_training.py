@@ -1,0 +1,247 @@
+"""Table 6 of the AXDIMM paper: an iteration of five GPT models, with and without the DIMM.
+
+*Modelled*: `nearstep.offload` plans the iteration, and the work graph gives it time on the paper's
+machine. What is not in the paper or in a datasheet:
+
+- One constant is fitted, on one figure, the forward pass of the largest model on the baseline
+  (`FITTED_ON`): the rate of both drives together, in both directions.
+- The printed peak of the drives is an input: it says how much memory is left for tensors
+  (`Case.memory_bytes`). The text does not explain it: parameters and state less 16 GB are 8 to 14
+  GB below it.
+- What the text leaves open is in `ASSUMPTIONS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from nearstep.offload.iteration import Iteration, Iterations, Limits, Roles
+from nearstep.offload.pieces import ELEMENT_BYTES, Layer, Piece, cut
+from nearstep.offload.residency import Policy, belady, updated_first
+from nearstep.offload.schedule import Schedule, uses
+from nearstep.work.executor import execute
+from nearstep.work.timeline import Timeline
+from nearstep_spec.platform.load import load
+from nearstep_spec.platform.machine import Figure, Link, Platform
+from nearstep_spec.platform.models import MODELS
+
+ARRAYS = ("p", "m", "v")
+POLICIES = ("updated_first", "belady")
+CHANNELS = 2
+ASSUMPTIONS = (
+    "The GPU computes at its datasheet's fp32 rate; nothing is computed again in backward.",
+    "A core copies between memory and GPU as fast as it updates: 140.32 MP/s of 28 bytes.",
+    "One layer is fetched ahead, on one stream, and gradients of one layer wait on the GPU.",
+    "What an update needs is gathered when the gradients of its layer are complete (section 5.3).",
+    "On the baseline one thread of the host updates and moves tensors to and from the drives, one "
+    "thing after the other; on the AXDIMM a channel updates beside all of that.",
+    "A channel does one thing at a time, an update or a transfer, and one transfer to or from the "
+    "DIMM is under way (section 5.2).",
+    "Parameters of more than half of what a channel has room to gather are cut.",
+    "For an update parameters come from the GPU, which has just used them, not from the drives.",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Printed:
+    """A row of Table 6: seconds, and the peak of the drives in GB."""
+
+    baseline: tuple[float, float]
+    axdimm: tuple[float, float]
+    peak_gb: float
+
+    @property
+    def speedup(self) -> float:
+        """Of the totals."""
+        return sum(self.baseline) / sum(self.axdimm)
+
+
+TABLE_6: Mapping[str, Printed] = {
+    "gpt3-large": Printed(baseline=(0.78, 8.01), axdimm=(0.80, 4.60), peak_gb=0.9),
+    "gpt3-xl": Printed(baseline=(2.12, 19.31), axdimm=(2.14, 13.28), peak_gb=9.8),
+    "gpt3-2.7b": Printed(baseline=(4.78, 43.09), axdimm=(4.79, 30.45), peak_gb=26.1),
+    "gpt3-6.7b": Printed(baseline=(13.12, 115.17), axdimm=(13.55, 88.17), peak_gb=78.4),
+    "gpt3-13b": Printed(baseline=(25.24, 221.62), axdimm=(26.21, 166.25), peak_gb=153.1),
+}
+FITTED_ON = "gpt3-13b"
+DRIVES_BYTES_PER_S = 2.07e9
+"""Of both drives, both ways: with it the forward pass of `FITTED_ON` on the baseline takes what is
+printed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A model on one of the two platforms.
+
+    Attributes
+    ----------
+    model : of Table 4.
+    platform : `baseline` or `axdimm`.
+    drives_bytes_per_s
+    limits
+    policy : `updated_first`, as in section 5.3, or `belady`.
+    """
+
+    model: str
+    platform: str
+    drives_bytes_per_s: float = DRIVES_BYTES_PER_S
+    limits: Limits = field(default_factory=Limits)
+    policy: str = "updated_first"
+
+    @cached_property
+    def machine(self) -> Platform:
+        """The paper's, with the fitted rate of the drives, and with the rate of copies."""
+        machine = load("axdimm")
+        copies = Figure(
+            value=ELEMENT_BYTES * 7 * float(machine.processors["cpu"].adam_params_per_s or 0),
+            origin="paper",
+            source="AXDIMM paper, Table 5: 140.32 MP/s x 28 bytes",
+        )
+        drives = Figure(value=self.drives_bytes_per_s, origin="fitted", source=FITTED_ON)
+        links = dict(machine.links)
+        links["ddr"] = replace(links["ddr"], bytes_per_s=copies)
+        links["storage"] = Link(ends=("cpu", "storage"), bytes_per_s=drives, duplex="half")
+        cpu = replace(machine.processors["cpu"], memory_bytes_per_s=copies)
+        return replace(
+            machine,
+            processors={**machine.processors, "cpu": cpu},
+            switches=(*machine.switches, "storage"),
+            links=links,
+        )
+
+    @cached_property
+    def layers(self) -> list[Layer]:
+        """Of the model, with the times of this machine's GPU."""
+        model = MODELS[self.model]
+        shapes = model.layers(model.batch, model.sequence, ELEMENT_BYTES)  # type: ignore[attr-defined]
+        flops = float(self.machine.processors["gpu"].flops["fp32"])
+        place = {
+            f"{shape.name}.{name}": (index, position)
+            for index, shape in enumerate(shapes)
+            for position, name in enumerate(shape.parameters)
+        }
+        return [
+            Layer(
+                name=shape.name,
+                parameters=tuple(shape.elements.values()),
+                borrowed=tuple(place[name] for name in shape.tied),
+                forward_s=shape.forward_flops / flops,
+                backward_s=shape.backward_flops / flops,
+            )
+            for shape in shapes
+        ]
+
+    @property
+    def memory_bytes(self) -> int:
+        """What is left for tensors: parameters and state less the printed peak of the drives."""
+        elements = sum(layer.elements for layer in self.layers)
+        peak = round(TABLE_6[self.model].peak_gb * 1e9)
+        return len(ARRAYS) * ELEMENT_BYTES * elements - peak
+
+    @cached_property
+    def pieces(self) -> list[list[Piece]]:
+        gathered = (len(ARRAYS) + 1) * ELEMENT_BYTES
+        most = self.memory_bytes // self._channels // gathered // 2
+        return [list(each) for each in cut(self.layers, self._channels, most)]
+
+    @property
+    def _channels(self) -> int:
+        return CHANNELS if self.platform == "axdimm" else 1
+
+    @cached_property
+    def roles(self) -> Roles:
+        machine = self.machine
+        if self.platform == "axdimm":
+            rate = float(machine.dimms["axdimm"].adam_params_per_s) / CHANNELS
+            memory = tuple(f"axdimm.{channel}" for channel in range(CHANNELS))
+        else:
+            rate = float(machine.processors["cpu"].adam_params_per_s or 0)
+            memory = ("cpu",)
+        return Roles(
+            compute="gpu",
+            memory=memory,
+            drives="storage",
+            updates="memory" if self.platform == "axdimm" else "processor",
+            params_per_s=rate,
+        )
+
+    def plan(self) -> Iterations:
+        """A graph without iterations yet."""
+        pieces, layers = self.pieces, self.layers
+        borrowed = {
+            index: [
+                piece
+                for owner, parameter in layer.borrowed
+                for piece in pieces[owner]
+                if piece.parameter == parameter
+            ]
+            for index, layer in enumerate(layers)
+        }
+        policy: Policy = updated_first
+        if self.policy == "belady":
+            policy = belady(*uses(pieces, borrowed, ARRAYS))
+        share = self.memory_bytes // self._channels
+        schedule = Schedule(
+            pieces,
+            borrowed=borrowed,
+            arrays=ARRAYS,
+            capacity=[share] * self._channels,
+            policy=policy,
+        )
+        schedule.place()
+        return Iterations(layers, pieces, schedule, self.machine, self.roles, self.limits)
+
+    def run(self) -> Iteration:
+        """The second iteration; the first one finds tensors where initialisation left them."""
+        plan = self.plan()
+        plan.add()
+        plan.add()
+        return plan.times(execute(plan.graph))[-1]
+
+    def timeline(self) -> Timeline:
+        """The first iteration, operation by operation."""
+        plan = self.plan()
+        plan.add()
+        return execute(plan.graph)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """A row of the table, beside what is printed."""
+
+    model: str
+    printed: Printed
+    baseline: Iteration
+    axdimm: Iteration
+
+    @property
+    def speedup(self) -> float:
+        return self.baseline.total_s / self.axdimm.total_s
+
+    @property
+    def errors(self) -> tuple[float, float, float]:
+        """Of the totals, baseline and AXDIMM, and of the speedup: fractions of what is printed."""
+        printed = self.printed
+        return (
+            self.baseline.total_s / sum(printed.baseline) - 1,
+            self.axdimm.total_s / sum(printed.axdimm) - 1,
+            self.speedup / printed.speedup - 1,
+        )
+
+
+def table_6(models: Mapping[str, Printed] = TABLE_6, **options: object) -> Iterator[Row]:
+    """The rows, one after the other, as each is modelled.
+
+    Parameters
+    ----------
+    models : of `TABLE_6`.
+    **options : of `Case`.
+    """
+    for model, printed in models.items():
+        runs = {
+            platform: Case(model=model, platform=platform, **options).run()  # type: ignore[arg-type]
+            for platform in ("baseline", "axdimm")
+        }
+        yield Row(model=model, printed=printed, **runs)

@@ -1,0 +1,45 @@
+"""`nearstep paper`."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from nearstep.cli.paper import app
+
+RUNNER = CliRunner()
+
+
+def test_a_row_is_printed_with_its_errors_and_assumptions(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "rows.json"
+    trace, image = tmp_path / "trace" / "large.json", tmp_path / "large.png"
+    arguments = ["axdimm", "--models", "gpt3-large", "--no-kernel", "--json", str(path)]
+    arguments += ["--trace", str(trace), "--picture", str(image)]
+    result = RUNNER.invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    assert "Fitted, once" in result.output
+    assert "section 5.2" in result.output
+    written = json.loads(path.read_text(encoding="utf-8"))
+    (row,) = written["table_6"]
+    assert f"{row['errors']['speedup']:+.1%}" in result.output
+    assert written["table_5"] == []
+    names = [
+        event["name"] for event in json.loads(trace.read_text(encoding="utf-8"))["traceEvents"]
+    ]
+    assert sum(name.startswith("update") for name in names) > 100
+    assert image.read_bytes()[1:4] == b"PNG"
+    assert row["paper"]["baseline"] == [0.78, 8.01]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--models", "gpt3-large,gpt4"], "gpt4"),
+        (["--policy", "random"], "random"),
+    ],
+)
+def test_wrong_options_are_refused_before_anything_runs(arguments: list[str], message: str) -> None:
+    result = RUNNER.invoke(app, ["axdimm", *arguments])
+    assert result.exit_code == 2
+    assert message in result.output
