@@ -12,7 +12,7 @@ from nearstep.offload.schedule import Schedule
 from nearstep.work.executor import execute
 from nearstep.work.timeline import Timeline
 
-from .models import DIMM, HOST, machine, random_layers
+from .machines import DIMM, HOST, machine, random_layers
 
 
 def planned(

@@ -10,7 +10,7 @@ from nearstep.offload.pieces import Item, Layer, Piece, cut
 from nearstep.offload.residency import NoRoomError, belady, updated_first
 from nearstep.offload.schedule import Move, Schedule, uses
 
-from .models import random_layers
+from .machines import random_layers
 
 ARRAYS = ("p", "m", "v")
 
