@@ -1,6 +1,6 @@
 """Table 6 of the AXDIMM paper: an iteration of five GPT models, with and without the DIMM.
 
-*Modelled*: `nearstep.offload` plans the iteration, and the work graph gives it time on the paper's
+*Modelled*: `nearstep.plan` plans the iteration, and the work graph gives it time on the paper's
 machine. What is not in the paper or in a datasheet:
 
 - One constant is fitted, on one figure, the forward pass of the largest model on the baseline
@@ -17,10 +17,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from nearstep.offload.iteration import Iteration, Iterations, Limits, Roles
-from nearstep.offload.pieces import ELEMENT_BYTES, Layer, Piece, cut
-from nearstep.offload.residency import Policy, belady, updated_first
-from nearstep.offload.schedule import Schedule, uses
+from nearstep.plan.iteration import Iteration, Iterations, Limits, Roles
+from nearstep.plan.pieces import ELEMENT_BYTES, Layer, Piece, cut
+from nearstep.plan.residency import Policy, belady, updated_first
+from nearstep.plan.schedule import Schedule, uses
 from nearstep.work.executor import execute
 from nearstep.work.timeline import Timeline
 from nearstep_spec.platform.load import load

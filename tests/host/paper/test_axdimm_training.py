@@ -82,7 +82,7 @@ def route(operation: object) -> str:
 
 
 def test_errors_of_a_row_are_fractions_of_what_is_printed() -> None:
-    from nearstep.offload.iteration import Iteration
+    from nearstep.plan.iteration import Iteration
 
     printed = TABLE_6["gpt3-large"]
     row = Row(

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from nearstep.offload.pieces import Item, Layer, Piece, cut
-from nearstep.offload.residency import NoRoomError, belady, updated_first
-from nearstep.offload.schedule import Move, Schedule, uses
+from nearstep.plan.pieces import Item, Layer, Piece, cut
+from nearstep.plan.residency import NoRoomError, belady, updated_first
+from nearstep.plan.schedule import Move, Schedule, uses
 
 from .machines import random_layers
 

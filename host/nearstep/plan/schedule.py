@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
-from nearstep.offload.pieces import Item, Piece
-from nearstep.offload.residency import GRADIENT, Policy, Residency
+from nearstep.plan.pieces import Item, Piece
+from nearstep.plan.residency import GRADIENT, Policy, Residency
 
 Kind = Literal["fetch", "evict", "drop", "load", "send", "update"]
 """A parameter to the compute device; an array to the drives, or given up, since they have it; an
@@ -166,7 +166,7 @@ def uses(
     arrays: Sequence[str] = ("p", "m", "v"),
 ) -> tuple[Mapping[Item, Sequence[int]], int]:
     """The order of uses of an iteration, and its length: layers forward and backward, and in
-    backward an update of each piece, the last first (for `nearstep.offload.residency.belady`)."""
+    backward an update of each piece, the last first (for `nearstep.plan.residency.belady`)."""
     found: dict[Item, list[int]] = {}
     position = 0
 

@@ -2,8 +2,8 @@
 
 import random
 
-from nearstep.offload.iteration import Roles
-from nearstep.offload.pieces import Layer
+from nearstep.plan.iteration import Roles
+from nearstep.plan.pieces import Layer
 from nearstep_spec.platform.machine import Dimm, Drive, Figure, Link, Platform, Processor
 
 

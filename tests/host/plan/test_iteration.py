@@ -5,10 +5,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from nearstep.offload.iteration import Iterations, Limits, Roles
-from nearstep.offload.pieces import Item, Layer, cut
-from nearstep.offload.residency import NoRoomError, updated_first
-from nearstep.offload.schedule import Schedule
+from nearstep.plan.iteration import Iterations, Limits, Roles
+from nearstep.plan.pieces import Item, Layer, cut
+from nearstep.plan.residency import NoRoomError, updated_first
+from nearstep.plan.schedule import Schedule
 from nearstep.work.executor import execute
 from nearstep.work.timeline import Timeline
 

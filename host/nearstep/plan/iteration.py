@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from nearstep.offload.pieces import Item, Layer, Piece
-from nearstep.offload.residency import GRADIENT
-from nearstep.offload.schedule import Move, Schedule
+from nearstep.plan.pieces import Item, Layer, Piece
+from nearstep.plan.residency import GRADIENT
+from nearstep.plan.schedule import Move, Schedule
 from nearstep.work.graph import Graph
 from nearstep.work.operation import Operation, Range, Transfer
 from nearstep.work.timeline import Timeline
@@ -83,7 +83,7 @@ class Iterations:
 
     Parameters
     ----------
-    layers, pieces : as `nearstep.offload.pieces.cut` makes them.
+    layers, pieces : as `nearstep.plan.pieces.cut` makes them.
     schedule : of these pieces, which has placed them.
     machine
     roles

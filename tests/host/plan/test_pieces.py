@@ -5,7 +5,7 @@ import random
 import pytest
 
 from nearstep.errors import ArgumentError
-from nearstep.offload.pieces import Item, Layer, cut
+from nearstep.plan.pieces import Item, Layer, cut
 
 
 def test_equal_parameters_go_to_the_channels_in_turn() -> None:

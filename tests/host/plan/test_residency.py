@@ -7,8 +7,8 @@ from functools import cache
 import pytest
 
 from nearstep.errors import ArgumentError
-from nearstep.offload.pieces import Item, Layer, cut
-from nearstep.offload.residency import Candidate, NoRoomError, Residency, belady, updated_first
+from nearstep.plan.pieces import Item, Layer, cut
+from nearstep.plan.residency import Candidate, NoRoomError, Residency, belady, updated_first
 
 PIECES = [layer[0] for layer in cut([Layer(name="x", parameters=(1,))] * 6, 1, 1)]
 ITEMS = [Item(piece, "p") for piece in PIECES]

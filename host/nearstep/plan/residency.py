@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from nearstep.errors import ArgumentError, NearstepError
-from nearstep.offload.pieces import Item
+from nearstep.plan.pieces import Item
 
 GRADIENT = "g"
 
