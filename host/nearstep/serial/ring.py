@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,9 +11,9 @@ from nearstep.errors import RESPONSES, ArgumentError, BusError, OutOfBoundsError
 from nearstep.serial.backend import LinkBackend
 from nearstep.serial.errors import WrongBoardError
 from nearstep.serial.polling import PollingBackend
-from nearstep_spec.codec import to_json
-from nearstep_spec.coarse.config import MAX_DEVICES
+from nearstep_spec.coarse.config import MAX_DEVICES, CoarseConfig
 from nearstep_spec.coarse.registers import register_bytes
+from nearstep_spec.codec import to_json
 
 FAMILY = "coarse"
 
@@ -52,23 +51,28 @@ class BoardRing(PollingBackend):
             self.close()
             raise
         self.family = FAMILY
-        self.config: Any = self.boards[0].config
+        self.config = self._config(self.boards[0])
         self._register_bytes = register_bytes(self.config)  # kept: it builds whole maps
         self._memory_bytes = self.boards[0].capacity_bytes
         self.capacity_bytes = len(self.boards) * self._memory_bytes
 
-    def _check(self, board: LinkBackend) -> None:
-        port, made_by = board.link.port, board.manifest.board
-        if board.family != FAMILY:
-            what = f"device of {made_by} on {port}"
+    def _config(self, board: LinkBackend) -> CoarseConfig:
+        if not isinstance(board.config, CoarseConfig):
+            what = f"device of {board.manifest.board} on {board.link.port}"
             raise WrongBoardError(what, f"of the family {FAMILY}", board.family)
+        return board.config
+
+    def _check(self, board: LinkBackend) -> None:
         first = self.boards[0]
-        mine, theirs = to_json(first.config), to_json(board.config)
+        mine, theirs = to_json(self._config(first)), to_json(self._config(board))
         found = {name: value for name, value in theirs.items() if value != mine[name]}
         if found:
-            what = f"configuration of {made_by} on {port}"
+            what = f"configuration of {board.manifest.board} on {board.link.port}"
             expected = {name: mine[name] for name in found}
             raise WrongBoardError(what, f"{expected}, as on {first.link.port},", found)
+        if len(board.regions) != 1:
+            what = f"memories of {board.manifest.board} on {board.link.port}"
+            raise WrongBoardError(what, 1, len(board.regions))
 
     @property
     def regions(self) -> Sequence[tuple[int, int]]:

@@ -23,13 +23,12 @@ from nearstep_hw.serial.wishbone import WishboneSignature
 from nearstep_spec.boards.design import BoardDesign
 from nearstep_spec.serial.manifest import Manifest
 
-
 CARD_PORTS = ("csr", "s_axi", "m_axi", "o_interrupt")
 """Of every card. A card is a device of any family that has these, with or without the last."""
 
 
 class BoardDevice(wiring.Component):
-    """A card, as `nearstep_hw.smartssd.card.SmartssdCard`, behind a serial line, without the memory.
+    """A card, such as `SmartssdCard`, behind a serial line, without the memory.
 
     A reset that the host asks for cuts the card off the memory, which keeps what it holds, and
     resets nothing but the card: line and memory controller go on.

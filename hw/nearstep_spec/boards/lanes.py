@@ -19,7 +19,6 @@ TRANSFER_CYCLES = 4
 PHIT_CYCLES = TRANSFERS * TRANSFER_CYCLES
 
 
-
 def round_trip_cycles(entry_phits: int) -> int:
     """Cycles until the acknowledgement of an entry is there, at most, if nothing is lost: three of
     the longest frames, and a phit on its way there and back."""

@@ -86,4 +86,6 @@ def ring_library(config: CoarseBoardConfig) -> Path:
     """The shared library of `ring.cpp` for a configuration: one model, an object of it for each
     board."""
     verilog = verilog_of(f"coarse board {digest(config)}", lambda: board_verilog(config))
-    return verilate_library("board_ring", [Model(top=TOP, verilog=verilog, prefix="Vboard")], [RING])
+    return verilate_library(
+        "board_ring", [Model(top=TOP, verilog=verilog, prefix="Vboard")], [RING]
+    )
