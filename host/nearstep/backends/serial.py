@@ -90,8 +90,9 @@ DEVICES = _Ports(
 
 
 def open_device(port: str, options: dict[str, str]) -> LinkBackend | BoardRing:
-    """Open the board on `serial:<port>`, with `peers` the ring of boards that it is the first of.
-    No other program may have a port of them.
+    """Open the board on `serial:<port>`; with `peers`, the ring of boards that it is the first of.
+
+    No other program may have their ports.
 
     Raises
     ------

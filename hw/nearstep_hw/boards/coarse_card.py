@@ -7,8 +7,8 @@ from amaranth.lib.wiring import In, Out
 from nearstep_hw.axi.signature import connect_channels
 from nearstep_hw.coarse.device import MemoryDevice
 from nearstep_hw.coarse.lanes import LaneReceiver, LanesLayout, LaneTransmitter
-from nearstep_spec.boards.lanes import PINS
 from nearstep_spec.coarse.config import PORTS, CoarseConfig
+from nearstep_spec.coarse.lanes import PINS
 
 
 class CoarseCard(wiring.Component):

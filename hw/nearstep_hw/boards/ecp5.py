@@ -21,7 +21,7 @@ from nearstep_hw.boards import free_rows as free
 from nearstep_hw.boards.clock import Ecp5Pll, PllClock
 from nearstep_hw.boards.litedram import MODULE
 from nearstep_hw.boards.top import BoardTop
-from nearstep_spec.boards.coarse import CoarseBoardConfig
+from nearstep_spec.boards.coarse_board import CoarseBoardConfig
 from nearstep_spec.boards.config import BoardConfig
 from nearstep_spec.coarse.config import PORTS
 

@@ -14,7 +14,7 @@ import nearstep_spec
 from nearstep_hw.boards.ecp5 import Ecp5Board
 from nearstep_hw.boards.tool_options import ROUTING, SYNTHESIS
 from nearstep_spec.boards.board import Board
-from nearstep_spec.boards.coarse import CoarseBoardConfig
+from nearstep_spec.boards.coarse_board import CoarseBoardConfig
 from nearstep_spec.boards.config import BoardConfig
 
 __all__ = ["NAME", "plan", "platform_of"]

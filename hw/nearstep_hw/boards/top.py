@@ -18,7 +18,7 @@ from nearstep_hw.boards.outside import pass_on
 from nearstep_hw.rule.rtl import FunctionalUnit
 from nearstep_hw.smartssd.card import SmartssdCard
 from nearstep_hw.updater.unit_row import UnitMaker
-from nearstep_spec.boards.coarse import CoarseBoardConfig
+from nearstep_spec.boards.coarse_board import CoarseBoardConfig
 from nearstep_spec.boards.config import BoardConfig
 
 NO_PADS: Mapping[str, IOPort] = MappingProxyType({})

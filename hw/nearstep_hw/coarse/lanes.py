@@ -6,7 +6,7 @@ from amaranth.lib.cdc import FFSynchronizer
 from amaranth.lib.wiring import In, Out
 
 from nearstep_hw.coarse.wire import LinkPhit
-from nearstep_spec.boards.lanes import LANES, PINS, TRANSFER_CYCLES, TRANSFERS
+from nearstep_spec.coarse.lanes import LANES, PINS, TRANSFER_CYCLES, TRANSFERS
 
 LanesLayout = data.StructLayout({"strobe": 1, "first": 1, "data": LANES})
 """Levels of the pins of one direction. A change of `strobe` is a transfer of `data`; `first` is

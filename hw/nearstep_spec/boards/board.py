@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Literal
 
-from nearstep_spec.boards.lanes import PINS
+from nearstep_spec.coarse.lanes import PINS
 
 __all__ = ["BOARDS", "Board", "Clock"]
 

@@ -14,7 +14,7 @@ from rich.progress import Progress, SpinnerColumn, TaskID, TextColumn, TimeElaps
 
 from nearstep_sim.bitstream.watch import Watch
 from nearstep_spec.boards.board import BOARDS
-from nearstep_spec.boards.coarse import CoarseBoardConfig
+from nearstep_spec.boards.coarse_board import CoarseBoardConfig
 from nearstep_spec.boards.config import BoardConfig
 from nearstep_spec.codec import from_text, texts_of, to_json
 

@@ -14,7 +14,7 @@ from nearstep_hw.updater.unit_row import UnitMaker
 from nearstep_hw.verilog import to_verilog
 from nearstep_sim.updater.library import device_library
 from nearstep_sim.verilate.build import Model, verilate_library, verilog_of
-from nearstep_spec.boards.coarse import CoarseBoardConfig
+from nearstep_spec.boards.coarse_board import CoarseBoardConfig
 from nearstep_spec.boards.config import BoardConfig
 from nearstep_spec.codec import digest
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from nearstep.backends.options import Family, Variant
 from nearstep_sim.verilate.options import Seed, Units
-from nearstep_spec.boards.coarse import CoarseBoardConfig
+from nearstep_spec.boards.coarse_board import CoarseBoardConfig
 from nearstep_spec.boards.config import BoardConfig
 from nearstep_spec.codec import Nested, Option, check_bounds
 from nearstep_spec.updater.config import ConfigError

@@ -39,10 +39,10 @@ class CableCounts:
 
 
 class SimulatedRing:
-    """Boards with clocks of their own, and the cables between them. Time passes for all of them
-    while somebody waits for bytes of one.
+    """Boards with clocks of their own, and the cables between them.
 
-    Link i joins port 1 of board i with port 0 of the next; direction 0 of it runs that way.
+    Time passes for all of them while somebody waits for bytes of one. Link i joins port 1 of board
+    i with port 0 of the next; direction 0 of it runs that way.
 
     Parameters
     ----------
@@ -176,7 +176,7 @@ class RingLine:
         return self._ring.run(self._board, int(seconds * self._clock_hz) + 1)
 
     def close(self) -> None:
-        """Does nothing: the ring is closed as a whole."""
+        """Leave the ring as it is: that is closed as a whole."""
 
 
 class RingBackend(BoardRing):

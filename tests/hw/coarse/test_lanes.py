@@ -11,7 +11,7 @@ from amaranth.sim import Simulator, SimulatorContext
 
 from nearstep_hw.coarse.lanes import LaneReceiver, LanesLayout, LaneTransmitter
 from nearstep_hw.coarse.wire import LinkPhit
-from nearstep_spec.boards.lanes import PHIT_CYCLES, PINS, TRANSFERS
+from nearstep_spec.coarse.lanes import PHIT_CYCLES, PINS, TRANSFERS
 
 PERIOD = 20e-9
 BITS = len(Signal(LinkPhit).as_value())

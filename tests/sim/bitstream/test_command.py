@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from nearstep_sim.bitstream.command import Config, command, folder_of
 from nearstep_spec.boards.board import BOARDS
-from nearstep_spec.boards.coarse import CoarseBoardConfig
+from nearstep_spec.boards.coarse_board import CoarseBoardConfig
 from nearstep_spec.boards.config import BoardConfig
 from nearstep_spec.codec import to_json
 

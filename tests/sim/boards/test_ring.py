@@ -16,7 +16,7 @@ from nearstep.errors import ArgumentError, ClosedDeviceError, MismatchError
 from nearstep.smartssd.device import SmartssdDevice
 from nearstep_sim.boards.ring import RingBackend, SimulatedRing
 from nearstep_sim.coarse.pool_values import Floats, compare, draw, reduced
-from nearstep_spec.boards.lanes import TRANSFERS
+from nearstep_spec.coarse.lanes import TRANSFERS
 
 URL = "sim:board?design=coarse&baud=12500000"
 PPM = 200

@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal
 
 from nearstep_spec.boards.board import BOARDS
 from nearstep_spec.boards.design import BoardDesign
-from nearstep_spec.boards.lanes import PINS, round_trip_cycles
 from nearstep_spec.coarse.config import PORTS, CoarseConfig
+from nearstep_spec.coarse.lanes import PINS, round_trip_cycles
 from nearstep_spec.coarse.registers import RETRY_CYCLES, device_maps
 from nearstep_spec.codec import Nested, Option
 from nearstep_spec.csr.model import RegisterMap
@@ -40,7 +40,7 @@ LINKED = tuple(name for name, board in BOARDS.items() if board.links)
 @dataclass(frozen=True, kw_only=True)
 class CoarseBoardConfig(BoardDesign):
     """What a bitstream holds: a COARSE device whose local DRAM is block RAM, a serial link to the
-    host, and links to two other boards, see `nearstep_spec.boards.lanes`.
+    host, and links to two other boards, see `nearstep_spec.coarse.lanes`.
 
     Parameters
     ----------
