@@ -30,7 +30,7 @@ GOLDEN = {
 }
 """What stands for a simulated device, the longest name first."""
 
-WITHOUT_GOLDEN = ("commands=", "inject_link")
+WITHOUT_GOLDEN = ("commands=", "inject_link", "design=coarse")
 """What only a simulated device has: code with it runs in the deep test."""
 
 

@@ -30,6 +30,7 @@ from nearstep_sim.coarse.pool_values import compare, reduced
 from nearstep_sim.serial.endpoint import Endpoint
 from nearstep_sim.serial.line import Loopback
 from nearstep_sim.serial.pty_server import PtyServer
+from nearstep_sim.serial.serve import wire_of
 from nearstep_spec.coarse.registers import register_bytes
 
 from ..coarse.conftest import random_arrays
@@ -151,6 +152,8 @@ def test_an_access_across_boards_is_cut() -> None:
         with pytest.raises(BusError, match="DECERR"):
             access(3 * register_bytes(golden.config))
     assert any(each.startswith("loopback: ") for each in backend.transactions())
+    with pytest.raises(ValueError, match="ring is 3 boards: a terminal is the line of one"):
+        wire_of(backend, "ring", window=7, reset_after=None)
     backend.close()
     golden.close()
 
@@ -178,6 +181,17 @@ def test_boards_that_make_no_ring_are_refused_and_closed() -> None:
     assert len(cases) == 5
     for backend in (golden, other, card, whole):
         backend.close()
+
+
+def test_one_board_alone_is_a_device_and_no_pool() -> None:
+    golden, boards = endpoints(2)
+    with drive(linked(boards[1]), "serial:alone") as device:
+        assert isinstance(device, CoarseDevice)
+        assert len(device.nodes) == 1
+        assert not device.nodes[0].pool.status.busy
+        with pytest.raises(ArgumentError, match=r"not 1 on serial:alone; .* peers="):
+            CoarsePool(device)
+    golden.close()
 
 
 def test_ports_make_a_ring(tmp_path: Path) -> None:
