@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
-from nearstep_spec.boards.board import BOARDS
+from nearstep_spec.boards.board import BOARDS, Clock
 from nearstep_spec.boards.design import BoardDesign
 from nearstep_spec.coarse.config import PORTS, CoarseConfig
 from nearstep_spec.coarse.lanes import PINS, round_trip_cycles
@@ -30,6 +30,12 @@ COARSE_OPTIONS: Mapping[str, Any] = MappingProxyType(
 )
 """The device of a board, unless it is given another: what an ECP5-85F holds."""
 
+CLOCK = Clock(hz=25_000_000)
+"""That the device reaches, unlike those of a board with an SDRAM."""
+
+CLOCK_BAUD = 1_000_000
+"""Of the link to the host with that clock, which has no divisor near 3 Mbaud."""
+
 MOST_MEMORY_BYTES = 256 << 10
 """Of the 416 KiB of block RAM of an ECP5-85F, to leave room for buffers."""
 
@@ -46,8 +52,8 @@ class CoarseBoardConfig(BoardDesign):
     ----------
     design : tells this design from the others.
     board : name.
-    clock_mhz : of the design; None: the first of the board's clocks.
-    baud : of the serial link; None: that of the board.
+    clock_mhz : of the design; None: 25.
+    baud : of the serial link; None: that of the board, with 25 MHz 1,000,000.
     device : the device.
 
     Raises
@@ -63,8 +69,8 @@ class CoarseBoardConfig(BoardDesign):
         int | None,
         Option(
             meaning="clock of the design, MHz",
-            allowed="one of the board's",
-            unset="the first of the board's",
+            allowed="25, or one of the board's",
+            unset="25",
         ),
     ] = None
     baud: Annotated[
@@ -72,7 +78,7 @@ class CoarseBoardConfig(BoardDesign):
         Option(
             meaning="bits a second of the link to the host",
             allowed="from 9600 to a quarter of the clock",
-            unset="that of the board",
+            unset="that of the board; with 25 MHz 1000000",
         ),
     ] = None
     device: Annotated[CoarseConfig, Nested(defaults=COARSE_OPTIONS)] = field(
@@ -98,6 +104,18 @@ class CoarseBoardConfig(BoardDesign):
                 f"pins, and after {RETRY_CYCLES} a device sends again; "
                 f"not {self.device.entry_phits!r}"
             )
+
+    @property
+    def clocks(self) -> tuple[Clock, ...]:
+        """Clocks that the design can have; the first unless asked."""
+        return (CLOCK, *BOARDS[self.board].clocks)
+
+    @property
+    def link_baud(self) -> int:
+        """Bits a second of the link, as a number."""
+        if self.baud is None and self.described.clock == CLOCK:
+            return CLOCK_BAUD
+        return super().link_baud
 
     @property
     def family(self) -> str:

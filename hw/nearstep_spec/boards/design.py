@@ -1,9 +1,10 @@
 """What configurations of board designs have in common."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Literal, Protocol
 
-from nearstep_spec.boards.board import BOARDS, Board
+from nearstep_spec.boards.board import BOARDS, Board, Clock
 from nearstep_spec.csr.model import RegisterMap
 from nearstep_spec.updater.config import ConfigError
 
@@ -45,9 +46,14 @@ class BoardDesign(Protocol):
         ...
 
     @property
+    def clocks(self) -> tuple[Clock, ...]:
+        """Clocks that the design can have; the first unless asked."""
+        return BOARDS[self.board].clocks
+
+    @property
     def described(self) -> Board:
         """The board, with the clock of the design."""
-        board = BOARDS[self.board]
+        board = replace(BOARDS[self.board], clocks=self.clocks)
         return board if self.clock_mhz is None else board.at(self.clock_mhz * MHZ)
 
     @property
@@ -59,7 +65,7 @@ class BoardDesign(Protocol):
         """Raise `ConfigError` unless board, clock and rate of the link go together."""
         if self.board not in BOARDS:
             raise ConfigError(f"board must be one of {tuple(BOARDS)}, not {self.board!r}")
-        clocks = [clock.hz // MHZ for clock in BOARDS[self.board].clocks]
+        clocks = [clock.hz // MHZ for clock in self.clocks]
         if self.clock_mhz is not None and self.clock_mhz not in clocks:
             raise ConfigError(
                 f"clock_mhz of {self.board} must be one of {clocks}, not {self.clock_mhz!r}"

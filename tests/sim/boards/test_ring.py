@@ -18,7 +18,7 @@ from nearstep_sim.boards.ring import RingBackend, SimulatedRing
 from nearstep_sim.coarse.pool_values import Floats, compare, draw, reduced
 from nearstep_spec.coarse.lanes import TRANSFERS
 
-URL = "sim:board?design=coarse&baud=12500000"
+URL = "sim:board?design=coarse&baud=6250000"
 PPM = 200
 SMALL = 70
 
