@@ -44,17 +44,18 @@ class SerialOptions:
     ] = None
 
     peers: Annotated[
-        tuple[str, ...],
+        tuple[str, ...] | None,
         Option(
             meaning="ports of the other boards of a COARSE ring, in its order, from the one that "
             "link 1 of this board leads to",
             allowed="paths, with commas between them",
+            unset="none: one board alone",
         ),
-    ] = ()
+    ] = None
 
     def __post_init__(self) -> None:
         check_bounds(self)
-        if "" in self.peers:
+        if self.peers is not None and not all(self.peers):
             raise ValueError(f"peers must be paths, not {','.join(self.peers)!r}")
 
 
