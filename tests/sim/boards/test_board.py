@@ -226,6 +226,8 @@ def test_data_that_is_taken_too_early_is_not_what_was_written(
         ("design=coarse&board=orangecrab_85f", "board", "40 pins"),
         ("design=coarse&memory_bytes=512KiB", "memory_bytes", "262144"),
         ("design=coarse&devices=9", "devices", "8"),
+        ("design=coarse&clock_mhz=60", "clock_mhz", r"\[25, 50, 75, 100\], not 60"),
+        ("design=coarse&entry_phits=32", "entry_phits", "7072 cycles .* after 4096"),
         ("design=coarse&groups=3", "groups", "power of two"),
         ("alus=4", "alus", "design=coarse"),
         ("design=dimm", "design", "coarse"),
