@@ -27,10 +27,11 @@ GOLDEN = {
     "sim:axdimm?": "golden:axdimm?",
     "sim:smartssd": "golden:smartssd",
     "sim:coarse?": "golden:coarse?",
+    "sim:board?design=coarse&baud=6250000": "golden:coarse?devices=2&groups=1",
 }
 """What stands for a simulated device, the longest name first."""
 
-WITHOUT_GOLDEN = ("commands=", "inject_link")
+WITHOUT_GOLDEN = ("commands=", "inject_link", "ring.pull")
 """What only a simulated device has: code with it runs in the deep test."""
 
 
@@ -68,7 +69,7 @@ def test_the_python_of_a_page_runs(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _beside_examples(tmp_path, monkeypatch)
-    assert len(WITH_PYTHON) == 9
+    assert len(WITH_PYTHON) == 10
     assert run_blocks(page, golden=True) >= 1
 
 

@@ -9,6 +9,7 @@ from typing import Annotated
 from nearstep.backends.options import Family, Variant, parse_options
 from nearstep.serial.backend import LinkBackend
 from nearstep.serial.link import TRIES, WAIT_SECONDS, Link
+from nearstep.serial.ring import BoardRing
 from nearstep.serial.transport import SerialPort
 from nearstep_spec.codec import Option, check_bounds
 
@@ -42,8 +43,20 @@ class SerialOptions:
         ),
     ] = None
 
+    peers: Annotated[
+        tuple[str, ...] | None,
+        Option(
+            meaning="ports of the other boards of a COARSE ring, in its order, from the one that "
+            "link 1 of this board leads to",
+            allowed="paths, with commas between them",
+            unset="none: one board alone",
+        ),
+    ] = None
+
     def __post_init__(self) -> None:
         check_bounds(self)
+        if self.peers is not None and not all(self.peers):
+            raise ValueError(f"peers must be paths, not {','.join(self.peers)!r}")
 
 
 class _Ports(Mapping[str, Family]):
@@ -77,17 +90,33 @@ DEVICES = _Ports(
 """What this backend offers."""
 
 
-def open_device(port: str, options: dict[str, str]) -> LinkBackend:
-    """Open the board on `serial:<port>`. No other program may have the port.
+def open_device(port: str, options: dict[str, str]) -> LinkBackend | BoardRing:
+    """Open the board on `serial:<port>`; with `peers`, the ring of boards that it is the first of.
+
+    No other program may have their ports.
 
     Raises
     ------
     OptionError
-    nearstep.serial.errors.PortError : the port cannot be opened.
+    nearstep.serial.errors.PortError : a port cannot be opened.
     LinkError, ProtocolVersionError, WrongBoardError, FirmwareError, MemoryNotReadyError : as
-        `nearstep.serial.backend.LinkBackend`.
+        `nearstep.serial.backend.LinkBackend` and `nearstep.serial.ring.BoardRing`.
     """
     chosen = parse_options(SerialOptions, f"serial:{port}", options)
-    line = SerialPort(port, chosen.baud)
-    link = Link(line, wait=chosen.wait, tries=chosen.tries, window=chosen.window)
-    return LinkBackend(link, chosen.board)
+    if not chosen.peers:
+        return _open(port, chosen)
+    opened: list[LinkBackend] = []
+    try:
+        for each in (port, *chosen.peers):
+            opened.append(_open(each, chosen))
+    except BaseException:
+        for board in opened:
+            board.close()
+        raise
+    return BoardRing(opened)
+
+
+def _open(port: str, options: SerialOptions) -> LinkBackend:
+    line = SerialPort(port, options.baud)
+    link = Link(line, wait=options.wait, tries=options.tries, window=options.window)
+    return LinkBackend(link, options.board)

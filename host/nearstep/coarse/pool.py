@@ -51,7 +51,8 @@ class CoarsePool:
 
     Raises
     ------
-    ArgumentError : `device` is no CoarseDevice, or `silence_cycles` is not from 0 to 2**32 - 1.
+    ArgumentError : `device` is no CoarseDevice or has one device alone, or `silence_cycles` is not
+        from 0 to 2**32 - 1.
     ClosedDeviceError
     WaitTimeoutError : a device did not become idle.
 
@@ -64,6 +65,11 @@ class CoarsePool:
         if not is_whole(silence_cycles) or not 0 <= silence_cycles < 1 << 32:
             raise ArgumentError(
                 f"silence_cycles must be a whole number from 0 to 2**32 - 1, not {silence_cycles!r}"
+            )
+        if len(device.nodes) < 2:
+            raise ArgumentError(
+                f"device must be a pool of 2 devices at least, not 1 on {device.url}; "
+                "serial: opens other boards of a ring as peers="
             )
         device.check_open("make a pool")
         self.device = device

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nearstep.backends.base import Backend, Poll
+from nearstep.backends.base import Backend
 from nearstep.errors import BusError, WaitTimeoutError
 from nearstep.registers import BlockRegisters, RegisterBus
 from nearstep.serial.controllers import initialiser
@@ -21,6 +21,7 @@ from nearstep.serial.errors import (
     WrongBoardError,
 )
 from nearstep.serial.link import Link
+from nearstep.serial.polling import PollingBackend
 from nearstep_spec.boards.registers import board_map
 from nearstep_spec.csr.model import WORD_BYTES
 from nearstep_spec.serial.protocol import (
@@ -40,11 +41,8 @@ RESET_CYCLES = 1 << 20
 READY_CYCLES = 1 << 27
 """A memory controller that brings itself up takes fewer: its part asks for some 200 us."""
 
-MOST_POLLS = 16
-"""Polls between two looks at the clock, at most."""
 
-
-class LinkBackend(Backend):
+class LinkBackend(PollingBackend):
     """A board that is reached over a link.
 
     Time is that of the board: its counter of cycles bounds waits. Accesses may come from several
@@ -100,7 +98,7 @@ class LinkBackend(Backend):
 
     @property
     def cycles(self) -> int | None:
-        return self._now if self.manifest.clock_hz else None
+        return self.now if self.manifest.clock_hz else None
 
     @property
     def unit(self) -> str:
@@ -155,29 +153,6 @@ class LinkBackend(Backend):
         )
         self._check_memory(failed, write=True)
 
-    def wait(self, polls: Sequence[Poll], max_cycles: int) -> None:
-        begun: int | None = None
-        looked, between = 0, 1
-        while True:
-            if any(poll.holds(self.read_register(poll.address)) for poll in polls):
-                return
-            looked += 1
-            if begun is None:
-                begun, looked = self._now, 0
-            elif looked >= between or not polls:
-                looked, between = 0, min(2 * between, MOST_POLLS)
-                if self._now - begun < max_cycles:
-                    continue
-                # It may have happened between the poll and the look at the clock.
-                if any(poll.holds(self.read_register(poll.address)) for poll in polls):
-                    return
-                raise WaitTimeoutError(
-                    " or ".join(map(str, polls)) or "that time to pass",
-                    max_cycles,
-                    unit=self.unit,
-                    transactions=self.transactions(),
-                )
-
     def reset(self) -> None:
         """Reset the device and its path to memory; at the return that is over.
 
@@ -195,7 +170,7 @@ class LinkBackend(Backend):
         return tuple(self.link.history)
 
     @property
-    def _now(self) -> int:
+    def now(self) -> int:
         with self._lock:  # of several threads each reads what it has latched, or later
             self.board.control.set(latch=1)
             return int(self.board.cycles.value)
@@ -234,9 +209,9 @@ class LinkBackend(Backend):
 
     def _await_board(self, field: str, value: int, max_cycles: int) -> None:
         """Wait for a bit of the board's status."""
-        begun = self._now
+        begun = self.now
         while self.board.status.get()[field] != value:
-            if self._now - begun >= max_cycles:
+            if self.now - begun >= max_cycles:
                 raise WaitTimeoutError(
                     f"board.status.{field} to be {value}",
                     max_cycles,

@@ -1,5 +1,7 @@
 """What every board has between its serial line and its memory."""
 
+from collections.abc import Mapping
+
 from amaranth import (
     ClockDomain,
     ClockSignal,
@@ -18,15 +20,15 @@ from nearstep_hw.serial.board_control import BoardControl
 from nearstep_hw.serial.endpoint import SerialEndpoint
 from nearstep_hw.serial.uart import divisor_of
 from nearstep_hw.serial.wishbone import WishboneSignature
-from nearstep_hw.smartssd.card import SmartssdCard
-from nearstep_hw.updater.unit_row import UnitMaker, outside_ports
-from nearstep_spec.boards.config import BoardConfig
-from nearstep_spec.csr.model import BLOCK_BYTES
+from nearstep_spec.boards.design import BoardDesign
 from nearstep_spec.serial.manifest import Manifest
+
+CARD_PORTS = ("csr", "s_axi", "m_axi", "o_interrupt")
+"""Of every card. A card is a device of any family that has these, with or without the last."""
 
 
 class BoardDevice(wiring.Component):
-    """A card of `nearstep_hw.smartssd` behind a serial line, without the memory.
+    """A card, such as `SmartssdCard`, behind a serial line, without the memory.
 
     A reset that the host asks for cuts the card off the memory, which keeps what it holds, and
     resets nothing but the card: line and memory controller go on.
@@ -35,7 +37,7 @@ class BoardDevice(wiring.Component):
     ----------
     config : of the board.
     manifest : what it says of itself.
-    card : of that configuration.
+    card : the device of that configuration.
 
     Members
     -------
@@ -45,25 +47,23 @@ class BoardDevice(wiring.Component):
     i_memory_ready : the memory needs no initialisation, or has had it.
     o_memory_ready : it is ready, or the host says so.
     o_active : a request is being carried out or answered.
-    others : ports of the functional units, if they are outside: see `SmartssdCard`; then
-        `o_units_reset` as well, which resets them.
+    others : those of the card but `CARD_PORTS`: pins of links, ports of functional units outside;
+        with the latter `o_units_reset` as well, which resets them.
     """
 
-    def __init__(self, config: BoardConfig, manifest: Manifest, card: SmartssdCard) -> None:
-        kernel = config.card.kernel
-        widths = {"address_width": kernel.address_width, "data_width": kernel.data_width}
-        id_width = len(card.m_axi.ar.payload.id)
+    def __init__(self, config: BoardDesign, manifest: Manifest, card: wiring.Component) -> None:
+        widths, id_width = memory_port(card)
         self.card = card
         self.control = BoardControl()
         self.endpoint = SerialEndpoint(
             divisor=divisor_of(clock_hz=config.described.system_hz, baud=config.link_baud),
             manifest=manifest.encode(),
-            csr_address_width=(BLOCK_BYTES * len(config.card.maps()) - 1).bit_length(),
+            csr_address_width=len(card.csr.address),
             **widths,
         )
         port = Axi4Signature(**widths, id_width=id_width)
         self.isolate = AxiIsolate(**widths, id_width=id_width)
-        self.outside = outside_ports(kernel, card.unit)
+        self.outside = outside_of(card)
         super().__init__(
             {
                 "rx": In(1, init=1),
@@ -74,7 +74,7 @@ class BoardDevice(wiring.Component):
                 "o_memory_ready": Out(1),
                 "o_active": Out(1),
                 **self.outside,
-                **units_reset(card.unit),
+                **units_reset(card),
             }
         )
 
@@ -109,11 +109,23 @@ class BoardDevice(wiring.Component):
             self.o_active.eq(endpoint.o_active),
         ]
         pass_on(m, self.outside, card, self)
-        if card.unit is None:
+        if units_reset(card):
             m.d.comb += self.o_units_reset.eq(control.o_reset)
         return m
 
 
-def units_reset(unit: UnitMaker | None) -> dict[str, Member]:
-    """Port that resets functional units outside; none if they are inside."""
-    return {"o_units_reset": Out(1)} if unit is None else {}
+def memory_port(card: wiring.Component) -> tuple[dict[str, int], int]:
+    """Widths of addresses and data of a card's port to memory, and of its IDs."""
+    asked, data = card.m_axi.ar.payload, card.m_axi.r.payload.data
+    return {"address_width": len(asked.addr), "data_width": len(data)}, len(asked.id)
+
+
+def outside_of(card: wiring.Component) -> Mapping[str, Member]:
+    """Ports of a card that go through to the top."""
+    members = card.signature.members.items()
+    return {name: member for name, member in members if name not in CARD_PORTS}
+
+
+def units_reset(card: wiring.Component) -> dict[str, Member]:
+    """Port that resets functional units outside; none if there are none."""
+    return {"o_units_reset": Out(1)} if "fu" in card.signature.members else {}

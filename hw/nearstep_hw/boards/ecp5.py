@@ -21,7 +21,9 @@ from nearstep_hw.boards import free_rows as free
 from nearstep_hw.boards.clock import Ecp5Pll, PllClock
 from nearstep_hw.boards.litedram import MODULE
 from nearstep_hw.boards.top import BoardTop
+from nearstep_spec.boards.coarse_board import CoarseBoardConfig
 from nearstep_spec.boards.config import BoardConfig
+from nearstep_spec.coarse.config import PORTS
 
 RESOURCES = {"sdr": "sdram", "ddr3": "ddr3"}
 """Of a platform, by the kind of memory."""
@@ -49,7 +51,7 @@ class Ecp5Board(Elaboratable):
     config : of the board.
     """
 
-    def __init__(self, config: BoardConfig) -> None:
+    def __init__(self, config: BoardConfig | CoarseBoardConfig) -> None:
         self.config = config
 
     def elaborate(self, platform: Platform) -> Elaboratable:
@@ -102,6 +104,8 @@ class Ecp5Board(Elaboratable):
                 m.submodules.memory_clock = Instance(
                     "ODDRX1F", i_SCLK=memory_clock, i_RST=0, i_D0=1, i_D1=0, o_Q=pads.clk.io
                 )
+        if isinstance(self.config, CoarseBoardConfig):
+            _join_links(m, platform, top)
         platform.add_file(free.FILE, free.free_rows())
         m.submodules.free_rows = Instance(free.MODULE, a_keep=1)
         # nextpnr derives what PLLs make from the constraint of the oscillator.
@@ -113,6 +117,18 @@ def _named(dram: str | None, pads: object) -> Mapping[str, IOPort]:
     if dram is None:
         return {}
     return {name: getattr(pads, theirs).io for name, theirs in NAMES[dram].items()}
+
+
+def _join_links(m: Module, platform: Platform, top: BoardTop) -> None:
+    """Pads of the pins to other boards."""
+    for port in range(PORTS):
+        pads = platform.request("link", port, dir="-")
+        m.submodules[f"link{port}_in"] = read = io.Buffer("i", pads.i)
+        m.submodules[f"link{port}_out"] = driven = io.Buffer("o", pads.o)
+        m.d.comb += [
+            getattr(top, f"i_link{port}").eq(read.i),
+            driven.o.eq(getattr(top, f"o_link{port}")),
+        ]
 
 
 def _hold_supplies(m: Module, platform: Platform) -> None:

@@ -4,17 +4,15 @@ from importlib.metadata import version
 from typing import Any
 
 from nearstep_hw.boards.litedram import LiteDramCore
-from nearstep_spec.boards.config import BoardConfig
+from nearstep_spec.boards.design import BoardDesign
 from nearstep_spec.boards.registers import board_map
 from nearstep_spec.codec import to_json
 from nearstep_spec.serial.manifest import Manifest
 
-FAMILY = "smartssd"
 
-
-def manifest_of(config: BoardConfig, core: LiteDramCore | None) -> Manifest:
+def manifest_of(config: BoardDesign, core: LiteDramCore | None) -> Manifest:
     """The manifest of a board with this memory controller; None for block RAM."""
-    hashes = {name: registers.hash() for name, (_, registers) in config.card.maps().items()}
+    hashes = {name: registers.hash() for name, (_, registers) in config.maps().items()}
     controller: dict[str, Any] = {}
     if core is not None:
         kind = config.described.memory
@@ -26,8 +24,8 @@ def manifest_of(config: BoardConfig, core: LiteDramCore | None) -> Manifest:
             controller["controller_data"] = addresses | core.settings
     return Manifest(
         board=config.board,
-        family=FAMILY,
-        config=to_json(config.card),
+        family=config.family,
+        config=to_json(config.inner),
         map_hashes=hashes | {"board": board_map().hash()},
         memory_bytes=config.memory_bytes,
         regions=((0, config.memory_bytes),),

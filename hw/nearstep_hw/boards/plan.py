@@ -5,7 +5,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from amaranth.build import Attrs, Platform
+from amaranth.build import Attrs, Pins, Platform, Resource, Subsignal
 from amaranth.build.run import BuildPlan
 from amaranth_boards.resources import UARTResource
 
@@ -14,6 +14,7 @@ import nearstep_spec
 from nearstep_hw.boards.ecp5 import Ecp5Board
 from nearstep_hw.boards.tool_options import ROUTING, SYNTHESIS
 from nearstep_spec.boards.board import Board
+from nearstep_spec.boards.coarse_board import CoarseBoardConfig
 from nearstep_spec.boards.config import BoardConfig
 
 __all__ = ["NAME", "plan", "platform_of"]
@@ -24,19 +25,35 @@ NAME = "top"
 CONNECTOR = ("io", 0)
 """That the pins of `Board.line` are of."""
 
+LINKS = ("gpio", 0)
+"""That the pins of `Board.links` are of."""
+
 
 def platform_of(board: Board) -> Platform:
-    """A platform of amaranth-boards, with the line of the link as its first UART."""
+    """A platform of amaranth-boards, with the line of the link as its first UART, and the pins
+    between boards as resources `link`: pulled down, so that they keep a level without a cable."""
     module, _, name = board.platform.partition(":")
     platform: Platform = getattr(import_module(module), name)()
     if board.line is not None:
         rx, tx = board.line
         attributes = Attrs(IO_TYPE="LVCMOS33")
         platform.add_resources([UARTResource(0, rx=rx, tx=tx, conn=CONNECTOR, attrs=attributes)])
+    for number, (driven, read) in enumerate(board.links):
+        platform.add_resources(
+            [
+                Resource(
+                    "link",
+                    number,
+                    Subsignal("o", Pins(driven, dir="o", conn=LINKS), Attrs(SLEWRATE="SLOW")),
+                    Subsignal("i", Pins(read, dir="i", conn=LINKS), Attrs(PULLMODE="DOWN")),
+                    Attrs(IO_TYPE="LVCMOS33"),
+                )
+            ]
+        )
     return platform
 
 
-def plan(config: BoardConfig, *, seed: int = 1, **overrides: Any) -> BuildPlan:
+def plan(config: BoardConfig | CoarseBoardConfig, *, seed: int = 1, **overrides: Any) -> BuildPlan:
     """Files and script of the tool flow: the same bytes for the same configuration and tools.
 
     Parameters

@@ -10,13 +10,15 @@ from amaranth.lib.wiring import In, Member, Out
 from nearstep_hw.axi.cut import AxiCut
 from nearstep_hw.axi.ram import AxiRam
 from nearstep_hw.axi.signature import connect_channels
-from nearstep_hw.boards.device import BoardDevice, units_reset
+from nearstep_hw.boards.coarse_card import CoarseCard
+from nearstep_hw.boards.device import BoardDevice, memory_port, outside_of, units_reset
 from nearstep_hw.boards.identity import manifest_of
 from nearstep_hw.boards.litedram import LiteDram, LiteDramCore, clock_ports, core_of
 from nearstep_hw.boards.outside import pass_on
 from nearstep_hw.rule.rtl import FunctionalUnit
 from nearstep_hw.smartssd.card import SmartssdCard
-from nearstep_hw.updater.unit_row import UnitMaker, outside_ports
+from nearstep_hw.updater.unit_row import UnitMaker
+from nearstep_spec.boards.coarse_board import CoarseBoardConfig
 from nearstep_spec.boards.config import BoardConfig
 
 NO_PADS: Mapping[str, IOPort] = MappingProxyType({})
@@ -29,14 +31,14 @@ class BoardTop(wiring.Component):
     ----------
     config : of the board.
     pads : of the DRAM, by their name in `PADS`; none with block RAM.
-    unit : makes a functional unit, see `SmartssdCard`.
+    unit : makes a functional unit of an updater, see `SmartssdCard`.
 
     Members
     -------
     rx, tx : the line, idle high.
     o_memory_ready : memory can be used.
-    others : the clock of a memory that makes its own, see `LiteDram`; ports of the functional
-        units, if they are outside, see `BoardDevice`.
+    others : the clock of a memory that makes its own, see `LiteDram`; ports of the card, see
+        `BoardDevice`.
 
     Raises
     ------
@@ -45,18 +47,19 @@ class BoardTop(wiring.Component):
 
     def __init__(
         self,
-        config: BoardConfig,
+        config: BoardConfig | CoarseBoardConfig,
         *,
         pads: Mapping[str, IOPort] = NO_PADS,
         unit: UnitMaker | None = FunctionalUnit,
     ) -> None:
-        kernel, board = config.card.kernel, config.described
-        card = SmartssdCard(config.card, unit=unit)
-        widths = {
-            "address_width": kernel.address_width,
-            "data_width": kernel.data_width,
-            "id_width": len(card.m_axi.ar.payload.id),
-        }
+        board = config.described
+        card: SmartssdCard | CoarseCard
+        if isinstance(config, CoarseBoardConfig):
+            card = CoarseCard(config.device)
+        else:
+            card = SmartssdCard(config.card, unit=unit)
+        widths, id_width = memory_port(card)
+        widths["id_width"] = id_width
         self.core: LiteDramCore | None = None
         if config.memory == "dram":
             options = {name: widths[name] for name in ("data_width", "id_width")}
@@ -69,7 +72,7 @@ class BoardTop(wiring.Component):
         else:
             self.memory = LiteDram(board, self.core, pads, **widths)
             self.through = clock_ports(board)
-        self.outside = {**outside_ports(kernel, unit), **units_reset(unit)}
+        self.outside = {**outside_of(card), **units_reset(card)}
         super().__init__(
             {
                 "rx": In(1, init=1),

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Literal
 
+from nearstep_spec.coarse.lanes import PINS
+
 __all__ = ["BOARDS", "Board", "Clock"]
 
 
@@ -44,6 +46,8 @@ class Board:
     baud : of the link, bits a second.
     line : pins of the link, receiver and transmitter, of a connector; None: the platform's UART.
     dfu : vendor and product of its loader in USB's Device Firmware Upgrade; None: it has none.
+    links : pins of the connector `gpio` for each link of a COARSE device, those that it drives and
+        those that it reads: strobe, first, data. None if there are too few.
     button, light : of the platform: resets the board, and is on when memory is ready. A light may
         be one of several: `rgb_led.g`.
     source : where these figures stand.
@@ -67,6 +71,7 @@ class Board:
     baud: int
     line: tuple[str, str] | None = None
     dfu: tuple[int, int] | None = None
+    links: tuple[tuple[str, str], ...] = ()
     button: str
     light: str
     source: str
@@ -95,6 +100,12 @@ class Board:
         return replace(self, chosen=known.index(hz))
 
 
+def _link(first: int) -> tuple[str, str]:
+    """Pins GP and GN of an ULX3S from `first` on."""
+    numbers = range(first, first + PINS)
+    return " ".join(f"{n}+" for n in numbers), " ".join(f"{n}-" for n in numbers)
+
+
 BOARDS = MappingProxyType(
     {
         board.name: board
@@ -118,6 +129,7 @@ BOARDS = MappingProxyType(
                 row_bits=13,
                 bank_bits=2,
                 baud=3_000_000,
+                links=(_link(0), _link(18)),
                 button="button_fire",
                 light="led",
                 source="amaranth-boards 0.0.21, ulx3s.py; ULX3S schematics v3.0.8",

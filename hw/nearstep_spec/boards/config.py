@@ -5,10 +5,12 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
-from nearstep_spec.boards.board import BOARDS, Board
+from nearstep_spec.boards.board import BOARDS
+from nearstep_spec.boards.design import BoardDesign
 from nearstep_spec.codec import Nested, Option
+from nearstep_spec.csr.model import RegisterMap
 from nearstep_spec.smartssd.config import SmartssdConfig
-from nearstep_spec.updater.config import AdamKernelConfig, ConfigError
+from nearstep_spec.updater.config import AdamKernelConfig
 
 UPDATER_OPTIONS: Mapping[str, Any] = MappingProxyType(
     {
@@ -31,8 +33,6 @@ FIXED = ("memory_bytes", "subgroup_elements", "address_width", "technology")
 """Options of a card that follow from the board and its memory."""
 
 BLOCK_RAM_BYTES = 64 << 10
-MHZ = 1_000_000
-CLOCKS_A_BIT = 4  # at least, for the receiver to find the middle of a bit
 
 
 def _card() -> SmartssdConfig:
@@ -41,7 +41,7 @@ def _card() -> SmartssdConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BoardConfig:
+class BoardConfig(BoardDesign):
     """What a bitstream holds: the card of `nearstep_spec.smartssd`, a link, and a memory.
 
     Parameters
@@ -84,16 +84,7 @@ class BoardConfig:
     )
 
     def __post_init__(self) -> None:
-        if self.board not in BOARDS:
-            raise ConfigError(f"board must be one of {tuple(BOARDS)}, not {self.board!r}")
-        clocks = [clock.hz // MHZ for clock in BOARDS[self.board].clocks]
-        if self.clock_mhz is not None and self.clock_mhz not in clocks:
-            raise ConfigError(
-                f"clock_mhz of {self.board} must be one of {clocks}, not {self.clock_mhz!r}"
-            )
-        most = self.described.system_hz // CLOCKS_A_BIT
-        if not 9600 <= self.link_baud <= most:
-            raise ConfigError(f"baud must be 9600 to {most}, not {self.baud!r}")
+        self.check_board()
         memory_bytes = self.memory_bytes
         kernel = replace(
             self.card.kernel,
@@ -104,15 +95,18 @@ class BoardConfig:
         object.__setattr__(self, "card", card)
 
     @property
-    def described(self) -> Board:
-        """The board, with the clock of the design."""
-        board = BOARDS[self.board]
-        return board if self.clock_mhz is None else board.at(self.clock_mhz * MHZ)
+    def family(self) -> str:
+        """Of the device, as the host knows it."""
+        return "smartssd"
 
     @property
-    def link_baud(self) -> int:
-        """Bits a second of the link, as a number."""
-        return self.described.baud if self.baud is None else self.baud
+    def inner(self) -> SmartssdConfig:
+        """Configuration of the device."""
+        return self.card
+
+    def maps(self) -> Mapping[str, tuple[int, RegisterMap]]:
+        """Register blocks of the card, see `SmartssdConfig.maps`."""
+        return self.card.maps()
 
     @property
     def memory_bytes(self) -> int:

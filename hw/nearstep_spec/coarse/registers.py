@@ -21,6 +21,8 @@ from nearstep_spec.csr.model import (
 SYNC_IDENT = int.from_bytes(b"SYNC", "big")
 DEVICE_IDENT = int.from_bytes(b"POOL", "big")
 VERSION = (1, 0)
+RETRY_CYCLES = 1 << 12
+"""After which entries are sent again, unless the host writes another number."""
 
 
 class ErrorCause(NamedValue):
@@ -298,7 +300,7 @@ def _link() -> list[Register]:
             "retry",
             Access.CONFIG,
             "Cycles without progress after which entries are sent again.",
-            reset=1 << 12,
+            reset=RETRY_CYCLES,
         ),
         Register(
             name="error_link",

@@ -2,8 +2,9 @@
 
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any, cast
 
 import typer
@@ -13,6 +14,7 @@ from rich.progress import Progress, SpinnerColumn, TaskID, TextColumn, TimeElaps
 
 from nearstep_sim.bitstream.watch import Watch
 from nearstep_spec.boards.board import BOARDS
+from nearstep_spec.boards.coarse_board import CoarseBoardConfig
 from nearstep_spec.boards.config import BoardConfig
 from nearstep_spec.codec import from_text, texts_of, to_json
 
@@ -23,9 +25,22 @@ SHOWN = 48  # characters of a line of a program
 PHASE = re.compile(r"^(?:Info: (?P<info>\S.*)|[\d.]+ Executing (?P<yosys>\S+ \S+).*)$")
 
 
-def folder_of(config: BoardConfig) -> Path:
+Config = BoardConfig | CoarseBoardConfig
+DESIGNS: Mapping[str, type[Config]] = MappingProxyType(
+    {"updater": BoardConfig, "coarse": CoarseBoardConfig}
+)
+"""Configuration of each design; the first unless another is asked for."""
+
+
+def _variant(config: Config) -> str:
+    """What the design is beside the updater with DRAM."""
+    return "coarse" if isinstance(config, CoarseBoardConfig) else config.memory
+
+
+def folder_of(config: Config) -> Path:
     """Where the results of a configuration are, unless another folder is given."""
-    return FOLDER / (config.board + ("" if config.memory == "dram" else f"-{config.memory}"))
+    variant = _variant(config)
+    return FOLDER / (config.board + ("" if variant == "dram" else f"-{variant}"))
 
 
 def command(
@@ -38,6 +53,13 @@ def command(
             autocompletion=lambda: list(BOARDS),
         ),
     ],
+    design: Annotated[
+        str,
+        typer.Option(
+            help=f"What the board holds, one of: {', '.join(DESIGNS)}.",
+            autocompletion=lambda: list(DESIGNS),
+        ),
+    ] = "updater",
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", help="Folder of the results (default: build/boards/BOARD)."),
@@ -51,8 +73,10 @@ def command(
     Exit status 1 if the design does not fit, a clock is too slow, or a program is missing or fails.
     """
     try:
-        texts = {"board": board, **texts_of(BoardConfig, context.args)}
-        config = from_text(BoardConfig, texts)
+        if design not in DESIGNS:
+            raise ValueError(f"design must be one of {', '.join(DESIGNS)}, not {design!r}")
+        kind = DESIGNS[design]
+        config = from_text(kind, {"board": board, **texts_of(kind, context.args)})
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
     _make(config, output or folder_of(config), range(seed, seed + seeds), jobs)
@@ -62,14 +86,14 @@ def command(
 cast(Any, command).context_settings = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 
-def _make(config: BoardConfig, folder: Path, seeds: Sequence[int], jobs: int) -> None:
+def _make(config: Config, folder: Path, seeds: Sequence[int], jobs: int) -> None:
     # Amaranth and matplotlib are loaded when they are needed.
     from nearstep_hw.boards.plan import plan
     from nearstep_sim.bitstream.errors import BitstreamError
     from nearstep_sim.bitstream.flow import build
 
     console = Console()
-    title = f"{config.described.title}, {config.memory}"
+    title = f"{config.described.title}, {_variant(config)}"
     failure: BitstreamError | None = None
     with _Steps(console) as steps:
         try:

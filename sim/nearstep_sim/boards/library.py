@@ -14,21 +14,25 @@ from nearstep_hw.updater.unit_row import UnitMaker
 from nearstep_hw.verilog import to_verilog
 from nearstep_sim.updater.library import device_library
 from nearstep_sim.verilate.build import Model, verilate_library, verilog_of
+from nearstep_spec.boards.coarse_board import CoarseBoardConfig
 from nearstep_spec.boards.config import BoardConfig
 from nearstep_spec.codec import digest
 
 HARNESS = Path(__file__).with_name("board.cpp")
+RING = Path(__file__).with_name("ring.cpp")
 CELLS = Path(__file__).with_name("cells.v")
 TOP = "board_top"
 
 
-def board_verilog(config: BoardConfig, *, unit: UnitMaker | None = FunctionalUnit) -> str:
+def board_verilog(
+    config: BoardConfig | CoarseBoardConfig, *, unit: UnitMaker | None = FunctionalUnit
+) -> str:
     """Verilog of `BoardTop`, as it is in a bitstream, with the cells at its pads.
 
     Parameters
     ----------
     config
-    unit : makes a functional unit; None: they are outside.
+    unit : makes a functional unit of an updater; None: they are outside.
     """
     if config.memory == "blockram":
         return to_verilog(BoardTop(config, unit=unit), TOP)
@@ -75,4 +79,13 @@ def board_library(config: BoardConfig, *, native: bool = False) -> Path:
         trace=False,
         pairs_clock=bool(kernel.compression),
         defines=defines,
+    )
+
+
+def ring_library(config: CoarseBoardConfig) -> Path:
+    """The shared library of `ring.cpp` for a configuration: one model, an object of it for each
+    board."""
+    verilog = verilog_of(f"coarse board {digest(config)}", lambda: board_verilog(config))
+    return verilate_library(
+        "board_ring", [Model(top=TOP, verilog=verilog, prefix="Vboard")], [RING]
     )

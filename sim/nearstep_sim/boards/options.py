@@ -7,8 +7,9 @@ from typing import Annotated
 
 from nearstep.backends.options import Family, Variant
 from nearstep_sim.verilate.options import Seed, Units
+from nearstep_spec.boards.coarse_board import CoarseBoardConfig
 from nearstep_spec.boards.config import BoardConfig
-from nearstep_spec.codec import Nested, check_bounds
+from nearstep_spec.codec import Nested, Option, check_bounds
 from nearstep_spec.updater.config import ConfigError
 
 SIMULATED = ("sdr",)
@@ -33,6 +34,40 @@ class SimulatedBoardOptions:
             )
 
 
+MOST_BOARDS = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimulatedRingOptions:
+    """Options of `sim:board?design=coarse`: boards in a ring."""
+
+    boards: Annotated[CoarseBoardConfig, Nested()] = field(default_factory=CoarseBoardConfig)
+    devices: Annotated[
+        int, Option(meaning="boards, joined to a ring by cables", low=2, high=MOST_BOARDS)
+    ] = 2
+    ppm: Annotated[
+        int,
+        Option(
+            meaning="by which the oscillator of a board is slower than that of the one before, "
+            "in parts per million",
+            low=0,
+            high=10_000,
+        ),
+    ] = 200
+    corrupt: Annotated[
+        float,
+        Option(
+            meaning="chance that a pin has the wrong level, of each transfer on a cable",
+            low=0,
+            high=1,
+        ),
+    ] = 0.0
+    seed: Seed = 1
+
+    def __post_init__(self) -> None:
+        check_bounds(self)
+
+
 SIM = Family(
     "sim:board",
     (
@@ -40,6 +75,12 @@ SIM = Family(
             options=SimulatedBoardOptions,
             opens="nearstep_sim.boards.board:BoardBackend",
             summary="all of a board: UART bits, card, memory controller, SDRAM chip",
+        ),
+        Variant(
+            options=SimulatedRingOptions,
+            opens="nearstep_sim.boards.ring:RingBackend",
+            summary="boards with a COARSE device each, all of them, and the cables between them",
+            when=("design", "coarse"),
         ),
     ),
 )

@@ -14,6 +14,7 @@ from nearstep.backends.emulated import EmulatedBackend
 from nearstep.cli.devices import complete
 from nearstep.device import open_backend
 from nearstep.errors import NearstepError
+from nearstep.serial.ring import BoardRing
 from nearstep_sim.serial.endpoint import WINDOW, Endpoint
 from nearstep_sim.serial.line import Loopback, Noise
 from nearstep_sim.serial.pty_server import PtyServer, Wire
@@ -26,8 +27,11 @@ def wire_of(
 
     Raises
     ------
-    ValueError : it is no emulated device; or a wire of its own, with options of one in software.
+    ValueError : it is no emulated device, or several boards; or a wire of its own, with options of
+        one in software.
     """
+    if isinstance(backend, BoardRing):
+        raise ValueError(f"{url} is {len(backend.boards)} boards: a terminal is the line of one")
     wire = getattr(backend, "wire", None)
     if wire is not None:
         if window != WINDOW or reset_after is not None:

@@ -1,6 +1,7 @@
 """Plans of bitstreams: pins, clocks, and the same bytes each time."""
 
 import re
+from collections.abc import Mapping
 from itertools import product
 
 import pytest
@@ -11,7 +12,10 @@ from nearstep_hw.boards.tool_options import ROUTING, SYNTHESIS
 from nearstep_hw.boards.top import BoardTop
 from nearstep_hw.verilog import netlist
 from nearstep_spec.boards.board import BOARDS
+from nearstep_spec.boards.coarse_board import CoarseBoardConfig
 from nearstep_spec.boards.config import BoardConfig
+from nearstep_spec.coarse.config import PORTS
+from nearstep_spec.coarse.lanes import PINS
 from nearstep_spec.codec import from_text
 
 SMALL = {"memory": "blockram", "rules": "sgd", "copy_out_formats": "", "compression": ""}
@@ -29,12 +33,41 @@ def text_of(content: str | bytes) -> str:
     "board", ["ulx3s_85f", pytest.param("orangecrab_85f", marks=pytest.mark.deep)]
 )
 def test_plan_has_the_pins_the_simulated_top_and_no_folder_of_this_machine(board: str) -> None:
-    config = from_text(BoardConfig, {"board": board, **SMALL})
+    check_plan(from_text(BoardConfig, {"board": board, **SMALL}), SITES[board])
+
+
+LINK_SITES = {
+    "link_0__o__io[0]": "B11",  # GP0: the strobe out
+    "link_0__i__io[0]": "C11",  # GN0: in
+    "link_0__o__io[9]": "A2",  # GP9: the highest bit of data
+    "link_1__o__io[0]": "H18",  # GP18
+    "link_1__i__io[9]": "E13",  # GN27
+}
+"""Of the header of an ULX3S, constraints/ulx3s_v20.lpf of the board's makers."""
+
+
+@pytest.mark.deep
+def test_plan_of_a_coarse_board_has_the_pins_of_its_links() -> None:
+    config = CoarseBoardConfig()
+    lpf = check_plan(config, SITES["ulx3s_85f"] | LINK_SITES)
+    pads = re.findall(r'IOBUF PORT "link_(\d)__([io])__io\[(\d)\]" (.*);', lpf)
+    assert len(set(pads)) == 2 * PORTS * PINS
+    for _, way, _, settings in pads:
+        assert "IO_TYPE=LVCMOS33" in settings
+        assert ("PULLMODE=DOWN" in settings) == (way == "i")
+    sites = re.findall(r'LOCATE COMP "link_\S+" SITE "(\w+)";', lpf)
+    assert len(set(sites)) == 2 * PORTS * PINS
+    assert plan(config).files == plan(config).files
+
+
+def check_plan(config: BoardConfig | CoarseBoardConfig, sites: Mapping[str, str]) -> str:
+    """Whether the plan of a board is what is simulated, with these pins, and the same wherever it
+    is made; its constraints."""
     files = {name: text_of(content) for name, content in plan(config, seed=7).files.items()}
-    for port, site in SITES[board].items():
+    for port, site in sites.items():
         assert f'LOCATE COMP "{port}" SITE "{site}";' in files["top.lpf"]
     assert re.search(
-        rf'^FREQUENCY PORT "\w+" {BOARDS[board].input_hz:.1f} HZ;$', files["top.lpf"], re.M
+        rf'^FREQUENCY PORT "\w+" {config.described.input_hz:.1f} HZ;$', files["top.lpf"], re.M
     )
     assert "--seed 7 " in files["build_top.sh"]
     assert ROUTING in files["build_top.sh"]
@@ -48,6 +81,7 @@ def test_plan_has_the_pins_the_simulated_top_and_no_folder_of_this_machine(board
     assert len(built) > 50
     assert built.keys() == simulated.keys()
     assert [name for name in built if built[name] != simulated[name]] == []
+    return files["top.lpf"]
 
 
 def modules(text: str, top: str) -> dict[str, list[str]]:

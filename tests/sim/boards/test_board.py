@@ -20,7 +20,7 @@ from nearstep_sim.boards.board import BoardBackend, BoardLine
 from nearstep_sim.boards.options import SimulatedBoardOptions
 from nearstep_sim.models.sdram.chip import CHIPS
 from nearstep_spec.boards.board import BOARDS, Clock
-from nearstep_spec.boards.config import MHZ
+from nearstep_spec.boards.design import MHZ
 from nearstep_spec.codec import from_text
 
 from ...host.driver.job import Job
@@ -221,6 +221,16 @@ def test_data_that_is_taken_too_early_is_not_what_was_written(
         ("baud=1", "baud", "9600"),
         ("clock_mhz=60", "clock_mhz", r"\[50, 75, 100\], not 60"),
         ("memory=flash", "memory", "blockram"),
+        ("design=coarse&rules=sgd", "rules", "does not go with design=coarse"),
+        ("design=coarse&memory=dram", "memory", "does not go with design=coarse"),
+        ("design=coarse&board=orangecrab_85f", "board", "40 pins"),
+        ("design=coarse&memory_bytes=512KiB", "memory_bytes", "262144"),
+        ("design=coarse&devices=9", "devices", "8"),
+        ("design=coarse&clock_mhz=60", "clock_mhz", r"\[25, 50, 75, 100\], not 60"),
+        ("design=coarse&entry_phits=32", "entry_phits", "7072 cycles .* after 4096"),
+        ("design=coarse&groups=3", "groups", "power of two"),
+        ("alus=4", "alus", "design=coarse"),
+        ("design=dimm", "design", "coarse"),
     ],
 )
 def test_what_there_is_not_is_refused(options: str, option: str, what: str) -> None:

@@ -1,0 +1,49 @@
+"""Waits for a device that is on another machine: its registers are read again and again."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+
+from nearstep.backends.base import Backend, Poll
+from nearstep.errors import WaitTimeoutError
+
+MOST_POLLS = 16
+"""Polls between two looks at the clock, at most."""
+
+
+class PollingBackend(Backend):
+    """A device with a clock that is read as a register is, and whose time passes by itself."""
+
+    @property
+    @abstractmethod
+    def unit(self) -> str:
+        """What the clock counts."""
+
+    @property
+    @abstractmethod
+    def now(self) -> int:
+        """The clock; a read takes time, too."""
+
+    def wait(self, polls: Sequence[Poll], max_cycles: int) -> None:
+        begun: int | None = None
+        looked, between = 0, 1
+        while True:
+            if any(poll.holds(self.read_register(poll.address)) for poll in polls):
+                return
+            looked += 1
+            if begun is None:
+                begun, looked = self.now, 0
+            elif looked >= between or not polls:
+                looked, between = 0, min(2 * between, MOST_POLLS)
+                if self.now - begun < max_cycles:
+                    continue
+                # It may have happened between the poll and the look at the clock.
+                if any(poll.holds(self.read_register(poll.address)) for poll in polls):
+                    return
+                raise WaitTimeoutError(
+                    " or ".join(map(str, polls)) or "that time to pass",
+                    max_cycles,
+                    unit=self.unit,
+                    transactions=self.transactions(),
+                )

@@ -1,0 +1,25 @@
+"""Pins of a COARSE link between two boards, as plain data."""
+
+from nearstep_spec.coarse.config import FRAME_PHITS, PHIT_BYTES
+
+__all__ = ["LANES", "PHIT_CYCLES", "PINS", "TRANSFERS", "TRANSFER_CYCLES", "round_trip_cycles"]
+
+LANES = 8
+"""Data pins in each direction."""
+
+PINS = 2 + LANES
+"""In each direction: strobe, first, data."""
+
+TRANSFERS = 1 + PHIT_BYTES * 8 // LANES
+"""Of a phit: its data, and one that says whether it begins or ends a frame."""
+
+TRANSFER_CYCLES = 4
+"""The receiver samples with a clock of its own: so it finds each level several times."""
+
+PHIT_CYCLES = TRANSFERS * TRANSFER_CYCLES
+
+
+def round_trip_cycles(entry_phits: int) -> int:
+    """Cycles until the acknowledgement of an entry is there, at most, if nothing is lost: three of
+    the longest frames, and a phit on its way there and back."""
+    return (3 * (entry_phits + FRAME_PHITS) + 2) * PHIT_CYCLES

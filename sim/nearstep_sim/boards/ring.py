@@ -1,0 +1,214 @@
+"""`sim:board?design=coarse`: boards joined by cables, Verilated, each behind its serial line."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import weakref
+from dataclasses import dataclass
+
+from nearstep.errors import ArgumentError, ClosedDeviceError, ForkedDeviceError
+from nearstep.scalars import is_whole
+from nearstep.serial.backend import LinkBackend
+from nearstep.serial.link import Link
+from nearstep.serial.ring import BoardRing
+from nearstep_sim.boards.board import ANSWER_BYTES, RESET_CYCLES
+from nearstep_sim.boards.library import ring_library
+from nearstep_sim.boards.options import SimulatedRingOptions
+from nearstep_sim.verilate.abi import structure, values
+
+CRingOptions = structure("boards/ring.cpp", "RingOptions")
+CCableCounters = structure("boards/ring.cpp", "CableCounters")
+
+OF = 1 << 16
+"""Chances are given to the simulation as so many of these."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CableCounts:
+    """What has gone over one direction of a cable.
+
+    Attributes
+    ----------
+    transfers : changes of the strobe.
+    hit : transfers in which a pin had the wrong level.
+    """
+
+    transfers: int
+    hit: int
+
+
+class SimulatedRing:
+    """Boards with clocks of their own, and the cables between them.
+
+    Time passes for all of them while somebody waits for bytes of one. Link i joins port 1 of board
+    i with port 0 of the next; direction 0 of it runs that way.
+
+    Parameters
+    ----------
+    options
+    """
+
+    def __init__(self, options: SimulatedRingOptions) -> None:
+        config = options.boards
+        self.config = config
+        self.devices = options.devices
+        self._lib = lib = ctypes.CDLL(str(ring_library(config)))
+        handle, number = ctypes.c_void_p, ctypes.c_uint64
+        lib.ring_open.restype = handle
+        for name in ("run", "cycle"):
+            getattr(lib, f"ring_{name}").restype = number
+        lib.ring_run.argtypes = [handle, number, number, handle, number, ctypes.c_bool]
+        lib.ring_send.argtypes = [handle, number, ctypes.c_char_p, number]
+        lib.ring_close.argtypes = [handle]
+        lib.ring_cycle.argtypes = [handle, number]
+        lib.ring_plug.argtypes = [handle, number, ctypes.c_bool]
+        lib.ring_arm.argtypes = [handle, number, number, number]
+        lib.ring_counters.argtypes = [handle, number, handle]
+        given = CRingOptions(
+            boards=options.devices,
+            clock_hz=config.described.system_hz,
+            baud=config.link_baud,
+            seed=options.seed,
+            reset_cycles=RESET_CYCLES,
+            ppm=options.ppm,
+            corrupt=round(options.corrupt * OF),
+        )
+        self._process = os.getpid()
+        self._ring: int | None = lib.ring_open(ctypes.byref(given))
+        self._end = weakref.finalize(self, _close, os.getpid(), lib.ring_close, self._ring)
+        self._end.atexit = False
+        self._buffer = (ctypes.c_uint8 * ANSWER_BYTES)()
+
+    @property
+    def links(self) -> int:
+        """Cables; two boards are joined by one."""
+        return 1 if self.devices == 2 else self.devices
+
+    def counts(self, link: int, direction: int) -> CableCounts:
+        """What has been counted since the boards were opened."""
+        found = CCableCounters()
+        self._lib.ring_counters(self.handle, self._number(link, direction), ctypes.byref(found))
+        return CableCounts(**values(found))
+
+    def corrupt(self, link: int, direction: int, *, after: int = 0, times: int = 1) -> None:
+        """Have `times` transfers hit, the first one behind `after` others from now on."""
+        self._lib.ring_arm(self.handle, self._number(link, direction), after, times)
+
+    def pull(self, link: int) -> None:
+        """Pull the cable of a link: its pins are low on both boards."""
+        self._lib.ring_plug(self.handle, self._number(link, 0) // 2, False)
+
+    def plug(self, link: int) -> None:
+        """Put the cable of a link back."""
+        self._lib.ring_plug(self.handle, self._number(link, 0) // 2, True)
+
+    def cycle(self, board: int) -> int:
+        """Clock cycles of a board since it was opened."""
+        return int(self._lib.ring_cycle(self.handle, board))
+
+    def send(self, board: int, data: bytes) -> None:
+        """Bytes to a board, behind those that are still on their way."""
+        self._lib.ring_send(self.handle, board, data, len(data))
+
+    def run(self, board: int, cycles: int) -> bytes:
+        """What comes from a board, after at most so many of its cycles."""
+        come = self._lib.ring_run(self.handle, board, cycles, self._buffer, ANSWER_BYTES, True)
+        return bytes(self._buffer[:come])
+
+    def close(self) -> None:
+        """Free the simulation. Closing twice does nothing."""
+        self._ring = None
+        self._end()
+
+    @property
+    def handle(self) -> int:
+        """Of the simulation, in C++.
+
+        Raises
+        ------
+        ClosedDeviceError, ForkedDeviceError
+        """
+        name = f"sim:board?design=coarse&devices={self.devices}"
+        if self._ring is None:
+            raise ClosedDeviceError(name, "use the simulation")
+        if os.getpid() != self._process:
+            raise ForkedDeviceError(f"boards, {name}", "use the simulation", self._process)
+        return self._ring
+
+    def _number(self, link: int, direction: int) -> int:
+        if not is_whole(link) or not 0 <= link < self.links:
+            raise ArgumentError(f"link must be from 0 to {self.links - 1}, not {link!r}")
+        if not is_whole(direction) or direction not in (0, 1):
+            raise ArgumentError(f"direction must be 0 or 1, not {direction!r}")
+        return 2 * link + direction
+
+
+class RingLine:
+    """The host's end of one board's serial line.
+
+    Parameters
+    ----------
+    ring
+    board : number of the board.
+
+    Attributes
+    ----------
+    port, baud : see `nearstep.serial.transport.Transport`.
+    """
+
+    def __init__(self, ring: SimulatedRing, board: int) -> None:
+        self.port = f"sim:board?design=coarse, board {board}"
+        self.baud = ring.config.link_baud
+        self._ring = ring
+        self._board = board
+        self._clock_hz = ring.config.described.system_hz
+
+    @property
+    def now(self) -> float:
+        return self._ring.cycle(self._board) / self._clock_hz
+
+    def write(self, data: bytes) -> None:
+        self._ring.send(self._board, data)
+
+    def read(self, seconds: float) -> bytes:
+        """What comes, after a wait of at most so long; see `Transport`."""
+        return self._ring.run(self._board, int(seconds * self._clock_hz) + 1)
+
+    def close(self) -> None:
+        """Leave the ring as it is: that is closed as a whole."""
+
+
+class RingBackend(BoardRing):
+    """Boards of which every cycle is simulated, each driven over its serial line.
+
+    Parameters
+    ----------
+    options
+
+    Attributes
+    ----------
+    ring : boards and cables.
+    """
+
+    def __init__(self, options: SimulatedRingOptions) -> None:
+        self.ring = SimulatedRing(options)
+        opened: list[LinkBackend] = []
+        try:
+            for number in range(options.devices):
+                line = RingLine(self.ring, number)
+                opened.append(LinkBackend(Link(line), options.boards.board))
+            super().__init__(opened)
+        except BaseException:
+            self.ring.close()
+            raise
+
+    def close(self) -> None:
+        super().close()
+        self.ring.close()
+
+
+def _close(process: int, close: object, handle: int) -> None:
+    assert callable(close)
+    if os.getpid() == process:  # a child after fork() has a copy
+        close(handle)
