@@ -62,7 +62,8 @@ class HeldGradient:
     def fetch(self, parameter: Tensor) -> Tensor:
         """The gradient as a new tensor like `parameter`."""
         self._straighten()
-        return self._read(self._extent).view(parameter.shape)
+        gradient = torch.empty(parameter.shape, dtype=self.dtype)
+        return gradient.copy_(self._read(self._extent).view(parameter.shape))
 
     def divide(self, scale: float) -> None:
         """Have it divided by `scale` when it is next added to, fetched or stepped with."""

@@ -366,8 +366,14 @@ class DeviceOptimizer(Optimizer):
 
     @eager
     def update_held(self) -> None:
-        """Update parameters whose gradients the device keeps, and has not been told to leave out.
-        Raises as `step`."""
+        """Update, before the next step, parameters whose gradients the device keeps, but for those
+        that are to be left out.
+
+        Raises
+        ------
+        ArgumentError, OutOfDeviceMemoryError, DeviceError, InterruptedStepError, ClosedDeviceError :
+            as of `step`.
+        """
         self._held_only = True
         try:
             with torch.no_grad():

@@ -83,6 +83,15 @@ class DeviceCopy:
                 self._node = get_gradient_edge(self.parameter).node
 
     @property
+    def accumulates(self) -> bool:
+        """In backward: whether it adds to the parameter's gradient, and does not give it to a
+        caller of `torch.autograd.grad`."""
+        try:
+            return self._node is not None and torch._C._will_engine_execute_node(self._node)
+        except RuntimeError:  # torch's answer where a caller gets it
+            return False
+
+    @property
     def is_aliased(self) -> bool:
         """Whether anything else refers to the parameter's memory: views, arrays, or what autograd
         has saved by itself."""
@@ -140,18 +149,18 @@ class DeviceCopy:
         with torch._C.DisableTorchFunctionSubclass():
             self.parameter.data = data
 
+    @property
+    def has_moved(self) -> bool:
+        """Whether the optimizer has made another place for the parameter."""
+        return self.optimizer.resident(self.parameter) is not self.resident
+
     def move(self) -> None:
-        """Go over to the place that the optimizer has made for the parameter, if it has."""
-        found = self.optimizer.resident(self.parameter)
-        if found is self.resident:
-            return
-        was_present = self.present
-        if not was_present:
-            self.fetch()
-        self.resident.stay()
-        self.resident = found
-        if not was_present:
-            self.release()
+        """Go over to that place, with a parameter that is here."""
+        before, self.resident = self.resident, self.optimizer.resident(self.parameter)
+        if before.held is not None:
+            with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
+                self.resident.hold_gradient(before.held.fetch(self.parameter))
+            before.release_gradient()
 
     def view(self, size: torch.Size, stride: tuple[int, ...], offset: int) -> Tensor:
         """A tensor of elements that are here."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from nearstep.torch.offload.ledger import Ledger
 from nearstep.torch.offload.modules import check_modules, hook_modules
 from nearstep.torch.offload.names import Names, check_optimizer, smallest_budget
 from nearstep.torch.offload.order import UseOrder
-from nearstep.torch.offload.parameter import OffloadedParameter
+from nearstep.torch.offload.parameter import OffloadedParameter, Place
 from nearstep.torch.offload.space import Space
 from nearstep.torch.offload.uses import Uses
 from nearstep.torch.optimizer import DeviceOptimizer
@@ -116,13 +117,16 @@ class Engine:
         if self._early is not None:
             self._space.give_up = self._early.give_up
         self._uses = Uses(self._space, self._gradients)
+        self._places: list[Place] = []
         self._space.release_all()
         ledger.reset_peaks()
         for copy in copies:
             parameter = copy.parameter
             parameter.__class__ = OffloadedParameter
             assert isinstance(parameter, OffloadedParameter)
-            parameter._uses, parameter._copy = self._uses, copy
+            place = Place(self._uses, copy)
+            self._places.append(place)
+            parameter._place = weakref.ref(place)
             self._uses.hook(copy)
             gradient = copy.raw_gradient()
             if gradient is not None:
@@ -153,8 +157,9 @@ class Engine:
         )
 
     def close(self) -> None:
-        """Make the model a plain one again, with all of its parameters and gradients on the compute
-        device. A second time there is nothing to do.
+        """Make the model a plain one again, with all of its parameters and gradients here.
+
+        A second time there is nothing to do.
 
         Raises
         ------
@@ -175,7 +180,7 @@ class Engine:
         self._uses.unhook()
         for copy in self._space.copies:
             parameter = copy.parameter
-            del parameter._uses, parameter._copy  # type: ignore[attr-defined]
+            del parameter._place  # type: ignore[attr-defined]
             parameter.__class__ = Parameter
         self._optimizer.around_update = nullcontext
         self.closed = True
@@ -215,7 +220,7 @@ class Engine:
         if self._early is not None:
             self._early.before_step()
         for copy in self._space.copies:
-            copy.move()
+            self._space.follow(copy)
         with self._apart(self._space.release_all()):
             yield
         if self._early is not None:

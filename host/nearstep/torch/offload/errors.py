@@ -71,3 +71,10 @@ class EarlyUpdateError(NearstepError, RuntimeError):
         super().__init__(
             f"{parameter} was updated during backward, and {reason}: use updates='at-step'"
         )
+
+
+class LostEngineError(NearstepError, RuntimeError):
+    """A parameter that is used after its model and engine are gone."""
+
+    def __init__(self) -> None:
+        super().__init__("the model that this offloaded parameter belonged to is gone")

@@ -13,8 +13,9 @@ from nearstep.torch.errors import GradientError
 from nearstep.torch.offload.copy import DeviceCopy
 from nearstep.torch.offload.space import Space
 
-OWN_REFERENCES = 2
-"""To an object that a function has in a variable, while `sys.getrefcount` looks at it."""
+OWN_REFERENCES = 3
+"""To a gradient that only its parameter has: torch's, that of a variable, and that of
+`sys.getrefcount`."""
 
 
 class Gradients:
@@ -47,7 +48,7 @@ class Gradients:
             self._passes.add(task)
             torch.autograd.Variable._execution_engine.queue_callback(lambda: self._end_pass(task))
         for copy, use in uses:
-            if use in copy.uses:
+            if use in copy.uses or not copy.accumulates:
                 continue
             if len(copy.uses) < 2:
                 self._space.reserve(copy.nbytes, f"backward of what uses {copy.name}")

@@ -64,9 +64,9 @@ def _own(module: nn.Module) -> list[OffloadedParameter]:
 
 def _begin_saving(module: nn.Module) -> None:
     for each in _own(module):
-        each._uses.saving.add(each._copy)
+        each.place.uses.saving.add(each.place.copy)
 
 
 def _end_saving(module: nn.Module) -> None:
     for each in _own(module):
-        each._uses.saving.discard(each._copy)
+        each.place.uses.saving.discard(each.place.copy)

@@ -102,7 +102,8 @@ def check_optimizer(optimizer: object) -> DeviceOptimizer:
 
     Raises
     ------
-    TypeError, UnsupportedOptionError
+    TypeError : it is not one of `nearstep.optim`.
+    UnsupportedOptionError : it compresses gradients.
     """
     if not isinstance(optimizer, DeviceOptimizer):
         raise TypeError(f"optimizer must be one of nearstep.optim, not {type(optimizer).__name__}")

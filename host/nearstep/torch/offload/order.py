@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 
 class UseOrder:
@@ -33,8 +33,6 @@ class UseOrder:
 
     def used(self, key: int) -> None:
         """A parameter is used."""
-        if self._seen[-1:] == [key]:
-            return
         self._seen.append(key)
         positions = self._positions.get(key)
         if positions:
@@ -44,8 +42,8 @@ class UseOrder:
             self.end_period()
 
     def distance(self, key: int) -> int:
-        """Uses of others before the next one of a parameter; of one that was not used, more than of
-        any other."""
+        """How many uses come before the next one of a parameter; if it was not used, more than
+        of any other."""
         positions = self._positions.get(key)
         if not positions:
             return 2 * len(self._expected) + 1
@@ -54,10 +52,10 @@ class UseOrder:
             return positions[found] - self._at
         return positions[0] + len(self._expected) - self._at
 
-    def upcoming(self) -> Iterator[int]:
-        """Keys as they are expected to be used, from now on, for the length of a period."""
-        yield from self._expected[self._at :]
-        yield from self._expected[: self._at]
+    def upcoming(self) -> Sequence[int]:
+        """Keys as they are expected to be used until the period ends: the step that ends it changes
+        what is fetched before."""
+        return self._expected[self._at :]
 
     def end_period(self) -> None:
         """A step was made."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy as copying
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, Self
 
@@ -13,7 +14,9 @@ from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 from torch.nn import Parameter
 
+from nearstep.torch.eager import eager
 from nearstep.torch.offload.copy import DeviceCopy
+from nearstep.torch.offload.errors import LostEngineError
 from nearstep.torch.offload.gradients import Gradients
 from nearstep.torch.offload.saved import SavedHooks, is_dense
 from nearstep.torch.offload.space import Space
@@ -90,16 +93,46 @@ class Uses(Protocol):
         """Parameters have been given other memory."""
 
 
+@dataclass(frozen=True, eq=False)
+class Place:
+    """What an offloaded parameter needs to know.
+
+    The parameter does not keep it alive. Through it, autograd refers to the parameter, and that is
+    no reference that a garbage collector sees.
+
+    Attributes
+    ----------
+    uses
+    copy
+    """
+
+    uses: Uses
+    copy: DeviceCopy
+
+
 class OffloadedParameter(Parameter):
     """What a parameter of an offloaded model is an instance of.
 
     Every function of torch that takes one comes through `__torch_function__`.
     """
 
-    _uses: Uses
-    _copy: DeviceCopy
+    _place: Callable[[], Place | None]
+
+    @property
+    def place(self) -> Place:
+        """What looks after the parameter.
+
+        Raises
+        ------
+        LostEngineError : the engine is gone, and with it the model.
+        """
+        found = self._place()
+        if found is None:
+            raise LostEngineError
+        return found
 
     @classmethod
+    @eager
     def __torch_function__(
         cls,
         func: Callable[..., Any],
@@ -112,12 +145,12 @@ class OffloadedParameter(Parameter):
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
         if func in LAYOUT and isinstance(args[0], OffloadedParameter):
-            return func(args[0]._copy.like, *args[1:], **kwargs)
+            return func(args[0].place.copy.like, *args[1:], **kwargs)
         if func is torch.autograd.grad:
             return func(*map(_as_edges, args), **{k: _as_edges(v) for k, v in kwargs.items()})
         found = list(dict.fromkeys(_instances((args, kwargs), OffloadedParameter)))
-        uses = found[0]._uses
-        copies = [each._copy for each in found]
+        uses = found[0].place.uses
+        copies = [each.place.copy for each in found]
         if func in REQUIRES_GRAD:
             with torch._C.DisableTorchFunctionSubclass():
                 result = func(*args, **kwargs)
@@ -138,17 +171,20 @@ class OffloadedParameter(Parameter):
 
     @property
     def grad(self) -> Tensor | None:
-        """As in torch. One that its owner has comes when it is read, and stays until it is set to
-        None, or its memory is needed and nobody refers to it."""
-        return self._uses.gradients.read(self._copy)
+        """As in torch.
+
+        A gradient that its owner has comes when it is read, and stays until it is set to None, or
+        its memory is needed and nobody refers to it.
+        """
+        return self.place.uses.gradients.read(self.place.copy)
 
     @grad.setter
     def grad(self, gradient: Tensor | None) -> None:
-        self._uses.gradients.assign(self._copy, gradient)
+        self.place.uses.gradients.assign(self.place.copy, gradient)
 
     @grad.deleter
     def grad(self) -> None:
-        self._uses.gradients.assign(self._copy, None)
+        self.place.uses.gradients.assign(self.place.copy, None)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Parameter:
         found = memo[id(self)] = self.plain()
@@ -173,6 +209,7 @@ class ParameterView(Tensor):
     _use: object
 
     @classmethod
+    @eager
     def __torch_function__(
         cls,
         func: Callable[..., Any],

@@ -56,7 +56,8 @@ class Space:
         self._by_storage: dict[int, DeviceCopy] = {}
         for copy in self._present:
             self._know(copy)
-        self._reserve = 0
+        growing = (copy.nbytes for copy in copies if copy.parameter.requires_grad)
+        self._reserve = max(growing, default=0)
         ledger.add_parameter(sum(copy.nbytes for copy in self._present))
 
     def rebind(self, copy: DeviceCopy) -> None:
@@ -66,6 +67,17 @@ class Space:
         copy.rebind()
         self._know(copy)
         self.ledger.add_parameter(copy.nbytes - before)
+
+    def follow(self, copy: DeviceCopy) -> None:
+        """Go over to another place on the owner, if the optimizer has made one.
+
+        Raises
+        ------
+        BudgetError
+        """
+        if copy.has_moved:
+            with self.using([copy]):
+                copy.move()
 
     def _know(self, copy: DeviceCopy) -> None:
         assert copy.storage is not None, "it is here"
@@ -123,6 +135,9 @@ class Space:
             if victim is not None:
                 self.release(victim)
             elif not self.spill():
+                stay = [copy.name for copy in self._present if not copy.pins and copy.is_aliased]
+                if stay:
+                    hint += f"; in memory that something refers to: {', '.join(sorted(stay))}"
                 raise BudgetError(what, self.ledger.used + nbytes, self.ledger.budget, hint)
 
     def reserve(self, nbytes: int, what: str) -> None:

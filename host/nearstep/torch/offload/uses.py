@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -74,11 +75,12 @@ class Uses:
         for copy in copies:
             copy.watch_gradient()
             self.hook(copy)
+            self.space.follow(copy)
 
     def hook(self, copy: DeviceCopy) -> None:
         """Have a parameter's gradient go when it is complete, if it requires one."""
         if copy.parameter.requires_grad and copy not in self._hooked:
-            complete = partial(_complete, self.gradients, copy)
+            complete = partial(_complete, weakref.ref(self.gradients), weakref.ref(copy))
             register = copy.parameter.register_post_accumulate_grad_hook
             self._hooked[copy] = register(complete)  # type: ignore[no-untyped-call]
 
@@ -111,5 +113,9 @@ def _expect(
     gradients.expect(uses)
 
 
-def _complete(gradients: Gradients, copy: DeviceCopy, _: Tensor) -> None:
-    gradients.complete(copy)
+def _complete(
+    gradients: Callable[[], Gradients | None], copy: Callable[[], DeviceCopy | None], _: Tensor
+) -> None:
+    found, of = gradients(), copy()
+    if found is not None and of is not None:
+        found.complete(of)
