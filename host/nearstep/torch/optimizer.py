@@ -371,8 +371,8 @@ class DeviceOptimizer(Optimizer):
 
         Raises
         ------
-        ArgumentError, OutOfDeviceMemoryError, DeviceError, InterruptedStepError, ClosedDeviceError :
-            as of `step`.
+        ArgumentError, OutOfDeviceMemoryError, DeviceError : as of `step`.
+        InterruptedStepError, ClosedDeviceError : as of `step`.
         """
         self._held_only = True
         try:
