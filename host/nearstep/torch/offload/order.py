@@ -17,11 +17,16 @@ class UseOrder:
     ----------
     expected : for the first period, keys in order of use.
     most : uses after which a period ends by itself, where nobody steps.
+
+    Attributes
+    ----------
+    is_known : whether what is expected has happened before.
     """
 
     def __init__(self, expected: Sequence[int], most: int) -> None:
         self._most = most
         self._seen: list[int] = []
+        self.is_known = False
         self._expect(expected)
 
     def _expect(self, keys: Sequence[int]) -> None:
@@ -61,4 +66,5 @@ class UseOrder:
         """A step was made."""
         if self._seen:
             self._expect(self._seen)
+            self.is_known = True
         self._seen = []

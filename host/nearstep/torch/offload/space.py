@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from nearstep.torch.offload.copy import DeviceCopy
@@ -186,16 +187,17 @@ class Space:
 
     def _prefetch(self) -> None:
         """Fetch what is used next, in order, while there is room, or something goes that is used
-        later; and leave room for gradients, as much as they needed before."""
-        if len(self._present) == len(self.copies):
+        later; in backward, leave room for gradients, as much as they needed before."""
+        if len(self._present) == len(self.copies) or not self.order.is_known:
             return
+        in_backward = torch._C._current_graph_task_id() >= 0
+        reserve = max(0, self._reserve - self.ledger.gradients) if in_backward else 0
         distance = self.order.distance
         for index in self.order.upcoming():
             copy = self.copies[index]
             if copy.present:
                 continue
-            wanted = copy.nbytes + max(0, self._reserve - self.ledger.gradients)
-            while self.ledger.free < wanted:
+            while self.ledger.free < copy.nbytes + reserve:
                 victim = self._victim()
                 if victim is None or distance(victim.index) <= distance(index):
                     return
