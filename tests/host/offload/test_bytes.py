@@ -11,7 +11,7 @@ from torch import nn
 import nearstep
 from nearstep.torch.offload import Report
 from nearstep.torch.offload.budget import budget_bytes
-from nearstep.torch.offload.errors import BudgetFormatError
+from nearstep.torch.offload.errors import BudgetError, BudgetFormatError
 from nearstep.torch.offload.ledger import Ledger
 from nearstep.torch.offload.order import UseOrder
 
@@ -98,6 +98,22 @@ def test_gradients_that_are_added_up_go_both_ways() -> None:
     optimizer.step()
     assert engine.report().gradients_down == passes * LAYER
     assert engine.report().gradients_up == (passes - 1) * LAYER
+
+
+def test_a_second_gradient_of_a_parameter_counts_besides_the_first() -> None:
+    layer = nn.Linear(WIDTH, WIDTH, bias=False)
+    optimizer = nearstep.optim.SGD(layer.parameters(), device="golden:axdimm?rules=sgd")
+    x = torch.ones(2, WIDTH, requires_grad=True)  # so that its backward needs the parameter
+    with nearstep.offload(layer, optimizer, budget=2 * LAYER) as engine:
+        with pytest.raises(BudgetError) as raised:
+            layer(torch.tanh(layer(x))).sum().backward()
+        assert raised.value.expected == 3 * LAYER
+        layer(x).sum().backward()  # what was expected of the other backward is forgotten
+        assert engine.report().peak == 2 * LAYER
+    with nearstep.offload(layer, optimizer, budget=raised.value.expected) as engine:
+        layer(torch.tanh(layer(x))).sum().backward()
+        assert engine.report().peak == 3 * LAYER
+        assert engine.report().peak_gradients == 2 * LAYER
 
 
 def test_the_order_of_uses_repeats() -> None:

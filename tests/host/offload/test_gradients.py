@@ -134,6 +134,37 @@ def test_gradients_for_a_caller_and_of_gradients() -> None:
     both(use, budget=3 * LAYERS * LAYER)
 
 
+def test_gradients_for_a_caller_are_the_callers() -> None:
+    model, optimizer = made()
+    engine = nearstep.offload(model, optimizer, budget=2 * LAYER)
+    found = torch.autograd.grad(loss_of(model), list(model.parameters()))
+    plain, _ = made()
+    assert bits(found) == bits(torch.autograd.grad(loss_of(plain), list(plain.parameters())))
+    assert engine.report().peak_gradients == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_large_gradients_are_added_up_in_their_own_format(dtype: torch.dtype) -> None:
+    width = 160  # more elements than are added up at once
+    found = []
+    for offloaded in (False, True):
+        torch.manual_seed(6)
+        model = nn.Linear(width, width).to(dtype)
+        optimizer = nearstep.optim.AdamW(model.parameters(), lr=1e-2, device=URL)
+        if offloaded:
+            nearstep.offload(model, optimizer, budget="200%")
+        for seed in range(4):
+            x = torch.randn(4, width, generator=torch.Generator().manual_seed(seed)).to(dtype)
+            model(x).square().mean().backward()
+            if seed % 2:
+                optimizer.step()
+        gradients = [p.grad.float() for p in model.parameters() if p.grad is not None]
+        assert len(gradients) == 2
+        state = {name: value.float() for name, value in model.state_dict().items()}
+        found.append((bits(gradients), bits(state), bits(optimizer.state_dict()["state"])))
+    assert found[0] == found[1]
+
+
 def test_hooks_of_the_user_see_gradients() -> None:
     def use(model: nn.Sequential, optimizer: nearstep.optim.AdamW) -> object:
         seen = []
