@@ -267,14 +267,14 @@ def of_torch() -> tuple[nn.Module, torch.optim.Optimizer]:
 @pytest.mark.parametrize(
     ("make", "error", "text"),
     [
-        (scripted, TypeError, "module '0' must not be a compiled one"),
+        (scripted, ParameterError, "module '0' must be written in Python"),
         (tensor_class, ParameterError, "weight must be of class Parameter, not Own"),
         (without_owner, ParameterError, "bias must be frozen or in a group"),
         (double, ParameterError, "other must be of a dtype"),
         (lazy, ParameterError, "weight must be of class Parameter, not Uninit"),
         (twice, ParameterError, "no engine yet"),
         (compressed, UnsupportedOptionError, "compression=0.1"),
-        (of_torch, TypeError, "nearstep.optim, not AdamW"),
+        (of_torch, ParameterError, "nearstep.optim, not AdamW"),
     ],
 )
 def test_what_cannot_be_offloaded(

@@ -282,9 +282,9 @@ def offload(
     Raises
     ------
     BudgetError : the budget is smaller than what one module needs.
-    BudgetFormatError, ParameterError, UnsupportedOptionError, ArgumentError, TypeError : the budget
-        or the policy cannot be read, or a parameter, module or optimizer is of a kind that cannot
-        be offloaded. Nothing has been changed.
+    BudgetFormatError, ParameterError, UnsupportedOptionError, ArgumentError : the budget or the
+        policy cannot be read, or a parameter, module or optimizer is of a kind that cannot be
+        offloaded. Nothing has been changed.
     """
     if policy not in get_args(Policy):
         raise ArgumentError(f"policy must be one of {get_args(Policy)}, not {policy!r}")

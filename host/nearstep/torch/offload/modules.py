@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from nearstep.torch.errors import ParameterError
 from nearstep.torch.offload.parameter import OffloadedParameter
 
 
@@ -52,10 +53,11 @@ def hook_modules(
 
 
 def check_modules(model: nn.Module) -> None:
-    """Raise `TypeError` for modules whose parameters no hook of Python sees."""
+    """Raise `ParameterError` for modules that do not look parameters up in Python."""
     for name, module in model.named_modules():
         if isinstance(module, torch.jit.ScriptModule):
-            raise TypeError(f"module {name!r} must not be a compiled one, {type(module).__name__}")
+            kind = type(module).__name__
+            raise ParameterError(f"module {name!r}", "written in Python, not compiled", kind)
 
 
 def _own(module: nn.Module) -> list[OffloadedParameter]:

@@ -102,11 +102,11 @@ def check_optimizer(optimizer: object) -> DeviceOptimizer:
 
     Raises
     ------
-    TypeError : it is not one of `nearstep.optim`.
+    ParameterError : it is not one of `nearstep.optim`.
     UnsupportedOptionError : it compresses gradients.
     """
     if not isinstance(optimizer, DeviceOptimizer):
-        raise TypeError(f"optimizer must be one of nearstep.optim, not {type(optimizer).__name__}")
+        raise ParameterError("optimizer", "one of nearstep.optim", type(optimizer).__name__)
     compression = optimizer.settings.compression
     if compression is not None:
         raise UnsupportedOptionError(
