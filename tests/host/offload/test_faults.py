@@ -241,6 +241,12 @@ def double() -> tuple[nn.Module, Optimizer]:
     return model, nearstep.optim.AdamW([model.weight, model.bias], device=URL)
 
 
+def elsewhere() -> tuple[nn.Module, Optimizer]:
+    model = nn.Linear(2, 2)
+    model.other = nn.Parameter(torch.zeros(2, device="meta"), requires_grad=False)
+    return model, nearstep.optim.AdamW([model.weight, model.bias], device=URL)
+
+
 def lazy() -> tuple[nn.Module, Optimizer]:
     model = nn.LazyLinear(2)
     return model, nearstep.optim.AdamW(model.parameters(), device=URL)
@@ -271,6 +277,7 @@ def of_torch() -> tuple[nn.Module, torch.optim.Optimizer]:
         (tensor_class, ParameterError, "weight must be of class Parameter, not Own"),
         (without_owner, ParameterError, "bias must be frozen or in a group"),
         (double, ParameterError, "other must be of a dtype"),
+        (elsewhere, ParameterError, "other must be on the CPU, not on meta"),
         (lazy, ParameterError, "weight must be of class Parameter, not Uninit"),
         (twice, ParameterError, "no engine yet"),
         (compressed, UnsupportedOptionError, "compression=0.1"),

@@ -198,6 +198,30 @@ def test_what_does_not_need_elements_fetches_nothing() -> None:
     assert engine.report().fetches > 0
 
 
+def test_two_models_in_one_graph_and_in_one_operation() -> None:
+    def use(*, offloaded: bool) -> object:
+        pairs = [made(), made()]
+        if offloaded:
+            engines = [nearstep.offload(*each, budget=3 * LAYER) for each in pairs]
+        (first, _), (second, _) = pairs
+        losses = []
+        for seed in range(3):
+            x = torch.randn(4, WIDTH, generator=torch.Generator().manual_seed(seed))
+            both = (first[0].weight @ second[1].weight.t()) * first[2].bias
+            loss = (second(first(x)) @ both).square().mean()
+            for _, optimizer in pairs:
+                optimizer.zero_grad()
+            loss.backward()
+            for _, optimizer in pairs:
+                optimizer.step()
+            losses.append(loss.item())
+        if offloaded:
+            assert all(each.report().peak <= each.budget for each in engines)
+        return losses, [bits(model.state_dict()) for model, _ in pairs]
+
+    assert use(offloaded=True) == use(offloaded=False)
+
+
 def test_evaluation_in_every_mode() -> None:
     model, optimizer = made()
     expected = model(torch.ones(1, WIDTH)).detach()

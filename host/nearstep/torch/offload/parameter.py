@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy as copying
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, Self
@@ -149,8 +149,10 @@ class OffloadedParameter(Parameter):
         if func is torch.autograd.grad:
             return func(*map(_as_edges, args), **{k: _as_edges(v) for k, v in kwargs.items()})
         found = list(dict.fromkeys(_instances((args, kwargs), OffloadedParameter)))
-        uses = found[0].place.uses
-        copies = [each.place.copy for each in found]
+        engines: dict[Uses, list[DeviceCopy]] = {}
+        for each in found:
+            engines.setdefault(each.place.uses, []).append(each.place.copy)
+        uses, copies = next(iter(engines.items()))
         if func in REQUIRES_GRAD:
             with torch._C.DisableTorchFunctionSubclass():
                 result = func(*args, **kwargs)
@@ -158,15 +160,18 @@ class OffloadedParameter(Parameter):
             return result
         if func == SET_DATA and args[0] is found[0]:
             uses.check_data(copies[0], args[1])
-        with uses.of(func, copies):
-            result = plainly(func, args, kwargs, found, uses)
+        with ExitStack() as stack:
+            for engine, own in engines.items():
+                stack.enter_context(engine.of(func, own))
+            result = plainly(func, args, kwargs, found, engines)
         if func == SET_DATA:
             uses.rebind(copies)
         if func is Tensor.detach and copies[0] in uses.saving:
             uses.saving.discard(copies[0])
             return result.clone()
         if func not in LENDS:
-            uses.watch(result, [(copy, object()) for copy in copies])
+            for engine, own in engines.items():
+                engine.watch(result, [(copy, object()) for copy in own])
         return result
 
     @property
@@ -224,9 +229,13 @@ class ParameterView(Tensor):
         found = list(
             {id(each): each for each in _instances((args, kwargs), ParameterView)}.values()
         )
-        result = plainly(func, args, kwargs, found, found[0]._uses)
+        engines: dict[Uses, list[tuple[DeviceCopy, object]]] = {}
+        for each in found:
+            engines.setdefault(each._uses, []).append((each._of, each._use))
+        result = plainly(func, args, kwargs, found, engines)
         if func not in LENDS:
-            found[0]._uses.watch(result, [(each._of, each._use) for each in found])
+            for engine, own in engines.items():
+                engine.watch(result, own)
         return result
 
     @classmethod
@@ -255,7 +264,7 @@ def plainly(
     args: Sequence[Any],
     kwargs: dict[str, Any],
     found: Iterable[Tensor],
-    uses: Uses,
+    engines: Iterable[Uses],
 ) -> Any:
     """Call a function with parameters that are here as what torch takes them for: so that other
     subclasses, and modes, have their turn as ever."""
@@ -263,7 +272,9 @@ def plainly(
     for each, own in classes.values():
         each.__class__ = Parameter if own is OffloadedParameter else Tensor
     try:
-        with (torch.is_grad_enabled() and uses.saved.around()) or nullcontext():
+        with ExitStack() as stack:
+            for engine in engines if torch.is_grad_enabled() else ():
+                stack.enter_context(engine.saved.around() or nullcontext())
             return func(*args, **kwargs)
     finally:
         for each, own in classes.values():

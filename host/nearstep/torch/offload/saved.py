@@ -15,8 +15,8 @@ from nearstep.torch.offload.space import Space
 Pack = Callable[[Tensor], Any]
 Unpack = Callable[[Any], Tensor]
 
-PASSED_BY = frozenset({"torch.utils.checkpoint", "torch.autograd.graph"})
-"""Modules of torch whose hooks change no value: parameters need not go through them."""
+PASSED_BY = frozenset({"torch.utils.checkpoint", "torch.autograd.graph", __name__})
+"""Modules whose hooks change no value: parameters need not go through them."""
 
 
 class SavedView(NamedTuple):
