@@ -181,7 +181,7 @@ def _offload(report: OffloadReport) -> Iterator[Figure]:
     yield here(name="at most", value=report.peak, note=share)
     yield here(name="budget", value=report.budget, note=f"of {report.parameters:,} B")
     fetches = report.fetches + report.prefetches
-    note = f"{100 * report.prefetches / fetches:.3g} % before use"
+    note = f"{100 * report.prefetches / fetches:.3g} % early"
     yield here(name="parameters fetched", value=fetches, unit="", note=note)
 
 
