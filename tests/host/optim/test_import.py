@@ -11,10 +11,11 @@ sys.modules["torch"] = None  # any import of it raises ModuleNotFoundError
 import nearstep
 with nearstep.open("golden:axdimm?memory_bytes=1MiB&engine=numpy") as device:
     print(device.capacity_bytes)
-try:
-    nearstep.optim
-except ImportError as error:
-    print(error)
+for name in ("optim", "offload"):
+    try:
+        getattr(nearstep, name)
+    except ImportError as error:
+        print(error)
 """
 
 
@@ -22,9 +23,11 @@ def test_nearstep_works_without_torch_and_optim_says_what_is_missing():
     done = subprocess.run(
         [sys.executable, "-c", WITHOUT_TORCH], capture_output=True, text=True, check=True
     )
-    capacity, message = done.stdout.splitlines()
+    capacity, *messages = done.stdout.splitlines()
     assert capacity == str(1 << 20)
-    assert "pip install 'nearstep[torch]'" in message
+    assert len(messages) == 2
+    for name, message in zip(("optim", "offload"), messages, strict=True):
+        assert f"nearstep.{name} needs torch: pip install 'nearstep[torch]'" in message
 
 
 def test_import_nearstep_does_not_import_torch():
