@@ -64,7 +64,7 @@ async def ideal_memory_is_read_without_a_gap(dut: object) -> None:
     """Cycles grow by four a beat: one for each array. (The units hold up to 80 beats.)
 
     Or by what it takes to look at a burst and to take it (`nearstep_hw.axi.window.WindowChecker`,
-    and a register in `nearstep_hw.axi.reader.AxiReader`), if that is more than the burst has beats.
+    and a register in `nearstep_hw.axi.reader.ReadMover`), if that is more than the burst has beats.
     """
     bench = KernelBench(dut)
     await bench.begin()
