@@ -17,7 +17,7 @@ from typing import Any
 from amaranth.lib import wiring
 
 from nearstep_hw.fp.unit import FpUnit
-from nearstep_hw.generate import GENERATORS, build
+from nearstep_hw.generate import GENERATORS, build, modules
 from nearstep_hw.rule.rtl import FunctionalUnit
 from nearstep_hw.rule.technology import TECHNOLOGIES
 from nearstep_hw.verilog import to_verilog
@@ -69,12 +69,18 @@ class Block:
     what : its configuration, in words.
     least_mhz : the least median; None if it has no goal.
     large : many minutes a seed: one seed, and only on request.
+    modules : what it has instances of, such as units, by name; made anew each time.
     """
 
     make: Callable[[], wiring.Component]
     what: str
     least_mhz: float | None = None
     large: bool = False
+    modules: Callable[[], Mapping[str, wiring.Component]] = dict
+
+    def verilog(self, name: str) -> str:
+        """Complete, with a register at each port of the top."""
+        return to_verilog(Registered(self.make()), name, dict(self.modules()))
 
     @property
     def seeds(self) -> tuple[int, ...]:
@@ -154,6 +160,7 @@ def _blocks() -> dict[str, Block]:
             what=generator.summary + (f"; {words}" if words else ""),
             least_mhz=GOAL_MHZ if name == "adam_fu" else None,
             large=name in LARGE,
+            modules=partial(modules, name, config=config),
         )
     return rows
 
@@ -172,8 +179,10 @@ def tools() -> dict[str, str]:
 
 
 def digest(name: str) -> str:
-    """Digest of the block, see `digest_of`."""
-    return digest_of(Registered(BLOCKS[name].make()), name)
+    """Digest of the block, see `digest_of`, and of the modules that it has instances of."""
+    block = BLOCKS[name]
+    parts = [digest_of(each, other) for other, each in block.modules().items()]
+    return "-".join([digest_of(Registered(block.make()), name), *parts])
 
 
 def measure(
@@ -195,15 +204,14 @@ def measure(
     ------
     BuildError, BitstreamError : of `place_and_route`.
     """
-    component = BLOCKS[name].make()
-    found = netlist_for_ecp5(to_verilog(Registered(component), name), name)
+    found = netlist_for_ecp5(BLOCKS[name].verilog(name), name)
     reports, rates = {}, {}
     for seed in seeds:
         reports[seed] = place_and_route(found, seed=seed)
         rates[seed] = min(clock.achieved for clock in reports[seed].clocks)
         each(seed, rates[seed])
     cells = reports[seeds[0]].cells
-    latency = getattr(component, "latency", None)
+    latency = getattr(BLOCKS[name].make(), "latency", None)
     return {
         "digest": digest(name),
         **({} if latency is None else {"latency": latency}),

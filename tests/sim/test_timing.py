@@ -24,6 +24,14 @@ def test_every_block_can_be_made() -> None:
     assert len(made) == len(timing.BLOCKS) > 20
 
 
+def test_units_outside_of_a_block_are_part_of_what_is_placed() -> None:
+    text = timing.BLOCKS["axpby"].verilog("axpby")
+    assert "module axpby(" in text
+    assert "module axpby_fu(" in text
+    assert len(timing.digest("axpby").split("-")) == 2
+    assert len(timing.digest("fp32_mul").split("-")) == 1
+
+
 def test_a_slower_block_is_found() -> None:
     old = {"fmax_mhz": 110.0}
     allowed = 110.0 * (1 - timing.SLOWER)
