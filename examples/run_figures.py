@@ -14,6 +14,8 @@ from stdlib_text import Batches
 from trainer import Trainer
 
 import nearstep
+from nearstep.torch.offload import Engine
+from nearstep.torch.offload import Report as OffloadReport
 from nearstep.torch.optimizer import DeviceOptimizer
 from nearstep_spec.axdimm.config import DimmConfig
 from nearstep_spec.smartssd.config import SmartssdConfig
@@ -46,19 +48,26 @@ of whether the host changed a parameter are two more reads of it.
 
 
 def figures(
-    choice: Choice, ours: Trainer, theirs: Trainer | None, validation: Batches
+    choice: Choice,
+    ours: Trainer,
+    theirs: Trainer | None,
+    validation: Batches,
+    engine: Engine | None = None,
 ) -> list[Figure]:
-    """All figures of a run that has ended; `theirs` is the baseline, if there was one."""
+    """All figures of a run that has ended; `theirs` is the baseline, if there was one, and `engine`
+    that of an offloaded model."""
     optimizer = ours.optimizer
     if not isinstance(optimizer, DeviceOptimizer):
         raise TypeError(f"ours must step on a device, not with {type(optimizer).__name__}")
     traffic = dataclasses.replace(
         optimizer.traffic
     )  # as it is before anything is read for a figure
+    offloaded = [] if engine is None else list(_offload(engine.report()))
     return [
         *_losses(ours, theirs, validation),
         *_differences(choice, ours, theirs),
         *_link(choice, traffic),
+        *offloaded,
         *_memory_bus(choice, traffic),
         *_device(choice, traffic, optimizer.device),
         *seconds(traffic, ours, theirs),
@@ -163,6 +172,17 @@ def _link(choice: Choice, traffic: nearstep.optim.Traffic) -> Iterator[Figure]:
             origin="modelled",
             note=f"{bits // 8} B/param a way",
         )
+
+
+def _offload(report: OffloadReport) -> Iterator[Figure]:
+    """What was on the host at most, and how often parameters came."""
+    here = partial(Figure, section="parameters and gradients here", unit="B", origin="measured")
+    share = f"{100 * report.peak / report.parameters:.3g} % of all"
+    yield here(name="at most", value=report.peak, note=share)
+    yield here(name="budget", value=report.budget, note=f"of {report.parameters:,} B")
+    fetches = report.fetches + report.prefetches
+    note = f"{100 * report.prefetches / fetches:.3g} % before use"
+    yield here(name="parameters fetched", value=fetches, unit="", note=note)
 
 
 def _memory_bus(choice: Choice, traffic: nearstep.optim.Traffic) -> Iterator[Figure]:

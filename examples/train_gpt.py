@@ -29,6 +29,8 @@ from trainer import Trainer
 
 import nearstep
 from nearstep.errors import ArgumentError, NearstepError, OutOfDeviceMemoryError
+from nearstep.torch.offload import Engine
+from nearstep.torch.offload.errors import BudgetError
 
 OUTPUT = Path(__file__).resolve().parents[1] / "build" / "run"
 
@@ -82,6 +84,12 @@ def main(
     max_grad_norm: Annotated[
         float | None, typer.Option(min=0.0, help="Clip gradients to this norm, on the device.")
     ] = None,
+    offload: Annotated[
+        bool, typer.Option(help="Keep parameters on the device, and fetch them as they are used.")
+    ] = False,
+    budget: Annotated[
+        str, typer.Option(help="With --offload: memory of parameters and gradients on the host.")
+    ] = "25%",
     baseline: Annotated[
         bool, typer.Option(help="Train the same model with torch's fused optimizer.")
     ] = True,
@@ -99,6 +107,10 @@ def main(
         )
     if max_grad_norm is not None and not math.isfinite(max_grad_norm):
         raise typer.BadParameter(f"{max_grad_norm} is not finite", param_hint="--max-grad-norm")
+    if offload and compression is not None:
+        raise typer.BadParameter(
+            "gradients of an offloaded model are sent whole", param_hint="--compression"
+        )
     lr = kind.lr if lr is None else lr
     if not 0.0 <= lr <= MAX_LR:
         raise typer.BadParameter(f"{lr} is not between 0 and {MAX_LR:g}", param_hint="--lr")
@@ -137,6 +149,7 @@ def main(
             ours = _trainer(size, context, seed, steps, choice, weight_decay, near_memory)
         except (ArgumentError, OutOfDeviceMemoryError) as error:
             raise typer.BadParameter(str(error), param_hint="--device") from error
+        engine = _offloaded(ours, budget) if offload else None
         theirs = None
         if baseline and kind.in_torch:
             theirs = _trainer(size, context, seed, steps, choice, weight_decay, None)
@@ -166,6 +179,7 @@ def main(
                 "compression": compression,
                 "error_feedback": error_feedback if compression is not None else None,
                 "max_grad_norm": max_grad_norm,
+                "budget": budget if offload else None,
                 "seed": seed,
                 "baseline": choice.baseline if theirs else None,
             },
@@ -174,7 +188,7 @@ def main(
             baseline_loss=theirs.losses if theirs else None,
         )
         validation = Batches(text.validation, batch=batch, context=context, seed=seed)
-        report.figures = figures(choice, ours, theirs, validation)
+        report.figures = figures(choice, ours, theirs, validation, engine)
     report.environment["open_device_s"] = round(opened - started, 3)
     report.environment["total_s"] = round(time.perf_counter() - started, 3)
 
@@ -213,6 +227,14 @@ def _trainer(
     if device is None:
         return Trainer(model, choice.in_torch(groups), steps, choice.max_grad_norm)
     return Trainer(model, choice.on(device, groups), steps)
+
+
+def _offloaded(trainer: Trainer, budget: str) -> Engine:
+    """Have the parameters of a trainer's model on its optimizer's device."""
+    try:
+        return nearstep.offload(trainer.model, trainer.optimizer, budget=budget)
+    except (ArgumentError, BudgetError) as error:
+        raise typer.BadParameter(str(error), param_hint="--budget") from error
 
 
 def _train(

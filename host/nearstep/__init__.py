@@ -1,8 +1,7 @@
 """Near-data optimizer steps, from RTL to `optimizer.step()`."""
 
 import importlib
-from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from nearstep.device import Device
 from nearstep.device import open_device as open
@@ -10,18 +9,25 @@ from nearstep.updater.pairs import Pairs
 
 if TYPE_CHECKING:
     from nearstep import optim as optim
+    from nearstep.torch.offload import offload as offload
 
 __all__ = ["Device", "Pairs", "open"]
 
 
-def __getattr__(name: str) -> ModuleType:
-    """Load `nearstep.optim` when it is first used: it needs torch, the rest does not."""
-    if name == "optim":
-        try:
-            return importlib.import_module("nearstep.optim")
-        except ModuleNotFoundError as error:
-            if error.name != "torch":
-                raise
-            hint = "nearstep.optim needs torch: pip install 'nearstep[torch]'"
-            raise ModuleNotFoundError(hint, name="torch") from error
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+_OF_TORCH = {"optim": "nearstep.optim", "offload": "nearstep.torch.offload"}
+"""Names for which torch is needed, and the modules that have them or are them."""
+
+
+def __getattr__(name: str) -> Any:
+    """Load `nearstep.optim` and `nearstep.offload` when they are first used: they need torch, the
+    rest does not."""
+    if name not in _OF_TORCH:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        module = importlib.import_module(_OF_TORCH[name])
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        hint = f"nearstep.{name} needs torch: pip install 'nearstep[torch]'"
+        raise ModuleNotFoundError(hint, name="torch") from error
+    return getattr(module, name, module)

@@ -116,6 +116,49 @@ def test_it_trains_as_torch_does_and_reports(device, steps, train):
             assert figures[f"bits that differ from torch: {array}"]["value"] == 0
 
 
+@pytest.mark.parametrize(
+    ("device", "steps"),
+    [
+        ("golden:axdimm", 1),
+        pytest.param("sim:axdimm?memory=ddr4-1600&channels=2", 1, marks=pytest.mark.deep),
+    ],
+)
+def test_offloaded_it_trains_in_a_quarter_of_its_parameters(device, steps, train):
+    options = ("--offload", "--budget", "25%", "--batch", "2", "--context", "32")
+    result, folder = train("--device", device, "--steps", str(steps), *options)
+    assert result.exit_code == 0, result.output
+    report = json.loads((folder / "report.json").read_text())
+    figures = figures_of(report)
+    here = "parameters and gradients here"
+    count = report["configuration"]["parameters"]
+    assert figures[f"{here}: budget"]["value"] == count
+    assert 0.8 * count < figures[f"{here}: at most"]["value"] <= count
+    assert figures[f"{here}: parameters fetched"]["value"] > 52 * steps
+    assert figures["host link: gradients down"]["value"] == 4 * count
+    assert figures["host link: masters down, once"]["value"] == 4 * count
+    assert 4 * count < figures["host link: parameters up"]["value"] < 12 * count
+    table = result.output[result.output.index("figure ") : result.output.index("report:")]
+    assert max(map(len, table.splitlines())) <= 80
+    if torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512"):
+        assert report["loss"] == report["baseline_loss"]
+        for array in ("parameters", "exp_avg", "exp_avg_sq"):
+            assert figures[f"bits that differ from torch: {array}"]["value"] == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (("--budget", "25%"), "at least 133120 bytes"),
+        (("--budget", "much"), "budget must be bytes"),
+        (("--budget", "50%", "--compression", "0.1"), "are sent whole"),
+    ],
+)
+def test_what_cannot_be_offloaded_is_said(options, text, train):
+    result, _ = train("--device", "golden:axdimm", "--offload", *options, *SHORT)
+    assert result.exit_code == 2
+    assert text in " ".join(result.output.replace("│", " ").split())
+
+
 @pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "adam", "adamw"])
 @pytest.mark.parametrize(
     ("device", "steps"),

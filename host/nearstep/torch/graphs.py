@@ -63,7 +63,9 @@ class GraphSteps(Steps):
                 factor = self._factor(graph.scan(launches) if looks else (), step.scaling)
                 if factor is None:
                     return None
-                landing = graph.update(work, step.start, factor, started, sent=looks)
+                landing = graph.update(
+                    work, step.start, factor, started, sent=looks, fetches=step.fetches
+                )
         finally:
             self.timeline = graph.timeline
         self._traffic.launches += len(started)

@@ -8,6 +8,7 @@ import weakref
 from abc import abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar, Self, overload
 
 import torch
@@ -28,6 +29,7 @@ from nearstep.torch.errors import (
     StateError,
 )
 from nearstep.torch.graphs import steps_of
+from nearstep.torch.held import HeldGradient
 from nearstep.torch.layout import Layout
 from nearstep.torch.lease import Lease
 from nearstep.torch.pairs import PairSpace
@@ -78,6 +80,9 @@ class DeviceOptimizer(Optimizer):
 
     definition: rules.Optimizer
     """The optimizer as data, which the device takes."""
+
+    around_update: Callable[[], AbstractContextManager[None]]
+    """Entered by each step, after its closure, before anything else: by `nearstep.offload`."""
 
     _interrupted: str | None
     _report_inf: Tensor | None
@@ -218,13 +223,22 @@ class DeviceOptimizer(Optimizer):
             with torch.enable_grad():
                 loss = closure()
         try:
-            with torch.no_grad():
+            with torch.no_grad(), self.around_update():
                 self._update()
         except BaseException:
             self._forget_scaling()  # GradScaler does so after steps that return
             raise
         self._report_inf = None
         return loss
+
+    @eager
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Reset the gradients, as torch does; those that the device keeps are not fetched for it
+        unless they become zeros."""
+        for resident in self._residents.values() if set_to_none else ():
+            if resident.held is not None and not resident.held.applied:
+                resident.release_gradient()
+        super().zero_grad(set_to_none)
 
     @eager
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -340,7 +354,68 @@ class DeviceOptimizer(Optimizer):
         twin.__setstate__({**state, "device": self._lease})
         return twin
 
+    @property
+    def settings(self) -> Settings:
+        """What was given besides torch's options."""
+        return self._settings
+
+    @property
+    def scales(self) -> bool:
+        """Whether a scaler has told the step that is being made of the scale of the gradients."""
+        return self._report_inf is not None or getattr(self, "grad_scale", None) is not None
+
     @eager
+    def update_held(self) -> None:
+        """Update, before the next step, parameters whose gradients the device keeps, but for those
+        that are to be left out.
+
+        Raises
+        ------
+        ArgumentError, OutOfDeviceMemoryError, DeviceError : as of `step`.
+        InterruptedStepError, ClosedDeviceError : as of `step`.
+        """
+        self._held_only = True
+        try:
+            with torch.no_grad():
+                self._update()
+        finally:
+            self._held_only = False
+
+    def interrupt(self, cause: str) -> None:
+        """Refuse further use until a checkpoint is loaded.
+
+        Parameters
+        ----------
+        cause : name of the class of an error.
+        """
+        self._interrupted = cause
+
+    def resident(self, parameter: Tensor) -> Resident:
+        """The place of a parameter on the device: that of its state if it has one, or else will
+        have one, since it is in a group and requires a gradient; another one if not.
+
+        Raises
+        ------
+        ParameterError, OutOfDeviceMemoryError
+        """
+        if parameter not in self._residents and parameter.requires_grad:
+            for group in self.param_groups:
+                if any(each is parameter for each in group["params"]):
+                    self._place(group, [parameter])
+        found = self._residents.get(parameter)
+        return self._lodge(parameter) if found is None else found
+
+    def _lodge(self, parameter: Tensor) -> Resident:
+        """A place for a parameter alone, without a gradient or state."""
+        name = _labels(self.param_groups).get(parameter, "a parameter outside the optimizer")
+        formats = self._formats
+        formats.check(name, parameter)
+        dtypes = {each: DTYPES[form] for each, form in formats.state.items()}
+        line = 2 * LINE_ELEMENTS if formats.state else LINE_ELEMENTS
+        size = convert.size(parameter)
+        (extent,) = self._placement.place([size], {"p": 0.0}, line=line, dtypes=dtypes)
+        return Resident(parameter, name, extent, self.layout, self._traffic, formats, narrow=False)
+
     def _attach(self, device: str | Device | Lease, settings: Settings) -> None:
         self._lease = device if isinstance(device, Lease) else Lease.of(device)
         kernel = self._lease.device.config
@@ -354,6 +429,8 @@ class DeviceOptimizer(Optimizer):
         self._residual_memory = Recycled()
         self._bundles = Bundles()
         self._steps: Steps = steps_of(self._lease.device, self._placement, settings, self._traffic)
+        self.around_update = nullcontext
+        self._held_only = False
         self._interrupted = None
         self._report_inf = None
         weakref.finalize(self, self._placement.free)
@@ -506,22 +583,34 @@ class DeviceOptimizer(Optimizer):
             bundled = [each for each in bundles if each.group == index]
             for position in _others(len(parameters), bundled):
                 parameter = parameters[position]
-                gradient = parameter.grad
+                gradient = self._gradient(parameter)
                 if gradient is None:
                     continue
                 if not (given or bundled):
                     self._check_group(group, self.defaults)
-                plain = is_plain(parameter) and is_plain(gradient)
-                if not plain or gradient.shape != parameter.shape:
-                    name = label(group, index, position)
-                    check_parameter(name, parameter)
-                    check_gradient(name, parameter, gradient)
+                if not isinstance(gradient, HeldGradient):
+                    plain = is_plain(parameter) and is_plain(gradient)
+                    if not plain or gradient.shape != parameter.shape:
+                        self._check_given(label(group, index, position), parameter, gradient)
                 first = Given(index, position, parameter, gradient, 1)
                 found = given.setdefault(parameter, first)
                 if found is not first:
                     given[parameter] = found.once_more()
             self._settings.check_parameters(given)
             yield from given.values()
+
+    def _check_given(self, name: str, parameter: Tensor, gradient: Tensor) -> None:
+        resident = self._residents.get(parameter)
+        if resident is None or not resident.away:
+            check_parameter(name, parameter)
+        check_gradient(name, parameter, gradient)
+
+    def _gradient(self, parameter: Tensor) -> Tensor | HeldGradient | None:
+        resident = self._residents.get(parameter)
+        held = None if resident is None else resident.held
+        if held is not None:
+            return None if held.applied else held
+        return None if self._held_only else parameter.grad
 
     def _update(self) -> None:
         self._check_whole("step")
@@ -548,7 +637,8 @@ class DeviceOptimizer(Optimizer):
                 own = arrays[bundle.group]
                 updates[bundle.extent] = self._prepare_bundle(bundle, given, phase, own, outbox)
             scaling = Scaling(scale, self._report_inf)
-            inputs = StepInputs(updates, outbox, scaling, self._start_group, started)
+            fetches = not all(resident.away for resident, _, _ in checked) or bool(bundled)
+            inputs = StepInputs(updates, outbox, scaling, self._start_group, started, fetches)
             inbox = self._steps.make(inputs)
             if inbox is None:
                 self._traffic.skipped += 1
@@ -580,7 +670,7 @@ class DeviceOptimizer(Optimizer):
                 *(each.parameter for each in gradients),
                 *(parameter for bundle, _ in bundled for parameter in bundle.parameters),
             ):
-                _unscale(parameter, scale)
+                self._unscale(parameter, scale)
         self._traffic.steps += 1
         self._traffic.elements += sum(update.resident.elements for update in updates.values())
         self._keep_bundles(bundled, gradients, updates)
@@ -661,6 +751,16 @@ class DeviceOptimizer(Optimizer):
             raise HyperparameterError("grad_scale", "finite and above 0", factor)
         return factor, found_inf
 
+    def _unscale(self, parameter: Tensor, scale: float) -> None:
+        """Divide the gradient of a parameter by `scale`, as torch's fused steps do."""
+        gradient = self._gradient(parameter)
+        if isinstance(gradient, HeldGradient):
+            gradient.divide(scale)
+        elif gradient is not None and shares_memory(local(gradient)):
+            parameter.grad = gradient / scale
+        elif gradient is not None:
+            local(gradient).div_(scale)
+
     def _forget_scaling(self) -> None:
         self._report_inf = None
         for name in ("grad_scale", "found_inf"):
@@ -671,18 +771,22 @@ class DeviceOptimizer(Optimizer):
     ) -> tuple[Extent, Update]:
         """Send what a parameter's update needs; of a gradient that is compressed, not yet."""
         group = self.param_groups[given.group]
-        gradient = redistributed(given.gradient, given.parameter)
         resident, phase, found = checked
         state = self._ready_state(resident, group, found, arrays)
         resident.send_master_if_changed(outbox)
         compression = self._settings.compression
         maximize, scales = bool(group["maximize"]), self.device.config.gradient_scale
         compressed = None
-        if compression is None:
+        negated = maximize and not scales
+        if isinstance(given.gradient, HeldGradient):
+            form = resident.take_gradient(given.gradient, negated=negated)
+        elif compression is None:
+            gradient = redistributed(given.gradient, given.parameter)
             form = resident.gradient_format(gradient)
             resident.extent.segment.reserve({gradient_array(form): 0.0})
-            resident.send_gradient(gradient, outbox, negated=maximize and not scales)
+            resident.send_gradient(gradient, outbox, negated=negated)
         else:
+            gradient = redistributed(given.gradient, given.parameter)
             form = compression.format
             residual = state.residual if compression.error_feedback else None
             memory = self._residual_memory.empty
@@ -724,17 +828,6 @@ def _labels(groups: Iterable[Mapping[str, Any]]) -> dict[Tensor, str]:
         for index, group in enumerate(groups)
         for position, parameter in enumerate(group["params"])
     }
-
-
-def _unscale(parameter: Tensor, scale: float) -> None:
-    """Divide the gradient of a parameter by `scale`, as torch's fused steps do."""
-    gradient = parameter.grad
-    if gradient is None:
-        return
-    if shares_memory(local(gradient)):
-        parameter.grad = gradient / scale
-    else:
-        local(gradient).div_(scale)
 
 
 def _prepare_to_load(_: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:

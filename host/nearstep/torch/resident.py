@@ -10,16 +10,18 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
 from nearstep.placement import Extent
 from nearstep.torch import convert
 from nearstep.torch.checks import is_plain
 from nearstep.torch.compression import Compressed, Compression
 from nearstep.torch.errors import InterruptedStepError, ParameterError
+from nearstep.torch.held import HeldGradient
 from nearstep.torch.layout import Layout
 from nearstep.torch.topk import take_largest
 from nearstep.torch.traffic import Traffic
-from nearstep.torch.transfers import SMALL_ELEMENTS, Inbox, Outbox, Sending, Wanted
+from nearstep.torch.transfers import SMALL_ELEMENTS, Inbox, Outbox, Sending, Wanted, send_all
 
 
 @dataclass(frozen=True)
@@ -94,6 +96,8 @@ class Resident:
     left : what the last step left in the host's parameter: an array on the device with the same
         contents, by name; a fingerprint; or, of a small parameter, what was fetched. None if that
         is not known.
+    away : the device alone has the parameter (`settle`): steps neither send nor fetch it.
+    held : its gradient, if that is on the device until a step.
     """
 
     def __init__(
@@ -112,6 +116,9 @@ class Resident:
         self.extent = extent
         self.layout = layout
         self.interrupted: str | None = None
+        self.away = False
+        self.held: HeldGradient | None = None
+        self._current = "p"  # array with the contents of a parameter that is away
         self._traffic = traffic
         self._formats = formats
         self.left: str | int | NDArray[Any] | None = None
@@ -199,7 +206,10 @@ class Resident:
         ParameterError : the parameter has been given another number of elements.
         """
         self.check_size()
-        if self._loaded_master is not None:
+        if self.away:
+            array = self.extent.read("p")
+            self._traffic.masters_up += array.nbytes
+        elif self._loaded_master is not None:
             array = convert.merge_master(self._loaded_master, self.parameter)
         elif not self._known:
             array = convert.to_float32(self.parameter).copy()
@@ -210,6 +220,18 @@ class Resident:
     def load_master(self, value: Tensor | None) -> None:
         """Have the next step send the parameter, with a saved master's bits where they agree."""
         self.interrupted = None
+        if self.away:
+            if not self.keeps_master or self._p != "fp32":
+                return
+            with torch.no_grad():
+                twin = torch.empty_like(self.parameter)
+                self._read_into(twin)
+            saved = None if value is None else convert.to_float32(value)
+            master = convert.to_float32(twin)
+            self.extent.write("p", master if saved is None else convert.merge_master(saved, twin))
+            self._traffic.masters_down += master.nbytes
+            self._current = "p"
+            return
         self.left = self._home = None
         self._loaded_master = None
         if value is not None and self._p == "fp32":
@@ -221,9 +243,50 @@ class Resident:
         A device that works on the host's memory takes a large fp32 parameter where it is: there is
         no other master, nothing to send and nothing to fetch. `check_size` has been called.
         """
-        parameter = self.parameter
-        if self._lend_parameter() or self._is_as_left:
+        if self.away or self._lend_parameter() or self._is_as_left:
             return
+        self._send_master(outbox)
+
+    def settle(self) -> None:
+        """Have the device know the parameter as the host has it, and from then on alone: it is
+        `away`, and its memory may go.
+
+        `check_size` has been called.
+        """
+        if self.away:
+            return
+        if not self._is_as_left:
+            send_all(self._send_master)
+            self._current = "p"
+        self.away = True
+        self.left = self._home = self._landing = self._seen = None
+
+    def stay(self) -> None:
+        """After `settle`: the parameter's memory has not gone, and counts again as it is."""
+        self.away = False
+
+    def bring(self) -> None:
+        """Fetch the parameter, which is away, into the memory that it has got again.
+
+        To autograd this is no change.
+        """
+        with torch.no_grad(), _unsafe_preserve_version_counter(self.parameter):
+            self._read_into(self.parameter)
+        self.away = False
+        exact = self._current != "p" or not self.keeps_master
+        self._leave(self._current if exact else None)
+
+    def _read_into(self, tensor: Tensor) -> None:
+        """Fetch a parameter that is away into a tensor like it."""
+        plain = self.extent.segment.dtype_of(self._current) == np.float32
+        target = convert.landing(tensor) if plain else None
+        array = self.extent.read(self._current, target)
+        self._traffic.parameters_up += array.nbytes
+        if target is None:
+            (convert.store if plain else convert.store_words)(array, tensor)
+
+    def _send_master(self, outbox: Outbox) -> None:
+        parameter = self.parameter
         master: NDArray[Any]
         if self._loaded_master is not None:
             master = convert.merge_master(self._loaded_master, parameter)
@@ -284,6 +347,24 @@ class Resident:
             outbox.send(Sending(self.extent, name, array))
         self._traffic.gradients_down += array.nbytes
 
+    def hold_gradient(self, gradient: Tensor) -> None:
+        """Have the device keep a gradient until `release_gradient`; one that it has is added to."""
+        if self.held is not None:
+            self.held.add(gradient)
+            return
+        form = self.gradient_format(gradient)
+        self.held = HeldGradient(self.extent, gradient_array(form), form, gradient, self._traffic)
+
+    def take_gradient(self, held: HeldGradient, *, negated: bool) -> str:
+        """Make a gradient that the device keeps ready for a step; its format."""
+        self._is_new = False
+        held.ready(negated=negated)
+        return held.form
+
+    def release_gradient(self) -> None:
+        """The device need not keep a gradient any more."""
+        self.held = None
+
     def interrupt(self, name: str) -> None:
         """A step of this parameter failed half way, with what is called `name`."""
         self.interrupted = name
@@ -317,6 +398,10 @@ class Resident:
 
     def fetch_parameter(self, inbox: Inbox) -> None:
         """Take over what a step left: the master, rounded to the parameter's format."""
+        if self.away:
+            self._current = self.wanted.array
+            convert.mark_changed(self.parameter)
+            return
         if self.is_small:
             self._take_parameter(inbox.take(self.wanted))
             return

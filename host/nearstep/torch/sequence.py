@@ -46,7 +46,8 @@ class SequentialSteps(Steps):
                     launcher.together(starts, step.started)
                     self._traffic.launches += len(starts)
         residents = (update.resident for update in updates.values())
-        return Inbox([each.wanted for each in residents if each.is_small])
+        fetched = (each for each in residents if each.is_small and step.fetches)
+        return Inbox([each.wanted for each in fetched])
 
     def _load(self, launch: Launch, updates: Mapping[Extent, Update]) -> Load:
         key = cast(Key, launch.key)

@@ -17,6 +17,7 @@ from nearstep.torch.bundle import Bundle
 from nearstep.torch.compression import Compressed
 from nearstep.torch.errors import GradientError
 from nearstep.torch.factor import gradient_factor, gradient_norm
+from nearstep.torch.held import HeldGradient
 from nearstep.torch.pairs import PairList, PairSpace
 from nearstep.torch.resident import Resident, copy_array
 from nearstep.torch.settings import Settings
@@ -62,14 +63,15 @@ class Given(NamedTuple):
     ----------
     group : index of the parameter group.
     position : of the parameter in it.
-    parameter, gradient
+    parameter
+    gradient : on the host, or kept by the device.
     times : how often it is in the group.
     """
 
     group: int
     position: int
     parameter: Tensor
-    gradient: Tensor
+    gradient: Tensor | HeldGradient
     times: int
 
     def once_more(self) -> Given:
@@ -125,6 +127,7 @@ class StepInputs(NamedTuple):
     scaling
     start
     started : each run of a rule is added to it as it is started.
+    fetches : what the rules leave goes to the host; if not, it stays where it is.
     """
 
     updates: Mapping[Extent, Update]
@@ -132,6 +135,7 @@ class StepInputs(NamedTuple):
     scaling: Scaling
     start: Start
     started: list[Run]
+    fetches: bool
 
 
 class Steps(ABC):

@@ -128,6 +128,7 @@ class StepGraph:
         started: list[Run],
         *,
         sent: bool,
+        fetches: bool,
     ) -> Landing:
         """Send, unless that has been done, run the rules, and fetch what they leave.
 
@@ -141,6 +142,7 @@ class StepGraph:
         factor : of the gradients.
         started : each run is added to it as it is started.
         sent
+        fetches : False leaves it on the device.
 
         Raises
         ------
@@ -148,7 +150,8 @@ class StepGraph:
         """
         landing = Landing()
         for launch in dict.fromkeys(cut.launch for own in work for piece in own for cut in piece):
-            landing.add(launch, _result(cast(Key, launch.key)))
+            if fetches:
+                landing.add(launch, _result(cast(Key, launch.key)))
         left: dict[int, Callable[[], None]] = {}
         for number in range(max(map(len, work))):
             for channel, own in enumerate(work):
@@ -160,7 +163,8 @@ class StepGraph:
                 if not sent:
                     self._send(str(number), channel, cuts)
                 self._run(str(number), channel, cuts, start, factor, started)
-                left[channel] = partial(self._fetch, str(number), channel, cuts, landing)
+                if fetches:
+                    left[channel] = partial(self._fetch, str(number), channel, cuts, landing)
         for fetch in left.values():
             fetch()
         self._execute()

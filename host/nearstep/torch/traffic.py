@@ -23,6 +23,8 @@ class Traffic:
         step's. Of these and of gradients that it reads where they are, the counters say what a
         memory of its own would get.
     masters_up : fp32 masters fetched to merge a change of 16-bit parameters, or for a checkpoint.
+    gradients_up : fetched of those that the device keeps (`nearstep.offload`): to add to them, or
+        because they were read.
     moments_down, moments_up : optimizer state sent (load_state_dict, changed by the user) and
         fetched (when read).
     steps, launches, elements : steps done, runs of the kernel that update (on a DIMM of several
@@ -40,6 +42,7 @@ class Traffic:
 
     gradients_down: int = 0
     parameters_up: int = 0
+    gradients_up: int = 0
     masters_down: int = 0
     masters_up: int = 0
     moments_down: int = 0

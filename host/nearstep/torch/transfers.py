@@ -65,6 +65,13 @@ class Outbox:
                 _send(group)
 
 
+def send_all(fill: Callable[[Outbox], None]) -> None:
+    """Send at once what `fill` puts into an outbox."""
+    outbox = Outbox()
+    fill(outbox)
+    outbox.flush()
+
+
 class Inbox:
     """What a step left on the device, fetched as it is taken.
 

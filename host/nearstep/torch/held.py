@@ -1,0 +1,114 @@
+"""Gradients that stay on the device until a step takes them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from nearstep.placement import Extent
+from nearstep.torch import convert
+from nearstep.torch.traffic import Traffic
+
+PART_ELEMENTS = 1 << 14
+"""Elements that are fetched at once where gradients are added up."""
+
+
+class HeldGradient:
+    """The gradient of one parameter, in the array of the device that steps read it from.
+
+    Parameters
+    ----------
+    extent : of the parameter.
+    array : of gradients in `form`.
+    form : what the device keeps it in.
+    gradient : its first value; any dtype whose values `form` has.
+    traffic
+
+    Attributes
+    ----------
+    form
+    dtype : of the gradient.
+    applied : steps leave it out.
+    """
+
+    def __init__(
+        self, extent: Extent, array: str, form: str, gradient: Tensor, traffic: Traffic
+    ) -> None:
+        extent.segment.reserve({array: 0.0})
+        self.form = form
+        self.dtype = gradient.dtype
+        self.applied = False
+        self._extent = extent
+        self._array = array
+        self._traffic = traffic
+        self._negated = False
+        self._divisor = 1.0
+        self._write(extent, gradient)
+
+    def add(self, gradient: Tensor) -> None:
+        """Add another gradient as autograd does: to what is there, rounded to its dtype.
+
+        Of the device's, `PART_ELEMENTS` are on the host at a time.
+        """
+        self._straighten()
+        flat = gradient.detach().reshape(-1)
+        for part, start in self._parts():
+            values = self._read(part)
+            values.add_(flat[start : start + part.count])
+            self._write(part, values)
+
+    def fetch(self, parameter: Tensor) -> Tensor:
+        """The gradient as a new tensor like `parameter`."""
+        self._straighten()
+        gradient = torch.empty(parameter.shape, dtype=self.dtype)
+        return gradient.copy_(self._read(self._extent).view(parameter.shape))
+
+    def divide(self, scale: float) -> None:
+        """Have it divided by `scale` when it is next added to, fetched or stepped with."""
+        self._straighten()
+        self._divisor = scale
+
+    def ready(self, *, negated: bool) -> None:
+        """Have the device's array as a step needs it."""
+        if self._divisor != 1.0:
+            self._straighten()
+        if self._negated != negated:
+            self._flip()
+
+    def _straighten(self) -> None:
+        """Make the array the gradient itself."""
+        if self._negated:
+            self._flip()
+        if self._divisor != 1.0:
+            for part, _ in self._parts():
+                self._write(part, self._read(part).div_(self._divisor))
+            self._divisor = 1.0
+
+    def _flip(self) -> None:
+        for part, _ in self._parts():
+            array = part.read(self._array)
+            self._traffic.gradients_up += array.nbytes
+            self._traffic.gradients_down += array.nbytes
+            part.write(self._array, convert.negated(array))
+        self._negated = not self._negated
+
+    def _parts(self) -> Iterator[tuple[Extent, int]]:
+        extent = self._extent
+        for start in range(0, extent.count, PART_ELEMENTS):
+            count = min(PART_ELEMENTS, extent.count - start)
+            yield Extent(extent.segment, extent.start + start, count), start
+
+    def _read(self, part: Extent) -> Tensor:
+        array = part.read(self._array)
+        self._traffic.gradients_up += array.nbytes
+        if array.dtype.name == "uint16":
+            return torch.from_numpy(array.view("int16")).view(torch.bfloat16)
+        return torch.from_numpy(array).to(self.dtype)
+
+    def _write(self, part: Extent, values: Tensor) -> None:
+        wide = self.form == "fp32"
+        array = convert.to_float32(values) if wide else convert.to_words(values)
+        self._traffic.gradients_down += array.nbytes
+        part.write(self._array, array)

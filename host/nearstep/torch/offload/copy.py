@@ -1,0 +1,181 @@
+"""The compute device's copy of a parameter, whose memory comes and goes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import Node, get_gradient_edge
+
+from nearstep.torch.optimizer import DeviceOptimizer
+from nearstep.torch.resident import Resident
+
+GRAD: Any = Tensor.grad
+"""The property of torch."""
+
+OWN_STORAGE_REFERENCES = 2
+"""To the memory of a parameter that is here: the tensor's, and that of `DeviceCopy.storage`."""
+
+
+class DeviceCopy:
+    """A parameter whose memory on the compute device goes while its owner, the optimizer's device,
+    has it alone.
+
+    While anything else refers to its memory, as a view does that autograd or the user has, the
+    memory stays. A parameter that is away is NaN in every element, in the memory of one: what gets
+    at it in a way that torch does not tell about does not go unseen.
+
+    Parameters
+    ----------
+    index : number of the parameter.
+    name
+    parameter
+    optimizer
+
+    Attributes
+    ----------
+    nbytes : of its memory.
+    present : whether it is here.
+    storage : its memory, if it is here.
+    like : a tensor of its shape and strides, without elements.
+    resident : the owner's end.
+    pins : uses that are going on.
+    reserved : bytes that are counted for gradients that are being made.
+    uses : of the parameter in backward passes that are going on, each with the pass.
+    counted : bytes that are counted for its gradient here.
+    updated : whether backward has updated it, and `step()` has not yet been called.
+    """
+
+    def __init__(
+        self, index: int, name: str, parameter: Tensor, optimizer: DeviceOptimizer
+    ) -> None:
+        self.index = index
+        self.name = name
+        self.parameter = parameter
+        self.optimizer = optimizer
+        self.resident: Resident = optimizer.resident(parameter)
+        self.present = True
+        self.pins = 0
+        self.reserved = 0
+        self.uses: dict[object, int] = {}
+        self.counted = 0
+        self.updated = False
+        self._node: Node | None = None
+        self._away = torch.full((), torch.nan, dtype=parameter.dtype).expand(parameter.shape)
+        self.rebind()
+
+    def rebind(self) -> None:
+        """The parameter, which is here, has got other memory, or requires a gradient."""
+        with torch._C.DisableTorchFunctionSubclass():
+            found = self.parameter
+            self.storage: torch.UntypedStorage | None = found.untyped_storage()
+            self.nbytes = self.storage.nbytes()
+            self.like = torch.empty_strided(
+                found.size(), found.stride(), dtype=found.dtype, device="meta"
+            )
+        self.watch_gradient()
+
+    def watch_gradient(self) -> None:
+        """Have autograd keep one node for the parameter, if it requires a gradient."""
+        with torch._C.DisableTorchFunctionSubclass():
+            if self.parameter.requires_grad and self._node is None:
+                self._node = get_gradient_edge(self.parameter).node
+
+    @property
+    def accumulates(self) -> bool:
+        """In backward: whether it adds to the parameter's gradient, and does not give it to a
+        caller of `torch.autograd.grad`."""
+        try:
+            return self._node is not None and torch._C._will_engine_execute_node(self._node)
+        except RuntimeError:  # torch's answer where a caller gets it
+            return False
+
+    @property
+    def is_aliased(self) -> bool:
+        """Whether anything else refers to the parameter's memory: views, arrays, or what autograd
+        has saved by itself."""
+        own = 1 if self._node is None else 2
+        assert self.storage is not None, "it is here"
+        with torch._C.DisableTorchFunctionSubclass():
+            tensors: int = self.parameter._use_count()  # type: ignore[attr-defined]
+        return (
+            tensors > own
+            or torch._C._storage_Use_Count(self.storage._cdata) > OWN_STORAGE_REFERENCES
+        )
+
+    @property
+    def can_go(self) -> bool:
+        """Whether the parameter is here, and may go."""
+        return bool(self.present and not self.pins and self.nbytes and not self.is_aliased)
+
+    def settle(self) -> None:
+        """Have the owner know the parameter as it is here.
+
+        Raises
+        ------
+        ParameterError : it has been given another number of elements.
+        """
+        with torch._C.DisableTorchFunctionSubclass():
+            self.resident.check_size()
+            self.resident.settle()
+
+    def release(self) -> None:
+        """Let the memory go; the owner gets the parameter if it was changed."""
+        self.settle()
+        self._set_data(self._away)
+        self.storage = None
+        self.present = False
+
+    def fetch(self) -> None:
+        """Get the parameter from its owner."""
+        like = self.like
+        self._set_data(torch.empty_strided(like.size(), like.stride(), dtype=like.dtype))
+        try:
+            self.refresh()
+        except BaseException:
+            self._set_data(self._away)
+            raise
+        with torch._C.DisableTorchFunctionSubclass():
+            self.storage = self.parameter.untyped_storage()
+        self.present = True
+
+    def refresh(self) -> None:
+        """Get what the owner has into the memory that is here."""
+        with torch._C.DisableTorchFunctionSubclass():
+            self.resident.bring()
+
+    def _set_data(self, data: Tensor) -> None:
+        with torch._C.DisableTorchFunctionSubclass():
+            self.parameter.data = data
+
+    @property
+    def has_moved(self) -> bool:
+        """Whether the optimizer has made another place for the parameter."""
+        return self.optimizer.resident(self.parameter) is not self.resident
+
+    def move(self) -> None:
+        """Go over to that place, with a parameter that is here."""
+        before, self.resident = self.resident, self.optimizer.resident(self.parameter)
+        if before.held is not None:
+            with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
+                self.resident.hold_gradient(before.held.fetch(self.parameter))
+            before.release_gradient()
+
+    def view(self, size: torch.Size, stride: tuple[int, ...], offset: int) -> Tensor:
+        """A tensor of elements that are here."""
+        assert self.storage is not None, "it is here"
+        with torch.no_grad():
+            empty = torch.empty(0, dtype=self.like.dtype)
+            return empty.set_(self.storage, offset, size, stride)
+
+    def raw_gradient(self) -> Tensor | None:
+        """The gradient as torch has it, on the compute device."""
+        with torch._C.DisableTorchFunctionSubclass():
+            found: Tensor | None = GRAD.__get__(self.parameter)
+            return found
+
+    def set_raw_gradient(self, gradient: Tensor | None) -> None:
+        """Have torch have it."""
+        with torch._C.DisableTorchFunctionSubclass():
+            GRAD.__set__(self.parameter, gradient)

@@ -1,0 +1,112 @@
+"""Updates during backward: of each module, as soon as all of its gradients are there."""
+
+from __future__ import annotations
+
+import copy as copying
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from nearstep.torch.errors import UnsupportedOptionError
+from nearstep.torch.offload.copy import DeviceCopy
+from nearstep.torch.offload.errors import EarlyUpdateError
+from nearstep.torch.optimizer import DeviceOptimizer
+
+
+class EarlyUpdates:
+    """Updates parameters that the rest of backward does not need any more.
+
+    Parameters
+    ----------
+    model
+    optimizer : not one that clips: it needs all gradients first.
+
+    Raises
+    ------
+    UnsupportedOptionError
+    """
+
+    def __init__(self, model: nn.Module, optimizer: DeviceOptimizer) -> None:
+        bound = optimizer.settings.max_grad_norm
+        if bound is not None:
+            raise UnsupportedOptionError(
+                "max_grad_norm", bound, "it needs all gradients first, use updates='at-step'"
+            )
+        self._optimizer = optimizer
+        self._modules: dict[Tensor, Sequence[Tensor]] = {}
+        for module in model.modules():
+            own = list(module.parameters(recurse=False))
+            for parameter in own:
+                self._modules.setdefault(parameter, own)
+        self._waiting: dict[Tensor, DeviceCopy] = {}
+        self._updated: list[DeviceCopy] = []
+        self._options: list[dict[str, Any]] = []
+
+    def arrived(self, copy: DeviceCopy, update: Callable[[Sequence[DeviceCopy]], None]) -> None:
+        """The owner of a parameter has got its gradient: call `update` with those of its module, if
+        it was the last."""
+        self._waiting[copy.parameter] = copy
+        own = self._modules.get(copy.parameter, (copy.parameter,))
+        wanted = [each for each in own if each.requires_grad]
+        if not all(each in self._waiting for each in wanted):
+            return
+        if not self._updated:
+            self._options = self._read_options()
+        found = [self._waiting.pop(each) for each in wanted]
+        waiting = [each.resident.held for each in self._waiting.values()]
+        for held in waiting:
+            if held is not None:
+                held.applied = True  # not yet: it is left out
+        try:
+            update(found)
+        finally:
+            for held in waiting:
+                if held is not None:
+                    held.applied = False
+        for each in found:
+            held = each.resident.held
+            each.updated = True
+            if held is not None:
+                held.applied = True
+        self._updated += found
+
+    def before_step(self) -> None:
+        """Raise `EarlyUpdateError` if what was updated would be updated otherwise now."""
+        if not self._updated:
+            return
+        name = self._updated[0].name
+        if self._optimizer.scales:
+            self.give_up()
+            raise EarlyUpdateError(name, "its gradient is scaled (GradScaler)")
+        if self._read_options() != self._options:
+            self.give_up()
+            raise EarlyUpdateError(name, "options of the optimizer were changed before step()")
+
+    def after_step(self) -> None:
+        """The step is complete."""
+        self._forget(release=False)
+
+    def give_up(self) -> None:
+        """What was updated should not have been: the optimizer refuses steps until a checkpoint is
+        loaded."""
+        if self._updated:
+            self._optimizer.interrupt(EarlyUpdateError.__name__)
+        self._forget(release=True)
+
+    def _forget(self, *, release: bool) -> None:
+        for copy in self._updated:
+            copy.updated = False
+            held = copy.resident.held
+            if release:
+                copy.resident.release_gradient()
+            elif held is not None:
+                held.applied = False
+        self._updated.clear()
+        self._waiting.clear()
+
+    def _read_options(self) -> list[dict[str, Any]]:
+        return [
+            {name: copying.copy(value) for name, value in group.items() if name != "params"}
+            for group in self._optimizer.param_groups
+        ]

@@ -1,0 +1,297 @@
+"""Training with parameters that come to the compute device when they are used."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Literal, NoReturn, Self, get_args
+
+import torch
+from torch import nn
+from torch.nn import Parameter
+
+from nearstep.errors import ArgumentError
+from nearstep.torch.errors import ParameterError
+from nearstep.torch.offload.budget import budget_bytes
+from nearstep.torch.offload.copy import DeviceCopy
+from nearstep.torch.offload.early import EarlyUpdates
+from nearstep.torch.offload.errors import BudgetError, EngineCopyError
+from nearstep.torch.offload.gradients import Gradients
+from nearstep.torch.offload.ledger import Ledger
+from nearstep.torch.offload.modules import check_modules, hook_modules
+from nearstep.torch.offload.names import Names, check_optimizer, smallest_budget
+from nearstep.torch.offload.order import UseOrder
+from nearstep.torch.offload.parameter import OffloadedParameter, Place
+from nearstep.torch.offload.space import Space
+from nearstep.torch.offload.uses import Uses
+from nearstep.torch.optimizer import DeviceOptimizer
+from nearstep.torch.traffic import Traffic
+
+Policy = Literal["prefetch", "on-demand"]
+Updates = Literal["at-step", "in-backward"]
+
+USES_PER_PERIOD = 64
+"""Uses of each parameter after which the order of uses is taken to repeat, where nobody steps."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """What an engine has done since it was opened, in bytes where not said otherwise.
+
+    Attributes
+    ----------
+    budget
+    parameters : of all parameters.
+    peak : most that was on the compute device: parameters, and gradients from before they are made
+        until their owner has them.
+    peak_parameters, peak_gradients : most of one of them.
+    parameters_up, parameters_down : fetched from their owner, and sent there because they were
+        changed here, or had never been there.
+    gradients_down, gradients_up : sent to their owner, and fetched from there.
+    fetches, prefetches : how many parameters were fetched when they were used, and before.
+    releases : how many times a parameter gave up its memory.
+    gradients : how many gradients went to their owner.
+    steps : of the optimizer; with updates in backward, of modules.
+    """
+
+    budget: int
+    parameters: int
+    peak: int
+    peak_parameters: int
+    peak_gradients: int
+    parameters_up: int
+    parameters_down: int
+    gradients_down: int
+    gradients_up: int
+    fetches: int
+    prefetches: int
+    releases: int
+    gradients: int
+    steps: int
+
+
+class Engine:
+    """Made by `offload`, which see.
+
+    Attributes
+    ----------
+    budget : bytes.
+    closed
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: DeviceOptimizer,
+        budget: int | str,
+        policy: Policy,
+        updates: Updates,
+    ) -> None:
+        check_modules(model)
+        self._names = Names(model, optimizer)
+        parameters = list(self._names.parameters)
+        self._bytes = sum(each.numel() * each.element_size() for each in parameters)
+        self.budget = budget_bytes(budget, self._bytes)
+        smallest = smallest_budget(model, parameters)
+        if self.budget < smallest:
+            raise BudgetError(
+                "parameters of one module with their gradients", smallest, self.budget
+            )
+        self._optimizer = optimizer
+        self._early = EarlyUpdates(model, optimizer) if updates == "in-backward" else None
+        copies = [
+            DeviceCopy(index, name, parameter, optimizer)
+            for index, (parameter, name) in enumerate(self._names.parameters.items())
+        ]
+        self._start: dict[str, Any] = optimizer.traffic.as_dict()
+        self._open(model, copies, policy)
+
+    def _open(self, model: nn.Module, copies: list[DeviceCopy], policy: Policy) -> None:
+        indices = [each.index for each in copies]
+        order = UseOrder(indices + indices[::-1], USES_PER_PERIOD * max(1, len(indices)))
+        ledger = Ledger(budget=self.budget)
+        self._space = Space(copies, ledger, order, prefetches=policy == "prefetch")
+        self._gradients = Gradients(self._space, self._arrived)
+        if self._early is not None:
+            self._space.give_up = self._early.give_up
+        self._uses = Uses(self._space, self._gradients)
+        self._places: list[Place] = []
+        self._space.release_all()
+        ledger.reset_peaks()
+        for copy in copies:
+            parameter = copy.parameter
+            parameter.__class__ = OffloadedParameter
+            assert isinstance(parameter, OffloadedParameter)
+            place = Place(self._uses, copy)
+            self._places.append(place)
+            parameter._place = weakref.ref(place)
+            self._uses.hook(copy)
+            gradient = copy.raw_gradient()
+            if gradient is not None:
+                self._gradients.complete(copy)
+        self._remove: list[Callable[[], None]] = hook_modules(model, self._before_forward)
+        self._optimizer.around_update = self._around_update
+        self.closed = False
+
+    def report(self) -> Report:
+        """What has been done so far."""
+        now, before = self._optimizer.traffic, Traffic(**self._start)
+        ledger, counts = self._space.ledger, self._space.counts
+        return Report(
+            budget=self.budget,
+            parameters=self._bytes,
+            peak=ledger.peak,
+            peak_parameters=ledger.parameters_peak,
+            peak_gradients=ledger.gradients_peak,
+            parameters_up=now.parameters_up - before.parameters_up,
+            parameters_down=now.masters_down - before.masters_down,
+            gradients_down=now.gradients_down - before.gradients_down,
+            gradients_up=now.gradients_up - before.gradients_up,
+            fetches=counts.fetches,
+            prefetches=counts.prefetches,
+            releases=counts.releases,
+            gradients=counts.gradients,
+            steps=now.steps - before.steps,
+        )
+
+    def close(self) -> None:
+        """Make the model a plain one again, with all of its parameters and gradients here.
+
+        A second time there is nothing to do.
+
+        Raises
+        ------
+        ClosedDeviceError : the device is closed, and with it the parameters are lost.
+        """
+        if self.closed:
+            return
+        for copy in self._space.copies:
+            if not copy.present:
+                copy.fetch()
+            held = copy.resident.held
+            if held is not None:
+                with torch.no_grad():
+                    copy.set_raw_gradient(held.fetch(copy.parameter))
+                copy.resident.release_gradient()
+        for remove in self._remove:
+            remove()
+        self._uses.unhook()
+        for copy in self._space.copies:
+            parameter = copy.parameter
+            del parameter._place  # type: ignore[attr-defined]
+            parameter.__class__ = Parameter
+        self._optimizer.around_update = nullcontext
+        self.closed = True
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> NoReturn:
+        raise EngineCopyError
+
+    def __copy__(self) -> NoReturn:
+        raise EngineCopyError
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise EngineCopyError
+
+    def _before_forward(self, _: nn.Module) -> None:
+        if torch._C._current_graph_task_id() < 0:
+            self._names.check()
+
+    def _arrived(self, copy: DeviceCopy) -> None:
+        if self._early is not None:
+            self._early.arrived(copy, self._update_early)
+
+    def _update_early(self, copies: Sequence[DeviceCopy]) -> None:
+        stay = [copy for copy in copies if copy.present and not self._space.released(copy)]
+        with self._apart(stay):
+            self._optimizer.update_held()
+
+    @contextmanager
+    def _around_update(self) -> Iterator[None]:
+        self._names.check()
+        self._gradients.end_stale()
+        if self._early is not None:
+            self._early.before_step()
+        for copy in self._space.copies:
+            self._space.follow(copy)
+        with self._apart(self._space.release_all()):
+            yield
+        if self._early is not None:
+            self._early.after_step()
+        self._space.order.end_period()
+
+    @contextmanager
+    def _apart(self, stay: Sequence[DeviceCopy]) -> Iterator[None]:
+        """Update on the device alone: parameters that have to stay here are fetched afterwards."""
+        for copy in stay:
+            copy.settle()
+        try:
+            with torch._C.DisableTorchFunctionSubclass():
+                yield
+        except BaseException:
+            for copy in stay:
+                copy.resident.stay()
+            raise
+        for copy in stay:
+            copy.refresh()
+
+
+def offload(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    *,
+    budget: int | str,
+    policy: Policy = "prefetch",
+    updates: Updates = "at-step",
+) -> Engine:
+    """Have the parameters of a model come to the compute device when they are used, and go again.
+
+    ::
+
+        optimizer = nearstep.optim.AdamW(model.parameters(), device="golden:axdimm")
+        engine = nearstep.offload(model, optimizer, budget="25%")
+        for batch in batches:
+            loss = model(batch)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    Parameters and optimizer state are the optimizer's, on its device; `docs/offload.md` says what
+    is where, and when. Training has the bits that it has without.
+
+    Parameters
+    ----------
+    model : every parameter that requires a gradient is in a group of the optimizer.
+    optimizer : of `nearstep.optim`, on any device, without compression.
+    budget : of the memory that parameters and gradients may have on the compute device: bytes, text
+        such as `2GiB`, or a share of the parameters' bytes, such as `25%`.
+    policy : `prefetch` fetches parameters before they are used, in the order of the step before, as
+        far as the budget goes; `on-demand` when they are used.
+    updates : `at-step`; or `in-backward`, which updates the parameters of a module as soon as
+        backward has made all of their gradients. That is right where each step has one backward,
+        and nothing is done with gradients or options between backward and step: what can be seen
+        to be otherwise raises `EarlyUpdateError`.
+
+    Raises
+    ------
+    BudgetError : the budget is smaller than what one module needs.
+    BudgetFormatError, ParameterError, UnsupportedOptionError, ArgumentError, TypeError : the budget
+        or the policy cannot be read, or a parameter, module or optimizer is of a kind that cannot
+        be offloaded. Nothing has been changed.
+    """
+    if policy not in get_args(Policy):
+        raise ArgumentError(f"policy must be one of {get_args(Policy)}, not {policy!r}")
+    if updates not in get_args(Updates):
+        raise ArgumentError(f"updates must be one of {get_args(Updates)}, not {updates!r}")
+    found = check_optimizer(optimizer)
+    for parameter in model.parameters():
+        if isinstance(parameter, OffloadedParameter):
+            raise ParameterError("a parameter of the model", "with no engine yet", "offloaded")
+    return Engine(model, found, budget, policy, updates)

@@ -1,0 +1,80 @@
+"""Typed errors of the offload engine."""
+
+from __future__ import annotations
+
+from nearstep.errors import ArgumentError, NearstepError
+
+
+class BudgetError(NearstepError, MemoryError):
+    """What is needed at once on the compute device is more than the budget.
+
+    Attributes
+    ----------
+    expected : bytes of the smallest budget that has room for it.
+    actual : bytes of the budget.
+    """
+
+    def __init__(self, what: str, expected: int, actual: int, hint: str = "") -> None:
+        self.what = what
+        self.expected = expected
+        self.actual = actual
+        super().__init__(
+            f"{what}: the budget must be at least {expected} bytes, not {actual}{hint}"
+        )
+
+
+class BudgetFormatError(ArgumentError):
+    """A budget that is no number of bytes and no share."""
+
+    def __init__(self, expected: str, actual: object) -> None:
+        self.expected = expected
+        self.actual = actual
+        super().__init__(f"budget must be {expected}, not {actual!r}")
+
+
+class ChangedModelError(ArgumentError):
+    """A model or an optimizer that got another parameter after `nearstep.offload`.
+
+    Attributes
+    ----------
+    parameter : its name.
+    """
+
+    def __init__(self, parameter: str, change: str) -> None:
+        self.parameter = parameter
+        self.change = change
+        super().__init__(
+            f"{parameter} was {change} after nearstep.offload: close the engine first, and offload "
+            "the model again"
+        )
+
+
+class EngineCopyError(NearstepError, TypeError):
+    """A copy of an engine, which belongs to one model in one process."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "an offload engine cannot be copied or pickled; its model can, and so can its optimizer"
+        )
+
+
+class EarlyUpdateError(NearstepError, RuntimeError):
+    """With updates in backward: something happened that only works if updates wait for `step()`.
+
+    Attributes
+    ----------
+    parameter : its name.
+    """
+
+    def __init__(self, parameter: str, reason: str) -> None:
+        self.parameter = parameter
+        super().__init__(
+            f"{parameter} was updated during backward, and {reason}: use updates='at-step'"
+        )
+
+
+class LostEngineError(NearstepError, RuntimeError):
+    """A parameter that is used after its model and engine are gone."""
+
+    def __init__(self) -> None:
+        super().__init__("the model that this offloaded parameter belonged to is gone")

@@ -1,0 +1,171 @@
+"""Gradients: from before they are made until their owner has them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import Tensor
+
+from nearstep.torch.checks import check_gradient
+from nearstep.torch.errors import GradientError
+from nearstep.torch.offload.copy import DeviceCopy
+from nearstep.torch.offload.space import Space
+
+OWN_REFERENCES = 3
+"""To a gradient that only its parameter has: torch's, that of a variable, and that of
+`sys.getrefcount`."""
+
+
+class Gradients:
+    """Gradients of the parameters in a space.
+
+    One is counted from before the backward of the operation that makes it; a second one of the same
+    parameter, from another use, is there besides the first while it is added to it.
+
+    Parameters
+    ----------
+    space
+    arrived : called when an owner has got a gradient.
+    """
+
+    def __init__(self, space: Space, arrived: Callable[[DeviceCopy], None]) -> None:
+        self._space = space
+        self._arrived = arrived
+        self._passes: set[int] = set()
+        space.spill = self._spill
+
+    def expect(self, uses: Iterable[tuple[DeviceCopy, object]]) -> None:
+        """Have room for gradients that backward is about to make, of parameters with their uses.
+
+        Raises
+        ------
+        BudgetError
+        """
+        task = torch._C._current_graph_task_id()
+        if task not in self._passes and task >= 0:
+            self._passes.add(task)
+            torch.autograd.Variable._execution_engine.queue_callback(lambda: self._end_pass(task))
+        for copy, use in uses:
+            if use in copy.uses or not copy.accumulates:
+                continue
+            if len(copy.uses) < 2:
+                self._space.reserve(copy.nbytes, f"backward of what uses {copy.name}")
+                copy.reserved += copy.nbytes
+            copy.uses[use] = task
+
+    def end_stale(self) -> None:
+        """Outside backward: forget what one that failed had expected."""
+        if self._passes and torch._C._current_graph_task_id() < 0:
+            self._passes.clear()
+            for copy in self._space.copies:
+                self._expect_no_more(copy)
+
+    def complete(self, copy: DeviceCopy) -> None:
+        """Backward has made a gradient, and added it to what is here: it goes to its owner.
+
+        Raises
+        ------
+        EarlyUpdateError
+        """
+        gradient = copy.raw_gradient()
+        if gradient is None:
+            return
+        self._recount(copy, gradient)
+        self._expect_no_more(copy)
+        if gradient.requires_grad or not _can_go(copy, gradient):
+            return  # a part of a graph, or a step will say what is wrong
+        self._space.check_old(copy, "another backward has made a gradient of it")
+        self._send(copy, gradient)
+        self._arrived(copy)
+
+    def read(self, copy: DeviceCopy) -> Tensor | None:
+        """What `grad` of a parameter is.
+
+        Raises
+        ------
+        BudgetError, EarlyUpdateError
+        """
+        held = copy.resident.held
+        if held is None:
+            return copy.raw_gradient()
+        self._space.check_old(copy, "its gradient is read before optimizer.step()")
+        hint = "; to clip on the device, give the optimizer max_grad_norm"
+        self._space.make_room(copy.nbytes, f"gradient of {copy.name}", hint)
+        with torch.no_grad():
+            gradient = held.fetch(copy.parameter)
+        copy.resident.release_gradient()
+        copy.set_raw_gradient(gradient)
+        self._recount(copy, gradient)
+        return gradient
+
+    def assign(self, copy: DeviceCopy, gradient: Tensor | None) -> None:
+        """Set `grad` of a parameter.
+
+        Raises
+        ------
+        BudgetError, EarlyUpdateError
+        """
+        self._space.check_old(copy, "its gradient is set before optimizer.step()")
+        if gradient is not None:
+            room = gradient.numel() * gradient.element_size() - copy.counted
+            self._space.make_room(room, f"gradient of {copy.name}")
+        copy.set_raw_gradient(gradient)
+        copy.resident.release_gradient()
+        self._recount(copy, gradient)
+
+    def _send(self, copy: DeviceCopy, gradient: Tensor) -> None:
+        with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
+            copy.resident.hold_gradient(gradient)
+        self._space.counts.gradients += 1
+        copy.set_raw_gradient(None)
+        self._recount(copy, None)
+
+    def _recount(self, copy: DeviceCopy, gradient: Tensor | None) -> None:
+        """Count the gradient of a parameter that is here; what was expected becomes that."""
+        dense = gradient is not None and gradient.layout is torch.strided
+        counted = (
+            gradient.numel() * gradient.element_size() if gradient is not None and dense else 0
+        )
+        moved = min(copy.reserved, max(0, counted - copy.counted))
+        copy.reserved -= moved
+        self._space.ledger.add_gradient(counted - copy.counted - moved)
+        copy.counted = counted
+
+    def _expect_no_more(self, copy: DeviceCopy) -> None:
+        self._space.ledger.add_gradient(-copy.reserved)
+        copy.reserved = 0
+        copy.uses.clear()
+
+    def _end_pass(self, task: int) -> None:
+        self._passes.discard(task)
+        for copy in self._space.copies:
+            if task in copy.uses.values():
+                self._expect_no_more(copy)
+
+    def _spill(self) -> bool:
+        """Send a gradient that was read to its owner, if nobody refers to it; whether there was
+        one."""
+        for copy in self._space.copies:
+            if not copy.counted or copy.resident.held is not None:
+                continue
+            gradient = copy.raw_gradient()
+            if (
+                gradient is not None
+                and sys.getrefcount(gradient) <= OWN_REFERENCES
+                and torch._C._storage_Use_Count(gradient.untyped_storage()._cdata) <= 2
+                and not gradient.requires_grad
+                and _can_go(copy, gradient)
+            ):
+                self._send(copy, gradient)
+                return True
+        return False
+
+
+def _can_go(copy: DeviceCopy, gradient: Tensor) -> bool:
+    try:
+        check_gradient(copy.name, copy.parameter, gradient)
+    except GradientError:
+        return False
+    return True

@@ -1,0 +1,54 @@
+"""Bytes on the compute device, as they come and go."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(kw_only=True)
+class Ledger:
+    """What is on the compute device, in bytes.
+
+    Attributes
+    ----------
+    budget : what it may be.
+    parameters : of parameters that are there, those fetched ahead included.
+    gradients : of gradients, from before the backward of the operation that makes one.
+    peak : the most of both together; parameters_peak, gradients_peak : of one.
+    """
+
+    budget: int
+    parameters: int = 0
+    gradients: int = 0
+    peak: int = 0
+    parameters_peak: int = 0
+    gradients_peak: int = 0
+
+    @property
+    def used(self) -> int:
+        return self.parameters + self.gradients
+
+    @property
+    def free(self) -> int:
+        """What is left of the budget; below 0 if it is exceeded."""
+        return self.budget - self.used
+
+    def add_parameter(self, nbytes: int) -> None:
+        """A parameter comes, or goes if `nbytes` is negative."""
+        self.parameters += nbytes
+        self._look()
+
+    def add_gradient(self, nbytes: int) -> None:
+        """A gradient comes, or goes if `nbytes` is negative."""
+        self.gradients += nbytes
+        self._look()
+
+    def reset_peaks(self) -> None:
+        """Begin to look for the most anew."""
+        self.peak = self.parameters_peak = self.gradients_peak = 0
+        self._look()
+
+    def _look(self) -> None:
+        self.peak = max(self.peak, self.used)
+        self.parameters_peak = max(self.parameters_peak, self.parameters)
+        self.gradients_peak = max(self.gradients_peak, self.gradients)

@@ -1,0 +1,115 @@
+"""Which parameters an engine looks after, and that they stay these."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import Parameter
+
+from nearstep.torch.checks import label
+from nearstep.torch.convert import FORMATS
+from nearstep.torch.errors import ParameterError, UnsupportedOptionError
+from nearstep.torch.offload.errors import ChangedModelError
+from nearstep.torch.optimizer import DeviceOptimizer
+
+
+def named(model: nn.Module, optimizer: DeviceOptimizer) -> Iterator[tuple[str, Tensor]]:
+    """Every name of a parameter of the model, and of the optimizer's."""
+    yield from model.named_parameters(remove_duplicate=False)
+    for index, group in enumerate(optimizer.param_groups):
+        for position, parameter in enumerate(group["params"]):
+            yield label(group, index, position), parameter
+
+
+class Names:
+    """Parameters by name, in the order of the model, then of the optimizer.
+
+    Parameters
+    ----------
+    model
+    optimizer
+
+    Raises
+    ------
+    ParameterError, UnsupportedOptionError
+    """
+
+    def __init__(self, model: nn.Module, optimizer: DeviceOptimizer) -> None:
+        self._model = model
+        self._optimizer = optimizer
+        self._by_name = dict(named(model, optimizer))
+        parameters: dict[Tensor, str] = {}
+        for name, parameter in self._by_name.items():
+            parameters.setdefault(parameter, name)
+        self.parameters: Mapping[Tensor, str] = parameters
+        owned = {each for group in optimizer.param_groups for each in group["params"]}
+        for parameter, name in parameters.items():
+            _check(name, parameter, owned=parameter in owned)
+
+    def check(self) -> None:
+        """Raise `ChangedModelError` unless names and parameters are what they were."""
+        count = 0
+        for name, parameter in named(self._model, self._optimizer):
+            count += 1
+            known = self._by_name.get(name)
+            if known is None:
+                raise ChangedModelError(name, "added")
+            if known is not parameter:
+                raise ChangedModelError(name, "replaced")
+        if count != len(self._by_name):
+            now = dict(named(self._model, self._optimizer))
+            raise ChangedModelError(
+                next(each for each in self._by_name if each not in now), "taken"
+            )
+
+
+def smallest_budget(model: nn.Module, parameters: Sequence[Tensor]) -> int:
+    """Bytes of a budget with which every module can use its own parameters at once, and backward
+    can make their gradients.
+
+    Parameters
+    ----------
+    model
+    parameters : all of them; those in no module are used one at a time.
+    """
+    groups: list[list[Tensor]] = [list(each.parameters(recurse=False)) for each in model.modules()]
+    groups += [[parameter] for parameter in parameters]
+    return max((sum(map(_needed, group)) for group in groups), default=0)
+
+
+def _needed(parameter: Tensor) -> int:
+    gradient = parameter.numel() * parameter.element_size() if parameter.requires_grad else 0
+    return parameter.untyped_storage().nbytes() + gradient
+
+
+def _check(name: str, parameter: Tensor, *, owned: bool) -> None:
+    if type(parameter) is not Parameter:
+        raise ParameterError(name, "of class Parameter", type(parameter).__name__)
+    if parameter.device.type != "cpu":
+        raise ParameterError(name, "on the CPU", f"on {parameter.device}")
+    if parameter.dtype not in FORMATS:
+        raise ParameterError(name, f"of a dtype among {FORMATS}", parameter.dtype)
+    if parameter.layout is not torch.strided:
+        raise ParameterError(name, "dense", parameter.layout)
+    if parameter.requires_grad and not owned:
+        raise ParameterError(name, "frozen or in a group of the optimizer", "in no group")
+
+
+def check_optimizer(optimizer: object) -> DeviceOptimizer:
+    """The optimizer, if it is one that an engine works with.
+
+    Raises
+    ------
+    TypeError : it is not one of `nearstep.optim`.
+    UnsupportedOptionError : it compresses gradients.
+    """
+    if not isinstance(optimizer, DeviceOptimizer):
+        raise TypeError(f"optimizer must be one of nearstep.optim, not {type(optimizer).__name__}")
+    compression = optimizer.settings.compression
+    if compression is not None:
+        raise UnsupportedOptionError(
+            "compression", compression.share, "gradients of an offloaded model are sent whole"
+        )
+    return optimizer

@@ -1,0 +1,70 @@
+"""The order in which parameters are used: what was, and so what will be."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Sequence
+
+
+class UseOrder:
+    """Expects a period, from one step to the next, to be like the one before.
+
+    Uses that do not come as expected are no error: the next one is looked for from where the last
+    one was found, then from the beginning.
+
+    Parameters
+    ----------
+    expected : for the first period, keys in order of use.
+    most : uses after which a period ends by itself, where nobody steps.
+
+    Attributes
+    ----------
+    is_known : whether what is expected has happened before.
+    """
+
+    def __init__(self, expected: Sequence[int], most: int) -> None:
+        self._most = most
+        self._seen: list[int] = []
+        self.is_known = False
+        self._expect(expected)
+
+    def _expect(self, keys: Sequence[int]) -> None:
+        self._expected = list(keys)
+        self._positions: defaultdict[int, list[int]] = defaultdict(list)
+        for position, key in enumerate(self._expected):
+            self._positions[key].append(position)
+        self._at = 0
+
+    def used(self, key: int) -> None:
+        """A parameter is used."""
+        self._seen.append(key)
+        positions = self._positions.get(key)
+        if positions:
+            found = bisect_left(positions, self._at)
+            self._at = positions[found if found < len(positions) else 0] + 1
+        if len(self._seen) >= self._most:
+            self.end_period()
+
+    def distance(self, key: int) -> int:
+        """How many uses come before the next one of a parameter; if it was not used, more than
+        of any other."""
+        positions = self._positions.get(key)
+        if not positions:
+            return 2 * len(self._expected) + 1
+        found = bisect_left(positions, self._at)
+        if found < len(positions):
+            return positions[found] - self._at
+        return positions[0] + len(self._expected) - self._at
+
+    def upcoming(self) -> Sequence[int]:
+        """Keys as they are expected to be used until the period ends: the step that ends it changes
+        what is fetched before."""
+        return self._expected[self._at :]
+
+    def end_period(self) -> None:
+        """A step was made."""
+        if self._seen:
+            self._expect(self._seen)
+            self.is_known = True
+        self._seen = []

@@ -1,0 +1,113 @@
+"""What autograd saves of parameters: where they are, not what they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from nearstep.torch.offload.copy import DeviceCopy
+from nearstep.torch.offload.space import Space
+
+Pack = Callable[[Tensor], Any]
+Unpack = Callable[[Any], Tensor]
+
+PASSED_BY = frozenset({"torch.utils.checkpoint", "torch.autograd.graph"})
+"""Modules of torch whose hooks change no value: parameters need not go through them."""
+
+
+class SavedView(NamedTuple):
+    """A view of a parameter, which is fetched when backward wants it."""
+
+    copy: DeviceCopy
+    size: torch.Size
+    stride: tuple[int, ...]
+    offset: int
+    version: int
+
+
+class SavedTensor(NamedTuple):
+    """Any other tensor."""
+
+    tensor: Tensor
+    version: int
+
+
+class SavedByOthers(NamedTuple):
+    """What hooks have made that the user had set."""
+
+    packed: Any
+    unpack: Unpack
+
+
+class SavedHooks:
+    """Hooks for what autograd saves in an operation that uses parameters.
+
+    Where the user has set hooks (`torch.autograd.graph.saved_tensors_hooks`, checkpointing), these
+    get what they would have got, but for parameters where it makes no difference.
+
+    Parameters
+    ----------
+    space
+    """
+
+    def __init__(self, space: Space) -> None:
+        self._space = space
+
+    def around(self) -> torch.autograd.graph.saved_tensors_hooks | None:
+        """A context for the operation; None where torch takes no hooks."""
+        if torch._C._autograd._saved_tensors_hooks_get_disabled_error_message() is not None:
+            return None
+        others: tuple[Pack | None, Unpack | None] | None
+        others = torch._C._autograd._top_saved_tensors_default_hooks(False)
+        pack, unpack = (None, None) if others is None else others
+
+        def packed(tensor: Tensor) -> Any:
+            return self._pack(tensor, pack, unpack)
+
+        return torch.autograd.graph.saved_tensors_hooks(packed, self._unpack)
+
+    def _pack(self, tensor: Tensor, pack: Pack | None, unpack: Unpack | None) -> Any:
+        if pack is None or getattr(pack, "__module__", None) in PASSED_BY:
+            copy = self._space.owner_of(tensor) if is_dense(tensor) else None
+            if copy is not None and tensor.dtype == copy.parameter.dtype and not tensor.is_neg():
+                offset = int(tensor.storage_offset())
+                return SavedView(copy, tensor.size(), tensor.stride(), offset, tensor._version)
+        if pack is None or unpack is None:
+            return SavedTensor(tensor, tensor._version)
+        return SavedByOthers(pack(tensor), unpack)
+
+    def _unpack(self, packed: SavedView | SavedTensor | SavedByOthers) -> Tensor:
+        if isinstance(packed, SavedByOthers):
+            return packed.unpack(packed.packed)
+        if isinstance(packed, SavedTensor):
+            _check_version(packed.tensor, packed.version)
+            return packed.tensor
+        copy = packed.copy
+        _check_version(copy.parameter, packed.version)
+        with self._space.using([copy]):
+            return copy.view(packed.size, packed.stride, packed.offset)
+
+
+def is_dense(tensor: Tensor) -> bool:
+    """Whether a tensor has a storage that can be asked for: those that dispatch in Python, and
+    those of transforms, may have none."""
+    return (
+        type(tensor) in (Tensor, Parameter)
+        and tensor.layout is torch.strided
+        and tensor.is_cpu
+        and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+    )
+
+
+def _check_version(tensor: Tensor, version: int) -> None:
+    """Raise as autograd does, which leaves this to hooks."""
+    if tensor._version != version:
+        raise RuntimeError(
+            "one of the variables needed for gradient computation has been modified by an inplace "
+            f"operation: a tensor of shape {list(tensor.shape)} is at version {tensor._version}; "
+            f"expected version {version} instead"
+        )

@@ -1,0 +1,206 @@
+"""Which parameters are on the compute device: within the budget, the least soon needed go first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from nearstep.torch.offload.copy import DeviceCopy
+from nearstep.torch.offload.errors import BudgetError, EarlyUpdateError
+from nearstep.torch.offload.ledger import Ledger
+from nearstep.torch.offload.order import UseOrder
+
+
+@dataclass(kw_only=True)
+class Counts:
+    """Of what went over the link between owner and compute device.
+
+    Attributes
+    ----------
+    fetches, prefetches : parameters fetched when they were used, and before.
+    releases : parameters whose bytes went.
+    gradients : gradients that went to their owner.
+    """
+
+    fetches: int = 0
+    prefetches: int = 0
+    releases: int = 0
+    gradients: int = 0
+
+
+class Space:
+    """Memory of the compute device that parameters and their gradients share.
+
+    Parameters
+    ----------
+    copies
+    ledger
+    order : of uses, by index.
+    prefetches : whether parameters are fetched before they are used.
+    """
+
+    def __init__(
+        self, copies: Sequence[DeviceCopy], ledger: Ledger, order: UseOrder, *, prefetches: bool
+    ) -> None:
+        self.copies = copies
+        self.ledger = ledger
+        self.order = order
+        self.counts = Counts()
+        self.prefetches = prefetches
+        self.spill: Callable[[], bool] = lambda: False
+        self.give_up: Callable[[], None] = lambda: None
+        self._present = {copy for copy in copies if copy.present}
+        self._by_storage: dict[int, DeviceCopy] = {}
+        for copy in self._present:
+            self._know(copy)
+        growing = (copy.nbytes for copy in copies if copy.parameter.requires_grad)
+        self._reserve = max(growing, default=0)
+        ledger.add_parameter(sum(copy.nbytes for copy in self._present))
+
+    def rebind(self, copy: DeviceCopy) -> None:
+        """Look at the memory of a parameter, which is here, anew."""
+        before = copy.nbytes
+        self._forget(copy)
+        copy.rebind()
+        self._know(copy)
+        self.ledger.add_parameter(copy.nbytes - before)
+
+    def follow(self, copy: DeviceCopy) -> None:
+        """Go over to another place on the owner, if the optimizer has made one.
+
+        Raises
+        ------
+        BudgetError
+        """
+        if copy.has_moved:
+            with self.using([copy]):
+                copy.move()
+
+    def _know(self, copy: DeviceCopy) -> None:
+        assert copy.storage is not None, "it is here"
+        self._by_storage[copy.storage._cdata] = copy
+
+    def _forget(self, copy: DeviceCopy) -> None:
+        assert copy.storage is not None, "it is here"
+        self._by_storage.pop(copy.storage._cdata, None)
+
+    def owner_of(self, tensor: Tensor) -> DeviceCopy | None:
+        """The parameter whose memory a plain tensor is in."""
+        return self._by_storage.get(tensor.untyped_storage()._cdata)
+
+    @contextmanager
+    def using(self, copies: Sequence[DeviceCopy]) -> Iterator[None]:
+        """Have parameters here as long as the context lasts.
+
+        Raises
+        ------
+        BudgetError, EarlyUpdateError
+        """
+        for copy in copies:
+            copy.pins += 1
+        try:
+            for copy in copies:
+                self.check_old(copy, "it is used before optimizer.step()")
+                self.order.used(copy.index)
+            for copy in copies:
+                if not copy.present:
+                    self._fetch(copy)
+                    self.counts.fetches += 1
+            if self.prefetches:
+                self._prefetch()
+            yield
+        finally:
+            for copy in copies:
+                copy.pins -= 1
+
+    def check_old(self, copy: DeviceCopy, reason: str) -> None:
+        """Raise `EarlyUpdateError` if backward has updated a parameter, and `step()` has not yet
+        been called."""
+        if copy.updated:
+            self.give_up()
+            raise EarlyUpdateError(copy.name, reason)
+
+    def make_room(self, nbytes: int, what: str, hint: str = "") -> None:
+        """Have parameters go until there is room.
+
+        Raises
+        ------
+        BudgetError : those that are in use and what is wanted are more than the budget.
+        """
+        while self.ledger.free < nbytes:
+            victim = self._victim()
+            if victim is not None:
+                self.release(victim)
+            elif not self.spill():
+                stay = [copy.name for copy in self._present if not copy.pins and copy.is_aliased]
+                if stay:
+                    hint += f"; in memory that something refers to: {', '.join(sorted(stay))}"
+                raise BudgetError(what, self.ledger.used + nbytes, self.ledger.budget, hint)
+
+    def reserve(self, nbytes: int, what: str) -> None:
+        """Count a gradient that is about to be made.
+
+        Raises
+        ------
+        BudgetError
+        """
+        self.make_room(nbytes, what)
+        self.ledger.add_gradient(nbytes)
+        self._reserve = max(self._reserve, self.ledger.gradients)
+
+    def release(self, copy: DeviceCopy) -> None:
+        """Have a parameter go."""
+        cdata = copy.storage._cdata if copy.storage is not None else 0
+        copy.release()
+        self._by_storage.pop(cdata, None)
+        self._present.discard(copy)
+        self.ledger.add_parameter(-copy.nbytes)
+        self.counts.releases += 1
+
+    def released(self, copy: DeviceCopy) -> bool:
+        """Have a parameter go if it may; whether it has gone."""
+        if copy.can_go:
+            self.release(copy)
+        return not copy.present
+
+    def release_all(self) -> Sequence[DeviceCopy]:
+        """Have all go that may; those that stay."""
+        for copy in [each for each in self.copies if each.can_go]:
+            self.release(copy)
+        return [copy for copy in self.copies if copy in self._present]
+
+    def _fetch(self, copy: DeviceCopy) -> None:
+        self.make_room(copy.nbytes, copy.name)
+        copy.fetch()
+        self._know(copy)
+        self._present.add(copy)
+        self.ledger.add_parameter(copy.nbytes)
+
+    def _victim(self) -> DeviceCopy | None:
+        distance = self.order.distance
+        ordered = sorted(self._present, key=lambda each: (-distance(each.index), each.index))
+        return next((copy for copy in ordered if copy.can_go), None)
+
+    def _prefetch(self) -> None:
+        """Fetch what is used next, in order, while there is room, or something goes that is used
+        later; in backward, leave room for gradients, as much as they needed before."""
+        if len(self._present) == len(self.copies) or not self.order.is_known:
+            return
+        in_backward = torch._C._current_graph_task_id() >= 0
+        reserve = max(0, self._reserve - self.ledger.gradients) if in_backward else 0
+        distance = self.order.distance
+        for index in self.order.upcoming():
+            copy = self.copies[index]
+            if copy.present:
+                continue
+            while self.ledger.free < copy.nbytes + reserve:
+                victim = self._victim()
+                if victim is None or distance(victim.index) <= distance(index):
+                    return
+                self.release(victim)
+            self._fetch(copy)
+            self.counts.prefetches += 1

@@ -1,0 +1,121 @@
+"""Uses of parameters by functions of torch."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from nearstep.torch.errors import ParameterError
+from nearstep.torch.offload.copy import DeviceCopy
+from nearstep.torch.offload.gradients import Gradients
+from nearstep.torch.offload.parameter import ParameterView, tensors, views
+from nearstep.torch.offload.saved import SavedHooks
+from nearstep.torch.offload.space import Space
+
+
+class Uses:
+    """What happens when a function of torch is called with parameters.
+
+    Parameters
+    ----------
+    space
+    gradients
+
+    Attributes
+    ----------
+    space, gradients
+    saved : hooks for what is saved for backward.
+    saving : parameters of which the next `detach` makes a tensor with memory of its own.
+    """
+
+    def __init__(self, space: Space, gradients: Gradients) -> None:
+        self.space = space
+        self.gradients = gradients
+        self.saved = SavedHooks(space)
+        self.saving: set[DeviceCopy] = set()
+        self._hooked: dict[DeviceCopy, Any] = {}
+
+    @contextmanager
+    def of(self, func: Callable[..., Any], copies: Sequence[DeviceCopy]) -> Iterator[None]:
+        """Have parameters here during a call.
+
+        Raises
+        ------
+        BudgetError, EarlyUpdateError
+        """
+        self.gradients.end_stale()
+        with self.space.using(copies):
+            yield
+
+    def watch(self, result: Any, uses: Sequence[tuple[DeviceCopy, object]]) -> None:
+        """Have backward say so before it comes to what a function returned, and know results on the
+        memory of parameters again."""
+        if not torch.is_grad_enabled():
+            return
+        by_copy = dict(uses)
+        for view, copy in views(result, self):
+            if copy in by_copy:
+                ParameterView.of(view, self, copy, by_copy[copy])
+        growing = [(copy, use) for copy, use in uses if copy.parameter.requires_grad]
+        if growing:
+            nodes = {each.grad_fn for each in tensors(result) if not isinstance(each, Parameter)}
+            for node in nodes:
+                if node is not None:
+                    node.register_prehook(partial(_expect, self.gradients, growing))
+
+    def requires_grad_changed(self, copies: Iterable[DeviceCopy]) -> None:
+        """Parameters may require a gradient that did not."""
+        for copy in copies:
+            copy.watch_gradient()
+            self.hook(copy)
+            self.space.follow(copy)
+
+    def hook(self, copy: DeviceCopy) -> None:
+        """Have a parameter's gradient go when it is complete, if it requires one."""
+        if copy.parameter.requires_grad and copy not in self._hooked:
+            complete = partial(_complete, weakref.ref(self.gradients), weakref.ref(copy))
+            register = copy.parameter.register_post_accumulate_grad_hook
+            self._hooked[copy] = register(complete)  # type: ignore[no-untyped-call]
+
+    def unhook(self) -> None:
+        """Take all hooks away."""
+        for handle in self._hooked.values():
+            handle.remove()
+        self._hooked.clear()
+
+    def check_data(self, copy: DeviceCopy, value: Tensor) -> None:
+        """Raise `ParameterError` unless a parameter may have this as its data."""
+        own = copy.parameter
+        for what, expected, actual in (
+            ("dtype", own.dtype, value.dtype),
+            ("device", own.device, value.device),
+            ("shape", own.shape, value.shape),
+        ):
+            if expected != actual:
+                raise ParameterError(copy.name, f"of {what} {expected} while offloaded", actual)
+
+    def rebind(self, copies: Iterable[DeviceCopy]) -> None:
+        """Parameters have been given other memory."""
+        for copy in copies:
+            self.space.rebind(copy)
+
+
+def _expect(
+    gradients: Gradients, uses: Sequence[tuple[DeviceCopy, object]], _: Sequence[Tensor]
+) -> None:
+    gradients.expect(uses)
+
+
+def _complete(
+    gradients: Callable[[], Gradients | None], copy: Callable[[], DeviceCopy | None], _: Tensor
+) -> None:
+    found, of = gradients(), copy()
+    if found is not None and of is not None:
+        found.complete(of)

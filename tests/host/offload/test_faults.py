@@ -1,0 +1,352 @@
+"""What goes wrong, by name, and leaves a model and an engine that can be used."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import pickle
+import weakref
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import nearstep
+from nearstep.errors import ArgumentError, ClosedDeviceError
+from nearstep.torch.errors import InterruptedStepError, ParameterError, UnsupportedOptionError
+from nearstep.torch.offload.errors import (
+    BudgetError,
+    ChangedModelError,
+    EngineCopyError,
+    LostEngineError,
+)
+from nearstep.updater.device import KernelDevice
+
+from .training import bits
+
+WIDTH = 16
+LAYER = 4 * (WIDTH * WIDTH + WIDTH)
+URL = "golden:axdimm?memory_bytes=2MiB"
+
+Model = nn.Sequential
+Optimizer = nearstep.optim.AdamW
+
+
+class Failing(nn.Module):
+    """Raises, when it is told to, in forward or backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.where = ""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.where == "forward":
+            raise ZeroDivisionError
+        if self.where == "backward":
+            x.register_hook(self._fail)
+        return x
+
+    def _fail(self, _: Tensor) -> None:
+        raise ZeroDivisionError
+
+
+def made(device: str | nearstep.Device = URL) -> tuple[Model, Optimizer]:
+    torch.manual_seed(9)
+    layers = (nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH))
+    model = nn.Sequential(layers[0], Failing(), layers[1], nn.Linear(WIDTH, WIDTH))
+    return model, nearstep.optim.AdamW(model.parameters(), lr=1e-2, device=device)
+
+
+def train(model: Model, optimizer: Optimizer, steps: int = 2) -> None:
+    generator = torch.Generator().manual_seed(2)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(torch.randn(4, WIDTH, generator=generator)).square().mean().backward()
+        optimizer.step()
+
+
+def assert_like_plain(model: Model, optimizer: Optimizer, *, steps: int) -> None:
+    """A plain model has the same state after so many steps."""
+    plain, plain_optimizer = made()
+    train(plain, plain_optimizer, steps)
+    assert bits(model.state_dict()) == bits(plain.state_dict())
+    assert bits(optimizer.state_dict()) == bits(plain_optimizer.state_dict())
+
+
+@pytest.mark.parametrize("updates", ["at-step", "in-backward"])
+@pytest.mark.parametrize("where", ["forward", "backward"])
+def test_an_exception_leaves_the_state_before_the_step(where: str, updates: str) -> None:
+    if (where, updates) == ("backward", "in-backward"):
+        return  # the next test
+    model, optimizer = made()
+    engine = nearstep.offload(model, optimizer, budget=2 * LAYER, updates=updates)  # type: ignore[arg-type]
+    before = bits(model.state_dict()), bits(optimizer.state_dict())
+    failing = model[1]
+    failing.where = where
+    for _ in range(3):
+        with pytest.raises(ZeroDivisionError):
+            train(model, optimizer)
+    assert (bits(model.state_dict()), bits(optimizer.state_dict())) == before
+    failing.where = ""
+    train(model, optimizer)
+    assert_like_plain(model, optimizer, steps=2)
+    assert engine.report().peak <= engine.budget
+
+
+def test_an_exception_in_backward_after_updates_is_not_passed_over() -> None:
+    model, optimizer = made()
+    nearstep.offload(model, optimizer, budget=2 * LAYER, updates="in-backward")
+    saved = copy.deepcopy(model.state_dict()), optimizer.state_dict()
+    model[1].where = "backward"
+    with pytest.raises(ZeroDivisionError):
+        train(model, optimizer)
+    model[1].where = ""
+    with pytest.raises(nearstep.torch.offload.errors.EarlyUpdateError, match="before optim"):
+        model(torch.ones(1, WIDTH))
+    with pytest.raises(InterruptedStepError):
+        optimizer.step()
+    model.load_state_dict(saved[0])
+    optimizer.load_state_dict(saved[1])
+    train(model, optimizer)
+    assert_like_plain(model, optimizer, steps=2)
+
+
+def test_an_exception_in_a_hook_of_a_module() -> None:
+    model, optimizer = made()
+    nearstep.offload(model, optimizer, budget=2 * LAYER)
+
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError
+
+    for register in (model[2].register_forward_hook, model[2].register_full_backward_hook):
+        handle = register(fail)
+        with pytest.raises(ZeroDivisionError):
+            train(model, optimizer)
+        handle.remove()
+    train(model, optimizer)
+    assert_like_plain(model, optimizer, steps=2)
+
+
+def test_a_run_that_fails_half_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, optimizer = made()
+    engine = nearstep.offload(model, optimizer, budget=2 * LAYER)
+    saved = copy.deepcopy(model.state_dict()), optimizer.state_dict()
+
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError
+
+    with monkeypatch.context() as patched:
+        patched.setattr("nearstep.torch.resident.Resident.fetch_parameter", fail)
+        with pytest.raises(ZeroDivisionError):
+            train(model, optimizer)
+    with pytest.raises(InterruptedStepError):
+        train(model, optimizer)
+    model.load_state_dict(saved[0])
+    optimizer.load_state_dict(saved[1])
+    train(model, optimizer)
+    assert_like_plain(model, optimizer, steps=2)
+    engine.close()
+    assert_like_plain(model, optimizer, steps=2)
+
+
+def test_a_budget_smaller_than_a_layer() -> None:
+    model, optimizer = made()
+    with pytest.raises(BudgetError, match="one module") as raised:
+        nearstep.offload(model, optimizer, budget=2 * LAYER - 1)
+    assert (raised.value.expected, raised.value.actual) == (2 * LAYER, 2 * LAYER - 1)
+    assert {type(each) for each in model.parameters()} == {nn.Parameter}
+    nearstep.offload(model, optimizer, budget=raised.value.expected)
+    train(model, optimizer)
+    assert_like_plain(model, optimizer, steps=2)
+
+
+def test_a_budget_that_is_found_too_small_in_use_says_so_and_can_be_used_on() -> None:
+    model, optimizer = made()
+    nearstep.offload(model, optimizer, budget=2 * LAYER)
+    weights = [model[index].weight for index in (0, 2, 3)]
+    with pytest.raises(BudgetError) as raised:
+        torch.cat(weights)
+    assert raised.value.actual == 2 * LAYER
+    assert raised.value.expected == 3 * 4 * WIDTH * WIDTH
+    held = [each.detach() for each in weights[:2]]  # memory that somebody has cannot go
+    with pytest.raises(BudgetError, match=r"something refers to: 0\.weight, 2\.weight"):
+        train(model, optimizer)
+    del held
+    train(model, optimizer)
+    assert_like_plain(model, optimizer, steps=2)
+
+
+def adds(model: Model, optimizer: Optimizer) -> None:
+    model.append(nn.Linear(WIDTH, WIDTH))
+
+
+def replaces(model: Model, optimizer: Optimizer) -> None:
+    model[2].weight = nn.Parameter(torch.zeros(WIDTH, WIDTH))
+
+
+def takes(model: Model, optimizer: Optimizer) -> None:
+    del model[3]
+
+
+def adds_to_the_optimizer(model: Model, optimizer: Optimizer) -> None:
+    optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(WIDTH))]})
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        (adds, "4.weight was added"),
+        (replaces, "2.weight was replaced"),
+        (takes, "3.weight was taken"),
+        (adds_to_the_optimizer, "parameter 0 of group 1 was added"),
+    ],
+)
+def test_other_parameters_after_offload_are_refused_by_name(
+    change: Callable[[Model, Optimizer], None], name: str
+) -> None:
+    model, optimizer = made()
+    nearstep.offload(model, optimizer, budget="100%")
+    train(model, optimizer)
+    change(model, optimizer)
+    with pytest.raises(ChangedModelError, match=name):
+        model(torch.ones(1, WIDTH))
+    with pytest.raises(ChangedModelError, match=name):
+        optimizer.step()
+
+
+def scripted() -> tuple[nn.Module, Optimizer]:
+    inner = torch.jit.script(nn.Linear(2, 2))
+    return nn.Sequential(inner), nearstep.optim.AdamW(inner.parameters(), device=URL)
+
+
+def tensor_class() -> tuple[nn.Module, Optimizer]:
+    class Own(nn.Parameter):
+        pass
+
+    model = nn.Linear(2, 2)
+    model.weight = Own(torch.zeros(2, 2))
+    return model, nearstep.optim.AdamW(model.parameters(), device=URL)
+
+
+def without_owner() -> tuple[nn.Module, Optimizer]:
+    model = nn.Linear(2, 2)
+    return model, nearstep.optim.AdamW([model.weight], device=URL)
+
+
+def double() -> tuple[nn.Module, Optimizer]:
+    model = nn.Linear(2, 2)
+    other = nn.Parameter(torch.zeros(2, dtype=torch.float64), requires_grad=False)
+    model.other = other
+    return model, nearstep.optim.AdamW([model.weight, model.bias], device=URL)
+
+
+def lazy() -> tuple[nn.Module, Optimizer]:
+    model = nn.LazyLinear(2)
+    return model, nearstep.optim.AdamW(model.parameters(), device=URL)
+
+
+def twice() -> tuple[nn.Module, Optimizer]:
+    model, optimizer = made()
+    model.engine = nearstep.offload(model, optimizer, budget="100%")
+    return model, optimizer
+
+
+def compressed() -> tuple[nn.Module, Optimizer]:
+    model = nn.Linear(16, 16)
+    device = "golden:smartssd?memory_bytes=4MiB"
+    return model, nearstep.optim.AdamW(model.parameters(), device=device, compression=0.1)
+
+
+def of_torch() -> tuple[nn.Module, torch.optim.Optimizer]:
+    model = nn.Linear(2, 2)
+    return model, torch.optim.AdamW(model.parameters())
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script", "ignore:Lazy modules")
+@pytest.mark.parametrize(
+    ("make", "error", "text"),
+    [
+        (scripted, TypeError, "module '0' must not be a compiled one"),
+        (tensor_class, ParameterError, "weight must be of class Parameter, not Own"),
+        (without_owner, ParameterError, "bias must be frozen or in a group"),
+        (double, ParameterError, "other must be of a dtype"),
+        (lazy, ParameterError, "weight must be of class Parameter, not Uninit"),
+        (twice, ParameterError, "no engine yet"),
+        (compressed, UnsupportedOptionError, "compression=0.1"),
+        (of_torch, TypeError, "nearstep.optim, not AdamW"),
+    ],
+)
+def test_what_cannot_be_offloaded(
+    make: Callable[[], tuple[nn.Module, torch.optim.Optimizer]], error: type[Exception], text: str
+) -> None:
+    model, optimizer = make()
+    classes = [type(each) for each in model.parameters()]
+    with pytest.raises(error, match=text):
+        nearstep.offload(model, optimizer, budget="500%")
+    assert [type(each) for each in model.parameters()] == classes
+
+
+@pytest.mark.parametrize("option", [{"policy": "best"}, {"updates": "soon"}])
+def test_options_that_there_are_not(option: dict[str, str]) -> None:
+    model, optimizer = made()
+    with pytest.raises(ArgumentError, match=next(iter(option))):
+        nearstep.offload(model, optimizer, budget="100%", **option)  # type: ignore[arg-type]
+
+
+def test_an_engine_is_not_copied() -> None:
+    model, optimizer = made()
+    engine = nearstep.offload(model, optimizer, budget="100%")
+    for copied in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(EngineCopyError):
+            copied(engine)
+
+
+def test_a_closed_device() -> None:
+    with nearstep.open(URL) as device:
+        assert isinstance(device, KernelDevice)
+        model, optimizer = made(device)
+        engine = nearstep.offload(model, optimizer, budget=2 * LAYER)
+    with pytest.raises(ClosedDeviceError):
+        model(torch.ones(1, WIDTH))
+    with pytest.raises(ClosedDeviceError):
+        engine.close()
+    assert not engine.closed
+
+
+def test_a_forward_and_backward_with_a_changed_parameter_between_is_refused_as_in_torch() -> None:
+    for offloaded in (False, True):
+        model, optimizer = made()
+        if offloaded:
+            nearstep.offload(model, optimizer, budget=2 * LAYER)
+        train(model, optimizer)
+        loss = model(torch.ones(1, WIDTH)).sum()
+        loss.backward(retain_graph=True)
+        optimizer.step()
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss.backward()
+
+
+def test_an_activation_that_was_changed_is_found_as_in_torch() -> None:
+    for offloaded in (False, True):
+        model, optimizer = made()
+        if offloaded:
+            nearstep.offload(model, optimizer, budget=2 * LAYER)
+        hidden = torch.tanh(model[0](torch.ones(1, WIDTH)))
+        loss = model[2](hidden).sum()
+        hidden.detach().mul_(2)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss.backward()
+
+
+def test_all_goes_when_nobody_refers_to_it() -> None:
+    model, optimizer = made()
+    engine = nearstep.offload(model, optimizer, budget=2 * LAYER)
+    train(model, optimizer)
+    weight = model[0].weight
+    gone = [weakref.ref(each) for each in (engine, model, optimizer, model[2].weight)]
+    del engine, model, optimizer
+    gc.collect()
+    assert [each() for each in gone] == [None] * 4
+    with pytest.raises(LostEngineError):
+        weight.sum()
