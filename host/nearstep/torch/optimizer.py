@@ -11,6 +11,7 @@ from collections.abc import Callable, Container, Hashable, Iterable, Iterator, M
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar, Self, overload
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
@@ -19,6 +20,8 @@ from torch.optim.optimizer import Optimizer, ParamsT
 from nearstep.device import Device
 from nearstep.placement import LINE_ELEMENTS, Extent, Placement
 from nearstep.run import Run
+from nearstep.storage.drive_errors import StorageError, UncertainCommitError
+from nearstep.storage.store import Store
 from nearstep.torch import convert, options
 from nearstep.torch.bundle import Bundle, Bundled, Bundles, Member
 from nearstep.torch.checks import check_gradient, check_parameter, is_plain, label, shares_memory
@@ -27,11 +30,17 @@ from nearstep.torch.errors import (
     HyperparameterError,
     InterruptedStepError,
     StateError,
+    UnsupportedOptionError,
 )
 from nearstep.torch.graphs import steps_of
 from nearstep.torch.held import HeldGradient
 from nearstep.torch.layout import Layout
 from nearstep.torch.lease import Lease
+from nearstep.torch.overflow.opening import OpenStore, given_groups, keys, units
+from nearstep.torch.overflow.saved_step import pack, unpack
+from nearstep.torch.overflow.segment import GRADIENTS, OverflowSegment
+from nearstep.torch.overflow.tier import Tier
+from nearstep.torch.overflow.undo import Undo
 from nearstep.torch.pairs import PairSpace
 from nearstep.torch.recycled import Recycled
 from nearstep.torch.resident import Formats, Resident, copy_array, gradient_array
@@ -51,13 +60,11 @@ from nearstep.torch.step import (
 )
 from nearstep.torch.traffic import Traffic
 from nearstep.torch.transfers import Outbox
+from nearstep.torch.work import Checked, Work
 from nearstep.updater.device import KernelDevice
 from nearstep.updater.formats import DTYPES
 from nearstep.work.timeline import Timeline
 from nearstep_spec.rule import optimizer as rules
-
-Checked = tuple[Resident, Hashable, ParameterState | SavedState | None]
-"""A parameter to be updated, its phase, and its state as it is, if it has one."""
 
 
 class DeviceOptimizer(Optimizer):
@@ -85,6 +92,7 @@ class DeviceOptimizer(Optimizer):
     """Entered by each step, after its closure, before anything else: by `nearstep.offload`."""
 
     _interrupted: str | None
+    _tier: Tier | None
     _report_inf: Tensor | None
 
     def __init__(
@@ -97,7 +105,38 @@ class DeviceOptimizer(Optimizer):
         options.reject_unsupported(defaults)
         self._check_options(defaults)
         self._attach(device, settings)
-        super().__init__(params, defaults)
+        if settings.overflow is None:
+            super().__init__(params, defaults)
+            self._begin()
+            return
+        groups = given_groups(params)
+        opened = OpenStore(settings.overflow, self._title, groups, len(self.layout.moments))
+        try:
+            memory = opened.memory(len(self.layout.required))
+            self._tier = Tier(settings.overflow, opened.store, memory, self.device, self._traffic)
+            super().__init__(groups, defaults)
+            self._begin()
+        except BaseException:
+            opened.give_up()
+            raise
+        if opened.owns:
+            weakref.finalize(self, opened.store.close)
+
+    def _begin(self) -> None:
+        """All parameters of the constructor are there: begin, or go on with what drives have."""
+        if self._tier is None or self._settings.overflow is None:
+            return
+        self._tier.begin()
+        if self._settings.overflow.resume:
+            self._resume(self._tier)
+        else:
+            self._tier.write_masters()
+            self._commit(self._tier)
+
+    @property
+    def _title(self) -> str:
+        """What the optimizer is called on drives."""
+        return type(self).__name__
 
     @abstractmethod
     def _check_options(self, group: Mapping[str, Any]) -> None:
@@ -158,6 +197,8 @@ class DeviceOptimizer(Optimizer):
 
         It cannot where other processes have other elements of a parameter: all would have to end.
         """
+        if self._tier is not None:
+            return False  # updates begin before all gradients are on the device
         parameters = (p for group in self.param_groups for p in group["params"])
         return self._step_supports_amp_scaling and not any(map(is_sharded, parameters))
 
@@ -305,6 +346,9 @@ class DeviceOptimizer(Optimizer):
     @eager
     def __getstate__(self) -> dict[str, Any]:
         self._check_whole("copy or pickle the optimizer")
+        if self._tier is not None:
+            reason = "an optimizer with drives cannot be copied or pickled; use state_dict()"
+            raise UnsupportedOptionError("drives", self._tier.store, reason)
         state: defaultdict[Tensor, Any] = defaultdict(dict)
         for parameter, value in self.state.items():
             state[parameter] = export(value) if isinstance(value, ParameterState) else value
@@ -334,6 +378,21 @@ class DeviceOptimizer(Optimizer):
         super().__setstate__(state)
         if self._interrupted is not None:
             self.device.reset()
+        if self._tier is not None:
+            self._load_on_drives(self._tier, saved)
+        else:
+            self._load(saved)
+        self._interrupted = None
+
+    def _load_on_drives(self, tier: Tier, saved: Mapping[Tensor, SavedState]) -> None:
+        if self._interrupted is not None:
+            tier.go_back()
+        self._interrupted = "load_state_dict"  # unless it ends
+        self._load(saved)
+        tier.write_masters()
+        self._commit(tier)
+
+    def _load(self, saved: Mapping[Tensor, SavedState]) -> None:
         for group in self.param_groups:
             self._place(group, (p for p in group["params"] if p.requires_grad or p in saved))
         for resident in self._residents.values():
@@ -342,7 +401,6 @@ class DeviceOptimizer(Optimizer):
             resident = self._residents[parameter]
             del self.state[parameter]
             self._keep(resident, self._restore(resident, value))
-        self._interrupted = None
 
     @eager
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
@@ -353,6 +411,19 @@ class DeviceOptimizer(Optimizer):
         state = copy.deepcopy(state, memo)
         twin.__setstate__({**state, "device": self._lease})
         return twin
+
+    @property
+    def store(self) -> Store | None:
+        """The drives that state lies on, if it was given any.
+
+        Its generation is the last step. Nobody else writes to it.
+        """
+        return None if self._tier is None else self._tier.store
+
+    @property
+    def memory_peak(self) -> int | None:
+        """With drives: most bytes of the device's memory that were in use; None without."""
+        return None if self._tier is None else self._tier.peak
 
     @property
     def settings(self) -> Settings:
@@ -426,6 +497,7 @@ class DeviceOptimizer(Optimizer):
         self._placement = Placement(self._lease.device)
         self._residents: dict[Tensor, Resident] = {}
         self._traffic = Traffic()
+        self._tier = None
         self._residual_memory = Recycled()
         self._bundles = Bundles()
         self._steps: Steps = steps_of(self._lease.device, self._placement, settings, self._traffic)
@@ -471,6 +543,9 @@ class DeviceOptimizer(Optimizer):
             copied = formats.copy_of(dtype)
             if copied is not None:
                 arrays[copy_array(copied)] = 0.0
+        if self._tier is not None:
+            self._place_on_drives(self._tier, new, arrays, line, dtypes)
+            return
         extents = self._placement.place(
             [convert.size(p) for p in new], arrays, line=line, dtypes=dtypes
         )
@@ -483,6 +558,45 @@ class DeviceOptimizer(Optimizer):
             self._residents[p] = Resident(
                 p, labels[p], extent, self.layout, self._traffic, self._formats, narrow=narrow
             )
+
+    def _place_on_drives(
+        self,
+        tier: Tier,
+        new: Sequence[Tensor],
+        arrays: Mapping[str, float],
+        line: int,
+        dtypes: Mapping[str, np.dtype],
+    ) -> None:
+        """Make units of new parameters; those that are small share one with their neighbours."""
+        names = keys(self.param_groups)
+        labels = _labels(self.param_groups)
+        made: list[tuple[OverflowSegment, list[Tensor]]] = []
+        for unit in units(new):
+            counts = [convert.size(p) for p in unit]
+            own = [names[p] for p in unit]
+            segment = OverflowSegment(
+                self.device, counts, line, dtypes, own, tier.store, self._traffic
+            )
+            tier.check_room(segment, list(arrays), labels[unit[0]])
+            made.append((segment, unit))
+        kept = {name: value for name, value in arrays.items() if name not in GRADIENTS}
+        for segment, unit in made:
+            counts = [convert.size(p) for p in unit]
+            extents = self._placement.place_in(segment, counts, kept)
+            tier.add(segment)
+            for p, extent in zip(unit, extents, strict=True):
+                resident = Resident(
+                    p,
+                    labels[p],
+                    extent,
+                    self.layout,
+                    self._traffic,
+                    self._formats,
+                    narrow=any(self._formats.narrow(each.dtype) for each in new),
+                    moves=True,
+                )
+                self._residents[p] = resident
+                segment.residents.append(resident)
 
     def _states(self, group: Mapping[str, Any]) -> Mapping[str, float]:
         """Arrays of a group without the gradients, whose format each step decides."""
@@ -623,48 +737,18 @@ class DeviceOptimizer(Optimizer):
             return
         for index, group in enumerate(self.param_groups):
             self._place(group, (each.parameter for each in gradients if each.group == index))
+        scaling = Scaling(scale, self._report_inf)
+        arrays = [self._arrays(group) for group in self.param_groups]
         checked = self._checked(gradients)
         phases = [self._checked_bundle(each.bundle) for each in bundled]
-        arrays = [self._arrays(group) for group in self.param_groups]
-        updates: dict[Extent, Update] = {}
-        started: list[Run] = []
-        try:
-            outbox = self._steps.outbox()
-            for each, found in zip(gradients, checked, strict=True):
-                extent, update = self._prepare(each, found, arrays[each.group], outbox)
-                updates[extent] = update
-            for (bundle, given), phase in zip(bundled, phases, strict=True):
-                own = arrays[bundle.group]
-                updates[bundle.extent] = self._prepare_bundle(bundle, given, phase, own, outbox)
-            scaling = Scaling(scale, self._report_inf)
-            fetches = not all(resident.away for resident, _, _ in checked) or bool(bundled)
-            inputs = StepInputs(updates, outbox, scaling, self._start_group, started, fetches)
-            inbox = self._steps.make(inputs)
-            if inbox is None:
-                self._traffic.skipped += 1
-                return
-            written = [self._written(each) for each in arrays]
-            counts: list[Tensor] = []
-            for update in updates.values():
-                update.resident.fetch_parameter(inbox)
-                if isinstance(update.resident, Resident):
-                    counts += self._finish(update, update.resident, written[update.key.group])
-            if counts:
-                torch._foreach_add_(counts, 1)
-            for bundle, _ in bundled:
-                if bundle.steps:  # without alpha torch would make each its own tensor of 1
-                    torch._foreach_add_(bundle.steps, torch.ones((), device="cpu"), alpha=1)
-        except BaseException as error:
-            if started:
-                self._interrupted = type(error).__name__
-                for update in updates.values():
-                    update.resident.interrupt(self._interrupted)
-            raise
-        finally:
-            for resident, _, _ in checked:
-                resident.end_loan()
-            for bundle, _ in bundled:
-                bundle.end_loan()
+        work = Work(gradients, checked, bundled, phases, arrays, scaling)
+        if self._tier is None:
+            updates = self._apply(work)
+        else:
+            updates = self._apply_by_units(self._tier, work)
+        if updates is None:
+            self._traffic.skipped += 1
+            return
         if scale != 1.0 and self._report_inf is None:
             for parameter in (
                 *(each.parameter for each in gradients),
@@ -675,8 +759,117 @@ class DeviceOptimizer(Optimizer):
         self._traffic.elements += sum(update.resident.elements for update in updates.values())
         self._keep_bundles(bundled, gradients, updates)
 
+    def _apply(self, work: Work) -> dict[Extent, Update] | None:
+        """Send, update and fetch; None if the step is to be skipped."""
+        updates: dict[Extent, Update] = {}
+        started: list[Run] = []
+        try:
+            outbox = self._steps.outbox()
+            for each, found in zip(work.gradients, work.checked, strict=True):
+                extent, update = self._prepare(each, found, work.arrays[each.group], outbox)
+                updates[extent] = update
+            for (bundle, given), phase in zip(work.bundled, work.phases, strict=True):
+                own = work.arrays[bundle.group]
+                updates[bundle.extent] = self._prepare_bundle(bundle, given, phase, own, outbox)
+            fetches = not all(resident.away for resident, _, _ in work.checked)
+            fetches = fetches or bool(work.bundled)
+            inputs = StepInputs(updates, outbox, work.scaling, self._start_group, started, fetches)
+            inbox = self._steps.make(inputs)
+            if inbox is None:
+                return None
+            written = [self._written(each) for each in work.arrays]
+            counts: list[Tensor] = []
+            for update in updates.values():
+                update.resident.fetch_parameter(inbox)
+                if isinstance(update.resident, Resident):
+                    counts += self._finish(update, update.resident, written[update.key.group])
+            if counts:
+                torch._foreach_add_(counts, 1)
+            for bundle, _ in work.bundled:
+                if bundle.steps:  # without alpha torch would make each its own tensor of 1
+                    torch._foreach_add_(bundle.steps, torch.ones((), device="cpu"), alpha=1)
+        except BaseException as error:
+            if started:
+                self._interrupt([update.resident for update in updates.values()], error)
+            raise
+        finally:
+            for resident, _, _ in work.checked:
+                resident.end_loan()
+            for bundle, _ in work.bundled:
+                bundle.end_loan()
+        return updates
+
+    def _interrupt(self, residents: Iterable[Resident | Bundle], error: BaseException) -> None:
+        self._interrupted = type(error).__name__
+        for resident in residents:
+            resident.interrupt(self._interrupted)
+
+    def _apply_by_units(self, tier: Tier, work: Work) -> dict[Extent, Update]:
+        """The same, of one unit of parameters after the other, and a generation of all on drives.
+
+        After an error everything is what it was before, unless the device failed, or nobody knows
+        whether the generation counts.
+        """
+        undo = Undo(self.state, self._residents.values())
+        updates: dict[Extent, Update] = {}
+        try:
+            with tier.step():
+                for state in self.state.values():
+                    if isinstance(state, ParameterState) and state.store is not None:
+                        state.flush()
+                if tier.is_dirty:
+                    self._commit(tier)
+                for unit in work.units(tier.segments):
+                    undo.keep(resident for resident, _, _ in unit.checked)
+                    tier.bring(unit.segment, unit.needed())
+                    updates |= self._apply(unit) or {}
+                self._commit(tier)
+        except BaseException as error:
+            self._go_back(tier, undo, error)
+            raise
+        return updates
+
+    def _go_back(self, tier: Tier, undo: Undo, error: BaseException) -> None:
+        residents = list(self._residents.values())
+        if isinstance(error, UncertainCommitError):
+            self._interrupt(residents, error)
+            return
+        try:
+            tier.go_back()
+        except StorageError:
+            self._interrupt(residents, error)
+            return
+        undo.restore()
+        if isinstance(error, StorageError):
+            self._interrupted = None
+            for resident in residents:
+                resident.interrupted = None
+
+    def _commit(self, tier: Tier) -> None:
+        tier.commit(pack(self._title, self.param_groups, self.state, self._residents))
+
+    def _resume(self, tier: Tier) -> None:
+        """Have parameters, state and options as the drives have them."""
+        saved = unpack(tier.store.meta, self._title, self.param_groups)
+        for group, options_ in zip(self.param_groups, saved.groups, strict=True):
+            group.update(options_)
+            self._complete(group, self.defaults)
+            self._check_group(group, self.defaults)
+        self.state.clear()
+        for parameter, resident in self._residents.items():
+            found = saved.states.get(parameter)
+            resident.resume()
+            if found is not None:
+                arrays = {self.layout.moments[key]: 0.0 for key in found.moments}
+                resident.extent.segment.reserve(arrays)
+                step = found.step
+                count_ = None if step is None else torch.tensor(float(step), device="cpu")
+                self._keep(resident, ParameterState.of(resident, count_, found.moments))
+
     def _ready_bundles(self) -> list[Bundled]:
         """Those that this step can use. Nothing has been done with them yet."""
+        if self._tier is not None:
+            return []
         ready = self._bundles.ready(self.param_groups, self.state)
         if not ready:
             return []
@@ -722,7 +915,7 @@ class DeviceOptimizer(Optimizer):
         updates: Mapping[Extent, Update],
     ) -> None:
         """Make bundles for the next step of what this one has updated."""
-        if not gradients and bundled:
+        if (not gradients and bundled) or self._tier is not None:
             return
         single = len(updates) == len(gradients) + len(bundled)
         if self._settings.compression is not None or not single:
