@@ -60,7 +60,7 @@ class OverflowPlan:
 
     Raises
     ------
-    ArgumentError
+    ArgumentError : there is no such policy, or the capacity is negative.
     """
 
     def __init__(self, capacity: int, eviction: Eviction) -> None:

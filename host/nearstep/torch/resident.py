@@ -84,6 +84,11 @@ class Resident:
     it still does (`nearstep.buffer.Buffer.holds`) is asked; for others
     `convert.fingerprint` is kept, and of small parameters what was fetched.
 
+    Parameters
+    ----------
+    narrow : there are arrays of 16 bits.
+    moves : arrays on the device come and go, and cannot be asked what the host has.
+
     Attributes
     ----------
     parameter
@@ -98,11 +103,6 @@ class Resident:
         is not known.
     away : the device alone has the parameter (`settle`): steps neither send nor fetch it.
     held : its gradient, if that is on the device until a step.
-
-    Parameters
-    ----------
-    narrow : there are arrays of 16 bits.
-    moves : arrays on the device come and go, and cannot be asked what the host has.
     """
 
     def __init__(

@@ -34,7 +34,7 @@ from nearstep_sim.models.drive import FailAt
 
 from .jobs import URL, Drives, Job, drives, everything
 
-JOB = Job([(40, 16), (16,), (30, 20)], skips=4)
+JOB = Job([(40, 16), (16,), (30, 20)])
 MEMORY = 11_000
 """Not enough for two of the large parameters."""
 

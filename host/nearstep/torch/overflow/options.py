@@ -43,7 +43,8 @@ class Overflow:
 
         Raises
         ------
-        HyperparameterError, ArgumentError
+        HyperparameterError : one is missing that belongs to the others, or is of no use.
+        ArgumentError : these cannot be drives.
         """
         if drives is None:
             for name, value, empty in (("memory", memory, None), ("resume", resume, False)):
