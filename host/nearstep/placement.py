@@ -123,16 +123,22 @@ class Segment:
         missing = [name for name in arrays if name not in held and name != besides]
         if not missing:
             return
+        self._allocate({name: arrays[name] for name in missing})
+
+    def _allocate(self, arrays: Mapping[str, float | None]) -> None:
+        """Allocate arrays, each filled with its value unless that is None."""
+        missing = list(arrays)
         try:
             for channel, arenas in enumerate(self._arenas):
-                for name in missing:
+                for name, value in arrays.items():
                     arenas[name] = self._device.alloc(
                         self.stripes.before(self._size, channel),
                         self.dtype_of(name),
                         channel=channel,
                         align=self._device.stripe_align,
                     )
-                    arenas[name].fill(element(arrays[name], arenas[name].dtype))
+                    if value is not None:
+                        arenas[name].fill(element(value, arenas[name].dtype))
         except BaseException:
             self._give_up(missing)
             raise

@@ -11,7 +11,6 @@ from collections.abc import Callable, Container, Hashable, Iterable, Iterator, M
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar, Self, overload
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
@@ -20,8 +19,6 @@ from torch.optim.optimizer import Optimizer, ParamsT
 from nearstep.device import Device
 from nearstep.placement import LINE_ELEMENTS, Extent, Placement
 from nearstep.run import Run
-from nearstep.storage.drive_errors import StorageError, UncertainCommitError
-from nearstep.storage.store import Store
 from nearstep.torch import convert, options
 from nearstep.torch.bundle import Bundle, Bundled, Bundles, Member
 from nearstep.torch.checks import check_gradient, check_parameter, is_plain, label, shares_memory
@@ -36,11 +33,9 @@ from nearstep.torch.graphs import steps_of
 from nearstep.torch.held import HeldGradient
 from nearstep.torch.layout import Layout
 from nearstep.torch.lease import Lease
-from nearstep.torch.overflow.opening import OpenStore, given_groups, keys, units
-from nearstep.torch.overflow.saved_step import pack, unpack
-from nearstep.torch.overflow.segment import GRADIENTS, OverflowSegment
+from nearstep.torch.overflow.opening import OpenStore, given_groups
+from nearstep.torch.overflow.steps import OverflowSteps
 from nearstep.torch.overflow.tier import Tier
-from nearstep.torch.overflow.undo import Undo
 from nearstep.torch.pairs import PairSpace
 from nearstep.torch.recycled import Recycled
 from nearstep.torch.resident import Formats, Resident, copy_array, gradient_array
@@ -67,7 +62,7 @@ from nearstep.work.timeline import Timeline
 from nearstep_spec.rule import optimizer as rules
 
 
-class DeviceOptimizer(Optimizer):
+class DeviceOptimizer(OverflowSteps):
     """An optimizer of torch whose parameters and state live on a device, where its steps run.
 
     A subclass has a layout of its state, checks its options, names the rule and the arrays of a
@@ -91,8 +86,6 @@ class DeviceOptimizer(Optimizer):
     around_update: Callable[[], AbstractContextManager[None]]
     """Entered by each step, after its closure, before anything else: by `nearstep.offload`."""
 
-    _interrupted: str | None
-    _tier: Tier | None
     _report_inf: Tensor | None
 
     def __init__(
@@ -121,22 +114,6 @@ class DeviceOptimizer(Optimizer):
             raise
         if opened.owns:
             weakref.finalize(self, opened.store.close)
-
-    def _begin(self) -> None:
-        """All parameters of the constructor are there: begin, or go on with what drives have."""
-        if self._tier is None or self._settings.overflow is None:
-            return
-        self._tier.begin()
-        if self._settings.overflow.resume:
-            self._resume(self._tier)
-        else:
-            self._tier.write_masters()
-            self._commit(self._tier)
-
-    @property
-    def _title(self) -> str:
-        """What the optimizer is called on drives."""
-        return type(self).__name__
 
     @abstractmethod
     def _check_options(self, group: Mapping[str, Any]) -> None:
@@ -384,13 +361,8 @@ class DeviceOptimizer(Optimizer):
             self._load(saved)
         self._interrupted = None
 
-    def _load_on_drives(self, tier: Tier, saved: Mapping[Tensor, SavedState]) -> None:
-        if self._interrupted is not None:
-            tier.go_back()
-        self._interrupted = "load_state_dict"  # unless it ends
-        self._load(saved)
-        tier.write_masters()
-        self._commit(tier)
+    def _labels(self) -> dict[Tensor, str]:
+        return _labels(self.param_groups)
 
     def _load(self, saved: Mapping[Tensor, SavedState]) -> None:
         for group in self.param_groups:
@@ -411,19 +383,6 @@ class DeviceOptimizer(Optimizer):
         state = copy.deepcopy(state, memo)
         twin.__setstate__({**state, "device": self._lease})
         return twin
-
-    @property
-    def store(self) -> Store | None:
-        """The drives that state lies on, if it was given any.
-
-        Its generation is the last step. Nobody else writes to it.
-        """
-        return None if self._tier is None else self._tier.store
-
-    @property
-    def memory_peak(self) -> int | None:
-        """With drives: most bytes of the device's memory that were in use; None without."""
-        return None if self._tier is None else self._tier.peak
 
     @property
     def settings(self) -> Settings:
@@ -558,45 +517,6 @@ class DeviceOptimizer(Optimizer):
             self._residents[p] = Resident(
                 p, labels[p], extent, self.layout, self._traffic, self._formats, narrow=narrow
             )
-
-    def _place_on_drives(
-        self,
-        tier: Tier,
-        new: Sequence[Tensor],
-        arrays: Mapping[str, float],
-        line: int,
-        dtypes: Mapping[str, np.dtype],
-    ) -> None:
-        """Make units of new parameters; those that are small share one with their neighbours."""
-        names = keys(self.param_groups)
-        labels = _labels(self.param_groups)
-        made: list[tuple[OverflowSegment, list[Tensor]]] = []
-        for unit in units(new):
-            counts = [convert.size(p) for p in unit]
-            own = [names[p] for p in unit]
-            segment = OverflowSegment(
-                self.device, counts, line, dtypes, own, tier.store, self._traffic
-            )
-            tier.check_room(segment, list(arrays), labels[unit[0]])
-            made.append((segment, unit))
-        kept = {name: value for name, value in arrays.items() if name not in GRADIENTS}
-        for segment, unit in made:
-            counts = [convert.size(p) for p in unit]
-            extents = self._placement.place_in(segment, counts, kept)
-            tier.add(segment)
-            for p, extent in zip(unit, extents, strict=True):
-                resident = Resident(
-                    p,
-                    labels[p],
-                    extent,
-                    self.layout,
-                    self._traffic,
-                    self._formats,
-                    narrow=any(self._formats.narrow(each.dtype) for each in new),
-                    moves=True,
-                )
-                self._residents[p] = resident
-                segment.residents.append(resident)
 
     def _states(self, group: Mapping[str, Any]) -> Mapping[str, float]:
         """Arrays of a group without the gradients, whose format each step decides."""
@@ -798,73 +718,6 @@ class DeviceOptimizer(Optimizer):
             for bundle, _ in work.bundled:
                 bundle.end_loan()
         return updates
-
-    def _interrupt(self, residents: Iterable[Resident | Bundle], error: BaseException) -> None:
-        self._interrupted = type(error).__name__
-        for resident in residents:
-            resident.interrupt(self._interrupted)
-
-    def _apply_by_units(self, tier: Tier, work: Work) -> dict[Extent, Update]:
-        """The same, of one unit of parameters after the other, and a generation of all on drives.
-
-        After an error everything is what it was before, unless the device failed, or nobody knows
-        whether the generation counts.
-        """
-        undo = Undo(self.state, self._residents.values())
-        updates: dict[Extent, Update] = {}
-        try:
-            with tier.step():
-                for state in self.state.values():
-                    if isinstance(state, ParameterState) and state.store is not None:
-                        state.flush()
-                if tier.is_dirty:
-                    self._commit(tier)
-                for unit in work.units(tier.segments):
-                    undo.keep(resident for resident, _, _ in unit.checked)
-                    tier.bring(unit.segment, unit.needed())
-                    updates |= self._apply(unit) or {}
-                self._commit(tier)
-        except BaseException as error:
-            self._go_back(tier, undo, error)
-            raise
-        return updates
-
-    def _go_back(self, tier: Tier, undo: Undo, error: BaseException) -> None:
-        residents = list(self._residents.values())
-        if isinstance(error, UncertainCommitError):
-            self._interrupt(residents, error)
-            return
-        try:
-            tier.go_back()
-        except StorageError:
-            self._interrupt(residents, error)
-            return
-        undo.restore()
-        if isinstance(error, StorageError):
-            self._interrupted = None
-            for resident in residents:
-                resident.interrupted = None
-
-    def _commit(self, tier: Tier) -> None:
-        tier.commit(pack(self._title, self.param_groups, self.state, self._residents))
-
-    def _resume(self, tier: Tier) -> None:
-        """Have parameters, state and options as the drives have them."""
-        saved = unpack(tier.store.meta, self._title, self.param_groups)
-        for group, options_ in zip(self.param_groups, saved.groups, strict=True):
-            group.update(options_)
-            self._complete(group, self.defaults)
-            self._check_group(group, self.defaults)
-        self.state.clear()
-        for parameter, resident in self._residents.items():
-            found = saved.states.get(parameter)
-            resident.resume()
-            if found is not None:
-                arrays = {self.layout.moments[key]: 0.0 for key in found.moments}
-                resident.extent.segment.reserve(arrays)
-                step = found.step
-                count_ = None if step is None else torch.tensor(float(step), device="cpu")
-                self._keep(resident, ParameterState.of(resident, count_, found.moments))
 
     def _ready_bundles(self) -> list[Bundled]:
         """Those that this step can use. Nothing has been done with them yet."""

@@ -67,7 +67,7 @@ def test_large_parameters_that_the_device_updates_in_place(url: str) -> None:
 
 @pytest.mark.parametrize("url", [URL, BF16])
 def test_masters_of_16_bit_parameters_move_with_their_state(url: str) -> None:
-    job = Job([(40, 16), (16,), (30, 20)], dtype=torch.bfloat16)
+    job = Job([(40, 16), (16,), (30, 20), (7,), (9,)], dtype=torch.bfloat16, skips=3)
     assert compare(job, url, smallest(job, url), "updated_first", 1) > 20
 
 

@@ -148,7 +148,7 @@ def keys(groups: Sequence[Mapping[str, Any]]) -> dict[Tensor, str]:
     }
 
 
-def units(parameters: Sequence[Tensor]) -> list[list[Tensor]]:
+def moved_together(parameters: Sequence[Tensor]) -> list[list[Tensor]]:
     """Parameters that are moved together: neighbours, as far as these have no more elements than
     the largest of all."""
     most = max(convert.size(p) for p in parameters)

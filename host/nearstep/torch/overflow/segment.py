@@ -177,14 +177,17 @@ class OverflowSegment(Segment):
         for number in range(len(self.spans)):
             self.store.remove(self.key(number, name))
 
-    def allocate(self, arrays: Mapping[str, float]) -> None:
-        """Make room for arrays in memory, with these values.
+    def allocate(self, loaded: Sequence[str], made: Sequence[str]) -> None:
+        """Make room in memory for arrays that are loaded whole, and for others, whose padding
+        becomes zeros.
 
         Raises
         ------
         OutOfDeviceMemoryError
         """
-        super().reserve(arrays)
+        padding = self._size - sum(count for _, count in self.spans)
+        values = dict.fromkeys(made, 0.0 if padding else None)
+        self._allocate({**dict.fromkeys(loaded, None), **values})
 
     def release(self, array: str) -> None:
         """Give up the memory of an array."""

@@ -6,18 +6,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from nearstep.backends.base import Completion
 from nearstep.device import Device
 from nearstep.plan.overflow import Array, OverflowPlan
 from nearstep.plan.residency import NoRoomError
+from nearstep.storage.aligned import aligned_empty
 from nearstep.storage.store import Store
 from nearstep.torch.overflow.errors import MemoryTooSmallError
 from nearstep.torch.overflow.options import Overflow
 from nearstep.torch.overflow.segment import GRADIENTS, DriveArray, OverflowSegment
 from nearstep.torch.traffic import Traffic
+
+Reading = tuple[NDArray[Any], Sequence[Completion]]
+"""An array that is being read, padding included, and what to wait for."""
 
 WRITES = 4
 """Arrays that are being written at once while a step goes on."""
@@ -54,6 +57,7 @@ class Tier:
         self._traffic = traffic
         self._begun = False
         self._largest = (0, "")
+        self._ahead: dict[OverflowSegment, dict[str, Reading]] = {}
         self._writes: list[tuple[Completion, object]] = []
         self._plan = self._fresh()
 
@@ -124,14 +128,25 @@ class Tier:
                     self._write(gone, move.array.name)
                 gone.release(move.array.name)
         loads = [move.array.name for move in moves if move.kind == "load"]
-        reads = [(name, *self._read(segment, name)) for name in loads]
-        segment.allocate({m.array.name: 0.0 for m in moves if m.kind in ("load", "make")})
+        ahead = self._ahead.pop(segment, {})
+        reads = [(name, *(ahead.get(name) or self._read(segment, name))) for name in loads]
+        segment.allocate(loads, [move.array.name for move in moves if move.kind == "make"])
         for name, flat, completions in reads:
             for completion in completions:
                 completion.wait()
             dirty = set(segment.dirty)
             segment.whole.write(name, flat)
             segment.dirty = dirty
+
+    def prefetch(self, segment: OverflowSegment, arrays: Mapping[str, float]) -> None:
+        """Begin to read what `bring` is going to need, the next time that it is called for a unit.
+
+        What is not in memory now will not be there before that.
+        """
+        names = [name for name in arrays if name in segment.on_drives and not segment.has(name)]
+        self._ahead[segment] = {
+            name: self._read(segment, name) for name in names if self._comes(segment, name)
+        }
 
     def commit(self, meta: Mapping[str, Any]) -> None:
         """Write what the drives do not have, and make all of it a generation.
@@ -161,6 +176,7 @@ class Tier:
         """
         self.store.abort()  # waits for what is under way
         self._writes.clear()
+        self._ahead.clear()
         self.clear()
         for segment in self.segments:
             segment.dirty.clear()
@@ -191,18 +207,14 @@ class Tier:
         """Whether an array has to come from the drives for an update."""
         if name in GRADIENTS:
             return name in segment.on_drives
-        if name == "p":
-            return segment.needs_master
-        return not name.startswith("copy_")
+        return name != "p" or segment.needs_master
 
     def _array(self, segment: OverflowSegment, name: str) -> Array:
         unit = self.segments.index(segment)
         return Array(unit, name, segment.nbytes(name), name in GRADIENTS)
 
-    def _read(
-        self, segment: OverflowSegment, name: str
-    ) -> tuple[NDArray[Any], Sequence[Completion]]:
-        flat = np.zeros(segment.whole.count, segment.dtype_of(name))
+    def _read(self, segment: OverflowSegment, name: str) -> Reading:
+        flat = aligned_empty(segment.whole.count, segment.dtype_of(name))
         return flat, DriveArray(segment, name).submit_read(0, flat)
 
     def _write(self, segment: OverflowSegment, name: str) -> None:
@@ -214,7 +226,8 @@ class Tier:
                 data = segment.residents[number].host_master()
             else:
                 if flat is None:
-                    flat = segment.whole.read(name)
+                    flat = aligned_empty(segment.whole.count, segment.dtype_of(name))
+                    segment.whole.read(name, flat)
                 data = flat[start : start + count]
             self._writes.append((place.submit_write(number, data), data))
         segment.dirty.discard(name)
