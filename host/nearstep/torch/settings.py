@@ -14,7 +14,7 @@ from nearstep.run import BOUND, is_bound
 from nearstep.torch.compression import Compression, check_pairs
 from nearstep.torch.errors import HyperparameterError, UnsupportedOptionError
 from nearstep.torch.overflow.options import Drives, Overflow
-from nearstep.torch.spread import is_sharded
+from nearstep.torch.spread import is_sharded, is_spread
 from nearstep.updater.checks import is_real, real
 from nearstep_spec.updater.config import AdamKernelConfig
 
@@ -161,7 +161,15 @@ class Settings:
         ------
         UnsupportedOptionError
         """
-        if self.max_grad_norm is not None and any(map(is_sharded, parameters)):
+        found = list(parameters)
+        if self.overflow is not None and any(map(is_spread, found)):
+            raise UnsupportedOptionError(
+                "drives",
+                self.overflow.drives,
+                "processes that share parameters would commit at different times, and could not "
+                "be resumed together",
+            )
+        if self.max_grad_norm is not None and any(map(is_sharded, found)):
             raise UnsupportedOptionError(
                 "max_grad_norm",
                 self.max_grad_norm,

@@ -136,6 +136,33 @@ def test_a_parameter_that_is_added_later_and_one_that_is_thawed() -> None:
     assert results[0] == results[1]
 
 
+@pytest.mark.parametrize("kind", [torch.amp.GradScaler, nearstep.optim.GradScaler])
+@pytest.mark.parametrize("more", ["", "&scan=yes&gradient_scale=yes"])
+def test_loss_scaling_and_a_step_that_is_skipped(kind: type, more: str) -> None:
+    job = Job([(40, 16), (16,), (30, 20)])
+    results = []
+    for overflows in (False, True):
+        with drives() as on:
+            parameters = job.parameters()
+            least = {"drives": on.store, "memory": smallest(job, URL)} if overflows else {}
+            optimizer = job.make(parameters, URL + more, **least)
+            scaler = kind("cpu", init_scale=8.0)
+            scaler.scale(torch.ones(()))
+            for step in range(3):
+                job.gradients(parameters, step)
+                for p in parameters:
+                    p.grad.mul_(8.0)
+                if step == 1:
+                    parameters[2].grad[3, 3] = torch.inf
+                scaler.step(optimizer)
+                scaler.update()
+                scaler.update(8.0)
+            assert (on.store.generation == 3) == overflows
+            results.append(everything(parameters, optimizer))
+    assert len(results[0]) > 10
+    assert results[0] == results[1]
+
+
 @pytest.mark.parametrize("overflows", [False, True])
 def test_an_offloaded_model_on_top(overflows: bool) -> None:
     def model() -> nn.Module:
