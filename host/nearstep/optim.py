@@ -103,8 +103,8 @@ class Adam(RuleOptimizer, optimizer="adam"):
         `fp16` or `bf16`: what the elements are rounded to.
     max_grad_norm : unless None, gradients are multiplied by min(1, max_grad_norm / (norm + 1e-6)),
         where the norm is that of all gradients together, as they were sent.
-    drives : files or block devices that state lies on as far as `memory` does not hold it, which
-        are made, and belong to this optimizer until it is gone; or a
+    drives : files that state lies on as far as `memory` does not hold it, which are made, or opened
+        for `resume`, and belong to this optimizer until it is gone; or a
         `nearstep.storage.store.Store`, which the caller opened, and closes. See `docs/storage.md`.
     memory : with drives: what parameters, gradients and state may take of the device's memory:
         bytes, text such as `64MiB`, or a share of all that, such as `25%`.

@@ -14,7 +14,7 @@ from nearstep.storage.store import Store
 from nearstep.torch.errors import HyperparameterError
 
 Drives = Sequence[str | Path] | Store
-"""Files or block devices of a set; or a store that the caller opened, and closes."""
+"""Files of a set; or a store that the caller opened, and closes."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -84,6 +84,7 @@ class OverflowSegment(Segment):
     on_drives : arrays that have tensors on the drives.
     residents : the parameters.
     dirty : arrays that were written, in memory or on drives, by no step.
+    unit : index among the segments of an optimizer.
     in_step : gradients that are reserved do not outlast it.
     """
 
@@ -107,6 +108,7 @@ class OverflowSegment(Segment):
         self.traffic = traffic
         self.residents: list[Resident] = []
         self.dirty: set[str] = set()
+        self.unit = -1
         self.in_step = False
         self._keys = keys
         self.on_drives: set[str] = set()

@@ -87,6 +87,7 @@ class Tier:
 
     def add(self, segment: OverflowSegment) -> None:
         """One more unit."""
+        segment.unit = len(self.segments)
         self.segments.append(segment)
         self._plan.units = len(self.segments)
 
@@ -210,8 +211,7 @@ class Tier:
         return name != "p" or segment.needs_master
 
     def _array(self, segment: OverflowSegment, name: str) -> Array:
-        unit = self.segments.index(segment)
-        return Array(unit, name, segment.nbytes(name), name in GRADIENTS)
+        return Array(segment.unit, name, segment.nbytes(name), name in GRADIENTS)
 
     def _read(self, segment: OverflowSegment, name: str) -> Reading:
         flat = aligned_empty(segment.whole.count, segment.dtype_of(name))
