@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,6 +17,9 @@ from nearstep_spec.rule.rules import optimizer_named
 from nearstep_spec.updater.operands import element_bytes
 
 DEVICE = "sim:axdimm?memory=ddr4-1600&channels=2"
+
+DRIVES = ("gpt0.drive", "gpt1.drive")
+"""Files in the place of drives."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,6 +97,8 @@ class Choice:
     compression : share of each gradient that is sent.
     error_feedback
     max_grad_norm
+    drives : folder of files that state lies on as far as `memory` of the device does not hold it.
+    memory
     """
 
     kind: Kind
@@ -100,6 +106,8 @@ class Choice:
     compression: float | None = None
     error_feedback: bool = True
     max_grad_norm: float | None = None
+    drives: Path | None = None
+    memory: str | None = None
 
     @property
     def device(self) -> str:
@@ -131,9 +139,17 @@ class Choice:
             compression=self.compression,
             error_feedback=self.error_feedback,
             max_grad_norm=self.max_grad_norm,
+            **self._overflow,
             **self.kind.options,
         )
         return optimizer
+
+    @property
+    def _overflow(self) -> dict[str, Any]:
+        if self.drives is None:
+            return {}
+        files = [self.drives / name for name in DRIVES]
+        return {"drives": files, "memory": self.memory}
 
     def in_torch(self, groups: Iterable[dict[str, Any]]) -> torch.optim.Optimizer:
         """torch's, on whole gradients; who trains with it clips them."""

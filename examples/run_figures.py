@@ -63,11 +63,13 @@ def figures(
         optimizer.traffic
     )  # as it is before anything is read for a figure
     offloaded = [] if engine is None else list(_offload(engine.report()))
+    drives = [] if optimizer.store is None else list(_drives(optimizer, traffic))
     return [
         *_losses(ours, theirs, validation),
         *_differences(choice, ours, theirs),
         *_link(choice, traffic),
         *offloaded,
+        *drives,
         *_memory_bus(choice, traffic),
         *_device(choice, traffic, optimizer.device),
         *seconds(traffic, ours, theirs),
@@ -159,7 +161,7 @@ def _link(choice: Choice, traffic: nearstep.optim.Traffic) -> Iterator[Figure]:
     )
     yield Figure(
         section="host link",
-        name="masters down, once",
+        name="masters down, once" if choice.drives is None else "masters down",
         value=traffic.masters_down,
         unit="B",
         origin="measured",
@@ -183,6 +185,17 @@ def _offload(report: OffloadReport) -> Iterator[Figure]:
     fetches = report.fetches + report.prefetches
     note = f"{100 * report.prefetches / fetches:.3g} % early"
     yield here(name="parameters fetched", value=fetches, unit="", note=note)
+
+
+def _drives(optimizer: DeviceOptimizer, traffic: nearstep.optim.Traffic) -> Iterator[Figure]:
+    """What was in the memory of the device at most, and what went over the drives."""
+    elements = traffic.elements // traffic.steps
+    on = partial(Figure, section="device memory and drives", origin="measured")
+    peak = optimizer.memory_peak
+    yield on(name="memory, at most", value=peak, unit="B", note="parameters, gradients, state")
+    for name, moved in (("written", traffic.to_drives), ("read", traffic.from_drives)):
+        note = f"{moved / traffic.steps / elements:.3g} B/param"
+        yield on(name=name, value=moved // traffic.steps, unit="B/step", note=note)
 
 
 def _memory_bus(choice: Choice, traffic: nearstep.optim.Traffic) -> Iterator[Figure]:

@@ -29,8 +29,10 @@ from trainer import Trainer
 
 import nearstep
 from nearstep.errors import ArgumentError, NearstepError, OutOfDeviceMemoryError
+from nearstep.storage.drive_errors import StorageError
 from nearstep.torch.offload import Engine
 from nearstep.torch.offload.errors import BudgetError
+from nearstep.torch.overflow.errors import MemoryTooSmallError
 
 OUTPUT = Path(__file__).resolve().parents[1] / "build" / "run"
 
@@ -90,6 +92,15 @@ def main(
     budget: Annotated[
         str, typer.Option(help="With --offload: memory of parameters and gradients on the host.")
     ] = "25%",
+    drives: Annotated[
+        Path | None,
+        typer.Option(
+            help="Keep state in two new files of this folder, as far as --memory does not hold it."
+        ),
+    ] = None,
+    memory: Annotated[
+        str, typer.Option(help="With --drives: of the device, for parameters, gradients and state.")
+    ] = "25%",
     baseline: Annotated[
         bool, typer.Option(help="Train the same model with torch's fused optimizer.")
     ] = True,
@@ -122,6 +133,8 @@ def main(
         compression=compression,
         error_feedback=error_feedback,
         max_grad_norm=max_grad_norm,
+        drives=drives,
+        memory=memory if drives is not None else None,
     )
     device = choice.device if device is None else device
     _prepare(output)
@@ -147,6 +160,10 @@ def main(
     with near_memory:
         try:
             ours = _trainer(size, context, seed, steps, choice, weight_decay, near_memory)
+        except StorageError as error:
+            raise typer.BadParameter(str(error), param_hint="--drives") from error
+        except MemoryTooSmallError as error:
+            raise typer.BadParameter(str(error), param_hint="--memory") from error
         except (ArgumentError, OutOfDeviceMemoryError) as error:
             raise typer.BadParameter(str(error), param_hint="--device") from error
         engine = _offloaded(ours, budget) if offload else None
@@ -180,6 +197,7 @@ def main(
                 "error_feedback": error_feedback if compression is not None else None,
                 "max_grad_norm": max_grad_norm,
                 "budget": budget if offload else None,
+                "memory": memory if drives is not None else None,
                 "seed": seed,
                 "baseline": choice.baseline if theirs else None,
             },

@@ -72,6 +72,7 @@ from torch.optim.optimizer import ParamsT
 from nearstep.device import Device
 from nearstep.torch import options
 from nearstep.torch.of_rule import NamedOptimizer, RuleOptimizer
+from nearstep.torch.overflow.options import Drives
 from nearstep.torch.scaler import GradScaler
 from nearstep.torch.settings import OnDevice
 from nearstep.torch.traffic import Traffic
@@ -102,6 +103,15 @@ class Adam(RuleOptimizer, optimizer="adam"):
         `fp16` or `bf16`: what the elements are rounded to.
     max_grad_norm : unless None, gradients are multiplied by min(1, max_grad_norm / (norm + 1e-6)),
         where the norm is that of all gradients together, as they were sent.
+    drives : files that state lies on as far as `memory` does not hold it, which are made, or opened
+        for `resume`, and belong to this optimizer until it is gone; or a
+        `nearstep.storage.store.Store`, which the caller opened, and closes. See `docs/storage.md`.
+    memory : with drives: what parameters, gradients and state may take of the device's memory:
+        bytes, text such as `64MiB`, or a share of all that, such as `25%`.
+    eviction : what gives way in memory: `updated_first`, what the step has updated already, or
+        `belady`, what is used again last.
+    resume : go on from the last step that the drives have: parameters, state and options of groups
+        are what they were after it.
 
     Raises
     ------
@@ -110,6 +120,8 @@ class Adam(RuleOptimizer, optimizer="adam"):
     UrlError, OptionError : the device cannot be opened.
     ArgumentError : its kernel does not have the rule.
     OutOfDeviceMemoryError : the parameters that require a gradient do not fit.
+    MemoryTooSmallError : `memory` is less than the largest parameter needs.
+    ResumeError, StorageError : the drives cannot be had, or are not as they have to be.
     """
 
     def __init__(
@@ -202,7 +214,7 @@ class SGD(RuleOptimizer, optimizer="sgd"):
     params, lr, momentum, dampening, weight_decay, nesterov, maximize : as in torch. Parameters are
         dense fp32, fp16 or bf16 tensors on the CPU.
     device, max_cycles, compression, error_feedback, compression_form, compression_format,
-        max_grad_norm : as in `Adam`.
+        max_grad_norm, drives, memory, eviction, resume : as in `Adam`.
 
     Raises
     ------
@@ -251,7 +263,7 @@ class Adagrad(RuleOptimizer, optimizer="adagrad"):
     params, lr, lr_decay, weight_decay, initial_accumulator_value, eps, maximize : as in torch.
         Parameters are dense fp32, fp16 or bf16 tensors on the CPU.
     device, max_cycles, compression, error_feedback, compression_form, compression_format,
-        max_grad_norm : as in `Adam`.
+        max_grad_norm, drives, memory, eviction, resume : as in `Adam`.
 
     Raises
     ------
@@ -300,6 +312,10 @@ def of(
     compression_form: str = "fused",
     compression_format: str = "fp32",
     max_grad_norm: float | None = None,
+    drives: Drives | None = None,
+    memory: int | str | None = None,
+    eviction: str = "updated_first",
+    resume: bool = False,
     **hyper: Any,
 ) -> NamedOptimizer:
     """An optimizer of torch from the data of one, such as that of a file of yours::
@@ -316,7 +332,7 @@ def of(
         of an optimizer of nearstep.
     params, maximize : as in torch.
     device, max_cycles, compression, error_feedback, compression_form, compression_format,
-        max_grad_norm : as in `Adam`.
+        max_grad_norm, drives, memory, eviction, resume : as in `Adam`.
     **hyper : hyper-parameters; those not given have the optimizer's defaults. Groups may have their
         own.
 
@@ -339,4 +355,8 @@ def of(
         compression_form=compression_form,
         compression_format=compression_format,
         max_grad_norm=max_grad_norm,
+        drives=drives,
+        memory=memory,
+        eviction=eviction,
+        resume=resume,
     )

@@ -6,7 +6,7 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -38,6 +38,16 @@ LINE_ELEMENTS = LINE_BYTES // np.dtype(np.float32).itemsize
 
 Arenas = Mapping[str, Buffer]
 """The arrays of a segment on one channel, by name."""
+
+
+class Elsewhere(Protocol):
+    """An array of a segment that is not in the memory of the device."""
+
+    def read(self, start: int, out: NDArray[Any]) -> None:
+        """Copy elements from `start` on to `out`, of shape (n,)."""
+
+    def write(self, start: int, data: NDArray[Any]) -> None:
+        """Copy `data`, of shape (n,), to elements from `start` on."""
 
 
 class Segment:
@@ -93,6 +103,13 @@ class Segment:
     def arenas(self) -> Sequence[Arenas]:
         return self._arenas
 
+    def elsewhere(self, array: str) -> Elsewhere | None:
+        """Where an array is while it is not in the memory of the device."""
+        return None
+
+    def written(self, array: str) -> None:
+        """The host has written some of an array in the memory of the device."""
+
     def reserve(self, arrays: Mapping[str, float], *, besides: str = "") -> None:
         """Allocate those of `arrays` that are missing, `besides` one, each filled with its value.
 
@@ -106,20 +123,31 @@ class Segment:
         missing = [name for name in arrays if name not in held and name != besides]
         if not missing:
             return
+        self._allocate({name: arrays[name] for name in missing})
+
+    def _allocate(self, arrays: Mapping[str, float | None]) -> None:
+        """Allocate arrays, each filled with its value unless that is None."""
+        missing = list(arrays)
         try:
             for channel, arenas in enumerate(self._arenas):
-                for name in missing:
+                for name, value in arrays.items():
                     arenas[name] = self._device.alloc(
                         self.stripes.before(self._size, channel),
                         self.dtype_of(name),
                         channel=channel,
                         align=self._device.stripe_align,
                     )
-                    arenas[name].fill(_element(arrays[name], arenas[name].dtype))
+                    if value is not None:
+                        arenas[name].fill(element(value, arenas[name].dtype))
         except BaseException:
-            for arenas in self._arenas:
-                _free(arenas.pop(name) for name in missing if name in arenas)
+            self._give_up(missing)
             raise
+
+    def _give_up(self, arrays: Iterable[str]) -> None:
+        """Free what there is of these arrays."""
+        names = list(arrays)
+        for arenas in self._arenas:
+            _free([arenas.pop(name) for name in names if name in arenas])
 
     def reserve_lists(
         self, sizes: Sequence[int], dtypes: Mapping[str, DTypeLike]
@@ -191,6 +219,11 @@ class Extent:
         flat = data.reshape(-1)
         if flat.size != self.count:
             raise ShapeError(f"{array} of {self!r}", (self.count,), data.shape)
+        elsewhere = self.segment.elsewhere(array)
+        if elsewhere is not None:
+            elsewhere.write(self.start, flat)
+            return
+        self.segment.written(array)
         for channel, view in self.segment.parts(array, self.start, self.start + self.count):
             view.write(self.segment.stripes.gather(flat, self.start, channel))
 
@@ -216,6 +249,8 @@ class Extent:
     def holds(self, array: str, data: NDArray[Any]) -> bool | None:
         """Whether one array is equal to `data`, of shape (count,), bit for bit; None if it takes
         a `read` to find out."""
+        if self.segment.elsewhere(array) is not None:
+            return None
         for channel, view in self.segment.parts(array, self.start, self.start + self.count):
             same = view.holds(self.segment.stripes.gather(data, self.start, channel))
             if not same:
@@ -233,6 +268,10 @@ class Extent:
             out = np.empty(self.count, self.segment.dtype_of(array))
         elif out.shape != (self.count,):
             raise ShapeError(f"{array} of {self!r}", (self.count,), out.shape)
+        elsewhere = self.segment.elsewhere(array)
+        if elsewhere is not None:
+            elsewhere.read(self.start, out)
+            return out
         stripes = self.segment.stripes
         for channel, view in self.segment.parts(array, self.start, self.start + self.count):
             if stripes.channels == 1:
@@ -317,6 +356,17 @@ class Placement:
         if any(count < 0 for count in counts):
             raise ArgumentError(f"counts must not be negative, not {list(counts)}")
         segment = Segment(self.device, sum(padded(count, line) for count in counts), line, dtypes)
+        return self.place_in(segment, counts, arrays)
+
+    def place_in(
+        self, segment: Segment, counts: Sequence[int], arrays: Mapping[str, float]
+    ) -> list[Extent]:
+        """The same in a segment that was made for them.
+
+        Raises
+        ------
+        OutOfDeviceMemoryError : nothing stays allocated.
+        """
         segment.reserve(arrays)
         self._segments.append(segment)
         extents = []
@@ -378,7 +428,7 @@ def _launch(key: Hashable, extents: Sequence[Extent]) -> Launch:
     return Launch(key, stop - start, _parts(extents[0].segment, start, stop), tuple(extents))
 
 
-def _element(value: float, dtype: np.dtype) -> float:
+def element(value: float, dtype: np.dtype) -> float:
     """What an array of a dtype has for a value: of uint16, which holds bfloat16, the bits of the
     nearest one, ties to even."""
     if dtype != np.uint16:

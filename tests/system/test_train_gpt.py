@@ -146,6 +146,53 @@ def test_offloaded_it_trains_in_a_quarter_of_its_parameters(device, steps, train
 
 
 @pytest.mark.parametrize(
+    ("device", "steps"),
+    [
+        ("golden:axdimm", 1),
+        pytest.param("sim:axdimm?memory=ddr4-1600&channels=2", 1, marks=pytest.mark.deep),
+    ],
+)
+def test_state_on_drives_takes_a_quarter_of_its_memory(device, steps, train, tmp_path):
+    options = ("--drives", str(tmp_path), "--memory", "25%", "--batch", "2", "--context", "32")
+    result, folder = train("--device", device, "--steps", str(steps), *options)
+    if "direct=False" in result.output:
+        pytest.skip(f"there is no O_DIRECT in {tmp_path}")
+    assert result.exit_code == 0, result.output
+    report = json.loads((folder / "report.json").read_text())
+    figures = figures_of(report)
+    here = "device memory and drives"
+    count = report["configuration"]["parameters"]
+    assert 3.5 * count < figures[f"{here}: memory, at most"]["value"] <= 4 * count
+    # parameters at first, and everything after the step
+    assert figures[f"{here}: written"]["value"] == 4 * count // steps + 12 * count
+    assert 0 < figures[f"{here}: read"]["value"] <= 8 * count
+    assert report["configuration"]["memory"] == "25%"
+    table = result.output[result.output.index("figure ") : result.output.index("report:")]
+    assert max(map(len, table.splitlines())) <= 80
+    if torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512"):
+        assert report["loss"] == report["baseline_loss"]
+        for array in ("parameters", "exp_avg", "exp_avg_sq"):
+            assert figures[f"bits that differ from torch: {array}"]["value"] == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (("--memory", "1KiB"), "memory must be at least"),
+        (("--max-grad-norm", "1.0"), "clip_grad_norm_"),
+    ],
+)
+def test_what_cannot_lie_on_drives_is_said(options, text, train, tmp_path):
+    device = "golden:axdimm?scan=yes&gradient_scale=yes"
+    result, _ = train("--device", device, "--drives", str(tmp_path), *options, *SHORT)
+    if "direct=False" in result.output:
+        pytest.skip(f"there is no O_DIRECT in {tmp_path}")
+    assert result.exit_code == 2
+    assert text in " ".join(result.output.replace("│", " ").split())
+    assert not list(tmp_path.glob("*.drive"))
+
+
+@pytest.mark.parametrize(
     ("options", "text"),
     [
         (("--budget", "25%"), "at least 133120 bytes"),

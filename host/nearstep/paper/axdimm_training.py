@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from nearstep.plan.iteration import Iteration, Iterations, Limits, Roles
-from nearstep.plan.pieces import ELEMENT_BYTES, Layer, Piece, cut
+from nearstep.plan.pieces import ELEMENT_BYTES, Item, Layer, Piece, cut
 from nearstep.plan.residency import Policy, belady, updated_first
 from nearstep.plan.schedule import Schedule, uses
 from nearstep.work.executor import execute
@@ -179,7 +179,7 @@ class Case:
             ]
             for index, layer in enumerate(layers)
         }
-        policy: Policy = updated_first
+        policy: Policy[Item] = updated_first
         if self.policy == "belady":
             policy = belady(*uses(pieces, borrowed, ARRAYS))
         share = self.memory_bytes // self._channels

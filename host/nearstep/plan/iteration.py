@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from nearstep.plan.pieces import Item, Layer, Piece
-from nearstep.plan.residency import GRADIENT
+from nearstep.plan.pieces import GRADIENT, Item, Layer, Piece
 from nearstep.plan.schedule import Move, Schedule
 from nearstep.work.graph import Graph
 from nearstep.work.operation import Operation, Range, Transfer

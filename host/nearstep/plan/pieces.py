@@ -11,6 +11,9 @@ from nearstep.errors import ArgumentError
 ELEMENT_BYTES = 4
 """Of an fp32 element."""
 
+GRADIENT = "g"
+"""Array of gradients."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Layer:
@@ -76,6 +79,10 @@ class Item(NamedTuple):
     @property
     def nbytes(self) -> int:
         return self.piece.nbytes
+
+    @property
+    def transient(self) -> bool:
+        return self.array == GRADIENT
 
 
 def cut(layers: Sequence[Layer], channels: int, most: int) -> Sequence[Sequence[Piece]]:

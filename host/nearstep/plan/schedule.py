@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
-from nearstep.plan.pieces import Item, Piece
-from nearstep.plan.residency import GRADIENT, Policy, Residency
+from nearstep.plan.pieces import GRADIENT, Item, Piece
+from nearstep.plan.residency import Policy, Residency
 
 Kind = Literal["fetch", "evict", "drop", "load", "send", "update"]
 """A parameter to the compute device; an array to the drives, or given up, since they have it; an
@@ -66,7 +66,7 @@ class Schedule:
         borrowed: Mapping[int, Sequence[Piece]] = MappingProxyType({}),
         arrays: Sequence[str] = ("p", "m", "v"),
         capacity: Sequence[int],
-        policy: Policy,
+        policy: Policy[Item],
         from_compute: bool = True,
     ) -> None:
         self._from_compute = from_compute

@@ -62,8 +62,13 @@ class RuleOptimizer(DeviceOptimizer):
             )
         device: str | Device = given.pop("device")
         super().__init__(params, defaults, device, Settings.given(**given))
-        if not self.definition.from_start:
-            return
+
+    def _begin(self) -> None:
+        if self.definition.from_start:
+            self._make_first_states()
+        super()._begin()
+
+    def _make_first_states(self) -> None:
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter in self._residents:  # those that are lazy, or fixed, are not
@@ -191,6 +196,10 @@ class NamedOptimizer(RuleOptimizer):
             raise HyperparameterError(f"a hyper-parameter of {name}", expected, unknown[0])
         common = {"maximize": maximize, "foreach": None, "differentiable": False, "fused": None}
         super().__init__(params, {**defaults, **common}, **on)
+
+    @property
+    def _title(self) -> str:
+        return self.name
 
     def _define(self, name: str) -> None:
         self.name = name

@@ -27,11 +27,15 @@ from nearstep.torch.errors import (
     HyperparameterError,
     InterruptedStepError,
     StateError,
+    UnsupportedOptionError,
 )
 from nearstep.torch.graphs import steps_of
 from nearstep.torch.held import HeldGradient
 from nearstep.torch.layout import Layout
 from nearstep.torch.lease import Lease
+from nearstep.torch.overflow.opening import OpenStore, given_groups
+from nearstep.torch.overflow.steps import OverflowSteps
+from nearstep.torch.overflow.tier import Tier
 from nearstep.torch.pairs import PairSpace
 from nearstep.torch.recycled import Recycled
 from nearstep.torch.resident import Formats, Resident, copy_array, gradient_array
@@ -51,16 +55,14 @@ from nearstep.torch.step import (
 )
 from nearstep.torch.traffic import Traffic
 from nearstep.torch.transfers import Outbox
+from nearstep.torch.work import Checked, Work
 from nearstep.updater.device import KernelDevice
 from nearstep.updater.formats import DTYPES
 from nearstep.work.timeline import Timeline
 from nearstep_spec.rule import optimizer as rules
 
-Checked = tuple[Resident, Hashable, ParameterState | SavedState | None]
-"""A parameter to be updated, its phase, and its state as it is, if it has one."""
 
-
-class DeviceOptimizer(Optimizer):
+class DeviceOptimizer(OverflowSteps):
     """An optimizer of torch whose parameters and state live on a device, where its steps run.
 
     A subclass has a layout of its state, checks its options, names the rule and the arrays of a
@@ -84,7 +86,6 @@ class DeviceOptimizer(Optimizer):
     around_update: Callable[[], AbstractContextManager[None]]
     """Entered by each step, after its closure, before anything else: by `nearstep.offload`."""
 
-    _interrupted: str | None
     _report_inf: Tensor | None
 
     def __init__(
@@ -97,7 +98,22 @@ class DeviceOptimizer(Optimizer):
         options.reject_unsupported(defaults)
         self._check_options(defaults)
         self._attach(device, settings)
-        super().__init__(params, defaults)
+        if settings.overflow is None:
+            super().__init__(params, defaults)
+            self._begin()
+            return
+        groups = given_groups(params)
+        opened = OpenStore(settings.overflow, self._title, groups, len(self.layout.moments))
+        try:
+            memory = opened.memory(len(self.layout.required))
+            self._tier = Tier(settings.overflow, opened.store, memory, self.device, self._traffic)
+            super().__init__(groups, defaults)
+            self._begin()
+        except BaseException:
+            opened.give_up()
+            raise
+        if opened.owns:
+            weakref.finalize(self, opened.store.close)
 
     @abstractmethod
     def _check_options(self, group: Mapping[str, Any]) -> None:
@@ -158,6 +174,8 @@ class DeviceOptimizer(Optimizer):
 
         It cannot where other processes have other elements of a parameter: all would have to end.
         """
+        if self._tier is not None:
+            return False  # updates begin before all gradients are on the device
         parameters = (p for group in self.param_groups for p in group["params"])
         return self._step_supports_amp_scaling and not any(map(is_sharded, parameters))
 
@@ -305,6 +323,9 @@ class DeviceOptimizer(Optimizer):
     @eager
     def __getstate__(self) -> dict[str, Any]:
         self._check_whole("copy or pickle the optimizer")
+        if self._tier is not None:
+            reason = "an optimizer with drives cannot be copied or pickled; use state_dict()"
+            raise UnsupportedOptionError("drives", self._tier.store, reason)
         state: defaultdict[Tensor, Any] = defaultdict(dict)
         for parameter, value in self.state.items():
             state[parameter] = export(value) if isinstance(value, ParameterState) else value
@@ -334,6 +355,16 @@ class DeviceOptimizer(Optimizer):
         super().__setstate__(state)
         if self._interrupted is not None:
             self.device.reset()
+        if self._tier is not None:
+            self._load_on_drives(self._tier, saved)
+        else:
+            self._load(saved)
+        self._interrupted = None
+
+    def _labels(self) -> dict[Tensor, str]:
+        return _labels(self.param_groups)
+
+    def _load(self, saved: Mapping[Tensor, SavedState]) -> None:
         for group in self.param_groups:
             self._place(group, (p for p in group["params"] if p.requires_grad or p in saved))
         for resident in self._residents.values():
@@ -342,7 +373,6 @@ class DeviceOptimizer(Optimizer):
             resident = self._residents[parameter]
             del self.state[parameter]
             self._keep(resident, self._restore(resident, value))
-        self._interrupted = None
 
     @eager
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
@@ -426,6 +456,7 @@ class DeviceOptimizer(Optimizer):
         self._placement = Placement(self._lease.device)
         self._residents: dict[Tensor, Resident] = {}
         self._traffic = Traffic()
+        self._tier = None
         self._residual_memory = Recycled()
         self._bundles = Bundles()
         self._steps: Steps = steps_of(self._lease.device, self._placement, settings, self._traffic)
@@ -471,6 +502,9 @@ class DeviceOptimizer(Optimizer):
             copied = formats.copy_of(dtype)
             if copied is not None:
                 arrays[copy_array(copied)] = 0.0
+        if self._tier is not None:
+            self._place_on_drives(self._tier, new, arrays, line, dtypes)
+            return
         extents = self._placement.place(
             [convert.size(p) for p in new], arrays, line=line, dtypes=dtypes
         )
@@ -623,48 +657,18 @@ class DeviceOptimizer(Optimizer):
             return
         for index, group in enumerate(self.param_groups):
             self._place(group, (each.parameter for each in gradients if each.group == index))
+        scaling = Scaling(scale, self._report_inf)
+        arrays = [self._arrays(group) for group in self.param_groups]
         checked = self._checked(gradients)
         phases = [self._checked_bundle(each.bundle) for each in bundled]
-        arrays = [self._arrays(group) for group in self.param_groups]
-        updates: dict[Extent, Update] = {}
-        started: list[Run] = []
-        try:
-            outbox = self._steps.outbox()
-            for each, found in zip(gradients, checked, strict=True):
-                extent, update = self._prepare(each, found, arrays[each.group], outbox)
-                updates[extent] = update
-            for (bundle, given), phase in zip(bundled, phases, strict=True):
-                own = arrays[bundle.group]
-                updates[bundle.extent] = self._prepare_bundle(bundle, given, phase, own, outbox)
-            scaling = Scaling(scale, self._report_inf)
-            fetches = not all(resident.away for resident, _, _ in checked) or bool(bundled)
-            inputs = StepInputs(updates, outbox, scaling, self._start_group, started, fetches)
-            inbox = self._steps.make(inputs)
-            if inbox is None:
-                self._traffic.skipped += 1
-                return
-            written = [self._written(each) for each in arrays]
-            counts: list[Tensor] = []
-            for update in updates.values():
-                update.resident.fetch_parameter(inbox)
-                if isinstance(update.resident, Resident):
-                    counts += self._finish(update, update.resident, written[update.key.group])
-            if counts:
-                torch._foreach_add_(counts, 1)
-            for bundle, _ in bundled:
-                if bundle.steps:  # without alpha torch would make each its own tensor of 1
-                    torch._foreach_add_(bundle.steps, torch.ones((), device="cpu"), alpha=1)
-        except BaseException as error:
-            if started:
-                self._interrupted = type(error).__name__
-                for update in updates.values():
-                    update.resident.interrupt(self._interrupted)
-            raise
-        finally:
-            for resident, _, _ in checked:
-                resident.end_loan()
-            for bundle, _ in bundled:
-                bundle.end_loan()
+        work = Work(gradients, checked, bundled, phases, arrays, scaling)
+        if self._tier is None:
+            updates = self._apply(work)
+        else:
+            updates = self._apply_by_units(self._tier, work)
+        if updates is None:
+            self._traffic.skipped += 1
+            return
         if scale != 1.0 and self._report_inf is None:
             for parameter in (
                 *(each.parameter for each in gradients),
@@ -675,8 +679,50 @@ class DeviceOptimizer(Optimizer):
         self._traffic.elements += sum(update.resident.elements for update in updates.values())
         self._keep_bundles(bundled, gradients, updates)
 
+    def _apply(self, work: Work) -> dict[Extent, Update] | None:
+        """Send, update and fetch; None if the step is to be skipped."""
+        updates: dict[Extent, Update] = {}
+        started: list[Run] = []
+        try:
+            outbox = self._steps.outbox()
+            for each, found in zip(work.gradients, work.checked, strict=True):
+                extent, update = self._prepare(each, found, work.arrays[each.group], outbox)
+                updates[extent] = update
+            for (bundle, given), phase in zip(work.bundled, work.phases, strict=True):
+                own = work.arrays[bundle.group]
+                updates[bundle.extent] = self._prepare_bundle(bundle, given, phase, own, outbox)
+            fetches = not all(resident.away for resident, _, _ in work.checked)
+            fetches = fetches or bool(work.bundled)
+            inputs = StepInputs(updates, outbox, work.scaling, self._start_group, started, fetches)
+            inbox = self._steps.make(inputs)
+            if inbox is None:
+                return None
+            written = [self._written(each) for each in work.arrays]
+            counts: list[Tensor] = []
+            for update in updates.values():
+                update.resident.fetch_parameter(inbox)
+                if isinstance(update.resident, Resident):
+                    counts += self._finish(update, update.resident, written[update.key.group])
+            if counts:
+                torch._foreach_add_(counts, 1)
+            for bundle, _ in work.bundled:
+                if bundle.steps:  # without alpha torch would make each its own tensor of 1
+                    torch._foreach_add_(bundle.steps, torch.ones((), device="cpu"), alpha=1)
+        except BaseException as error:
+            if started:
+                self._interrupt([update.resident for update in updates.values()], error)
+            raise
+        finally:
+            for resident, _, _ in work.checked:
+                resident.end_loan()
+            for bundle, _ in work.bundled:
+                bundle.end_loan()
+        return updates
+
     def _ready_bundles(self) -> list[Bundled]:
         """Those that this step can use. Nothing has been done with them yet."""
+        if self._tier is not None:
+            return []
         ready = self._bundles.ready(self.param_groups, self.state)
         if not ready:
             return []
@@ -722,7 +768,7 @@ class DeviceOptimizer(Optimizer):
         updates: Mapping[Extent, Update],
     ) -> None:
         """Make bundles for the next step of what this one has updated."""
-        if not gradients and bundled:
+        if (not gradients and bundled) or self._tier is not None:
             return
         single = len(updates) == len(gradients) + len(bundled)
         if self._settings.compression is not None or not single:

@@ -84,6 +84,11 @@ class Resident:
     it still does (`nearstep.buffer.Buffer.holds`) is asked; for others
     `convert.fingerprint` is kept, and of small parameters what was fetched.
 
+    Parameters
+    ----------
+    narrow : there are arrays of 16 bits.
+    moves : arrays on the device come and go, and cannot be asked what the host has.
+
     Attributes
     ----------
     parameter
@@ -110,6 +115,7 @@ class Resident:
         formats: Formats,
         *,
         narrow: bool,
+        moves: bool = False,
     ) -> None:
         self.parameter = parameter
         self.label = label
@@ -129,6 +135,7 @@ class Resident:
         self._is_new = True
         self._seen: tuple[int, NDArray[np.float32]] | None = None
         self._narrow = narrow
+        self._moves = moves
         self._p = formats.state_of("p")
         self.is_small = extent.count < SMALL_ELEMENTS
 
@@ -140,6 +147,44 @@ class Resident:
     @property
     def keeps_master(self) -> bool:
         return convert.NAMES[self.parameter.dtype] != self._p
+
+    @property
+    def is_on_host(self) -> bool:
+        """Whether the host has all bits of the master."""
+        return not (self.away or self.keeps_master)
+
+    def host_master(self) -> NDArray[Any]:
+        """The master of a parameter that is not away, as the host has it and the last step left it,
+        in the format of the device; to be read only."""
+        if self._p != "fp32":
+            return convert.to_words(self.parameter)
+        if not self.keeps_master:
+            return convert.to_float32(self.parameter)
+        if self._loaded_master is not None:
+            return convert.merge_master(self._loaded_master, self.parameter)
+        return self._merged() if self._known else convert.to_float32(self.parameter)
+
+    def lose_master(self) -> None:
+        """The memory of the master is gone: the next step sends it, if the host has it."""
+        if self.is_on_host:
+            self.left = self._home = self._seen = None
+
+    def resume(self) -> None:
+        """Make what the device has the parameter, as a step would have left it."""
+        with torch.no_grad():
+            self._read_into(self.parameter)
+        self._is_new = False
+        self._leave(None)
+        self.lose_master()
+
+    def memento(self) -> tuple[object, ...]:
+        """What `restore` needs to go back to now."""
+        return (self.left, self._home, self._loaded_master, self._is_new, self._current)
+
+    def restore(self, memento: tuple[Any, ...]) -> None:
+        """Go back to then. The memory of the master is gone."""
+        self.left, self._home, self._loaded_master, self._is_new, self._current = memento
+        self.lose_master()
 
     def fetch(self, key: str) -> Tensor:
         """The moment `key` as a new tensor of the parameter's shape, of fp32 unless the rule says
@@ -474,7 +519,7 @@ class Resident:
         """The host's parameter is what the next step is to find; `array` on the device has the
         same contents, if it is given."""
         self._home = None
-        asked = array is not None and self.extent.segment.compares
+        asked = array is not None and self.extent.segment.compares and not self._moves
         self.left = array if asked else convert.fingerprint(self.parameter)
 
     @property

@@ -13,7 +13,8 @@ from nearstep.device import Device
 from nearstep.run import BOUND, is_bound
 from nearstep.torch.compression import Compression, check_pairs
 from nearstep.torch.errors import HyperparameterError, UnsupportedOptionError
-from nearstep.torch.spread import is_sharded
+from nearstep.torch.overflow.options import Drives, Overflow
+from nearstep.torch.spread import is_sharded, is_spread
 from nearstep.updater.checks import is_real, real
 from nearstep_spec.updater.config import AdamKernelConfig
 
@@ -28,6 +29,10 @@ class OnDevice(TypedDict, total=False):
     compression_form: str
     compression_format: str
     max_grad_norm: float | None
+    drives: Drives | None
+    memory: int | str | None
+    eviction: str
+    resume: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +44,7 @@ class Settings:
     max_cycles : bound on each run of the kernel, in device cycles.
     compression : None sends whole gradients.
     max_grad_norm : bound on the norm of the gradients that a step applies; None is no bound.
+    overflow : drives, and memory; None keeps all in memory.
 
     Raises
     ------
@@ -48,6 +54,7 @@ class Settings:
     max_cycles: int | None = None
     compression: Compression | None = None
     max_grad_norm: float | None = None
+    overflow: Overflow | None = None
 
     def __post_init__(self) -> None:
         if not is_bound(self.max_cycles):
@@ -70,6 +77,10 @@ class Settings:
         compression_form: str = "fused",
         compression_format: str = "fp32",
         max_grad_norm: float | None = None,
+        drives: Drives | None = None,
+        memory: int | str | None = None,
+        eviction: str = "updated_first",
+        resume: bool = False,
     ) -> Self:
         """Those of `OnDevice`."""
         check_pairs(compression_form, compression_format)
@@ -81,7 +92,20 @@ class Settings:
                 form=compression_form,
                 format=compression_format,
             )
-        return cls(max_cycles=max_cycles, compression=chosen, max_grad_norm=max_grad_norm)
+        overflow = Overflow.given(drives, memory, eviction, resume=resume)
+        if overflow is not None and chosen is not None:
+            reason = "gradients are sent whole to what lies on drives"
+            raise UnsupportedOptionError("compression", compression, reason)
+        if overflow is not None and max_grad_norm is not None:
+            reason = "with drives the gradients are not on the device together; call "
+            reason += "torch.nn.utils.clip_grad_norm_ before the step"
+            raise UnsupportedOptionError("max_grad_norm", max_grad_norm, reason)
+        return cls(
+            max_cycles=max_cycles,
+            compression=chosen,
+            max_grad_norm=max_grad_norm,
+            overflow=overflow,
+        )
 
     def check(self, kernel: AdamKernelConfig) -> None:
         """Make sure that the kernel can do it.
@@ -137,7 +161,15 @@ class Settings:
         ------
         UnsupportedOptionError
         """
-        if self.max_grad_norm is not None and any(map(is_sharded, parameters)):
+        found = list(parameters)
+        if self.overflow is not None and any(map(is_spread, found)):
+            raise UnsupportedOptionError(
+                "drives",
+                self.overflow.drives,
+                "processes that share parameters would commit at different times, and could not "
+                "be resumed together",
+            )
+        if self.max_grad_norm is not None and any(map(is_sharded, found)):
             raise UnsupportedOptionError(
                 "max_grad_norm",
                 self.max_grad_norm,

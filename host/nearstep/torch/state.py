@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator
-from typing import Any, Protocol, Self
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple, Protocol, Self
 
 import torch
 from torch import Tensor
@@ -292,6 +292,38 @@ pytree.register_pytree_node(  # a subclass of dict is a leaf without
     serialized_type_name=f"{ParameterState.__module__}.{ParameterState.__qualname__}",
     flatten_with_keys_fn=_flatten_with_keys,
 )
+
+
+class Memento(NamedTuple):
+    """What was in a state, without copies of moments.
+
+    Attributes
+    ----------
+    values : of a `ParameterState`, with what is on the device as such; None of any other state.
+    step : copy of the count of steps, if it is a tensor.
+    """
+
+    values: Mapping[str, Any] | None
+    step: Tensor | None
+
+    @classmethod
+    def of(cls, state: Any) -> Self:
+        """Of a state as it is."""
+        if not isinstance(state, ParameterState):
+            return cls(None, None)
+        values = dict(zip(dict.__iter__(state), dict.values(state), strict=True))
+        step = values.get("step")
+        return cls(values, step.clone() if isinstance(step, Tensor) else None)
+
+    def restore(self, state: Any) -> None:
+        """Make the state what it was. What was not on the device goes there with the next step."""
+        if self.values is None:
+            return
+        dict.clear(state)
+        dict.update(state, self.values)
+        state._fetched.clear()
+        if self.step is not None:
+            self.values["step"].copy_(self.step)
 
 
 def check_moment(label: str, parameter: Tensor, key: str, value: object) -> Tensor:

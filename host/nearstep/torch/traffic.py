@@ -27,6 +27,8 @@ class Traffic:
         because they were read.
     moments_down, moments_up : optimizer state sent (load_state_dict, changed by the user) and
         fetched (when read).
+    to_drives, from_drives : of arrays of state and parameters, and gradients that the device keeps,
+        written to drives and read from there.
     steps, launches, elements : steps done, runs of the kernel that update (on a DIMM of several
         channels with a clock, of pieces of a step), elements updated.
     scans, skipped : runs that only look at gradients; steps that were skipped because of an
@@ -47,6 +49,8 @@ class Traffic:
     masters_up: int = 0
     moments_down: int = 0
     moments_up: int = 0
+    to_drives: int = 0
+    from_drives: int = 0
     steps: int = 0
     launches: int = 0
     elements: int = 0

@@ -39,6 +39,7 @@ from nearstep.torch.errors import (
     UnsupportedOptionError,
 )
 
+from ..overflow.jobs import drives
 from .conftest import like_torch
 
 URL = "golden:axdimm?memory_bytes=1MiB&scan=yes&gradient_scale=yes&rules=adam,sgd,sgd_momentum"
@@ -158,6 +159,11 @@ def test_what_cannot_be_right_is_refused_before_anything_is_sent(mesh):
     with pytest.raises(GradientError, match=r"must be on this process alone, not spread by"):
         optimizer.step()
     assert optimizer.traffic.gradients_down == 0
+
+
+def test_parameters_of_several_processes_do_not_lie_on_drives(mesh):
+    with drives() as on, pytest.raises(UnsupportedOptionError, match="be resumed together"):
+        nearstep.optim.AdamW(spread(mesh, (32,)), device=URL, drives=on.store, memory="100%")
 
 
 def test_sums_of_a_gradient_are_made_and_a_mesh_of_one_is_clipped_and_scaled(mesh):

@@ -33,6 +33,12 @@ class EarlyUpdates:
             raise UnsupportedOptionError(
                 "max_grad_norm", bound, "it needs all gradients first, use updates='at-step'"
             )
+        if optimizer.store is not None:
+            raise UnsupportedOptionError(
+                "updates",
+                "in-backward",
+                "what lies on drives is whole again after a step, use updates='at-step'",
+            )
         self._optimizer = optimizer
         self._modules: dict[Tensor, Sequence[Tensor]] = {}
         for module in model.modules():

@@ -1,0 +1,163 @@
+"""Drives for the parameters of an optimizer, and how these share memory."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+from torch.nn.parameter import is_lazy
+from torch.optim.optimizer import ParamsT
+
+from nearstep.storage.blocks import BLOCK_BYTES
+from nearstep.storage.drive_errors import OwnerError, StorageError
+from nearstep.storage.store import Store
+from nearstep.torch import convert
+from nearstep.torch.overflow.errors import ResumeError
+from nearstep.torch.overflow.options import Overflow
+
+GENERATIONS = 3
+"""That are on the drives at once: the last one, the one before, and the one that is written."""
+
+SPARE_BYTES = 16 << 20
+"""Of each drive, for indices."""
+
+
+class OpenStore:
+    """The drives of an optimizer that is being made.
+
+    Parameters
+    ----------
+    options
+    title : what the optimizer is called.
+    groups : with all parameters.
+    moments : arrays of state that a parameter can have besides itself.
+
+    Attributes
+    ----------
+    store
+    owns : it was opened here.
+
+    Raises
+    ------
+    ResumeError, StorageError
+    """
+
+    def __init__(self, options: Overflow, title: str, groups: Sequence[Any], moments: int) -> None:
+        self._parameters = [p for group in groups for p in _parameters(group)]
+        self._options = options
+        self._made: list[str] = []
+        owner = describe(title, [_parameters(group) for group in groups])
+        drives = options.drives
+        self.owns = not isinstance(drives, Store)
+        if isinstance(drives, Store):
+            self.store = drives
+            self._check(drives, owner)
+        elif options.resume:
+            self.store = Store.open(drives, owner=owner)
+        else:
+            arrays = (1 + moments) * len(self._parameters)
+            state = 4 * (1 + moments) * self._elements + BLOCK_BYTES * arrays
+            share = GENERATIONS * state // len(drives) + SPARE_BYTES
+            self._made = [str(each) for each in drives if not os.path.lexists(each)]
+            nbytes = -(-share // BLOCK_BYTES) * BLOCK_BYTES
+            self.store = Store.create(drives, drive_bytes=nbytes, owner=owner)
+
+    def _check(self, store: Store, owner: str) -> None:
+        found = store.meta.get("owner")
+        if self._options.resume:
+            if found is None:
+                raise ResumeError(f"a step of {owner}", "none")
+            if found != owner:
+                raise OwnerError(store.drives[0].name, owner, str(found))
+        elif store.tensors:
+            raise ResumeError("no tensors, or be resumed from", f"{len(store.tensors)} of {found}")
+
+    @property
+    def _elements(self) -> int:
+        return sum(0 if is_lazy(p) else convert.size(p) for p in self._parameters)
+
+    def memory(self, moments: int) -> int:
+        """Bytes of memory that were asked for, where state has that many moments.
+
+        Raises
+        ------
+        BudgetFormatError
+        """
+        from nearstep.torch.offload.budget import budget_bytes  # its package imports optimizers
+
+        return budget_bytes(self._options.memory, 4 * (2 + moments) * self._elements)
+
+    def give_up(self) -> None:
+        """Leave everything as it was before."""
+        if self.owns:
+            self.store.close()
+        else:
+            with contextlib.suppress(StorageError):  # what is the matter has been said
+                self.store.abort()
+        for path in self._made:
+            os.unlink(path)
+
+
+def given_groups(params: ParamsT) -> Any:
+    """The parameters of an optimizer, so that they can be looked at twice."""
+    if isinstance(params, Tensor):
+        return params  # torch says what is wrong
+    return [
+        {**each, "params": _listed(each["params"])}
+        if isinstance(each, dict) and "params" in each
+        else each
+        for each in params
+    ]
+
+
+def _listed(params: Any) -> Any:
+    return params if isinstance(params, Tensor) else list(params)
+
+
+def _parameters(group: Any) -> list[Tensor]:
+    """Tensors of a group, of a pair of name and tensor, or of a tensor."""
+    if isinstance(group, Tensor):
+        return [group]
+    if isinstance(group, dict):
+        given = group.get("params", ())
+        own = [given] if isinstance(given, Tensor) else given
+        return [p for each in own for p in _parameters(each)]
+    return [each for each in group if isinstance(each, Tensor)] if isinstance(group, tuple) else []
+
+
+def describe(title: str, groups: Iterable[Iterable[Tensor]]) -> str:
+    """Name of an optimizer and its parameters: others have another one."""
+    shapes = [
+        [str(p.dtype), None if is_lazy(p) else list(p.shape)] for group in groups for p in group
+    ]
+    digest = hashlib.sha256(json.dumps(shapes).encode()).hexdigest()[:16]
+    return f"{title} of {len(shapes)} parameters, {digest}"
+
+
+def keys(groups: Sequence[Mapping[str, Any]]) -> dict[Tensor, str]:
+    """Names of parameters on drives: group and place in it."""
+    return {
+        parameter: f"{index}.{position}"
+        for index, group in enumerate(groups)
+        for position, parameter in enumerate(group["params"])
+    }
+
+
+def moved_together(parameters: Sequence[Tensor]) -> list[list[Tensor]]:
+    """Parameters that are moved together: neighbours, as far as these have no more elements than
+    the largest of all."""
+    most = max(convert.size(p) for p in parameters)
+    found: list[list[Tensor]] = []
+    size = most
+    for p in parameters:
+        if size + convert.size(p) > most or not found:
+            found.append([])
+            size = 0
+        found[-1].append(p)
+        size += convert.size(p)
+    return found

@@ -1,0 +1,120 @@
+"""What a generation on drives says about a step, besides the arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from nearstep.torch.errors import StateError
+from nearstep.torch.overflow.errors import ResumeError
+from nearstep.torch.overflow.opening import describe, keys
+from nearstep.torch.saved import count
+from nearstep.torch.state import ParameterState
+
+VERSION = 1
+
+
+class StepState(NamedTuple):
+    """State of one parameter.
+
+    Attributes
+    ----------
+    step : None if none is kept.
+    moments : keys of those that the drives have.
+    """
+
+    step: int | None
+    moments: Sequence[str]
+
+
+class SavedStep(NamedTuple):
+    """What `pack` was given.
+
+    Attributes
+    ----------
+    groups : options of each.
+    states
+    """
+
+    groups: Sequence[dict[str, Any]]
+    states: Mapping[Tensor, StepState]
+
+
+def pack(
+    title: str,
+    groups: Sequence[Mapping[str, Any]],
+    states: Mapping[Tensor, Any],
+    placed: Container[Tensor],
+) -> dict[str, Any]:
+    """Meta data of a generation.
+
+    Raises
+    ------
+    StateError : state is not on the device, or an option of a group is none that JSON has.
+    """
+    names = keys(groups)
+    return {
+        "version": VERSION,
+        "owner": _owner(title, groups),
+        "groups": [_options(group, index) for index, group in enumerate(groups)],
+        "states": {
+            names[p]: _state(names[p], state)
+            for p, state in states.items()
+            if p in placed and isinstance(state, ParameterState)
+        },
+    }
+
+
+def unpack(meta: Mapping[str, Any], title: str, groups: Sequence[Mapping[str, Any]]) -> SavedStep:
+    """What a generation says.
+
+    Raises
+    ------
+    ResumeError : it is of no optimizer, or of another one.
+    """
+    owner = _owner(title, groups)
+    if meta.get("version") != VERSION or meta.get("owner") != owner:
+        raise ResumeError(f"a step of {owner}", str(meta.get("owner")))
+    if len(meta["groups"]) != len(groups):
+        raise ResumeError(f"{len(groups)} groups", str(len(meta["groups"])))
+    states = {
+        p: StepState(**meta["states"][name])
+        for p, name in keys(groups).items()
+        if name in meta["states"]
+    }
+    return SavedStep([_unlisted(each) for each in meta["groups"]], states)
+
+
+def _owner(title: str, groups: Iterable[Mapping[str, Any]]) -> str:
+    return describe(title, [group["params"] for group in groups])
+
+
+def _state(name: str, state: ParameterState) -> dict[str, Any]:
+    counts = state.store is not None and state.store.layout.counts
+    layout = () if state.store is None else state.store.layout.moments
+    return {
+        "step": count(name, state.step) if counts else None,
+        "moments": [key for key in layout if state.has_moment(key)],
+    }
+
+
+def _options(group: Mapping[str, Any], index: int) -> dict[str, Any]:
+    options = {key: value for key, value in group.items() if key not in ("params", "param_names")}
+    return {key: _plain(value, f"group {index}", key) for key, value in options.items()}
+
+
+def _plain(value: Any, where: str, key: str) -> Any:
+    if isinstance(value, Tensor) and value.numel() == 1:
+        return value.item()
+    if isinstance(value, tuple | list):
+        return [_plain(each, where, key) for each in value]
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise StateError(where, f"have an option {key!r} that drives can keep", value)
+
+
+def _unlisted(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options with tuples where JSON has lists."""
+    return {k: tuple(v) if isinstance(v, list) else v for k, v in options.items()}

@@ -1,0 +1,221 @@
+"""Steps of optimizers whose state lies on drives."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import zip_longest
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.optim.optimizer import Optimizer
+
+from nearstep.placement import Extent, Placement
+from nearstep.storage.drive_errors import StorageError, UncertainCommitError
+from nearstep.storage.store import Store
+from nearstep.torch import convert
+from nearstep.torch.bundle import Bundle
+from nearstep.torch.layout import Layout
+from nearstep.torch.overflow.opening import keys, moved_together
+from nearstep.torch.overflow.saved_step import pack, unpack
+from nearstep.torch.overflow.segment import GRADIENTS, OverflowSegment
+from nearstep.torch.overflow.tier import Tier
+from nearstep.torch.overflow.undo import Undo
+from nearstep.torch.resident import Formats, Resident
+from nearstep.torch.saved import SavedState
+from nearstep.torch.settings import Settings
+from nearstep.torch.state import ParameterState
+from nearstep.torch.step import Update
+from nearstep.torch.traffic import Traffic
+from nearstep.torch.work import Work
+from nearstep.updater.device import KernelDevice
+
+
+class OverflowSteps(Optimizer):
+    """What an optimizer on a device has for drives; `_tier` is None without them."""
+
+    layout: ClassVar[Layout]
+    _tier: Tier | None
+    _settings: Settings
+    _residents: dict[Tensor, Resident]
+    _placement: Placement
+    _formats: Formats
+    _traffic: Traffic
+    _interrupted: str | None
+
+    @property
+    @abstractmethod
+    def device(self) -> KernelDevice:
+        """The device that the steps run on."""
+
+    @abstractmethod
+    def _apply(self, work: Work) -> dict[Extent, Update] | None:
+        """Send, update and fetch; None if the step is to be skipped."""
+
+    @abstractmethod
+    def _complete(self, group: dict[str, Any], defaults: Mapping[str, Any]) -> None:
+        """Make a loaded group one of this optimizer's, which has these defaults."""
+
+    @abstractmethod
+    def _check_group(self, group: Mapping[str, Any], defaults: Iterable[str]) -> None:
+        """Raise unless the device can make steps with the options of a group, of these names."""
+
+    @abstractmethod
+    def _keep(self, resident: Resident, state: ParameterState) -> None:
+        """Show the state to the user, and to checkpoints, if there is any."""
+
+    @abstractmethod
+    def _load(self, saved: Mapping[Tensor, SavedState]) -> None:
+        """Send saved state to the device."""
+
+    @abstractmethod
+    def _labels(self) -> dict[Tensor, str]:
+        """What parameters are called in errors."""
+
+    @property
+    def store(self) -> Store | None:
+        """The drives that state lies on, if it was given any.
+
+        Its generation is the last step. Nobody else writes to it.
+        """
+        return None if self._tier is None else self._tier.store
+
+    @property
+    def memory_peak(self) -> int | None:
+        """With drives: most bytes of the device's memory that were in use; None without."""
+        return None if self._tier is None else self._tier.peak
+
+    def _begin(self) -> None:
+        """All parameters of the constructor are there: begin, or go on with what drives have."""
+        if self._tier is None or self._settings.overflow is None:
+            return
+        self._tier.begin()
+        if self._settings.overflow.resume:
+            self._resume(self._tier)
+        else:
+            self._tier.write_masters()
+            self._commit(self._tier)
+
+    @property
+    def _title(self) -> str:
+        """What the optimizer is called on drives."""
+        return type(self).__name__
+
+    def _place_on_drives(
+        self,
+        tier: Tier,
+        new: Sequence[Tensor],
+        arrays: Mapping[str, float],
+        line: int,
+        dtypes: Mapping[str, np.dtype],
+    ) -> None:
+        """Make units of new parameters; those that are small share one with their neighbours."""
+        names = keys(self.param_groups)
+        labels = self._labels()
+        made: list[tuple[OverflowSegment, list[Tensor]]] = []
+        for unit in moved_together(new):
+            counts = [convert.size(p) for p in unit]
+            own = [names[p] for p in unit]
+            segment = OverflowSegment(
+                self.device, counts, line, dtypes, own, tier.store, self._traffic
+            )
+            tier.check_room(segment, list(arrays), labels[unit[0]])
+            made.append((segment, unit))
+        kept = {name: value for name, value in arrays.items() if name not in GRADIENTS}
+        for segment, unit in made:
+            counts = [convert.size(p) for p in unit]
+            extents = self._placement.place_in(segment, counts, kept)
+            tier.add(segment)
+            for p, extent in zip(unit, extents, strict=True):
+                resident = Resident(
+                    p,
+                    labels[p],
+                    extent,
+                    self.layout,
+                    self._traffic,
+                    self._formats,
+                    narrow=any(self._formats.narrow(each.dtype) for each in new),
+                    moves=True,
+                )
+                self._residents[p] = resident
+                segment.residents.append(resident)
+
+    def _load_on_drives(self, tier: Tier, saved: Mapping[Tensor, SavedState]) -> None:
+        if self._interrupted is not None:
+            tier.go_back()
+        self._interrupted = "load_state_dict"  # unless it ends
+        self._load(saved)
+        tier.write_masters()
+        self._commit(tier)
+
+    def _apply_by_units(self, tier: Tier, work: Work) -> dict[Extent, Update]:
+        """The same, of one unit of parameters after the other, and a generation of all on drives.
+
+        After an error everything is what it was before, unless the device failed, or nobody knows
+        whether the generation counts.
+        """
+        undo = Undo(self.state, self._residents.values())
+        updates: dict[Extent, Update] = {}
+        try:
+            with tier.step():
+                for state in self.state.values():
+                    if isinstance(state, ParameterState) and state.store is not None:
+                        state.flush()
+                if tier.is_dirty:
+                    self._commit(tier)
+                units = list(work.units(tier.segments))
+                for unit, after in zip_longest(units, units[1:]):
+                    undo.keep(resident for resident, _, _ in unit.checked)
+                    tier.bring(unit.segment, unit.needed())
+                    if after is not None:
+                        tier.prefetch(after.segment, after.needed())
+                    updates |= self._apply(unit) or {}
+                self._commit(tier)
+        except BaseException as error:
+            self._go_back(tier, undo, error)
+            raise
+        return updates
+
+    def _go_back(self, tier: Tier, undo: Undo, error: BaseException) -> None:
+        residents = list(self._residents.values())
+        if isinstance(error, UncertainCommitError):
+            self._interrupt(residents, error)
+            return
+        try:
+            tier.go_back()
+        except StorageError:
+            self._interrupt(residents, error)
+            return
+        undo.restore()
+        if isinstance(error, StorageError):
+            self._interrupted = None
+            for resident in residents:
+                resident.interrupted = None
+
+    def _commit(self, tier: Tier) -> None:
+        tier.commit(pack(self._title, self.param_groups, self.state, self._residents))
+
+    def _resume(self, tier: Tier) -> None:
+        """Have parameters, state and options as the drives have them."""
+        saved = unpack(tier.store.meta, self._title, self.param_groups)
+        for group, options in zip(self.param_groups, saved.groups, strict=True):
+            group.update(options)
+            self._complete(group, self.defaults)
+            self._check_group(group, self.defaults)
+        self.state.clear()
+        for parameter, resident in self._residents.items():
+            found = saved.states.get(parameter)
+            resident.resume()
+            if found is not None:
+                arrays = {self.layout.moments[key]: 0.0 for key in found.moments}
+                resident.extent.segment.reserve(arrays)
+                step = found.step
+                count = None if step is None else torch.tensor(float(step), device="cpu")
+                self._keep(resident, ParameterState.of(resident, count, found.moments))
+
+    def _interrupt(self, residents: Iterable[Resident | Bundle], error: BaseException) -> None:
+        self._interrupted = type(error).__name__
+        for resident in residents:
+            resident.interrupt(self._interrupted)

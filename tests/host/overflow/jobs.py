@@ -1,0 +1,136 @@
+"""Small trainings whose state lies on drives in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+import nearstep
+from nearstep.storage.blocks import BLOCK_BYTES
+from nearstep.storage.drive_set import create_set
+from nearstep.storage.store import Store
+from nearstep_sim.models.drive import Journal, MemoryBlocks
+
+URL = "golden:axdimm?memory_bytes=8MiB&rules=adam,adam_amsgrad,sgd,sgd_momentum,adagrad"
+DIMM = f"{URL}&channels=2&block_bytes=512"
+BF16 = f"{URL}&gradient_formats=fp32,bf16&copy_out_formats=bf16"
+
+OPTIMIZERS: dict[str, Any] = {
+    "adamw": (nearstep.optim.AdamW, {"lr": 1e-2}),
+    "amsgrad": (nearstep.optim.Adam, {"lr": 1e-2, "amsgrad": True}),
+    "sgd": (nearstep.optim.SGD, {"lr": 1e-2}),
+    "momentum": (nearstep.optim.SGD, {"lr": 1e-2, "momentum": 0.9}),
+    "adagrad": (nearstep.optim.Adagrad, {"lr": 1e-2, "initial_accumulator_value": 0.125}),
+}
+
+
+def images(drives: int, blocks: int = 600, owner: str = "a test") -> list[bytes]:
+    """New drives."""
+    places = [MemoryBlocks(bytes(blocks * BLOCK_BYTES), each) for each in range(drives)]
+    create_set(places, drive_bytes=blocks * BLOCK_BYTES, owner=owner, extent_bytes=2 * BLOCK_BYTES)
+    return [bytes(each.image) for each in places]
+
+
+@dataclass
+class Drives:
+    """A store on drives in memory.
+
+    Attributes
+    ----------
+    images : that they begin with.
+    """
+
+    images: Sequence[bytes]
+    journal: Journal = field(default_factory=Journal)
+
+    def __post_init__(self) -> None:
+        self.places = [MemoryBlocks(each, at, self.journal) for at, each in enumerate(self.images)]
+        self.store = Store.open(self.places, owner=None, queue_depth=2)
+
+
+@contextmanager
+def drives(count: int = 2, blocks: int = 600) -> Iterator[Drives]:
+    """New drives in memory, opened."""
+    made = Drives(images(count, blocks))
+    try:
+        yield made
+    finally:
+        made.store.close()
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is trained.
+
+    Attributes
+    ----------
+    shapes : of the parameters.
+    optimizer : name.
+    dtype
+    skips : in step t, parameter i has no gradient if i + t is a multiple of it.
+    """
+
+    shapes: Sequence[tuple[int, ...]]
+    optimizer: str = "adamw"
+    dtype: torch.dtype = torch.float32
+    skips: int = 0
+    seed: int = 7
+
+    def parameters(self) -> list[nn.Parameter]:
+        generator = torch.Generator().manual_seed(self.seed)
+        return [
+            nn.Parameter(torch.randn(each, generator=generator).to(self.dtype))
+            for each in self.shapes
+        ]
+
+    def make(self, parameters: Sequence[Tensor], device: Any, **on: Any) -> Any:
+        """Two groups: every third parameter has another learning rate."""
+        kind, options = OPTIMIZERS[self.optimizer]
+        groups = [{"params": parameters[::3], "lr": 2e-2}]
+        rest = [p for i, p in enumerate(parameters) if i % 3]
+        if rest:
+            groups.append({"params": rest})
+        return kind(groups, device=device, **options, **on)
+
+    def gradients(self, parameters: Sequence[Tensor], step: int) -> None:
+        generator = torch.Generator().manual_seed(1000 * self.seed + step)
+        for index, p in enumerate(parameters):
+            gradient = torch.randn(p.shape, generator=generator).to(self.dtype)
+            p.grad = None if self.skips and not (index + step) % self.skips else gradient
+
+    def step(self, optimizer: Any, parameters: Sequence[Tensor], step: int) -> None:
+        self.gradients(parameters, step)
+        optimizer.step()
+
+
+def bits(value: Tensor) -> bytes:
+    return (
+        value.detach().contiguous().view(torch.uint8).numpy().tobytes()
+        if value.dim()
+        else (value.detach().reshape(1).view(torch.uint8).numpy().tobytes())
+    )
+
+
+def everything(parameters: Sequence[Tensor], optimizer: Any) -> dict[str, bytes]:
+    """Bits of all parameters and all state, and the options of groups."""
+    saved = optimizer.state_dict()
+    found = {f"p{i}": bits(p) for i, p in enumerate(parameters)}
+    for index, state in saved["state"].items():
+        for key, value in state.items():
+            found[f"{index}.{key}"] = bits(value)
+    found["groups"] = repr(saved["param_groups"]).encode()
+    return found
+
+
+def random_job(choose: np.random.Generator, optimizer: str, **more: Any) -> Job:
+    """Two to six parameters with up to 3,000 elements, one of a single element among them."""
+    shapes: list[tuple[int, ...]] = [(1,)]
+    for _ in range(int(choose.integers(1, 6))):
+        shapes.append((int(choose.integers(1, 31)), int(choose.integers(1, 101))))
+    return Job(shapes, optimizer, skips=int(choose.choice([0, 0, 3])), **more)

@@ -1,0 +1,305 @@
+"""Drives that fail, are full, or are not those of the model."""
+
+from __future__ import annotations
+
+import copy
+import errno
+import gc
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import nearstep
+from nearstep.errors import ArgumentError
+from nearstep.storage.drive_errors import (
+    DriveFullError,
+    DriveIOError,
+    DriveVanishedError,
+    NotADriveError,
+    OwnerError,
+    StorageError,
+    UncertainCommitError,
+)
+from nearstep.torch.errors import (
+    HyperparameterError,
+    InterruptedStepError,
+    UnsupportedOptionError,
+)
+from nearstep.torch.overflow.errors import ResumeError
+from nearstep_sim.models.drive import FailAt
+
+from .jobs import URL, Drives, Job, drives, everything
+
+JOB = Job([(40, 16), (16,), (30, 20)])
+MEMORY = 11_000
+"""Not enough for two of the large parameters."""
+
+
+def touch(optimizer: Any, parameters: Any) -> None:
+    """Change a moment on the host, which the next step takes over."""
+    optimizer.state[parameters[1]]["exp_avg"].add_(0.5)
+
+
+def expected_after(steps: int, *, touched: bool = False) -> dict[str, bytes]:
+    """Without drives; with a change after the first step."""
+    parameters = JOB.parameters()
+    optimizer = JOB.make(parameters, URL)
+    for step in range(steps):
+        JOB.step(optimizer, parameters, step)
+        if touched and step == 0:
+            touch(optimizer, parameters)
+    return everything(parameters, optimizer)
+
+
+def actions_of_a_step(action: str) -> list[int]:
+    """How many of an action the second step has, on each drive."""
+    with drives() as on:
+        parameters = JOB.parameters()
+        optimizer = JOB.make(parameters, URL, drives=on.store, memory=MEMORY)
+        JOB.step(optimizer, parameters, 0)
+        found = [0, 0]
+
+        def count(drive: int) -> Callable[[str, int], None]:
+            def seen(what: str, block: int) -> None:
+                found[drive] += what == action
+
+            return seen
+
+        for index, place in enumerate(on.places):
+            place.fault = count(index)
+        touch(optimizer, parameters)
+        JOB.step(optimizer, parameters, 1)
+        return found
+
+
+def check_fault(action: str, drive: int, number: int, code: int) -> bool:
+    """One fails in the second step; whether the step could be made again."""
+    with drives() as on:
+        parameters = JOB.parameters()
+        optimizer = JOB.make(parameters, URL, drives=on.store, memory=MEMORY)
+        JOB.step(optimizer, parameters, 0)
+        last = everything(parameters, optimizer)
+        touch(optimizer, parameters)
+        before = everything(parameters, optimizer)
+        assert before != last
+        on.places[drive].fault = fault = FailAt(action, number, code)
+        with pytest.raises(StorageError) as caught:
+            JOB.step(optimizer, parameters, 1)
+        assert fault.fired == 1
+        if isinstance(caught.value, UncertainCommitError):
+            with pytest.raises(InterruptedStepError, match="UncertainCommitError"):
+                optimizer.state_dict()
+            with pytest.raises(InterruptedStepError):
+                optimizer.step()
+            on.store.close()
+            again = Drives([bytes(each.image) for each in on.places])
+            parameters = JOB.parameters()
+            optimizer = JOB.make(parameters, URL, drives=again.store, memory=MEMORY, resume=True)
+            assert everything(parameters, optimizer) in (
+                last,
+                before,
+                expected_after(2, touched=True),
+            )
+            again.store.close()
+            return False
+        assert everything(parameters, optimizer) == before
+        assert optimizer.traffic.steps == 1
+        JOB.step(optimizer, parameters, 1)
+        JOB.step(optimizer, parameters, 2)
+        assert everything(parameters, optimizer) == expected_after(3, touched=True)
+        return True
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.ENODEV])
+@pytest.mark.parametrize("action", ["read", "write", "flush"])
+def test_after_an_error_of_a_drive_everything_is_as_before_the_step(action: str, code: int) -> None:
+    counts = actions_of_a_step(action)
+    assert min(counts) > 0
+    whole = [
+        check_fault(action, drive, number, code)
+        for drive, count in enumerate(counts)
+        for number in {count // 2, count - 1}
+    ]
+    assert (whole.count(False) > 0) == (action != "read")  # the superblock, and the flush after it
+    assert whole.count(True) >= 1
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("action", ["read", "write", "flush"])
+def test_every_read_write_and_flush_of_a_step(action: str) -> None:
+    counts = actions_of_a_step(action)
+    whole = [
+        check_fault(action, drive, number, errno.EIO)
+        for drive, count in enumerate(counts)
+        for number in range(count)
+    ]
+    assert len(whole) == sum(counts) > 2
+    commits = 2  # what was changed on the host, and the step
+    assert whole.count(False) == (0 if action == "read" else commits)
+
+
+def test_a_drive_that_is_gone_for_good() -> None:
+    with drives() as on:
+        parameters = JOB.parameters()
+        optimizer = JOB.make(parameters, URL, drives=on.store, memory=MEMORY)
+        JOB.step(optimizer, parameters, 0)
+        before = everything(parameters, optimizer)
+
+        def gone(action: str, block: int) -> None:
+            raise DriveVanishedError("memory1", "it is gone")
+
+        on.places[1].fault = gone
+        for _ in range(2):
+            with pytest.raises(StorageError):
+                JOB.step(optimizer, parameters, 1)
+        with pytest.raises(StorageError):
+            optimizer.state_dict()
+        on.places[1].fault = lambda action, block: None
+        assert everything(parameters, optimizer) == before
+        JOB.step(optimizer, parameters, 1)
+        assert everything(parameters, optimizer) == expected_after(2)
+
+
+def test_drives_that_are_full() -> None:
+    large = Job([(64, 64)])
+    with drives(1, 8) as on, pytest.raises(DriveFullError) as caught:
+        large.make(large.parameters(), URL, drives=on.store, memory="100%")
+    assert caught.value.expected > caught.value.actual >= 0
+    refused = 0
+    for blocks in range(8, 34, 5):  # room for the first generations, and not for more
+        with drives(1, blocks) as on:
+            parameters = JOB.parameters()
+            try:
+                optimizer = JOB.make(parameters, URL, drives=on.store, memory=MEMORY)
+            except DriveFullError:
+                continue
+            for step in range(3):
+                before = everything(parameters, optimizer)
+                try:
+                    JOB.step(optimizer, parameters, step)
+                except StorageError:
+                    assert everything(parameters, optimizer) == before == expected_after(step)
+                    refused += 1
+                    break
+    assert refused >= 2
+
+
+def test_drives_of_another_model_or_of_none(tmp_path: Path) -> None:
+    place = tmp_path / "a.drive"
+    other = Job([(40, 16), (16,), (30, 21)])
+    with drives() as on:
+        parameters = JOB.parameters()
+        with pytest.raises(ResumeError, match="not none"):
+            JOB.make(parameters, URL, drives=on.store, memory=MEMORY, resume=True)
+        JOB.step(JOB.make(parameters, URL, drives=on.store, memory=MEMORY), parameters, 0)
+        generation = on.store.generation
+        fresh = other.parameters()
+        held = [bytes(p.detach().numpy().tobytes()) for p in fresh]
+        with pytest.raises(OwnerError, match="AdamW of 3 parameters") as caught:
+            other.make(fresh, URL, drives=on.store, memory=1 << 20, resume=True)
+        assert caught.value.expected != caught.value.actual
+        assert [bytes(p.detach().numpy().tobytes()) for p in fresh] == held
+        with pytest.raises(OwnerError, match="Adam of 3"):
+            nearstep.optim.Adam(parameters, device=URL, drives=on.store, memory=MEMORY, resume=True)
+        with pytest.raises(ResumeError, match="AdamW of 3 parameters"):
+            JOB.make(JOB.parameters(), URL, drives=on.store, memory=MEMORY)
+        assert on.store.generation == generation
+    place.write_bytes(b"no drive" * 4096)
+    with pytest.raises(StorageError):
+        JOB.make(JOB.parameters(), URL, drives=[place], memory=MEMORY, resume=True)
+    with pytest.raises(NotADriveError):
+        JOB.make(JOB.parameters(), URL, drives=[place], memory=MEMORY)
+    assert place.read_bytes() == b"no drive" * 4096
+
+
+def test_files_are_made_and_given_back(tmp_path: Path) -> None:
+    places = [tmp_path / "a.drive", tmp_path / "b.drive"]
+    with pytest.raises(HyperparameterError, match="at least"):
+        _on_files(JOB.parameters(), places, memory="10B")
+    assert not any(each.exists() for each in places)
+    parameters = JOB.parameters()
+    optimizer = _on_files(parameters, places, memory="60%")
+    JOB.step(optimizer, parameters, 0)
+    state = everything(parameters, optimizer)
+    del optimizer
+    gc.collect()
+    again = [torch.nn.Parameter(torch.zeros_like(p)) for p in parameters]
+    resumed = _on_files(again, places[::-1], memory="100%", resume=True)
+    assert everything(again, resumed) == state == expected_after(1)
+
+
+def _on_files(parameters: Any, places: list[Path], **more: Any) -> Any:
+    try:
+        return JOB.make(parameters, URL, drives=places, **more)
+    except StorageError as error:
+        if "direct=False" in str(error):
+            pytest.skip(f"there is no O_DIRECT in {places[0].parent}: {error}")
+        raise
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "says"),
+    [
+        ({"drives": ["x"]}, HyperparameterError, "memory must be given with drives"),
+        ({"memory": 1}, HyperparameterError, "memory must be given with drives alone"),
+        ({"resume": True}, HyperparameterError, "resume must be given with drives alone"),
+        ({"drives": ["x"], "memory": 1, "eviction": "lru"}, HyperparameterError, "eviction must"),
+        ({"drives": ["x"], "memory": 1, "resume": 1}, HyperparameterError, "resume must be True"),
+        ({"drives": "x", "memory": 1}, ArgumentError, "a list of at least one path"),
+        ({"drives": [], "memory": 1}, ArgumentError, "a list of at least one path"),
+        ({"drives": [3], "memory": 1}, ArgumentError, "by its path"),
+        ({"drives": ["x"], "memory": 1, "max_grad_norm": 1.0}, UnsupportedOptionError, "clip_grad"),
+        ({"drives": ["x"], "memory": 1, "compression": 0.5}, UnsupportedOptionError, "whole"),
+    ],
+)
+def test_settings_that_are_refused(given: dict[str, Any], error: type, says: str) -> None:
+    with pytest.raises(error, match=says):
+        JOB.make(JOB.parameters(), URL, **given)
+
+
+def test_memory_that_cannot_be_read_is_refused() -> None:
+    with drives() as on, pytest.raises(ArgumentError, match="much"):
+        JOB.make(JOB.parameters(), URL, drives=on.store, memory="much")
+
+
+def test_copies_are_refused() -> None:
+    with drives() as on:
+        optimizer = JOB.make(JOB.parameters(), URL, drives=on.store, memory=MEMORY)
+        for action in (copy.deepcopy, pickle.dumps):
+            with pytest.raises(UnsupportedOptionError, match="use state_dict"):
+                action(optimizer)
+
+
+def test_updates_in_backward_are_refused() -> None:
+    model = torch.nn.Linear(8, 8)
+    with drives() as on:
+        optimizer = nearstep.optim.AdamW(
+            model.parameters(), device=URL, drives=on.store, memory=MEMORY
+        )
+        with pytest.raises(UnsupportedOptionError, match="at-step"):
+            nearstep.offload(model, optimizer, budget="1MiB", updates="in-backward")
+
+
+def test_an_error_while_a_checkpoint_is_loaded() -> None:
+    with drives() as on:
+        parameters = JOB.parameters()
+        optimizer = JOB.make(parameters, URL, drives=on.store, memory=MEMORY)
+        JOB.step(optimizer, parameters, 0)
+        saved, kept = optimizer.state_dict(), [p.detach().clone() for p in parameters]
+        JOB.step(optimizer, parameters, 1)
+        on.places[0].fault = FailAt("write", 1)
+        with pytest.raises(DriveIOError):
+            optimizer.load_state_dict(saved)
+        with pytest.raises(InterruptedStepError, match="load_state_dict"):
+            optimizer.step()
+        with torch.no_grad():
+            for parameter, value in zip(parameters, kept, strict=True):
+                parameter.copy_(value)
+        optimizer.load_state_dict(saved)
+        assert everything(parameters, optimizer) == expected_after(1)
+        JOB.step(optimizer, parameters, 1)
+        assert everything(parameters, optimizer) == expected_after(2)

@@ -1,0 +1,84 @@
+"""Bytes over the drives: counted, and as the plan says."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from nearstep.plan.overflow import Array, Eviction, OverflowPlan
+from nearstep.storage.blocks import BLOCK_BYTES
+
+from .jobs import DIMM, URL, Job, drives
+
+SHAPES = [(64, 32), (32, 32), (64, 48), (32, 64), (64, 16), (32, 96)]
+"""Whole blocks, and whole stripes of both channels."""
+
+STEPS = 5
+
+
+def planned(memory: int, channels: int, eviction: Eviction) -> list[tuple[int, int]]:
+    """Bytes read and written in each step, from the plan alone."""
+    order = [*SHAPES[::3], *(shape for i, shape in enumerate(SHAPES) if i % 3)]  # as Job groups
+    units: list[list[int]] = []
+    for group in (order[:2], order[2:]):
+        most = max(map(math.prod, group))
+        room = 0
+        for shape in group:
+            if math.prod(shape) > room:
+                units.append([])
+                room = most
+            units[-1].append(math.prod(shape))
+            room -= math.prod(shape)
+    plan = OverflowPlan(memory // channels, eviction)
+    plan.units = len(units)
+    found = []
+    for _ in range(STEPS):
+        read = written = 0
+        for unit, sizes in enumerate(units):
+            nbytes = 4 * sum(sizes) // channels
+            own = {name: Array(unit, name, nbytes, name == "g") for name in ("p", "m", "v", "g")}
+            for move in plan.update(list(own.values()), [own["p"], own["g"]]):
+                read += move.array.nbytes if move.kind == "load" else 0
+                written += move.array.nbytes if move.kind == "evict" else 0
+        written += sum(each.nbytes for each in plan.written())
+        found.append((read * channels, written * channels))
+    return found
+
+
+@pytest.mark.parametrize("eviction", ["updated_first", "belady"])
+@pytest.mark.parametrize(("url", "channels"), [(URL, 1), (DIMM, 2)])
+def test_bytes_over_the_drives_are_those_of_the_plan(
+    url: str, channels: int, eviction: Eviction
+) -> None:
+    job = Job(SHAPES)
+    total = sum(map(math.prod, SHAPES))
+    reads = []
+    for share in (27, 60, 100):
+        memory = 16 * total * share // 100
+        with drives() as on:
+            parameters = job.parameters()
+            optimizer = job.make(parameters, url, drives=on.store, memory=memory, eviction=eviction)
+            assert optimizer.traffic.to_drives == 4 * total
+            found = []
+            for step in range(STEPS):
+                before = optimizer.traffic.as_dict()
+                on_drives = [(d.bytes_read, d.bytes_written) for d in on.store.drives]
+                job.step(optimizer, parameters, step)
+                after = optimizer.traffic.as_dict()
+                read, written = (after[k] - before[k] for k in ("from_drives", "to_drives"))
+                found.append((read, written))
+                assert written == 12 * total
+                moved = [
+                    (d.bytes_read - r, d.bytes_written - w)
+                    for d, (r, w) in zip(on.store.drives, on_drives, strict=True)
+                ]
+                assert sum(w for _, w in moved) == written + 2 * BLOCK_BYTES  # index, superblock
+                if step:  # before, moments are zeros that lie nowhere
+                    assert sum(r for r, _ in moved) == read
+                assert min(w for _, w in moved) > written / 3, "both drives work"
+            assert found == planned(memory, channels, eviction)
+            assert optimizer.traffic.gradients_down == 4 * total * STEPS
+            reads.append(found[-1][0])
+    assert reads == sorted(reads, reverse=True)
+    assert reads[-1] == 0 < reads[1] < reads[0] <= 8 * total
