@@ -33,7 +33,8 @@ CHANNELS = 2
 ASSUMPTIONS = (
     "The GPU computes at its datasheet's fp32 rate; nothing is computed again in backward.",
     "A core copies between memory and GPU as fast as it updates: 140.32 MP/s of 28 bytes.",
-    "One layer is fetched ahead, on one stream, and gradients of one layer wait on the GPU.",
+    "One layer is fetched ahead, on one stream; backward of a layer waits until the gradients of "
+    "the one before are sent.",
     "What an update needs is gathered when the gradients of its layer are complete (section 5.3).",
     "On the baseline one thread of the host updates and moves tensors to and from the drives, one "
     "thing after the other; on the AXDIMM a channel updates beside all of that.",

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from nearstep.errors import ArgumentError
 from nearstep.plan.pieces import GRADIENT, Item, Layer, Piece
 from nearstep.plan.schedule import Move, Schedule
 from nearstep.work.graph import Graph
@@ -47,12 +48,23 @@ class Limits:
     Attributes
     ----------
     layers_ahead : layers that are fetched before the one that is computed has ended.
-    gradient_layers : layers whose gradients may lie on the compute device, besides those that are
-        being computed.
+    gradient_layers : layers whose gradients may lie on the compute device, that which is computed
+        among them.
+
+    Raises
+    ------
+    ArgumentError : one is too small: no layer ahead is the least, and gradients of one.
     """
 
     layers_ahead: int = 1
     gradient_layers: int = 1
+
+    def __post_init__(self) -> None:
+        if self.layers_ahead < 0 or self.gradient_layers < 1:
+            raise ArgumentError(
+                f"layers_ahead must be at least 0 and gradient_layers 1, not {self.layers_ahead} "
+                f"and {self.gradient_layers}"
+            )
 
 
 @dataclass(frozen=True)
@@ -111,6 +123,7 @@ class Iterations:
         self._limits = limits
         self._ends: list[tuple[Operation, Operation]] = []
         self._begin: list[Operation] = []  # what must end before the iteration begins
+        self._rooms: dict[int, Sequence[Operation]] = {}  # the last one of each channel
 
     def add(self) -> None:
         """One more iteration.
@@ -134,20 +147,30 @@ class Iterations:
             computed.append(self._compute(name, index, layer.backward_s, computed, waits))
             sent.append([])
             for piece in reversed(self._pieces[index]):
-                gone: list[Operation] = []
-                for move in self.schedule.update(piece):
-                    if move.kind in ("evict", "drop"):
-                        gone.append(self._move(move, computed[-1]))
-                    elif move.kind == "load":
-                        self._move(move, computed[-1], *gone)
+                moves = self.schedule.update(piece)
+                room = self._room(piece.channel, moves, computed[-1])
+                for move in moves:
+                    if move.kind == "load":
+                        self._move(move, *room)
                     elif move.kind == "send":
-                        sent[-1].append(self._move(move, computed[-1], *gone))
-                    else:
+                        sent[-1].append(self._move(move, *room))
+                    elif move.kind == "update":
                         updates.append(self._move(move))
         self.schedule.end_iteration()
         end = self.graph.add("end", "end", after=[computed[-1], *updates], seconds=0.0)
         self._ends.append((forward, end))
         self._begin = [end]
+
+    def _room(
+        self, channel: int, moves: Sequence[Move], computed: Operation
+    ) -> Sequence[Operation]:
+        """Add what gives way in a channel for an update, and return what has to end before bytes
+        may come there: that, and all that was to give way before, of which some may be left."""
+        gone = [self._move(move, computed) for move in moves if move.kind in ("evict", "drop")]
+        after = [computed, *gone, *self._rooms.get(channel, ())]
+        room = self.graph.add(f"room {channel}", f"room {channel}", after=after, seconds=0.0)
+        self._rooms[channel] = [room]
+        return [room]
 
     def times(self, timeline: Timeline) -> list[Iteration]:
         """Of each iteration.

@@ -186,5 +186,5 @@ class Residency(Generic[AnyItem]):
         return sorted(found, key=self._held.__getitem__)
 
     def end_iteration(self) -> None:
-        """What was updated has been so in the iteration before."""
-        self._updated.clear()
+        """What was updated has been so in the iteration before; what was used up still is."""
+        self._updated = {item for item in self._updated if item.transient}
