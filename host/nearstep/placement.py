@@ -183,6 +183,13 @@ class Segment:
             _free(arenas.values())
         _free(self._lists)
 
+    def free_besides(self, array: str) -> None:
+        """Give the memory of all arrays but one back; `reserve` allocates them anew."""
+        for arenas in self._arenas:
+            _free(arenas.pop(name) for name in list(arenas) if name != array)
+        _free(self._lists)
+        self._lists.clear()
+
 
 @dataclass(frozen=True, eq=False)
 class Extent:
@@ -336,6 +343,7 @@ class Placement:
     def __init__(self, device: Device) -> None:
         self.device = device
         self._segments: list[Segment] = []
+        self._guests: list[Segment] = []
 
     def place(
         self,
@@ -376,6 +384,11 @@ class Placement:
             start = extents[-1].end
         return extents
 
+    def adopt(self, segment: Segment) -> None:
+        """Have a segment for runs whose memory is another's to give back."""
+        self._segments.append(segment)
+        self._guests.append(segment)
+
     def launches(self, keyed: Iterable[tuple[Extent, Hashable]]) -> Iterator[Launch]:
         """Group extents into runs: neighbours of one segment, in order, with equal keys.
 
@@ -406,10 +419,17 @@ class Placement:
             yield _launch(group_key, group)
 
     def free(self) -> None:
-        """Give all memory back. On a closed device, or a second time, there is nothing to do."""
+        """Give all memory back, but for parameters in segments that were adopted.
+
+        On a closed device, or a second time, there is nothing to do.
+        """
         for segment in self._segments:
-            segment.free()
+            if segment in self._guests:
+                segment.free_besides("p")
+            else:
+                segment.free()
         self._segments.clear()
+        self._guests.clear()
 
 
 def _free(buffers: Iterable[Buffer]) -> None:

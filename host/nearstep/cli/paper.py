@@ -60,6 +60,11 @@ def axdimm(
     if policy not in axdimm_training.POLICIES:
         expected = " or ".join(axdimm_training.POLICIES)
         raise typer.BadParameter(f"must be {expected}, not {policy!r}", param_hint="--policy")
+    for option, path in (("--json", as_json), ("--trace", trace), ("--picture", image)):
+        if path is not None:
+            _check_writable(option, path)
+    if image is not None:
+        _check_picture(image)
     console = Console()
     rates: list[Rate] = []
     rows: list[Row] = []
@@ -84,9 +89,6 @@ def axdimm(
             console.print(f"  {rate.name}: {rate.source}", soft_wrap=True)
     console.print(_table_6(rows))
     _explain(console, rows)
-    for path in (as_json, trace, image):
-        if path is not None:
-            path.parent.mkdir(parents=True, exist_ok=True)
     if trace is not None or image is not None:
         case = axdimm_training.Case(model=chosen[0], platform="axdimm", policy=policy)
         timeline = case.timeline()
@@ -98,6 +100,28 @@ def axdimm(
             picture(timeline, image, title, links=False)
     if as_json is not None:
         as_json.write_text(json.dumps(plain(rates, rows), indent=1) + "\n", encoding="utf-8")
+
+
+def _check_writable(option: str, path: Path) -> None:
+    """Make the folder, and refuse a path that cannot be written, before anything is computed."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("ab"):
+            pass
+    except OSError as error:
+        reason = f"cannot be written: {error.strerror or error}"
+        raise typer.BadParameter(f"{path} {reason}", param_hint=option) from None
+
+
+def _check_picture(path: Path) -> None:
+    from matplotlib.backend_bases import FigureCanvasBase
+
+    known = FigureCanvasBase.get_supported_filetypes()
+    if path.suffix[1:] not in known:
+        names = ", ".join(f".{each}" for each in sorted(known))
+        raise typer.BadParameter(
+            f"must end in one of {names}, not {path.suffix!r}", param_hint="--picture"
+        )
 
 
 def plain(rates: Sequence[Rate], rows: Sequence[Row]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import Optimizer, ParamsT
 
 from nearstep.device import Device
-from nearstep.placement import LINE_ELEMENTS, Extent, Placement
+from nearstep.placement import LINE_ELEMENTS, Extent, Placement, Segment
 from nearstep.run import Run
 from nearstep.torch import convert, options
 from nearstep.torch.bundle import Bundle, Bundled, Bundles, Member
@@ -55,6 +55,7 @@ from nearstep.torch.step import (
 )
 from nearstep.torch.traffic import Traffic
 from nearstep.torch.transfers import Outbox
+from nearstep.torch.waiting import waiting
 from nearstep.torch.work import Checked, Work
 from nearstep.updater.device import KernelDevice
 from nearstep.updater.formats import DTYPES
@@ -273,7 +274,8 @@ class DeviceOptimizer(OverflowSteps):
             self._check_group(group, self.defaults)
             parameters = group["params"]
             for index, parameter in enumerate(parameters):
-                check_parameter(label(group, len(self.param_groups) - 1, index), parameter)
+                if waiting(parameter) is None:
+                    check_parameter(label(group, len(self.param_groups) - 1, index), parameter)
             self._settings.check_parameters(parameters)
             self._place(group, (p for p in parameters if p.requires_grad))
         except BaseException:
@@ -428,18 +430,31 @@ class DeviceOptimizer(OverflowSteps):
         ------
         ParameterError, OutOfDeviceMemoryError
         """
+        found = self.place_of(parameter)
+        return self._lodge(parameter) if found is None else found
+
+    def place_of(self, parameter: Tensor) -> Resident | None:
+        """The place of a parameter that has state or will have it, since it is in a group and
+        requires a gradient; None for others.
+
+        Raises
+        ------
+        ParameterError, OutOfDeviceMemoryError
+        """
         if parameter not in self._residents and parameter.requires_grad:
             for group in self.param_groups:
                 if any(each is parameter for each in group["params"]):
                     self._place(group, [parameter])
-        found = self._residents.get(parameter)
-        return self._lodge(parameter) if found is None else found
+        return self._residents.get(parameter)
 
     def _lodge(self, parameter: Tensor) -> Resident:
         """A place for a parameter alone, without a gradient or state."""
         name = _labels(self.param_groups).get(parameter, "a parameter outside the optimizer")
         formats = self._formats
         formats.check(name, parameter)
+        found = waiting(parameter)
+        if found is not None and found.is_free(self.device):
+            return found.adopt(self, self._placement, name, self.layout, self._traffic)
         dtypes = {each: DTYPES[form] for each, form in formats.state.items()}
         line = 2 * LINE_ELEMENTS if formats.state else LINE_ELEMENTS
         size = convert.size(parameter)
@@ -503,8 +518,16 @@ class DeviceOptimizer(OverflowSteps):
             if copied is not None:
                 arrays[copy_array(copied)] = 0.0
         if self._tier is not None:
+            if any(waiting(p) is not None for p in new):
+                raise UnsupportedOptionError(
+                    "drives", "given", "parameters of nearstep.offload.init are on the device"
+                )
             self._place_on_drives(self._tier, new, arrays, line, dtypes)
             return
+        rest = self._adopt(new, labels, arrays, narrow=narrow)
+        if not rest:
+            return
+        new = rest
         extents = self._placement.place(
             [convert.size(p) for p in new], arrays, line=line, dtypes=dtypes
         )
@@ -517,6 +540,37 @@ class DeviceOptimizer(OverflowSteps):
             self._residents[p] = Resident(
                 p, labels[p], extent, self.layout, self._traffic, self._formats, narrow=narrow
             )
+
+    def _adopt(
+        self,
+        parameters: Sequence[Tensor],
+        labels: Mapping[Tensor, str],
+        arrays: Mapping[str, float],
+        *,
+        narrow: bool,
+    ) -> list[Tensor]:
+        """Take over those that wait on the device (`nearstep.offload.init`); the others."""
+        places = {p: waiting(p) for p in parameters}
+        here = {p: w for p, w in places.items() if w is not None and w.is_free(self.device)}
+        spaces: dict[Segment, PairSpace] = {}
+        try:
+            for found in here.values():
+                segment = found.resident.extent.segment
+                segment.reserve(arrays)
+                compression = self._settings.compression
+                if compression is not None:
+                    extents = [found.resident.extent]
+                    spaces[segment] = PairSpace(segment, extents, compression, self._steps.cut)
+        except BaseException:
+            for found in here.values():
+                found.resident.extent.segment.free_besides("p")
+            raise
+        self._steps.pair_spaces.update(spaces)
+        for parameter, found in here.items():
+            self._residents[parameter] = found.adopt(
+                self, self._placement, labels[parameter], self.layout, self._traffic, narrow=narrow
+            )
+        return [p for p in parameters if p not in here]
 
     def _states(self, group: Mapping[str, Any]) -> Mapping[str, float]:
         """Arrays of a group without the gradients, whose format each step decides."""

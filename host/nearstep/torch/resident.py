@@ -321,6 +321,11 @@ class Resident:
         exact = self._current != "p" or not self.keeps_master
         self._leave(self._current if exact else None)
 
+    def copy_into(self, tensor: Tensor) -> None:
+        """Fetch a parameter that is away into another tensor like it."""
+        with torch.no_grad():
+            self._read_into(tensor)
+
     def _read_into(self, tensor: Tensor) -> None:
         """Fetch a parameter that is away into a tensor like it."""
         plain = self.extent.segment.dtype_of(self._current) == np.float32
@@ -391,6 +396,17 @@ class Resident:
         else:
             outbox.send(Sending(self.extent, name, array))
         self._traffic.gradients_down += array.nbytes
+
+    def move_in(self, label: str, layout: Layout, traffic: Traffic, *, narrow: bool) -> None:
+        """An optimizer has adopted the parameter where it is on the device."""
+        self.label, self.layout, self._traffic, self._narrow = label, layout, traffic, narrow
+        self._is_new = True
+
+    def move_out(self) -> None:
+        """The optimizer is gone, and with it every array but the master."""
+        self._current = "p"
+        self.held = self.interrupted = None
+        self.left = self._home = self._landing = self._seen = self._loaded_master = None
 
     def hold_gradient(self, gradient: Tensor) -> None:
         """Have the device keep a gradient until `release_gradient`; one that it has is added to."""

@@ -37,9 +37,14 @@ def test_a_row_is_printed_with_its_errors_and_assumptions(tmp_path: Path) -> Non
     [
         (["--models", "gpt3-large,gpt4"], "gpt4"),
         (["--policy", "random"], "random"),
+        (["--picture", "x.docx"], ".docx"),
+        (["--json", "/dev/null/x.json"], "/dev/null/x.json"),
     ],
 )
-def test_wrong_options_are_refused_before_anything_runs(arguments: list[str], message: str) -> None:
+def test_wrong_options_are_refused_before_anything_runs(
+    arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     result = RUNNER.invoke(app, ["axdimm", *arguments])
     assert result.exit_code == 2
     assert message in result.output

@@ -152,7 +152,8 @@ def budget_of(result: Result) -> int:
 def bits(value: Any) -> Any:
     """Anything made of tensors, as what can be compared bit for bit."""
     if isinstance(value, Tensor):
-        return tuple(value.shape), str(value.dtype), value.detach().numpy().tobytes()
+        raw = value.detach().reshape(-1).view(torch.uint8)  # numpy has no bf16
+        return tuple(value.shape), str(value.dtype), raw.numpy().tobytes()
     if isinstance(value, dict):
         return {key: bits(each) for key, each in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import nearstep
+from nearstep.torch.errors import UnsupportedOptionError
 from nearstep.torch.overflow.errors import MemoryTooSmallError
 
 from .jobs import BF16, DIMM, OPTIMIZERS, URL, Job, bits, drives, everything, random_job
@@ -194,3 +197,13 @@ def test_an_offloaded_model_on_top(overflows: bool) -> None:
         assert type(own[0].weight) is nn.Parameter
         here = everything(list(own.parameters()), found)
         assert here == everything(list(plain.parameters()), expected)
+
+
+def test_parameters_that_are_on_the_device_cannot_overflow(tmp_path: Path) -> None:
+    with nearstep.offload.init("golden:axdimm") as init:
+        model = torch.nn.Linear(64, 64)
+    with pytest.raises(UnsupportedOptionError, match=r"nearstep\.offload\.init"):
+        nearstep.optim.AdamW(
+            model.parameters(), device=init.device, drives=[tmp_path / "a"], memory="1MiB"
+        )
+    assert torch.isfinite(model.weight).all()

@@ -79,8 +79,11 @@ def test_memory_holds_no_more_than_it_has_at_any_time(seed: int) -> None:
 
 
 def check_memory(timeline: Timeline, channels: int, capacity: int) -> int:
-    """Assert it, and return how many arrays there were. What gives way without having come was
-    there from the beginning; what was there and never gives way is not seen."""
+    """Assert it, and return how many arrays there were.
+
+    What gives way without having come was there from the beginning; what was there and never gives
+    way is not seen.
+    """
     comes: dict[Item, int] = {}
     events: list[list[tuple[int, int]]] = [[] for _ in range(channels)]
     for entry in sorted(timeline.entries, key=lambda each: each.operation.index):

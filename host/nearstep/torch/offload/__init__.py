@@ -1,5 +1,7 @@
 """Training with parameters away from the compute device: they come when they are used."""
 
-from nearstep.torch.offload.engine import Engine, Report, offload
+from nearstep.torch.offload.construction import Init, InitReport
+from nearstep.torch.offload.engine import Engine, Report
+from nearstep.torch.offload.entry import offload
 
-__all__ = ["Engine", "Report", "offload"]
+__all__ = ["Engine", "Init", "InitReport", "Report", "offload"]

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import Node, get_gradient_edge
 
-from nearstep.torch.optimizer import DeviceOptimizer
 from nearstep.torch.resident import Resident
 
 GRAD: Any = Tensor.grad
@@ -16,6 +15,16 @@ GRAD: Any = Tensor.grad
 
 OWN_STORAGE_REFERENCES = 2
 """To the memory of a parameter that is here: the tensor's, and that of `DeviceCopy.storage`."""
+
+
+class Owner(Protocol):
+    """What has places for parameters on a device."""
+
+    def resident(self, parameter: Tensor) -> Resident:
+        """The place of a parameter, made if there is none."""
+
+    def place_of(self, parameter: Tensor) -> Resident | None:
+        """The place where a parameter should be; None if it may be anywhere."""
 
 
 class DeviceCopy:
@@ -31,7 +40,8 @@ class DeviceCopy:
     index : number of the parameter.
     name
     parameter
-    optimizer
+    optimizer : on the device that owns it.
+    like : as the attribute, of a parameter that is away; None if it is here.
 
     Attributes
     ----------
@@ -48,7 +58,12 @@ class DeviceCopy:
     """
 
     def __init__(
-        self, index: int, name: str, parameter: Tensor, optimizer: DeviceOptimizer
+        self,
+        index: int,
+        name: str,
+        parameter: Tensor,
+        optimizer: Owner,
+        like: Tensor | None = None,
     ) -> None:
         self.index = index
         self.name = name
@@ -56,6 +71,7 @@ class DeviceCopy:
         self.optimizer = optimizer
         self.resident: Resident = optimizer.resident(parameter)
         self.present = True
+        self.storage: torch.UntypedStorage | None
         self.pins = 0
         self.reserved = 0
         self.uses: dict[object, int] = {}
@@ -63,13 +79,18 @@ class DeviceCopy:
         self.updated = False
         self._node: Node | None = None
         self._away = torch.full((), torch.nan, dtype=parameter.dtype).expand(parameter.shape)
-        self.rebind()
+        if like is None:
+            self.rebind()
+        else:
+            self.present, self.storage, self.like = False, None, like
+            self.nbytes = like.untyped_storage().nbytes()
+            self.watch_gradient()
 
     def rebind(self) -> None:
         """The parameter, which is here, has got other memory, or requires a gradient."""
         with torch._C.DisableTorchFunctionSubclass():
             found = self.parameter
-            self.storage: torch.UntypedStorage | None = found.untyped_storage()
+            self.storage = found.untyped_storage()
             self.nbytes = self.storage.nbytes()
             self.like = torch.empty_strided(
                 found.size(), found.stride(), dtype=found.dtype, device="meta"
@@ -152,7 +173,7 @@ class DeviceCopy:
     @property
     def has_moved(self) -> bool:
         """Whether the optimizer has made another place for the parameter."""
-        return self.optimizer.resident(self.parameter) is not self.resident
+        return self.optimizer.place_of(self.parameter) not in (None, self.resident)
 
     def move(self) -> None:
         """Go over to that place, with a parameter that is here."""

@@ -9,12 +9,13 @@ from dataclasses import dataclass
 from typing import Any, Literal, NoReturn, Self, get_args
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import Parameter
 
 from nearstep.errors import ArgumentError
 from nearstep.torch.errors import ParameterError
 from nearstep.torch.offload.budget import budget_bytes
+from nearstep.torch.offload.construction import end_waiting
 from nearstep.torch.offload.copy import DeviceCopy
 from nearstep.torch.offload.early import EarlyUpdates
 from nearstep.torch.offload.errors import BudgetError, EngineCopyError
@@ -23,7 +24,7 @@ from nearstep.torch.offload.ledger import Ledger
 from nearstep.torch.offload.modules import check_modules, hook_modules
 from nearstep.torch.offload.names import Names, check_optimizer, smallest_budget
 from nearstep.torch.offload.order import UseOrder
-from nearstep.torch.offload.parameter import OffloadedParameter, Place
+from nearstep.torch.offload.parameter import OffloadedParameter, Place, waiting_copy
 from nearstep.torch.offload.space import Space
 from nearstep.torch.offload.uses import Uses
 from nearstep.torch.optimizer import DeviceOptimizer
@@ -102,13 +103,15 @@ class Engine:
         self._optimizer = optimizer
         self._early = EarlyUpdates(model, optimizer) if updates == "in-backward" else None
         copies = [
-            DeviceCopy(index, name, parameter, optimizer)
+            DeviceCopy(index, name, parameter, optimizer, _like(parameter))
             for index, (parameter, name) in enumerate(self._names.parameters.items())
         ]
         self._start: dict[str, Any] = optimizer.traffic.as_dict()
         self._open(model, copies, policy)
 
     def _open(self, model: nn.Module, copies: list[DeviceCopy], policy: Policy) -> None:
+        for copy in copies:
+            end_waiting(copy.parameter)
         indices = [each.index for each in copies]
         order = UseOrder(indices + indices[::-1], USES_PER_PERIOD * max(1, len(indices)))
         ledger = Ledger(budget=self.budget)
@@ -243,6 +246,12 @@ class Engine:
             copy.refresh()
 
 
+def _like(parameter: Tensor) -> Tensor | None:
+    """`DeviceCopy.like` of a parameter that `init` has sent away."""
+    found = waiting_copy(parameter)
+    return None if found is None or found.present else found.like
+
+
 def offload(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
@@ -292,6 +301,6 @@ def offload(
         raise ArgumentError(f"updates must be one of {get_args(Updates)}, not {updates!r}")
     found = check_optimizer(optimizer)
     for parameter in model.parameters():
-        if isinstance(parameter, OffloadedParameter):
+        if isinstance(parameter, OffloadedParameter) and waiting_copy(parameter) is None:
             raise ParameterError("a parameter of the model", "with no engine yet", "offloaded")
     return Engine(model, found, budget, policy, updates)

@@ -73,6 +73,15 @@ class EarlyUpdateError(NearstepError, RuntimeError):
         )
 
 
+class NestedInitError(NearstepError, RuntimeError):
+    """`nearstep.offload.init` inside of another one, or entered twice."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "nearstep.offload.init can be entered once, and while no other one is open"
+        )
+
+
 class LostEngineError(NearstepError, RuntimeError):
     """A parameter that is used after its model and engine are gone."""
 

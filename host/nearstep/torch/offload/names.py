@@ -12,7 +12,9 @@ from nearstep.torch.checks import label
 from nearstep.torch.convert import FORMATS
 from nearstep.torch.errors import ParameterError, UnsupportedOptionError
 from nearstep.torch.offload.errors import ChangedModelError
+from nearstep.torch.offload.parameter import waiting_copy
 from nearstep.torch.optimizer import DeviceOptimizer
+from nearstep.torch.waiting import waiting
 
 
 def named(model: nn.Module, optimizer: DeviceOptimizer) -> Iterator[tuple[str, Tensor]]:
@@ -47,6 +49,7 @@ class Names:
         owned = {each for group in optimizer.param_groups for each in group["params"]}
         for parameter, name in parameters.items():
             _check(name, parameter, owned=parameter in owned)
+            _check_waiting(name, parameter, optimizer)
 
     def check(self) -> None:
         """Raise `ChangedModelError` unless names and parameters are what they were."""
@@ -81,11 +84,13 @@ def smallest_budget(model: nn.Module, parameters: Sequence[Tensor]) -> int:
 
 def _needed(parameter: Tensor) -> int:
     gradient = parameter.numel() * parameter.element_size() if parameter.requires_grad else 0
-    return parameter.untyped_storage().nbytes() + gradient
+    found = waiting_copy(parameter)
+    held = parameter.untyped_storage().nbytes() if found is None else found.nbytes
+    return held + gradient
 
 
 def _check(name: str, parameter: Tensor, *, owned: bool) -> None:
-    if type(parameter) is not Parameter:
+    if type(parameter) is not Parameter and waiting(parameter) is None:
         raise ParameterError(name, "of class Parameter", type(parameter).__name__)
     if parameter.device.type != "cpu":
         raise ParameterError(name, "on the CPU", f"on {parameter.device}")
@@ -95,6 +100,19 @@ def _check(name: str, parameter: Tensor, *, owned: bool) -> None:
         raise ParameterError(name, "dense", parameter.layout)
     if parameter.requires_grad and not owned:
         raise ParameterError(name, "frozen or in a group of the optimizer", "in no group")
+
+
+def _check_waiting(name: str, parameter: Tensor, optimizer: DeviceOptimizer) -> None:
+    found = waiting(parameter)
+    if found is None or found.is_free(optimizer.device):
+        return
+    if optimizer.place_of(parameter) is not found.resident:
+        raise ParameterError(
+            name,
+            "on the optimizer's device, where init has put it, and no other optimizer's "
+            "(device=init.device)",
+            f"on another ({found.device.url}), or another's",
+        )
 
 
 def check_optimizer(optimizer: object) -> DeviceOptimizer:

@@ -20,6 +20,7 @@ from nearstep.torch.offload.errors import LostEngineError
 from nearstep.torch.offload.gradients import Gradients
 from nearstep.torch.offload.saved import SavedHooks, is_dense
 from nearstep.torch.offload.space import Space
+from nearstep.torch.waiting import Waiting
 
 _TENSOR: Any = Tensor
 
@@ -92,6 +93,9 @@ class Uses(Protocol):
     def rebind(self, copies: Iterable[DeviceCopy]) -> None:
         """Parameters have been given other memory."""
 
+    def twin(self, parameter: OffloadedParameter) -> Parameter:
+        """A copy of a parameter."""
+
 
 @dataclass(frozen=True, eq=False)
 class Place:
@@ -117,6 +121,8 @@ class OffloadedParameter(Parameter):
     """
 
     _place: Callable[[], Place | None]
+    _kept: Place
+    _waiting: Waiting
 
     @property
     def place(self) -> Place:
@@ -192,7 +198,7 @@ class OffloadedParameter(Parameter):
         self.place.uses.gradients.assign(self.place.copy, None)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Parameter:
-        found = memo[id(self)] = self.plain()
+        found = memo[id(self)] = self.place.uses.twin(self)
         return found
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -257,6 +263,12 @@ class ParameterView(Tensor):
     def __reduce_ex__(self, protocol: Any) -> Any:
         twin = self.detach().clone().requires_grad_(self.requires_grad)
         return twin.__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
+
+
+def waiting_copy(parameter: Tensor) -> DeviceCopy | None:
+    """That of a parameter which `init` has sent, and which no engine looks after yet."""
+    place: Place | None = getattr(parameter, "_kept", None)
+    return None if place is None else place.copy
 
 
 def plainly(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, MutableMapping, MutableSet, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -53,8 +53,8 @@ class Space:
         self.prefetches = prefetches
         self.spill: Callable[[], bool] = lambda: False
         self.give_up: Callable[[], None] = lambda: None
-        self._present = {copy for copy in copies if copy.present}
-        self._by_storage: dict[int, DeviceCopy] = {}
+        self._present: MutableSet[DeviceCopy] = {copy for copy in copies if copy.present}
+        self._by_storage: MutableMapping[int, DeviceCopy] = {}
         for copy in self._present:
             self._know(copy)
         growing = (copy.nbytes for copy in copies if copy.parameter.requires_grad)

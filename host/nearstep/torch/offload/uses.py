@@ -15,7 +15,7 @@ from torch.nn import Parameter
 from nearstep.torch.errors import ParameterError
 from nearstep.torch.offload.copy import DeviceCopy
 from nearstep.torch.offload.gradients import Gradients
-from nearstep.torch.offload.parameter import ParameterView, tensors, views
+from nearstep.torch.offload.parameter import OffloadedParameter, ParameterView, tensors, views
 from nearstep.torch.offload.saved import SavedHooks
 from nearstep.torch.offload.space import Space
 
@@ -100,6 +100,10 @@ class Uses:
         ):
             if expected != actual:
                 raise ParameterError(copy.name, f"of {what} {expected} while offloaded", actual)
+
+    def twin(self, parameter: OffloadedParameter) -> Parameter:
+        """A copy of a parameter: a plain one."""
+        return parameter.plain()
 
     def rebind(self, copies: Iterable[DeviceCopy]) -> None:
         """Parameters have been given other memory."""

@@ -1,0 +1,431 @@
+"""Making models that never fit: each parameter goes to the device as soon as it is there."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Iterator, MutableMapping, MutableSet, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import MappingProxyType, TracebackType
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor, nn
+from torch.nn import Parameter
+from torch.nn.modules.module import register_module_parameter_registration_hook
+from torch.overrides import TorchFunctionMode
+
+from nearstep.device import Device
+from nearstep.errors import OutOfDeviceMemoryError
+from nearstep.placement import LINE_ELEMENTS, Extent, Segment, padded
+from nearstep.torch import convert
+from nearstep.torch.checks import check_parameter
+from nearstep.torch.errors import ParameterError
+from nearstep.torch.layout import Layout
+from nearstep.torch.lease import Lease
+from nearstep.torch.offload.budget import budget_bytes
+from nearstep.torch.offload.copy import DeviceCopy
+from nearstep.torch.offload.errors import BudgetError, NestedInitError
+from nearstep.torch.offload.gradients import Gradients
+from nearstep.torch.offload.ledger import Ledger
+from nearstep.torch.offload.order import UseOrder
+from nearstep.torch.offload.parameter import SET_DATA, OffloadedParameter, Place
+from nearstep.torch.offload.space import Space
+from nearstep.torch.offload.uses import Uses
+from nearstep.torch.resident import Formats, Resident
+from nearstep.torch.traffic import Traffic
+from nearstep.torch.waiting import Waiting, waiting
+from nearstep.updater.formats import DTYPES
+
+NO_STATE = Layout(counts=False, moments=MappingProxyType({}))
+
+
+@dataclass(frozen=True, kw_only=True)
+class InitReport:
+    """What `nearstep.offload.init` has done so far, in bytes where not said otherwise.
+
+    Attributes
+    ----------
+    budget : None is no bound.
+    parameters : of all that were sent, those that have been dropped since included.
+    peak : most of parameters that was here at once before the context was left; one counts from
+        when it is registered.
+    parameters_down, parameters_up : sent to the device and fetched from there, but for what an
+        optimizer's `traffic` has counted since it adopted them.
+    fetches, releases : how many times a parameter came, and went.
+    """
+
+    budget: int | None
+    parameters: int
+    peak: int
+    parameters_down: int
+    parameters_up: int
+    fetches: int
+    releases: int
+
+
+class WaitingCopy(DeviceCopy):
+    """The copy of a parameter that waits for an engine.
+
+    No node of autograd is kept for it: a parameter that nobody refers to is to be dropped.
+    """
+
+    def watch_gradient(self) -> None:
+        """Nothing is done with gradients."""
+
+
+class WaitingSpace(Space):
+    """Parameters that are here for one operation each, or as long as something refers to them."""
+
+    def __init__(self, budget: int | None) -> None:
+        ledger = Ledger(budget=sys.maxsize if budget is None else budget)
+        super().__init__((), ledger, UseOrder((), 1), prefetches=False)
+        self._present: MutableSet[DeviceCopy] = weakref.WeakSet()
+        self._by_storage: MutableMapping[int, DeviceCopy] = weakref.WeakValueDictionary()
+
+    def add(self, copy: DeviceCopy) -> None:
+        """Count a parameter that has been made.
+
+        Raises
+        ------
+        BudgetError : with what is here it is more than the budget.
+        """
+        self._count()
+        if self.ledger.free < copy.nbytes:
+            stay = sorted(each.name for each in self._present)
+            hint = f"; besides: {', '.join(stay)}" if stay else ""
+            expected = self.ledger.used + copy.nbytes
+            raise BudgetError(copy.name, expected, self.ledger.budget, hint)
+        self._know(copy)
+        self._present.add(copy)
+        self.ledger.add_parameter(copy.nbytes)
+
+    def flush(self) -> None:
+        """Have all go that may."""
+        for copy in [each for each in self._present if each.can_go] if self._present else ():
+            self.release(copy)
+
+    def forget(self, copy: DeviceCopy) -> None:
+        """A parameter is another's to look after."""
+        if copy in self._present:
+            self._forget(copy)
+            self._present.discard(copy)
+            self.ledger.add_parameter(-copy.nbytes)
+            copy.storage = None
+
+    def release(self, copy: DeviceCopy) -> None:
+        """Have a parameter go."""
+        with torch._C.DisableTorchFunction():
+            super().release(copy)
+
+    def _fetch(self, copy: DeviceCopy) -> None:
+        with torch._C.DisableTorchFunction():
+            self._count()
+            copy.nbytes = copy.like.untyped_storage().nbytes()  # before, what it was a view of
+            super()._fetch(copy)
+
+    def _count(self) -> None:
+        """Count no more those that have been dropped."""
+        self.ledger.parameters = sum(each.nbytes for each in self._present)
+
+
+class WaitingUses(Uses):
+    """Uses of parameters that wait for an engine.
+
+    Parameters
+    ----------
+    space
+    twin : makes a copy of a parameter.
+    """
+
+    def __init__(
+        self, space: WaitingSpace, twin: Callable[[OffloadedParameter], Parameter]
+    ) -> None:
+        super().__init__(space, Gradients(space, lambda _: None))
+        self._flush = space.flush
+        self._twin = twin
+
+    @contextmanager
+    def of(self, func: Callable[..., Any], copies: Sequence[DeviceCopy]) -> Iterator[None]:
+        """Have parameters here during a call, and go again.
+
+        Raises
+        ------
+        BudgetError
+        """
+        with self.space.using(copies):
+            yield
+        with torch._C.DisableTorchFunction():
+            for copy in copies:
+                assert copy.storage is not None, "it was used"
+                if copy.parameter.untyped_storage()._cdata != copy.storage._cdata:
+                    self.space.rebind(copy)
+            if func != SET_DATA:
+                self._flush()
+
+    def watch(self, result: Any, uses: Sequence[tuple[DeviceCopy, object]]) -> None:
+        """What refers to a parameter's memory keeps it here."""
+
+    def requires_grad_changed(self, copies: Iterable[DeviceCopy]) -> None:
+        """Nothing is done with gradients."""
+
+    def rebind(self, copies: Iterable[DeviceCopy]) -> None:
+        """Parameters have been given other memory."""
+        with torch._C.DisableTorchFunction():
+            super().rebind(copies)
+            self._flush()
+
+    def twin(self, parameter: OffloadedParameter) -> Parameter:
+        """A copy of a parameter: inside of the context, on the device as well."""
+        return self._twin(parameter)
+
+
+class Flush(TorchFunctionMode):
+    """Before every function of torch, those that make tensors included: parameters go of which the
+    last one has left views that are gone by now."""
+
+    def __init__(self, space: WaitingSpace) -> None:
+        super().__init__()
+        self._space = space
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        self._space.flush()
+        return func(*args, **(kwargs or {}))
+
+
+class Home:
+    """Places on a device for parameters, before there is an optimizer.
+
+    Parameters
+    ----------
+    device
+    """
+
+    def __init__(self, device: str | Device) -> None:
+        self.lease = Lease.of(device)
+        kernel = self.lease.device.config
+        states = kernel.rule_set.whole.formats
+        self.formats = Formats(kernel.gradient_formats, kernel.copy_out_formats, states)
+        self.traffic = Traffic()
+
+    def resident(self, parameter: Tensor) -> Resident:
+        """A place for a parameter: in a segment of its own, which an optimizer can complete.
+
+        Raises
+        ------
+        OutOfDeviceMemoryError
+        """
+        dtypes = {name: DTYPES[form] for name, form in self.formats.state.items()}
+        count, line = convert.size(parameter), 2 * LINE_ELEMENTS
+        segment = Segment(self.lease.device, max(padded(count, line), line), line, dtypes)
+        try:
+            segment.reserve({"p": 0.0})
+        except OutOfDeviceMemoryError:
+            gc.collect()  # parameters that were dropped
+            segment.reserve({"p": 0.0})
+        extent = Extent(segment, 0, count)
+        label = "a parameter"
+        return Resident(
+            parameter, label, extent, NO_STATE, self.traffic, self.formats, narrow=False
+        )
+
+    def place_of(self, _: Tensor) -> None:
+        """They may be anywhere."""
+
+
+class Init:
+    """Have each parameter of the models that are made go to a device as soon as it is registered.
+
+    ::
+
+        with nearstep.offload.init("golden:axdimm") as init:
+            model = Model()
+        optimizer = nearstep.optim.AdamW(model.parameters(), device=init.device)
+        engine = nearstep.offload(model, optimizer, budget="25%")
+
+    Every operation on a parameter, as initialisation is, brings it, and has it go again: values are
+    those that they are without. An optimizer on `init.device` adopts parameters where they are
+    there; `nearstep.offload` refuses those of another device. `docs/offload.md` says more.
+
+    Parameters
+    ----------
+    device : name of a device with an update kernel, which is open as long as something is there; or
+        a device that the caller opened, and closes.
+    budget : bound on the bytes of parameters that are here at once, as a number or as text such as
+        `2GiB`; None is no bound: no more is here than one operation uses, what the program refers
+        to, and the parameter that is registered.
+
+    Raises
+    ------
+    BudgetFormatError, ArgumentError : of the budget or the device.
+    """
+
+    _opened: ClassVar[Init | None] = None
+    _lock: ClassVar[threading.Lock] = threading.Lock()
+
+    def __init__(self, device: str | Device, *, budget: int | str | None = None) -> None:
+        self._budget = None if budget is None else budget_bytes(budget, 0)
+        self._home = Home(device)
+        self._space = WaitingSpace(self._budget)
+        self._uses = WaitingUses(self._space, self._twin)
+        self._places: weakref.WeakSet[Place] = weakref.WeakSet()
+        self._bytes = self._count = 0
+        self._thread: int | None = None
+        self._peak: int | None = None
+        self._entered = False
+
+    @property
+    def device(self) -> Device:
+        """Where parameters go."""
+        return self._home.lease.device
+
+    def report(self) -> InitReport:
+        """What has been done so far."""
+        traffic, counts = self._home.traffic, self._space.counts
+        return InitReport(
+            budget=self._budget,
+            parameters=self._bytes,
+            peak=self._space.ledger.peak if self._peak is None else self._peak,
+            parameters_down=traffic.masters_down,
+            parameters_up=traffic.parameters_up,
+            fetches=counts.fetches,
+            releases=counts.releases,
+        )
+
+    def __enter__(self) -> Self:
+        """Begin.
+
+        Raises
+        ------
+        NestedInitError
+        """
+        with Init._lock:
+            if Init._opened is not None or self._entered:
+                raise NestedInitError
+            Init._opened, self._entered = self, True
+        self._thread = threading.get_ident()
+        self._hook = register_module_parameter_registration_hook(self._registered)
+        self._mode = Flush(self._space)
+        self._mode.__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._mode.__exit__(kind, error, traceback)  # type: ignore[no-untyped-call]
+        self._hook.remove()
+        self._thread = None
+        self._peak = self._space.ledger.peak
+        with Init._lock:
+            Init._opened = None
+        if error is None:
+            self._space.flush()
+        else:
+            self._abandon()
+
+    def close(self) -> None:
+        """Make parameters that wait for an engine plain ones, with their values here; the device's
+        memory for them is given back, unless an optimizer has it.
+
+        A second time there is nothing to do.
+
+        Raises
+        ------
+        ClosedDeviceError : the device is closed, and with it the parameters are lost.
+        """
+        for copy in self._waiting():
+            if not copy.present:
+                copy.fetch()
+            parameter = copy.parameter
+            end_waiting(parameter)
+            del parameter._place  # type: ignore[attr-defined]
+            parameter.__class__ = Parameter
+
+    def _registered(self, module: nn.Module, name: str, parameter: Parameter) -> None:
+        known = isinstance(parameter, OffloadedParameter)
+        if not known and threading.get_ident() == self._thread:
+            self._take(f"{type(module).__name__}.{name}", parameter)
+
+    def _take(self, name: str, parameter: Parameter) -> None:
+        """Have a parameter wait on the device.
+
+        Raises
+        ------
+        ParameterError, BudgetError, OutOfDeviceMemoryError : nothing has been changed.
+        """
+        with torch._C.DisableTorchFunction():
+            if type(parameter) is not Parameter:
+                raise ParameterError(name, "of class Parameter", type(parameter).__name__)
+            if parameter.is_inference():
+                raise ParameterError(name, "made outside of inference mode", "made inside")
+            check_parameter(name, parameter)
+            self._home.formats.check(name, parameter)
+            self._count += 1
+            copy = WaitingCopy(self._count, name, parameter, self._home)
+            copy.resident.label = name
+            found = Waiting(copy.resident, self._home.lease)
+            try:
+                self._space.add(copy)
+            except BudgetError:
+                copy.resident.extent.segment.free()
+                raise
+            self._bytes += parameter.numel() * parameter.element_size()
+            place = Place(self._uses, copy)
+            parameter.__class__ = OffloadedParameter
+            assert isinstance(parameter, OffloadedParameter)
+            parameter._place = weakref.ref(place)
+            parameter._kept = place
+            parameter._waiting = found
+            self._places.add(place)
+            self._space.flush()
+
+    def _twin(self, parameter: OffloadedParameter) -> Parameter:
+        """A copy of a parameter."""
+        if threading.get_ident() != self._thread:
+            return parameter.plain()
+        copy = parameter.place.copy
+        with torch._C.DisableTorchFunction():
+            self._space.flush()
+            memory = torch.empty_like(copy.like, device="cpu")
+            if copy.present:
+                memory.copy_(parameter.detach())
+            else:
+                copy.resident.copy_into(memory)
+            twin = Parameter(memory, parameter.requires_grad)
+            del memory
+        self._take(f"copy of {copy.name}", twin)
+        return twin
+
+    def _abandon(self) -> None:
+        """What was made is lost, and the device's memory is free, but for what an optimizer has
+        adopted."""
+        for copy in self._waiting():
+            found = waiting(copy.parameter)
+            if found is not None and not found.is_adopted:
+                end_waiting(copy.parameter)
+                found.resident.extent.segment.free()
+
+    def _waiting(self) -> list[DeviceCopy]:
+        return [each.copy for each in list(self._places) if waiting(each.copy.parameter)]
+
+
+def end_waiting(parameter: Tensor) -> None:
+    """A parameter that waited for an engine has one, or waits no more."""
+    place: Place | None = vars(parameter).pop("_kept", None)
+    if place is not None:
+        del parameter._waiting  # type: ignore[attr-defined]
+        space = place.uses.space
+        assert isinstance(space, WaitingSpace)
+        space.forget(place.copy)

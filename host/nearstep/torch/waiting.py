@@ -1,0 +1,79 @@
+"""Parameters that are on a device before they have an optimizer (`nearstep.offload.init`)."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+from torch import Tensor
+
+from nearstep.device import Device
+from nearstep.placement import Placement
+from nearstep.torch.layout import Layout
+from nearstep.torch.lease import Lease
+from nearstep.torch.resident import Resident
+from nearstep.torch.traffic import Traffic
+
+
+class Waiting:
+    """A parameter's place on a device, which an optimizer there may adopt.
+
+    The memory goes back to the device with the `Resident`.
+
+    Parameters
+    ----------
+    resident : alone in its segment, with the master and nothing else.
+    lease : of the device, which stays open as long as the parameter has its place.
+
+    Attributes
+    ----------
+    resident
+    """
+
+    def __init__(self, resident: Resident, lease: Lease) -> None:
+        self.resident = resident
+        self._lease = lease
+        self._adopter: weakref.ref[Any] | None = None
+        weakref.finalize(resident, _free, resident.extent.segment, lease)
+
+    @property
+    def device(self) -> Device:
+        """Where it is."""
+        return self._lease.device
+
+    @property
+    def is_adopted(self) -> bool:
+        """Whether an optimizer has it."""
+        return self._adopter is not None and self._adopter() is not None
+
+    def is_free(self, device: Device) -> bool:
+        """Whether an optimizer on a device may adopt it: it is there, and no other one has it."""
+        return self.device is device and not self.is_adopted
+
+    def adopt(
+        self,
+        optimizer: object,
+        placement: Placement,
+        label: str,
+        layout: Layout,
+        traffic: Traffic,
+        *,
+        narrow: bool = False,
+    ) -> Resident:
+        """Make it an optimizer's; its memory is part of a placement until that is freed."""
+        placement.adopt(self.resident.extent.segment)
+        self.resident.move_in(label, layout, traffic, narrow=narrow)
+        self._adopter = weakref.ref(optimizer)
+        weakref.finalize(optimizer, self.resident.move_out)
+        return self.resident
+
+
+def waiting(parameter: Tensor) -> Waiting | None:
+    """What is known of a parameter that `nearstep.offload.init` has sent, and that no engine looks
+    after yet."""
+    found: Waiting | None = getattr(parameter, "_waiting", None)
+    return found
+
+
+def _free(segment: Any, _: Lease) -> None:
+    segment.free()
