@@ -101,7 +101,9 @@ def check(
         platform = parse(file.read_text(encoding="utf-8"), str(file))
     except OSError as error:
         _fail(f"{file}: {error.strerror}")
-    except (PlatformError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
+        _fail(f"{file}: no text: {error}")
+    except PlatformError as error:
         _fail(str(error))
     counts = _origins(platform)
     parts = sum(len(getattr(platform, table)) for table in PARTS)
