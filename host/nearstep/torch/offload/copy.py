@@ -78,7 +78,7 @@ class DeviceCopy:
 
     def watch_gradient(self) -> None:
         """Have autograd keep one node for the parameter, if it requires a gradient."""
-        with torch._C.DisableTorchFunctionSubclass():
+        with torch._C.DisableTorchFunctionSubclass(), torch.inference_mode(False):
             if self.parameter.requires_grad and self._node is None:
                 self._node = get_gradient_edge(self.parameter).node
 
@@ -128,9 +128,12 @@ class DeviceCopy:
         self.present = False
 
     def fetch(self) -> None:
-        """Get the parameter from its owner."""
+        """Get the parameter from its owner, into memory that autograd takes: it outlives
+        `torch.inference_mode`."""
         like = self.like
-        self._set_data(torch.empty_strided(like.size(), like.stride(), dtype=like.dtype))
+        with torch.inference_mode(False):
+            empty = torch.empty_strided(like.size(), like.stride(), dtype=like.dtype)
+        self._set_data(empty)
         try:
             self.refresh()
         except BaseException:

@@ -294,4 +294,5 @@ def offload(
     for parameter in model.parameters():
         if isinstance(parameter, OffloadedParameter):
             raise ParameterError("a parameter of the model", "with no engine yet", "offloaded")
-    return Engine(model, found, budget, policy, updates)
+    with torch.inference_mode(False):  # what it makes outlives that
+        return Engine(model, found, budget, policy, updates)
