@@ -7,6 +7,8 @@ import torch
 from torch import Tensor, nn
 
 import nearstep
+from nearstep.torch.errors import InterruptedStepError
+from nearstep.torch.offload.errors import EarlyUpdateError
 
 from .training import bits
 
@@ -78,3 +80,64 @@ def test_evaluation_in_inference_mode_leaves_nothing_of_that(budget: str) -> Non
         loss_of(model).backward()
         found.append((losses, bits(model.state_dict()), bits([p.grad for p in model.parameters()])))
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("resets", ["never", "to zero", "sometimes"])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("budget", ["100%", "300%"])
+def test_early_updates_with_gradients_that_were_not_reset(
+    budget: str, resets: str, bias: bool
+) -> None:
+    found = []
+    for offloaded in (False, True):
+        torch.manual_seed(5)
+        model = nn.ModuleList(nn.Linear(WIDTH, WIDTH, bias=bias) for _ in range(LAYERS))
+        optimizer = nearstep.optim.AdamW(model.parameters(), lr=1e-2, device=URL)
+        if offloaded:
+            nearstep.offload(model, optimizer, budget=budget, updates="in-backward")
+        for step in range(6):
+            if resets == "to zero":
+                optimizer.zero_grad(set_to_none=False)
+            elif resets == "sometimes" and step == 3:
+                optimizer.zero_grad()
+            x = torch.full((2, WIDTH), step + 1.0)
+            for index, layer in enumerate(model):
+                if (index + step) % 3:  # not all are used in every step
+                    x = x + torch.tanh(layer(x))
+            x.square().mean().backward()
+            optimizer.step()
+        found.append((bits(model.state_dict()), bits(optimizer.state_dict())))
+    assert found[0] == found[1]
+
+
+def goes_on_after(fail: str) -> tuple[Residual, Optimizer]:
+    """A model with updates in backward, and a backward that failed after some of them."""
+    model, optimizer = made()
+    nearstep.offload(model, optimizer, budget="60%", updates="in-backward")
+    if fail == "hook":
+        handle = model.layers[0].weight.register_hook(lambda gradient: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            loss_of(model).backward()
+        handle.remove()
+    else:
+        loss = loss_of(model)
+        loss.backward(retain_graph=True)
+        with pytest.raises(EarlyUpdateError, match="at-step"):
+            loss.backward()
+    return model, optimizer
+
+
+@pytest.mark.parametrize("fail", ["hook", "second backward"])
+def test_early_updates_of_a_backward_that_failed_are_not_passed_over(fail: str) -> None:
+    model, optimizer = goes_on_after(fail)
+    for _ in range(2):
+        with pytest.raises(InterruptedStepError):
+            optimizer.step()
+    model, optimizer = goes_on_after(fail)
+    plain, plain_optimizer = made()
+    model.load_state_dict(plain.state_dict())
+    optimizer.load_state_dict(plain_optimizer.state_dict())
+    train(model, optimizer)
+    train(plain, plain_optimizer)
+    assert bits(model.state_dict()) == bits(plain.state_dict())
+    assert bits(optimizer.state_dict()) == bits(plain_optimizer.state_dict())

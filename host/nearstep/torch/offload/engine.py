@@ -115,6 +115,7 @@ class Engine:
         self._space = Space(copies, ledger, order, prefetches=policy == "prefetch")
         self._gradients = Gradients(self._space, self._arrived)
         if self._early is not None:
+            self._early.copies = copies
             self._space.give_up = self._early.give_up
         self._uses = Uses(self._space, self._gradients)
         self._places: list[Place] = []

@@ -87,6 +87,7 @@ class SavedHooks:
             _check_version(packed.tensor, packed.version)
             return packed.tensor
         copy = packed.copy
+        self._space.check_old(copy, "backward wants what it was before")
         _check_version(copy.parameter, packed.version)
         with self._space.using([copy]):
             return copy.view(packed.size, packed.stride, packed.offset)
