@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 import nearstep
-from nearstep.torch.errors import InterruptedStepError
+from nearstep.torch.errors import InterruptedStepError, ParameterError
 from nearstep.torch.offload.errors import EarlyUpdateError
 
 from .training import bits
@@ -141,3 +143,50 @@ def test_early_updates_of_a_backward_that_failed_are_not_passed_over(fail: str) 
     train(plain, plain_optimizer)
     assert bits(model.state_dict()) == bits(plain.state_dict())
     assert bits(optimizer.state_dict()) == bits(plain_optimizer.state_dict())
+
+
+@pytest.mark.parametrize("budget", ["60%", "100%", "200%", "300%"])
+@pytest.mark.parametrize("updates", ["at-step", "in-backward"])
+def test_a_graph_from_before_close(budget: str, updates: Literal["at-step", "in-backward"]) -> None:
+    found = []
+    for offloaded in (False, True):
+        model, optimizer = made()
+        engine = None
+        if offloaded:
+            engine = nearstep.offload(model, optimizer, budget=budget, updates=updates)
+        train(model, optimizer)
+        optimizer.zero_grad()
+        loss = loss_of(model)
+        if engine is not None:
+            engine.close()
+        loss.backward()
+        gradients = [p.grad for p in model.parameters()]
+        optimizer.step()
+        train(model, optimizer)
+        found.append((bits(gradients), bits(model.state_dict()), bits(optimizer.state_dict())))
+        assert not any(p.isnan().any() for p in model.parameters())
+    assert found[0] == found[1]
+
+
+def test_close_between_backward_with_updates_and_step() -> None:
+    model, optimizer = made()
+    with nearstep.offload(model, optimizer, budget="60%", updates="in-backward"):
+        loss_of(model).backward()
+    with pytest.raises(InterruptedStepError):
+        optimizer.step()
+
+
+@pytest.mark.parametrize("budget", ["60%", "300%"])
+def test_other_memory_between_forward_and_backward_is_refused(budget: str) -> None:
+    model, optimizer = made()
+    nearstep.offload(model, optimizer, budget=budget)
+    loss = loss_of(model)
+    model.layers[2].weight.data = torch.zeros(WIDTH, WIDTH)
+    with pytest.raises(ParameterError, match=r"layers\.2\.weight must be in the memory"):
+        loss.backward()
+    optimizer.zero_grad()
+    train(model, optimizer)
+    plain, plain_optimizer = made()
+    plain.layers[2].weight.data = torch.zeros(WIDTH, WIDTH)
+    train(plain, plain_optimizer)
+    assert bits(model.state_dict()) == bits(plain.state_dict())

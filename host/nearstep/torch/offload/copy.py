@@ -44,6 +44,7 @@ class DeviceCopy:
     reserved : bytes that are counted for gradients that are being made.
     uses : of the parameter in backward passes that are going on, each with the pass.
     counted : bytes that are counted for its gradient here.
+    binding : how many times it has been given other memory (`p.data = ...`).
     updated : whether backward has updated it, and `step()` has not yet been called.
     """
 
@@ -61,6 +62,7 @@ class DeviceCopy:
         self.uses: dict[object, int] = {}
         self.counted = 0
         self.updated = False
+        self.binding = 0
         self._node: Node | None = None
         self._away = torch.full((), torch.nan, dtype=parameter.dtype).expand(parameter.shape)
         self.rebind()

@@ -160,7 +160,9 @@ class Engine:
     def close(self) -> None:
         """Make the model a plain one again, with all of its parameters and gradients here.
 
-        A second time there is nothing to do.
+        Graphs that were made before work on. Where backward has updated parameters, and `step()`
+        was not called, the optimizer refuses steps until a checkpoint is loaded. A second time
+        there is nothing to do.
 
         Raises
         ------
@@ -168,6 +170,7 @@ class Engine:
         """
         if self.closed:
             return
+        self._space.give_up()
         for copy in self._space.copies:
             if not copy.present:
                 copy.fetch()
@@ -176,6 +179,7 @@ class Engine:
                 with torch.no_grad():
                     copy.set_raw_gradient(held.fetch(copy.parameter))
                 copy.resident.release_gradient()
+        self._space.closed = True
         for remove in self._remove:
             remove()
         self._uses.unhook()

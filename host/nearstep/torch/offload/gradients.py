@@ -43,6 +43,8 @@ class Gradients:
         ------
         BudgetError
         """
+        if self._space.closed:
+            return
         task = torch._C._current_graph_task_id()
         if task not in self._passes and task >= 0:
             self._passes.add(task)
