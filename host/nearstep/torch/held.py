@@ -60,10 +60,11 @@ class HeldGradient:
             self._write(part, values)
 
     def fetch(self, parameter: Tensor) -> Tensor:
-        """The gradient as a new tensor like `parameter`."""
+        """The gradient as a new tensor like `parameter`, to which autograd can add."""
         self._straighten()
-        gradient = torch.empty(parameter.shape, dtype=self.dtype)
-        return gradient.copy_(self._read(self._extent).view(parameter.shape))
+        with torch.inference_mode(False), torch.no_grad():
+            gradient = torch.empty(parameter.shape, dtype=self.dtype)
+            return gradient.copy_(self._read(self._extent).view(parameter.shape))
 
     def divide(self, scale: float) -> None:
         """Have it divided by `scale` when it is next added to, fetched or stepped with."""

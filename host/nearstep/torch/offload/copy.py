@@ -54,6 +54,7 @@ class DeviceCopy:
     reserved : bytes that are counted for gradients that are being made.
     uses : of the parameter in backward passes that are going on, each with the pass.
     counted : bytes that are counted for its gradient here.
+    binding : how many times it has been given other memory (`p.data = ...`).
     updated : whether backward has updated it, and `step()` has not yet been called.
     """
 
@@ -77,6 +78,7 @@ class DeviceCopy:
         self.uses: dict[object, int] = {}
         self.counted = 0
         self.updated = False
+        self.binding = 0
         self._node: Node | None = None
         self._away = torch.full((), torch.nan, dtype=parameter.dtype).expand(parameter.shape)
         if like is None:
@@ -99,7 +101,7 @@ class DeviceCopy:
 
     def watch_gradient(self) -> None:
         """Have autograd keep one node for the parameter, if it requires a gradient."""
-        with torch._C.DisableTorchFunctionSubclass():
+        with torch._C.DisableTorchFunctionSubclass(), torch.inference_mode(False):
             if self.parameter.requires_grad and self._node is None:
                 self._node = get_gradient_edge(self.parameter).node
 
@@ -149,9 +151,12 @@ class DeviceCopy:
         self.present = False
 
     def fetch(self) -> None:
-        """Get the parameter from its owner."""
+        """Get the parameter from its owner, into memory that autograd takes: it outlives
+        `torch.inference_mode`."""
         like = self.like
-        self._set_data(torch.empty_strided(like.size(), like.stride(), dtype=like.dtype))
+        with torch.inference_mode(False):
+            empty = torch.empty_strided(like.size(), like.stride(), dtype=like.dtype)
+        self._set_data(empty)
         try:
             self.refresh()
         except BaseException:

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from nearstep.torch.errors import UnsupportedOptionError
+from nearstep.torch.held import HeldGradient
 from nearstep.torch.offload.copy import DeviceCopy
 from nearstep.torch.offload.errors import EarlyUpdateError
 from nearstep.torch.optimizer import DeviceOptimizer
@@ -21,6 +22,10 @@ class EarlyUpdates:
     ----------
     model
     optimizer : not one that clips: it needs all gradients first.
+
+    Attributes
+    ----------
+    copies : of all parameters.
 
     Raises
     ------
@@ -39,6 +44,7 @@ class EarlyUpdates:
                 "in-backward",
                 "what lies on drives is whole again after a step, use updates='at-step'",
             )
+        self.copies: Sequence[DeviceCopy] = ()
         self._optimizer = optimizer
         self._modules: dict[Tensor, Sequence[Tensor]] = {}
         for module in model.modules():
@@ -55,27 +61,36 @@ class EarlyUpdates:
         self._waiting[copy.parameter] = copy
         own = self._modules.get(copy.parameter, (copy.parameter,))
         wanted = [each for each in own if each.requires_grad]
-        if not all(each in self._waiting for each in wanted):
+        if not all(map(self._is_waiting, wanted)):
             return
         if not self._updated:
             self._options = self._read_options()
         found = [self._waiting.pop(each) for each in wanted]
-        waiting = [each.resident.held for each in self._waiting.values()]
-        for held in waiting:
-            if held is not None:
-                held.applied = True  # not yet: it is left out
+        others = self._not_yet_applied(found)
+        for other in others:
+            other.applied = True  # not yet: it is left out
         try:
             update(found)
         finally:
-            for held in waiting:
-                if held is not None:
-                    held.applied = False
+            for other in others:
+                other.applied = False
         for each in found:
             held = each.resident.held
             each.updated = True
             if held is not None:
                 held.applied = True
         self._updated += found
+
+    def _is_waiting(self, parameter: Tensor) -> bool:
+        found = self._waiting.get(parameter)
+        return found is not None and found.resident.held is not None
+
+    def _not_yet_applied(self, found: Sequence[DeviceCopy]) -> Sequence[HeldGradient]:
+        """Gradients of other parameters: of this backward, and of steps before that were not
+        reset."""
+        own = set(found)
+        helds = [copy.resident.held for copy in self.copies if copy not in own]
+        return [held for held in helds if held is not None and not held.applied]
 
     def before_step(self) -> None:
         """Raise `EarlyUpdateError` if what was updated would be updated otherwise now."""

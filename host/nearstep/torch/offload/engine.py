@@ -118,6 +118,7 @@ class Engine:
         self._space = Space(copies, ledger, order, prefetches=policy == "prefetch")
         self._gradients = Gradients(self._space, self._arrived)
         if self._early is not None:
+            self._early.copies = copies
             self._space.give_up = self._early.give_up
         self._uses = Uses(self._space, self._gradients)
         self._places: list[Place] = []
@@ -162,7 +163,9 @@ class Engine:
     def close(self) -> None:
         """Make the model a plain one again, with all of its parameters and gradients here.
 
-        A second time there is nothing to do.
+        Graphs that were made before work on. Where backward has updated parameters, and `step()`
+        was not called, the optimizer refuses steps until a checkpoint is loaded. A second time
+        there is nothing to do.
 
         Raises
         ------
@@ -170,6 +173,7 @@ class Engine:
         """
         if self.closed:
             return
+        self._space.give_up()
         for copy in self._space.copies:
             if not copy.present:
                 copy.fetch()
@@ -178,6 +182,7 @@ class Engine:
                 with torch.no_grad():
                     copy.set_raw_gradient(held.fetch(copy.parameter))
                 copy.resident.release_gradient()
+        self._space.closed = True
         for remove in self._remove:
             remove()
         self._uses.unhook()
@@ -303,4 +308,5 @@ def offload(
     for parameter in model.parameters():
         if isinstance(parameter, OffloadedParameter) and waiting_copy(parameter) is None:
             raise ParameterError("a parameter of the model", "with no engine yet", "offloaded")
-    return Engine(model, found, budget, policy, updates)
+    with torch.inference_mode(False):  # what it makes outlives that
+        return Engine(model, found, budget, policy, updates)

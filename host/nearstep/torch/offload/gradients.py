@@ -43,6 +43,8 @@ class Gradients:
         ------
         BudgetError
         """
+        if self._space.closed:
+            return
         task = torch._C._current_graph_task_id()
         if task not in self._passes and task >= 0:
             self._passes.add(task)
@@ -55,12 +57,17 @@ class Gradients:
                 copy.reserved += copy.nbytes
             copy.uses[use] = task
 
-    def end_stale(self) -> None:
-        """Outside backward: forget what one that failed had expected."""
-        if self._passes and torch._C._current_graph_task_id() < 0:
-            self._passes.clear()
-            for copy in self._space.copies:
-                self._expect_no_more(copy)
+    def end_stale(self) -> DeviceCopy | None:
+        """Outside backward: forget what one that failed had expected, and give up what it had
+        updated, of which a parameter is returned."""
+        if not self._passes or torch._C._current_graph_task_id() >= 0:
+            return None
+        self._passes.clear()
+        updated = next((copy for copy in self._space.copies if copy.updated), None)
+        self._space.give_up()
+        for copy in self._space.copies:
+            self._expect_no_more(copy)
+        return updated
 
     def complete(self, copy: DeviceCopy) -> None:
         """Backward has made a gradient, and added it to what is here: it goes to its owner.

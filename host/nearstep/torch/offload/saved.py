@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from nearstep.torch.errors import ParameterError
 from nearstep.torch.offload.copy import DeviceCopy
 from nearstep.torch.offload.space import Space
 
@@ -27,6 +28,7 @@ class SavedView(NamedTuple):
     stride: tuple[int, ...]
     offset: int
     version: int
+    binding: int
 
 
 class SavedTensor(NamedTuple):
@@ -75,7 +77,10 @@ class SavedHooks:
             copy = self._space.owner_of(tensor) if is_dense(tensor) else None
             if copy is not None and tensor.dtype == copy.parameter.dtype and not tensor.is_neg():
                 offset = int(tensor.storage_offset())
-                return SavedView(copy, tensor.size(), tensor.stride(), offset, tensor._version)
+                version = tensor._version
+                return SavedView(
+                    copy, tensor.size(), tensor.stride(), offset, version, copy.binding
+                )
         if pack is None or unpack is None:
             return SavedTensor(tensor, tensor._version)
         return SavedByOthers(pack(tensor), unpack)
@@ -87,6 +92,10 @@ class SavedHooks:
             _check_version(packed.tensor, packed.version)
             return packed.tensor
         copy = packed.copy
+        if packed.binding != copy.binding:
+            expected = "in the memory that forward used until backward is done"
+            raise ParameterError(copy.name, expected, "given other memory (p.data = ...)")
+        self._space.check_old(copy, "backward wants what it was before")
         _check_version(copy.parameter, packed.version)
         with self._space.using([copy]):
             return copy.view(packed.size, packed.stride, packed.offset)

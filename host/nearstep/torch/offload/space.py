@@ -41,6 +41,10 @@ class Space:
     ledger
     order : of uses, by index.
     prefetches : whether parameters are fetched before they are used.
+
+    Attributes
+    ----------
+    closed : all parameters are here, and stay: graphs from before work on.
     """
 
     def __init__(
@@ -51,6 +55,7 @@ class Space:
         self.order = order
         self.counts = Counts()
         self.prefetches = prefetches
+        self.closed = False
         self.spill: Callable[[], bool] = lambda: False
         self.give_up: Callable[[], None] = lambda: None
         self._present: MutableSet[DeviceCopy] = {copy for copy in copies if copy.present}
@@ -66,6 +71,7 @@ class Space:
         before = copy.nbytes
         self._forget(copy)
         copy.rebind()
+        copy.binding += 1
         self._know(copy)
         self.ledger.add_parameter(copy.nbytes - before)
 
@@ -100,6 +106,9 @@ class Space:
         ------
         BudgetError, EarlyUpdateError
         """
+        if self.closed:
+            yield
+            return
         for copy in copies:
             copy.pins += 1
         try:

@@ -14,6 +14,7 @@ from torch.nn import Parameter
 
 from nearstep.torch.errors import ParameterError
 from nearstep.torch.offload.copy import DeviceCopy
+from nearstep.torch.offload.errors import EarlyUpdateError
 from nearstep.torch.offload.gradients import Gradients
 from nearstep.torch.offload.parameter import OffloadedParameter, ParameterView, tensors, views
 from nearstep.torch.offload.saved import SavedHooks
@@ -50,7 +51,10 @@ class Uses:
         ------
         BudgetError, EarlyUpdateError
         """
-        self.gradients.end_stale()
+        updated = self.gradients.end_stale()
+        if updated is not None and func is not Tensor.copy_:  # as a checkpoint is loaded
+            reason = "backward failed before optimizer.step()"
+            raise EarlyUpdateError(updated.name, reason)
         with self.space.using(copies):
             yield
 
