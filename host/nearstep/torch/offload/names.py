@@ -47,6 +47,7 @@ class Names:
         owned = {each for group in optimizer.param_groups for each in group["params"]}
         for parameter, name in parameters.items():
             _check(name, parameter, owned=parameter in owned)
+        _check_memory(parameters)
 
     def check(self) -> None:
         """Raise `ChangedModelError` unless names and parameters are what they were."""
@@ -95,6 +96,16 @@ def _check(name: str, parameter: Tensor, *, owned: bool) -> None:
         raise ParameterError(name, "dense", parameter.layout)
     if parameter.requires_grad and not owned:
         raise ParameterError(name, "frozen or in a group of the optimizer", "in no group")
+
+
+def _check_memory(parameters: Mapping[Tensor, str]) -> None:
+    """Raise `ParameterError` for parameters that are views of one memory."""
+    names: dict[int, str] = {}
+    for parameter, name in parameters.items():
+        storage = parameter.untyped_storage()
+        other = names.setdefault(storage._cdata, name)
+        if other is not name and storage.nbytes():
+            raise ParameterError(name, "in memory of its own", f"in that of {other}")
 
 
 def check_optimizer(optimizer: object) -> DeviceOptimizer:
