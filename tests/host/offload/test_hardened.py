@@ -234,3 +234,32 @@ def test_what_is_no_model(model: object) -> None:
     optimizer = made()[1]
     with pytest.raises(ArgumentError, match=r"model must be a torch\.nn\.Module, not"):
         nearstep.offload(model, optimizer, budget="100%")  # type: ignore[arg-type]
+
+
+def attention() -> nn.Module:
+    layer = nn.TransformerEncoderLayer(WIDTH, 2, WIDTH, batch_first=True)
+    return nn.TransformerEncoder(layer, 2)
+
+
+@pytest.mark.filterwarnings("ignore:.*nested tensor")
+def test_attention_in_evaluation_needs_torchs_fast_path_off() -> None:
+    mask = torch.tensor([[False] * 3, [False, True, True]])
+    x = torch.randn(2, 3, WIDTH, generator=torch.Generator().manual_seed(4))
+    found = []
+    for offloaded in (False, True):
+        torch.manual_seed(3)
+        model = attention()
+        optimizer = nearstep.optim.AdamW(model.parameters(), lr=1e-2, device=URL)
+        if offloaded:
+            nearstep.offload(model, optimizer, budget="200%")
+            model.eval()
+            with torch.no_grad(), pytest.raises(ParameterError, match="set_fastpath_enabled"):
+                model(x, src_key_padding_mask=mask)
+        model.eval()
+        torch.backends.mha.set_fastpath_enabled(False)
+        try:
+            with torch.no_grad():
+                found.append(bits(model(x, src_key_padding_mask=mask)))
+        finally:
+            torch.backends.mha.set_fastpath_enabled(True)
+    assert found[0] == found[1]
