@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 import nearstep
+from nearstep.errors import ArgumentError
 from nearstep.torch.errors import InterruptedStepError, ParameterError
-from nearstep.torch.offload.errors import EarlyUpdateError
+from nearstep.torch.offload.errors import BudgetError, EarlyUpdateError
 
 from .training import bits
 
@@ -190,3 +191,75 @@ def test_other_memory_between_forward_and_backward_is_refused(budget: str) -> No
     plain.layers[2].weight.data = torch.zeros(WIDTH, WIDTH)
     train(plain, plain_optimizer)
     assert bits(model.state_dict()) == bits(plain.state_dict())
+
+
+def test_set_is_refused_and_changes_nothing() -> None:
+    model, optimizer = made()
+    nearstep.offload(model, optimizer, budget="60%")
+    with torch.no_grad(), pytest.raises(ParameterError, match=r"layers\.1\.weight .* p\.data = "):
+        model.layers[1].weight.set_(torch.ones(WIDTH, WIDTH))
+    train(model, optimizer)
+    plain, plain_optimizer = made()
+    train(plain, plain_optimizer)
+    assert bits(model.state_dict()) == bits(plain.state_dict())
+
+
+def test_memory_that_is_held_at_offload_and_is_more_than_the_budget() -> None:
+    model, optimizer = made()
+    held = [each.detach() for each in model.parameters()]
+    budget = 3 * LAYER
+    with pytest.raises(BudgetError, match=r"refers to \(layers\.0\.bias, layers\.0\.w") as raised:
+        nearstep.offload(model, optimizer, budget=budget)
+    assert (raised.value.expected, raised.value.actual) == (LAYERS * LAYER, budget)
+    assert {type(each) for each in model.parameters()} == {nn.Parameter}
+    del held
+    engine = nearstep.offload(model, optimizer, budget=budget)
+    train(model, optimizer)
+    assert engine.report().peak <= budget
+
+
+def test_parameters_that_are_views_of_one_tensor() -> None:
+    model, optimizer = made()
+    flat = torch.cat([each.detach().reshape(-1) for each in model.parameters()])
+    parts = flat.split([each.numel() for each in model.parameters()])
+    for parameter, part in zip(model.parameters(), parts, strict=True):
+        parameter.data = part.view_as(parameter)
+    with pytest.raises(ParameterError, match=r"layers\.0\.bias must be in memory of its own"):
+        nearstep.offload(model, optimizer, budget="400%")
+    assert {type(each) for each in model.parameters()} == {nn.Parameter}
+
+
+@pytest.mark.parametrize("model", [None, [nn.Linear(2, 2)]])
+def test_what_is_no_model(model: object) -> None:
+    optimizer = made()[1]
+    with pytest.raises(ArgumentError, match=r"model must be a torch\.nn\.Module, not"):
+        nearstep.offload(model, optimizer, budget="100%")  # type: ignore[arg-type]
+
+
+def attention() -> nn.Module:
+    layer = nn.TransformerEncoderLayer(WIDTH, 2, WIDTH, batch_first=True)
+    return nn.TransformerEncoder(layer, 2)
+
+
+@pytest.mark.filterwarnings("ignore:.*nested tensor")
+def test_attention_in_evaluation_needs_torchs_fast_path_off() -> None:
+    mask = torch.tensor([[False] * 3, [False, True, True]])
+    x = torch.randn(2, 3, WIDTH, generator=torch.Generator().manual_seed(4))
+    found = []
+    for offloaded in (False, True):
+        torch.manual_seed(3)
+        model = attention()
+        optimizer = nearstep.optim.AdamW(model.parameters(), lr=1e-2, device=URL)
+        if offloaded:
+            nearstep.offload(model, optimizer, budget="200%")
+            model.eval()
+            with torch.no_grad(), pytest.raises(ParameterError, match="set_fastpath_enabled"):
+                model(x, src_key_padding_mask=mask)
+        model.eval()
+        torch.backends.mha.set_fastpath_enabled(False)
+        try:
+            with torch.no_grad():
+                found.append(bits(model(x, src_key_padding_mask=mask)))
+        finally:
+            torch.backends.mha.set_fastpath_enabled(True)
+    assert found[0] == found[1]

@@ -106,6 +106,7 @@ class Engine:
             DeviceCopy(index, name, parameter, optimizer, _like(parameter))
             for index, (parameter, name) in enumerate(self._names.parameters.items())
         ]
+        self._check_held(copies, smallest)
         self._start: dict[str, Any] = optimizer.traffic.as_dict()
         self._open(model, copies, policy)
 
@@ -138,6 +139,15 @@ class Engine:
         self._remove: list[Callable[[], None]] = hook_modules(model, self._before_forward)
         self._optimizer.around_update = self._around_update
         self.closed = False
+
+    def _check_held(self, copies: Sequence[DeviceCopy], smallest: int) -> None:
+        """Raise `BudgetError` if what something refers to, and so cannot go, leaves no room."""
+        stay = [copy for copy in copies if copy.present and copy.nbytes and not copy.can_go]
+        needed = sum(copy.nbytes for copy in stay)
+        if needed > self.budget:
+            names = ", ".join(sorted(copy.name for copy in stay))
+            what = f"parameters in memory that something refers to ({names})"
+            raise BudgetError(what, max(needed, smallest), self.budget)
 
     def report(self) -> Report:
         """What has been done so far."""
@@ -304,6 +314,8 @@ def offload(
         raise ArgumentError(f"policy must be one of {get_args(Policy)}, not {policy!r}")
     if updates not in get_args(Updates):
         raise ArgumentError(f"updates must be one of {get_args(Updates)}, not {updates!r}")
+    if not isinstance(model, nn.Module):
+        raise ArgumentError(f"model must be a torch.nn.Module, not {type(model).__name__}")
     found = check_optimizer(optimizer)
     for parameter in model.parameters():
         if isinstance(parameter, OffloadedParameter) and waiting_copy(parameter) is None:

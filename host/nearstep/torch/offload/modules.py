@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -45,11 +46,32 @@ def hook_modules(
     list[Callable[[], None]] : what takes the hooks away.
     """
     handles: list[Any] = [model.register_forward_pre_hook(Hook(before_forward), prepend=True)]
-    for module in model.modules():
+    for name, module in model.named_modules():
+        if isinstance(module, nn.MultiheadAttention | nn.TransformerEncoderLayer):
+            hook = Hook(partial(_check_fast_path, name))
+            handles.append(module.register_forward_pre_hook(hook, prepend=True))
         any_module: Any = module  # what follows has no types in torch
         handles.append(any_module.register_state_dict_pre_hook(Hook(_begin_saving)))
         handles.append(any_module._register_state_dict_hook(Hook(_end_saving)))
     return [handle.remove for handle in handles]
+
+
+def _check_fast_path(name: str, module: nn.Module) -> None:
+    """Raise `ParameterError` where torch would compute attention in another way if the parameters
+    were plain: its fast path, with other bits, takes no tensors of a class of their own."""
+    attention = getattr(module, "self_attn", module)
+    if (
+        module.training
+        or not getattr(attention, "batch_first", False)
+        or (torch.is_grad_enabled() and any(each.requires_grad for each in module.parameters()))
+        or not torch.backends.mha.get_fastpath_enabled()
+    ):
+        return
+    expected = (
+        "evaluated without torch's fast path while offloaded "
+        "(torch.backends.mha.set_fastpath_enabled(False), with equal bits in both)"
+    )
+    raise ParameterError(f"module {name!r}", expected, f"with it ({type(module).__name__})")
 
 
 def check_modules(model: nn.Module) -> None:

@@ -51,6 +51,8 @@ class Names:
             _check(name, parameter, owned=parameter in owned)
             _check_waiting(name, parameter, optimizer)
 
+        _check_memory(parameters)
+
     def check(self) -> None:
         """Raise `ChangedModelError` unless names and parameters are what they were."""
         count = 0
@@ -113,6 +115,18 @@ def _check_waiting(name: str, parameter: Tensor, optimizer: DeviceOptimizer) -> 
             "(device=init.device)",
             f"on another ({found.device.url}), or another's",
         )
+
+
+def _check_memory(parameters: Mapping[Tensor, str]) -> None:
+    """Raise `ParameterError` for parameters that are views of one memory."""
+    names: dict[int, str] = {}
+    for parameter, name in parameters.items():
+        if waiting(parameter) is not None:  # it is on the device, in a place of its own
+            continue
+        storage = parameter.untyped_storage()
+        other = names.setdefault(storage._cdata, name)
+        if other is not name and storage.nbytes():
+            raise ParameterError(name, "in memory of its own", f"in that of {other}")
 
 
 def check_optimizer(optimizer: object) -> DeviceOptimizer:

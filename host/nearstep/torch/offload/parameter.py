@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol, Self
+from typing import Any, NoReturn, Protocol, Self
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from torch.autograd.graph import get_gradient_edge
 from torch.nn import Parameter
 
 from nearstep.torch.eager import eager
+from nearstep.torch.errors import ParameterError
 from nearstep.torch.offload.copy import DeviceCopy
 from nearstep.torch.offload.errors import LostEngineError
 from nearstep.torch.offload.gradients import Gradients
@@ -196,6 +197,16 @@ class OffloadedParameter(Parameter):
     @grad.deleter
     def grad(self) -> None:
         self.place.uses.gradients.assign(self.place.copy, None)
+
+    def set_(self, *_: Any, **__: Any) -> NoReturn:
+        """Refused: torch does not tell of it.
+
+        Raises
+        ------
+        ParameterError
+        """
+        expected = "given other memory by p.data = ... while offloaded"
+        raise ParameterError(self.place.copy.name, expected, "by set_")
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Parameter:
         found = memo[id(self)] = self.place.uses.twin(self)
