@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from nearstep.paper.axdimm_kernel import AXDIMM
 from nearstep_hw.dram.column_stage import Slot
 from nearstep_sim.models.dram.bench import Channel, ChannelRun, bases_of, run_kernel, run_traffic
 from nearstep_spec.dram.address import DEFAULT_MAPPING, MAPPINGS
@@ -30,9 +31,9 @@ SKEW_BEATS = (0, 4, 8, 16, 37)
 CHANNELS = 2
 PAPER: dict[str, Any] = {
     "label": "paper (32Gb parts, two channels)",
-    "params_per_s": 789.38e6,
-    "peak_params_per_s": 914.29e6,
-    "fraction_of_peak": 789.38 / 914.29,
+    "params_per_s": AXDIMM.achieved,
+    "peak_params_per_s": AXDIMM.theoretical,
+    "fraction_of_peak": AXDIMM.efficiency,
 }
 LOSSES = tuple(slot for slot in Slot if slot not in (Slot.READ, Slot.WRITE))
 COLORS = {

@@ -30,6 +30,7 @@ from rich.table import Table
 import nearstep
 from nearstep.axdimm.device import AxdimmDevice
 from nearstep.buffer import Buffer
+from nearstep.paper.axdimm_kernel import AXDIMM, CPU
 from nearstep.threads import VARIABLE
 from nearstep.work.clock import Clock
 from nearstep.work.executor import execute
@@ -61,8 +62,8 @@ FABRIC_HZ = 200e6
 PEAK = FABRIC_HZ * LANES / BEATS_PER_ELEMENT_BEAT  # parameters/s of a channel
 PAPER = {
     "label": "paper (32Gb parts, two channels)",
-    "kernel": {"params_per_s": 789.38e6, "peak_params_per_s": 914.29e6},
-    "cpu": {"params_per_s": 140.32e6, "peak_params_per_s": 228.57e6},
+    "kernel": {"params_per_s": AXDIMM.achieved, "peak_params_per_s": AXDIMM.theoretical},
+    "cpu": {"params_per_s": CPU.achieved, "peak_params_per_s": CPU.theoretical},
 }
 MEASURED = "measured (RTL cycles)"
 PATTERNS = ("streaming loads", "streaming stores", "copy", "random loads", "random, 1/3 stores")

@@ -112,21 +112,8 @@ def main(
         kind = kind_named(optimizer)
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--optimizer") from error
-    if compression is not None and not 0.0 < compression <= 1.0:
-        raise typer.BadParameter(
-            f"{compression} is not above 0 and at most 1", param_hint="--compression"
-        )
-    if max_grad_norm is not None and not math.isfinite(max_grad_norm):
-        raise typer.BadParameter(f"{max_grad_norm} is not finite", param_hint="--max-grad-norm")
-    if offload and compression is not None:
-        raise typer.BadParameter(
-            "gradients of an offloaded model are sent whole", param_hint="--compression"
-        )
     lr = kind.lr if lr is None else lr
-    if not 0.0 <= lr <= MAX_LR:
-        raise typer.BadParameter(f"{lr} is not between 0 and {MAX_LR:g}", param_hint="--lr")
-    if size not in SIZES:
-        raise typer.BadParameter(f"{size!r} is not one of {', '.join(SIZES)}", param_hint="--size")
+    _check(size, lr, compression, max_grad_norm, offload=offload)
     choice = Choice(
         kind=kind,
         lr=lr,
@@ -147,14 +134,7 @@ def main(
         raise typer.BadParameter(str(error), param_hint="--context") from error
 
     with console.status(f"opening {device} (built on first use)"):
-        try:
-            near_memory = nearstep.open(device)
-        except NearstepError as error:
-            raise typer.BadParameter(str(error), param_hint="--device") from error
-        except (OSError, RuntimeError) as error:  # of the tools that build a simulated device
-            typer.echo(f"cannot open {device}: {error}", err=True)
-            typer.echo("Run `nearstep doctor`: it lists the tools and what is missing.", err=True)
-            raise typer.Exit(2) from error
+        near_memory = _opened(device)
     opened = time.perf_counter()
 
     with near_memory:
@@ -214,6 +194,38 @@ def main(
     plot_loss(report, output / PLOT)
     console.print(report.table())
     console.print(f"report: {output / REPORT}\nplot:   {output / PLOT}")
+
+
+def _check(
+    size: str, lr: float, compression: float | None, max_grad_norm: float | None, *, offload: bool
+) -> None:
+    """Refuse options that are out of bounds, or that do not go together."""
+    if compression is not None and not 0.0 < compression <= 1.0:
+        raise typer.BadParameter(
+            f"{compression} is not above 0 and at most 1", param_hint="--compression"
+        )
+    if max_grad_norm is not None and not math.isfinite(max_grad_norm):
+        raise typer.BadParameter(f"{max_grad_norm} is not finite", param_hint="--max-grad-norm")
+    if offload and compression is not None:
+        raise typer.BadParameter(
+            "gradients of an offloaded model are sent whole", param_hint="--compression"
+        )
+    if not 0.0 <= lr <= MAX_LR:
+        raise typer.BadParameter(f"{lr} is not between 0 and {MAX_LR:g}", param_hint="--lr")
+    if size not in SIZES:
+        raise typer.BadParameter(f"{size!r} is not one of {', '.join(SIZES)}", param_hint="--size")
+
+
+def _opened(device: str) -> nearstep.Device:
+    """The device, or an end of the program that says what is wrong."""
+    try:
+        return nearstep.open(device)
+    except NearstepError as error:
+        raise typer.BadParameter(str(error), param_hint="--device") from error
+    except (OSError, RuntimeError) as error:  # of the tools that build a simulated device
+        typer.echo(f"cannot open {device}: {error}", err=True)
+        typer.echo("Run `nearstep doctor`: it lists the tools and what is missing.", err=True)
+        raise typer.Exit(2) from error
 
 
 def _prepare(output: Path) -> None:

@@ -96,14 +96,14 @@ SMALLER: Mapping[str, Mapping[str, Any]] = {
     "adam_kernel": {"lanes": CARD.kernel.lanes, **KERNEL},
     "axdimm_channel": KERNEL,
     "smartssd_card": {"config": CARD},
-    "axpby": {"lanes": 2},
     "general_updater": {"lanes": 1},
 }
 """Options with which blocks fit that do not by default; the card is that of a board."""
 UNITS = frozenset({"adam_fu", "smartssd_fu"})
 """Functional units that a kernel feeds."""
-TOO_LARGE = {
+WITHOUT_ROW = {
     "axdimm_module": "two channels, of which one is a row",
+    "axpby": "lanes of a unit that is a row; Yosys's ABC ends with status 1 on them together",
     "coarse_device": "two sync cores with links and buffers, of which one is a row",
     "smartssd_pcie_card": "a card and an endpoint, which are rows",
 }
@@ -112,6 +112,7 @@ LARGE = frozenset(
     {
         "adam_kernel", "axdimm_channel", "smartssd_card", "smartssd_fu", "general_fu",
         "general_updater", "dram_controller", "coarse_sync_core", "pcie_endpoint",
+        "smartssd_series7_card",
     }
 )  # fmt: skip
 
@@ -145,7 +146,7 @@ def _blocks() -> dict[str, Block]:
         least_mhz=GOAL_MHZ,
     )
     for name, generator in GENERATORS.items():
-        if name in rows or name in TOO_LARGE:
+        if name in rows or name in WITHOUT_ROW:
             continue
         technology = {"technology": ECP5} if "technology" in generator.options else {}
         options = SMALLER.get(name, technology)

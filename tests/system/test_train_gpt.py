@@ -62,6 +62,20 @@ def figures_of(report):
     return {f"{figure['section']}: {figure['name']}": figure for figure in report["figures"]}
 
 
+def check_bits(report):
+    """No bit differs from torch, where its fused step has the bits of the device."""
+    if torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512"):
+        figures = figures_of(report)
+        assert report["loss"] == report["baseline_loss"]
+        for array in ("parameters", "exp_avg", "exp_avg_sq"):
+            assert figures[f"bits that differ from torch: {array}"]["value"] == 0
+
+
+def check_width(output):
+    table = output[output.index("figure ") : output.index("report:")]
+    assert max(map(len, table.splitlines())) <= 80
+
+
 @pytest.mark.parametrize(
     ("device", "steps"),
     [
@@ -98,8 +112,7 @@ def test_it_trains_as_torch_does_and_reports(device, steps, train):
     for name, size in (("nearstep: g, p", 8), ("CPU offload: g, p, m, v", 28)):
         figure = figures[f"traffic on host memory bus: {name}"]
         assert (figure["value"], figure["origin"]) == (size * count, "modelled")
-    table = result.output[result.output.index("figure ") : result.output.index("report:")]
-    assert max(map(len, table.splitlines())) <= 80
+    check_width(result.output)
     cycles = figures["device: cycles"]["value"]
     if device.startswith("golden"):
         assert cycles is None
@@ -110,10 +123,7 @@ def test_it_trains_as_torch_does_and_reports(device, steps, train):
         lanes = 4 if device == KERNEL else 16
         assert cycles >= steps * beats * count / lanes / channels
         assert ("device: of DRAM peak" in figures) == ("ddr4" in device)
-    if torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512"):
-        assert report["loss"] == report["baseline_loss"]
-        for array in ("parameters", "exp_avg", "exp_avg_sq"):
-            assert figures[f"bits that differ from torch: {array}"]["value"] == 0
+    check_bits(report)
 
 
 @pytest.mark.parametrize(
@@ -137,12 +147,8 @@ def test_offloaded_it_trains_in_a_quarter_of_its_parameters(device, steps, train
     assert figures["host link: gradients down"]["value"] == 4 * count
     assert figures["host link: masters down, once"]["value"] == 4 * count
     assert 4 * count < figures["host link: parameters up"]["value"] < 12 * count
-    table = result.output[result.output.index("figure ") : result.output.index("report:")]
-    assert max(map(len, table.splitlines())) <= 80
-    if torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512"):
-        assert report["loss"] == report["baseline_loss"]
-        for array in ("parameters", "exp_avg", "exp_avg_sq"):
-            assert figures[f"bits that differ from torch: {array}"]["value"] == 0
+    check_width(result.output)
+    check_bits(report)
 
 
 @pytest.mark.parametrize(
@@ -167,12 +173,8 @@ def test_state_on_drives_takes_a_quarter_of_its_memory(device, steps, train, tmp
     assert figures[f"{here}: written"]["value"] == 4 * count // steps + 12 * count
     assert 0 < figures[f"{here}: read"]["value"] <= 8 * count
     assert report["configuration"]["memory"] == "25%"
-    table = result.output[result.output.index("figure ") : result.output.index("report:")]
-    assert max(map(len, table.splitlines())) <= 80
-    if torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512"):
-        assert report["loss"] == report["baseline_loss"]
-        for array in ("parameters", "exp_avg", "exp_avg_sq"):
-            assert figures[f"bits that differ from torch: {array}"]["value"] == 0
+    check_width(result.output)
+    check_bits(report)
 
 
 @pytest.mark.parametrize(
@@ -264,8 +266,7 @@ def test_compressed_gradients_take_fewer_bytes(feedback, train):
     assert report["loss"][0] == report["baseline_loss"][0]
     assert report["loss"][1:] != report["baseline_loss"][1:]
     assert report["configuration"]["error_feedback"] == (feedback == "--error-feedback")
-    table = result.output[result.output.index("figure ") : result.output.index("report:")]
-    assert max(map(len, table.splitlines())) <= 80
+    check_width(result.output)
 
 
 @pytest.mark.parametrize(

@@ -144,7 +144,7 @@ class Axdimm:
         """Registered drives, in order."""
         return tuple(self._stores)
 
-    def RegisterStorage(  # noqa: N802  the paper's name
+    def RegisterStorage(
         self,
         device: str | Path,
         nbytes: int | None = None,
@@ -186,7 +186,7 @@ class Axdimm:
         self._promised.append(0)
         return len(self._stores) - 1
 
-    def MallocX(  # noqa: N802  the paper's name
+    def MallocX(
         self, nbytes: int, channel: int | None = None, *, on: Place = Place.AXDIMM
     ) -> Pointer:
         """Allocate `nbytes` on the device X. Contents are undefined; of a drive they are zeros.
@@ -221,7 +221,7 @@ class Axdimm:
             raise ArgumentError(f"the {place.value} has no channels, not {channel!r}")
         return Pointer(_Allocation(place, nbytes, array=aligned_bytes(nbytes)))
 
-    def FreeX(self, ptr: Pointer) -> None:  # noqa: N802  the paper's name
+    def FreeX(self, ptr: Pointer) -> None:
         """Free what `MallocX` gave, by the pointer to its first byte.
 
         Raises
@@ -243,7 +243,7 @@ class Axdimm:
             self._promised[given.ssd] -= -(-given.nbytes // BLOCK_BYTES)
         given.array, given.freed = None, True
 
-    def MemcpyX2Y(  # noqa: N802  the paper's name
+    def MemcpyX2Y(
         self, dst: Pointer | NDArray[Any], src: Pointer | NDArray[Any], nbytes: int
     ) -> None:
         """Copy `nbytes` from `src` to `dst`, of any two devices, and return when they are there.
@@ -279,7 +279,7 @@ class Axdimm:
             self._copy(to, source, nbytes)
             self._copied[source.place, to.place] += nbytes
 
-    def CopyNVMeToGPU(self, dst: Pointer, src: Pointer, nbytes: int) -> None:  # noqa: N802
+    def CopyNVMeToGPU(self, dst: Pointer, src: Pointer, nbytes: int) -> None:
         """Copy from an NVMe SSD to the GPU, past the memory of the host.
 
         Raises
@@ -293,7 +293,7 @@ class Axdimm:
         self._check_places(dst, Place.GPU, src, Place.NVME)
         self.MemcpyX2Y(dst, src, nbytes)
 
-    def CopyGPUToNVMe(self, dst: Pointer, src: Pointer, nbytes: int) -> None:  # noqa: N802
+    def CopyGPUToNVMe(self, dst: Pointer, src: Pointer, nbytes: int) -> None:
         """Copy from the GPU to an NVMe SSD, past the memory of the host.
 
         Raises
@@ -307,7 +307,7 @@ class Axdimm:
         self._check_places(dst, Place.NVME, src, Place.GPU)
         self.MemcpyX2Y(dst, src, nbytes)
 
-    def SetArbiterAcc(self, channel: int) -> AbstractContextManager[None]:  # noqa: N802
+    def SetArbiterAcc(self, channel: int) -> AbstractContextManager[None]:
         """Acceleration mode of a channel, in a `with` statement, at whose end it is normal again.
 
         Raises
@@ -319,7 +319,7 @@ class Axdimm:
         """
         return self.dimm.acceleration(channel)
 
-    def RunAdamOnAxdimmAsync(  # noqa: N802  the paper's name
+    def RunAdamOnAxdimmAsync(
         self,
         p: Pointer,
         m: Pointer,
@@ -479,5 +479,5 @@ def _overlap(first: Pointer, second: Pointer, nbytes: int) -> bool:
     mine, other = _memory(first, nbytes), _memory(second, nbytes)
     if mine is not None and other is not None:
         return bool(nbytes) and np.shares_memory(mine, other)
-    apart = abs(first.offset - second.offset) >= nbytes
-    return first.allocation is second.allocation and not apart
+    disjoint = abs(first.offset - second.offset) >= nbytes
+    return first.allocation is second.allocation and not disjoint

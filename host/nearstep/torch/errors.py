@@ -92,3 +92,19 @@ class InterruptedStepError(NearstepError, RuntimeError):
             f"cannot {action}: the last step failed half way ({cause}); load the model and "
             "then the optimizer from a checkpoint"
         )
+
+
+class BudgetFormatError(ArgumentError):
+    """A budget that is no number of bytes and no share.
+
+    Attributes
+    ----------
+    name : of the argument.
+    expected, actual
+    """
+
+    def __init__(self, name: str, expected: str, actual: object) -> None:
+        self.name = name
+        self.expected = expected
+        self.actual = actual
+        super().__init__(f"{name} must be {expected}, not {actual!r}")

@@ -9,9 +9,10 @@ import torch
 from torch import nn
 
 import nearstep
+from nearstep.torch.budget import budget_bytes
+from nearstep.torch.errors import BudgetFormatError
 from nearstep.torch.offload import Report
-from nearstep.torch.offload.budget import budget_bytes
-from nearstep.torch.offload.errors import BudgetError, BudgetFormatError
+from nearstep.torch.offload.errors import BudgetError
 from nearstep.torch.offload.ledger import Ledger
 from nearstep.torch.offload.order import UseOrder
 

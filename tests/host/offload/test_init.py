@@ -17,11 +17,10 @@ from torch.overrides import _get_current_function_mode_stack
 import nearstep
 from nearstep.allocator import LINE_BYTES
 from nearstep.errors import ArgumentError, OutOfDeviceMemoryError
-from nearstep.torch.errors import ParameterError
+from nearstep.torch.errors import BudgetFormatError, ParameterError
 from nearstep.torch.offload import InitReport
 from nearstep.torch.offload.errors import (
     BudgetError,
-    BudgetFormatError,
     LostEngineError,
     NestedInitError,
 )

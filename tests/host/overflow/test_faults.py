@@ -25,6 +25,7 @@ from nearstep.storage.drive_errors import (
     UncertainCommitError,
 )
 from nearstep.torch.errors import (
+    BudgetFormatError,
     HyperparameterError,
     InterruptedStepError,
     UnsupportedOptionError,
@@ -303,3 +304,10 @@ def test_an_error_while_a_checkpoint_is_loaded() -> None:
         assert everything(parameters, optimizer) == expected_after(1)
         JOB.step(optimizer, parameters, 1)
         assert everything(parameters, optimizer) == expected_after(2)
+
+
+def test_memory_that_cannot_be_read_is_called_by_its_name(tmp_path: Path) -> None:
+    parameters = [torch.nn.Parameter(torch.ones(64))]
+    with pytest.raises(BudgetFormatError, match=r"^memory must be"):
+        nearstep.optim.AdamW(parameters, device=URL, drives=[tmp_path / "a"], memory="much")
+    assert list(tmp_path.iterdir()) == []

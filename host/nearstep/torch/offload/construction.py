@@ -22,11 +22,11 @@ from nearstep.device import Device
 from nearstep.errors import OutOfDeviceMemoryError
 from nearstep.placement import LINE_ELEMENTS, Extent, Segment, padded
 from nearstep.torch import convert
+from nearstep.torch.budget import budget_bytes
 from nearstep.torch.checks import check_parameter
 from nearstep.torch.errors import ParameterError
 from nearstep.torch.layout import Layout
 from nearstep.torch.lease import Lease
-from nearstep.torch.offload.budget import budget_bytes
 from nearstep.torch.offload.copy import DeviceCopy
 from nearstep.torch.offload.errors import BudgetError, NestedInitError
 from nearstep.torch.offload.gradients import Gradients

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 
 from nearstep.errors import ArgumentError
+from nearstep.torch.budget import budget_bytes
 from nearstep.torch.errors import ParameterError
-from nearstep.torch.offload.budget import budget_bytes
 from nearstep.torch.offload.construction import end_waiting
 from nearstep.torch.offload.copy import DeviceCopy
 from nearstep.torch.offload.early import EarlyUpdates

@@ -23,15 +23,6 @@ class BudgetError(NearstepError, MemoryError):
         )
 
 
-class BudgetFormatError(ArgumentError):
-    """A budget that is no number of bytes and no share."""
-
-    def __init__(self, expected: str, actual: object) -> None:
-        self.expected = expected
-        self.actual = actual
-        super().__init__(f"budget must be {expected}, not {actual!r}")
-
-
 class ChangedModelError(ArgumentError):
     """A model or an optimizer that got another parameter after `nearstep.offload`.
 

@@ -17,6 +17,7 @@ from nearstep.storage.blocks import BLOCK_BYTES
 from nearstep.storage.drive_errors import OwnerError, StorageError
 from nearstep.storage.store import Store
 from nearstep.torch import convert
+from nearstep.torch.budget import budget_bytes
 from nearstep.torch.overflow.errors import ResumeError
 from nearstep.torch.overflow.options import Overflow
 
@@ -88,9 +89,7 @@ class OpenStore:
         ------
         BudgetFormatError
         """
-        from nearstep.torch.offload.budget import budget_bytes  # its package imports optimizers
-
-        return budget_bytes(self._options.memory, 4 * (2 + moments) * self._elements)
+        return budget_bytes(self._options.memory, 4 * (2 + moments) * self._elements, "memory")
 
     def give_up(self) -> None:
         """Leave everything as it was before."""
