@@ -57,7 +57,8 @@ class GraphSteps(Steps):
         # A norm is summed in the order of the pairs, which pieces would change.
         work = self._pieces(launches, whole=compresses and looks)
         lists = self._lists(work, updates) if compresses else {}
-        graph = StepGraph(self._device, self._traffic, self._settings.max_cycles, outbox, lists)
+        bound, clock = self._settings.max_cycles, self.clock
+        graph = StepGraph(self._device, self._traffic, bound, outbox, lists, clock)
         try:
             with self._device.reserved():
                 factor = self._factor(graph.scan(launches) if looks else (), step.scaling)

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from nearstep.placement import Extent
 from nearstep.torch import convert
 from nearstep.torch.traffic import Traffic
+
+Write = Callable[[Extent, str, NDArray[Any]], None]
+"""Brings an array of `count` elements to one of an extent."""
+
+
+def write_at_once(extent: Extent, array: str, data: NDArray[Any]) -> None:
+    """A copy that has ended when this returns."""
+    extent.write(array, data)
+
 
 PART_ELEMENTS = 1 << 14
 """Elements that are fetched at once where gradients are added up."""
@@ -25,6 +36,7 @@ class HeldGradient:
     form : what the device keeps it in.
     gradient : its first value; any dtype whose values `form` has.
     traffic
+    write : brings the first value there.
 
     Attributes
     ----------
@@ -34,7 +46,13 @@ class HeldGradient:
     """
 
     def __init__(
-        self, extent: Extent, array: str, form: str, gradient: Tensor, traffic: Traffic
+        self,
+        extent: Extent,
+        array: str,
+        form: str,
+        gradient: Tensor,
+        traffic: Traffic,
+        write: Write = write_at_once,
     ) -> None:
         extent.segment.reserve({array: 0.0})
         self.form = form
@@ -45,7 +63,7 @@ class HeldGradient:
         self._traffic = traffic
         self._negated = False
         self._divisor = 1.0
-        self._write(extent, gradient)
+        self._write(extent, gradient, write)
 
     def add(self, gradient: Tensor) -> None:
         """Add another gradient as autograd does: to what is there, rounded to its dtype.
@@ -108,8 +126,8 @@ class HeldGradient:
             return torch.from_numpy(array.view("int16")).view(torch.bfloat16)
         return torch.from_numpy(array).to(self.dtype)
 
-    def _write(self, part: Extent, values: Tensor) -> None:
+    def _write(self, part: Extent, values: Tensor, write: Write = write_at_once) -> None:
         wide = self.form == "fp32"
         array = convert.to_float32(values) if wide else convert.to_words(values)
         self._traffic.gradients_down += array.nbytes
-        part.write(self._array, array)
+        write(part, self._array, array)

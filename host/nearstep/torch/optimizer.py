@@ -8,7 +8,7 @@ import weakref
 from abc import abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, ClassVar, Self, overload
 
 import torch
@@ -88,6 +88,7 @@ class DeviceOptimizer(OverflowSteps):
     """Entered by each step, after its closure, before anything else: by `nearstep.offload`."""
 
     _report_inf: Tensor | None
+    _steps: Steps
 
     def __init__(
         self,
@@ -413,6 +414,26 @@ class DeviceOptimizer(OverflowSteps):
         finally:
             self._held_only = False
 
+    @contextmanager
+    def stepping_by(self, steps: Callable[[Steps], Steps]) -> Iterator[None]:
+        """Make steps in another way in this `with` statement.
+
+        Parameters
+        ----------
+        steps : makes what makes them, from what has made them before.
+        """
+        before = self._steps
+        self._steps = steps(before)
+        try:
+            yield
+        finally:
+            self._steps = before
+
+    @property
+    def max_cycles(self) -> int | None:
+        """Bound on each run."""
+        return self._settings.max_cycles
+
     def interrupt(self, cause: str) -> None:
         """Refuse further use until a checkpoint is loaded.
 
@@ -474,7 +495,7 @@ class DeviceOptimizer(OverflowSteps):
         self._tier = None
         self._residual_memory = Recycled()
         self._bundles = Bundles()
-        self._steps: Steps = steps_of(self._lease.device, self._placement, settings, self._traffic)
+        self._steps = steps_of(self._lease.device, self._placement, settings, self._traffic)
         self.around_update = nullcontext
         self._held_only = False
         self._interrupted = None

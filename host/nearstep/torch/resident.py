@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -17,11 +17,15 @@ from nearstep.torch import convert
 from nearstep.torch.checks import is_plain
 from nearstep.torch.compression import Compressed, Compression
 from nearstep.torch.errors import InterruptedStepError, ParameterError
-from nearstep.torch.held import HeldGradient
+from nearstep.torch.held import HeldGradient, Write, write_at_once
 from nearstep.torch.layout import Layout
 from nearstep.torch.topk import take_largest
 from nearstep.torch.traffic import Traffic
 from nearstep.torch.transfers import SMALL_ELEMENTS, Inbox, Outbox, Sending, Wanted, send_all
+
+if TYPE_CHECKING:
+    from nearstep.torch.offload.pipeline import Pipeline, Reading
+    from nearstep.work.operation import Operation
 
 
 @dataclass(frozen=True)
@@ -317,9 +321,31 @@ class Resident:
         """
         with torch.no_grad(), _unsafe_preserve_version_counter(self.parameter):
             self._read_into(self.parameter)
+        self._arrived()
+
+    def _arrived(self) -> None:
         self.away = False
         exact = self._current != "p" or not self.keeps_master
         self._leave(self._current if exact else None)
+
+    def begin_bring(self, pipeline: Pipeline, name: str, after: Iterable[Operation]) -> Reading:
+        """Begin to fetch the parameter, which is away: `land` takes what is read.
+
+        Parameters
+        ----------
+        pipeline
+        name : of the parameter.
+        after : operations that have to end before.
+        """
+        reading = pipeline.read(name, self.extent, self._current, after)
+        self._traffic.parameters_up += self.extent.count * reading.dtype.itemsize
+        return reading
+
+    def land(self, array: NDArray[Any]) -> None:
+        """End a `bring` that was begun, into memory that the parameter has got again."""
+        with torch.no_grad(), _unsafe_preserve_version_counter(self.parameter):
+            self._store_into(array, self.parameter)
+        self._arrived()
 
     def copy_into(self, tensor: Tensor) -> None:
         """Fetch a parameter that is away into another tensor like it."""
@@ -333,7 +359,11 @@ class Resident:
         array = self.extent.read(self._current, target)
         self._traffic.parameters_up += array.nbytes
         if target is None:
-            (convert.store if plain else convert.store_words)(array, tensor)
+            self._store_into(array, tensor)
+
+    def _store_into(self, array: NDArray[Any], tensor: Tensor) -> None:
+        plain = array.dtype == np.float32
+        (convert.store if plain else convert.store_words)(array, tensor)
 
     def _send_master(self, outbox: Outbox) -> None:
         parameter = self.parameter
@@ -408,13 +438,20 @@ class Resident:
         self.held = self.interrupted = None
         self.left = self._home = self._landing = self._seen = self._loaded_master = None
 
-    def hold_gradient(self, gradient: Tensor) -> None:
-        """Have the device keep a gradient until `release_gradient`; one that it has is added to."""
+    def hold_gradient(self, gradient: Tensor, write: Write = write_at_once) -> None:
+        """Have the device keep a gradient until `release_gradient`; one that it has is added to.
+
+        Parameters
+        ----------
+        gradient
+        write : brings it there.
+        """
         if self.held is not None:
             self.held.add(gradient)
             return
         form = self.gradient_format(gradient)
-        self.held = HeldGradient(self.extent, gradient_array(form), form, gradient, self._traffic)
+        array = gradient_array(form)
+        self.held = HeldGradient(self.extent, array, form, gradient, self._traffic, write)
 
     def take_gradient(self, held: HeldGradient, *, negated: bool) -> str:
         """Make a gradient that the device keeps ready for a step; its format."""

@@ -58,6 +58,10 @@ class DeferredOutbox(Outbox):
         super().__init__()
         self._sendings: defaultdict[tuple[Segment, str], list[Sending]] = defaultdict(list)
 
+    @property
+    def is_empty(self) -> bool:
+        return not self._sendings
+
     def send(self, sending: Sending) -> None:
         if sending.extent.count:
             self._sendings[sending.extent.segment, sending.array].append(sending)

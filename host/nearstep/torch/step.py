@@ -26,6 +26,7 @@ from nearstep.torch.traffic import Traffic
 from nearstep.torch.transfers import Inbox, Outbox
 from nearstep.updater.device import KernelDevice
 from nearstep.updater.run import ScanRun
+from nearstep.work.clock import Clock
 from nearstep.work.timeline import Timeline
 
 Arrays = Mapping[str, Any]
@@ -145,6 +146,7 @@ class Steps(ABC):
     ----------
     pair_spaces : room for compressed gradients.
     timeline : of the last step; None before the first, and on a device without a clock.
+    clock : of the device, if others go by it, too.
     """
 
     def __init__(
@@ -152,6 +154,7 @@ class Steps(ABC):
     ) -> None:
         self.pair_spaces: dict[Segment, PairSpace] = {}
         self.timeline: Timeline | None = None
+        self.clock: Clock | None = None
         self._device = device
         self._placement = placement
         self._settings = settings

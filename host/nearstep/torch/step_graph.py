@@ -55,6 +55,7 @@ class StepGraph:
     max_cycles : bound on each run.
     outbox : what is to be sent.
     lists : compressed gradients.
+    clock : of the device. None: a new one.
     """
 
     def __init__(
@@ -64,13 +65,14 @@ class StepGraph:
         max_cycles: int | None,
         outbox: DeferredOutbox,
         lists: dict[Place, PairList],
+        clock: Clock | None = None,
     ) -> None:
         self._device = device
         self._traffic = traffic
         self._outbox = outbox
         self._lists = lists
         self._accelerator = Accelerator(device, traffic, max_cycles)
-        self._clock = Clock([device.backend])
+        self._clock = Clock([device.backend]) if clock is None else clock
         self._graph = Graph()
         self._timelines: list[Timeline] = []
 
@@ -110,7 +112,7 @@ class StepGraph:
             if starts:
                 self._graph.add(
                     "scan",
-                    _lane(channel),
+                    lane(channel),
                     reads=map(Range.of, gradients),
                     action=partial(self._accelerator.begin, channel, starts),
                 )
@@ -189,7 +191,7 @@ class StepGraph:
         self._graph.add(
             name.strip(),
             BUS,
-            _lane(channel),
+            lane(channel),
             writes=[Range.of(room)],
             action=lambda: room.submit_write(data(channel)),
         )
@@ -210,16 +212,13 @@ class StepGraph:
             key = cast(Key, cut.launch.key)
             part = cut.launch.cut(cut.start, cut.stop)[channel]
             gradient = self._gradient(cut, channel, part)
-            if isinstance(gradient, Pairs):
-                reads += [gradient.index, gradient.value]
-            else:
-                reads.append(gradient)
-            writes += [each for each in part.values() if each is not gradient]
-            begin = partial(_kept, starter(start, {**part, "g": gradient}, key, factor), started)
-            starts += [begin] * key.times
+            found = run_parts(part, key, start, factor, started, gradient)
+            reads += found.reads
+            writes += found.writes
+            starts += found.starts
         self._graph.add(
             f"run {name}",
-            _lane(channel),
+            lane(channel),
             reads=map(Range.of, reads),
             writes=map(Range.of, writes),
             action=partial(self._accelerator.begin, channel, starts),
@@ -234,7 +233,7 @@ class StepGraph:
             self._graph.add(
                 f"read {array} {name}",
                 BUS,
-                _lane(channel),
+                lane(channel),
                 reads=[Range.of(whole)],
                 action=partial(whole.submit_read, out),
             )
@@ -266,16 +265,59 @@ class StepGraph:
         raise cause
 
     def _count(self, timeline: Timeline) -> None:
-        lanes = (_lane(channel) for channel in range(self._device.channel_count))
+        names = (lane(channel) for channel in range(self._device.channel_count))
         kernels = (
-            sum(e.duration for e in timeline.lanes.get(lane, ()) if BUS not in e.operation.holds)
-            for lane in lanes
+            sum(e.duration for e in timeline.lanes.get(name, ()) if BUS not in e.operation.holds)
+            for name in names
         )
         self._traffic.cycles = (self._traffic.cycles or 0) + max(kernels)
         self._traffic.step_cycles = (self._traffic.step_cycles or 0) + timeline.makespan
 
 
-def _lane(channel: int) -> str:
+class RunParts(NamedTuple):
+    """What the runs of a launch on one channel are.
+
+    Attributes
+    ----------
+    reads, writes
+    starts : each starts one.
+    """
+
+    reads: Sequence[Buffer]
+    writes: Sequence[Buffer]
+    starts: Sequence[Callable[[], Run]]
+
+
+def run_parts(
+    part: Arenas,
+    key: Key,
+    start: Start,
+    factor: float,
+    started: list[Run],
+    gradient: Buffer | Pairs | None = None,
+) -> RunParts:
+    """Runs on the arrays of one channel.
+
+    Parameters
+    ----------
+    part : arrays of the channel.
+    key
+    start
+    factor : of the gradients.
+    started : each run is added to it as it is started.
+    gradient : None: the array of its format.
+    """
+    if gradient is None:
+        gradient = part[gradient_array(key.gradient_format)]
+    pairs = isinstance(gradient, Pairs)
+    reads = [gradient.index, gradient.value] if isinstance(gradient, Pairs) else [gradient]
+    writes = [each for each in part.values() if pairs or each is not gradient]
+    begin = partial(_kept, starter(start, {**part, "g": gradient}, key, factor), started)
+    return RunParts(reads, writes, [begin] * key.times)
+
+
+def lane(channel: int) -> str:
+    """Name of a channel as a resource."""
     return f"channel {channel}"
 
 

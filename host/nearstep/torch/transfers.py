@@ -50,6 +50,11 @@ class Outbox:
     def __init__(self) -> None:
         self._waiting: list[Sending] = []
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing waits."""
+        return not self._waiting
+
     def send(self, sending: Sending) -> None:
         """Send an array, a small one with the next `flush`. Padding may be overwritten."""
         if sending.extent.count < SMALL_ELEMENTS:

@@ -103,6 +103,7 @@ class KernelDevice(Device):
         ClosedDeviceError
         """
         self.check_open("enter acceleration mode")
+        self.settle()
         for number in channels:
             self.check_channel(number)
         if len(set(channels)) != len(channels):
@@ -153,6 +154,7 @@ class KernelDevice(Device):
         ClosedDeviceError
         """
         self.check_open("reserve channels")
+        self.settle()
         numbers = [channel.number for channel in self.channels]
         with self._turns.region(numbers, "reserve channels"):
             yield
@@ -410,6 +412,7 @@ class KernelDevice(Device):
 
     @contextmanager
     def reach(self, buffer: Buffer, action: str) -> Iterator[None]:
+        self.settle(buffer, changes=action != "read")
         channel = self.channels[self.channel_of(buffer)]
         if channel.has_modes:  # the text takes as long as all else here
             self._turns.begin_copy(channel.number, f"{action} {buffer!r}")

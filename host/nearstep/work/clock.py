@@ -54,6 +54,11 @@ class Clock:
         return max(self._now, *(hand.now for hand in self._hands), 0)
 
     @property
+    def has_devices(self) -> bool:
+        """Whether time is that of devices, not of a model alone."""
+        return bool(self._hands)
+
+    @property
     def unit(self) -> str:
         """`cycles`, or `steps` if a device has no clock."""
         return "steps" if any(hand.steps for hand in self._hands) else "cycles"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from nearstep.backends.base import Completion
 from nearstep.errors import WaitTimeoutError
@@ -35,7 +35,10 @@ def execute(graph: Sequence[Operation], clock: Clock | None = None) -> Timeline:
         transfers disagree on the rate of what they share. Nothing was started.
     WorkError : an operation failed, when it was started or later.
     """
-    return _Execution(graph, Clock() if clock is None else clock).run()
+    execution = Execution(graph, Clock() if clock is None else clock)
+    execution.admit()
+    execution.finish()
+    return execution.timeline
 
 
 class _UnderWay:
@@ -67,49 +70,100 @@ Key = tuple[int, int]
 """Priority and number of an operation: of several the lowest goes first."""
 
 
-class _Execution:
-    """State of a graph that runs."""
+class Execution:
+    """A graph that runs, and may grow meanwhile; `execute` says how.
+
+    Parameters
+    ----------
+    graph : operations may be added at its end.
+    clock
+    """
 
     def __init__(self, graph: Sequence[Operation], clock: Clock) -> None:
         self._graph = graph
         self._clock = clock
-        self._users: list[list[int]] = [[] for _ in graph]
-        self._missing = [len(operation.needs) for operation in graph]
+        self._users: list[list[int]] = []  # of each operation that has been admitted
+        self._missing: list[int] = []
+        self._ended: set[int] = set()
         self._ready: list[Key] = []
         self._parked: defaultdict[str, list[Key]] = defaultdict(list)
         self._held: set[str] = set()
         self._modelled: dict[int, _UnderWay] = {}
         self._due: list[tuple[int, int]] = []  # of those: cycle and number
         self._running: dict[int, _UnderWay] = {}  # on devices
-        transfers = [each.transfer for each in graph if each.transfer is not None]
-        self._flows = Flows(transfers, clock) if transfers else None
-        self._left = set(range(len(graph)))
+        self._flows = Flows(clock)
+        self._left: set[int] = set()
         self._done: list[str] = []
         self._failed: dict[str, Exception] = {}
         self._entries: list[Entry | None] = []
-        for operation in graph:
-            for need in operation.needs:
-                self._users[need].append(operation.index)
-            if operation.seconds is not None:
-                clock.cycles(operation.seconds)  # raises if it cannot
-            if not operation.needs:
-                heapq.heappush(self._ready, (operation.priority, operation.index))
 
-    def run(self) -> Timeline:
+    @property
+    def timeline(self) -> Timeline:
+        """Of what has ended."""
+        entries = [entry for entry in self._entries if entry is not None]
+        return Timeline(entries, self._clock.hertz, self._clock.unit)
+
+    def admit(self) -> None:
+        """Take operations that have been added to the graph, and start what can be.
+
+        Raises
+        ------
+        ArgumentError : as of `execute`; none of them was taken.
+        """
+        first = len(self._missing)
+        new = self._graph[first:]
+        for operation in new:
+            if operation.seconds is not None:
+                self._clock.cycles(operation.seconds)  # raises if it cannot
+        self._flows.announce([each.transfer for each in new if each.transfer is not None])
+        for operation in new:
+            needs = [need for need in operation.needs if need not in self._ended]
+            self._users.append([])
+            self._missing.append(len(needs))
+            self._left.add(operation.index)
+            for need in needs:
+                self._users[need].append(operation.index)
+            if not needs:
+                heapq.heappush(self._ready, (operation.priority, operation.index))
+        self._guarded(self._start_all)
+
+    def wait(self, operations: Iterable[Operation]) -> None:
+        """Let time pass until these have ended.
+
+        Raises
+        ------
+        WorkError : any operation failed. None is under way then, and none is started any more.
+        """
+        wanted = {each.index for each in operations}
+        self._guarded(lambda: self._pass_until(lambda: wanted <= self._ended))
+        assert wanted <= self._ended, "nothing waits for what is not in the graph"
+
+    def has_ended(self, operations: Iterable[Operation]) -> bool:
+        """Whether these have, without letting time pass."""
+        return all(each.index in self._ended for each in operations)
+
+    def finish(self) -> None:
+        """Let time pass until all have ended. Raises as `wait`."""
+        self._guarded(lambda: self._pass_until(lambda: False))
+
+    def _guarded(self, work: Callable[[], None]) -> None:
+        """End what is under way if anything but an operation fails."""
         try:
-            self._start_all()
-            while self._modelled or self._running:
-                self._pass_time()
-                self._look()
-                self._start_all()
+            work()
+        except WorkError:
+            raise
         except BaseException as error:  # such as Ctrl-C
             self._abort(error)
             raise
+
+    def _pass_until(self, met: Callable[[], bool]) -> None:
+        while (self._modelled or self._running) and (self._failed or not met()):
+            self._pass_time()
+            self._look()
+            self._start_all()
         if self._failed:
             first = next(iter(self._failed.values()))
             raise WorkError(self._failed, self._done, self._not_run()) from first
-        entries = [entry for entry in self._entries if entry is not None]
-        return Timeline(entries, self._clock.hertz, self._clock.unit)
 
     def _start_all(self) -> None:
         """Start what can be.
@@ -150,7 +204,7 @@ class _Execution:
         except Exception as error:
             self._fail(under_way, error)
             return
-        if operation.transfer is not None and self._flows is not None:
+        if operation.transfer is not None:
             self._modelled[index] = under_way
             self._flows.start(index, operation.transfer, under_way.start)
         elif operation.seconds is not None:
@@ -164,7 +218,7 @@ class _Execution:
 
     def _pass_time(self) -> None:
         limits = [self._due[0][0]] if self._due else []
-        if self._flows is not None and self._flows.next is not None:
+        if self._flows.next is not None:
             limits.append(self._flows.next)
         try:
             self._clock.advance(min(limits, default=None), self._completions())
@@ -186,7 +240,7 @@ class _Execution:
     def _look(self) -> None:
         """End what has ended."""
         now = self._clock.now
-        for index, end in () if self._flows is None else self._flows.advance(now):
+        for index, end in self._flows.advance(now):
             self._modelled[index].due = end
             heapq.heappush(self._due, (end, index))
         while self._due and self._due[0][0] <= now:
@@ -217,6 +271,7 @@ class _Execution:
         cycles = None if each.completion is None else each.completion.cycles
         self._entries[each.place] = Entry(each.operation, each.start, end, cycles)
         self._done.append(str(each.operation))
+        self._ended.add(each.operation.index)
         self._leave(each)
         for user in self._users[each.operation.index]:
             self._missing[user] -= 1

@@ -60,15 +60,10 @@ class Flows:
 
     Parameters
     ----------
-    transfers : all that there will be.
-    clock : with a frequency.
-
-    Raises
-    ------
-    ArgumentError : the clock has no frequency, or a link has two rates.
+    clock
     """
 
-    def __init__(self, transfers: Iterable[Transfer], clock: Clock) -> None:
+    def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._rates: dict[str, Fraction] = {}
         """Bytes a cycle of each link."""
@@ -79,17 +74,27 @@ class Flows:
         self._left: dict[int, Fraction] = {}  # bytes of those that flow, at that cycle
         self._shares: dict[int, Fraction] = {}  # bytes a cycle of these, from there
         self._ends: dict[int, int] = {}  # and where they end by that
+
+    def announce(self, transfers: Iterable[Transfer]) -> None:
+        """Say what will be started.
+
+        Raises
+        ------
+        ArgumentError : the clock has no frequency, or a link has two rates; nothing was announced.
+        """
+        rates = dict(self._rates)
         for transfer in transfers:
-            clock.cycles(transfer.latency_s)  # raises if it cannot
+            self._clock.cycles(transfer.latency_s)  # raises if it cannot
+            hertz = Fraction(self._clock.hertz or 1)
             for hop in transfer.route:
-                rate = Fraction(hop.bytes_per_s) / Fraction(clock.hertz or 1)
-                known = self._rates.setdefault(hop.lane, rate)
+                rate = Fraction(hop.bytes_per_s) / hertz
+                known = rates.setdefault(hop.lane, rate)
                 if known != rate:
-                    expected = float(known * Fraction(clock.hertz or 1))
                     raise ArgumentError(
-                        f"{hop.lane}: bytes_per_s must be {expected}, as before, "
+                        f"{hop.lane}: bytes_per_s must be {float(known * hertz)}, as before, "
                         f"not {hop.bytes_per_s}"
                     )
+        self._rates = rates
 
     def start(self, number: int, transfer: Transfer, cycle: int) -> None:
         """A transfer begins to wait for its latency.

@@ -86,17 +86,24 @@ class Hazards:
         """
         reads = [each for each in reads if each.start < each.stop]
         writes = [each for each in writes if each.start < each.stop]
-        found: set[int] = set()
-        for each in reads:
-            found.update(piece.writer for piece in self._pieces(each))
-        for each in writes:
-            pieces = self._pieces(each)
-            found.update(piece.writer for piece in pieces)
-            found.update(_distinct(piece.readers for piece in pieces))
+        found = self.find(reads, writes)
         for each in reads:
             self._space(each).read(index, each.start, each.stop)
         for each in writes:
             self._space(each).write(index, each.start, each.stop)
+        return found
+
+    def find(self, reads: Iterable[Range], writes: Iterable[Range]) -> set[int]:
+        """The same of an operation that is not in the program."""
+        found: set[int] = set()
+        for each in reads:
+            if each.start < each.stop:
+                found.update(piece.writer for piece in self._pieces(each))
+        for each in writes:
+            if each.start < each.stop:
+                pieces = self._pieces(each)
+                found.update(piece.writer for piece in pieces)
+                found.update(_distinct(piece.readers for piece in pieces))
         found.discard(NOBODY)
         return found
 

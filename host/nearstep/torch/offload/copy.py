@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import Node, get_gradient_edge
 
 from nearstep.torch.resident import Resident
+
+if TYPE_CHECKING:
+    from nearstep.torch.offload.pipeline import Pipeline, Reading
+    from nearstep.work.operation import Operation
 
 GRAD: Any = Tensor.grad
 """The property of torch."""
@@ -56,6 +61,7 @@ class DeviceCopy:
     counted : bytes that are counted for its gradient here.
     binding : how many times it has been given other memory (`p.data = ...`).
     updated : whether backward has updated it, and `step()` has not yet been called.
+    reading : of a parameter that is here, what it has not yet: `land` waits for it.
     """
 
     def __init__(
@@ -79,6 +85,7 @@ class DeviceCopy:
         self.counted = 0
         self.updated = False
         self.binding = 0
+        self.reading: Reading | None = None
         self._node: Node | None = None
         self._away = torch.full((), torch.nan, dtype=parameter.dtype).expand(parameter.shape)
         if like is None:
@@ -145,26 +152,58 @@ class DeviceCopy:
 
     def release(self) -> None:
         """Let the memory go; the owner gets the parameter if it was changed."""
-        self.settle()
+        if self.reading is None:
+            self.settle()
+        else:
+            self.reading.drop()
+        self.lose()
+
+    def lose(self) -> None:
+        """Let the memory go with what is in it."""
+        self.reading = None
         self._set_data(self._away)
         self.storage = None
         self.present = False
 
-    def fetch(self) -> None:
+    def fetch(self, pipeline: Pipeline | None = None, after: Iterable[Operation] = ()) -> None:
         """Get the parameter from its owner, into memory that autograd takes: it outlives
-        `torch.inference_mode`."""
+        `torch.inference_mode`.
+
+        Parameters
+        ----------
+        pipeline : if given, the fetch is begun there, and `land` ends it.
+        after : operations that have to end before.
+        """
         like = self.like
         with torch.inference_mode(False):
             empty = torch.empty_strided(like.size(), like.stride(), dtype=like.dtype)
         self._set_data(empty)
         try:
-            self.refresh()
+            if pipeline is None:
+                self.refresh()
+            else:
+                with torch._C.DisableTorchFunctionSubclass():
+                    empty.fill_(torch.nan)
+                    self.reading = self.resident.begin_bring(pipeline, self.name, after)
         except BaseException:
             self._set_data(self._away)
             raise
         with torch._C.DisableTorchFunctionSubclass():
             self.storage = self.parameter.untyped_storage()
         self.present = True
+
+    def land(self) -> None:
+        """End a fetch that was begun, if one was.
+
+        Raises
+        ------
+        Exception : that of what failed: the parameter has been lost here by then.
+        """
+        if self.reading is not None:
+            array = self.reading.wait()
+            with torch._C.DisableTorchFunctionSubclass():
+                self.resident.land(array)
+            self.reading = None
 
     def refresh(self) -> None:
         """Get what the owner has into the memory that is here."""

@@ -14,21 +14,26 @@ from torch.nn import Parameter
 
 from nearstep.errors import ArgumentError
 from nearstep.torch.budget import budget_bytes
-from nearstep.torch.errors import ParameterError
+from nearstep.torch.errors import ParameterError, UnsupportedOptionError
 from nearstep.torch.offload.construction import end_waiting
 from nearstep.torch.offload.copy import DeviceCopy
 from nearstep.torch.offload.early import EarlyUpdates
-from nearstep.torch.offload.errors import BudgetError, EngineCopyError
+from nearstep.torch.offload.errors import BudgetError, EngineCopyError, RecordingError
 from nearstep.torch.offload.gradients import Gradients
 from nearstep.torch.offload.ledger import Ledger
+from nearstep.torch.offload.machine import Machine
 from nearstep.torch.offload.modules import check_modules, hook_modules
 from nearstep.torch.offload.names import Names, check_optimizer, smallest_budget
 from nearstep.torch.offload.order import UseOrder
 from nearstep.torch.offload.parameter import OffloadedParameter, Place, waiting_copy
+from nearstep.torch.offload.pipeline import Pipeline
+from nearstep.torch.offload.queued import QueuedSteps
+from nearstep.torch.offload.recording import Recording
 from nearstep.torch.offload.space import Space
 from nearstep.torch.offload.uses import Uses
 from nearstep.torch.optimizer import DeviceOptimizer
 from nearstep.torch.traffic import Traffic
+from nearstep_spec.platform.machine import Platform
 
 Policy = Literal["prefetch", "on-demand"]
 Updates = Literal["at-step", "in-backward"]
@@ -183,6 +188,7 @@ class Engine:
         """
         if self.closed:
             return
+        self._space.land_all()
         self._space.give_up()
         for copy in self._space.copies:
             if not copy.present:
@@ -202,6 +208,71 @@ class Engine:
             parameter.__class__ = Parameter
         self._optimizer.around_update = nullcontext
         self.closed = True
+
+    @contextmanager
+    def record(
+        self,
+        platform: str | Platform,
+        *,
+        compute: str | None = None,
+        memory: str | None = None,
+        hertz: float | None = None,
+        overlaps: bool = True,
+    ) -> Iterator[Recording]:
+        """Have what is done in this `with` statement overlap, in the time of a machine.
+
+        Layers compute as fast as a processor of the machine would (`computation.Computation`).
+        Transfers and updates go on meanwhile: on a device with a clock they are the device's own,
+        in its cycles; on others they take what the machine's links and its update rate say. Values
+        are those that they are without.
+
+        Parameters
+        ----------
+        platform, compute, memory, hertz : as of `machine.Machine.of`.
+        overlaps : False does one thing after the other, for comparison.
+
+        Raises
+        ------
+        ArgumentError, PlatformError : the machine cannot be had from the platform.
+        UnsupportedOptionError : the optimizer has drives.
+        RecordingError : one goes on already, or the engine is closed.
+        """
+        if self.closed or self._optimizer.device.queue is not None:
+            raise RecordingError("closed" if self.closed else "recording already")
+        if self._optimizer.store is not None:
+            raise UnsupportedOptionError("drives", "given", "transfers of drives are not recorded")
+        optimizer, device = self._optimizer, self._optimizer.device
+        machine = Machine.of(platform, device, compute, memory, hertz)
+        pipeline = Pipeline(
+            device,
+            machine,
+            optimizer.traffic,
+            optimizer.max_cycles,
+            self._failed,
+            overlaps=overlaps,
+        )
+        with (
+            optimizer.stepping_by(lambda steps: QueuedSteps(steps, pipeline)),
+            pipeline.active(),
+        ):
+            self._space.pipeline = pipeline
+            try:
+                yield Recording(pipeline)
+            finally:
+                try:
+                    with self._space.aside():
+                        self._space.land_all()
+                        pipeline.finish()
+                    self._space.reap()
+                finally:
+                    self._space.pipeline = None
+
+    def _failed(self, cause: BaseException, updates: bool) -> None:
+        """Work that was recorded failed, and perhaps updates with it."""
+        self._space.lose_readings()
+        if updates:
+            self._space.give_up()
+            self._optimizer.interrupt(type(cause).__name__)
 
     def __enter__(self) -> Self:
         return self
@@ -239,8 +310,12 @@ class Engine:
             self._early.before_step()
         for copy in self._space.copies:
             self._space.follow(copy)
-        with self._apart(self._space.release_all()):
-            yield
+        with self._space.aside():
+            with self._apart(self._space.release_all()):
+                yield
+            if self._space.pipeline is not None:
+                self._space.pipeline.finish()
+        self._space.reap()
         if self._early is not None:
             self._early.after_step()
         self._space.order.end_period()

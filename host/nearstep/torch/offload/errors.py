@@ -78,3 +78,16 @@ class LostEngineError(NearstepError, RuntimeError):
 
     def __init__(self) -> None:
         super().__init__("the model that this offloaded parameter belonged to is gone")
+
+
+class RecordingError(NearstepError, RuntimeError):
+    """A recording that cannot begin.
+
+    Attributes
+    ----------
+    state : of the engine.
+    """
+
+    def __init__(self, state: str) -> None:
+        self.state = state
+        super().__init__(f"a recording needs an open engine with none going on; it is {state}")

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from nearstep.placement import Extent
 from nearstep.torch.checks import check_gradient
 from nearstep.torch.errors import GradientError
 from nearstep.torch.offload.copy import DeviceCopy
+from nearstep.torch.offload.pipeline import Pipeline, Sent
 from nearstep.torch.offload.space import Space
+from nearstep.work.operation import Operation
 
 OWN_REFERENCES = 3
 """To a gradient that only its parameter has: torch's, that of a variable, and that of
@@ -83,9 +89,10 @@ class Gradients:
         self._expect_no_more(copy)
         if gradient.requires_grad or not _can_go(copy, gradient):
             return  # a part of a graph, or a step will say what is wrong
-        self._space.check_old(copy, "another backward has made a gradient of it")
-        self._send(copy, gradient)
-        self._arrived(copy)
+        with self._space.aside():
+            self._space.check_old(copy, "another backward has made a gradient of it")
+            self._send(copy, gradient)
+            self._arrived(copy)
 
     def read(self, copy: DeviceCopy) -> Tensor | None:
         """What `grad` of a parameter is.
@@ -123,11 +130,35 @@ class Gradients:
         self._recount(copy, gradient)
 
     def _send(self, copy: DeviceCopy, gradient: Tensor) -> None:
+        pipeline = self._space.pipeline
+        if pipeline is not None and copy.resident.held is None:
+            self._begin_to_send(pipeline, copy, gradient)
+            return
         with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
             copy.resident.hold_gradient(gradient)
         self._space.counts.gradients += 1
         copy.set_raw_gradient(None)
         self._recount(copy, None)
+
+    def _begin_to_send(self, pipeline: Pipeline, copy: DeviceCopy, gradient: Tensor) -> None:
+        """Send a gradient, which counts until it has arrived."""
+        operations: list[Operation] = []
+
+        def write(extent: Extent, array: str, data: NDArray[Any]) -> None:
+            operations.extend(pipeline.write(copy.name, extent, array, data, pipeline.computed))
+
+        with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
+            copy.resident.hold_gradient(gradient, write)
+        self._space.counts.gradients += 1
+        copy.set_raw_gradient(None)
+        nbytes, copy.counted = copy.counted, 0
+        pipeline.keep(Sent(operations, nbytes, partial(self._keep, copy, gradient, nbytes)))
+
+    def _keep(self, copy: DeviceCopy, gradient: Tensor, nbytes: int) -> None:
+        """A gradient has not arrived: it is here, and counts."""
+        copy.resident.release_gradient()
+        copy.set_raw_gradient(gradient)
+        copy.counted = nbytes
 
     def _recount(self, copy: DeviceCopy, gradient: Tensor | None) -> None:
         """Count the gradient of a parameter that is here; what was expected becomes that."""

@@ -13,6 +13,8 @@ from nearstep.torch.offload.copy import DeviceCopy
 from nearstep.torch.offload.errors import BudgetError, EarlyUpdateError
 from nearstep.torch.offload.ledger import Ledger
 from nearstep.torch.offload.order import UseOrder
+from nearstep.torch.offload.pipeline import Pipeline
+from nearstep.work.operation import Operation
 
 
 @dataclass(kw_only=True)
@@ -45,6 +47,8 @@ class Space:
     Attributes
     ----------
     closed : all parameters are here, and stay: graphs from before work on.
+    pipeline : what transfers are added to, and computation, while they are recorded; None makes
+        transfers at once.
     """
 
     def __init__(
@@ -56,6 +60,11 @@ class Space:
         self.counts = Counts()
         self.prefetches = prefetches
         self.closed = False
+        self.pipeline: Pipeline | None = None
+        self._doing = "before"
+        self._used: Sequence[DeviceCopy] = ()
+        self._computed: dict[DeviceCopy, Operation] = {}
+        self._room: Sequence[Operation] = ()
         self.spill: Callable[[], bool] = lambda: False
         self.give_up: Callable[[], None] = lambda: None
         self._present: MutableSet[DeviceCopy] = {copy for copy in copies if copy.present}
@@ -112,19 +121,62 @@ class Space:
         for copy in copies:
             copy.pins += 1
         try:
-            for copy in copies:
-                self.check_old(copy, "it is used before optimizer.step()")
-                self.order.used(copy.index)
-            for copy in copies:
-                if not copy.present:
-                    self._fetch(copy)
-                    self.counts.fetches += 1
-            if self.prefetches:
-                self._prefetch()
+            with self.aside():
+                for copy in copies:
+                    self.check_old(copy, "it is used before optimizer.step()")
+                    self.order.used(copy.index)
+                for copy in copies:
+                    if not copy.present:
+                        self._fetch(copy)
+                        self.counts.fetches += 1
+                if self.prefetches:
+                    self._prefetch()
+                for copy in copies:
+                    copy.land()
+            self._uses(copies)
             yield
         finally:
             for copy in copies:
                 copy.pins -= 1
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """What is done in this `with` statement is the engine's: the program's computation before
+        it is complete."""
+        pipeline = self.pipeline
+        if pipeline is None:
+            yield
+            return
+        computed = pipeline.compute(self._doing)
+        if computed is not None:
+            self._computed.update(dict.fromkeys(self._used, computed))
+        self.reap()
+        with pipeline.computation.paused():
+            yield
+
+    def _uses(self, copies: Sequence[DeviceCopy]) -> None:
+        """The program computes with parameters from here on."""
+        if self.pipeline is None or not copies:
+            return
+        phase = "forward" if torch._C._current_graph_task_id() < 0 else "backward"
+        module, _, name = copies[0].name.rpartition(".")
+        self._doing = f"{phase} {module or name}"
+        self._used = copies
+
+    def reap(self) -> None:
+        """Count gradients no more that have arrived."""
+        if self.pipeline is not None:
+            self.ledger.add_gradient(-self.pipeline.arrived())
+
+    def land_all(self) -> None:
+        """End all fetches that were begun."""
+        for copy in list(self._present):
+            copy.land()
+
+    def lose_readings(self) -> None:
+        """Fetches that were begun have failed, or ended with what failed: parameters are away."""
+        for copy in [each for each in self._present if each.reading is not None]:
+            self._drop(copy, copy.lose)
 
     def check_old(self, copy: DeviceCopy, reason: str) -> None:
         """Raise `EarlyUpdateError` if backward has updated a parameter, and `step()` has not yet
@@ -140,7 +192,8 @@ class Space:
         ------
         BudgetError : those that are in use and what is wanted are more than the budget.
         """
-        while self.ledger.free < nbytes:
+        self.reap()
+        while self.ledger.free + self._sent_bytes < nbytes:
             victim = self._victim()
             if victim is not None:
                 self.release(victim)
@@ -149,6 +202,14 @@ class Space:
                 if stay:
                     hint += f"; in memory that something refers to: {', '.join(sorted(stay))}"
                 raise BudgetError(what, self.ledger.used + nbytes, self.ledger.budget, hint)
+        while self.ledger.free < nbytes and self.pipeline is not None:
+            self.pipeline.wait_for_gradient()
+            self.reap()
+
+    @property
+    def _sent_bytes(self) -> int:
+        """Of gradients that count until they have arrived."""
+        return 0 if self.pipeline is None else self.pipeline.sent_bytes
 
     def reserve(self, nbytes: int, what: str) -> None:
         """Count a gradient that is about to be made.
@@ -163,12 +224,17 @@ class Space:
 
     def release(self, copy: DeviceCopy) -> None:
         """Have a parameter go."""
+        self._drop(copy, copy.release)
+        self.counts.releases += 1
+        if copy in self._computed:
+            self._room = [self._computed[copy]]
+
+    def _drop(self, copy: DeviceCopy, drop: Callable[[], None]) -> None:
         cdata = copy.storage._cdata if copy.storage is not None else 0
-        copy.release()
+        drop()
         self._by_storage.pop(cdata, None)
         self._present.discard(copy)
         self.ledger.add_parameter(-copy.nbytes)
-        self.counts.releases += 1
 
     def released(self, copy: DeviceCopy) -> bool:
         """Have a parameter go if it may; whether it has gone."""
@@ -184,7 +250,7 @@ class Space:
 
     def _fetch(self, copy: DeviceCopy) -> None:
         self.make_room(copy.nbytes, copy.name)
-        copy.fetch()
+        copy.fetch(self.pipeline, self._room)
         self._know(copy)
         self._present.add(copy)
         self.ledger.add_parameter(copy.nbytes)
@@ -206,10 +272,12 @@ class Space:
             copy = self.copies[index]
             if copy.present:
                 continue
-            while self.ledger.free < copy.nbytes + reserve:
+            while self.ledger.free + self._sent_bytes < copy.nbytes + reserve:
                 victim = self._victim()
                 if victim is None or distance(victim.index) <= distance(index):
                     return
                 self.release(victim)
+            if self.ledger.free < copy.nbytes + reserve:
+                return  # not yet: gradients are on their way
             self._fetch(copy)
             self.counts.prefetches += 1

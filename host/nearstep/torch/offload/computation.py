@@ -1,0 +1,97 @@
+"""How long what torch computes takes on another processor: a roofline of each operation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry, sdpa_backward_flop, sdpa_flop
+
+from nearstep_spec.platform.machine import Processor
+
+ATEN = torch.ops.aten
+FLOPS: Mapping[Any, Callable[..., int]] = {
+    **flop_registry,
+    ATEN._scaled_dot_product_flash_attention_for_cpu: sdpa_flop,
+    ATEN._scaled_dot_product_flash_attention_for_cpu_backward: sdpa_backward_flop,
+}
+"""Of matrix products, convolutions and attention, by torch's count. Others: one for each element of
+the result."""
+
+DTYPES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
+
+
+class Computation(TorchDispatchMode):
+    """Counts the time of all operations of torch while it is entered.
+
+    An operation takes as long as its floating-point operations at the processor's rate, or, if that
+    is longer, as its operands and results at the rate of its memory. A dtype for which the
+    processor has no rate computes at that of fp32. Views take no time.
+
+    Parameters
+    ----------
+    processor : with a rate of fp32.
+    """
+
+    def __init__(self, processor: Processor) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._rates = {name: float(figure) for name, figure in processor.flops.items()}
+        memory = processor.memory_bytes_per_s
+        self._bytes_per_s = float("inf") if memory is None else float(memory)
+        self._seconds = 0.0
+        self._paused = 0
+
+    def take(self) -> float:
+        """Seconds since the last call."""
+        seconds, self._seconds = self._seconds, 0.0
+        return seconds
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """What is done in this `with` statement is none of the program's."""
+        self._paused += 1
+        try:
+            yield
+        finally:
+            self._paused -= 1
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if not self._paused and not func.is_view:
+            self._seconds += self._time(func, args, kwargs or {}, result)
+        return result
+
+    def _time(
+        self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any
+    ) -> float:
+        results = list(_tensors(result))
+        operands = [*_tensors(args), *_tensors(list(kwargs.values()))]
+        if not results:
+            return 0.0
+        count = FLOPS.get(func._overloadpacket)
+        if count is None:
+            flops = sum(each.numel() for each in results)
+        else:
+            flops = count(*args, **kwargs, out_val=result)
+        dtype = DTYPES.get(results[0].dtype, "fp32")
+        rate = self._rates.get(dtype, self._rates["fp32"])
+        nbytes = sum(each.numel() * each.element_size() for each in (*operands, *results))
+        return max(flops / rate, nbytes / self._bytes_per_s)
+
+
+def _tensors(values: Any) -> Iterator[Tensor]:
+    if isinstance(values, Tensor):
+        yield values
+    elif isinstance(values, list | tuple):
+        for each in values:
+            yield from _tensors(each)

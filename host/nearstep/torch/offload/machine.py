@@ -1,0 +1,113 @@
+"""The machine that an engine's time is told on: who computes, who keeps parameters."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Self
+
+from nearstep.errors import ArgumentError
+from nearstep.updater.device import KernelDevice
+from nearstep.work.clock import Clock
+from nearstep.work.operation import Transfer
+from nearstep_spec.platform.load import load
+from nearstep_spec.platform.machine import Platform, Processor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """Parts of a platform and what they do.
+
+    Attributes
+    ----------
+    platform
+    compute : processor that layers run on.
+    memory : what has the parameters and updates them: a DIMM, or a processor.
+    params_per_s : that one channel updates.
+    hertz : cycles of the optimizer's device in a second; None of one without a clock, whose
+        transfers and updates are those of the platform.
+    """
+
+    platform: Platform
+    compute: str
+    memory: str
+    params_per_s: float
+    hertz: float | None
+
+    @classmethod
+    def of(
+        cls,
+        platform: str | Platform,
+        device: KernelDevice,
+        compute: str | None = None,
+        memory: str | None = None,
+        hertz: float | None = None,
+    ) -> Self:
+        """Parts by name; those that are not given, if there is one alone that it can be.
+
+        Parameters
+        ----------
+        platform : a shipped one by name, or a file, as of `nearstep_spec.platform.load`.
+        device : of the optimizer.
+        compute, memory
+        hertz : of the device's clock. None: that at which a beat in each cycle is the rate of a
+            channel of the DIMM.
+
+        Raises
+        ------
+        ArgumentError : there is no such part, or it has not what is needed.
+        PlatformError : there is no such platform.
+        """
+        found = load(platform) if isinstance(platform, str) else platform
+        able = [name for name, each in found.processors.items() if "fp32" in each.flops]
+        compute = _one("compute", compute, able, f"with fp32 FLOP/s in {found.name}")
+        updating = [name for name, each in found.processors.items() if each.adam_params_per_s]
+        keeping = [*found.dimms] if found.dimms and memory is None else [*found.dimms, *updating]
+        memory = _one("memory", memory, keeping, f"that updates parameters in {found.name}")
+        if memory in found.dimms:
+            dimm = found.dimms[memory]
+            if device.cycles is None and device.channel_count > int(dimm.channels.value):
+                raise ArgumentError(
+                    f"{memory} of {found.name} has {int(dimm.channels.value)} channels, fewer than "
+                    f"{device.url} with {device.channel_count}"
+                )
+            rate = float(dimm.adam_params_per_s) / float(dimm.channels)
+            beats = float(dimm.channel_bytes_per_s) / device.config.beat_bytes
+        else:
+            rate, beats = float(found.processors[memory].adam_params_per_s or 0), None
+        if device.cycles is None:
+            hertz = None
+        else:
+            hertz = beats if hertz is None else hertz
+            if hertz is None:
+                raise ArgumentError(f"hertz must be given: {memory} of {found.name} is no DIMM")
+        return cls(platform=found, compute=compute, memory=memory, params_per_s=rate, hertz=hertz)
+
+    @property
+    def processor(self) -> Processor:
+        """What computes."""
+        return self.platform.processors[self.compute]
+
+    def clock(self, device: KernelDevice) -> Clock:
+        """A clock of the device, or of the model alone."""
+        return Clock() if self.hertz is None else Clock([device.backend], self.hertz)
+
+    def transfer(self, nbytes: int, channel: int, *, down: bool) -> Transfer | None:
+        """Bytes to a channel of the memory or from it; None of a device with a clock."""
+        if self.hertz is not None:
+            return None
+        memory = f"{self.memory}.{channel}" if self.memory in self.platform.dimms else self.memory
+        ends = (self.compute, memory) if down else (memory, self.compute)
+        return Transfer.between(self.platform, *ends, nbytes)
+
+    def update_seconds(self, elements: int) -> float | None:
+        """Of one channel; None of a device with a clock."""
+        return None if self.hertz is not None else elements / self.params_per_s
+
+
+def _one(what: str, given: str | None, known: list[str], kind: str) -> str:
+    if given is None and len(known) == 1:
+        return known[0]
+    if given is None or given not in known:
+        names = ", ".join(known) or "none"
+        raise ArgumentError(f"{what} must be a part {kind}, of {names}; not {given}")
+    return given

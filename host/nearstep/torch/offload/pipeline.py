@@ -1,0 +1,307 @@
+"""Computation, transfers and updates of an engine as work that overlaps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nearstep.buffer import Buffer
+from nearstep.placement import Extent, Launch
+from nearstep.run import Run
+from nearstep.torch.launcher import Accelerator
+from nearstep.torch.offload.computation import Computation
+from nearstep.torch.offload.machine import Machine
+from nearstep.torch.step import Key, Start
+from nearstep.torch.step_graph import BUS, lane, run_parts
+from nearstep.torch.traffic import Traffic
+from nearstep.updater.device import KernelDevice
+from nearstep.work.operation import Operation, Range
+from nearstep.work.queue import Queue
+from nearstep.work.timeline import Timeline
+
+FETCH, SEND = -2, -1
+"""Priorities, as in `nearstep.plan.iteration`: what computation waits for goes first; then
+gradients, so that a channel has updates to do."""
+
+
+class _Part(NamedTuple):
+    """Elements of a channel on their way to the host."""
+
+    channel: int
+    array: NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Reading:
+    """An array that is being fetched.
+
+    Attributes
+    ----------
+    extent
+    operations
+    """
+
+    extent: Extent
+    operations: Sequence[Operation]
+    dtype: np.dtype
+    _queue: Queue
+    _parts: Sequence[_Part]
+
+    def wait(self) -> NDArray[Any]:
+        """The array, of shape (count,), when it is here.
+
+        Raises
+        ------
+        Exception : that of the operation which failed first.
+        """
+        self._queue.wait(self.operations)
+        stripes = self.extent.segment.stripes
+        if stripes.channels == 1 and self._parts:
+            return self._parts[0].array
+        out = np.empty(self.extent.count, self.dtype)
+        for channel, array in self._parts:
+            stripes.scatter(array, out, self.extent.start, channel)
+        return out
+
+    def drop(self) -> None:
+        """Wait until nothing writes the array any more; nobody wants it."""
+        self._queue.wait(self.operations)
+
+
+@dataclass
+class Sent:
+    """A gradient on its way.
+
+    Attributes
+    ----------
+    operations
+    nbytes : that it counts for on the compute device until they have ended.
+    lost : called if they fail: the owner has not got it.
+    """
+
+    operations: Sequence[Operation]
+    nbytes: int
+    lost: Callable[[], None] = field(default=lambda: None)
+
+
+class Pipeline:
+    """Adds what an engine does to a queue.
+
+    Computation is that of a machine, modelled. On a device with a clock transfers and updates are
+    the device's own, in its cycles; on others they are made when they begin, and take the time of
+    the machine. A channel does one thing at a time, a transfer or an update, and one transfer to or
+    from the device is under way (AXDIMM, section 5.2).
+
+    Parameters
+    ----------
+    device : of the optimizer.
+    machine
+    traffic : runs and cycles are added to it.
+    max_cycles : bound on each run.
+    interrupt : called when something failed, and nothing is under way any more, with whether
+        updates had been asked for since the last `finish`.
+    overlaps : False does one thing after the other.
+
+    Attributes
+    ----------
+    queue
+    computation : counts the time of torch's operations while it is entered.
+    computed : the last computation.
+    """
+
+    def __init__(
+        self,
+        device: KernelDevice,
+        machine: Machine,
+        traffic: Traffic,
+        max_cycles: int | None,
+        interrupt: Callable[[BaseException, bool], None],
+        *,
+        overlaps: bool,
+    ) -> None:
+        self.queue = Queue(machine.clock(device), self._failed, overlaps=overlaps)
+        self.computation = Computation(machine.processor)
+        self.computed: list[Operation] = []
+        self._device = device
+        self._machine = machine
+        self._traffic = traffic
+        self._accelerator = Accelerator(device, traffic, max_cycles)
+        self._interrupt = interrupt
+        self._updates: list[Operation] = []
+        self._sent: list[Sent] = []
+
+    @property
+    def sent_bytes(self) -> int:
+        """Of gradients that are on their way."""
+        return sum(each.nbytes for each in self._sent)
+
+    def compute(self, name: str) -> Operation | None:
+        """Add what torch has computed since the last call; the last computation, if any."""
+        seconds = self.computation.take()
+        if seconds:
+            lane = self._machine.compute
+            after = self.computed
+            self.computed = [self.queue.add(name, lane, after=after, seconds=seconds)]
+        return self.computed[0] if self.computed else None
+
+    def read(
+        self, name: str, extent: Extent, array: str, after: Iterable[Operation] = ()
+    ) -> Reading:
+        """Begin to fetch an array."""
+        parts, operations, after = [], [], list(after)
+        dtype = extent.segment.dtype_of(array)
+        for channel, view in extent.segment.parts(array, extent.start, extent.start + extent.count):
+            out = np.empty(view.size, dtype)
+            parts.append(_Part(channel, out))
+            made = self._transfer(
+                f"fetch {name}",
+                channel,
+                partial(view.submit_read, out),
+                partial(view.read, out),
+                view,
+                down=False,
+                after=after,
+            )
+            operations.append(made)
+        return Reading(extent, operations, dtype, self.queue, parts)
+
+    def write(
+        self,
+        name: str,
+        extent: Extent,
+        array: str,
+        data: NDArray[Any],
+        after: Iterable[Operation] = (),
+    ) -> Sequence[Operation]:
+        """Begin to send an array of `count` elements, which does not change until it is there."""
+        operations, after = [], list(after)
+        flat = data.reshape(-1)
+        extent.segment.written(array)
+        for channel, view in extent.segment.parts(array, extent.start, extent.start + extent.count):
+            part = extent.segment.stripes.gather(flat, extent.start, channel)
+            made = self._transfer(
+                f"send {name}",
+                channel,
+                partial(view.submit_write, part),
+                partial(view.write, part),
+                view,
+                down=True,
+                after=after,
+            )
+            operations.append(made)
+        return operations
+
+    def _transfer(
+        self,
+        name: str,
+        channel: int,
+        submit: Callable[[], Any],
+        copy: Callable[[], object],
+        view: Buffer,
+        *,
+        down: bool,
+        after: Iterable[Operation],
+    ) -> Operation:
+        transfer = self._machine.transfer(view.nbytes, channel, down=down)
+        where = [Range.of(view)]
+        return self.queue.add(
+            name,
+            BUS,
+            lane(channel),
+            reads=[] if down else where,
+            writes=where if down else [],
+            after=after,
+            action=submit if transfer is None else partial(_at_once, copy),
+            transfer=transfer,
+            priority=SEND if down else FETCH,
+        )
+
+    def keep(self, sent: Sent) -> None:
+        """Look after a gradient that is on its way."""
+        self._sent.append(sent)
+
+    def arrived(self) -> int:
+        """Bytes of gradients that have arrived since the last call."""
+        there = [each for each in self._sent if self.queue.has_ended(each.operations)]
+        self._sent = [each for each in self._sent if each not in there]
+        return sum(each.nbytes for each in there)
+
+    def wait_for_gradient(self) -> None:
+        """Let time pass until the gradient that was sent first of all has arrived."""
+        self.queue.wait(self._sent[0].operations)
+
+    def update(
+        self, name: str, launch: Launch, start: Start, factor: float, started: list[Run]
+    ) -> None:
+        """Begin the runs of a launch, one on each channel."""
+        key = cast(Key, launch.key)
+        for channel, part in launch.parts.items():
+            reads, writes, starts = run_parts(part, key, start, factor, started)
+            elements = part["p"].size * key.times
+            begin = partial(self._accelerator.begin, channel, starts)
+            seconds = self._machine.update_seconds(elements)
+            made = self.queue.add(
+                f"update {name}",
+                lane(channel),
+                reads=map(Range.of, reads),
+                writes=map(Range.of, writes),
+                action=begin if seconds is None else partial(_to_the_end, begin),
+                seconds=seconds,
+            )
+            self._updates.append(made)
+            self._traffic.launches += len(starts)
+
+    def finish(self) -> None:
+        """Let time pass until all has ended.
+
+        Raises
+        ------
+        Exception : that of the operation which failed first.
+        """
+        timeline = self.queue.finish()
+        self._updates.clear()
+        self.computed = []
+        if timeline.entries and self._machine.hertz is not None:
+            self._count(timeline)
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """The queue is the device's, and computation is counted."""
+        self._device.queue = self.queue
+        try:
+            with self.computation:
+                yield
+        finally:
+            self._device.queue = None
+
+    def _count(self, timeline: Timeline) -> None:
+        lanes = (lane(channel) for channel in range(self._device.channel_count))
+        kernels = (
+            sum(e.duration for e in timeline.lanes.get(each, ()) if BUS not in e.operation.holds)
+            for each in lanes
+        )
+        self._traffic.cycles = (self._traffic.cycles or 0) + max(kernels)
+        self._traffic.step_cycles = (self._traffic.step_cycles or 0) + timeline.makespan
+
+    def _failed(self, cause: BaseException) -> None:
+        """Nothing is under way any more."""
+        updates, self._updates, self.computed = bool(self._updates), [], []
+        there = [each for each in self._sent if self.queue.has_ended(each.operations)]
+        lost, self._sent = [each for each in self._sent if each not in there], there
+        for each in lost:
+            each.lost()
+        self._interrupt(cause, updates)
+
+
+def _at_once(copy: Callable[[], object]) -> None:
+    copy()
+
+
+def _to_the_end(begin: Callable[[], Any]) -> None:
+    begin().wait()

@@ -1,0 +1,58 @@
+"""Steps whose runs are work of a queue, beside what an engine does."""
+
+from __future__ import annotations
+
+from nearstep.torch.offload.pipeline import Pipeline
+from nearstep.torch.resident import Resident
+from nearstep.torch.step import StepInputs, Steps
+from nearstep.torch.transfers import Inbox, Outbox
+
+
+class QueuedSteps(Steps):
+    """Adds the runs of updates to a pipeline where all that they need is on the device, and nothing
+    of what they leave is fetched: with the parameters and gradients of an engine.
+
+    Others are made as they are without, after all that is in the queue.
+
+    Parameters
+    ----------
+    steps : that make others.
+    pipeline
+    """
+
+    def __init__(self, steps: Steps, pipeline: Pipeline) -> None:
+        vars(self).update(vars(steps))
+        self._others = steps
+        self._pipeline = pipeline
+
+    @property
+    def cut(self) -> int | None:
+        return self._others.cut
+
+    def outbox(self) -> Outbox:
+        return self._others.outbox()
+
+    def make(self, step: StepInputs) -> Inbox | None:
+        looks = self._looks(step.scaling)
+        if looks or step.fetches or not step.outbox.is_empty:
+            return self._made_by_others(step)
+        factor = self._factor((), step.scaling)
+        assert factor is not None, "nothing was looked at"
+        for launch in self._launches(step.updates):
+            ends = [step.updates[launch.extents[each]].resident for each in (0, -1)]
+            names = dict.fromkeys(each.label for each in ends if isinstance(each, Resident))
+            self._pipeline.update(" to ".join(names), launch, step.start, factor, step.started)
+        return Inbox(())
+
+    def _made_by_others(self, step: StepInputs) -> Inbox | None:
+        queue = self._pipeline.queue
+        self._pipeline.finish()
+        self._others.clock = queue.clock
+        self._others.timeline = None
+        try:
+            return self._others.make(step)
+        finally:
+            self._others.clock = None
+            self.timeline = self._others.timeline
+            if self.timeline is not None:
+                queue.keep(self.timeline)

@@ -1,0 +1,161 @@
+"""Work that goes on while the program that asks for it does other things."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from nearstep.work.clock import Clock
+from nearstep.work.errors import WorkError
+from nearstep.work.executor import Execution
+from nearstep.work.graph import Graph
+from nearstep.work.operation import Operation, Range
+from nearstep.work.timeline import Timeline
+
+
+class Queue:
+    """Operations that a program adds one after the other, and waits for where it needs a result.
+
+    As soon as one is added it is started, if it can be. Device time passes in `wait` and `finish`
+    alone: what is modelled beside, such as computation, goes on meanwhile, too.
+
+    Parameters
+    ----------
+    clock
+    failed : called before an error is raised, when nothing is under way any more.
+    overlaps : False waits for each operation before the program goes on.
+
+    Attributes
+    ----------
+    clock
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        failed: Callable[[BaseException], None] = lambda _: None,
+        *,
+        overlaps: bool = True,
+    ) -> None:
+        self.clock = clock
+        self._failed = failed
+        self._overlaps = overlaps
+        self._timelines: list[Timeline] = []
+        self._inside = False
+        self._thread = threading.get_ident()
+        self._begin()
+
+    def _begin(self) -> None:
+        self._graph = Graph()
+        self._execution = Execution(self._graph, self.clock)
+
+    def add(
+        self, name: str, *holds: str, after: Iterable[Operation] = (), **options: Any
+    ) -> Operation:
+        """Add an operation, as `nearstep.work.graph.Graph.add` does.
+
+        Parameters
+        ----------
+        name, *holds
+        after : operations of this queue; those that have ended do not matter.
+        **options : `reads`, `writes`, `action`, `seconds`, `transfer`, `priority`.
+
+        Raises
+        ------
+        ArgumentError
+        Exception : without overlap, that of the operation.
+        """
+        operation = self._graph.add(name, *holds, after=self._here(after), **options)
+        with self._work():
+            self._execution.admit()
+        if not self._overlaps:
+            self.wait([operation])
+        return operation
+
+    def wait(self, operations: Iterable[Operation]) -> None:
+        """Let time pass until these have ended.
+
+        Raises
+        ------
+        Exception : that of the operation which failed first, with a note of what became of the
+            others; the queue is empty then.
+        """
+        here = self._here(operations)
+        if here:
+            with self._work():
+                self._execution.wait(here)
+
+    def has_ended(self, operations: Iterable[Operation]) -> bool:
+        """Whether these have, without letting time pass."""
+        return self._execution.has_ended(self._here(operations))
+
+    def finish(self) -> Timeline:
+        """Let time pass until all have ended. Raises as `wait`.
+
+        Returns
+        -------
+        Timeline : of the operations since the last call.
+        """
+        with self._work():
+            self._execution.finish()
+        found = self._execution.timeline
+        self.keep(found)
+        self._begin()
+        return found
+
+    def keep(self, timeline: Timeline) -> None:
+        """Have `timeline` show this, too, which ran on the same clock."""
+        if timeline.entries:
+            self._timelines.append(Timeline.joined([timeline]))
+
+    def settle(self, where: Range, *, changes: bool) -> None:
+        """What is not in the queue reads or changes bytes: let what it depends on end first, and on
+        devices with a clock all, since their channels may belong to a kernel. Raises as `wait`."""
+        if self._is_own:
+            return
+        if self.clock.has_devices:
+            self.settle_all()
+            return
+        found = self._graph.conflicts([] if changes else [where], [where] if changes else [])
+        self.wait(found)
+
+    def settle_all(self) -> None:
+        """The same, where all may matter. Raises as `wait`."""
+        if not self._is_own:
+            self.wait(self._graph)
+
+    @property
+    def _is_own(self) -> bool:
+        """Whether an operation of this queue asks, or another thread, which takes turns with it."""
+        return self._inside or threading.get_ident() != self._thread
+
+    @property
+    def timeline(self) -> Timeline:
+        """Of all that has ended before the last `finish`."""
+        if not self._timelines:
+            return Timeline([], self.clock.hertz, self.clock.unit)
+        return Timeline.joined(self._timelines)
+
+    def _here(self, operations: Iterable[Operation]) -> list[Operation]:
+        graph = self._graph
+        return [each for each in operations if each.index < len(graph) and graph[each.index] is each]
+
+    @contextmanager
+    def _work(self) -> Iterator[None]:
+        before, self._inside = self._inside, True
+        try:
+            yield
+        except BaseException as error:
+            cause = error
+            if isinstance(error, WorkError):
+                cause = next(iter(error.failed.values()))
+                cause.add_note(str(error))
+            self._failed(cause)
+            self._begin()
+            if cause is error:
+                raise
+            raise cause from None
+        finally:
+            self._inside = before
