@@ -207,6 +207,11 @@ class Space:
             self.reap()
 
     @property
+    def _new_gradients(self) -> int:
+        """Bytes of gradients that are not on their way."""
+        return self.ledger.gradients - self._sent_bytes
+
+    @property
     def _sent_bytes(self) -> int:
         """Of gradients that count until they have arrived."""
         return 0 if self.pipeline is None else self.pipeline.sent_bytes
@@ -220,7 +225,7 @@ class Space:
         """
         self.make_room(nbytes, what)
         self.ledger.add_gradient(nbytes)
-        self._reserve = max(self._reserve, self.ledger.gradients)
+        self._reserve = max(self._reserve, self._new_gradients)
 
     def release(self, copy: DeviceCopy) -> None:
         """Have a parameter go."""
@@ -266,7 +271,7 @@ class Space:
         if len(self._present) == len(self.copies) or not self.order.is_known:
             return
         in_backward = torch._C._current_graph_task_id() >= 0
-        reserve = max(0, self._reserve - self.ledger.gradients) if in_backward else 0
+        reserve = max(0, self._reserve - self._new_gradients) if in_backward else 0
         distance = self.order.distance
         for index in self.order.upcoming():
             copy = self.copies[index]
