@@ -82,7 +82,7 @@ class _Execution:
         self._due: list[tuple[int, int]] = []  # of those: cycle and number
         self._running: dict[int, _UnderWay] = {}  # on devices
         transfers = [each.transfer for each in graph if each.transfer is not None]
-        self._flows = Flows(transfers, clock) if transfers else None
+        self._flows = Flows(transfers, clock)
         self._left = set(range(len(graph)))
         self._done: list[str] = []
         self._failed: dict[str, Exception] = {}
@@ -150,7 +150,7 @@ class _Execution:
         except Exception as error:
             self._fail(under_way, error)
             return
-        if operation.transfer is not None and self._flows is not None:
+        if operation.transfer is not None:
             self._modelled[index] = under_way
             self._flows.start(index, operation.transfer, under_way.start)
         elif operation.seconds is not None:
@@ -164,7 +164,7 @@ class _Execution:
 
     def _pass_time(self) -> None:
         limits = [self._due[0][0]] if self._due else []
-        if self._flows is not None and self._flows.next is not None:
+        if self._flows.next is not None:
             limits.append(self._flows.next)
         try:
             self._clock.advance(min(limits, default=None), self._completions())
@@ -186,7 +186,7 @@ class _Execution:
     def _look(self) -> None:
         """End what has ended."""
         now = self._clock.now
-        for index, end in () if self._flows is None else self._flows.advance(now):
+        for index, end in self._flows.advance(now):
             self._modelled[index].due = end
             heapq.heappush(self._due, (end, index))
         while self._due and self._due[0][0] <= now:
