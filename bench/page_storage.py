@@ -47,7 +47,7 @@ def overflow(results: Results) -> list[str]:
     lines = section(
         "State on drives",
         f"A step of AdamW on {results['parameters'] / 1e6:.1f} million parameters,",
-        f"{results['state_bytes'] >> 20} MiB of parameters, gradients and state, all in turn in one",
+        f"{results['state_bytes'] >> 20} MiB of parameters, gradients and state, in turn in one",
         f"run; seconds, medians of {results['steps']} steps, *measured* (this machine).",
         f"*Drives*: `golden:axdimm` with {results['memory'] >> 20} MiB of memory, and all state on",
         f"{results['drives']} files{' with O_DIRECT' if results['direct'] else ''}, a generation",
