@@ -5,6 +5,9 @@ nearstep on a device with drives (O_DIRECT), and after each step a generation th
 cut; torch's fused step with its moments on files that are mapped into memory, where the system's
 page cache has them, without and with `msync` after each step. Nothing limits the page cache: what
 fits into the machine's memory is never read from the mapped files.
+
+With `--no-direct` and a folder in memory, such as one below `/dev/shm`, what is left is what the
+host does: copies, CRCs, and the emulated device.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ from rich.console import Console
 from rich.table import Table
 
 import nearstep
+from nearstep.storage.store import Store
 
 console = Console()
 
@@ -78,6 +82,7 @@ def main(
     drives: Annotated[int, typer.Option(help="files in the place of drives")] = 2,
     steps: Annotated[int, typer.Option(help="that are measured, after one that is not")] = 7,
     eviction: Annotated[str, typer.Option(help="updated_first or belady")] = "updated_first",
+    direct: Annotated[bool, typer.Option(help="O_DIRECT")] = True,
 ) -> None:
     work = folder / "overflow"
     work.mkdir(parents=True, exist_ok=True)
@@ -87,13 +92,17 @@ def main(
     for place in places:
         place.unlink(missing_ok=True)
     files: list[OnFiles] = []
+    # Three states of it (docs/storage.md), and indices.
+    store = Store.create(
+        places, drive_bytes=3 * total // drives + (1 << 24), owner="bench", direct=direct
+    )
     try:
         own = parameters(count, elements)
         optimizer = nearstep.optim.AdamW(
             own,
             lr=1e-3,
             device=f"golden:axdimm?memory_bytes={-(-memory // (1 << 20)) + 4}MiB",
-            drives=places,
+            drives=store,
             memory=memory,
             eviction=eviction,
         )
@@ -125,6 +134,7 @@ def main(
         assert peak is not None
         del optimizer, jobs
     finally:
+        store.close()
         for path in [*places, *(path for each in files for path in each.paths)]:
             path.unlink(missing_ok=True)
     per_step = {
@@ -142,6 +152,8 @@ def main(
             "memory": memory,
             "memory_peak": peak,
             "drives": drives,
+            "direct": direct,
+            "steps": steps,
             "eviction": eviction,
             "bytes_per_parameter": per_step,
             "seconds": medians,

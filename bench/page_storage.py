@@ -41,5 +41,35 @@ def storage(results: Results) -> list[str]:
     return lines
 
 
+def overflow(results: Results) -> list[str]:
+    """A step with state on drives, beside torch's with moments on mapped files."""
+    seconds, moved = results["seconds"], results["bytes_per_parameter"]
+    lines = section(
+        "State on drives",
+        f"A step of AdamW on {results['parameters'] / 1e6:.1f} million parameters,",
+        f"{results['state_bytes'] >> 20} MiB of parameters, gradients and state, in turn in one",
+        f"run; seconds, medians of {results['steps']} steps, *measured* (this machine).",
+        f"*Drives*: `golden:axdimm` with {results['memory'] >> 20} MiB of memory, and all state on",
+        f"{results['drives']} files{' with O_DIRECT' if results['direct'] else ''}, a generation",
+        f"after each step: {moved['to_drives']:.0f} bytes a parameter are written, and",
+        f"{moved['from_drives']:.0f} read. *Mapped*: torch's fused step, its moments on files that",
+        "are mapped into memory, where the page cache holds all of them. *msync*: the same, and",
+        "these 8 bytes a parameter are flushed after each step.",
+    )
+    names = {"drives": "drives", "mapped": "mapped", "mapped_msync": "mapped, msync"}
+    lines += table(
+        ["", "s a step", "drives over it"],
+        (
+            [names[name], f"{took:.3f}", _times(seconds["drives"], took)]
+            for name, took in seconds.items()
+        ),
+    )
+    return lines
+
+
+def _times(drives: float, took: float) -> str:
+    return "" if took == drives else f"{drives / took:.1f} times"
+
+
 def _or_dash(value: float | None, text: Callable[[float], str]) -> str:
     return "-" if value is None else text(value)

@@ -32,6 +32,7 @@ from nearstep.scalars import is_whole
 from nearstep.storage.aligned import aligned_bytes
 from nearstep.storage.blocks import BLOCK_BYTES
 from nearstep.storage.drive_errors import DriveFullError
+from nearstep.storage.spans import flat_bytes
 from nearstep.storage.store import Store
 from nearstep.updater.run import UpdateRun
 
@@ -393,9 +394,7 @@ class Axdimm:
 
     def _pointer(self, what: str, given: Pointer | NDArray[Any]) -> Pointer:
         if isinstance(given, np.ndarray):
-            if not given.flags.c_contiguous:
-                raise ArgumentError(f"{what} must be contiguous, not strided {given.strides}")
-            flat = given.reshape(-1).view(np.uint8)
+            flat = flat_bytes(what, given)
             return Pointer(_Allocation(Place.CPU, flat.nbytes, array=flat))
         self._given(what, given)
         return given

@@ -42,7 +42,7 @@ def axdimm(
     ] = "updated_first",
     trace: Annotated[
         Path | None,
-        typer.Option(help="Chrome trace of an iteration of the first model, on the AXDIMM."),
+        typer.Option(help="Chrome trace of the first model's iteration on the AXDIMM."),
     ] = None,
     image: Annotated[
         Path | None, typer.Option("--picture", help="The same as a picture: .png, .svg.")
@@ -60,11 +60,11 @@ def axdimm(
     if policy not in axdimm_training.POLICIES:
         expected = " or ".join(axdimm_training.POLICIES)
         raise typer.BadParameter(f"must be {expected}, not {policy!r}", param_hint="--policy")
+    if image is not None:
+        _check_picture(image)  # first: the others leave files behind
     for option, path in (("--json", as_json), ("--trace", trace), ("--picture", image)):
         if path is not None:
             _check_writable(option, path)
-    if image is not None:
-        _check_picture(image)
     console = Console()
     rates: list[Rate] = []
     rows: list[Row] = []

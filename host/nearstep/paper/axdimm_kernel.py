@@ -100,38 +100,29 @@ def _step(device: KernelDevice, elements: int, seed: int) -> int:
         return max(run.wait().cycles or 0 for run in runs)
 
 
-def this_core(elements: int = 1 << 24, repeats: int = 5) -> Rate | None:
-    """One thread of this machine: torch's fused AdamW, its best of some steps; None without torch.
+def this_core(elements: int = 1 << 24) -> Rate | None:
+    """One thread of this machine with torch's fused AdamW; None without torch.
 
     Parameters
     ----------
     elements : more than a cache holds.
-    repeats : steps that are timed, after one that is not.
     """
     try:
         import torch
+
+        from nearstep.measure.arithmetic import adam_params_per_s
     except ImportError:
         return None
-    from time import perf_counter
-
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        parameter = torch.ones(elements, requires_grad=True)
-        parameter.grad = torch.full_like(parameter, 1e-3)
-        optimizer = torch.optim.AdamW([parameter], fused=True)
-        optimizer.step()
-        times = []
-        for _ in range(repeats):
-            begun = perf_counter()
-            optimizer.step()
-            times.append(perf_counter() - begun)
+        achieved = adam_params_per_s(torch.device("cpu"), elements)
     finally:
         torch.set_num_threads(threads)
     return Rate(
         name="CPU of this machine, one thread",
         kind="measured",
         theoretical=None,
-        achieved=elements / min(times),
-        source=f"torch.optim.AdamW(fused=True), {elements} parameters, best of {repeats}",
+        achieved=achieved,
+        source=f"torch.optim.AdamW(fused=True), {elements} parameters, median of some steps",
     )

@@ -196,16 +196,19 @@ class Case:
 
     def run(self) -> Iteration:
         """The second iteration; the first one finds tensors where initialisation left them."""
-        plan = self.plan()
-        plan.add()
-        plan.add()
-        return plan.times(execute(plan.graph))[-1]
+        plan, timeline = self._two()
+        return plan.times(timeline)[-1]
 
     def timeline(self) -> Timeline:
-        """The first iteration, operation by operation."""
+        """The same iteration as `run`, operation by operation."""
+        plan, timeline = self._two()
+        return plan.split(timeline)[-1]
+
+    def _two(self) -> tuple[Iterations, Timeline]:
         plan = self.plan()
         plan.add()
-        return execute(plan.graph)
+        plan.add()
+        return plan, execute(plan.graph)
 
 
 @dataclass(frozen=True, kw_only=True)

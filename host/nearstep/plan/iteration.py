@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from nearstep.errors import ArgumentError
@@ -11,7 +11,7 @@ from nearstep.plan.pieces import GRADIENT, Item, Layer, Piece
 from nearstep.plan.schedule import Move, Schedule
 from nearstep.work.graph import Graph
 from nearstep.work.operation import Operation, Range, Transfer
-from nearstep.work.timeline import Timeline
+from nearstep.work.timeline import Entry, Timeline
 from nearstep_spec.platform.machine import Platform
 
 PRIORITIES = {"fetch": -2, "send": -1}
@@ -188,6 +188,25 @@ class Iterations:
             begin = last
         return found
 
+    def split(self, timeline: Timeline) -> list[Timeline]:
+        """The timeline of each iteration by itself, from where it begins.
+
+        Parameters
+        ----------
+        timeline : of the graph.
+        """
+        at = {entry.operation.index: entry.end for entry in timeline.entries}
+        found, first, begin = [], 0, 0
+        for _, end in self._ends:
+            entries = [
+                _moved(entry, first, begin)
+                for entry in timeline.entries
+                if first <= entry.operation.index <= end.index
+            ]
+            found.append(Timeline(entries, timeline.hertz, timeline.unit))
+            first, begin = end.index + 1, at[end.index]
+        return found
+
     def _compute(
         self,
         name: str,
@@ -254,3 +273,14 @@ class Iterations:
             return stream
         channel = f"channel {move.item.piece.channel}"
         return (channel,) if move.kind == "update" else (channel, "copies", *stream)
+
+
+def _moved(entry: Entry, first: int, begin: int) -> Entry:
+    """The same, counted from the first operation of an iteration and from the cycle it begins."""
+    operation = entry.operation
+    own = replace(
+        operation,
+        index=operation.index - first,
+        needs=tuple(need - first for need in operation.needs if need >= first),
+    )
+    return replace(entry, operation=own, start=entry.start - begin, end=entry.end - begin)

@@ -35,6 +35,13 @@ def aligned_empty(shape: int | Sequence[int], dtype: DTypeLike = np.float32) -> 
     return aligned_bytes(math.prod(dims) * kind.itemsize).view(kind).reshape(dims)
 
 
+def padded(data: bytes) -> NDArray[np.uint8]:
+    """A copy of `data` that starts on a page, with zeros behind it up to the end of its last."""
+    held = aligned_bytes(-(-len(data) // ALIGNMENT) * ALIGNMENT)
+    held[: len(data)] = np.frombuffer(data, np.uint8)
+    return held
+
+
 def is_aligned(data: NDArray[np.uint8]) -> bool:
     """Whether it can go to a drive as it is: whole pages, from a page on."""
     return data.nbytes % ALIGNMENT == 0 and data.ctypes.data % ALIGNMENT == 0

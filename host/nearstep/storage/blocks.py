@@ -15,6 +15,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from nearstep.errors import ArgumentError
+from nearstep.storage.aligned import aligned_bytes
 from nearstep.storage.drive_errors import (
     DirectIOError,
     DriveAccessError,
@@ -192,9 +193,11 @@ class BlockFile(Blocks):
         return DriveIOError(self.name, action, block, error)
 
 
-def create_file(path: str | Path, nbytes: int, *, overwrite: bool = False) -> None:
+def create_file(path: str | Path, nbytes: int, *, overwrite: bool = False) -> bool:
     """Make a regular file of `nbytes`, every block of which has its place; see that a block device
     has so many.
+
+    After an error there is no new file, and one that was there has the size that it had.
 
     Parameters
     ----------
@@ -202,53 +205,78 @@ def create_file(path: str | Path, nbytes: int, *, overwrite: bool = False) -> No
     nbytes : rounded up to whole blocks.
     overwrite : take a file that is not empty, or a block device, all the same.
 
+    Returns
+    -------
+    bool : whether the file is new.
+
     Raises
     ------
-    NotADriveError : there is something already, and `overwrite` was not said.
+    NotADriveError : there is something already, and `overwrite` was not said; or it is a folder, a
+        pipe or the like.
     DriveFullError : so much is not free.
     DriveSizeError : the block device is smaller.
+    DriveLockedError : the file is in use.
     DriveAccessError
     """
     name, nbytes = str(path), -(-nbytes // BLOCK_BYTES) * BLOCK_BYTES
+    fd, new = _open_or_create(name)
+    whole = False
     try:
-        fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    except OSError as error:
-        raise DriveAccessError(name, f"cannot be made: {error.strerror}", error.errno) from error
-    new = False
-    try:
-        found = os.fstat(fd)
-        if stat.S_ISBLK(found.st_mode):
-            there = os.lseek(fd, 0, os.SEEK_END)
-            if not overwrite:
-                raise NotADriveError(name, "a block device is taken with overwrite=True alone")
-            if there < nbytes:
-                raise DriveSizeError(name, nbytes, there)
-            return
-        if found.st_size and not overwrite:
-            raise NotADriveError(
-                name, f"a new drive must be an empty file, not {found.st_size} bytes"
-            )
-        new = not found.st_size
-        lock(name, fd)
-        _allocate(name, fd, nbytes)
-        new = False
-        os.fsync(fd)
-        _sync_folder(Path(name).absolute().parent)
+        if stat.S_ISBLK(os.fstat(fd).st_mode):
+            _check_device(name, fd, nbytes, overwrite=overwrite)
+        else:
+            _fill(name, fd, nbytes, overwrite=overwrite)
+        whole = True
     finally:
-        if new:
+        if new and not whole:
             with contextlib.suppress(OSError):
                 os.unlink(name)
         os.close(fd)
+    return new
 
 
-def _allocate(name: str, fd: int, nbytes: int) -> None:
+def _open_or_create(name: str) -> tuple[int, bool]:
+    """A descriptor, and whether there was nothing of that name."""
+    flags = os.O_RDWR | os.O_CLOEXEC
+    try:
+        with contextlib.suppress(FileExistsError):
+            return os.open(name, flags | os.O_CREAT | os.O_EXCL, 0o644), True
+        _check_kind(name, os.stat(name).st_mode)
+        return os.open(name, flags), False
+    except OSError as error:
+        raise DriveAccessError(name, f"cannot be made: {error.strerror}", error.errno) from error
+
+
+def _check_kind(name: str, mode: int) -> None:
+    if not (stat.S_ISREG(mode) or stat.S_ISBLK(mode)):
+        raise NotADriveError(name, "it must be a regular file or a block device")
+
+
+def _check_device(name: str, fd: int, nbytes: int, *, overwrite: bool) -> None:
+    there = os.lseek(fd, 0, os.SEEK_END)
+    if not overwrite:
+        raise NotADriveError(name, "a block device is taken with overwrite=True alone")
+    if there < nbytes:
+        raise DriveSizeError(name, nbytes, there)
+
+
+def _fill(name: str, fd: int, nbytes: int, *, overwrite: bool) -> None:
+    """Give a regular file its blocks, and see that these and its name are on the disk."""
+    found = os.fstat(fd).st_size
+    if found and not overwrite:
+        raise NotADriveError(name, f"a new drive must be an empty file, not {found} bytes")
+    lock(name, fd)
     try:
         os.posix_fallocate(fd, 0, nbytes)
     except OSError as error:
+        with contextlib.suppress(OSError):
+            os.ftruncate(fd, found)
         if error.errno in FULL:
             space = os.fstatvfs(fd)
             raise DriveFullError(nbytes, space.f_bavail * space.f_frsize, f" for {name}") from error
         raise DriveAccessError(name, f"cannot be made: {error.strerror}", error.errno) from error
+    os.fsync(fd)
+    _sync_folder(Path(name).absolute().parent)
 
 
 def _open(name: str, *, direct: bool, read_only: bool) -> int:
@@ -257,8 +285,7 @@ def _open(name: str, *, direct: bool, read_only: bool) -> int:
     flags = (os.O_RDONLY if read_only else os.O_RDWR) | os.O_CLOEXEC
     try:
         mode = os.stat(name).st_mode
-        if not (stat.S_ISREG(mode) or stat.S_ISBLK(mode)):
-            raise NotADriveError(name, "it must be a regular file or a block device")
+        _check_kind(name, mode)
         if stat.S_ISBLK(mode):
             flags |= os.O_EXCL  # the kernel's own lock: not mounted, not in an array
         return os.open(name, flags | (os.O_DIRECT if direct else 0))
@@ -282,8 +309,6 @@ def _check_direct(name: str, fd: int) -> None:
 
 def _probe(name: str, fd: int, calls: Calls) -> None:
     """See that blocks of this size, so aligned, are taken."""
-    from nearstep.storage.aligned import aligned_bytes
-
     try:
         calls.preadv(fd, [aligned_bytes(BLOCK_BYTES)], 0)
     except OSError as error:

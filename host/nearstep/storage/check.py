@@ -166,7 +166,7 @@ def _check_generation(
         if new:
             jobs = [(drives[e.drive], _job(source, e, known)) for source, e in new]
             transfer = start(f"check of generation {generation.number}", jobs)
-            transfer.join()
+            transfer.wait()
             progress(sum(extent.blocks for _, extent in new) * BLOCK_BYTES)
         report.extents += len(batch)
         report.nbytes += sum(extent.blocks for _, extent in batch) * BLOCK_BYTES

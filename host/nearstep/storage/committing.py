@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
-from nearstep.storage.aligned import aligned_bytes
+from nearstep.storage.aligned import padded
 from nearstep.storage.blocks import BLOCK_BYTES
 from nearstep.storage.drive import Drive
-from nearstep.storage.extents import Run, blocks_of
+from nearstep.storage.extents import Run
 from nearstep.storage.transfer import Transfer
 
 
@@ -23,8 +21,7 @@ def write_index(drives: Sequence[Drive], data: bytes, runs: Sequence[Run]) -> No
     DriveVanishedError, DriveIOError, ShortTransferError : nothing is under way.
     DriveTimeoutError : something still is.
     """
-    held = aligned_bytes(blocks_of(len(data)) * BLOCK_BYTES)
-    held[: len(data)] = np.frombuffer(data, np.uint8)
+    held = padded(data)
     at, transfers = 0, []
     for run in runs:
         nbytes = run.blocks * BLOCK_BYTES

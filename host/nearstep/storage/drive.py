@@ -97,11 +97,6 @@ class Drive:
     def name(self) -> str:
         return self.blocks.name
 
-    @property
-    def ended(self) -> int:
-        """Parts of transfers that have ended."""
-        return self._ended.count
-
     def check_open(self, action: str) -> None:
         """Raise `ClosedStoreError` unless it is open, and of this process."""
         if self._closed:

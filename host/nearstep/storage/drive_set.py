@@ -10,7 +10,7 @@ from pathlib import Path
 
 from nearstep.errors import ArgumentError
 from nearstep.scalars import is_whole
-from nearstep.storage.aligned import aligned_bytes
+from nearstep.storage.aligned import aligned_bytes, padded
 from nearstep.storage.blocks import BLOCK_BYTES, BlockFile, Blocks, create_file
 from nearstep.storage.checksum import crc32
 from nearstep.storage.drive import QUEUE_DEPTH, Drive, check_depth
@@ -40,6 +40,12 @@ Place = str | Path | Blocks
 EXTENT_BYTES = 1 << 20
 """Bytes of an extent at most, if nothing is said."""
 
+EXTENT_LIMIT = 1 << 32
+"""Extents are smaller: a header has 32 bits for their bytes."""
+
+DRIVE_LIMIT = 1 << 63
+"""Drives are smaller: offsets of files are signed and have 64 bits."""
+
 LEAST_BLOCKS = FIRST_FREE + 5
 """Blocks of the smallest drive."""
 
@@ -60,7 +66,8 @@ def create_set(
     places
     drive_bytes : whole blocks; blocks that are open have their own size.
     owner : name of the model or job that they are for.
-    extent_bytes : of a tensor that lie on one drive before the next has its turn.
+    extent_bytes : of a tensor that lie on one drive before the next has its turn; whole blocks,
+        below `EXTENT_LIMIT`.
     overwrite : take block devices, and files that are not empty: what is on them is lost.
     direct : with O_DIRECT.
 
@@ -72,11 +79,8 @@ def create_set(
     """
     check_owner_name(owner)
     check_places(places)
-    for what, value in (("drive_bytes", drive_bytes), ("extent_bytes", extent_bytes)):
-        if not is_whole(value) or value < BLOCK_BYTES or value % BLOCK_BYTES:
-            raise ArgumentError(f"{what} must be a multiple of {BLOCK_BYTES}, not {value!r}")
-    if drive_bytes < LEAST_BLOCKS * BLOCK_BYTES:
-        raise ArgumentError(f"drive_bytes must be at least {LEAST_BLOCKS * BLOCK_BYTES}")
+    _check_bytes("drive_bytes", drive_bytes, LEAST_BLOCKS * BLOCK_BYTES, DRIVE_LIMIT)
+    _check_bytes("extent_bytes", extent_bytes, BLOCK_BYTES, EXTENT_LIMIT)
     opened: list[Blocks] = []
     made: list[str] = []
     try:
@@ -84,9 +88,8 @@ def create_set(
             if isinstance(place, Blocks):
                 opened.append(place)
                 continue
-            if not os.path.lexists(place):
+            if create_file(place, drive_bytes, overwrite=overwrite):
                 made.append(str(place))
-            create_file(place, drive_bytes, overwrite=overwrite)
             opened.append(BlockFile(place, direct=direct))
         set_id = uuid.uuid4()
         headers = [
@@ -124,9 +127,7 @@ def format_set(opened: Sequence[Blocks], headers: Sequence[Header]) -> None:
         for slot in SLOTS:
             blocks.write(slot, zeros)
     data = pack_index(0, {}, [])
-    index = aligned_bytes(blocks_of(len(data)) * BLOCK_BYTES)
-    index[: len(data)] = bytearray(data)
-    opened[0].write(FIRST_FREE, index)
+    opened[0].write(FIRST_FREE, padded(data))
     run = Run(0, FIRST_FREE, blocks_of(len(data)))
     superblock = Superblock(headers[0].set_id, 0, len(data), crc32(data), [run])
     opened[0].write(SLOTS[0], superblock.pack())
@@ -214,6 +215,13 @@ def check_places(places: Sequence[Place]) -> None:
     for place in places:
         if not isinstance(place, str | Path | Blocks):
             raise ArgumentError(f"a drive must be given by its path, not {place!r}")
+
+
+def _check_bytes(what: str, value: object, least: int, limit: int) -> None:
+    if not is_whole(value) or value % BLOCK_BYTES:
+        raise ArgumentError(f"{what} must be a multiple of {BLOCK_BYTES}, not {value!r}")
+    if not least <= value < limit:
+        raise ArgumentError(f"{what} must be at least {least} and below {limit}, not {value!r}")
 
 
 def _size(blocks: Blocks, place: Place, drive_bytes: int) -> int:

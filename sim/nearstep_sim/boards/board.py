@@ -105,7 +105,7 @@ class BoardLine:
             given.timing, given.shape = chip.timing(period), chip.shape()
         self._process = os.getpid()
         self._board: int | None = lib.board_open(ctypes.byref(given))
-        self._end = weakref.finalize(self, _close, os.getpid(), lib.board_close, self._board)
+        self._end = weakref.finalize(self, close_here, os.getpid(), lib.board_close, self._board)
         self._end.atexit = False
         self._buffer = (ctypes.c_uint8 * ANSWER_BYTES)()
 
@@ -199,7 +199,8 @@ class BoardBackend(LinkBackend):
         super().__init__(Link(self.wire), options.design.board)
 
 
-def _close(process: int, close: object, handle: int) -> None:
+def close_here(process: int, close: object, handle: int) -> None:
+    """Call `close(handle)` if this is the process of that number."""
     assert callable(close)
     if os.getpid() == process:  # a child after fork() has a copy
         close(handle)

@@ -120,10 +120,10 @@ class Ring {
         stations_[board]->uart().send(data, bytes);
     }
 
-    // Runs all boards until `room` bytes have come from one, or so many of its cycles have passed;
-    // with `any`, until a byte has.
+    // Runs all boards until a byte has come from one, or so many of its cycles have passed; takes
+    // what has come, at most `room` bytes.
     std::uint64_t run(std::uint64_t board, std::uint64_t cycles, std::uint8_t* out,
-                      std::uint64_t room, bool any) {
+                      std::uint64_t room) {
         Station& asked = *stations_[board];
         const std::uint64_t end = asked.cycle() + cycles;
         std::uint64_t come = 0;
@@ -131,7 +131,7 @@ class Ring {
             for (; come < room && !asked.come().empty(); asked.come().pop_front())
                 out[come++] = asked.come().front();
         };
-        for (take(); asked.cycle() < end && come < (any ? 1 : room); take()) step();
+        for (take(); asked.cycle() < end && !come; take()) step();
         return come;
     }
 
@@ -176,8 +176,8 @@ void ring_send(Ring* ring, std::uint64_t board, const std::uint8_t* data, std::u
 }
 
 std::uint64_t ring_run(Ring* ring, std::uint64_t board, std::uint64_t cycles, std::uint8_t* out,
-                       std::uint64_t room, bool any) {
-    return ring->run(board, cycles, out, room, any);
+                       std::uint64_t room) {
+    return ring->run(board, cycles, out, room);
 }
 
 std::uint64_t ring_cycle(Ring* ring, std::uint64_t board) { return ring->cycle(board); }

@@ -12,7 +12,7 @@ from nearstep.scalars import is_whole
 from nearstep.serial.backend import LinkBackend
 from nearstep.serial.link import Link
 from nearstep.serial.ring import BoardRing
-from nearstep_sim.boards.board import ANSWER_BYTES, RESET_CYCLES
+from nearstep_sim.boards.board import ANSWER_BYTES, RESET_CYCLES, close_here
 from nearstep_sim.boards.library import ring_library
 from nearstep_sim.boards.options import SimulatedRingOptions
 from nearstep_sim.verilate.abi import structure, values
@@ -58,7 +58,7 @@ class SimulatedRing:
         lib.ring_open.restype = handle
         for name in ("run", "cycle"):
             getattr(lib, f"ring_{name}").restype = number
-        lib.ring_run.argtypes = [handle, number, number, handle, number, ctypes.c_bool]
+        lib.ring_run.argtypes = [handle, number, number, handle, number]
         lib.ring_send.argtypes = [handle, number, ctypes.c_char_p, number]
         lib.ring_close.argtypes = [handle]
         lib.ring_cycle.argtypes = [handle, number]
@@ -76,7 +76,7 @@ class SimulatedRing:
         )
         self._process = os.getpid()
         self._ring: int | None = lib.ring_open(ctypes.byref(given))
-        self._end = weakref.finalize(self, _close, os.getpid(), lib.ring_close, self._ring)
+        self._end = weakref.finalize(self, close_here, os.getpid(), lib.ring_close, self._ring)
         self._end.atexit = False
         self._buffer = (ctypes.c_uint8 * ANSWER_BYTES)()
 
@@ -113,7 +113,7 @@ class SimulatedRing:
 
     def run(self, board: int, cycles: int) -> bytes:
         """What comes from a board, after at most so many of its cycles."""
-        come = self._lib.ring_run(self.handle, board, cycles, self._buffer, ANSWER_BYTES, True)
+        come = self._lib.ring_run(self.handle, board, cycles, self._buffer, ANSWER_BYTES)
         return bytes(self._buffer[:come])
 
     def close(self) -> None:
@@ -206,9 +206,3 @@ class RingBackend(BoardRing):
     def close(self) -> None:
         super().close()
         self.ring.close()
-
-
-def _close(process: int, close: object, handle: int) -> None:
-    assert callable(close)
-    if os.getpid() == process:  # a child after fork() has a copy
-        close(handle)

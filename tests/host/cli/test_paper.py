@@ -24,9 +24,11 @@ def test_a_row_is_printed_with_its_errors_and_assumptions(tmp_path: Path) -> Non
     (row,) = written["table_6"]
     assert f"{row['errors']['speedup']:+.1%}" in result.output
     assert written["table_5"] == []
-    names = [
-        event["name"] for event in json.loads(trace.read_text(encoding="utf-8"))["traceEvents"]
-    ]
+    events = json.loads(trace.read_text(encoding="utf-8"))["traceEvents"]
+    names = [event["name"] for event in events]
+    ends = [event["ts"] + event["dur"] for event in events if event["ph"] == "X"]
+    shown = row["modelled"]["axdimm"]  # the iteration of the table
+    assert max(ends) / 1e6 == pytest.approx(shown["forward_s"] + shown["backward_s"], rel=1e-9)
     assert sum(name.startswith("update") for name in names) > 100
     assert image.read_bytes()[1:4] == b"PNG"
     assert row["paper"]["baseline"] == [0.78, 8.01]
@@ -38,6 +40,7 @@ def test_a_row_is_printed_with_its_errors_and_assumptions(tmp_path: Path) -> Non
         (["--models", "gpt3-large,gpt4"], "gpt4"),
         (["--policy", "random"], "random"),
         (["--picture", "x.docx"], ".docx"),
+        (["--json", "x.json", "--trace", "t.json", "--picture", "x.docx"], ".docx"),
         (["--json", "/dev/null/x.json"], "/dev/null/x.json"),
     ],
 )
@@ -48,3 +51,4 @@ def test_wrong_options_are_refused_before_anything_runs(
     result = RUNNER.invoke(app, ["axdimm", *arguments])
     assert result.exit_code == 2
     assert message in result.output
+    assert list(tmp_path.iterdir()) == []

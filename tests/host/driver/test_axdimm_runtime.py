@@ -101,6 +101,20 @@ def test_a_drive_and_the_gpu_copy_to_each_other_and_to_nothing_else(runtime) -> 
     assert runtime.storages[0].drives[0].bytes_written == written
 
 
+def test_an_array_that_has_no_bytes_of_its_own_is_refused(runtime) -> None:
+    pointer = runtime.MallocX(64)
+    objects = np.array([b"12345678", None], object)
+    for dst, src, reason in (
+        (pointer, objects, "src must have no objects"),
+        (objects, pointer, "dst must have no objects"),
+        (pointer, np.zeros((4, 16), np.uint8)[:, ::2], "src must be contiguous"),
+    ):
+        with pytest.raises(ArgumentError, match=reason):
+            runtime.MemcpyX2Y(dst, src, 16)
+    assert runtime.copied == {}
+    assert objects.tolist() == [b"12345678", None]
+
+
 def test_drives_are_filled_evenly_or_as_is_said(runtime) -> None:
     def used() -> list[int]:
         return [sum(t.nbytes for t in store.tensors.values()) for store in runtime.storages]

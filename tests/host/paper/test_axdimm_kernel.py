@@ -3,12 +3,40 @@
 import pytest
 
 from nearstep.paper.axdimm_kernel import (
+    AXDIMM,
     BYTES_PER_PARAMETER,
     CHANNEL_BYTES_PER_S,
+    CPU,
     DEVICES,
     PRINTED,
     measured,
+    this_core,
 )
+from nearstep_spec.platform.load import load
+
+
+def test_the_printed_rates_are_those_of_the_platform() -> None:
+    machine = load("axdimm")
+    cpu, dimm = machine.processors["cpu"], machine.dimms["axdimm"]
+    assert float(cpu.adam_params_per_s or 0) == CPU.achieved
+    assert float(dimm.adam_params_per_s) == AXDIMM.achieved
+    assert float(dimm.channel_bytes_per_s) == CHANNEL_BYTES_PER_S
+    for rate, limit in (
+        (CPU, float(cpu.memory_bytes_per_s or 0)),
+        (AXDIMM, float(dimm.channels) * float(dimm.channel_bytes_per_s)),
+    ):
+        assert rate.theoretical == pytest.approx(limit / BYTES_PER_PARAMETER, rel=1e-5)
+
+
+def test_a_thread_of_this_machine_is_measured_and_the_others_come_back() -> None:
+    import torch
+
+    threads = torch.get_num_threads()
+    rate = this_core(1 << 12)
+    assert rate is not None
+    assert rate.achieved > 0
+    assert "4096 parameters" in rate.source
+    assert torch.get_num_threads() == threads
 
 
 def test_the_printed_limits_are_those_of_the_memory() -> None:

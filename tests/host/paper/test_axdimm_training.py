@@ -48,6 +48,20 @@ def test_the_peak_of_the_drives_comes_out_as_it_was_put_in() -> None:
     assert 0 <= excess <= 2 * 4 * largest
 
 
+def test_the_timeline_is_that_of_the_iteration_in_the_table() -> None:
+    case = Case(model="gpt3-large", platform="axdimm")
+    plan, both = case._two()
+    split = plan.split(both)
+    assert sum(len(each.entries) for each in split) == len(both.entries)
+    for times, timeline in zip(plan.times(both), split, strict=True):
+        assert min(entry.start for entry in timeline.entries) == 0
+        assert timeline.seconds == pytest.approx(times.total_s, rel=1e-12)
+        known = {entry.operation.index for entry in timeline.entries}
+        assert known == set(range(len(known)))
+        assert all(known.issuperset(entry.operation.needs) for entry in timeline.entries)
+    assert split[0].makespan != split[1].makespan
+
+
 @pytest.mark.deep
 def test_mean_errors_and_the_fitted_row() -> None:
     rows = list(table_6())

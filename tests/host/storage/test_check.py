@@ -13,6 +13,9 @@ from nearstep import cli
 from nearstep.storage.blocks import BLOCK_BYTES
 from nearstep.storage.check import check_drives
 from nearstep.storage.store import Store
+from nearstep_sim.models.drive import MemoryBlocks
+
+from .drives import memory_set
 
 EXTENT = 4 * BLOCK_BYTES
 OWNER = "gpt"
@@ -145,6 +148,28 @@ def test_help_says_what_an_exit_status_means() -> None:
     assert done.exit_code == 0
     for word in ("Exit status", "Nothing is written", "--json"):
         assert word in done.output
+
+
+def test_an_error_that_is_not_of_the_drives_is_raised() -> None:
+    """Nothing was found to be whole where it could not be looked at."""
+    places = [MemoryBlocks(image, at) for at, image in enumerate(memory_set(2))]
+    with Store.open(places, owner=None) as store:
+        store.add("p", 4 * BLOCK_BYTES)
+        store.write("p", bytes(4 * BLOCK_BYTES))
+        store.commit()
+        place = store.tensors["p"].table.extent(0)
+    images = [bytes(each.image) for each in places]
+
+    def out_of_memory(action: str, block: int) -> None:
+        if (action, block) == ("read", place.block):
+            raise MemoryError("no room for it")
+
+    whole = [MemoryBlocks(image, at) for at, image in enumerate(images)]
+    assert check_drives(whole).whole
+    failing = [MemoryBlocks(image, at) for at, image in enumerate(images)]
+    failing[place.drive].fault = out_of_memory
+    with pytest.raises(MemoryError):
+        check_drives(failing)
 
 
 def test_what_was_read_is_told(drives) -> None:

@@ -6,6 +6,7 @@ import errno
 import gc
 import os
 import signal
+import stat
 import subprocess
 import sys
 import textwrap
@@ -271,7 +272,65 @@ def test_a_drive_that_does_not_fit_is_not_made(tmp_path) -> None:
             Store.create(places, drive_bytes=SIZE, owner=OWNER, direct=False)
     with pytest.raises(ArgumentError):
         Store.create([path], drive_bytes=SIZE, owner="", direct=False)
+    with pytest.raises(ArgumentError):
+        Store.create([path], drive_bytes=1 << 63, owner=OWNER, direct=False)
     assert not path.exists()
+
+
+def test_an_extent_that_no_header_can_say_is_refused_before_anything_is_touched(tmp_path) -> None:
+    path = tmp_path / "drive"
+    path.write_bytes(before := b"kept" * 20_000)
+    for bad in (1 << 32, 1 << 40, BLOCK_BYTES + 1, 0):
+        with pytest.raises(ArgumentError, match="extent_bytes"):
+            Store.create(
+                [path],
+                drive_bytes=SIZE,
+                owner=OWNER,
+                extent_bytes=bad,
+                overwrite=True,
+                direct=False,
+            )
+        assert path.read_bytes() == before
+    made(tmp_path, 1, extent_bytes=(1 << 32) - BLOCK_BYTES)
+
+
+def test_what_was_there_before_outlasts_a_drive_that_cannot_be_made(tmp_path) -> None:
+    """A pipe, a folder, a link to nothing; an empty file that somebody has, or that cannot grow."""
+    pipe, folder, empty, link = (tmp_path / name for name in ("pipe", "folder", "empty", "link"))
+    os.mkfifo(pipe)
+    folder.mkdir()
+    empty.write_bytes(b"")
+    link.symlink_to(tmp_path / "nothing")
+    there = sorted(tmp_path.iterdir())
+    for overwrite in (False, True):
+        options = {"drive_bytes": SIZE, "owner": OWNER, "direct": False, "overwrite": overwrite}
+        for path in (pipe, folder):
+            with pytest.raises(NotADriveError, match="regular file or a block device"):
+                Store.create([path], **options)
+        with pytest.raises(DriveAccessError):
+            Store.create([link], **options)
+        holder = BlockFile(empty, direct=False)
+        with pytest.raises(DriveLockedError):
+            Store.create([tmp_path / "new", empty], **options)
+        holder.close()
+        with pytest.raises((DriveFullError, DriveAccessError)):
+            Store.create([tmp_path / "new", empty], **{**options, "drive_bytes": 1 << 60})
+        assert sorted(tmp_path.iterdir()) == there
+        assert empty.stat().st_size == 0
+    assert create_file(empty, SIZE) is False
+    assert create_file(tmp_path / "new", SIZE) is True
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a device node")
+def test_a_device_node_that_is_no_block_device_outlasts_it(tmp_path) -> None:
+    node = tmp_path / "null"
+    try:
+        os.mknod(node, 0o666 | stat.S_IFCHR, os.makedev(1, 3))
+    except OSError as error:
+        pytest.skip(f"no device node can be made here: {error}")
+    with pytest.raises(NotADriveError):
+        Store.create([node], drive_bytes=SIZE, owner=OWNER, direct=False)
+    assert stat.S_ISCHR(node.stat().st_mode)
 
 
 def test_a_drive_that_may_not_be_written_can_be_read(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Container
 
 import pytest
 from amaranth import ClockDomain, DomainRenamer, Module, Signal
@@ -44,11 +44,13 @@ def carry(
     ratio: float = 1.0,
     gap: Callable[[], int] = lambda: 0,
     before: Callable[[SimulatorContext, Pins, int], None] = lambda ctx, pins, number: None,
+    missed: Container[int] = (),
 ) -> list[int]:
     """What comes of these, with a receiver whose clock is `ratio` as slow.
 
     `before` is called with the number of each phit before it is given to the transmitter, and with
-    that behind the last one.
+    that behind the last one. `missed` are the transfers, counted from the first phit on, whose
+    change of the strobe does not get to the receiver.
     """
     pins, found = Pins(), []
     ended = 0
@@ -69,6 +71,15 @@ def carry(
         await ctx.tick("bench").repeat(PHIT_CYCLES)
         ended = 1
 
+    async def miss(ctx: SimulatorContext) -> None:
+        level = transfer = 0
+        while True:
+            await ctx.tick("bench")
+            if ctx.get(pins.transmitter.o.strobe) != level:
+                if transfer in missed:  # the inverse of what it changes to is what it was
+                    ctx.set(pins.wrong, ctx.get(pins.wrong) ^ 1)
+                level, transfer = 1 - level, transfer + 1
+
     async def receive(ctx: SimulatorContext) -> None:
         while not ended:
             _, _, valid, payload = await ctx.tick("rx").sample(
@@ -83,6 +94,7 @@ def carry(
     simulator.add_clock(PERIOD * ratio, phase=PERIOD * 0.37, domain="rx")
     simulator.add_testbench(send)
     simulator.add_testbench(receive, background=True)
+    simulator.add_testbench(miss, background=True)
     simulator.run()
     return found
 
@@ -117,7 +129,16 @@ def test_a_damaged_phit_is_wrong_or_lost_and_the_next_one_is_right() -> None:
     assert len(found) < len(phits)
 
 
-def test_a_strobe_that_is_missed_costs_one_phit() -> None:
+@pytest.mark.parametrize("gap", [0, PHIT_CYCLES + 20])
+@pytest.mark.parametrize("at", [(0,), (1,), (TRANSFERS // 2,), (TRANSFERS - 1,), (3, 4)])
+def test_a_transfer_that_is_missed_costs_its_phit_alone(at: tuple[int, ...], gap: int) -> None:
+    """It has too few when the next one begins, with the strobe at the other level from then on."""
+    phits = draw(6, seed=7)
+    missed = {3 * TRANSFERS + each for each in at}
+    assert carry(phits, gap=lambda: gap, missed=missed) == phits[:3] + phits[4:]
+
+
+def test_a_transfer_too_many_between_phits_costs_none() -> None:
     phits = draw(6, seed=3)
 
     def glitch(ctx: SimulatorContext, pins: Pins, number: int) -> None:

@@ -91,6 +91,19 @@ def test_the_machines_are_part_of_the_wheel() -> None:
     assert len(list(MACHINES.glob("*.toml"))) == len(shipped())
 
 
+def test_rates_of_pcie_are_those_of_its_lanes() -> None:
+    """In a source that has them: transfers a second of a lane, lanes, and 128/130 coding."""
+    checks = 0
+    for name in shipped():
+        for figure in figures(load(name)):
+            found = re.search(r"(\d+) GT/s x (\d+) lanes x 128/130", figure.source)
+            if found:
+                giga, lanes = map(int, found.groups())
+                assert float(figure) == round(giga * 1e9 * lanes * 128 / 130 / 8), (name, figure)
+                checks += 1
+    assert checks > 50, checks
+
+
 def test_figures_of_the_axdimm_agree_with_each_other() -> None:
     """Table 5: what a memory could do at 28 bytes a parameter, in millions, and the efficiency."""
     platform = load("axdimm")

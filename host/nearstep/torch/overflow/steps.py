@@ -84,7 +84,8 @@ class OverflowSteps(Optimizer):
 
     @property
     def memory_peak(self) -> int | None:
-        """With drives: most bytes of the device's memory that were in use; None without."""
+        """With drives: most bytes of the device's memory that were in use at once since the
+        optimizer was made, or since its last step that failed; None without."""
         return None if self._tier is None else self._tier.peak
 
     def _begin(self) -> None:
