@@ -25,7 +25,6 @@ from nearstep.torch.transfers import SMALL_ELEMENTS, Inbox, Outbox, Sending, Wan
 
 if TYPE_CHECKING:
     from nearstep.torch.offload.pipeline import Pipeline, Reading
-    from nearstep.work.operation import Operation
 
 
 @dataclass(frozen=True)
@@ -328,16 +327,15 @@ class Resident:
         exact = self._current != "p" or not self.keeps_master
         self._leave(self._current if exact else None)
 
-    def begin_bring(self, pipeline: Pipeline, name: str, after: Iterable[Operation]) -> Reading:
+    def begin_bring(self, pipeline: Pipeline, name: str) -> Reading:
         """Begin to fetch the parameter, which is away: `land` takes what is read.
 
         Parameters
         ----------
         pipeline
         name : of the parameter.
-        after : operations that have to end before.
         """
-        reading = pipeline.read(name, self.extent, self._current, after)
+        reading = pipeline.read(name, self.extent, self._current)
         self._traffic.parameters_up += self.extent.count * reading.dtype.itemsize
         return reading
 

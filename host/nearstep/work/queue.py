@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -86,6 +86,13 @@ class Queue:
         if here:
             with self._work():
                 self._execution.wait(here)
+
+    def wait_for_one(self, groups: Iterable[Sequence[Operation]]) -> None:
+        """Let time pass until all operations of one of these groups have ended. Raises as `wait`."""
+        here = [self._here(group) for group in groups]
+        if here:
+            with self._work():
+                self._execution.wait_for_one(here)
 
     def has_ended(self, operations: Iterable[Operation]) -> bool:
         """Whether these have, without letting time pass."""

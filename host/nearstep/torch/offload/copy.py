@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -13,7 +12,6 @@ from nearstep.torch.resident import Resident
 
 if TYPE_CHECKING:
     from nearstep.torch.offload.pipeline import Pipeline, Reading
-    from nearstep.work.operation import Operation
 
 GRAD: Any = Tensor.grad
 """The property of torch."""
@@ -165,14 +163,13 @@ class DeviceCopy:
         self.storage = None
         self.present = False
 
-    def fetch(self, pipeline: Pipeline | None = None, after: Iterable[Operation] = ()) -> None:
+    def fetch(self, pipeline: Pipeline | None = None) -> None:
         """Get the parameter from its owner, into memory that autograd takes: it outlives
         `torch.inference_mode`.
 
         Parameters
         ----------
         pipeline : if given, the fetch is begun there, and `land` ends it.
-        after : operations that have to end before.
         """
         like = self.like
         with torch.inference_mode(False):
@@ -184,7 +181,7 @@ class DeviceCopy:
             else:
                 with torch._C.DisableTorchFunctionSubclass():
                     empty.fill_(torch.nan)
-                    self.reading = self.resident.begin_bring(pipeline, self.name, after)
+                    self.reading = self.resident.begin_bring(pipeline, self.name)
         except BaseException:
             self._set_data(self._away)
             raise

@@ -15,7 +15,7 @@ from nearstep.placement import Extent
 from nearstep.torch.checks import check_gradient
 from nearstep.torch.errors import GradientError
 from nearstep.torch.offload.copy import DeviceCopy
-from nearstep.torch.offload.pipeline import Pipeline, Sent
+from nearstep.torch.offload.pipeline import Departure, Pipeline
 from nearstep.torch.offload.space import Space
 from nearstep.work.operation import Operation
 
@@ -145,17 +145,25 @@ class Gradients:
         operations: list[Operation] = []
 
         def write(extent: Extent, array: str, data: NDArray[Any]) -> None:
-            operations.extend(pipeline.write(copy.name, extent, array, data, pipeline.computed))
+            operations.extend(pipeline.write(copy.name, extent, array, data))
 
         with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
             copy.resident.hold_gradient(gradient, write)
         self._space.counts.gradients += 1
         copy.set_raw_gradient(None)
         nbytes, copy.counted = copy.counted, 0
-        pipeline.keep(Sent(operations, nbytes, partial(self._keep, copy, gradient, nbytes)))
+        self._space.sent += nbytes
+        gone, lost = partial(self._gone, nbytes), partial(self._keep, copy, gradient, nbytes)
+        pipeline.depart(Departure(operations, nbytes, gone, lost))
+
+    def _gone(self, nbytes: int) -> None:
+        """A gradient has arrived."""
+        self._space.sent -= nbytes
+        self._space.ledger.add_gradient(-nbytes)
 
     def _keep(self, copy: DeviceCopy, gradient: Tensor, nbytes: int) -> None:
         """A gradient has not arrived: it is here, and counts."""
+        self._space.sent -= nbytes
         copy.resident.release_gradient()
         copy.set_raw_gradient(gradient)
         copy.counted = nbytes

@@ -46,6 +46,10 @@ class UseOrder:
         if len(self._seen) >= self._most:
             self.end_period()
 
+    def was_used(self, key: int) -> bool:
+        """Whether a parameter has been used in this period."""
+        return key in self._seen
+
     def distance(self, key: int) -> int:
         """How many uses come before the next one of a parameter; if it was not used, more than
         of any other."""

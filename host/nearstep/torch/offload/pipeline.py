@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, cast
 
@@ -74,20 +74,23 @@ class Reading:
         self._queue.wait(self.operations)
 
 
-@dataclass
-class Sent:
-    """A gradient on its way.
+@dataclass(frozen=True, eq=False)
+class Departure:
+    """Bytes that count on the compute device until operations have ended: those of a gradient that
+    is sent, or of a parameter that something computes with.
 
     Attributes
     ----------
     operations
-    nbytes : that it counts for on the compute device until they have ended.
-    lost : called if they fail: the owner has not got it.
+    nbytes
+    gone : called when they have ended.
+    lost : called if they never will: one of them failed, or was not run.
     """
 
     operations: Sequence[Operation]
     nbytes: int
-    lost: Callable[[], None] = field(default=lambda: None)
+    gone: Callable[[], None]
+    lost: Callable[[], None]
 
 
 class Pipeline:
@@ -134,12 +137,12 @@ class Pipeline:
         self._accelerator = Accelerator(device, traffic, max_cycles)
         self._interrupt = interrupt
         self._updates: list[Operation] = []
-        self._sent: list[Sent] = []
+        self._departures: list[Departure] = []
 
     @property
-    def sent_bytes(self) -> int:
-        """Of gradients that are on their way."""
-        return sum(each.nbytes for each in self._sent)
+    def departing_bytes(self) -> int:
+        """That count until something has ended."""
+        return sum(each.nbytes for each in self._departures)
 
     def compute(self, name: str) -> Operation | None:
         """Add what torch has computed since the last call; the last computation, if any."""
@@ -150,11 +153,9 @@ class Pipeline:
             self.computed = [self.queue.add(name, lane, after=after, seconds=seconds)]
         return self.computed[0] if self.computed else None
 
-    def read(
-        self, name: str, extent: Extent, array: str, after: Iterable[Operation] = ()
-    ) -> Reading:
+    def read(self, name: str, extent: Extent, array: str) -> Reading:
         """Begin to fetch an array."""
-        parts, operations, after = [], [], list(after)
+        parts, operations = [], []
         dtype = extent.segment.dtype_of(array)
         for channel, view in extent.segment.parts(array, extent.start, extent.start + extent.count):
             out = np.empty(view.size, dtype)
@@ -166,7 +167,6 @@ class Pipeline:
                 partial(view.read, out),
                 view,
                 down=False,
-                after=after,
             )
             operations.append(made)
         return Reading(extent, operations, dtype, self.queue, parts)
@@ -177,10 +177,10 @@ class Pipeline:
         extent: Extent,
         array: str,
         data: NDArray[Any],
-        after: Iterable[Operation] = (),
     ) -> Sequence[Operation]:
-        """Begin to send an array of `count` elements, which does not change until it is there."""
-        operations, after = [], list(after)
+        """Begin to send an array of `count` elements, which has been computed, and does not change
+        until it is there."""
+        operations, after = [], self.computed
         flat = data.reshape(-1)
         extent.segment.written(array)
         for channel, view in extent.segment.parts(array, extent.start, extent.start + extent.count):
@@ -206,7 +206,7 @@ class Pipeline:
         view: Buffer,
         *,
         down: bool,
-        after: Iterable[Operation],
+        after: Sequence[Operation] = (),
     ) -> Operation:
         transfer = self._machine.transfer(view.nbytes, channel, down=down)
         where = [Range.of(view)]
@@ -222,19 +222,21 @@ class Pipeline:
             priority=SEND if down else FETCH,
         )
 
-    def keep(self, sent: Sent) -> None:
-        """Look after a gradient that is on its way."""
-        self._sent.append(sent)
+    def depart(self, departure: Departure) -> None:
+        """Look after bytes until they are gone."""
+        self._departures.append(departure)
 
-    def arrived(self) -> int:
-        """Bytes of gradients that have arrived since the last call."""
-        there = [each for each in self._sent if self.queue.has_ended(each.operations)]
-        self._sent = [each for each in self._sent if each not in there]
-        return sum(each.nbytes for each in there)
+    def reap(self) -> None:
+        """Say so of what is gone."""
+        gone = [each for each in self._departures if self.queue.has_ended(each.operations)]
+        self._departures = [each for each in self._departures if each not in gone]
+        for each in gone:
+            each.gone()
 
-    def wait_for_gradient(self) -> None:
-        """Let time pass until the gradient that was sent first of all has arrived."""
-        self.queue.wait(self._sent[0].operations)
+    def wait_for_room(self) -> None:
+        """Let time pass until any of that is gone."""
+        self.queue.wait_for_one([each.operations for each in self._departures])
+        self.reap()
 
     def update(
         self, name: str, launch: Launch, start: Start, factor: float, started: list[Run]
@@ -292,8 +294,8 @@ class Pipeline:
     def _failed(self, cause: BaseException) -> None:
         """Nothing is under way any more."""
         updates, self._updates, self.computed = bool(self._updates), [], []
-        there = [each for each in self._sent if self.queue.has_ended(each.operations)]
-        lost, self._sent = [each for each in self._sent if each not in there], there
+        self.reap()
+        lost, self._departures = self._departures, []
         for each in lost:
             each.lost()
         self._interrupt(cause, updates)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, MutableMapping, MutableSet, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -13,7 +14,7 @@ from nearstep.torch.offload.copy import DeviceCopy
 from nearstep.torch.offload.errors import BudgetError, EarlyUpdateError
 from nearstep.torch.offload.ledger import Ledger
 from nearstep.torch.offload.order import UseOrder
-from nearstep.torch.offload.pipeline import Pipeline
+from nearstep.torch.offload.pipeline import Departure, Pipeline
 from nearstep.work.operation import Operation
 
 
@@ -47,6 +48,7 @@ class Space:
     Attributes
     ----------
     closed : all parameters are here, and stay: graphs from before work on.
+    sent : bytes of gradients that count until their owner has them.
     pipeline : what transfers are added to, and computation, while they are recorded; None makes
         transfers at once.
     """
@@ -61,10 +63,10 @@ class Space:
         self.prefetches = prefetches
         self.closed = False
         self.pipeline: Pipeline | None = None
+        self.sent = 0
         self._doing = "before"
         self._used: Sequence[DeviceCopy] = ()
         self._computed: dict[DeviceCopy, Operation] = {}
-        self._room: Sequence[Operation] = ()
         self.spill: Callable[[], bool] = lambda: False
         self.give_up: Callable[[], None] = lambda: None
         self._present: MutableSet[DeviceCopy] = {copy for copy in copies if copy.present}
@@ -164,9 +166,9 @@ class Space:
         self._used = copies
 
     def reap(self) -> None:
-        """Count gradients no more that have arrived."""
+        """Count no more what is gone."""
         if self.pipeline is not None:
-            self.ledger.add_gradient(-self.pipeline.arrived())
+            self.pipeline.reap()
 
     def land_all(self) -> None:
         """End all fetches that were begun."""
@@ -193,28 +195,55 @@ class Space:
         BudgetError : those that are in use and what is wanted are more than the budget.
         """
         self.reap()
-        while self.ledger.free + self._sent_bytes < nbytes:
+        while self._soon_free < nbytes:
             victim = self._victim()
             if victim is not None:
                 self.release(victim)
+            elif self._departing:
+                self._wait_for_room()
             elif not self.spill():
                 stay = [copy.name for copy in self._present if not copy.pins and copy.is_aliased]
                 if stay:
                     hint += f"; in memory that something refers to: {', '.join(sorted(stay))}"
                 raise BudgetError(what, self.ledger.used + nbytes, self.ledger.budget, hint)
-        while self.ledger.free < nbytes and self.pipeline is not None:
-            self.pipeline.wait_for_gradient()
-            self.reap()
+        while self.ledger.free < nbytes:
+            self._wait_for_room()
+
+    def _wait_for_room(self) -> None:
+        """Let time pass until something is gone."""
+        assert self.pipeline is not None, "something departs"
+        self.pipeline.wait_for_room()
+
+    @property
+    def _soon_free(self) -> int:
+        """What is left of the budget when what departs is gone, but for gradients that may be on
+        their way while others are made."""
+        return self.ledger.free + max(0, self._departing - self._on_their_way)
+
+    @property
+    def _on_their_way(self) -> int:
+        """Bytes of gradients that may be on their way without anything waiting for them: as many as
+        are made at once, if the budget has room for two parameters besides."""
+        if self.pipeline is None:
+            return 0
+        largest = max((copy.nbytes for copy in self.copies), default=0)
+        return self._reserve if self.ledger.budget - 2 * self._reserve >= 2 * largest else 0
 
     @property
     def _new_gradients(self) -> int:
         """Bytes of gradients that are not on their way."""
-        return self.ledger.gradients - self._sent_bytes
+        return self.ledger.gradients - self.sent
 
     @property
-    def _sent_bytes(self) -> int:
-        """Of gradients that count until they have arrived."""
-        return 0 if self.pipeline is None else self.pipeline.sent_bytes
+    def _gradient_room(self) -> int:
+        """What is to be left for gradients that are made, and on their way."""
+        made = max(0, self._reserve - self._new_gradients)
+        return made + max(0, self._on_their_way - self.sent)
+
+    @property
+    def _departing(self) -> int:
+        """Bytes that count until something has ended."""
+        return 0 if self.pipeline is None else self.pipeline.departing_bytes
 
     def reserve(self, nbytes: int, what: str) -> None:
         """Count a gradient that is about to be made.
@@ -231,15 +260,18 @@ class Space:
         """Have a parameter go."""
         self._drop(copy, copy.release)
         self.counts.releases += 1
-        if copy in self._computed:
-            self._room = [self._computed[copy]]
 
     def _drop(self, copy: DeviceCopy, drop: Callable[[], None]) -> None:
         cdata = copy.storage._cdata if copy.storage is not None else 0
         drop()
         self._by_storage.pop(cdata, None)
         self._present.discard(copy)
-        self.ledger.add_parameter(-copy.nbytes)
+        gone = partial(self.ledger.add_parameter, -copy.nbytes)
+        computed = self._computed.get(copy)
+        if self.pipeline is None or computed is None:
+            gone()
+        else:
+            self.pipeline.depart(Departure([computed], copy.nbytes, gone, gone))
 
     def released(self, copy: DeviceCopy) -> bool:
         """Have a parameter go if it may; whether it has gone."""
@@ -255,7 +287,7 @@ class Space:
 
     def _fetch(self, copy: DeviceCopy) -> None:
         self.make_room(copy.nbytes, copy.name)
-        copy.fetch(self.pipeline, self._room)
+        copy.fetch(self.pipeline)
         self._know(copy)
         self._present.add(copy)
         self.ledger.add_parameter(copy.nbytes)
@@ -271,18 +303,19 @@ class Space:
         if len(self._present) == len(self.copies) or not self.order.is_known:
             return
         in_backward = torch._C._current_graph_task_id() >= 0
-        reserve = max(0, self._reserve - self._new_gradients) if in_backward else 0
         distance = self.order.distance
         for index in self.order.upcoming():
             copy = self.copies[index]
             if copy.present:
                 continue
-            while self.ledger.free + self._sent_bytes < copy.nbytes + reserve:
+            again = self.pipeline is not None and self.order.was_used(index)  # then in backward
+            reserve = self._gradient_room if in_backward or again else 0
+            while self._soon_free < copy.nbytes + reserve:
                 victim = self._victim()
                 if victim is None or distance(victim.index) <= distance(index):
                     return
                 self.release(victim)
             if self.ledger.free < copy.nbytes + reserve:
-                return  # not yet: gradients are on their way
+                return  # not yet
             self._fetch(copy)
             self.counts.prefetches += 1
