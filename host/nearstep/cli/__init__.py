@@ -10,6 +10,7 @@ import typer
 from nearstep.cli import cache as cache_command
 from nearstep.cli import devices as devices_command
 from nearstep.cli import doctor
+from nearstep.cli import offload as offload_command
 from nearstep.cli import open as open_command
 from nearstep.cli import paper as paper_command
 from nearstep.cli import platform as platform_command
@@ -44,6 +45,7 @@ def _app() -> typer.Typer:
 
     app.command("devices")(devices_command.command)
     app.command("doctor")(doctor.command)
+    app.command("offload")(offload_command.command)
     app.command("open")(open_command.command)
     app.command("trace")(trace_command.command)
     _command(app, "registers", registers_command.command)

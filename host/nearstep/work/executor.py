@@ -128,7 +128,7 @@ class Execution:
         self._guarded(self._start_all)
 
     def wait_for_one(self, groups: Sequence[Sequence[Operation]]) -> None:
-        """Let time pass until all operations of one of these groups have ended. Raises as `wait`."""
+        """Let time pass until all of one of these groups have ended. Raises as `wait`."""
         wanted = [{each.index for each in group} for group in groups]
         self._guarded(lambda: self._pass_until(lambda: any(g <= self._ended for g in wanted)))
 

@@ -88,7 +88,7 @@ class Queue:
                 self._execution.wait(here)
 
     def wait_for_one(self, groups: Iterable[Sequence[Operation]]) -> None:
-        """Let time pass until all operations of one of these groups have ended. Raises as `wait`."""
+        """Let time pass until all of one of these groups have ended. Raises as `wait`."""
         here = [self._here(group) for group in groups]
         if here:
             with self._work():
@@ -147,7 +147,9 @@ class Queue:
 
     def _here(self, operations: Iterable[Operation]) -> list[Operation]:
         graph = self._graph
-        return [each for each in operations if each.index < len(graph) and graph[each.index] is each]
+        return [
+            each for each in operations if each.index < len(graph) and graph[each.index] is each
+        ]
 
     @contextmanager
     def _work(self) -> Iterator[None]:

@@ -95,11 +95,12 @@ def made(plan: Plan) -> tuple[nn.Module, Any]:
     return model, OPTIMIZERS[plan.optimizer](groups(model), plan.device)
 
 
-def train(plan: Plan, **offload: Any) -> Result:
-    """Train; offloaded, if a budget and the like are given."""
+def train(plan: Plan, *, platform: str | None = None, **offload: Any) -> Result:
+    """Train; offloaded, if a budget and the like are given, and recorded on a platform."""
     model, optimizer = made(plan)
     with nearstep.offload(model, optimizer, **offload) if offload else nullcontext() as engine:
-        losses = run(plan, model, optimizer)
+        with engine.record(platform) if engine and platform else nullcontext():
+            losses = run(plan, model, optimizer)
         report = engine.report() if engine else None
         state, moments = model.state_dict(), optimizer.state_dict()
     return Result(losses, state, moments, [p.grad for p in model.parameters()], report)

@@ -1,0 +1,119 @@
+"""`nearstep offload`: how far computation, transfers and updates of an offloaded model overlap."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn
+from rich.table import Table
+
+from nearstep.cli.devices import complete
+from nearstep.cli.files import check_picture, check_writable
+from nearstep.errors import NearstepError
+from nearstep.work.trace import picture, write_trace
+from nearstep_spec.platform.machine import PlatformError
+
+if TYPE_CHECKING:
+    from nearstep.measure.overlap import Overlap
+
+
+def command(
+    url: Annotated[
+        str,
+        typer.Argument(
+            help='Device name, such as "sim:axdimm?memory=ddr4-1600&channels=2"; in quotes.',
+            autocompletion=complete,
+        ),
+    ],
+    platform: Annotated[
+        str, typer.Option(help="Machine whose processor computes: a name or a file.")
+    ] = "axdimm",
+    layers: Annotated[int, typer.Option(help="Equal linear layers.")] = 12,
+    width: Annotated[int, typer.Option(help="Each has width x width parameters.")] = 256,
+    batch: Annotated[int, typer.Option(help="Rows of the input.")] = 4096,
+    room: Annotated[int, typer.Option(help="The budget, in layers.")] = 5,
+    updates: Annotated[str, typer.Option(help="in-backward or at-step.")] = "in-backward",
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="JSON for Perfetto and chrome://tracing."),
+    ] = None,
+    image: Annotated[
+        Path | None,
+        typer.Option("--picture", "-p", help="Picture: .png, .svg, or what matplotlib writes."),
+    ] = None,
+) -> None:
+    """Train a stack of layers that is larger than its budget, with overlap, without it, and not
+    offloaded, and show what one iteration does, and when.
+
+    Computation takes what it would on the platform. On a device with a clock transfers and updates
+    are the device's own, in its cycles; on others they take what the platform says.
+    """
+    if image is not None:
+        check_picture(image)  # first: the others leave files behind
+    for option, path in (("--output", output), ("--picture", image)):
+        if path is not None:
+            check_writable(option, path)
+    try:
+        from nearstep.measure.overlap import Overlap, Stack  # torch is an extra
+
+        stack = Stack(
+            device=url,
+            platform=platform,
+            layers=layers,
+            width=width,
+            batch=batch,
+            room=room,
+            updates=updates,  # type: ignore[arg-type]  # is checked
+        )
+        with Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            console=Console(stderr=True),
+            transient=True,
+        ) as progress:
+            progress.add_task(f"{layers} layers on {url}")
+            found = Overlap.of(stack)
+    except (NearstepError, PlatformError) as error:
+        raise typer.BadParameter(str(error)) from None
+    except ModuleNotFoundError as error:
+        raise typer.BadParameter(f"{error}: see nearstep doctor") from None
+    _show(found)
+    timeline = found.overlapped.timeline
+    assert timeline is not None, "it was recorded"
+    if output is not None:
+        write_trace(timeline, output)
+    if image is not None:
+        picture(timeline, image, title=f"{layers} layers of {width} x {width} on {url}")
+    if found.bits:
+        raise typer.Exit(1)
+
+
+def _show(found: Overlap) -> None:
+    timeline, report = found.overlapped.timeline, found.overlapped.report
+    assert timeline is not None, "it was recorded"
+    assert report is not None, "it was offloaded"
+    unit = "cycles" if timeline.unit == "cycles" and timeline.hertz != 1e12 else "ps, modelled"
+    console = Console(markup=False, highlight=False)
+    table = Table(
+        "backward and update", f"with overlap, {unit}", "share", "without", title="One iteration"
+    )
+    phase, serial = found.overlapped.phase, found.serial.phase
+    table.add_row("all", str(phase.duration), "", str(serial.duration))
+    for resource, busy in sorted(phase.busy.items()):
+        share = f"{100 * busy / max(phase.duration, 1):.1f} %"
+        table.add_row(resource, str(busy), share, str(serial.busy.get(resource, 0)))
+    console.print(table)
+    console.print(
+        f"backward and update: {found.ratio:.3f} x what is busy longest, "
+        f"{found.ratio_of_bounds:.3f} x what is without overlap; "
+        f"{found.gain:.2f} x as fast as one after the other",
+        soft_wrap=True,
+    )
+    console.print(
+        f"budget {report.budget} bytes, peak {report.peak}, parameters {report.parameters}; "
+        f"{found.bits} bits differ from training that is not offloaded",
+        soft_wrap=True,
+    )

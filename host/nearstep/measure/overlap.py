@@ -1,0 +1,185 @@
+"""How far an offloaded model overlaps: a stack of equal layers, with overlap and without."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from nearstep.errors import ArgumentError
+from nearstep.optim import AdamW
+from nearstep.torch.offload import Report, offload
+from nearstep.torch.offload.engine import Updates
+from nearstep.torch.offload.recording import Phase, backward_and_update
+from nearstep.work.timeline import Timeline
+
+STEPS = 3
+"""Of a training. The second is recorded: the first has not yet seen the order of uses."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stack:
+    """Linear layers without bias, each with a tanh behind it, and how they are trained.
+
+    Attributes
+    ----------
+    device : name of the optimizer's.
+    platform : whose processor computes.
+    layers, width : width x width parameters each.
+    batch : rows of the input.
+    room : the budget, in parameters and gradients of a layer.
+    updates : as of `nearstep.offload`.
+    seed
+
+    Raises
+    ------
+    ArgumentError : a number is below 1.
+    """
+
+    device: str
+    platform: str = "axdimm"
+    layers: int = 12
+    width: int = 256
+    batch: int = 4096
+    room: int = 5
+    updates: Updates = "in-backward"
+    seed: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("layers", "width", "batch", "room"):
+            if getattr(self, name) < 1:
+                raise ArgumentError(f"{name} must be above 0, not {getattr(self, name)}")
+
+    @property
+    def budget(self) -> int:
+        """Bytes."""
+        return self.room * 4 * self.width * self.width
+
+    def train(self, *, offloads: bool = True, overlaps: bool | None = None) -> Trained:
+        """Train, and record the second step unless `overlaps` is None.
+
+        Raises
+        ------
+        NearstepError : as the device and the engine.
+        """
+        generator = torch.Generator().manual_seed(self.seed)
+        model = nn.Sequential()
+        for _ in range(self.layers):
+            layer = nn.Linear(self.width, self.width, bias=False)
+            with torch.no_grad():
+                layer.weight.copy_(_random(self.width, self.width, generator=generator))
+            model.extend([layer, nn.Tanh()])
+        x = _random(self.batch, self.width, generator=generator)
+        optimizer = AdamW(model.parameters(), lr=1e-3, device=self.device)
+        timeline = report = None
+
+        def step() -> None:
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+
+        if not offloads:
+            for _ in range(STEPS):
+                step()
+        else:
+            with offload(model, optimizer, budget=self.budget, updates=self.updates) as engine:
+                for number in range(STEPS):
+                    if number == 1 and overlaps is not None:
+                        with engine.record(self.platform, overlaps=overlaps) as recording:
+                            step()
+                        timeline = recording.timeline
+                    else:
+                        step()
+                report = engine.report()
+        left = [parameter.detach().clone() for parameter in model.parameters()]
+        moments = [
+            optimizer.state[parameter][name].clone()
+            for parameter in model.parameters()
+            for name in ("exp_avg", "exp_avg_sq")
+        ]
+        return Trained(left=[*left, *moments], timeline=timeline, report=report)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trained:
+    """A training.
+
+    Attributes
+    ----------
+    left : parameters and moments.
+    timeline : of the step that was recorded.
+    report : of the engine.
+    """
+
+    left: list[Tensor]
+    timeline: Timeline | None
+    report: Report | None
+
+    @cached_property
+    def phase(self) -> Phase:
+        """Backward and update."""
+        assert self.timeline is not None, "a step was recorded"
+        return backward_and_update(self.timeline)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Overlap:
+    """A stack trained three times: recorded with overlap, recorded without, and not offloaded.
+
+    Attributes
+    ----------
+    stack
+    overlapped, serial
+    bits : that differ from the one that is not offloaded, of both.
+    """
+
+    stack: Stack
+    overlapped: Trained
+    serial: Trained
+    bits: int
+
+    @classmethod
+    def of(cls, stack: Stack) -> Overlap:
+        """Train."""
+        plain = stack.train(offloads=False)
+        overlapped, serial = stack.train(overlaps=True), stack.train(overlaps=False)
+        bits = sum(_differing(each.left, plain.left) for each in (overlapped, serial))
+        return cls(stack=stack, overlapped=overlapped, serial=serial, bits=bits)
+
+    @property
+    def bounds(self) -> Mapping[str, int]:
+        """Cycles of backward and update that each resource is held without overlap, where nothing
+        else makes an operation longer."""
+        return self.serial.phase.busy
+
+    @property
+    def ratio(self) -> float:
+        """Backward and update, by what holds its resource longest at the same time."""
+        return self.overlapped.phase.duration / max(self.overlapped.phase.longest, 1)
+
+    @property
+    def ratio_of_bounds(self) -> float:
+        """Backward and update, by the longest of `bounds`."""
+        return self.overlapped.phase.duration / max(self.serial.phase.longest, 1)
+
+    @property
+    def gain(self) -> float:
+        """Backward and update without overlap, by that with it."""
+        return self.serial.phase.duration / max(self.overlapped.phase.duration, 1)
+
+
+def _random(rows: int, columns: int, generator: torch.Generator) -> Tensor:
+    values = torch.randn(rows, columns, generator=generator)
+    return values.mul_(columns**-0.5)
+
+
+def _differing(left: list[Tensor], right: list[Tensor]) -> int:
+    """Bits that differ."""
+    return sum(
+        int(np.bitwise_count(a.numpy().view(np.uint32) ^ b.numpy().view(np.uint32)).sum())
+        for a, b in zip(left, right, strict=True)
+    )
