@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from nearstep.errors import ArgumentError
 from nearstep.work.clock import Clock
 from nearstep.work.errors import WorkError
 from nearstep.work.executor import Execution
@@ -64,12 +65,16 @@ class Queue:
 
         Raises
         ------
-        ArgumentError
+        ArgumentError : it cannot be; what was in the queue has ended.
         Exception : without overlap, that of the operation.
         """
         operation = self._graph.add(name, *holds, after=self._here(after), **options)
         with self._work():
-            self._execution.admit()
+            try:
+                self._execution.admit()
+            except ArgumentError:
+                self._execution.finish()  # what there was before
+                raise
         if not self._overlaps:
             self.wait([operation])
         return operation

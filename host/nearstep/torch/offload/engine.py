@@ -252,7 +252,9 @@ class Engine:
             overlaps=overlaps,
         )
         with (
-            optimizer.stepping_by(lambda steps: QueuedSteps(steps, pipeline)),
+            optimizer.stepping_by(
+                lambda steps: QueuedSteps(steps, pipeline, self._names.parameters)
+            ),
             pipeline.active(),
         ):
             self._space.pipeline = pipeline

@@ -106,8 +106,8 @@ class Gradients:
             return copy.raw_gradient()
         self._space.check_old(copy, "its gradient is read before optimizer.step()")
         hint = "; to clip on the device, give the optimizer max_grad_norm"
-        self._space.make_room(copy.nbytes, f"gradient of {copy.name}", hint)
-        with torch.no_grad():
+        with self._space.aside(), torch.no_grad():
+            self._space.make_room(copy.nbytes, f"gradient of {copy.name}", hint)
             gradient = held.fetch(copy.parameter)
         copy.resident.release_gradient()
         copy.set_raw_gradient(gradient)
@@ -124,7 +124,8 @@ class Gradients:
         self._space.check_old(copy, "its gradient is set before optimizer.step()")
         if gradient is not None:
             room = gradient.numel() * gradient.element_size() - copy.counted
-            self._space.make_room(room, f"gradient of {copy.name}")
+            with self._space.aside():
+                self._space.make_room(room, f"gradient of {copy.name}")
         copy.set_raw_gradient(gradient)
         copy.resident.release_gradient()
         self._recount(copy, gradient)

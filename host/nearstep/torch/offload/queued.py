@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from nearstep.torch.bundle import Bundle
 from nearstep.torch.offload.pipeline import Pipeline
 from nearstep.torch.resident import Resident
 from nearstep.torch.step import StepInputs, Steps
@@ -18,10 +23,12 @@ class QueuedSteps(Steps):
     ----------
     steps : that make others.
     pipeline
+    names : of parameters.
     """
 
-    def __init__(self, steps: Steps, pipeline: Pipeline) -> None:
+    def __init__(self, steps: Steps, pipeline: Pipeline, names: Mapping[Tensor, str]) -> None:
         vars(self).update(vars(steps))
+        self._names = names
         self._others = steps
         self._pipeline = pipeline
 
@@ -40,9 +47,14 @@ class QueuedSteps(Steps):
         assert factor is not None, "nothing was looked at"
         for launch in self._launches(step.updates):
             ends = [step.updates[launch.extents[each]].resident for each in (0, -1)]
-            names = dict.fromkeys(each.label for each in ends if isinstance(each, Resident))
+            names = dict.fromkeys(self._name(each) for each in ends)
             self._pipeline.update(" to ".join(names), launch, step.start, factor, step.started)
         return Inbox(())
+
+    def _name(self, resident: Resident | Bundle) -> str:
+        if isinstance(resident, Bundle):
+            return "others"
+        return self._names.get(resident.parameter, resident.label)
 
     def _made_by_others(self, step: StepInputs) -> Inbox | None:
         queue = self._pipeline.queue

@@ -64,7 +64,7 @@ class Space:
         self.closed = False
         self.pipeline: Pipeline | None = None
         self.sent = 0
-        self._doing = "before"
+        self._doing = "other"
         self._used: Sequence[DeviceCopy] = ()
         self._computed: dict[DeviceCopy, Operation] = {}
         self.spill: Callable[[], bool] = lambda: False
@@ -252,7 +252,8 @@ class Space:
         ------
         BudgetError
         """
-        self.make_room(nbytes, what)
+        with self.aside():
+            self.make_room(nbytes, what)
         self.ledger.add_gradient(nbytes)
         self._reserve = max(self._reserve, self._new_gradients)
 
