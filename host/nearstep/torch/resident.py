@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -23,8 +23,8 @@ from nearstep.torch.topk import take_largest
 from nearstep.torch.traffic import Traffic
 from nearstep.torch.transfers import SMALL_ELEMENTS, Inbox, Outbox, Sending, Wanted, send_all
 
-if TYPE_CHECKING:
-    from nearstep.torch.offload.pipeline import Pipeline, Reading
+Reading = TypeVar("Reading")
+"""A fetch that has begun."""
 
 
 @dataclass(frozen=True)
@@ -327,16 +327,16 @@ class Resident:
         exact = self._current != "p" or not self.keeps_master
         self._leave(self._current if exact else None)
 
-    def begin_bring(self, pipeline: Pipeline, name: str) -> Reading:
+    def begin_bring(self, read: Callable[[Extent, str], Reading]) -> Reading:
         """Begin to fetch the parameter, which is away: `land` takes what is read.
 
         Parameters
         ----------
-        pipeline
-        name : of the parameter.
+        read : begins to fetch an array of an extent.
         """
-        reading = pipeline.read(name, self.extent, self._current)
-        self._traffic.parameters_up += self.extent.count * reading.dtype.itemsize
+        reading = read(self.extent, self._current)
+        element = self.extent.segment.dtype_of(self._current)
+        self._traffic.parameters_up += self.extent.count * element.itemsize
         return reading
 
     def land(self, array: NDArray[Any]) -> None:

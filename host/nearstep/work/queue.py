@@ -93,7 +93,12 @@ class Queue:
                 self._execution.wait(here)
 
     def wait_for_one(self, groups: Iterable[Sequence[Operation]]) -> None:
-        """Let time pass until all of one of these groups have ended. Raises as `wait`."""
+        """Let time pass until all of one of these groups have ended.
+
+        Raises
+        ------
+        Exception : as of `wait`.
+        """
         here = [self._here(group) for group in groups]
         if here:
             with self._work():
@@ -104,11 +109,15 @@ class Queue:
         return self._execution.has_ended(self._here(operations))
 
     def finish(self) -> Timeline:
-        """Let time pass until all have ended. Raises as `wait`.
+        """Let time pass until all have ended.
 
         Returns
         -------
         Timeline : of the operations since the last call.
+
+        Raises
+        ------
+        Exception : as of `wait`.
         """
         with self._work():
             self._execution.finish()
@@ -123,8 +132,14 @@ class Queue:
             self._timelines.append(Timeline.joined([timeline]))
 
     def settle(self, where: Range, *, changes: bool) -> None:
-        """What is not in the queue reads or changes bytes: let what it depends on end first, and on
-        devices with a clock all, since their channels may belong to a kernel. Raises as `wait`."""
+        """Let end what somebody depends on who reads or changes bytes outside of the queue.
+
+        On devices with a clock that is all: their channels may belong to a kernel.
+
+        Raises
+        ------
+        Exception : as of `wait`.
+        """
         if self._is_own:
             return
         if self.clock.has_devices:
@@ -134,7 +149,12 @@ class Queue:
         self.wait(found)
 
     def settle_all(self) -> None:
-        """The same, where all may matter. Raises as `wait`."""
+        """Let all end, unless an operation of the queue asks.
+
+        Raises
+        ------
+        Exception : as of `wait`.
+        """
         if not self._is_own:
             self.wait(self._graph)
 

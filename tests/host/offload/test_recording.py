@@ -412,8 +412,7 @@ def fail(device: AxdimmDevice, method: str, after: int) -> Callable[[], None]:
 @pytest.mark.parametrize("after", [1, 3, 6])
 @pytest.mark.parametrize("updates", ["at-step", "in-backward"])
 def test_a_transfer_that_fails(method: str, after: int, updates: str) -> None:
-    """Its error comes out of the recording. Nothing is half there: either all is as before the
-    step, or the optimizer refuses steps."""
+    """Either all is as before the step, or the optimizer refuses steps: nothing is half there."""
     with nearstep.open(DIMM) as device:
         assert isinstance(device, AxdimmDevice)
         torch.manual_seed(4)

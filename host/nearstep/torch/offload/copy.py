@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -181,7 +182,7 @@ class DeviceCopy:
             else:
                 with torch._C.DisableTorchFunctionSubclass():
                     empty.fill_(torch.nan)
-                    self.reading = self.resident.begin_bring(pipeline, self.name)
+                    self.reading = self.resident.begin_bring(partial(pipeline.read, self.name))
         except BaseException:
             self._set_data(self._away)
             raise

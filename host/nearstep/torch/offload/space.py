@@ -176,7 +176,7 @@ class Space:
             copy.land()
 
     def lose_readings(self) -> None:
-        """Fetches that were begun have failed, or ended with what failed: parameters are away."""
+        """Give up fetches that were begun: something failed, and parameters are away."""
         for copy in [each for each in self._present if each.reading is not None]:
             self._drop(copy, copy.lose)
 
