@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from page_coarse import coarse, coarse_area, coarse_wire
 from page_smartssd import compression, rules, smartssd, smartssd_area
-from page_storage import overflow, storage
+from page_storage import offload, overflow, storage
 from page_table import Results, mega, percent, section, table
 from report import FOLDER
 
@@ -463,6 +463,7 @@ SECTIONS: dict[str, Callable[[Results], list[str]]] = {
     "compression": compression,
     "storage": storage,
     "overflow": overflow,
+    "offload": offload,
 }
 
 

@@ -1,4 +1,4 @@
-"""The section on drives."""
+"""Sections on drives and on offloaded training."""
 
 from __future__ import annotations
 
@@ -62,6 +62,40 @@ def overflow(results: Results) -> list[str]:
         (
             [names[name], f"{took:.3f}", _times(seconds["drives"], took)]
             for name, took in seconds.items()
+        ),
+    )
+    return lines
+
+
+def offload(results: Results) -> list[str]:
+    """An iteration of an offloaded stack of layers, with overlap and without."""
+    lines = section(
+        "Offload",
+        "Backward and update of a stack of equal layers in a budget of a few of them, on",
+        f"`{results['device']}`: transfers and updates in RTL cycles (*measured*), computation as",
+        "long as on a V100 (*modelled*). *Ratio*: by what is busy longest at the same time; *of",
+        "serial*: by what is busy longest without overlap, where no operation waits for the host's",
+        "accesses to others; *gain*: by the time without overlap. Bits equal those of training",
+        "that is not offloaded.",
+    )
+    lines += table(
+        [
+            *("layers", "parameters", "rows", "budget", "cycles", "busy longest"),
+            *("ratio", "of serial", "gain"),
+        ],
+        (
+            [
+                row["layers"],
+                row["parameters"],
+                row["rows"],
+                f"{row['budget'] / 4 / row['parameters']:.0%}",
+                row["cycles"],
+                max(row["busy"], key=row["busy"].get),
+                f"{row['ratio']:.3f}",
+                f"{row['ratio_of_bounds']:.3f}",
+                f"{row['gain']:.2f}",
+            ]
+            for row in results["rows"]
         ),
     )
     return lines

@@ -131,6 +131,9 @@ def _check_command(words: list[str], folder: Path) -> None:
         done = CliRunner().invoke(cli._app(), [name, "golden:axdimm", *arguments[1:]])
         assert arguments[0].startswith("sim:"), words
         assert "has no clock" in done.output, (words, done.output)
+    elif name == "offload":
+        done = CliRunner().invoke(cli._app(), [*words, "--layers", "0"])
+        assert "layers must be" in done.output, (words, done.output)
     elif name == "paper":  # options are read in their order, so the wrong one is the last
         done = CliRunner().invoke(cli._app(), [*words, "--models", "none"])
         assert "not 'none'" in done.output, (words, done.output)
