@@ -19,15 +19,17 @@ from nearstep.work.trace import picture, write_trace
 
 DEVICE = "sim:axdimm?memory=ddr4-1600&channels=2"
 CASES = [
-    (12, 2048, 5),
-    (12, 4096, 5),
-    (12, 8192, 5),
-    (24, 2048, 6),
-    (24, 4096, 6),
-    (24, 6000, 6),
-    (24, 8192, 6),
+    (12, 128, 2048, 5),
+    (12, 128, 4096, 5),
+    (12, 128, 8192, 5),
+    (24, 128, 4096, 6),
+    (24, 128, 6000, 6),
+    (24, 128, 8192, 6),
+    (12, 512, 8192, 5),
+    (24, 512, 4096, 6),
+    (24, 512, 6000, 6),
 ]
-"""Layers, rows of the input, and the budget in layers."""
+"""Layers, their width, rows of the input, and the budget in layers."""
 
 console = Console()
 
@@ -55,11 +57,10 @@ def row(stack: Stack, found: Overlap) -> dict[str, Any]:
 
 def main(
     device: Annotated[str, typer.Option(help="of the optimizer")] = DEVICE,
-    width: Annotated[int, typer.Option(help="of a layer: width x width parameters")] = 128,
     seed: Annotated[int, typer.Option(help="of parameters and input")] = 1,
 ) -> None:
     rows = []
-    for layers, rows_of_input, room in track(CASES, "stacks", console=Console(stderr=True)):
+    for layers, width, rows_of_input, room in track(CASES, "stacks", console=Console(stderr=True)):
         stack = Stack(
             device=device, layers=layers, width=width, batch=rows_of_input, room=room, seed=seed
         )
@@ -67,7 +68,7 @@ def main(
         if found.bits:
             raise AssertionError(f"{found.bits} bits differ: {stack}")
         rows.append(row(stack, found))
-        if (layers, rows_of_input) == (12, 4096):
+        if (layers, width, rows_of_input) == (12, 128, 4096):
             timeline = found.overlapped.timeline
             assert timeline is not None, "it was recorded"
             report.FOLDER.mkdir(parents=True, exist_ok=True)
@@ -81,11 +82,14 @@ def main(
             "rows": rows,
         },
     )
-    table = Table("layers", "rows", "cycles", "busy longest", "ratio", "of serial", "gain")
+    table = Table(
+        "layers", "parameters", "rows", "cycles", "busy longest", "ratio", "of serial", "gain"
+    )
     for each in rows:
         longest = max(each["busy"], key=each["busy"].get)
         table.add_row(
             str(each["layers"]),
+            str(each["parameters"]),
             str(each["rows"]),
             str(each["cycles"]),
             f"{longest} {each['busy'][longest]}",

@@ -241,6 +241,9 @@ class Home:
     def place_of(self, _: Tensor) -> None:
         """They may be anywhere."""
 
+    def write_failed(self, _: Exception) -> None:
+        """Nothing else is lost."""
+
 
 class Init:
     """Have each parameter of the models that are made go to a device as soon as it is registered.

@@ -30,6 +30,9 @@ class Owner(Protocol):
     def place_of(self, parameter: Tensor) -> Resident | None:
         """The place where a parameter should be; None if it may be anywhere."""
 
+    def write_failed(self, error: Exception) -> None:
+        """Go on after a parameter or a gradient could not be sent."""
+
 
 class DeviceCopy:
     """A parameter whose memory on the compute device goes while its owner, the optimizer's device,
@@ -147,7 +150,11 @@ class DeviceCopy:
         """
         with torch._C.DisableTorchFunctionSubclass():
             self.resident.check_size()
-            self.resident.settle()
+            try:
+                self.resident.settle()
+            except Exception as error:
+                self.optimizer.write_failed(error)
+                raise
 
     def release(self) -> None:
         """Let the memory go; the owner gets the parameter if it was changed."""

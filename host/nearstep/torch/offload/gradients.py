@@ -136,7 +136,11 @@ class Gradients:
             self._begin_to_send(pipeline, copy, gradient)
             return
         with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
-            copy.resident.hold_gradient(gradient)
+            try:
+                copy.resident.hold_gradient(gradient)
+            except Exception as error:
+                copy.optimizer.write_failed(error)
+                raise
         self._space.counts.gradients += 1
         copy.set_raw_gradient(None)
         self._recount(copy, None)

@@ -155,8 +155,11 @@ class OverflowSteps(Optimizer):
         """The same, of one unit of parameters after the other, and a generation of all on drives.
 
         After an error everything is what it was before, unless the device failed, or nobody knows
-        whether the generation counts.
+        whether the generation counts. What was changed on the drives alone since the last
+        generation is written first: if that fails, gradients are lost, and of parameters that are
+        away all changes, after which steps are refused.
         """
+        is_lost: bool | None = tier.has_changed_away
         undo = Undo(self.state, self._residents.values())
         updates: dict[Extent, Update] = {}
         try:
@@ -166,6 +169,7 @@ class OverflowSteps(Optimizer):
                         state.flush()
                 if tier.is_dirty:
                     self._commit(tier)
+                is_lost = None
                 units = list(work.units(tier.segments))
                 for unit, after in zip_longest(units, units[1:]):
                     undo.keep(resident for resident, _, _ in unit.checked)
@@ -175,11 +179,17 @@ class OverflowSteps(Optimizer):
                     updates |= self._apply(unit) or {}
                 self._commit(tier)
         except BaseException as error:
-            self._go_back(tier, undo, error)
+            self._go_back(tier, undo, error, is_lost)
             raise
         return updates
 
-    def _go_back(self, tier: Tier, undo: Undo, error: BaseException) -> None:
+    def _go_back(self, tier: Tier, undo: Undo, error: BaseException, is_lost: bool | None) -> None:
+        """Undo a step.
+
+        Parameters
+        ----------
+        is_lost : whether changes of parameters are; None: all that there was is in a generation.
+        """
         residents = list(self._residents.values())
         if isinstance(error, UncertainCommitError):
             self._interrupt(residents, error)
@@ -190,10 +200,44 @@ class OverflowSteps(Optimizer):
             self._interrupt(residents, error)
             return
         undo.restore()
-        if isinstance(error, StorageError):
+        if is_lost is not None:
+            self._lose_gradients(error)
+        if is_lost:
+            self._interrupt(residents, error)
+        elif isinstance(error, StorageError):
             self._interrupted = None
             for resident in residents:
                 resident.interrupted = None
+
+    def write_failed(self, error: Exception) -> None:
+        """Go on after a write to the drives that failed outside of a step.
+
+        What was written since the last generation is lost: gradients that the device was to keep,
+        which it keeps no more. If anything else was, the optimizer refuses steps until a checkpoint
+        is loaded.
+
+        Parameters
+        ----------
+        error : nothing is done unless it is one of the drives.
+        """
+        tier, residents = self._tier, list(self._residents.values())
+        if tier is None or not isinstance(error, StorageError):
+            return
+        others = tier.has_changes_besides_gradients
+        self._lose_gradients(error)
+        try:
+            tier.go_back()
+        except StorageError:
+            others = True
+        if others:
+            self._interrupt(residents, error)
+
+    def _lose_gradients(self, error: BaseException) -> None:
+        held = [each for each in self._residents.values() if each.held is not None]
+        for resident in held:
+            resident.release_gradient()
+        if held:
+            error.add_note(f"{len(held)} gradients that were on the drives are lost")
 
     def _commit(self, tier: Tier) -> None:
         tier.commit(pack(self._title, self.param_groups, self.state, self._residents))

@@ -107,6 +107,19 @@ class Tier:
         """Whether something was written that no generation has."""
         return any(segment.dirty for segment in self.segments)
 
+    @property
+    def has_changes_besides_gradients(self) -> bool:
+        """Whether any of that is no gradient."""
+        return any(segment.dirty.difference(GRADIENTS) for segment in self.segments)
+
+    @property
+    def has_changed_away(self) -> bool:
+        """Whether any of that is of a parameter that the host has not."""
+        return any(
+            "p" in segment.dirty and any(resident.away for resident in segment.residents)
+            for segment in self.segments
+        )
+
     def bring(self, segment: OverflowSegment, arrays: Mapping[str, float]) -> None:
         """Have arrays of a unit in memory, since they are about to be updated.
 

@@ -1,0 +1,163 @@
+"""An offloaded model whose state is on drives, of which any action of an iteration fails."""
+
+from __future__ import annotations
+
+import errno
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import nearstep
+from nearstep.storage.drive_errors import StorageError, UncertainCommitError
+from nearstep.torch.errors import InterruptedStepError
+from nearstep.torch.offload import Engine
+from nearstep_sim.models.drive import FailAt
+
+from .jobs import URL, Drives, drives, everything
+
+MEMORY = 17_000
+BUDGET = 8_000
+
+
+def made(store: Any = None, **options: Any) -> tuple[nn.Sequential, Any]:
+    torch.manual_seed(5)
+    layers = nn.Linear(24, 40), nn.Tanh(), nn.Linear(40, 24), nn.Linear(24, 8)
+    model = nn.Sequential(*layers)
+    more = {} if store is None else {"drives": store, "memory": MEMORY, **options}
+    return model, nearstep.optim.AdamW(model.parameters(), lr=1e-2, device=URL, **more)
+
+
+def iteration(model: nn.Module, optimizer: Any, number: int) -> None:
+    optimizer.zero_grad()
+    x = torch.randn(4, 24, generator=torch.Generator().manual_seed(number))
+    model(x).square().mean().backward()
+    optimizer.step()
+
+
+def expected_after(count: int) -> dict[str, bytes]:
+    model, optimizer = made()
+    for number in range(count):
+        iteration(model, optimizer, number)
+    return everything(list(model.parameters()), optimizer)
+
+
+def actions() -> list[Counter[str]]:
+    """How many of each the second iteration has, on each drive."""
+    with drives() as on:
+        model, optimizer = made(on.store)
+        with nearstep.offload(model, optimizer, budget=BUDGET):
+            iteration(model, optimizer, 0)
+            found: list[Counter[str]] = [Counter(), Counter()]
+
+            def count(drive: int) -> Callable[[str, int], None]:
+                return lambda what, block: found[drive].update([what])
+
+            for index, place in enumerate(on.places):
+                place.fault = count(index)
+            iteration(model, optimizer, 1)
+            for place in on.places:
+                place.fault = lambda action, block: None
+        return found
+
+
+def check(action: str, drive: int, number: int, code: int) -> bool:
+    """One fails; whether the iteration could be made again."""
+    with drives() as on:
+        model, optimizer = made(on.store)
+        engine: Engine = nearstep.offload(model, optimizer, budget=BUDGET)
+        iteration(model, optimizer, 0)
+        on.places[drive].fault = fault = FailAt(action, number, code)
+        with pytest.raises(StorageError) as caught:
+            iteration(model, optimizer, 1)
+        assert fault.fired == 1
+        if isinstance(caught.value, UncertainCommitError):
+            with pytest.raises(InterruptedStepError):
+                optimizer.step()
+            on.store.close()
+            again = Drives([bytes(each.image) for each in on.places])
+            model, optimizer = made(again.store, resume=True)
+            found = everything(list(model.parameters()), optimizer)
+            assert found in (expected_after(1), expected_after(2))
+            again.store.close()
+            return False
+        iteration(model, optimizer, 1)
+        iteration(model, optimizer, 2)
+        assert engine.report().peak <= BUDGET
+        engine.close()
+        assert everything(list(model.parameters()), optimizer) == expected_after(3)
+        return True
+
+
+@pytest.mark.parametrize("action", ["read", "write", "flush"])
+def test_after_an_error_of_a_drive_the_iteration_can_be_made_again(action: str) -> None:
+    counts = [each[action] for each in actions()]
+    assert min(counts) > 0
+    numbers = {(drive, number) for drive, count in enumerate(counts) for number in {0, count // 2}}
+    whole = [check(action, drive, number, errno.EIO) for drive, number in sorted(numbers)]
+    assert whole.count(True) >= 1
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("action", ["read", "write", "flush"])
+def test_every_action_of_an_iteration(action: str) -> None:
+    counts = [each[action] for each in actions()]
+    whole = [
+        check(action, drive, number, errno.EIO)
+        for drive, count in enumerate(counts)
+        for number in range(count)
+    ]
+    assert len(whole) == sum(counts) > 2
+    commits = 2  # of the gradients, when the step begins, and of the step
+    assert whole.count(False) == (0 if action == "read" else commits)
+
+
+def test_a_changed_parameter_is_not_lost_without_a_word() -> None:
+    """It is on the drives, in no generation yet, when a gradient cannot be written."""
+
+    def change(model: nn.Sequential) -> None:
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(2.0)
+
+    plain, plain_optimizer = made()
+    iteration(plain, plain_optimizer, 0)
+    change(plain)
+    expected = [plain_bits.detach().clone() for plain_bits in plain.parameters()]
+    refused = whole = 0
+    for number in range(0, actions()[0]["write"] + 8, 2):
+        with drives() as on:
+            model, optimizer = made(on.store)
+            engine = nearstep.offload(model, optimizer, budget=BUDGET)
+            iteration(model, optimizer, 0)
+            on.places[0].fault = FailAt("write", number, errno.EIO)
+            has_changed = False
+            try:
+                change(model)
+                has_changed = True
+                iteration(model, optimizer, 1)
+            except UncertainCommitError:
+                continue
+            except StorageError:
+                if refuses(optimizer):
+                    refused += 1
+                    continue
+                assert has_changed
+                engine.close()
+                for found, wanted in zip(model.parameters(), expected, strict=True):
+                    assert torch.equal(found, wanted)
+                whole += 1
+    assert refused > 0
+    assert whole > 0
+
+
+def refuses(optimizer: Any) -> bool:
+    """Whether steps are refused."""
+    try:
+        optimizer.state_dict()
+    except InterruptedStepError:
+        return True
+    return False
