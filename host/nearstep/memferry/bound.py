@@ -1,11 +1,12 @@
 """Lower bounds on an iteration whose first layers are decided.
 
-An iteration takes at least as long as any path through its operations. A path is a sum of numbers of
-layers, each by what is decided for that layer; so the mean over some paths is, too, and its least
-value is found layer by layer. The more evenly the paths are those that are longest under good
-decisions, the nearer the bound is to the optimum: they are found by letting decisions answer the mean
-of the paths so far, and adding the path that is the longest under the answer (fictitious play). A
-limit on bytes is priced: bytes times a multiplier are added, and the limit times it taken off.
+An iteration takes at least as long as any path through its operations. A path is a sum of numbers
+of layers, each by what is decided for that layer; so the mean over some paths is, too, and its
+least value is found layer by layer. The more evenly the paths are those that are longest under good
+decisions, the nearer the bound is to the optimum: they are found by letting decisions answer the
+mean of the paths so far, and adding the path that is the longest under the answer (fictitious
+play). A limit on bytes is priced: bytes times a multiplier are added, and the limit times it taken
+off.
 
 All is integers: sums over paths, not means, so that the bound is exact.
 """
@@ -76,7 +77,8 @@ class Bound:
     limits: Limits
 
     def of(self, states: Ints, decided: int) -> Ints:
-        """Least picoseconds of what begins with these states, times `paths`; int64 of shape (n,)."""
+        """Least picoseconds of what begins with these states, times `paths`; int64 of shape
+        (n,)."""
         found = np.full(len(states), self.rest[decided])
         for i, before in enumerate(BEFORE):
             for j, after in enumerate(AFTER):
@@ -235,4 +237,5 @@ _NEVER = 1 << 60
 
 def _priced(total: Ints, prices: npt.NDArray[np.float64], sizes: Ints) -> Ints:
     """With the price of bytes; not above it."""
-    return total + np.floor(np.tensordot(prices, sizes, 1)).astype(np.int64)
+    priced: Ints = total + np.floor(np.tensordot(prices, sizes, 1)).astype(np.int64)
+    return priced

@@ -1,9 +1,9 @@
 """The best decisions under the cost model, and the proof that none are better.
 
 A dynamic programme over layers: states as `nearstep.memferry.tail` has them, of which those go that
-another one dominates - none of its numbers is above - and those from which no iteration can be shorter
-than the best one known (`nearstep.memferry.bound`). The best one known comes from the same search with
-a bound on the number of states, which proves nothing, in a moment.
+another one dominates - none of its numbers is above - and those from which no iteration can be
+shorter than the best one known (`nearstep.memferry.bound`). The best one known comes from the same
+search with a bound on the number of states, which proves nothing, in a moment.
 """
 
 from __future__ import annotations
@@ -22,11 +22,19 @@ from nearstep.memferry.slack import KEYS, ahead
 ROUNDS = 192
 """Paths of a bound."""
 
-BEAMS = (16, 128, 1024, 4096)
+BEAMS = (16, 128, 1024)
 """States that the search for good decisions keeps after each layer."""
 
-MOST_STATES = 30_000
+MOST_STATES = 6_000
 """States after a layer with which the search goes on; with more nothing is proven."""
+
+
+FEW = 200
+EVERY = 2
+CLOSE_ROUNDS = 64
+MOST_BOUNDS = 15
+"""More than so many states are looked at closer, after every second layer: with bounds that are
+good near some of them, of which the last ones stay."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +101,7 @@ class _Search:
         self,
         costs: Costs,
         limits: Limits,
-        found: Sequence[Bound],
+        found: list[Bound],
         known: Sequence[Decision],
     ) -> None:
         self.costs, self.limits, self.bounds = costs, limits, found
@@ -131,6 +139,7 @@ class _Search:
         cut : of more, those with the least bounds go on; else the search ends.
         """
         states, whole = tail.start(self.costs), True
+        self.bounds = self.bounds[:1]
         steps: list[tuple[Ints, Ints]] = []  # of each state, that before and the decision
         for place in range(len(self.costs)):
             parts = [
@@ -151,6 +160,11 @@ class _Search:
                 kept, whole = kept[:most], False
             states = new[kept]
             steps.append((parents[kept], columns[kept]))
+            if len(states) > FEW and place % EVERY == 0 and place + 1 < len(self.costs):
+                self._look_closer(len(states), steps)
+                again = self._promising(states, place + 1)
+                states = states[again]
+                steps[-1] = (steps[-1][0][again], steps[-1][1][again])
         if len(states):
             self._take(states, steps)
         return whole
@@ -181,17 +195,32 @@ class _Search:
         found += [states[:, column] for column, limit in columns if limit < _UNLIMITED]
         return np.stack(found, 1)
 
+    def _look_closer(self, count: int, steps: Sequence[tuple[Ints, Ints]]) -> None:
+        """Add bounds that are good near some of the states."""
+        for state in (0, count // 3, 2 * count // 3, count - 1):
+            first = _decisions(steps, state)
+            known = [*first, *self.best[len(first) :]]
+            found, answers = bounds(self.costs, self.limits, known, CLOSE_ROUNDS, first)
+            self.bounds = [self.bounds[0], *self.bounds[1:][-MOST_BOUNDS:], found]
+            for answer in answers[-8:]:
+                self.offer(answer)
+
     def _take(self, states: Ints, steps: Sequence[tuple[Ints, Ints]]) -> None:
         totals = tail.totals(states)
         at = int(totals.argmin())
         if totals[at] >= self.total:
             return
         self.total = int(totals[at])
-        decisions = []
-        for parents, columns in reversed(steps):
-            decisions.append(DECISIONS[columns[at]])
-            at = int(parents[at])
-        self.best = tuple(reversed(decisions))
+        self.best = tuple(_decisions(steps, at))
+
+
+def _decisions(steps: Sequence[tuple[Ints, Ints]], state: int) -> list[Decision]:
+    """That lead to a state."""
+    found = []
+    for parents, columns in reversed(steps):
+        found.append(DECISIONS[columns[state]])
+        state = int(parents[state])
+    return found[::-1]
 
 
 _UNLIMITED = 1 << 62
@@ -201,7 +230,8 @@ _BLOCK = 256
 
 
 def _undominated(keys: Ints) -> Ints:
-    """Rows that no other is below or equal to in all columns, of equal ones the first; ascending."""
+    """Rows that no other is below or equal to in all columns, of equal ones the first;
+    ascending."""
     keys, first = np.unique(keys, axis=0, return_index=True)
     order = np.lexsort((first, keys.sum(1)))  # what dominates another row comes before it
     keys, first = np.ascontiguousarray(keys[order]), first[order]

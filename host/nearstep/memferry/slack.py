@@ -1,9 +1,9 @@
 """Which numbers of a state cannot matter any more.
 
-The longest path that begins at a number of a state, over all decisions that are left, says how large
-the number may be without any effect on an iteration of a given length. Decisions that lead to nothing
-better than the best iteration known need not be thought of: what one adds to a bound, above the least,
-may be no more than the bound is below the best; that is priced.
+The longest path that begins at a number of a state, over all decisions that are left, says how
+large the number may be without any effect on an iteration of a given length. Decisions that lead to
+nothing better than the best iteration known need not be thought of: what one adds to a bound, above
+the least, may be no more than the bound is below the best; that is priced.
 """
 
 from __future__ import annotations

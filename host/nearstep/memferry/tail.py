@@ -3,12 +3,13 @@
 Forward comes to layer 0 first, backward last. So what is decided for layers 0 to l is summed up by
 when things can go on after their forward, and by how long it takes from their backward to the end:
 
-- `F`, `R`: the GPU and the copies from the host are free; `H`: forward of the last DFGB layer ended.
-- `a`, `s`, `d`: time to the end of the iteration from where backward of layer l can begin on the GPU,
-  from where copies to the host are free, from where copies of DFGB layers <= l can begin.
+- `F`, `R`: the GPU and the copies from the host are free; `H`: forward of the last DFGB layer
+  ended.
+- `a`, `s`, `d`: time to the end of the iteration from where backward of layer l can begin on the
+  GPU, from where copies to the host are free, from where copies of DFGB layers <= l can begin.
 
-With all layers decided, the iteration takes `max(F + a, max(R, H) + d)`. Each number grows with each
-of those before, which is what makes one state dominate another.
+With all layers decided, the iteration takes `max(F + a, max(R, H) + d)`. Each number grows with
+each of those before, which is what makes one state dominate another.
 """
 
 from __future__ import annotations
@@ -21,8 +22,6 @@ from nearstep.memferry.cost import DECISIONS, Costs, Decision, Ints, Mode
 
 F, R, H, A, S, D, BYTES, KEPT = range(8)
 """Columns of states: the last two are bytes of GPU memory, and of gradients in it."""
-
-
 
 
 def start(costs: Costs) -> Ints:
@@ -71,7 +70,8 @@ def extend(costs: Costs, states: Ints, place: int, column: int) -> Ints:
 def totals(states: Ints) -> Ints:
     """Picoseconds of the iteration, of states after the last layer; int64 of shape (n,)."""
     late = np.maximum(states[:, R], states[:, H]) + states[:, D]
-    return np.maximum(states[:, F] + states[:, A], late)
+    found: Ints = np.maximum(states[:, F] + states[:, A], late)
+    return found
 
 
 def state_of(costs: Costs, decisions: Sequence[Decision]) -> Ints:
