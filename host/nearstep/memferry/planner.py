@@ -12,14 +12,14 @@ from nearstep.errors import ArgumentError
 from nearstep.memferry.bound import Limits
 from nearstep.memferry.cost import DECISIONS, Costs, Decision
 from nearstep.memferry.errors import PlanBudgetError
-from nearstep.memferry.exact import NO_LIMITS, Optimum, optimum
+from nearstep.memferry.exact import MOST_STATES, NO_LIMITS, Optimum, optimum
 from nearstep.memferry.forward import READINGS, Reading
 from nearstep.memferry.greedy import greedy
 from nearstep.memferry.plan import Plan, allowance, check
 from nearstep.memferry.profile import Profile
 
 Planner = Literal["best", "greedy", "exact"]
-MOST_EXACT = 2000
+MOST_EXACT = 500
 """Layers with which the exact planner is tried by default."""
 
 
@@ -65,7 +65,8 @@ def make(
     reserve: float = 1.0,
     planner: Planner = "best",
     readings: Sequence[Reading] = READINGS,
-    decisions: str = "all",
+    decisions: Literal["all", "keep"] = "all",
+    most_states: int = MOST_STATES,
 ) -> Planned:
     """Plan a model.
 
@@ -79,6 +80,7 @@ def make(
     readings : of Algorithm 1, at least one.
     decisions : `all`, or `keep`: no gradient is written to the host by choice (MemFerry without
         GO).
+    most_states : of the exact planner; with fewer it is sooner done, and proves less.
 
     Raises
     ------
@@ -108,7 +110,7 @@ def make(
     chosen: Sequence[Decision] = min(known or [least], key=lambda d: costs.times(d).total)
     bound: int | None = None
     if planner == "exact" or (planner == "best" and len(costs) <= MOST_EXACT):
-        best: Optimum = optimum(costs, limits, chosen)
+        best: Optimum = optimum(costs, limits, chosen, most_states=most_states)
         chosen, bound = best.decisions, best.least
     names = [layer.name for layer in profile.layers]
     plan = Plan(

@@ -46,7 +46,6 @@ class Iterations:
     costs
     decisions : for each layer.
     updates
-    between_s : of the GPU after each backward, such as to give gradient buffers back.
     shared : None: as in the cost model.
 
     Attributes
@@ -60,7 +59,6 @@ class Iterations:
         decisions: Sequence[Decision],
         *,
         updates: Updates = "after-backward",
-        between_s: float = 0.0,
         shared: Shared | None = None,
     ) -> None:
         if len(decisions) != len(costs):
@@ -69,7 +67,6 @@ class Iterations:
         self._costs = costs
         self._decisions = decisions
         self._updates = updates
-        self._between_s = between_s
         self._shared = shared
         self._names = [layer.name for layer in costs.profile.layers]
 
@@ -102,7 +99,6 @@ class Iterations:
             if costs.trained[i] and not decisions[i].write:
                 sends[i] = self._send(i, now)
             now = self._gap("between", costs.before_backward[i], now)
-            now = self._gap("buffers", round(self._between_s * 1e12), now)
         self._update(now, sends)
 
     def _update(self, backward: Operation | None, sends: dict[int, Operation]) -> None:
@@ -211,9 +207,11 @@ def steady(iterations: Iterations) -> Steady:
     return Steady(cycles / 1e12, busy / cycles if cycles else 0.0)
 
 
-def once(costs: Costs, decisions: Sequence[Decision]) -> Timeline:
-    """One iteration alone, as the cost model has it."""
-    iterations = Iterations(costs, decisions)
+def once(
+    costs: Costs, decisions: Sequence[Decision], updates: Updates = "after-backward"
+) -> Timeline:
+    """One iteration alone, by default as the cost model has it."""
+    iterations = Iterations(costs, decisions, updates=updates)
     iterations.add()
     return execute(iterations.graph)
 
