@@ -14,6 +14,8 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from nearstep.cli.files import check_picture, check_writable
+from nearstep.cli.paper_memferry import command as memferry
 from nearstep.paper import axdimm_kernel, axdimm_training
 from nearstep.paper.axdimm_kernel import Rate
 from nearstep.paper.axdimm_training import Row
@@ -27,6 +29,9 @@ app = typer.Typer(
 @app.callback()
 def root() -> None:
     """A command for each paper."""
+
+
+app.command("memferry")(memferry)
 
 
 @app.command()
@@ -62,9 +67,9 @@ def axdimm(
         raise typer.BadParameter(f"must be {expected}, not {policy!r}", param_hint="--policy")
     for option, path in (("--json", as_json), ("--trace", trace), ("--picture", image)):
         if path is not None:
-            _check_writable(option, path)
+            check_writable(option, path)
     if image is not None:
-        _check_picture(image)
+        check_picture(image)
     console = Console()
     rates: list[Rate] = []
     rows: list[Row] = []
@@ -100,28 +105,6 @@ def axdimm(
             picture(timeline, image, title, links=False)
     if as_json is not None:
         as_json.write_text(json.dumps(plain(rates, rows), indent=1) + "\n", encoding="utf-8")
-
-
-def _check_writable(option: str, path: Path) -> None:
-    """Make the folder, and refuse a path that cannot be written, before anything is computed."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("ab"):
-            pass
-    except OSError as error:
-        reason = f"cannot be written: {error.strerror or error}"
-        raise typer.BadParameter(f"{path} {reason}", param_hint=option) from None
-
-
-def _check_picture(path: Path) -> None:
-    from matplotlib.backend_bases import FigureCanvasBase
-
-    known = FigureCanvasBase.get_supported_filetypes()
-    if path.suffix[1:] not in known:
-        names = ", ".join(f".{each}" for each in sorted(known))
-        raise typer.BadParameter(
-            f"must end in one of {names}, not {path.suffix!r}", param_hint="--picture"
-        )
 
 
 def plain(rates: Sequence[Rate], rows: Sequence[Row]) -> dict[str, Any]:

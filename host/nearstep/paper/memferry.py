@@ -29,7 +29,7 @@ ASSUMPTIONS = (
     "defaults of PyTorch 1.9; all at the datasheet's peak.",
     "Batches and sequences of figures 9, 10 and 12 are not printed: 8 x 512, GPT-2 8 x 1024.",
     "Shapes of TransformerXL are not printed but for ranges: GPT blocks of hidden 2048 (4096 from "
-    "4 billion parameters), a vocabulary of 32768 (130528), sequence 512, as many as make the size.",
+    "4 billion parameters), a vocabulary of 32768 (130528), sequence 512; as many as fit the size.",
     "The host's memory is not printed: the optimizer moves 28 bytes a parameter at eight channels "
     "of DDR4-3200 on the larger machine, and at two of DDR4-2666 on the smaller one.",
     "DeepSpeed is modelled as native ZeRO-Offload: what its gradient buffers cost is not printed. "
@@ -239,7 +239,9 @@ class Evaluation:
             where = "V-B, figure 9"
             yield _row(f"{name}: speed, least", where, "%", low, min(values))
             yield _row(f"{name}: speed, most", where, "%", high, max(values))
-        yield _row("up to (abstract)", "I", "x", 1.68, 1 + max(small + large) / 100)
+        yield _row("MemFerry, up to", "abstract", "x", 1.68, 1 + max(small + large) / 100)
+        slower = [each for name in SMALL for each in _slower(self.named(name))]
+        yield _row("Backward by DHA, slower, most", "III-B", "%", 10.0, 100 * fmean(slower))
 
     def utilisation(self) -> Iterator[Row]:
         one, two, three = self.named("gpt2-medium").busy
@@ -272,6 +274,9 @@ class Evaluation:
         yield _row("6.7 billion", where, "x", 1.26, cases[-1].speedup)
         go = fmean(each.memory[2] / each.memory[0] - 1 for each in cases)
         yield _row("GO-MemFerry, memory", where, "%", -21.6, 100 * go)
+        saved = [100 * (each.memory[2] / each.memory[0] - 1) for each in cases]
+        yield _row("GO-MemFerry, memory, least saved", where, "%", -18.0, max(saved))
+        yield _row("GO-MemFerry, memory, most saved", where, "%", -22.0, min(saved))
 
     def v100(self) -> Iterator[Row]:
         cases = [self.case(sized(each), "memferry-v100", batch=1) for each in (0.7, 1.0, 1.7, 2.4)]
@@ -326,6 +331,13 @@ class Evaluation:
             self.gpus,
         ):
             yield from each()
+
+
+def _slower(case: Case) -> Iterator[float]:
+    """By how much backward of a model is longer with all parameters in host memory."""
+    layers = case.profile.layers
+    there = sum(each.backward_dha_s or each.backward_s for each in layers)
+    yield there / sum(each.backward_s for each in layers) - 1
 
 
 def _row(name: str, section: str, unit: str, paper: float, modelled: float) -> Row:

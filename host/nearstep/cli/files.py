@@ -1,0 +1,30 @@
+"""Files that a command writes, checked before it works for long."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import typer
+
+
+def check_writable(option: str, path: Path) -> None:
+    """Make the folder, and refuse a path that cannot be written, before anything is computed."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("ab"):
+            pass
+    except OSError as error:
+        reason = f"cannot be written: {error.strerror or error}"
+        raise typer.BadParameter(f"{path} {reason}", param_hint=option) from None
+
+
+def check_picture(path: Path) -> None:
+    """Refuse a kind of picture that cannot be drawn."""
+    from matplotlib.backend_bases import FigureCanvasBase
+
+    known = FigureCanvasBase.get_supported_filetypes()
+    if path.suffix[1:] not in known:
+        names = ", ".join(f".{each}" for each in sorted(known))
+        raise typer.BadParameter(
+            f"must end in one of {names}, not {path.suffix!r}", param_hint="--picture"
+        )
