@@ -139,6 +139,7 @@ def show(made: Planned, timeline: Timeline, system: str) -> None:
     console = Console(markup=False, highlight=False)
     costs, source = made.costs, made.costs.profile.source
     table = Table("layer", "mode", "gradients", title=f"{costs.profile.description} ({source})")
+    table.columns[0].min_width = max(len(name) for name in made.plan.layers)
     for name in ("MB", "load, ms", "forward, ms", "backward, ms", "update, ms"):
         table.add_column(name, justify="right")
     for i, (name, each) in enumerate(made.plan.layers.items()):

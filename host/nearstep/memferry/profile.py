@@ -93,7 +93,7 @@ class LayerProfile:
 
 
 _NULLABLE = {"forward_dha_s", "backward_dha_s", "backward_write_s", "backward_dha_write_s"}
-_BYTES = {"parameter_bytes", "gradient_bytes"}
+_BYTES = {"parameter_bytes", "gradient_bytes", "activation_bytes"}
 
 
 def _check_number(layer: str, name: str, value: object) -> None:
@@ -144,7 +144,7 @@ class Profile:
             value = getattr(self, name)
             if not isinstance(value, str) or not value:
                 raise ProfileError("", name, "a text", value)
-        _check_number("", "parameter_bytes", self.activation_bytes)
+        _check_number("", "activation_bytes", self.activation_bytes)
         if not self.layers:
             raise ProfileError("", "layers", "at least one", [])
         seen: set[str] = set()
