@@ -171,16 +171,12 @@ def lanes(costs: Costs, path: Path) -> Ints:
     """Whence and where a path goes after each number of decided layers; (L + 1, 2, 4)."""
     count = len(costs)
     found = np.zeros((count + 1, 2, len(AFTER)), np.int64)
-    for decided in range(count + 1):
-        last = decided - 1
-        before = int(last < path.forward)
-        if path.late < count and last >= path.late:
-            after = 2
-        elif last < path.updated:
-            after = 3
-        else:
-            after = int(last < path.sent)
-        found[decided, before, after] = 1
+    last = np.arange(-1, count)
+    before = (last < path.forward).astype(int)
+    after = np.where(last < path.updated, 3, (last < path.sent).astype(int))
+    if path.late < count:
+        after = np.where(last >= path.late, 2, after)
+    found[last + 1, before, after] = 1
     return found
 
 

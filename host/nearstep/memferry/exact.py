@@ -118,10 +118,13 @@ class _Search:
 
     def offer(self, decisions: Sequence[Decision]) -> None:
         """Take decisions if they are better and within the limits."""
-        state = tail.state_of(self.costs, decisions)
-        within = (state[0, [tail.BYTES, tail.KEPT]] <= self.limits).all()
-        if within and tail.totals(state)[0] < self.total:
-            self.best, self.total = tuple(decisions), int(tail.totals(state)[0])
+        rows, columns = range(len(self.costs)), [each.index for each in decisions]
+        kept = int(self.costs.gradient_bytes[rows, columns].sum())
+        if self.costs.bytes_of(decisions) > self.limits.budget or kept > self.limits.kept:
+            return
+        total = self.costs.times(decisions).total
+        if total < self.total:
+            self.best, self.total = tuple(decisions), total
 
     def clip(self, least: int) -> None:
         """Take numbers of states as equal that end no iteration later than `least`."""

@@ -19,6 +19,7 @@ from nearstep.memferry.plan import Plan, allowance, check
 from nearstep.memferry.profile import Profile
 
 Planner = Literal["best", "greedy", "exact"]
+QUICK_STATES = 1000
 MOST_EXACT = 500
 """Layers with which the exact planner is tried by default."""
 
@@ -66,7 +67,7 @@ def make(
     planner: Planner = "best",
     readings: Sequence[Reading] = READINGS,
     decisions: Literal["all", "keep"] = "all",
-    most_states: int = MOST_STATES,
+    most_states: int | None = None,
 ) -> Planned:
     """Plan a model.
 
@@ -80,7 +81,8 @@ def make(
     readings : of Algorithm 1, at least one.
     decisions : `all`, or `keep`: no gradient is written to the host by choice (MemFerry without
         GO).
-    most_states : of the exact planner; with fewer it is sooner done, and proves less.
+    most_states : of the exact planner; with fewer it is sooner done, and proves less. None: as many
+        as it needs to prove most, or, for `best`, `QUICK_STATES`.
 
     Raises
     ------
@@ -110,6 +112,8 @@ def make(
     chosen: Sequence[Decision] = min(known or [least], key=lambda d: costs.times(d).total)
     bound: int | None = None
     if planner == "exact" or (planner == "best" and len(costs) <= MOST_EXACT):
+        if most_states is None:
+            most_states = MOST_STATES if planner == "exact" else QUICK_STATES
         best: Optimum = optimum(costs, limits, chosen, most_states=most_states)
         chosen, bound = best.decisions, best.least
     names = [layer.name for layer in profile.layers]

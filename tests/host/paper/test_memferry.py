@@ -20,8 +20,8 @@ def test_rows_of_the_smaller_models_are_what_plans_give() -> None:
     assert case.native_s > case.memferry.total / 1e12
     assert case.memferry.gap == 0.0
     assert not any(each.write for each in case.memferry.decisions)
-    assert all(each.write for each, layer in zip(case.go.decisions, case.profile.layers, strict=True)
-               if layer.trained)  # fmt: skip
+    trained = [layer.trained for layer in case.profile.layers]
+    assert [each.write for each in case.go.decisions] == trained
     assert case.memferry.plan.layers["embedding.word"].mode is Mode.DHA
     one, two, three = case.memory
     assert one > two > three > case.profile.activation_bytes
@@ -37,7 +37,7 @@ def test_an_error_is_in_points_or_a_fraction() -> None:
 def test_models_of_a_size_have_it(billions: float) -> None:
     layers = sized(billions).layers(1, 512, 4)
     count = sum(layer.parameter_count for layer in layers)
-    assert count == pytest.approx(billions * 1e9, rel=0.03)
+    assert count == pytest.approx(billions * 1e9, rel=0.05)
 
 
 def test_an_assumption_changes_what_it_is_about() -> None:
