@@ -118,7 +118,11 @@ def _gap_table(plans: Sequence[dict[str, Any]]) -> Table:
 
 def _sensitivity(changed: Sequence[Sensitivity]) -> Table:
     table = Table("assumption", "model", title="What each assumption decides (modelled)")
-    for name in (*memferry.SENSITIVE, "speedup, updates overlap loads"):
+    for name in (
+        *memferry.SENSITIVE,
+        "speedup, updates overlap loads",
+        "speedup, DHA shares the link",
+    ):
         table.add_column(name, justify="right")
     last = ""
     for each in changed:
@@ -127,6 +131,6 @@ def _sensitivity(changed: Sequence[Sensitivity]) -> Table:
             for name, value in each.values.items()
         ]
         shown = each.variant if each.variant != last else ""
-        table.add_row(shown, each.model, *values, f"{each.overlapped:.2f}")
+        table.add_row(shown, each.model, *values, f"{each.overlapped:.2f}", f"{each.shared:.2f}")
         last = each.variant
     return table

@@ -46,6 +46,9 @@ def command(
     reserve: Annotated[
         float, typer.Option(help="Share of gradients that GPU memory may keep (GO-MemFerry).")
     ] = 1.0,
+    keep: Annotated[
+        bool, typer.Option("--keep-gradients", help="Write none to the host (MemFerry without GO).")
+    ] = False,
     by: Annotated[str, typer.Option("--planner", help="best, greedy or exact.")] = "best",
     use: Annotated[
         Path | None, typer.Option("--plan", help="Check this plan, and show it instead.")
@@ -78,7 +81,7 @@ def command(
     try:
         setup = {"batch": batch, "sequence": sequence, "dtype": dtype, "gpu": gpu}
         found = _profile(source, platform, {**setup, "host_params_per_s": host_rate})
-        made = _plan(found, use, budget, reserve, by)  # type: ignore[arg-type]
+        made = _plan(found, use, budget, reserve, by, keep)  # type: ignore[arg-type]
     except (NearstepError, PlatformError, ValueError, OSError) as error:
         _fail(str(error))
     timeline = _timeline(made, system)
@@ -112,9 +115,11 @@ def _plan(
     budget: int | None,
     reserve: float,
     by: Literal["best", "greedy", "exact"],
+    keep: bool,
 ) -> Planned:
     if use is None:
-        return planner.make(found, budget=budget, reserve=reserve, planner=by)
+        decisions: Literal["all", "keep"] = "keep" if keep else "all"
+        return planner.make(found, budget=budget, reserve=reserve, planner=by, decisions=decisions)
     costs = Costs(found)
     plan: Plan = from_json(use.read_text(encoding="utf-8"), costs)
     total = costs.times([*plan.layers.values()]).total

@@ -17,7 +17,8 @@ from nearstep.memferry.cost import Costs
 from nearstep.memferry.modelled import Setup, profile
 from nearstep.memferry.planner import Planned, make
 from nearstep.memferry.profile import Profile
-from nearstep.memferry.work import GPU, Iterations, native, once, steady
+from nearstep.memferry.work import GPU, Iterations, Shared, native, once, steady
+from nearstep.work.executor import execute
 from nearstep.work.timeline import Timeline
 from nearstep_spec.platform.load import load
 from nearstep_spec.platform.machine import Figure, Platform
@@ -55,6 +56,8 @@ class Options:
     host : factor on the rate of the optimizer on the host.
     flops : factor on that of the GPU.
     batch : factor on the batch.
+    recompute : activations are computed again in backward: outputs of layers are kept, and all of
+        one layer. Times stay.
     """
 
     dtype: str | None = None
@@ -62,6 +65,7 @@ class Options:
     host: float = 1.0
     flops: float = 1.0
     batch: int = 1
+    recompute: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,12 +157,18 @@ class Case:
         return one, two, three
 
     @property
+    def activation_bytes(self) -> int:
+        if not self.options.recompute:
+            return self.profile.activation_bytes
+        layers = self.model.layers(self.batch * self.options.batch, self.sequence, 4)
+        kept = sum(layer.output_bytes for layer in layers)
+        return kept + max(layer.activation_bytes for layer in layers)
+
+    @property
     def memory(self) -> tuple[int, int, int]:
         """Peak of the GPU's memory in bytes: native, MemFerry, GO-MemFerry."""
         plans = (native(self.costs), self.memferry.decisions, self.go.decisions)
-        one, two, three = (
-            self.costs.bytes_of(each) + self.profile.activation_bytes for each in plans
-        )
+        one, two, three = (self.costs.bytes_of(each) + self.activation_bytes for each in plans)
         return one, two, three
 
 
@@ -302,7 +312,7 @@ class Evaluation:
             else:
                 planned = make(case.profile, reserve=0.0, planner="greedy")
                 decisions = tuple(planned.decisions)
-            peak = costs.bytes_of(decisions) + case.profile.activation_bytes
+            peak = costs.bytes_of(decisions) + case.activation_bytes
             low, high = (blocks, high) if peak <= capacity else (low, blocks)
         return low * 12 * base.hidden**2 + base.vocabulary * base.hidden
 
@@ -353,6 +363,7 @@ VARIANTS: Mapping[str, Options] = {
     "matrices read once": Options(reads="once"),
     "matrices read by each tile": Options(reads="tile"),
     "four times the batch": Options(batch=4),
+    "activations computed again": Options(recompute=True),
 }
 
 SENSITIVE: Mapping[str, tuple[str, Callable[[Case], float]]] = {
@@ -373,12 +384,14 @@ class Sensitivity:
     variant, model
     values : by `SENSITIVE`.
     overlapped : speedup if updates overlap the next iteration's loads, in both systems.
+    shared : speedup if direct host access and copies share the link.
     """
 
     variant: str
     model: str
     values: Mapping[str, float]
     overlapped: float
+    shared: float
 
 
 def sensitivity(models: tuple[str, ...] = MODELS_OF_FIGURE_9) -> Iterator[Sensitivity]:
@@ -393,7 +406,7 @@ def sensitivity(models: tuple[str, ...] = MODELS_OF_FIGURE_9) -> Iterator[Sensit
         for name in models:
             case = evaluation.named(name)
             values = {key: of(case) for key, (_, of) in SENSITIVE.items()}
-            yield Sensitivity(variant, name, values, _overlapped(case))
+            yield Sensitivity(variant, name, values, _overlapped(case), _shared(case))
 
 
 def _overlapped(case: Case) -> float:
@@ -404,3 +417,15 @@ def _overlapped(case: Case) -> float:
         for each in ("after-backward", "all-gradients")
     ]
     return steady(base).seconds / min(ours)
+
+
+def _shared(case: Case) -> float:
+    """MemFerry's plan on a link that reads of the GPU take from the copies."""
+    ends = "cpu", "gpu0" if case.machine == "memferry-a100" else "gpu"
+    down, up = (
+        min(hop.bytes_per_s for hop in case.platform.route(*way)) for way in (ends, ends[::-1])
+    )
+    link = Shared(down_bytes_per_s=down, up_bytes_per_s=up)
+    iterations = Iterations(case.costs, case.memferry.decisions, shared=link)
+    iterations.add()
+    return case.native_s / (execute(iterations.graph).makespan / 1e12)

@@ -49,6 +49,13 @@ def test_the_exact_plan_says_what_it_proves() -> None:
     assert output.count("Algorithm 1") == 8
 
 
+def test_gradients_are_kept_on_request() -> None:
+    code, output = run("bert-base", "--planner", "greedy", "--keep-gradients")
+    assert code == 0, output
+    assert " host " not in output
+    assert output.count(" GPU ") > 70
+
+
 def test_with_hardly_a_budget_everything_stays_in_host_memory() -> None:
     code, output = run("bert-base", "--budget", 100, "--planner", "greedy")
     assert code == 0, output
