@@ -69,7 +69,7 @@ def test_the_python_of_a_page_runs(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _beside_examples(tmp_path, monkeypatch)
-    assert len(WITH_PYTHON) == 11
+    assert len(WITH_PYTHON) == 12
     assert run_blocks(page, golden=True) >= 1
 
 

@@ -13,6 +13,7 @@ from nearstep.cli import doctor
 from nearstep.cli import offload as offload_command
 from nearstep.cli import open as open_command
 from nearstep.cli import paper as paper_command
+from nearstep.cli import plan as plan_command
 from nearstep.cli import platform as platform_command
 from nearstep.cli import registers as registers_command
 from nearstep.cli import storage as storage_command
@@ -47,6 +48,7 @@ def _app() -> typer.Typer:
     app.command("doctor")(doctor.command)
     app.command("offload")(offload_command.command)
     app.command("open")(open_command.command)
+    app.command("plan")(plan_command.command)
     app.command("trace")(trace_command.command)
     _command(app, "registers", registers_command.command)
     app.add_typer(cache_command.app, name="cache")

@@ -1,4 +1,4 @@
-"""Files that commands write."""
+"""Files that a command writes, checked before it works for long."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def check_writable(option: str, path: Path) -> None:
 
 
 def check_picture(path: Path) -> None:
-    """Refuse a picture of a kind that matplotlib does not write."""
+    """Refuse a kind of picture that cannot be drawn."""
     from matplotlib.backend_bases import FigureCanvasBase
 
     known = FigureCanvasBase.get_supported_filetypes()

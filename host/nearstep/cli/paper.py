@@ -15,6 +15,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from nearstep.cli.files import check_picture, check_writable
+from nearstep.cli.paper_memferry import command as memferry
 from nearstep.paper import axdimm_kernel, axdimm_training
 from nearstep.paper.axdimm_kernel import Rate
 from nearstep.paper.axdimm_training import Row
@@ -28,6 +29,9 @@ app = typer.Typer(
 @app.callback()
 def root() -> None:
     """A command for each paper."""
+
+
+app.command("memferry")(memferry)
 
 
 @app.command()

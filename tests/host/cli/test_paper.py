@@ -52,3 +52,26 @@ def test_wrong_options_are_refused_before_anything_runs(
     assert result.exit_code == 2
     assert message in result.output
     assert list(tmp_path.iterdir()) == []
+
+
+def test_greedy_plans_of_a_model_are_beside_the_exact_one(tmp_path: Path) -> None:
+    path = tmp_path / "memferry.json"
+    arguments = ["memferry", "--models", "bert-base", "--no-rows", "--no-sensitivity"]
+    result = RUNNER.invoke(app, [*arguments, "--json", str(path)])
+    assert result.exit_code == 0, result.output
+    assert "no constant is fitted" in result.output
+    (model,) = json.loads(path.read_text(encoding="utf-8"))["greedy"]
+    assert model["gap"] == 0
+    assert len(model["greedy"]) == 8
+    assert min(model["greedy"].values()) > 0
+    assert f"{model['greedy']['whole-load, line-21, as-printed']:.2%}" in result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [(["--models", "bert-base,gpt4"], "gpt4"), (["--json", "/dev/null/x.json"], "/dev/null")],
+)
+def test_wrong_options_of_memferry_are_refused(arguments: list[str], message: str) -> None:
+    result = RUNNER.invoke(app, ["memferry", *arguments])
+    assert result.exit_code == 2
+    assert message in result.output

@@ -1,0 +1,136 @@
+"""`nearstep paper memferry`: section V, with what each assumption decides."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from nearstep.cli.files import check_writable
+from nearstep.paper import memferry
+from nearstep.paper.memferry import Evaluation, Row, Sensitivity
+
+
+def command(
+    as_json: Annotated[
+        Path | None, typer.Option("--json", help="Write the rows to this file, too.")
+    ] = None,
+    sensitivity: Annotated[
+        bool, typer.Option("--sensitivity/--no-sensitivity", help="What each assumption decides.")
+    ] = True,
+    models: Annotated[
+        str, typer.Option(help="Models of the sensitivity table, with commas.")
+    ] = ",".join(memferry.MODELS_OF_FIGURE_9),
+    rows: Annotated[
+        bool, typer.Option("--rows/--no-rows", help="All printed figures; takes a minute.")
+    ] = True,
+) -> None:
+    """Section V of MemFerry: what is printed, and what is modelled."""
+    chosen = tuple(models.split(","))
+    for name in chosen:
+        if name not in memferry.MODELS_OF_FIGURE_9:
+            known = ", ".join(memferry.MODELS_OF_FIGURE_9)
+            raise typer.BadParameter(f"must be of {known}, not {name!r}", param_hint="--models")
+    if as_json is not None:
+        check_writable("--json", as_json)
+    console = Console()
+    found: list[Row] = []
+    changed: list[Sensitivity] = []
+    evaluation = Evaluation()
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("section V", total=None)
+        for row in evaluation.rows() if rows else ():
+            found.append(row)
+            progress.advance(task)
+        for each in memferry.sensitivity(chosen) if sensitivity else ():
+            changed.append(each)
+            progress.advance(task)
+    plans = [_gaps(evaluation, name) for name in chosen]
+    for table in (_rows(found), _gap_table(plans), _sensitivity(changed)):
+        if table.row_count:
+            console.print(table)
+    console.print("*modelled*: no constant is fitted. Assumed:")
+    for line in memferry.ASSUMPTIONS:
+        console.print(f"- {line}", soft_wrap=True)
+    if as_json is not None:
+        text = json.dumps(plain(found, plans, changed), indent=1)
+        as_json.write_text(text + "\n", encoding="utf-8")
+
+
+def plain(
+    rows: Sequence[Row], gaps: Sequence[dict[str, Any]], changed: Sequence[Sensitivity]
+) -> dict[str, Any]:
+    """All tables for `json.dumps`."""
+    return {
+        "label": "modelled",
+        "rows": [{**asdict(row), "error": row.error} for row in rows],
+        "greedy": list(gaps),
+        "sensitivity": [asdict(each) for each in changed],
+        "assumptions": list(memferry.ASSUMPTIONS),
+    }
+
+
+def _gaps(evaluation: Evaluation, model: str) -> dict[str, Any]:
+    """Greedy plans of a model beside the exact one."""
+    planned = evaluation.named(model).memferry
+    readings = {
+        str(reading): None if total is None else total / planned.total - 1
+        for reading, total in planned.readings.items()
+    }
+    return {
+        "model": model,
+        "seconds": planned.total / 1e12,
+        "gap": planned.gap,
+        "greedy": readings,
+    }
+
+
+def _rows(rows: Sequence[Row]) -> Table:
+    table = Table("figure", "where", title="MemFerry, section V")
+    for name in ("paper", "modelled", "error"):
+        table.add_column(name, justify="right")
+    for row in rows:
+        digits = 1 if row.unit == "%" else 2
+        error = f"{row.error:+.1f} points" if row.unit == "%" else f"{row.error:+.1%}"
+        values = [f"{each:.{digits}f} {row.unit}" for each in (row.paper, row.modelled)]
+        table.add_row(row.name, row.section, *values, error)
+    return table
+
+
+def _gap_table(plans: Sequence[dict[str, Any]]) -> Table:
+    title = "Greedy plans by reading of Algorithm 1: longer than the exact plan by"
+    table = Table("criterion, gain, base", title=title)
+    for each in plans:
+        proven = "" if each["gap"] == 0 else f", within {each['gap']:.2%}"
+        table.add_column(f"{each['model']}{proven}", justify="right")
+    for reading in plans[0]["greedy"] if plans else ():
+        longer = [each["greedy"][reading] for each in plans]
+        table.add_row(reading, *("no plan" if each is None else f"{each:.2%}" for each in longer))
+    return table
+
+
+def _sensitivity(changed: Sequence[Sensitivity]) -> Table:
+    table = Table("assumption", "model", title="What each assumption decides (modelled)")
+    for name in (
+        *memferry.SENSITIVE,
+        "speedup, updates overlap loads",
+        "speedup, DHA shares the link",
+    ):
+        table.add_column(name, justify="right")
+    last = ""
+    for each in changed:
+        values = [
+            f"{value:.2f}" if memferry.SENSITIVE[name][0] == "x" else f"{value:.1f} %"
+            for name, value in each.values.items()
+        ]
+        shown = each.variant if each.variant != last else ""
+        table.add_row(shown, each.model, *values, f"{each.overlapped:.2f}", f"{each.shared:.2f}")
+        last = each.variant
+    return table

@@ -1,0 +1,187 @@
+"""`nearstep plan`: MemFerry's plan for a profile, or for a model on a machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal, NoReturn
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from nearstep.cli.files import check_picture, check_writable
+from nearstep.errors import NearstepError
+from nearstep.memferry import modelled, planner, profile, work
+from nearstep.memferry.cost import Costs
+from nearstep.memferry.plan import Plan, from_json
+from nearstep.memferry.planner import Planned
+from nearstep.work.timeline import Timeline
+from nearstep.work.trace import picture, write_trace
+from nearstep_spec.platform.load import load
+from nearstep_spec.platform.machine import PlatformError
+from nearstep_spec.platform.models import MODELS
+from nearstep_spec.platform.transformer import Transformer
+
+SYSTEMS = ("zero-offload", "memferry")
+
+
+def command(
+    source: Annotated[
+        str,
+        typer.Argument(
+            help="A model, such as bert-base, or the JSON file of a profile.", show_default=False
+        ),
+    ],
+    platform: Annotated[str, typer.Option(help="Machine that a model is on.")] = "memferry-a100",
+    gpu: Annotated[str, typer.Option(help="Its processor.")] = "gpu0",
+    batch: Annotated[int, typer.Option(help="Of a model.")] = 8,
+    sequence: Annotated[int, typer.Option(help="Of a model; 0 for images.")] = 512,
+    dtype: Annotated[str, typer.Option(help="Of a model: fp32, tf32, fp16 or bf16.")] = "tf32",
+    host_rate: Annotated[
+        float, typer.Option(help="Parameters that the host updates in a second, of a model.")
+    ] = 7e9,
+    budget: Annotated[
+        int | None, typer.Option(help="Bytes of GPU memory for parameters and gradients.")
+    ] = None,
+    reserve: Annotated[
+        float, typer.Option(help="Share of gradients that GPU memory may keep (GO-MemFerry).")
+    ] = 1.0,
+    keep: Annotated[
+        bool, typer.Option("--keep-gradients", help="Write none to the host (MemFerry without GO).")
+    ] = False,
+    by: Annotated[str, typer.Option("--planner", help="best, greedy or exact.")] = "best",
+    use: Annotated[
+        Path | None, typer.Option("--plan", help="Check this plan, and show it instead.")
+    ] = None,
+    system: Annotated[
+        str, typer.Option(help="Whose timeline: memferry or zero-offload.")
+    ] = "memferry",
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write the plan as JSON.")
+    ] = None,
+    write_profile: Annotated[
+        Path | None, typer.Option("--profile", help="Write the profile as JSON.")
+    ] = None,
+    trace: Annotated[Path | None, typer.Option(help="Chrome trace of an iteration.")] = None,
+    image: Annotated[
+        Path | None, typer.Option("--picture", "-p", help="The same as a picture.")
+    ] = None,
+) -> None:
+    """Plan layer by layer where parameters and gradients live, and how layers are computed."""
+    if by not in ("best", "greedy", "exact"):
+        raise typer.BadParameter(f"must be best, greedy or exact, not {by!r}")
+    if system not in SYSTEMS:
+        raise typer.BadParameter(f"must be {' or '.join(SYSTEMS)}, not {system!r}")
+    paths = {"--output": output, "--profile": write_profile, "--trace": trace, "--picture": image}
+    for option, path in paths.items():
+        if path is not None:
+            check_writable(option, path)
+    if image is not None:
+        check_picture(image)
+    try:
+        setup = {"batch": batch, "sequence": sequence, "dtype": dtype, "gpu": gpu}
+        found = _profile(source, platform, {**setup, "host_params_per_s": host_rate})
+        made = _plan(found, use, budget, reserve, by, keep)  # type: ignore[arg-type]
+    except (NearstepError, PlatformError, ValueError, OSError) as error:
+        _fail(str(error))
+    timeline = _timeline(made, system)
+    show(made, timeline, system)
+    if output is not None:
+        output.write_text(made.plan.to_json(made.costs), encoding="utf-8")
+    if write_profile is not None:
+        write_profile.write_text(found.to_json(), encoding="utf-8")
+    if trace is not None:
+        write_trace(timeline, trace)
+    if image is not None:
+        seconds = timeline.makespan / 1e12
+        picture(timeline, image, f"{system}, {found.description}: {seconds:.4g} s")
+
+
+def _profile(source: str, platform: str, options: dict[str, object]) -> profile.Profile:
+    if source.endswith(".json"):
+        return profile.from_json(Path(source).read_text(encoding="utf-8"))
+    model = MODELS.get(source)
+    if not isinstance(model, Transformer):
+        known = ", ".join(name for name, each in MODELS.items() if isinstance(each, Transformer))
+        raise ValueError(f"there is no model {source!r}: {known}, or a file that ends in .json")
+    if options["dtype"] not in modelled.DTYPE_BYTES:
+        raise ValueError(f"dtype must be of {', '.join(modelled.DTYPE_BYTES)}")
+    return modelled.profile(load(platform), model, modelled.Setup(**options))  # type: ignore[arg-type]
+
+
+def _plan(
+    found: profile.Profile,
+    use: Path | None,
+    budget: int | None,
+    reserve: float,
+    by: Literal["best", "greedy", "exact"],
+    keep: bool,
+) -> Planned:
+    if use is None:
+        decisions: Literal["all", "keep"] = "keep" if keep else "all"
+        return planner.make(found, budget=budget, reserve=reserve, planner=by, decisions=decisions)
+    costs = Costs(found)
+    plan: Plan = from_json(use.read_text(encoding="utf-8"), costs)
+    total = costs.times([*plan.layers.values()]).total
+    return Planned(plan, costs, total, None, {})
+
+
+def _timeline(made: Planned, system: str) -> Timeline:
+    if system == "memferry":
+        return work.once(made.costs, made.decisions)
+    return work.once(made.costs, work.native(made.costs), "all-gradients")
+
+
+def show(made: Planned, timeline: Timeline, system: str) -> None:
+    """Print a plan as a table, and what it takes.
+
+    Parameters
+    ----------
+    made
+    timeline : of an iteration.
+    system : whose it is.
+    """
+    console = Console(markup=False, highlight=False)
+    costs, source = made.costs, made.costs.profile.source
+    table = Table("layer", "mode", "gradients", title=f"{costs.profile.description} ({source})")
+    table.columns[0].min_width = max(len(name) for name in made.plan.layers)
+    for name in ("MB", "load, ms", "forward, ms", "backward, ms", "update, ms"):
+        table.add_column(name, justify="right")
+    for i, (name, each) in enumerate(made.plan.layers.items()):
+        loaded = costs.load[i] if each.mode.name != "DHA" else 0
+        ticks = (loaded, costs.forward[i, each.index], costs.backward[i, each.index])
+        gradients = ("host" if each.write else "GPU") if costs.trained[i] else "none"
+        table.add_row(
+            name,
+            each.mode.name,
+            gradients,
+            f"{costs.profile.layers[i].parameter_bytes / 1e6:.2f}",
+            *(f"{int(each) / 1e9:.3f}" for each in (*ticks, costs.update[i])),
+        )
+    console.print(table)
+    base = work.native(costs)
+    native_s = work.once(costs, base, "all-gradients").makespan / 1e12
+    for title, seconds, decisions in (
+        ("ZeRO-Offload", native_s, base),
+        ("this plan", made.total / 1e12, made.decisions),
+    ):
+        nbytes = costs.bytes_of(decisions)
+        peak = nbytes + costs.profile.activation_bytes
+        console.print(
+            f"{title}: {seconds:.6f} s an iteration, {nbytes} bytes of parameters and gradients "
+            f"on the GPU, {peak} with activations",
+            soft_wrap=True,
+        )
+    if made.gap is not None:
+        proof = "no plan is faster" if made.gap == 0 else f"none is faster by {made.gap:.2%}"
+        console.print(f"Within its limits and the cost model {proof}.", soft_wrap=True)
+    for reading, total in made.readings.items():
+        there = "no plan within the limits" if total is None else f"{total / made.total - 1:+.2%}"
+        console.print(f"  Algorithm 1 ({reading}): {there}", soft_wrap=True)
+    share = timeline.busy(work.GPU) / max(timeline.makespan, 1)
+    console.print(f"GPU busy, {system}: {share:.1%}")
+
+
+def _fail(message: str) -> NoReturn:
+    typer.echo(f"error: {message}", err=True)
+    raise typer.Exit(1)

@@ -1,0 +1,1 @@
+"""MemFerry: where each layer's parameters and gradients live, and how the layer is computed."""

@@ -1,0 +1,228 @@
+"""How long an iteration takes under a decision for each layer: the planner's cost model.
+
+Times are whole picoseconds, as `nearstep.work.clock` counts them, so that sums are exact. There are
+four things that do one thing at a time: the GPU, the copies from the host, the copies to the host,
+and the optimizer on the host. Of a layer l (from 0 to L-1, in the order of the forward pass):
+
+- *Loads*: `R_l = R_{l-1} + T_trans(l)` of a GFGB layer, else `R_l = R_{l-1}`; `R_{-1} = 0`.
+- *Forward*: `F_l = max(F_{l-1} + A_{l-1,l}, R_l) + T_FP(l)` of a GFGB layer, else
+  `F_l = F_{l-1} + A_{l-1,l} + T_FP^H(l)`.
+- *Loads of DFGB layers* come after all those of GFGB, the last layer first, since backward comes to
+  it first, each after its own forward: `D_l = max(D of the one before, R_{L-1}, F_l) + T_trans(l)`.
+- *Backward*, from L-1 to 0: `B_l = max(B_{l+1} + A_{l,l+1}, D_l) + T`, where `B_L = F_{L-1}`, `D_l`
+  is of DFGB layers alone, and T is the time by where parameters and gradients are.
+- *Gradients* that GPU memory keeps are sent: `S_l = max(S of the one before, B_l) + T_send(l)`.
+- *Updates* begin when backward has ended, in its order, each when the host has its gradients:
+  `U_l = max(U of the one before, B_0, S_l) + T_update(l)`. An iteration ends with the last.
+
+What the paper leaves open, and is assumed: direct host access does not slow the copies, nor they it
+(section III-B: the streams "are independent"); copies to and from the host do not slow each other
+(PCIe is full duplex); nothing is loaded before the iteration begins; a layer without parameters
+waits for no copy.
+
+Memory that a decision takes: parameters of GFGB and DFGB layers, and gradients that are not written
+to the host, each in a buffer of its own, which it has for the whole iteration (section V-A: "we do
+not destroy the gradients on GPU after they have been used").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from nearstep.errors import ArgumentError
+from nearstep.memferry.profile import LayerProfile, Profile
+from nearstep.work.clock import Clock
+
+Ints = npt.NDArray[np.int64]
+
+
+class Mode(IntEnum):
+    """How a layer is computed (section IV-B)."""
+
+    GFGB = 0
+    DHA = 1
+    DFGB = 2
+
+
+@dataclass(frozen=True, order=True)
+class Decision:
+    """Of one layer.
+
+    Attributes
+    ----------
+    mode
+    write : gradients are written to host memory by direct host access; else they are kept in GPU
+        memory, and sent.
+    """
+
+    mode: Mode
+    write: bool = False
+
+    @property
+    def index(self) -> int:
+        """Place in the columns of `Costs`."""
+        return 2 * self.mode + self.write
+
+
+DECISIONS = tuple(Decision(mode, write) for mode in Mode for write in (False, True))
+"""All, by `Decision.index`."""
+
+GFGB, DHA, DFGB = (Decision(mode) for mode in Mode)
+
+
+@dataclass(frozen=True)
+class Times:
+    """Picoseconds at which things end, by layer; -1 where there is no such thing.
+
+    Attributes
+    ----------
+    load, forward, backward, send, update : of each layer.
+    total : end of the iteration.
+    """
+
+    load: Sequence[int]
+    forward: Sequence[int]
+    backward: Sequence[int]
+    send: Sequence[int]
+    update: Sequence[int]
+    total: int
+
+
+class Costs:
+    """Times and bytes of a profile, by layer and decision.
+
+    Parameters
+    ----------
+    profile
+
+    Attributes
+    ----------
+    profile
+    load, send, update : of each layer, picoseconds; int64 of shape (L,).
+    before_forward, before_backward : between the layer before and this one, picoseconds; (L,), the
+        first 0.
+    forward, backward : of each layer and `Decision.index`, picoseconds; int64 of shape (L, 6).
+    allowed : bool of shape (L, 6).
+    parameter_bytes, gradient_bytes : that a decision takes in GPU memory; int64 of shape (L, 6).
+
+    Raises
+    ------
+    ArgumentError : times together are longer than 64 bits can compare.
+    """
+
+    def __init__(self, profile: Profile) -> None:
+        self.profile = profile
+        clock = Clock()
+        layers = profile.layers
+
+        def ticks(name: str) -> Ints:
+            return np.array([clock.cycles(getattr(each, name)) for each in layers], np.int64)
+
+        self.load, self.send, self.update = ticks("load_s"), ticks("send_s"), ticks("update_s")
+        self.before_forward = np.concatenate([[0], ticks("between_forward_s")[:-1]])
+        self.before_backward = np.concatenate([[0], ticks("between_backward_s")[:-1]])
+        count = len(layers)
+        self.forward, self.backward, self.parameter_bytes, self.gradient_bytes = (
+            np.zeros((count, len(DECISIONS)), np.int64) for _ in range(4)
+        )
+        self.allowed = np.zeros((count, len(DECISIONS)), bool)
+        for place, layer in enumerate(layers):
+            for column, decision in enumerate(DECISIONS):
+                times = _computation(layer, decision)
+                if times is None:
+                    continue
+                self.allowed[place, column] = True
+                self.forward[place, column] = clock.cycles(times[0])
+                self.backward[place, column] = clock.cycles(times[1])
+                if decision.mode is not Mode.DHA:
+                    self.parameter_bytes[place, column] = layer.parameter_bytes
+                if not decision.write:
+                    self.gradient_bytes[place, column] = layer.gradient_bytes
+        if self.horizon > _MOST:
+            raise ArgumentError(
+                f"an iteration must be at most {_MOST / 1e12:g} s, not {self.horizon / 1e12:g} s"
+            )
+
+    def __len__(self) -> int:
+        return len(self.load)
+
+    @cached_property
+    def trained(self) -> npt.NDArray[np.bool_]:
+        """Whether a layer has gradients; (L,)."""
+        return np.array([layer.trained for layer in self.profile.layers])
+
+    @cached_property
+    def horizon(self) -> int:
+        """Picoseconds that no iteration is longer than."""
+        slowest = self.forward.max(1) + self.backward.max(1)
+        rest = self.load + self.send + self.update + self.before_forward + self.before_backward
+        return int((slowest + rest).sum(dtype=object))
+
+    def bytes_of(self, decisions: Sequence[Decision]) -> int:
+        """GPU memory that parameters and gradients take."""
+        rows, columns = range(len(self)), [each.index for each in decisions]
+        return int((self.parameter_bytes + self.gradient_bytes)[rows, columns].sum())
+
+    def times(self, decisions: Sequence[Decision]) -> Times:
+        """The recurrence above, for one decision for each layer."""
+        count = len(self)
+        load, forward, backward, send, update = ([-1] * count for _ in range(5))
+        columns = [each.index for each in decisions]
+        compute = self.forward[range(count), columns].tolist()
+        compute_back = self.backward[range(count), columns].tolist()
+        moved, sent, updated = self.load.tolist(), self.send.tolist(), self.update.tolist()
+        loaded = now = 0
+        for i, gap in enumerate(self.before_forward.tolist()):
+            now += gap
+            if decisions[i].mode is Mode.GFGB:
+                loaded = load[i] = loaded + moved[i]
+                now = max(now, loaded)
+            now = forward[i] = now + compute[i]
+        for i in reversed(range(count)):
+            if decisions[i].mode is Mode.DFGB:
+                loaded = load[i] = max(loaded, forward[i]) + moved[i]
+        gaps, at = self.before_backward.tolist(), 0
+        for i in reversed(range(count)):
+            if decisions[i].mode is Mode.DFGB:
+                now = max(now, load[i])
+            now = backward[i] = now + compute_back[i]
+            if self.trained[i] and not decisions[i].write:
+                at = send[i] = max(at, now) + sent[i]
+            now += gaps[i]
+        total = now
+        for i in reversed(range(count)):
+            if self.trained[i]:
+                total = update[i] = max(total, send[i]) + updated[i]
+        return Times(load, forward, backward, send, update, total)
+
+    def seconds(self, decisions: Sequence[Decision]) -> float:
+        """Of an iteration."""
+        return self.times(decisions).total / 1e12
+
+
+_MOST = 10**16
+"""Picoseconds: the exact planner adds some hundred of them in 64 bits."""
+
+
+def _computation(layer: LayerProfile, decision: Decision) -> tuple[float, float] | None:
+    """Seconds of forward and backward, or None of a decision that the layer does not allow."""
+    if decision.write and not layer.trained:
+        return None
+    if not layer.parameter_bytes:  # there is nothing to load: it is computed where it is
+        if decision.mode is not Mode.DHA:
+            return None
+        backward = layer.backward_write_s if decision.write else layer.backward_s
+        return None if backward is None else (layer.forward_s, backward)
+    dha = decision.mode is Mode.DHA
+    forward = layer.forward_s if decision.mode is Mode.GFGB else layer.forward_dha_s
+    if decision.write:
+        backward = layer.backward_dha_write_s if dha else layer.backward_write_s
+    else:
+        backward = layer.backward_dha_s if dha else layer.backward_s
+    return None if forward is None or backward is None else (forward, backward)

@@ -1,0 +1,264 @@
+"""Profiles that are *modelled*: a machine and the shape of a model, by a roofline for each layer.
+
+A layer of the planner is an embedding, a normalisation or a matrix, as the paper's figure 3 has
+them; blocks of a transformer are cut into these, and what has no parameters (attention, GELU) is
+between.
+
+- *On the GPU*: the larger of FLOPs at the datasheet's rate and bytes at that of its memory:
+  parameters, inputs and outputs; backward has twice the FLOPs and bytes of a matrix, the others
+  once.
+- *By direct host access*: the larger of that and what goes over the link. An embedding reads the
+  rows of its tokens, as many as there are of either. A normalisation reads its vectors once. A
+  matrix is read once by each wave of tiles (`Reads`): tiles of 128 x 128 outputs, one on each
+  multiprocessor at a time, and what a wave reads stays in the L2 cache for that wave. In backward
+  only the product for the gradient of the input reads the matrix; an embedding and a
+  normalisation's bias read nothing.
+- *Gradients written to the host*: the larger of backward and their bytes over the link.
+- A tied matrix is a layer of its own where it is multiplied with, which loads it; its gradient
+  counts with the embedding, where it is complete.
+
+What no source says: the rate of the optimizer on the host (`host_params_per_s`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import ceil, prod
+from typing import Literal
+
+from nearstep.errors import ArgumentError
+from nearstep.memferry.profile import LayerProfile, Profile, fingerprint
+from nearstep_spec.platform.layer import Layer
+from nearstep_spec.platform.machine import Platform
+from nearstep_spec.platform.transformer import Transformer
+
+Reads = Literal["once", "wave", "tile"]
+"""How often a matrix comes over the link: once, for each wave of tiles, for each row of tiles."""
+
+TILE = 128
+MULTIPROCESSORS = {"A100": 108, "V100": 80}
+"""Of the GPUs whose title has the name (datasheets of NVIDIA)."""
+
+DTYPE_BYTES = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """What is trained, and on what part of a machine.
+
+    Attributes
+    ----------
+    batch, sequence : of one pass.
+    dtype : of parameters, activations and gradients on the GPU.
+    gpu, host : names of processors.
+    reads : of matrices by direct host access.
+    host_params_per_s : that the optimizer on the host updates.
+    frozen : names of planner layers without gradients.
+    """
+
+    batch: int
+    sequence: int
+    dtype: Literal["fp32", "tf32", "fp16", "bf16"] = "fp32"
+    gpu: str = "gpu"
+    host: str = "cpu"
+    reads: Reads = "wave"
+    host_params_per_s: float = 1e9
+    frozen: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A layer of the planner, or what is between two if `kind` is `between`."""
+
+    name: str
+    kind: Literal["embedding", "norm", "matrix", "between"]
+    elements: int = 0
+    flops: int = 0
+    moved: int = 0
+    """Elements of inputs and outputs."""
+    columns: int = 0
+    """Outputs of a matrix."""
+    inner: int = 0
+    rows: int = 0
+    tied: bool = False
+
+
+def profile(platform: Platform, model: Transformer, setup: Setup) -> Profile:
+    """The profile of a model on a machine.
+
+    Parameters
+    ----------
+    platform
+    model
+    setup
+
+    Raises
+    ------
+    ArgumentError : the machine lacks a figure that is needed.
+    ValueError : batch or sequence are none that the model takes.
+    PlatformError : there is no such part.
+    """
+    width = DTYPE_BYTES[setup.dtype]
+    layers = model.layers(setup.batch, setup.sequence, width)
+    roof = _Roof(platform, setup)
+    parts = [part for layer in layers for part in _parts(model, layer, setup)]
+    known = {part.name for part in parts}
+    for name in setup.frozen:
+        if name not in known:
+            raise ArgumentError(f"frozen must be of {', '.join(sorted(known))}, not {name!r}")
+    tensors = [
+        (f"{layer.name}.{name}", shape, setup.dtype)
+        for layer in layers
+        for name, shape in layer.parameters.items()
+    ]
+    return Profile(
+        source="modelled",
+        description=(
+            f"{model.name}, batch {setup.batch}, sequence {setup.sequence}, {setup.dtype}, on "
+            f"{platform.name}: roofline, matrices read by {setup.reads}"
+        ),
+        fingerprint=fingerprint(tensors),
+        layers=tuple(roof.layers(parts)),
+        activation_bytes=sum(layer.activation_bytes for layer in layers),
+    )
+
+
+def _parts(model: Transformer, layer: Layer, setup: Setup) -> Iterator[_Part]:
+    """Cut a layer; the order of a block is that of `_PARTS`."""
+    tokens, hidden = setup.batch * (setup.sequence or model.tokens), model.hidden
+    width = tokens * hidden
+    groups: dict[str, dict[str, tuple[int, ...]]] = {}
+    for name, shape in layer.parameters.items():
+        group = name.rpartition(".")[0] or name
+        groups.setdefault(group, {})[name] = shape
+    for group, tensors in groups.items():
+        elements = sum(prod(shape) for shape in tensors.values())
+        name = f"{layer.name}.{group}"
+        weight = tensors.get(f"{group}.weight")
+        if weight is not None and len(weight) > 1:
+            rows = setup.batch if layer.name == "head" else tokens
+            inner, columns = prod(weight[1:]), weight[0]
+            yield _Part(
+                name,
+                "matrix",
+                elements,
+                2 * rows * inner * columns,
+                rows * (inner + columns),
+                columns,
+                inner,
+                rows,
+            )
+        elif weight is not None or group.startswith("norm"):
+            yield _Part(name, "norm", elements, moved=2 * width)
+        else:
+            yield _Part(name, "embedding", elements, moved=2 * width, inner=hidden, rows=tokens)
+        if group == "qkv":
+            scores = setup.batch * model.heads * (setup.sequence or model.tokens) ** 2
+            flops = 4 * tokens * (setup.sequence or model.tokens) * hidden
+            yield _Part(f"{layer.name}.attention", "between", 0, flops, 4 * width + 4 * scores)
+        elif group == "up":
+            yield _Part(f"{layer.name}.gelu", "between", 0, 0, 8 * width)
+        elif group in ("projection", "down"):
+            yield _Part(f"{layer.name}.{group} residual", "between", 0, 0, 3 * width)
+    if layer.tied:
+        vocabulary = model.vocabulary
+        yield _Part(
+            f"{layer.name}.tied",
+            "matrix",
+            vocabulary * hidden,
+            2 * tokens * hidden * vocabulary,
+            tokens * (hidden + vocabulary),
+            vocabulary,
+            hidden,
+            tokens,
+            tied=True,
+        )
+
+
+class _Roof:
+    """Rates of a machine."""
+
+    def __init__(self, platform: Platform, setup: Setup) -> None:
+        gpu = platform.processors.get(setup.gpu)
+        if gpu is None:
+            raise ArgumentError(f"{platform.name}: there is no processor {setup.gpu!r}")
+        if setup.dtype not in gpu.flops or gpu.memory_bytes_per_s is None:
+            raise ArgumentError(
+                f"{platform.name}: {setup.gpu} must have flops.{setup.dtype} and memory_bytes_per_s"
+            )
+        self.setup = setup
+        self.flops = float(gpu.flops[setup.dtype])
+        self.memory = float(gpu.memory_bytes_per_s)
+        self.down, self.up = (
+            min(hop.bytes_per_s for hop in platform.route(*ends))
+            for ends in ((setup.host, setup.gpu), (setup.gpu, setup.host))
+        )
+        known = [count for name, count in MULTIPROCESSORS.items() if name in gpu.title]
+        if setup.reads == "wave" and not known:
+            names = ", ".join(MULTIPROCESSORS)
+            raise ArgumentError(f"reads by wave needs a GPU of {names}, not {gpu.title}")
+        self.multiprocessors = known[0] if known else 1
+        self.width = DTYPE_BYTES[setup.dtype]
+
+    def layers(self, parts: Sequence[_Part]) -> Iterator[LayerProfile]:
+        for place, part in enumerate(parts):
+            if part.kind == "between":
+                continue
+            after = parts[place + 1] if place + 1 < len(parts) else None
+            gap = after is not None and after.kind == "between"
+            times = self._computed(after) if gap and after is not None else (0.0, 0.0)
+            yield self._layer(part, times)
+
+    def _computed(self, part: _Part) -> tuple[float, float]:
+        """Seconds of forward and backward with all in GPU memory."""
+        moved = (part.moved + (part.elements if part.kind == "matrix" else 0)) * self.width
+        forward = max(part.flops / self.flops, moved / self.memory)
+        if part.kind == "embedding":  # backward writes the whole gradient
+            return forward, (part.moved / 2 + part.elements) * self.width / self.memory
+        return forward, 2 * forward
+
+    def _layer(self, part: _Part, between: tuple[float, float]) -> LayerProfile:
+        nbytes = part.elements * self.width
+        trained = not part.tied and part.name not in self.setup.frozen
+        gradient = nbytes if trained else 0
+        forward, backward = self._computed(part)
+        ahead, back = (each / self.down for each in self._reads(part))
+        written = gradient / self.up
+        dha = max(backward, back)
+        return LayerProfile(
+            name=part.name,
+            parameter_bytes=nbytes,
+            gradient_bytes=gradient,
+            load_s=nbytes / self.down,
+            send_s=gradient / self.up,
+            forward_s=forward,
+            backward_s=backward,
+            forward_dha_s=max(forward, ahead),
+            backward_dha_s=dha,
+            backward_write_s=max(backward, written) if trained else None,
+            backward_dha_write_s=max(dha, written) if trained else None,
+            between_forward_s=between[0],
+            between_backward_s=between[1],
+            update_s=part.elements / self.setup.host_params_per_s if trained else 0.0,
+        )
+
+    def _reads(self, part: _Part) -> tuple[float, float]:
+        """Bytes over the link in forward and in backward by direct host access."""
+        nbytes = part.elements * self.width
+        if part.kind == "embedding":
+            return min(part.rows * part.inner, part.elements) * self.width, 0
+        if part.kind == "norm":
+            return nbytes, nbytes / 2
+        return nbytes * self._times(part.rows, part.columns), nbytes * self._times(
+            part.rows, part.inner
+        )
+
+    def _times(self, rows: int, columns: int) -> int:
+        """How often a matrix is read for a product with so many outputs."""
+        tiles = ceil(rows / TILE)
+        if self.setup.reads == "once":
+            return 1
+        if self.setup.reads == "tile":
+            return tiles
+        return min(tiles, ceil(tiles * ceil(columns / TILE) / self.multiprocessors))

@@ -1,0 +1,153 @@
+"""Plans for a profile: the paper's greedy ones, the exact one, and the better of both."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from nearstep.errors import ArgumentError
+from nearstep.memferry.bound import Limits
+from nearstep.memferry.cost import DECISIONS, Costs, Decision
+from nearstep.memferry.errors import PlanBudgetError
+from nearstep.memferry.exact import MOST_STATES, NO_LIMITS, Optimum, optimum
+from nearstep.memferry.forward import READINGS, Reading
+from nearstep.memferry.greedy import greedy
+from nearstep.memferry.plan import Plan, allowance, check
+from nearstep.memferry.profile import Profile
+
+Planner = Literal["best", "greedy", "exact"]
+QUICK_STATES = 1000
+MOST_EXACT = 500
+"""Layers with which the exact planner is tried by default."""
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A plan, and how it compares.
+
+    Attributes
+    ----------
+    plan
+    costs : of the profile.
+    total : picoseconds of an iteration.
+    least : picoseconds that no plan is below; None if nothing was proven.
+    readings : picoseconds of the greedy planner by reading; None where it found no plan.
+    """
+
+    plan: Plan
+    costs: Costs
+    total: int
+    least: int | None
+    readings: Mapping[Reading, int | None]
+
+    @property
+    def decisions(self) -> Sequence[Decision]:
+        return [*self.plan.layers.values()]
+
+    @property
+    def gap(self) -> float | None:
+        """How much of the time could at most be saved by another plan."""
+        return None if self.least is None else (self.total - self.least) / max(self.total, 1)
+
+    @property
+    def greedy_gap(self) -> float | None:
+        """How much longer the greedy plan, by the first reading, takes than this one."""
+        first = next(iter(self.readings.values()), None)
+        return None if first is None else first / max(self.total, 1) - 1
+
+
+def make(
+    profile: Profile,
+    *,
+    budget: int | None = None,
+    reserve: float = 1.0,
+    planner: Planner = "best",
+    readings: Sequence[Reading] = READINGS,
+    decisions: Literal["all", "keep"] = "all",
+    most_states: int | None = None,
+) -> Planned:
+    """Plan a model.
+
+    Parameters
+    ----------
+    profile
+    budget : bytes of GPU memory for parameters and gradients; None of no limit.
+    reserve : share of the gradients' bytes that GPU memory may keep.
+    planner : `greedy`: by the first reading; `exact`, and `best`: the best plan of both, and of all
+        readings, where `best` leaves exact planning of more than `MOST_EXACT` layers.
+    readings : of Algorithm 1, at least one.
+    decisions : `all`, or `keep`: no gradient is written to the host by choice (MemFerry without
+        GO).
+    most_states : of the exact planner; with fewer it is sooner done, and proves less. None: as many
+        as it needs to prove most, or, for `best`, `QUICK_STATES`.
+
+    Raises
+    ------
+    ArgumentError : a number is none that can be.
+    PlanBudgetError : nothing fits.
+    """
+    if budget is not None and (
+        isinstance(budget, bool) or not isinstance(budget, int) or budget < 0
+    ):
+        raise ArgumentError(f"budget must be bytes from 0, or None, not {budget!r}")
+    if not 0 <= reserve <= 1:
+        raise ArgumentError(f"reserve must be a share from 0 to 1, not {reserve!r}")
+    if planner not in ("best", "greedy", "exact") or decisions not in ("all", "keep"):
+        raise ArgumentError(f"there is no planner {planner!r} with decisions {decisions!r}")
+    costs = Costs(profile)
+    if decisions == "keep":
+        for column, decision in enumerate(DECISIONS):
+            if decision.write:
+                costs.allowed[:, column] = False
+    kept = NO_LIMITS.kept if reserve == 1 else allowance(reserve, costs)
+    limits = Limits(NO_LIMITS.budget if budget is None else budget, kept)
+    least = _least(costs, limits)
+    tried = readings[:1] if planner == "greedy" else readings
+    found = {reading: greedy(costs, limits, reading) for reading in tried}
+    totals = {r: None if d is None else costs.times(d).total for r, d in found.items()}
+    known = [each for each in found.values() if each is not None]
+    chosen: Sequence[Decision] = min(known or [least], key=lambda d: costs.times(d).total)
+    bound: int | None = None
+    if planner == "exact" or (planner == "best" and len(costs) <= MOST_EXACT):
+        if most_states is None:
+            most_states = MOST_STATES if planner == "exact" else QUICK_STATES
+        best: Optimum = optimum(costs, limits, chosen, most_states=most_states)
+        chosen, bound = best.decisions, best.least
+    names = [layer.name for layer in profile.layers]
+    plan = Plan(
+        fingerprint=profile.fingerprint,
+        budget_bytes=budget,
+        reserve=reserve,
+        layers=dict(zip(names, chosen, strict=True)),
+    )
+    check(plan, costs)
+    return Planned(plan, costs, costs.times(chosen).total, bound, totals)
+
+
+def _least(costs: Costs, limits: Limits) -> list[Decision]:
+    """Decisions that take the fewest bytes.
+
+    Raises
+    ------
+    PlanBudgetError : these are too many.
+    """
+    sizes = costs.parameter_bytes + costs.gradient_bytes
+    never = np.int64(1 << 62)
+    columns = np.where(costs.allowed, sizes, never).argmin(1)
+    used = np.cumsum(sizes[range(len(costs)), columns])
+    kept = np.cumsum(costs.gradient_bytes[range(len(costs)), columns])
+    names = [layer.name for layer in costs.profile.layers]
+    if used[-1] > limits.budget:
+        place = int((used > limits.budget).argmax())
+        raise PlanBudgetError(limits.budget, int(used[-1]), names[place], int(used[place]))
+    if kept[-1] > limits.kept:
+        place = int((kept > limits.kept).argmax())
+        share = kept[-1] / max(costs.profile.gradient_bytes, 1)
+        raise ArgumentError(
+            f"layer {names[place]}: reserve must be at least {share}: gradients that cannot be "
+            f"written to the host take {int(kept[-1])} bytes, the reserve leaves {limits.kept}"
+        )
+    return [DECISIONS[column] for column in columns.tolist()]

@@ -1,0 +1,225 @@
+"""What the planner knows of each layer: bytes and times, as data.
+
+A source of profiles is a function that returns a `Profile`: `nearstep.memferry.modelled.profile` of
+a machine and the shape of a model, `from_json` of a file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal, get_args
+
+from nearstep.memferry.errors import ProfileError
+
+VERSION = 1
+Source = Literal["modelled", "measured", "file"]
+MOST_SECONDS = 1e4
+"""Of one time: the planner counts picoseconds in 64 bits."""
+
+MOST_BYTES = 1 << 50
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerProfile:
+    """Bytes and seconds of one layer, in the order of the forward pass.
+
+    Attributes
+    ----------
+    name
+    parameter_bytes : that the layer reads, as they lie in GPU memory.
+    gradient_bytes : of its gradients; 0 of a layer that has none, such as a frozen one.
+    load_s : parameters from host to GPU (T_trans).
+    send_s : gradients from GPU to host.
+    forward_s, backward_s : parameters and gradients in GPU memory (T_FP, T_BP).
+    forward_dha_s, backward_dha_s : parameters by direct host access (T_FP^H, T_BP^H); None of a
+        layer that cannot be computed so.
+    backward_write_s : parameters in GPU memory, gradients written to the host (T_GBP); None of a
+        layer that cannot, or has no gradients.
+    backward_dha_write_s : both in host memory; None likewise.
+    between_forward_s, between_backward_s : computation between this layer and the next (A_{l,l+1}).
+    update_s : of its parameters by the optimizer on the host.
+
+    Raises
+    ------
+    ProfileError : a number is missing, negative, not finite or above `MOST_SECONDS` or
+        `MOST_BYTES`; a layer without gradients has a time to send, write or update them.
+
+    Ref: MemFerry paper, section IV-B.
+    """
+
+    name: str
+    parameter_bytes: int
+    gradient_bytes: int
+    load_s: float
+    send_s: float
+    forward_s: float
+    backward_s: float
+    forward_dha_s: float | None
+    backward_dha_s: float | None
+    backward_write_s: float | None
+    backward_dha_write_s: float | None
+    between_forward_s: float = 0.0
+    between_backward_s: float = 0.0
+    update_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not self.name:
+            raise ProfileError(repr(self.name), "name", "a text", self.name)
+        for each in fields(self)[1:]:
+            _check_number(self.name, each.name, getattr(self, each.name))
+        if (self.forward_dha_s is None) != (self.backward_dha_s is None):
+            raise ProfileError(
+                self.name, "backward_dha_s", "given as forward_dha_s is", self.backward_dha_s
+            )
+        if self.backward_dha_write_s is not None and self.backward_dha_s is None:
+            raise ProfileError(
+                self.name, "backward_dha_write_s", "null without DHA", self.backward_dha_write_s
+            )
+        if not self.gradient_bytes:
+            for name in ("send_s", "update_s", "backward_write_s", "backward_dha_write_s"):
+                if getattr(self, name):
+                    raise ProfileError(
+                        self.name, name, "0 or null without gradients", getattr(self, name)
+                    )
+
+    @property
+    def trained(self) -> bool:
+        """Whether it has gradients."""
+        return self.gradient_bytes > 0
+
+
+_NULLABLE = {"forward_dha_s", "backward_dha_s", "backward_write_s", "backward_dha_write_s"}
+_BYTES = {"parameter_bytes", "gradient_bytes", "activation_bytes"}
+
+
+def _check_number(layer: str, name: str, value: object) -> None:
+    if value is None and name in _NULLABLE:
+        return
+    if name in _BYTES:
+        good = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MOST_BYTES
+        expected = f"a whole number of bytes from 0 to {MOST_BYTES}"
+    else:
+        good = (
+            isinstance(value, int | float)
+            and not isinstance(value, bool)
+            and math.isfinite(value)
+            and 0 <= value <= MOST_SECONDS
+        )
+        expected = f"seconds from 0 to {MOST_SECONDS:g}"
+    if not good:
+        raise ProfileError(layer, name, expected, value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Profile:
+    """A model on a machine.
+
+    Attributes
+    ----------
+    source : who says the times.
+    description : what was profiled: model, batch, machine.
+    fingerprint : of the model's tensors, by `fingerprint`.
+    layers : in the order of the forward pass, at least one; names are unique.
+    activation_bytes : most that activations take on the GPU in an iteration.
+
+    Raises
+    ------
+    ProfileError : a field contradicts that.
+    """
+
+    source: Source
+    description: str
+    fingerprint: str
+    layers: tuple[LayerProfile, ...]
+    activation_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        if self.source not in get_args(Source):
+            raise ProfileError("", "source", f"one of {', '.join(get_args(Source))}", self.source)
+        for name in ("description", "fingerprint"):
+            value = getattr(self, name)
+            if not isinstance(value, str) or not value:
+                raise ProfileError("", name, "a text", value)
+        _check_number("", "activation_bytes", self.activation_bytes)
+        if not self.layers:
+            raise ProfileError("", "layers", "at least one", [])
+        seen: set[str] = set()
+        for layer in self.layers:
+            if layer.name in seen:
+                raise ProfileError(layer.name, "name", "of one layer alone", layer.name)
+            seen.add(layer.name)
+
+    @property
+    def parameter_bytes(self) -> int:
+        return sum(layer.parameter_bytes for layer in self.layers)
+
+    @property
+    def gradient_bytes(self) -> int:
+        return sum(layer.gradient_bytes for layer in self.layers)
+
+    def to_json(self) -> str:
+        """As text: the same profile is the same text."""
+        table = {"version": VERSION, **asdict(self)}
+        return json.dumps(table, indent=1, sort_keys=True, allow_nan=False) + "\n"
+
+
+def fingerprint(tensors: Iterable[tuple[str, Sequence[int], str]]) -> str:
+    """Of a model: its tensors in order.
+
+    Parameters
+    ----------
+    tensors : name, shape and dtype of each.
+
+    Returns
+    -------
+    str : 16 hexadecimal digits of a SHA-256.
+    """
+    text = json.dumps([[name, list(shape), dtype] for name, shape, dtype in tensors])
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def from_json(text: str) -> Profile:
+    """The profile that a text describes.
+
+    Raises
+    ------
+    ProfileError : it is no JSON of a profile: the first field that is missing, unknown or out of
+        range is named with its layer.
+    """
+    try:
+        table = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ProfileError("", "profile", "JSON", str(error)) from None
+    if not isinstance(table, dict):
+        raise ProfileError("", "profile", "a table", table)
+    if table.pop("version", None) != VERSION:
+        raise ProfileError("", "version", str(VERSION), json.loads(text).get("version"))
+    layers = table.get("layers")
+    if not isinstance(layers, list):
+        raise ProfileError("", "layers", "a list", layers)
+    _check_keys("", Profile, table)
+    read = tuple(_layer(place, each) for place, each in enumerate(layers))
+    return Profile(**{**table, "layers": read})
+
+
+def _layer(place: int, table: object) -> LayerProfile:
+    if not isinstance(table, dict):
+        raise ProfileError(str(place), "layer", "a table", table)
+    name = table.get("name")
+    _check_keys(name if isinstance(name, str) else str(place), LayerProfile, table)
+    return LayerProfile(**table)
+
+
+def _check_keys(layer: str, kind: type[Any], table: Mapping[str, object]) -> None:
+    """All fields, and no other: what a file leaves out is not guessed."""
+    known = [each.name for each in fields(kind)]
+    for name in known:
+        if name not in table:
+            raise ProfileError(layer, name, "given", "missing")
+    for name in table:
+        if name not in known:
+            raise ProfileError(layer, name, f"one of {', '.join(known)}", "unknown")

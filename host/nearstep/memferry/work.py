@@ -1,0 +1,224 @@
+"""Iterations under a plan as graphs of work: MemFerry's, and native ZeRO-Offload's.
+
+One iteration alone takes exactly as long as `nearstep.memferry.cost` says. Of several ones each
+begins as the bytes allow: a layer is loaded, or computed in host memory, when the iteration before
+has updated it. So updates overlap loads, as in figure 2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from nearstep.errors import ArgumentError
+from nearstep.memferry.cost import GFGB, Costs, Decision, Mode
+from nearstep.work.executor import execute
+from nearstep.work.graph import Graph
+from nearstep.work.operation import Operation, Range, Rate, Transfer
+from nearstep.work.timeline import Timeline
+from nearstep_spec.platform.machine import Hop
+
+GPU, LOADS, SENDS, HOST = "GPU", "host to GPU", "GPU to host", "host"
+Updates = Literal["after-backward", "all-gradients"]
+"""When updates begin: as the cost model has it, or, as ZeRO-Offload's, when the host has all
+gradients; then in the order of the forward pass, so that loads may follow."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shared:
+    """Direct host access and copies share a link, as they do not in the cost model.
+
+    Attributes
+    ----------
+    down_bytes_per_s, up_bytes_per_s : from the host, and to it.
+    """
+
+    down_bytes_per_s: float
+    up_bytes_per_s: float
+
+
+class Iterations:
+    """Adds iterations to a graph.
+
+    Parameters
+    ----------
+    costs
+    decisions : for each layer.
+    updates
+    shared : None: as in the cost model.
+
+    Attributes
+    ----------
+    graph
+    """
+
+    def __init__(
+        self,
+        costs: Costs,
+        decisions: Sequence[Decision],
+        *,
+        updates: Updates = "after-backward",
+        shared: Shared | None = None,
+    ) -> None:
+        if len(decisions) != len(costs):
+            raise ArgumentError(f"decisions must be {len(costs)}, not {len(decisions)}")
+        self.graph = Graph()
+        self._costs = costs
+        self._decisions = decisions
+        self._updates = updates
+        self._shared = shared
+        self._names = [layer.name for layer in costs.profile.layers]
+
+    def add(self) -> None:
+        """One more iteration."""
+        costs, decisions = self._costs, self._decisions
+        count = range(len(costs))
+        loads: dict[int, Operation] = {}
+        for i in count:
+            if decisions[i].mode is Mode.GFGB:
+                loads[i] = self._load(i, [*loads.values()][-1:])
+        now: Operation | None = None
+        forward: list[Operation] = []
+        for i in count:
+            now = self._gap("between", costs.before_forward[i], now)
+            after = [each for each in (now, loads.get(i)) if each is not None]
+            ticks = costs.forward[i, decisions[i].index]
+            now = self._compute("forward", i, int(ticks), after)
+            forward.append(now)
+        before = [*loads.values()][-1:]
+        for i in reversed(count):
+            if decisions[i].mode is Mode.DFGB:
+                loads[i] = self._load(i, [*before, forward[i]])
+                before = [loads[i]]
+        sends: dict[int, Operation] = {}
+        for i in reversed(count):
+            after = [each for each in (now, loads.get(i)) if each is not None]
+            ticks = costs.backward[i, decisions[i].index]
+            now = self._compute("backward", i, int(ticks), after)
+            if costs.trained[i] and not decisions[i].write:
+                sends[i] = self._send(i, now)
+            now = self._gap("between", costs.before_backward[i], now)
+        self._update(now, sends)
+
+    def _update(self, backward: Operation | None, sends: dict[int, Operation]) -> None:
+        trained = [i for i in range(len(self._costs)) if self._costs.trained[i]]
+        all_first = self._updates == "all-gradients"
+        last: Operation | None = None
+        for i in trained if all_first else reversed(trained):
+            waits = [*sends.values()] if all_first and last is None else [sends.get(i)]
+            last = self.graph.add(
+                f"update {self._names[i]}",
+                HOST,
+                writes=[self._place(i)],
+                after=[each for each in (backward, last, *waits) if each is not None],
+                seconds=int(self._costs.update[i]) / 1e12,
+            )
+
+    def _place(self, layer: int) -> Range:
+        return Range(("host parameters", layer), 0, 1)
+
+    def _load(self, layer: int, after: Sequence[Operation]) -> Operation:
+        name, reads = f"load {self._names[layer]}", [self._place(layer)]
+        if self._shared is not None:
+            transfer = self._transfer(0, self._costs.profile.layers[layer].parameter_bytes)
+            return self.graph.add(name, LOADS, reads=reads, after=after, transfer=transfer)
+        seconds = int(self._costs.load[layer]) / 1e12
+        return self.graph.add(name, LOADS, reads=reads, after=after, seconds=seconds)
+
+    def _send(self, layer: int, after: Operation) -> Operation:
+        name = f"send {self._names[layer]}"
+        if self._shared is not None:
+            transfer = self._transfer(1, self._costs.profile.layers[layer].gradient_bytes)
+            return self.graph.add(name, SENDS, after=[after], transfer=transfer)
+        return self.graph.add(
+            name, SENDS, after=[after], seconds=int(self._costs.send[layer]) / 1e12
+        )
+
+    def _compute(self, kind: str, layer: int, ticks: int, after: Sequence[Operation]) -> Operation:
+        """On the GPU; what it reads of the host goes over a shared link beside that, in the bytes
+        that take as long as direct host access is longer than computation on the GPU."""
+        decision, costs = self._decisions[layer], self._costs
+        in_place = decision.mode is Mode.DHA or (decision.mode is Mode.DFGB and kind == "forward")
+        done = self.graph.add(
+            f"{kind} {self._names[layer]}",
+            GPU,
+            reads=[self._place(layer)] if in_place else [],
+            after=after,
+            seconds=ticks / 1e12,
+        )
+        if self._shared is None or not costs.profile.layers[layer].parameter_bytes:
+            return done
+        table = costs.forward if kind == "forward" else costs.backward
+        extra = ticks - int(table[layer, GFGB.index]) if in_place else 0
+        nbytes = round(extra / 1e12 * self._shared.down_bytes_per_s)
+        if nbytes <= 0:
+            return done
+        read = self.graph.add(
+            f"read {self._names[layer]}", after=after, transfer=self._transfer(0, nbytes)
+        )
+        return self.graph.add(f"end {self._names[layer]}", GPU, after=[done, read], seconds=0.0)
+
+    def _transfer(self, way: int, nbytes: int) -> Transfer:
+        assert self._shared is not None
+        rate = (self._shared.down_bytes_per_s, self._shared.up_bytes_per_s)[way]
+        name = ("down", "up")[way]
+        hop = Hop(
+            link="link", direction=way, lane=name, bytes_per_s=Rate(bytes_per_s=rate).bytes_per_s
+        )
+        return Transfer(nbytes=nbytes, route=(hop,))
+
+    def _gap(self, name: str, ticks: int, now: Operation | None) -> Operation | None:
+        if not ticks:
+            return now
+        after = [] if now is None else [now]
+        return self.graph.add(name, GPU, after=after, seconds=int(ticks) / 1e12)
+
+
+@dataclass(frozen=True)
+class Steady:
+    """An iteration among others.
+
+    Attributes
+    ----------
+    seconds : from one to the next.
+    busy : share of it in which the GPU computes.
+    """
+
+    seconds: float
+    busy: float
+
+
+def steady(iterations: Iterations) -> Steady:
+    """The last of four iterations beside the third: they have all that they wait for from the one
+    before.
+
+    Parameters
+    ----------
+    iterations : of which none was added.
+    """
+    found: list[Timeline] = []
+    for count in (3, 1):
+        for _ in range(count):
+            iterations.add()
+        found.append(execute(iterations.graph))
+    cycles = found[1].makespan - found[0].makespan
+    busy = found[1].busy(GPU) - found[0].busy(GPU)
+    return Steady(cycles / 1e12, busy / cycles if cycles else 0.0)
+
+
+def once(
+    costs: Costs, decisions: Sequence[Decision], updates: Updates = "after-backward"
+) -> Timeline:
+    """One iteration alone, by default as the cost model has it."""
+    iterations = Iterations(costs, decisions, updates=updates)
+    iterations.add()
+    return execute(iterations.graph)
+
+
+def native(costs: Costs) -> tuple[Decision, ...]:
+    """ZeRO-Offload's decisions: every layer is loaded, and every gradient sent."""
+    loaded = [
+        GFGB if costs.allowed[i, GFGB.index] else Decision(Mode.DHA) for i in range(len(costs))
+    ]
+    return tuple(loaded)

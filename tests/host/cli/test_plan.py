@@ -1,0 +1,98 @@
+"""`nearstep plan`."""
+
+import json
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from nearstep.cli.plan import command
+from nearstep.memferry.profile import from_json
+
+RUNNER = CliRunner()
+APP = typer.Typer()
+APP.command()(command)
+
+
+def run(*arguments: object) -> tuple[int, str]:
+    done = RUNNER.invoke(APP, [*map(str, arguments)], env={"COLUMNS": "200"})
+    return done.exit_code, done.output
+
+
+def test_a_model_is_planned_and_what_is_written_is_read_again(tmp_path: Path) -> None:
+    plan, profile = tmp_path / "new" / "plan.json", tmp_path / "profile.json"
+    trace, image = tmp_path / "trace.json", tmp_path / "timeline.png"
+    code, output = run(
+        *("bert-base", "--planner", "greedy", "-o", plan, "--profile", profile),
+        *("--trace", trace, "--picture", image),
+    )
+    assert code == 0, output
+    assert "(modelled)" in output
+    assert "embedding.word" in output
+    assert output.count("Algorithm 1") == 1
+    made = from_json(profile.read_text(encoding="utf-8"))
+    assert len(json.loads(plan.read_text(encoding="utf-8"))["layers"]) == len(made.layers)
+    names = {each["name"] for each in json.loads(trace.read_text())["traceEvents"]}
+    assert {"load block0.qkv", "forward embedding.word", "update head.pooler"} <= names
+    assert image.read_bytes()[1:4] == b"PNG"
+    code, again = run(profile, "--plan", plan, "--system", "zero-offload")
+    assert code == 0, again
+    line = next(each for each in output.splitlines() if each.startswith("this plan"))
+    assert line in again
+
+
+def test_the_exact_plan_says_what_it_proves() -> None:
+    code, output = run("bert-base", "--reserve", 0, "--planner", "exact")
+    assert code == 0, output
+    assert "no plan is faster" in output
+    assert output.count("Algorithm 1") == 8
+
+
+def test_gradients_are_kept_on_request() -> None:
+    code, output = run("bert-base", "--planner", "greedy", "--keep-gradients")
+    assert code == 0, output
+    assert " host " not in output
+    assert output.count(" GPU ") > 70
+
+
+def test_with_hardly_a_budget_everything_stays_in_host_memory() -> None:
+    code, output = run("bert-base", "--budget", 100, "--planner", "greedy")
+    assert code == 0, output
+    assert " 0 bytes of parameters and gradients on the GPU" in output
+
+
+def test_an_edited_plan_is_refused_with_its_first_fault(tmp_path: Path) -> None:
+    plan = tmp_path / "plan.json"
+    run("bert-base", "--planner", "greedy", "-o", plan)
+    plan.write_text(plan.read_text().replace('"mode": "GFGB"', '"mode": "CPU"', 1))
+    code, output = run("bert-base", "--plan", plan)
+    assert code == 1
+    assert "layer block0.qkv: mode must be one of GFGB, DHA, DFGB, not 'CPU'" in output
+    code, output = run("roberta-base", "--plan", plan)
+    assert code == 1
+    assert "fingerprint" in output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["bert"], "no model 'bert'"),
+        (["resnet50"], "no model 'resnet50'"),
+        (["missing.json"], "missing.json"),
+        (["bert-base", "--planner", "fast"], "not 'fast'"),
+        (["bert-base", "--system", "none"], "not 'none'"),
+        (["bert-base", "--dtype", "fp8"], "dtype must be"),
+        (["bert-base", "--platform", "none"], "no machine"),
+        (["bert-base", "--reserve", "2"], "reserve"),
+        (["bert-base", "--sequence", "4096"], "sequence"),
+        (["bert-base", "--picture", "x.docx"], ".docx"),
+    ],
+)
+def test_wrong_options_are_refused(
+    arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, output = run(*arguments)
+    assert code in (1, 2)
+    assert message in output

@@ -1,0 +1,104 @@
+"""The exact planner against all plans there are."""
+
+import itertools
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nearstep.memferry import tail
+from nearstep.memferry.bound import Limits
+from nearstep.memferry.cost import Costs, Decision
+from nearstep.memferry.exact import NO_LIMITS, optimum
+
+from .profiles import at_random, bytes_between, choices, fewest_bytes
+
+checked = {"profiles": 0}
+
+
+def all_states(costs: Costs) -> np.ndarray:
+    """After every possible sequence of decisions."""
+    states = tail.start(costs)
+    for i in range(len(costs)):
+        states = np.concatenate(
+            [tail.extend(costs, states, i, each.index) for each in choices(costs, i)]
+        )
+    return states
+
+
+def exhaustive(costs: Costs, limits: Limits) -> int:
+    states = all_states(costs)
+    within = (states[:, [tail.BYTES, tail.KEPT]] <= limits).all(1)
+    return int(tail.totals(states[within]).min())
+
+
+def narrowed(rng: random.Random, costs: Costs, most: int) -> None:
+    """Take decisions away at random until there are no more than so many plans."""
+    while np.prod(costs.allowed.sum(1).astype(float)) > most:
+        place = rng.randrange(len(costs))
+        if len(choices(costs, place)) > 1:
+            costs.allowed[place, rng.choice(choices(costs, place)).index] = False
+
+
+@settings(max_examples=80, deadline=None, derandomize=True)
+@given(
+    st.integers(0, 2**32),
+    st.integers(1, 10),
+    st.none() | st.floats(0, 1),
+    st.none() | st.floats(0, 1),
+)
+def test_it_finds_what_exhaustive_search_finds(
+    seed: int, count: int, budget: float | None, reserve: float | None
+) -> None:
+    rng = random.Random(seed)
+    costs = Costs(at_random(rng, count))
+    narrowed(rng, costs, 60_000)
+    known = fewest_bytes(costs)
+    limits = NO_LIMITS
+    if budget is not None:
+        limits = limits._replace(budget=bytes_between(costs, budget))
+    if reserve is not None:
+        least = int(tail.state_of(costs, known)[0, tail.KEPT])
+        limits = limits._replace(kept=max(least, int(reserve * costs.profile.gradient_bytes)))
+    found = optimum(costs, limits, known)
+    assert found.proven
+    assert found.total == exhaustive(costs, limits)
+    assert costs.times(found.decisions).total == found.total
+    state = tail.state_of(costs, found.decisions)
+    assert (state[0, [tail.BYTES, tail.KEPT]] <= limits).all()
+    checked["profiles"] += 1
+
+
+def test_enough_profiles_were_searched() -> None:
+    assert checked["profiles"] >= 80
+
+
+def test_the_reference_goes_through_every_plan() -> None:
+    """What stands for exhaustive search above is it, by the recurrence."""
+    costs = Costs(at_random(random.Random(5), 4))
+    plans = [*itertools.product(*(choices(costs, i) for i in range(4)))]
+    by_recurrence = sorted(costs.times(plan).total for plan in plans)
+    assert sorted(tail.totals(all_states(costs)).tolist()) == by_recurrence
+    assert len(plans) > 100
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("seed", range(6))
+def test_ten_layers_with_every_decision(seed: int) -> None:
+    costs = Costs(at_random(random.Random(seed), 10))
+    narrowed(random.Random(seed), costs, 4_000_000)
+    found = optimum(costs, NO_LIMITS, fewest_bytes(costs))
+    assert found.proven
+    assert found.total == exhaustive(costs, NO_LIMITS)
+
+
+def test_a_search_that_may_not_keep_enough_proves_less_and_says_so() -> None:
+    costs = Costs(at_random(random.Random(3), 24))
+    limits = NO_LIMITS._replace(budget=bytes_between(costs, 0.5))
+    found = optimum(costs, limits, fewest_bytes(costs), rounds=4, most_states=1)
+    best = optimum(costs, limits, fewest_bytes(costs))
+    assert found.least <= best.least <= best.total <= found.total
+    assert costs.bytes_of(found.decisions) <= limits.budget
+    assert isinstance(found.decisions[0], Decision)

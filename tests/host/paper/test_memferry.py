@@ -1,0 +1,59 @@
+"""Section V of the MemFerry paper."""
+
+from dataclasses import replace
+
+import pytest
+
+from nearstep.memferry.cost import Mode
+from nearstep.paper import memferry
+from nearstep.paper.memferry import Evaluation, Options, Row, sized
+
+
+def test_rows_of_the_smaller_models_are_what_plans_give() -> None:
+    evaluation = Evaluation()
+    case = evaluation.named("bert-base")
+    rows = {row.name: row for row in evaluation.figure_9()}
+    row = rows["Bert-base and Roberta: speed, most"]
+    assert row.paper == 68.7
+    best = max(evaluation.named(name).speedup for name in memferry.SMALL)
+    assert row.modelled == pytest.approx(100 * (best - 1))
+    assert case.native_s > case.memferry.total / 1e12
+    assert case.memferry.gap == 0.0
+    assert not any(each.write for each in case.memferry.decisions)
+    trained = [layer.trained for layer in case.profile.layers]
+    assert [each.write for each in case.go.decisions] == trained
+    assert case.memferry.plan.layers["embedding.word"].mode is Mode.DHA
+    one, two, three = case.memory
+    assert one > two > three > case.profile.activation_bytes
+
+
+def test_an_error_is_in_points_or_a_fraction() -> None:
+    row = Row(name="a", section="V", unit="%", paper=20.0, modelled=25.0)
+    assert row.error == 5.0
+    assert replace(row, unit="x").error == pytest.approx(0.25)
+
+
+@pytest.mark.parametrize("billions", [0.7, 1.0, 2.4, 4.3, 6.7])
+def test_models_of_a_size_have_it(billions: float) -> None:
+    layers = sized(billions).layers(1, 512, 4)
+    count = sum(layer.parameter_count for layer in layers)
+    assert count == pytest.approx(billions * 1e9, rel=0.05)
+
+
+def test_an_assumption_changes_what_it_is_about() -> None:
+    base, slow = (
+        Evaluation(options).named("bert-base") for options in (Options(), Options(host=0.25))
+    )
+    assert slow.native_s > base.native_s
+    assert slow.speedup < base.speedup
+    found = [each for each in memferry.VARIANTS.values() if each == Options()]
+    assert len(found) == 1
+
+
+@pytest.mark.deep
+def test_every_row_is_modelled() -> None:
+    rows = [*Evaluation().rows()]
+    assert len(rows) == len({(row.name, row.section) for row in rows}) == 30
+    assert all(row.modelled == row.modelled for row in rows)
+    mean = next(row for row in rows if row.name == "mean of sizes")
+    assert abs(mean.error) < 0.1
