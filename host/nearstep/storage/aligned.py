@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import math
 import mmap
+import weakref
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
@@ -33,6 +35,31 @@ def aligned_empty(shape: int | Sequence[int], dtype: DTypeLike = np.float32) -> 
     kind = np.dtype(dtype)
     dims = (shape,) if isinstance(shape, int) else tuple(shape)
     return aligned_bytes(math.prod(dims) * kind.itemsize).view(kind).reshape(dims)
+
+
+class AlignedPool:
+    """Gives arrays that start on a page the memory of earlier ones that nobody refers to any more.
+
+    New memory is zeros, which the system makes page by page when it is touched: that takes longer
+    than a copy.
+    """
+
+    def __init__(self) -> None:
+        self._free: defaultdict[int, list[NDArray[np.uint8]]] = defaultdict(list)
+
+    def empty(self, count: int, dtype: DTypeLike = np.float32) -> NDArray[Any]:
+        """An array of shape (count,), whose contents are undefined."""
+        kind = np.dtype(dtype)
+        nbytes = count * kind.itemsize
+        if not nbytes:
+            return np.empty(0, kind)
+        free = self._free[nbytes]
+        memory = free.pop() if free else aligned_bytes(nbytes)
+        # Views of an array refer to it as long as what it is made of is no array: its memory is
+        # free when it and all of them are gone.
+        array: NDArray[Any] = np.frombuffer(memory.data, kind)
+        weakref.finalize(array, free.append, memory).atexit = False
+        return array
 
 
 def padded(data: bytes) -> NDArray[np.uint8]:

@@ -26,6 +26,7 @@ class UseOrder:
     def __init__(self, expected: Sequence[int], most: int) -> None:
         self._most = most
         self._seen: list[int] = []
+        self._used: set[int] = set()
         self.is_known = False
         self._expect(expected)
 
@@ -39,6 +40,7 @@ class UseOrder:
     def used(self, key: int) -> None:
         """A parameter is used."""
         self._seen.append(key)
+        self._used.add(key)
         positions = self._positions.get(key)
         if positions:
             found = bisect_left(positions, self._at)
@@ -48,7 +50,7 @@ class UseOrder:
 
     def was_used(self, key: int) -> bool:
         """Whether a parameter has been used in this period."""
-        return key in self._seen
+        return key in self._used
 
     def distance(self, key: int) -> int:
         """How many uses come before the next one of a parameter; if it was not used, more than
@@ -72,3 +74,4 @@ class UseOrder:
             self._expect(self._seen)
             self.is_known = True
         self._seen = []
+        self._used.clear()

@@ -75,6 +75,7 @@ class Space:
             self._know(copy)
         growing = (copy.nbytes for copy in copies if copy.parameter.requires_grad)
         self._reserve = max(growing, default=0)
+        self._largest = max((copy.nbytes for copy in copies), default=0)
         ledger.add_parameter(sum(copy.nbytes for copy in self._present))
 
     def rebind(self, copy: DeviceCopy) -> None:
@@ -226,8 +227,8 @@ class Space:
         are made at once, if the budget has room for two parameters besides."""
         if self.pipeline is None:
             return 0
-        largest = max((copy.nbytes for copy in self.copies), default=0)
-        return self._reserve if self.ledger.budget - 2 * self._reserve >= 2 * largest else 0
+        left = self.ledger.budget - 2 * self._reserve
+        return self._reserve if left >= 2 * self._largest else 0
 
     @property
     def _new_gradients(self) -> int:

@@ -114,6 +114,11 @@ class OverflowSegment(Segment):
         self.on_drives: set[str] = set()
         self.find()
 
+    @property
+    def has_padding(self) -> bool:
+        """Whether there are elements between parameters."""
+        return self._size > sum(count for _, count in self.spans)
+
     def key(self, number: int, array: str) -> str:
         """Name on the drives of an array of one parameter."""
         return f"{self._keys[number]}.{array}"
@@ -187,8 +192,7 @@ class OverflowSegment(Segment):
         ------
         OutOfDeviceMemoryError
         """
-        padding = self._size - sum(count for _, count in self.spans)
-        values = dict.fromkeys(made, 0.0 if padding else None)
+        values = dict.fromkeys(made, 0.0 if self.has_padding else None)
         self._allocate({**dict.fromkeys(loaded, None), **values})
 
     def release(self, array: str) -> None:

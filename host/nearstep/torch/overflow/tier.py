@@ -12,7 +12,7 @@ from nearstep.backends.base import Completion
 from nearstep.device import Device
 from nearstep.plan.overflow import Array, OverflowPlan
 from nearstep.plan.residency import NoRoomError
-from nearstep.storage.aligned import aligned_empty
+from nearstep.storage.aligned import AlignedPool
 from nearstep.storage.store import Store
 from nearstep.torch.overflow.errors import MemoryTooSmallError
 from nearstep.torch.overflow.options import Overflow
@@ -59,6 +59,7 @@ class Tier:
         self._largest = (0, "")
         self._ahead: dict[OverflowSegment, dict[str, Reading]] = {}
         self._writes: list[tuple[Completion, object]] = []
+        self._pool = AlignedPool()
         self._plan = self._fresh()
 
     def _fresh(self) -> OverflowPlan:
@@ -227,7 +228,9 @@ class Tier:
         return Array(segment.unit, name, segment.nbytes(name), name in GRADIENTS)
 
     def _read(self, segment: OverflowSegment, name: str) -> Reading:
-        flat = aligned_empty(segment.whole.count, segment.dtype_of(name))
+        flat = self._pool.empty(segment.whole.count, segment.dtype_of(name))
+        if segment.has_padding:
+            flat.fill(0)
         return flat, DriveArray(segment, name).submit_read(0, flat)
 
     def _write(self, segment: OverflowSegment, name: str) -> None:
@@ -239,7 +242,7 @@ class Tier:
                 data = segment.residents[number].host_master()
             else:
                 if flat is None:
-                    flat = aligned_empty(segment.whole.count, segment.dtype_of(name))
+                    flat = self._pool.empty(segment.whole.count, segment.dtype_of(name))
                     segment.whole.read(name, flat)
                 data = flat[start : start + count]
             self._writes.append((place.submit_write(number, data), data))
