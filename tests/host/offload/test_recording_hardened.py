@@ -6,6 +6,7 @@ import threading
 import tracemalloc
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from nearstep.work.errors import QueueThreadError
 from nearstep.work.operation import Range
 from nearstep.work.queue import Queue
 from nearstep_spec.platform.load import load
+from nearstep_spec.platform.machine import PlatformError
 
 from .test_recording import DIMM, LAYER, ONE, WIDTH, layers, step
 from .training import bits
@@ -258,6 +260,21 @@ def test_a_run_that_fails_when_it_is_looked_at_gives_its_channel_back() -> None:
             assert np.isfinite(arrays["p"].read()).all()
             checked += 1
     assert checked == 3
+
+
+def test_a_machine_without_a_way_is_refused_before_anything_is_recorded() -> None:
+    model, optimizer = layers(2, ONE)
+    engine = nearstep.offload(model, optimizer, budget=4 * LAYER)
+    platform = load("axdimm")
+    cpu = replace(platform.processors["cpu"], flops=platform.processors["gpu"].flops)
+    platform = replace(platform, processors={**platform.processors, "cpu": cpu})
+    for machine in ({"compute": "cpu", "memory": "cpu"}, {"compute": "gpu", "memory": "cpu"}):
+        there = machine["compute"] != machine["memory"]
+        with nullcontext() if there else pytest.raises(PlatformError):  # noqa: SIM117
+            with engine.record(platform, **machine):
+                assert there
+                step(model, optimizer)
+    engine.close()
 
 
 # Threads
