@@ -36,6 +36,23 @@ class WorkError(NearstepError):
         )
 
 
+class QueueThreadError(NearstepError, RuntimeError):
+    """A queue, or what it works on, that is used by another thread than that which made it.
+
+    Attributes
+    ----------
+    expected, actual : numbers of threads.
+    """
+
+    def __init__(self, expected: int, actual: int) -> None:
+        self.expected = expected
+        self.actual = actual
+        super().__init__(
+            f"work that goes on belongs to thread {expected}: thread {actual} can neither add to "
+            "it nor use the memory that it uses"
+        )
+
+
 def _line(error: Exception) -> str:
     return str(error).partition("\n")[0]
 

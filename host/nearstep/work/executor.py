@@ -296,8 +296,7 @@ class Execution:
     def _fail(self, each: _UnderWay, error: Exception) -> None:
         if each.completion is not None and each.operation.index in self._running:
             try:
-                if not each.completion.ended:
-                    each.completion.abort()
+                each.completion.abort()  # if it has ended, too: it may have more to end
             except Exception as second:
                 if str(second) != str(error):
                     error.add_note(f"then, when it was to be ended: {second}")

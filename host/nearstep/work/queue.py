@@ -9,7 +9,7 @@ from typing import Any
 
 from nearstep.errors import ArgumentError
 from nearstep.work.clock import Clock
-from nearstep.work.errors import WorkError
+from nearstep.work.errors import QueueThreadError, WorkError
 from nearstep.work.executor import Execution
 from nearstep.work.graph import Graph
 from nearstep.work.operation import Operation, Range
@@ -46,6 +46,7 @@ class Queue:
         self._timelines: list[Timeline] = []
         self._inside = False
         self._thread = threading.get_ident()
+        self._lock = threading.Lock()  # for hazards, which other threads look for
         self._begin()
 
     def _begin(self) -> None:
@@ -66,9 +67,12 @@ class Queue:
         Raises
         ------
         ArgumentError : it cannot be; what was in the queue has ended.
+        QueueThreadError : another thread adds it, or waits.
         Exception : without overlap, that of the operation.
         """
-        operation = self._graph.add(name, *holds, after=self._here(after), **options)
+        self.check_thread()
+        with self._lock:
+            operation = self._graph.add(name, *holds, after=self._here(after), **options)
         with self._work():
             try:
                 self._execution.admit()
@@ -139,29 +143,43 @@ class Queue:
         Raises
         ------
         Exception : as of `wait`.
+        QueueThreadError : another thread asks, and the queue works on these bytes.
         """
-        if self._is_own:
+        if self._is_others:
+            if not self.has_ended(self._conflicts(where, changes=changes)):
+                self.check_thread()
+            return
+        if self._inside:
             return
         if self.clock.has_devices:
             self.settle_all()
             return
-        found = self._graph.conflicts([] if changes else [where], [where] if changes else [])
-        self.wait(found)
+        self.wait(self._conflicts(where, changes=changes))
+
+    def _conflicts(self, where: Range, *, changes: bool) -> Sequence[Operation]:
+        with self._lock:
+            return self._graph.conflicts([] if changes else [where], [where] if changes else [])
 
     def settle_all(self) -> None:
-        """Let all end, unless an operation of the queue asks.
+        """Let all end, unless an operation of the queue asks, or another thread, which takes turns
+        with it.
 
         Raises
         ------
         Exception : as of `wait`.
         """
-        if not self._is_own:
+        if not (self._inside or self._is_others):
             self.wait(self._graph)
 
+    def check_thread(self) -> None:
+        """Raise `QueueThreadError` unless this is the thread that made the queue."""
+        if self._is_others:
+            raise QueueThreadError(self._thread, threading.get_ident())
+
     @property
-    def _is_own(self) -> bool:
-        """Whether an operation of this queue asks, or another thread, which takes turns with it."""
-        return self._inside or threading.get_ident() != self._thread
+    def _is_others(self) -> bool:
+        """Whether another thread asks."""
+        return threading.get_ident() != self._thread
 
     @property
     def timeline(self) -> Timeline:
@@ -178,6 +196,7 @@ class Queue:
 
     @contextmanager
     def _work(self) -> Iterator[None]:
+        self.check_thread()
         before, self._inside = self._inside, True
         try:
             yield

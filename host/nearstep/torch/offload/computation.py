@@ -22,6 +22,18 @@ FLOPS: Mapping[Any, Callable[..., int]] = {
 """Of matrix products, convolutions and attention, by torch's count. Others: one for each element of
 the result."""
 
+FREE = frozenset(
+    {
+        ATEN._unsafe_view,
+        ATEN.empty,
+        ATEN.empty_like,
+        ATEN.empty_strided,
+        ATEN.new_empty,
+        ATEN.new_empty_strided,
+    }
+)
+"""Operations beside views that touch no element."""
+
 DTYPES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
 
 
@@ -30,7 +42,8 @@ class Computation(TorchDispatchMode):
 
     An operation takes as long as its floating-point operations at the processor's rate, or, if that
     is longer, as its operands and results at the rate of its memory. A dtype for which the
-    processor has no rate computes at that of fp32. Views take no time.
+    processor has no rate computes at that of fp32. What touches no element, such as a view, takes
+    no time.
 
     Parameters
     ----------
@@ -66,8 +79,13 @@ class Computation(TorchDispatchMode):
         args: Sequence[Any] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
+        if torch.is_inference_mode_enabled() and func._overloadpacket not in FLOPS:
+            with self:  # there composite operations come here as they are
+                parts = func.decompose(*args, **(kwargs or {}))
+            if parts is not NotImplemented:
+                return parts
         result = func(*args, **(kwargs or {}))
-        if not self._paused and not func.is_view:
+        if not self._paused and not func.is_view and func._overloadpacket not in FREE:
             self._seconds += self._time(func, args, kwargs or {}, result)
         return result
 

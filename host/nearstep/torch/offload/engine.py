@@ -224,7 +224,8 @@ class Engine:
         Layers compute as fast as a processor of the machine would (`computation.Computation`).
         Transfers and updates go on meanwhile: on a device with a clock they are the device's own,
         in its cycles; on others they take what the machine's links and its update rate say. Values
-        are those that they are without.
+        are those that they are without. The thread that records trains; to others parameters and
+        gradients raise `QueueThreadError` meanwhile.
 
         Parameters
         ----------
@@ -264,10 +265,12 @@ class Engine:
                 try:
                     with self._space.aside():
                         self._space.land_all()
-                        pipeline.finish()
-                    self._space.reap()
                 finally:
-                    self._space.pipeline = None
+                    try:
+                        pipeline.finish()
+                    finally:
+                        self._space.reap()
+                        self._space.pipeline = None
 
     def _failed(self, cause: BaseException, updates: bool) -> None:
         """Work that was recorded failed, and perhaps updates with it."""

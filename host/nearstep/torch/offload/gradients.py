@@ -14,6 +14,7 @@ from torch import Tensor
 from nearstep.placement import Extent
 from nearstep.torch.checks import check_gradient
 from nearstep.torch.errors import GradientError
+from nearstep.torch.held import HeldGradient
 from nearstep.torch.offload.copy import DeviceCopy
 from nearstep.torch.offload.pipeline import Departure, Pipeline
 from nearstep.torch.offload.space import Space
@@ -158,7 +159,8 @@ class Gradients:
         copy.set_raw_gradient(None)
         nbytes, copy.counted = copy.counted, 0
         self._space.sent += nbytes
-        gone, lost = partial(self._gone, nbytes), partial(self._keep, copy, gradient, nbytes)
+        held = copy.resident.held
+        gone, lost = partial(self._gone, nbytes), partial(self._keep, copy, held, gradient, nbytes)
         pipeline.depart(Departure(operations, nbytes, gone, lost))
 
     def _gone(self, nbytes: int) -> None:
@@ -166,12 +168,16 @@ class Gradients:
         self._space.sent -= nbytes
         self._space.ledger.add_gradient(-nbytes)
 
-    def _keep(self, copy: DeviceCopy, gradient: Tensor, nbytes: int) -> None:
-        """A gradient has not arrived: it is here, and counts."""
-        self._space.sent -= nbytes
-        copy.resident.release_gradient()
-        copy.set_raw_gradient(gradient)
-        copy.counted = nbytes
+    def _keep(
+        self, copy: DeviceCopy, held: HeldGradient | None, gradient: Tensor, nbytes: int
+    ) -> None:
+        """A gradient has not arrived: it is here, and counts, unless it has been reset or set
+        since."""
+        self._gone(nbytes)
+        if copy.resident.held is held:
+            copy.resident.release_gradient()
+            copy.set_raw_gradient(gradient)
+            self._recount(copy, gradient)
 
     def _recount(self, copy: DeviceCopy, gradient: Tensor | None) -> None:
         """Count the gradient of a parameter that is here; what was expected becomes that."""

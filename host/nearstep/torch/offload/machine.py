@@ -55,7 +55,7 @@ class Machine:
         Raises
         ------
         ArgumentError : there is no such part, or it has not what is needed.
-        PlatformError : there is no such platform.
+        PlatformError : there is no such platform, or no way between the two.
         """
         found = load(platform) if isinstance(platform, str) else platform
         able = [name for name, each in found.processors.items() if "fp32" in each.flops]
@@ -80,7 +80,13 @@ class Machine:
             hertz = beats if hertz is None else hertz
             if hertz is None:
                 raise ArgumentError(f"hertz must be given: {memory} of {found.name} is no DIMM")
-        return cls(platform=found, compute=compute, memory=memory, params_per_s=rate, hertz=hertz)
+        machine = cls(
+            platform=found, compute=compute, memory=memory, params_per_s=rate, hertz=hertz
+        )
+        for channel in range(device.channel_count):
+            for down in (True, False):
+                machine.transfer(0, channel, down=down)  # raises if there is no way
+        return machine
 
     @property
     def processor(self) -> Processor:

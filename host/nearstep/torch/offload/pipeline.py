@@ -178,13 +178,14 @@ class Pipeline:
         array: str,
         data: NDArray[Any],
     ) -> Sequence[Operation]:
-        """Begin to send an array of `count` elements, which has been computed, and does not change
-        until it is there."""
+        """Begin to send what an array of `count` elements, which has been computed, has now."""
         operations, after = [], self.computed
         flat = data.reshape(-1)
         extent.segment.written(array)
         for channel, view in extent.segment.parts(array, extent.start, extent.start + extent.count):
             part = extent.segment.stripes.gather(flat, extent.start, channel)
+            if np.may_share_memory(part, flat):  # somebody else may have it, and change it
+                part = part.copy()
             made = self._transfer(
                 f"send {name}",
                 channel,
@@ -217,7 +218,7 @@ class Pipeline:
             reads=[] if down else where,
             writes=where if down else [],
             after=after,
-            action=submit if transfer is None else partial(_at_once, copy),
+            action=_Once(submit if transfer is None else partial(_at_once, copy)),
             transfer=transfer,
             priority=SEND if down else FETCH,
         )
@@ -299,6 +300,18 @@ class Pipeline:
         for each in lost:
             each.lost()
         self._interrupt(cause, updates)
+
+
+class _Once:
+    """An action that lets go of its data when it has been started."""
+
+    def __init__(self, action: Callable[[], Any]) -> None:
+        self._action: Callable[[], Any] | None = action
+
+    def __call__(self) -> Any:
+        action, self._action = self._action, None
+        assert action is not None, "it is started once"
+        return action()
 
 
 def _at_once(copy: Callable[[], object]) -> None:

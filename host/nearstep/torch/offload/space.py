@@ -145,14 +145,22 @@ class Space:
     @contextmanager
     def aside(self) -> Iterator[None]:
         """What is done in this `with` statement is the engine's: the program's computation before
-        it is complete."""
+        it is complete.
+
+        Raises
+        ------
+        QueueThreadError : it is recorded, and this is another thread.
+        """
         pipeline = self.pipeline
         if pipeline is None:
             yield
             return
+        pipeline.queue.check_thread()
+        before = pipeline.computed
         computed = pipeline.compute(self._doing)
-        if computed is not None:
+        if computed is not None and pipeline.computed is not before:
             self._computed.update(dict.fromkeys(self._used, computed))
+            self._used = [copy for copy in self._used if copy.present and not copy.can_go]
         self.reap()
         with pipeline.computation.paused():
             yield
@@ -164,7 +172,7 @@ class Space:
         phase = "forward" if torch._C._current_graph_task_id() < 0 else "backward"
         module, _, name = copies[0].name.rpartition(".")
         self._doing = f"{phase} {module or name}"
-        self._used = copies
+        self._used = list(dict.fromkeys([*self._used, *copies]))
 
     def reap(self) -> None:
         """Count no more what is gone."""

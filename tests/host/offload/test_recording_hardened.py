@@ -1,0 +1,344 @@
+"""Recordings: what others do meanwhile, and what fails."""
+
+from __future__ import annotations
+
+import threading
+import tracemalloc
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import nearstep
+from nearstep.axdimm.device import AxdimmDevice
+from nearstep.errors import DeviceError
+from nearstep.torch.offload import Engine
+from nearstep.torch.offload.computation import Computation
+from nearstep.work.clock import Clock
+from nearstep.work.errors import QueueThreadError
+from nearstep.work.operation import Range
+from nearstep.work.queue import Queue
+from nearstep_spec.platform.load import load
+from nearstep_spec.platform.machine import PlatformError
+
+from .test_recording import DIMM, LAYER, ONE, WIDTH, layers, step
+from .training import bits
+
+pytestmark = pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
+
+
+def busy(engine: Engine) -> None:
+    """Have no transfer begin before the program waits for it."""
+    pipeline = engine._space.pipeline
+    assert pipeline is not None
+    pipeline.queue.add("busy", "bus", seconds=1e-5)
+
+
+def gone(*_: Any) -> None:
+    raise DeviceError("gone")
+
+
+def check_ledger(engine: Engine) -> None:
+    """What is counted is there."""
+    space = engine._space
+    gradients = [copy.raw_gradient() for copy in space.copies]
+    assert space.ledger.parameters == sum(copy.nbytes for copy in space.copies if copy.present)
+    assert space.ledger.gradients == sum(4 * g.numel() for g in gradients if g is not None)
+
+
+# Values
+
+
+def kept_by(model: nn.Module, how: str) -> list[Any]:
+    """Gradients that hooks of the user keep."""
+    kept: list[Any] = []
+    for parameter in model.parameters():
+        if how == "gradient":
+            parameter.register_post_accumulate_grad_hook(lambda p: kept.append(p.grad))
+        elif how == "detached":
+            parameter.register_hook(lambda gradient: kept.append(gradient.detach()))
+        else:
+            parameter.register_hook(lambda gradient: kept.append(gradient.numpy()))
+    return kept
+
+
+@pytest.mark.parametrize("how", ["gradient", "detached", "array"])
+def test_a_gradient_that_is_changed_after_it_was_sent_is_the_one_that_was_sent(how: str) -> None:
+    def trained(*, records: bool) -> Any:
+        model, optimizer = layers(3, ONE)
+        kept = kept_by(model, how)
+        engine = nearstep.offload(model, optimizer, budget=16 * LAYER)
+        with engine.record("axdimm") if records else nullcontext():
+            if records:
+                busy(engine)
+            model(torch.ones(4, WIDTH)).square().mean().backward()
+            assert len(kept) == 3
+            for each in kept:
+                each[:] = 1000.0
+            optimizer.step()
+        return bits(model.state_dict()), bits(optimizer.state_dict())
+
+    assert trained(records=True) == trained(records=False)
+
+
+def test_data_of_transfers_goes_when_they_have_ended() -> None:
+    """Not when all has."""
+    torch.manual_seed(1)
+    width, count = 128, 12
+    model = nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(count)))
+    device = "golden:axdimm?memory_bytes=8MiB"
+    optimizer = nearstep.optim.AdamW(model.parameters(), device=device)
+    layer = 4 * width * width
+    engine = nearstep.offload(model, optimizer, budget=3 * layer)
+    x = torch.ones(1, width)
+    with engine.record("axdimm"):
+        tracemalloc.start()
+        try:
+            model(x).sum().backward()
+            left, most = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+    assert left < most < 5 * layer
+
+
+# Time
+
+
+@pytest.mark.parametrize("name", ["linear", "conv2d", "matmul", "scaled_dot_product_attention"])
+def test_computation_takes_as_long_in_inference_mode(name: str) -> None:
+    x, weight = torch.ones(4, 64, 256), torch.ones(256, 256)
+    image, kernel, heads = torch.ones(2, 64, 16, 16), torch.ones(64, 64, 3, 3), x.view(4, 4, 64, 64)
+    compute: Callable[[], torch.Tensor] = {
+        "linear": lambda: nn.functional.linear(x, weight),
+        "conv2d": lambda: nn.functional.conv2d(image, kernel),
+        "matmul": lambda: x @ weight,
+        "scaled_dot_product_attention": lambda: nn.functional.scaled_dot_product_attention(
+            heads, heads, heads
+        ),
+    }[name]
+    processor = load("axdimm").processors["gpu"]
+    seconds = []
+    for mode in (torch.no_grad, torch.inference_mode):
+        with Computation(processor) as computation, mode():
+            found = compute()
+        seconds.append(computation.take())
+        assert bits(found.clone()) == bits(compute())
+    assert seconds[0] == seconds[1] > 0
+
+
+def test_what_touches_no_element_takes_no_time() -> None:
+    processor = load("axdimm").processors["gpu"]
+    x = torch.ones(4, 8, 16)
+    with Computation(processor) as computation:
+        torch.empty_like(x).new_empty(3)
+        assert computation.take() == 0
+        _ = x @ torch.ones(16, 16)
+        rows = 32
+        moved = 4 * (2 * 16 * rows + 16 * 16)
+        flops, memory = 2 * rows * 16 * 16, float(processor.memory_bytes_per_s or 0)
+        ones = 4 * 16 * 16 / memory
+        expected = max(flops / float(processor.flops["fp32"]), moved / memory) + ones
+        assert computation.take() == pytest.approx(expected, rel=1e-12)
+
+
+def test_parameters_of_one_function_are_used_until_it_is_computed() -> None:
+    """Backward of a norm asks for two of them, one after the other."""
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(WIDTH, 256), nn.LayerNorm(256), nn.Linear(256, WIDTH))
+    optimizer = nearstep.optim.AdamW(model.parameters(), device=ONE)
+    engine = nearstep.offload(model, optimizer, budget="400%")
+    with engine.record("axdimm"):
+        model(torch.ones(64, WIDTH)).sum().backward()
+        space = engine._space
+        last = {copy.name: space._computed[copy] for copy in space.copies}
+        assert last["1.weight"] is last["1.bias"]
+        assert last["1.weight"].name == "backward 1"
+
+
+# Faults
+
+
+@pytest.mark.parametrize("again", ["reset", "set"])
+def test_a_gradient_that_fails_to_arrive_does_not_come_back(again: str) -> None:
+    """After the program has reset or set it."""
+    model, optimizer = layers(4, ONE)
+    engine = nearstep.offload(model, optimizer, budget=16 * LAYER)
+    backend: Any = optimizer.device.backend
+    write = backend.write_memory
+
+    def trained() -> None:
+        with engine.record("axdimm"):
+            busy(engine)
+            model(torch.ones(8, WIDTH)).sum().backward()
+            backend.write_memory = gone
+            optimizer.zero_grad()
+            if again == "set":
+                for parameter in model.parameters():
+                    parameter.grad = torch.ones(WIDTH, WIDTH)
+
+    with pytest.raises(DeviceError, match="gone"):
+        trained()
+    backend.write_memory = write
+    check_ledger(engine)
+    for parameter in model.parameters():
+        if again == "reset":
+            assert parameter.grad is None
+        else:
+            assert bits(parameter.grad) == bits(torch.ones(WIDTH, WIDTH))
+    engine.close()
+
+
+@pytest.mark.parametrize("error", [DeviceError, KeyboardInterrupt])
+def test_what_fails_at_the_end_of_a_recording_is_not_counted_any_more(
+    error: type[BaseException],
+) -> None:
+    model, optimizer = layers(6, ONE)
+    engine = nearstep.offload(model, optimizer, budget=3 * LAYER)
+    step(model, optimizer)
+    with engine.record("axdimm"):
+        step(model, optimizer)
+    backend: Any = optimizer.device.backend
+    read = backend.read_memory
+
+    def failing(*_: Any) -> None:
+        raise error("gone")
+
+    def evaluated() -> None:
+        with engine.record("axdimm"), torch.no_grad():
+            model[:2](torch.ones(2, WIDTH))
+            assert any(copy.reading is not None for copy in engine._space.copies)
+            backend.read_memory = failing
+
+    with pytest.raises(error, match="gone"):
+        evaluated()
+    backend.read_memory = read
+    assert optimizer.device.queue is None
+    check_ledger(engine)
+    step(model, optimizer)
+    engine.close()
+    plain, plain_optimizer = layers(6, ONE)
+    for _ in range(3):
+        step(plain, plain_optimizer)
+    assert bits(model.state_dict()) == bits(plain.state_dict())
+
+
+def test_a_run_that_fails_when_it_is_looked_at_gives_its_channel_back() -> None:
+    """One after the other, each access to a register after its end."""
+    checked = 0
+    with nearstep.open("golden:axdimm?channels=2&memory_bytes=2MiB") as device:
+        assert isinstance(device, AxdimmDevice)
+        arrays = {name: device.alloc(64) for name in "pgmv"}
+        for each in arrays.values():
+            each.fill(1.0)
+        backend: Any = device.backend
+        write, left = backend.write_register, [0]
+
+        def failing(*arguments: Any) -> None:
+            left[0] -= 1
+            if left[0] == 0:
+                raise DeviceError("gone")
+            write(*arguments)
+
+        for after in range(1, 4):
+            queue = Queue(Clock([device.backend], 1e9))
+
+            def begin() -> Any:
+                run = device.accelerated(0, lambda: device.update("adam", arrays, step=1, lr=1e-3))
+                left[0] = after  # noqa: B023
+                return run
+
+            backend.write_register = failing
+            queue.add("run", "channel 0", action=begin)
+            with pytest.raises(DeviceError, match="gone"):
+                queue.finish()
+            backend.write_register = write
+            assert np.isfinite(arrays["p"].read()).all()
+            checked += 1
+    assert checked == 3
+
+
+def test_a_machine_without_a_way_is_refused_before_anything_is_recorded() -> None:
+    model, optimizer = layers(2, ONE)
+    engine = nearstep.offload(model, optimizer, budget=4 * LAYER)
+    platform = load("axdimm")
+    cpu = replace(platform.processors["cpu"], flops=platform.processors["gpu"].flops)
+    platform = replace(platform, processors={**platform.processors, "cpu": cpu})
+    for machine in ({"compute": "cpu", "memory": "cpu"}, {"compute": "gpu", "memory": "cpu"}):
+        there = machine["compute"] != machine["memory"]
+        with nullcontext() if there else pytest.raises(PlatformError):  # noqa: SIM117
+            with engine.record(platform, **machine):
+                assert there
+                step(model, optimizer)
+    engine.close()
+
+
+# Threads
+
+
+@pytest.mark.parametrize("device", [ONE, DIMM])
+def test_another_thread_gets_no_value_that_is_under_way(device: str) -> None:
+    model, optimizer = layers(3, device)
+    engine = nearstep.offload(model, optimizer, budget=16 * LAYER)
+    raised: list[BaseException] = []
+
+    def outcome(work: Callable[[], object]) -> None:
+        try:
+            work()
+        except QueueThreadError as error:
+            raised.append(error)
+
+    def other(work: Callable[[], object]) -> None:
+        thread = threading.Thread(target=outcome, args=[work])
+        thread.start()
+        thread.join(60)
+        assert not thread.is_alive()
+
+    with engine.record("axdimm"):
+        busy(engine)
+        model(torch.ones(4, WIDTH)).sum().backward()
+        other(lambda: [parameter.grad for parameter in model.parameters()])
+        other(lambda: model(torch.ones(4, WIDTH)))
+        other(optimizer.step)
+        assert len(raised) == 3
+        found = bits([parameter.grad for parameter in model.parameters()])
+    plain, _ = layers(3, ONE)
+    plain(torch.ones(4, WIDTH)).sum().backward()
+    assert found == bits([parameter.grad for parameter in plain.parameters()])
+    check_ledger(engine)
+    engine.close()
+
+
+def test_a_queue_is_that_of_a_thread() -> None:
+    queue = Queue(Clock())
+    queue.add("write", "a", writes=[Range("m", 0, 8)], seconds=2e-12)
+    read = queue.add("read", "b", reads=[Range("m", 16, 24)], seconds=7e-12)
+    outcomes: list[str] = []
+
+    def tried() -> None:
+        for work in (
+            lambda: queue.add("other", "c", seconds=1e-12),
+            lambda: queue.wait([read]),
+            queue.finish,
+            lambda: queue.settle(Range("m", 0, 1), changes=False),
+            lambda: queue.settle(Range("m", 16, 17), changes=True),
+            lambda: queue.settle(Range("m", 16, 17), changes=False),
+            lambda: queue.settle(Range("m", 8, 16), changes=True),
+            queue.settle_all,
+        ):
+            try:
+                work()
+                outcomes.append("done")
+            except QueueThreadError as error:
+                outcomes.append("refused" if error.expected != error.actual else "wrong")
+
+    thread = threading.Thread(target=tried)
+    thread.start()
+    thread.join(60)
+    assert outcomes == ["refused"] * 5 + ["done"] * 3
+    assert queue.clock.now == 0
+    assert [e.operation.name for e in queue.finish().entries] == ["write", "read"]
