@@ -55,13 +55,19 @@ class Computation(TorchDispatchMode):
         self._rates = {name: float(figure) for name, figure in processor.flops.items()}
         memory = processor.memory_bytes_per_s
         self._bytes_per_s = float("inf") if memory is None else float(memory)
-        self._seconds = 0.0
+        self._parts: list[tuple[bool, float]] = []
         self._paused = 0
 
-    def take(self) -> float:
-        """Seconds since the last call."""
-        seconds, self._seconds = self._seconds, 0.0
-        return seconds
+    def take(self) -> Sequence[tuple[bool, float]]:
+        """Seconds since the last call in turn, each with whether autograd's backward took them."""
+        parts, self._parts = self._parts, []
+        return parts
+
+    def _add(self, seconds: float) -> None:
+        in_backward, before = is_in_backward(), 0.0
+        if self._parts and self._parts[-1][0] == in_backward:
+            before = self._parts.pop()[1]
+        self._parts.append((in_backward, before + seconds))
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -86,7 +92,7 @@ class Computation(TorchDispatchMode):
                 return parts
         result = func(*args, **(kwargs or {}))
         if not self._paused and not func.is_view and func._overloadpacket not in FREE:
-            self._seconds += self._time(func, args, kwargs or {}, result)
+            self._add(self._time(func, args, kwargs or {}, result))
         return result
 
     def _time(
@@ -105,6 +111,11 @@ class Computation(TorchDispatchMode):
         rate = self._rates.get(dtype, self._rates["fp32"])
         nbytes = sum(each.numel() * each.element_size() for each in (*operands, *results))
         return max(flops / rate, nbytes / self._bytes_per_s)
+
+
+def is_in_backward() -> bool:
+    """Whether autograd's backward goes on in this thread."""
+    return torch._C._current_graph_task_id() >= 0
 
 
 def _tensors(values: Any) -> Iterator[Tensor]:

@@ -15,7 +15,7 @@ from nearstep.buffer import Buffer
 from nearstep.placement import Extent, Launch
 from nearstep.run import Run
 from nearstep.torch.launcher import Accelerator
-from nearstep.torch.offload.computation import Computation
+from nearstep.torch.offload.computation import Computation, is_in_backward
 from nearstep.torch.offload.machine import Machine
 from nearstep.torch.step import Key, Start
 from nearstep.torch.step_graph import BUS, lane, run_parts
@@ -131,6 +131,7 @@ class Pipeline:
         self.queue = Queue(machine.clock(device), self._failed, overlaps=overlaps)
         self.computation = Computation(machine.processor)
         self.computed: list[Operation] = []
+        self._forward, self._backward = "other", "backward"
         self._device = device
         self._machine = machine
         self._traffic = traffic
@@ -144,13 +145,20 @@ class Pipeline:
         """That count until something has ended."""
         return sum(each.nbytes for each in self._departures)
 
-    def compute(self, name: str) -> Operation | None:
+    def uses(self, module: str) -> None:
+        """Say whose parameters the program computes with from here on."""
+        self._forward = "other" if is_in_backward() else f"forward {module}"
+        self._backward = f"backward {module}"
+
+    def compute(self) -> Operation | None:
         """Add what torch has computed since the last call; the last computation, if any."""
-        seconds = self.computation.take()
-        if seconds:
-            lane = self._machine.compute
-            after = self.computed
-            self.computed = [self.queue.add(name, lane, after=after, seconds=seconds)]
+        for in_backward, seconds in self.computation.take():
+            name, after = self._backward if in_backward else self._forward, self.computed
+            self.computed = [
+                self.queue.add(name, self._machine.compute, after=after, seconds=seconds)
+            ]
+            if in_backward:
+                self._forward = "other"  # such as what a step does
         return self.computed[0] if self.computed else None
 
     def read(self, name: str, extent: Extent, array: str) -> Reading:

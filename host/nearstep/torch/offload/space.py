@@ -64,7 +64,6 @@ class Space:
         self.closed = False
         self.pipeline: Pipeline | None = None
         self.sent = 0
-        self._doing = "other"
         self._used: Sequence[DeviceCopy] = ()
         self._computed: dict[DeviceCopy, Operation] = {}
         self.spill: Callable[[], bool] = lambda: False
@@ -157,7 +156,7 @@ class Space:
             return
         pipeline.queue.check_thread()
         before = pipeline.computed
-        computed = pipeline.compute(self._doing)
+        computed = pipeline.compute()
         if computed is not None and pipeline.computed is not before:
             self._computed.update(dict.fromkeys(self._used, computed))
             self._used = [copy for copy in self._used if copy.present and not copy.can_go]
@@ -169,9 +168,8 @@ class Space:
         """The program computes with parameters from here on."""
         if self.pipeline is None or not copies:
             return
-        phase = "forward" if torch._C._current_graph_task_id() < 0 else "backward"
         module, _, name = copies[0].name.rpartition(".")
-        self._doing = f"{phase} {module or name}"
+        self.pipeline.uses(module or name)
         self._used = list(dict.fromkeys([*self._used, *copies]))
 
     def reap(self) -> None:
