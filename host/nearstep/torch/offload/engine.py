@@ -270,7 +270,7 @@ class Engine:
                         pipeline.finish()
                     finally:
                         self._space.reap()
-                        self._space.pipeline = None
+                        self._space.end_recording()
 
     def _failed(self, cause: BaseException, updates: bool) -> None:
         """Work that was recorded failed, and perhaps updates with it."""

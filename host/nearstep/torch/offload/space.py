@@ -177,6 +177,12 @@ class Space:
         if self.pipeline is not None:
             self.pipeline.reap()
 
+    def end_recording(self) -> None:
+        """Make transfers at once again."""
+        self.pipeline = None
+        self._computed.clear()
+        self._used = ()
+
     def land_all(self) -> None:
         """End all fetches that were begun."""
         for copy in list(self._present):
