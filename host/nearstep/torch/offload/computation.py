@@ -22,6 +22,9 @@ FLOPS: Mapping[Any, Callable[..., int]] = {
 """Of matrix products, convolutions and attention, by torch's count. Others: one for each element of
 the result."""
 
+LOOKUPS = {ATEN.embedding, ATEN.index_select, ATEN.index, ATEN.gather, ATEN._embedding_bag}
+"""Read of their first operand what they return."""
+
 DTYPES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
 
 
@@ -30,7 +33,8 @@ class Computation(TorchDispatchMode):
 
     An operation takes as long as its floating-point operations at the processor's rate, or, if that
     is longer, as its operands and results at the rate of its memory. A dtype for which the
-    processor has no rate computes at that of fp32. Views take no time.
+    processor has no rate computes at that of fp32. Views take no time, and a lookup reads what it
+    returns.
 
     Parameters
     ----------
@@ -68,12 +72,13 @@ class Computation(TorchDispatchMode):
     ) -> Any:
         result = func(*args, **(kwargs or {}))
         if not self._paused and not func.is_view:
-            self._seconds += self._time(func, args, kwargs or {}, result)
+            self._seconds += self.seconds_of(func, args, kwargs or {}, result)
         return result
 
-    def _time(
+    def seconds_of(
         self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any
     ) -> float:
+        """Of one operation, with its result."""
         results = list(_tensors(result))
         operands = [*_tensors(args), *_tensors(list(kwargs.values()))]
         if not results:
@@ -85,8 +90,14 @@ class Computation(TorchDispatchMode):
             flops = count(*args, **kwargs, out_val=result)
         dtype = DTYPES.get(results[0].dtype, "fp32")
         rate = self._rates.get(dtype, self._rates["fp32"])
-        nbytes = sum(each.numel() * each.element_size() for each in (*operands, *results))
+        if func._overloadpacket in LOOKUPS and operands:
+            operands[0] = min(operands[0], results[0], key=_nbytes)
+        nbytes = sum(map(_nbytes, (*operands, *results)))
         return max(flops / rate, nbytes / self._bytes_per_s)
+
+
+def _nbytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
 
 
 def _tensors(values: Any) -> Iterator[Tensor]:
