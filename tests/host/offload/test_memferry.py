@@ -252,6 +252,23 @@ def test_a_plan_is_made_for_a_profile_and_anew_for_another_budget() -> None:
     assert bits(fresh.state_dict()) == bits(plain.state_dict())
 
 
+def test_a_model_that_was_made_on_the_device_is_trained_by_a_plan() -> None:
+    plain, plain_optimizer = stack()
+    plan = places(plain, {str(i): DECISIONS[i] for i in range(COUNT)})
+    torch.manual_seed(COUNT)
+    with nearstep.offload.init(ONE) as init:
+        model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(COUNT)))
+    optimizer = nearstep.optim.AdamW(model.parameters(), lr=1e-2, device=init.device)
+    with nearstep.offload(
+        model, optimizer, budget=3 * LAYER, policy="memferry", plan=plan
+    ) as engine:
+        for _ in range(2):
+            step(model, optimizer)
+            step(plain, plain_optimizer)
+        assert bits(model.state_dict()) == bits(plain.state_dict())
+        assert 0 < engine.report().peak <= 3 * LAYER
+
+
 # Time
 
 
