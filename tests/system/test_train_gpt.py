@@ -153,17 +153,19 @@ def test_offloaded_it_trains_in_a_quarter_of_its_parameters(device, steps, train
 
 
 @pytest.mark.parametrize(
-    ("policy", "device"),
+    ("policy", "device", "steps"),
     [
-        ("memferry", "golden:axdimm"),
-        ("prefetch", "golden:axdimm"),
-        pytest.param("memferry", "sim:axdimm?memory=ddr4-1600&channels=2", marks=pytest.mark.deep),
+        ("memferry", "golden:axdimm", 2),
+        ("prefetch", "golden:axdimm", 1),
+        pytest.param(
+            "memferry", "sim:axdimm?memory=ddr4-1600&channels=2", 2, marks=pytest.mark.deep
+        ),
     ],
 )
-def test_a_plan_is_printed_and_the_last_iteration_drawn(policy, device, train, tmp_path):
+def test_a_plan_is_printed_and_the_last_iteration_drawn(policy, device, steps, train, tmp_path):
     image = tmp_path / "pictures" / "timeline.png"
     options = ("--offload", "--policy", policy, "--budget", "60%", "--timeline", str(image))
-    result, folder = train("--device", device, "--steps", "2", *options, *SHORT)
+    result, folder = train("--device", device, "--steps", str(steps), *options, *SHORT)
     assert result.exit_code == 0, result.output
     assert image.read_bytes().startswith(b"\x89PNG")
     report = json.loads((folder / "report.json").read_text())

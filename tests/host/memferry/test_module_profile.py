@@ -290,6 +290,9 @@ def test_what_cannot_be_profiled_is_refused() -> None:
         checked += 1
     with pytest.raises(ProfileError, match="no gradient was made"):
         profile(model, lambda: model(x), **ON)
+    steps = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(ProfileError, match="weight changed"):
+        profile(model, lambda: (run(), steps.step()), **ON)
     with pytest.raises(ArgumentError, match="must have parameters"):
         profile(nn.Tanh(), run, **ON)
     optimizer = nearstep.optim.SGD(

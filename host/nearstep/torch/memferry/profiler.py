@@ -65,7 +65,7 @@ def profile(
     ------
     ArgumentError, PlatformError : an argument is none that can be, or the machine lacks a figure.
     ParameterError : a parameter is not on the CPU, or offloaded.
-    ProfileError : `run` makes no gradients, or uses other layers each time.
+    ProfileError : `run` makes no gradients, changes parameters, or uses other layers each time.
     """
     layers = [*layers_of(model).values()]
     found = load(platform) if isinstance(platform, str) else platform
@@ -192,10 +192,14 @@ class _Saved:
 
         Raises
         ------
-        ProfileError : there are none.
+        ProfileError : there are none, or a parameter was changed.
         """
+        versions = {name: each._version for name, each in model.named_parameters()}
         with torch.autograd.graph.saved_tensors_hooks(self._pack, lambda kept: kept):
             self.first = _one(model, run, self._layers, _untimed, self._access)
+        for name, parameter in model.named_parameters():
+            if parameter._version != versions.get(name):
+                raise ProfileError("", "run", "without changes of parameters", f"{name} changed")
         self.nbytes = sum(each.nbytes() for each in self._memories.values())
         self._memories.clear()
         found: dict[Tensor, int] = {
