@@ -182,6 +182,20 @@ def test_a_dfgb_layer_is_not_fetched_without_backward() -> None:
     engine.close()
 
 
+@pytest.mark.parametrize("decision", [DIRECT, LATER])
+@pytest.mark.parametrize("updates", ["at-step", "in-backward"])
+def test_forward_finds_what_it_reads_in_place_there_after_a_step(
+    decision: Decision, updates: str
+) -> None:
+    model, optimizer, engine = opened(decision, 2, updates=updates)
+    step(model, optimizer)
+    before = engine.report().parameters_up
+    with torch.no_grad():
+        model[:-1](torch.ones(2, WIDTH))  # with the last one others come for backward
+    assert engine.report().parameters_up == before > 0
+    engine.close()
+
+
 def test_what_is_in_place_stays_at_its_address() -> None:
     model, optimizer, engine = opened(DIRECT, 2)
     seen = set()
