@@ -13,12 +13,14 @@ import shlex
 import sys
 import tempfile
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
 import torch
 import typer
 from gpt import SIZES, Gpt, sized
+from offloading import POLICIES, check_options, drawn, offloaded
 from optimizers import DEVICE, KINDS, Choice, kind_named
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -31,7 +33,6 @@ import nearstep
 from nearstep.errors import ArgumentError, NearstepError, OutOfDeviceMemoryError
 from nearstep.storage.drive_errors import StorageError
 from nearstep.torch.offload import Engine
-from nearstep.torch.offload.errors import BudgetError
 from nearstep.torch.overflow.errors import MemoryTooSmallError
 
 OUTPUT = Path(__file__).resolve().parents[1] / "build" / "run"
@@ -92,6 +93,13 @@ def main(
     budget: Annotated[
         str, typer.Option(help="With --offload: memory of parameters and gradients on the host.")
     ] = "25%",
+    policy: Annotated[
+        str, typer.Option(help=f"With --offload: {', '.join(POLICIES)}.")
+    ] = "prefetch",
+    timeline: Annotated[
+        Path | None,
+        typer.Option(help="With --offload: draw the last iteration, in the time of a machine."),
+    ] = None,
     drives: Annotated[
         Path | None,
         typer.Option(
@@ -114,6 +122,7 @@ def main(
         raise typer.BadParameter(str(error), param_hint="--optimizer") from error
     lr = kind.lr if lr is None else lr
     _check(size, lr, compression, max_grad_norm, offload=offload)
+    check_options(policy, timeline, offload=offload, drives=drives)
     choice = Choice(
         kind=kind,
         lr=lr,
@@ -146,7 +155,10 @@ def main(
             raise typer.BadParameter(str(error), param_hint="--memory") from error
         except (ArgumentError, OutOfDeviceMemoryError) as error:
             raise typer.BadParameter(str(error), param_hint="--device") from error
-        engine = _offloaded(ours, budget) if offload else None
+        engine = None
+        if offload:
+            tokens = Batches(text.training, batch=batch, context=context, seed=seed).draw()
+            engine = offloaded(ours, tokens, budget, policy)  # type: ignore[arg-type]
         theirs = None
         if baseline and kind.in_torch:
             theirs = _trainer(size, context, seed, steps, choice, weight_decay, None)
@@ -155,7 +167,7 @@ def main(
             f"GPT of {parameters:,} parameters, {steps} steps on {device}; text: {text.source}, "
             f"{text.files} files, {len(text.training) + len(text.validation):,} bytes"
         )
-        _train(console, ours, theirs, batches, steps)
+        _train(console, ours, theirs, batches, steps, engine, timeline)
         report = Report(
             configuration={
                 "command": shlex.join(["python", *sys.argv]),
@@ -177,6 +189,7 @@ def main(
                 "error_feedback": error_feedback if compression is not None else None,
                 "max_grad_norm": max_grad_norm,
                 "budget": budget if offload else None,
+                "policy": policy if offload else None,
                 "memory": memory if drives is not None else None,
                 "seed": seed,
                 "baseline": choice.baseline if theirs else None,
@@ -194,6 +207,8 @@ def main(
     plot_loss(report, output / PLOT)
     console.print(report.table())
     console.print(f"report: {output / REPORT}\nplot:   {output / PLOT}")
+    if timeline is not None:
+        console.print(f"timeline: {timeline}")
 
 
 def _check(
@@ -259,18 +274,16 @@ def _trainer(
     return Trainer(model, choice.on(device, groups), steps)
 
 
-def _offloaded(trainer: Trainer, budget: str) -> Engine:
-    """Have the parameters of a trainer's model on its optimizer's device."""
-    try:
-        return nearstep.offload(trainer.model, trainer.optimizer, budget=budget)
-    except (ArgumentError, BudgetError) as error:
-        raise typer.BadParameter(str(error), param_hint="--budget") from error
-
-
 def _train(
-    console: Console, ours: Trainer, theirs: Trainer | None, batches: Batches, steps: int
+    console: Console,
+    ours: Trainer,
+    theirs: Trainer | None,
+    batches: Batches,
+    steps: int,
+    engine: Engine | None,
+    timeline: Path | None,
 ) -> None:
-    """Train both on the same batches, in turn."""
+    """Train both on the same batches, in turn; `timeline` is a picture of our last step."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -279,9 +292,11 @@ def _train(
     )
     with Progress(*columns, console=console) as progress:
         task = progress.add_task("loss", total=steps)
-        for _ in range(steps):
+        for step in range(steps):
             tokens = batches.draw()
-            loss = ours.train(tokens)
+            draws = engine is not None and timeline is not None and step == steps - 1
+            with drawn(engine, timeline) if draws else nullcontext():
+                loss = ours.train(tokens)
             description = f"loss {loss:.4f}"
             if theirs:
                 description += f" (torch {theirs.train(tokens):.4f})"

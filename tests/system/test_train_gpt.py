@@ -26,6 +26,7 @@ MODULES = (
     "run_report",
     "stdlib_text",
     "gpt",
+    "offloading",
 )
 
 
@@ -152,6 +153,43 @@ def test_offloaded_it_trains_in_a_quarter_of_its_parameters(device, steps, train
 
 
 @pytest.mark.parametrize(
+    ("policy", "device", "steps"),
+    [
+        ("memferry", "golden:axdimm", 2),
+        ("prefetch", "golden:axdimm", 1),
+        pytest.param(
+            "memferry", "sim:axdimm?memory=ddr4-1600&channels=2", 2, marks=pytest.mark.deep
+        ),
+    ],
+)
+def test_a_plan_is_printed_and_the_last_iteration_drawn(policy, device, steps, train, tmp_path):
+    image = tmp_path / "pictures" / "timeline.png"
+    options = ("--offload", "--policy", policy, "--budget", "60%", "--timeline", str(image))
+    result, folder = train("--device", device, "--steps", str(steps), *options, *SHORT)
+    assert result.exit_code == 0, result.output
+    assert image.read_bytes().startswith(b"\x89PNG")
+    report = json.loads((folder / "report.json").read_text())
+    assert report["configuration"]["policy"] == policy
+    figures = figures_of(report)
+    here = "parameters and gradients here"
+    budget = int(0.6 * 4 * report["configuration"]["parameters"])
+    assert figures[f"{here}: budget"]["value"] == budget
+    assert 0 < figures[f"{here}: at most"]["value"] <= budget
+    planned = policy == "memferry"
+    for text in ("blocks.0.attention.qkv", "GFGB", "ZeRO-Offload: "):
+        assert (text in result.output) == planned
+    check_width(result.output)
+    check_bits(report)
+
+
+def test_a_timeline_needs_an_offload(train, tmp_path):
+    result, _ = train("--timeline", str(tmp_path / "a.png"), *SHORT)
+    assert result.exit_code == 2
+    assert "needs --offload" in result.output
+    assert not (tmp_path / "a.png").exists()
+
+
+@pytest.mark.parametrize(
     ("device", "steps"),
     [
         ("golden:axdimm", 1),
@@ -200,6 +238,8 @@ def test_what_cannot_lie_on_drives_is_said(options, text, train, tmp_path):
         (("--budget", "25%"), "at least 133120 bytes"),
         (("--budget", "much"), "budget must be bytes"),
         (("--budget", "50%", "--compression", "0.1"), "are sent whole"),
+        (("--policy", "all"), "is not one of prefetch, on-demand, memferry"),
+        (("--timeline", "build/a.nothing"), "must end in one of"),
     ],
 )
 def test_what_cannot_be_offloaded_is_said(options, text, train):

@@ -9,8 +9,7 @@ between.
   once.
 - *By direct host access*: the larger of that and what goes over the link. An embedding reads the
   rows of its tokens, as many as there are of either. A normalisation reads its vectors once. A
-  matrix is read once by each wave of tiles (`Reads`): tiles of 128 x 128 outputs, one on each
-  multiprocessor at a time, and what a wave reads stays in the L2 cache for that wave. In backward
+  matrix is read once by each wave of tiles (`nearstep.memferry.access`). In backward
   only the product for the gradient of the input reads the matrix; an embedding and a
   normalisation's bias read nothing.
 - *Gradients written to the host*: the larger of backward and their bytes over the link.
@@ -24,21 +23,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from math import ceil, prod
+from math import prod
 from typing import Literal
 
 from nearstep.errors import ArgumentError
+from nearstep.memferry.access import Access, Reads
 from nearstep.memferry.profile import LayerProfile, Profile, fingerprint
 from nearstep_spec.platform.layer import Layer
 from nearstep_spec.platform.machine import Platform
 from nearstep_spec.platform.transformer import Transformer
-
-Reads = Literal["once", "wave", "tile"]
-"""How often a matrix comes over the link: once, for each wave of tiles, for each row of tiles."""
-
-TILE = 128
-MULTIPROCESSORS = {"A100": 108, "V100": 80}
-"""Of the GPUs whose title has the name (datasheets of NVIDIA)."""
 
 DTYPE_BYTES = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2}
 
@@ -190,15 +183,8 @@ class _Roof:
         self.setup = setup
         self.flops = float(gpu.flops[setup.dtype])
         self.memory = float(gpu.memory_bytes_per_s)
-        self.down, self.up = (
-            min(hop.bytes_per_s for hop in platform.route(*ends))
-            for ends in ((setup.host, setup.gpu), (setup.gpu, setup.host))
-        )
-        known = [count for name, count in MULTIPROCESSORS.items() if name in gpu.title]
-        if setup.reads == "wave" and not known:
-            names = ", ".join(MULTIPROCESSORS)
-            raise ArgumentError(f"reads by wave needs a GPU of {names}, not {gpu.title}")
-        self.multiprocessors = known[0] if known else 1
+        self.access = Access.of(platform, setup.host, setup.gpu, setup.reads)
+        self.down, self.up = self.access.down, self.access.up
         self.width = DTYPE_BYTES[setup.dtype]
 
     def layers(self, parts: Sequence[_Part]) -> Iterator[LayerProfile]:
@@ -250,15 +236,5 @@ class _Roof:
             return min(part.rows * part.inner, part.elements) * self.width, 0
         if part.kind == "norm":
             return nbytes, nbytes / 2
-        return nbytes * self._times(part.rows, part.columns), nbytes * self._times(
-            part.rows, part.inner
-        )
-
-    def _times(self, rows: int, columns: int) -> int:
-        """How often a matrix is read for a product with so many outputs."""
-        tiles = ceil(rows / TILE)
-        if self.setup.reads == "once":
-            return 1
-        if self.setup.reads == "tile":
-            return tiles
-        return min(tiles, ceil(tiles * ceil(columns / TILE) / self.multiprocessors))
+        times = self.access.matrix_reads
+        return nbytes * times(part.rows, part.columns), nbytes * times(part.rows, part.inner)

@@ -3,7 +3,8 @@
 import pytest
 
 from nearstep.errors import ArgumentError
-from nearstep.memferry.modelled import Reads, Setup, profile
+from nearstep.memferry.access import Reads
+from nearstep.memferry.modelled import Setup, profile
 from nearstep_spec.platform.load import load
 from nearstep_spec.platform.models import MODELS
 from nearstep_spec.platform.transformer import Transformer

@@ -95,7 +95,7 @@ def made(plan: Plan) -> tuple[nn.Module, Any]:
     return model, OPTIMIZERS[plan.optimizer](groups(model), plan.device)
 
 
-def train(plan: Plan, *, platform: str | None = None, **offload: Any) -> Result:
+def train(plan: Plan, /, *, platform: str | None = None, **offload: Any) -> Result:
     """Train; offloaded, if a budget and the like are given, and recorded on a platform."""
     model, optimizer = made(plan)
     with nearstep.offload(model, optimizer, **offload) if offload else nullcontext() as engine:
@@ -130,7 +130,7 @@ def run(plan: Plan, model: nn.Module, optimizer: Any) -> list[float]:
     return losses
 
 
-def train_in_least(plan: Plan, **offload: Any) -> Result:
+def train_in_least(plan: Plan, /, **offload: Any) -> Result:
     """Train with the smallest budget that the errors of smaller ones name."""
     tried = []
     budget: int | None = 1

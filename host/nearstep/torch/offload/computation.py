@@ -34,6 +34,9 @@ FREE = frozenset(
 )
 """Operations beside views that touch no element."""
 
+LOOKUPS = {ATEN.embedding, ATEN.index_select, ATEN.index, ATEN.gather, ATEN._embedding_bag}
+"""Read of their first operand what they return."""
+
 DTYPES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
 
 
@@ -43,7 +46,7 @@ class Computation(TorchDispatchMode):
     An operation takes as long as its floating-point operations at the processor's rate, or, if that
     is longer, as its operands and results at the rate of its memory. A dtype for which the
     processor has no rate computes at that of fp32. What touches no element, such as a view, takes
-    no time.
+    no time, and a lookup reads what it returns.
 
     Parameters
     ----------
@@ -92,12 +95,13 @@ class Computation(TorchDispatchMode):
                 return parts
         result = func(*args, **(kwargs or {}))
         if not self._paused and not func.is_view and func._overloadpacket not in FREE:
-            self._add(self._time(func, args, kwargs or {}, result))
+            self._add(self.seconds_of(func, args, kwargs or {}, result))
         return result
 
-    def _time(
+    def seconds_of(
         self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any
     ) -> float:
+        """Of one operation, with its result."""
         results = list(_tensors(result))
         operands = [*_tensors(args), *_tensors(list(kwargs.values()))]
         if not results:
@@ -109,13 +113,19 @@ class Computation(TorchDispatchMode):
             flops = count(*args, **kwargs, out_val=result)
         dtype = DTYPES.get(results[0].dtype, "fp32")
         rate = self._rates.get(dtype, self._rates["fp32"])
-        nbytes = sum(each.numel() * each.element_size() for each in (*operands, *results))
+        if func._overloadpacket in LOOKUPS and operands:
+            operands[0] = min(operands[0], results[0], key=_nbytes)
+        nbytes = sum(map(_nbytes, (*operands, *results)))
         return max(flops / rate, nbytes / self._bytes_per_s)
 
 
 def is_in_backward() -> bool:
     """Whether autograd's backward goes on in this thread."""
     return torch._C._current_graph_task_id() >= 0
+
+
+def _nbytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
 
 
 def _tensors(values: Any) -> Iterator[Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -9,10 +10,12 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import Node, get_gradient_edge
 
+from nearstep.torch.offload.in_place import NOTHING, InPlace
 from nearstep.torch.resident import Resident
 
 if TYPE_CHECKING:
     from nearstep.torch.offload.pipeline import Pipeline, Reading
+    from nearstep.work.operation import Operation
 
 GRAD: Any = Tensor.grad
 """The property of torch."""
@@ -49,6 +52,7 @@ class DeviceCopy:
     parameter
     optimizer : on the device that owns it.
     like : as the attribute, of a parameter that is away; None if it is here.
+    in_place : where the compute device gets at it, and at its gradient, in the host's memory.
 
     Attributes
     ----------
@@ -73,8 +77,10 @@ class DeviceCopy:
         parameter: Tensor,
         optimizer: Owner,
         like: Tensor | None = None,
+        in_place: InPlace = NOTHING,
     ) -> None:
         self.index = index
+        self.in_place = in_place
         self.name = name
         self.parameter = parameter
         self.optimizer = optimizer
@@ -137,6 +143,11 @@ class DeviceCopy:
         )
 
     @property
+    def gradient_bytes(self) -> int:
+        """That a gradient takes on the compute device."""
+        return 0 if self.in_place.gradient else self.nbytes
+
+    @property
     def can_go(self) -> bool:
         """Whether the parameter is here, and may go."""
         return bool(self.present and not self.pins and self.nbytes and not self.is_aliased)
@@ -171,13 +182,14 @@ class DeviceCopy:
         self.storage = None
         self.present = False
 
-    def fetch(self, pipeline: Pipeline | None = None) -> None:
+    def fetch(self, pipeline: Pipeline | None = None, after: Sequence[Operation] = ()) -> None:
         """Get the parameter from its owner, into memory that autograd takes: it outlives
         `torch.inference_mode`.
 
         Parameters
         ----------
         pipeline : if given, the fetch is begun there, and `land` ends it.
+        after : operations there that end first.
         """
         like = self.like
         with torch.inference_mode(False):
@@ -189,7 +201,9 @@ class DeviceCopy:
             else:
                 with torch._C.DisableTorchFunctionSubclass():
                     empty.fill_(torch.nan)
-                    self.reading = self.resident.begin_bring(partial(pipeline.read, self.name))
+                    self.reading = self.resident.begin_bring(
+                        partial(pipeline.read, self.name, after=after)
+                    )
         except BaseException:
             self._set_data(self._away)
             raise

@@ -13,13 +13,17 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 
 from nearstep.errors import ArgumentError
+from nearstep.memferry.plan import Plan
+from nearstep.memferry.profile import Profile
 from nearstep.torch.budget import budget_bytes
 from nearstep.torch.errors import ParameterError, UnsupportedOptionError
+from nearstep.torch.memferry.policy import in_place, plan_for
 from nearstep.torch.offload.construction import end_waiting
 from nearstep.torch.offload.copy import DeviceCopy
 from nearstep.torch.offload.early import EarlyUpdates
 from nearstep.torch.offload.errors import BudgetError, EngineCopyError, RecordingError
 from nearstep.torch.offload.gradients import Gradients
+from nearstep.torch.offload.in_place import NOTHING
 from nearstep.torch.offload.ledger import Ledger
 from nearstep.torch.offload.machine import Machine
 from nearstep.torch.offload.modules import check_modules, hook_modules
@@ -35,7 +39,7 @@ from nearstep.torch.optimizer import DeviceOptimizer
 from nearstep.torch.traffic import Traffic
 from nearstep_spec.platform.machine import Platform
 
-Policy = Literal["prefetch", "on-demand"]
+Policy = Literal["prefetch", "on-demand", "memferry"]
 Updates = Literal["at-step", "in-backward"]
 
 USES_PER_PERIOD = 64
@@ -51,7 +55,7 @@ class Report:
     budget
     parameters : of all parameters.
     peak : most that was on the compute device: parameters, and gradients from before they are made
-        until their owner has them.
+        until their owner has them; without what is in place by a plan.
     peak_parameters, peak_gradients : most of one of them.
     parameters_up, parameters_down : fetched from their owner, and sent there because they were
         changed here, or had never been there.
@@ -84,6 +88,7 @@ class Engine:
     Attributes
     ----------
     budget : bytes.
+    plan : by which parameters and gradients are in place; None of other policies than `memferry`.
     closed
     """
 
@@ -94,13 +99,17 @@ class Engine:
         budget: int | str,
         policy: Policy,
         updates: Updates,
+        plan: Plan | None = None,
+        profile: Profile | None = None,
     ) -> None:
         check_modules(model)
         self._names = Names(model, optimizer)
         parameters = list(self._names.parameters)
         self._bytes = sum(each.numel() * each.element_size() for each in parameters)
         self.budget = budget_bytes(budget, self._bytes)
-        smallest = smallest_budget(model, parameters)
+        self.plan = plan_for(model, self.budget, plan, profile) if policy == "memferry" else None
+        places = {} if self.plan is None else in_place(model, self.plan)
+        smallest = smallest_budget(model, parameters, places)
         if self.budget < smallest:
             raise BudgetError(
                 "parameters of one module with their gradients", smallest, self.budget
@@ -108,7 +117,9 @@ class Engine:
         self._optimizer = optimizer
         self._early = EarlyUpdates(model, optimizer) if updates == "in-backward" else None
         copies = [
-            DeviceCopy(index, name, parameter, optimizer, _like(parameter))
+            DeviceCopy(
+                index, name, parameter, optimizer, _like(parameter), places.get(parameter, NOTHING)
+            )
             for index, (parameter, name) in enumerate(self._names.parameters.items())
         ]
         self._check_held(copies, smallest)
@@ -121,7 +132,7 @@ class Engine:
         indices = [each.index for each in copies]
         order = UseOrder(indices + indices[::-1], USES_PER_PERIOD * max(1, len(indices)))
         ledger = Ledger(budget=self.budget)
-        self._space = Space(copies, ledger, order, prefetches=policy == "prefetch")
+        self._space = Space(copies, ledger, order, prefetches=policy != "on-demand")
         self._gradients = Gradients(self._space, self._arrived)
         if self._early is not None:
             self._early.copies = copies
@@ -129,6 +140,7 @@ class Engine:
         self._uses = Uses(self._space, self._gradients)
         self._places: list[Place] = []
         self._space.release_all()
+        self._space.bring_in_place()
         ledger.reset_peaks()
         for copy in copies:
             parameter = copy.parameter
@@ -147,7 +159,11 @@ class Engine:
 
     def _check_held(self, copies: Sequence[DeviceCopy], smallest: int) -> None:
         """Raise `BudgetError` if what something refers to, and so cannot go, leaves no room."""
-        stay = [copy for copy in copies if copy.present and copy.nbytes and not copy.can_go]
+        stay = [
+            copy
+            for copy in copies
+            if copy.present and copy.nbytes and not copy.can_go and not copy.in_place.forward
+        ]
         needed = sum(copy.nbytes for copy in stay)
         if needed > self.budget:
             names = ", ".join(sorted(copy.name for copy in stay))
@@ -320,6 +336,7 @@ class Engine:
                 yield
             if self._space.pipeline is not None:
                 self._space.pipeline.finish()
+            self._space.bring_in_place()
         self._space.reap()
         if self._early is not None:
             self._early.after_step()
@@ -354,6 +371,8 @@ def offload(
     budget: int | str,
     policy: Policy = "prefetch",
     updates: Updates = "at-step",
+    plan: Plan | None = None,
+    profile: Profile | None = None,
 ) -> Engine:
     """Have the parameters of a model come to the compute device when they are used, and go again.
 
@@ -377,15 +396,19 @@ def offload(
     budget : of the memory that parameters and gradients may have on the compute device: bytes, text
         such as `2GiB`, or a share of the parameters' bytes, such as `25%`.
     policy : `prefetch` fetches parameters before they are used, in the order of the step before, as
-        far as the budget goes; `on-demand` when they are used.
+        far as the budget goes; `on-demand` when they are used. `memferry` is `prefetch` with a plan
+        that says what the compute device gets at in the host's memory instead (`docs/memferry.md`).
     updates : `at-step`; or `in-backward`, which updates the parameters of a module as soon as
         backward has made all of their gradients. That is right where each step has one backward,
         and nothing is done with gradients or options between backward and step: what can be seen
         to be otherwise raises `EarlyUpdateError`.
+    plan, profile : of the model, with policy `memferry`; without a plan one is made for the
+        profile, within the budget.
 
     Raises
     ------
     BudgetError : the budget is smaller than what one module needs.
+    PlanError, PlanBudgetError : the plan or the profile is of another model, or nothing fits.
     BudgetFormatError, ParameterError, UnsupportedOptionError, ArgumentError : the budget or the
         policy cannot be read, or a parameter, module or optimizer is of a kind that cannot be
         offloaded. Nothing has been changed.
@@ -394,6 +417,8 @@ def offload(
         raise ArgumentError(f"policy must be one of {get_args(Policy)}, not {policy!r}")
     if updates not in get_args(Updates):
         raise ArgumentError(f"updates must be one of {get_args(Updates)}, not {updates!r}")
+    if policy != "memferry" and (plan is not None or profile is not None):
+        raise ArgumentError(f"plan and profile are for policy memferry, not {policy!r}")
     if not isinstance(model, nn.Module):
         raise ArgumentError(f"model must be a torch.nn.Module, not {type(model).__name__}")
     found = check_optimizer(optimizer)
@@ -401,4 +426,4 @@ def offload(
         if isinstance(parameter, OffloadedParameter) and waiting_copy(parameter) is None:
             raise ParameterError("a parameter of the model", "with no engine yet", "offloaded")
     with torch.inference_mode(False):  # what it makes outlives that
-        return Engine(model, found, budget, policy, updates)
+        return Engine(model, found, budget, policy, updates, plan, profile)

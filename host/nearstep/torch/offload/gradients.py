@@ -60,8 +60,8 @@ class Gradients:
             if use in copy.uses or not copy.accumulates:
                 continue
             if len(copy.uses) < 2:
-                self._space.reserve(copy.nbytes, f"backward of what uses {copy.name}")
-                copy.reserved += copy.nbytes
+                self._space.reserve(copy.gradient_bytes, f"backward of what uses {copy.name}")
+                copy.reserved += copy.gradient_bytes
             copy.uses[use] = task
 
     def end_stale(self) -> DeviceCopy | None:
@@ -108,7 +108,7 @@ class Gradients:
         self._space.check_old(copy, "its gradient is read before optimizer.step()")
         hint = "; to clip on the device, give the optimizer max_grad_norm"
         with self._space.aside(), torch.no_grad():
-            self._space.make_room(copy.nbytes, f"gradient of {copy.name}", hint)
+            self._space.make_room(copy.gradient_bytes, f"gradient of {copy.name}", hint)
             gradient = held.fetch(copy.parameter)
         copy.resident.release_gradient()
         copy.set_raw_gradient(gradient)
@@ -123,7 +123,7 @@ class Gradients:
         BudgetError, EarlyUpdateError
         """
         self._space.check_old(copy, "its gradient is set before optimizer.step()")
-        if gradient is not None:
+        if gradient is not None and not copy.in_place.gradient:
             room = gradient.numel() * gradient.element_size() - copy.counted
             with self._space.aside():
                 self._space.make_room(room, f"gradient of {copy.name}")
@@ -151,7 +151,8 @@ class Gradients:
         operations: list[Operation] = []
 
         def write(extent: Extent, array: str, data: NDArray[Any]) -> None:
-            operations.extend(pipeline.write(copy.name, extent, array, data))
+            direct = copy.in_place.gradient
+            operations.extend(pipeline.write(copy.name, extent, array, data, direct=direct))
 
         with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
             copy.resident.hold_gradient(gradient, write)
@@ -181,10 +182,9 @@ class Gradients:
 
     def _recount(self, copy: DeviceCopy, gradient: Tensor | None) -> None:
         """Count the gradient of a parameter that is here; what was expected becomes that."""
-        dense = gradient is not None and gradient.layout is torch.strided
-        counted = (
-            gradient.numel() * gradient.element_size() if gradient is not None and dense else 0
-        )
+        counted = 0
+        if gradient is not None and gradient.layout is torch.strided:
+            counted = 0 if copy.in_place.gradient else gradient.numel() * gradient.element_size()
         moved = min(copy.reserved, max(0, counted - copy.counted))
         copy.reserved -= moved
         self._space.ledger.add_gradient(counted - copy.counted - moved)

@@ -12,6 +12,7 @@ from nearstep.torch.checks import label
 from nearstep.torch.convert import FORMATS
 from nearstep.torch.errors import ParameterError, UnsupportedOptionError
 from nearstep.torch.offload.errors import ChangedModelError
+from nearstep.torch.offload.in_place import NOTHING, InPlace
 from nearstep.torch.offload.parameter import waiting_copy
 from nearstep.torch.optimizer import DeviceOptimizer
 from nearstep.torch.waiting import waiting
@@ -70,7 +71,9 @@ class Names:
             )
 
 
-def smallest_budget(model: nn.Module, parameters: Sequence[Tensor]) -> int:
+def smallest_budget(
+    model: nn.Module, parameters: Sequence[Tensor], in_place: Mapping[Tensor, InPlace]
+) -> int:
     """Bytes of a budget with which every module can use its own parameters at once, and backward
     can make their gradients.
 
@@ -78,17 +81,22 @@ def smallest_budget(model: nn.Module, parameters: Sequence[Tensor]) -> int:
     ----------
     model
     parameters : all of them; those in no module are used one at a time.
+    in_place : which take nothing.
     """
     groups: list[list[Tensor]] = [list(each.parameters(recurse=False)) for each in model.modules()]
     groups += [[parameter] for parameter in parameters]
-    return max((sum(map(_needed, group)) for group in groups), default=0)
+    return max(
+        (sum(_needed(each, in_place.get(each, NOTHING)) for each in group) for group in groups),
+        default=0,
+    )
 
 
-def _needed(parameter: Tensor) -> int:
+def _needed(parameter: Tensor, in_place: InPlace) -> int:
     gradient = parameter.numel() * parameter.element_size() if parameter.requires_grad else 0
     found = waiting_copy(parameter)
     held = parameter.untyped_storage().nbytes() if found is None else found.nbytes
-    return held + gradient
+    held = 0 if in_place.forward and in_place.backward else held
+    return held + (0 if in_place.gradient else gradient)
 
 
 def _check(name: str, parameter: Tensor, *, owned: bool) -> None:

@@ -52,6 +52,11 @@ class UseOrder:
         """Whether a parameter has been used in this period."""
         return key in self._used
 
+    @property
+    def all_were_used(self) -> bool:
+        """Whether what is expected in this period has all been used in it before."""
+        return set(self.upcoming()) <= set(self._seen)
+
     def distance(self, key: int) -> int:
         """How many uses come before the next one of a parameter; if it was not used, more than
         of any other."""

@@ -115,7 +115,7 @@ class Pipeline:
     ----------
     queue
     computation : counts the time of torch's operations while it is entered.
-    computed : the last computation.
+    computed : the last computation, and what goes over the link with it.
     """
 
     def __init__(
@@ -132,6 +132,8 @@ class Pipeline:
         self.computation = Computation(machine.processor)
         self.computed: list[Operation] = []
         self._forward, self._backward = "other", "backward"
+        self._before: list[Operation] = []  # what the last computation came after
+        self._beside: list[Operation] = []  # reads of what computes next
         self._device = device
         self._machine = machine
         self._traffic = traffic
@@ -153,16 +155,24 @@ class Pipeline:
     def compute(self) -> Operation | None:
         """Add what torch has computed since the last call; the last computation, if any."""
         for in_backward, seconds in self.computation.take():
-            name, after = self._backward if in_backward else self._forward, self.computed
-            self.computed = [
-                self.queue.add(name, self._machine.compute, after=after, seconds=seconds)
-            ]
+            name, self._before = self._backward if in_backward else self._forward, self.computed
+            lane = self._machine.compute
+            made = self.queue.add(name, lane, after=self._before, seconds=seconds)
+            self.computed = [made, *self._beside]
+            self._beside = []
             if in_backward:
                 self._forward = "other"  # such as what a step does
         return self.computed[0] if self.computed else None
 
-    def read(self, name: str, extent: Extent, array: str) -> Reading:
-        """Begin to fetch an array."""
+    def read_beside(self, name: str, extent: Extent, array: str) -> None:
+        """Have what computes next read an array where it is: over the link, while it computes."""
+        reading = self.read(f"{name} in place", extent, array, after=self.computed)
+        self._beside += reading.operations
+
+    def read(
+        self, name: str, extent: Extent, array: str, after: Sequence[Operation] = ()
+    ) -> Reading:
+        """Begin to fetch an array, when others have ended."""
         parts, operations = [], []
         dtype = extent.segment.dtype_of(array)
         for channel, view in extent.segment.parts(array, extent.start, extent.start + extent.count):
@@ -175,6 +185,7 @@ class Pipeline:
                 partial(view.read, out),
                 view,
                 down=False,
+                after=after,
             )
             operations.append(made)
         return Reading(extent, operations, dtype, self.queue, parts)
@@ -185,9 +196,14 @@ class Pipeline:
         extent: Extent,
         array: str,
         data: NDArray[Any],
+        *,
+        direct: bool = False,
     ) -> Sequence[Operation]:
-        """Begin to send what an array of `count` elements, which has been computed, has now."""
-        operations, after = [], self.computed
+        """Begin to send what an array of `count` elements, which has been computed, has now.
+
+        With `direct` the last computation writes it there itself, and ends no sooner than that.
+        """
+        operations, after = [], self._before if direct else self.computed
         flat = data.reshape(-1)
         extent.segment.written(array)
         for channel, view in extent.segment.parts(array, extent.start, extent.start + extent.count):
@@ -204,6 +220,8 @@ class Pipeline:
                 after=after,
             )
             operations.append(made)
+        if direct:
+            self.computed = [*self.computed, *operations]
         return operations
 
     def _transfer(
@@ -277,7 +295,7 @@ class Pipeline:
         """
         timeline = self.queue.finish()
         self._updates.clear()
-        self.computed = []
+        self.computed, self._before, self._beside = [], [], []
         if timeline.entries and self._machine.hertz is not None:
             self._count(timeline)
 
@@ -303,6 +321,7 @@ class Pipeline:
     def _failed(self, cause: BaseException) -> None:
         """Nothing is under way any more."""
         updates, self._updates, self.computed = bool(self._updates), [], []
+        self._before, self._beside = [], []
         self.reap()
         lost, self._departures = self._departures, []
         for each in lost:

@@ -68,11 +68,13 @@ class Space:
         self._computed: dict[DeviceCopy, Operation] = {}
         self.spill: Callable[[], bool] = lambda: False
         self.give_up: Callable[[], None] = lambda: None
+        self._has_later = any(c.in_place.forward and not c.in_place.backward for c in copies)
+        self._direct: MutableSet[DeviceCopy] = set()  # here, as what is in place: not counted
         self._present: MutableSet[DeviceCopy] = {copy for copy in copies if copy.present}
         self._by_storage: MutableMapping[int, DeviceCopy] = {}
         for copy in self._present:
             self._know(copy)
-        growing = (copy.nbytes for copy in copies if copy.parameter.requires_grad)
+        growing = (copy.gradient_bytes for copy in copies if copy.parameter.requires_grad)
         self._reserve = max(growing, default=0)
         self._largest = max((copy.nbytes for copy in copies), default=0)
         ledger.add_parameter(sum(copy.nbytes for copy in self._present))
@@ -84,7 +86,8 @@ class Space:
         copy.rebind()
         copy.binding += 1
         self._know(copy)
-        self.ledger.add_parameter(copy.nbytes - before)
+        if copy not in self._direct:
+            self.ledger.add_parameter(copy.nbytes - before)
 
     def follow(self, copy: DeviceCopy) -> None:
         """Go over to another place on the owner, if the optimizer has made one.
@@ -120,6 +123,9 @@ class Space:
         if self.closed:
             yield
             return
+        with self.aside():
+            for copy in copies:
+                self._switch(copy)
         for copy in copies:
             copy.pins += 1
         try:
@@ -171,6 +177,9 @@ class Space:
         module, _, name = copies[0].name.rpartition(".")
         self.pipeline.uses(module or name)
         self._used = list(dict.fromkeys([*self._used, *copies]))
+        for copy in copies:
+            if copy in self._direct:
+                copy.resident.begin_bring(partial(self.pipeline.read_beside, copy.name))
 
     def reap(self) -> None:
         """Count no more what is gone."""
@@ -279,6 +288,9 @@ class Space:
         cdata = copy.storage._cdata if copy.storage is not None else 0
         drop()
         self._by_storage.pop(cdata, None)
+        if copy in self._direct:
+            self._direct.discard(copy)
+            return
         self._present.discard(copy)
         gone = partial(self.ledger.add_parameter, -copy.nbytes)
         computed = self._computed.get(copy)
@@ -294,14 +306,43 @@ class Space:
         return not copy.present
 
     def release_all(self) -> Sequence[DeviceCopy]:
-        """Have all go that may; those that stay."""
-        for copy in [each for each in self.copies if each.can_go]:
+        """Have all go that may and are not in place; those that stay."""
+        for copy in [each for each in self.copies if each.can_go and each not in self._direct]:
             self.release(copy)
-        return [copy for copy in self.copies if copy in self._present]
+        return [copy for copy in self.copies if copy.present]
+
+    def bring_in_place(self) -> None:
+        """Have what forward reads in place in the host's memory."""
+        for copy in self.copies:
+            if copy.in_place.forward and copy not in self._direct:
+                self._put_in_place(copy)
+
+    def _put_in_place(self, copy: DeviceCopy) -> None:
+        if copy.can_go:
+            self.release(copy)
+        if not copy.present:
+            copy.fetch()
+            self._know(copy)
+        elif copy in self._present:  # something refers to it: it is where it is
+            copy.land()
+            self._present.discard(copy)
+            self.ledger.add_parameter(-copy.nbytes)
+        self._direct.add(copy)
+
+    def _switch(self, copy: DeviceCopy) -> None:
+        """Before a use: to the host's memory, or away from there to be fetched, as the copy's
+        `in_place` has it."""
+        in_backward = torch._C._current_graph_task_id() >= 0
+        if copy.in_place.backward if in_backward else copy.in_place.forward:
+            if copy not in self._direct and not copy.pins:
+                self._put_in_place(copy)
+        elif copy in self._direct and copy.can_go:
+            self.release(copy)
 
     def _fetch(self, copy: DeviceCopy) -> None:
         self.make_room(copy.nbytes, copy.name)
-        copy.fetch(self.pipeline)
+        computed = self._computed.get(copy) if copy.in_place.forward else None
+        copy.fetch(self.pipeline, [] if computed is None else [computed])
         self._know(copy)
         self._present.add(copy)
         self.ledger.add_parameter(copy.nbytes)
@@ -318,9 +359,10 @@ class Space:
             return
         in_backward = torch._C._current_graph_task_id() >= 0
         distance = self.order.distance
+        for_backward = in_backward or (self._has_later and self.order.all_were_used)
         for index in self.order.upcoming():
             copy = self.copies[index]
-            if copy.present:
+            if (copy.present and copy not in self._direct) or not _may_come(copy, for_backward):
                 continue
             again = self.pipeline is not None and self.order.was_used(index)  # then in backward
             reserve = self._gradient_room if in_backward or again else 0
@@ -331,5 +373,17 @@ class Space:
                 self.release(victim)
             if self.ledger.free < copy.nbytes + reserve:
                 return  # not yet
+            if copy in self._direct:
+                self.release(copy)
             self._fetch(copy)
             self.counts.prefetches += 1
+
+
+def _may_come(copy: DeviceCopy, for_backward: bool) -> bool:
+    """Whether a parameter may be fetched before it is used: what forward reads in place only for
+    backward, and what backward does, too, never."""
+    if not copy.in_place.forward:
+        return True
+    if copy.in_place.backward or (copy.present and not copy.can_go):
+        return False
+    return for_backward

@@ -1,0 +1,105 @@
+"""Offload of the example's model: by use, or by MemFerry's plan; and a picture of an iteration."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import get_args
+
+import torch
+import typer
+from torch import Tensor
+from trainer import Trainer
+
+import nearstep
+from nearstep.cli.files import check_picture, check_writable
+from nearstep.cli.plan import show
+from nearstep.errors import ArgumentError
+from nearstep.memferry import work
+from nearstep.memferry.cost import Costs
+from nearstep.memferry.errors import PlanBudgetError
+from nearstep.memferry.planner import Planned
+from nearstep.memferry.profile import Profile
+from nearstep.torch.memferry import profile
+from nearstep.torch.offload import Engine
+from nearstep.torch.offload.engine import Policy
+from nearstep.torch.offload.errors import BudgetError
+from nearstep.work.trace import picture
+from nearstep_spec.platform.load import load
+
+POLICIES = get_args(Policy)
+PLATFORM, GPU, MEMORY = "axdimm", "gpu", "axdimm"
+"""The machine that plans are made for, and that recordings have the time of."""
+
+
+def check_options(
+    policy: str, timeline: Path | None, *, offload: bool, drives: Path | None
+) -> None:
+    """Refuse what cannot be, before anything is trained."""
+    if policy not in POLICIES:
+        raise typer.BadParameter(
+            f"{policy!r} is not one of {', '.join(POLICIES)}", param_hint="--policy"
+        )
+    if timeline is None:
+        return
+    if not offload:
+        raise typer.BadParameter("needs --offload", param_hint="--timeline")
+    if drives is not None:
+        raise typer.BadParameter("transfers of drives are not recorded", param_hint="--timeline")
+    check_picture(timeline)
+    check_writable("--timeline", timeline)
+
+
+def offloaded(trainer: Trainer, tokens: Tensor, budget: str, policy: Policy) -> Engine:
+    """Have the parameters of a trainer's model on its optimizer's device; a plan is printed.
+
+    Parameters
+    ----------
+    trainer
+    tokens : such as it is trained on, (batch, context + 1).
+    budget
+    policy
+    """
+    found = profiled(trainer, tokens) if policy == "memferry" else None
+    try:
+        engine = nearstep.offload(
+            trainer.model, trainer.optimizer, budget=budget, policy=policy, profile=found
+        )
+    except (ArgumentError, BudgetError, PlanBudgetError) as error:
+        raise typer.BadParameter(str(error), param_hint="--budget") from error
+    if found is not None and engine.plan is not None:
+        costs = Costs(found)
+        decisions = [*engine.plan.layers.values()]
+        made = Planned(engine.plan, costs, costs.times(decisions).total, None, {})
+        show(made, work.once(costs, decisions), "memferry")
+    return engine
+
+
+def profiled(trainer: Trainer, tokens: Tensor) -> Profile:
+    """The model on the machine, modelled."""
+    rate = load(PLATFORM).dimms[MEMORY].adam_params_per_s
+
+    def run() -> None:
+        loss: Tensor = trainer.model.loss(tokens)
+        loss.backward()  # type: ignore[no-untyped-call]
+
+    with torch.enable_grad():
+        return profile(
+            trainer.model,
+            run,
+            platform=PLATFORM,
+            gpu=GPU,
+            host=f"{MEMORY}.0",
+            host_params_per_s=float(rate),
+        )
+
+
+@contextmanager
+def drawn(engine: Engine, path: Path) -> Iterator[None]:
+    """Draw what is done in this `with` statement, in the time of the machine."""
+    with engine.record(PLATFORM, compute=GPU, memory=MEMORY) as recording:
+        yield
+    timeline = recording.timeline
+    title = f"an iteration on {PLATFORM} in {engine.budget:,} bytes: {timeline.seconds:.4g} s"
+    picture(timeline, path, title)

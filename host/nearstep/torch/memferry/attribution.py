@@ -1,0 +1,171 @@
+"""Which layer computes: every operation of torch in a forward and a backward pass is of one."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from nearstep.memferry.access import Access
+from nearstep.torch.memferry.layers import ModuleLayer
+from nearstep.torch.offload.computation import ATEN, FLOPS, LOOKUPS
+from nearstep.torch.offload.parameter import tensors
+
+Timed = Callable[[Any, Sequence[Any], Mapping[str, Any]], tuple[Any, float]]
+"""Calls a function of torch; its result, and seconds."""
+
+UNREAD = {ATEN.native_layer_norm_backward: (6,)}
+"""Arguments that are passed, and whose elements are not read: the bias."""
+
+CONVOLUTIONS = {ATEN.convolution, ATEN.convolution_backward, ATEN.mkldnn_convolution}
+
+_SEQUENCE: Callable[[], int] = torch.autograd._get_sequence_nr  # type: ignore[attr-defined]
+
+Label = int
+"""A layer by its number from 0, or -1 - n: between layers, when n of them have been used."""
+
+
+class Attribution(TorchDispatchMode):
+    """Adds up the times of operations while it is entered, by layer and pass.
+
+    An operation that gets a parameter is of its layer: of several ones with that parameter the
+    innermost that runs. Others are of the module that runs, if it is a layer with no modules
+    inside; else they are between the layers. Operations of backward are where those of forward were
+    that they belong to, unless they get a parameter, or a module runs again (checkpointing).
+
+    Parameters
+    ----------
+    layers
+    timed
+    access : for what is read of parameters.
+
+    Attributes
+    ----------
+    order : layers as they were first used.
+    forward, backward : seconds by label.
+    reads_forward, reads_backward : bytes of parameters that operations would read by direct host
+        access, by layer.
+    """
+
+    def __init__(self, layers: Sequence[ModuleLayer], timed: Timed, access: Access) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._layers = layers
+        self._timed = timed
+        self._access = access
+        self.order: list[int] = []
+        self.forward: defaultdict[Label, float] = defaultdict(float)
+        self.backward: defaultdict[Label, float] = defaultdict(float)
+        self.reads_forward: defaultdict[int, float] = defaultdict(float)
+        self.reads_backward: defaultdict[int, float] = defaultdict(float)
+        self._running: list[int] = []
+        self._nodes: dict[int, Label] = {}
+        self._owners: defaultdict[int, list[int]] = defaultdict(list)
+        for number, layer in enumerate(layers):
+            for parameter in layer.parameters:
+                owners = self._owners[_memory(parameter)]
+                if number not in owners:
+                    owners.append(number)
+
+    @contextmanager
+    def following(self) -> Iterator[None]:
+        """Know which layers run."""
+        handles: list[Any] = []
+        try:
+            for number, layer in enumerate(self._layers):
+                any_module: Any = layer.module
+                handles.append(any_module.register_forward_pre_hook(partial(self._enter, number)))
+                handles.append(any_module.register_forward_hook(self._leave, always_call=True))
+            with self:
+                yield
+        finally:
+            for each in handles:
+                each.remove()
+
+    def owns(self, tensor: Tensor) -> bool:
+        """Whether a tensor is in the memory of a parameter."""
+        return _memory(tensor) in self._owners
+
+    def _enter(self, number: int, _: nn.Module, __: Any) -> None:
+        self._running.append(number)
+
+    def _leave(self, *_: Any) -> None:
+        self._running.pop()
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        before = _SEQUENCE() - 1  # the node of this operation, if it has one
+        in_backward = torch._C._current_graph_task_id() >= 0
+        unread = UNREAD.get(func._overloadpacket, ())
+        operands = [value for place, value in enumerate(args) if place not in unread]
+        touched = [each for each in tensors([operands, [*kwargs.values()]]) if self.owns(each)]
+        label = self._label(touched, in_backward)
+        if label >= 0 and label not in self.order:
+            self.order.append(label)
+        if torch.is_grad_enabled():
+            self._nodes.setdefault(before, label)
+        elif touched and not in_backward:  # in a function of the user's, whose node is the last one
+            self._nodes[before] = label
+        result, seconds = self._timed(func, args, kwargs)
+        if not func.is_view:
+            times = self.backward if in_backward else self.forward
+            times[label] += seconds
+            reads = self.reads_backward if in_backward else self.reads_forward
+            for each in touched:
+                reads[label] += self._read(func, each, result)
+        return result
+
+    def _label(self, touched: Sequence[Tensor], in_backward: bool) -> Label:
+        node = torch._C._current_autograd_node() if in_backward else None
+        known = None if node is None else self._nodes.get(node._sequence_nr())
+        if touched:
+            return self._owner(_memory(touched[0]), known)
+        if self._running and self._layers[self._running[-1]].is_leaf:
+            return self._running[-1]
+        variable: Any = getattr(node, "variable", None)
+        if isinstance(variable, Tensor) and self.owns(variable):  # its gradient is added
+            return self._owner(_memory(variable), None)
+        return -1 - len(self.order) if known is None else known
+
+    def _owner(self, memory: int, known: Label | None) -> int:
+        owners = self._owners[memory]
+        inner = next((each for each in reversed(self._running) if each in owners), None)
+        if inner is not None:
+            return inner
+        if known is not None and known in owners:
+            return known
+        return next((each for each in self.order if each in owners), owners[0])
+
+    def _read(self, func: Any, tensor: Tensor, result: Any) -> float:
+        """Bytes that an operation reads of a parameter by direct host access."""
+        kind = func._overloadpacket
+        whole = tensor.untyped_storage().nbytes()
+        nbytes = min(tensor.numel() * tensor.element_size(), whole)
+        out = next(tensors(result), None)
+        if out is None:
+            return nbytes
+        if kind in LOOKUPS:
+            return min(out.numel() * out.element_size(), nbytes)
+        if kind in FLOPS and out.dim() > 1:
+            columns = max(out.shape[1] if kind in CONVOLUTIONS else out.shape[-1], 1)
+            return nbytes * self._access.matrix_reads(out.numel() // columns, columns)
+        return nbytes
+
+
+def _memory(tensor: Tensor) -> int:
+    """Which memory a tensor is in; 0 of one that has none to ask for."""
+    try:
+        return int(tensor.untyped_storage()._cdata)
+    except (NotImplementedError, RuntimeError):
+        return 0

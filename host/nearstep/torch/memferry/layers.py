@@ -1,0 +1,67 @@
+"""The planner's layers of a module of torch: modules that have parameters of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from nearstep.errors import ArgumentError
+from nearstep.memferry.profile import fingerprint
+
+ROOT = "(model)"
+"""The layer of parameters that the model itself has, in no module inside of it."""
+
+
+def model_fingerprint(model: nn.Module) -> str:
+    """Of a model's parameters, in their order: name, shape and dtype. A tied one has one name.
+
+    Returns
+    -------
+    str : as of `nearstep.memferry.profile.fingerprint`.
+    """
+    return fingerprint(
+        (name, tuple(each.shape), str(each.dtype).removeprefix("torch."))
+        for name, each in model.named_parameters()
+    )
+
+
+@dataclass(frozen=True)
+class ModuleLayer:
+    """A module with parameters of its own.
+
+    Attributes
+    ----------
+    name : the first that the module has in the model; `ROOT` of the model itself.
+    module
+    parameters : its own.
+    """
+
+    name: str
+    module: nn.Module
+    parameters: Sequence[Tensor]
+
+    @property
+    def is_leaf(self) -> bool:
+        """Whether there are no modules inside: all that it computes is its own."""
+        return next(self.module.children(), None) is None
+
+
+def layers_of(model: nn.Module) -> Mapping[str, ModuleLayer]:
+    """By name, in the order in which modules are registered; a shared module is there once.
+
+    Raises
+    ------
+    ArgumentError : it is no module, or has no parameters.
+    """
+    if not isinstance(model, nn.Module):
+        raise ArgumentError(f"model must be a torch.nn.Module, not {type(model).__name__}")
+    found = {}
+    for name, module in model.named_modules():
+        own = [*dict.fromkeys(module.parameters(recurse=False))]
+        if own:
+            found[name or ROOT] = ModuleLayer(name or ROOT, module, own)
+    if not found:
+        raise ArgumentError(f"model must have parameters, {type(model).__name__} has none")
+    return found

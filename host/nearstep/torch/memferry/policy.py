@@ -1,0 +1,84 @@
+"""Plans for the offload engine: which parameters and gradients of a model are in place."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor, nn
+
+from nearstep.errors import ArgumentError
+from nearstep.memferry import planner
+from nearstep.memferry.cost import Costs, Decision, Mode
+from nearstep.memferry.errors import FingerprintError, PlanError
+from nearstep.memferry.plan import Plan, check
+from nearstep.memferry.profile import Profile
+from nearstep.torch.memferry.layers import layers_of, model_fingerprint
+from nearstep.torch.offload.in_place import InPlace
+
+
+def plan_for(
+    model: nn.Module, budget: int, plan: Plan | None = None, profile: Profile | None = None
+) -> Plan:
+    """A plan that has been checked against a model.
+
+    Parameters
+    ----------
+    model
+    budget : bytes, for a plan that is made.
+    plan : None: the planner's default, for the profile.
+    profile : if given with a plan, the plan is checked against it.
+
+    Raises
+    ------
+    ArgumentError : there is neither plan nor profile.
+    FingerprintError : the plan or the profile is of another model.
+    PlanError : the plan names a layer that the model has not, or takes more than it allows itself.
+    PlanBudgetError : no plan fits the budget.
+    """
+    if plan is None and profile is None:
+        raise ArgumentError(
+            "policy memferry needs plan= or profile= (of nearstep.torch.memferry.profile)"
+        )
+    for what, kind, value in (("plan", Plan, plan), ("profile", Profile, profile)):
+        if value is not None and not isinstance(value, kind):
+            raise ArgumentError(f"{what} must be a {kind.__name__}, not {type(value).__name__}")
+    expected = model_fingerprint(model)
+    for each in (plan, profile):
+        if each is not None and each.fingerprint != expected:
+            raise FingerprintError(expected, each.fingerprint)
+    if plan is None:
+        assert profile is not None, "one of them is given"
+        plan = planner.make(profile, budget=budget).plan
+    elif profile is not None:
+        names = [layer.name for layer in profile.layers]
+        if [*plan.layers] != names:
+            raise PlanError("", "layers", f"those of the profile, {names}", [*plan.layers])
+        check(plan, Costs(profile))
+    known = layers_of(model)
+    for name, decision in plan.layers.items():
+        if name not in known:
+            raise PlanError(name, "layer", "a module with parameters of its own", "unknown")
+        if not isinstance(decision, Decision):
+            raise PlanError(name, "mode", "a Decision", decision)
+    return plan
+
+
+def in_place(model: nn.Module, plan: Plan) -> Mapping[Tensor, InPlace]:
+    """What a plan says of the parameters of a model.
+
+    A parameter of several layers is in place where all of them have it so, and its gradient is of
+    the first. One of no layer in the plan is fetched when it is used.
+    """
+    known = layers_of(model)
+    decisions: dict[Tensor, list[Decision]] = {}
+    for name, decision in plan.layers.items():
+        for parameter in known[name].parameters:
+            decisions.setdefault(parameter, []).append(decision)
+    return {
+        parameter: InPlace(
+            forward=all(each.mode is not Mode.GFGB for each in found),
+            backward=all(each.mode is Mode.DHA for each in found),
+            gradient=found[0].write,
+        )
+        for parameter, found in decisions.items()
+    }
