@@ -49,6 +49,7 @@ def replays(pool: CoarsePool) -> int:
     return sum(link.replays for each in pool.counters().devices for link in each.links)
 
 
+@pytest.mark.deep  # a build of its own, 28 s
 def test_two_boards_sum_to_the_bits_of_golden_also_when_their_pins_are_damaged() -> None:
     with pair() as (pool, ring):
         assert check_sum(pool, SMALL, seed=1) == 2 * SMALL
