@@ -148,8 +148,10 @@ def main(
 
     with near_memory:
         try:
+            if drives is not None:
+                drives.mkdir(parents=True, exist_ok=True)
             ours = _trainer(size, context, seed, steps, choice, weight_decay, near_memory)
-        except StorageError as error:
+        except (StorageError, FileExistsError, PermissionError) as error:
             raise typer.BadParameter(str(error), param_hint="--drives") from error
         except MemoryTooSmallError as error:
             raise typer.BadParameter(str(error), param_hint="--memory") from error

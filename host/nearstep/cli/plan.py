@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated, Literal, NoReturn
 
 import typer
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -143,10 +144,19 @@ def show(made: Planned, timeline: Timeline, system: str) -> None:
     """
     console = Console(markup=False, highlight=False)
     costs, source = made.costs, made.costs.profile.source
-    table = Table("layer", "mode", "gradients", title=f"{costs.profile.description} ({source})")
-    table.columns[0].min_width = max(len(name) for name in made.plan.layers)
-    for name in ("MB", "load, ms", "forward, ms", "backward, ms", "update, ms"):
-        table.add_column(name, justify="right")
+    table = Table(
+        "layer",
+        "mode",
+        "grads",
+        title=f"{costs.profile.description} ({source})",
+        caption="grads: where gradients go; load to update: ms",
+        box=SIMPLE_HEAD,
+        pad_edge=False,
+        collapse_padding=True,
+    )
+    table.columns[0].overflow = "fold"
+    for name in ("MB", "load", "forward", "backward", "update"):
+        table.add_column(name, justify="right", no_wrap=True)
     for i, (name, each) in enumerate(made.plan.layers.items()):
         loaded = costs.load[i] if each.mode.name != "DHA" else 0
         ticks = (loaded, costs.forward[i, each.index], costs.backward[i, each.index])
