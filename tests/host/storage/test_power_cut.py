@@ -153,7 +153,8 @@ EVERY = 1 << 12
 """More than the subsets of what is ever not flushed in a short life."""
 
 
-@pytest.mark.parametrize("drives", [1, pytest.param(2, marks=pytest.mark.deep)])
+@pytest.mark.deep
+@pytest.mark.parametrize("drives", [1, 2])
 def test_every_subset_of_what_was_not_flushed_leaves_one_generation(drives: int) -> None:
     life = small(drives)
     events = life.journal.events

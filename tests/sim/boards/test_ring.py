@@ -142,6 +142,7 @@ def test_two_rings_of_each_board_and_two_jobs_at_once() -> None:
         assert checks == 800
 
 
+@pytest.mark.deep  # the ring is built first
 def test_another_driver_is_refused() -> None:
     with pytest.raises(MismatchError, match="SmartssdDevice"):
         nearstep.open(URL, SmartssdDevice)
