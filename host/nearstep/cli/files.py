@@ -3,8 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
 
 import typer
+
+TraceFile = Annotated[
+    Path | None,
+    typer.Option("--output", "-o", help="JSON for Perfetto and chrome://tracing."),
+]
+PictureFile = Annotated[
+    Path | None,
+    typer.Option("--picture", "-p", help="Picture: .png, .svg, or what matplotlib writes."),
+]
 
 
 def check_writable(option: str, path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -11,8 +10,9 @@ from rich.progress import Progress, SpinnerColumn, TextColumn
 from rich.table import Table
 
 from nearstep.cli.devices import complete
-from nearstep.cli.files import check_picture, check_writable
+from nearstep.cli.files import PictureFile, TraceFile, check_picture, check_writable
 from nearstep.errors import NearstepError
+from nearstep.work.clock import MODEL_HERTZ
 from nearstep.work.trace import picture, write_trace
 from nearstep_spec.platform.machine import PlatformError
 
@@ -36,14 +36,8 @@ def command(
     batch: Annotated[int, typer.Option(help="Rows of the input.")] = 4096,
     room: Annotated[int, typer.Option(help="The budget, in layers.")] = 5,
     updates: Annotated[str, typer.Option(help="in-backward or at-step.")] = "in-backward",
-    output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", help="JSON for Perfetto and chrome://tracing."),
-    ] = None,
-    image: Annotated[
-        Path | None,
-        typer.Option("--picture", "-p", help="Picture: .png, .svg, or what matplotlib writes."),
-    ] = None,
+    output: TraceFile = None,
+    image: PictureFile = None,
 ) -> None:
     """Train a stack of layers that is larger than its budget, with overlap, without it, and not
     offloaded, and show what one iteration does, and when.
@@ -95,7 +89,9 @@ def _show(found: Overlap) -> None:
     timeline, report = found.overlapped.timeline, found.overlapped.report
     assert timeline is not None, "it was recorded"
     assert report is not None, "it was offloaded"
-    unit = "cycles" if timeline.unit == "cycles" and timeline.hertz != 1e12 else "ps, modelled"
+    unit = (
+        "cycles" if timeline.unit == "cycles" and timeline.hertz != MODEL_HERTZ else "ps, modelled"
+    )
     console = Console(markup=False, highlight=False)
     table = Table(
         "backward and update", f"with overlap, {unit}", "share", "without", title="One iteration"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -10,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from nearstep.cli.devices import complete
+from nearstep.cli.files import PictureFile, TraceFile
 from nearstep.device import open_device
 from nearstep.errors import ArgumentError, NearstepError
 from nearstep.work.timeline import Timeline
@@ -89,14 +89,8 @@ def command(
         float | None, typer.Option(help="Share of the gradients that is sent.")
     ] = None,
     max_grad_norm: Annotated[float | None, typer.Option(help="Bound on their norm.")] = None,
-    output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", help="JSON for Perfetto and chrome://tracing."),
-    ] = None,
-    image: Annotated[
-        Path | None,
-        typer.Option("--picture", "-p", help="Picture: .png, .svg, or what matplotlib writes."),
-    ] = None,
+    output: TraceFile = None,
+    image: PictureFile = None,
 ) -> None:
     """Make steps of an optimizer on a device with a clock, and show when each transfer and each
     run of the last one was under way."""

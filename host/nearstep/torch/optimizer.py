@@ -429,11 +429,6 @@ class DeviceOptimizer(OverflowSteps):
         finally:
             self._steps = before
 
-    @property
-    def max_cycles(self) -> int | None:
-        """Bound on each run."""
-        return self._settings.max_cycles
-
     def interrupt(self, cause: str) -> None:
         """Refuse further use until a checkpoint is loaded.
 

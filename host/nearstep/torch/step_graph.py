@@ -265,12 +265,8 @@ class StepGraph:
         raise cause
 
     def _count(self, timeline: Timeline) -> None:
-        names = (lane(channel) for channel in range(self._device.channel_count))
-        kernels = (
-            sum(e.duration for e in timeline.lanes.get(name, ()) if BUS not in e.operation.holds)
-            for name in names
-        )
-        self._traffic.cycles = (self._traffic.cycles or 0) + max(kernels)
+        cycles = kernel_cycles(timeline, self._device.channel_count)
+        self._traffic.cycles = (self._traffic.cycles or 0) + cycles
         self._traffic.step_cycles = (self._traffic.step_cycles or 0) + timeline.makespan
 
 
@@ -314,6 +310,15 @@ def run_parts(
     writes = [each for each in part.values() if pairs or each is not gradient]
     begin = partial(_kept, starter(start, {**part, "g": gradient}, key, factor), started)
     return RunParts(reads, writes, [begin] * key.times)
+
+
+def kernel_cycles(timeline: Timeline, channels: int) -> int:
+    """Cycles in which the kernel has the channel that it has longest."""
+    lanes = timeline.lanes
+    return max(
+        sum(e.duration for e in lanes.get(lane(channel), ()) if BUS not in e.operation.holds)
+        for channel in range(channels)
+    )
 
 
 def lane(channel: int) -> str:

@@ -7,6 +7,7 @@ import tracemalloc
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -244,16 +245,16 @@ def test_a_run_that_fails_when_it_is_looked_at_gives_its_channel_back() -> None:
                 raise DeviceError("gone")
             write(*arguments)
 
+        def begin(after: int) -> Any:
+            run = device.accelerated(0, lambda: device.update("adam", arrays, step=1, lr=1e-3))
+            left[0] = after
+            return run
+
         for after in range(1, 4):
             queue = Queue(Clock([device.backend], 1e9))
 
-            def begin() -> Any:
-                run = device.accelerated(0, lambda: device.update("adam", arrays, step=1, lr=1e-3))
-                left[0] = after  # noqa: B023
-                return run
-
             backend.write_register = failing
-            queue.add("run", "channel 0", action=begin)
+            queue.add("run", "channel 0", action=partial(begin, after))
             with pytest.raises(DeviceError, match="gone"):
                 queue.finish()
             backend.write_register = write
@@ -270,10 +271,10 @@ def test_a_machine_without_a_way_is_refused_before_anything_is_recorded() -> Non
     platform = replace(platform, processors={**platform.processors, "cpu": cpu})
     for machine in ({"compute": "cpu", "memory": "cpu"}, {"compute": "gpu", "memory": "cpu"}):
         there = machine["compute"] != machine["memory"]
-        with nullcontext() if there else pytest.raises(PlatformError):  # noqa: SIM117
-            with engine.record(platform, **machine):
-                assert there
-                step(model, optimizer)
+        refused = nullcontext() if there else pytest.raises(PlatformError)
+        with refused, engine.record(platform, **machine):
+            assert there
+            step(model, optimizer)
     engine.close()
 
 

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from nearstep.memferry.access import Access
 from nearstep.torch.memferry.layers import ModuleLayer
-from nearstep.torch.offload.computation import ATEN, FLOPS, LOOKUPS
+from nearstep.torch.offload.computation import ATEN, FLOPS, LOOKUPS, is_in_backward
 from nearstep.torch.offload.parameter import tensors
 
 Timed = Callable[[Any, Sequence[Any], Mapping[str, Any]], tuple[Any, float]]
@@ -106,7 +106,7 @@ class Attribution(TorchDispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         before = _SEQUENCE() - 1  # the node of this operation, if it has one
-        in_backward = torch._C._current_graph_task_id() >= 0
+        in_backward = is_in_backward()
         unread = UNREAD.get(func._overloadpacket, ())
         operands = [value for place, value in enumerate(args) if place not in unread]
         touched = [each for each in tensors([operands, [*kwargs.values()]]) if self.owns(each)]

@@ -264,7 +264,7 @@ class Engine:
             device,
             machine,
             optimizer.traffic,
-            optimizer.max_cycles,
+            optimizer.settings.max_cycles,
             self._failed,
             overlaps=overlaps,
         )

@@ -1,4 +1,4 @@
-"""The machine that an engine's time is told on: who computes, who keeps parameters."""
+"""The machine whose time a recording has: what computes, and what has the parameters."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from nearstep.torch.launcher import Accelerator
 from nearstep.torch.offload.computation import Computation, is_in_backward
 from nearstep.torch.offload.machine import Machine
 from nearstep.torch.step import Key, Start
-from nearstep.torch.step_graph import BUS, lane, run_parts
+from nearstep.torch.step_graph import BUS, kernel_cycles, lane, run_parts
 from nearstep.torch.traffic import Traffic
 from nearstep.updater.device import KernelDevice
 from nearstep.work.operation import Operation, Range
@@ -156,8 +156,8 @@ class Pipeline:
         """Add what torch has computed since the last call; the last computation, if any."""
         for in_backward, seconds in self.computation.take():
             name, self._before = self._backward if in_backward else self._forward, self.computed
-            lane = self._machine.compute
-            made = self.queue.add(name, lane, after=self._before, seconds=seconds)
+            processor = self._machine.compute
+            made = self.queue.add(name, processor, after=self._before, seconds=seconds)
             self.computed = [made, *self._beside]
             self._beside = []
             if in_backward:
@@ -310,13 +310,10 @@ class Pipeline:
             self._device.queue = None
 
     def _count(self, timeline: Timeline) -> None:
-        lanes = (lane(channel) for channel in range(self._device.channel_count))
-        kernels = (
-            sum(e.duration for e in timeline.lanes.get(each, ()) if BUS not in e.operation.holds)
-            for each in lanes
-        )
-        self._traffic.cycles = (self._traffic.cycles or 0) + max(kernels)
-        self._traffic.step_cycles = (self._traffic.step_cycles or 0) + timeline.makespan
+        """A step has nothing but runs here: the rest is forward and backward."""
+        cycles = kernel_cycles(timeline, self._device.channel_count)
+        self._traffic.cycles = (self._traffic.cycles or 0) + cycles
+        self._traffic.step_cycles = (self._traffic.step_cycles or 0) + cycles
 
     def _failed(self, cause: BaseException) -> None:
         """Nothing is under way any more."""

@@ -27,7 +27,8 @@ class QueuedSteps(Steps):
     """
 
     def __init__(self, steps: Steps, pipeline: Pipeline, names: Mapping[Tensor, str]) -> None:
-        vars(self).update(vars(steps))
+        super().__init__(steps._device, steps._placement, steps._settings, steps._traffic)
+        self.pair_spaces = steps.pair_spaces
         self._names = names
         self._others = steps
         self._pipeline = pipeline

@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
-import torch
 from torch import Tensor
 
+from nearstep.torch.offload.computation import is_in_backward
 from nearstep.torch.offload.copy import DeviceCopy
 from nearstep.torch.offload.errors import BudgetError, EarlyUpdateError
 from nearstep.torch.offload.ledger import Ledger
@@ -332,7 +332,7 @@ class Space:
     def _switch(self, copy: DeviceCopy) -> None:
         """Before a use: to the host's memory, or away from there to be fetched, as the copy's
         `in_place` has it."""
-        in_backward = torch._C._current_graph_task_id() >= 0
+        in_backward = is_in_backward()
         if copy.in_place.backward if in_backward else copy.in_place.forward:
             if copy not in self._direct and not copy.pins:
                 self._put_in_place(copy)
@@ -357,7 +357,7 @@ class Space:
         later; in backward, leave room for gradients, as much as they needed before."""
         if len(self._present) == len(self.copies) or not self.order.is_known:
             return
-        in_backward = torch._C._current_graph_task_id() >= 0
+        in_backward = is_in_backward()
         distance = self.order.distance
         for_backward = in_backward or (self._has_later and self.order.all_were_used)
         for index in self.order.upcoming():

@@ -1,4 +1,4 @@
-"""What an optimizer is told about drives."""
+"""Options of optimizers whose state lies on drives."""
 
 from __future__ import annotations
 
