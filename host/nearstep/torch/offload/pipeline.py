@@ -254,7 +254,7 @@ class Pipeline:
             reads=[] if down else where,
             writes=where if down else [],
             after=after,
-            action=_Once(submit if transfer is None else partial(_at_once, copy)),
+            action=_Once(partial(_at_once, copy) if self._machine.hertz is None else submit),
             transfer=transfer,
             priority=SEND if down else FETCH,
         )
