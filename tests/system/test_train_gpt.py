@@ -197,7 +197,7 @@ def test_a_timeline_needs_an_offload(train, tmp_path):
     ],
 )
 def test_state_on_drives_takes_a_quarter_of_its_memory(device, steps, train, tmp_path):
-    options = ("--drives", str(tmp_path), "--memory", "25%", "--batch", "2", "--context", "32")
+    options = ("--drives", str(tmp_path), "--memory", "25%", *SHORT)
     result, folder = train("--device", device, "--steps", str(steps), *options)
     if "direct=False" in result.output:
         pytest.skip(f"there is no O_DIRECT in {tmp_path}")
