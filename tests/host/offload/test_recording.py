@@ -105,11 +105,11 @@ def step(model: nn.Module, optimizer: Any, rows: int = 64) -> None:
 
 def recorded(count: int, room: int, device: str, **options: Any) -> tuple[Timeline, Engine]:
     """The second step of a stack."""
-    overlaps = options.pop("overlaps", True)
+    overlaps, platform = options.pop("overlaps", True), options.pop("platform", "axdimm")
     model, optimizer = layers(count, device)
     engine = nearstep.offload(model, optimizer, budget=room * LAYER, **options)
     step(model, optimizer)
-    with engine.record("axdimm", overlaps=overlaps) as recording:
+    with engine.record(platform, overlaps=overlaps) as recording:
         step(model, optimizer)
     return recording.timeline, engine
 
@@ -243,6 +243,24 @@ def test_modelled_times_are_those_of_the_platform() -> None:
             assert abs(entry.duration - seconds[kind] * 1e12) <= 2, entry.operation.name
             checked[kind] += 1
     assert checked == {"fetch": 3, "send": 3, "update": 1, "forward": 2}
+
+
+def test_links_beyond_the_bus_of_a_dimm_take_their_time() -> None:
+    machine = load("axdimm")
+    found = {}
+    for rate in (0.2e9, 100e9):
+        figure = replace(machine.links["pcie"].bytes_per_s, value=rate)
+        pcie = replace(machine.links["pcie"], bytes_per_s=figure)
+        platform = replace(machine, links={**machine.links, "pcie": pcie})
+        timeline, engine = recorded(3, 8, DIMM, platform=platform, overlaps=False)
+        engine.close()
+        moves = [e for e in timeline.entries if e.operation.name.split(" ")[0] in ("fetch", "send")]
+        found[rate] = [each.duration for each in moves]
+        for each in moves:  # a half to each channel
+            least = LAYER / 2 / rate * timeline.hertz if timeline.hertz else 0
+            assert each.duration >= int(least) > 0
+    assert len(found[0.2e9]) == len(found[100e9]) == 12
+    assert min(found[0.2e9]) > 4 * max(found[100e9])  # there it is the bus
 
 
 @pytest.mark.deep
