@@ -34,6 +34,9 @@ from .training import Plan, Result, assert_equal, bits, budget_of, made
 
 ROOT = Path(__file__).resolve().parents[3]
 
+PRELOADED = ["pytest", "nearstep.optim", "nearstep.torch.offload", "nearstep.torch.memferry"]
+"""What takes seconds to import: one process does, and workers are its forks."""
+
 TIMEOUT_S = 120.0
 """Of a collective, and of all that workers do in one test."""
 
@@ -179,7 +182,7 @@ def on_workers(
 ) -> list[Any]:
     """What a function returns in each of several processes, which are of one group."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "nearstep"])
+    context.set_forkserver_preload(PRELOADED)
     end = time.monotonic() + timeout_s
     with TemporaryDirectory() as folder, _importable():
         pairs = [context.Pipe(duplex=False) for _ in range(count)]
