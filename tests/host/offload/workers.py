@@ -61,9 +61,6 @@ class Branches(nn.Module):
         return found(torch.relu(self.first(x)))
 
 
-KINDS["branches"] = Kind(Branches)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Case:
     """How workers train.
@@ -232,6 +229,7 @@ def _work(
 ) -> None:
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
+    KINDS["branches"] = Kind(Branches)  # in this process alone
     try:
         dist.init_process_group(
             "gloo",

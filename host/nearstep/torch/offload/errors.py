@@ -121,7 +121,7 @@ class AveragingError(NearstepError, RuntimeError):
 
     def __init__(self, parameter: str, reason: str) -> None:
         self.parameter = parameter
-        super().__init__(f"{parameter} {reason}; optimizer.zero_grad() and another forward go on")
+        super().__init__(f"{parameter} {reason}; go on with optimizer.zero_grad() and a forward")
 
 
 class LostWorkerError(NearstepError, RuntimeError):

@@ -135,9 +135,13 @@ class Gradients:
             copy.resident.release_gradient()
             copy.set_raw_gradient(None)
             self._recount(copy, gradient)
-        for copy, gradient in averaged:
-            self._send(copy, gradient)
-            self._arrived(copy)
+        try:
+            for copy, gradient in averaged:
+                self._send(copy, gradient)
+                self._arrived(copy)
+        finally:
+            for copy, _ in averaged:  # those that something has kept from going
+                self._recount(copy, copy.raw_gradient())
 
     def read(self, copy: DeviceCopy) -> Tensor | None:
         """What `grad` of a parameter is.
