@@ -263,6 +263,26 @@ def a_parameter_without_a_gradient_is_named_before_the_step() -> None:
     assert bits(model.state_dict()) == before
 
 
+def layers_are_frozen_and_thawed_later() -> None:
+    """What was frozen when it was wrapped is not averaged afterwards, as in torch."""
+    results = []
+    for offloaded in (False, True):
+        model, optimizer = stack()
+        model[0].requires_grad_(False)
+        ddp = DistributedDataParallel(model, **SMALL)
+        engine = nearstep.offload(ddp, optimizer, budget="300%") if offloaded else None
+        for number in range(6):
+            if number == 2:
+                model[0].requires_grad_(True)
+            model[2].requires_grad_(number in (1, 2, 5))
+            step(ddp, optimizer, number)
+            results.append(bits(model.state_dict()))
+        if engine is not None:
+            engine.close()
+    assert results[:6] == results[6:]
+    assert len({str(each) for each in results}) == 6
+
+
 def a_gradient_in_a_graph_is_refused() -> None:
     model, optimizer = stack()
     ddp = DistributedDataParallel(model, **SMALL)
@@ -335,6 +355,7 @@ FAULTS = (
     the_wrapper_works_on_by_itself_when_the_engine_is_closed,
     gradients_that_are_read_are_averages,
     a_parameter_without_a_gradient_is_named_before_the_step,
+    layers_are_frozen_and_thawed_later,
     a_gradient_in_a_graph_is_refused,
     an_exception_in_every_workers_forward_changes_nothing,
     an_exception_in_one_workers_forward_leaves_state_as_it_was,  # the last: the group ends with it
@@ -350,4 +371,4 @@ def run_faults() -> list[str]:
 def test_what_is_refused_and_what_goes_wrong() -> None:
     """In one group, as it takes seconds to start: a failure names its function."""
     assert on_workers(2, run_faults) == [[each.__name__ for each in FAULTS]] * 2
-    assert len(FAULTS) == 9
+    assert len(FAULTS) == 10

@@ -236,11 +236,12 @@ class Averager:
             reached = _reached(outputs)
             self._unused = [copy for copy in self._copies if self._node(copy) not in reached]
 
-    def _node(self, copy: DeviceCopy) -> Node:
-        if copy not in self._nodes:
-            with torch._C.DisableTorchFunctionSubclass():
+    def _node(self, copy: DeviceCopy) -> Node | None:
+        """What adds to the gradient of a parameter; None if it has been frozen all the time."""
+        with torch._C.DisableTorchFunctionSubclass():
+            if copy not in self._nodes and copy.parameter.requires_grad:
                 self._nodes[copy] = get_gradient_edge(copy.parameter).node
-        return self._nodes[copy]
+        return self._nodes.get(copy)
 
     def set_runtime_stats_and_log(self) -> None:
         """Nothing is logged."""
