@@ -163,6 +163,9 @@ def options_of_the_wrapper_are_refused_by_name() -> None:
         assert isinstance(ddp.reducer, dist.Reducer)
 
     model, optimizer = stack()
+    elsewhere = DistributedDataParallel(nn.Linear(2, 2, device="meta"), init_sync=False)
+    with pytest.raises(ParameterError, match="weight must be on the CPU, where workers average"):
+        nearstep.offload(elsewhere, optimizer, budget="300%")
     ddp = DistributedDataParallel(model, **SMALL)
     with nearstep.offload(ddp, optimizer, budget="300%"):
         with pytest.raises(ParameterError, match="no engine yet"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NoReturn, Self, get_args
 
 import torch
@@ -28,6 +28,7 @@ from nearstep.torch.offload.gradients import Gradients
 from nearstep.torch.offload.in_place import NOTHING, InPlace
 from nearstep.torch.offload.ledger import Ledger
 from nearstep.torch.offload.machine import Machine
+from nearstep.torch.offload.mapped import check_mapped
 from nearstep.torch.offload.modules import check_modules, hook_modules
 from nearstep.torch.offload.names import Names, check_optimizer, smallest_budget
 from nearstep.torch.offload.order import UseOrder
@@ -36,6 +37,7 @@ from nearstep.torch.offload.pipeline import Pipeline
 from nearstep.torch.offload.queued import QueuedSteps
 from nearstep.torch.offload.recording import Recording
 from nearstep.torch.offload.space import Space
+from nearstep.torch.offload.streams import Streams
 from nearstep.torch.offload.uses import Uses
 from nearstep.torch.offload.wrapper import Wrapper, check_wrapper, unwrapped
 from nearstep.torch.optimizer import DeviceOptimizer
@@ -116,6 +118,9 @@ class Engine:
         self.budget = budget_bytes(budget, self._bytes)
         self.plan = plan_for(model, self.budget, plan, profile) if policy == "memferry" else None
         places = {} if self.plan is None else in_place(model, self.plan)
+        if self._names.device.type != "cpu":
+            check_mapped(self._names.device, places)
+            places = {each: replace(found, gradient=False) for each, found in places.items()}
         smallest = smallest_budget(model, parameters, places) + _bucket(self._wrapper, places)
         if self.budget < smallest:
             what = "parameters of one module with their gradients"
@@ -147,7 +152,11 @@ class Engine:
         indices = [each.index for each in copies]
         order = UseOrder(indices + indices[::-1], USES_PER_PERIOD * max(1, len(indices)))
         ledger = Ledger(budget=self.budget)
-        self._space = Space(copies, ledger, order, prefetches=policy != "on-demand")
+        device = self._names.device
+        streams = None if device.type == "cpu" else Streams(device)
+        self._space = Space(
+            copies, ledger, order, prefetches=policy != "on-demand", streams=streams
+        )
         self._gradients = Gradients(self._space, self._arrived)
         if self._early is not None:
             self._early.copies = copies
@@ -231,6 +240,7 @@ class Engine:
         if self.closed:
             return
         self._space.land_all()
+        self._space.end_sending()
         self._space.give_up()
         for copy in self._space.copies:
             if not copy.present:
@@ -279,15 +289,21 @@ class Engine:
         Raises
         ------
         ArgumentError, PlatformError : the machine cannot be had from the platform.
-        UnsupportedOptionError : the optimizer has drives.
+        UnsupportedOptionError : the optimizer has drives, or parameters are not on the CPU.
         RecordingError : one goes on already, or the engine is closed.
         """
         if self.closed or self._optimizer.device.queue is not None:
             raise RecordingError("closed" if self.closed else "recording already")
+        if self._names.device.type != "cpu":
+            raise UnsupportedOptionError(
+                "record", self._names.device, "layers compute on the CPU while they are recorded"
+            )
         if self._optimizer.store is not None:
             raise UnsupportedOptionError("drives", "given", "transfers of drives are not recorded")
         optimizer, device = self._optimizer, self._optimizer.device
         machine = Machine.of(platform, device, compute, memory, hertz)
+        self._space.land_all()
+        self._space.end_sending()
         pipeline = Pipeline(
             device,
             machine,
@@ -360,6 +376,7 @@ class Engine:
             self._averager.check_finished()
         if self._early is not None:
             self._early.before_step()
+        self._space.end_sending()
         for copy in self._space.copies:
             self._space.follow(copy)
         with self._space.aside():

@@ -15,6 +15,7 @@ from nearstep.torch.offload.errors import BudgetError, EarlyUpdateError
 from nearstep.torch.offload.ledger import Ledger
 from nearstep.torch.offload.order import UseOrder
 from nearstep.torch.offload.pipeline import Departure, Pipeline
+from nearstep.torch.offload.streams import Streams
 from nearstep.work.operation import Operation
 
 
@@ -44,17 +45,25 @@ class Space:
     ledger
     order : of uses, by index.
     prefetches : whether parameters are fetched before they are used.
+    streams : of an accelerator that layers compute on; None of the CPU.
 
     Attributes
     ----------
     closed : all parameters are here, and stay: graphs from before work on.
     sent : bytes of gradients that count until their owner has them.
     pipeline : what transfers are added to, and computation, while they are recorded; None makes
-        transfers at once.
+        transfers at once, or in streams.
+    streams
     """
 
     def __init__(
-        self, copies: Sequence[DeviceCopy], ledger: Ledger, order: UseOrder, *, prefetches: bool
+        self,
+        copies: Sequence[DeviceCopy],
+        ledger: Ledger,
+        order: UseOrder,
+        *,
+        prefetches: bool,
+        streams: Streams | None = None,
     ) -> None:
         self.copies = copies
         self.ledger = ledger
@@ -63,6 +72,7 @@ class Space:
         self.prefetches = prefetches
         self.closed = False
         self.pipeline: Pipeline | None = None
+        self.streams = streams
         self.sent = 0
         self._used: Sequence[DeviceCopy] = ()
         self._computed: dict[DeviceCopy, Operation] = {}
@@ -183,8 +193,18 @@ class Space:
 
     def reap(self) -> None:
         """Count no more what is gone."""
-        if self.pipeline is not None:
-            self.pipeline.reap()
+        if self._mover is not None:
+            self._mover.reap()
+
+    @property
+    def _mover(self) -> Pipeline | Streams | None:
+        """What transfers are under way in."""
+        return self.streams if self.pipeline is None else self.pipeline
+
+    def end_sending(self) -> None:
+        """Wait for gradients that are on their way in streams."""
+        if self.streams is not None:
+            self.streams.finish()
 
     def end_recording(self) -> None:
         """Make transfers at once again."""
@@ -233,8 +253,8 @@ class Space:
 
     def _wait_for_room(self) -> None:
         """Let time pass until something is gone."""
-        assert self.pipeline is not None, "something departs"
-        self.pipeline.wait_for_room()
+        assert self._mover is not None, "something departs"
+        self._mover.wait_for_room()
 
     @property
     def _soon_free(self) -> int:
@@ -246,7 +266,7 @@ class Space:
     def _on_their_way(self) -> int:
         """Bytes of gradients that may be on their way without anything waiting for them: as many as
         are made at once, if the budget has room for two parameters besides."""
-        if self.pipeline is None:
+        if self._mover is None:
             return 0
         left = self.ledger.budget - 2 * self._reserve
         return self._reserve if left >= 2 * self._largest else 0
@@ -265,7 +285,7 @@ class Space:
     @property
     def _departing(self) -> int:
         """Bytes that count until something has ended."""
-        return 0 if self.pipeline is None else self.pipeline.departing_bytes
+        return 0 if self._mover is None else self._mover.departing_bytes
 
     def reserve(self, nbytes: int, what: str) -> None:
         """Count a gradient that is about to be made.
@@ -321,7 +341,7 @@ class Space:
         if copy.can_go:
             self.release(copy)
         if not copy.present:
-            copy.fetch()
+            copy.fetch(streams=self.streams, direct=True)
             self._know(copy)
         elif copy in self._present:  # something refers to it: it is where it is
             copy.land()
@@ -342,7 +362,7 @@ class Space:
     def _fetch(self, copy: DeviceCopy) -> None:
         self.make_room(copy.nbytes, copy.name)
         computed = self._computed.get(copy) if copy.in_place.forward else None
-        copy.fetch(self.pipeline, [] if computed is None else [computed])
+        copy.fetch(self.pipeline, [] if computed is None else [computed], self.streams)
         self._know(copy)
         self._present.add(copy)
         self.ledger.add_parameter(copy.nbytes)
