@@ -68,12 +68,18 @@ def offloaded(trainer: Trainer, tokens: Tensor, budget: str, policy: Policy) -> 
         )
     except (ArgumentError, BudgetError, PlanBudgetError) as error:
         raise typer.BadParameter(str(error), param_hint="--budget") from error
-    if found is not None and engine.plan is not None:
-        costs = Costs(found)
+    if found is not None:
+        show_plan(engine, found)
+    return engine
+
+
+def show_plan(engine: Engine, profile: Profile) -> None:
+    """Print the plan of an engine, made for a profile."""
+    if engine.plan is not None:
+        costs = Costs(profile)
         decisions = [*engine.plan.layers.values()]
         made = Planned(engine.plan, costs, costs.times(decisions).total, None, {})
         show(made, work.once(costs, decisions), "memferry")
-    return engine
 
 
 def profiled(trainer: Trainer, tokens: Tensor) -> Profile:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NoReturn, Self, get_args
@@ -18,12 +18,14 @@ from nearstep.memferry.profile import Profile
 from nearstep.torch.budget import budget_bytes
 from nearstep.torch.errors import ParameterError, UnsupportedOptionError
 from nearstep.torch.memferry.policy import in_place, plan_for
+from nearstep.torch.offload.averaging import Averager
+from nearstep.torch.offload.buckets import first_buckets, largest_bucket
 from nearstep.torch.offload.construction import end_waiting
 from nearstep.torch.offload.copy import DeviceCopy
 from nearstep.torch.offload.early import EarlyUpdates
 from nearstep.torch.offload.errors import BudgetError, EngineCopyError, RecordingError
 from nearstep.torch.offload.gradients import Gradients
-from nearstep.torch.offload.in_place import NOTHING
+from nearstep.torch.offload.in_place import NOTHING, InPlace
 from nearstep.torch.offload.ledger import Ledger
 from nearstep.torch.offload.machine import Machine
 from nearstep.torch.offload.mapped import check_mapped
@@ -37,6 +39,7 @@ from nearstep.torch.offload.recording import Recording
 from nearstep.torch.offload.space import Space
 from nearstep.torch.offload.streams import Streams
 from nearstep.torch.offload.uses import Uses
+from nearstep.torch.offload.wrapper import Wrapper, check_wrapper, unwrapped
 from nearstep.torch.optimizer import DeviceOptimizer
 from nearstep.torch.traffic import Traffic
 from nearstep_spec.platform.machine import Platform
@@ -59,6 +62,7 @@ class Report:
     peak : most that was on the compute device: parameters, and gradients from before they are made
         until their owner has them; without what is in place by a plan.
     peak_parameters, peak_gradients : most of one of them.
+    peak_buckets : of gradients, most in buckets in which workers average them.
     parameters_up, parameters_down : fetched from their owner, and sent there because they were
         changed here, or had never been there.
     gradients_down, gradients_up : sent to their owner, and fetched from there.
@@ -73,6 +77,7 @@ class Report:
     peak: int
     peak_parameters: int
     peak_gradients: int
+    peak_buckets: int
     parameters_up: int
     parameters_down: int
     gradients_down: int
@@ -104,6 +109,8 @@ class Engine:
         plan: Plan | None = None,
         profile: Profile | None = None,
     ) -> None:
+        model, self._wrapper = unwrapped(model)
+        self._averager: Averager | None = None
         check_modules(model)
         self._names = Names(model, optimizer)
         parameters = list(self._names.parameters)
@@ -114,10 +121,11 @@ class Engine:
         if self._names.device.type != "cpu":
             check_mapped(self._names.device, places)
             places = {each: replace(found, gradient=False) for each, found in places.items()}
-        smallest = smallest_budget(model, parameters, places)
+        smallest = smallest_budget(model, parameters, places) + _bucket(self._wrapper, places)
         if self.budget < smallest:
+            what = "parameters of one module with their gradients"
             raise BudgetError(
-                "parameters of one module with their gradients", smallest, self.budget
+                what if self._wrapper is None else f"{what}, and a bucket", smallest, self.budget
             )
         self._optimizer = optimizer
         self._early = EarlyUpdates(model, optimizer) if updates == "in-backward" else None
@@ -127,9 +135,16 @@ class Engine:
             )
             for index, (parameter, name) in enumerate(self._names.parameters.items())
         ]
-        self._check_held(copies, smallest)
         self._start: dict[str, Any] = optimizer.traffic.as_dict()
-        self._open(model, copies, policy)
+        if self._wrapper is not None:
+            self._wrapper.take()
+        try:
+            self._check_held(copies, smallest)
+            self._open(model, copies, policy)
+        except BaseException:
+            if self._wrapper is not None:
+                self._wrapper.give_back()
+            raise
 
     def _open(self, model: nn.Module, copies: list[DeviceCopy], policy: Policy) -> None:
         for copy in copies:
@@ -146,6 +161,8 @@ class Engine:
         if self._early is not None:
             self._early.copies = copies
             self._space.give_up = self._early.give_up
+        if self._wrapper is not None:
+            self._average(self._wrapper, copies)
         self._uses = Uses(self._space, self._gradients)
         self._places: list[Place] = []
         self._space.release_all()
@@ -165,6 +182,14 @@ class Engine:
         self._remove: list[Callable[[], None]] = hook_modules(model, self._before_forward)
         self._optimizer.around_update = self._around_update
         self.closed = False
+
+    def _average(self, wrapper: Wrapper, copies: Sequence[DeviceCopy]) -> None:
+        """Average gradients over the workers of a wrapper."""
+        by_parameter = {copy.parameter: copy for copy in copies}
+        own = [by_parameter[each] for each in wrapper.parameters]
+        self._averager = Averager(wrapper.ddp, self._space, own, self._gradients.deliver)
+        self._gradients.averages = self._averager
+        wrapper.use(self._averager)
 
     def _check_held(self, copies: Sequence[DeviceCopy], smallest: int) -> None:
         """Raise `BudgetError` if what something refers to, and so cannot go, leaves no room."""
@@ -189,6 +214,7 @@ class Engine:
             peak=ledger.peak,
             peak_parameters=ledger.parameters_peak,
             peak_gradients=ledger.gradients_peak,
+            peak_buckets=0 if self._averager is None else self._averager.peak,
             parameters_up=now.parameters_up - before.parameters_up,
             parameters_down=now.masters_down - before.masters_down,
             gradients_down=now.gradients_down - before.gradients_down,
@@ -233,6 +259,8 @@ class Engine:
             del parameter._place  # type: ignore[attr-defined]
             parameter.__class__ = Parameter
         self._optimizer.around_update = nullcontext
+        if self._wrapper is not None:
+            self._wrapper.give_back()
         self.closed = True
 
     @contextmanager
@@ -326,8 +354,9 @@ class Engine:
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise EngineCopyError
 
-    def _before_forward(self, _: nn.Module) -> None:
+    def _before_forward(self, model: nn.Module) -> None:
         if torch._C._current_graph_task_id() < 0:
+            check_wrapper(model, self._wrapper)
             self._names.check()
 
     def _arrived(self, copy: DeviceCopy) -> None:
@@ -343,6 +372,8 @@ class Engine:
     def _around_update(self) -> Iterator[None]:
         self._names.check()
         self._gradients.end_stale()
+        if self._averager is not None:
+            self._averager.check_finished()
         if self._early is not None:
             self._early.before_step()
         self._space.end_sending()
@@ -373,6 +404,15 @@ class Engine:
             raise
         for copy in stay:
             copy.refresh()
+
+
+def _bucket(wrapper: Wrapper | None, places: Mapping[Tensor, InPlace]) -> int:
+    """Bytes of the largest bucket in which gradients are averaged first."""
+    if wrapper is None:
+        return 0
+    direct = {each for each in wrapper.parameters if places.get(each, NOTHING).gradient}
+    buckets = first_buckets(wrapper.ddp, wrapper.parameters)
+    return largest_bucket(wrapper.parameters, buckets, direct)
 
 
 def _like(parameter: Tensor) -> Tensor | None:
@@ -408,7 +448,9 @@ def offload(
 
     Parameters
     ----------
-    model : every parameter that requires a gradient is in a group of the optimizer.
+    model : every parameter that requires a gradient is in a group of the optimizer. A
+        `torch.nn.parallel.DistributedDataParallel` is one of several workers, whose gradients are
+        averaged before owners get them.
     optimizer : of `nearstep.optim`, on any device, without compression.
     budget : of the memory that parameters and gradients may have on the compute device: bytes, text
         such as `2GiB`, or a share of the parameters' bytes, such as `25%`.
@@ -424,7 +466,9 @@ def offload(
 
     Raises
     ------
-    BudgetError : the budget is smaller than what one module needs.
+    BudgetError : the budget is smaller than what one module needs, and a bucket in which workers
+        average gradients.
+    WrapperError : a part of the model is in a wrapper of its own.
     PlanError, PlanBudgetError : the plan or the profile is of another model, or nothing fits.
     BudgetFormatError, ParameterError, UnsupportedOptionError, ArgumentError : the budget or the
         policy cannot be read, or a parameter, module or optimizer is of a kind that cannot be

@@ -91,3 +91,52 @@ class RecordingError(NearstepError, RuntimeError):
     def __init__(self, state: str) -> None:
         self.state = state
         super().__init__(f"a recording needs an open engine with none going on; it is {state}")
+
+
+class WrapperError(ArgumentError):
+    """A model in a DistributedDataParallel that its engine does not know.
+
+    Attributes
+    ----------
+    actual : what was done.
+    """
+
+    expected = "DistributedDataParallel(model) given to nearstep.offload"
+
+    def __init__(self, actual: str) -> None:
+        self.actual = actual
+        super().__init__(
+            f"{actual}: wrap the plain model, and give nearstep.offload the wrapper; otherwise "
+            "gradients would not be averaged"
+        )
+
+
+class AveragingError(NearstepError, RuntimeError):
+    """Gradients that are not the average of all workers. No parameter has been updated.
+
+    Attributes
+    ----------
+    parameter : its name.
+    """
+
+    def __init__(self, parameter: str, reason: str) -> None:
+        self.parameter = parameter
+        super().__init__(f"{parameter} {reason}; go on with optimizer.zero_grad() and a forward")
+
+
+class LostWorkerError(NearstepError, RuntimeError):
+    """A worker that does not take part in averaging gradients.
+
+    Parameters and optimizer state are as before the step, unless `updates="in-backward"`.
+
+    Attributes
+    ----------
+    cause : torch's message.
+    """
+
+    def __init__(self, cause: str) -> None:
+        self.cause = cause
+        super().__init__(
+            "another worker did not take part in averaging gradients; no step was made with them "
+            f"({cause})"
+        )

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from numpy.typing import NDArray
@@ -26,6 +26,19 @@ OWN_REFERENCES = 3
 `sys.getrefcount`."""
 
 
+class Averages(Protocol):
+    """Takes gradients that are averaged with those of other workers (`averaging.Averager`)."""
+
+    def takes(self, copy: DeviceCopy) -> bool:
+        """Whether a gradient that backward has made is to be averaged."""
+
+    def add(self, copy: DeviceCopy, gradient: Tensor) -> None:
+        """Take a gradient."""
+
+    def abandon(self) -> None:
+        """Backward has failed."""
+
+
 class Gradients:
     """Gradients of the parameters in a space.
 
@@ -36,12 +49,17 @@ class Gradients:
     ----------
     space
     arrived : called when an owner has got a gradient.
+
+    Attributes
+    ----------
+    averages : gets gradients first, if there are other workers.
     """
 
     def __init__(self, space: Space, arrived: Callable[[DeviceCopy], None]) -> None:
         self._space = space
         self._arrived = arrived
         self._passes: set[int] = set()
+        self.averages: Averages | None = None
         space.spill = self._spill
 
     def expect(self, uses: Iterable[tuple[DeviceCopy, object]]) -> None:
@@ -71,6 +89,8 @@ class Gradients:
         if not self._passes or torch._C._current_graph_task_id() >= 0:
             return None
         self._passes.clear()
+        if self.averages is not None:
+            self.averages.abandon()
         updated = next((copy for copy in self._space.copies if copy.updated), None)
         self._space.give_up()
         for copy in self._space.copies:
@@ -83,18 +103,46 @@ class Gradients:
         Raises
         ------
         EarlyUpdateError
+        AveragingError, GradientError, LostWorkerError : it is not averaged with those of other
+            workers.
         """
         gradient = copy.raw_gradient()
         if gradient is None:
             return
         self._recount(copy, gradient)
         self._expect_no_more(copy)
+        if self.averages is not None and self.averages.takes(copy):
+            self._average(self.averages, copy, gradient)
+            return
         if gradient.requires_grad or not _can_go(copy, gradient):
             return  # a part of a graph, or a step will say what is wrong
         with self._space.aside():
             self._space.check_old(copy, "another backward has made a gradient of it")
             self._send(copy, gradient)
             self._arrived(copy)
+
+    def _average(self, averages: Averages, copy: DeviceCopy, gradient: Tensor) -> None:
+        if gradient.requires_grad:
+            expected = "no part of a graph (create_graph), to be averaged"
+            raise GradientError(copy.name, expected, "one")
+        check_gradient(copy.name, copy.parameter, gradient)
+        with self._space.aside():
+            self._space.check_old(copy, "another backward has made a gradient of it")
+            averages.add(copy, gradient)
+
+    def deliver(self, averaged: Sequence[tuple[DeviceCopy, Tensor]]) -> None:
+        """Have owners get gradients in place of those that there are."""
+        for copy, gradient in averaged:
+            copy.resident.release_gradient()
+            copy.set_raw_gradient(None)
+            self._recount(copy, gradient)
+        try:
+            for copy, gradient in averaged:
+                self._send(copy, gradient)
+                self._arrived(copy)
+        finally:
+            for copy, _ in averaged:  # those that something has kept from going
+                self._recount(copy, copy.raw_gradient())
 
     def read(self, copy: DeviceCopy) -> Tensor | None:
         """What `grad` of a parameter is.

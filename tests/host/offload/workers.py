@@ -1,0 +1,246 @@
+"""Several processes that train together, each with a device, an optimizer and an engine."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+import nearstep
+from nearstep.memferry.cost import DECISIONS
+from nearstep.memferry.plan import Plan as Places
+from nearstep.torch.memferry import model_fingerprint
+from nearstep.torch.memferry.layers import layers_of
+from nearstep.torch.offload.errors import BudgetError
+
+from .models import KINDS, WIDTH, Kind
+from .training import Plan, Result, assert_equal, bits, budget_of, made
+
+ROOT = Path(__file__).resolve().parents[3]
+
+PRELOADED = ["pytest", "nearstep.optim", "nearstep.torch.offload", "nearstep.torch.memferry"]
+"""What takes seconds to import: one process does, and workers are its forks."""
+
+TIMEOUT_S = 120.0
+"""Of a collective, and of all that workers do in one test."""
+
+
+ALL_BUCKETS = 4 * 5 * WIDTH * (WIDTH + 1)
+"""Bytes of all gradients of `Branches`."""
+
+
+class Branches(nn.Module):
+    """Layers of which each worker uses others in each step, and one that nobody uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(WIDTH, WIDTH)
+        self.branches = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(3))
+        self.nobody = nn.Linear(WIDTH, WIDTH)
+        self.calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        found = self.branches[(self.calls + dist.get_rank()) % 2]
+        return found(torch.relu(self.first(x)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """How workers train.
+
+    Attributes
+    ----------
+    plan : passes but the last one of a step are `no_sync`.
+    wrapper : options of torch's.
+    offload : options of nearstep's, without a budget.
+    share : budget, as a multiple of the smallest.
+    places : seed of a MemFerry plan; None is another policy.
+    platform : of a recording.
+    """
+
+    plan: Plan
+    wrapper: dict[str, Any]
+    offload: dict[str, Any] = field(default_factory=dict)
+    share: float = 1.0
+    places: int | None = None
+    platform: str | None = None
+
+    @property
+    def differs(self) -> bool:
+        """Whether workers use different parameters."""
+        return self.plan.kind == "branches"
+
+
+def train(case: Case, budget: int | None = None) -> Result:
+    """Train as one of the workers; offloaded, with a budget."""
+    plan = replace(
+        case.plan, seed=case.plan.seed + 1000 * dist.get_rank()
+    )  # DDP broadcasts rank 0's
+    model, optimizer = made(plan)
+    ddp = DistributedDataParallel(model, **case.wrapper)
+    engine = None
+    if budget is not None:
+        options = dict(case.offload)
+        if case.places is not None:
+            options |= {"policy": "memferry", "plan": places(model, case.places)}
+        engine = nearstep.offload(ddp, optimizer, budget=budget, **options)
+    with engine.record(case.platform) if engine and case.platform else nullcontext():
+        losses = run(plan, ddp, optimizer)
+    report = engine.report() if engine else None
+    state, moments = model.state_dict(), optimizer.state_dict()
+    if engine:
+        engine.close()
+    return Result(losses, state, moments, [p.grad for p in model.parameters()], report)
+
+
+def run(plan: Plan, ddp: DistributedDataParallel, optimizer: Any) -> list[float]:
+    """The loop, which knows of no engine."""
+    generator = torch.Generator().manual_seed(plan.seed)
+    losses = []
+    for _ in range(plan.steps):
+        if not plan.keeps:
+            optimizer.zero_grad()
+        for number in reversed(range(plan.passes)):
+            with ddp.no_sync() if number else nullcontext():
+                x = torch.randn(4, WIDTH, generator=generator)
+                loss = ddp(x).square().mean()
+                loss.backward()
+            losses.append(loss.item())
+        optimizer.step()
+        if plan.evaluates:
+            with torch.no_grad():
+                losses.append(ddp(torch.randn(4, WIDTH, generator=generator)).sum().item())
+    return losses
+
+
+def places(model: nn.Module, seed: int) -> Places:
+    """A plan with any decision for each layer, the same for equal seeds."""
+    choose = random.Random(seed)
+    layers = {name: choose.choice(DECISIONS) for name in layers_of(model)}
+    return Places(
+        fingerprint=model_fingerprint(model), budget_bytes=None, reserve=1.0, layers=layers
+    )
+
+
+def train_in_least(case: Case) -> Result:
+    """Train with the smallest budget that the errors of smaller ones name, the same everywhere.
+
+    Where workers do not all do the same, it has room for all buckets besides.
+    """
+    tried = []
+    budget = torch.tensor([1])
+    for _ in range(20):
+        tried.append(budget.item())
+        try:
+            return train(case, int(budget))
+        except BudgetError as error:
+            budget = torch.tensor([error.expected + (ALL_BUCKETS if case.differs else 0)])
+        dist.all_reduce(budget, dist.ReduceOp.MAX)
+    raise AssertionError(f"no budget is enough: {tried}")
+
+
+def compare(cases: list[Case]) -> list[Any]:
+    """Of each case, parameters and moments of a worker at the end, and the engine's report, after
+    all was found equal to training with torch's DistributedDataParallel alone."""
+    found = []
+    for case in cases:
+        names = [name for name, _ in made(case.plan)[0].named_parameters()]
+        plain = train(case)
+        least = train_in_least(case)
+        for each in (least, train(case, int(budget_of(least) * case.share))):
+            assert_equal(each, plain)
+            assert each.report is not None
+            within = each.report.peak <= each.report.budget
+            assert within or KINDS[case.plan.kind].late_gradients, case
+            parameters = bits([each.model[name] for name in names])
+            found.append((parameters, bits(each.optimizer), each.report))
+    return found
+
+
+def on_workers(
+    count: int, function: Callable[..., Any], *args: Any, timeout_s: float = TIMEOUT_S
+) -> list[Any]:
+    """What a function returns in each of several processes, which are of one group."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED)
+    end = time.monotonic() + timeout_s
+    with TemporaryDirectory() as folder, _importable():
+        pairs = [context.Pipe(duplex=False) for _ in range(count)]
+        processes = [
+            context.Process(
+                target=_work, args=(rank, count, f"{folder}/store", send, function, args)
+            )
+            for rank, (_, send) in enumerate(pairs)
+        ]
+        try:
+            for process, (_, send) in zip(processes, pairs, strict=True):
+                process.start()
+                send.close()
+            found = []
+            for rank, (receive, _) in enumerate(pairs):
+                if not receive.poll(max(0.0, end - time.monotonic())):
+                    raise TimeoutError(f"worker {rank} of {count} after {timeout_s} s")
+                ok, value = receive.recv()
+                assert ok, f"worker {rank}:\n{value}"
+                found.append(value)
+            return found
+        finally:
+            for process in processes:
+                process.join(max(0.0, min(5.0, end - time.monotonic())))
+                if process.is_alive():
+                    process.kill()
+                    process.join()
+
+
+@contextmanager
+def _importable() -> Iterator[None]:
+    """Have processes import what tests import."""
+    sys.path.insert(0, str(ROOT))
+    try:
+        yield
+    finally:
+        sys.path.remove(str(ROOT))
+
+
+def _work(
+    rank: int,
+    count: int,
+    store: str,
+    send: Connection,
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+) -> None:
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    torch.set_num_threads(1)
+    KINDS["branches"] = Kind(Branches)  # in this process alone
+    try:
+        dist.init_process_group(
+            "gloo",
+            init_method=f"file://{store}",
+            rank=rank,
+            world_size=count,
+            timeout=timedelta(seconds=TIMEOUT_S),
+        )
+        send.send((True, function(*args)))
+    except BaseException:
+        send.send((False, traceback.format_exc()))
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
