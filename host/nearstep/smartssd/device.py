@@ -7,11 +7,34 @@ from nearstep.errors import MismatchError
 from nearstep.registers import Registers
 from nearstep.updater.channel import KernelChannel
 from nearstep.updater.device import KernelDevice
+from nearstep_spec.smartssd.array import ArrayConfig
 from nearstep_spec.smartssd.config import SmartssdConfig
 
 
+class CardChannel(KernelChannel):
+    """The kernel and the memory of one card."""
+
+    def reset_kernel(self) -> None:
+        """Reset the card; the others go on.
+
+        Raises
+        ------
+        WaitTimeoutError
+        """
+        reset_card = getattr(self.backend, "reset_card", None)
+        if reset_card is None:
+            super().reset_kernel()
+            return
+        if self.run is not None:
+            self.run.forget("the kernel was reset")
+        reset_card(self.number)
+
+
 class SmartssdDevice(KernelDevice):
-    """One card: an update kernel and its memory, which the host reaches at any time.
+    """Cards: each an update kernel and its memory, which the host reaches at any time.
+
+    Each card is a channel: arrays are striped over them by blocks, so that every one owns the same
+    share of the elements, whatever tensors these belong to (section IV-D).
 
     Parameters
     ----------
@@ -20,8 +43,8 @@ class SmartssdDevice(KernelDevice):
 
     Attributes
     ----------
-    regs : registers as objects: `card.regs.updater0.status.busy`.
-    card : what the card consists of.
+    regs : registers as objects: `card.regs.updater0.status.busy`; that of card i is `updaterI`.
+    card : what each card consists of.
 
     Raises
     ------
@@ -32,12 +55,12 @@ class SmartssdDevice(KernelDevice):
 
     def __init__(self, backend: Backend, url: str) -> None:
         config = backend.config
-        if not isinstance(config, SmartssdConfig):
+        if not isinstance(config, SmartssdConfig | ArrayConfig):
             raise MismatchError("configuration", "of a card", f"a {type(config).__name__}")
-        self.card = config
+        self.card = config.card if isinstance(config, ArrayConfig) else config
         regs = Registers(backend, config.maps())
         channels = [
-            KernelChannel(backend, number, base, regs[f"updater{number}"])
+            CardChannel(backend, number, base, regs[f"updater{number}"])
             for number, (base, _) in enumerate(backend.regions)
         ]
         super().__init__(backend, url, config.kernel, regs, channels)

@@ -8,8 +8,9 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from nearstep.errors import RESPONSES, CompletionError, PostedWriteError
+from nearstep.errors import RESPONSES, CompletionError, OptionError, PostedWriteError
 from nearstep_hw.smartssd.card import HOST_ID_WIDTH
+from nearstep_sim.smartssd.array import CardArray, array_of
 from nearstep_sim.smartssd.bar import MAX_PAYLOAD, MAX_READ_REQUEST, BarBackend, BarTraffic
 from nearstep_sim.smartssd.library import card_library
 from nearstep_sim.smartssd.options import VerilatedCardOptions
@@ -28,6 +29,18 @@ _Failure = structure("models/bar_host.hpp", "BarFailure")
 
 
 _Traffic = structure("models/bar_host.hpp", "BarCounters")
+
+
+def open_card(options: VerilatedCardOptions) -> BarBackend | CardArray:
+    """The RTL of a card, or of several.
+
+    Raises
+    ------
+    OptionError : a trace of several cards.
+    """
+    if options.cards > 1 and options.trace is not None:
+        raise OptionError("sim:smartssd", "trace", options.trace, "it is of one card")
+    return array_of(options, lambda: CardBackend(options))
 
 
 class CardBackend(ShellBackend, BarBackend):

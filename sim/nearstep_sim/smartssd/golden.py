@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from nearstep.backends.base import Backend, Poll
 from nearstep.backends.emulated import Injection
 from nearstep.errors import RESPONSES, CompletionError, PostedWriteError
+from nearstep_sim.smartssd.array import CardArray, array_of
 from nearstep_sim.smartssd.bar import (
     MAX_PAYLOAD,
     MAX_READ_REQUEST,
@@ -23,6 +24,11 @@ from nearstep_sim.updater.golden_channel import GoldenChannel
 from nearstep_sim.updater.golden_port import RESPONSES as CODES
 from nearstep_sim.updater.golden_port import ArmedInjection
 from nearstep_spec.smartssd.config import SmartssdConfig
+
+
+def open_golden(options: GoldenCardOptions) -> BarBackend | CardArray:
+    """A card without a clock, or several."""
+    return array_of(options, lambda: GoldenCard(options))
 
 
 class GoldenCard(GoldenBackend, BarBackend):

@@ -8,7 +8,8 @@ from typing import Annotated
 from nearstep.backends.options import Family, Variant
 from nearstep_sim.updater.options import FIXED, Engine
 from nearstep_sim.verilate.options import Memory, SimulationOptions
-from nearstep_spec.codec import Nested
+from nearstep_spec.codec import Nested, Option
+from nearstep_spec.smartssd.array import MOST_CARDS, ArrayConfig
 from nearstep_spec.smartssd.config import SmartssdConfig
 
 
@@ -17,8 +18,16 @@ class CardOptions:
     """Options that every emulated SmartSSD has, those of the card and its kernel among them."""
 
     card: Annotated[SmartssdConfig, Nested(omit=FIXED)] = field(default_factory=SmartssdConfig)
+    cards: Annotated[
+        int,
+        Option(
+            meaning="equal cards, each the owner of a share of the elements",
+            allowed=f"from 1 to {MOST_CARDS}",
+        ),
+    ] = 1
 
     def __post_init__(self) -> None:
+        ArrayConfig(card=self.card, cards=self.cards)  # checks the number
         self.card.maps()  # which may be impossible with rules of a file
 
     @property
@@ -50,7 +59,7 @@ GOLDEN = Family(
     (
         Variant(
             options=GoldenCardOptions,
-            opens="nearstep_sim.smartssd.golden:GoldenCard",
+            opens="nearstep_sim.smartssd.golden:open_golden",
             summary="a SmartSSD card, without a clock",
         ),
     ),
@@ -60,7 +69,7 @@ SIM = Family(
     (
         Variant(
             options=VerilatedCardOptions,
-            opens="nearstep_sim.smartssd.card:CardBackend",
+            opens="nearstep_sim.smartssd.card:open_card",
             summary="the RTL of a SmartSSD card",
         ),
     ),

@@ -34,6 +34,8 @@ URLS = {
     "golden-card": f"golden:smartssd?{CARD_SHAPE}&{ADAM}",
     "sim-card": f"sim:smartssd?{SIM_CARD_SHAPE}",
     "sim-card-stalled": f"sim:smartssd?{CARD_SHAPE}&{ADAM}&fu=native&stall=0.2&seed=7",
+    "golden-cards": f"golden:smartssd?cards=3&{CARD_SHAPE}&{ADAM}",
+    "sim-cards": f"sim:smartssd?cards=2&{CARD_SHAPE}&{ADAM}&fu=native&stall=0.2&seed=7",
 }
 ADAM_ALONE = [name for name in URLS if name != "sim-card"]
 """Those whose kernel has nothing else."""
@@ -63,7 +65,7 @@ FULL = {
 }
 """Devices whose kernels have everything that a kernel can have."""
 
-BUILDS = {"sim-halfduplex", "sim-card-stalled"}
+BUILDS = {"sim-halfduplex", "sim-card-stalled", "sim-cards"}
 """Of these devices only deep tests make the library; the other ones have the same hardware."""
 
 
