@@ -47,7 +47,8 @@ def test_a_bound_is_above_no_iteration_that_goes_on_from_a_state() -> None:
         costs = Costs(at_random(rng, rng.randint(1, 12)))
         first = decisions_at_random(rng, costs)
         budget = costs.bytes_of(first) if number % 2 else 1 << 62
-        found, _ = bound.bounds(costs, bound.Limits(budget, 1 << 62), first, 16)
+        limits, plan = bound.Limits(budget, 1 << 62), np.array([[each.index for each in first]])
+        (found,), _ = bound.bounds(costs, limits, plan, 16, decided=number % len(costs))
         for _ in range(10):
             decisions = decisions_at_random(rng, costs)
             if costs.bytes_of(decisions) > budget:
@@ -58,6 +59,25 @@ def test_a_bound_is_above_no_iteration_that_goes_on_from_a_state() -> None:
                 state = tail.extend(costs, state, i, decision.index)
                 checks += 1
     assert checks > 1000
+
+
+def test_the_longest_path_is_the_iteration_unless_a_layer_waits_for_its_own_forward() -> None:
+    rng, exact, lanes = random.Random(15), 0, set()
+    for _ in range(60):
+        costs = Costs(at_random(rng, rng.randint(1, 12)))
+        plans = [decisions_at_random(rng, costs) for _ in range(5)]
+        columns = np.array([[each.index for each in plan] for plan in plans])
+        paths, lengths = bound.longest(costs, columns)
+        table = bound.coefficients(costs, paths)
+        for i, plan in enumerate(plans):
+            total = costs.times(plan).total
+            length = table[i, range(len(costs)), columns[i]].sum()
+            length += costs.update.sum() * (paths[i, 1] < 0)
+            assert length == lengths[i] <= total
+            exact += lengths[i] == total
+            lanes.add((*(paths[i] >= 0).tolist(), bool(paths[i, 3] < len(costs))))
+    assert exact > 200
+    assert len(lanes) > 5
 
 
 def test_two_layers_as_in_figure_4() -> None:

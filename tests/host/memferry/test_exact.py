@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nearstep.memferry import tail
+from nearstep.memferry import exact, tail
 from nearstep.memferry.bound import Limits
 from nearstep.memferry.cost import Costs, Decision
 from nearstep.memferry.exact import NO_LIMITS, optimum
 
 from .profiles import at_random, bytes_between, choices, fewest_bytes
 
-checked = {"profiles": 0}
+checked = {"profiles": 0, "few": 0, "open": 0}
 
 
 def all_states(costs: Costs) -> np.ndarray:
@@ -71,8 +71,48 @@ def test_it_finds_what_exhaustive_search_finds(
     checked["profiles"] += 1
 
 
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(st.integers(0, 2**32), st.integers(4, 10), st.floats(0, 1), st.integers(1, 6))
+def test_no_plan_is_below_what_a_search_with_few_states_says(
+    seed: int, count: int, budget: float, most: int
+) -> None:
+    rng = random.Random(seed)
+    costs = Costs(at_random(rng, count))
+    narrowed(rng, costs, 60_000)
+    limits = NO_LIMITS._replace(budget=bytes_between(costs, budget))
+    found = optimum(costs, limits, fewest_bytes(costs), rounds=2, most_states=most)
+    assert found.least <= exhaustive(costs, limits) <= found.total
+    assert found.total == costs.times(found.decisions).total
+    checked["few"] += 1
+    checked["open"] += not found.proven
+
+
 def test_enough_profiles_were_searched() -> None:
     assert checked["profiles"] >= 80
+    assert checked["few"] >= 40
+    assert checked["open"] >= 5
+
+
+def test_rows_that_no_row_before_is_below_are_found_in_order() -> None:
+    rng, checks = random.Random(6), 0
+    for _ in range(60):
+        count, columns = rng.randint(0, 900), rng.randint(1, 4)
+        keys = np.array([[rng.randint(0, 30) for _ in range(columns)] for _ in range(count)])
+        keys = keys.reshape(count, columns)
+        most = rng.choice([1, 7, 300, 1000])
+        expected: list[int] = []
+        seen = count
+        for i, row in enumerate(keys):
+            if not any((keys[j] <= row).all() for j in expected):
+                expected.append(i)
+            if len(expected) == most:
+                seen = i + 1
+                break
+        found = exact._undominated(keys, most)
+        assert found[0].tolist() == expected
+        assert found[1] == seen or len(expected) < most
+        checks += seen < count
+    assert checks > 5
 
 
 def test_the_reference_goes_through_every_plan() -> None:
