@@ -7,7 +7,7 @@ import pytest
 
 from nearstep.memferry import bound, tail
 from nearstep.memferry.cost import DFGB, DHA, GFGB, Costs, Decision, Mode
-from nearstep.memferry.work import GPU, Iterations, Shared, native, once, steady
+from nearstep.memferry.work import GPU, Bucket, Iterations, Shared, native, once, steady
 from nearstep.work.executor import execute
 
 from .profiles import at_random, decisions_at_random, layer, made_of
@@ -120,6 +120,40 @@ def test_several_iterations_overlap_updates_with_loads() -> None:
     among = steady(Iterations(costs, native(costs), updates="all-gradients"))
     assert among.seconds == pytest.approx(alone - 1e-3)  # the update of the second layer
     assert 0 < among.busy < 1
+
+
+def test_a_bucket_is_sent_when_it_is_full_and_after_backward() -> None:
+    """Three layers of 100 bytes and 4 ms, whose backward takes 2 ms each."""
+    costs = Costs(made_of(layer("one"), layer("two"), layer("three")))
+
+    def ends(nbytes: int, *, beside: bool = False) -> list[int]:
+        bucket = Bucket(nbytes=nbytes, beside=beside)
+        found = once(costs, [DHA] * 3, "all-gradients", bucket)
+        names = [
+            f"{kind} {name}" for kind in ("backward", "send") for name in ("three", "two", "one")
+        ]
+        at = {each.operation.name: each.end // MS for each in found.entries}
+        return [at[name] for name in names]
+
+    begun = 9  # forward
+    assert ends(300) == [begun + each for each in (3, 6, 9, 13, 17, 21)]
+    assert ends(200) == [begun + each for each in (3, 6, 9, 13, 17, 21)]
+    assert ends(100) == [begun + each for each in (3, 6, 13, 10, 17, 21)]
+    assert ends(99) == ends(100)
+    assert ends(100, beside=True) == [begun + each for each in (3, 6, 9, 10, 14, 18)]
+    rng = random.Random(16)
+    for _ in range(30):
+        costs = Costs(at_random(rng, rng.randint(1, 12)))
+        plan = native(costs)
+        full, none = (
+            once(costs, plan, "all-gradients", bucket).makespan
+            for bucket in (Bucket(nbytes=1 << 50), None)
+        )
+        times = costs.times(plan)
+        sent = [int(costs.send[i]) for i in range(len(costs)) if costs.trained[i]]
+        updates = int(costs.update[costs.trained].sum())
+        last = times.backward[0] + int(costs.before_backward[0])
+        assert full == last + sum(sent) + updates >= none
 
 
 def test_a_shared_link_makes_nothing_faster() -> None:
