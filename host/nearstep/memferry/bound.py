@@ -123,8 +123,10 @@ def longest(costs: Costs, columns: Ints) -> tuple[Ints, Ints]:
 
 
 def coefficients(costs: Costs, paths: Ints) -> Ints:
-    """What each layer adds to paths, by decision; int64 of shape (n, L, 6). A path without copies
-    to the host has all updates beside that."""
+    """What each layer adds to paths, by decision; int64 of shape (n, L, 6).
+
+    A path without copies to the host has all updates beside that.
+    """
     i = np.arange(len(costs))
     load, sent, updated, last = (paths[:, [column]] for column in range(4))
     found = (i >= load)[..., None] * costs.forward
