@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable, Sequence
 
 from page_coarse import coarse, coarse_area, coarse_wire
+from page_memferry import memferry
 from page_smartssd import compression, rules, smartssd, smartssd_area
 from page_storage import offload, overflow, storage
 from page_table import Results, mega, percent, section, table
@@ -464,6 +465,7 @@ SECTIONS: dict[str, Callable[[Results], list[str]]] = {
     "storage": storage,
     "overflow": overflow,
     "offload": offload,
+    "memferry": memferry,
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import numpy as np
 
@@ -67,6 +68,28 @@ def _layer_at_random(rng: random.Random, name: str) -> LayerProfile:
         between_backward_s=rng.choice([0.0, rng.uniform(0, 1) * 1e-3]),
         update_s=load * rng.uniform(0.3, 1) if trained else 0.0,
     )
+
+
+def tied_at_random(rng: random.Random, count: int, tied: int) -> Profile:
+    """The same, of which some layers have one parameter: each loads it, the first has its
+    gradient."""
+    layers = [_layer_at_random(rng, f"layer{i}") for i in range(count)]
+    size = rng.randint(1, 100) * 64
+    places = sorted(rng.sample(range(count), tied))
+    for place in places[1:]:
+        layers[place] = replace(
+            layers[place],
+            gradient_bytes=0,
+            send_s=0.0,
+            update_s=0.0,
+            backward_write_s=None,
+            backward_dha_write_s=None,
+        )
+    for place in places:
+        layers[place] = replace(layers[place], parameter_bytes=size, load_s=size / 1e6)
+    first = layers[places[0]]
+    layers[places[0]] = replace(first, gradient_bytes=size, send_s=size / 1e6, update_s=size / 2e6)
+    return made_of(*layers)
 
 
 def decisions_at_random(rng: random.Random, costs: Costs) -> list[Decision]:

@@ -12,10 +12,13 @@ from nearstep.memferry import exact, tail
 from nearstep.memferry.bound import Limits
 from nearstep.memferry.cost import Costs, Decision
 from nearstep.memferry.exact import NO_LIMITS, optimum
+from nearstep.memferry.plan import from_json
+from nearstep.memferry.planner import make
+from nearstep.memferry.profile import from_json as profile_from_json
 
-from .profiles import at_random, bytes_between, choices, fewest_bytes
+from .profiles import at_random, bytes_between, choices, fewest_bytes, tied_at_random
 
-checked = {"profiles": 0, "few": 0, "open": 0}
+checked = {"profiles": 0, "few": 0, "open": 0, "tied": 0}
 
 
 def all_states(costs: Costs) -> np.ndarray:
@@ -87,9 +90,30 @@ def test_no_plan_is_below_what_a_search_with_few_states_says(
     checked["open"] += not found.proven
 
 
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(st.integers(0, 2**32), st.integers(3, 7), st.none() | st.floats(0, 1), st.data())
+def test_any_number_of_layers_may_be_tied_to_one_parameter(
+    seed: int, count: int, budget: float | None, data: st.DataObject
+) -> None:
+    rng = random.Random(seed)
+    tied = data.draw(st.integers(3, count))
+    profile = tied_at_random(rng, count, tied)
+    costs = Costs(profile)
+    limit = None if budget is None else bytes_between(costs, budget)
+    limits = NO_LIMITS if limit is None else NO_LIMITS._replace(budget=limit)
+    best = exhaustive(costs, limits)
+    planned = make(profile, budget=limit, planner="exact")
+    assert planned.total == planned.least == best
+    assert from_json(planned.plan.to_json(costs), costs) == planned.plan
+    assert all(total is None or total >= best for total in planned.readings.values())
+    assert profile_from_json(profile.to_json()) == profile
+    checked["tied"] += 1
+
+
 def test_enough_profiles_were_searched() -> None:
     assert checked["profiles"] >= 80
     assert checked["few"] >= 40
+    assert checked["tied"] >= 40
     assert checked["open"] >= 5
 
 
