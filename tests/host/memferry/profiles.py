@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy as np
 
@@ -90,6 +90,24 @@ def tied_at_random(rng: random.Random, count: int, tied: int) -> Profile:
     first = layers[places[0]]
     layers[places[0]] = replace(first, gradient_bytes=size, send_s=size / 1e6, update_s=size / 2e6)
     return made_of(*layers)
+
+
+def slowed(profile: Profile, factor: float) -> Profile:
+    """All times so much longer."""
+    times = [each.name for each in fields(LayerProfile) if each.name.endswith("_s")]
+    return replace(
+        profile,
+        layers=tuple(
+            replace(
+                layer,
+                **{
+                    name: None if (value := getattr(layer, name)) is None else value * factor
+                    for name in times
+                },
+            )
+            for layer in profile.layers
+        ),
+    )
 
 
 def decisions_at_random(rng: random.Random, costs: Costs) -> list[Decision]:

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nearstep.errors import ArgumentError
 from nearstep.memferry import exact, tail
 from nearstep.memferry.bound import Limits
 from nearstep.memferry.cost import Costs, Decision
@@ -16,7 +17,7 @@ from nearstep.memferry.plan import from_json
 from nearstep.memferry.planner import make
 from nearstep.memferry.profile import from_json as profile_from_json
 
-from .profiles import at_random, bytes_between, choices, fewest_bytes, tied_at_random
+from .profiles import at_random, bytes_between, choices, fewest_bytes, slowed, tied_at_random
 
 checked = {"profiles": 0, "few": 0, "open": 0, "tied": 0}
 
@@ -108,6 +109,19 @@ def test_any_number_of_layers_may_be_tied_to_one_parameter(
     assert all(total is None or total >= best for total in planned.readings.values())
     assert profile_from_json(profile.to_json()) == profile
     checked["tied"] += 1
+
+
+def test_the_longest_times_that_are_allowed_are_compared_without_overflow() -> None:
+    rng, checks = random.Random(17), 0
+    for _ in range(8):
+        profile = at_random(rng, 6)
+        costs = Costs(slowed(profile, 7.9e15 / Costs(profile).horizon))
+        found = optimum(costs, NO_LIMITS, fewest_bytes(costs))
+        assert found.total == found.least == exhaustive(costs, NO_LIMITS)
+        checks += costs.horizon > 7.8e15
+    assert checks == 8
+    with pytest.raises(ArgumentError, match="8000 s"):
+        Costs(slowed(profile, 8.1e15 / Costs(profile).horizon))
 
 
 def test_enough_profiles_were_searched() -> None:
