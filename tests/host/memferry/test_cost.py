@@ -7,6 +7,7 @@ import pytest
 
 from nearstep.memferry import bound, tail
 from nearstep.memferry.cost import DFGB, DHA, GFGB, Costs, Decision, Mode
+from nearstep.memferry.exact import NO_LIMITS
 from nearstep.memferry.work import GPU, Bucket, Iterations, Shared, native, once, steady
 from nearstep.work.executor import execute
 
@@ -78,6 +79,24 @@ def test_the_longest_path_is_the_iteration_unless_a_layer_waits_for_its_own_forw
             lanes.add((*(paths[i] >= 0).tolist(), bool(paths[i, 3] < len(costs))))
     assert exact > 200
     assert len(lanes) > 5
+
+
+def test_a_bound_of_one_path_is_the_iteration_whatever_is_decided_if_there_is_one_plan() -> None:
+    rng, checks = random.Random(18), 0
+    for _ in range(60):
+        costs = Costs(at_random(rng, rng.randint(1, 12)))
+        plan = decisions_at_random(rng, costs)
+        columns = np.array([[each.index for each in plan]])
+        costs.allowed[:] = np.arange(6) == columns[0][:, None]
+        _, lengths = bound.longest(costs, columns)
+        (found,), _ = bound.bounds(costs, NO_LIMITS, columns, 1)
+        states = tail.start(costs)
+        for i, decision in enumerate([*plan, None]):
+            assert found.of(states, i)[0] + found.paths + len(found.rest) == lengths[0]
+            checks += 1
+            if decision is not None:
+                states = tail.extend(costs, states, i, decision.index)
+    assert checks > 300
 
 
 def test_two_layers_as_in_figure_4() -> None:
