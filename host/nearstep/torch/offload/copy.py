@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -22,6 +22,17 @@ GRAD: Any = Tensor.grad
 
 OWN_STORAGE_REFERENCES = 2
 """To the memory of a parameter that is here: the tensor's, and that of `DeviceCopy.storage`."""
+
+
+Memory = Callable[[Tensor], Tensor]
+"""Makes a tensor like one without elements, of memory that autograd takes: it outlives
+`torch.inference_mode`."""
+
+
+def fresh(like: Tensor) -> Tensor:
+    """`Memory` that nothing else has had."""
+    with torch.inference_mode(False):
+        return torch.empty_strided(like.size(), like.stride(), dtype=like.dtype)
 
 
 class Owner(Protocol):
@@ -182,18 +193,21 @@ class DeviceCopy:
         self.storage = None
         self.present = False
 
-    def fetch(self, pipeline: Pipeline | None = None, after: Sequence[Operation] = ()) -> None:
-        """Get the parameter from its owner, into memory that autograd takes: it outlives
-        `torch.inference_mode`.
+    def fetch(
+        self,
+        pipeline: Pipeline | None = None,
+        after: Sequence[Operation] = (),
+        memory: Memory = fresh,
+    ) -> None:
+        """Get the parameter from its owner.
 
         Parameters
         ----------
         pipeline : if given, the fetch is begun there, and `land` ends it.
         after : operations there that end first.
+        memory : that it comes into.
         """
-        like = self.like
-        with torch.inference_mode(False):
-            empty = torch.empty_strided(like.size(), like.stride(), dtype=like.dtype)
+        empty = memory(self.like)
         self._set_data(empty)
         try:
             if pipeline is None:

@@ -17,7 +17,10 @@ from nearstep.memferry.plan import Plan
 from nearstep.memferry.profile import Profile
 from nearstep.torch.budget import budget_bytes
 from nearstep.torch.errors import ParameterError, UnsupportedOptionError
+from nearstep.torch.memferry.attribution import memory_of
 from nearstep.torch.memferry.policy import in_place, plan_for
+from nearstep.torch.memferry.shadow import Shadow
+from nearstep.torch.memferry.watch import Profiling, Watch
 from nearstep.torch.offload.construction import end_waiting
 from nearstep.torch.offload.copy import DeviceCopy
 from nearstep.torch.offload.early import EarlyUpdates
@@ -27,7 +30,12 @@ from nearstep.torch.offload.in_place import NOTHING
 from nearstep.torch.offload.ledger import Ledger
 from nearstep.torch.offload.machine import Machine
 from nearstep.torch.offload.modules import check_modules, hook_modules
-from nearstep.torch.offload.names import Names, check_optimizer, smallest_budget
+from nearstep.torch.offload.names import (
+    Names,
+    check_optimizer,
+    gradients_at_once,
+    smallest_budget,
+)
 from nearstep.torch.offload.order import UseOrder
 from nearstep.torch.offload.parameter import OffloadedParameter, Place, waiting_copy
 from nearstep.torch.offload.pipeline import Pipeline
@@ -88,7 +96,10 @@ class Engine:
     Attributes
     ----------
     budget : bytes.
-    plan : by which parameters and gradients are in place; None of other policies than `memferry`.
+    plan : by which parameters and gradients are in place; None of other policies than `memferry`,
+        and until the first step has made one.
+    profile : that the plan was made for; None if there is no such.
+    shadow : places of parameters by the plan; None without one.
     closed
     """
 
@@ -100,14 +111,17 @@ class Engine:
         policy: Policy,
         updates: Updates,
         plan: Plan | None = None,
-        profile: Profile | None = None,
+        profile: Profile | Profiling | None = None,
     ) -> None:
         check_modules(model)
+        self._model = model
         self._names = Names(model, optimizer)
         parameters = list(self._names.parameters)
         self._bytes = sum(each.numel() * each.element_size() for each in parameters)
         self.budget = budget_bytes(budget, self._bytes)
         self.plan = plan_for(model, self.budget, plan, profile) if policy == "memferry" else None
+        self.profile = profile if isinstance(profile, Profile) else None
+        self.shadow: Shadow | None = None
         places = {} if self.plan is None else in_place(model, self.plan)
         smallest = smallest_budget(model, parameters, places)
         if self.budget < smallest:
@@ -123,14 +137,20 @@ class Engine:
             for index, (parameter, name) in enumerate(self._names.parameters.items())
         ]
         self._check_held(copies, smallest)
+        self._copies = {copy.parameter: copy for copy in copies}
+        watch = None
+        if policy == "memferry" and self.plan is None:
+            how = profile if isinstance(profile, Profiling) else Profiling()
+            watch = Watch(model, how, self._key)
         self._start: dict[str, Any] = optimizer.traffic.as_dict()
-        self._open(model, copies, policy)
+        self._open(copies, policy, watch)
 
-    def _open(self, model: nn.Module, copies: list[DeviceCopy], policy: Policy) -> None:
+    def _open(self, copies: list[DeviceCopy], policy: Policy, watch: Watch | None) -> None:
         for copy in copies:
             end_waiting(copy.parameter)
         indices = [each.index for each in copies]
-        order = UseOrder(indices + indices[::-1], USES_PER_PERIOD * max(1, len(indices)))
+        expected = [(i, False) for i in indices] + [(i, True) for i in reversed(indices)]
+        order = UseOrder(expected, USES_PER_PERIOD * max(1, len(indices)))
         ledger = Ledger(budget=self.budget)
         self._space = Space(copies, ledger, order, prefetches=policy != "on-demand")
         self._gradients = Gradients(self._space, self._arrived)
@@ -139,7 +159,10 @@ class Engine:
             self._space.give_up = self._early.give_up
         self._uses = Uses(self._space, self._gradients)
         self._places: list[Place] = []
+        self._space.watch = watch
         self._space.release_all()
+        if self.plan is not None:
+            self._put_in_force(self.plan)
         self._space.bring_in_place()
         ledger.reset_peaks()
         for copy in copies:
@@ -153,7 +176,7 @@ class Engine:
             gradient = copy.raw_gradient()
             if gradient is not None:
                 self._gradients.complete(copy)
-        self._remove: list[Callable[[], None]] = hook_modules(model, self._before_forward)
+        self._remove: list[Callable[[], None]] = hook_modules(self._model, self._before_forward)
         self._optimizer.around_update = self._around_update
         self.closed = False
 
@@ -206,6 +229,9 @@ class Engine:
             return
         self._space.land_all()
         self._space.give_up()
+        self._end_watch()
+        if self.shadow is not None:
+            self._space.release_all()  # out of the vector
         for copy in self._space.copies:
             if not copy.present:
                 copy.fetch()
@@ -331,16 +357,55 @@ class Engine:
             self._early.before_step()
         for copy in self._space.copies:
             self._space.follow(copy)
+        plan = self._plan_in_training()
         with self._space.aside():
             with self._apart(self._space.release_all()):
                 yield
             if self._space.pipeline is not None:
                 self._space.pipeline.finish()
+            if plan is not None:
+                self._end_watch()
+                self._put_in_force(plan)
             self._space.bring_in_place()
         self._space.reap()
         if self._early is not None:
             self._early.after_step()
         self._space.order.end_period()
+
+    def _key(self, tensor: Tensor) -> int:
+        """`attribution.Key`: parameters come and go, and so does their memory."""
+        copy = self._copies.get(tensor) or self._space.owner_at(memory_of(tensor))
+        return 0 if copy is None else copy.index + 1
+
+    def _plan_in_training(self) -> Plan | None:
+        """The plan for what has been seen since the watch began; None if there is nothing to plan,
+        or not yet."""
+        if self._space.watch is None:
+            return None
+        gradients = {
+            parameter: copy.like.numel() * copy.like.element_size()
+            for parameter, copy in self._copies.items()
+            if copy.resident.held is not None or copy.raw_gradient() is not None
+        }
+        found = self._space.watch.take(gradients)
+        if found is None:
+            return None
+        self.profile = found
+        return plan_for(self._model, self.budget, profile=found)
+
+    def _end_watch(self) -> None:
+        if self._space.watch is not None:
+            self._space.watch.close()
+            self._space.watch = None
+
+    def _put_in_force(self, plan: Plan) -> None:
+        places = in_place(self._model, plan)
+        for parameter, place in places.items():
+            self._copies[parameter].in_place = place
+        room = gradients_at_once(self._model, self._copies)
+        named = [self._copies[parameter] for parameter in places]
+        self.plan, self.shadow = plan, Shadow(named, self.budget, room)
+        self._space.follow_plan(self.shadow)
 
     @contextmanager
     def _apart(self, stay: Sequence[DeviceCopy]) -> Iterator[None]:
@@ -372,7 +437,7 @@ def offload(
     policy: Policy = "prefetch",
     updates: Updates = "at-step",
     plan: Plan | None = None,
-    profile: Profile | None = None,
+    profile: Profile | Profiling | None = None,
 ) -> Engine:
     """Have the parameters of a model come to the compute device when they are used, and go again.
 
@@ -403,7 +468,8 @@ def offload(
         and nothing is done with gradients or options between backward and step: what can be seen
         to be otherwise raises `EarlyUpdateError`.
     plan, profile : of the model, with policy `memferry`; without a plan one is made for the
-        profile, within the budget.
+        profile, within the budget. Without both the first step runs as with `prefetch`, and is
+        profiled; its plan is in force from its end on. A `Profiling` says on which machine.
 
     Raises
     ------

@@ -70,6 +70,8 @@ class Gradients:
         if not self._passes or torch._C._current_graph_task_id() >= 0:
             return None
         self._passes.clear()
+        if self._space.watch is not None:
+            self._space.watch.restart()
         updated = next((copy for copy in self._space.copies if copy.updated), None)
         self._space.give_up()
         for copy in self._space.copies:
