@@ -295,9 +295,9 @@ def test_modes_of_the_program_are_left_as_they_were_entered() -> None:
         mode = Counting()
         if where == "offload":
             with mode:
-                model, optimizer, engine = opened("functional")
+                model, optimizer, engine = opened("functional", budget="200%")
         else:
-            model, optimizer, engine = opened("functional")
+            model, optimizer, engine = opened("functional", budget="200%")
         if where in ("forward", "all"):
             mode.__enter__()
         loss = loss_of(model)

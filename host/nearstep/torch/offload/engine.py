@@ -19,7 +19,6 @@ from nearstep.torch.budget import budget_bytes
 from nearstep.torch.errors import ParameterError, UnsupportedOptionError
 from nearstep.torch.memferry.attribution import memory_of
 from nearstep.torch.memferry.policy import in_place, plan_for
-from nearstep.torch.memferry.shadow import Shadow
 from nearstep.torch.memferry.watch import Profiling, Watch
 from nearstep.torch.offload.construction import end_waiting
 from nearstep.torch.offload.copy import DeviceCopy
@@ -41,6 +40,7 @@ from nearstep.torch.offload.parameter import OffloadedParameter, Place, waiting_
 from nearstep.torch.offload.pipeline import Pipeline
 from nearstep.torch.offload.queued import QueuedSteps
 from nearstep.torch.offload.recording import Recording
+from nearstep.torch.offload.shadow import Shadow
 from nearstep.torch.offload.space import Space
 from nearstep.torch.offload.uses import Uses
 from nearstep.torch.optimizer import DeviceOptimizer

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from nearstep.torch.computation import is_in_backward
-from nearstep.torch.memferry.shadow import Shadow
 from nearstep.torch.memferry.watch import Watch
 from nearstep.torch.offload.copy import DeviceCopy, fresh
 from nearstep.torch.offload.errors import BudgetError, EarlyUpdateError
 from nearstep.torch.offload.ledger import Ledger
 from nearstep.torch.offload.order import UseOrder
 from nearstep.torch.offload.pipeline import Departure, Pipeline
+from nearstep.torch.offload.shadow import Shadow
 from nearstep.work.operation import Operation
 
 
