@@ -20,7 +20,7 @@ from typing import Annotated
 import torch
 import typer
 from gpt import SIZES, Gpt, sized
-from offloading import POLICIES, check_options, drawn, offloaded
+from offloading import POLICIES, check_options, drawn, offloaded, show_plan
 from optimizers import DEVICE, KINDS, Choice, kind_named
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -159,8 +159,7 @@ def main(
             raise typer.BadParameter(str(error), param_hint="--device") from error
         engine = None
         if offload:
-            tokens = Batches(text.training, batch=batch, context=context, seed=seed).draw()
-            engine = offloaded(ours, tokens, budget, policy)  # type: ignore[arg-type]
+            engine = offloaded(ours, budget, policy)  # type: ignore[arg-type]
         theirs = None
         if baseline and kind.in_torch:
             theirs = _trainer(size, context, seed, steps, choice, weight_decay, None)
@@ -170,6 +169,8 @@ def main(
             f"{text.files} files, {len(text.training) + len(text.validation):,} bytes"
         )
         _train(console, ours, theirs, batches, steps, engine, timeline)
+        if engine is not None:
+            show_plan(engine)
         report = Report(
             configuration={
                 "command": shlex.join(["python", *sys.argv]),
