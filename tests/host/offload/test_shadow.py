@@ -156,8 +156,9 @@ def test_between_iterations_nothing_is_allocated_or_copied_that_the_plan_does_no
     engine.close()
 
 
-def test_places_are_by_partition_in_the_order_of_use_and_do_not_overlap() -> None:
-    model, _, engine = opened()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_places_are_by_partition_in_the_order_of_use_and_do_not_overlap(dtype: torch.dtype) -> None:
+    model, _, engine = opened(dtype=dtype)
     shadow = shadow_of(engine)
     assert list(shadow.locations) == [name for name, _ in model.named_parameters()]
     checks = 0
@@ -304,7 +305,8 @@ def test_dfgb_parameters_come_when_the_loading_of_gfgb_has_ended() -> None:
 
 
 def test_an_evaluation_loads_nothing_for_backward() -> None:
-    model, optimizer, engine = opened({str(i): Mode.DFGB for i in range(COUNT)})
+    modes = [*[Mode.DFGB] * (COUNT - 1), Mode.DHA]
+    model, optimizer, engine = opened({str(i): mode for i, mode in enumerate(modes)})
     step(model, optimizer)
     before = engine.report()
     with torch.no_grad():
