@@ -67,7 +67,7 @@ class UseOrder:
         return positions[0] + len(self._expected) - self._at
 
     def upcoming(self) -> Sequence[Use]:
-        """Uses that are expected until the period ends: the step that ends it changes what is
+        """What is expected to be used until the period ends: the step that ends it changes what is
         fetched before."""
         return self._expected[self._at :]
 
