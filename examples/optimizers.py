@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -20,6 +22,28 @@ DEVICE = "sim:axdimm?memory=ddr4-1600&channels=2"
 
 DRIVES = ("gpt0.drive", "gpt1.drive")
 """Files in the place of drives."""
+
+
+@contextmanager
+def new_drives(folder: Path | None) -> Iterator[None]:
+    """Make the folder of drives; if what is done in this `with` statement fails, nothing that is
+    new in it stays, nor the folder if it is new."""
+    folders = [] if folder is None else [folder, *folder.parents]
+    made = [each for each in folders if not os.path.lexists(each)]
+    files = [] if folder is None else [folder / name for name in DRIVES]
+    files = [each for each in files if not os.path.lexists(each)]
+    try:
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+        yield
+    except BaseException:
+        for each in files:
+            with suppress(OSError):  # what is the matter is being said
+                each.unlink()
+        for each in made:
+            with suppress(OSError):
+                each.rmdir()
+        raise
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from contextlib import nullcontext
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -21,12 +22,13 @@ import torch
 import typer
 from gpt import SIZES, Gpt, sized
 from offloading import POLICIES, check_options, drawn, offloaded, show_plan
-from optimizers import DEVICE, KINDS, Choice, kind_named
+from optimizers import DEVICE, KINDS, Choice, Kind, kind_named, new_drives
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from run_figures import figures
 from run_report import Report, plot_loss
 from stdlib_text import Batches, Text, load_text
+from torch import Tensor
 from trainer import Trainer
 
 import nearstep
@@ -68,6 +70,45 @@ Share = Annotated[
         help="Send this share of each gradient, its largest elements: above 0, at most 1."
     ),
 ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """What is trained on what, on a device and beside it.
+
+    Attributes
+    ----------
+    size : of the model.
+    steps
+    batch, context : sequences, and bytes of each.
+    weight_decay : of matrices.
+    seed : of weights and batches.
+    """
+
+    size: str
+    steps: int
+    batch: int
+    context: int
+    weight_decay: float
+    seed: int
+
+    def batches(self, tokens: Tensor) -> Batches:
+        """Batches of a text, the same each time.
+
+        Raises
+        ------
+        ValueError : it is too short.
+        """
+        return Batches(tokens, batch=self.batch, context=self.context, seed=self.seed)
+
+    def trainer(self, choice: Choice, device: nearstep.Device | None) -> Trainer:
+        """A trainer on `device`, or with torch's optimizer; equal seeds make equal models."""
+        torch.manual_seed(self.seed)
+        model = Gpt(sized(self.size, context=self.context))
+        groups = model.decay_groups(self.weight_decay)
+        if device is None:
+            return Trainer(model, choice.in_torch(groups), self.steps, choice.max_grad_norm)
+        return Trainer(model, choice.on(device, groups), self.steps)
 
 
 def main(
@@ -116,53 +157,33 @@ def main(
 ) -> None:
     """Train a small GPT on Python's standard library, its optimizer steps on a device."""
     console = Console()
-    try:
-        kind = kind_named(optimizer)
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="--optimizer") from error
-    lr = kind.lr if lr is None else lr
-    _check(size, lr, compression, max_grad_norm, offload=offload)
-    check_options(policy, timeline, offload=offload, drives=drives)
+    kind = _kind(optimizer)
     choice = Choice(
         kind=kind,
-        lr=lr,
+        lr=kind.lr if lr is None else lr,
         compression=compression,
         error_feedback=error_feedback,
         max_grad_norm=max_grad_norm,
         drives=drives,
         memory=memory if drives is not None else None,
     )
+    _check(size, choice, offload=offload)
+    check_options(policy, timeline, offload=offload, drives=drives)
+    task = Task(
+        size=size, steps=steps, batch=batch, context=context, weight_decay=weight_decay, seed=seed
+    )
     device = choice.device if device is None else device
     _prepare(output)
     started = time.perf_counter()
     text = load_text()
-    try:
-        batches = Batches(text.training, batch=batch, context=context, seed=seed)
-        Batches(text.validation, batch=batch, context=context, seed=seed)
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="--context") from error
-
+    batches = _batches(task, text)
     with console.status(f"opening {device} (built on first use)"):
         near_memory = _opened(device)
     opened = time.perf_counter()
 
     with near_memory:
-        try:
-            if drives is not None:
-                drives.mkdir(parents=True, exist_ok=True)
-            ours = _trainer(size, context, seed, steps, choice, weight_decay, near_memory)
-        except (StorageError, FileExistsError, PermissionError) as error:
-            raise typer.BadParameter(str(error), param_hint="--drives") from error
-        except MemoryTooSmallError as error:
-            raise typer.BadParameter(str(error), param_hint="--memory") from error
-        except (ArgumentError, OutOfDeviceMemoryError) as error:
-            raise typer.BadParameter(str(error), param_hint="--device") from error
-        engine = None
-        if offload:
-            engine = offloaded(ours, budget, policy)  # type: ignore[arg-type]
-        theirs = None
-        if baseline and kind.in_torch:
-            theirs = _trainer(size, context, seed, steps, choice, weight_decay, None)
+        ours, engine = _on_device(task, choice, near_memory, budget if offload else None, policy)
+        theirs = task.trainer(choice, None) if baseline and kind.in_torch else None
         parameters = sum(p.numel() for p in ours.model.parameters())
         console.print(
             f"GPT of {parameters:,} parameters, {steps} steps on {device}; text: {text.source}, "
@@ -175,49 +196,47 @@ def main(
             configuration={
                 "command": shlex.join(["python", *sys.argv]),
                 "device": device,
-                "size": size,
                 "parameters": parameters,
-                "steps": steps,
-                "batch": batch,
-                "context": context,
                 "optimizer": optimizer,
-                "lr": lr,
-                "weight_decay": weight_decay,
-                **{
-                    name: ours.optimizer.defaults[name]
-                    for name in ("betas", "eps", "momentum")
-                    if name in ours.optimizer.defaults
-                },
-                "compression": compression,
-                "error_feedback": error_feedback if compression is not None else None,
-                "max_grad_norm": max_grad_norm,
+                **asdict(task),
+                **_options(choice, ours),
                 "budget": budget if offload else None,
                 "policy": policy if offload else None,
-                "memory": memory if drives is not None else None,
-                "seed": seed,
                 "baseline": choice.baseline if theirs else None,
             },
             environment=_environment(text),
             loss=ours.losses,
             baseline_loss=theirs.losses if theirs else None,
         )
-        validation = Batches(text.validation, batch=batch, context=context, seed=seed)
-        report.figures = figures(choice, ours, theirs, validation, engine)
+        report.figures = figures(choice, ours, theirs, task.batches(text.validation), engine)
     report.environment["open_device_s"] = round(opened - started, 3)
     report.environment["total_s"] = round(time.perf_counter() - started, 3)
-
-    report.write_json(output / REPORT)
-    plot_loss(report, output / PLOT)
-    console.print(report.table())
-    console.print(f"report: {output / REPORT}\nplot:   {output / PLOT}")
-    if timeline is not None:
-        console.print(f"timeline: {timeline}")
+    _write(console, report, output, timeline)
 
 
-def _check(
-    size: str, lr: float, compression: float | None, max_grad_norm: float | None, *, offload: bool
-) -> None:
+def _kind(optimizer: str) -> Kind:
+    try:
+        return kind_named(optimizer)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--optimizer") from error
+
+
+def _options(choice: Choice, ours: Trainer) -> dict[str, object]:
+    """The configuration of our optimizer."""
+    defaults = ours.optimizer.defaults
+    return {
+        "lr": choice.lr,
+        **{name: defaults[name] for name in ("betas", "eps", "momentum") if name in defaults},
+        "compression": choice.compression,
+        "error_feedback": None if choice.compression is None else choice.error_feedback,
+        "max_grad_norm": choice.max_grad_norm,
+        "memory": choice.memory,
+    }
+
+
+def _check(size: str, choice: Choice, *, offload: bool) -> None:
     """Refuse options that are out of bounds, or that do not go together."""
+    lr, compression, max_grad_norm = choice.lr, choice.compression, choice.max_grad_norm
     if compression is not None and not 0.0 < compression <= 1.0:
         raise typer.BadParameter(
             f"{compression} is not above 0 and at most 1", param_hint="--compression"
@@ -259,22 +278,36 @@ def _prepare(output: Path) -> None:
         raise typer.BadParameter(f"cannot write there: {error}", param_hint="--output") from error
 
 
-def _trainer(
-    size: str,
-    context: int,
-    seed: int,
-    steps: int,
+def _batches(task: Task, text: Text) -> Batches:
+    """What is trained on; there is enough text for that, and for validation."""
+    try:
+        task.batches(text.validation)
+        return task.batches(text.training)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--context") from error
+
+
+def _on_device(
+    task: Task,
     choice: Choice,
-    weight_decay: float,
-    device: nearstep.Device | None,
-) -> Trainer:
-    """A trainer on `device`, or with torch's optimizer; equal seeds make equal models."""
-    torch.manual_seed(seed)
-    model = Gpt(sized(size, context=context))
-    groups = model.decay_groups(weight_decay)
-    if device is None:
-        return Trainer(model, choice.in_torch(groups), steps, choice.max_grad_norm)
-    return Trainer(model, choice.on(device, groups), steps)
+    device: nearstep.Device,
+    budget: str | None,
+    policy: str,
+) -> tuple[Trainer, Engine | None]:
+    """The trainer on `device`, offloaded where there is a budget; or an
+    end of the program that says which option is wrong, and leaves no drives."""
+    try:
+        with new_drives(choice.drives):
+            ours = task.trainer(choice, device)
+            if budget is None:
+                return ours, None
+            return ours, offloaded(ours, budget, policy)  # type: ignore[arg-type]
+    except (StorageError, FileExistsError, PermissionError) as error:
+        raise typer.BadParameter(str(error), param_hint="--drives") from error
+    except MemoryTooSmallError as error:
+        raise typer.BadParameter(str(error), param_hint="--memory") from error
+    except (ArgumentError, OutOfDeviceMemoryError) as error:
+        raise typer.BadParameter(str(error), param_hint="--device") from error
 
 
 def _train(
@@ -306,6 +339,16 @@ def _train(
             if not math.isfinite(loss):
                 raise SystemExit(f"the loss became {loss} after {len(ours.losses)} steps")
             progress.update(task, advance=1, description=description)
+
+
+def _write(console: Console, report: Report, output: Path, timeline: Path | None) -> None:
+    """Write the report and its plot, and print it; the picture of the last step is there."""
+    report.write_json(output / REPORT)
+    plot_loss(report, output / PLOT)
+    console.print(report.table())
+    console.print(f"report: {output / REPORT}\nplot:   {output / PLOT}")
+    if timeline is not None:
+        console.print(f"timeline: {timeline}")
 
 
 def _environment(text: Text) -> dict[str, object]:

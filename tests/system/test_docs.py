@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 GOLDEN = {
     "sim:axdimm?memory=ddr4-1600&channels=2": "golden:axdimm?channels=2",
-    "sim:axdimm?": "golden:axdimm?",
+    "sim:axdimm": "golden:axdimm",
     "sim:smartssd": "golden:smartssd",
     "sim:coarse?": "golden:coarse?",
     "sim:board?design=coarse&baud=6250000": "golden:coarse?devices=2&groups=1",

@@ -197,7 +197,7 @@ def test_a_timeline_needs_an_offload(train, tmp_path):
     ],
 )
 def test_state_on_drives_takes_a_quarter_of_its_memory(device, steps, train, tmp_path):
-    options = ("--drives", str(tmp_path), "--memory", "25%", "--batch", "2", "--context", "32")
+    options = ("--drives", str(tmp_path), "--memory", "25%", *SHORT)
     result, folder = train("--device", device, "--steps", str(steps), *options)
     if "direct=False" in result.output:
         pytest.skip(f"there is no O_DIRECT in {tmp_path}")
@@ -248,7 +248,37 @@ def test_what_cannot_be_offloaded_is_said(options, text, train):
     assert text in " ".join(result.output.replace("│", " ").split())
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "adam", "adamw"])
+@pytest.mark.parametrize("budget", ["25%", "much"])
+def test_a_refused_budget_leaves_no_drives(budget, train, tmp_path):
+    new, old = tmp_path / "new" / "drives", tmp_path / "old"
+    old.mkdir()
+    (old / "gpt1.drive.kept").write_text("kept")
+    before = sorted(tmp_path.rglob("*"))
+    for folder in (new, new, old):  # the second finds what the first left
+        options = ("--drives", str(folder), "--memory", "100%", "--offload", "--budget", budget)
+        result, _ = train("--device", "golden:axdimm", *options, *SHORT)
+        if "direct=False" in result.output:
+            pytest.skip(f"there is no O_DIRECT in {tmp_path}")
+        assert result.exit_code == 2
+        assert "--budget" in result.output
+        assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_drives_of_another_run_are_kept(train, tmp_path):
+    drive = tmp_path / "gpt1.drive"
+    drive.write_bytes(b"kept")
+    result, _ = train("--device", "golden:axdimm", "--drives", str(tmp_path), *SHORT)
+    assert result.exit_code == 2
+    assert "--drives" in result.output
+    assert sorted(tmp_path.iterdir()) == [drive]
+    assert drive.read_bytes() == b"kept"
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    # AdamW is what every other test trains with
+    ["sgd", "adagrad", "adam", pytest.param("adamw", marks=pytest.mark.deep)],
+)
 @pytest.mark.parametrize(
     ("device", "steps"),
     [

@@ -23,6 +23,14 @@ def label(group: Mapping[str, Any], group_index: int, index: int) -> str:
     return f"parameter {names[index] if names else index} of group {group_index}"
 
 
+def is_on_host_or_accelerator(tensor: Tensor) -> bool:
+    """Whether a tensor is in memory that can be copied to the host's, or is the host's."""
+    if tensor.is_cpu:
+        return True
+    accelerator = torch.accelerator.current_accelerator()
+    return accelerator is not None and tensor.device.type == accelerator.type
+
+
 def is_plain(tensor: Tensor) -> bool:
     """Whether this is a tensor as they usually are, fp32 and contiguous, which no check refuses."""
     return (
@@ -45,8 +53,8 @@ def check_parameter(name: str, parameter: Tensor) -> None:
         raise ParameterError(name, f"of a dtype among {_NAMES}", parameter.dtype)
     if parameter.layout != torch.strided:
         raise ParameterError(name, "dense", parameter.layout)
-    if parameter.device.type != "cpu":
-        raise ParameterError(name, "on the CPU", f"on {parameter.device}")
+    if not is_on_host_or_accelerator(parameter):
+        raise ParameterError(name, "on the CPU or an accelerator", f"on {parameter.device}")
     if is_partial(parameter):
         raise ParameterError(name, "without sums that are yet to be made", spreading(parameter))
     part = local(parameter)
@@ -88,8 +96,8 @@ def check_gradient(name: str, parameter: Tensor, gradient: Tensor) -> None:
         raise GradientError(name, "dense", f"sparse ({gradient.layout})")
     if gradient.dtype not in FORMATS:
         raise GradientError(name, f"of a dtype among {_NAMES}", gradient.dtype)
-    if gradient.device.type != "cpu":
-        raise GradientError(name, "on the CPU", f"on {gradient.device}")
+    if gradient.device != parameter.device:
+        raise GradientError(name, f"on {parameter.device}", f"on {gradient.device}")
     if gradient.shape != parameter.shape:
         raise GradientError(name, f"of shape {tuple(parameter.shape)}", tuple(gradient.shape))
     if not on_same_mesh(gradient, parameter):

@@ -97,7 +97,9 @@ def landing(tensor: Tensor) -> NDArray[np.float32] | None:
     after any other in-place change.
     """
     target = local(tensor)
-    if target.dtype != torch.float32 or not target.is_contiguous() or target.is_neg():
+    if not target.is_cpu or target.dtype != torch.float32:
+        return None
+    if not target.is_contiguous() or target.is_neg():
         return None
     array: NDArray[np.float32] = target.reshape(-1).numpy()
     return array
@@ -116,11 +118,13 @@ def size(tensor: Tensor) -> int:
 
 
 def to_tensor(array: NDArray[Any], parameter: Tensor) -> Tensor:
-    """A flat array of any format of `to_words` as a tensor of the parameter's shape, spread
-    as it is."""
+    """A flat array of any format of `to_words` as a tensor of the parameter's shape, where it is,
+    and spread as it is."""
     if array.dtype == np.uint16:
-        return alike(torch.from_numpy(array.view(np.int16)).view(torch.bfloat16), parameter)
-    return alike(torch.from_numpy(array), parameter)
+        flat = torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    else:
+        flat = torch.from_numpy(array)
+    return alike(flat.to(parameter.device), parameter)
 
 
 def fingerprint(tensor: Tensor) -> int:
@@ -150,8 +154,8 @@ def merge_master(master: NDArray[np.float32], tensor: Tensor) -> NDArray[np.floa
 
 
 def _flat(tensor: Tensor) -> Tensor:
-    """Elements in logical order, as numpy takes them: with no negation left to do."""
-    part = local(tensor)
+    """Elements in logical order, as numpy takes them: on the host, with no negation left to do."""
+    part = local(tensor).cpu()
     if part.is_neg():
         part = part.resolve_neg()
     return part if part.dim() == 1 else part.reshape(-1)

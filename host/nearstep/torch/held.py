@@ -37,6 +37,8 @@ class HeldGradient:
     gradient : its first value; any dtype whose values `form` has.
     traffic
     write : brings the first value there.
+    wait : waits until `gradient` has its values, which are then brought there when they are needed;
+        None if it has them.
 
     Attributes
     ----------
@@ -53,6 +55,7 @@ class HeldGradient:
         gradient: Tensor,
         traffic: Traffic,
         write: Write = write_at_once,
+        wait: Callable[[], None] | None = None,
     ) -> None:
         extent.segment.reserve({array: 0.0})
         self.form = form
@@ -63,7 +66,17 @@ class HeldGradient:
         self._traffic = traffic
         self._negated = False
         self._divisor = 1.0
-        self._write(extent, gradient, write)
+        self._coming = None if wait is None else (gradient, wait)
+        if wait is None:
+            self._write(extent, gradient, write)
+
+    def land(self) -> None:
+        """Bring the first value there, if that is still to be done."""
+        if self._coming is not None:
+            gradient, wait = self._coming
+            wait()
+            self._write(self._extent, gradient)
+            self._coming = None
 
     def add(self, gradient: Tensor) -> None:
         """Add another gradient as autograd does: to what is there, rounded to its dtype.
@@ -71,7 +84,7 @@ class HeldGradient:
         Of the device's, `PART_ELEMENTS` are on the host at a time.
         """
         self._straighten()
-        flat = gradient.detach().reshape(-1)
+        flat = gradient.detach().reshape(-1).cpu()
         for part, start in self._parts():
             values = self._read(part)
             values.add_(flat[start : start + part.count])
@@ -81,7 +94,7 @@ class HeldGradient:
         """The gradient as a new tensor like `parameter`, to which autograd can add."""
         self._straighten()
         with torch.inference_mode(False), torch.no_grad():
-            gradient = torch.empty(parameter.shape, dtype=self.dtype)
+            gradient = torch.empty(parameter.shape, dtype=self.dtype, device=parameter.device)
             return gradient.copy_(self._read(self._extent).view(parameter.shape))
 
     def divide(self, scale: float) -> None:
@@ -91,6 +104,7 @@ class HeldGradient:
 
     def ready(self, *, negated: bool) -> None:
         """Have the device's array as a step needs it."""
+        self.land()
         if self._divisor != 1.0:
             self._straighten()
         if self._negated != negated:
@@ -98,6 +112,7 @@ class HeldGradient:
 
     def _straighten(self) -> None:
         """Make the array the gradient itself."""
+        self.land()
         if self._negated:
             self._flip()
         if self._divisor != 1.0:

@@ -295,15 +295,19 @@ class Resident:
             return
         self._send_master(outbox)
 
-    def settle(self) -> None:
+    def settle(self, *, unchanged: bool = False) -> None:
         """Have the device know the parameter as the host has it, and from then on alone: it is
         `away`, and its memory may go.
 
         `check_size` has been called.
+
+        Parameters
+        ----------
+        unchanged : nothing has changed the parameter since it came: that need not be looked for.
         """
         if self.away:
             return
-        if not self._is_as_left:
+        if not unchanged and not self._is_as_left:
             send_all(self._send_master)
             self._current = "p"
         self.away = True
@@ -320,12 +324,13 @@ class Resident:
         """
         with torch.no_grad(), _unsafe_preserve_version_counter(self.parameter):
             self._read_into(self.parameter)
-        self._arrived()
+        self.arrived(self.parameter)
 
-    def _arrived(self) -> None:
+    def arrived(self, copy: Tensor) -> None:
+        """The parameter, which was away, has got what `copy` has."""
         self.away = False
         exact = self._current != "p" or not self.keeps_master
-        self._leave(self._current if exact else None)
+        self._leave(self._current if exact else None, copy)
 
     def begin_bring(self, read: Callable[[Extent, str], Reading]) -> Reading:
         """Begin to fetch the parameter, which is away: `land` takes what is read.
@@ -343,7 +348,7 @@ class Resident:
         """End a `bring` that was begun, into memory that the parameter has got again."""
         with torch.no_grad(), _unsafe_preserve_version_counter(self.parameter):
             self._store_into(array, self.parameter)
-        self._arrived()
+        self.arrived(self.parameter)
 
     def copy_into(self, tensor: Tensor) -> None:
         """Fetch a parameter that is away into another tensor like it."""
@@ -436,20 +441,25 @@ class Resident:
         self.held = self.interrupted = None
         self.left = self._home = self._landing = self._seen = self._loaded_master = None
 
-    def hold_gradient(self, gradient: Tensor, write: Write = write_at_once) -> None:
+    def hold_gradient(
+        self,
+        gradient: Tensor,
+        write: Write = write_at_once,
+        wait: Callable[[], None] | None = None,
+    ) -> None:
         """Have the device keep a gradient until `release_gradient`; one that it has is added to.
 
         Parameters
         ----------
         gradient
-        write : brings it there.
+        write, wait : as of `HeldGradient`, of a first gradient.
         """
         if self.held is not None:
             self.held.add(gradient)
             return
         form = self.gradient_format(gradient)
         array = gradient_array(form)
-        self.held = HeldGradient(self.extent, array, form, gradient, self._traffic, write)
+        self.held = HeldGradient(self.extent, array, form, gradient, self._traffic, write, wait)
 
     def take_gradient(self, held: HeldGradient, *, negated: bool) -> str:
         """Make a gradient that the device keeps ready for a step; its format."""
@@ -566,12 +576,13 @@ class Resident:
             self._seen = parameter.data_ptr(), array
         return array
 
-    def _leave(self, array: str | None) -> None:
+    def _leave(self, array: str | None, copy: Tensor | None = None) -> None:
         """The host's parameter is what the next step is to find; `array` on the device has the
-        same contents, if it is given."""
+        same contents, if it is given, and so has `copy`."""
         self._home = None
         asked = array is not None and self.extent.segment.compares and not self._moves
-        self.left = array if asked else convert.fingerprint(self.parameter)
+        found = self.parameter if copy is None else copy
+        self.left = array if asked else convert.fingerprint(found)
 
     @property
     def _known(self) -> bool:

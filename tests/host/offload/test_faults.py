@@ -277,7 +277,7 @@ def of_torch() -> tuple[nn.Module, torch.optim.Optimizer]:
         (tensor_class, ParameterError, "weight must be of class Parameter, not Own"),
         (without_owner, ParameterError, "bias must be frozen or in a group"),
         (double, ParameterError, "other must be of a dtype"),
-        (elsewhere, ParameterError, "other must be on the CPU, not on meta"),
+        (elsewhere, ParameterError, "other must be on the CPU or an accelerator, not on meta"),
         (lazy, ParameterError, "weight must be of class Parameter, not Uninit"),
         (twice, ParameterError, "no engine yet"),
         (compressed, UnsupportedOptionError, "compression=0.1"),

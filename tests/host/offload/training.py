@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -20,7 +22,17 @@ GOLDEN = "golden:axdimm?memory_bytes=2MiB&rules=adam,sgd,sgd_momentum,adagrad"
 
 SEED = 40127
 
+COMPUTE = torch.device(os.environ.get("NEARSTEP_TEST_COMPUTE", "cpu"))
+"""What layers compute on."""
+
+NOT_ON_ACCEL = {"recurrent", "convolutions"}
+
 Make = Callable[[Any, str], torch.optim.Optimizer]
+
+
+def computes(kind: str) -> bool:
+    """Whether `COMPUTE` has the operations of a kind of model."""
+    return COMPUTE.type != "accel" or kind not in NOT_ON_ACCEL
 
 
 def groups(model: nn.Module) -> list[dict[str, Any]]:
@@ -90,8 +102,10 @@ class Result:
 
 def made(plan: Plan) -> tuple[nn.Module, Any]:
     """A new model and its optimizer: the same for equal plans."""
+    if not computes(plan.kind):
+        pytest.skip(f"{plan.kind}: torch computes that on no accelerator but its own")
     torch.manual_seed(plan.seed)
-    model = KINDS[plan.kind].make()
+    model = KINDS[plan.kind].make().to(COMPUTE)
     return model, OPTIMIZERS[plan.optimizer](groups(model), plan.device)
 
 
@@ -99,7 +113,8 @@ def train(plan: Plan, /, *, platform: str | None = None, **offload: Any) -> Resu
     """Train; offloaded, if a budget and the like are given, and recorded on a platform."""
     model, optimizer = made(plan)
     with nearstep.offload(model, optimizer, **offload) if offload else nullcontext() as engine:
-        with engine.record(platform) if engine and platform else nullcontext():
+        recorded = engine and platform and COMPUTE.type == "cpu"
+        with engine.record(platform) if recorded else nullcontext():
             losses = run(plan, model, optimizer)
         report = engine.report() if engine else None
         state, moments = model.state_dict(), optimizer.state_dict()
@@ -117,7 +132,7 @@ def run(plan: Plan, model: nn.Module, optimizer: Any) -> list[float]:
         if not plan.keeps:
             optimizer.zero_grad()
         for _ in range(plan.passes):
-            x = torch.randn(4, WIDTH, generator=generator)
+            x = torch.randn(4, WIDTH, generator=generator).to(COMPUTE)
             loss = model(x).square().mean()
             loss.backward()
             losses.append(loss.item())
@@ -126,7 +141,8 @@ def run(plan: Plan, model: nn.Module, optimizer: Any) -> list[float]:
             scheduler.step()
         if plan.evaluates:
             with torch.no_grad():
-                losses.append(model(torch.randn(4, WIDTH, generator=generator)).sum().item())
+                x = torch.randn(4, WIDTH, generator=generator).to(COMPUTE)
+                losses.append(model(x).sum().item())
     return losses
 
 
@@ -153,7 +169,7 @@ def budget_of(result: Result) -> int:
 def bits(value: Any) -> Any:
     """Anything made of tensors, as what can be compared bit for bit."""
     if isinstance(value, Tensor):
-        raw = value.detach().reshape(-1).view(torch.uint8)  # numpy has no bf16
+        raw = value.detach().cpu().reshape(-1).view(torch.uint8)  # numpy has no bf16
         return tuple(value.shape), str(value.dtype), raw.numpy().tobytes()
     if isinstance(value, dict):
         return {key: bits(each) for key, each in value.items()}

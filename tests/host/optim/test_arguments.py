@@ -235,7 +235,7 @@ def test_a_parameter_of_another_dtype_is_refused(dtype, device):
 
 
 def test_a_parameter_elsewhere_is_refused(device):
-    with pytest.raises(ParameterError, match="on the CPU, not on meta"):
+    with pytest.raises(ParameterError, match="on the CPU or an accelerator, not on meta"):
         nearstep.optim.AdamW([torch.ones(4, device="meta", requires_grad=True)], device=device)
 
 

@@ -16,8 +16,10 @@ from nearstep.work.clock import QUANTUM_CYCLES, Clock
 from nearstep.work.errors import WorkError
 from nearstep.work.executor import execute
 from nearstep.work.graph import Graph
+from nearstep.work.operation import Transfer
 from nearstep.work.timeline import Timeline
 from nearstep.work.trace import trace
+from nearstep_spec.platform.machine import Hop
 
 from .fakes import FakeBackend, FakeWork, conflict, random_graph
 
@@ -343,3 +345,38 @@ def test_timelines_of_one_clock_are_joined_without_what_they_refer_to():
     assert (joined.makespan, joined.limit, joined.busy("b")) == (9, 7, 2)
     assert all(e.operation.action is None for e in joined.entries)
     assert Timeline.joined([execute(Graph())]).limit == 0
+
+
+@pytest.mark.parametrize(("lasts", "nbytes", "end"), [(10, 30, 30), (30, 10, 30), (20, 20, 20)])
+def test_an_operation_of_a_device_and_links_takes_the_longer_of_both(lasts, nbytes, end):
+    backend = FakeBackend()
+    graph = Graph()
+    hop = Hop(link="link", direction=0, lane="link", bytes_per_s=1e9)
+    graph.add(
+        "both",
+        "bus",
+        action=lambda: FakeWork(backend, "both", lasts),
+        transfer=Transfer(nbytes=nbytes, route=(hop,)),
+    )
+    graph.add("next", "bus", action=lambda: FakeWork(backend, "next", 5))
+    timeline = execute(graph, Clock([backend], 1e9))
+    both, following = timeline.entries
+    assert (both.start, both.end, both.cycles) == (0, end, lasts)
+    assert (following.start, following.end) == (end, end + 5)
+
+
+@pytest.mark.parametrize("nbytes", [10, 300])
+def test_an_operation_of_a_device_and_links_fails_with_the_device(nbytes):
+    backend = FakeBackend()
+    graph = Graph()
+    hop = Hop(link="link", direction=0, lane="link", bytes_per_s=1e9)
+    broken = DeviceError("broken")
+    graph.add(
+        "both",
+        "bus",
+        action=lambda: FakeWork(backend, "both", 100, error=broken),
+        transfer=Transfer(nbytes=nbytes, route=(hop,)),
+    )
+    with pytest.raises(WorkError) as caught:
+        execute(graph, Clock([backend], 1e9))
+    assert list(caught.value.failed.values()) == [broken]

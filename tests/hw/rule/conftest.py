@@ -73,11 +73,6 @@ def rules() -> dict[str, Rule]:
 
 
 @pytest.fixture
-def lion() -> Rule:
-    return LION
-
-
-@pytest.fixture
 def every_operation() -> Rule:
     return EVERY_OPERATION
 

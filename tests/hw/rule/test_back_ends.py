@@ -162,11 +162,14 @@ def test_units_run_again_with_other_scalars(
         _check(built_rule, unit.run(arrays, scalars), evaluate(built_rule, arrays, scalars))
 
 
-def test_comparison_sees_one_wrong_bit(lion: Rule, operands: Operands, open_unit: OpenUnit) -> None:
-    arrays = operands(lion, 1000, 0)
-    scalars = _scalars(lion, 0)
-    expected = evaluate(lion, arrays, scalars)
-    run = open_unit(lion).run(arrays, scalars)
+def test_comparison_sees_one_wrong_bit(
+    rules: dict[str, Rule], operands: Operands, open_unit: OpenUnit
+) -> None:
+    adam = rules["adam"]
+    arrays = operands(adam, 1000, 0)
+    scalars = _scalars(adam, 0)
+    expected = evaluate(adam, arrays, scalars)
+    run = open_unit(adam).run(arrays, scalars)
     expected["m"].view(np.uint32)[999] ^= 1
     with pytest.raises(AssertionError):
-        _check(lion, run, expected)
+        _check(adam, run, expected)

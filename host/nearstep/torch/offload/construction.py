@@ -401,7 +401,7 @@ class Init:
         copy = parameter.place.copy
         with torch._C.DisableTorchFunction():
             self._space.flush()
-            memory = torch.empty_like(copy.like, device="cpu")
+            memory = torch.empty_like(copy.like, device=parameter.device)
             if copy.present:
                 memory.copy_(parameter.detach())
             else:

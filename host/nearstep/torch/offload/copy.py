@@ -11,10 +11,12 @@ from torch import Tensor
 from torch.autograd.graph import Node, get_gradient_edge
 
 from nearstep.torch.offload.in_place import NOTHING, InPlace
+from nearstep.torch.offload.mapped import mapped
 from nearstep.torch.resident import Resident
 
 if TYPE_CHECKING:
     from nearstep.torch.offload.pipeline import Pipeline, Reading
+    from nearstep.torch.offload.streams import Streams, Upload
     from nearstep.work.operation import Operation
 
 GRAD: Any = Tensor.grad
@@ -27,12 +29,6 @@ OWN_STORAGE_REFERENCES = 2
 Memory = Callable[[Tensor], Tensor]
 """Makes a tensor like one without elements, of memory that autograd takes: it outlives
 `torch.inference_mode`."""
-
-
-def fresh(like: Tensor) -> Tensor:
-    """`Memory` that nothing else has had."""
-    with torch.inference_mode(False):
-        return torch.empty_strided(like.size(), like.stride(), dtype=like.dtype)
 
 
 class Owner(Protocol):
@@ -79,6 +75,7 @@ class DeviceCopy:
     binding : how many times it has been given other memory (`p.data = ...`).
     updated : whether backward has updated it, and `step()` has not yet been called.
     reading : of a parameter that is here, what it has not yet: `land` waits for it.
+    exposed : something that torch does not tell about may have changed it here.
     """
 
     def __init__(
@@ -104,9 +101,12 @@ class DeviceCopy:
         self.counted = 0
         self.updated = False
         self.binding = 0
-        self.reading: Reading | None = None
+        self.reading: Reading | Upload | None = None
+        self.exposed = True
+        self._version = -1  # of the parameter, when it came
         self._node: Node | None = None
-        self._away = torch.full((), torch.nan, dtype=parameter.dtype).expand(parameter.shape)
+        away = torch.full((), torch.nan, dtype=parameter.dtype, device=parameter.device)
+        self._away = away.expand(parameter.shape)
         if like is None:
             self.rebind()
         else:
@@ -116,6 +116,7 @@ class DeviceCopy:
 
     def rebind(self) -> None:
         """The parameter, which is here, has got other memory, or requires a gradient."""
+        self.exposed = True
         with torch._C.DisableTorchFunctionSubclass():
             found = self.parameter
             self.storage = found.untyped_storage()
@@ -173,10 +174,16 @@ class DeviceCopy:
         with torch._C.DisableTorchFunctionSubclass():
             self.resident.check_size()
             try:
-                self.resident.settle()
+                self.resident.settle(unchanged=self._is_unchanged)
             except Exception as error:
                 self.optimizer.write_failed(error)
                 raise
+
+    @property
+    def _is_unchanged(self) -> bool:
+        """Whether an accelerator has what came: as torch says, where it is dear to look."""
+        parameter = self.parameter
+        return not (parameter.is_cpu or self.exposed) and parameter._version == self._version
 
     def release(self) -> None:
         """Let the memory go; the owner gets the parameter if it was changed."""
@@ -197,21 +204,43 @@ class DeviceCopy:
         self,
         pipeline: Pipeline | None = None,
         after: Sequence[Operation] = (),
-        memory: Memory = fresh,
+        streams: Streams | None = None,
+        *,
+        direct: bool = False,
+        memory: Memory | None = None,
     ) -> None:
-        """Get the parameter from its owner.
+        """Get the parameter from its owner, into memory that autograd takes: it outlives
+        `torch.inference_mode`.
 
         Parameters
         ----------
         pipeline : if given, the fetch is begun there, and `land` ends it.
         after : operations there that end first.
-        memory : that it comes into.
+        streams : if given, and no pipeline is, the same of these.
+        direct : into memory of the host that the accelerator, which has streams, gets at.
+        memory : that it comes into; None of memory of its own.
         """
-        empty = memory(self.like)
+        like = self.like
+        with torch.inference_mode(False):
+            if direct and streams is not None:
+                self._fetch_direct(streams)
+                return
+            device = self._away.device
+            empty = (
+                torch.empty_strided(like.size(), like.stride(), dtype=like.dtype, device=device)
+                if memory is None
+                else memory(like)
+            )
         self._set_data(empty)
         try:
-            if pipeline is None:
+            if pipeline is None and streams is None:
                 self.refresh()
+            elif pipeline is None:
+                assert streams is not None
+                with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
+                    staged = streams.staging(like)
+                    self.resident.copy_into(staged)
+                    self.reading = streams.upload(staged, empty)
             else:
                 with torch._C.DisableTorchFunctionSubclass():
                     empty.fill_(torch.nan)
@@ -221,8 +250,22 @@ class DeviceCopy:
         except BaseException:
             self._set_data(self._away)
             raise
+        self._arrive()
+
+    def _fetch_direct(self, streams: Streams) -> None:
+        with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
+            staged = streams.staging(self.like)
+            here = mapped(staged, self._away.device)
+            self.resident.copy_into(staged)
+            self._set_data(here)
+            self.resident.arrived(staged)
+        self._arrive()
+
+    def _arrive(self) -> None:
         with torch._C.DisableTorchFunctionSubclass():
             self.storage = self.parameter.untyped_storage()
+            self._version = self.parameter._version
+        self.exposed = False
         self.present = True
 
     def land(self) -> None:
@@ -233,9 +276,8 @@ class DeviceCopy:
         Exception : that of what failed: the parameter has been lost here by then.
         """
         if self.reading is not None:
-            array = self.reading.wait()
             with torch._C.DisableTorchFunctionSubclass():
-                self.resident.land(array)
+                self.reading.land(self.resident)
             self.reading = None
 
     def refresh(self) -> None:
@@ -264,7 +306,7 @@ class DeviceCopy:
         """A tensor of elements that are here."""
         assert self.storage is not None, "it is here"
         with torch.no_grad():
-            empty = torch.empty(0, dtype=self.like.dtype)
+            empty = torch.empty(0, dtype=self.like.dtype, device=self._away.device)
             return empty.set_(self.storage, offset, size, stride)
 
     def raw_gradient(self) -> Tensor | None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any, Literal, NoReturn, Self, get_args
 
 import torch
@@ -25,9 +25,10 @@ from nearstep.torch.offload.copy import DeviceCopy
 from nearstep.torch.offload.early import EarlyUpdates
 from nearstep.torch.offload.errors import BudgetError, EngineCopyError, RecordingError
 from nearstep.torch.offload.gradients import Gradients
-from nearstep.torch.offload.in_place import NOTHING
+from nearstep.torch.offload.in_place import NOTHING, InPlace
 from nearstep.torch.offload.ledger import Ledger
 from nearstep.torch.offload.machine import Machine
+from nearstep.torch.offload.mapped import check_mapped
 from nearstep.torch.offload.modules import check_modules, hook_modules
 from nearstep.torch.offload.names import (
     Names,
@@ -40,8 +41,10 @@ from nearstep.torch.offload.parameter import OffloadedParameter, Place, waiting_
 from nearstep.torch.offload.pipeline import Pipeline
 from nearstep.torch.offload.queued import QueuedSteps
 from nearstep.torch.offload.recording import Recording
+from nearstep.torch.offload.report import Report
 from nearstep.torch.offload.shadow import Shadow
 from nearstep.torch.offload.space import Space
+from nearstep.torch.offload.streams import Streams
 from nearstep.torch.offload.uses import Uses
 from nearstep.torch.optimizer import DeviceOptimizer
 from nearstep.torch.traffic import Traffic
@@ -54,42 +57,6 @@ USES_PER_PERIOD = 64
 """Uses of each parameter after which the order of uses is taken to repeat, where nobody steps."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Report:
-    """What an engine has done since it was opened, in bytes where not said otherwise.
-
-    Attributes
-    ----------
-    budget
-    parameters : of all parameters.
-    peak : most that was on the compute device: parameters, and gradients from before they are made
-        until their owner has them; without what is in place by a plan.
-    peak_parameters, peak_gradients : most of one of them.
-    parameters_up, parameters_down : fetched from their owner, and sent there because they were
-        changed here, or had never been there.
-    gradients_down, gradients_up : sent to their owner, and fetched from there.
-    fetches, prefetches : how many parameters were fetched when they were used, and before.
-    releases : how many times a parameter gave up its memory.
-    gradients : how many gradients went to their owner.
-    steps : of the optimizer; with updates in backward, of modules.
-    """
-
-    budget: int
-    parameters: int
-    peak: int
-    peak_parameters: int
-    peak_gradients: int
-    parameters_up: int
-    parameters_down: int
-    gradients_down: int
-    gradients_up: int
-    fetches: int
-    prefetches: int
-    releases: int
-    gradients: int
-    steps: int
-
-
 class Engine:
     """Made by `offload`, which see.
 
@@ -99,7 +66,7 @@ class Engine:
     plan : by which parameters and gradients are in place; None of other policies than `memferry`,
         and until the first step has made one.
     profile : that the plan was made for; None if there is no such.
-    shadow : places of parameters by the plan; None without one.
+    shadow : places of parameters by the plan; None without one, and on an accelerator.
     closed
     """
 
@@ -122,7 +89,10 @@ class Engine:
         self.plan = plan_for(model, self.budget, plan, profile) if policy == "memferry" else None
         self.profile = profile if isinstance(profile, Profile) else None
         self.shadow: Shadow | None = None
-        places = {} if self.plan is None else in_place(model, self.plan)
+        places = {} if self.plan is None else self._in_place(self.plan)
+        if policy == "memferry" and self._names.device.type != "cpu":
+            may = dict.fromkeys(parameters, InPlace(forward=True))
+            check_mapped(self._names.device, may if self.plan is None else places)
         smallest = smallest_budget(model, parameters, places)
         if self.budget < smallest:
             raise BudgetError(
@@ -152,7 +122,11 @@ class Engine:
         expected = [(i, False) for i in indices] + [(i, True) for i in reversed(indices)]
         order = UseOrder(expected, USES_PER_PERIOD * max(1, len(indices)))
         ledger = Ledger(budget=self.budget)
-        self._space = Space(copies, ledger, order, prefetches=policy != "on-demand")
+        device = self._names.device
+        streams = None if device.type == "cpu" else Streams(device)
+        self._space = Space(
+            copies, ledger, order, prefetches=policy != "on-demand", streams=streams
+        )
         self._gradients = Gradients(self._space, self._arrived)
         if self._early is not None:
             self._early.copies = copies
@@ -228,6 +202,7 @@ class Engine:
         if self.closed:
             return
         self._space.land_all()
+        self._space.end_sending()
         self._space.give_up()
         self._end_watch()
         if self.shadow is not None:
@@ -277,15 +252,21 @@ class Engine:
         Raises
         ------
         ArgumentError, PlatformError : the machine cannot be had from the platform.
-        UnsupportedOptionError : the optimizer has drives.
+        UnsupportedOptionError : the optimizer has drives, or parameters are not on the CPU.
         RecordingError : one goes on already, or the engine is closed.
         """
         if self.closed or self._optimizer.device.queue is not None:
             raise RecordingError("closed" if self.closed else "recording already")
+        if self._names.device.type != "cpu":
+            raise UnsupportedOptionError(
+                "record", self._names.device, "layers compute on the CPU while they are recorded"
+            )
         if self._optimizer.store is not None:
             raise UnsupportedOptionError("drives", "given", "transfers of drives are not recorded")
         optimizer, device = self._optimizer, self._optimizer.device
         machine = Machine.of(platform, device, compute, memory, hertz)
+        self._space.land_all()
+        self._space.end_sending()
         pipeline = Pipeline(
             device,
             machine,
@@ -355,6 +336,7 @@ class Engine:
         self._gradients.end_stale()
         if self._early is not None:
             self._early.before_step()
+        self._space.end_sending()
         for copy in self._space.copies:
             self._space.follow(copy)
         plan = self._plan_in_training()
@@ -399,13 +381,21 @@ class Engine:
             self._space.watch = None
 
     def _put_in_force(self, plan: Plan) -> None:
-        places = in_place(self._model, plan)
+        places = self._in_place(plan)
         for parameter, place in places.items():
             self._copies[parameter].in_place = place
-        room = gradients_at_once(self._model, self._copies)
-        named = [self._copies[parameter] for parameter in places]
-        self.plan, self.shadow = plan, Shadow(named, self.budget, room)
+        self.plan = plan
+        if self._names.device.type == "cpu":
+            room = gradients_at_once(self._model, self._copies)
+            named = [self._copies[parameter] for parameter in places]
+            self.shadow = Shadow(named, self.budget, room)
         self._space.follow_plan(self.shadow)
+
+    def _in_place(self, plan: Plan) -> Mapping[Tensor, InPlace]:
+        places = in_place(self._model, plan)
+        if self._names.device.type == "cpu":
+            return places
+        return {each: replace(found, gradient=False) for each, found in places.items()}
 
     @contextmanager
     def _apart(self, stay: Sequence[DeviceCopy]) -> Iterator[None]:

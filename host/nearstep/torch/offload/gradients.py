@@ -18,6 +18,7 @@ from nearstep.torch.held import HeldGradient
 from nearstep.torch.offload.copy import DeviceCopy
 from nearstep.torch.offload.pipeline import Departure, Pipeline
 from nearstep.torch.offload.space import Space
+from nearstep.torch.offload.streams import Streams
 from nearstep.work.operation import Operation
 
 OWN_REFERENCES = 3
@@ -134,9 +135,12 @@ class Gradients:
         self._recount(copy, gradient)
 
     def _send(self, copy: DeviceCopy, gradient: Tensor) -> None:
-        pipeline = self._space.pipeline
+        pipeline, streams = self._space.pipeline, self._space.streams
         if pipeline is not None and copy.resident.held is None:
             self._begin_to_send(pipeline, copy, gradient)
+            return
+        if streams is not None and copy.resident.held is None:
+            self._begin_download(streams, copy, gradient)
             return
         with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
             try:
@@ -165,6 +169,28 @@ class Gradients:
         held = copy.resident.held
         gone, lost = partial(self._gone, nbytes), partial(self._keep, copy, held, gradient, nbytes)
         pipeline.depart(Departure(operations, nbytes, gone, lost))
+
+    def _begin_download(self, streams: Streams, copy: DeviceCopy, gradient: Tensor) -> None:
+        """Send a gradient, which counts until it is on the host."""
+        with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
+            download = streams.download(gradient)
+            copy.resident.hold_gradient(download.staged, wait=download.wait)
+        self._space.counts.gradients += 1
+        copy.set_raw_gradient(None)
+        nbytes, copy.counted = copy.counted, 0
+        self._space.sent += nbytes
+        held = copy.resident.held
+        streams.depart(download, nbytes, partial(self._downloaded, copy, held, nbytes))
+
+    def _downloaded(self, copy: DeviceCopy, held: HeldGradient | None, nbytes: int) -> None:
+        """A gradient is on the host: its owner gets it, unless it has been reset or set since."""
+        self._gone(nbytes)
+        if held is not None and copy.resident.held is held:
+            try:
+                held.land()
+            except Exception as error:
+                copy.optimizer.write_failed(error)
+                raise
 
     def _gone(self, nbytes: int) -> None:
         """A gradient has arrived."""

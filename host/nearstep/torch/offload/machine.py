@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 from nearstep.errors import ArgumentError
@@ -98,12 +98,22 @@ class Machine:
         return Clock() if self.hertz is None else Clock([device.backend], self.hertz)
 
     def transfer(self, nbytes: int, channel: int, *, down: bool) -> Transfer | None:
-        """Bytes to a channel of the memory or from it; None of a device with a clock."""
-        if self.hertz is not None:
-            return None
+        """Bytes to a channel of the memory or from it.
+
+        With a clock the device has its channel, and the bus before it, itself: what is left of the
+        way is gone meanwhile. None: nothing is.
+        """
         memory = f"{self.memory}.{channel}" if self.memory in self.platform.dimms else self.memory
         ends = (self.compute, memory) if down else (memory, self.compute)
-        return Transfer.between(self.platform, *ends, nbytes)
+        found = Transfer.between(self.platform, *ends, nbytes)
+        if self.hertz is None:
+            return found
+        own = {memory, f"{self.memory} memory"}
+        if self.memory in self.platform.dimms:
+            links = self.platform.links
+            own.update(name for name, link in links.items() if self.memory in link.ends)
+        route = tuple(hop for hop in found.route if hop.link not in own)
+        return replace(found, route=route) if route else None
 
     def update_seconds(self, elements: int) -> float | None:
         """Of one channel; None of a device with a clock."""

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
 
-from nearstep.torch.checks import label
+from nearstep.torch.checks import is_on_host_or_accelerator, label
 from nearstep.torch.convert import FORMATS
 from nearstep.torch.errors import ParameterError, UnsupportedOptionError
 from nearstep.torch.offload.copy import DeviceCopy
@@ -35,6 +35,11 @@ class Names:
     model
     optimizer
 
+    Attributes
+    ----------
+    parameters : with their names.
+    device : that layers compute on.
+
     Raises
     ------
     ParameterError, UnsupportedOptionError
@@ -52,7 +57,7 @@ class Names:
         for parameter, name in parameters.items():
             _check(name, parameter, owned=parameter in owned)
             _check_waiting(name, parameter, optimizer)
-
+        self.device = _one_device(parameters)
         _check_memory(parameters)
 
     def check(self) -> None:
@@ -115,8 +120,8 @@ def gradients_at_once(model: nn.Module, copies: Mapping[Tensor, DeviceCopy]) -> 
 def _check(name: str, parameter: Tensor, *, owned: bool) -> None:
     if type(parameter) is not Parameter and waiting(parameter) is None:
         raise ParameterError(name, "of class Parameter", type(parameter).__name__)
-    if parameter.device.type != "cpu":
-        raise ParameterError(name, "on the CPU", f"on {parameter.device}")
+    if not is_on_host_or_accelerator(parameter):
+        raise ParameterError(name, "on the CPU or an accelerator", f"on {parameter.device}")
     if parameter.dtype not in FORMATS:
         raise ParameterError(name, f"of a dtype among {FORMATS}", parameter.dtype)
     if parameter.layout is not torch.strided:
@@ -136,6 +141,15 @@ def _check_waiting(name: str, parameter: Tensor, optimizer: DeviceOptimizer) -> 
             "(device=init.device)",
             f"on another ({found.device.url}), or another's",
         )
+
+
+def _one_device(parameters: Mapping[Tensor, str]) -> torch.device:
+    first = next(iter(parameters), None)
+    device = torch.device("cpu") if first is None else first.device
+    for parameter, name in parameters.items():
+        if parameter.device != device:
+            raise ParameterError(name, f"on {device}, as the first one", f"on {parameter.device}")
+    return device
 
 
 def _check_memory(parameters: Mapping[Tensor, str]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy as copying
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -11,6 +11,7 @@ from typing import Any, NoReturn, Protocol, Self
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload, OpOverloadPacket
 from torch.autograd.graph import get_gradient_edge
 from torch.nn import Parameter
 
@@ -60,6 +61,20 @@ SET_DATA = _TENSOR.data.__set__
 
 LENDS = frozenset({_TENSOR.detach, _TENSOR.data.__get__})
 """Functions that give away a tensor on the same memory which autograd does not look after."""
+
+
+EXPOSES = LENDS | frozenset(
+    {
+        _TENSOR.data_ptr,
+        _TENSOR.untyped_storage,
+        _TENSOR.storage,
+        _TENSOR.numpy,
+        _TENSOR.__array__,
+        _TENSOR.__dlpack__,
+        _TENSOR.__cuda_array_interface__.__get__,
+    }
+)
+"""Functions that give away memory which may be changed without torch counting it."""
 
 
 class Uses(Protocol):
@@ -179,6 +194,7 @@ class OffloadedParameter(Parameter):
         if func not in LENDS:
             for engine, own in engines.items():
                 engine.watch(result, [(copy, object()) for copy in own])
+        expose(func, result, engines)
         return result
 
     @property
@@ -253,6 +269,7 @@ class ParameterView(Tensor):
         if func not in LENDS:
             for engine, own in engines.items():
                 engine.watch(result, own)
+        expose(func, result, {uses: [copy for copy, _ in own] for uses, own in engines.items()})
         return result
 
     @classmethod
@@ -302,6 +319,20 @@ def plainly(
     finally:
         for each, own in classes.values():
             each.__class__ = own
+
+
+def expose(
+    func: Callable[..., Any], result: Any, engines: Mapping[Uses, Iterable[DeviceCopy]]
+) -> None:
+    """Note that parameters may be changed from now on, or have been, without their version."""
+    unknown = isinstance(func, OpOverload | OpOverloadPacket) and not str(func).startswith("aten.")
+    for uses, copies in engines.items():
+        if unknown or func in EXPOSES:
+            for copy in copies:
+                copy.exposed = True
+        elif not torch.is_grad_enabled():  # views that nobody watches
+            for _, copy in views(result, uses):
+                copy.exposed = True
 
 
 def tensors(result: Any) -> Iterator[Tensor]:

@@ -17,6 +17,7 @@ from nearstep.run import Run
 from nearstep.torch.computation import Computation, is_in_backward
 from nearstep.torch.launcher import Accelerator
 from nearstep.torch.offload.machine import Machine
+from nearstep.torch.resident import Resident
 from nearstep.torch.step import Key, Start
 from nearstep.torch.step_graph import BUS, kernel_cycles, lane, run_parts
 from nearstep.torch.traffic import Traffic
@@ -68,6 +69,15 @@ class Reading:
         for channel, array in self._parts:
             stripes.scatter(array, out, self.extent.start, channel)
         return out
+
+    def land(self, resident: Resident) -> None:
+        """Wait for the array, and have it be the parameter, which has memory again.
+
+        Raises
+        ------
+        Exception : that of the operation which failed first.
+        """
+        resident.land(self.wait())
 
     def drop(self) -> None:
         """Wait until nothing writes the array any more; nobody wants it."""
@@ -244,7 +254,7 @@ class Pipeline:
             reads=[] if down else where,
             writes=where if down else [],
             after=after,
-            action=_Once(submit if transfer is None else partial(_at_once, copy)),
+            action=_Once(partial(_at_once, copy) if self._machine.hertz is None else submit),
             transfer=transfer,
             priority=SEND if down else FETCH,
         )

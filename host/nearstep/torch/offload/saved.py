@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from nearstep.torch.checks import is_on_host_or_accelerator
 from nearstep.torch.errors import ParameterError
 from nearstep.torch.offload.copy import DeviceCopy
 from nearstep.torch.offload.space import Space
@@ -107,7 +108,7 @@ def is_dense(tensor: Tensor) -> bool:
     return (
         type(tensor) in (Tensor, Parameter)
         and tensor.layout is torch.strided
-        and tensor.is_cpu
+        and is_on_host_or_accelerator(tensor)
         and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
     )
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nearstep.memferry.cost import Mode
-from nearstep.torch.offload.copy import DeviceCopy, Memory, fresh
+from nearstep.torch.offload.copy import DeviceCopy, Memory
 
 ALIGNMENT = 64
 """Bytes that addresses of parameters are multiples of: a cache line of the host."""
@@ -116,7 +116,8 @@ class Shadow:
         if found is None:
             self.allocations += 1
             self.allocated += _nbytes(like)
-            return fresh(like)
+            with torch.inference_mode(False):
+                return torch.empty_strided(like.size(), like.stride(), dtype=like.dtype)
         return found
 
 

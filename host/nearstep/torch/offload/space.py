@@ -12,12 +12,13 @@ from torch import Tensor
 
 from nearstep.torch.computation import is_in_backward
 from nearstep.torch.memferry.watch import Watch
-from nearstep.torch.offload.copy import DeviceCopy, fresh
+from nearstep.torch.offload.copy import DeviceCopy
 from nearstep.torch.offload.errors import BudgetError, EarlyUpdateError
 from nearstep.torch.offload.ledger import Ledger
 from nearstep.torch.offload.order import UseOrder
 from nearstep.torch.offload.pipeline import Departure, Pipeline
 from nearstep.torch.offload.shadow import Shadow
+from nearstep.torch.offload.streams import Streams
 from nearstep.work.operation import Operation
 
 
@@ -47,6 +48,7 @@ class Space:
     ledger
     order : of uses, by index.
     prefetches : whether parameters are fetched before they are used.
+    streams : of an accelerator that layers compute on; None of the CPU.
 
     Attributes
     ----------
@@ -55,11 +57,18 @@ class Space:
     shadow : places of what a plan names, while one is in force.
     watch : sees what the program computes, and nothing of what the engine does.
     pipeline : what transfers are added to, and computation, while they are recorded; None makes
-        transfers at once.
+        transfers at once, or in streams.
+    streams
     """
 
     def __init__(
-        self, copies: Sequence[DeviceCopy], ledger: Ledger, order: UseOrder, *, prefetches: bool
+        self,
+        copies: Sequence[DeviceCopy],
+        ledger: Ledger,
+        order: UseOrder,
+        *,
+        prefetches: bool,
+        streams: Streams | None = None,
     ) -> None:
         self.copies = copies
         self.ledger = ledger
@@ -68,6 +77,7 @@ class Space:
         self.prefetches = prefetches
         self.closed = False
         self.pipeline: Pipeline | None = None
+        self.streams = streams
         self.sent = 0
         self._used: Sequence[DeviceCopy] = ()
         self._computed: dict[DeviceCopy, Operation] = {}
@@ -89,7 +99,7 @@ class Space:
         growing = (each.gradient_bytes for each in self.copies if each.parameter.requires_grad)
         return max(growing, default=0)
 
-    def follow_plan(self, shadow: Shadow) -> None:
+    def follow_plan(self, shadow: Shadow | None) -> None:
         """Have parameters in the places of a plan, by what `in_place` of each is from here on;
         `release_all` and `bring_in_place` come next."""
         self.shadow = shadow
@@ -209,8 +219,18 @@ class Space:
 
     def reap(self) -> None:
         """Count no more what is gone."""
-        if self.pipeline is not None:
-            self.pipeline.reap()
+        if self._mover is not None:
+            self._mover.reap()
+
+    @property
+    def _mover(self) -> Pipeline | Streams | None:
+        """What transfers are under way in."""
+        return self.streams if self.pipeline is None else self.pipeline
+
+    def end_sending(self) -> None:
+        """Wait for gradients that are on their way in streams."""
+        if self.streams is not None:
+            self.streams.finish()
 
     def end_recording(self) -> None:
         """Make transfers at once again."""
@@ -259,8 +279,8 @@ class Space:
 
     def _wait_for_room(self) -> None:
         """Let time pass until something is gone."""
-        assert self.pipeline is not None, "something departs"
-        self.pipeline.wait_for_room()
+        assert self._mover is not None, "something departs"
+        self._mover.wait_for_room()
 
     @property
     def _soon_free(self) -> int:
@@ -272,7 +292,7 @@ class Space:
     def _on_their_way(self) -> int:
         """Bytes of gradients that may be on their way without anything waiting for them: as many as
         are made at once, if the budget has room for two parameters besides."""
-        if self.pipeline is None:
+        if self._mover is None:
             return 0
         left = self.ledger.budget - 2 * self._reserve
         return self._reserve if left >= 2 * self._largest else 0
@@ -291,7 +311,7 @@ class Space:
     @property
     def _departing(self) -> int:
         """Bytes that count until something has ended."""
-        return 0 if self.pipeline is None else self.pipeline.departing_bytes
+        return 0 if self._mover is None else self._mover.departing_bytes
 
     def reserve(self, nbytes: int, what: str) -> None:
         """Count a gradient that is about to be made.
@@ -347,7 +367,8 @@ class Space:
         if copy.can_go:
             self.release(copy)
         if not copy.present:
-            copy.fetch(memory=fresh if self.shadow is None else self.shadow.on_host(copy))
+            memory = None if self.shadow is None else self.shadow.on_host(copy)
+            copy.fetch(streams=self.streams, direct=True, memory=memory)
             self._know(copy)
         elif copy in self._present:  # something refers to it: it is where it is
             copy.land()
@@ -368,8 +389,9 @@ class Space:
     def _fetch(self, copy: DeviceCopy) -> None:
         self.make_room(copy.nbytes, copy.name)
         computed = self._computed.get(copy) if copy.in_place.forward else None
-        memory = fresh if self.shadow is None else self.shadow.in_vector(copy)
-        copy.fetch(self.pipeline, [] if computed is None else [computed], memory)
+        memory = None if self.shadow is None else self.shadow.in_vector(copy)
+        after = [] if computed is None else [computed]
+        copy.fetch(self.pipeline, after, self.streams, memory=memory)
         self._know(copy)
         self._present.add(copy)
         self.ledger.add_parameter(copy.nbytes)

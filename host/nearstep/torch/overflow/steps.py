@@ -5,62 +5,35 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import zip_longest
-from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.optim.optimizer import Optimizer
 
-from nearstep.placement import Extent, Placement
+from nearstep.placement import Extent
 from nearstep.storage.drive_errors import StorageError, UncertainCommitError
 from nearstep.storage.store import Store
 from nearstep.torch import convert
+from nearstep.torch.attached import AttachedOptimizer
 from nearstep.torch.bundle import Bundle
-from nearstep.torch.layout import Layout
 from nearstep.torch.overflow.opening import keys, moved_together
 from nearstep.torch.overflow.saved_step import pack, unpack
 from nearstep.torch.overflow.segment import GRADIENTS, OverflowSegment
 from nearstep.torch.overflow.tier import Tier
 from nearstep.torch.overflow.undo import Undo
-from nearstep.torch.resident import Formats, Resident
+from nearstep.torch.resident import Resident
 from nearstep.torch.saved import SavedState
-from nearstep.torch.settings import Settings
 from nearstep.torch.state import ParameterState
 from nearstep.torch.step import Update
-from nearstep.torch.traffic import Traffic
 from nearstep.torch.work import Work
-from nearstep.updater.device import KernelDevice
 
 
-class OverflowSteps(Optimizer):
+class OverflowSteps(AttachedOptimizer):
     """What an optimizer on a device has for drives; `_tier` is None without them."""
-
-    layout: ClassVar[Layout]
-    _tier: Tier | None
-    _settings: Settings
-    _residents: dict[Tensor, Resident]
-    _placement: Placement
-    _formats: Formats
-    _traffic: Traffic
-    _interrupted: str | None
-
-    @property
-    @abstractmethod
-    def device(self) -> KernelDevice:
-        """The device that the steps run on."""
 
     @abstractmethod
     def _apply(self, work: Work) -> dict[Extent, Update] | None:
         """Send, update and fetch; None if the step is to be skipped."""
-
-    @abstractmethod
-    def _complete(self, group: dict[str, Any], defaults: Mapping[str, Any]) -> None:
-        """Make a loaded group one of this optimizer's, which has these defaults."""
-
-    @abstractmethod
-    def _check_group(self, group: Mapping[str, Any], defaults: Iterable[str]) -> None:
-        """Raise unless the device can make steps with the options of a group, of these names."""
 
     @abstractmethod
     def _keep(self, resident: Resident, state: ParameterState) -> None:
@@ -69,10 +42,6 @@ class OverflowSteps(Optimizer):
     @abstractmethod
     def _load(self, saved: Mapping[Tensor, SavedState]) -> None:
         """Send saved state to the device."""
-
-    @abstractmethod
-    def _labels(self) -> dict[Tensor, str]:
-        """What parameters are called in errors."""
 
     @property
     def store(self) -> Store | None:

@@ -23,9 +23,9 @@ SHAPES = [
 def bench(request):
     lanes, pairs, forms, *cut = request.param
     unit = StreamBench(
-        Decompressor(forms=forms, lanes=lanes, pairs=pairs, chunk=16, cut=any(cut)),
-        name="fused_decompressor",
-        key=f"{lanes} {pairs} {forms} {cut}",
+        Decompressor(forms=forms, lanes=lanes, pairs=pairs, chunk=8, cut=any(cut)),
+        name="decompressor",  # what has both forms is one build with that of `test_scatter`
+        key=f"{lanes} {pairs} 8 {forms} {any(cut)}",
         start="i_start",
     )
     yield unit

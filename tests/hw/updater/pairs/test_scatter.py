@@ -25,8 +25,8 @@ def bench(request):
     lanes, pairs, chunk, forms = request.param
     unit = StreamBench(
         Decompressor(forms=forms, lanes=lanes, pairs=pairs, chunk=chunk),
-        name="scatter_decompressor",
-        key=f"{lanes} {pairs} {chunk} {forms}",
+        name="decompressor",
+        key=f"{lanes} {pairs} {chunk} {forms} {False}",
         start="i_start",
     )
     yield unit

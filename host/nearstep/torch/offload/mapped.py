@@ -1,0 +1,54 @@
+"""Memory of the host that an accelerator's kernels read and write where it is (direct access)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, MutableMapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nearstep.torch.errors import UnsupportedOptionError
+from nearstep.torch.offload.in_place import InPlace
+
+_WORDS = {2: (torch.int16, "<i2"), 4: (torch.int32, "<i4")}
+
+
+class _Pinned:
+    """Pinned memory as CUDA's kernels get at it: at the same address (unified addressing)."""
+
+    def __init__(self, flat: Tensor) -> None:
+        self._flat = flat  # as long as anything refers to this
+        self.__cuda_array_interface__ = {
+            "shape": tuple(flat.shape),
+            "typestr": _WORDS[flat.element_size()][1],
+            "data": (flat.data_ptr(), False),
+            "version": 3,
+        }
+
+
+def _on_cuda(flat: Tensor, device: torch.device) -> Tensor:
+    words = torch.as_tensor(_Pinned(flat), device=device)
+    return words.view(flat.dtype)
+
+
+MAPPERS: MutableMapping[str, Callable[[Tensor, torch.device], Any]] = {"cuda": _on_cuda}
+"""By type of accelerator: makes a tensor of it on the memory of a flat pinned one, which it keeps
+alive."""
+
+
+def mapped(pinned: Tensor, device: torch.device) -> Tensor:
+    """A tensor of an accelerator on the memory of one that `Streams.staging` made."""
+    storage = pinned.untyped_storage()
+    size = storage.nbytes() // pinned.element_size()
+    found: Tensor = MAPPERS[device.type](pinned.as_strided((size,), (1,), 0), device)
+    return found.as_strided(pinned.size(), pinned.stride())
+
+
+def check_mapped(device: torch.device, places: Mapping[Tensor, InPlace]) -> None:
+    """Raise `UnsupportedOptionError` if anything is to be in place, and the accelerator is none of
+    `MAPPERS`."""
+    if device.type not in MAPPERS and any(each.forward for each in places.values()):
+        known = ", ".join(MAPPERS)
+        reason = f"mapped memory of the host is had on {known}, not on {device.type}"
+        raise UnsupportedOptionError("policy", "memferry", reason)

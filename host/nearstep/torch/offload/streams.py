@@ -1,0 +1,129 @@
+"""Copies between an accelerator and the host beside what the accelerator computes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from nearstep.torch.resident import Resident
+
+
+@dataclass(frozen=True)
+class Upload:
+    """A parameter on its way to the accelerator.
+
+    Attributes
+    ----------
+    staged : what goes, in pinned memory.
+    event : it is there.
+    """
+
+    staged: Tensor
+    event: torch.Event
+
+    def land(self, resident: Resident) -> None:
+        """Have what is launched from now on come after it."""
+        _current(self.event.device).wait_event(self.event)
+        resident.arrived(self.staged)
+
+    def drop(self) -> None:
+        """The memory that it goes to may be another's, but after it."""
+        _current(self.event.device).wait_event(self.event)
+
+
+@dataclass(frozen=True, eq=False)
+class Download:
+    """A gradient on its way to the host.
+
+    Attributes
+    ----------
+    gradient : its memory on the accelerator stays until it is on the host.
+    staged : where it goes, in pinned memory.
+    event : it is there.
+    """
+
+    gradient: Tensor
+    staged: Tensor
+    event: torch.Event
+
+    def wait(self) -> None:
+        """Have the host wait for it."""
+        self.event.synchronize()
+
+
+@dataclass(frozen=True, eq=False)
+class _Departure:
+    download: Download
+    nbytes: int
+    gone: Callable[[], None]
+
+
+class Streams:
+    """A stream for each direction, and what departs.
+
+    A copy to the accelerator comes after all that was launched before it began, as its memory was
+    others' until then; a copy to the host after what made the gradient.
+
+    Parameters
+    ----------
+    device : the accelerator.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._up, self._down = torch.Stream(device=device), torch.Stream(device=device)
+        self._departures: list[_Departure] = []
+
+    @property
+    def departing_bytes(self) -> int:
+        """Of gradients that are on their way."""
+        return sum(each.nbytes for each in self._departures)
+
+    def staging(self, like: Tensor) -> Tensor:
+        """Pinned memory for a tensor of this shape, dtype and strides."""
+        size = like.untyped_storage().nbytes() // like.element_size()
+        flat = torch.empty(size, dtype=like.dtype, device="cpu", pin_memory=True)
+        return flat.as_strided(like.size(), like.stride())
+
+    def upload(self, staged: Tensor, target: Tensor) -> Upload:
+        """Begin to copy pinned memory to that of the accelerator."""
+        self._up.wait_stream(_current(self._device))
+        with self._up:
+            target.copy_(staged, non_blocking=True)
+            return Upload(staged, self._up.record_event())
+
+    def download(self, gradient: Tensor) -> Download:
+        """Begin to copy a gradient to pinned memory."""
+        staged = torch.empty_like(gradient, device="cpu", pin_memory=True)
+        self._down.wait_stream(_current(self._device))
+        with self._down:
+            staged.copy_(gradient, non_blocking=True)
+            return Download(gradient, staged, self._down.record_event())
+
+    def depart(self, download: Download, nbytes: int, gone: Callable[[], None]) -> None:
+        """Count bytes until a gradient is on the host, and call `gone` then."""
+        self._departures.append(_Departure(download, nbytes, gone))
+
+    def reap(self) -> None:
+        """Count no more what is on the host."""
+        gone = [each for each in self._departures if each.download.event.query()]
+        self._departures = [each for each in self._departures if each not in gone]
+        for each in gone:
+            each.gone()
+
+    def wait_for_room(self) -> None:
+        """Wait until one more gradient is on the host."""
+        self._departures[0].download.wait()
+        self.reap()
+
+    def finish(self) -> None:
+        """Wait until all are."""
+        while self._departures:
+            self.wait_for_room()
+
+
+def _current(device: torch.device) -> torch.Stream:
+    return torch.accelerator.current_stream(device)

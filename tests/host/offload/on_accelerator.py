@@ -1,0 +1,302 @@
+"""Layers on an accelerator, `$NEARSTEP_TEST_COMPUTE`: run by `test_accelerator.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import nearstep
+from nearstep.memferry.cost import Decision, Mode
+from nearstep.torch.errors import ParameterError, UnsupportedOptionError
+from nearstep.torch.offload.mapped import MAPPERS
+from nearstep.torch.offload.streams import Download, Streams, Upload
+
+from . import accelerator
+from .models import WIDTH
+from .test_memferry import everywhere, places
+from .training import (
+    COMPUTE,
+    GOLDEN,
+    SEED,
+    Plan,
+    assert_equal,
+    bits,
+    made,
+    train,
+    train_in_least,
+)
+
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+FORMATS = f"{GOLDEN}&gradient_formats=fp32,fp16,bf16&copy_out_formats=fp16,bf16"
+is_fake = COMPUTE.type == "accel"
+
+
+def stack() -> nn.Module:
+    torch.manual_seed(SEED)
+    return nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(6)))
+
+
+def steps(model: nn.Module, optimizer: Any, count: int = 3) -> list[Any]:
+    """Train; bits of losses, parameters and moments."""
+    first = next(model.parameters())
+    generator = torch.Generator().manual_seed(SEED)
+    losses = []
+    for _ in range(count):
+        x = torch.randn(4, WIDTH, generator=generator).to(first.device, first.dtype)
+        optimizer.zero_grad()
+        loss = model(x).float().square().mean()
+        loss.backward()
+        losses.append(loss.item())
+        optimizer.step()
+    return [losses, bits(model.state_dict()), bits(optimizer.state_dict())]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("url", [GOLDEN, FORMATS], ids=["fp32", "formats"])
+def test_offloaded_parameters_of_every_dtype_have_the_bits_of_plain_ones(
+    dtype: torch.dtype, url: str
+) -> None:
+    model = stack().to(COMPUTE, dtype)
+    plain = steps(model, nearstep.optim.AdamW(model.parameters(), lr=1e-2, device=url))
+    model = stack().to(COMPUTE, dtype)
+    optimizer = nearstep.optim.AdamW(model.parameters(), lr=1e-2, device=url)
+    with nearstep.offload(model, optimizer, budget="60%") as engine:
+        assert steps(model, optimizer) == plain
+        assert engine.report().peak <= engine.report().budget
+        assert engine.report().prefetches > 0
+    if is_fake:  # it computes as the CPU does
+        model = stack().to(dtype)
+        assert steps(model, nearstep.optim.AdamW(model.parameters(), lr=1e-2, device=url)) == plain
+
+
+def test_moments_are_where_their_parameter_is() -> None:
+    model = stack().to(COMPUTE)
+    optimizer = nearstep.optim.AdamW(model.parameters(), device=GOLDEN)
+    steps(model, optimizer, 1)
+    state = optimizer.state_dict()["state"]
+    assert {state[index]["exp_avg"].device.type for index in state} == {COMPUTE.type}
+    assert {state[index]["step"].device.type for index in state} == {"cpu"}
+    other = stack().to(COMPUTE)
+    again = nearstep.optim.AdamW(other.parameters(), device=GOLDEN)
+    again.load_state_dict(optimizer.state_dict())
+    other.load_state_dict(model.state_dict())
+    assert steps(model, optimizer) == steps(other, again)
+
+
+def test_copies_go_beside_what_the_accelerator_computes() -> None:
+    model = stack().to(COMPUTE)
+    optimizer = nearstep.optim.AdamW(model.parameters(), device=GOLDEN)
+    x = torch.ones(4, WIDTH, device=COMPUTE)
+    with nearstep.offload(model, optimizer, budget="60%") as engine:
+        before = accelerator.counts().late if is_fake else 0
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(x).sum().backward()
+            optimizer.step()
+        found = engine.report()
+        assert found.prefetches > 0
+        if is_fake:
+            late = accelerator.counts().late - before
+            assert late == found.fetches + found.prefetches + found.gradients
+
+
+def test_memory_of_the_accelerator_is_that_of_the_budget() -> None:
+    if not is_fake:
+        pytest.skip("an allocator of a GPU keeps memory: counted on the fake one")
+    width = 256
+    model = nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(8)))
+    model.to(COMPUTE)
+    optimizer = nearstep.optim.SGD(model.parameters(), lr=0.1, device="golden:axdimm?rules=sgd")
+    x = torch.zeros(1, width, device=COMPUTE)
+    layer = width * width * 4
+    with nearstep.offload(model, optimizer, budget=3 * layer) as engine:
+        base = accelerator.counts().nbytes
+        peaks = []
+        for _ in range(3):
+            model(x).sum().backward()
+            peaks.append(accelerator.counts().nbytes - base)
+            optimizer.step()
+        torch.accelerator.synchronize()
+        assert max(peaks) <= 3 * layer + 64 * width * 4  # activations are a row each
+        assert engine.report().peak <= 3 * layer
+
+
+def test_models_are_made_there_and_go_at_once() -> None:
+    whole = stack().to(COMPUTE)
+    largest = max(each.numel() * 4 for each in whole.parameters())
+    torch.manual_seed(SEED)
+    with nearstep.offload.init(device=GOLDEN) as init, torch.device(COMPUTE):
+        model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(6)))
+    assert init.report().peak == largest
+    assert {each.device.type for each in model.parameters()} == {COMPUTE.type}
+    optimizer = nearstep.optim.AdamW(model.parameters(), lr=1e-2, device=init.device)
+    state = {name: each.cpu() for name, each in model.state_dict().items()}
+    with nearstep.offload(model, optimizer, budget="60%"):
+        found = steps(model, optimizer)
+    whole.load_state_dict(state)
+    assert found == steps(whole, nearstep.optim.AdamW(whole.parameters(), lr=1e-2, device=GOLDEN))
+
+
+def by_data(parameter: Tensor) -> None:
+    parameter.data.mul_(0.5)
+
+
+def by_data_of_a_view(parameter: Tensor) -> None:
+    parameter.view(-1).data.mul_(0.5)
+
+
+def by_data_of_a_view_without_gradients(parameter: Tensor) -> None:
+    with torch.no_grad():
+        parameter.view(-1).data.mul_(0.5)
+
+
+def by_data_of_what_is_detached(parameter: Tensor) -> None:
+    parameter.detach().data.mul_(0.5)
+
+
+def by_operator(parameter: Tensor) -> None:
+    torch.ops.nearstep_test.halve(parameter)
+
+
+def in_place(parameter: Tensor) -> None:
+    with torch.no_grad():
+        parameter.mul_(0.5)
+
+
+def by_storage(parameter: Tensor) -> None:
+    words = torch.empty(0, device=parameter.device, dtype=parameter.dtype)
+    words.set_(parameter.untyped_storage(), 0, parameter.shape, parameter.stride()).mul_(0.5)
+
+
+def other_data(parameter: Tensor) -> None:
+    parameter.data = parameter.detach() * 0.5
+
+
+CHANGES = [
+    by_data,
+    by_data_of_a_view,
+    by_data_of_a_view_without_gradients,
+    by_data_of_what_is_detached,
+    by_operator,
+    by_storage,
+    in_place,
+    other_data,
+]
+
+
+@torch.library.custom_op("nearstep_test::halve", mutates_args=())
+def halve(x: Tensor) -> None:
+    """What does not say what it does."""
+    x.data.mul_(0.5)
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_parameters_that_are_changed_there_are_sent(change: Callable[[Tensor], None]) -> None:
+    found = []
+    for budget in (None, "40%"):
+        model = stack().to(COMPUTE)
+        optimizer = nearstep.optim.AdamW(model.parameters(), lr=1e-2, device=GOLDEN)
+        engine = budget and nearstep.offload(model, optimizer, budget=budget)
+        first = steps(model, optimizer, 1)
+        for parameter in model.parameters():
+            change(parameter)
+        found.append((first, steps(model, optimizer)))
+        if engine:
+            engine.close()
+    assert found[0] == found[1]
+
+
+def test_in_place_is_mapped_memory_of_the_host() -> None:
+    plan = Plan(kind="stack")
+    found = train_in_least(plan, policy="memferry", plan=everywhere(plan, Decision(Mode.DHA)))
+    assert_equal(found, train(plan))
+    assert found.report is not None
+    assert found.report.peak_parameters == found.report.fetches == found.report.prefetches == 0
+    model, optimizer = made(plan)
+    options = {"policy": "memferry", "plan": places(model, {"layers.0": Decision(Mode.DHA)})}
+    with nearstep.offload(model, optimizer, budget="100%", **options) as engine:
+        weight = model.layers[0].weight
+        copy = next(each for each in engine._space.copies if each.parameter is weight)
+        assert copy.present
+        assert copy.storage is not None
+        assert weight.device.type == COMPUTE.type
+        before = weight.detach().cpu()
+        x = torch.ones(4, WIDTH, device=COMPUTE)
+        model(x).sum().backward()
+        optimizer.step()
+        assert not torch.equal(weight.detach().cpu(), before)
+
+
+def test_a_plan_is_made_in_the_first_step() -> None:
+    plan = Plan(kind="stack", steps=3)
+    assert_equal(train_in_least(plan, policy="memferry"), train(plan))
+    model, optimizer = made(plan)
+    with nearstep.offload(model, optimizer, budget="100%", policy="memferry") as engine:
+        assert engine.plan is None
+        steps(model, optimizer)
+        assert engine.plan is not None
+        assert engine.shadow is None
+
+
+def test_what_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = Plan(kind="stack")
+    model, optimizer = made(plan)
+    engine = nearstep.offload(model, optimizer, budget="100%")
+    with pytest.raises(UnsupportedOptionError, match="layers compute on the CPU while"):
+        engine.record("axdimm").__enter__()
+    engine.close()
+    monkeypatch.delitem(MAPPERS, COMPUTE.type)
+    with pytest.raises(UnsupportedOptionError, match=f"not on {COMPUTE.type}"):
+        nearstep.offload(
+            model,
+            optimizer,
+            budget="100%",
+            policy="memferry",
+            plan=everywhere(plan, Decision(Mode.DHA)),
+        )
+    mixed = nn.Sequential(nn.Linear(4, 4, device=COMPUTE), nn.Linear(4, 4))
+    optimizer = nearstep.optim.AdamW(mixed.parameters(), device=GOLDEN)
+    with pytest.raises(ParameterError, match="as the first one, not on cpu"):
+        nearstep.offload(mixed, optimizer, budget="100%")
+
+
+# The checker of orders of streams is one that trips.
+
+
+def without_waiting_for_memory(self: Streams, staged: Tensor, target: Tensor) -> Upload:
+    with self._up:
+        target.copy_(staged, non_blocking=True)
+        return Upload(staged, self._up.record_event())
+
+
+def without_landing(self: Upload, resident: Any) -> None:
+    resident.arrived(self.staged)
+
+
+def without_the_gradient(self: Streams, gradient: Tensor) -> Download:
+    staged = torch.empty_like(gradient, device="cpu", pin_memory=True)
+    with self._down:
+        staged.copy_(gradient, non_blocking=True)
+        return Download(gradient, staged, self._down.record_event())
+
+
+@pytest.mark.parametrize(
+    ("where", "name", "broken"),
+    [
+        (Streams, "upload", without_waiting_for_memory),
+        (Upload, "land", without_landing),
+        (Streams, "download", without_the_gradient),
+    ],
+)
+def test_a_wait_that_is_left_out_is_seen(
+    monkeypatch: pytest.MonkeyPatch, where: Any, name: str, broken: Any
+) -> None:
+    if not is_fake:
+        pytest.skip("what a GPU leaves to chance is not seen on it")
+    monkeypatch.setattr(where, name, broken)
+    train_in_least(Plan(kind="stack", steps=2))
+    assert accelerator.hazards() != []

@@ -1,0 +1,60 @@
+"""Layers on an accelerator: a fake one (`accelerator.cpp`), and CUDA where that is.
+
+An accelerator cannot be taken away again, so each runs in a process of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+HERE = Path(__file__).parent
+CASES = HERE / "on_accelerator.py"
+
+
+def passed(compute: str, *arguments: str | Path) -> int:
+    """Tests that have passed with layers on `compute`; none has failed."""
+    command = [sys.executable, "-m", "pytest", "-n", "0", "-q", "-p", "no:cacheprovider"]
+    environment = {**os.environ, "NEARSTEP_TEST_COMPUTE": compute}
+    done = subprocess.run(
+        [*command, *map(str, arguments)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=3000,
+    )
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    found = re.search(r"(\d+) passed", done.stdout)
+    assert found is not None, done.stdout[-2000:]
+    return int(found[1])
+
+
+def test_on_an_accelerator() -> None:
+    assert passed("accel", CASES) >= 23
+
+
+@pytest.mark.deep
+def test_every_training_on_an_accelerator() -> None:
+    files = [HERE / f"test_{name}.py" for name in ("equality", "memferry", "faults", "gradients")]
+    assert passed("accel", "-m", "not deep", *files) >= 85
+
+
+@pytest.mark.deep
+def test_random_trainings_on_an_accelerator() -> None:
+    assert passed("accel", HERE / "test_equality.py", "-k", "many_random") == 20
+
+
+@pytest.mark.skipif(
+    not torch.cuda.is_available(),
+    reason="torch finds no CUDA here: streams, pinned and mapped memory were checked on a fake "
+    "accelerator alone",
+)
+def test_on_cuda() -> None:
+    assert passed("cuda", CASES) >= 18
+    assert passed("cuda", "-m", "not deep", HERE / "test_equality.py") >= 18
