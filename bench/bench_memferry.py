@@ -1,10 +1,11 @@
-"""MemFerry's planner: how long it takes, and how far greedy plans are from the best."""
+"""MemFerry's planner: how long it takes, how far greedy plans are from the best, and section V."""
 
 from __future__ import annotations
 
 import random
-from statistics import fmean
-from time import perf_counter
+from dataclasses import asdict
+from statistics import fmean, median
+from time import perf_counter, process_time
 from typing import Any
 
 import report
@@ -16,7 +17,7 @@ from nearstep.memferry.cost import Costs
 from nearstep.memferry.forward import READINGS
 from nearstep.memferry.planner import make
 from nearstep.memferry.profile import LayerProfile, Profile
-from nearstep.paper.memferry import MODELS_OF_FIGURE_9, Evaluation
+from nearstep.paper.memferry import MODELS_OF_FIGURE_9, NOT_MODELLED, Evaluation, evaluations
 
 console = Console()
 SEED = 16
@@ -24,6 +25,7 @@ PROFILES = 1000
 LAYERS = (4, 24)
 LARGE = 10_000
 EXACT = 100
+EXACT_PROFILES = 50
 
 
 def at_random(rng: random.Random, count: int) -> Profile:
@@ -101,44 +103,72 @@ def models() -> dict[str, Any]:
     return found
 
 
-def speed() -> dict[str, Any]:
+def exactly(share: float | None, count: int) -> dict[str, Any]:
+    """Times and gaps of exact plans of random profiles, with a share of their bytes as budget."""
+    seconds, processor, gap = [], [], []
+    for seed in track(range(count), "exact plans", transient=True):
+        profile = at_random(random.Random(seed), EXACT)
+        budget = None if share is None else int(share * 2 * profile.parameter_bytes)
+        begun, used = perf_counter(), process_time()
+        planned = make(profile, budget=budget, planner="exact")
+        seconds.append(perf_counter() - begun)
+        processor.append(process_time() - used)
+        gap.append(100 * (planned.gap or 0.0))
+    return {
+        "profiles": count,
+        "proven": gap.count(0.0),
+        "seconds": {"median": median(seconds), "most": max(seconds)},
+        "processor_seconds": {"median": median(processor), "most": max(processor)},
+        "gap_percent": {"mean": fmean(gap), "most": max(gap)},
+    }
+
+
+def paper() -> dict[str, Any]:
+    """Section V: each figure in print beside what is modelled."""
+    found = [{**asdict(row), "error": row.error} for row in Evaluation().rows()]
+    memory = {
+        variant: [row.modelled for row in evaluation.memory()]
+        for variant, evaluation in evaluations().items()
+    }
+    return {"rows": found, "memory": memory, "not_modelled": NOT_MODELLED}
+
+
+def speed(exact_profiles: int) -> dict[str, Any]:
     """Seconds of planners on this machine."""
     large = at_random(random.Random(SEED), LARGE)
-    greedy = {}
+    greedy, processor = {}, {}
     for reading in READINGS:
-        begun = perf_counter()
+        begun, used = perf_counter(), process_time()
         make(large, planner="greedy", readings=[reading])
         greedy[str(reading)] = perf_counter() - begun
-    exact = []
-    for seed in range(4):
-        profile = at_random(random.Random(seed), EXACT)
-        for share in (None, 0.6):
-            budget = None if share is None else int(share * 2 * profile.parameter_bytes)
-            begun = perf_counter()
-            planned = make(profile, budget=budget, planner="exact")
-            exact.append(
-                {
-                    "seed": seed,
-                    "budget_share": share,
-                    "seconds": perf_counter() - begun,
-                    "gap_percent": 100 * (planned.gap or 0.0),
-                }
-            )
-            console.print(exact[-1])
+        processor[str(reading)] = process_time() - used
+    exact = {}
+    for name, share in (("no budget", None), ("a budget of 60 %", 0.6)):
+        exact[name] = exactly(share, exact_profiles)
+        console.print(name, exact[name])
     begun = perf_counter()
     Costs(large)
     return {
         "greedy_layers": LARGE,
         "greedy_s": greedy,
+        "greedy_processor_s": processor,
         "costs_s": perf_counter() - begun,
         "exact_layers": EXACT,
         "exact": exact,
     }
 
 
-def main(profiles: int = PROFILES) -> None:
+def main(profiles: int = PROFILES, exact_profiles: int = EXACT_PROFILES) -> None:
     """Measure, and write build/bench/memferry.json."""
-    results = {"seed": SEED, "speed": speed(), "random": gaps(profiles), "models": models()}
+    begun = perf_counter()
+    results = {
+        "seed": SEED,
+        "speed": speed(exact_profiles),
+        "random": gaps(profiles),
+        "models": models(),
+        "paper": paper(),
+    }
+    results["seconds"] = perf_counter() - begun
     console.print(results)
     console.print(report.write("memferry", results))
 

@@ -7,9 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import get_args
 
-import torch
 import typer
-from torch import Tensor
 from trainer import Trainer
 
 import nearstep
@@ -18,10 +16,8 @@ from nearstep.cli.plan import show
 from nearstep.errors import ArgumentError
 from nearstep.memferry import work
 from nearstep.memferry.cost import Costs
-from nearstep.memferry.errors import PlanBudgetError
 from nearstep.memferry.planner import Planned
-from nearstep.memferry.profile import Profile
-from nearstep.torch.memferry import profile
+from nearstep.torch.memferry import Profiling
 from nearstep.torch.offload import Engine
 from nearstep.torch.offload.engine import Policy
 from nearstep.torch.offload.errors import BudgetError
@@ -51,54 +47,39 @@ def check_options(
     check_writable("--timeline", timeline)
 
 
-def offloaded(trainer: Trainer, tokens: Tensor, budget: str, policy: Policy) -> Engine:
-    """Have the parameters of a trainer's model on its optimizer's device; a plan is printed.
+def offloaded(trainer: Trainer, budget: str, policy: Policy) -> Engine:
+    """Have the parameters of a trainer's model on its optimizer's device.
 
-    Parameters
-    ----------
-    trainer
-    tokens : such as it is trained on, (batch, context + 1).
-    budget
-    policy
+    A plan is made in the first step, for the machine.
     """
-    found = profiled(trainer, tokens) if policy == "memferry" else None
     try:
-        engine = nearstep.offload(
-            trainer.model, trainer.optimizer, budget=budget, policy=policy, profile=found
-        )
-    except (ArgumentError, BudgetError, PlanBudgetError) as error:
-        raise typer.BadParameter(str(error), param_hint="--budget") from error
-    if found is not None:
-        show_plan(engine, found)
-    return engine
-
-
-def show_plan(engine: Engine, profile: Profile) -> None:
-    """Print the plan of an engine, made for a profile."""
-    if engine.plan is not None:
-        costs = Costs(profile)
-        decisions = [*engine.plan.layers.values()]
-        made = Planned(engine.plan, costs, costs.times(decisions).total, None, {})
-        show(made, work.once(costs, decisions), "memferry")
-
-
-def profiled(trainer: Trainer, tokens: Tensor) -> Profile:
-    """The model on the machine, modelled."""
-    rate = load(PLATFORM).dimms[MEMORY].adam_params_per_s
-
-    def run() -> None:
-        loss: Tensor = trainer.model.loss(tokens)
-        loss.backward()  # type: ignore[no-untyped-call]
-
-    with torch.enable_grad():
-        return profile(
+        return nearstep.offload(
             trainer.model,
-            run,
-            platform=PLATFORM,
-            gpu=GPU,
-            host=f"{MEMORY}.0",
-            host_params_per_s=float(rate),
+            trainer.optimizer,
+            budget=budget,
+            policy=policy,
+            profile=machine(policy),
         )
+    except (ArgumentError, BudgetError) as error:
+        raise typer.BadParameter(str(error), param_hint="--budget") from error
+
+
+def machine(policy: Policy) -> Profiling | None:
+    """What a plan of the policy is made for, if it makes one."""
+    if policy != "memferry":
+        return None
+    rate = float(load(PLATFORM).dimms[MEMORY].adam_params_per_s)
+    return Profiling(platform=PLATFORM, gpu=GPU, host=f"{MEMORY}.0", host_params_per_s=rate)
+
+
+def show_plan(engine: Engine) -> None:
+    """Print the plan of an engine, if it has one."""
+    if engine.plan is None or engine.profile is None:
+        return
+    costs = Costs(engine.profile)
+    decisions = [*engine.plan.layers.values()]
+    made = Planned(engine.plan, costs, costs.times(decisions).total, None, {})
+    show(made, work.once(costs, decisions), "memferry")
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from typing import Annotated
 import torch
 import typer
 from gpt import SIZES, Gpt, sized
-from offloading import POLICIES, check_options, drawn, offloaded
+from offloading import POLICIES, check_options, drawn, offloaded, show_plan
 from optimizers import DEVICE, KINDS, Choice, Kind, kind_named, new_drives
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -182,8 +182,7 @@ def main(
     opened = time.perf_counter()
 
     with near_memory:
-        tokens = task.batches(text.training).draw() if offload else None
-        ours, engine = _on_device(task, choice, near_memory, tokens, budget, policy)
+        ours, engine = _on_device(task, choice, near_memory, budget if offload else None, policy)
         theirs = task.trainer(choice, None) if baseline and kind.in_torch else None
         parameters = sum(p.numel() for p in ours.model.parameters())
         console.print(
@@ -191,6 +190,8 @@ def main(
             f"{text.files} files, {len(text.training) + len(text.validation):,} bytes"
         )
         _train(console, ours, theirs, batches, steps, engine, timeline)
+        if engine is not None:
+            show_plan(engine)
         report = Report(
             configuration={
                 "command": shlex.join(["python", *sys.argv]),
@@ -290,18 +291,17 @@ def _on_device(
     task: Task,
     choice: Choice,
     device: nearstep.Device,
-    tokens: Tensor | None,
-    budget: str,
+    budget: str | None,
     policy: str,
 ) -> tuple[Trainer, Engine | None]:
-    """The trainer on `device`, offloaded where there are tokens such as it is trained on; or an
+    """The trainer on `device`, offloaded where there is a budget; or an
     end of the program that says which option is wrong, and leaves no drives."""
     try:
         with new_drives(choice.drives):
             ours = task.trainer(choice, device)
-            if tokens is None:
+            if budget is None:
                 return ours, None
-            return ours, offloaded(ours, tokens, budget, policy)  # type: ignore[arg-type]
+            return ours, offloaded(ours, budget, policy)  # type: ignore[arg-type]
     except (StorageError, FileExistsError, PermissionError) as error:
         raise typer.BadParameter(str(error), param_hint="--drives") from error
     except MemoryTooSmallError as error:

@@ -18,18 +18,16 @@ import torch
 import torch.distributed as dist
 import typer
 from gpt import SIZES, Gpt, sized
-from offloading import profiled, show_plan
+from offloading import machine, show_plan
 from rich.console import Console
 from rich.table import Table
 from stdlib_text import Batches, load_text
 from torch import Tensor
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
-from trainer import Trainer
 
 import nearstep
 from nearstep.errors import ArgumentError
-from nearstep.memferry.errors import PlanBudgetError
 from nearstep.torch.offload import Engine
 from nearstep.torch.offload.engine import Policy
 from nearstep.torch.offload.errors import BudgetError
@@ -116,22 +114,23 @@ def train(rank: int, options: Options) -> None:
     with nearstep.open(options.device) as own, nearstep.open(options.device) as other:
         ours, optimizer = made(options, own)
         theirs, baseline = made(options, other)
-        found = None
-        if options.policy == "memferry":
-            found = profiled(Trainer(ours.module, optimizer, options.steps), batches.draw()[share])
         try:
             engine = nearstep.offload(
-                ours, optimizer, budget=options.budget, policy=options.policy, profile=found
+                ours,
+                optimizer,
+                budget=options.budget,
+                policy=options.policy,
+                profile=machine(options.policy),
             )
-        except (ArgumentError, BudgetError, PlanBudgetError) as error:
+        except (ArgumentError, BudgetError) as error:
             raise SystemExit(f"worker {rank}: {error}") from error
-        if found is not None and rank == 0:
-            show_plan(engine, found)
         losses = []
         for _ in range(options.steps):
             tokens = batches.draw()[share]
             step(theirs, baseline, tokens)
             losses.append(step(ours, optimizer, tokens))
+        if rank == 0:
+            show_plan(engine)
         show(rank, options, engine, losses, different_bits(ours, theirs))
         engine.close()
 

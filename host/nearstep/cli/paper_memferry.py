@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -49,32 +49,47 @@ def command(
         for row in evaluation.rows() if rows else ():
             found.append(row)
             progress.advance(task)
-        for each in memferry.sensitivity(chosen) if sensitivity else ():
+        under = memferry.evaluations()
+        for each in memferry.sensitivity(chosen, under) if sensitivity else ():
             changed.append(each)
             progress.advance(task)
+        full = sensitivity and chosen == memferry.MODELS_OF_FIGURE_9
+        memory = {name: [*each.memory()] for name, each in under.items()} if full else {}
     plans = [_gaps(evaluation, name) for name in chosen]
-    for table in (_rows(found), _gap_table(plans), _sensitivity(changed)):
+    for table in (_rows(found), _gap_table(plans), _sensitivity(changed), _memory(memory)):
         if table.row_count:
             console.print(table)
+    console.print("Not modelled:")
+    for name, reason in memferry.NOT_MODELLED.items():
+        console.print(f"- {name}: {reason}.", soft_wrap=True)
     console.print("*modelled*: no constant is fitted. Assumed:")
     for line in memferry.ASSUMPTIONS:
         console.print(f"- {line}", soft_wrap=True)
     if as_json is not None:
-        text = json.dumps(plain(found, plans, changed), indent=1)
+        text = json.dumps(plain(found, plans, changed, memory), indent=1)
         as_json.write_text(text + "\n", encoding="utf-8")
 
 
 def plain(
-    rows: Sequence[Row], gaps: Sequence[dict[str, Any]], changed: Sequence[Sensitivity]
+    rows: Sequence[Row],
+    gaps: Sequence[dict[str, Any]],
+    changed: Sequence[Sensitivity],
+    memory: Mapping[str, Sequence[Row]],
 ) -> dict[str, Any]:
     """All tables for `json.dumps`."""
     return {
         "label": "modelled",
-        "rows": [{**asdict(row), "error": row.error} for row in rows],
+        "rows": _with_errors(rows),
+        "memory": {variant: _with_errors(each) for variant, each in memory.items()},
+        "not_modelled": memferry.NOT_MODELLED,
         "greedy": list(gaps),
         "sensitivity": [asdict(each) for each in changed],
         "assumptions": list(memferry.ASSUMPTIONS),
     }
+
+
+def _with_errors(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    return [{**asdict(row), "error": row.error} for row in rows]
 
 
 def _gaps(evaluation: Evaluation, model: str) -> dict[str, Any]:
@@ -120,8 +135,8 @@ def _sensitivity(changed: Sequence[Sensitivity]) -> Table:
     table = Table("assumption", "model", title="What each assumption decides (modelled)")
     for name in (
         *memferry.SENSITIVE,
-        "speedup, updates overlap loads",
-        "speedup, DHA shares the link",
+        "over native, updates overlap loads",
+        "over native, DHA shares the link",
     ):
         table.add_column(name, justify="right")
     last = ""
@@ -133,4 +148,16 @@ def _sensitivity(changed: Sequence[Sensitivity]) -> Table:
         shown = each.variant if each.variant != last else ""
         table.add_row(shown, each.model, *values, f"{each.overlapped:.2f}", f"{each.shared:.2f}")
         last = each.variant
+    return table
+
+
+def _memory(rows: Mapping[str, Sequence[Row]]) -> Table:
+    table = Table("assumption", title="Rows of memory by assumption, % beside DeepSpeed (modelled)")
+    first = next(iter(rows.values()), [])
+    for row in first:
+        table.add_column(f"{row.name.removeprefix('Memory: ')}, {row.section}", justify="right")
+    if first:
+        table.add_row("*paper*", *(f"{row.paper:.1f}" for row in first))
+    for variant, each in rows.items():
+        table.add_row(variant, *(f"{row.modelled:.1f}" for row in each))
     return table

@@ -5,15 +5,16 @@ of layers, each by what is decided for that layer; so the mean over some paths i
 least value is found layer by layer. The more evenly the paths are those that are longest under good
 decisions, the nearer the bound is to the optimum: they are found by letting decisions answer the
 mean of the paths so far, and adding the path that is the longest under the answer (fictitious
-play). A limit on bytes is priced: bytes times a multiplier are added, and the limit times it taken
-off.
+play), later ones more often; of all rounds that counts whose bound is the best. A limit on bytes is
+priced: bytes times a multiplier are added, and the limit times it taken off.
 
-All is integers: sums over paths, not means, so that the bound is exact.
+All is integers: sums over paths, not means, so that the bound is exact. Several bounds are found at
+a time, so that each step is one of arrays.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -21,10 +22,10 @@ import numpy as np
 import numpy.typing as npt
 
 from nearstep.memferry import tail
-from nearstep.memferry.cost import DECISIONS, Costs, Decision, Ints, Mode
+from nearstep.memferry.cost import DECISIONS, Costs, Ints, Mode
 
-BEFORE, AFTER = (tail.F, tail.R), (tail.A, tail.S, tail.D, None)
-"""Numbers of a state that a path can come from and go to; None stands for the updates so far."""
+NUMBERS = (tail.F, tail.R, tail.A, tail.S, tail.D)
+"""Numbers of a state that paths come from and go to: the first two, and the rest."""
 
 
 class Limits(NamedTuple):
@@ -34,35 +35,16 @@ class Limits(NamedTuple):
     kept: int
 
 
-class Path(NamedTuple):
-    """A path: where it changes lanes, by layer.
-
-    Attributes
-    ----------
-    forward : from the last load to the first computation after it; -1 if there is no load in it, L
-        if it has loads alone.
-    sent : backward to the first copy to the host; -1 if there is none in it.
-    updated : copies to the host to the first update after them; -1 if there is none in it.
-    late : from the last load of a DFGB layer to its backward; L if there is none in it.
-    """
-
-    forward: int
-    sent: int
-    updated: int
-    late: int
-
-
 @dataclass(frozen=True)
 class Bound:
     """What a set of paths says.
 
     Attributes
     ----------
-    paths : how many.
-    weights : by layers decided, from 0 to L, how often a path goes from `BEFORE` to `AFTER`; int64
-        of shape (L + 1, 2, 4).
-    updates : picoseconds of the layers decided; (L + 1,).
-    rest : least that the layers not decided add to all paths; (L + 1,).
+    paths : how many, each as often as it counts.
+    weights : by layers decided, from 0 to L, how often a path goes through each of `NUMBERS`;
+        int64 of shape (L + 1, 5).
+    rest : least that the layers not decided add to all paths, and updates that are over; (L + 1,).
     excess : what each decision adds above the least of its layer; (L, 6).
     prices : of a byte, and of a byte of gradients, times the number of paths.
     limits
@@ -70,7 +52,6 @@ class Bound:
 
     paths: int
     weights: Ints
-    updates: Ints
     rest: Ints
     excess: Ints
     prices: tuple[float, float]
@@ -79,159 +60,186 @@ class Bound:
     def of(self, states: Ints, decided: int) -> Ints:
         """Least picoseconds of what begins with these states, times `paths`; int64 of shape
         (n,)."""
-        found = np.full(len(states), self.rest[decided])
-        for i, before in enumerate(BEFORE):
-            for j, after in enumerate(AFTER):
-                if weight := self.weights[decided, i, j]:
-                    to = self.updates[decided] if after is None else states[:, after]
-                    found += weight * (states[:, before] + to)
+        # more than floating point is off by
+        found = np.full(len(states), self.rest[decided] - self.paths - len(self.rest))
+        for number, weight in zip(NUMBERS, self.weights[decided].tolist(), strict=True):
+            if weight:
+                found += weight * states[:, number]
         columns = (tail.BYTES, tail.KEPT)
         for price, limit, column in zip(self.prices, self.limits, columns, strict=True):
             if price:
                 found += np.floor(price * (states[:, column] - limit)).astype(np.int64)
-        return found - self.paths - len(self.rest)  # more than floating point is off by
+        return found
 
 
-def longest(costs: Costs, decisions: Sequence[Decision]) -> Path:
-    """The path that decides when an iteration ends; of DFGB layers that wait for their own forward
-    the longest of the others."""
-    count = len(costs)
-    rows, columns = range(count), [each.index for each in decisions]
+def longest(costs: Costs, columns: Ints) -> tuple[Ints, Ints]:
+    """The paths that decide when iterations end; of DFGB layers that wait for their own forward the
+    longest of the others.
+
+    Parameters
+    ----------
+    costs
+    columns : `Decision.index` of each layer of n plans; int64 of shape (n, L).
+
+    Returns
+    -------
+    Ints : by layer, where each path changes lanes; int64 of shape (n, 4): from the last load to the
+        first computation after it (-1 without a load, L with loads alone); in backward to the first
+        copy to the host, and from there to the first update after it (-1: there is none); from the
+        last load of a DFGB layer to its backward (L: there is none).
+    Ints : picoseconds of each; (n,).
+    """
+    rows, each = np.arange(len(costs)), np.arange(len(columns))
     forward, backward = costs.forward[rows, columns], costs.backward[rows, columns]
-    early = _loads(costs, decisions, forward.tolist())
-    f, r, a, s, updated = early[1], early[2], int(costs.update.sum()), 0, 0
-    d = a
-    load, send, update = costs.load.tolist(), costs.send.tolist(), costs.update.tolist()
-    sends, updates, lates = [], [], []
-    gaps, trained = costs.before_backward.tolist(), costs.trained.tolist()
-    for i, taken in enumerate(backward.tolist()):
-        a += gaps[i]
-        updated += update[i]
-        if trained[i] and not decisions[i].write:
-            if updated >= s:
-                updates.append(i)
-            s = max(s, updated) + send[i]
-            if s >= a:
-                sends.append(i)
-                a = s
-        a += taken
-        if decisions[i].mode is Mode.DFGB:
-            if a >= d:
-                lates.append(i)
-            d = max(a, d) + load[i]
-        d = max(a, d)
-    late = count
-    if r + d > f + a and lates:
-        late = max(lates)
-    sent = max((i for i in sends if i <= late), default=-1)
-    return Path(
-        forward=early[0] if late == count else count,
-        sent=sent,
-        updated=max((i for i in updates if i <= sent), default=-1),
-        late=late,
-    )
+    early, late, kept = _EARLY[columns], _LATE[columns], _KEEPS[columns] & costs.trained
+    loaded = np.cumsum(costs.load * early, 1)
+    before = np.cumsum(forward + costs.before_forward, 1)
+    ahead = np.where(early, loaded + forward - before, -_NEVER)  # loads, then forward alone
+    load = ahead.argmax(1)
+    waited = ahead[each, load]
+    load = np.where(waited >= 0, load, -1)
+    updated, sends = np.cumsum(costs.update), costs.send * kept
+    sent = np.cumsum(sends, 1)
+    updates = np.where(kept, updated - sent + sends, -_NEVER)
+    sent += np.maximum.accumulate(updates, 1)
+    behind = np.cumsum(backward + costs.before_backward, 1)
+    copies = np.where(kept, sent + backward - behind, -_NEVER)
+    after = behind + np.maximum(np.maximum.accumulate(copies, 1), updated[-1])
+    again = costs.load * late
+    again = np.cumsum(again[:, ::-1], 1)[:, ::-1]
+    lates = np.where(late, after + again, -_NEVER)
+    last = lates.argmax(1)
+    length = before[:, -1] + np.maximum(waited, 0) + after[:, -1]
+    later = loaded[:, -1] + lates[each, last]
+    there = later > length
+    last = np.where(there, last, len(costs))
+    copies = np.where(rows <= last[:, None], copies, -_NEVER)
+    copy = copies.argmax(1)
+    copy = np.where(copies[each, copy] >= updated[-1], copy, -1)
+    updates = np.where(rows <= copy[:, None], updates, -_NEVER)
+    update = np.where(copy < 0, -1, updates.argmax(1))
+    lanes = [np.where(there, len(costs), load), copy, update, last]
+    return np.stack(lanes, 1), np.maximum(length, later)
 
 
-def _loads(
-    costs: Costs, decisions: Sequence[Decision], forward: Sequence[int]
-) -> tuple[int, int, int]:
-    """The last layer that waits for its load, or -1; the end of forward, and of the loads."""
-    last, now, loaded = -1, 0, 0
-    load = costs.load.tolist()
-    for i, gap in enumerate(costs.before_forward.tolist()):
-        now += gap
-        if decisions[i].mode is Mode.GFGB:
-            loaded += load[i]
-            if loaded >= now:
-                last, now = i, loaded
-        now += forward[i]
-    return last, now, loaded
+def coefficients(costs: Costs, paths: Ints) -> Ints:
+    """What each layer adds to paths, by decision; int64 of shape (n, L, 6).
 
-
-def coefficients(costs: Costs, path: Path) -> Ints:
-    """What each layer adds to a path, by decision; int64 of shape (L, 6)."""
-    count = len(costs)
-    i = np.arange(count)[:, None]
-    early = np.array([each.mode is Mode.GFGB for each in DECISIONS])[None]
-    late = np.array([each.mode is Mode.DFGB for each in DECISIONS])[None]
-    sends = costs.trained[:, None] & np.array([not each.write for each in DECISIONS])[None]
-    found = np.where(early & (i <= path.forward), costs.load[:, None], 0)
-    found = found + np.where(i >= path.forward, costs.forward, 0)
-    found = found + np.where(i > path.forward, costs.before_forward[:, None], 0)
-    found += np.where(sends & (path.updated <= i) & (i <= path.sent), costs.send[:, None], 0)
-    found += np.where(i <= path.updated, costs.update[:, None], 0)
-    found += np.where((i >= path.sent) & (i <= path.late), costs.backward, 0)
-    found += np.where((i > path.sent) & (i <= path.late), costs.before_backward[:, None], 0)
-    if path.late < count:
-        found += np.where(late & (i >= path.late), costs.load[:, None], 0)
+    A path without copies to the host has all updates beside that.
+    """
+    i = np.arange(len(costs))
+    load, sent, updated, last = (paths[:, [column]] for column in range(4))
+    found = (i >= load)[..., None] * costs.forward
+    found += ((i >= sent) & (i <= last))[..., None] * costs.backward
+    found[..., _EARLY] += ((i <= load) * costs.load)[..., None]
+    found[..., _KEEPS] += (((updated <= i) & (i <= sent) & costs.trained) * costs.send)[..., None]
+    found[..., _LATE] += (((last < len(costs)) & (i >= last)) * costs.load)[..., None]
+    found += (
+        (i > load) * costs.before_forward
+        + (i <= updated) * costs.update
+        + ((i > sent) & (i <= last)) * costs.before_backward
+    )[..., None]
     return found
 
 
-def lanes(costs: Costs, path: Path) -> Ints:
-    """Whence and where a path goes after each number of decided layers; (L + 1, 2, 4)."""
-    count = len(costs)
-    found = np.zeros((count + 1, 2, len(AFTER)), np.int64)
-    last = np.arange(-1, count)
-    before = (last < path.forward).astype(int)
-    after = np.where(last < path.updated, 3, (last < path.sent).astype(int))
-    if path.late < count:
-        after = np.where(last >= path.late, 2, after)
-    found[last + 1, before, after] = 1
-    return found
+def lanes(costs: Costs, paths: Ints, weights: Ints) -> tuple[Ints, Ints]:
+    """How often paths go through each of `NUMBERS` after each number of decided layers, and how
+    often through updates; (L + 1, 5) and (L + 1,)."""
+    last = np.arange(-1, len(costs))
+    load, sent, updated, late = (paths[:, [column]] for column in range(4))
+    computes = last < load  # from loads
+    loads_late = (late < len(costs)) & (last >= late)
+    updates = ~loads_late & (last < updated)
+    sends = ~loads_late & ~updates & (last < sent)
+    lane = [~computes, computes, ~loads_late & ~updates & ~sends, sends, loads_late]
+    return np.stack([weights @ each for each in lane], 1), weights @ updates
 
 
 def bounds(
-    costs: Costs,
-    limits: Limits,
-    best: Sequence[Decision],
-    rounds: int,
-    first: Sequence[Decision] = (),
-) -> tuple[Bound, list[Sequence[Decision]]]:
-    """A bound, and the decisions that answered its paths: good ones, if they are within the limits.
+    costs: Costs, limits: Limits, best: Ints, rounds: int, decided: int = 0
+) -> tuple[list[Bound], Ints]:
+    """Bounds, and the decisions that answered their paths: good ones, if they are within the
+    limits.
 
     Parameters
     ----------
     costs
     limits
-    best : good decisions, whose longest path comes first.
+    best : columns of n good plans, whose longest paths come first; int64 of shape (n, L).
     rounds : paths.
-    first : decisions that all answers begin with: the bound is good near these.
+    decided : so many layers are in all answers as in `best`: each bound is good near these.
+
+    Returns
+    -------
+    list : of n bounds.
+    Ints : columns of plans; int64 of shape (rounds, n, L).
     """
-    count = len(costs)
-    usable = np.where(costs.allowed, 0, _NEVER)
-    given = usable.copy()
-    for place, decision in enumerate(first):
-        given[place] = _NEVER
-        given[place, decision.index] = 0
-    total = np.zeros((count, len(DECISIONS)), np.int64)
-    weights = np.zeros((count + 1, 2, len(AFTER)), np.int64)
+    count, rows = len(best), np.arange(len(costs))
+    usable = np.broadcast_to(costs.allowed, (count, *costs.allowed.shape)).copy()
+    usable[:, :decided] = np.arange(len(DECISIONS)) == best[:, :decided, None]
     sizes = np.stack([costs.parameter_bytes + costs.gradient_bytes, costs.gradient_bytes])
     most = np.maximum(sizes.max(2).sum(1), 1).astype(float)
-    steps = costs.times(best).total / most
-    prices = np.zeros(2)
-    answers: list[Sequence[Decision]] = [best]
-    for number in range(1, rounds + 1):
-        path = longest(costs, answers[-1])
-        total += coefficients(costs, path)
-        weights += lanes(costs, path)
-        columns = (_priced(total, number * prices, sizes) + given).argmin(1)
-        answers.append([DECISIONS[column] for column in columns.tolist()])
-        used = sizes[:, range(count), columns].sum(1)
-        prices = np.maximum(prices + steps * (used - np.array(limits)) / most / number**0.5, 0)
-    priced = _priced(total, rounds * prices, sizes) + usable
+    steps = costs.times([DECISIONS[column] for column in best[0].tolist()]).total / most
+    total = np.zeros((count, *costs.allowed.shape), np.int64)
+    prices, limited = np.zeros((count, 2)), np.array(limits, float)
+    chosen = [(-np.inf, total[0], 0, prices[0], 0) for _ in range(count)]
+    answers, paths = [best], []
+    weights = 1 + np.arange(rounds) // SAME
+    updates = np.zeros(count, np.int64)  # of paths without copies to the host
+    for number, weight in enumerate(weights.tolist(), 1):
+        paths.append(longest(costs, answers[-1])[0])
+        total += weight * coefficients(costs, paths[-1])
+        updates += weight * np.where(paths[-1][:, 1] < 0, costs.update.sum(), 0)
+        together = int(weights[:number].sum())
+        priced = np.where(usable, _priced(total, together * prices, sizes), _NEVER)
+        columns = priced.argmin(2)
+        answers.append(columns)
+        least = np.take_along_axis(priced, columns[..., None], 2).sum((1, 2))
+        least = (least + updates) / together
+        least -= np.where(prices > 0, prices * limited, 0).sum(1)
+        for i in np.flatnonzero(least > [each[0] for each in chosen]).tolist():
+            chosen[i] = (float(least[i]), total[i].copy(), number, prices[i], together)
+        used = np.stack([each[rows, columns].sum(1) for each in sizes], 1)
+        prices = np.maximum(prices + steps * (used - limited) / most / math.sqrt(number), 0)
+    found = []
+    history = np.stack(paths)
+    for i, (_, summed, number, price, together) in enumerate(chosen):
+        through = lanes(costs, history[:number, i], weights[:number])
+        found.append(_bound(costs, limits, summed, together, price, through, sizes))
+    return found, np.stack(answers[1:])
+
+
+def _bound(
+    costs: Costs,
+    limits: Limits,
+    total: Ints,
+    paths: int,
+    price: npt.NDArray[np.float64],
+    through: tuple[Ints, Ints],
+    sizes: Ints,
+) -> Bound:
+    each = paths * price
+    priced = np.where(costs.allowed, _priced(total[None], each[None], sizes)[0], _NEVER)
     least = priced.min(1)
     rest = np.concatenate([np.cumsum(least[::-1])[::-1], [0]])
-    each = (float(rounds * prices[0]), float(rounds * prices[1]))
-    updates = np.concatenate([[0], np.cumsum(costs.update)])
-    excess = priced - least[:, None]
-    return Bound(rounds, weights, updates, rest, excess, each, limits), answers
+    rest += through[1] * np.concatenate([[0], np.cumsum(costs.update)])
+    prices = (float(each[0]), float(each[1]))
+    return Bound(paths, through[0], rest, priced - least[:, None], prices, limits)
 
 
-_NEVER = 1 << 60
-"""Added to a decision that is not allowed."""
+SAME = 4
+"""Rounds after which paths count once more."""
+
+_EARLY, _LATE = (np.array([d.mode is mode for d in DECISIONS]) for mode in (Mode.GFGB, Mode.DFGB))
+_KEEPS = np.array([not d.write for d in DECISIONS])
+_NEVER = 1 << 62
+"""More than any sum over paths."""
 
 
 def _priced(total: Ints, prices: npt.NDArray[np.float64], sizes: Ints) -> Ints:
     """With the price of bytes; not above it."""
-    priced: Ints = total + np.floor(np.tensordot(prices, sizes, 1)).astype(np.int64)
+    if not prices.any():
+        return total
+    bytes_ = prices[:, 0, None, None] * sizes[0] + prices[:, 1, None, None] * sizes[1]
+    priced: Ints = total + np.floor(bytes_).astype(np.int64)
     return priced

@@ -206,8 +206,8 @@ class Costs:
         return self.times(decisions).total / 1e12
 
 
-_MOST = 10**16
-"""Picoseconds: the exact planner adds some hundred of them in 64 bits."""
+_MOST = 8 * 10**15
+"""Picoseconds: the exact planner adds up to 544 of them, and compares that with 2^62."""
 
 
 def _computation(layer: LayerProfile, decision: Decision) -> tuple[float, float] | None:

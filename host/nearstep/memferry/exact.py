@@ -3,7 +3,8 @@
 A dynamic programme over layers: states as `nearstep.memferry.tail` has them, of which those go that
 another one dominates - none of its numbers is above - and those from which no iteration can be
 shorter than the best one known (`nearstep.memferry.bound`). The best one known comes from the same
-search with a bound on the number of states, which proves nothing, in a moment.
+search with few states, in a moment. Where there are more states than it may keep, those with the
+least bounds go on, and no iteration is shorter than the least bound of the others.
 """
 
 from __future__ import annotations
@@ -15,25 +16,24 @@ import numpy as np
 import numpy.typing as npt
 
 from nearstep.memferry import tail
-from nearstep.memferry.bound import Bound, Limits, bounds
+from nearstep.memferry.bound import Bound, Limits, bounds, longest
 from nearstep.memferry.cost import DECISIONS, Costs, Decision, Ints
 from nearstep.memferry.slack import KEYS, ahead
 
-ROUNDS = 192
+ROUNDS = 64
 """Paths of a bound."""
 
-BEAMS = (16, 128, 1024)
+BEAMS = (16, 128)
 """States that the search for good decisions keeps after each layer."""
 
-MOST_STATES = 6_000
-"""States after a layer with which the search goes on; with more nothing is proven."""
-
+MOST_STATES = 2_000
+"""States after a layer with which the search goes on."""
 
 FEW = 200
-EVERY = 2
-CLOSE_ROUNDS = 64
+EVERY = 4
+CLOSE_ROUNDS = 32
 MOST_BOUNDS = 15
-"""More than so many states are looked at closer, after every second layer: with bounds that are
+"""More than so many states are looked at closer, after every fourth layer: with bounds that are
 good near some of them, of which the last ones stay."""
 
 
@@ -77,38 +77,27 @@ def optimum(
     rounds
     most_states
     """
-    bound, answers = bounds(costs, limits, known, rounds)
-    search = _Search(costs, limits, [bound], known)
-    for answer in answers:
-        search.offer(answer)
-    root = -(-int(bound.of(tail.start(costs), 0)[0]) // bound.paths)
-    for beam in BEAMS:
-        if search.total > root:
-            search.clip(root)
-            proven = search.run(beam, cut=True)
-        if search.total <= root or proven:
-            return Optimum(search.best, search.total, search.total, search.states)
-    search.clip(root)
-    done = search.run(most_states, cut=False)
-    least = search.total if done else max(root, 0)
-    return Optimum(search.best, search.total, least, search.states)
+    first = np.array([[each.index for each in known]])
+    (bound,), answers = bounds(costs, limits, first, rounds)
+    search = _Search(costs, limits, bound, known)
+    search.offer(answers[:, 0])
+    for most in (*(beam for beam in BEAMS if beam < most_states), most_states):
+        if search.least < search.total:
+            search.run(most)
+    return Optimum(search.best, search.total, search.least, search.states)
 
 
 class _Search:
     """The best decisions so far, and the search for better ones."""
 
     def __init__(
-        self,
-        costs: Costs,
-        limits: Limits,
-        found: list[Bound],
-        known: Sequence[Decision],
+        self, costs: Costs, limits: Limits, bound: Bound, known: Sequence[Decision]
     ) -> None:
-        self.costs, self.limits, self.bounds = costs, limits, found
+        self.costs, self.limits, self.bounds = costs, limits, [bound]
         self.best = tuple(known)
         self.total = costs.times(known).total
+        self.least = max(-(-int(bound.of(tail.start(costs), 0)[0]) // bound.paths), 0)
         self.states = 0
-        self._clip: Ints | None = None
         least = [
             np.where(costs.allowed, sizes, np.iinfo(np.int64).max).min(1)
             for sizes in (costs.parameter_bytes + costs.gradient_bytes, costs.gradient_bytes)
@@ -116,32 +105,35 @@ class _Search:
         self._after = [np.concatenate([np.cumsum(each[::-1])[::-1], [0]]) for each in least]
         """Least bytes of the layers from one on."""
 
-    def offer(self, decisions: Sequence[Decision]) -> None:
-        """Take decisions if they are better and within the limits."""
-        rows, columns = range(len(self.costs)), [each.index for each in decisions]
-        kept = int(self.costs.gradient_bytes[rows, columns].sum())
-        if self.costs.bytes_of(decisions) > self.limits.budget or kept > self.limits.kept:
-            return
-        total = self.costs.times(decisions).total
-        if total < self.total:
-            self.best, self.total = tuple(decisions), total
+    def offer(self, columns: Ints) -> None:
+        """Take the best plan if it is better, of those within the limits; columns are of shape
+        (n, L)."""
+        rows = np.arange(len(self.costs))
+        kept = self.costs.gradient_bytes[rows, columns].sum(1)
+        used = self.costs.parameter_bytes[rows, columns].sum(1) + kept
+        columns = columns[(used <= self.limits.budget) & (kept <= self.limits.kept)]
+        _, least = longest(self.costs, columns)
+        for i in np.argsort(least, kind="stable").tolist():
+            if least[i] >= self.total:
+                break
+            decisions = tuple(DECISIONS[column] for column in columns[i].tolist())
+            total = self.costs.times(decisions).total
+            if total < self.total:
+                self.best, self.total = decisions, total
 
-    def clip(self, least: int) -> None:
-        """Take numbers of states as equal that end no iteration later than `least`."""
+    def _clipped(self) -> Ints:
+        """Numbers of states that are as good as lower ones: they end no iteration later than
+        `least`."""
         bound = self.bounds[0]
         first = int(bound.of(tail.start(self.costs), 0)[0])
         gap = max(bound.paths * (self.total - 1) - first, 0)
-        self._clip = least - ahead(self.costs, bound.excess, bound.paths, gap)
+        return self.least - ahead(self.costs, bound.excess, bound.paths, gap)
 
-    def run(self, most: int, *, cut: bool) -> bool:
-        """Go through all layers; False if there were too many states.
-
-        Parameters
-        ----------
-        most : states after a layer.
-        cut : of more, those with the least bounds go on; else the search ends.
-        """
-        states, whole = tail.start(self.costs), True
+    def run(self, most: int) -> None:
+        """Go through all layers with so many states after each; find better decisions, and what
+        none are below."""
+        states, cut = tail.start(self.costs), self.total
+        clip = self._clipped()
         self.bounds = self.bounds[:1]
         steps: list[tuple[Ints, Ints]] = []  # of each state, that before and the decision
         for place in range(len(self.costs)):
@@ -153,60 +145,60 @@ class _Search:
             parents = np.tile(np.arange(len(states)), len(parts))
             columns = np.repeat([column for column, _ in parts], len(states))
             self.states += len(new)
-            kept = self._promising(new, place + 1)
-            if cut and len(kept) > 4 * most:
-                kept, whole = kept[: 4 * most], False
-            kept = kept[_undominated(self._keys(new[kept], place + 1))]
-            if len(kept) > most:
-                if not cut:
-                    return False
-                kept, whole = kept[:most], False
+            kept, least = self._promising(new, place + 1)
+            alone, seen = _undominated(self._keys(new[kept], clip[place + 1]), most)
+            if seen < len(kept):
+                cut = min(cut, int(least[seen]))
+            kept = kept[alone]
             states = new[kept]
             steps.append((parents[kept], columns[kept]))
             if len(states) > FEW and place % EVERY == 0 and place + 1 < len(self.costs):
                 self._look_closer(len(states), steps)
-                again = self._promising(states, place + 1)
+                again, _ = self._promising(states, place + 1)
                 states = states[again]
                 steps[-1] = (steps[-1][0][again], steps[-1][1][again])
         if len(states):
             self._take(states, steps)
-        return whole
+        self.least = max(self.least, min(cut, self.total))
 
-    def _promising(self, states: Ints, decided: int) -> Ints:
-        """Numbers of those that could be better than the best, the most promising first."""
+    def _promising(self, states: Ints, decided: int) -> tuple[Ints, Ints]:
+        """Numbers of those that could be better than the best, the most promising first, and
+        what no iteration that begins with them is shorter than."""
         fits = np.ones(len(states), bool)
         for column, limit, after in zip(
             (tail.BYTES, tail.KEPT), self.limits, self._after, strict=True
         ):
             fits &= states[:, column] + after[decided] <= limit
-        least = np.zeros(len(states), np.int64)
-        for bound in self.bounds:
-            found = bound.of(states, decided)
-            fits &= found <= bound.paths * (self.total - 1)
-            np.maximum(least, found // bound.paths, out=least)
         chosen = np.flatnonzero(fits)
-        return chosen[np.argsort(least[chosen], kind="stable")]
+        least = np.zeros(len(chosen), np.int64)
+        for bound in self.bounds:
+            found = -(-bound.of(states[chosen], decided) // bound.paths)
+            least = np.maximum(least, found)
+            better = least < self.total
+            chosen, least = chosen[better], least[better]
+        order = np.argsort(least, kind="stable")
+        return chosen[order], least[order]
 
-    def _keys(self, states: Ints, decided: int) -> Ints:
+    def _keys(self, states: Ints, clip: Ints) -> Ints:
         """Sums of two numbers that paths go through, and bytes: a state none of whose keys is above
         those of another leads to nothing worse; (n, k)."""
-        found = [states[:, before] + states[:, after] for before, after in KEYS]
-        if self._clip is not None:
-            pairs = zip(found, self._clip[decided], strict=True)
-            found = [np.maximum(each, clip) for each, clip in pairs]
+        found = [
+            np.maximum(states[:, before] + states[:, after], least)
+            for (before, after), least in zip(KEYS, clip, strict=True)
+        ]
         columns = zip((tail.BYTES, tail.KEPT), self.limits, strict=True)
         found += [states[:, column] for column, limit in columns if limit < _UNLIMITED]
         return np.stack(found, 1)
 
     def _look_closer(self, count: int, steps: Sequence[tuple[Ints, Ints]]) -> None:
         """Add bounds that are good near some of the states."""
-        for state in (0, count // 3, 2 * count // 3, count - 1):
-            first = _decisions(steps, state)
-            known = [*first, *self.best[len(first) :]]
-            found, answers = bounds(self.costs, self.limits, known, CLOSE_ROUNDS, first)
-            self.bounds = [self.bounds[0], *self.bounds[1:][-MOST_BOUNDS:], found]
-            for answer in answers[-8:]:
-                self.offer(answer)
+        near = [
+            [*_columns(steps, state), *(each.index for each in self.best[len(steps) :])]
+            for state in (0, count // 3, 2 * count // 3, count - 1)
+        ]
+        found, answers = bounds(self.costs, self.limits, np.array(near), CLOSE_ROUNDS, len(steps))
+        self.bounds = [self.bounds[0], *[*self.bounds[1:], *found][-MOST_BOUNDS:]]
+        self.offer(answers[-8:].reshape(-1, len(self.costs)))
 
     def _take(self, states: Ints, steps: Sequence[tuple[Ints, Ints]]) -> None:
         totals = tail.totals(states)
@@ -214,14 +206,14 @@ class _Search:
         if totals[at] >= self.total:
             return
         self.total = int(totals[at])
-        self.best = tuple(_decisions(steps, at))
+        self.best = tuple(DECISIONS[column] for column in _columns(steps, at))
 
 
-def _decisions(steps: Sequence[tuple[Ints, Ints]], state: int) -> list[Decision]:
-    """That lead to a state."""
+def _columns(steps: Sequence[tuple[Ints, Ints]], state: int) -> list[int]:
+    """`Decision.index` of each layer that leads to a state."""
     found = []
     for parents, columns in reversed(steps):
-        found.append(DECISIONS[columns[state]])
+        found.append(int(columns[state]))
         state = int(parents[state])
     return found[::-1]
 
@@ -229,27 +221,51 @@ def _decisions(steps: Sequence[tuple[Ints, Ints]], state: int) -> list[Decision]
 _UNLIMITED = 1 << 62
 NO_LIMITS = Limits(_UNLIMITED, _UNLIMITED)
 
-_BLOCK = 256
+_BLOCK, _CHUNK = 256, 512
+"""Rows that are compared at a time: what comes of it fits a cache."""
 
 
-def _undominated(keys: Ints) -> Ints:
-    """Rows that no other is below or equal to in all columns, of equal ones the first;
-    ascending."""
-    keys, first = np.unique(keys, axis=0, return_index=True)
-    order = np.lexsort((first, keys.sum(1)))  # what dominates another row comes before it
-    keys, first = np.ascontiguousarray(keys[order]), first[order]
-    kept = np.zeros(len(keys), bool)
-    for start in range(0, len(keys), _BLOCK):
-        block = keys[start : start + _BLOCK]
-        alone = ~_below(keys[:start][kept[:start]], block).any(0)
-        alone &= ~np.triu(_below(block, block), 1).any(0)
-        kept[start : start + _BLOCK] = alone
-    return np.sort(first[kept])
+def _undominated(keys: Ints, most: int) -> tuple[Ints, int]:
+    """Rows that none before is below or equal to in all columns.
+
+    Parameters
+    ----------
+    keys
+    most : rows that are looked for.
+
+    Returns
+    -------
+    Ints : their numbers, ascending.
+    int : rows that were looked at; the others come after `most` that were found.
+    """
+    ranks = _ranks(keys)
+    kept, count = np.empty((len(ranks), most), ranks.dtype), 0
+    found: list[Ints] = []
+    seen = 0
+    while seen < len(keys) and count < most:
+        alone = np.arange(seen, min(seen + _BLOCK, len(keys)))
+        for start in range(0, count, _CHUNK):
+            below = _below(kept[:, start : min(start + _CHUNK, count)], ranks[:, alone])
+            alone = alone[~below.any(0)]
+        below = _below(ranks[:, alone], ranks[:, alone])
+        alone = alone[~np.triu(below, 1).any(0)][: most - count]
+        kept[:, count : count + len(alone)] = ranks[:, alone]
+        count += len(alone)
+        found.append(alone)
+        seen = min(seen + _BLOCK, len(keys)) if count < most else int(alone[-1]) + 1
+    return np.concatenate([*found, np.empty(0, np.int64)]), seen
 
 
-def _below(some: Ints, others: Ints) -> npt.NDArray[np.bool_]:
-    """Whether some rows are not above others in any column; (len(some), len(others))."""
-    less = some[:, None, 0] <= others[None, :, 0]
-    for column in range(1, some.shape[1]):
-        less &= some[:, None, column] <= others[None, :, column]
+def _ranks(keys: Ints) -> npt.NDArray[np.uint32]:
+    """Places in the order of each column, in few bits, as they are compared often: (k, n)."""
+    found = [np.unique(column, return_inverse=True)[1] for column in keys.T]
+    narrow: type = np.uint16 if len(keys) <= 1 << 16 else np.uint32
+    return np.stack(found).astype(narrow)
+
+
+def _below(some: npt.NDArray[np.uint32], others: npt.NDArray[np.uint32]) -> npt.NDArray[np.bool_]:
+    """Whether some columns are not above others in any row; (some, others)."""
+    less: npt.NDArray[np.bool_] = some[0][:, None] <= others[0]
+    for one, other in zip(some[1:], others[1:], strict=True):
+        less &= one[:, None] <= other
     return less

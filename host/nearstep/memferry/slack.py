@@ -26,6 +26,7 @@ KEYS = (
 """Pairs of numbers through which paths go."""
 
 _NEVER = -(1 << 60)
+_MOST = (1 << 63) - 1
 _SHARES = (0, 1, 2, 4, 8, 16)
 """Prices that are tried: paths of the bound that a picosecond of the path is exchanged for."""
 
@@ -46,6 +47,7 @@ def ahead(costs: Costs, excess: Ints, paths: int, gap: int) -> Ints:
     """
     count = len(costs)
     shares = np.array(_SHARES, np.int64)
+    excess = np.minimum(excess, _MOST // _SHARES[-1])
     offset = -(-shares * gap // paths)
     reach = np.full((len(shares), 3, 3), _NEVER, np.int64)
     for x, y in ((tail.F, tail.A), (tail.R, tail.D), (tail.H, tail.D)):

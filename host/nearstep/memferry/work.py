@@ -1,4 +1,4 @@
-"""Iterations under a plan as graphs of work: MemFerry's, and native ZeRO-Offload's.
+"""Iterations under a plan as graphs of work: MemFerry's, native ZeRO-Offload's, and DeepSpeed's.
 
 One iteration alone takes exactly as long as `nearstep.memferry.cost` says. Of several ones each
 begins as the bytes allow: a layer is loaded, or computed in host memory, when the iteration before
@@ -38,6 +38,27 @@ class Shared:
     up_bytes_per_s: float
 
 
+@dataclass(frozen=True, kw_only=True)
+class Bucket:
+    """Where DeepSpeed collects gradients before it sends them.
+
+    Those of a layer go into it when they have been computed; what is in it is sent when a layer's
+    have no room, and when backward has ended. A layer with more than that has a bucket of its own.
+
+    Attributes
+    ----------
+    nbytes : that it holds.
+    beside : backward goes on while it is sent (`overlap_comm`, with two of them); else the GPU
+        waits.
+
+    Ref: DeepSpeed, `deepspeed/runtime/zero/stage_1_and_2.py`:
+        `reduce_independent_p_g_buckets_and_remove_grads`.
+    """
+
+    nbytes: int
+    beside: bool = False
+
+
 class Iterations:
     """Adds iterations to a graph.
 
@@ -47,6 +68,7 @@ class Iterations:
     decisions : for each layer.
     updates
     shared : None: as in the cost model.
+    bucket : None: gradients are sent layer by layer.
 
     Attributes
     ----------
@@ -60,6 +82,7 @@ class Iterations:
         *,
         updates: Updates = "after-backward",
         shared: Shared | None = None,
+        bucket: Bucket | None = None,
     ) -> None:
         if len(decisions) != len(costs):
             raise ArgumentError(f"decisions must be {len(costs)}, not {len(decisions)}")
@@ -68,6 +91,7 @@ class Iterations:
         self._decisions = decisions
         self._updates = updates
         self._shared = shared
+        self._bucket = bucket
         self._names = [layer.name for layer in costs.profile.layers]
 
     def add(self) -> None:
@@ -92,14 +116,35 @@ class Iterations:
                 loads[i] = self._load(i, [*before, forward[i]])
                 before = [loads[i]]
         sends: dict[int, Operation] = {}
+        held: list[int] = []
         for i in reversed(count):
             after = [each for each in (now, loads.get(i)) if each is not None]
             ticks = costs.backward[i, decisions[i].index]
             now = self._compute("backward", i, int(ticks), after)
             if costs.trained[i] and not decisions[i].write:
-                sends[i] = self._send(i, now)
+                if held and not self._fits([*held, i]):
+                    now = self._send_all(held, now, sends)
+                held.append(i)
+                if self._bucket is None:
+                    now = self._send_all(held, now, sends)
             now = self._gap("between", costs.before_backward[i], now)
-        self._update(now, sends)
+        self._update(self._send_all(held, now, sends), sends)
+
+    def _fits(self, layers: Sequence[int]) -> bool:
+        sizes = [self._costs.profile.layers[i].gradient_bytes for i in layers]
+        return self._bucket is not None and sum(sizes) <= self._bucket.nbytes
+
+    def _send_all(
+        self, held: list[int], now: Operation | None, sends: dict[int, Operation]
+    ) -> Operation | None:
+        """Send what was collected; what the GPU's next computation comes after."""
+        for i in held:
+            assert now is not None, "gradients were computed"
+            sends[i] = self._send(i, now)
+        waits = held and self._bucket is not None and not self._bucket.beside
+        last = sends[held[-1]] if waits else now
+        held.clear()
+        return last
 
     def _update(self, backward: Operation | None, sends: dict[int, Operation]) -> None:
         trained = [i for i in range(len(self._costs)) if self._costs.trained[i]]
@@ -208,10 +253,13 @@ def steady(iterations: Iterations) -> Steady:
 
 
 def once(
-    costs: Costs, decisions: Sequence[Decision], updates: Updates = "after-backward"
+    costs: Costs,
+    decisions: Sequence[Decision],
+    updates: Updates = "after-backward",
+    bucket: Bucket | None = None,
 ) -> Timeline:
     """One iteration alone, by default as the cost model has it."""
-    iterations = Iterations(costs, decisions, updates=updates)
+    iterations = Iterations(costs, decisions, updates=updates, bucket=bucket)
     iterations.add()
     return execute(iterations.graph)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import fields, replace
 
 import numpy as np
 
@@ -66,6 +67,46 @@ def _layer_at_random(rng: random.Random, name: str) -> LayerProfile:
         between_forward_s=rng.choice([0.0, rng.uniform(0, 0.5) * 1e-3]),
         between_backward_s=rng.choice([0.0, rng.uniform(0, 1) * 1e-3]),
         update_s=load * rng.uniform(0.3, 1) if trained else 0.0,
+    )
+
+
+def tied_at_random(rng: random.Random, count: int, tied: int) -> Profile:
+    """The same, of which some layers have one parameter: each loads it, the first has its
+    gradient."""
+    layers = [_layer_at_random(rng, f"layer{i}") for i in range(count)]
+    size = rng.randint(1, 100) * 64
+    places = sorted(rng.sample(range(count), tied))
+    for place in places[1:]:
+        layers[place] = replace(
+            layers[place],
+            gradient_bytes=0,
+            send_s=0.0,
+            update_s=0.0,
+            backward_write_s=None,
+            backward_dha_write_s=None,
+        )
+    for place in places:
+        layers[place] = replace(layers[place], parameter_bytes=size, load_s=size / 1e6)
+    first = layers[places[0]]
+    layers[places[0]] = replace(first, gradient_bytes=size, send_s=size / 1e6, update_s=size / 2e6)
+    return made_of(*layers)
+
+
+def slowed(profile: Profile, factor: float) -> Profile:
+    """All times so much longer."""
+    times = [each.name for each in fields(LayerProfile) if each.name.endswith("_s")]
+    return replace(
+        profile,
+        layers=tuple(
+            replace(
+                layer,
+                **{
+                    name: None if (value := getattr(layer, name)) is None else value * factor
+                    for name in times
+                },
+            )
+            for layer in profile.layers
+        ),
     )
 
 

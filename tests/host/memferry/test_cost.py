@@ -7,7 +7,8 @@ import pytest
 
 from nearstep.memferry import bound, tail
 from nearstep.memferry.cost import DFGB, DHA, GFGB, Costs, Decision, Mode
-from nearstep.memferry.work import GPU, Iterations, Shared, native, once, steady
+from nearstep.memferry.exact import NO_LIMITS
+from nearstep.memferry.work import GPU, Bucket, Iterations, Shared, native, once, steady
 from nearstep.work.executor import execute
 
 from .profiles import at_random, decisions_at_random, layer, made_of
@@ -47,7 +48,8 @@ def test_a_bound_is_above_no_iteration_that_goes_on_from_a_state() -> None:
         costs = Costs(at_random(rng, rng.randint(1, 12)))
         first = decisions_at_random(rng, costs)
         budget = costs.bytes_of(first) if number % 2 else 1 << 62
-        found, _ = bound.bounds(costs, bound.Limits(budget, 1 << 62), first, 16)
+        limits, plan = bound.Limits(budget, 1 << 62), np.array([[each.index for each in first]])
+        (found,), _ = bound.bounds(costs, limits, plan, 16, decided=number % len(costs))
         for _ in range(10):
             decisions = decisions_at_random(rng, costs)
             if costs.bytes_of(decisions) > budget:
@@ -58,6 +60,43 @@ def test_a_bound_is_above_no_iteration_that_goes_on_from_a_state() -> None:
                 state = tail.extend(costs, state, i, decision.index)
                 checks += 1
     assert checks > 1000
+
+
+def test_the_longest_path_is_the_iteration_unless_a_layer_waits_for_its_own_forward() -> None:
+    rng, exact, lanes = random.Random(15), 0, set()
+    for _ in range(60):
+        costs = Costs(at_random(rng, rng.randint(1, 12)))
+        plans = [decisions_at_random(rng, costs) for _ in range(40)]
+        columns = np.array([[each.index for each in plan] for plan in plans])
+        paths, lengths = bound.longest(costs, columns)
+        table = bound.coefficients(costs, paths)
+        for i, plan in enumerate(plans):
+            total = costs.times(plan).total
+            length = table[i, range(len(costs)), columns[i]].sum()
+            length += costs.update.sum() * (paths[i, 1] < 0)
+            assert length == lengths[i] <= total
+            exact += lengths[i] == total
+            lanes.add((*(paths[i] >= 0).tolist(), bool(paths[i, 3] < len(costs))))
+    assert exact > 1500
+    assert len(lanes) > 5
+
+
+def test_a_bound_of_one_path_is_the_iteration_whatever_is_decided_if_there_is_one_plan() -> None:
+    rng, checks = random.Random(18), 0
+    for _ in range(60):
+        costs = Costs(at_random(rng, rng.randint(1, 12)))
+        plan = decisions_at_random(rng, costs)
+        columns = np.array([[each.index for each in plan]])
+        costs.allowed[:] = np.arange(6) == columns[0][:, None]
+        _, lengths = bound.longest(costs, columns)
+        (found,), _ = bound.bounds(costs, NO_LIMITS, columns, 1)
+        states = tail.start(costs)
+        for i, decision in enumerate([*plan, None]):
+            assert found.of(states, i)[0] + found.paths + len(found.rest) == lengths[0]
+            checks += 1
+            if decision is not None:
+                states = tail.extend(costs, states, i, decision.index)
+    assert checks > 300
 
 
 def test_two_layers_as_in_figure_4() -> None:
@@ -100,6 +139,40 @@ def test_several_iterations_overlap_updates_with_loads() -> None:
     among = steady(Iterations(costs, native(costs), updates="all-gradients"))
     assert among.seconds == pytest.approx(alone - 1e-3)  # the update of the second layer
     assert 0 < among.busy < 1
+
+
+def test_a_bucket_is_sent_when_it_is_full_and_after_backward() -> None:
+    """Three layers of 100 bytes and 4 ms, whose backward takes 2 ms each."""
+    costs = Costs(made_of(layer("one"), layer("two"), layer("three")))
+
+    def ends(nbytes: int, *, beside: bool = False) -> list[int]:
+        bucket = Bucket(nbytes=nbytes, beside=beside)
+        found = once(costs, [DHA] * 3, "all-gradients", bucket)
+        names = [
+            f"{kind} {name}" for kind in ("backward", "send") for name in ("three", "two", "one")
+        ]
+        at = {each.operation.name: each.end // MS for each in found.entries}
+        return [at[name] for name in names]
+
+    begun = 9  # forward
+    assert ends(300) == [begun + each for each in (3, 6, 9, 13, 17, 21)]
+    assert ends(200) == [begun + each for each in (3, 6, 9, 13, 17, 21)]
+    assert ends(100) == [begun + each for each in (3, 6, 13, 10, 17, 21)]
+    assert ends(99) == ends(100)
+    assert ends(100, beside=True) == [begun + each for each in (3, 6, 9, 10, 14, 18)]
+    rng = random.Random(16)
+    for _ in range(30):
+        costs = Costs(at_random(rng, rng.randint(1, 12)))
+        plan = native(costs)
+        full, none = (
+            once(costs, plan, "all-gradients", bucket).makespan
+            for bucket in (Bucket(nbytes=1 << 50), None)
+        )
+        times = costs.times(plan)
+        sent = [int(costs.send[i]) for i in range(len(costs)) if costs.trained[i]]
+        updates = int(costs.update[costs.trained].sum())
+        last = times.backward[0] + int(costs.before_backward[0])
+        assert full == last + sum(sent) + updates >= none
 
 
 def test_a_shared_link_makes_nothing_faster() -> None:

@@ -231,6 +231,17 @@ def test_in_place_is_mapped_memory_of_the_host() -> None:
         assert not torch.equal(weight.detach().cpu(), before)
 
 
+def test_a_plan_is_made_in_the_first_step() -> None:
+    plan = Plan(kind="stack", steps=3)
+    assert_equal(train_in_least(plan, policy="memferry"), train(plan))
+    model, optimizer = made(plan)
+    with nearstep.offload(model, optimizer, budget="100%", policy="memferry") as engine:
+        assert engine.plan is None
+        steps(model, optimizer)
+        assert engine.plan is not None
+        assert engine.shadow is None
+
+
 def test_what_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = Plan(kind="stack")
     model, optimizer = made(plan)

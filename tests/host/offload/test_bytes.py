@@ -123,9 +123,10 @@ def test_the_order_of_uses_repeats() -> None:
     checked = 0
     for _ in range(50):
         uses = [chance.randrange(6) for _ in range(chance.randint(1, 30))]
+        later = [chance.random() < 0.5 for _ in uses]
         order = UseOrder([], most=1000)
-        for key in uses:
-            order.used(key)
+        for use in zip(uses, later, strict=True):
+            order.used(*use)
         order.end_period()
         for at, key in enumerate(uses):
             ahead = uses[at:] + uses[:at]
@@ -133,26 +134,27 @@ def test_the_order_of_uses_repeats() -> None:
                 expected = ahead.index(other) if other in ahead else 2 * len(uses) + 1
                 assert order.distance(other) == expected
                 checked += 1
-            assert list(order.upcoming()) == uses[at:]
-            order.used(key)
+            assert list(order.upcoming()) == [*zip(uses, later, strict=True)][at:]
+            order.used(key, later[at])
     assert checked > 1000
 
 
 def test_uses_out_of_order_are_found_again() -> None:
-    order = UseOrder([0, 1, 2, 3, 2, 1], most=1000)
-    order.used(3)
-    assert list(order.upcoming()) == [2, 1]
-    order.used(0)  # from the beginning
-    assert list(order.upcoming()) == [1, 2, 3, 2, 1]
-    order.used(9)  # never seen: nothing is known
-    assert list(order.upcoming()) == [1, 2, 3, 2, 1]
+    forward, backward = [(key, False) for key in range(4)], [(2, True), (1, True)]
+    order = UseOrder([*forward, *backward], most=1000)
+    order.used(3, False)
+    assert list(order.upcoming()) == backward
+    order.used(0, False)  # from the beginning
+    assert list(order.upcoming()) == [*forward[1:], *backward]
+    order.used(9, False)  # never seen: nothing is known
+    assert list(order.upcoming()) == [*forward[1:], *backward]
 
 
 def test_a_period_that_nobody_ends_is_bounded() -> None:
-    order = UseOrder([0], most=4)
+    order = UseOrder([(0, False)], most=4)
     for _ in range(4):
-        order.used(5)
-    assert list(order.upcoming()) == [5, 5, 5, 5]
+        order.used(5, True)
+    assert list(order.upcoming()) == [(5, True)] * 4
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from nearstep.memferry.errors import FingerprintError, PlanBudgetError, PlanErro
 from nearstep.memferry.plan import Plan as Places
 from nearstep.memferry.plan import from_json
 from nearstep.memferry.profile import Profile
-from nearstep.torch.memferry import model_fingerprint, profile
+from nearstep.torch.memferry import Profiling, model_fingerprint, profile
 from nearstep.torch.memferry.layers import layers_of
 from nearstep.torch.offload import Engine
 from nearstep.torch.offload.errors import BudgetError
@@ -382,7 +382,12 @@ def test_plans_and_profiles_of_another_model_are_refused() -> None:
     found = profile_of(model)
     checked = 0
     for kind, text, options in (
-        (ArgumentError, "needs plan= or profile=", {}),
+        (ArgumentError, "no processor 'tpu'", {"profile": Profiling(gpu="tpu")}),
+        (
+            ArgumentError,
+            "profile must be a Profile, not Profiling",
+            {"plan": places(model, good), "profile": Profiling()},
+        ),
         (ArgumentError, "plan must be a Plan, not str", {"plan": "DHA"}),
         (ArgumentError, "profile must be a Profile, not dict", {"profile": {}}),
         (ArgumentError, "for policy memferry", {"plan": places(model, good), "policy": "prefetch"}),
@@ -411,7 +416,7 @@ def test_plans_and_profiles_of_another_model_are_refused() -> None:
     ):
         refused(kind, text, **options)
         checked += 1
-    assert checked == 11
+    assert checked == 12
 
 
 def test_a_layer_that_no_plan_can_keep_out_of_the_budget_is_named() -> None:

@@ -18,8 +18,8 @@ from torch import nn
 import nearstep
 from nearstep.axdimm.device import AxdimmDevice
 from nearstep.errors import DeviceError
+from nearstep.torch.computation import Computation
 from nearstep.torch.offload import Engine
-from nearstep.torch.offload.computation import Computation
 from nearstep.work.clock import Clock
 from nearstep.work.errors import QueueThreadError
 from nearstep.work.operation import Range

@@ -13,9 +13,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from nearstep.memferry.access import Access
+from nearstep.torch.computation import ATEN, FLOPS, FREE, LOOKUPS, is_in_backward, tensors
 from nearstep.torch.memferry.layers import ModuleLayer
-from nearstep.torch.offload.computation import ATEN, FLOPS, LOOKUPS, is_in_backward
-from nearstep.torch.offload.parameter import tensors
 
 Timed = Callable[[Any, Sequence[Any], Mapping[str, Any]], tuple[Any, float]]
 """Calls a function of torch; its result, and seconds."""
@@ -25,10 +24,14 @@ UNREAD = {ATEN.native_layer_norm_backward: (6,)}
 
 CONVOLUTIONS = {ATEN.convolution, ATEN.convolution_backward, ATEN.mkldnn_convolution}
 
+Key = Callable[[Tensor], int]
+"""A number for the parameter that a tensor is, or is in the memory of; 0 if there is none."""
+
 _SEQUENCE: Callable[[], int] = torch.autograd._get_sequence_nr  # type: ignore[attr-defined]
 
 Label = int
-"""A layer by its number from 0, or -1 - n: between layers, when n of them have been used."""
+"""A layer by its number from 0, or -1 - n: between layers, when n of them have been used in this
+pass."""
 
 
 class Attribution(TorchDispatchMode):
@@ -44,17 +47,26 @@ class Attribution(TorchDispatchMode):
     layers
     timed
     access : for what is read of parameters.
+    key : of parameters, and of what is in their memory. None: parameters stay where they are.
 
     Attributes
     ----------
+    running : layers whose modules run, the innermost last.
     order : layers as they were first used.
     forward, backward : seconds by label.
     reads_forward, reads_backward : bytes of parameters that operations would read by direct host
         access, by layer.
     """
 
-    def __init__(self, layers: Sequence[ModuleLayer], timed: Timed, access: Access) -> None:
+    def __init__(
+        self,
+        layers: Sequence[ModuleLayer],
+        timed: Timed,
+        access: Access,
+        key: Key | None = None,
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self._key: Key = memory_of if key is None else key
         self._layers = layers
         self._timed = timed
         self._access = access
@@ -63,12 +75,14 @@ class Attribution(TorchDispatchMode):
         self.backward: defaultdict[Label, float] = defaultdict(float)
         self.reads_forward: defaultdict[int, float] = defaultdict(float)
         self.reads_backward: defaultdict[int, float] = defaultdict(float)
-        self._running: list[int] = []
+        self.running: list[int] = []
         self._nodes: dict[int, Label] = {}
+        self._reached = 0  # how far the pass has come in `order`
+        self._turned = False  # it is in backward
         self._owners: defaultdict[int, list[int]] = defaultdict(list)
         for number, layer in enumerate(layers):
             for parameter in layer.parameters:
-                owners = self._owners[_memory(parameter)]
+                owners = self._owners[self._key(parameter)]
                 if number not in owners:
                     owners.append(number)
 
@@ -89,13 +103,13 @@ class Attribution(TorchDispatchMode):
 
     def owns(self, tensor: Tensor) -> bool:
         """Whether a tensor is in the memory of a parameter."""
-        return _memory(tensor) in self._owners
+        return self._key(tensor) in self._owners
 
     def _enter(self, number: int, _: nn.Module, __: Any) -> None:
-        self._running.append(number)
+        self.running.append(number)
 
     def _leave(self, *_: Any) -> None:
-        self._running.pop()
+        self.running.pop()
 
     def __torch_dispatch__(
         self,
@@ -111,14 +125,14 @@ class Attribution(TorchDispatchMode):
         operands = [value for place, value in enumerate(args) if place not in unread]
         touched = [each for each in tensors([operands, [*kwargs.values()]]) if self.owns(each)]
         label = self._label(touched, in_backward)
-        if label >= 0 and label not in self.order:
-            self.order.append(label)
+        if label >= 0:
+            self._use(label, in_backward)
         if torch.is_grad_enabled():
             self._nodes.setdefault(before, label)
         elif touched and not in_backward:  # in a function of the user's, whose node is the last one
             self._nodes[before] = label
         result, seconds = self._timed(func, args, kwargs)
-        if not func.is_view:
+        if not func.is_view and func._overloadpacket not in FREE:
             times = self.backward if in_backward else self.forward
             times[label] += seconds
             reads = self.reads_backward if in_backward else self.reads_forward
@@ -126,21 +140,29 @@ class Attribution(TorchDispatchMode):
                 reads[label] += self._read(func, each, result)
         return result
 
+    def _use(self, layer: int, in_backward: bool) -> None:
+        if layer not in self.order:
+            self.order.append(layer)
+        if self._turned and not in_backward:  # another pass begins
+            self._reached = 0
+        self._turned = in_backward
+        self._reached = max(self._reached, self.order.index(layer) + 1)
+
     def _label(self, touched: Sequence[Tensor], in_backward: bool) -> Label:
         node = torch._C._current_autograd_node() if in_backward else None
         known = None if node is None else self._nodes.get(node._sequence_nr())
         if touched:
-            return self._owner(_memory(touched[0]), known)
-        if self._running and self._layers[self._running[-1]].is_leaf:
-            return self._running[-1]
+            return self._owner(self._key(touched[0]), known)
+        if self.running and self._layers[self.running[-1]].is_leaf:
+            return self.running[-1]
         variable: Any = getattr(node, "variable", None)
         if isinstance(variable, Tensor) and self.owns(variable):  # its gradient is added
-            return self._owner(_memory(variable), None)
-        return -1 - len(self.order) if known is None else known
+            return self._owner(self._key(variable), None)
+        return -1 - self._reached if known is None else known
 
     def _owner(self, memory: int, known: Label | None) -> int:
         owners = self._owners[memory]
-        inner = next((each for each in reversed(self._running) if each in owners), None)
+        inner = next((each for each in reversed(self.running) if each in owners), None)
         if inner is not None:
             return inner
         if known is not None and known in owners:
@@ -163,7 +185,7 @@ class Attribution(TorchDispatchMode):
         return nbytes
 
 
-def _memory(tensor: Tensor) -> int:
+def memory_of(tensor: Tensor) -> int:
     """Which memory a tensor is in; 0 of one that has none to ask for."""
     try:
         return int(tensor.untyped_storage()._cdata)

@@ -13,13 +13,17 @@ from nearstep.memferry.errors import FingerprintError, PlanError
 from nearstep.memferry.plan import Plan, check
 from nearstep.memferry.profile import Profile
 from nearstep.torch.memferry.layers import layers_of, model_fingerprint
+from nearstep.torch.memferry.watch import Profiling
 from nearstep.torch.offload.in_place import InPlace
 
 
 def plan_for(
-    model: nn.Module, budget: int, plan: Plan | None = None, profile: Profile | None = None
-) -> Plan:
-    """A plan that has been checked against a model.
+    model: nn.Module,
+    budget: int,
+    plan: Plan | None = None,
+    profile: Profile | Profiling | None = None,
+) -> Plan | None:
+    """A plan that has been checked against a model; None if the model is to be profiled first.
 
     Parameters
     ----------
@@ -30,18 +34,17 @@ def plan_for(
 
     Raises
     ------
-    ArgumentError : there is neither plan nor profile.
+    ArgumentError : the plan or the profile is something else.
     FingerprintError : the plan or the profile is of another model.
     PlanError : the plan names a layer that the model has not, or takes more than it allows itself.
     PlanBudgetError : no plan fits the budget.
     """
-    if plan is None and profile is None:
-        raise ArgumentError(
-            "policy memferry needs plan= or profile= (of nearstep.torch.memferry.profile)"
-        )
+    if plan is None and (profile is None or isinstance(profile, Profiling)):
+        return None
     for what, kind, value in (("plan", Plan, plan), ("profile", Profile, profile)):
         if value is not None and not isinstance(value, kind):
             raise ArgumentError(f"{what} must be a {kind.__name__}, not {type(value).__name__}")
+    assert not isinstance(profile, Profiling), "looked at"
     expected = model_fingerprint(model)
     for each in (plan, profile):
         if each is not None and each.fingerprint != expected:
@@ -64,7 +67,7 @@ def plan_for(
 
 
 def in_place(model: nn.Module, plan: Plan) -> Mapping[Tensor, InPlace]:
-    """What a plan says of the parameters of a model.
+    """What a plan says of the parameters of a model, in the order of the plan.
 
     A parameter of several layers is in place where all of them have it so, and its gradient is of
     the first. One of no layer in the plan is fetched when it is used.

@@ -17,10 +17,10 @@ from nearstep.errors import ArgumentError
 from nearstep.memferry.access import Access, Reads
 from nearstep.memferry.errors import ProfileError
 from nearstep.memferry.profile import LayerProfile, Profile
+from nearstep.torch.computation import Computation
 from nearstep.torch.errors import ParameterError
 from nearstep.torch.memferry.attribution import Attribution, Timed
 from nearstep.torch.memferry.layers import ModuleLayer, layers_of, model_fingerprint
-from nearstep.torch.offload.computation import Computation
 from nearstep_spec.platform.load import load
 from nearstep_spec.platform.machine import Platform
 
@@ -69,9 +69,10 @@ def profile(
     """
     layers = [*layers_of(model).values()]
     found = load(platform) if isinstance(platform, str) else platform
-    _check(model, source, runs, host_params_per_s)
+    _check(model, source, runs)
+    check_rate(host_params_per_s)
     access = Access.of(found, host, gpu, reads)
-    timed = _modelled(found, gpu) if source == "modelled" else _measured
+    timed = modelled_on(found, gpu) if source == "modelled" else _measured
     with _as_before(model), torch.autograd.set_multithreading_enabled(False):
         saved = _Saved(layers, access)
         gradients = saved.run(model, run)
@@ -91,23 +92,27 @@ def profile(
             f"{type(model).__name__}, links of {found.name}, {computed}, matrices read by {reads}"
         ),
         fingerprint=model_fingerprint(model),
-        layers=tuple(_layers(layers, passes, gradients, access, host_params_per_s)),
+        layers=tuple(layer_profiles(layers, passes, gradients, access, host_params_per_s)),
         activation_bytes=saved.nbytes,
     )
 
 
-def _check(model: nn.Module, source: str, runs: int, params_per_s: float) -> None:
+def _check(model: nn.Module, source: str, runs: int) -> None:
     if source not in get_args(Source):
         raise ArgumentError(f"source must be one of {get_args(Source)}, not {source!r}")
     if isinstance(runs, bool) or not isinstance(runs, int) or runs < 1:
         raise ArgumentError(f"runs must be a whole number from 1, not {runs!r}")
-    if not params_per_s > 0:
-        raise ArgumentError(f"host_params_per_s must be above 0, not {params_per_s!r}")
     for name, parameter in model.named_parameters():
         if type(parameter) is not Parameter:
             raise ParameterError(name, "of class Parameter", type(parameter).__name__)
         if parameter.device.type != "cpu":
             raise ParameterError(name, "on the CPU", f"on {parameter.device}")
+
+
+def check_rate(params_per_s: float) -> None:
+    """Raise `ArgumentError` unless an optimizer can have this rate."""
+    if not params_per_s > 0:
+        raise ArgumentError(f"host_params_per_s must be above 0, not {params_per_s!r}")
 
 
 def _count(source: str, runs: int) -> int:
@@ -120,7 +125,13 @@ def _measured(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tupl
     return result, (time.perf_counter_ns() - start) / 1e9
 
 
-def _modelled(platform: Platform, gpu: str) -> Timed:
+def modelled_on(platform: Platform, gpu: str) -> Timed:
+    """What operations take on a processor.
+
+    Raises
+    ------
+    ArgumentError : nobody knows what it computes in a second.
+    """
     processor = platform.processors[gpu]
     if "fp32" not in processor.flops:
         raise ArgumentError(f"{platform.name}: {gpu} must have flops.fp32")
@@ -236,13 +247,23 @@ class _Times:
         return median(each.backward[label] for each in self.passes)
 
 
-def _layers(
+def layer_profiles(
     layers: Sequence[ModuleLayer],
     passes: Sequence[Attribution],
     gradients: Mapping[Tensor, int],
     access: Access,
     host_params_per_s: float,
 ) -> Iterator[LayerProfile]:
+    """Layers that were used, in the order of first use.
+
+    Parameters
+    ----------
+    layers
+    passes : of the same layers.
+    gradients : bytes of those that were made.
+    access
+    host_params_per_s
+    """
     times, first = _Times(passes), passes[0]
     counted: set[Tensor] = set()
     last = len(first.order) - 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -24,6 +24,11 @@ GRAD: Any = Tensor.grad
 
 OWN_STORAGE_REFERENCES = 2
 """To the memory of a parameter that is here: the tensor's, and that of `DeviceCopy.storage`."""
+
+
+Memory = Callable[[Tensor], Tensor]
+"""Makes a tensor like one without elements, of memory that autograd takes: it outlives
+`torch.inference_mode`."""
 
 
 class Owner(Protocol):
@@ -202,6 +207,7 @@ class DeviceCopy:
         streams: Streams | None = None,
         *,
         direct: bool = False,
+        memory: Memory | None = None,
     ) -> None:
         """Get the parameter from its owner, into memory that autograd takes: it outlives
         `torch.inference_mode`.
@@ -212,6 +218,7 @@ class DeviceCopy:
         after : operations there that end first.
         streams : if given, and no pipeline is, the same of these.
         direct : into memory of the host that the accelerator, which has streams, gets at.
+        memory : that it comes into; None of memory of its own.
         """
         like = self.like
         with torch.inference_mode(False):
@@ -219,7 +226,11 @@ class DeviceCopy:
                 self._fetch_direct(streams)
                 return
             device = self._away.device
-            empty = torch.empty_strided(like.size(), like.stride(), dtype=like.dtype, device=device)
+            empty = (
+                torch.empty_strided(like.size(), like.stride(), dtype=like.dtype, device=device)
+                if memory is None
+                else memory(like)
+            )
         self._set_data(empty)
         try:
             if pipeline is None and streams is None:

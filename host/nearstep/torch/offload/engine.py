@@ -5,19 +5,20 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
-from typing import Any, Literal, NoReturn, Self, get_args
+from dataclasses import replace
+from typing import Any, Literal, NoReturn, Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
 
-from nearstep.errors import ArgumentError
 from nearstep.memferry.plan import Plan
 from nearstep.memferry.profile import Profile
 from nearstep.torch.budget import budget_bytes
-from nearstep.torch.errors import ParameterError, UnsupportedOptionError
+from nearstep.torch.errors import UnsupportedOptionError
+from nearstep.torch.memferry.attribution import memory_of
 from nearstep.torch.memferry.policy import in_place, plan_for
+from nearstep.torch.memferry.watch import Profiling, Watch
 from nearstep.torch.offload.averaging import Averager
 from nearstep.torch.offload.buckets import first_buckets, largest_bucket
 from nearstep.torch.offload.construction import end_waiting
@@ -30,12 +31,18 @@ from nearstep.torch.offload.ledger import Ledger
 from nearstep.torch.offload.machine import Machine
 from nearstep.torch.offload.mapped import check_mapped
 from nearstep.torch.offload.modules import check_modules, hook_modules
-from nearstep.torch.offload.names import Names, check_optimizer, smallest_budget
+from nearstep.torch.offload.names import (
+    Names,
+    gradients_at_once,
+    smallest_budget,
+)
 from nearstep.torch.offload.order import UseOrder
 from nearstep.torch.offload.parameter import OffloadedParameter, Place, waiting_copy
 from nearstep.torch.offload.pipeline import Pipeline
 from nearstep.torch.offload.queued import QueuedSteps
 from nearstep.torch.offload.recording import Recording
+from nearstep.torch.offload.report import Report
+from nearstep.torch.offload.shadow import Shadow
 from nearstep.torch.offload.space import Space
 from nearstep.torch.offload.streams import Streams
 from nearstep.torch.offload.uses import Uses
@@ -51,51 +58,16 @@ USES_PER_PERIOD = 64
 """Uses of each parameter after which the order of uses is taken to repeat, where nobody steps."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Report:
-    """What an engine has done since it was opened, in bytes where not said otherwise.
-
-    Attributes
-    ----------
-    budget
-    parameters : of all parameters.
-    peak : most that was on the compute device: parameters, and gradients from before they are made
-        until their owner has them; without what is in place by a plan.
-    peak_parameters, peak_gradients : most of one of them.
-    peak_buckets : of gradients, most in buckets in which workers average them.
-    parameters_up, parameters_down : fetched from their owner, and sent there because they were
-        changed here, or had never been there.
-    gradients_down, gradients_up : sent to their owner, and fetched from there.
-    fetches, prefetches : how many parameters were fetched when they were used, and before.
-    releases : how many times a parameter gave up its memory.
-    gradients : how many gradients went to their owner.
-    steps : of the optimizer; with updates in backward, of modules.
-    """
-
-    budget: int
-    parameters: int
-    peak: int
-    peak_parameters: int
-    peak_gradients: int
-    peak_buckets: int
-    parameters_up: int
-    parameters_down: int
-    gradients_down: int
-    gradients_up: int
-    fetches: int
-    prefetches: int
-    releases: int
-    gradients: int
-    steps: int
-
-
 class Engine:
     """Made by `offload`, which see.
 
     Attributes
     ----------
     budget : bytes.
-    plan : by which parameters and gradients are in place; None of other policies than `memferry`.
+    plan : by which parameters and gradients are in place; None of other policies than `memferry`,
+        and until the first step has made one.
+    profile : that the plan was made for; None if there is no such.
+    shadow : places of parameters by the plan; None without one, and on an accelerator.
     closed
     """
 
@@ -107,20 +79,23 @@ class Engine:
         policy: Policy,
         updates: Updates,
         plan: Plan | None = None,
-        profile: Profile | None = None,
+        profile: Profile | Profiling | None = None,
     ) -> None:
         model, self._wrapper = unwrapped(model)
         self._averager: Averager | None = None
         check_modules(model)
+        self._model = model
         self._names = Names(model, optimizer)
         parameters = list(self._names.parameters)
         self._bytes = sum(each.numel() * each.element_size() for each in parameters)
         self.budget = budget_bytes(budget, self._bytes)
         self.plan = plan_for(model, self.budget, plan, profile) if policy == "memferry" else None
-        places = {} if self.plan is None else in_place(model, self.plan)
-        if self._names.device.type != "cpu":
-            check_mapped(self._names.device, places)
-            places = {each: replace(found, gradient=False) for each, found in places.items()}
+        self.profile = profile if isinstance(profile, Profile) else None
+        self.shadow: Shadow | None = None
+        places = {} if self.plan is None else self._in_place(self.plan)
+        if policy == "memferry" and self._names.device.type != "cpu":
+            may = dict.fromkeys(parameters, InPlace(forward=True))
+            check_mapped(self._names.device, may if self.plan is None else places)
         smallest = smallest_budget(model, parameters, places) + _bucket(self._wrapper, places)
         if self.budget < smallest:
             what = "parameters of one module with their gradients"
@@ -135,22 +110,28 @@ class Engine:
             )
             for index, (parameter, name) in enumerate(self._names.parameters.items())
         ]
+        self._copies = {copy.parameter: copy for copy in copies}
+        watch = None
+        if policy == "memferry" and self.plan is None:
+            how = profile if isinstance(profile, Profiling) else Profiling()
+            watch = Watch(model, how, self._key)
         self._start: dict[str, Any] = optimizer.traffic.as_dict()
         if self._wrapper is not None:
             self._wrapper.take()
         try:
             self._check_held(copies, smallest)
-            self._open(model, copies, policy)
+            self._open(copies, policy, watch)
         except BaseException:
             if self._wrapper is not None:
                 self._wrapper.give_back()
             raise
 
-    def _open(self, model: nn.Module, copies: list[DeviceCopy], policy: Policy) -> None:
+    def _open(self, copies: list[DeviceCopy], policy: Policy, watch: Watch | None) -> None:
         for copy in copies:
             end_waiting(copy.parameter)
         indices = [each.index for each in copies]
-        order = UseOrder(indices + indices[::-1], USES_PER_PERIOD * max(1, len(indices)))
+        expected = [(i, False) for i in indices] + [(i, True) for i in reversed(indices)]
+        order = UseOrder(expected, USES_PER_PERIOD * max(1, len(indices)))
         ledger = Ledger(budget=self.budget)
         device = self._names.device
         streams = None if device.type == "cpu" else Streams(device)
@@ -165,7 +146,10 @@ class Engine:
             self._average(self._wrapper, copies)
         self._uses = Uses(self._space, self._gradients)
         self._places: list[Place] = []
+        self._space.watch = watch
         self._space.release_all()
+        if self.plan is not None:
+            self._put_in_force(self.plan)
         self._space.bring_in_place()
         ledger.reset_peaks()
         for copy in copies:
@@ -179,7 +163,7 @@ class Engine:
             gradient = copy.raw_gradient()
             if gradient is not None:
                 self._gradients.complete(copy)
-        self._remove: list[Callable[[], None]] = hook_modules(model, self._before_forward)
+        self._remove: list[Callable[[], None]] = hook_modules(self._model, self._before_forward)
         self._optimizer.around_update = self._around_update
         self.closed = False
 
@@ -242,6 +226,9 @@ class Engine:
         self._space.land_all()
         self._space.end_sending()
         self._space.give_up()
+        self._end_watch()
+        if self.shadow is not None:
+            self._space.release_all()  # out of the vector
         for copy in self._space.copies:
             if not copy.present:
                 copy.fetch()
@@ -379,16 +366,63 @@ class Engine:
         self._space.end_sending()
         for copy in self._space.copies:
             self._space.follow(copy)
+        plan = self._plan_in_training()
         with self._space.aside():
             with self._apart(self._space.release_all()):
                 yield
             if self._space.pipeline is not None:
                 self._space.pipeline.finish()
+            if plan is not None:
+                self._end_watch()
+                self._put_in_force(plan)
             self._space.bring_in_place()
         self._space.reap()
         if self._early is not None:
             self._early.after_step()
         self._space.order.end_period()
+
+    def _key(self, tensor: Tensor) -> int:
+        """`attribution.Key`: parameters come and go, and so does their memory."""
+        copy = self._copies.get(tensor) or self._space.owner_at(memory_of(tensor))
+        return 0 if copy is None else copy.index + 1
+
+    def _plan_in_training(self) -> Plan | None:
+        """The plan for what has been seen since the watch began; None if there is nothing to plan,
+        or not yet."""
+        if self._space.watch is None:
+            return None
+        gradients = {
+            parameter: copy.like.numel() * copy.like.element_size()
+            for parameter, copy in self._copies.items()
+            if copy.resident.held is not None or copy.raw_gradient() is not None
+        }
+        found = self._space.watch.take(gradients)
+        if found is None:
+            return None
+        self.profile = found
+        return plan_for(self._model, self.budget, profile=found)
+
+    def _end_watch(self) -> None:
+        if self._space.watch is not None:
+            self._space.watch.close()
+            self._space.watch = None
+
+    def _put_in_force(self, plan: Plan) -> None:
+        places = self._in_place(plan)
+        for parameter, place in places.items():
+            self._copies[parameter].in_place = place
+        self.plan = plan
+        if self._names.device.type == "cpu":
+            room = gradients_at_once(self._model, self._copies)
+            named = [self._copies[parameter] for parameter in places]
+            self.shadow = Shadow(named, self.budget, room)
+        self._space.follow_plan(self.shadow)
+
+    def _in_place(self, plan: Plan) -> Mapping[Tensor, InPlace]:
+        places = in_place(self._model, plan)
+        if self._names.device.type == "cpu":
+            return places
+        return {each: replace(found, gradient=False) for each, found in places.items()}
 
     @contextmanager
     def _apart(self, stay: Sequence[DeviceCopy]) -> Iterator[None]:
@@ -419,72 +453,3 @@ def _like(parameter: Tensor) -> Tensor | None:
     """`DeviceCopy.like` of a parameter that `init` has sent away."""
     found = waiting_copy(parameter)
     return None if found is None or found.present else found.like
-
-
-def offload(
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    *,
-    budget: int | str,
-    policy: Policy = "prefetch",
-    updates: Updates = "at-step",
-    plan: Plan | None = None,
-    profile: Profile | None = None,
-) -> Engine:
-    """Have the parameters of a model come to the compute device when they are used, and go again.
-
-    ::
-
-        optimizer = nearstep.optim.AdamW(model.parameters(), device="golden:axdimm")
-        engine = nearstep.offload(model, optimizer, budget="25%")
-        for batch in batches:
-            loss = model(batch)
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-
-    Parameters and optimizer state are the optimizer's, on its device; `docs/offload.md` says what
-    is where, and when. Training has the bits that it has without.
-
-    Parameters
-    ----------
-    model : every parameter that requires a gradient is in a group of the optimizer. A
-        `torch.nn.parallel.DistributedDataParallel` is one of several workers, whose gradients are
-        averaged before owners get them.
-    optimizer : of `nearstep.optim`, on any device, without compression.
-    budget : of the memory that parameters and gradients may have on the compute device: bytes, text
-        such as `2GiB`, or a share of the parameters' bytes, such as `25%`.
-    policy : `prefetch` fetches parameters before they are used, in the order of the step before, as
-        far as the budget goes; `on-demand` when they are used. `memferry` is `prefetch` with a plan
-        that says what the compute device gets at in the host's memory instead (`docs/memferry.md`).
-    updates : `at-step`; or `in-backward`, which updates the parameters of a module as soon as
-        backward has made all of their gradients. That is right where each step has one backward,
-        and nothing is done with gradients or options between backward and step: what can be seen
-        to be otherwise raises `EarlyUpdateError`.
-    plan, profile : of the model, with policy `memferry`; without a plan one is made for the
-        profile, within the budget.
-
-    Raises
-    ------
-    BudgetError : the budget is smaller than what one module needs, and a bucket in which workers
-        average gradients.
-    WrapperError : a part of the model is in a wrapper of its own.
-    PlanError, PlanBudgetError : the plan or the profile is of another model, or nothing fits.
-    BudgetFormatError, ParameterError, UnsupportedOptionError, ArgumentError : the budget or the
-        policy cannot be read, or a parameter, module or optimizer is of a kind that cannot be
-        offloaded. Nothing has been changed.
-    """
-    if policy not in get_args(Policy):
-        raise ArgumentError(f"policy must be one of {get_args(Policy)}, not {policy!r}")
-    if updates not in get_args(Updates):
-        raise ArgumentError(f"updates must be one of {get_args(Updates)}, not {updates!r}")
-    if policy != "memferry" and (plan is not None or profile is not None):
-        raise ArgumentError(f"plan and profile are for policy memferry, not {policy!r}")
-    if not isinstance(model, nn.Module):
-        raise ArgumentError(f"model must be a torch.nn.Module, not {type(model).__name__}")
-    found = check_optimizer(optimizer)
-    for parameter in model.parameters():
-        if isinstance(parameter, OffloadedParameter) and waiting_copy(parameter) is None:
-            raise ParameterError("a parameter of the model", "with no engine yet", "offloaded")
-    with torch.inference_mode(False):  # what it makes outlives that
-        return Engine(model, found, budget, policy, updates, plan, profile)

@@ -91,6 +91,8 @@ class Gradients:
         self._passes.clear()
         if self.averages is not None:
             self.averages.abandon()
+        if self._space.watch is not None:
+            self._space.watch.restart()
         updated = next((copy for copy in self._space.copies if copy.updated), None)
         self._space.give_up()
         for copy in self._space.copies:

@@ -10,29 +10,8 @@ import torch
 from torch import nn
 
 from nearstep.torch.errors import ParameterError
+from nearstep.torch.module_hook import Hook
 from nearstep.torch.offload.parameter import OffloadedParameter
-
-
-class Hook:
-    """A hook that copies of the module, and pickled ones, have no use for: there it does nothing.
-
-    Parameters
-    ----------
-    action : called with the module.
-    """
-
-    def __init__(self, action: Callable[[nn.Module], None] | None = None) -> None:
-        self._action = action
-
-    def __call__(self, module: nn.Module, *others: Any) -> None:
-        if self._action is not None:
-            self._action(module)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Hook:
-        return Hook()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Hook, ()
 
 
 def hook_modules(

@@ -11,6 +11,7 @@ from torch.nn import Parameter
 from nearstep.torch.checks import is_on_host_or_accelerator, label
 from nearstep.torch.convert import FORMATS
 from nearstep.torch.errors import ParameterError, UnsupportedOptionError
+from nearstep.torch.offload.copy import DeviceCopy
 from nearstep.torch.offload.errors import ChangedModelError
 from nearstep.torch.offload.in_place import NOTHING, InPlace
 from nearstep.torch.offload.parameter import waiting_copy
@@ -102,6 +103,18 @@ def _needed(parameter: Tensor, in_place: InPlace) -> int:
     held = parameter.untyped_storage().nbytes() if found is None else found.nbytes
     held = 0 if in_place.forward and in_place.backward else held
     return held + (0 if in_place.gradient else gradient)
+
+
+def gradients_at_once(model: nn.Module, copies: Mapping[Tensor, DeviceCopy]) -> int:
+    """Most bytes of gradients that the own parameters of a module have on the compute device."""
+    return max(
+        sum(
+            copies[each].gradient_bytes
+            for each in module.parameters(recurse=False)
+            if each.requires_grad
+        )
+        for module in model.modules()
+    )
 
 
 def _check(name: str, parameter: Tensor, *, owned: bool) -> None:

@@ -6,6 +6,9 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Sequence
 
+Use = tuple[int, bool]
+"""The key of a parameter, and whether it is used in backward."""
+
 
 class UseOrder:
     """Expects a period, from one step to the next, to be like the one before.
@@ -15,7 +18,7 @@ class UseOrder:
 
     Parameters
     ----------
-    expected : for the first period, keys in order of use.
+    expected : for the first period, keys in order of use, each with whether that is in backward.
     most : uses after which a period ends by itself, where nobody steps.
 
     Attributes
@@ -23,23 +26,23 @@ class UseOrder:
     is_known : whether what is expected has happened before.
     """
 
-    def __init__(self, expected: Sequence[int], most: int) -> None:
+    def __init__(self, expected: Sequence[Use], most: int) -> None:
         self._most = most
-        self._seen: list[int] = []
+        self._seen: list[Use] = []
         self._used: set[int] = set()
         self.is_known = False
         self._expect(expected)
 
-    def _expect(self, keys: Sequence[int]) -> None:
-        self._expected = list(keys)
+    def _expect(self, uses: Sequence[Use]) -> None:
+        self._expected = list(uses)
         self._positions: defaultdict[int, list[int]] = defaultdict(list)
-        for position, key in enumerate(self._expected):
+        for position, (key, _) in enumerate(self._expected):
             self._positions[key].append(position)
         self._at = 0
 
-    def used(self, key: int) -> None:
+    def used(self, key: int, in_backward: bool) -> None:
         """A parameter is used."""
-        self._seen.append(key)
+        self._seen.append((key, in_backward))
         self._used.add(key)
         positions = self._positions.get(key)
         if positions:
@@ -52,11 +55,6 @@ class UseOrder:
         """Whether a parameter has been used in this period."""
         return key in self._used
 
-    @property
-    def all_were_used(self) -> bool:
-        """Whether what is expected in this period has all been used in it before."""
-        return set(self.upcoming()) <= set(self._seen)
-
     def distance(self, key: int) -> int:
         """How many uses come before the next one of a parameter; if it was not used, more than
         of any other."""
@@ -68,9 +66,9 @@ class UseOrder:
             return positions[found] - self._at
         return positions[0] + len(self._expected) - self._at
 
-    def upcoming(self) -> Sequence[int]:
-        """Keys as they are expected to be used until the period ends: the step that ends it changes
-        what is fetched before."""
+    def upcoming(self) -> Sequence[Use]:
+        """What is expected to be used until the period ends: the step that ends it changes what is
+        fetched before."""
         return self._expected[self._at :]
 
     def end_period(self) -> None:

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from nearstep.buffer import Buffer
 from nearstep.placement import Extent, Launch
 from nearstep.run import Run
+from nearstep.torch.computation import Computation, is_in_backward
 from nearstep.torch.launcher import Accelerator
-from nearstep.torch.offload.computation import Computation, is_in_backward
 from nearstep.torch.offload.machine import Machine
 from nearstep.torch.resident import Resident
 from nearstep.torch.step import Key, Start

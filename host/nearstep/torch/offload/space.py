@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, MutableMapping, MutableSet, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 
+import torch
 from torch import Tensor
 
-from nearstep.torch.offload.computation import is_in_backward
+from nearstep.torch.computation import is_in_backward
+from nearstep.torch.memferry.watch import Watch
 from nearstep.torch.offload.copy import DeviceCopy
 from nearstep.torch.offload.errors import BudgetError, EarlyUpdateError
 from nearstep.torch.offload.ledger import Ledger
 from nearstep.torch.offload.order import UseOrder
 from nearstep.torch.offload.pipeline import Departure, Pipeline
+from nearstep.torch.offload.shadow import Shadow
 from nearstep.torch.offload.streams import Streams
 from nearstep.work.operation import Operation
 
@@ -51,6 +54,8 @@ class Space:
     ----------
     closed : all parameters are here, and stay: graphs from before work on.
     sent : bytes of gradients that count until their owner has them.
+    shadow : places of what a plan names, while one is in force.
+    watch : sees what the program computes, and nothing of what the engine does.
     pipeline : what transfers are added to, and computation, while they are recorded; None makes
         transfers at once, or in streams.
     streams
@@ -78,16 +83,27 @@ class Space:
         self._computed: dict[DeviceCopy, Operation] = {}
         self.spill: Callable[[], bool] = lambda: False
         self.give_up: Callable[[], None] = lambda: None
-        self._has_later = any(c.in_place.forward and not c.in_place.backward for c in copies)
+        self.shadow: Shadow | None = None
+        self.watch: Watch | None = None
         self._direct: MutableSet[DeviceCopy] = set()  # here, as what is in place: not counted
         self._present: MutableSet[DeviceCopy] = {copy for copy in copies if copy.present}
         self._by_storage: MutableMapping[int, DeviceCopy] = {}
         for copy in self._present:
             self._know(copy)
-        growing = (copy.gradient_bytes for copy in copies if copy.parameter.requires_grad)
-        self._reserve = max(growing, default=0)
         self._largest = max((copy.nbytes for copy in copies), default=0)
+        self._reserve = self._largest_gradient
         ledger.add_parameter(sum(copy.nbytes for copy in self._present))
+
+    @property
+    def _largest_gradient(self) -> int:
+        growing = (each.gradient_bytes for each in self.copies if each.parameter.requires_grad)
+        return max(growing, default=0)
+
+    def follow_plan(self, shadow: Shadow | None) -> None:
+        """Have parameters in the places of a plan, by what `in_place` of each is from here on;
+        `release_all` and `bring_in_place` come next."""
+        self.shadow = shadow
+        self._reserve = self._largest_gradient
 
     def rebind(self, copy: DeviceCopy) -> None:
         """Look at the memory of a parameter, which is here, anew."""
@@ -120,7 +136,11 @@ class Space:
 
     def owner_of(self, tensor: Tensor) -> DeviceCopy | None:
         """The parameter whose memory a plain tensor is in."""
-        return self._by_storage.get(tensor.untyped_storage()._cdata)
+        return self.owner_at(tensor.untyped_storage()._cdata)
+
+    def owner_at(self, storage: int) -> DeviceCopy | None:
+        """The parameter whose memory a storage is, by torch's number of it."""
+        return self._by_storage.get(storage)
 
     @contextmanager
     def using(self, copies: Sequence[DeviceCopy]) -> Iterator[None]:
@@ -133,6 +153,8 @@ class Space:
         if self.closed:
             yield
             return
+        if self.watch is not None:
+            self.watch.begin()
         with self.aside():
             for copy in copies:
                 self._switch(copy)
@@ -142,7 +164,7 @@ class Space:
             with self.aside():
                 for copy in copies:
                     self.check_old(copy, "it is used before optimizer.step()")
-                    self.order.used(copy.index)
+                    self.order.used(copy.index, is_in_backward())
                 for copy in copies:
                     if not copy.present:
                         self._fetch(copy)
@@ -166,6 +188,10 @@ class Space:
         ------
         QueueThreadError : it is recorded, and this is another thread.
         """
+        with nullcontext() if self.watch is None else self.watch.paused():
+            yield from self._aside_in_recording()
+
+    def _aside_in_recording(self) -> Iterator[None]:
         pipeline = self.pipeline
         if pipeline is None:
             yield
@@ -341,7 +367,8 @@ class Space:
         if copy.can_go:
             self.release(copy)
         if not copy.present:
-            copy.fetch(streams=self.streams, direct=True)
+            memory = None if self.shadow is None else self.shadow.on_host(copy)
+            copy.fetch(streams=self.streams, direct=True, memory=memory)
             self._know(copy)
         elif copy in self._present:  # something refers to it: it is where it is
             copy.land()
@@ -362,7 +389,9 @@ class Space:
     def _fetch(self, copy: DeviceCopy) -> None:
         self.make_room(copy.nbytes, copy.name)
         computed = self._computed.get(copy) if copy.in_place.forward else None
-        copy.fetch(self.pipeline, [] if computed is None else [computed], self.streams)
+        memory = None if self.shadow is None else self.shadow.in_vector(copy)
+        after = [] if computed is None else [computed]
+        copy.fetch(self.pipeline, after, self.streams, memory=memory)
         self._know(copy)
         self._present.add(copy)
         self.ledger.add_parameter(copy.nbytes)
@@ -374,16 +403,29 @@ class Space:
 
     def _prefetch(self) -> None:
         """Fetch what is used next, in order, while there is room, or something goes that is used
-        later; in backward, leave room for gradients, as much as they needed before."""
+        later; in backward, leave room for gradients, as much as they needed before.
+
+        What forward reads in place comes for backward, in its order, when forward has been through
+        with it."""
         if len(self._present) == len(self.copies) or not self.order.is_known:
             return
         in_backward = is_in_backward()
         distance = self.order.distance
-        for_backward = in_backward or (self._has_later and self.order.all_were_used)
-        for index in self.order.upcoming():
+        trains = in_backward or torch.is_grad_enabled()
+        ahead: set[int] = set()  # uses in forward
+        for index, later in self.order.upcoming():
             copy = self.copies[index]
-            if (copy.present and copy not in self._direct) or not _may_come(copy, for_backward):
+            if not later:
+                ahead.add(index)
+            if copy.present and copy not in self._direct:
                 continue
+            if copy.in_place.forward:
+                if copy.in_place.backward or not (later and trains):
+                    continue
+                if index in ahead or copy.pins:
+                    return  # in the order of backward
+                if copy.present and not copy.can_go:
+                    continue
             again = self.pipeline is not None and self.order.was_used(index)  # then in backward
             reserve = self._gradient_room if in_backward or again else 0
             while self._soon_free < copy.nbytes + reserve:
@@ -397,13 +439,3 @@ class Space:
                 self.release(copy)
             self._fetch(copy)
             self.counts.prefetches += 1
-
-
-def _may_come(copy: DeviceCopy, for_backward: bool) -> bool:
-    """Whether a parameter may be fetched before it is used: what forward reads in place only for
-    backward, and what backward does, too, never."""
-    if not copy.in_place.forward:
-        return True
-    if copy.in_place.backward or (copy.present and not copy.can_go):
-        return False
-    return for_backward

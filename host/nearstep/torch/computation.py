@@ -30,6 +30,7 @@ FREE = frozenset(
         ATEN.empty_strided,
         ATEN.new_empty,
         ATEN.new_empty_strided,
+        ATEN.set_,
     }
 )
 """Operations beside views that touch no element."""
@@ -102,8 +103,8 @@ class Computation(TorchDispatchMode):
         self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any
     ) -> float:
         """Of one operation, with its result."""
-        results = list(_tensors(result))
-        operands = [*_tensors(args), *_tensors(list(kwargs.values()))]
+        results = list(tensors(result))
+        operands = [*tensors(args), *tensors(list(kwargs.values()))]
         if not results:
             return 0.0
         count = FLOPS.get(func._overloadpacket)
@@ -128,9 +129,10 @@ def _nbytes(tensor: Tensor) -> int:
     return tensor.numel() * tensor.element_size()
 
 
-def _tensors(values: Any) -> Iterator[Tensor]:
+def tensors(values: Any) -> Iterator[Tensor]:
+    """Tensors among arguments or results, in lists and tuples of any depth."""
     if isinstance(values, Tensor):
         yield values
     elif isinstance(values, list | tuple):
         for each in values:
-            yield from _tensors(each)
+            yield from tensors(each)
