@@ -71,7 +71,9 @@ class CardArray(EmulatedBackend):
     def traffic(self) -> BarTraffic:
         """What has crossed the links of all cards."""
         each = [card.traffic for card in self.cards]
-        return BarTraffic(**{f.name: sum(getattr(t, f.name) for t in each) for f in fields(BarTraffic)})
+        return BarTraffic(
+            **{f.name: sum(getattr(t, f.name) for t in each) for f in fields(BarTraffic)}
+        )
 
     def read_register(self, address: int) -> int:
         number, local = divmod(address, self.config.card.register_bytes)

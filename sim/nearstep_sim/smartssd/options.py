@@ -53,6 +53,10 @@ class VerilatedCardOptions(SimulationOptions, CardOptions):
 
     memory: Memory = "halfduplex"
 
+    def __post_init__(self) -> None:
+        SimulationOptions.__post_init__(self)
+        CardOptions.__post_init__(self)
+
 
 GOLDEN = Family(
     "golden:smartssd",
