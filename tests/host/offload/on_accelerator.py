@@ -13,7 +13,7 @@ import nearstep
 from nearstep.memferry.cost import Decision, Mode
 from nearstep.torch.errors import ParameterError, UnsupportedOptionError
 from nearstep.torch.offload.mapped import MAPPERS
-from nearstep.torch.offload.streams import Download, Streams, Upload
+from nearstep.torch.offload.streams import Arrival, Download, Streams, Upload
 
 from . import accelerator
 from .models import WIDTH
@@ -253,17 +253,75 @@ def test_what_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         nearstep.offload(mixed, optimizer, budget="100%")
 
 
+# The program's own streams
+
+
+def test_a_stream_of_the_programs_own() -> None:
+    found = []
+    for budget in (None, "60%"):
+        model = stack().to(COMPUTE)
+        optimizer = nearstep.optim.AdamW(model.parameters(), lr=1e-2, device=GOLDEN)
+        engine = budget and nearstep.offload(model, optimizer, budget=budget)
+        stream = torch.Stream(device=COMPUTE)
+        torch.accelerator.synchronize()
+        with stream:
+            found.append(steps(model, optimizer))
+        torch.accelerator.synchronize()
+        if engine:
+            engine.close()
+    assert found[0] == found[1]
+
+
+def test_streams_that_use_parameters_without_waiting_for_each_other() -> None:
+    found = []
+    for budget in (None, "60%"):
+        model = stack().to(COMPUTE)
+        optimizer = nearstep.optim.AdamW(model.parameters(), lr=1e-2, device=GOLDEN)
+        engine = budget and nearstep.offload(model, optimizer, budget=budget)
+        stream, losses = torch.Stream(device=COMPUTE), []
+        for x in torch.ones(3, 4, WIDTH, device=COMPUTE):
+            torch.accelerator.synchronize()
+            optimizer.zero_grad()
+            first = second = x
+            for layer in model:
+                first = layer(first)
+                with stream:
+                    second = layer(second)
+            torch.accelerator.current_stream().wait_stream(stream)
+            (first * second).sum().backward()
+            losses.append((first + second).sum().item())
+            optimizer.step()
+        found.append([losses, bits(model.state_dict())])
+        if engine:
+            assert engine.report().prefetches > 0
+            engine.close()
+    assert found[0] == found[1]
+
+
+def test_the_hosts_memory_stays_until_kernels_that_read_it_in_place_have_run() -> None:
+    plan = Plan(kind="stack")
+    model, optimizer = made(plan)
+    options = {"policy": "memferry", "plan": everywhere(plan, Decision(Mode.DFGB))}
+    with nearstep.offload(model, optimizer, budget="100%", **options) as engine:
+        for _ in range(3):  # nothing has the host wait between forward and backward
+            optimizer.zero_grad()
+            model(torch.ones(4, WIDTH, device=COMPUTE)).sum().backward()
+            optimizer.step()
+        assert engine.report().releases > 0
+
+
 # The checker of orders of streams is one that trips.
 
 
 def without_waiting_for_memory(self: Streams, staged: Tensor, target: Tensor) -> Upload:
     with self._up:
         target.copy_(staged, non_blocking=True)
-        return Upload(staged, self._up.record_event())
+        event = self._up.record_event()
+    return Upload(staged, Arrival(self._device, event))
 
 
-def without_landing(self: Upload, resident: Any) -> None:
-    resident.arrived(self.staged)
+def without_meeting(self: Arrival, parameter: Tensor) -> None:
+    pass
 
 
 def without_the_gradient(self: Streams, gradient: Tensor) -> Download:
@@ -277,7 +335,7 @@ def without_the_gradient(self: Streams, gradient: Tensor) -> Download:
     ("where", "name", "broken"),
     [
         (Streams, "upload", without_waiting_for_memory),
-        (Upload, "land", without_landing),
+        (Arrival, "meet", without_meeting),
         (Streams, "download", without_the_gradient),
     ],
 )
