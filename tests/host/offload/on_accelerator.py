@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import time
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +15,7 @@ from torch import Tensor, nn
 import nearstep
 from nearstep.memferry.cost import Decision, Mode
 from nearstep.torch.errors import ParameterError, UnsupportedOptionError
+from nearstep.torch.held import HeldGradient
 from nearstep.torch.offload.mapped import MAPPERS
 from nearstep.torch.offload.streams import Arrival, Download, Streams, Upload
 
@@ -210,6 +214,28 @@ def test_parameters_that_are_changed_there_are_sent(change: Callable[[Tensor], N
     assert found[0] == found[1]
 
 
+def test_what_torch_does_not_tell_of_is_looked_for_where_it_is_still_there() -> None:
+    found = []
+    for budget in (None, "100%"):
+        model = stack().to(COMPUTE)
+        optimizer = nearstep.optim.AdamW(model.parameters(), lr=1e-2, device=GOLDEN)
+        engine = budget and nearstep.offload(model, optimizer, budget=budget)
+        steps(model, optimizer, 1)
+        weight = model[2].weight
+        weight.sum()  # it is here
+        lent = torch.utils.dlpack.from_dlpack(torch.utils.dlpack.to_dlpack(weight))
+        lent.mul_(0.5)
+        optimizer.zero_grad()
+        model(torch.ones(4, WIDTH, device=COMPUTE)).sum().backward()
+        optimizer.step()
+        lent.mul_(0.5)
+        del lent
+        found.append(steps(model, optimizer))
+        if engine:
+            engine.close()
+    assert found[0] == found[1]
+
+
 def test_in_place_is_mapped_memory_of_the_host() -> None:
     plan = Plan(kind="stack")
     found = train_in_least(plan, policy="memferry", plan=everywhere(plan, Decision(Mode.DHA)))
@@ -308,6 +334,74 @@ def test_the_hosts_memory_stays_until_kernels_that_read_it_in_place_have_run() -
             model(torch.ones(4, WIDTH, device=COMPUTE)).sum().backward()
             optimizer.step()
         assert engine.report().releases > 0
+
+
+def under_way(budget: str) -> tuple[nn.Module, Any, Any, Tensor]:
+    """A model, its optimizer, its engine, which has begun fetches, and what the model gave."""
+    model = stack().to(COMPUTE)
+    optimizer = nearstep.optim.AdamW(model.parameters(), lr=1e-2, device=GOLDEN)
+    engine = nearstep.offload(model, optimizer, budget=budget)
+    model(torch.ones(4, WIDTH, device=COMPUTE)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    result = model[0](torch.ones(4, WIDTH, device=COMPUTE))
+    assert sum(copy.reading is not None for copy in engine._space.copies) > 1
+    return model, optimizer, engine, result
+
+
+def test_a_model_that_goes_while_copies_to_it_are_under_way() -> None:
+    model, optimizer, engine, result = under_way("80%")
+    result.sum().backward()
+    gone = weakref.ref(engine)
+    del model, optimizer, engine, result
+    for _ in range(100):  # a thread of torch's may have the last of backward yet
+        gc.collect()
+        if gone() is None:
+            break
+        time.sleep(0.05)
+    assert gone() is None
+
+
+def test_a_closed_model_is_there_for_every_stream() -> None:
+    model, _, engine, _ = under_way("400%")
+    assert all(copy.present for copy in engine._space.copies)
+    engine.close()
+    with torch.Stream(device=COMPUTE):
+        found = [each.detach().clone() for each in model.parameters()]
+    torch.accelerator.synchronize()
+    assert bits(found) == bits(list(model.parameters()))
+
+
+def test_a_gradient_that_cannot_be_sent_is_not_counted_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class LinkError(Exception):
+        pass
+
+    def fail(_: HeldGradient) -> None:
+        monkeypatch.undo()
+        raise LinkError
+
+    def run() -> list[Any]:
+        x = torch.ones(4, WIDTH, device=COMPUTE)
+        model(x).sum().backward()
+        return bits([dict(model.state_dict()), optimizer.state_dict()])
+
+    found = []
+    for fails in (False, True):
+        model = stack().to(COMPUTE)
+        optimizer = nearstep.optim.AdamW(model.parameters(), lr=1e-2, device=GOLDEN)
+        with nearstep.offload(model, optimizer, budget="300%") as engine:
+            run()
+            torch.accelerator.synchronize()
+            if fails:
+                monkeypatch.setattr(HeldGradient, "land", fail)
+                with pytest.raises(LinkError):
+                    optimizer.step()
+            optimizer.step()
+            assert engine._space.sent == engine._space.ledger.gradients == 0
+            found.append(run())
+    assert found[0] == found[1]
 
 
 # The checker of orders of streams is one that trips.

@@ -170,6 +170,8 @@ class DeviceCopy:
         ------
         ParameterError : it has been given another number of elements.
         """
+        if self.present and self.is_aliased:
+            self.exposed = True
         with torch._C.DisableTorchFunctionSubclass():
             self.resident.check_size()
             try:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -120,6 +121,12 @@ class Streams:
         self._up, self._down = torch.Stream(device=device), torch.Stream(device=device)
         self._departures: list[_Departure] = []
 
+    def join_when_gone(self, owner: object) -> None:
+        """When `owner` is gone, which has memory that copies are under way to and from, have that
+        memory be others' after them."""
+        both = self._up, self._down
+        weakref.finalize(owner, _join, self._device, both).atexit = False
+
     @property
     def departing_bytes(self) -> int:
         """Of gradients that are on their way."""
@@ -153,9 +160,8 @@ class Streams:
 
     def reap(self) -> None:
         """Count no more what is on the host."""
-        gone = [each for each in self._departures if each.download.event.query()]
-        self._departures = [each for each in self._departures if each not in gone]
-        for each in gone:
+        for each in [each for each in self._departures if each.download.event.query()]:
+            self._departures.remove(each)
             each.gone()
 
     def wait_for_room(self) -> None:
@@ -167,6 +173,16 @@ class Streams:
         """Wait until all are."""
         while self._departures:
             self.wait_for_room()
+
+    def close(self) -> None:
+        """Wait for all copies: whoever uses the memory need not."""
+        self.finish()
+        self._up.synchronize()
+
+
+def _join(device: torch.device, streams: Iterable[torch.Stream]) -> None:
+    for each in streams:
+        _current(device).wait_stream(each)
 
 
 def _current(device: torch.device) -> torch.Stream:
