@@ -327,6 +327,7 @@ at::Tensor on_host(const at::Tensor& tensor) {
       c10::Storage(storage), c10::DispatchKeySet(c10::DispatchKey::CPU), tensor.dtype());
   made.unsafeGetTensorImpl()->set_sizes_and_strides(tensor.sizes(), tensor.strides(),
                                                     tensor.storage_offset());
+  made._set_neg(tensor.is_neg());
   return made;
 }
 
@@ -470,6 +471,11 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("_reshape_alias", reshape_alias);
   m.impl("set_.source_Storage_storage_offset", set_storage);
   m.impl("record_stream", record_stream);
+}
+
+// As CUDA's copies do: they negate by themselves, and late ones do it before what is copied is there.
+TORCH_LIBRARY_IMPL(aten, Negative, m) {
+  m.impl("_copy_from", torch::CppFunction::makeFallthrough());
 }
 
 TORCH_LIBRARY_IMPL(_, PrivateUse1, m) {

@@ -336,6 +336,20 @@ def test_the_hosts_memory_stays_until_kernels_that_read_it_in_place_have_run() -
         assert engine.report().releases > 0
 
 
+def test_gradients_that_are_yet_to_be_negated() -> None:
+    found = []
+    for budget in (None, "60%"):
+        model = stack().to(COMPUTE)
+        for parameter in model.parameters():
+            parameter.register_hook(torch._neg_view)
+        optimizer = nearstep.optim.AdamW(model.parameters(), lr=1e-2, device=GOLDEN)
+        engine = budget and nearstep.offload(model, optimizer, budget=budget)
+        found.append(steps(model, optimizer))
+        if engine:
+            engine.close()
+    assert found[0] == found[1]
+
+
 def under_way(budget: str) -> tuple[nn.Module, Any, Any, Tensor]:
     """A model, its optimizer, its engine, which has begun fetches, and what the model gave."""
     model = stack().to(COMPUTE)

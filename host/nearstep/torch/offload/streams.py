@@ -148,6 +148,7 @@ class Streams:
 
     def download(self, gradient: Tensor) -> Download:
         """Begin to copy a gradient to pinned memory."""
+        gradient = gradient.resolve_neg()  # a copy would negate what is not there yet
         staged = torch.empty_like(gradient, device="cpu", pin_memory=True)
         self._down.wait_stream(_current(self._device))
         with self._down:
