@@ -24,6 +24,7 @@
 #include <functional>
 #include <map>
 #include <mutex>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -61,14 +62,15 @@ struct Access {
 struct Block {
   size_t bytes;
   Access access;
-  std::vector<int> recorded;
+  int stream = 0;          // that the memory came from, and goes back to
+  std::set<int> recorded;  // streams that it goes back after
 };
 
 std::recursive_mutex mutex;
 std::array<Queue, kStreams> queues;
 std::array<Clock, kStreams + 1> clocks;
-std::map<char*, Block> blocks;   // device memory
-std::map<char*, size_t> pinned;  // host memory
+std::map<char*, Block> blocks;  // device memory
+std::map<char*, Block> pinned;  // host memory
 std::vector<std::string> hazards;
 int64_t copies_to_device = 0, copies_to_host = 0, late_copies = 0, device_bytes = 0, peak_bytes = 0;
 int next_stream = 1;
@@ -104,25 +106,25 @@ uint64_t launch(int stream) {
   return ++clocks[stream][stream];
 }
 
-Block* block_of(const void* data, char** base = nullptr) {
-  auto found = blocks.upper_bound(const_cast<char*>(static_cast<const char*>(data)));
-  if (found == blocks.begin()) return nullptr;
+Block* block_of(std::map<char*, Block>& memory, const void* data) {
+  auto found = memory.upper_bound(const_cast<char*>(static_cast<const char*>(data)));
+  if (found == memory.begin()) return nullptr;
   --found;
   if (static_cast<const char*>(data) >= found->first + std::max<size_t>(found->second.bytes, 1))
     return nullptr;
-  if (base) *base = found->first;
   return &found->second;
 }
 
-void check(const Clock& before, int stream, const char* what) {
+void check(const Clock& before, int stream, const char* what, const std::set<int>& but = {}) {
   for (int other = 0; other < kStreams; other++)
-    if (other != stream && before[other] > clocks[stream][other])
+    if (other != stream && before[other] > clocks[stream][other] && !but.count(other))
       hazard(std::string(what) + " on stream " + std::to_string(stream) +
              " without waiting for stream " + std::to_string(other));
 }
 
 void access(const void* data, int stream, bool writes) {
-  Block* block = block_of(data);
+  Block* block = block_of(blocks, data);
+  if (!block) block = block_of(pinned, data);
   if (!block) return;
   check(block->access.write, stream, writes ? "write after write" : "read after write");
   if (writes) check(block->access.read, stream, "write after read");
@@ -133,16 +135,12 @@ void release(void* data) {
   std::lock_guard<std::recursive_mutex> lock(mutex);
   char* base = static_cast<char*>(data);
   Block& block = blocks.at(base);
-  for (int stream : block.recorded) {
-    run_all(stream);
-    merge(clocks[0], clocks[stream]);
-  }
-  // The allocator of a GPU hands memory out again in the order of the stream that it came from,
-  // here the default one: uses on other streams have to come before, as the host has seen or it has
-  // been told to wait.
-  merge(clocks[0], clocks[kHost]);
-  check(block.access.write, 0, "memory freed after a write");
-  check(block.access.read, 0, "memory freed after a read");
+  // The allocator of a GPU hands memory out again in the order of the stream that it came from: uses
+  // on other streams have to come before, as the host has seen or that stream has been told to wait,
+  // or the allocator, by record_stream.
+  merge(clocks[block.stream], clocks[kHost]);
+  check(block.access.write, block.stream, "memory freed after a write", block.recorded);
+  check(block.access.read, block.stream, "memory freed after a read", block.recorded);
   // A copy that is still to come would hit it: let it have its way first.
   for (int stream = 0; stream < kStreams; stream++) run_all(stream);
   device_bytes -= block.bytes;
@@ -159,8 +157,9 @@ struct Allocator final : c10::Allocator {
     std::memset(data, 0xff, bytes);
     Block& block = blocks[data];
     block.bytes = bytes;
-    // It may have been another's until now, in the order of the default stream.
-    block.access.write[0] = launch(0);
+    // It may have been another's until now, in the order of the stream that asks.
+    block.stream = current;
+    block.access.write[current] = launch(current);
     device_bytes += bytes;
     peak_bytes = std::max(peak_bytes, device_bytes);
     return {data, data, &release, device()};
@@ -175,7 +174,10 @@ REGISTER_ALLOCATOR(kType, &allocator)
 
 void unpin(void* data) {
   std::lock_guard<std::recursive_mutex> lock(mutex);
-  // As torch's allocators of pinned memory do, which wait for the copies that use it.
+  // It is handed out again at once, but after copies that used it, and what else their streams did.
+  Block& block = pinned.at(static_cast<char*>(data));
+  check(block.access.write, kHost, "pinned memory freed after a write", block.recorded);
+  check(block.access.read, kHost, "pinned memory freed after a read", block.recorded);
   for (int stream = 0; stream < kStreams; stream++) run_all(stream);
   pinned.erase(static_cast<char*>(data));
   std::free(data);
@@ -186,7 +188,7 @@ struct PinnedAllocator final : c10::Allocator {
     std::lock_guard<std::recursive_mutex> lock(mutex);
     char* data = static_cast<char*>(std::aligned_alloc(64, (bytes + 64) / 64 * 64));
     std::memset(data, 0xff, bytes);
-    pinned[data] = bytes;
+    pinned[data].bytes = bytes;
     return {data, data, &unpin, c10::Device(c10::DeviceType::CPU)};
   }
   c10::DeleterFnPtr raw_deleter() const override { return &unpin; }
@@ -196,12 +198,7 @@ struct PinnedAllocator final : c10::Allocator {
 };
 PinnedAllocator pinned_allocator;
 
-bool is_pinned(const void* data) {
-  auto found = pinned.upper_bound(const_cast<char*>(static_cast<const char*>(data)));
-  if (found == pinned.begin()) return false;
-  --found;
-  return static_cast<const char*>(data) < found->first + std::max<size_t>(found->second, 1);
-}
+bool is_pinned(const void* data) { return block_of(pinned, data) != nullptr; }
 
 struct Hooks final : at::PrivateUse1HooksInterface {
   bool isBuilt() const override { return true; }
@@ -299,7 +296,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   }
   void recordDataPtrOnStream(const c10::DataPtr& data, const c10::Stream& on) const override {
     std::lock_guard<std::recursive_mutex> lock(mutex);
-    if (Block* block = block_of(data.get())) block->recorded.push_back(static_cast<int>(on.id()));
+    if (Block* block = block_of(blocks, data.get())) block->recorded.insert(on.id());
   }
 };
 C10_REGISTER_GUARD_IMPL(PrivateUse1, Guard)
@@ -330,6 +327,7 @@ at::Tensor on_host(const at::Tensor& tensor) {
       c10::Storage(storage), c10::DispatchKeySet(c10::DispatchKey::CPU), tensor.dtype());
   made.unsafeGetTensorImpl()->set_sizes_and_strides(tensor.sizes(), tensor.strides(),
                                                     tensor.storage_offset());
+  made._set_neg(tensor.is_neg());
   return made;
 }
 
@@ -349,6 +347,7 @@ at::Tensor copy_from(const at::Tensor& self, const at::Tensor& to, bool non_bloc
     void* target = to.mutable_data_ptr();
     const void* source = self.const_data_ptr();
     size_t bytes = self.nbytes();
+    block_of(pinned, host)->recorded.insert(stream);
     add(stream, [=] { std::memcpy(target, source, bytes); });
     late_copies++;
     return to;
@@ -438,6 +437,10 @@ at::Tensor mapped(const at::Tensor& flat) {
   return made;
 }
 
+void record_stream(at::Tensor& self, c10::Stream on) {
+  c10::impl::getDeviceGuardImpl(kType)->recordDataPtrOnStream(self.storage().data_ptr(), on);
+}
+
 std::vector<std::string> take_hazards() {
   std::lock_guard<std::recursive_mutex> lock(mutex);
   std::vector<std::string> found;
@@ -467,6 +470,12 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("resize_", resize);
   m.impl("_reshape_alias", reshape_alias);
   m.impl("set_.source_Storage_storage_offset", set_storage);
+  m.impl("record_stream", record_stream);
+}
+
+// As CUDA's copies do: they negate by themselves, and late ones do it before what is copied is there.
+TORCH_LIBRARY_IMPL(aten, Negative, m) {
+  m.impl("_copy_from", torch::CppFunction::makeFallthrough());
 }
 
 TORCH_LIBRARY_IMPL(_, PrivateUse1, m) {

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import time
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -12,8 +15,9 @@ from torch import Tensor, nn
 import nearstep
 from nearstep.memferry.cost import Decision, Mode
 from nearstep.torch.errors import ParameterError, UnsupportedOptionError
+from nearstep.torch.held import HeldGradient
 from nearstep.torch.offload.mapped import MAPPERS
-from nearstep.torch.offload.streams import Download, Streams, Upload
+from nearstep.torch.offload.streams import Arrival, Download, Streams, Upload
 
 from . import accelerator
 from .models import WIDTH
@@ -210,6 +214,28 @@ def test_parameters_that_are_changed_there_are_sent(change: Callable[[Tensor], N
     assert found[0] == found[1]
 
 
+def test_what_torch_does_not_tell_of_is_looked_for_where_it_is_still_there() -> None:
+    found = []
+    for budget in (None, "100%"):
+        model = stack().to(COMPUTE)
+        optimizer = nearstep.optim.AdamW(model.parameters(), lr=1e-2, device=GOLDEN)
+        engine = budget and nearstep.offload(model, optimizer, budget=budget)
+        steps(model, optimizer, 1)
+        weight = model[2].weight
+        weight.sum()  # it is here
+        lent = torch.utils.dlpack.from_dlpack(torch.utils.dlpack.to_dlpack(weight))
+        lent.mul_(0.5)
+        optimizer.zero_grad()
+        model(torch.ones(4, WIDTH, device=COMPUTE)).sum().backward()
+        optimizer.step()
+        lent.mul_(0.5)
+        del lent
+        found.append(steps(model, optimizer))
+        if engine:
+            engine.close()
+    assert found[0] == found[1]
+
+
 def test_in_place_is_mapped_memory_of_the_host() -> None:
     plan = Plan(kind="stack")
     found = train_in_least(plan, policy="memferry", plan=everywhere(plan, Decision(Mode.DHA)))
@@ -264,17 +290,157 @@ def test_what_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         nearstep.offload(mixed, optimizer, budget="100%")
 
 
+# The program's own streams
+
+
+def test_a_stream_of_the_programs_own() -> None:
+    found = []
+    for budget in (None, "60%"):
+        model = stack().to(COMPUTE)
+        optimizer = nearstep.optim.AdamW(model.parameters(), lr=1e-2, device=GOLDEN)
+        engine = budget and nearstep.offload(model, optimizer, budget=budget)
+        stream = torch.Stream(device=COMPUTE)
+        torch.accelerator.synchronize()
+        with stream:
+            found.append(steps(model, optimizer))
+        torch.accelerator.synchronize()
+        if engine:
+            engine.close()
+    assert found[0] == found[1]
+
+
+def test_streams_that_use_parameters_without_waiting_for_each_other() -> None:
+    found = []
+    for budget in (None, "60%"):
+        model = stack().to(COMPUTE)
+        optimizer = nearstep.optim.AdamW(model.parameters(), lr=1e-2, device=GOLDEN)
+        engine = budget and nearstep.offload(model, optimizer, budget=budget)
+        stream, losses = torch.Stream(device=COMPUTE), []
+        for x in torch.ones(3, 4, WIDTH, device=COMPUTE):
+            torch.accelerator.synchronize()
+            optimizer.zero_grad()
+            first = second = x
+            for layer in model:
+                first = layer(first)
+                with stream:
+                    second = layer(second)
+            torch.accelerator.current_stream().wait_stream(stream)
+            (first * second).sum().backward()
+            losses.append((first + second).sum().item())
+            optimizer.step()
+        found.append([losses, bits(model.state_dict())])
+        if engine:
+            assert engine.report().prefetches > 0
+            engine.close()
+    assert found[0] == found[1]
+
+
+def test_the_hosts_memory_stays_until_kernels_that_read_it_in_place_have_run() -> None:
+    plan = Plan(kind="stack")
+    model, optimizer = made(plan)
+    options = {"policy": "memferry", "plan": everywhere(plan, Decision(Mode.DFGB))}
+    with nearstep.offload(model, optimizer, budget="100%", **options) as engine:
+        for _ in range(3):  # nothing has the host wait between forward and backward
+            optimizer.zero_grad()
+            model(torch.ones(4, WIDTH, device=COMPUTE)).sum().backward()
+            optimizer.step()
+        assert engine.report().releases > 0
+
+
+def test_gradients_that_are_yet_to_be_negated() -> None:
+    found = []
+    for budget in (None, "60%"):
+        model = stack().to(COMPUTE)
+        for parameter in model.parameters():
+            parameter.register_hook(torch._neg_view)
+        optimizer = nearstep.optim.AdamW(model.parameters(), lr=1e-2, device=GOLDEN)
+        engine = budget and nearstep.offload(model, optimizer, budget=budget)
+        found.append(steps(model, optimizer))
+        if engine:
+            engine.close()
+    assert found[0] == found[1]
+
+
+def under_way(budget: str) -> tuple[nn.Module, Any, Any, Tensor]:
+    """A model, its optimizer, its engine, which has begun fetches, and what the model gave."""
+    model = stack().to(COMPUTE)
+    optimizer = nearstep.optim.AdamW(model.parameters(), lr=1e-2, device=GOLDEN)
+    engine = nearstep.offload(model, optimizer, budget=budget)
+    model(torch.ones(4, WIDTH, device=COMPUTE)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    result = model[0](torch.ones(4, WIDTH, device=COMPUTE))
+    assert sum(copy.reading is not None for copy in engine._space.copies) > 1
+    return model, optimizer, engine, result
+
+
+def test_a_model_that_goes_while_copies_to_it_are_under_way() -> None:
+    model, optimizer, engine, result = under_way("80%")
+    result.sum().backward()
+    gone = weakref.ref(engine)
+    del model, optimizer, engine, result
+    for _ in range(100):  # a thread of torch's may have the last of backward yet
+        gc.collect()
+        if gone() is None:
+            break
+        time.sleep(0.05)
+    assert gone() is None
+
+
+def test_a_closed_model_is_there_for_every_stream() -> None:
+    model, _, engine, _ = under_way("400%")
+    assert all(copy.present for copy in engine._space.copies)
+    engine.close()
+    with torch.Stream(device=COMPUTE):
+        found = [each.detach().clone() for each in model.parameters()]
+    torch.accelerator.synchronize()
+    assert bits(found) == bits(list(model.parameters()))
+
+
+def test_a_gradient_that_cannot_be_sent_is_not_counted_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class LinkError(Exception):
+        pass
+
+    def fail(_: HeldGradient) -> None:
+        monkeypatch.undo()
+        raise LinkError
+
+    def run() -> list[Any]:
+        x = torch.ones(4, WIDTH, device=COMPUTE)
+        model(x).sum().backward()
+        return bits([dict(model.state_dict()), optimizer.state_dict()])
+
+    found = []
+    for fails in (False, True):
+        model = stack().to(COMPUTE)
+        optimizer = nearstep.optim.AdamW(model.parameters(), lr=1e-2, device=GOLDEN)
+        with nearstep.offload(model, optimizer, budget="300%") as engine:
+            run()
+            torch.accelerator.synchronize()
+            if fails:
+                monkeypatch.setattr(HeldGradient, "land", fail)
+                with pytest.raises(LinkError):
+                    optimizer.step()
+            optimizer.step()
+            assert engine._space.sent == engine._space.ledger.gradients == 0
+            found.append(run())
+    assert found[0] == found[1]
+
+
 # The checker of orders of streams is one that trips.
 
 
 def without_waiting_for_memory(self: Streams, staged: Tensor, target: Tensor) -> Upload:
     with self._up:
         target.copy_(staged, non_blocking=True)
-        return Upload(staged, self._up.record_event())
+        event = self._up.record_event()
+    return Upload(staged, Arrival(self._device, event))
 
 
-def without_landing(self: Upload, resident: Any) -> None:
-    resident.arrived(self.staged)
+def without_meeting(self: Arrival, parameter: Tensor) -> None:
+    pass
 
 
 def without_the_gradient(self: Streams, gradient: Tensor) -> Download:
@@ -288,7 +454,7 @@ def without_the_gradient(self: Streams, gradient: Tensor) -> Download:
     ("where", "name", "broken"),
     [
         (Streams, "upload", without_waiting_for_memory),
-        (Upload, "land", without_landing),
+        (Arrival, "meet", without_meeting),
         (Streams, "download", without_the_gradient),
     ],
 )

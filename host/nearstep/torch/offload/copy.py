@@ -12,6 +12,7 @@ from torch.autograd.graph import Node, get_gradient_edge
 
 from nearstep.torch.offload.in_place import NOTHING, InPlace
 from nearstep.torch.offload.mapped import mapped
+from nearstep.torch.offload.streams import Arrival
 from nearstep.torch.resident import Resident
 
 if TYPE_CHECKING:
@@ -75,6 +76,7 @@ class DeviceCopy:
     binding : how many times it has been given other memory (`p.data = ...`).
     updated : whether backward has updated it, and `step()` has not yet been called.
     reading : of a parameter that is here, what it has not yet: `land` waits for it.
+    arrival : of a parameter that is here, on an accelerator: what each stream meets that uses it.
     exposed : something that torch does not tell about may have changed it here.
     """
 
@@ -102,6 +104,7 @@ class DeviceCopy:
         self.updated = False
         self.binding = 0
         self.reading: Reading | Upload | None = None
+        self.arrival: Arrival | None = None
         self.exposed = True
         self._version = -1  # of the parameter, when it came
         self._node: Node | None = None
@@ -117,6 +120,7 @@ class DeviceCopy:
     def rebind(self) -> None:
         """The parameter, which is here, has got other memory, or requires a gradient."""
         self.exposed = True
+        self.arrival = None
         with torch._C.DisableTorchFunctionSubclass():
             found = self.parameter
             self.storage = found.untyped_storage()
@@ -171,6 +175,8 @@ class DeviceCopy:
         ------
         ParameterError : it has been given another number of elements.
         """
+        if self.present and self.is_aliased:
+            self.exposed = True
         with torch._C.DisableTorchFunctionSubclass():
             self.resident.check_size()
             try:
@@ -195,7 +201,7 @@ class DeviceCopy:
 
     def lose(self) -> None:
         """Let the memory go with what is in it."""
-        self.reading = None
+        self.reading = self.arrival = None
         self._set_data(self._away)
         self.storage = None
         self.present = False
@@ -240,7 +246,8 @@ class DeviceCopy:
                 with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
                     staged = streams.staging(like)
                     self.resident.copy_into(staged)
-                    self.reading = streams.upload(staged, empty)
+                    self.reading = upload = streams.upload(staged, empty)
+                    self.arrival = upload.arrival
             else:
                 with torch._C.DisableTorchFunctionSubclass():
                     empty.fill_(torch.nan)
@@ -259,6 +266,7 @@ class DeviceCopy:
             self.resident.copy_into(staged)
             self._set_data(here)
             self.resident.arrived(staged)
+        self.arrival = Arrival(self._away.device, mapped=staged)
         self._arrive()
 
     def _arrive(self) -> None:
@@ -269,7 +277,7 @@ class DeviceCopy:
         self.present = True
 
     def land(self) -> None:
-        """End a fetch that was begun, if one was.
+        """End a fetch that was begun, if one was, for the stream that is the current one.
 
         Raises
         ------
@@ -279,6 +287,9 @@ class DeviceCopy:
             with torch._C.DisableTorchFunctionSubclass():
                 self.reading.land(self.resident)
             self.reading = None
+        if self.arrival is not None:
+            with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
+                self.arrival.meet(self.parameter)
 
     def refresh(self) -> None:
         """Get what the owner has into the memory that is here."""

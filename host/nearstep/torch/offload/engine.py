@@ -138,6 +138,8 @@ class Engine:
         self._space = Space(
             copies, ledger, order, prefetches=policy != "on-demand", streams=streams
         )
+        if streams is not None:
+            streams.join_when_gone(self._space)
         self._gradients = Gradients(self._space, self._arrived)
         if self._early is not None:
             self._early.copies = copies
@@ -224,7 +226,8 @@ class Engine:
         if self.closed:
             return
         self._space.land_all()
-        self._space.end_sending()
+        if self._space.streams is not None:
+            self._space.streams.close()
         self._space.give_up()
         self._end_watch()
         if self.shadow is not None:

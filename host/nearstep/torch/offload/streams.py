@@ -2,13 +2,58 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from nearstep.torch.resident import Resident
+
+
+class Arrival:
+    """Memory that streams of the accelerator may use: those that are told.
+
+    Parameters
+    ----------
+    device : the accelerator. Its current stream is that in whose order the memory came, and goes.
+    event : of a copy, what goes there is there.
+    mapped : what the memory is on, if it is the host's.
+    """
+
+    def __init__(
+        self,
+        device: torch.device,
+        event: torch.Event | None = None,
+        mapped: Tensor | None = None,
+    ) -> None:
+        self._device = device
+        self._home = _current(device)
+        self._event = event
+        self._mapped = mapped
+        self._met: set[torch.Stream] = set()
+
+    def meet(self, parameter: Tensor) -> None:
+        """Have what the current stream does from now on come after the copy, and the memory, which
+        is the parameter's, be others' only after that."""
+        stream = _current(self._device)
+        if stream in self._met:
+            return
+        if self._event is not None:
+            stream.wait_event(self._event)
+        if self._mapped is not None:
+            # Allocators of pinned memory hear of copies alone, and wait for the streams of these.
+            first = self._mapped[(slice(1),) * self._mapped.dim()]
+            first.to(self._device, non_blocking=True)
+        elif stream != self._home:
+            parameter.record_stream(stream)
+        self._met.add(stream)
+
+    def drop(self) -> None:
+        """Nobody has met it: the memory may be another's, but after the copy."""
+        if self._event is not None:
+            self._home.wait_event(self._event)
 
 
 @dataclass(frozen=True)
@@ -18,20 +63,19 @@ class Upload:
     Attributes
     ----------
     staged : what goes, in pinned memory.
-    event : it is there.
+    arrival : where it goes.
     """
 
     staged: Tensor
-    event: torch.Event
+    arrival: Arrival
 
     def land(self, resident: Resident) -> None:
-        """Have what is launched from now on come after it."""
-        _current(self.event.device).wait_event(self.event)
+        """The parameter is what goes there."""
         resident.arrived(self.staged)
 
     def drop(self) -> None:
         """The memory that it goes to may be another's, but after it."""
-        _current(self.event.device).wait_event(self.event)
+        self.arrival.drop()
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,6 +121,12 @@ class Streams:
         self._up, self._down = torch.Stream(device=device), torch.Stream(device=device)
         self._departures: list[_Departure] = []
 
+    def join_when_gone(self, owner: object) -> None:
+        """When `owner` is gone, which has memory that copies are under way to and from, have that
+        memory be others' after them."""
+        both = self._up, self._down
+        weakref.finalize(owner, _join, self._device, both).atexit = False
+
     @property
     def departing_bytes(self) -> int:
         """Of gradients that are on their way."""
@@ -93,10 +143,12 @@ class Streams:
         self._up.wait_stream(_current(self._device))
         with self._up:
             target.copy_(staged, non_blocking=True)
-            return Upload(staged, self._up.record_event())
+            event = self._up.record_event()
+        return Upload(staged, Arrival(self._device, event))
 
     def download(self, gradient: Tensor) -> Download:
         """Begin to copy a gradient to pinned memory."""
+        gradient = gradient.resolve_neg()  # a copy would negate what is not there yet
         staged = torch.empty_like(gradient, device="cpu", pin_memory=True)
         self._down.wait_stream(_current(self._device))
         with self._down:
@@ -109,9 +161,8 @@ class Streams:
 
     def reap(self) -> None:
         """Count no more what is on the host."""
-        gone = [each for each in self._departures if each.download.event.query()]
-        self._departures = [each for each in self._departures if each not in gone]
-        for each in gone:
+        for each in [each for each in self._departures if each.download.event.query()]:
+            self._departures.remove(each)
             each.gone()
 
     def wait_for_room(self) -> None:
@@ -123,6 +174,16 @@ class Streams:
         """Wait until all are."""
         while self._departures:
             self.wait_for_room()
+
+    def close(self) -> None:
+        """Wait for all copies: whoever uses the memory need not."""
+        self.finish()
+        self._up.synchronize()
+
+
+def _join(device: torch.device, streams: Iterable[torch.Stream]) -> None:
+    for each in streams:
+        _current(device).wait_stream(each)
 
 
 def _current(device: torch.device) -> torch.Stream:
