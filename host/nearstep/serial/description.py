@@ -7,6 +7,7 @@ from importlib.metadata import version
 from types import MappingProxyType
 from typing import Any
 
+from nearstep.errors import ArgumentError
 from nearstep.serial.errors import FirmwareError, WrongBoardError
 from nearstep_spec.axdimm.config import DimmConfig
 from nearstep_spec.boards.registers import board_map
@@ -44,7 +45,15 @@ _FAMILIES: Mapping[str, Callable[[Manifest], type[Any]]] = MappingProxyType(
 
 
 def map_hashes(config: object) -> dict[str, int]:
-    """The hash of each register map of a board with this device."""
+    """The hash of each register map of a board with this device.
+
+    Raises
+    ------
+    ArgumentError : it is none that a board has.
+    """
+    if type(config) not in _MAPS:
+        known = ", ".join(each.__name__ for each in _MAPS)
+        raise ArgumentError(f"a board has a device of {known}; not {type(config).__name__}")
     maps = _MAPS[type(config)](config)
     return {BOARD: board_map().hash(), **{name: each.hash() for name, (_, each) in maps.items()}}
 

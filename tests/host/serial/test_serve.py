@@ -175,6 +175,7 @@ def test_a_link_that_leads_nowhere_is_replaced_and_another_file_is_not(tmp_path:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["golden:smartssd?cards=2"], "a board has a device of"),
         (["golden:nothing"], "there is no family"),
         ([f"{URL}&lanes=3"], "lanes"),
         ([URL, "--loss", "0.9"], "Invalid value for '--loss'"),
