@@ -48,7 +48,7 @@ NOT_MODELLED = {
     "and PyTorch's allocator keeps what is freed",
     "Bars and curves of figures 3 and 9 to 14": "the text does not give them",
     "Figure 10(b): time over the reserve factor is convex": "no number is printed; "
-    "`nearstep plan --reserve` shows the curve",
+    "`.venv/bin/nearstep plan --reserve` shows the curve",
 }
 """Printed, without a row, and why."""
 
