@@ -236,6 +236,20 @@ def test_what_torch_does_not_tell_of_is_looked_for_where_it_is_still_there() -> 
     assert found[0] == found[1]
 
 
+def test_a_model_whose_engine_is_closed_is_in_the_memory_of_the_accelerator() -> None:
+    plan = Plan(kind="stack")
+    model, optimizer = made(plan)
+    found = everywhere(plan, Decision(Mode.DHA))
+    engine = nearstep.offload(model, optimizer, budget="100%", policy="memferry", plan=found)
+    before = accelerator.counts().nbytes if is_fake else 0
+    state = bits(model.state_dict())
+    engine.close()
+    assert bits(model.state_dict()) == state
+    if is_fake:
+        nbytes = sum(each.numel() * 4 for each in model.parameters())
+        assert accelerator.counts().nbytes - before == nbytes
+
+
 def test_in_place_is_mapped_memory_of_the_host() -> None:
     plan = Plan(kind="stack")
     found = train_in_least(plan, policy="memferry", plan=everywhere(plan, Decision(Mode.DHA)))

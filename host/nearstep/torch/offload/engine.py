@@ -228,6 +228,7 @@ class Engine:
         self._space.land_all()
         if self._space.streams is not None:
             self._space.streams.close()
+            self._space.leave_places()
         self._space.give_up()
         self._end_watch()
         if self.shadow is not None:

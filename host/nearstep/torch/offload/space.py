@@ -376,6 +376,11 @@ class Space:
             self.ledger.add_parameter(-copy.nbytes)
         self._direct.add(copy)
 
+    def leave_places(self) -> None:
+        """Have all go that may of what is in place."""
+        for copy in [each for each in self.copies if each in self._direct and each.can_go]:
+            self.release(copy)
+
     def _switch(self, copy: DeviceCopy) -> None:
         """Before a use: to the host's memory, or away from there to be fetched, as the copy's
         `in_place` has it."""
