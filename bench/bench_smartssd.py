@@ -39,7 +39,7 @@ THROUGH_DRAM = {"zero-fill": 4, "re-read of gradients": 4, "states": 24}
 """Bytes a parameter of Adam if the dense gradient is made in DRAM, before any pair is written."""
 KEEP = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25)
 STEPS: dict[str, tuple[str, str, dict[str, Any]]] = {
-    "adam": ("adam", "pmv", {"step": 2, "weight_decay": 0.01, "decoupled": True}),
+    "adam": ("adam", "pmv", {"step": 2, "weight_decay": 0.01, "decoupled_weight_decay": True}),
     "sgd": ("sgd", "p", {"lr": 0.1, "weight_decay": 0.01}),
     "sgd_momentum": ("sgd", "pm", {"lr": 0.1, "momentum": 0.9, "nesterov": True}),
     "adagrad": ("adagrad", "pv", {"step": 2}),
@@ -80,7 +80,7 @@ class Card:
         method, states, hyper = STEPS[rule]
         arrays = {name: self.arrays[name] for name in states}
         began = time.perf_counter()
-        run = getattr(self.device, method)(g=gradient, **arrays, **hyper).wait()
+        run = self.device.update(method, {**arrays, "g": gradient}, **hyper).wait()
         seconds = time.perf_counter() - began
         beats = run.counters["read_beats"] + run.counters["write_beats"]
         form = gradient.form if isinstance(gradient, Pairs) else "dense"

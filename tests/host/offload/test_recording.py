@@ -265,13 +265,15 @@ def test_links_beyond_the_bus_of_a_dimm_take_their_time() -> None:
 
 @pytest.mark.deep
 @pytest.mark.parametrize(
-    ("count", "rows", "room"), [(24, 1024, 6), (24, 4096, 6), (12, 8192, 6), (12, 2048, 5)]
+    ("count", "rows", "room", "most"),
+    [(24, 1024, 6, 1.1), (24, 4096, 6, 1.1), (12, 8192, 6, 1.1), (12, 2048, 5, 1.15)],
 )
-def test_overlap_on_two_channels_of_the_rtl(count: int, rows: int, room: int) -> None:
+def test_overlap_on_two_channels_of_the_rtl(count: int, rows: int, room: int, most: float) -> None:
+    """Layers of 16,384 parameters: changes of mode take part of the time of a transfer."""
     device = "sim:axdimm?memory=ddr4-1600&channels=2"
     found = Overlap.of(Stack(device=device, layers=count, width=128, batch=rows, room=room))
     assert found.bits == 0
-    assert found.ratio <= 1.1
+    assert found.ratio <= most
     assert found.gain > 1.6
 
 
