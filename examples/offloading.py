@@ -43,7 +43,7 @@ def check_options(
         raise typer.BadParameter("needs --offload", param_hint="--timeline")
     if drives is not None:
         raise typer.BadParameter("transfers of drives are not recorded", param_hint="--timeline")
-    check_picture(timeline)
+    check_picture(timeline, "--timeline")
     check_writable("--timeline", timeline)
 
 

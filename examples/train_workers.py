@@ -23,6 +23,7 @@ from rich.console import Console
 from rich.table import Table
 from stdlib_text import Batches, load_text
 from torch import Tensor
+from torch.multiprocessing.spawn import ProcessExitedException
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
@@ -88,7 +89,12 @@ def main(
     )
     with tempfile.TemporaryDirectory() as folder:
         store = Path(folder) / "store"
-        torch.multiprocessing.spawn(work, (options, f"file://{store}"), workers)  # type: ignore[no-untyped-call]
+        try:
+            torch.multiprocessing.spawn(work, (options, f"file://{store}"), workers)  # type: ignore[no-untyped-call]
+        except ProcessExitedException as error:
+            if error.signal_name is not None:
+                raise
+            raise typer.Exit(1) from None  # the worker has said why
 
 
 def work(rank: int, options: Options, store: str) -> None:

@@ -239,7 +239,7 @@ def test_what_cannot_lie_on_drives_is_said(options, text, train, tmp_path):
         (("--budget", "much"), "budget must be bytes"),
         (("--budget", "50%", "--compression", "0.1"), "are sent whole"),
         (("--policy", "all"), "is not one of prefetch, on-demand, memferry"),
-        (("--timeline", "build/a.nothing"), "must end in one of"),
+        (("--timeline", "build/a.nothing"), "for --timeline: must end in one of"),
     ],
 )
 def test_what_cannot_be_offloaded_is_said(options, text, train):

@@ -47,4 +47,5 @@ def test_what_cannot_be_is_refused() -> None:
         done = run(*arguments)
         assert done.returncode != 0, arguments
         assert message in re.sub(r"[\s│]+", " ", done.stdout + done.stderr), arguments
+        assert "Traceback" not in done.stdout + done.stderr, arguments
     assert len(refusals) == 5

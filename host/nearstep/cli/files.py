@@ -28,7 +28,7 @@ def check_writable(option: str, path: Path) -> None:
         raise typer.BadParameter(f"{path} {reason}", param_hint=option) from None
 
 
-def check_picture(path: Path) -> None:
+def check_picture(path: Path, option: str = "--picture") -> None:
     """Refuse a kind of picture that cannot be drawn."""
     from matplotlib.backend_bases import FigureCanvasBase
 
@@ -36,5 +36,5 @@ def check_picture(path: Path) -> None:
     if path.suffix[1:] not in known:
         names = ", ".join(f".{each}" for each in sorted(known))
         raise typer.BadParameter(
-            f"must end in one of {names}, not {path.suffix!r}", param_hint="--picture"
+            f"must end in one of {names}, not {path.suffix!r}", param_hint=option
         )

@@ -88,10 +88,13 @@ def profile(platform: Platform, model: Transformer, setup: Setup) -> Profile:
 
     Raises
     ------
-    ArgumentError : the machine lacks a figure that is needed.
+    ArgumentError : the machine lacks a figure that is needed, or the host updates nothing.
     ValueError : batch or sequence are none that the model takes.
     PlatformError : there is no such part.
     """
+    rate = setup.host_params_per_s
+    if not rate > 0:
+        raise ArgumentError(f"host_params_per_s must be above 0, not {rate!r}")
     width = DTYPE_BYTES[setup.dtype]
     layers = model.layers(setup.batch, setup.sequence, width)
     roof = _Roof(platform, setup)

@@ -12,6 +12,10 @@ from nearstep.work.timeline import Entry, Timeline
 LETTERS = 200
 """Letters of a name that go into the width of a picture; a name has to fit its operation."""
 
+NARROW = 500
+"""Operations that go into the width of a picture with a white edge each; shorter ones have the
+edge in their own colour, or nothing of them would be seen."""
+
 
 def rows(timeline: Timeline) -> dict[str, list[Entry]]:
     """Operations that do not overlap, in rows of a picture: a row for each resource, and for each
@@ -85,11 +89,12 @@ def picture(timeline: Timeline, path: str | Path, title: str = "", *, links: boo
     ----------
     timeline
     path
-    title
+    title : its length, if there is none.
     links : rows as `rows` has them; else those of resources in which time passes.
     """
     from matplotlib.figure import Figure  # in the extra `torch`; a device needs none of it
     from matplotlib.patches import Patch
+    from matplotlib.ticker import EngFormatter
 
     lanes = rows(timeline) if links else timeline.lanes
     if not links:
@@ -99,11 +104,13 @@ def picture(timeline: Timeline, path: str | Path, title: str = "", *, links: boo
     axes = figure.subplots()
     for number, entries in enumerate(lanes.values()):
         kinds = [entry.operation.name.split(" ")[0] for entry in entries]
+        own = [f"C{colours.setdefault(kind, len(colours)) % 10}" for kind in kinds]
+        seen = [entry.duration * NARROW >= timeline.makespan for entry in entries]
         axes.broken_barh(
             [(entry.start, max(entry.duration, 1)) for entry in entries],
             (number - 0.4, 0.8),
-            facecolors=[f"C{colours.setdefault(kind, len(colours)) % 10}" for kind in kinds],
-            edgecolor="white",
+            facecolors=own,
+            edgecolor=["white" if wide else colour for wide, colour in zip(seen, own, strict=True)],
             linewidth=0.5,
         )
         for entry in entries:
@@ -126,10 +133,13 @@ def picture(timeline: Timeline, path: str | Path, title: str = "", *, links: boo
     )
     axes.set_yticks(range(len(lanes)), list(lanes))
     axes.invert_yaxis()
+    length = f"{timeline.makespan} {timeline.unit}"
     if timeline.hertz == MODEL_HERTZ:  # no device's cycles
-        axes.xaxis.set_major_formatter(lambda value, _: f"{value / MODEL_HERTZ:g}")
-        axes.set_xlabel("seconds, modelled")
+        seconds = EngFormatter("s")
+        axes.xaxis.set_major_formatter(lambda value, _: seconds(value / MODEL_HERTZ))
+        axes.set_xlabel("time, modelled")
+        length = f"{timeline.seconds:.4g} s, modelled"
     else:
         axes.set_xlabel(f"device {timeline.unit}" if timeline.hertz is None else timeline.unit)
-    axes.set_title(title or f"{timeline.makespan} {timeline.unit}")
+    axes.set_title(title or length)
     figure.savefig(path)

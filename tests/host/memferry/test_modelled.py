@@ -98,3 +98,9 @@ def test_a_machine_without_the_figures_is_refused() -> None:
         of(gpu="gpu9")
     with pytest.raises(ArgumentError, match="memory_bytes_per_s"):
         of(gpu="cpu")
+
+
+@pytest.mark.parametrize("rate", [0.0, -1.0, float("nan")])
+def test_a_host_that_updates_nothing_is_refused(rate: float) -> None:
+    with pytest.raises(ArgumentError, match="host_params_per_s must be above 0, not"):
+        of(host_params_per_s=rate)

@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
+from torch.utils.checkpoint import checkpoint
 
 import nearstep
 from nearstep.errors import ArgumentError
@@ -158,6 +159,33 @@ def test_the_profile_is_that_of_the_model_alone(kind: str) -> None:
         assert engine.profile is not None
         assert engine.profile.fingerprint == expected.fingerprint
         assert len(engine.profile.layers) >= 2
+        assert engine.profile.layers == expected.layers
+
+
+def test_checkpointing_may_stop_within_a_layer() -> None:
+    """What it computes anew ends with the last tensor that was saved: that is no failure."""
+
+    class Blocks(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            for block in self:
+                x = x + checkpoint(block, x, use_reentrant=False)
+            return x
+
+    def blocks() -> nn.Module:
+        return Blocks(
+            *(nn.Sequential(nn.Linear(WIDTH, 9), nn.ReLU(), nn.Linear(9, WIDTH)) for _ in "abc")
+        )
+
+    plain = blocks()
+    expected = profile(
+        plain, lambda: loss_of(plain).backward(), platform="memferry-a100", gpu="gpu0"
+    )
+    model = blocks()
+    optimizer = nearstep.optim.AdamW(model.parameters(), device=DEVICE)
+    with nearstep.offload(model, optimizer, policy="memferry", budget="200%") as engine:
+        step(model, optimizer)
+        assert engine.profile is not None
+        assert len(engine.profile.layers) == 6
         assert engine.profile.layers == expected.layers
 
 

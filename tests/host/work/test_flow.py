@@ -334,3 +334,15 @@ def test_many_transfers_in_a_pipeline_are_exact():
     total = sum(1000 + i for i in range(300))
     assert timeline.limit == ceil(total * 10 / Fraction(7))
     assert timeline.limit <= timeline.makespan <= timeline.limit + 300
+
+
+def test_a_picture_shows_what_is_short_and_says_how_long_it_is(tmp_path: Path):
+    graph = Graph()
+    long = graph.add("long", "engine", seconds=1e-3)
+    graph.add("short", "queue", seconds=1e-9, after=[long])
+    file = tmp_path / "picture.svg"
+    picture(execute(graph), file)
+    drawn = file.read_text()
+    assert "<!-- 0.001 s, modelled -->" in drawn
+    colours = re.findall(r'style="fill: (#\w+); stroke: (#\w+); stroke-width: 0.5"/>', drawn)
+    assert colours == [("#1f77b4", "#ffffff"), ("#ff7f0e", "#ff7f0e")]

@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import (
     _pop_mode,
     _push_mode,
 )
+from torch.utils.checkpoint import _StopRecomputationError
 
 from nearstep.memferry.access import Access, Reads
 from nearstep.memferry.profile import Profile
@@ -178,8 +179,10 @@ class Watch:
         number = self._running.pop()
         if number >= 0:
             self._found.running.pop()
-        if sys.exception() is not self._errors.pop():  # forward failed
-            self.restart()
+        error = sys.exception()
+        if error is self._errors.pop() or isinstance(error, _StopRecomputationError):
+            return  # checkpointing stops a forward in backward when it has what it needs
+        self.restart()
 
 
 class _Mode(TorchDispatchMode):
