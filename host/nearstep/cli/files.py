@@ -18,11 +18,17 @@ PictureFile = Annotated[
 
 
 def check_writable(option: str, path: Path) -> None:
-    """Make the folder, and refuse a path that cannot be written, before anything is computed."""
+    """Make the folder, and refuse a path that cannot be written, before anything is computed.
+
+    A file that was not there is not there afterwards.
+    """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        was_there = path.exists()
         with path.open("ab"):
             pass
+        if not was_there:
+            path.unlink()
     except OSError as error:
         reason = f"cannot be written: {error.strerror or error}"
         raise typer.BadParameter(f"{path} {reason}", param_hint=option) from None

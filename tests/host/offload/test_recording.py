@@ -357,6 +357,7 @@ def test_an_engine_may_be_closed_in_a_recording() -> None:
     ("error", "machine", "said"),
     [
         (PlatformError, {"platform": "nothing"}, "nothing"),
+        (ArgumentError, {"platform": "axdimm", "host_params_per_s": -1.0}, "above 0 and finite"),
         (ArgumentError, {"platform": "axdimm", "compute": "cpu"}, "compute must be"),
         (ArgumentError, {"platform": "axdimm", "compute": "none"}, "compute must be"),
         (ArgumentError, {"platform": "axdimm", "memory": "gpu"}, "memory must be"),
@@ -371,6 +372,23 @@ def test_machines_that_cannot_be(error: type[Exception], machine: Any, said: str
     with engine.record("axdimm"):
         step(model, optimizer)
     engine.close()
+
+
+@pytest.mark.parametrize("platform", ["memferry-v100", "memferry-a100"])
+def test_a_host_whose_rate_the_platform_does_not_know(platform: str) -> None:
+    model, optimizer = layers(4, ONE)
+    compute = "gpu0" if platform == "memferry-a100" else "gpu"
+    found = {}
+    with nearstep.offload(model, optimizer, budget=6 * LAYER) as engine:
+        step(model, optimizer)
+        for rate in (1e9, 2e9):
+            with engine.record(platform, compute=compute, host_params_per_s=rate) as recording:
+                step(model, optimizer)
+            updates = [e for e in recording.timeline.entries if "update" in e.operation.name]
+            assert len(updates) == 1
+            found[rate] = updates[0].duration
+    assert abs(found[1e9] - 2 * found[2e9]) <= 2
+    assert abs(found[1e9] - 4 * WIDTH * WIDTH / 1e9 * 1e12) <= 2
 
 
 def test_a_device_of_more_channels_than_the_platform_is_refused() -> None:

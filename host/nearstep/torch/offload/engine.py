@@ -262,6 +262,7 @@ class Engine:
         compute: str | None = None,
         memory: str | None = None,
         hertz: float | None = None,
+        host_params_per_s: float | None = None,
         overlaps: bool = True,
     ) -> Iterator[Recording]:
         """Have what is done in this `with` statement overlap, in the time of a machine.
@@ -274,7 +275,7 @@ class Engine:
 
         Parameters
         ----------
-        platform, compute, memory, hertz : as of `machine.Machine.of`.
+        platform, compute, memory, hertz, host_params_per_s : as of `machine.Machine.of`.
         overlaps : False does one thing after the other, for comparison.
 
         Raises
@@ -292,7 +293,7 @@ class Engine:
         if self._optimizer.store is not None:
             raise UnsupportedOptionError("drives", "given", "transfers of drives are not recorded")
         optimizer, device = self._optimizer, self._optimizer.device
-        machine = Machine.of(platform, device, compute, memory, hertz)
+        machine = Machine.of(platform, device, compute, memory, hertz, host_params_per_s)
         self._space.land_all()
         self._space.end_sending()
         pipeline = Pipeline(

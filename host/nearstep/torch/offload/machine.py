@@ -41,6 +41,7 @@ class Machine:
         compute: str | None = None,
         memory: str | None = None,
         hertz: float | None = None,
+        host_params_per_s: float | None = None,
     ) -> Self:
         """Parts by name; those that are not given, if there is one alone that it can be.
 
@@ -49,6 +50,8 @@ class Machine:
         platform : a shipped one by name, or a file, as of `nearstep_spec.platform.load`.
         device : of the optimizer.
         compute, memory
+        host_params_per_s : that a processor without fp32 FLOP/s updates, where the platform does
+            not say it.
         hertz : of the device's clock. None: that at which a beat in each cycle is the rate of a
             channel of the DIMM.
 
@@ -60,7 +63,15 @@ class Machine:
         found = load(platform) if isinstance(platform, str) else platform
         able = [name for name, each in found.processors.items() if "fp32" in each.flops]
         compute = _one("compute", compute, able, f"with fp32 FLOP/s in {found.name}")
-        updating = [name for name, each in found.processors.items() if each.adam_params_per_s]
+        if host_params_per_s is not None and not 0 < host_params_per_s < float("inf"):
+            raise ArgumentError(
+                f"host_params_per_s must be above 0 and finite, not {host_params_per_s}"
+            )
+        updating = [
+            name
+            for name, each in found.processors.items()
+            if each.adam_params_per_s or (host_params_per_s and name not in able)
+        ]
         keeping = [*found.dimms] if found.dimms and memory is None else [*found.dimms, *updating]
         memory = _one("memory", memory, keeping, f"that updates parameters in {found.name}")
         if memory in found.dimms:
@@ -73,7 +84,8 @@ class Machine:
             rate = float(dimm.adam_params_per_s) / float(dimm.channels)
             beats = float(dimm.channel_bytes_per_s) / device.config.beat_bytes
         else:
-            rate, beats = float(found.processors[memory].adam_params_per_s or 0), None
+            known = found.processors[memory].adam_params_per_s
+            rate, beats = float(known or host_params_per_s or 0), None
         if device.cycles is None:
             hertz = None
         else:
