@@ -376,7 +376,12 @@ def test_a_bank_in_another_state_would_be_found() -> None:
 
 
 @pytest.mark.parametrize(
-    ("properties", "statements"), [(Ownership, 17), (Banks, 8), (Refreshes, 5)]
+    ("properties", "statements"),
+    [
+        (Ownership, 17),
+        pytest.param(Banks, 8, marks=pytest.mark.deep),
+        pytest.param(Refreshes, 5, marks=pytest.mark.deep),
+    ],
 )
 def test_shared_dram(properties: type[SharedDramProperties], statements: int) -> None:
     proof = prove(properties(), properties.__name__.lower(), "prove", depth=3)
@@ -387,7 +392,7 @@ def test_shared_dram(properties: type[SharedDramProperties], statements: int) ->
 @pytest.mark.parametrize(
     ("properties", "covers"),
     [
-        (Ownership, 2),
+        pytest.param(Ownership, 2, marks=pytest.mark.deep),
         pytest.param(Banks, 2, marks=pytest.mark.deep),
         pytest.param(Refreshes, 1, marks=pytest.mark.deep),
     ],

@@ -21,7 +21,10 @@ WHOLE = [
     *("axdimm_channel", "axdimm_module", "smartssd_card", "smartssd_pcie_card"),
     *("smartssd_series7_card", "adam_kernel", "coarse_device"),
 ]
-IN_DEPTH = [*WHOLE, "general_updater", "general_fu", "smartssd_fu", "coarse_sync_core"]
+IN_DEPTH = [
+    *(*WHOLE, "general_updater", "general_fu", "smartssd_fu", "coarse_sync_core"),
+    *("pcie_endpoint", "serial_endpoint"),
+]
 """What takes a second or more in each test, and is made of what the others show."""
 
 BLOCKS = [

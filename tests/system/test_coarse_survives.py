@@ -150,6 +150,7 @@ def test_a_peer_that_returns_in_time(gradients, link) -> None:
         assert compare(tensor, reduced(pool, gradients, "average")) == elements
 
 
+@pytest.mark.deep
 def test_a_peer_that_returns_too_late(gradients) -> None:
     with opened() as pool:
         tensor = pool.tensor(gradients)
@@ -217,6 +218,7 @@ def test_a_full_queue(gradients) -> None:
         assert compare(tensors[-1], part) == WORKERS * 6000
 
 
+@pytest.mark.deep
 def test_proxies_that_wait_for_each_other(gradients) -> None:
     """As in figure 10, with eight clients: at half of the proxies the other tensor comes first."""
     part = [each[:1000] for each in gradients]

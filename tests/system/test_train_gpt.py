@@ -156,7 +156,7 @@ def test_offloaded_it_trains_in_a_quarter_of_its_parameters(device, steps, train
     ("policy", "device", "steps"),
     [
         ("memferry", "golden:axdimm", 2),
-        ("prefetch", "golden:axdimm", 1),
+        pytest.param("prefetch", "golden:axdimm", 1, marks=pytest.mark.deep),
         pytest.param(
             "memferry", "sim:axdimm?memory=ddr4-1600&channels=2", 2, marks=pytest.mark.deep
         ),
@@ -392,6 +392,7 @@ def test_without_a_baseline(train):
     assert (folder / "loss.png").exists()
 
 
+@pytest.mark.deep
 def test_the_same_seed_gives_the_same_losses_and_another_seed_others(train):
     losses = []
     for seed in ("3", "3", "4"):

@@ -15,11 +15,11 @@ from nearstep.errors import MemoryFaultError, NearstepError, OptionError
 from nearstep.placement import Segment
 from nearstep.smartssd.device import SmartssdDevice
 
-from .conftest import ADAM, CARD_SHAPE
+from .conftest import ADAM, CARD_SHAPE, SIM_CARD_SHAPE
 from .job import Job
 
 RULES = "rules=adam,sgd,sgd_momentum,adagrad"
-SIM = f"sim:smartssd?{CARD_SHAPE}&{ADAM}&fu=native"
+SIM = f"sim:smartssd?{SIM_CARD_SHAPE}&fu=native"
 
 
 def trained(url: str, optimizer: str, **options: Any) -> tuple[list[bytes], SmartssdDevice]:

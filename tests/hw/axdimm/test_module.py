@@ -28,6 +28,7 @@ def bench() -> ModuleBench:
     return ModuleBench(CONFIG, StandInUnit, postpone=2)
 
 
+@pytest.mark.deep
 def test_kernels_run_on_both_channels_at_once(bench: ModuleBench) -> None:
     runs = [Run(bench, channel, 1000 + channel, channel) for channel in range(CHANNELS)]
     for run in runs:
@@ -64,6 +65,7 @@ def test_other_numbers_of_channels(channels: int) -> None:
     assert compared == channels * 4 * 704
 
 
+@pytest.mark.deep
 def test_host_uses_one_channel_while_the_other_computes(bench: ModuleBench) -> None:
     run = Run(bench, 0, 4000, 3)
     run.configure()
@@ -83,6 +85,7 @@ def test_host_uses_one_channel_while_the_other_computes(bench: ModuleBench) -> N
     assert bench.get(1, "arbiter.status.refused_access") == 0
 
 
+@pytest.mark.deep
 def test_start_in_normal_mode_is_refused(bench: ModuleBench) -> None:
     run = Run(bench, 1, 100, 5)
     run.configure()
@@ -98,6 +101,7 @@ def test_start_in_normal_mode_is_refused(bench: ModuleBench) -> None:
     assert run.check() > 400
 
 
+@pytest.mark.deep
 def test_a_run_that_is_interrupted_for_the_host_ends_right(bench: ModuleBench) -> None:
     run = Run(bench, 0, 3000, 6)
     run.configure()
@@ -116,6 +120,7 @@ def test_a_run_that_is_interrupted_for_the_host_ends_right(bench: ModuleBench) -
     assert run.check() > 4 * 3000
 
 
+@pytest.mark.deep
 def test_reset_during_a_run_leaves_the_rest_of_memory_alone(bench: ModuleBench) -> None:
     run = Run(bench, 0, 16_000, 7)
     guard = np.arange(64 * 64, dtype=np.uint8)
@@ -147,6 +152,7 @@ def test_reset_during_a_run_leaves_the_rest_of_memory_alone(bench: ModuleBench) 
     assert rerun.check() > 4 * 500
 
 
+@pytest.mark.deep
 def test_a_burst_outside_the_windows_never_becomes_a_command(bench: ModuleBench) -> None:
     run = Run(bench, 0, 1000, 9)
     run.configure(reach=BASES["v"])
@@ -162,6 +168,7 @@ def test_a_burst_outside_the_windows_never_becomes_a_command(bench: ModuleBench)
     assert run.check() > 4 * 1000
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("name", BASES)
 @pytest.mark.parametrize("beyond", [0, 64, 1 << 34])
 def test_an_array_beyond_its_channel_is_refused(bench: ModuleBench, name: str, beyond: int) -> None:
@@ -188,6 +195,7 @@ def test_an_array_beyond_its_channel_is_refused(bench: ModuleBench, name: str, b
     assert np.array_equal(bench.load(1, 0, 4096), next_channel)
 
 
+@pytest.mark.deep
 def test_an_array_may_end_where_the_registers_begin(bench: ModuleBench) -> None:
     run = Run(bench, 1, 1000, 11)
     run.move("v", bench.maps["arbiter"][0] - 4032)
@@ -200,6 +208,7 @@ def test_an_array_may_end_where_the_registers_begin(bench: ModuleBench) -> None:
     assert bench.get(1, "arbiter.id.value") == IDENT
 
 
+@pytest.mark.deep
 def test_scalars_arrive_in_whole_lines(bench: ModuleBench) -> None:
     value = struct.unpack("<I", struct.pack("<f", 0.125))[0]
     bench.set(0, {"adam.eps.value": value})

@@ -29,9 +29,8 @@ def text_of(content: str | bytes) -> str:
     return content if isinstance(content, str) else content.decode()
 
 
-@pytest.mark.parametrize(
-    "board", ["ulx3s_85f", pytest.param("orangecrab_85f", marks=pytest.mark.deep)]
-)
+@pytest.mark.deep
+@pytest.mark.parametrize("board", ["ulx3s_85f", "orangecrab_85f"])
 def test_plan_has_the_pins_the_simulated_top_and_no_folder_of_this_machine(board: str) -> None:
     check_plan(from_text(BoardConfig, {"board": board, **SMALL}), SITES[board])
 

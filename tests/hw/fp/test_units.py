@@ -113,6 +113,7 @@ def _exhaustive(variant, limit):
     return patterns.exhaustive(operation.source, operation.operands)
 
 
+@pytest.mark.deep
 def test_every_operand_of_small_formats():
     counts = check(SMALL_BANK, [_exhaustive(variant, 18) for variant in SMALL_BANK])
     assert counts == [65536, 65536, 65536, 1, 65536, 256, 262144, 256, 64, 65536, 65536]

@@ -73,6 +73,7 @@ ORDER = ("nothing_passes_a_write_that_is_not_answered",
          "a_start_finds_the_data_of_a_peer/mode=both")  # fmt: skip
 
 
+@pytest.mark.deep
 def test_gen3_x4_keeps_the_order_of_accesses():
     assert len(bench("cocotb_endpoint_order", testcase=",".join(ORDER)).tests) == len(ORDER)
 

@@ -38,6 +38,7 @@ def _rows(arrays, names, count):
     )
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("mode", STALLS)
 def test_every_rule_equals_its_model_in_any_stall_mode(bench, mode: str) -> None:
     print(f"seed {SEED}")
@@ -67,6 +68,7 @@ def test_every_rule_equals_its_model_in_any_stall_mode(bench, mode: str) -> None
     assert compared == 8 * count * LANES
 
 
+@pytest.mark.deep
 def test_a_number_that_names_no_rule_moves_nothing(bench) -> None:
     common = bench.component.whole
     arrays = operands(common.arrays_in, 10 * LANES, SEED)

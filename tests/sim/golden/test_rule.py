@@ -70,7 +70,7 @@ def _differing(
 
 
 @ORACLE
-@pytest.mark.parametrize("weight_decay", [0.0, 0.01])
+@pytest.mark.parametrize("weight_decay", [pytest.param(0.0, marks=pytest.mark.deep), 0.01])
 @pytest.mark.parametrize("optimizer", [torch.optim.Adam, torch.optim.AdamW])
 def test_ten_steps_of_a_million_parameters_equal_torch_fused(optimizer, weight_decay) -> None:
     print(CONDITIONS)

@@ -15,7 +15,7 @@ SHAPES = [
     pytest.param((16, 8, 64, ONE), marks=pytest.mark.deep),
     pytest.param((4, 2, 8, ONE), marks=pytest.mark.deep),
     pytest.param((16, 16, 4096, ONE), marks=pytest.mark.deep),
-    (4, 10, 8, ONE),  # in parts of 8 and of 2
+    pytest.param((4, 10, 8, ONE), marks=pytest.mark.deep),  # in parts of 8 and of 2
     (4, 2, 8, BOTH),
 ]
 
