@@ -38,7 +38,6 @@ OPTIONS = {
 }
 
 
-@on_all("device")
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 @pytest.mark.parametrize("name", CLASSES)
 def test_ten_steps_equal_torch_fused(

@@ -18,7 +18,14 @@ def packed(lane: int, dwords: list[int], lanes: int) -> list[list[int]]:
 
 
 @pytest.mark.parametrize(
-    ("elements", "lanes"), [(2, 2), (2, 16), (4, 4), (4, 16), (8, 8), (16, 16)]
+    ("elements", "lanes"),
+    [
+        *((2, 16), (4, 4)),
+        *(
+            pytest.param(*each, marks=pytest.mark.deep)
+            for each in ((2, 2), (4, 16), (8, 8), (16, 16))
+        ),
+    ],
 )
 @pytest.mark.parametrize("stall", [0.0, 0.5])
 def test_runs_are_packed_side_by_side(elements, lanes, stall):

@@ -269,6 +269,7 @@ class TestPeers:
         print(seen)
         return seen
 
+    @pytest.mark.deep
     def test_that_dies_in_any_phase_of_a_job(self) -> None:
         seen = self.deaths(every=31, elements=1000)
         assert seen["silent"] > 10

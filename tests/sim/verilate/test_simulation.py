@@ -83,7 +83,14 @@ def test_a_wait_ends_with_the_slice_in_which_ctrl_c_came(url) -> None:
         assert 20_000 <= backend.cycles - begun <= 20_000 + 2 * POLL
 
 
-@pytest.mark.parametrize("url", [CARD, DIMM, f"{POOL}&stall=0.5"], ids=["card", "dimm", "pool"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        pytest.param(CARD, id="card"),
+        pytest.param(DIMM, id="dimm", marks=pytest.mark.deep),
+        pytest.param(f"{POOL}&stall=0.5", id="pool", marks=pytest.mark.deep),
+    ],
+)
 def test_a_copy_that_ctrl_c_ends_leaves_the_device_usable(url) -> None:
     """What was copied before is there; nothing of it is seen in a later copy."""
     rng = np.random.default_rng(1)
@@ -228,7 +235,14 @@ CHILD = """
 
 
 @pytest.mark.parametrize(
-    "url", [KERNEL, DIMM, POOL, "golden:axdimm"], ids=["kernel", "dimm", "pool", "golden"]
+    "url",
+    [
+        pytest.param(KERNEL, id="kernel"),
+        *(
+            pytest.param(url, id=name, marks=pytest.mark.deep)
+            for name, url in (("dimm", DIMM), ("pool", POOL), ("golden", "golden:axdimm"))
+        ),
+    ],
 )
 def test_a_child_ends_and_cannot_use_the_device_of_its_parent(url) -> None:
     done = subprocess.run(
