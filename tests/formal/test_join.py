@@ -237,6 +237,7 @@ def test_arbiter_gives_what_it_took_and_nobody_starves(fixed):
     assert prove(ArbiterProperties(fixed=fixed), name, "cover", depth=8).statements == 1
 
 
+@pytest.mark.deep
 def test_a_beat_reaches_the_initiator_that_is_owed_it():
     """By induction: for any number of bursts."""
     assert prove(ReadJoinProperties(), "read_join", "prove", depth=3).statements >= 12

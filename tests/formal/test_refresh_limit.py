@@ -235,6 +235,7 @@ class RefreshLimit(Component):
         return manager
 
 
+@pytest.mark.deep
 def test_in_normal_mode_the_gap_is_that_of_the_host() -> None:
     proof = prove(RefreshLimit(controller=False), "refresh_gap", "prove", depth=2)
     print(proof)

@@ -24,6 +24,7 @@ def test_every_block_can_be_made() -> None:
     assert len(made) == len(timing.BLOCKS) > 20
 
 
+@pytest.mark.deep
 def test_units_outside_of_a_block_are_part_of_what_is_placed() -> None:
     text = timing.BLOCKS["general_updater"].verilog("general_updater")
     assert "module general_updater(" in text

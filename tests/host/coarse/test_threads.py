@@ -109,6 +109,7 @@ def test_a_snapshot_is_read_by_many(often) -> None:
         assert reads[0] > 100
 
 
+@pytest.mark.deep
 def test_the_model_is_clocked_by_one_at_a_time(often) -> None:
     with CoarsePool.open(URLS["sim"] + "&window=direct") as pool:
         backend = pool.device.backend

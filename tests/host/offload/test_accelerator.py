@@ -35,6 +35,7 @@ def passed(compute: str, *arguments: str | Path) -> int:
     return int(found[1])
 
 
+@pytest.mark.deep
 def test_on_an_accelerator() -> None:
     chosen = "copies or left_out or mapped or made_there or memory or fp32"
     assert passed("accel", CASES, "-k", chosen) >= 10

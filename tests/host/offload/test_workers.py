@@ -371,6 +371,7 @@ def run_faults() -> list[str]:
     return [each.__name__ for each in FAULTS]
 
 
+@pytest.mark.deep
 def test_what_is_refused_and_what_goes_wrong() -> None:
     """In one group, as it takes seconds to start: a failure names its function."""
     assert on_workers(2, run_faults) == [[each.__name__ for each in FAULTS]] * 2

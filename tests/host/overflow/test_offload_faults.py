@@ -92,7 +92,10 @@ def check(action: str, drive: int, number: int, code: int) -> bool:
         return True
 
 
-@pytest.mark.parametrize("action", ["read", "write", "flush"])
+@pytest.mark.parametrize(
+    "action",
+    ["write", *(pytest.param(name, marks=pytest.mark.deep) for name in ("read", "flush"))],
+)
 def test_after_an_error_of_a_drive_the_iteration_can_be_made_again(action: str) -> None:
     counts = [each[action] for each in actions()]
     assert min(counts) > 0

@@ -60,7 +60,9 @@ def test_state_on_drives_is_gathered_and_put_back_over_their_link() -> None:
     assert timeline.traffic["nvme", 0] == (4 + 3 * 3) * 4_000_000
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.deep) for seed in (1, 2))]
+)
 def test_memory_holds_no_more_than_it_has_at_any_time(seed: int) -> None:
     """Bytes from where they begin to come to where they are gone or given up, on the timeline."""
     print(f"seed {seed}")

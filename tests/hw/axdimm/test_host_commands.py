@@ -112,6 +112,7 @@ def test_a_calibration_is_carried_out_once_whenever_the_host_gives_it(
     assert channel.get("status.lost_command") == 0
 
 
+@pytest.mark.deep
 def test_the_kernel_need_not_leave_for_a_calibration(channel: Channel) -> None:
     bench = channel.bench
     bench.kernel(Kernel.BUSY)
@@ -127,6 +128,7 @@ def test_the_kernel_need_not_leave_for_a_calibration(channel: Channel) -> None:
     assert (channel.count(Command.ZQCS), channel.count(Command.ZQCL)) == (1, 1)
 
 
+@pytest.mark.deep
 def test_a_kernel_that_is_reset_does_not_cost_the_calibration(channel: Channel) -> None:
     bench = channel.bench
     bench.kernel(Kernel.BUSY)
@@ -139,6 +141,7 @@ def test_a_kernel_that_is_reset_does_not_cost_the_calibration(channel: Channel) 
     assert channel.count(Command.ZQCS) == 1
 
 
+@pytest.mark.deep
 def test_what_cannot_be_carried_out_is_lost_counted_and_shown(channel: Channel) -> None:
     bench = channel.bench
     channel.give(mode_register(1, 0b1_0000_0011))  # normal mode: the host's own
@@ -166,6 +169,7 @@ def test_what_cannot_be_carried_out_is_lost_counted_and_shown(channel: Channel) 
     assert bench.statistics.refused_writes == 0
 
 
+@pytest.mark.deep
 def test_a_mode_that_the_kernel_cannot_use_keeps_the_channel(channel: Channel) -> None:
     """And the change of mode that follows at once waits tMOD, or the model would say so."""
     bench = channel.bench

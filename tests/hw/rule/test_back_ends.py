@@ -37,11 +37,11 @@ def open_unit() -> Iterator[OpenUnit]:
 
 DEEP = [
     pytest.param(name, marks=pytest.mark.deep)
-    for name in ("adam_amsgrad", "sgd_momentum", "adagrad", "lion")
+    for name in ("adam", "adam_amsgrad", "sgd_momentum", "adagrad", "lion")
 ]
 
 
-@pytest.fixture(params=["adam", "every_operation", *DEEP])
+@pytest.fixture(params=["every_operation", *DEEP])
 def built_rule(request: pytest.FixtureRequest, rules: dict[str, Rule]) -> Rule:
     """Rules whose units the fast tests build."""
     return rules[request.param]

@@ -44,6 +44,7 @@ def _run(bench, count, a, b, *, stalls=(0.0, 0.0), seed=0):
     return run, int(np.count_nonzero(got != expected))
 
 
+@pytest.mark.deep
 def test_two_million_results_equal_the_model_at_a_beat_a_cycle(bench) -> None:
     print(f"seed {SEED}")
     checked = 0

@@ -32,6 +32,7 @@ def same(frozen: Frozen, number: int, arrays: list[Floats]) -> int:
     return sum(each.size for each in arrays)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     ("memory", "stall"),
     [("ideal", 0.3), pytest.param("halfduplex", 0, marks=pytest.mark.deep)],
