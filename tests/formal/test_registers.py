@@ -279,6 +279,7 @@ def test_adapter_overlaps_reads_and_writes() -> None:
     assert prove(AdapterProperties(), "axi_lite", "cover", depth=12).statements == 1
 
 
+@pytest.mark.deep
 def test_a_port_that_never_answers_is_found() -> None:
     found = refuted(AdapterProperties(flaw="deaf"), "axi_lite_deaf", depth=14)
     assert found.trace is not None

@@ -124,6 +124,7 @@ class MergeProperties(Component):
         return m
 
 
+@pytest.mark.deep
 def test_banks_grant_two_requests_each_in_order() -> None:
     prove(GrantProperties(), "bank_grant", mode="bmc", depth=1)
     prove(GrantProperties(), "bank_grant", mode="cover", depth=1)

@@ -277,7 +277,7 @@ def test_drives_of_another_run_are_kept(train, tmp_path):
 @pytest.mark.parametrize(
     "optimizer",
     # AdamW is what every other test trains with
-    ["sgd", "adagrad", "adam", pytest.param("adamw", marks=pytest.mark.deep)],
+    ["sgd", "adagrad", *(pytest.param(name, marks=pytest.mark.deep) for name in ("adam", "adamw"))],
 )
 @pytest.mark.parametrize(
     ("device", "steps"),

@@ -236,7 +236,7 @@ def test_one_snapshot_at_a_time(pool) -> None:
     assert pool.device.free_bytes == free
 
 
-@pytest.mark.parametrize("write", [False, True])
+@pytest.mark.parametrize("write", [pytest.param(False, marks=pytest.mark.deep), True])
 def test_a_copy_that_failed_is_reported(pool, write, tmp_path) -> None:
     """Where memory answers a copy other than OKAY; the reduction itself is not harmed."""
     arrays = random_arrays(pool, 5000, seed=1)

@@ -118,7 +118,11 @@ class TestFaultsOfLinks:
         assert len(one) >= 3
         assert one == two == many
 
-    @pytest.mark.parametrize("kind", SEEN)
+    @pytest.mark.parametrize(
+        "kind",
+        ["drop", "corrupt"]
+        + [pytest.param(kind, marks=pytest.mark.deep) for kind in ("duplicate", "reorder")],
+    )
     @pytest.mark.parametrize("frame", ["entry", pytest.param("control", marks=pytest.mark.deep)])
     def test_once_on_any_link_at_any_frame(self, pool, kind, frame) -> None:
         """The first frame of a job, the second, one in the middle, and the last."""

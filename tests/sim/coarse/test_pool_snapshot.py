@@ -73,6 +73,7 @@ def test_of_one_version_under_heavy_traffic(memory, stall) -> None:
     assert compared >= 2 * (3 * 16400 + 2 * 36400)
 
 
+@pytest.mark.deep
 def test_closed_and_opened_again_and_again() -> None:
     """Also while a page is on its way, whose place is then used for something else."""
     with opened(link_latency=10, latency=100, seed=6) as pool:
