@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,18 +14,18 @@ from nearstep.backends.base import Poll, TakeLargest
 from nearstep.backends.emulated import EmulatedBackend, Injection
 from nearstep.errors import NearstepError, WaitTimeoutError
 from nearstep.threads import at_once
+from nearstep.work.clock import QUANTUM_CYCLES
 from nearstep_sim.smartssd.bar import BarBackend, BarTraffic
+from nearstep_sim.smartssd.options import CardOptions
 from nearstep_spec.smartssd.array import ArrayConfig
-
-QUANTUM_CYCLES = 256
-"""No card is ahead of another that works by more than it and one access."""
 
 
 class CardArray(EmulatedBackend):
     """Cards behind BARs of their own, of which one device is made.
 
     Registers and memory are those of `ArrayConfig`. Time is that of all: a card that the host does
-    something with has first come as far as the others, and while the host waits for one all go on.
+    something with has first come as far as the others, and while the host waits for one all go on,
+    none ahead of another by more than `QUANTUM_CYCLES`.
 
     Parameters
     ----------
@@ -279,12 +278,12 @@ class CardArray(EmulatedBackend):
             raise
 
 
-def array_of(options: Any, make: Callable[[], BarBackend]) -> BarBackend | CardArray:
+def array_of(options: CardOptions, make: Callable[[], BarBackend]) -> BarBackend | CardArray:
     """One card, or as many as the options say.
 
     Parameters
     ----------
-    options : `CardOptions`.
+    options
     make : opens one.
     """
     if options.cards == 1:

@@ -254,7 +254,7 @@ def test_several_backwards_before_a_step_add_up() -> None:
 
 
 class Unlucky(nn.Module):
-    """Fails once, where it is told."""
+    """Fails once, in forward or in backward, as `where` says."""
 
     def __init__(self) -> None:
         super().__init__()

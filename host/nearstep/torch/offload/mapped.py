@@ -11,7 +11,8 @@ from torch import Tensor
 from nearstep.torch.errors import UnsupportedOptionError
 from nearstep.torch.offload.in_place import InPlace
 
-_WORDS = {2: (torch.int16, "<i2"), 4: (torch.int32, "<i4")}
+_WORDS = {2: "<i2", 4: "<i4"}
+"""What numpy calls words of so many bytes: the interface has no bfloat16."""
 
 
 class _Pinned:
@@ -21,7 +22,7 @@ class _Pinned:
         self._flat = flat  # as long as anything refers to this
         self.__cuda_array_interface__ = {
             "shape": tuple(flat.shape),
-            "typestr": _WORDS[flat.element_size()][1],
+            "typestr": _WORDS[flat.element_size()],
             "data": (flat.data_ptr(), False),
             "version": 3,
         }

@@ -13,7 +13,7 @@ from nearstep.torch.resident import Resident
 
 
 class Arrival:
-    """Memory that streams of the accelerator may use: those that are told.
+    """What a stream of the accelerator waits for before it uses the memory of a parameter.
 
     Parameters
     ----------
