@@ -106,7 +106,8 @@ class Completion(ABC):
 
 
 class Ended(Completion):
-    """Something that had ended, without error, when the call that started it returned.
+    """Something that had ended when the call that started it returned: without error, unless a
+    kind of it says otherwise.
 
     Parameters
     ----------
@@ -121,7 +122,7 @@ class Ended(Completion):
         return True
 
     @property
-    def error(self) -> None:
+    def error(self) -> Exception | None:
         return None
 
     @property
