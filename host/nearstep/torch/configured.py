@@ -23,7 +23,7 @@ from nearstep.torch.loss_scaler import LossScaler
 from nearstep.torch.optimizer import DeviceOptimizer
 from nearstep.torch.overflow.errors import MemoryTooSmallError
 from nearstep.torch.overflow.opening import given_groups
-from nearstep.torch.settings import scans
+from nearstep.torch.settings import OnDevice, scans
 from nearstep.torch.spread import is_sharded, is_spread
 from nearstep.updater.device import KernelDevice
 
@@ -159,6 +159,11 @@ def make(
     ConfigError : parameters or the device are not as the configuration has them.
     HyperparameterError, UnsupportedOptionError : an argument is not.
     """
+    for name in on:
+        if name not in OnDevice.__annotations__:
+            raise TypeError(f"from_deepspeed() got an unexpected keyword argument {name!r}")
+    if "device" not in on:
+        raise TypeError("from_deepspeed() missing 1 required keyword-only argument: 'device'")
     if clipping not in get_args(Clipping):
         raise HyperparameterError("clipping", f"one of {get_args(Clipping)}", clipping)
     if on.get("max_grad_norm") is not None:
@@ -221,13 +226,14 @@ def placed(config: Config, parameters: list[Tensor], on: Mapping[str, Any]) -> d
 
 def _memory(nvme: Nvme, parameters: list[Tensor], device: Device) -> int:
     """Bytes of the device's memory for the buffers of a subgroup."""
+    element, capacity = 4 * nvme.buffers, device.capacity_bytes
+    if not nvme.stated:
+        return min(element * nvme.elements, capacity // SHARE_OF_DEVICE)
     every = sum(convert.size(p) for p in parameters if not is_lazy(p))
-    nbytes = 4 * nvme.buffers * min(nvme.elements, max(every, 1))
-    if nvme.stated and nbytes > device.capacity_bytes:
-        most = device.capacity_bytes // (4 * nvme.buffers)
-        expected = f"at most {most}: the device has {device.capacity_bytes} bytes"
+    if element * min(nvme.elements, every) > capacity:
+        expected = f"at most {capacity // element}: the device has {capacity} bytes"
         raise ConfigError(SUB_GROUP, expected, nvme.elements)
-    return nbytes if nvme.stated else min(nbytes, device.capacity_bytes // SHARE_OF_DEVICE)
+    return min(element * nvme.elements, capacity)
 
 
 def _drive(nvme: Nvme) -> str:

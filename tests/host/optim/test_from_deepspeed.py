@@ -110,6 +110,22 @@ def test_a_model_trains_with_the_bits_of_torch(tmp_path: Path, device: str) -> N
         assert training.optimizer.memory_peak <= 16 * 2112
 
 
+@pytest.mark.parametrize("elements", [None, 1e9])
+def test_subgroups_may_be_larger_than_the_model_or_not_be_stated(
+    tmp_path: Path, elements: float | None
+) -> None:
+    """On two cards, where a parameter of a card ends within a stripe."""
+    table, ours = config(tmp_path, train_batch_size=8), model()
+    table["zero_optimization"]["sub_group_size"] = elements
+    if elements is None:
+        del table["zero_optimization"]["sub_group_size"]
+    training = made(table, ours.parameters(), device=f"{CARD}?cards=2")
+    held = [p.detach().clone() for p in ours.parameters()]
+    training.backward(ours(batches(1)[0]).square().mean())
+    assert training.step()
+    assert not any(torch.equal(p, q) for p, q in zip(ours.parameters(), held, strict=True))
+
+
 def test_drives_are_resumed_and_memory_may_be_said_otherwise(tmp_path: Path) -> None:
     ours = model()
     training = made(config(tmp_path), ours.parameters(), device=CARD)
@@ -235,6 +251,21 @@ def test_a_step_that_failed_is_repeated_or_given_up(
         results.append(ours[0].detach())
     assert results[0].norm() == pytest.approx(1e-3, rel=1e-2)
     assert torch.equal(*results)
+
+
+def test_what_backward_adds_after_a_failure_is_clipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours = [nn.Parameter(torch.zeros(16))]
+    table = {"optimizer": {"type": "SGD", "params": {"lr": 1}}, "gradient_clipping": 1e-3}
+    training = nearstep.optim.from_deepspeed(table, ours, device=EVERY)
+    training.backward(ours[0].sum())
+    with monkeypatch.context() as patch:
+        patch.setattr(training.optimizer, "step", broken)
+        with pytest.raises(OSError, match="drive"):
+            training.step()
+    training.optimizer.zero_grad()
+    training.backward(ours[0].sum())
+    assert training.step()
+    assert ours[0].detach().norm() == pytest.approx(1e-3, rel=1e-2)
 
 
 def broken() -> None:
@@ -372,6 +403,9 @@ def test_errors_come_before_anything_is_opened(tmp_path: Path) -> None:
     assert refused(HyperparameterError, good, clipping="both").name == "clipping"
     assert refused(HyperparameterError, good, max_grad_norm=1.0).name == "max_grad_norm"
     assert refused(ConfigError, good, world_size=3).key == "train_batch_size"
+    assert "unexpected keyword argument 'drive'" in str(refused(TypeError, good, drive="x"))
+    with pytest.raises(TypeError, match="missing 1 required keyword-only argument: 'device'"):
+        nearstep.optim.from_deepspeed(good, parameters)  # type: ignore[call-arg]
     assert list(tmp_path.iterdir()) == []
 
 
