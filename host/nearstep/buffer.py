@@ -11,10 +11,12 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from nearstep.backends.base import Backend, Completion
+from nearstep.backends.peer import PeerBackend
 from nearstep.errors import (
     ArgumentError,
     DtypeError,
     FreedBufferError,
+    MismatchError,
     OutOfBoundsError,
     ShapeError,
 )
@@ -203,6 +205,45 @@ class Buffer:
             return self.device.under_way(
                 self, self.device.backend.submit_read(self.address, into), changes=False
             )
+
+    def submit_peer_write(self, array: NDArray[Any]) -> Completion:
+        """Begin to copy `array`, of the buffer's shape and dtype, from the drive beside the memory;
+        the host's link has no part in it.
+
+        As `submit_write`.
+
+        Raises
+        ------
+        MismatchError : there is no such drive.
+        """
+        self.check_usable("write")
+        data = self._bytes_of(array)
+        with self.device.reach(self, "write"):
+            self.device.check_unused(self, "write", changes=True)
+            completion = self._peer().submit_peer_write(self.address, data)
+            return self.device.under_way(self, completion, changes=True)
+
+    def submit_peer_read(self, out: NDArray[Any]) -> Completion:
+        """Begin to copy the contents into `out` at the drive beside the memory.
+
+        As `submit_peer_write`.
+        """
+        self.check_usable("read")
+        self._check_out(out)
+        with self.device.reach(self, "read"):
+            self.device.check_unused(self, "read", changes=False)
+            into = out.reshape(-1).view(np.uint8)
+            completion = self._peer().submit_peer_read(self.address, into)
+            return self.device.under_way(self, completion, changes=False)
+
+    def _peer(self) -> PeerBackend:
+        """The backend, if a drive is beside its memory."""
+        backend = self.device.backend
+        if not isinstance(backend, PeerBackend):
+            raise MismatchError(
+                f"device of {self!r}", "one with a drive beside its memory", self.device.url
+            )
+        return backend
 
     def copy_from(self, source: Buffer) -> None:
         """Copy the contents of `source`, of any device, through the host.

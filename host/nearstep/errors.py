@@ -273,6 +273,18 @@ class PostedWriteError(MemoryBarError):
     what = "posted write to memory at {address:#x}: response"
 
 
+class PeerReadError(MemoryBarError):
+    """A read of memory by the drive beside it that was not completed."""
+
+    what = "drive's read of memory at {address:#x}: completion"
+
+
+class PeerWriteError(MemoryBarError):
+    """A write to memory by the drive beside it that memory did not carry out."""
+
+    what = "drive's write to memory at {address:#x}: response"
+
+
 class BusyError(DeviceError):
     """A command given while another one runs."""
 

@@ -49,6 +49,8 @@ class Injection:
     delay : cycles, for `late`.
     host : whether accesses of the host are hit, or those of a kernel. Only where the host reaches
         the memory through the device.
+    peer : whether accesses of the drive beside the memory are hit, in their place. Only where the
+        device has one.
     """
 
     kind: FaultKind
@@ -59,12 +61,16 @@ class Injection:
     times: int = 1
     delay: int = 100_000
     host: bool = False
+    peer: bool = False
 
     def __post_init__(self) -> None:
         if self.kind not in FAULT_KINDS:
             raise ArgumentError(f"kind must be one of {', '.join(FAULT_KINDS)}, not {self.kind!r}")
         flag("write", self.write)
         flag("host", self.host)
+        flag("peer", self.peer)
+        if self.host and self.peer:
+            raise ArgumentError("host or peer must be False: an injection hits one of them")
         for name in ("base", "limit", "nth", "times", "delay"):
             if not is_whole(getattr(self, name)):
                 raise ArgumentError(f"{name} must be an integer, not {getattr(self, name)!r}")
@@ -79,10 +85,16 @@ class Injection:
             )
 
     def check_kernels(self) -> None:
-        """Raise `ArgumentError` if accesses of the host are to be hit: for devices whose
-        host does not reach memory through them."""
+        """Raise `ArgumentError` if accesses of the host or a drive are to be hit: for devices
+        through which these do not reach memory."""
         if self.host:
             raise ArgumentError("host must be False: the host does not reach this memory by a port")
+        self.check_no_peer()
+
+    def check_no_peer(self) -> None:
+        """Raise `ArgumentError` if accesses of a drive are to be hit: for devices without."""
+        if self.peer:
+            raise ArgumentError("peer must be False: there is no drive beside this memory")
 
 
 class EmulatedBackend(Backend):

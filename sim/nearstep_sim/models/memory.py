@@ -23,6 +23,8 @@ GUARD, UNWRITTEN, WRITTEN = 0, 1, 2
 POISON = 0xFFDEADFF
 """Word that fills the rest of a line when a part of it is written first: a NaN, easy to spot."""
 
+_POISONED = np.full(LINE_BYTES // 4, POISON, np.uint32).view(np.uint8)
+
 
 class Loan(NamedTuple):
     """Memory of the host in the place of memory of the device.
@@ -200,15 +202,26 @@ class EmulatedMemory:
         del self._lent[bisect_left(self._lent, loan.start, key=_start)]
         del self._places[bisect_left(self._places, (loan.data.ctypes.data,))]
 
-    def touch(self, address: int, nbytes: int) -> None:
-        """Count the lines of a non-empty range as written, and poison what was not before."""
-        self._untouched = False
+    def window(self, address: int, nbytes: int) -> NDArray[np.uint8]:
+        """The bytes of a range, without loans, for somebody to write to: then they `touch` it."""
+        self._check("window", address, nbytes)
+        self.settle(address, nbytes)
         self._used = max(self._used, address + nbytes)
-        first, last = address // LINE_BYTES, (address + nbytes - 1) // LINE_BYTES
-        for line in {first, last}:
-            if self.state[line] != WRITTEN:
-                start = line * LINE_BYTES
-                self.data[start : start + LINE_BYTES].view(np.uint32)[:] = POISON
+        return self.data[address : address + nbytes]
+
+    def touch(self, address: int, nbytes: int) -> None:
+        """Count the lines of a non-empty range as written, and poison what was not before and does
+        not lie in it."""
+        self._untouched = False
+        end = address + nbytes
+        self._used = max(self._used, end)
+        first, last = address // LINE_BYTES, (end - 1) // LINE_BYTES
+        if self.state[first] != WRITTEN:
+            before = address - first * LINE_BYTES
+            self.data[first * LINE_BYTES : address] = _POISONED[:before]
+        if self.state[last] != WRITTEN:
+            after = (last + 1) * LINE_BYTES - end
+            self.data[end : end + after] = _POISONED[LINE_BYTES - after :]
         self.state[first : last + 1] = WRITTEN
 
     def mark(self, address: int, nbytes: int, state: int) -> None:

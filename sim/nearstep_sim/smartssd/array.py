@@ -10,8 +10,9 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from nearstep.backends.base import Poll, TakeLargest
+from nearstep.backends.base import Completion, Poll, TakeLargest
 from nearstep.backends.emulated import EmulatedBackend, Injection
+from nearstep.backends.peer import PeerBackend, PeerTraffic
 from nearstep.errors import NearstepError, WaitTimeoutError
 from nearstep.threads import at_once
 from nearstep.work.clock import QUANTUM_CYCLES
@@ -20,8 +21,8 @@ from nearstep_sim.smartssd.options import CardOptions
 from nearstep_spec.smartssd.array import ArrayConfig
 
 
-class CardArray(EmulatedBackend):
-    """Cards behind BARs of their own, of which one device is made.
+class CardArray(EmulatedBackend, PeerBackend):
+    """Cards behind BARs of their own, each with a drive, of which one device is made.
 
     Registers and memory are those of `ArrayConfig`. Time is that of all: a card that the host does
     something with has first come as far as the others, and while the host waits for one all go on,
@@ -69,10 +70,11 @@ class CardArray(EmulatedBackend):
     @property
     def traffic(self) -> BarTraffic:
         """What has crossed the links of all cards."""
-        each = [card.traffic for card in self.cards]
-        return BarTraffic(
-            **{f.name: sum(getattr(t, f.name) for t in each) for f in fields(BarTraffic)}
-        )
+        return BarTraffic(**_sums([card.traffic for card in self.cards]))
+
+    @property
+    def peer_traffic(self) -> PeerTraffic:
+        return PeerTraffic(**_sums([card.peer_traffic for card in self.cards]))
 
     def read_register(self, address: int) -> int:
         number, local = divmod(address, self.config.card.register_bytes)
@@ -113,6 +115,35 @@ class CardArray(EmulatedBackend):
         number, local = self._card(address)
         with self._on(number) as card:
             card.end_loan(local)
+
+    def submit_peer_read(self, address: int, out: NDArray[np.uint8]) -> Completion:
+        number, local = self._card(address)
+        with self._on(number) as card:
+            return self._of_card(number, card.submit_peer_read(local, out))
+
+    def submit_peer_write(self, address: int, data: NDArray[np.uint8]) -> Completion:
+        number, local = self._card(address)
+        with self._on(number) as card:
+            return self._of_card(number, card.submit_peer_write(local, data))
+
+    def peer_window(self, address: int, nbytes: int) -> NDArray[np.uint8] | None:
+        number, local = self._card(address)
+        with self._on(number) as card:
+            return card.peer_window(local, nbytes)
+
+    def end_peer_write(self, address: int, nbytes: int) -> None:
+        number, local = self._card(address)
+        self.cards[number].end_peer_write(local, nbytes)
+
+    def end_peer_read(self, address: int, nbytes: int) -> None:
+        number, local = self._card(address)
+        self.cards[number].end_peer_read(local, nbytes)
+
+    def _of_card(self, number: int, transfer: Completion) -> Completion:
+        """A transfer of a card, whose end says which card it was."""
+        if transfer.error is not None:
+            transfer.error.add_note(self._note(number))
+        return transfer
 
     def flush(self) -> None:
         """Let every posted write reach memory.
@@ -272,10 +303,18 @@ class CardArray(EmulatedBackend):
         try:
             yield
         except NearstepError as error:
-            note = f"card {number} of {len(self.cards)}"
+            note = self._note(number)
             if note not in getattr(error, "__notes__", ()):
                 error.add_note(note)
             raise
+
+    def _note(self, number: int) -> str:
+        return f"card {number} of {len(self.cards)}"
+
+
+def _sums(counts: Sequence[BarTraffic] | Sequence[PeerTraffic]) -> dict[str, int]:
+    names = [field.name for field in fields(counts[0])]
+    return {name: sum(getattr(each, name) for each in counts) for name in names}
 
 
 def array_of(options: CardOptions, make: Callable[[], BarBackend]) -> BarBackend | CardArray:
@@ -286,6 +325,10 @@ def array_of(options: CardOptions, make: Callable[[], BarBackend]) -> BarBackend
     options
     make : opens one.
     """
+    made: BarBackend | CardArray
     if options.cards == 1:
-        return make()
-    return CardArray(ArrayConfig(card=options.config(), cards=options.cards), make)
+        made = make()
+    else:
+        made = CardArray(ArrayConfig(card=options.config(), cards=options.cards), make)
+    made.drive_places = options.drive_places
+    return made

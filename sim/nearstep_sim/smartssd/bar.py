@@ -7,6 +7,7 @@ from abc import abstractmethod
 from dataclasses import dataclass
 
 from nearstep.backends.emulated import EmulatedBackend
+from nearstep.backends.peer import PeerBackend
 from nearstep.errors import OutOfBoundsError, RegisterAccessError
 from nearstep.registers import unsigned
 from nearstep_spec.smartssd.config import SmartssdConfig
@@ -78,8 +79,9 @@ def cut(address: int, nbytes: int, unit: int) -> list[tuple[int, int]]:
     return [(first, limit - first) for first, limit in itertools.pairwise(edges) if nbytes]
 
 
-class BarBackend(EmulatedBackend):
-    """A card that is reached through BAR0, its registers, and a BAR that shows its memory.
+class BarBackend(EmulatedBackend, PeerBackend):
+    """A card that is reached through BAR0, its registers, and a BAR that shows its memory: to the
+    host, and to the drive on the card's switch, whose requests are as the host's.
 
     Writes to memory are posted: one that fails is found out at the next access of registers, read
     of memory, wait or `flush`. None of these passes a posted write. The memory BAR takes

@@ -8,7 +8,15 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from nearstep.errors import RESPONSES, CompletionError, OptionError, PostedWriteError
+from nearstep.backends.base import Completion
+from nearstep.backends.peer import PeerTraffic
+from nearstep.errors import (
+    RESPONSES,
+    CompletionError,
+    DeviceError,
+    OptionError,
+    PostedWriteError,
+)
 from nearstep_hw.smartssd.card import HOST_ID_WIDTH
 from nearstep_sim.smartssd.array import CardArray, array_of
 from nearstep_sim.smartssd.bar import MAX_PAYLOAD, MAX_READ_REQUEST, BarBackend, BarTraffic
@@ -80,6 +88,16 @@ class CardBackend(ShellBackend, BarBackend):
         counters = _Traffic()
         self._lib.card_counters(self._device, ctypes.byref(counters))
         return BarTraffic(**{name: getattr(counters, name) for name, _ in _Traffic._fields_})
+
+    @property
+    def peer_traffic(self) -> PeerTraffic:
+        return PeerTraffic()
+
+    def submit_peer_read(self, address: int, out: NDArray[np.uint8]) -> Completion:
+        raise DeviceError("the drive's side of the simulated card is not there yet")
+
+    def submit_peer_write(self, address: int, data: NDArray[np.uint8]) -> Completion:
+        raise DeviceError("the drive's side of the simulated card is not there yet")
 
     def read_register(self, address: int) -> int:
         self.check_register(address)

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from nearstep.backends.base import Backend, Poll
+from nearstep.backends.base import Backend, Completion, Ended, Poll
 from nearstep.backends.emulated import Injection
-from nearstep.errors import RESPONSES, CompletionError, PostedWriteError
+from nearstep.backends.peer import FailedPeerTransfer, PeerTraffic
+from nearstep.errors import (
+    RESPONSES,
+    CompletionError,
+    MemoryBarError,
+    PeerReadError,
+    PeerWriteError,
+    PostedWriteError,
+)
 from nearstep_sim.smartssd.array import CardArray, array_of
 from nearstep_sim.smartssd.bar import (
     MAX_PAYLOAD,
@@ -24,6 +33,8 @@ from nearstep_sim.updater.golden_channel import GoldenChannel
 from nearstep_sim.updater.golden_port import RESPONSES as CODES
 from nearstep_sim.updater.golden_port import ArmedInjection
 from nearstep_spec.smartssd.config import SmartssdConfig
+
+Failed = TypeVar("Failed", bound=MemoryBarError)
 
 
 def open_golden(options: GoldenCardOptions) -> BarBackend | CardArray:
@@ -42,6 +53,7 @@ class GoldenCard(GoldenBackend, BarBackend):
         self._engines = make_engines(self.config.kernel, options.engine)
         self._bulk = make_bulk(options.engine)
         self._traffic = BarTraffic()
+        self._peer_traffic = BarTraffic()
         self._armed: list[ArmedInjection] = []
         self._failed: PostedWriteError | None = None
         super().__init__(self.config.memory_bytes, make_taker(options.engine))
@@ -56,6 +68,10 @@ class GoldenCard(GoldenBackend, BarBackend):
     @property
     def traffic(self) -> BarTraffic:
         return self._traffic
+
+    @property
+    def peer_traffic(self) -> PeerTraffic:
+        return PeerTraffic(**vars(self._peer_traffic))
 
     def read_register(self, address: int) -> int:
         self.check_register(address)
@@ -72,37 +88,41 @@ class GoldenCard(GoldenBackend, BarBackend):
     def read_memory(self, address: int, out: NDArray[np.uint8]) -> None:
         self.check_memory("read", address, out.size)
         self.flush()
-        if not self._armed:
-            super().read_memory(address, out)
-            self._traffic.count_read(address, out.size)
-            return
-        failed = None
-        for first, size in cut(address, out.size, MAX_READ_REQUEST):
-            response = self._response(first, size, write=False)
-            if response is None:
-                super().read_memory(first, out[first - address :][:size])
-                self._traffic.count_read(first, size)
-                continue
-            self._traffic.read_tlps += 1
-            self._traffic.completion_tlps += 1
-            failed = failed or CompletionError(first, response, transactions=self.transactions())
+        failed = self._read(address, out, CompletionError)
         if failed is not None:
             raise failed
 
     def write_memory(self, address: int, data: NDArray[np.uint8]) -> None:
         self.check_memory("write", address, data.size)
         self._check_memory_fault()
-        self._traffic.count_write(address, data.size)
-        if not self._armed:
-            super().write_memory(address, data)
-            return
-        for first, size in cut(address, data.size, MAX_PAYLOAD):
-            response = self._response(first, size, write=True)
-            if response is None:
-                super().write_memory(first, data[first - address :][:size])
-            elif self._failed is None:
-                transactions = self.transactions()
-                self._failed = PostedWriteError(first, response, transactions=transactions)
+        failed = self._write(address, data, PostedWriteError)
+        self._failed = self._failed or failed
+
+    def submit_peer_read(self, address: int, out: NDArray[np.uint8]) -> Completion:
+        self._check_peer("read", address, out.size)
+        failed = self._read(address, out, PeerReadError)
+        return Ended() if failed is None else FailedPeerTransfer(failed)
+
+    def submit_peer_write(self, address: int, data: NDArray[np.uint8]) -> Completion:
+        self._check_peer("write", address, data.size)
+        failed = self._write(address, data, PeerWriteError)
+        return Ended() if failed is None else FailedPeerTransfer(failed)
+
+    def peer_window(self, address: int, nbytes: int) -> NDArray[np.uint8] | None:
+        self._check_peer("window", address, nbytes)
+        if any(armed.injection.peer for armed in self._armed):
+            return None
+        return self._channels[0].memory.window(address, nbytes)
+
+    def end_peer_write(self, address: int, nbytes: int) -> None:
+        self.check_memory("write", address, nbytes)
+        self._peer_traffic.count_write(address, nbytes)
+        if nbytes:
+            self._channels[0].memory.touch(address, nbytes)
+
+    def end_peer_read(self, address: int, nbytes: int) -> None:
+        self.check_memory("read", address, nbytes)
+        self._peer_traffic.count_read(address, nbytes)
 
     def fill_memory(self, address: int, nbytes: int, element: NDArray[np.uint8]) -> None:
         if self._armed:
@@ -144,7 +164,7 @@ class GoldenCard(GoldenBackend, BarBackend):
         self._failed = None
 
     def inject(self, injection: Injection) -> None:
-        if injection.host:
+        if injection.host or injection.peer:
             self._armed.append(ArmedInjection(injection))
         else:
             super().inject(injection)
@@ -153,15 +173,57 @@ class GoldenCard(GoldenBackend, BarBackend):
         super().heal()
         self._armed.clear()
 
-    def _response(self, address: int, nbytes: int, *, write: bool) -> str | None:
+    def _check_peer(self, what: str, address: int, nbytes: int) -> None:
+        self._check_open()
+        self.check_memory(what, address, nbytes)
+        self._check_memory_fault()
+
+    def _read(self, address: int, out: NDArray[np.uint8], error: type[Failed]) -> Failed | None:
+        """Carry out and count the requests of a read: what says that the first of them failed."""
+        peer = error is PeerReadError
+        traffic = self._peer_traffic if peer else self._traffic
+        if not self._armed:
+            super().read_memory(address, out)
+            traffic.count_read(address, out.size)
+            return None
+        failed = None
+        for first, size in cut(address, out.size, MAX_READ_REQUEST):
+            response = self._response(first, size, write=False, peer=peer)
+            if response is None:
+                super().read_memory(first, out[first - address :][:size])
+                traffic.count_read(first, size)
+                continue
+            traffic.read_tlps += 1
+            traffic.completion_tlps += 1
+            failed = failed or error(first, response, transactions=self.transactions())
+        return failed
+
+    def _write(self, address: int, data: NDArray[np.uint8], error: type[Failed]) -> Failed | None:
+        """Carry out and count the requests of a write, as `_read`."""
+        peer = error is PeerWriteError
+        traffic = self._peer_traffic if peer else self._traffic
+        traffic.count_write(address, data.size)
+        if not self._armed:
+            super().write_memory(address, data)
+            return None
+        failed = None
+        for first, size in cut(address, data.size, MAX_PAYLOAD):
+            response = self._response(first, size, write=True, peer=peer)
+            if response is None:
+                super().write_memory(first, data[first - address :][:size])
+            else:
+                failed = failed or error(first, response, transactions=self.transactions())
+        return failed
+
+    def _response(self, address: int, nbytes: int, *, write: bool, peer: bool) -> str | None:
         """What a request is answered with other than OKAY; whole beats are accessed."""
         beat = self.config.kernel.beat_bytes
         first, limit = address // beat * beat, -(-(address + nbytes) // beat) * beat
-        if self._armed:
-            self._log.append(f"{'write' if write else 'read'} HOST {first:#x}..{limit:#x}")
+        who = "DRIVE" if peer else "HOST"
+        self._log.append(f"{'write' if write else 'read'} {who} {first:#x}..{limit:#x}")
         answer = None
         for armed in self._armed:
-            if not armed.hits(write, first, limit):
+            if armed.injection.peer != peer or not armed.hits(write, first, limit):
                 continue
             kind = armed.injection.kind
             if kind in CODES:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from nearstep.backends.base import Poll
 from nearstep.backends.emulated import EmulatedBackend, Injection
+from nearstep.backends.peer import PeerBackend
 from nearstep.errors import BusError, DeviceError, WaitTimeoutError
 from nearstep_sim.models.memory import GUARD, UNWRITTEN, EmulatedMemory
 from nearstep_sim.verilate.abi import structure
@@ -172,6 +173,8 @@ class ShellBackend(EmulatedBackend):
     def inject(self, injection: Injection) -> None:
         if not self._host_ids:
             injection.check_kernels()
+        if not isinstance(self, PeerBackend):
+            injection.check_no_peer()
         self._lib.device_inject(self._device, ctypes.byref(CInjection.of(injection)))
 
     def heal(self) -> None:
