@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 import torch
@@ -16,6 +17,7 @@ from torch.optim.optimizer import ParamsT
 from nearstep.deepspeed.config import NVME_PATH, SUB_GROUP, Config, Nvme
 from nearstep.deepspeed.errors import ConfigError
 from nearstep.device import Device, open_device
+from nearstep.smartssd.device import SmartssdDevice
 from nearstep.torch import convert
 from nearstep.torch.errors import GradientError, HyperparameterError, UnsupportedOptionError
 from nearstep.torch.factor import gradient_factor
@@ -217,11 +219,24 @@ def placed(config: Config, parameters: list[Tensor], on: Mapping[str, Any]) -> d
                 raise UnsupportedOptionError("fp16.enabled", True, reason)
         if config.nvme is None:
             return {}
+        if isinstance(opened, SmartssdDevice) and opened.drive_places:
+            _check_cards(config.nvme, opened)
+            return {}
         memory = _memory(config.nvme, parameters, opened)
     found: dict[str, Any] = {"memory": memory}
     if "drives" not in on:
         found["drives"] = [_drive(config.nvme)]
     return found
+
+
+def _check_cards(nvme: Nvme, device: SmartssdDevice) -> None:
+    """Raise `ConfigError` unless the drives of the cards are what is asked for."""
+    folder = Path(device.drive_places[0]).parent
+    if os.path.realpath(nvme.path) != os.path.realpath(folder):
+        raise ConfigError(NVME_PATH, f"{folder}, as the device's drive= says", str(nvme.path))
+    if nvme.stated and nvme.elements != device.card.subgroup:
+        expected = f"left out, or {device.card.subgroup}, the device's subgroup_elements="
+        raise ConfigError(SUB_GROUP, expected, nvme.elements)
 
 
 def _memory(nvme: Nvme, parameters: list[Tensor], device: Device) -> int:

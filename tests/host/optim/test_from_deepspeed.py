@@ -126,6 +126,37 @@ def test_subgroups_may_be_larger_than_the_model_or_not_be_stated(
     assert not any(torch.equal(p, q) for p, q in zip(ours.parameters(), held, strict=True))
 
 
+def test_cards_with_drives_of_their_own_keep_the_state_there(tmp_path: Path) -> None:
+    """If the folder is the one of the device's name, and the subgroup is, where it is stated."""
+    table = config(tmp_path, train_batch_size=8)
+    zero, url = table["zero_optimization"], f"{CARD}?cards=2&drive={tmp_path}"
+    with pytest.raises(ConfigError, match="left out, or 1048576, the device's") as caught:
+        nearstep.optim.from_deepspeed(table, model().parameters(), device=url)
+    assert caught.value.key == "zero_optimization.sub_group_size"
+    zero["sub_group_size"] = 1 << 20
+    other = {**zero["offload_optimizer"], "nvme_path": str(tmp_path.parent)}
+    elsewhere = {**table, "zero_optimization": {**zero, "offload_optimizer": other}}
+    with pytest.raises(ConfigError, match="drive= says") as caught:
+        nearstep.optim.from_deepspeed(elsewhere, model().parameters(), device=url)
+    assert caught.value.key == "zero_optimization.offload_optimizer.nvme_path"
+    assert list(tmp_path.iterdir()) == []
+    ours, theirs = model(), model()
+    training = made(table, ours.parameters(), device=url)
+    plain = nearstep.optim.from_deepspeed(
+        {**table, "zero_optimization": {"stage": 0}}, theirs.parameters(), device=f"{CARD}?cards=2"
+    )
+    for batch in batches(3):
+        for each, own in ((training, ours), (plain, theirs)):
+            each.backward(own(batch).square().mean())
+            assert each.step()
+    pairs = zip(ours.parameters(), theirs.parameters(), strict=True)
+    assert [torch.equal(p, q) for p, q in pairs] == [True] * 4
+    assert sorted(each.name for each in tmp_path.iterdir()) == [
+        "card0of2.nearstep",
+        "card1of2.nearstep",
+    ]
+
+
 def test_drives_are_resumed_and_memory_may_be_said_otherwise(tmp_path: Path) -> None:
     ours = model()
     training = made(config(tmp_path), ours.parameters(), device=CARD)
