@@ -122,6 +122,11 @@ class Device:
         return LINE_BYTES
 
     @property
+    def drive_places(self) -> Sequence[str]:
+        """Drives behind the device, one for each channel: files or block devices; none on most."""
+        return ()
+
+    @property
     def blocks(self) -> Mapping[str, BlockRegisters]:
         """The registers of every block, by name."""
         return {}

@@ -237,12 +237,12 @@ class Extent:
     def lend(self, array: str, data: NDArray[Any], *, writes: bool = False) -> bool:
         """`write` without a copy, if it can be had: see `nearstep.buffer.Buffer.lend`.
 
-        Arrays that are striped over channels are never lent.
+        Arrays that are striped over channels, or not in memory, are never lent.
         """
-        if self.segment.stripes.channels > 1:
+        whole = self.segment.arenas[0].get(array)
+        if self.segment.stripes.channels > 1 or whole is None:
             return False
-        buffer = self.segment.arenas[0][array][self.start : self.start + self.count]
-        return buffer.lend(data, writes=writes)
+        return whole[self.start : self.start + self.count].lend(data, writes=writes)
 
     def end_loan(self, array: str) -> None:
         """What was lent as this array is the owner's again.
@@ -322,6 +322,13 @@ class Launch:
     def stop(self) -> int:
         """Element of its segment behind the last."""
         return self.start + self.count
+
+    @property
+    def channels(self) -> Sequence[int]:
+        """Those that have any of its elements."""
+        stripes = self.segment.stripes
+        spans = (stripes.span(self.start, self.stop, each) for each in range(stripes.channels))
+        return [channel for channel, (first, last) in enumerate(spans) if first < last]
 
     def cut(self, start: int, stop: int) -> Mapping[int, Arenas]:
         """`parts` of elements [start, stop) of the segment alone."""

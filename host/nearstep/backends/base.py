@@ -145,6 +145,7 @@ class Backend(ABC):
     config : configuration of the device behind this backend, as the driver of the family knows it.
     capacity_bytes : size of the device memory.
     capacity_options : options of the device's name that decide it, for errors; empty if none does.
+    drive_places : files or block devices of the drives behind the device, one for each region.
     compares_memory : whether `memory_holds` can tell, as no device does that is outside this
         process.
     take_largest : code of a backend with compiled parts, which takes elements from arrays of the
@@ -155,6 +156,7 @@ class Backend(ABC):
     config: object
     capacity_bytes: int
     capacity_options: str = ""
+    drive_places: Sequence[str] = ()
     compares_memory: bool = False
 
     @property

@@ -15,8 +15,9 @@ from nearstep.errors import MemoryBarError
 
 @dataclass
 class PeerTraffic:
-    """Requests between a drive and the device's memory, and bytes of their payload, since the
-    device was opened. None of them crosses the host's link.
+    """What a drive and the device's memory exchanged since the device was opened.
+
+    Requests, and bytes of their payload. None of them crosses the host's link.
 
     Attributes
     ----------
@@ -88,10 +89,10 @@ class PeerBackend(Backend):
         """
 
     def peer_window(self, address: int, nbytes: int) -> NDArray[np.uint8] | None:
-        """Memory of this process that is the device's, to be read and written in the place of
-        `submit_peer_read` and `submit_peer_write`; its pages are those of the addresses. None:
-        there is none now, and accesses have to be submitted.
+        """Memory of this process that is the device's; None if there is none now.
 
+        It is read and written in the place of `submit_peer_read` and `submit_peer_write`, and its
+        pages are those of the addresses.
         Who uses it says so with `end_peer_read` or `end_peer_write`; until then nobody else uses
         the range.
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from nearstep.backends.base import Backend
 from nearstep.errors import MismatchError
 from nearstep.registers import Registers
@@ -64,3 +66,7 @@ class SmartssdDevice(KernelDevice):
             for number, (base, _) in enumerate(backend.regions)
         ]
         super().__init__(backend, url, config.kernel, regs, channels)
+
+    @property
+    def drive_places(self) -> Sequence[str]:
+        return self.backend.drive_places

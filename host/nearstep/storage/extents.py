@@ -138,6 +138,7 @@ class Tensor:
     attributes : what its owner keeps with it, such as dtype and shape.
     table
     first_drive : where its first extent goes if there is space.
+    pinned : all extents lie on that drive.
     """
 
     name: str
@@ -145,6 +146,7 @@ class Tensor:
     attributes: Mapping[str, Any]
     table: Table
     first_drive: int = 0
+    pinned: bool = False
 
     @property
     def blocks(self) -> int:

@@ -37,6 +37,7 @@ def pack_index(generation: int, meta: Mapping[str, Any], tensors: Sequence[Tenso
                     "extents": len(each.table),
                     "first_drive": each.first_drive,
                     "attributes": each.attributes,
+                    **({"pinned": True} if each.pinned else {}),
                 }
                 for each in tensors
             ],
@@ -71,7 +72,14 @@ def unpack_index(
         head = json.loads(data[PREFIX.size : PREFIX.size + length])
         number, meta, listed = head["generation"], head["meta"], head["tensors"]
         fields = [
-            (t["name"], t["nbytes"], t["extents"], t["first_drive"], t["attributes"])
+            (
+                t["name"],
+                t["nbytes"],
+                t["extents"],
+                t["first_drive"],
+                t["attributes"],
+                bool(t.get("pinned", False)),
+            )
             for t in listed
         ]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
@@ -86,12 +94,15 @@ def unpack_index(
     _check_places(rows, blocks, own)
     tensors: dict[str, Tensor] = {}
     at = 0
-    for name, nbytes, count, first_drive, attributes in fields:
+    for name, nbytes, count, first_drive, attributes, pinned in fields:
         table = Table(rows[at : at + count].copy(), np.zeros(count, bool))
         at += count
         if table.starts[-1] != blocks_of(nbytes):
             raise IndexFormatError(f"{name!r} must have {blocks_of(nbytes)} blocks")
-        tensors[name] = Tensor(name, nbytes, attributes, table, first_drive % len(blocks))
+        first = first_drive % len(blocks)
+        if pinned and ((table.rows["drive"] != first) & (table.rows["drive"] != HOLE)).any():
+            raise IndexFormatError(f"{name!r} must lie on drive {first} alone")
+        tensors[name] = Tensor(name, nbytes, attributes, table, first, pinned)
     if len(tensors) != len(fields):
         raise IndexFormatError("it names a tensor twice")
     return tensors, meta

@@ -37,7 +37,8 @@ class Pending:
         self._space = space
         self._step = step
         self._drives = drives
-        self._next_drive = sum(len(each.table) for each in base.tensors.values()) % drives
+        striped = (each for each in base.tensors.values() if not each.pinned)
+        self._next_drive = sum(len(each.table) for each in striped) % drives
         self.tensors: dict[str, Tensor] = dict(base.tensors)
         self.replaced: list[Run] = []
         self.failed: Exception | None = None
@@ -67,6 +68,9 @@ class Pending:
         if tensor.name in self.tensors:
             raise UnknownTensorError(tensor.name, "there is one of this name already")
         table = Table.of_hole(tensor.blocks, self._step)
+        if tensor.pinned:
+            self.tensors[tensor.name] = tensor.with_table(table)
+            return
         self.tensors[tensor.name] = Tensor(
             tensor.name, tensor.nbytes, tensor.attributes, table, self._next_drive
         )
@@ -104,7 +108,8 @@ class Pending:
         tensor = self.tensor(name)
         old = tensor.table
         groups = _stale(old, old.covering(first, last))
-        self._space.check(sum(int(old.starts[g.stop] - old.starts[g.start]) for g in groups))
+        count = sum(int(old.starts[g.stop] - old.starts[g.start]) for g in groups)
+        self._space.check(count, tensor.first_drive if tensor.pinned else None)
         runs = [
             self._new_runs(tensor, int(old.starts[group.start]), int(old.starts[group.stop]))
             for group in groups
@@ -162,8 +167,10 @@ class Pending:
     def _new_runs(self, tensor: Tensor, first: int, last: int) -> list[Run]:
         runs = []
         for at in range(first, last, self._step):
-            drive = (tensor.first_drive + at // self._step) % self._drives
-            runs += self._space.take(min(self._step, last - at), drive)
+            turn = 0 if tensor.pinned else at // self._step
+            drive = (tensor.first_drive + turn) % self._drives
+            count = min(self._step, last - at)
+            runs += self._space.take(count, drive, pinned=tensor.pinned)
         return runs
 
     def _drop(self, extents: Iterable[Extent], table: Table) -> None:

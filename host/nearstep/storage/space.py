@@ -40,21 +40,27 @@ class Space:
         """Free blocks of each drive."""
         return [drive.blocks for drive in self._drives]
 
-    def check(self, count: int) -> None:
-        """Raise `DriveFullError` unless so many blocks are free."""
-        free = sum(self.free)
+    def check(self, count: int, only: int | None = None) -> None:
+        """Raise `DriveFullError` unless so many blocks are free, on one drive if it is given."""
+        free = sum(self.free) if only is None else self.free[only]
         if free < count:
-            detail = f" on {len(self._drives)} drives"
+            detail = f" on {len(self._drives)} drives" if only is None else f" on drive {only}"
             raise DriveFullError(count * BLOCK_BYTES, free * BLOCK_BYTES, detail)
 
-    def take(self, count: int, preferred: int) -> list[Run]:
+    def take(self, count: int, preferred: int, *, pinned: bool = False) -> list[Run]:
         """Runs of `count` blocks together, on one drive if it has them, in one piece if that has.
+
+        Parameters
+        ----------
+        count
+        preferred : drive that is asked first.
+        pinned : no other one is asked.
 
         Raises
         ------
         DriveFullError : nothing was taken.
         """
-        self.check(count)
+        self.check(count, preferred if pinned else None)
         runs: list[Run] = []
         while count:
             drive = preferred if self._drives[preferred].blocks else self._emptiest()

@@ -8,6 +8,8 @@ from types import TracebackType
 from typing import Any, Self
 
 from nearstep.backends.base import Completion, Ended
+from nearstep.errors import ArgumentError
+from nearstep.scalars import is_whole
 from nearstep.storage.aligned import aligned_bytes
 from nearstep.storage.blocks import BLOCK_BYTES
 from nearstep.storage.checksum import crc32
@@ -40,10 +42,11 @@ from nearstep.storage.under_way import UnderWay
 class Store:
     """Named tensors on the drives of a set.
 
-    Tensors are bytes. Each is striped over the drives by extents. What is written goes to free
-    blocks, and counts from `commit` on, all at once: after a power cut, or the end of the process
-    at any point, the drives hold the last generation that was committed, whole. The one before it
-    stays until the next commit. Nothing else that was written is to be seen again.
+    Tensors are bytes. Each is striped over the drives by extents, or lies on one of them. What is
+    written goes to free blocks, and counts from `commit` on, all at once: after a power cut, or the
+    end of the process at any point, the drives hold the last generation that was committed, whole.
+    The one before it stays until the next commit. Nothing else that was written is to be seen
+    again.
 
     Reads and writes take what was written since the last commit into account. Those of the same
     blocks are carried out one after the other; a store may be used from several threads.
@@ -198,7 +201,14 @@ class Store:
         """Bytes of all blocks that tensors, and their indices, can have, of all generations."""
         return sum(d.header.blocks - 1 - len(SLOTS) for d in self.drives) * BLOCK_BYTES
 
-    def add(self, name: str, nbytes: int, attributes: Mapping[str, Any] | None = None) -> None:
+    def add(
+        self,
+        name: str,
+        nbytes: int,
+        attributes: Mapping[str, Any] | None = None,
+        *,
+        drive: int | None = None,
+    ) -> None:
         """Add a tensor of `nbytes`, all zeros, which take no space until they are written.
 
         Parameters
@@ -206,18 +216,23 @@ class Store:
         name
         nbytes
         attributes : what is to be kept with it, in JSON.
+        drive : that all of it is to lie on; None stripes it over all.
 
         Raises
         ------
         UnknownTensorError : there is one of this name.
-        ArgumentError : it cannot be called so, or JSON cannot hold the attributes.
+        ArgumentError : it cannot be called so, JSON cannot hold the attributes, or there is no such
+            drive.
         StorageError
         """
         checked_tensor(name, nbytes)
+        if drive is not None and not (is_whole(drive) and 0 <= drive < len(self.drives)):
+            raise ArgumentError(f"drive must be from 0 to {len(self.drives) - 1}, not {drive!r}")
         kept = checked_json(f"attributes of {name!r}", attributes)
         with self._lock:
             self._check_writable(f"add {name!r}")
-            self._pending.add(Tensor(name, nbytes, kept, Table.of_hole(0, 1)))
+            first, pinned = (0, False) if drive is None else (int(drive), True)
+            self._pending.add(Tensor(name, nbytes, kept, Table.of_hole(0, 1), first, pinned))
 
     def remove(self, name: str) -> None:
         """Remove a tensor: of the next generation, not of those that are committed.

@@ -16,7 +16,7 @@ from nearstep.torch.checks import label
 from nearstep.torch.errors import InterruptedStepError
 from nearstep.torch.layout import Layout
 from nearstep.torch.lease import Lease
-from nearstep.torch.overflow.tier import Tier
+from nearstep.torch.overflow.drive_tier import DriveTier
 from nearstep.torch.resident import Formats, Resident
 from nearstep.torch.saved import count
 from nearstep.torch.settings import Settings
@@ -44,7 +44,7 @@ class AttachedOptimizer(Optimizer):
     _placement: Placement
     _residents: dict[Tensor, Resident]
     _traffic: Traffic
-    _tier: Tier | None
+    _tier: DriveTier[Any] | None
     _interrupted: str | None
 
     @abstractmethod

@@ -23,8 +23,8 @@ from nearstep.torch.eager import eager
 from nearstep.torch.errors import StateError, UnsupportedOptionError
 from nearstep.torch.graphs import steps_of
 from nearstep.torch.lease import Lease
-from nearstep.torch.overflow.opening import OpenStore, given_groups
-from nearstep.torch.overflow.tier import Tier
+from nearstep.torch.on_drives import on_drives
+from nearstep.torch.overflow.opening import given_groups
 from nearstep.torch.recycled import Recycled
 from nearstep.torch.resident import Formats, Resident
 from nearstep.torch.saved import SavedState, Verbatim, export
@@ -67,15 +67,23 @@ class DeviceOptimizer(SteppingOptimizer):
         options.reject_unsupported(defaults)
         self._check_options(defaults)
         self._attach(device, settings)
-        if settings.overflow is None:
+        if self._settings.overflow is None:
             super().__init__(params, defaults)
             self._begin()
             return
         groups = given_groups(params)
-        opened = OpenStore(settings.overflow, self._title, groups, len(self.layout.moments))
+        opened, self._tier, steps = on_drives(
+            self.device,
+            self._placement,
+            self._settings,
+            self._traffic,
+            self.layout,
+            self._title,
+            groups,
+        )
+        if steps is not None:
+            self._steps = steps
         try:
-            memory = opened.memory(len(self.layout.required))
-            self._tier = Tier(settings.overflow, opened.store, memory, self.device, self._traffic)
             super().__init__(groups, defaults)
             self._begin()
         except BaseException:
@@ -361,8 +369,8 @@ class DeviceOptimizer(SteppingOptimizer):
     def _attach(self, device: str | Device | Lease, settings: Settings) -> None:
         self._lease = device if isinstance(device, Lease) else Lease.of(device)
         kernel = self._lease.device.config
-        settings.check(kernel)
-        self._settings = settings
+        self._settings = settings.on(self._lease.device)
+        self._settings.check(kernel)
         states = kernel.rule_set.whole.formats
         self._formats = Formats(kernel.gradient_formats, kernel.copy_out_formats, states)
         self._placement = Placement(self._lease.device)
@@ -371,7 +379,7 @@ class DeviceOptimizer(SteppingOptimizer):
         self._tier = None
         self._residual_memory = Recycled()
         self._bundles = Bundles()
-        self._steps = steps_of(self._lease.device, self._placement, settings, self._traffic)
+        self._steps = steps_of(self._lease.device, self._placement, self._settings, self._traffic)
         self.around_update = nullcontext
         self._held_only = False
         self._interrupted = None

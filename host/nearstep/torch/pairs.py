@@ -104,12 +104,12 @@ class PairSpace:
                 room = index[at : at + part.size]
                 np.add(part, e.start - launch.start, out=room, casting="unsafe")
                 at += part.size
-            for channel in launch.parts:
+            for channel in launch.channels:
                 yield self._list(channel, cuts[0][0], self._starts[launch.start][0], index, values)
             return
         elements = np.concatenate([e.start + gradients[e].index for e in launch.extents])
         channels, places = self._stripes.locate(elements)
-        for channel in launch.parts:
+        for channel in launch.channels:
             at = self._starts[launch.start][channel]
             for cut in cuts[channel]:
                 inside = slice(*np.searchsorted(elements, (cut.start, cut.stop)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Required, Self, TypedDict
 
 from torch import Tensor
@@ -92,20 +92,30 @@ class Settings:
                 form=compression_form,
                 format=compression_format,
             )
-        overflow = Overflow.given(drives, memory, eviction, resume=resume)
-        if overflow is not None and chosen is not None:
-            reason = "gradients are sent whole to what lies on drives"
-            raise UnsupportedOptionError("compression", compression, reason)
-        if overflow is not None and max_grad_norm is not None:
-            reason = "with drives the gradients are not on the device together; call "
-            reason += "torch.nn.utils.clip_grad_norm_ before the step"
-            raise UnsupportedOptionError("max_grad_norm", max_grad_norm, reason)
         return cls(
             max_cycles=max_cycles,
             compression=chosen,
             max_grad_norm=max_grad_norm,
-            overflow=overflow,
+            overflow=Overflow.given(drives, memory, eviction, resume=resume),
         )
+
+    def on(self, device: Device) -> Self:
+        """These on a device, which may have drives of its own.
+
+        Raises
+        ------
+        HyperparameterError, ArgumentError : as of `Overflow.on`.
+        UnsupportedOptionError
+        """
+        overflow = Overflow.on(device, self.overflow)
+        if overflow is not None and self.compression is not None and not device.drive_places:
+            reason = "gradients are sent whole to what lies on drives"
+            raise UnsupportedOptionError("compression", self.compression.share, reason)
+        if overflow is not None and self.max_grad_norm is not None:
+            reason = "with drives the gradients are not on the device together; call "
+            reason += "torch.nn.utils.clip_grad_norm_ before the step"
+            raise UnsupportedOptionError("max_grad_norm", self.max_grad_norm, reason)
+        return replace(self, overflow=overflow)
 
     def check(self, kernel: AdamKernelConfig) -> None:
         """Make sure that the kernel can do it.

@@ -29,6 +29,8 @@ class Traffic:
         fetched (when read).
     to_drives, from_drives : of arrays of state and parameters, and gradients that the device keeps,
         written to drives and read from there.
+    drives_to_cards, cards_to_drives : moved between the drives of cards and the cards' memory,
+        peer to peer: the host's link has no part in it.
     steps, launches, elements : steps done, runs of the kernel that update (on a DIMM of several
         channels with a clock, of pieces of a step), elements updated.
     scans, skipped : runs that only look at gradients; steps that were skipped because of an
@@ -51,6 +53,8 @@ class Traffic:
     moments_up: int = 0
     to_drives: int = 0
     from_drives: int = 0
+    drives_to_cards: int = 0
+    cards_to_drives: int = 0
     steps: int = 0
     launches: int = 0
     elements: int = 0

@@ -21,8 +21,9 @@ def execute(graph: Sequence[Operation], clock: Clock | None = None) -> Timeline:
     An operation is started as soon as what it needs has ended and its resources are free; of
     several that compete, by priority, then in program order. So the same graph on the same devices
     always takes the same course. Where nothing can be started, time passes as far as the next end.
-    Whatever else is raised meanwhile, such as by Ctrl-C, ends the operations under way and has a
-    note of what was not run.
+    What works without any clock, such as a drive, goes on meanwhile, and counts as ended when
+    nothing else can go on: then the first that was started is waited for. Whatever else is raised
+    meanwhile, such as by Ctrl-C, ends the operations under way and has a note of what was not run.
 
     Parameters
     ----------
@@ -91,6 +92,7 @@ class Execution:
         self._modelled: dict[int, _UnderWay] = {}
         self._due: list[tuple[int, int]] = []  # of those: cycle and number
         self._running: dict[int, _UnderWay] = {}  # on devices
+        self._unclocked: dict[int, _UnderWay] = {}  # the others, in the order of their starts
         self._flows = Flows(clock)
         self._left: set[int] = set()
         self._done: list[str] = []
@@ -162,9 +164,12 @@ class Execution:
             raise
 
     def _pass_until(self, met: Callable[[], bool]) -> None:
-        while (self._modelled or self._running) and (self._failed or not met()):
-            self._pass_time()
-            self._look()
+        while (self._modelled or self._running or self._unclocked) and (self._failed or not met()):
+            if self._modelled or self._running:
+                self._pass_time()
+                self._look()
+            else:
+                self._end(next(iter(self._unclocked.values())))
             self._start_all()
         if self._failed:
             first = next(iter(self._failed.values()))
@@ -197,6 +202,7 @@ class Execution:
         self._left.discard(index)
         self._entries.append(None)
         under_way = _UnderWay(operation, len(self._entries) - 1, clock.now)
+        unclocked = False
         try:
             if operation.action is not None:
                 before = self._completions()
@@ -204,6 +210,7 @@ class Execution:
                 under_way.completion = completion = operation.action()
                 if completion is not None:
                     clock.check(completion)
+                    unclocked = completion.backend is None and not completion.ended
                 clock.after(under_way.start, before)
                 under_way.started = clock.now
         except Exception as error:
@@ -221,6 +228,8 @@ class Execution:
             heapq.heappush(self._due, (under_way.due, index))
         elif timed:
             self._running[index] = under_way
+        elif unclocked:
+            self._unclocked[index] = under_way
         else:
             self._end(under_way)
 
@@ -307,7 +316,8 @@ class Execution:
         )
 
     def _fail(self, each: _UnderWay, error: Exception) -> None:
-        if each.completion is not None and each.operation.index in self._running:
+        index = each.operation.index
+        if each.completion is not None and (index in self._running or index in self._unclocked):
             try:
                 each.completion.abort()  # if it has ended, too: it may have more to end
             except Exception as second:
@@ -319,12 +329,13 @@ class Execution:
     def _leave(self, each: _UnderWay) -> None:
         self._modelled.pop(each.operation.index, None)
         self._running.pop(each.operation.index, None)
+        self._unclocked.pop(each.operation.index, None)
         self._held.difference_update(each.operation.holds)
         self._try_next(each.operation.holds)
 
     def _abort(self, error: BaseException) -> None:
         """End all that is under way, whatever happens meanwhile."""
-        under_way = list((self._running | self._modelled).values())
+        under_way = list((self._running | self._unclocked | self._modelled).values())
         for each in under_way:
             try:
                 if each.completion is not None:

@@ -106,10 +106,15 @@ class SmartssdConfig:
         return self.kernel.block_elements
 
     @property
+    def subgroup(self) -> int:
+        """Elements of a subgroup."""
+        assert self.subgroup_elements is not None  # `__post_init__`
+        return self.subgroup_elements
+
+    @property
     def subgroup_bytes(self) -> int:
         """Bytes of every array of a subgroup together."""
-        assert self.subgroup_elements is not None  # `__post_init__`
-        return ELEMENT_BYTES * len(self.kernel.arrays) * self.subgroup_elements
+        return ELEMENT_BYTES * len(self.kernel.arrays) * self.subgroup
 
     @property
     def register_bytes(self) -> int:

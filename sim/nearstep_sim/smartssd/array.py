@@ -338,6 +338,10 @@ def array_of(options: CardOptions, make: Callable[[], BarBackend]) -> BarBackend
     options
     make : opens one.
     """
+    made: BarBackend | CardArray
     if options.cards == 1:
-        return make()
-    return CardArray(ArrayConfig(card=options.config(), cards=options.cards), make)
+        made = make()
+    else:
+        made = CardArray(ArrayConfig(card=options.config(), cards=options.cards), make)
+    made.drive_places = options.drive_places
+    return made

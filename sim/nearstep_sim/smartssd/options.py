@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated
 
 from nearstep.backends.options import Family, Variant
@@ -35,6 +37,13 @@ class CardOptions:
             allowed=f"from 1 to {MOST_CARDS}",
         ),
     ] = 1
+    drive: Annotated[
+        str | None,
+        Option(
+            meaning="directory of the cards' drives, a file each, for the state of optimizers",
+            unset="no drives",
+        ),
+    ] = None
 
     def __post_init__(self) -> None:
         ArrayConfig(card=self.card, cards=self.cards)  # checks the number
@@ -44,6 +53,16 @@ class CardOptions:
     def memory_bytes(self) -> int:
         """Size of the card's DRAM."""
         return self.card.memory_bytes
+
+    @property
+    def drive_places(self) -> Sequence[str]:
+        """The cards' drives."""
+        if self.drive is None:
+            return ()
+        return [
+            str(Path(self.drive, f"card{number}of{self.cards}.nearstep"))
+            for number in range(self.cards)
+        ]
 
     def config(self) -> SmartssdConfig:
         """Configuration of the card."""

@@ -15,6 +15,7 @@ from torch.optim.optimizer import ParamsT
 
 from nearstep.storage.blocks import BLOCK_BYTES
 from nearstep.storage.drive_errors import OwnerError, StorageError
+from nearstep.storage.drive_set import EXTENT_BYTES
 from nearstep.storage.store import Store
 from nearstep.torch import convert
 from nearstep.torch.budget import budget_bytes
@@ -37,6 +38,8 @@ class OpenStore:
     title : what the optimizer is called.
     groups : with all parameters.
     moments : arrays of state that a parameter can have besides itself.
+    block : bytes of an array by which one drive may have more of it than another.
+    extent_bytes : of a new store.
 
     Attributes
     ----------
@@ -48,7 +51,17 @@ class OpenStore:
     ResumeError, StorageError
     """
 
-    def __init__(self, options: Overflow, title: str, groups: Sequence[Any], moments: int) -> None:
+    def __init__(
+        self,
+        options: Overflow,
+        title: str,
+        groups: Sequence[Any],
+        moments: int,
+        *,
+        block: int = 0,
+        extent_bytes: int = EXTENT_BYTES,
+    ) -> None:
+        assert options.drives is not None  # `Overflow.on`
         self._parameters = [p for group in groups for p in _parameters(group)]
         self._options = options
         self._made: list[str] = []
@@ -63,10 +76,12 @@ class OpenStore:
         else:
             arrays = (1 + moments) * len(self._parameters)
             state = 4 * (1 + moments) * self._elements + BLOCK_BYTES * arrays
-            share = GENERATIONS * state // len(drives) + SPARE_BYTES
+            share = GENERATIONS * (state // len(drives) + block * (1 + moments)) + SPARE_BYTES
             self._made = [str(each) for each in drives if not os.path.lexists(each)]
             nbytes = -(-share // BLOCK_BYTES) * BLOCK_BYTES
-            self.store = Store.create(drives, drive_bytes=nbytes, owner=owner)
+            self.store = Store.create(
+                drives, drive_bytes=nbytes, owner=owner, extent_bytes=extent_bytes
+            )
 
     def _check(self, store: Store, owner: str) -> None:
         found = store.meta.get("owner")
@@ -89,6 +104,7 @@ class OpenStore:
         ------
         BudgetFormatError
         """
+        assert self._options.memory is not None  # `Overflow.on`
         return budget_bytes(self._options.memory, 4 * (2 + moments) * self._elements, "memory")
 
     def give_up(self) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import get_args
 
+from nearstep.device import Device
 from nearstep.errors import ArgumentError
 from nearstep.plan.overflow import Eviction
 from nearstep.storage.drive_set import check_places
@@ -23,15 +24,15 @@ class Overflow:
 
     Attributes
     ----------
-    drives
+    drives : None: the device's own.
     memory : of the device, for parameters, gradients and state: bytes, text such as `64MiB`, or a
-        share of all that, such as `25%`.
+        share of all that, such as `25%`. None with drives of the device: each has its card's.
     eviction
     resume : go on from the last step that the drives have.
     """
 
-    drives: Drives
-    memory: int | str
+    drives: Drives | None
+    memory: int | str | None
     eviction: Eviction
     resume: bool
 
@@ -39,28 +40,59 @@ class Overflow:
     def given(
         cls, drives: Drives | None, memory: int | str | None, eviction: str, *, resume: bool
     ) -> Overflow | None:
-        """Check what an optimizer was given; None if that is no drives.
+        """Check what an optimizer was given; None if that is nothing.
 
         Raises
         ------
-        HyperparameterError : one is missing that belongs to the others, or is of no use.
+        HyperparameterError : something is none of what it can be.
         ArgumentError : these cannot be drives.
         """
-        if drives is None:
-            for name, value, empty in (("memory", memory, None), ("resume", resume, False)):
-                if value is not empty:
-                    raise HyperparameterError(name, "given with drives alone", value)
         if eviction not in get_args(Eviction):
             raise HyperparameterError("eviction", f"one of {get_args(Eviction)}", eviction)
-        if drives is None:
-            return None
-        if memory is None:
-            raise HyperparameterError("memory", "given with drives", memory)
         if not isinstance(resume, bool):
             raise HyperparameterError("resume", "True or False", resume)
-        if not isinstance(drives, Store):
+        if drives is None and memory is None and not resume:
+            return None
+        if drives is not None and not isinstance(drives, Store):
             check_places(drives)
             if not all(isinstance(each, str | Path) for each in drives):
                 raise ArgumentError(f"a drive must be given by its path, not {drives!r}")
         chosen: Eviction = "belady" if eviction == "belady" else "updated_first"
         return cls(drives=drives, memory=memory, eviction=chosen, resume=resume)
+
+    @classmethod
+    def on(cls, device: Device, given: Overflow | None) -> Overflow | None:
+        """What was given to an optimizer on a device, which may have drives of its own; None: there
+        are none.
+
+        Raises
+        ------
+        HyperparameterError : one is missing that belongs to the others, or is of no use.
+        ArgumentError : a store has not a drive for each channel of the device.
+        """
+        own = device.drive_places
+        if own:
+            found = cls(drives=None, memory=None, eviction="updated_first", resume=False)
+            found = found if given is None else given
+            if found.memory is not None:
+                expected = "left out: each drive has the memory of its card"
+                raise HyperparameterError("memory", expected, found.memory)
+            if found.drives is None:
+                return replace(found, drives=own)
+            if not isinstance(found.drives, Store):
+                expected = "left out, or a Store: the device has drives of its own"
+                raise HyperparameterError("drives", expected, found.drives)
+            if len(found.drives.drives) != device.channel_count:
+                raise ArgumentError(
+                    f"drives must be {device.channel_count}, one a card, "
+                    f"not {len(found.drives.drives)}"
+                )
+            return found
+        if given is None:
+            return None
+        if given.drives is None:
+            name = "memory" if given.memory is not None else "resume"
+            raise HyperparameterError(name, "given with drives alone", getattr(given, name))
+        if given.memory is None:
+            raise HyperparameterError("memory", "given with drives", given.memory)
+        return given

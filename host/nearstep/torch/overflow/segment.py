@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,15 +11,10 @@ from numpy.typing import NDArray
 from nearstep.allocator import LINE_BYTES
 from nearstep.backends.base import Completion
 from nearstep.device import Device
-from nearstep.placement import Elsewhere, Extent, Segment, element, padded
+from nearstep.placement import Elsewhere, Extent, padded
 from nearstep.storage.store import Store
+from nearstep.torch.overflow.drive_segment import DriveSegment, OnDrive
 from nearstep.torch.traffic import Traffic
-
-if TYPE_CHECKING:
-    from nearstep.torch.resident import Resident
-
-GRADIENTS = ("g", "g_fp16", "g_bf16")
-"""Arrays that do not outlast a step, unless the device was told to keep gradients."""
 
 
 class DriveArray(Elsewhere):
@@ -66,8 +61,8 @@ class DriveArray(Elsewhere):
                 yield self._segment.key(number, self._name), low - start, low - at, high - low
 
 
-class OverflowSegment(Segment):
-    """Arrays that are reserved lie on drives; `allocate` makes room for them in memory.
+class OverflowSegment(DriveSegment):
+    """Arrays of whole parameters on drives; `allocate` makes room for them in memory.
 
     Parameters
     ----------
@@ -81,11 +76,6 @@ class OverflowSegment(Segment):
     Attributes
     ----------
     spans : first element and elements of each parameter.
-    on_drives : arrays that have tensors on the drives.
-    residents : the parameters.
-    dirty : arrays that were written, in memory or on drives, by no step.
-    unit : index among the segments of an optimizer.
-    in_step : gradients that are reserved do not outlast it.
     """
 
     def __init__(
@@ -103,15 +93,8 @@ class OverflowSegment(Segment):
         for count in counts:
             self.spans.append((size, count))
             size += padded(count, line)
-        super().__init__(device, size, line, dtypes)
-        self.store = store
-        self.traffic = traffic
-        self.residents: list[Resident] = []
-        self.dirty: set[str] = set()
-        self.unit = -1
-        self.in_step = False
+        super().__init__(device, size, line, dtypes, store, traffic)
         self._keys = keys
-        self.on_drives: set[str] = set()
         self.find()
 
     @property
@@ -123,8 +106,11 @@ class OverflowSegment(Segment):
         """Name on the drives of an array of one parameter."""
         return f"{self._keys[number]}.{array}"
 
+    def tensors(self, array: str) -> Iterator[OnDrive]:
+        for number, (_, count) in enumerate(self.spans):
+            yield OnDrive(self.key(number, array), count, None)
+
     def find(self) -> None:
-        """See which arrays the drives have."""
         keys = set(self._keys)
         named = (name.rpartition(".") for name in self.store.tensors)
         self.on_drives = {array for key, _, array in named if key in keys}
@@ -136,53 +122,9 @@ class OverflowSegment(Segment):
         size = most * self.dtype_of(array).itemsize
         return -(-size // LINE_BYTES) * LINE_BYTES
 
-    def has(self, array: str) -> bool:
-        """Whether an array is in memory."""
-        return array in self._arenas[0]
-
     def elsewhere(self, array: str) -> DriveArray | None:
         on_drives = array in self.on_drives and not self.has(array)
         return DriveArray(self, array) if on_drives else None
-
-    def written(self, array: str) -> None:
-        if array not in GRADIENTS or array in self.on_drives:
-            self.changed(array)
-
-    def changed(self, array: str) -> None:
-        """An array is no more what the last generation on the drives has."""
-        self.dirty.add(array)
-
-    def reserve(self, arrays: Mapping[str, float], *, besides: str = "") -> None:
-        """Have arrays on the drives, `besides` one, with their values; in a step gradients are in
-        memory already.
-
-        Raises
-        ------
-        StorageError
-        """
-        for name, value in arrays.items():
-            kept = name in self.on_drives or name == besides
-            if not kept and not (self.in_step and name in GRADIENTS):
-                self._add(name, value)
-
-    def _add(self, name: str, value: float) -> None:
-        dtype = self.dtype_of(name)
-        for number, (_, count) in enumerate(self.spans):
-            self.store.add(self.key(number, name), count * dtype.itemsize)
-        self.on_drives.add(name)
-        self.changed(name)
-        if value == 0.0 or self.has(name):
-            return
-        for number, (_, count) in enumerate(self.spans):
-            data = np.full(count, element(value, dtype), dtype)
-            DriveArray(self, name).submit_write(number, data).wait()
-
-    def remove(self, name: str) -> None:
-        """The drives need not have an array any more."""
-        self.on_drives.discard(name)
-        self.dirty.discard(name)
-        for number in range(len(self.spans)):
-            self.store.remove(self.key(number, name))
 
     def allocate(self, loaded: Sequence[str], made: Sequence[str]) -> None:
         """Make room in memory for arrays that are loaded whole, and for others, whose padding

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import zip_longest
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,10 +17,10 @@ from nearstep.storage.store import Store
 from nearstep.torch import convert
 from nearstep.torch.attached import AttachedOptimizer
 from nearstep.torch.bundle import Bundle
-from nearstep.torch.overflow.opening import keys, moved_together
+from nearstep.torch.overflow.drive_segment import GRADIENTS, DriveSegment
+from nearstep.torch.overflow.drive_tier import DriveTier
+from nearstep.torch.overflow.opening import keys
 from nearstep.torch.overflow.saved_step import pack, unpack
-from nearstep.torch.overflow.segment import GRADIENTS, OverflowSegment
-from nearstep.torch.overflow.tier import Tier
 from nearstep.torch.overflow.undo import Undo
 from nearstep.torch.resident import Resident
 from nearstep.torch.saved import SavedState
@@ -59,10 +60,10 @@ class OverflowSteps(AttachedOptimizer):
 
     def _begin(self) -> None:
         """All parameters of the constructor are there: begin, or go on with what drives have."""
-        if self._tier is None or self._settings.overflow is None:
+        if self._tier is None:
             return
         self._tier.begin()
-        if self._settings.overflow.resume:
+        if self._settings.overflow is not None and self._settings.overflow.resume:
             self._resume(self._tier)
         else:
             self._tier.write_masters()
@@ -75,7 +76,7 @@ class OverflowSteps(AttachedOptimizer):
 
     def _place_on_drives(
         self,
-        tier: Tier,
+        tier: DriveTier[Any],
         new: Sequence[Tensor],
         arrays: Mapping[str, float],
         line: int,
@@ -84,13 +85,10 @@ class OverflowSteps(AttachedOptimizer):
         """Make units of new parameters; those that are small share one with their neighbours."""
         names = keys(self.param_groups)
         labels = self._labels()
-        made: list[tuple[OverflowSegment, list[Tensor]]] = []
-        for unit in moved_together(new):
+        made: list[tuple[DriveSegment, list[Tensor]]] = []
+        for unit in tier.units(new):
             counts = [convert.size(p) for p in unit]
-            own = [names[p] for p in unit]
-            segment = OverflowSegment(
-                self.device, counts, line, dtypes, own, tier.store, self._traffic
-            )
+            segment = tier.segment(counts, line, dtypes, [names[p] for p in unit])
             tier.check_room(segment, list(arrays), labels[unit[0]])
             made.append((segment, unit))
         kept = {name: value for name, value in arrays.items() if name not in GRADIENTS}
@@ -99,7 +97,7 @@ class OverflowSteps(AttachedOptimizer):
             extents = self._placement.place_in(segment, counts, kept)
             tier.add(segment)
             for p, extent in zip(unit, extents, strict=True):
-                resident = Resident(
+                resident = tier.resident(
                     p,
                     labels[p],
                     extent,
@@ -112,7 +110,7 @@ class OverflowSteps(AttachedOptimizer):
                 self._residents[p] = resident
                 segment.residents.append(resident)
 
-    def _load_on_drives(self, tier: Tier, saved: Mapping[Tensor, SavedState]) -> None:
+    def _load_on_drives(self, tier: DriveTier[Any], saved: Mapping[Tensor, SavedState]) -> None:
         if self._interrupted is not None:
             tier.go_back()
         self._interrupted = "load_state_dict"  # unless it ends
@@ -120,7 +118,7 @@ class OverflowSteps(AttachedOptimizer):
         tier.write_masters()
         self._commit(tier)
 
-    def _apply_by_units(self, tier: Tier, work: Work) -> dict[Extent, Update]:
+    def _apply_by_units(self, tier: DriveTier[Any], work: Work) -> dict[Extent, Update]:
         """The same, of one unit of parameters after the other, and a generation of all on drives.
 
         After an error everything is what it was before, unless the device failed, or nobody knows
@@ -136,23 +134,31 @@ class OverflowSteps(AttachedOptimizer):
                 for state in self.state.values():
                     if isinstance(state, ParameterState) and state.store is not None:
                         state.flush()
+                tier.prepare(resident for resident, _, _ in work.checked)
                 if tier.is_dirty:
                     self._commit(tier)
                 is_lost = None
                 units = list(work.units(tier.segments))
                 for unit, after in zip_longest(units, units[1:]):
-                    undo.keep(resident for resident, _, _ in unit.checked)
+                    tier.keep(undo, (resident for resident, _, _ in unit.checked))
                     tier.bring(unit.segment, unit.needed())
                     if after is not None:
                         tier.prefetch(after.segment, after.needed())
                     updates |= self._apply(unit) or {}
                 self._commit(tier)
         except BaseException as error:
-            self._go_back(tier, undo, error, is_lost)
+            self._go_back(tier, undo, work, error, is_lost)
             raise
         return updates
 
-    def _go_back(self, tier: Tier, undo: Undo, error: BaseException, is_lost: bool | None) -> None:
+    def _go_back(
+        self,
+        tier: DriveTier[Any],
+        undo: Undo,
+        work: Work,
+        error: BaseException,
+        is_lost: bool | None,
+    ) -> None:
         """Undo a step.
 
         Parameters
@@ -165,10 +171,11 @@ class OverflowSteps(AttachedOptimizer):
             return
         try:
             tier.go_back()
+            undo.restore()
+            tier.restore(resident for resident, _, _ in work.checked)
         except StorageError:
             self._interrupt(residents, error)
             return
-        undo.restore()
         if is_lost is not None:
             self._lose_gradients(error)
         if is_lost:
@@ -208,10 +215,10 @@ class OverflowSteps(AttachedOptimizer):
         if held:
             error.add_note(f"{len(held)} gradients that were on the drives are lost")
 
-    def _commit(self, tier: Tier) -> None:
+    def _commit(self, tier: DriveTier[Any]) -> None:
         tier.commit(pack(self._title, self.param_groups, self.state, self._residents))
 
-    def _resume(self, tier: Tier) -> None:
+    def _resume(self, tier: DriveTier[Any]) -> None:
         """Have parameters, state and options as the drives have them."""
         saved = unpack(tier.store.meta, self._title, self.param_groups)
         for group, options in zip(self.param_groups, saved.groups, strict=True):

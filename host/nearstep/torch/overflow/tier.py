@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from nearstep.backends.base import Completion
 from nearstep.device import Device
@@ -14,9 +15,14 @@ from nearstep.plan.overflow import Array, OverflowPlan
 from nearstep.plan.residency import NoRoomError
 from nearstep.storage.aligned import AlignedPool
 from nearstep.storage.store import Store
+from nearstep.torch.overflow.drive_segment import GRADIENTS
+from nearstep.torch.overflow.drive_tier import DriveTier
 from nearstep.torch.overflow.errors import MemoryTooSmallError
+from nearstep.torch.overflow.opening import moved_together
 from nearstep.torch.overflow.options import Overflow
-from nearstep.torch.overflow.segment import GRADIENTS, DriveArray, OverflowSegment
+from nearstep.torch.overflow.segment import DriveArray, OverflowSegment
+from nearstep.torch.overflow.undo import Undo
+from nearstep.torch.resident import Resident
 from nearstep.torch.traffic import Traffic
 
 Reading = tuple[NDArray[Any], Sequence[Completion]]
@@ -26,7 +32,7 @@ WRITES = 4
 """Arrays that are being written at once while a step goes on."""
 
 
-class Tier:
+class Tier(DriveTier[OverflowSegment]):
     """Memory of a device and drives, of one optimizer.
 
     Each array of each unit of parameters is in memory or on the drives. What is in both is the
@@ -39,18 +45,12 @@ class Tier:
     memory : bytes of all channels.
     device
     traffic
-
-    Attributes
-    ----------
-    store
-    segments : in the order in which a step updates them.
     """
 
     def __init__(
         self, options: Overflow, store: Store, memory: int, device: Device, traffic: Traffic
     ) -> None:
-        self.store = store
-        self.segments: list[OverflowSegment] = []
+        super().__init__(store)
         self._options = options
         self._memory = memory
         self._device = device
@@ -72,6 +72,14 @@ class Tier:
         """Most bytes of memory that were in use since the last failure."""
         return self._plan.peak * self._device.channel_count
 
+    def units(self, parameters: Sequence[Tensor]) -> list[list[Tensor]]:
+        return moved_together(parameters)
+
+    def segment(
+        self, counts: Sequence[int], line: int, dtypes: Mapping[str, np.dtype], keys: Sequence[str]
+    ) -> OverflowSegment:
+        return OverflowSegment(self._device, counts, line, dtypes, keys, self.store, self._traffic)
+
     def check_room(self, segment: OverflowSegment, arrays: Sequence[str], label: str) -> None:
         """Raise `MemoryTooSmallError` unless arrays of one unit fit into memory together; of those
         that are there before `begin`, then, and for the largest."""
@@ -87,39 +95,17 @@ class Tier:
             raise MemoryTooSmallError(self._largest[1], self._largest[0], self._memory)
 
     def add(self, segment: OverflowSegment) -> None:
-        """One more unit."""
-        segment.unit = len(self.segments)
-        self.segments.append(segment)
+        super().add(segment)
         self._plan.units = len(self.segments)
 
-    @contextmanager
-    def step(self) -> Iterator[None]:
-        """Gradients that are reserved in it do not outlast it."""
-        for segment in self.segments:
-            segment.in_step = True
-        try:
-            yield
-        finally:
-            for segment in self.segments:
-                segment.in_step = False
+    def prepare(self, residents: Iterable[Resident]) -> None:
+        """Parameters that were changed go to memory, with what else a step sends."""
 
-    @property
-    def is_dirty(self) -> bool:
-        """Whether something was written that no generation has."""
-        return any(segment.dirty for segment in self.segments)
+    def keep(self, undo: Undo, residents: Iterable[Resident]) -> None:
+        undo.keep(residents)
 
-    @property
-    def has_changes_besides_gradients(self) -> bool:
-        """Whether any of that is no gradient."""
-        return any(segment.dirty.difference(GRADIENTS) for segment in self.segments)
-
-    @property
-    def has_changed_away(self) -> bool:
-        """Whether any of that is of a parameter that the host has not."""
-        return any(
-            "p" in segment.dirty and any(resident.away for resident in segment.residents)
-            for segment in self.segments
-        )
+    def restore(self, residents: Iterable[Resident]) -> None:
+        """All that there was has been kept."""
 
     def bring(self, segment: OverflowSegment, arrays: Mapping[str, float]) -> None:
         """Have arrays of a unit in memory, since they are about to be updated.
@@ -176,41 +162,19 @@ class Tier:
             for name in sorted(segment.dirty):
                 if segment.has(name):
                     self._write(segment, name)
-            self._forget_gradients(segment)
+            self.forget_gradients(segment)
         self._wait(0)
-        self.store.commit(meta)
-        for segment in self.segments:
-            segment.dirty.clear()
+        super().commit(meta)
 
-    def go_back(self) -> None:
-        """Everything is as the last generation has it, and nothing in memory.
-
-        Raises
-        ------
-        StorageError
-        """
-        self.store.abort()  # waits for what is under way
+    def forget(self) -> None:
         self._writes.clear()
         self._ahead.clear()
-        self.clear()
-        for segment in self.segments:
-            segment.dirty.clear()
-            segment.find()
-
-    def clear(self) -> None:
-        """Nothing is in memory; what was written there alone is lost."""
         for segment in self.segments:
             for name in list(segment.arenas[0]):
                 segment.release(name)
         self._plan = self._fresh()
 
     def write_masters(self) -> None:
-        """Have the drives know the parameters as they are on the host.
-
-        Raises
-        ------
-        StorageError
-        """
         for segment in self.segments:
             for number, resident in enumerate(segment.residents):
                 if not resident.away:
@@ -253,10 +217,3 @@ class Tier:
         while len(self._writes) > most:
             completion, _ = self._writes.pop(0)
             completion.wait()
-
-    def _forget_gradients(self, segment: OverflowSegment) -> None:
-        """Those that the device need not keep any more."""
-        if any(resident.held is not None for resident in segment.residents):
-            return
-        for name in segment.on_drives.intersection(GRADIENTS):
-            segment.remove(name)

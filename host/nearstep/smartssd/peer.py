@@ -1,0 +1,125 @@
+"""Peer to peer: arrays between the drive of a card and the card's DRAM."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Self
+
+import numpy as np
+
+from nearstep.backends.base import Backend, Completion, Poll
+from nearstep.backends.peer import PeerBackend
+from nearstep.buffer import Buffer
+from nearstep.errors import MismatchError
+from nearstep.storage.aligned import AlignedPool
+from nearstep.storage.store import Store
+
+
+class Then(Completion):
+    """What is done at the end of something that was begun, if that did not fail.
+
+    Parameters
+    ----------
+    first
+    after : called once, by the wait.
+    """
+
+    def __init__(self, first: Completion, after: Callable[[], None]) -> None:
+        self._first = first
+        self._after: Callable[[], None] | None = after
+
+    @property
+    def backend(self) -> Backend | None:  # type: ignore[override]
+        return self._first.backend
+
+    @property
+    def ended(self) -> bool:
+        return self._first.ended
+
+    @property
+    def error(self) -> Exception | None:
+        return self._first.error
+
+    @property
+    def cycles(self) -> int | None:
+        return self._first.cycles
+
+    @property
+    def polls(self) -> Sequence[Poll]:
+        return self._first.polls
+
+    @property
+    def bound(self) -> int | None:
+        return self._first.bound
+
+    def wait(self, max_cycles: int | None = None) -> Self:
+        self._first.wait(max_cycles)
+        after, self._after = self._after, None
+        if after is not None:
+            after()
+        return self
+
+    def abort(self, max_cycles: int | None = None) -> None:
+        self._after = None
+        self._first.abort(max_cycles)
+
+
+class PeerToPeer:
+    """Moves arrays between drives and cards on the cards' own switches.
+
+    The host's link has no part in it. Where the memory of a card is memory of this process a drive
+    reads into it and writes from it, as `pread` and `pwrite` do on a card's window (section VI);
+    elsewhere its transfers go through the card's port, and take device time.
+
+    Parameters
+    ----------
+    backend : of the cards.
+    store : a drive for each card.
+
+    Raises
+    ------
+    MismatchError : no drive reaches the memory of this device.
+
+    Ref: Smart-Infinity, sections IV-A and VI.
+    """
+
+    def __init__(self, backend: Backend, store: Store) -> None:
+        if not isinstance(backend, PeerBackend):
+            raise MismatchError("device", "of cards with drives", type(backend).__name__)
+        self._backend = backend
+        self._store = store
+        self._pool = AlignedPool()
+
+    def load(self, key: str, offset: int, buffer: Buffer) -> Completion:
+        """Begin to read a tensor from byte `offset` on into a buffer, which nobody else uses until
+        this has ended.
+
+        Raises
+        ------
+        StorageError, DeviceError : now, or from the completion.
+        """
+        backend, where = self._backend, (buffer.address, buffer.nbytes)
+        window = backend.peer_window(*where)
+        if window is not None:
+            reading = self._store.submit_read(key, window, offset)
+            return Then(reading, lambda: backend.end_peer_write(*where))
+        data = self._bytes(buffer)
+        self._store.read(key, data, offset)
+        return backend.submit_peer_write(buffer.address, data)
+
+    def save(self, key: str, offset: int, buffer: Buffer) -> Completion:
+        """Begin to write a buffer to a tensor, from byte `offset` on.
+
+        As `load`.
+        """
+        backend, where = self._backend, (buffer.address, buffer.nbytes)
+        window = backend.peer_window(*where)
+        if window is not None:
+            writing = self._store.submit_write(key, window, offset)
+            return Then(writing, lambda: backend.end_peer_read(*where))
+        data = self._bytes(buffer)
+        reading = backend.submit_peer_read(buffer.address, data)
+        return Then(reading, lambda: self._store.write(key, data, offset))
+
+    def _bytes(self, buffer: Buffer) -> Any:
+        return self._pool.empty(buffer.nbytes, np.uint8)

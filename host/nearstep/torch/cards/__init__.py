@@ -1,0 +1,1 @@
+"""Optimizer state on the drives of cards, which their own kernels update."""

@@ -1,0 +1,312 @@
+"""The transfer handler: subgroups of a step come from the drives, are updated and go back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple, cast
+
+from numpy.typing import NDArray
+
+from nearstep.backends.base import Completion
+from nearstep.buffer import Buffer
+from nearstep.device import Device
+from nearstep.placement import Arenas, Launch
+from nearstep.run import Run
+from nearstep.smartssd.peer import PeerToPeer, Then
+from nearstep.storage.aligned import ALIGNMENT, AlignedPool
+from nearstep.torch.cards.landing import PieceInbox
+from nearstep.torch.cards.segment import COPY, CardSegment, segment_of
+from nearstep.torch.launcher import Accelerator
+from nearstep.torch.overflow.drive_segment import GRADIENTS
+from nearstep.torch.pairs import PairList
+from nearstep.torch.resident import copy_array, gradient_array
+from nearstep.torch.staging import DeferredOutbox
+from nearstep.torch.step import Key, Start
+from nearstep.torch.step_graph import BUS, Place, lane, run_parts
+from nearstep.torch.traffic import Traffic
+from nearstep.work.graph import Graph
+from nearstep.work.operation import Range
+
+URGENT, LAZY = 0, 1
+"""Priorities on a drive: parameters, which the next forward pass needs, and all else."""
+
+
+class Subgroup(NamedTuple):
+    """Elements [start, stop) of a launch's segment, which the cards hold at once.
+
+    Attributes
+    ----------
+    launch
+    start, stop
+    number : in the step.
+    states : arrays that the update reads and writes.
+    """
+
+    launch: Launch
+    start: int
+    stop: int
+    number: int
+    states: Sequence[str]
+
+
+def subgroups(
+    launches: Sequence[Launch], states: Callable[[Launch], Sequence[str]], elements: int
+) -> Iterator[Subgroup]:
+    """Launches cut at the multiples of `elements` of their segments.
+
+    Ref: Smart-Infinity, section V: subgroup i has the elements from i x D on.
+    """
+    number = 0
+    for launch in launches:
+        for start in range(launch.start // elements * elements, launch.stop, elements):
+            low, high = max(start, launch.start), min(start + elements, launch.stop)
+            yield Subgroup(launch, low, high, number, states(launch))
+            number += 1
+
+
+class Slots:
+    """Room in the memory of each card for subgroups: allocated once, for the largest (section
+    IV-B).
+
+    Parameters
+    ----------
+    device
+    elements : of a subgroup, on each card.
+    count : subgroups that are there at once.
+    """
+
+    def __init__(self, device: Device, elements: int, count: int) -> None:
+        self.elements = elements
+        self.count = count
+        self._device = device
+        self._rooms: dict[tuple[int, int, str], Buffer] = {}
+
+    def reserve(self, array: str, dtype: Any) -> None:
+        """Have room for an array.
+
+        Raises
+        ------
+        OutOfDeviceMemoryError
+        """
+        for number in range(self.count):
+            for channel in range(self._device.channel_count):
+                place = number, channel, array
+                if place not in self._rooms:
+                    self._rooms[place] = self._device.alloc(
+                        self.elements, dtype, channel=channel, align=ALIGNMENT
+                    )
+
+    def room(self, number: int, channel: int, array: str, count: int) -> Buffer:
+        """For the first `count` elements of an array of a subgroup."""
+        return self._rooms[number % self.count, channel, array][:count]
+
+    def free(self) -> None:
+        """Give the memory back; on a closed device there is nothing to do."""
+        for room in self._rooms.values():
+            if not room.device.closed:
+                room.free()
+        self._rooms.clear()
+
+
+class TransferHandler:
+    """Adds the operations of a step to a graph.
+
+    A subgroup is read from the drive, updated and written back, its parameters first; meanwhile
+    the drive reads the next one into other room (figure 5b). The naive order has one subgroup after
+    the other (figure 5a).
+
+    Parameters
+    ----------
+    device
+    peer
+    slots
+    traffic
+    accelerator
+    naive
+
+    Attributes
+    ----------
+    graph
+
+    Ref: Smart-Infinity, section IV-B.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        peer: PeerToPeer,
+        slots: Slots,
+        traffic: Traffic,
+        accelerator: Accelerator,
+        *,
+        naive: bool,
+    ) -> None:
+        self.graph = Graph()
+        self._device = device
+        self._peer = peer
+        self._slots = slots
+        self._traffic = traffic
+        self._accelerator = accelerator
+        self._naive = naive
+        self._pool = AlignedPool()
+
+    def add(
+        self,
+        subgroup: Subgroup,
+        outbox: DeferredOutbox,
+        lists: Mapping[Place, PairList],
+        start: Start,
+        factor: float,
+        started: list[Run],
+        inbox: PieceInbox | None,
+    ) -> None:
+        """Add one subgroup.
+
+        Parameters
+        ----------
+        subgroup
+        outbox : gradients that are sent.
+        lists : compressed gradients.
+        start, factor, started : as of `nearstep.torch.step_graph.run_parts`.
+        inbox : where the parameters go; None: they stay on the drives.
+        """
+        segment = segment_of(subgroup.launch.segment)
+        for channel, (first, last) in segment.shares(subgroup.start, subgroup.stop):
+            key = cast(Key, subgroup.launch.key)
+            g = gradient_array(key.gradient_format)
+            rooms = self._rooms(subgroup, channel, last - first)
+            loaded = [*subgroup.states, *([g] if g in segment.on_drives else [])]
+            for array in loaded:
+                move = partial(self._load, segment, array, channel, first, rooms[array])
+                self._move("read", subgroup, array, channel, URGENT, move, writes=rooms[array])
+            pairs = lists.get(Place(subgroup.launch, subgroup.start, channel))
+            self._send(subgroup, channel, first, rooms, outbox, pairs)
+            gradient = None if pairs is None else pairs.pairs
+            found = run_parts(rooms, key, start, factor, started, gradient)
+            self.graph.add(
+                f"run {subgroup.number}",
+                *self._held(channel, lane(channel)),
+                reads=map(Range.of, found.reads),
+                writes=map(Range.of, found.writes),
+                action=partial(self._accelerator.begin, channel, found.starts),
+            )
+            result = "p" if key.copy_format is None else copy_array(key.copy_format)
+            for array in subgroup.states:
+                move = partial(self._save, segment, array, channel, first, rooms[array])
+                urgent = URGENT if array == "p" else LAZY
+                self._move("write", subgroup, array, channel, urgent, move, reads=rooms[array])
+                if array == "p" and inbox is not None:
+                    self._fetch(subgroup, channel, result, rooms[result], inbox)
+
+    def _rooms(self, subgroup: Subgroup, channel: int, count: int) -> Arenas:
+        key, number = cast(Key, subgroup.launch.key), subgroup.number
+        names = [*subgroup.states, gradient_array(key.gradient_format)]
+        if key.copy_format is not None:
+            names.append(copy_array(key.copy_format))
+        for name in names:
+            self._slots.reserve(name, subgroup.launch.segment.dtype_of(name))
+        return {name: self._slots.room(number, channel, name, count) for name in names}
+
+    def _held(self, channel: int, *lanes: str) -> Sequence[str]:
+        """What an operation holds: in the naive order the only tasklet of the card, too."""
+        return (*lanes, f"tasklet {channel}") if self._naive else lanes
+
+    def _move(
+        self,
+        name: str,
+        subgroup: Subgroup,
+        array: str,
+        channel: int,
+        priority: int,
+        action: Callable[[], Completion],
+        *,
+        reads: Buffer | None = None,
+        writes: Buffer | None = None,
+    ) -> None:
+        """Add a transfer of the drive: one of each direction is under way."""
+        self.graph.add(
+            f"{name} {array} {subgroup.number}",
+            *self._held(channel, f"drive {channel} {name}"),
+            reads=[] if reads is None else [Range.of(reads)],
+            writes=[] if writes is None else [Range.of(writes)],
+            action=action,
+            priority=priority,
+        )
+
+    def _load(
+        self, segment: CardSegment, array: str, channel: int, first: int, room: Buffer
+    ) -> Completion:
+        self._traffic.drives_to_cards += room.nbytes
+        key = segment.key(array, channel)
+        return self._peer.load(key, first * room.dtype.itemsize, room)
+
+    def _save(
+        self, segment: CardSegment, array: str, channel: int, first: int, room: Buffer
+    ) -> Completion:
+        self._traffic.cards_to_drives += room.nbytes
+        segment.changed(array)
+        key = segment.key(array, channel)
+        return self._peer.save(key, first * room.dtype.itemsize, room)
+
+    def _send(
+        self,
+        subgroup: Subgroup,
+        channel: int,
+        first: int,
+        rooms: Arenas,
+        outbox: DeferredOutbox,
+        pairs: PairList | None,
+    ) -> None:
+        """Add what comes from the host: gradients, whole or as pairs."""
+        segment = subgroup.launch.segment
+        for transfer in outbox.cut(segment, subgroup.start, subgroup.stop):
+            low, high = segment.stripes.span(transfer.start, transfer.stop, channel)
+            whole = rooms[transfer.array]
+            low, high = low - first, min(high - first, whole.size)
+            if low < high:
+                data = partial(_first, transfer.data, channel, high - low)
+                self._write(f"{transfer.array} {subgroup.number}", channel, whole[low:high], data)
+        for room, listed in () if pairs is None else pairs.lines():
+            self._write(f"pairs {subgroup.number}", channel, room, partial(_given, listed))
+
+    def _write(
+        self, name: str, channel: int, room: Buffer, data: Callable[[], NDArray[Any]]
+    ) -> None:
+        self.graph.add(
+            f"send {name}",
+            *self._held(channel, BUS),
+            writes=[Range.of(room)],
+            action=lambda: room.submit_write(data()),
+        )
+
+    def _fetch(
+        self, subgroup: Subgroup, channel: int, array: str, room: Buffer, inbox: PieceInbox
+    ) -> None:
+        launch, start, stop = subgroup.launch, subgroup.start, subgroup.stop
+
+        def fetch() -> Completion:
+            out = self._pool.empty(room.size, room.dtype)
+            land = partial(inbox.land, launch, start, stop, channel, out)
+            return Then(room.submit_read(out), land)
+
+        self.graph.add(
+            f"fetch {array} {subgroup.number}",
+            *self._held(channel, BUS),
+            reads=[Range.of(room)],
+            action=fetch,
+        )
+
+
+def states_of(launch: Launch, arrays: Mapping[str, float]) -> Sequence[str]:
+    """Arrays of a rule that are on the drives, the parameters first."""
+    found = [name for name in arrays if name not in GRADIENTS and not name.startswith(COPY)]
+    return sorted(found, key=lambda name: name != "p")
+
+
+def _first(data: Callable[[int], NDArray[Any]], channel: int, count: int) -> NDArray[Any]:
+    return data(channel)[:count]
+
+
+def _given(data: NDArray[Any]) -> NDArray[Any]:
+    return data

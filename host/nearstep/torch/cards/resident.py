@@ -1,0 +1,41 @@
+"""A parameter whose master lies on the drives of cards."""
+
+from __future__ import annotations
+
+import torch
+
+from nearstep.torch.resident import Resident
+from nearstep.torch.transfers import Outbox, send_all
+
+
+class CardResident(Resident):
+    """A parameter on the host, and its range of the flat array on the drives."""
+
+    _looked = False
+
+    def lose_master(self) -> None:
+        """Drives keep the master, whatever becomes of the memory of a card."""
+
+    def settle_on_drives(self) -> None:
+        """Write the parameter, if the host has changed it; the step that follows need not look.
+
+        Raises
+        ------
+        ParameterError, StorageError
+        """
+        if not self.away:
+            self.check_size()
+            send_all(super().send_master_if_changed)
+        self._looked = True
+
+    def send_master_if_changed(self, outbox: Outbox) -> None:
+        looked, self._looked = self._looked, False
+        if not looked:
+            super().send_master_if_changed(outbox)
+
+    def read_again(self) -> None:
+        """Have the host's parameter as the drives have it."""
+        self._looked = False
+        if not self.away:
+            with torch.no_grad():
+                self._read_into(self.parameter)

@@ -1,0 +1,117 @@
+"""Steps of optimizers whose state lies on the drives of cards."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping, Sequence
+
+from nearstep.placement import Extent, Launch, Placement
+from nearstep.smartssd.device import SmartssdDevice
+from nearstep.smartssd.peer import PeerToPeer
+from nearstep.storage.store import Store
+from nearstep.torch.cards.handler import Slots, Subgroup, TransferHandler, states_of, subgroups
+from nearstep.torch.cards.landing import PieceInbox
+from nearstep.torch.launcher import Accelerator
+from nearstep.torch.pairs import PairList
+from nearstep.torch.settings import Settings
+from nearstep.torch.staging import DeferredOutbox
+from nearstep.torch.step import StepInputs, Steps, Update
+from nearstep.torch.step_graph import Place, kernel_cycles
+from nearstep.torch.traffic import Traffic
+from nearstep.torch.transfers import Inbox, Outbox
+from nearstep.work.clock import Clock
+from nearstep.work.errors import WorkError
+from nearstep.work.executor import execute
+from nearstep.work.timeline import Timeline
+
+HELD = 2
+"""Subgroups in the memory of a card: one is updated while another comes or goes."""
+
+
+class CardSteps(Steps):
+    """Subgroup after subgroup is brought to the cards, updated, and written back.
+
+    Parameters
+    ----------
+    device, placement, settings, traffic : as of `Steps`.
+    store : a drive for each card.
+    naive : a subgroup is read when the one before has been written (figure 5a).
+    """
+
+    def __init__(
+        self,
+        device: SmartssdDevice,
+        placement: Placement,
+        settings: Settings,
+        traffic: Traffic,
+        store: Store,
+        *,
+        naive: bool = False,
+    ) -> None:
+        super().__init__(device, placement, settings, traffic)
+        self._naive = naive
+        self._peer = PeerToPeer(device.backend, store)
+        self._slots = Slots(device, device.card.subgroup, 1 if naive else HELD)
+        weakref.finalize(self, self._slots.free)
+
+    @property
+    def cut(self) -> int:
+        return self._slots.elements * self._device.channel_count
+
+    def outbox(self) -> Outbox:
+        return DeferredOutbox()
+
+    def make(self, step: StepInputs) -> Inbox | None:
+        updates, outbox = step.updates, step.outbox
+        assert isinstance(outbox, DeferredOutbox)
+        outbox.sort()
+        factor = self._factor((), step.scaling)
+        assert factor is not None, "only what looks at gradients skips a step"
+        launches = self._launches(updates)
+        found = list(subgroups(launches, lambda each: _states(each, updates), self.cut))
+        accelerator = Accelerator(self._device, self._traffic, self._settings.max_cycles)
+        handler = TransferHandler(
+            self._device, self._peer, self._slots, self._traffic, accelerator, naive=self._naive
+        )
+        lists = self._lists(found, updates) if self._settings.compression is not None else {}
+        inbox = PieceInbox(updates)
+        for each in found:
+            into = inbox if step.fetches else None
+            handler.add(each, outbox, lists, step.start, factor, step.started, into)
+        with self._device.reserved():
+            timeline = self._execute(handler)
+        outbox.sent()
+        if self._device.cycles is not None:
+            self.timeline = timeline
+            channels = self._device.channel_count
+            cycles = kernel_cycles(timeline, channels)
+            self._traffic.cycles = (self._traffic.cycles or 0) + cycles
+            self._traffic.step_cycles = (self._traffic.step_cycles or 0) + timeline.makespan
+        self._traffic.launches += len(step.started)
+        return inbox
+
+    def _execute(self, handler: TransferHandler) -> Timeline:
+        clock = Clock([self._device.backend]) if self.clock is None else self.clock
+        try:
+            return execute(handler.graph, clock)
+        except WorkError as failed:
+            _, cause = next(iter(failed.failed.items()))
+            cause.add_note(str(failed))
+            raise cause from None
+
+    def _lists(
+        self, found: Sequence[Subgroup], updates: Mapping[Extent, Update]
+    ) -> dict[Place, PairList]:
+        cuts: dict[Launch, list[range]] = {}
+        for each in found:
+            cuts.setdefault(each.launch, []).append(range(each.start, each.stop))
+        every = range(self._device.channel_count)
+        return {
+            Place(launch, each.cut.start, each.channel): each
+            for launch, ranges in cuts.items()
+            for each in self._pair_lists(launch, updates, [ranges for _ in every])
+        }
+
+
+def _states(launch: Launch, updates: Mapping[Extent, Update]) -> Sequence[str]:
+    return states_of(launch, updates[launch.extents[0]].arrays)

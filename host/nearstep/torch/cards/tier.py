@@ -1,0 +1,89 @@
+"""State of an optimizer on the drives of cards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import cast
+
+import numpy as np
+from torch import Tensor
+
+from nearstep.placement import padded
+from nearstep.smartssd.device import SmartssdDevice
+from nearstep.storage.store import Store
+from nearstep.torch.cards.resident import CardResident
+from nearstep.torch.cards.segment import COPY, CardSegment
+from nearstep.torch.overflow.drive_segment import GRADIENTS
+from nearstep.torch.overflow.drive_tier import DriveTier
+from nearstep.torch.overflow.undo import Undo
+from nearstep.torch.resident import Resident
+from nearstep.torch.traffic import Traffic
+
+
+class CardTier(DriveTier[CardSegment]):
+    """All state of one optimizer on the drives of cards.
+
+    Parameters
+    ----------
+    store : a drive for each card.
+    device
+    traffic
+    """
+
+    resident = CardResident
+
+    def __init__(self, store: Store, device: SmartssdDevice, traffic: Traffic) -> None:
+        super().__init__(store)
+        self._device = device
+        self._traffic = traffic
+
+    @property
+    def peak(self) -> int:
+        return self._device.capacity_bytes - self._device.free_bytes
+
+    def units(self, parameters: Sequence[Tensor]) -> list[list[Tensor]]:
+        return [list(parameters)]
+
+    def segment(
+        self, counts: Sequence[int], line: int, dtypes: Mapping[str, np.dtype], keys: Sequence[str]
+    ) -> CardSegment:
+        size = sum(padded(count, line) for count in counts)
+        number = len(self.segments)
+        return CardSegment(self._device, size, line, dtypes, number, self.store, self._traffic)
+
+    def check_room(self, segment: CardSegment, arrays: Sequence[str], label: str) -> None:
+        """Subgroups are as large as the memory of a card allows, whatever the parameters are."""
+
+    def begin(self) -> None:
+        """Nothing is in memory before the first step."""
+
+    def prepare(self, residents: Iterable[Resident]) -> None:
+        for each in residents:
+            cast(CardResident, each).settle_on_drives()
+
+    def keep(self, undo: Undo, residents: Iterable[Resident]) -> None:
+        """The drives have the parameters as they are."""
+
+    def restore(self, residents: Iterable[Resident]) -> None:
+        for each in residents:
+            cast(CardResident, each).read_again()
+
+    def bring(self, segment: CardSegment, arrays: Mapping[str, float]) -> None:
+        passing = (*GRADIENTS, COPY)
+        segment.reserve({k: v for k, v in arrays.items() if not k.startswith(passing)})
+
+    def prefetch(self, segment: CardSegment, arrays: Mapping[str, float]) -> None:
+        """Subgroups are read ahead by the transfer handler."""
+
+    def write_masters(self) -> None:
+        for segment in self.segments:
+            for resident in segment.residents:
+                cast(CardResident, resident).settle_on_drives()
+
+    def commit(self, meta: Mapping[str, object]) -> None:
+        for segment in self.segments:
+            self.forget_gradients(segment)
+        super().commit(meta)
+
+    def forget(self) -> None:
+        """Nothing stays in the memory of a card."""

@@ -1,0 +1,160 @@
+"""What keeps the state of an optimizer on drives, wherever these are."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+from torch import Tensor
+
+from nearstep.storage.store import Store
+from nearstep.torch.overflow.drive_segment import GRADIENTS, DriveSegment
+from nearstep.torch.overflow.undo import Undo
+from nearstep.torch.resident import Resident
+
+AnySegment = TypeVar("AnySegment", bound=DriveSegment)
+
+
+class DriveTier(ABC, Generic[AnySegment]):
+    """Segments of one optimizer whose arrays lie on the drives of a store.
+
+    Parameters
+    ----------
+    store
+
+    Attributes
+    ----------
+    store
+    segments : in the order in which a step updates them.
+    resident : class of the parameters.
+    """
+
+    resident: type[Resident] = Resident
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.segments: list[AnySegment] = []
+
+    @property
+    @abstractmethod
+    def peak(self) -> int:
+        """Most bytes of memory of the device that were in use."""
+
+    @abstractmethod
+    def units(self, parameters: Sequence[Tensor]) -> list[list[Tensor]]:
+        """Parameters, each with those that share a segment with it."""
+
+    @abstractmethod
+    def segment(
+        self, counts: Sequence[int], line: int, dtypes: Mapping[str, np.dtype], keys: Sequence[str]
+    ) -> AnySegment:
+        """A segment for parameters of so many elements, whose names on drives are `keys`."""
+
+    @abstractmethod
+    def check_room(self, segment: AnySegment, arrays: Sequence[str], label: str) -> None:
+        """Raise `MemoryTooSmallError` unless arrays of one unit fit into memory together."""
+
+    @abstractmethod
+    def begin(self) -> None:
+        """All parameters of the constructor are there. Raises `MemoryTooSmallError`."""
+
+    def add(self, segment: AnySegment) -> None:
+        """One more."""
+        segment.unit = len(self.segments)
+        self.segments.append(segment)
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """Gradients that are reserved in it do not outlast it."""
+        for segment in self.segments:
+            segment.in_step = True
+        try:
+            yield
+        finally:
+            for segment in self.segments:
+                segment.in_step = False
+
+    @property
+    def is_dirty(self) -> bool:
+        """Whether something was written that no generation has."""
+        return any(segment.dirty for segment in self.segments)
+
+    @property
+    def has_changes_besides_gradients(self) -> bool:
+        """Whether any of that is no gradient."""
+        return any(segment.dirty.difference(GRADIENTS) for segment in self.segments)
+
+    @property
+    def has_changed_away(self) -> bool:
+        """Whether any of that is of a parameter that the host has not."""
+        return any(
+            "p" in segment.dirty and any(resident.away for resident in segment.residents)
+            for segment in self.segments
+        )
+
+    @abstractmethod
+    def prepare(self, residents: Iterable[Resident]) -> None:
+        """A step of these begins; what it finds on the drives becomes a generation first."""
+
+    @abstractmethod
+    def keep(self, undo: Undo, residents: Iterable[Resident]) -> None:
+        """An update of these begins, which may have to be undone."""
+
+    @abstractmethod
+    def restore(self, residents: Iterable[Resident]) -> None:
+        """After `go_back` and `Undo.restore`: have what else the host had of these."""
+
+    @abstractmethod
+    def bring(self, segment: AnySegment, arrays: Mapping[str, float]) -> None:
+        """Arrays of a unit are about to be updated."""
+
+    @abstractmethod
+    def prefetch(self, segment: AnySegment, arrays: Mapping[str, float]) -> None:
+        """Those of another will be next."""
+
+    @abstractmethod
+    def write_masters(self) -> None:
+        """Have the drives know the parameters as they are on the host.
+
+        Raises
+        ------
+        StorageError
+        """
+
+    def commit(self, meta: Mapping[str, Any]) -> None:
+        """Make all that was written a generation.
+
+        Raises
+        ------
+        StorageError
+        """
+        self.store.commit(meta)
+        for segment in self.segments:
+            segment.dirty.clear()
+
+    def go_back(self) -> None:
+        """Everything is as the last generation has it, and nothing in memory.
+
+        Raises
+        ------
+        StorageError
+        """
+        self.store.abort()  # waits for what is under way
+        self.forget()
+        for segment in self.segments:
+            segment.dirty.clear()
+            segment.find()
+
+    @abstractmethod
+    def forget(self) -> None:
+        """Nothing is in memory; what was written there alone is lost."""
+
+    def forget_gradients(self, segment: AnySegment) -> None:
+        """Those that the device need not keep any more leave the drives."""
+        if any(resident.held is not None for resident in segment.residents):
+            return
+        for name in segment.on_drives.intersection(GRADIENTS):
+            segment.remove(name)
