@@ -5,15 +5,22 @@
 // `payload` divides the address, and so at the read completion boundary. The link counts in words of
 // four bytes, whose first and last can be enabled in part. Each request is one burst. A read is not
 // issued before every posted write was answered.
+//
+// Requests of a peer, the drive of the card, come by the same port: its writes have an ID of their
+// own, its reads some of the tags. The host is first wherever both have a request; they have no order
+// against each other.
 #pragma once
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cstdint>
 #include <deque>
+#include <optional>
 #include <vector>
 
 #include "models/axi/axi.hpp"
+#include "models/peer_dma.hpp"
 
 namespace nearstep {
 
@@ -26,8 +33,6 @@ struct BarCounters {
     std::uint64_t completion_tlps = 0, completion_bytes = 0;           // from it
 };
 
-constexpr std::int32_t kTimedOut = 4;  // in place of a response
-
 struct BarFailure {
     std::int32_t response = kOkay;
     std::int32_t write = 0;
@@ -39,8 +44,13 @@ class BarHost {
     static constexpr std::uint64_t kWord = 4;
     static constexpr unsigned kTags = 16;  // reads outstanding: IDs of the port
     static constexpr std::size_t kPosted = 32;
+    static constexpr unsigned kPeerTags = 8;  // of these at most
+    static constexpr std::size_t kPeerPosted = 16;
+    static constexpr unsigned kHost = 0, kPeer = 1;  // IDs of writes
 
-    BarHost(unsigned beat_bytes, BarLimits limits) : beat_(beat_bytes), limits_(limits) {
+    // `peer`, if there is one, stays where it is.
+    BarHost(unsigned beat_bytes, BarLimits limits, PeerDma* peer = nullptr)
+        : beat_(beat_bytes), limits_(limits), peer_(peer) {
         while ((1u << size_) < beat_bytes) ++size_;
         pins_.rready = pins_.bready = true;
     }
@@ -50,9 +60,10 @@ class BarHost {
         pins_.rready = pins_.bready = true;
         write_at_ = write_end_ = read_at_ = read_end_ = 0;
         bursts_.clear();
-        unanswered_.clear();
+        for (auto& each : unanswered_) each.clear();
         kept_.clear();
         tags_ = {};
+        host_bursts_ = peer_tags_ = beat_number_ = 0;
         failure = {};
     }
 
@@ -62,10 +73,11 @@ class BarHost {
         write_end_ = write_at_;
         read_end_ = read_at_;
         for (Burst& burst : bursts_) {
+            if (burst.number != 0) continue;
             kept_.emplace_back(burst.data, burst.data + (burst.end - burst.at));
             burst.data = kept_.back().data();
         }
-        for (Read& read : tags_) read.dropped = true;
+        for (Read& read : tags_) read.dropped |= read.number == 0;
     }
 
     // Begins a write of bytes that stay where they are until it is no longer `sending`.
@@ -83,55 +95,65 @@ class BarHost {
     }
 
     // Data of a write have to be handed over.
-    bool sending() const { return write_at_ < write_end_ || !bursts_.empty() || pins_.wvalid; }
+    bool sending() const {
+        return write_at_ < write_end_ || host_bursts_ != 0 || (pins_.wvalid && beat_number_ == 0);
+    }
     // Writes have to be answered.
-    bool posted() const { return !unanswered_.empty(); }
+    bool posted() const { return !unanswered_[kHost].empty(); }
     // A read has to be answered.
     bool reading() const {
         return read_at_ < read_end_ ||
-               std::any_of(tags_.begin(), tags_.end(), [](const Read& read) { return read.used; });
+               std::any_of(tags_.begin(), tags_.end(),
+                           [](const Read& read) { return read.used && read.number == 0; });
     }
+    // A request of the peer has to be answered.
+    bool serves_peer() const { return !unanswered_[kPeer].empty() || peer_tags_ != 0; }
 
     // A read with this ID has to be answered.
     bool expects(unsigned id) const { return id < kTags && tags_[id].used; }
+    // So has a write.
+    bool expects_response(unsigned id) const { return id <= kPeer && !unanswered_[id].empty(); }
+
+    // Tags, as bits, that the peer has.
+    std::uint32_t peer_tags() const { return peer_tags_; }
 
     const ManagerPins& pins() const { return pins_; }
 
-    // The clock edge that ends a cycle in which the device drove `device`. True if it moved anything.
+    // The clock edge that ends a cycle in which the device drove `device`. True if it moved anything
+    // of the host's.
     bool tick(const SubordinatePins& device) {
         bool moved = false;
         if (pins_.aw.valid && device.awready) {
+            moved |= pins_.aw.id == kHost;
             pins_.aw = {};
-            moved = true;
         }
         if (pins_.ar.valid && device.arready) {
+            moved |= tags_[pins_.ar.id].number == 0;
             pins_.ar = {};
-            moved = true;
         }
         if (pins_.wvalid && device.wready) {
+            moved |= beat_number_ == 0;
             pins_.wvalid = false;
-            moved = true;
         }
         if (device.bvalid) {
-            if (device.bresp != kOkay) fail(device.bresp, true, unanswered_.front());
-            unanswered_.pop_front();
-            moved = true;
+            moved |= device.bid == kHost;
+            answer(device);
         }
         if (device.rvalid) {
+            moved |= tags_[device.rid].number == 0;
             take(device);
-            moved = true;
         }
         offer();
         return moved;
     }
 
-    // What is outstanding is given up.
+    // What of the host's is outstanding is given up.
     void time_out() {
         if (sending() || posted())
-            fail(kTimedOut, true, posted() ? unanswered_.front() : write_at_);
+            fail(kTimedOut, true, posted() ? unanswered_[kHost].front().at : write_at_);
         else
             for (const Read& read : tags_)
-                if (read.used) fail(kTimedOut, false, read.at);
+                if (read.used && read.number == 0) fail(kTimedOut, false, read.at);
     }
 
     // A register access, which is a request of its own.
@@ -147,15 +169,23 @@ class BarHost {
     }
 
     BarCounters counters;
-    BarFailure failure;  // the first since it was cleared
+    BarCounters peer_counters;  // what is to and from the peer
+    BarFailure failure;         // the host's first since it was cleared
 
   private:
+    // `number` is the peer's of its transfer, and 0 of what is the host's.
     struct Burst {
         std::uint64_t at, end;  // bytes that are to be sent
         const std::uint8_t* data;
+        std::uint64_t number;
+    };
+    struct Posted {
+        std::uint64_t at, number;
     };
     struct Read {
         std::uint64_t at, end, beat;  // bytes of the request, and the beat that comes next
+        std::uint8_t* data;           // where those from `at` go
+        std::uint64_t number;
         bool used, failed, dropped;
     };
 
@@ -175,17 +205,31 @@ class BarHost {
     }
 
     void offer() {
-        if (!pins_.aw.valid && write_at_ < write_end_ && unanswered_.size() < kPosted) {
-            const std::uint64_t end = cut(write_at_, write_end_, limits_.payload);
-            pins_.aw = burst(0, write_at_, end);
-            bursts_.push_back({write_at_, end, source_ + (write_at_ - write_base_)});
-            unanswered_.push_back(write_at_);
-            ++counters.write_tlps;
-            counters.write_bytes += kWord * words(write_at_, end);
-            write_at_ = end;
-        }
+        if (!pins_.aw.valid) offer_write();
         if (!pins_.wvalid && !bursts_.empty()) offer_beat();
-        if (!pins_.ar.valid && read_at_ < read_end_ && unanswered_.empty()) offer_read();
+        if (!pins_.ar.valid) offer_read();
+    }
+
+    void offer_write() {
+        if (write_at_ < write_end_ && unanswered_[kHost].size() < kPosted) {
+            const std::uint64_t end = cut(write_at_, write_end_, limits_.payload);
+            post(kHost, {write_at_, end, source_ + (write_at_ - write_base_), 0}, counters);
+            write_at_ = end;
+            ++host_bursts_;
+        } else if (peer_ != nullptr && unanswered_[kPeer].size() < kPeerPosted) {
+            if (const auto due = peer_->writes.due()) {
+                post(kPeer, {due->at, due->end, due->data, due->number}, peer_counters);
+                peer_->writes.issue(*due);
+            }
+        }
+    }
+
+    void post(unsigned id, const Burst& data, BarCounters& count) {
+        pins_.aw = burst(id, data.at, data.end);
+        bursts_.push_back(data);
+        unanswered_[id].push_back({data.at, data.number});
+        ++count.write_tlps;
+        count.write_bytes += kWord * words(data.at, data.end);
     }
 
     void offer_beat() {
@@ -195,46 +239,85 @@ class BarHost {
         pins_.wvalid = true;
         pins_.wlast = end == burst.end;
         pins_.wstrb = 0;
-        for (std::uint64_t at = burst.at; at < end; ++at) pins_.wstrb |= 1ull << (at - beat);
-        std::copy_n(burst.data, end - burst.at, pins_.wdata.begin() + (burst.at - beat));
+        beat_number_ = burst.number;
+        if (burst.number == 0 || peer_->writes.wants(burst.number)) {
+            for (std::uint64_t at = burst.at; at < end; ++at) pins_.wstrb |= 1ull << (at - beat);
+            std::copy_n(burst.data, end - burst.at, pins_.wdata.begin() + (burst.at - beat));
+        }  // else its bytes are the caller's again, and the beat writes nothing
         burst.data += end - burst.at;
         burst.at = end;
-        if (pins_.wlast) bursts_.pop_front();
+        if (pins_.wlast) {
+            host_bursts_ -= burst.number == 0;
+            bursts_.pop_front();
+        }
         if (bursts_.empty()) kept_.clear();
     }
 
     void offer_read() {
+        const bool host = read_at_ < read_end_ && !posted();
+        if (!host && (peer_ == nullptr || std::popcount(peer_tags_) >= int(kPeerTags))) return;
+        const auto due = host ? std::nullopt : peer_->reads.due();
+        if (!host && !due) return;
         const auto free = std::find_if(tags_.begin(), tags_.end(),
                                        [](const Read& read) { return !read.used; });
         if (free == tags_.end()) return;
-        const std::uint64_t end = cut(read_at_, read_end_, limits_.request);
-        *free = {read_at_, end, down(read_at_), true, false, false};
-        pins_.ar = burst(unsigned(free - tags_.begin()), read_at_, end);
-        ++counters.read_tlps;
-        read_at_ = end;
+        const unsigned id = unsigned(free - tags_.begin());
+        if (host) {
+            const std::uint64_t end = cut(read_at_, read_end_, limits_.request);
+            *free = {read_at_, end, down(read_at_), sink_ + (read_at_ - read_base_), 0, true, false,
+                     false};
+            ++counters.read_tlps;
+            read_at_ = end;
+        } else {
+            *free = {due->at, due->end, down(due->at), due->data, due->number, true, false, false};
+            ++peer_counters.read_tlps;
+            peer_tags_ |= 1u << id;
+            peer_->reads.issue(*due);
+        }
+        pins_.ar = burst(id, free->at, free->end);
+    }
+
+    void answer(const SubordinatePins& device) {
+        const Posted posted = unanswered_[device.bid].front();
+        unanswered_[device.bid].pop_front();
+        if (device.bresp != kOkay) {
+            if (posted.number == 0)
+                fail(device.bresp, true, posted.at);
+            else
+                peer_->writes.fail(posted.number, device.bresp, posted.at);
+        }
+        if (posted.number != 0) peer_->writes.answer(posted.number, posted.at);
     }
 
     void take(const SubordinatePins& device) {
         Read& read = tags_[device.rid];
         const std::uint64_t at = std::max(read.at, read.beat);
         const std::uint64_t end = std::min(read.end, read.beat + beat_);
+        if (read.number != 0) read.dropped = !peer_->reads.wants(read.number);
         if (device.rresp != kOkay) {
-            if (!read.dropped) fail(device.rresp, false, at);
+            if (read.number != 0)
+                peer_->reads.fail(read.number, device.rresp, at);
+            else if (!read.dropped)
+                fail(device.rresp, false, at);
             read.failed = true;
         } else if (at < end && !read.dropped) {
             std::copy_n(device.rdata.begin() + (at - read.beat), end - at,
-                        sink_ + (at - read_base_));
+                        read.data + (at - read.at));
         }
         read.beat += beat_;
         if (!device.rlast) return;
         read.used = false;
-        if (read.failed) {
-            ++counters.completion_tlps;  // says so, and has no data
-            return;
-        }
+        BarCounters& count = read.number == 0 ? counters : peer_counters;
         const std::uint64_t first = read.at / limits_.payload;
-        counters.completion_tlps += (read.end - 1) / limits_.payload - first + 1;
-        counters.completion_bytes += kWord * words(read.at, read.end);
+        if (read.failed) {
+            ++count.completion_tlps;  // says so, and has no data
+        } else {
+            count.completion_tlps += (read.end - 1) / limits_.payload - first + 1;
+            count.completion_bytes += kWord * words(read.at, read.end);
+        }
+        if (read.number == 0) return;
+        peer_tags_ &= ~(1u << device.rid);
+        peer_->reads.answer(read.number, read.at);
     }
 
     // The end of a request that begins at `at` and is followed by others up to `end`.
@@ -245,6 +328,7 @@ class BarHost {
     unsigned beat_;
     std::uint8_t size_ = 0;
     BarLimits limits_;
+    PeerDma* peer_;
     ManagerPins pins_;
     const std::uint8_t* source_ = nullptr;
     std::uint8_t* sink_ = nullptr;
@@ -252,8 +336,11 @@ class BarHost {
     std::uint64_t read_base_ = 0, read_at_ = 0, read_end_ = 0;
     std::deque<Burst> bursts_;
     std::deque<std::vector<std::uint8_t>> kept_;  // data of bursts whose write was abandoned
-    std::deque<std::uint64_t> unanswered_;        // addresses of posted writes, oldest first
+    std::array<std::deque<Posted>, 2> unanswered_;  // posted writes by ID, oldest first
     std::array<Read, kTags> tags_{};
+    std::size_t host_bursts_ = 0;    // of `bursts_`
+    std::uint64_t beat_number_ = 0;  // whose beat W has
+    std::uint32_t peer_tags_ = 0;
 };
 
 }  // namespace nearstep

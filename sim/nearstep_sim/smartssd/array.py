@@ -18,6 +18,7 @@ from nearstep.threads import at_once
 from nearstep.work.clock import QUANTUM_CYCLES
 from nearstep_sim.smartssd.bar import BarBackend, BarTraffic
 from nearstep_sim.smartssd.options import CardOptions
+from nearstep_sim.smartssd.transfer import CardTransfer
 from nearstep_spec.smartssd.array import ArrayConfig
 
 
@@ -51,6 +52,7 @@ class CardArray(EmulatedBackend, PeerBackend):
             self.close()
             raise
         self.compares_memory = self.cards[0].compares_memory
+        self._transfers: list[CardTransfer] = []  # under way, and some that have ended
         self._now = 0
         self._offsets = [-(card.cycles or 0) for card in self.cards]
 
@@ -140,8 +142,12 @@ class CardArray(EmulatedBackend, PeerBackend):
         self.cards[number].end_peer_read(local, nbytes)
 
     def _of_card(self, number: int, transfer: Completion) -> Completion:
-        """A transfer of a card, whose end says which card it was."""
-        if transfer.error is not None:
+        """A transfer of a card, whose time is that of all and whose error says which it was."""
+        if isinstance(transfer, CardTransfer):
+            transfer.backend, transfer.note = self, self._note(number)
+            self._transfers = [each for each in self._transfers if not each.ended]
+            self._transfers.append(transfer)
+        elif transfer.error is not None:
             transfer.error.add_note(self._note(number))
         return transfer
 
@@ -179,8 +185,11 @@ class CardArray(EmulatedBackend, PeerBackend):
                     card.advance(max_cycles, own[number])
             return
         end = self._now + max_cycles
+        self._transfers = [each for each in self._transfers if not each.ended]
         while self._now < end and not self._met(own):
             self._pass(own, min(QUANTUM_CYCLES, end - self._now))
+            if any(each.ended for each in self._transfers):
+                return
 
     def _wait_in_steps(self, own: Sequence[Sequence[Poll]], max_cycles: int) -> None:
         """Without a clock a card ends what it does when it is waited for."""
@@ -202,10 +211,14 @@ class CardArray(EmulatedBackend, PeerBackend):
             self.cards[0].wait((), max_cycles)
 
     def _pass(self, own: Sequence[Sequence[Poll]], cycles: int) -> None:
-        """Let time pass on all cards, at most so many cycles; less if a condition is met."""
+        """Let time pass on all cards, at most so many cycles; less if a condition is met, or a
+        drive's transfer ends, and no other card can tell the same."""
         for number in range(len(self.cards)):
             self._reach(number, self._now)
-        watched = [number for number, polls in enumerate(own) if polls]
+        moving = {id(each.card) for each in self._transfers if not each.ended}
+        watched = [
+            number for number, polls in enumerate(own) if polls or id(self.cards[number]) in moving
+        ]
         end = self._now + cycles
         if len(watched) == 1:  # where it is met all stop
             (number,) = watched

@@ -1,5 +1,5 @@
 // A SmartSSD card in this process: the Verilated card shell behind its two BARs. The host reaches
-// registers and memory through requests of the link only, in device cycles.
+// registers and memory through requests of the link only, in device cycles; so does its drive memory.
 
 #include <utility>
 
@@ -12,18 +12,25 @@ namespace {
 constexpr std::uint64_t kPollInterval = 4096;     // cycles between looks at a register in a wait
 constexpr std::uint64_t kRegisterCycles = 16;     // a register access that takes longer has hung
 constexpr std::uint64_t kBarCycles = 1 << 18;     // so has a memory BAR that moves nothing for so long
-constexpr std::uint64_t kDrainCycles = 1 << 12;   // what a reset gives posted writes to be answered
+constexpr std::uint64_t kDrainCycles = 1 << 12;   // what a reset gives requests to be answered
 
 class Card final : public ShellDevice {
   public:
-    Card(const Options& options, const BarLimits& limits)
-        : ShellDevice(options), host_(design::kBeatBytes, limits), checker_(design::kBeatBytes) {
+    Card(const Options& options, const BarLimits& limits, const PeerPacing& pacing)
+        : ShellDevice(options),
+          peer_(limits.payload, limits.request, pacing),
+          host_(design::kBeatBytes, limits, &peer_),
+          checker_(design::kBeatBytes) {
+        memory().peer_writes = 1u << BarHost::kPeer;
         reset_card();
     }
 
     void reset() override {
         const std::uint64_t limit = cycle() + kDrainCycles;
-        while (host_.posted() && cycle() < limit && !memory().fault && !hung_) step();
+        peer_.give_up();
+        while ((host_.posted() || host_.serves_peer()) && cycle() < limit && !memory().fault &&
+               !hung_)
+            step();
         reset_card();
     }
 
@@ -77,9 +84,20 @@ class Card final : public ShellDevice {
         return status == kDone && host_.failure.response != kOkay ? kFailed : status;
     }
 
+    // As `wait`, but the end of a transfer of the drive ends it, too.
+    std::int32_t advance(const Poll* polls, std::size_t count, std::uint64_t max_cycles) {
+        ended_ = peer_.count();
+        advancing_ = true;
+        const auto status = wait(polls, count, max_cycles);
+        advancing_ = false;
+        return status;
+    }
+
     // The first failure since the last call.
     BarFailure failure() { return std::exchange(host_.failure, {}); }
     const BarCounters& counters() const { return host_.counters; }
+    const BarCounters& peer_counters() const { return host_.peer_counters; }
+    PeerDma& peer() { return peer_; }
 
   private:
     void reset_card() {
@@ -92,9 +110,11 @@ class Card final : public ShellDevice {
         reset_shell();
     }
 
+    bool woken() const override { return advancing_ && peer_.count() != ended_; }
+
     void sleep(std::uint64_t limit) override {
         const std::uint64_t until = std::min(limit, cycle() + kPollInterval);
-        while (cycle() < until && !memory().fault && !interrupted_) step();
+        while (cycle() < until && !memory().fault && !interrupted_ && !woken()) step();
         interrupted_ = false;
     }
 
@@ -146,13 +166,16 @@ class Card final : public ShellDevice {
         SubordinatePins& s = answers_;
         sample_subordinate<design::kBeatBytes>(port, s);
         checker_.cycle(host_.pins(), s, memory().fault, cycle());
-        if ((s.bvalid && !host_.posted()) || (s.rvalid && !host_.expects(s.rid)))
+        if ((s.bvalid && !host_.expects_response(s.bid)) || (s.rvalid && !host_.expects(s.rid)))
             memory().fault.protocol(s.bvalid ? "B" : "R", "an answer belongs to a request", cycle(),
                                     "ID %u", s.bvalid ? s.bid : s.rid);
+        memory().peer_reads = host_.peer_tags();
         clock();
+        peer_.pass(cycle());
         if (!memory().fault && host_.tick(s)) moved_at_ = cycle();
     }
 
+    PeerDma peer_;
     BarHost host_;
     AxiChecker checker_;
     SubordinatePins answers_;
@@ -161,6 +184,8 @@ class Card final : public ShellDevice {
     bool begun_ = false;    // a transfer, which the next call goes on with
     bool waiting_ = false;  // for something to move, since `moved_at_` and over calls
     bool interrupted_ = false;  // since the last sleep
+    bool advancing_ = false;
+    std::uint64_t ended_ = 0;  // transfers of the drive, before `advance`
 };
 
 }  // namespace
@@ -168,8 +193,9 @@ class Card final : public ShellDevice {
 
 extern "C" {
 
-void* card_open(const nearstep::Options* options, const nearstep::BarLimits* limits) {
-    return static_cast<nearstep::ShellDevice*>(new nearstep::Card(*options, *limits));
+void* card_open(const nearstep::Options* options, const nearstep::BarLimits* limits,
+                const nearstep::PeerPacing* pacing) {
+    return static_cast<nearstep::ShellDevice*>(new nearstep::Card(*options, *limits, *pacing));
 }
 
 std::int32_t card_write(nearstep::ShellDevice* device, std::uint64_t address,
@@ -193,5 +219,33 @@ void card_failure(nearstep::ShellDevice* device, nearstep::BarFailure* failure) 
 
 void card_counters(nearstep::ShellDevice* device, nearstep::BarCounters* counters) {
     *counters = static_cast<nearstep::Card*>(device)->counters();
+}
+
+std::int32_t card_advance(nearstep::ShellDevice* device, const nearstep::Poll* polls,
+                          std::uint64_t count, std::uint64_t max_cycles) {
+    return static_cast<nearstep::Card*>(device)->advance(polls, count, max_cycles);
+}
+
+void card_peer_write(nearstep::ShellDevice* device, std::uint64_t number, std::uint64_t address,
+                     std::uint8_t* data, std::uint64_t bytes) {
+    auto& queue = static_cast<nearstep::Card*>(device)->peer().writes;
+    queue.submit(number, address, data, bytes, device->cycle());
+}
+
+void card_peer_read(nearstep::ShellDevice* device, std::uint64_t number, std::uint64_t address,
+                    std::uint8_t* out, std::uint64_t bytes) {
+    auto& queue = static_cast<nearstep::Card*>(device)->peer().reads;
+    queue.submit(number, address, out, bytes, device->cycle());
+}
+
+// The next transfer of the drive that has ended; 0 if nobody has to be told of one.
+std::int32_t card_peer_ended(nearstep::ShellDevice* device, nearstep::PeerEnd* end) {
+    const auto found = static_cast<nearstep::Card*>(device)->peer().ended();
+    if (found) *end = *found;
+    return found.has_value();
+}
+
+void card_peer_counters(nearstep::ShellDevice* device, nearstep::BarCounters* counters) {
+    *counters = static_cast<nearstep::Card*>(device)->peer_counters();
 }
 }

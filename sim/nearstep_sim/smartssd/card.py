@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
-from nearstep.backends.base import Completion
+from nearstep.backends.base import Completion, Ended, Poll
 from nearstep.backends.peer import PeerTraffic
 from nearstep.errors import (
     RESPONSES,
+    ClosedDeviceError,
     CompletionError,
     DeviceError,
     OptionError,
+    PeerReadError,
+    PeerWriteError,
     PostedWriteError,
 )
 from nearstep_hw.smartssd.card import HOST_ID_WIDTH
@@ -22,12 +26,15 @@ from nearstep_sim.smartssd.array import CardArray, array_of
 from nearstep_sim.smartssd.bar import MAX_PAYLOAD, MAX_READ_REQUEST, BarBackend, BarTraffic
 from nearstep_sim.smartssd.library import card_library
 from nearstep_sim.smartssd.options import VerilatedCardOptions
+from nearstep_sim.smartssd.transfer import CardTransfer
 from nearstep_sim.updater.shell import ShellBackend, ShellOptions
-from nearstep_sim.verilate.abi import structure
-from nearstep_sim.verilate.harness import FAILED
+from nearstep_sim.verilate.abi import structure, values
+from nearstep_sim.verilate.harness import FAILED, CPoll
 
 STATUS = (*RESPONSES, "timeout")
 """How a request through the memory BAR ended, by code."""
+
+_GIVEN_UP = len(STATUS)
 
 
 _Limits = structure("models/bar_host.hpp", "BarLimits")
@@ -37,6 +44,12 @@ _Failure = structure("models/bar_host.hpp", "BarFailure")
 
 
 _Traffic = structure("models/bar_host.hpp", "BarCounters")
+
+
+_Pacing = structure("models/peer_dma.hpp", "PeerPacing")
+
+
+_PeerEnd = structure("models/peer_dma.hpp", "PeerEnd")
 
 
 def open_card(options: VerilatedCardOptions) -> BarBackend | CardArray:
@@ -52,7 +65,8 @@ def open_card(options: VerilatedCardOptions) -> BarBackend | CardArray:
 
 
 class CardBackend(ShellBackend, BarBackend):
-    """A card of which every cycle is simulated. Accesses of its memory take cycles, too.
+    """A card of which every cycle is simulated. Accesses of its memory take cycles, too: those of
+    the host while it waits for them, those of the drive whenever cycles pass.
 
     Parameters
     ----------
@@ -69,6 +83,14 @@ class CardBackend(ShellBackend, BarBackend):
     ) -> None:
         self.config = options.config()
         self._limits = _Limits(max_payload, max_read_request)
+        self._pacing = _Pacing(
+            options.clock_hz,
+            options.drive_read_bytes_per_s or 0,
+            options.drive_write_bytes_per_s or 0,
+            round(options.drive_latency_s * options.clock_hz),
+        )
+        self._transfers: dict[int, CardTransfer] = {}  # that have not ended, as far as is known
+        self._submitted = 0
         path = partial(card_library, self.config, trace=options.trace is not None)
         super().__init__(path, options, options.memory_bytes, host_ids=1 << HOST_ID_WIDTH)
 
@@ -78,26 +100,59 @@ class CardBackend(ShellBackend, BarBackend):
         lib.card_open.restype = device
         for name in ("read", "write"):
             getattr(lib, f"card_{name}").argtypes = [device, address, device, ctypes.c_uint64]
-        for name in ("flush", "failure", "counters"):
+            arguments = [device, ctypes.c_uint64, address, device, ctypes.c_uint64]
+            getattr(lib, f"card_peer_{name}").argtypes = arguments
+        for name in ("flush", "failure", "counters", "peer_ended", "peer_counters"):
             more = [] if name == "flush" else [ctypes.c_void_p]
             getattr(lib, f"card_{name}").argtypes = [device, *more]
-        return int(lib.card_open(ctypes.byref(options), ctypes.byref(self._limits)))
+        lib.card_advance.argtypes = lib.device_wait.argtypes
+        parts = (options, self._limits, self._pacing)
+        return int(lib.card_open(*map(ctypes.byref, parts)))
 
     @property
     def traffic(self) -> BarTraffic:
         counters = _Traffic()
         self._lib.card_counters(self._device, ctypes.byref(counters))
-        return BarTraffic(**{name: getattr(counters, name) for name, _ in _Traffic._fields_})
+        return BarTraffic(**values(counters))
 
     @property
     def peer_traffic(self) -> PeerTraffic:
-        return PeerTraffic()
+        counters = _Traffic()
+        self._lib.card_peer_counters(self._device, ctypes.byref(counters))
+        return PeerTraffic(**values(counters))
 
     def submit_peer_read(self, address: int, out: NDArray[np.uint8]) -> Completion:
-        raise DeviceError("the drive's side of the simulated card is not there yet")
+        return self._submit(address, out, write=False)
 
     def submit_peer_write(self, address: int, data: NDArray[np.uint8]) -> Completion:
-        raise DeviceError("the drive's side of the simulated card is not there yet")
+        return self._submit(address, data, write=True)
+
+    def look_at_transfers(self) -> None:
+        """Tell the drive's transfers that have ended so. Raises nothing, and takes no time."""
+        end = _PeerEnd()
+        while self._lib.card_peer_ended(self._device, ctypes.byref(end)):
+            transfer = self._transfers.pop(end.number)
+            transfer.end(end.cycle, self._peer_error(transfer, end))
+
+    def advance(self, max_cycles: int, polls: Sequence[Poll] = ()) -> None:
+        array = (CPoll * len(polls))(*((p.address, p.mask, p.value) for p in polls))
+        end = self._lib.device_cycle(self._device) + max_cycles
+
+        def go(device: int) -> int:
+            left = max(0, end - self._lib.device_cycle(device))
+            return int(self._lib.card_advance(device, array, len(polls), left))
+
+        self._check(self._carry_out(go), "advance")
+
+    def reset(self) -> None:
+        super().reset()
+        self.look_at_transfers()
+
+    def close(self) -> None:
+        super().close()
+        while self._transfers:
+            _, transfer = self._transfers.popitem()
+            transfer.end(0, ClosedDeviceError(self._name, f"end the {transfer.what}"))
 
     def read_register(self, address: int) -> int:
         self.check_register(address)
@@ -119,6 +174,30 @@ class CardBackend(ShellBackend, BarBackend):
 
     def flush(self) -> None:
         self._check(self._carry_out(self._lib.card_flush), "flush of posted writes")
+
+    def _submit(self, address: int, data: NDArray[np.uint8], *, write: bool) -> Completion:
+        kind = "write" if write else "read"
+        self.check_memory(kind, address, data.size)
+        begun = int(self._lib.device_cycle(self._device))
+        if not data.size:
+            return Ended(0)
+        self._submitted += 1
+        what = f"drive's {kind} of {data.size} bytes at {address:#x}"
+        transfer = CardTransfer(self, what, begun, data)
+        self._transfers[self._submitted] = transfer
+        submit = self._lib.card_peer_write if write else self._lib.card_peer_read
+        submit(self._device, self._submitted, address, data.ctypes.data, data.size)
+        return transfer
+
+    def _peer_error(self, transfer: CardTransfer, end: ctypes.Structure) -> DeviceError | None:
+        """What a transfer failed with, if it did."""
+        if not end.response:
+            return None
+        transactions = self.transactions()
+        if end.response == _GIVEN_UP:
+            return DeviceError(f"{transfer.what} was given up", transactions=transactions)
+        kind = PeerWriteError if end.write else PeerReadError
+        return kind(end.address, STATUS[end.response], transactions=transactions)
 
     def _check(self, status: int, action: str) -> None:
         if status == FAILED:

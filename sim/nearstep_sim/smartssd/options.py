@@ -14,6 +14,16 @@ from nearstep_spec.codec import Nested, Option
 from nearstep_spec.smartssd.array import MOST_CARDS, ArrayConfig
 from nearstep_spec.smartssd.config import SmartssdConfig
 
+DriveRate = Annotated[
+    int | None,
+    Option(
+        meaning="of the drive, on its way to the card's memory (read) or from it (write)",
+        low=1,
+        high=1 << 40,
+        unset="as fast as the port",
+    ),
+]
+
 
 @dataclass(frozen=True, kw_only=True)
 class CardOptions:
@@ -71,6 +81,21 @@ class VerilatedCardOptions(SimulationOptions, CardOptions):
     """Options of `sim:smartssd`."""
 
     memory: Memory = "halfduplex"
+    drive_read_bytes_per_s: DriveRate = None
+    drive_write_bytes_per_s: DriveRate = None
+    drive_latency_s: Annotated[
+        float,
+        Option(meaning="of the drive, before the first byte of a transfer", low=0, high=1),
+    ] = 0.0
+    clock_hz: Annotated[
+        int,
+        Option(
+            meaning="cycles in a second of the drive; the paper's clock, for nearstep has no "
+            "measured one",
+            low=1,
+            high=1 << 32,
+        ),
+    ] = 200_000_000
 
     def __post_init__(self) -> None:
         SimulationOptions.__post_init__(self)

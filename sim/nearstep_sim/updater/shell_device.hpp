@@ -88,7 +88,7 @@ class ShellDevice {
     std::int32_t wait(const Poll* polls, std::size_t count, std::uint64_t max_cycles) {
         const std::uint64_t limit = cycle_ + std::min(max_cycles, kForever - cycle_);
         const std::uint64_t slice = cycle_ + kSliceCycles;
-        for (;;) {
+        while (!woken()) {
             for (std::size_t i = 0; i < count; ++i) {
                 std::uint32_t word = 0;
                 const std::int32_t response = read_register(polls[i].address, &word);
@@ -100,6 +100,7 @@ class ShellDevice {
             if (memory_.fault) return kFaulted;
             if (cycle_ >= slice) return kMore;
         }
+        return kDone;
     }
 
     std::uint64_t cycle() const { return cycle_; }
@@ -108,6 +109,8 @@ class ShellDevice {
   protected:
     // Between two looks at the registers: cycles up to `limit`, until a fault or what is of interest.
     virtual void sleep(std::uint64_t limit) = 0;
+    // Something has ended that ends a wait, besides what registers show.
+    virtual bool woken() const { return false; }
 
     // Nothing is outstanding at the memory and in the units. The ports of the host are quiet.
     void reset_shell() {

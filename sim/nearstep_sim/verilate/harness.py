@@ -172,6 +172,7 @@ class CInjection(structure("verilate/injection.hpp", "Injection")):
             kind=FAULT_KINDS.index(injection.kind),
             write=int(injection.write),
             host=int(injection.host),
+            peer=int(injection.peer),
             base=injection.base,
             limit=injection.limit,
             nth=injection.nth,

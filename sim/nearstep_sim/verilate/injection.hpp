@@ -12,8 +12,7 @@ enum class InjectionKind : std::int32_t { slverr = 0, decerr, never, late };
 
 struct Injection {
     InjectionKind kind;
-    std::int32_t write, host;
-    std::int32_t reserved;
+    std::int32_t write, host, peer;
     std::uint64_t base, limit, nth, times, delay;
 };
 
@@ -29,11 +28,13 @@ class Injections {
     void add(const Injection& injection) { armed_.push_back({injection, 0}); }
     void clear() { armed_.clear(); }
 
-    // The outcome of the burst [address, limit) of a kernel or of the host; counts it.
-    Outcome of(bool host, bool write, std::uint64_t address, std::uint64_t limit) {
+    // The outcome of the burst [address, limit) of a kernel, the host or a peer; counts it.
+    Outcome of(bool host, bool write, std::uint64_t address, std::uint64_t limit,
+               bool peer = false) {
         Outcome outcome;
         for (auto& [rule, seen] : armed_) {
-            if (bool(rule.host) != host || bool(rule.write) != write) continue;
+            if (bool(rule.host) != host || bool(rule.peer) != peer) continue;
+            if (bool(rule.write) != write) continue;
             if (limit <= rule.base || address >= rule.limit) continue;
             const std::uint64_t index = seen++;
             if (index < rule.nth || index >= rule.nth + rule.times) continue;

@@ -29,7 +29,9 @@ from ...host.driver.job import Job
 from .test_card import BASE, PAGE, REGION, URLS, split
 
 
-@pytest.fixture(params=["golden"])
+@pytest.fixture(
+    params=["golden", "sim", pytest.param("sim-stalled", marks=pytest.mark.deep)],
+)
 def card(request: pytest.FixtureRequest) -> Iterator[SmartssdDevice]:
     with nearstep.open(URLS[request.param]) as opened:
         assert isinstance(opened, SmartssdDevice)

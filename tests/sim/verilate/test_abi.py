@@ -23,6 +23,8 @@ STRUCTURES = {
     "nearstep::Injection": ("verilate/injection.hpp", "Injection", {}),
     "nearstep::MemoryCounters": ("models/memory.hpp", "MemoryCounters", {}),
     "nearstep::BarFailure": ("models/bar_host.hpp", "BarFailure", {}),
+    "nearstep::PeerPacing": ("models/peer_dma.hpp", "PeerPacing", {}),
+    "nearstep::PeerEnd": ("models/peer_dma.hpp", "PeerEnd", {}),
     "nearstep::ManagerPins": (
         "models/axi/axi.hpp", "ManagerPins", {"types": {"Beat": ctypes.c_uint8 * 64}}
     ),
@@ -33,7 +35,7 @@ STRUCTURES = {
 HEADERS = (
     "models/dram/host.hpp", "models/dram/ddr4.hpp", "models/dram/port.hpp", "verilate/fault.hpp",
     "verilate/injection.hpp", "models/memory.hpp", "models/bar_host.hpp", "models/axi/axi.hpp",
-    "models/dram/channel_bench.hpp",
+    "models/peer_dma.hpp", "models/dram/channel_bench.hpp",
 )  # fmt: skip
 
 

@@ -38,6 +38,9 @@ class PortMemory final : public Memory {
     PortMemory(Store store, PortTiming timing)
         : store_(store), timing_(timing), random_(timing.seed) {}
 
+    // The host's IDs, as bits, that a peer has now.
+    std::uint32_t peer_writes = 0, peer_reads = 0;
+
     const SubordinatePins& pins() const override { return pins_; }
 
     void reset() override {
@@ -78,9 +81,10 @@ class PortMemory final : public Memory {
 
     Burst accept(const AddressPins& pins, bool write) {
         const unsigned beats = pins.len + 1u;
+        const bool peer = is_host(pins.id) && ((write ? peer_writes : peer_reads) >> pins.id & 1);
         const auto outcome =
-            injections.of(is_host(pins.id), write, pins.addr,
-                          pins.addr + std::uint64_t(beats) * store_.beat_bytes());
+            injections.of(is_host(pins.id) && !peer, write, pins.addr,
+                          pins.addr + std::uint64_t(beats) * store_.beat_bytes(), peer);
         history.add(now_, write ? "AW" : "AR", pins.id, pins.addr, beats, 0);
         return {pins.addr, now_ + timing_.latency + (write ? 0 : outcome.delay), beats, 0, pins.id,
                 outcome};

@@ -1,0 +1,201 @@
+// A drive's transfers to and from the memory of its card, cut into requests of the link that the
+// port of a memory BAR carries out: see bar_host.hpp.
+//
+// Each direction is a queue of its own: requests in the order of submission, as many outstanding as
+// the port lets it have. A direction can have a rate: the request that ends with byte n of a transfer
+// is due when the drive has moved n bytes since the transfer's latency was over, or since the one
+// before it gave it the drive. All of this is in integers: bytes times the clock's hertz.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <deque>
+#include <optional>
+#include <vector>
+
+#include "models/axi/axi.hpp"
+
+namespace nearstep {
+
+constexpr std::int32_t kTimedOut = 4;  // in place of a response
+constexpr std::int32_t kGivenUp = 5;
+
+struct PeerPacing {
+    std::uint64_t clock_hz;
+    std::uint64_t read_rate;   // bytes a second that the drive reads, to memory; 0 is no bound
+    std::uint64_t write_rate;  // bytes a second that the drive writes, from memory; 0 is no bound
+    std::uint64_t latency;     // cycles before a transfer's first byte
+};
+
+// How a transfer ended.
+struct PeerEnd {
+    std::uint64_t number, cycle, address;
+    std::int32_t response;
+    std::int32_t write;
+};
+
+struct PeerRequest {
+    std::uint64_t number, at, end;
+    std::uint8_t* data;
+};
+
+class PeerQueue {
+  public:
+    static constexpr std::uint64_t kBuffered = 16;  // requests that a drive holds while it waits
+    static constexpr std::uint64_t kCycles = 1 << 18;  // without an answer: it will not come
+
+    PeerQueue(bool write, std::uint64_t most, std::uint64_t hz, std::uint64_t rate,
+              std::uint64_t latency, std::deque<PeerEnd>& ended)
+        : write_(write), most_(most), hz_(hz), rate_(rate), latency_(latency), ended_(ended) {}
+
+    // Numbers ascend. The bytes, of which there are some, stay where they are until the end.
+    void submit(std::uint64_t number, std::uint64_t address, std::uint8_t* data,
+                std::uint64_t bytes, std::uint64_t now) {
+        transfers_.push_back(
+            {number, address, address, address + bytes, now + latency_, data, {}, kOkay, 0});
+        now_ = now;
+        if (transfers_.size() == 1) moved_at_ = now;
+    }
+
+    // A cycle has passed; `now` are all.
+    void pass(std::uint64_t now) {
+        now_ = now;
+        if (transfers_.empty()) return;
+        const Transfer* next = issuing();
+        if (next == nullptr || now <= next->ready)
+            credit_ = 0;
+        else
+            credit_ = std::min(credit_ + rate_, kBuffered * most_ * hz_);
+        const bool waits = !transfers_.front().outstanding.empty() || due();
+        if (!waits) moved_at_ = now;
+        if (now - moved_at_ > kCycles) {
+            const Transfer& front = transfers_.front();
+            const auto at = front.outstanding.empty() ? front.at : front.outstanding.front();
+            drop_front(kTimedOut, at);
+            moved_at_ = now;
+        }
+    }
+
+    // The request that may be issued now.
+    std::optional<PeerRequest> due() const {
+        const Transfer* next = issuing();
+        if (next == nullptr || now_ < next->ready) return {};
+        const std::uint64_t end = std::min(next->end, next->at / most_ * most_ + most_);
+        if (rate_ != 0 && credit_ < (end - next->at) * hz_) return {};
+        return PeerRequest{next->number, next->at, end, next->data + (next->at - next->begin)};
+    }
+
+    void issue(const PeerRequest& request) {
+        Transfer& next = transfers_[issuing_];
+        if (rate_ != 0) credit_ -= (request.end - request.at) * hz_;
+        next.outstanding.push_back(request.at);
+        next.at = request.end;
+        if (next.at == next.end) ++issuing_;
+        moved_at_ = now_;
+    }
+
+    // Nobody has given up the transfer: its bytes may be touched.
+    bool wants(std::uint64_t number) const { return find(number) != transfers_.size(); }
+
+    // A part of a request was answered with an error.
+    void fail(std::uint64_t number, std::int32_t response, std::uint64_t address) {
+        const std::size_t index = find(number);
+        if (index == transfers_.size() || transfers_[index].response != kOkay) return;
+        transfers_[index].response = response;
+        transfers_[index].address = address;
+    }
+
+    // The request that begins at `address` was answered, whole.
+    void answer(std::uint64_t number, std::uint64_t address) {
+        const std::size_t index = find(number);
+        if (index == transfers_.size()) return;
+        auto& left = transfers_[index].outstanding;
+        left.erase(std::find(left.begin(), left.end(), address));
+        moved_at_ = now_;
+        while (!transfers_.empty()) {
+            const Transfer& front = transfers_.front();
+            if (front.at != front.end || !front.outstanding.empty()) return;
+            drop_front(front.response, front.address);
+        }
+    }
+
+    void give_up() {
+        while (!transfers_.empty()) drop_front(kGivenUp, transfers_.front().at);
+    }
+
+  private:
+    struct Transfer {
+        std::uint64_t number, begin, at, end, ready;
+        std::uint8_t* data;
+        std::vector<std::uint64_t> outstanding;  // where requests begin, oldest first
+        std::int32_t response;
+        std::uint64_t address;
+    };
+
+    const Transfer* issuing() const {
+        return issuing_ < transfers_.size() ? &transfers_[issuing_] : nullptr;
+    }
+
+    std::size_t find(std::uint64_t number) const {
+        const auto at = std::lower_bound(
+            transfers_.begin(), transfers_.end(), number,
+            [](const Transfer& each, std::uint64_t wanted) { return each.number < wanted; });
+        const bool found = at != transfers_.end() && at->number == number;
+        return found ? std::size_t(at - transfers_.begin()) : transfers_.size();
+    }
+
+    void drop_front(std::int32_t response, std::uint64_t address) {
+        ended_.push_back({transfers_.front().number, now_, address, response, write_});
+        transfers_.pop_front();
+        if (issuing_ > 0) --issuing_;
+    }
+
+    bool write_;
+    std::uint64_t most_, hz_, rate_, latency_;
+    std::deque<PeerEnd>& ended_;
+    std::deque<Transfer> transfers_;
+    std::size_t issuing_ = 0;   // the first transfer with requests to issue
+    std::uint64_t credit_ = 0;  // bytes that the drive is ahead, times hertz
+    std::uint64_t now_ = 0, moved_at_ = 0;
+};
+
+class PeerDma {
+  public:
+    // Requests have at most `payload` bytes to memory, and `request` bytes from it.
+    PeerDma(std::uint64_t payload, std::uint64_t request, const PeerPacing& pacing)
+        : writes(true, payload, pacing.clock_hz, pacing.read_rate, pacing.latency, ended_),
+          reads(false, request, pacing.clock_hz, pacing.write_rate, pacing.latency, ended_) {}
+
+    PeerDma(const PeerDma&) = delete;
+    PeerDma& operator=(const PeerDma&) = delete;
+
+    void pass(std::uint64_t now) {
+        writes.pass(now);
+        reads.pass(now);
+    }
+
+    void give_up() {
+        writes.give_up();
+        reads.give_up();
+    }
+
+    // The first end that nobody has been told of.
+    std::optional<PeerEnd> ended() {
+        if (ended_.empty()) return {};
+        const PeerEnd end = ended_.front();
+        ended_.pop_front();
+        ++told_;
+        return end;
+    }
+
+    // Transfers that have ended.
+    std::uint64_t count() const { return told_ + ended_.size(); }
+
+    PeerQueue writes, reads;
+
+  private:
+    std::deque<PeerEnd> ended_;  // and not told
+    std::uint64_t told_ = 0;
+};
+
+}  // namespace nearstep

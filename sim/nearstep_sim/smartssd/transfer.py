@@ -1,0 +1,90 @@
+"""A transfer between the memory of a simulated card and its drive."""
+
+from __future__ import annotations
+
+from typing import Protocol, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nearstep.backends.base import Backend, Completion
+from nearstep.errors import NearstepError, WaitTimeoutError
+from nearstep.run import check_bound
+
+_FOREVER = 1 << 32
+"""Cycles: a transfer that hangs says so before."""
+
+
+class TransferringCard(Protocol):
+    """What carries a transfer out."""
+
+    def look_at_transfers(self) -> None: ...
+
+
+class CardTransfer(Completion):
+    """A copy between the memory of a card and its drive that goes on while the card's time passes.
+
+    Parameters
+    ----------
+    card : that carries it out; a `Backend`.
+    what
+    begun : the card's cycle of its submission.
+    keep : memory that it reads or writes.
+
+    Attributes
+    ----------
+    card
+    backend : whose time has to pass: the card, or an array of cards that it is one of.
+    what
+    note : for its error, such as which card it was.
+    """
+
+    def __init__(
+        self, card: TransferringCard, what: str, begun: int, keep: NDArray[np.uint8]
+    ) -> None:
+        assert isinstance(card, Backend)
+        self.card: TransferringCard = card
+        self.backend: Backend = card
+        self.what = what
+        self.note = ""
+        self._begun = begun
+        self._keep: NDArray[np.uint8] | None = keep
+        self._cycles: int | None = None
+        self._error: NearstepError | None = None
+
+    @property
+    def ended(self) -> bool:
+        if self._keep is not None:
+            self.card.look_at_transfers()
+        return self._keep is None
+
+    @property
+    def error(self) -> NearstepError | None:
+        return self._error if self.ended else None
+
+    @property
+    def cycles(self) -> int | None:
+        return self._cycles if self.ended else None
+
+    def end(self, cycle: int, error: NearstepError | None) -> None:
+        """It ended in a cycle of the card, or failed."""
+        self._keep = None
+        self._error = error
+        if error is None:
+            self._cycles = cycle - self._begun
+        elif self.note:
+            error.add_note(self.note)
+
+    def wait(self, max_cycles: int | None = None) -> Self:
+        check_bound(max_cycles)
+        end = None if max_cycles is None else (self.backend.cycles or 0) + max_cycles
+        while not self.ended:
+            left = _FOREVER if end is None else end - (self.backend.cycles or 0)
+            if left <= 0:
+                raise WaitTimeoutError(
+                    self.what, max_cycles or 0, transactions=self.backend.transactions()
+                )
+            self.backend.advance(left)
+        if self._error is not None:
+            raise self._error
+        return self
