@@ -114,8 +114,9 @@ class Adam(RuleOptimizer, optimizer="adam"):
     compression : share of the elements of each gradient that is sent, those of largest magnitude
         (see `nearstep.torch.topk`): above 0, at most 1. None sends all.
     error_feedback : with compression: what was not sent is added to the next gradient.
-    compression_form, compression_format : `fused` or `scatter`: how the kernel takes pairs. `fp32`,
-        `fp16` or `bf16`: what the elements are rounded to.
+    compression_form, compression_format : `fused` or `scatter`: how the kernel takes pairs; or
+        `FILE.py:NAME`, a decompressor that the device has. `fp32`, `fp16` or `bf16`: what the
+        elements are rounded to.
     max_grad_norm : unless None, gradients are multiplied by min(1, max_grad_norm / (norm + 1e-6)),
         where the norm is that of all gradients together, as they were sent.
     drives : files that state lies on as far as `memory` does not hold it, which are made, or opened

@@ -69,7 +69,8 @@ def describe(
 ) -> Manifest:
     """The manifest of a board whose device has this configuration."""
     kernel = getattr(config, "kernel", config)
-    in_files = any(map(is_in_file, getattr(kernel, "rules", ())))
+    named = (*getattr(kernel, "rules", ()), *getattr(kernel, "compression", ()))
+    in_files = any(map(is_in_file, named))
     return Manifest(
         board=board,
         family=family,

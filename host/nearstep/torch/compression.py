@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 
 import numpy as np
@@ -17,8 +17,11 @@ from nearstep.torch.errors import HyperparameterError
 from nearstep.torch.recycled import empty
 from nearstep.torch.topk import NOTHING, kept_of, take_largest
 from nearstep.updater.checks import is_real, real
+from nearstep_spec.rule.file import RuleFileError, is_in_file
+from nearstep_spec.updater.decompressor import Decompressor, DecompressorError, load
 
 FORMS = ("fused", "scatter")
+RecordData = tuple[NDArray[np.uint32], NDArray[np.generic]]
 
 _LIMITS: Mapping[str, float] = MappingProxyType(
     {"fp16": torch.finfo(torch.float16).max, "bf16": torch.finfo(torch.bfloat16).max}
@@ -32,7 +35,8 @@ class Compressed:
     Attributes
     ----------
     index : positions in the flat parameter, ascending.
-    value : what is sent for them: float32, float16, or uint16 that holds bfloat16.
+    value : what is sent for them: float32, float16, or uint16 that holds bfloat16. Of a user's
+        decompressor float32: what it gives for what is sent.
     residual : what the next step adds to its gradient, of the parameter's size; None without error
         feedback.
     """
@@ -48,10 +52,11 @@ class Compression:
 
     Parameters
     ----------
-    share : share of the elements that is kept, above 0 and at most 1.
+    share : share of the elements that is kept, above 0 and at most 1; a user's decompressor may
+        mean something else by it.
     error_feedback : what was not sent is added to the gradient of the next step.
     form : `fused` or `scatter`: the form of pairs that the kernel is to take. The pairs are sorted
-        either way.
+        either way. Or `FILE.py:NAME`, a decompressor of the user's.
     format : `fp32`, `fp16` or `bf16`: what kept values are rounded to, to nearest even. A number
         too large for 16 bits becomes the largest that they have.
 
@@ -64,6 +69,7 @@ class Compression:
     error_feedback: bool = True
     form: str = "fused"
     format: str = "fp32"
+    user: Decompressor | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         share = real("compression", self.share) if is_real(self.share) else math.nan
@@ -71,12 +77,14 @@ class Compression:
             raise HyperparameterError("compression", "a share above 0 and at most 1", self.share)
         if not isinstance(self.error_feedback, bool | np.bool_):
             raise HyperparameterError("error_feedback", "True or False", self.error_feedback)
-        check_pairs(self.form, self.format)
+        user = check_pairs(self.form, self.format)
         object.__setattr__(self, "share", share)
+        object.__setattr__(self, "user", user)
 
     def kept_of(self, size: int) -> int:
-        """Elements that are kept of a gradient of `size` elements."""
-        return kept_of(size, self.share)
+        """Elements that are kept of a gradient of `size` elements; or records that it has, at
+        most."""
+        return kept_of(size, self.share) if self.user is None else self.user.most(size)
 
     def compress(
         self,
@@ -99,6 +107,8 @@ class Compression:
         take : does what `nearstep.torch.topk.take_largest` does.
         memory : gives an array of so many elements, for what stays.
         """
+        if self.user is not None:
+            return self._by_user(self.user, gradient, residual, memory)
         rest = memory(gradient.size) if self.error_feedback else None
         with np.errstate(over="ignore", invalid="ignore"):
             index, wanted = take(gradient, residual, rest, self.share)
@@ -108,6 +118,60 @@ class Compression:
                 rest[index] = np.where(np.isfinite(lost) & (lost != 0.0), lost, NOTHING)
         return Compressed(index, value, rest)
 
+    def records(
+        self, index: NDArray[np.uint32], value: NDArray[np.generic], count: int
+    ) -> RecordData:
+        """What is sent for elements of a run of `count`: `index` and `value`; or, for a user's
+        decompressor, the words and values of records.
+
+        Raises
+        ------
+        DecompressorError : they do not mean these elements.
+        """
+        if self.user is None:
+            return index, value
+        sent = np.zeros(count, np.float32)
+        sent[index] = value
+        words, data, meant = self._made(self.user, sent)
+        if not np.array_equal(_positive_zeros(meant), sent.view(np.uint32)):
+            at = int((_positive_zeros(meant) != sent.view(np.uint32)).argmax())
+            raise DecompressorError(
+                f"{self.form}: compress must lose nothing of what decompress gave; "
+                f"element {at} of {count} was {sent.view(np.uint32)[at]:#010x} "
+                f"and became {meant[at]:#010x}"
+            )
+        return words, data
+
+    def _by_user(
+        self,
+        user: Decompressor,
+        gradient: NDArray[np.float32],
+        residual: NDArray[np.float32] | None,
+        memory: Callable[[int], NDArray[np.float32]],
+    ) -> Compressed:
+        with np.errstate(over="ignore", invalid="ignore"):
+            wanted = gradient if residual is None else gradient + residual
+            wanted = np.ascontiguousarray(wanted)
+            _, _, meant = self._made(user, wanted)
+            sent = meant.view(np.float32)
+            index = np.flatnonzero(sent)
+            if not self.error_feedback:
+                return Compressed(index, sent[index], None)
+            rest = memory(gradient.size)
+            rest[:] = wanted
+            lost = wanted[index] - sent[index]
+            rest[index] = np.where(np.isfinite(lost) & (lost != 0.0), lost, NOTHING)
+        return Compressed(index, sent[index], rest)
+
+    def _made(
+        self, user: Decompressor, wanted: NDArray[np.float32]
+    ) -> tuple[NDArray[np.uint32], NDArray[np.generic], NDArray[np.uint32]]:
+        """Words, values as they are sent, and the patterns that the device makes of them."""
+        words, values = user.records(wanted, self.share)
+        data = self._rounded(values)
+        patterns = np.asarray(convert.widen(data), np.float32).view(np.uint32)
+        return words, data, user.dense(words, patterns, wanted.size)
+
     def _rounded(self, values: NDArray[np.float32]) -> NDArray[np.generic]:
         if self.format == "fp32":
             return values
@@ -116,10 +180,26 @@ class Compression:
         return convert.narrow(bounded, self.format)
 
 
-def check_pairs(form: object, format: object) -> None:
-    """Raise `HyperparameterError` unless there are a form and a format of this name."""
-    if form not in FORMS:
-        raise HyperparameterError("compression_form", f"one of {FORMS}", form)
+def check_pairs(form: object, format: object) -> Decompressor | None:
+    """The user's decompressor that `form` names, if it is none of the forms of pairs.
+
+    Raises
+    ------
+    HyperparameterError : there is no form, or no format, of this name.
+    """
     if format not in convert.NAMES.values():
         expected = f"one of {tuple(convert.NAMES.values())}"
         raise HyperparameterError("compression_format", expected, format)
+    if isinstance(form, str) and is_in_file(form):
+        try:
+            return load(form)
+        except RuleFileError as error:
+            expected = f"one of {FORMS}, or FILE.py:NAME ({error})"
+            raise HyperparameterError("compression_form", expected, form) from error
+    if form not in FORMS:
+        raise HyperparameterError("compression_form", f"one of {FORMS}, or FILE.py:NAME", form)
+    return None
+
+
+def _positive_zeros(patterns: NDArray[np.uint32]) -> NDArray[np.uint32]:
+    return np.where(patterns == np.uint32(1 << 31), np.uint32(0), patterns)

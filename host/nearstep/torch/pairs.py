@@ -70,7 +70,7 @@ class PairSpace:
         cut: int | None = None,
     ) -> None:
         self._stripes = segment.stripes
-        self._form = compression.form
+        self._compression = compression
         channels = range(self._stripes.channels)
         sizes = [0 for _ in channels]
         self._starts: dict[int, list[int]] = {}
@@ -118,8 +118,9 @@ class PairSpace:
                     continue
                 here = channels[inside] == channel
                 index = (places[inside][here] - first).astype(np.uint32)
-                yield self._list(channel, cut, at, index, values[inside][here])
-                at += padded(index.size, _LINE)
+                listed = self._list(channel, cut, at, index, values[inside][here])
+                at += padded(listed.pairs.size, _LINE)
+                yield listed
 
     def _list(
         self,
@@ -130,7 +131,9 @@ class PairSpace:
         values: NDArray[np.generic],
     ) -> PairList:
         """Pairs of a cut that lie from element `at` of the lists on."""
+        first, last = self._stripes.span(cut.start, cut.stop, channel)
+        index, values = self._compression.records(index, values, last - first)
         stop, end = at + index.size, at + padded(index.size, _LINE)
         rooms = [self._arenas[channel][name] for name in ("index", "value")]
-        pairs = Pairs(rooms[0][at:stop], rooms[1][at:stop], self._form)
+        pairs = Pairs(rooms[0][at:stop], rooms[1][at:stop], self._compression.form)
         return PairList(channel, cut, pairs, (index, values), [room[at:end] for room in rooms])

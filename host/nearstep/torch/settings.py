@@ -17,6 +17,7 @@ from nearstep.torch.overflow.options import Drives, Overflow
 from nearstep.torch.spread import is_sharded, is_spread
 from nearstep.updater.checks import is_real, real
 from nearstep_spec.updater.config import AdamKernelConfig
+from nearstep_spec.updater.decompressor import Decompressor
 
 
 class OnDevice(TypedDict, total=False):
@@ -141,12 +142,30 @@ class Settings:
                 f"the kernel takes no pairs of the form {compression.form}: open the device with "
                 f"compression={compression.form}",
             )
+        if compression.user is not None:
+            self._check_user(compression.user, kernel)
         if compression.format not in kernel.gradient_formats:
             raise UnsupportedOptionError(
                 "compression_format",
                 compression.format,
                 f"the kernel takes gradients of {', '.join(kernel.gradient_formats)}: name it in "
                 "the device's gradient_formats=",
+            )
+
+    def _check_user(self, user: Decompressor, kernel: AdamKernelConfig) -> None:
+        if user.digest != kernel.decompressors[0]:
+            raise UnsupportedOptionError(
+                "compression_form",
+                user.name,
+                f"the file has changed since the device was opened (digest {user.digest[:16]}, in "
+                f"the kernel {kernel.decompressors[0][:16]}): open the device again",
+            )
+        if self.max_grad_norm is not None:
+            raise UnsupportedOptionError(
+                "max_grad_norm",
+                self.max_grad_norm,
+                "the kernel takes the norm of values in memory, which those of records are not; "
+                "call torch.nn.utils.clip_grad_norm_ before the step",
             )
 
     def check_maximize(self, maximize: object, kernel: AdamKernelConfig) -> None:

@@ -9,8 +9,8 @@ from nearstep.buffer import Buffer
 from nearstep.registers import BlockRegisters
 from nearstep_spec.updater.config import INDEX, AdamKernelConfig
 from nearstep_spec.updater.operands import operands
+from nearstep_spec.updater.pair_registers import form_value
 from nearstep_spec.updater.registers import (
-    Compression,
     CopyOutFormat,
     GradientFormat,
     Operation,
@@ -69,7 +69,7 @@ class Command:
                 copy_out=CopyOutFormat[self.copy_out.upper()],
             )
         if config.compression:
-            kernel.compression.form = Compression[self.form.upper()]
+            kernel.compression.form = form_value(self.form)
             kernel.pairs.value = self.pairs
         if self.operation is Operation.UPDATE:
             self._configure_rule(kernel, config)

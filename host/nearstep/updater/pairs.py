@@ -27,7 +27,8 @@ class Pairs:
     value : a gradient for each index, in one of the formats of gradients.
     form : `fused`: indices ascend, equal ones allowed. `scatter`: blocks of p ascend, the order
         within one, of `device.config.block_elements` elements, is free. The kernel looks at all
-        indices before it changes anything.
+        indices before it changes anything. `FILE.py:NAME`, as in the device's compression=: `index`
+        are the words and `value` the values of records of that decompressor.
 
     Ref: Smart-Infinity, section IV-C.
     """

@@ -48,6 +48,7 @@ from nearstep_spec.updater.config import (
     INDEX,
     AdamKernelConfig,
 )
+from nearstep_spec.updater.pair_registers import form_value
 from nearstep_spec.updater.registers import (
     COUNTERS,
     Compression,
@@ -258,7 +259,10 @@ class KernelShell(wiring.Component):
             wrong.append(scanning & (paired | self._copying(bank)))
         if config.compression:
             wrong.append(
-                unknown(bank.o_compression_form, Compression, ("none", *config.compression))
+                ~Cat(
+                    bank.o_compression_form == form_value(form)
+                    for form in ("none", *config.compression)
+                ).any()
             )
             wrong.append(paired & bank.o_pairs[WIDE_COUNT:].any())
         if config.scan or config.compression:
@@ -361,6 +365,9 @@ class KernelShell(wiring.Component):
             m.d.comb += pairs.i_format.eq(bank.o_formats_gradient)
         if len(config.compression) > 1:
             m.d.comb += pairs.i_scatter.eq(bank.o_compression_form == Compression.SCATTER)
+        if config.decompressors:  # which may leave records: they are read before the run ends
+            with m.If(paired & ~pairs.o_counted):
+                m.d.comb += control.i_whole.eq(0)
         with m.If(control.o_check):
             m.d.sync += bank.i_duplicates.eq(0)
         with m.Elif(self._running(control) & paired & pairs.o_counted):

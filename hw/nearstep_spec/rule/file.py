@@ -14,7 +14,7 @@ from nearstep_spec.rule.errors import RuleError
 from nearstep_spec.rule.optimizer import Optimizer
 from nearstep_spec.rule.rule import Rule
 
-__all__ = ["RuleFileError", "is_in_file", "load", "load_rules"]
+__all__ = ["RuleFileError", "definitions", "is_in_file", "load", "load_rules"]
 
 SUFFIX = ".py"
 ORDER_HINT = "; the old value of a state is its parameter, the new one next_value('name')"
@@ -39,12 +39,7 @@ def load(name: str) -> Optimizer:
     RuleFileError : the name is not of that form, the file cannot be read or run, or it has no such
         optimizer.
     """
-    text, _, wanted = name.rpartition(":")
-    path = Path(text)
-    if path.suffix != SUFFIX or not wanted.isidentifier():
-        raise RuleFileError(f"{name}: a rule in a file is named FILE.py:NAME")
-    content = hashlib.sha256(path.read_bytes()).digest() if path.is_file() else b""
-    names = _names(path.resolve(), path, content)
+    path, wanted, _, names = definitions(name, "a rule")
     found = names.get(wanted)
     if isinstance(found, Rule):
         return Optimizer.of_rule(found)
@@ -56,6 +51,23 @@ def load(name: str) -> Optimizer:
             f"there are: {', '.join(there) or 'none'}"
         )
     return found
+
+
+def definitions(name: str, what: str) -> tuple[Path, str, bytes, Mapping[str, object]]:
+    """The file and the name of `FILE.py:NAME`, the file's content, and all that it defines.
+
+    The file is run, once for what it contains; `what` is what it is looked into for.
+
+    Raises
+    ------
+    RuleFileError : the name is not of that form, or the file cannot be read or run.
+    """
+    text, _, wanted = name.rpartition(":")
+    path = Path(text)
+    if path.suffix != SUFFIX or not wanted.isidentifier():
+        raise RuleFileError(f"{name}: {what} in a file is named FILE.py:NAME")
+    content = path.read_bytes() if path.is_file() else b""
+    return path, wanted, content, _names(path.resolve(), path, hashlib.sha256(content).digest())
 
 
 @lru_cache(maxsize=64)

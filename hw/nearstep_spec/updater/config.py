@@ -12,6 +12,8 @@ from nearstep_spec.rule.rule import Rule
 from nearstep_spec.rule.rules import BY_RULE, RuleSet, UnknownRuleError
 from nearstep_spec.rule.scale import GRADIENT
 from nearstep_spec.technology import TECHNOLOGIES
+from nearstep_spec.updater.decompressor import Decompressor
+from nearstep_spec.updater.decompressor import load as load_decompressor
 
 ELEMENT_BYTES = 4  # an FP32 parameter, gradient or moment
 HALF_BYTES = 2  # a gradient of 16 bits
@@ -23,7 +25,7 @@ COPY_OUT_FORMATS = ("fp16", "bf16")
 COMPRESSIONS = ("fused", "scatter")
 MOST_ARRAYS = 7  # each has a number as it is read and one as it is written, of 15
 INDEX, COPY_OUT = "index", "copy_out"  # arrays of a run beside those of its rule
-_LOADED = "_rule_set"
+_LOADED, _DECOMPRESSOR = "_rule_set", "_decompressor"
 
 
 class ConfigError(ValueError):
@@ -53,7 +55,8 @@ class AdamKernelConfig:
         them, of `fp16` and `bf16`.
     scan : gradients can be read alone, for whether they are finite and the sum of their squares.
     compression : forms in which gradients may come as pairs of index and value: `fused` has sorted
-        indices, `scatter` groups them by block, in any order within one.
+        indices, `scatter` groups them by block, in any order within one. Or a decompressor in a
+        file (`FILE.py:NAME`), alone.
     windows : address windows that the host can grant; 1 to 8. None: one for each array that a run
         can have, at least 4.
     bursts_ahead : read bursts that may be outstanding; the landing space of two blocks an array
@@ -128,9 +131,13 @@ class AdamKernelConfig:
         Option(
             meaning="forms of gradients as pairs of index and value; needs two lanes",
             choices=COMPRESSIONS,
+            allowed="or FILE.py:NAME alone",
             unset="none",
         ),
     ] = ()
+    decompressors: tuple[str, ...] = field(init=False, repr=False)
+    """Digest of the file of each decompressor: tells configurations, and builds, apart."""
+
     windows: Annotated[
         int | None,
         Option(
@@ -188,7 +195,7 @@ class AdamKernelConfig:
         )
         _check_names("gradient_formats", formats, GRADIENT_FORMATS)
         _check_names("copy_out_formats", self.copy_out_formats, COPY_OUT_FORMATS)
-        _check_names("compression", self.compression, COMPRESSIONS)
+        self._load_decompressor()
         _check(
             not self.compression or self.lanes > 1,
             "compression needs an even number of lanes: a beat of pairs has as many",
@@ -223,6 +230,37 @@ class AdamKernelConfig:
             raise ConfigError(f"order must be 'default' for the rule {name!r}, not {self.order!r}")
         object.__setattr__(self, "programs", rules.digests)
 
+    def _load_decompressor(self) -> None:
+        """Check the forms of compression, and find the user's decompressor."""
+        forms = self.compression
+        given = forms[0] if isinstance(forms, tuple) and len(forms) == 1 else ""
+        found = None
+        if isinstance(given, str) and is_in_file(given):
+            try:
+                found = load_decompressor(given)
+            except RuleFileError as error:
+                raise ConfigError(f"compression cannot be {given}: {error}") from error
+            object.__setattr__(self, _DECOMPRESSOR, found)
+        else:
+            _check_names("compression", forms, COMPRESSIONS, "FILE.py:NAME alone")
+        object.__setattr__(self, "decompressors", () if found is None else (found.digest,))
+
+    @property
+    def decompressor(self) -> Decompressor | None:
+        """The user's decompressor, as its file was when this configuration was made."""
+        if not self.decompressors:
+            return None
+        known: Decompressor | None = vars(self).get(_DECOMPRESSOR)
+        if known is None:  # it came by pickle
+            known = load_decompressor(self.compression[0])
+            if known.digest != self.decompressors[0]:
+                raise ConfigError(
+                    f"compression cannot be {self.compression[0]}: the file has changed "
+                    f"(digest {known.digest[:16]}, expected {self.decompressors[0][:16]})"
+                )
+            object.__setattr__(self, _DECOMPRESSOR, known)
+        return known
+
     @property
     def cut(self) -> bool:
         """Whether the shell's long paths are cut by registers: for FPGAs slower than the first."""
@@ -241,7 +279,11 @@ class AdamKernelConfig:
         return known
 
     def __getstate__(self) -> dict[str, object]:
-        return {name: value for name, value in vars(self).items() if name != _LOADED}
+        return {
+            name: value
+            for name, value in vars(self).items()
+            if name not in (_LOADED, _DECOMPRESSOR)
+        }
 
     @property
     def mixed(self) -> bool:
@@ -340,10 +382,11 @@ def _check_different(option: str, names: object) -> None:
     )
 
 
-def _check_names(option: str, names: object, known: tuple[str, ...]) -> None:
+def _check_names(option: str, names: object, known: tuple[str, ...], more: str = "") -> None:
     _check_different(option, names)
+    allowed = f"{known}, or {more}" if more else f"{known}"
     for name in names if isinstance(names, tuple) else ():
-        _check(name in known, f"{option} must be some of {known}, not {name!r}")
+        _check(name in known, f"{option} must be some of {allowed}, not {name!r}")
 
 
 def _check(holds: bool, message: str) -> None:

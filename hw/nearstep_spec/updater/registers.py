@@ -18,7 +18,9 @@ from nearstep_spec.rule.expr import float32_bits
 from nearstep_spec.rule.rule import Rule
 from nearstep_spec.rule.rules import ARRAYS as ARRAYS
 from nearstep_spec.rule.scale import GRADIENT_SCALE
-from nearstep_spec.updater.config import COPY_OUT, INDEX, AdamKernelConfig, ConfigError
+from nearstep_spec.updater.config import COPY_OUT, AdamKernelConfig, ConfigError
+from nearstep_spec.updater.pair_registers import Compression as Compression
+from nearstep_spec.updater.pair_registers import decompressor_registers, pair_registers
 
 IDENT = int.from_bytes(b"ADAM", "big")
 VERSION = (1, 0)
@@ -132,14 +134,6 @@ class Operation(NamedValue):
     SCAN = 1, "Reads the gradients alone, as the register scan and sum_of_squares tell."
 
 
-class Compression(NamedValue):
-    """`compression.form`: how the gradients of a run lie in memory."""
-
-    NONE = 0, "Every element, at g_address."
-    FUSED = 1, "Pairs, indices sorted: values at g_address, indices at index_address."
-    SCATTER = 2, "Pairs, grouped by block, in any order within one."
-
-
 @cache
 def streams(config: AdamKernelConfig) -> type[NamedValue]:
     """Named values of `error.stream` of a kernel: those of `Stream`, and of states with
@@ -193,14 +187,14 @@ def _kernel_map(config: AdamKernelConfig) -> RegisterMap:
         version=VERSION,
         capabilities=_capabilities(config),
         configuration=_configuration(config),
-        constants=_state_formats(config),
+        constants=[*_state_formats(config), *decompressor_registers(config)],
         causes=ErrorCause,
         streams=streams(config),
         lines=[
             _arrays(config),
             _rule_registers(config),
             *([_operation()] if config.scan else []),
-            *([_compression()] if config.compression else []),
+            *([pair_registers(config)] if config.compression else []),
             *_windows(config.window_count),
             [
                 value_register(name, Access.COUNTER, doc, width=64, path=("counter", name))
@@ -421,28 +415,6 @@ def _operation() -> list[Register]:
             "Of the gradients of the last run, if it was a scan: binary64.",
             width=64,
         ),
-    ]
-
-
-def _compression() -> list[Register]:
-    form = Field(
-        name="form",
-        access=Access.CONFIG,
-        width=4,
-        values=Compression,
-        doc="Form of the gradients.",
-    )
-    return [
-        Register(name="compression", doc="Gradients as pairs.", fields=(form,), locked=True),
-        value_register(
-            "index_address",
-            Access.CONFIG,
-            "Byte address of the indices, 32 bits each; a multiple of a memory beat.",
-            width=64,
-            locked=True,
-            path=("address", INDEX),
-        ),
-        value_register("pairs", Access.CONFIG, "Pairs; 0 is no gradient.", width=64, locked=True),
     ]
 
 

@@ -11,6 +11,7 @@ from nearstep_spec.rule.rule import Rule
 from nearstep_spec.rule.scale import GRADIENT
 from nearstep_spec.updater.config import COPY_OUT, INDEX, AdamKernelConfig
 from nearstep_spec.updater.operands import element_bytes, operands
+from nearstep_spec.updater.pair_registers import form_value
 from nearstep_spec.updater.registers import (
     Compression,
     CopyOutFormat,
@@ -197,7 +198,7 @@ class Command:
         config = self.config
         formats = {GradientFormat[name.upper()] for name in config.gradient_formats}
         copies = {CopyOutFormat[name.upper()] for name in ("none", *config.copy_out_formats)}
-        forms = {Compression[name.upper()] for name in ("none", *config.compression)}
+        forms = set(map(form_value, ("none", *config.compression)))
         compressed = self.form != Compression.NONE
         return bool(
             self.operation not in set(Operation)

@@ -13,7 +13,7 @@ from nearstep_sim.golden.rule import SparseGradient
 from nearstep_sim.golden.scan import scan
 from nearstep_sim.models.memory import EmulatedMemory
 from nearstep_sim.updater.golden_command import Command
-from nearstep_sim.updater.golden_pairs import GoldenPairs, Taken
+from nearstep_sim.updater.golden_pairs import GoldenPairs, GoldenRecords, Taken
 from nearstep_sim.updater.golden_port import Fault, GoldenPort, Span, StoppedError
 from nearstep_spec.csr.model import NamedValue
 from nearstep_spec.fp import BF16, FP16, FpFormat
@@ -132,7 +132,8 @@ class GoldenAdamKernel:
         if command.scans:
             return
         if command.form != Compression.NONE:
-            self._pairs = GoldenPairs(command, self._areas, self.port)
+            kind = GoldenPairs if self.config.decompressor is None else GoldenRecords
+            self._pairs = kind(command, self._areas, self.port)
         rule = command.chosen
         self._engine = self._engines[command.rule]
         bits = np.array([self._value(f"{name}.value") for name in rule.scalars], np.uint32)

@@ -15,6 +15,7 @@ from nearstep_sim.updater.golden_port import Fault, GoldenPort, Span, StoppedErr
 from nearstep_spec.rule.scale import GRADIENT
 from nearstep_spec.updater.compression import PairCause, ValueFormat
 from nearstep_spec.updater.config import ELEMENT_BYTES, INDEX
+from nearstep_spec.updater.decompressor import Decompressor
 from nearstep_spec.updater.registers import Compression, ErrorCause
 
 CAUSES = {PairCause.RANGE: ErrorCause.PAIR_RANGE, PairCause.ORDER: ErrorCause.PAIR_ORDER}
@@ -152,3 +153,48 @@ class GoldenPairs:
     def _data(self, name: str, begin: int, end: int) -> NDArray[np.uint8]:
         base, width = self._areas[name].base, self._widths[name]
         return self._port.memory.view(base + begin * width, (end - begin) * width)
+
+
+class GoldenRecords(GoldenPairs):
+    """The records of one run of a user's decompressor: read and decompressed as a whole.
+
+    Parameters
+    ----------
+    command, areas, port : as of `GoldenPairs`.
+    """
+
+    def __init__(self, command: Command, areas: Mapping[str, Area], port: GoldenPort) -> None:
+        super().__init__(command, areas, port)
+        self._sent: Taken | None = None
+
+    def take(self, first: int, size: int) -> Taken:
+        """Elements [first, first + size) of which the gradient is not +0."""
+        if self._sent is None:
+            self._sent = self._decompressed()
+        begin, end = np.searchsorted(self._sent.index, (first, first + size))
+        return Taken(self._sent.index[begin:end], self._sent.value[begin:end])
+
+    def _decompressed(self) -> Taken:
+        user, count, records = self._user, self._command.count, self._command.pairs
+        words, values = np.empty(0, np.uint32), np.empty(0, np.uint32)
+        if records:
+            words, values = self._indices(0, records), self._values(0, records)
+        dense = user.dense(words, values, count)
+        index = np.flatnonzero(dense)
+        return Taken(index.astype(np.uint32), dense[index])
+
+    def _stop_at_wrong_pair(self, known: int) -> None:
+        position = self._user.first_wrong(self._indices(0, known), self._command.count)
+        if position is not None:
+            area = self._areas[INDEX]
+            address = area.base + ELEMENT_BYTES * position
+            raise StoppedError(Fault(ErrorCause.PAIR_RANGE, area.read, address))
+
+    def _before(self, element: int) -> int:
+        return self._command.pairs
+
+    @property
+    def _user(self) -> Decompressor:
+        found = self._command.config.decompressor
+        assert found is not None  # a command has no other form then
+        return found

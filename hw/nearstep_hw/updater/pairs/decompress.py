@@ -1,4 +1,4 @@
-"""Top-K decompression: streams of index and value pairs to a dense gradient stream."""
+"""Decompression: streams of index and value pairs, or of records, to a dense gradient stream."""
 
 from collections.abc import Sequence
 
@@ -21,8 +21,10 @@ from nearstep_hw.updater.pairs.layout import (
 from nearstep_hw.updater.pairs.merge import PairMerge
 from nearstep_hw.updater.pairs.scatter import ChunkDrain, PairScatter
 from nearstep_hw.updater.pairs.split import PairSplit
+from nearstep_hw.updater.pairs.user import RecordCheck, UserStage
 from nearstep_spec.fp import FP32
 from nearstep_spec.updater.compression import PairCause, ValueFormat
+from nearstep_spec.updater.decompressor import Decompressor as UserDecompressor
 
 __all__ = ["FUSED", "SCATTER", "SCATTERED", "ChunkScatter", "Decompressor"]
 
@@ -134,7 +136,7 @@ class ChunkScatter(wiring.Component):
 
 
 class Decompressor(wiring.Component):
-    """Top-K pairs to a dense gradient stream, in one of two forms.
+    """Top-K pairs to a dense gradient stream, in one of two forms; or a user's records.
 
     Indices are u32, relative to the first element. Of `fused` pairs they are sorted, and the pairs
     are merged into the stream without memory; `scatter` pairs are grouped by chunk, in any order
@@ -143,6 +145,9 @@ class Decompressor(wiring.Component):
     given even if the run ends early: then `o_cause` says why, and `o_position` how many pairs came
     before the first that is missing or wrong. So that nothing is given of pairs one of which is
     wrong, a run can be *dry*: indices are checked, and no values taken or given.
+
+    Of a user's decompressor the indices are the words of records, its unit gives the dense beats,
+    and its `wrong` says which words cannot be: they are out of range. No pair is a duplicate.
 
     *Timing*: fused: one dense beat a cycle if the pairs come in time and the sink takes them, and a
     cycle more for each beat of pairs that ends within a dense beat. Scatter: see `ChunkScatter`.
@@ -153,11 +158,12 @@ class Decompressor(wiring.Component):
 
     Parameters
     ----------
-    forms : of `fused` and `scatter`, at least one.
+    forms : of `fused` and `scatter`, at least one; with a `user` not looked at.
     lanes : elements of a dense beat, a power of two.
     pairs : pairs of a beat, even.
     chunk : elements of a chunk, a power of two, at least two beats. Of `scatter` alone.
     cut : long paths are cut: two cycles more of latency, and fused, two cycles for each dense beat.
+    user : None takes pairs.
 
     Members
     -------
@@ -184,10 +190,11 @@ class Decompressor(wiring.Component):
         pairs: int = 16,
         chunk: int = 4096,
         cut: bool = False,
+        user: UserDecompressor | None = None,
     ) -> None:
         self.cut = cut
-        self.forms = tuple(forms)
-        if not self.forms or set(self.forms) - {FUSED, SCATTER}:
+        self.forms = tuple(forms) if user is None else ()
+        if user is None and (not self.forms or set(self.forms) - {FUSED, SCATTER}):
             raise ValueError(f"Forms must be of {FUSED} and {SCATTER}, not {forms!r}")
         exact_log2(lanes)
         self.lanes = lanes
@@ -195,7 +202,15 @@ class Decompressor(wiring.Component):
         self.chunk = chunk
         self._reader = PairReader(pairs=pairs)
         both = len(self.forms) > 1
-        self._check = PairCheck(pairs=pairs, group=chunk if SCATTER in forms else 1, choice=both)
+        group = chunk if SCATTER in self.forms else 1
+        self._check: PairCheck | RecordCheck
+        self._user: UserStage | None = None
+        if user is None:
+            self._check = PairCheck(pairs=pairs, group=group, choice=both)
+        else:
+            self._check = RecordCheck(pairs=pairs, wrong=user.wrong)
+            unit = user.unit(lanes=lanes, records=pairs)
+            self._user = UserStage(unit, lanes=lanes, pairs=pairs)
         self._merge = PairMerge(lanes=lanes, pairs=pairs, cut=cut) if FUSED in self.forms else None
         self._scatter = (
             ChunkScatter(lanes=lanes, pairs=pairs, chunk=chunk) if SCATTER in self.forms else None
@@ -271,6 +286,17 @@ class Decompressor(wiring.Component):
                     self.o_duplicates.eq(check.o_repeats),
                 ]
                 self._give(m, merge)
+        if self._user is not None:
+            m.submodules.user = user = ResetInserter(self.i_start)(self._user)
+            m.d.comb += [
+                user.i_launch.eq(started),
+                user.i_count.eq(self.i_count),
+                user.i.payload.eq(checked.payload),
+                user.o.ready.eq(self.o.ready),
+            ]
+            with m.If(~self.i_dry):
+                m.d.comb += [user.i.valid.eq(checked.valid), checked.ready.eq(user.i.ready)]
+                self._give(m, user)
         if scatter is not None:
             m.submodules.scatter = scatter
             m.d.comb += [
@@ -304,7 +330,7 @@ class Decompressor(wiring.Component):
             mine = self.i_scatter if form == SCATTER else ~self.i_scatter
         return ~self.i_dry & mine
 
-    def _give(self, m: Module, part: PairMerge | ChunkScatter) -> None:
+    def _give(self, m: Module, part: PairMerge | ChunkScatter | UserStage) -> None:
         m.d.comb += [
             self.o.valid.eq(part.o.valid),
             self.o.payload.eq(part.o.payload),

@@ -8,6 +8,7 @@ from amaranth.lib import wiring
 from nearstep_hw.stream.slice import StreamSlice
 from nearstep_hw.updater.pairs.decompress import Decompressor
 from nearstep_spec.updater.compression import PairCause
+from nearstep_spec.updater.decompressor import Decompressor as UserDecompressor
 
 __all__ = ["IsolatedDecompressor"]
 
@@ -23,13 +24,22 @@ class IsolatedDecompressor(wiring.Component):
 
     Parameters
     ----------
-    forms, lanes, pairs, chunk, cut : as of `Decompressor`.
+    forms, lanes, pairs, chunk, cut, user : as of `Decompressor`.
     """
 
     def __init__(
-        self, *, forms: Sequence[str], lanes: int, pairs: int, chunk: int, cut: bool = False
+        self,
+        *,
+        forms: Sequence[str],
+        lanes: int,
+        pairs: int,
+        chunk: int,
+        cut: bool = False,
+        user: UserDecompressor | None = None,
     ) -> None:
-        self._inner = Decompressor(forms=forms, lanes=lanes, pairs=pairs, chunk=chunk, cut=cut)
+        self._inner = Decompressor(
+            forms=forms, lanes=lanes, pairs=pairs, chunk=chunk, cut=cut, user=user
+        )
         self.choice = self._inner.choice
         super().__init__(self._inner.signature)
 

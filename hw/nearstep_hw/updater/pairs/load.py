@@ -81,6 +81,7 @@ class PairLoad(wiring.Component):
             pairs=config.lanes,
             chunk=config.block_elements,
             cut=config.cut,
+            user=config.decompressor,
         )
         super().__init__(
             {

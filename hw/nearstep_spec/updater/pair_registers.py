@@ -1,0 +1,66 @@
+"""Registers of gradients that come as pairs, or as records of a user's decompressor."""
+
+from nearstep_spec.csr.block import value_register
+from nearstep_spec.csr.model import Access, Field, NamedValue, Register
+from nearstep_spec.rule.file import is_in_file
+from nearstep_spec.updater.config import INDEX, AdamKernelConfig
+
+__all__ = ["Compression", "UserForm", "decompressor_registers", "form_value", "pair_registers"]
+
+
+class Compression(NamedValue):
+    """`compression.form`: how the gradients of a run lie in memory."""
+
+    NONE = 0, "Every element, at g_address."
+    FUSED = 1, "Pairs, indices sorted: values at g_address, indices at index_address."
+    SCATTER = 2, "Pairs, grouped by block, in any order within one."
+
+
+class UserForm(NamedValue):
+    """`compression.form` of a kernel with a user's decompressor."""
+
+    NONE = 0, "Every element, at g_address."
+    USER = 3, "Records of the decompressor: values at g_address, words at index_address."
+
+
+def form_value(form: str) -> int:
+    """`compression.form` for `none`, or for a form that a kernel has."""
+    return UserForm.USER if is_in_file(form) else Compression[form.upper()]
+
+
+def decompressor_registers(config: AdamKernelConfig) -> list[Register]:
+    """The constant that tells which decompressor of a user's there is, if there is one."""
+    found = config.decompressor
+    if found is None:
+        return []
+    digest = Field(
+        name="digest",
+        access=Access.CONSTANT,
+        width=32,
+        reset=found.mark,
+        doc="First 32 bits of the SHA-256 of its name and its file.",
+    )
+    return [Register(name="decompressor", doc="The user's decompressor.", fields=(digest,))]
+
+
+def pair_registers(config: AdamKernelConfig) -> list[Register]:
+    """What a run with pairs is told, of a kernel that takes them."""
+    form = Field(
+        name="form",
+        access=Access.CONFIG,
+        width=4,
+        values=UserForm if config.decompressors else Compression,
+        doc="Form of the gradients.",
+    )
+    return [
+        Register(name="compression", doc="Gradients as pairs.", fields=(form,), locked=True),
+        value_register(
+            "index_address",
+            Access.CONFIG,
+            "Byte address of the indices, 32 bits each; a multiple of a memory beat.",
+            width=64,
+            locked=True,
+            path=("address", INDEX),
+        ),
+        value_register("pairs", Access.CONFIG, "Pairs; 0 is no gradient.", width=64, locked=True),
+    ]
