@@ -1,6 +1,7 @@
 # amaranth: UnusedElaboratable=no
 """`nearstep rule check`: what a user's rule becomes in hardware, and whether it is exact."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,16 +16,17 @@ from nearstep_hw.verilog import to_verilog
 from nearstep_sim.bench.functional_unit import VerilatedUnit
 from nearstep_sim.bench.operands import operands, registers
 from nearstep_sim.bench.unit_port import beat_bound, run_on_port
+from nearstep_sim.drive_rate import CLOCK_HZ, drive_rate
 from nearstep_sim.golden.rule import evaluate
 from nearstep_sim.golden.rule_cpp import kernel
 from nearstep_sim.synthesis import ultrascale_plus_cells
 from nearstep_spec.rule.file import RuleFileError, load_rules
 from nearstep_spec.rule.rule import Rule
+from nearstep_spec.updater.config import ELEMENT_BYTES
 
 __all__ = ["Area", "Check", "Exactness", "Throughput", "app", "area", "check"]
 
 LANES = 16  # FP32 elements of a 512-bit beat
-CLOCK_HZ = 200_000_000  # what rates are given for; no timing is claimed by it
 CONFIRMED = 0.95  # of the estimate, in a run that pays for filling and draining
 PORT_ELEMENTS = 48 * 1024
 
@@ -61,6 +63,11 @@ class Throughput:
 
     estimate: float
     simulated: float
+
+    @property
+    def units(self) -> int:
+        """Functional units that keep up with the port: each takes an element a cycle."""
+        return math.ceil(self.estimate)
 
     @property
     def confirmed(self) -> bool:
@@ -211,6 +218,8 @@ def _report(done: Check) -> list[tuple[str, str]]:
             f"{rate.simulated * CLOCK_HZ / 1e6:.0f} million parameters/s at "
             f"{CLOCK_HZ // 1_000_000} MHz, modelled from it",
         ),
+        ("", f"{rate.units} of {LANES} units keep up with the port, modelled"),
+        ("drive", _beside_drive(rule, rate)),
     ]
     if rule.formats:
         formats = ", ".join(f"{name} {form}" for name, form in rule.formats.items())
@@ -218,6 +227,12 @@ def _report(done: Check) -> list[tuple[str, str]]:
             ("in memory", f"{formats}: a kernel moves fewer bytes than the binary32 measured here")
         )
     return rows
+
+
+def _beside_drive(rule: Rule, rate: Throughput) -> str:
+    nbytes = ELEMENT_BYTES * (len(rule.arrays_in) + len(rule.arrays_out))
+    moved = drive_rate().beside(nbytes * rate.simulated * CLOCK_HZ)
+    return f"{nbytes} bytes read and written a parameter: {moved}"
 
 
 app = typer.Typer(help="Update rules of your own.", no_args_is_help=True)
