@@ -131,9 +131,10 @@ def _check_command(words: list[str], folder: Path) -> None:
         assert arguments[0] in BOARDS, words
     elif name in ("serve", "open") and ("serial:" in arguments[0] or name == "serve"):
         assert arguments[0].partition(":")[0] in ("golden", "sim", "serial"), words
-    elif name == "rule":
+    elif name in ("rule", "decompressor"):
+        file = arguments[1].partition(":")[0]
         assert arguments[0] == "check", words
-        assert arguments[1] == "my_rule.py" or (ROOT / arguments[1]).exists(), words
+        assert file == "my_rule.py" or (ROOT / file).exists(), words
     elif name == "trace":  # a device without a clock is refused when all else has been read
         done = CliRunner().invoke(cli._app(), [name, "golden:axdimm", *arguments[1:]])
         assert arguments[0].startswith("sim:"), words
