@@ -1,54 +1,55 @@
-"""Figures 3 and 9 to 17 and Tables I, III and IV of the Smart-Infinity paper, beside what is here.
+"""The Smart-Infinity paper's figures and tables beside what is here.
 
-*Counted*: bytes of the operations of an iteration (`nearstep.paper.smart_infinity_case`). *Modelled*:
-the time of the same operations on the paper's machine, with links and drives shared. *Measured*: what
-benches of this repository have written. Two constants are fitted, both on section III (figure 3), in
-`Evaluation`; what the text leaves open is in `ASSUMPTIONS`, and what that does to the rows in
-`sensitivity`.
+*Counted*: bytes of the operations of an iteration. *Modelled*: the time of the same operations on
+the paper's machine, with links and drives shared (`nearstep.paper.smart_infinity_case`). Two
+constants are fitted, both on section III (figure 3), in `Evaluation`; what the text leaves open is
+in `ASSUMPTIONS`, and what that does to the rows in `sensitivity`. What is measured comes from
+`nearstep.paper.smart_infinity_measured`.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from fractions import Fraction
 from functools import cached_property
-from statistics import fmean
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 from nearstep.paper.smart_infinity_case import METHODS, Case, Method, Phases
 from nearstep.paper.smart_infinity_machine import SATURATED_BY, Machine, Options
+from nearstep.paper.smart_infinity_rows import Row, errors, row, spread
+from nearstep.paper.smart_infinity_traffic import traffic
 from nearstep_spec.platform.layer import Model
 from nearstep_spec.platform.models import MODELS, PADDED_VOCABULARY
 from nearstep_spec.platform.transformer import Transformer
 
 ASSUMPTIONS = (
-    "Rates of the SSD are not printed: those of Samsung's PM983 of the same size and link, 3.2 GB/s "
-    "of reads and 2.0 GB/s of writes.",
+    "Rates of the SSD are not printed: those of Samsung's PM983 of the same size and link, 3.2 "
+    "GB/s of reads and 2.0 GB/s of writes.",
     "Reads and writes of a drive take turns. If one did not slow the other, an update on one drive "
     "would take 75 % of an iteration at most, and figure 3 has over 80 %.",
     "The uplink's rate is of both ways together, and that of four drives in an update (fitted).",
     "The GPU reaches a share of its fp16 peak, the same on each GPU (fitted); forward is computed "
     "again in backward.",
-    "The sequence is not printed: 1024 tokens of GPT-2 and BLOOM, 512 of BERT, 128 of the GLUE tasks "
-    "of Table IV; the batch is 4.",
+    "The sequence is not printed: 1024 tokens of GPT-2 and BLOOM, 512 of BERT, 128 of the GLUE "
+    "tasks of Table IV; the batch is 4.",
     "Shapes are not printed: Megatron's widths for GPT-2, its BERT of 3.9 billion, BLOOM of 7.1 "
     "billion, ViT-L/16.",
     "Each block's parameters are dealt to all cards equally.",
-    "Backward of a block waits until the gradients of the one before are on the drives (figure 1(b), "
-    "steps 1 to 4); parameters come one block ahead. The update begins when all are (IV-C).",
-    "The baseline's update overlaps reads, the CPU and writes, at the rate of the CPU's memory.",
-    "An updater reads 7 GB/s (VII-H: above), the decompressor fills gradients as fast as the SSD reads "
-    "(VII-H: slightly above); neither overlaps the transfers of its card's one set of buffers (IV-B).",
-    "Updated parameters go up while the next subgroup is updated (IV-A), in SU, too; buffers cost no "
-    "time to allocate. So SU+O gains over SU only what a drive gains by reads beside writes: nothing.",
+    "Backward of a block waits until the gradients of the one before are on the drives (figure "
+    "1(b), steps 1 to 4); parameters come one block ahead. The update begins when all are (IV-C).",
+    "The baseline's update overlaps reads, the CPU and writes; the CPU moves 28 bytes a parameter "
+    "at its memory's rate.",
+    "An updater reads 7 GB/s (VII-H: above), the decompressor fills gradients as fast as the SSD "
+    "reads (VII-H: slightly above); neither overlaps the transfers of its card's one set of "
+    "buffers (IV-B).",
+    "Updated parameters go up while the next subgroup is updated (IV-A), in SU, too; buffers take "
+    "no time to allocate. So SU+O gains over SU what a drive gains by reads beside writes: none.",
     "Speedups that are printed as ranges are the least and the most of the models of their figure; "
     "those of figures 10, 11, 13 and 17 are of SU+O+C.",
 )
 NOT_MODELLED = {
     "Table IV, accuracy of fine-tuning": "out of reach: no pre-trained weights or GLUE here; "
-    "`.venv/bin/python bench/bench_compression.py` shows a small task's loss with and without Top-K",
+    "`.venv/bin/python bench/bench_compression.py` has a small task's loss with and without Top-K",
     "Figure 16": "no number is printed; Table IV's speedups at 1 to 10 % are rows",
     "Bars and curves of figures 3, 9 to 13, 15 and 17": "the text does not give them; "
     "`--picture` draws figures 9 and 11 as modelled",
@@ -74,8 +75,6 @@ FINE_TUNING = {
 GLUE_TOKENS = 128
 DOLLARS = {"server": 45_000, "a5000": 2_000, "a100": 7_000, "ssd": 400, "card": 2_400}
 """Section VII-I."""
-
-PAGE_BYTES = 4096
 
 
 def gpt2(billions: float) -> Transformer:
@@ -109,115 +108,12 @@ BERT = Transformer(
 BERT_TOKENS = 512
 
 
-class Traffic(NamedTuple):
-    """Bytes a parameter over the host's link, in units of M, 2 bytes a parameter (Table I).
-
-    Attributes
-    ----------
-    states_read, states_written, gradients_read, gradients_written
-    padding : of all, what whole pages of 4 KiB take more, in the same unit.
-    """
-
-    states_read: Fraction
-    states_written: Fraction
-    gradients_read: Fraction
-    gradients_written: Fraction
-    padding: Fraction
-
-
-def traffic(case: Case) -> Traffic:
-    """What an iteration moves between host and drives, counted of its operations."""
-    counted: Counter[tuple[bool, int]] = Counter()
-    padding = 0
-    for operation in case.graph:
-        transfer = operation.transfer
-        if transfer is None:
-            continue
-        links = {hop.link for hop in transfer.route}
-        ends = (transfer.route[0].link, transfer.route[-1].link)
-        drive = [link in case.machine.platform.drives for link in (ends[0], _last(transfer.route))]
-        if "uplink" in links and any(drive):
-            counted["gradient" in operation.name, int(drive[1])] += transfer.nbytes
-            padding += -transfer.nbytes % PAGE_BYTES
-    unit = 2 * case.elements
-    ways = ((False, 0), (False, 1), (True, 0), (True, 1))
-    return Traffic(*(Fraction(counted[way], unit) for way in ways), Fraction(padding, unit))
-
-
-Relation = Literal["=", ">", "<"]
-Kind = Literal["counted", "modelled", "fitted", "measured"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Row:
-    """A printed figure.
-
-    Attributes
-    ----------
-    name, section
-    unit : `x` of a ratio, `%`, `M` (2 bytes a parameter), `GB/s`.
-    paper
-    relation : `>` and `<` of a bound.
-    found : None if it is not measured yet; `note` says how.
-    kind : `counted`, `modelled`, `fitted` if a constant is chosen so, or `measured`.
-    speedup : it is a printed speedup, which the mean error is of.
-    note
-    """
-
-    name: str
-    section: str
-    unit: str
-    paper: float
-    found: float | None
-    relation: Relation = "="
-    kind: Kind = "modelled"
-    speedup: bool = False
-    note: str = ""
-
-    @property
-    def error(self) -> float | None:
-        """Of `%` and `M` their difference, of others a fraction; None of bounds."""
-        if self.found is None or self.relation != "=":
-            return None
-        difference = self.found - self.paper
-        return difference if self.unit in ("%", "M") else difference / self.paper
-
-    @property
-    def holds(self) -> bool | None:
-        """Whether a bound does; None of what is none."""
-        if self.found is None or self.relation == "=":
-            return None
-        return self.found > self.paper if self.relation == ">" else self.found < self.paper
-
-
-class Errors(NamedTuple):
-    """Of printed speedups.
-
-    Attributes
-    ----------
-    mean : of their absolute values.
-    largest : the row whose error is.
-    count
-    """
-
-    mean: float
-    largest: Row
-    count: int
-
-
-def errors(rows: Iterable[Row]) -> Errors:
-    """Of the speedups among some rows, of which there must be one."""
-    found = [(abs(row.error), row) for row in rows if row.speedup and row.error is not None]
-    largest = max(found, key=lambda each: each[0])[1]
-    return Errors(fmean(each for each, _ in found), largest, len(found))
-
-
 class Evaluation:
     """The paper's evaluation under some assumptions.
 
-    Two constants are fitted, on section III: the uplink's rate, so that `SATURATED_BY` drives fill it
-    (`Machine`), and the share of its peak that the GPU reaches, so that an update of GPT-2 4.0B on
-    one SSD takes `FITTED_SHARE` of an iteration: all larger models have more.
+    Two constants are fitted, on section III: the uplink's rate, so that `SATURATED_BY` drives fill
+    it (`Machine`), and the share of its peak that the GPU reaches, so that an update of GPT-2 4.0B
+    on one SSD takes `FITTED_SHARE` of an iteration: all larger models have more.
 
     Parameters
     ----------
@@ -280,36 +176,37 @@ class Evaluation:
             totals[method] = found
             note = f"padding to 4 KiB: {float(found.padding):.6f} M"
             for way, paper, each in zip(ways, values, found, strict=False):
-                yield _row(
+                yield row(
                     f"{name}: {way}", "Table I", "M", paper, float(each), kind="counted", note=note
                 )
         base, ours = totals["base"], totals["su"]
         where = "I, IV-A"
         states = float((base[0] + base[1]) / sum(base[:4]))
-        yield _row("Optimizer states, of all bytes", where, "%", 75.0, 100 * states, kind="counted")
+        yield row("Optimizer states, of all bytes", where, "%", 75.0, 100 * states, kind="counted")
         less = 1 - float(sum(ours[:4]) / sum(base[:4]))
-        yield _row("SmartUpdate: less traffic", where, "%", 75.0, 100 * less, kind="counted")
+        yield row("SmartUpdate: less traffic", where, "%", 75.0, 100 * less, kind="counted")
         for name in ("sgd_momentum", "adagrad"):
             case = Case(model=gpt2(4.0), optimizer=name, options=self.options)
             found = traffic(case)
             volume = float((found[0] + found[2]) / (base[0] + base[2]))
             title = f"{name}: bytes read, of Adam's"
-            yield _row(title, "VII-F", "x", 0.75, volume, kind="counted")
+            yield row(title, "VII-F", "x", 0.75, volume, kind="counted")
 
     def figure_3(self) -> Iterator[Row]:
         where = "III, figure 3"
         one = [self.phases(model, "base", 1) for model in (gpt2(4.0), gpt2(8.4), gpt2(33.0))]
         update = min(each.update / each.total for each in one)
-        yield _row("One SSD: update", where, "%", 80.0, 100 * update, relation=">", kind="fitted")
+        yield row("One SSD: update", where, "%", 80.0, 100 * update, relation=">", kind="fitted")
         moving = min(self._moving(model, 1) for model in (gpt2(4.0), gpt2(8.4), gpt2(33.0)))
-        yield _row("One SSD: data to and from storage", "I", "%", 88.0, 100 * moving, relation=">")
+        yield row("One SSD: data to and from storage", "I", "%", 88.0, 100 * moving, relation=">")
         model = gpt2(4.0)
         four, ten = (self.phases(model, "base", n).update for n in (SATURATED_BY, 10))
         name = "Update on ten SSDs over four"
-        yield _row(name, where, "x", 1.0, four / ten, kind="fitted")
+        yield row(name, where, "x", 1.0, four / ten, kind="fitted")
 
     def _moving(self, model: Model, drives: int) -> float:
-        """Share of an iteration in which the drives hold up the GPU: all but its own time."""
+        """Share of an iteration that it would not take without drives: all but forward and
+        backward with next to no gradients to offload."""
         free = Case(
             model=model, method="su+o+c", drives=10, percent=0.001, options=self.options
         ).phases
@@ -321,9 +218,9 @@ class Evaluation:
         models = {gpt2(4.0): {}, gpt2(8.4): {}, BERT: {"sequence": BERT_TOKENS}}
         large = self.phases(gpt2(8.4), "base", 6)
         share = 100 * large.update / large.total
-        yield _row("GPT-2 8.4B, 6 SSDs: update", where, "%", 75.57, share)
+        yield row("GPT-2 8.4B, 6 SSDs: update", where, "%", 75.57, share)
         ratio = large.total / self.phases(gpt2(8.4), "base", 10).total
-        yield _row("Baseline, 10 SSDs over 6", where, "x", 1.0, ratio)
+        yield row("Baseline, 10 SSDs over 6", where, "x", 1.0, ratio)
         found: dict[tuple[Method, int], list[float]] = {
             (method, drives): [
                 self.speedup(model, method, drives, **others) for model, others in models.items()
@@ -337,7 +234,7 @@ class Evaluation:
             ("su+o", 10, 1.60, 1.66),
             ("su+o+c", 10, 1.85, 1.98),
         ):
-            yield from _range(
+            yield from spread(
                 f"{method.upper()}, {drives} SSDs", where, low, high, found[method, drives]
             )
         more = [
@@ -345,35 +242,35 @@ class Evaluation:
             for drives in (6, 10)
             for ours, other in zip(found["su+o+c", drives], found["su", drives], strict=True)
         ]
-        yield from _range("SmartComp over SmartUpdate", where, 1.22, 1.31, more)
+        yield from spread("SmartComp over SmartUpdate", where, 1.22, 1.31, more)
 
     def figures_10_to_13(self) -> Iterator[Row]:
         for drives, paper in ((6, 1.37), (10, 1.88)):
             speedup = self.speedup(gpt2(33.0), "su+o+c", drives)
             name = f"GPT-2 33.0B, {drives} SSDs"
-            yield _row(name, "VII-D, figure 10", "x", paper, speedup, speedup=True)
+            yield row(name, "VII-D, figure 10", "x", paper, speedup, speedup=True)
         model, where = gpt2(4.0), "VII-E, figure 11"
-        best = max(self.speedup(model, "su+o+c", n, gpus=("a100",)) for n in range(1, 11))
-        yield _row("A100, up to", f"abstract, I, {where}", "x", 2.11, best, speedup=True)
+        best = max(self.speedup(model, "su+o+c", n, gpus=("a100",)) for n in (6, 10))
+        yield row("A100, up to", f"abstract, I, {where}", "x", 2.11, best, speedup=True)
         for method in METHODS[2:]:
             one = self.speedup(model, method, 1)
             name = f"One CSD, {method.upper()}: a slight slowdown"
-            yield _row(name, where, "x", 1.0, one, relation="<")
+            yield row(name, where, "x", 1.0, one, relation="<")
         for gpu in ("a5000", "a100"):
             four, ten = (self.phases(model, "base", n, gpus=(gpu,)).total for n in (4, 10))
             name = f"{gpu.upper()}: baseline, 10 SSDs over 4"
-            yield _row(name, where, "x", 1.0, four / ten)
+            yield row(name, where, "x", 1.0, four / ten)
         adam = self.speedup(model, "su+o+c", 10)
         for name in ("sgd_momentum", "adagrad"):
             other = self.speedup(model, "su+o+c", 10, optimizer=name)
             title = f"{name}: speedup over Adam's, slightly lower"
-            yield _row(title, "VII-F, figure 12", "x", 1.0, other / adam, relation="<")
+            yield row(title, "VII-F, figure 12", "x", 1.0, other / adam, relation="<")
         found = [
             self.speedup(each, "su+o+c", drives, sequence=tokens)
             for each, tokens in ((MODELS["bloom-7b1"], None), (MODELS["vit-large-16"], 0))
             for drives in (6, 10)
         ]
-        yield from _range("BLOOM and ViT, 6 and 10 SSDs", "VII-G, figure 13", 1.32, 1.85, found)
+        yield from spread("BLOOM and ViT, 6 and 10 SSDs", "VII-G, figure 13", 1.32, 1.85, found)
 
     def costs(self) -> Iterator[Row]:
         """Figure 15: what a dollar buys, beside the baseline with as many SSDs."""
@@ -385,55 +282,48 @@ class Evaluation:
             ]
             worth = self.speedup(gpt2(4.0), "su+o+c", drives) * prices[0] / prices[1]
             name = f"{drives} CSDs: GFLOPS/$ over the baseline's"
-            yield _row(name, where, "x", 1.0, worth, relation=relation)  # type: ignore[arg-type]
+            yield row(name, where, "x", 1.0, worth, relation=relation)  # type: ignore[arg-type]
 
     def fine_tuning(self) -> Iterator[Row]:
         where = "Table IV"
-        for name, (title, dense, pairs) in FINE_TUNING.items():
-            model, others = MODELS[name], {"sequence": GLUE_TOKENS}
+        for key, (title, dense, pairs) in FINE_TUNING.items():
+            model, others = MODELS[key], {"sequence": GLUE_TOKENS}
             found = self.speedup(model, "su+o", 6, **others)
-            yield _row(f"{title}, 6 SSDs: SU+O", where, "x", dense, found, speedup=True)
+            yield row(f"{title}, 6 SSDs: SU+O", where, "x", dense, found, speedup=True)
             for percent, paper in pairs.items():
                 found = self.speedup(model, "su+o+c", 6, percent=float(percent), **others)
-                row = f"{title}, 6 SSDs: SU+O+C ({percent} %)"
-                yield _row(row, where, "x", paper, found, speedup=True)
+                name = f"{title}, 6 SSDs: SU+O+C ({percent} %)"
+                yield row(name, where, "x", paper, found, speedup=True)
 
     def congested(self) -> Iterator[Row]:
         found = [self.speedup(gpt2(1.16), "su+o+c", 10, gpus=_a4000(count)) for count in (1, 2, 3)]
-        yield from _range("1 to 3 A4000 in the expansion", "VIII-A, figure 17", 1.66, 1.86, found)
+        yield from spread("1 to 3 A4000 in the expansion", "VIII-A, figure 17", 1.66, 1.86, found)
 
-    def rows(self) -> Iterator[Row]:
-        """All that are counted or modelled, as each is."""
-        for each in (
-            self.tables,
-            self.figure_3,
-            self.figure_9,
-            self.figures_10_to_13,
-            self.costs,
-            self.fine_tuning,
-            self.congested,
-        ):
-            yield from each()
+    def rows(self, parts: Iterable[str] | None = None) -> Iterator[Row]:
+        """As each is counted or modelled.
+
+        Parameters
+        ----------
+        parts : of `PARTS`; None: all.
+        """
+        for part in PARTS if parts is None else parts:
+            yield from PARTS[part](self)
 
 
-def _last(route: Sequence[Any]) -> str:
-    """The link that a route ends with; a drive stands there several times if it is written."""
-    return str(route[-1].link.removesuffix(" in turn"))
+PARTS: Mapping[str, Callable[[Evaluation], Iterator[Row]]] = {
+    "table-1": Evaluation.tables,
+    "figure-3": Evaluation.figure_3,
+    "figure-9": Evaluation.figure_9,
+    "figures-10-13": Evaluation.figures_10_to_13,
+    "figure-15": Evaluation.costs,
+    "table-4": Evaluation.fine_tuning,
+    "figure-17": Evaluation.congested,
+}
+"""Of the paper, with rows that are counted or modelled."""
 
 
 def _a4000(count: int) -> tuple[str, ...]:
     return tuple(f"a4000-{i}" for i in range(count))
-
-
-def _row(name: str, section: str, unit: str, paper: float, found: float, **others: Any) -> Row:
-    return Row(name=name, section=section, unit=unit, paper=paper, found=found, **others)
-
-
-def _range(
-    name: str, section: str, low: float, high: float, found: Sequence[float]
-) -> Iterator[Row]:
-    yield _row(f"{name}, least", section, "x", low, min(found), speedup=True)
-    yield _row(f"{name}, most", section, "x", high, max(found), speedup=True)
 
 
 VARIANTS: Mapping[str, Options] = {
@@ -446,7 +336,6 @@ VARIANTS: Mapping[str, Options] = {
     "drives: writes as fast as reads": Options(write_bytes_per_s=3.2e9),
     "backward overlaps gradients": Options(overlap=True),
     "uploads as soon as written": Options(upload="written"),
-    "uploads between subgroups": Options(upload="between"),
     "updater twice as fast": Options(updater_bytes_per_s=14e9),
     "decompressor twice as fast": Options(decompressor=2.0),
     "half of the sequence": Options(sequence=512),

@@ -1,7 +1,7 @@
 """One iteration of storage-offloaded training on the machine of the Smart-Infinity paper.
 
-A graph of work (`nearstep.work`) of forward, backward with the gradients' way to the drives, and the
-update, by any of the paper's methods. All of them use the same machine, drives and links.
+A graph of work (`nearstep.work`) of forward, backward with the gradients' way to the drives, and
+the update, by any of the paper's methods. All of them use the same machine, drives and links.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from math import ceil
 from typing import Literal
 
@@ -79,7 +80,7 @@ def blocks(layers: Sequence[Layer], most: int = MOST_BLOCKS) -> list[Block]:
     count = min(most, len(layers))
     bounds = [len(layers) * i // count for i in range(count + 1)]
     found = []
-    for first, last in zip(bounds, bounds[1:], strict=False):
+    for first, last in pairwise(bounds):
         group = layers[first:last]
         forward = sum(layer.forward_flops for layer in group)
         found.append(
@@ -229,7 +230,7 @@ class _Work:
     def _compute(
         self, name: str, flops: int, sums: int, after: Sequence[Operation]
     ) -> list[Operation]:
-        """A block on all GPUs, each with its share; so many bytes are summed over them in a ring."""
+        """A block on all GPUs, each with its share, and sums of so many bytes in a ring."""
         gpus = self._case.gpus
         options = self._case.options
         share = 1.0 if options.gpu is None else options.gpu
@@ -310,7 +311,7 @@ class _Work:
         return [*done[-1], *(each for group in gone for each in group)]
 
     def _update_on_host(self) -> None:
-        """Figure 1(c) and 4(a): while a block is updated the next one comes and the last one goes."""
+        """Figures 1(c), 4(a): while a block is updated the next one comes and the last one goes."""
         case = self._case
         states = PARAMETER_BYTES * len(case.states)
         written: list[list[Operation]] = [[self._gate]] * 3
@@ -352,19 +353,15 @@ class _Work:
         when all are.
         """
         case = self._case
-        ssd, upload = f"ssd{drive}", case.options.upload
+        ssd, fpga = f"ssd{drive}", f"fpga{drive}"
         room = self._machine.card_bytes // (PARAMETER_BYTES * (len(case.states) + 1))
-        before: Sequence[Operation] = [self._gate]
-        waiting: tuple[str, int, list[Operation]] | None = None  # parameters to go up
+        written: Sequence[Operation] = [self._gate]
+        uploads: list[tuple[str, int, Operation]] = []  # that wait for the next subgroup
         for number, each in enumerate(shares(elements, max(1, ceil(elements / room)))):
             tag, nbytes = f"{drive}.{number}", PARAMETER_BYTES * each
-            there = self._read_and_update(
-                drive, tag, each, before if case.method == "su" else [self._gate]
-            )
-            if waiting is not None:
-                name, last, after = waiting
-                self._move(name, ssd, "cpu", last, f"{ssd} uploads", after=[*after, *there[:-1]])
-            fpga = f"fpga{drive}"
+            after = written if case.method == "su" else [self._gate]
+            *reads, update = self._read_and_update(drive, tag, each, after)
+            self._upload(ssd, uploads, reads)
             written = [
                 self._move(
                     f"write {name} {tag}",
@@ -372,19 +369,24 @@ class _Work:
                     ssd,
                     nbytes,
                     f"{ssd} writes",
-                    after=there[-1:],
+                    after=[update],
                     reads=[Range((fpga, name), 0, 1)],
                     priority=-1,
                 )
                 for name in case.states
             ]
-            waiting, before = (f"upload p {tag}", nbytes, written[:1]), written
-            if upload != "update":
-                up = self._move(waiting[0], ssd, "cpu", nbytes, f"{ssd} uploads", after=written[:1])
-                waiting, before = None, [*written, up] if upload == "between" else written
-        if waiting is not None:
-            name, last, after = waiting
-            self._move(name, ssd, "cpu", last, f"{ssd} uploads", after=after)
+            uploads = [(f"upload p {tag}", nbytes, written[0])]
+            if case.options.upload == "written":
+                self._upload(ssd, uploads, [])
+                uploads = []
+        self._upload(ssd, uploads, [])
+
+    def _upload(
+        self, ssd: str, uploads: Sequence[tuple[str, int, Operation]], after: Sequence[Operation]
+    ) -> None:
+        """Updated parameters go to the host once they are written and others have come."""
+        for name, nbytes, written in uploads:
+            self._move(name, ssd, "cpu", nbytes, f"{ssd} uploads", after=[written, *after])
 
     def _read_and_update(
         self, drive: int, tag: str, elements: int, after: Sequence[Operation]

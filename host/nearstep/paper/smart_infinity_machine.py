@@ -44,9 +44,8 @@ class Options:
     uplink_bytes_per_s : None: fitted, so that `SATURATED_BY` drives fill it.
     gpu : share of the peak that the GPU reaches. None: fitted (`nearstep.paper.smart_infinity`).
     sequence : tokens.
-    upload : when a subgroup's updated parameters go to the host: while the updater works on the next
-        one (`update`, section IV-A), as soon as they are written (`written`), or so, and the next
-        subgroup waits (`between`).
+    upload : when a subgroup's updated parameters go to the host: while the updater works on the
+        next one (`update`, section IV-A), or as soon as they are written (`written`).
     """
 
     drive: Duplex = "half"
@@ -59,7 +58,7 @@ class Options:
     uplink_bytes_per_s: float | None = None
     gpu: float | None = None
     sequence: int = 1024
-    upload: Literal["update", "written", "between"] = "update"
+    upload: Literal["update", "written"] = "update"
 
 
 class Machine:
