@@ -228,15 +228,14 @@ class Evaluation:
             for method in METHODS[1:]
             for drives in (6, 10)
         }
-        for method, drives, low, high in (
-            ("su", 6, 1.18, 1.24),
-            ("su", 10, 1.54, 1.60),
-            ("su+o", 10, 1.60, 1.66),
-            ("su+o+c", 10, 1.85, 1.98),
-        ):
-            yield from spread(
-                f"{method.upper()}, {drives} SSDs", where, low, high, found[method, drives]
-            )
+        printed: Mapping[tuple[Method, int], tuple[float, float]] = {
+            ("su", 6): (1.18, 1.24),
+            ("su", 10): (1.54, 1.60),
+            ("su+o", 10): (1.60, 1.66),
+            ("su+o+c", 10): (1.85, 1.98),
+        }
+        for each, (low, high) in printed.items():
+            yield from spread(f"{each[0].upper()}, {each[1]} SSDs", where, low, high, found[each])
         more = [
             ours / other
             for drives in (6, 10)
@@ -282,7 +281,7 @@ class Evaluation:
             ]
             worth = self.speedup(gpt2(4.0), "su+o+c", drives) * prices[0] / prices[1]
             name = f"{drives} CSDs: GFLOPS/$ over the baseline's"
-            yield row(name, where, "x", 1.0, worth, relation=relation)  # type: ignore[arg-type]
+            yield row(name, where, "x", 1.0, worth, relation=relation)
 
     def fine_tuning(self) -> Iterator[Row]:
         where = "Table IV"

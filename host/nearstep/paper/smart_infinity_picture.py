@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from nearstep.paper.smart_infinity import Evaluation, gpt2
-from nearstep.paper.smart_infinity_case import DRIVES, METHODS
+from nearstep.paper.smart_infinity_case import DRIVES, METHODS, Method
 
 PHASES = ("forward", "backward", "update")
 TITLES = ("forward", "backward, gradients to drives", "update, states to and from drives")
 BARS = (6, 10)
+LINES: tuple[Method, ...] = ("base", "su+o", "su+o+c")
 GPUS = ("a5000", "a100")
 
 
@@ -42,7 +43,7 @@ def draw(evaluation: Evaluation, path: Path) -> None:
     drives = range(1, DRIVES + 1)
     for gpu, style in zip(GPUS, ("o-", "s--"), strict=True):
         one = evaluation.phases(gpt2(4.0), "base", 1, gpus=(gpu,)).total
-        for number, method in enumerate(("base", "su+o", "su+o+c")):
+        for number, method in enumerate(LINES):
             seconds = [evaluation.phases(gpt2(4.0), method, n, gpus=(gpu,)).total for n in drives]
             label = f"{method.upper()}, {gpu.upper()}"
             rates = [one / each for each in seconds]

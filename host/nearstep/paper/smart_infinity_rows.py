@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 Relation = Literal["=", ">", "<"]
 Kind = Literal["counted", "modelled", "fitted", "measured"]
@@ -53,7 +53,8 @@ class Row:
         return self.found > self.paper if self.relation == ">" else self.found < self.paper
 
 
-class Errors(NamedTuple):
+@dataclass(frozen=True)
+class Errors:
     """Of printed speedups.
 
     Attributes

@@ -42,5 +42,10 @@ def traffic(case: Case) -> Traffic:
                 counted["gradient" in operation.name, hop.direction] += operation.transfer.nbytes
                 padding += -operation.transfer.nbytes % PAGE_BYTES
     unit = HALF_BYTES * case.elements
-    ways = ((False, 0), (False, 1), (True, 0), (True, 1))
-    return Traffic(*(Fraction(counted[way], unit) for way in ways), Fraction(padding, unit))
+    return Traffic(
+        states_read=Fraction(counted[False, 0], unit),
+        states_written=Fraction(counted[False, 1], unit),
+        gradients_read=Fraction(counted[True, 0], unit),
+        gradients_written=Fraction(counted[True, 1], unit),
+        padding=Fraction(padding, unit),
+    )
