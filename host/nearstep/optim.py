@@ -55,6 +55,8 @@ Behaviour that differs from torch's, or that torch leaves open:
 - `compression` sends the largest elements of each gradient alone, `max_grad_norm` clips on the
   device: see `docs/training.md`. Both hold for all groups, and are no part of `state_dict()`;
   what compression has not sent so far is: `residual`, besides torch's keys.
+- `from_deepspeed` makes an optimizer, with clipping, loss scaling and accumulation, of a
+  configuration in DeepSpeed's spelling.
 - `copy.deepcopy` shares the device, with memory of its own; unpickling opens a device of the same
   name.
 
@@ -63,21 +65,34 @@ Ref: AXDIMM, sections 3.3 and 4.2.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from pathlib import Path
 from typing import Any, Unpack
 
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
+from nearstep.deepspeed.config import load
 from nearstep.device import Device
-from nearstep.torch import options
+from nearstep.torch import configured, options
+from nearstep.torch.configured import Training
 from nearstep.torch.of_rule import NamedOptimizer, RuleOptimizer
 from nearstep.torch.overflow.options import Drives
 from nearstep.torch.scaler import GradScaler
 from nearstep.torch.settings import OnDevice
 from nearstep.torch.traffic import Traffic
 
-__all__ = ["SGD", "Adagrad", "Adam", "AdamW", "GradScaler", "Traffic", "of"]
+__all__ = [
+    "SGD",
+    "Adagrad",
+    "Adam",
+    "AdamW",
+    "GradScaler",
+    "Traffic",
+    "Training",
+    "from_deepspeed",
+    "of",
+]
 
 
 class Adam(RuleOptimizer, optimizer="adam"):
@@ -360,3 +375,46 @@ def of(
         eviction=eviction,
         resume=resume,
     )
+
+
+def from_deepspeed(
+    config: str | Path | Mapping[str, Any],
+    params: ParamsT,
+    *,
+    auto: Mapping[str, Any] | None = None,
+    ignore: Collection[str] = (),
+    world_size: int | None = None,
+    clipping: configured.Clipping = "host",
+    **on: Unpack[OnDevice],
+) -> Training:
+    """An optimizer, clipping and loss scaling from a configuration in DeepSpeed's spelling::
+
+        training = nearstep.optim.from_deepspeed("ds_config.json", params, device=device)
+
+    `docs/training.md` has the keys. Each is used, ignored for a reason, or refused, before anything
+    is opened or made; `training.config.rows` says which.
+
+    Parameters
+    ----------
+    config : a JSON file, or the table.
+    params : as in torch, of the format that the configuration has: fp32, fp16 or bf16.
+    auto : values of keys that are `"auto"` there, by path: `{"optimizer.params.lr": 1e-4}`.
+    ignore : paths of keys that are left out whatever they say, such as `scheduler`.
+    world_size : processes that train; those of `torch.distributed` if not given.
+    clipping : `host` clips as `torch.nn.utils.clip_grad_norm_` does, on every device; `device` is
+        `max_grad_norm` of the optimizer.
+    **on : arguments of the optimizer besides torch's, as in `Adam`. `memory` and `drives` take the
+        place of what `sub_group_size` and `nvme_path` say; `resume` goes on from the drives.
+
+    Raises
+    ------
+    ConfigError : the first key that cannot be followed; its path, what was expected, and what is
+        there.
+    UnsupportedOptionError, HyperparameterError, ParameterError
+    UrlError, OptionError, ArgumentError, OutOfDeviceMemoryError, ResumeError, StorageError : as in
+        `Adam`.
+    """
+    processes = configured.world_size() if world_size is None else world_size
+    asked = load(config, auto=auto, ignore=ignore, world_size=processes)
+    kinds = {"Adam": Adam, "AdamW": AdamW, "SGD": SGD, "Adagrad": Adagrad}
+    return configured.make(kinds[asked.optimizer], asked, params, clipping=clipping, on=on)

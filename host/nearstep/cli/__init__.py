@@ -8,6 +8,7 @@ from typing import TextIO
 import typer
 
 from nearstep.cli import cache as cache_command
+from nearstep.cli import config as config_command
 from nearstep.cli import devices as devices_command
 from nearstep.cli import doctor
 from nearstep.cli import offload as offload_command
@@ -52,6 +53,7 @@ def _app() -> typer.Typer:
     app.command("trace")(trace_command.command)
     _command(app, "registers", registers_command.command)
     app.add_typer(cache_command.app, name="cache")
+    app.add_typer(config_command.app, name="config")
     app.add_typer(paper_command.app, name="paper")
     app.add_typer(platform_command.app, name="platform")
     app.add_typer(storage_command.app, name="storage")

@@ -5,7 +5,6 @@ Of a tensor that is spread over processes, what this process has of it.
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
@@ -15,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from nearstep.storage.checksum import crc32
 from nearstep.torch.spread import alike, is_spread, local
 
 FORMATS = (torch.float32, torch.float16, torch.bfloat16)
@@ -136,7 +136,7 @@ def fingerprint(tensor: Tensor) -> int:
     flat = _flat(tensor)
     if flat.dtype == torch.bfloat16:  # numpy has none
         flat = flat.view(torch.int16)
-    return zlib.crc32(np.ascontiguousarray(flat.numpy()).data)
+    return crc32(np.ascontiguousarray(flat.numpy()).data)
 
 
 def merge_master(master: NDArray[np.float32], tensor: Tensor) -> NDArray[np.float32]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
-from nearstep.placement import LINE_ELEMENTS, Segment
+from nearstep.placement import LINE_ELEMENTS, Extent, Segment
 from nearstep.torch import convert
 from nearstep.torch.errors import UnsupportedOptionError
 from nearstep.torch.overflow.steps import OverflowSteps
@@ -100,15 +100,18 @@ class PlacedOptimizer(OverflowSteps):
         extents = self._placement.place(
             [convert.size(p) for p in new], arrays, line=line, dtypes=dtypes
         )
-        segment = extents[0].segment
-        if compression is not None:
-            self._steps.pair_spaces[segment] = PairSpace(
-                segment, extents, compression, self._steps.cut
-            )
+        self._reserve_pairs(extents)
         for p, extent in zip(new, extents, strict=True):
             self._residents[p] = Resident(
                 p, labels[p], extent, self.layout, self._traffic, self._formats, narrow=narrow
             )
+
+    def _reserve_pairs(self, extents: Sequence[Extent]) -> None:
+        """Have room for the pairs of all extents of a segment, if gradients are compressed."""
+        compression, segment = self._settings.compression, extents[0].segment
+        if compression is not None:
+            space = PairSpace(segment, extents, compression, self._steps.cut)
+            self._steps.pair_spaces[segment] = space
 
     def _adopt(
         self,

@@ -38,8 +38,13 @@ class Transfer(NamedTuple):
         return self.segment.arenas[channel][self.array][first:last] if first < last else None
 
     def data(self, channel: int) -> NDArray[Any]:
-        """What goes to `room`, a new array; padding is 0."""
+        """What goes to `room`, to be read only; padding is 0."""
         stripes = self.segment.stripes
+        if stripes.channels == 1 and len(self.parts) == 1:
+            extent, _, array, _ = self.parts[0]
+            if extent.start <= self.start and self.stop <= extent.start + extent.count:
+                flat = array.reshape(-1)
+                return flat[self.start - extent.start : self.stop - extent.start]
         first, last = stripes.span(self.start, self.stop, channel)
         data = np.zeros(last - first, self.segment.dtype_of(self.array))
         for extent, _, array, _ in self.parts:

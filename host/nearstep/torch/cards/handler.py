@@ -150,6 +150,7 @@ class TransferHandler:
         self._accelerator = accelerator
         self._naive = naive
         self._pool = AlignedPool()
+        self._lent: list[Buffer] = []
 
     def add(
         self,
@@ -189,7 +190,7 @@ class TransferHandler:
                 *self._held(channel, lane(channel)),
                 reads=map(Range.of, found.reads),
                 writes=map(Range.of, found.writes),
-                action=partial(self._accelerator.begin, channel, found.starts),
+                action=partial(self._run, channel, found.starts, rooms[g]),
             )
             result = "p" if key.copy_format is None else copy_array(key.copy_format)
             for array in subgroup.states:
@@ -198,6 +199,26 @@ class TransferHandler:
                 self._move("write", subgroup, array, channel, urgent, move, reads=rooms[array])
                 if array == "p" and inbox is not None:
                     self._fetch(subgroup, channel, result, rooms[result], inbox)
+
+    def _run(
+        self, channel: int, starts: Sequence[Callable[[], Run]], gradient: Buffer
+    ) -> Completion:
+        runs = self._accelerator.begin(channel, starts)
+        return Then(runs, partial(self._end_loans, gradient))
+
+    def _end_loans(self, room: Buffer) -> None:
+        """The gradients in this room are the host's again."""
+        stop = room.address + room.nbytes
+        for lent in [each for each in self._lent if room.address <= each.address < stop]:
+            self._lent.remove(lent)
+            lent.end_loan()
+
+    def close(self) -> None:
+        """Give back what is lent still, as after an error."""
+        while self._lent:
+            lent = self._lent.pop()
+            if not lent.device.closed:
+                lent.end_loan()
 
     def _rooms(self, subgroup: Subgroup, channel: int, count: int) -> Arenas:
         key, number = cast(Key, subgroup.launch.key), subgroup.number
@@ -277,8 +298,16 @@ class TransferHandler:
             f"send {name}",
             *self._held(channel, BUS),
             writes=[Range.of(room)],
-            action=lambda: room.submit_write(data()),
+            action=partial(self._give, room, data),
         )
+
+    def _give(self, room: Buffer, data: Callable[[], NDArray[Any]]) -> Completion | None:
+        """Have data in a room: lent until the run has ended, if the device can take them so."""
+        given = data()
+        if not room.lend(given):
+            return room.submit_write(given)
+        self._lent.append(room)
+        return None
 
     def _fetch(
         self, subgroup: Subgroup, channel: int, array: str, room: Buffer, inbox: PieceInbox
@@ -286,6 +315,9 @@ class TransferHandler:
         launch, start, stop = subgroup.launch, subgroup.start, subgroup.stop
 
         def fetch() -> Completion:
+            target = inbox.whole(launch, start, stop)
+            if target is not None:
+                return room.submit_read(target)
             out = self._pool.empty(room.size, room.dtype)
             land = partial(inbox.land, launch, start, stop, channel, out)
             return Then(room.submit_read(out), land)

@@ -30,6 +30,16 @@ class PieceInbox(Inbox):
         super().__init__(())
         self._targets = {extent: _target(each) for extent, each in updates.items()}
 
+    def whole(self, launch: Launch, start: int, stop: int) -> NDArray[Any] | None:
+        """Where elements [start, stop) of a launch's segment go as they are: one parameter has
+        them, on one card; None if they have to be put to their places."""
+        if launch.segment.stripes.channels > 1:
+            return None
+        for extent in launch.extents:
+            if extent.start <= start and stop <= extent.start + extent.count:
+                return self._targets[extent][start - extent.start : stop - extent.start]
+        return None
+
     def land(self, launch: Launch, start: int, stop: int, channel: int, part: NDArray[Any]) -> None:
         """Take a card's share of elements [start, stop) of a launch's segment."""
         stripes = launch.segment.stripes

@@ -24,8 +24,8 @@ from nearstep.work.errors import WorkError
 from nearstep.work.executor import execute
 from nearstep.work.timeline import Timeline
 
-HELD = 2
-"""Subgroups in the memory of a card: one is updated while another comes or goes."""
+MOST_HELD = 3
+"""Subgroups in the memory of a card, if there is room: one comes, one is updated, one goes."""
 
 
 class CardSteps(Steps):
@@ -51,7 +51,8 @@ class CardSteps(Steps):
         super().__init__(device, placement, settings, traffic)
         self._naive = naive
         self._peer = PeerToPeer(device.backend, store)
-        self._slots = Slots(device, device.card.subgroup, 1 if naive else HELD)
+        held = min(MOST_HELD, device.card.memory_bytes // device.card.subgroup_bytes)
+        self._slots = Slots(device, device.card.subgroup, 1 if naive else held)
         weakref.finalize(self, self._slots.free)
 
     @property
@@ -78,8 +79,11 @@ class CardSteps(Steps):
         for each in found:
             into = inbox if step.fetches else None
             handler.add(each, outbox, lists, step.start, factor, step.started, into)
-        with self._device.reserved():
-            timeline = self._execute(handler)
+        try:
+            with self._device.reserved():
+                timeline = self._execute(handler)
+        finally:
+            handler.close()
         outbox.sent()
         if self._device.cycles is not None:
             self.timeline = timeline

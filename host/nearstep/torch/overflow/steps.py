@@ -41,6 +41,10 @@ class OverflowSteps(AttachedOptimizer):
         """Show the state to the user, and to checkpoints, if there is any."""
 
     @abstractmethod
+    def _reserve_pairs(self, extents: Sequence[Extent]) -> None:
+        """Have room for compressed gradients, if they are."""
+
+    @abstractmethod
     def _load(self, saved: Mapping[Tensor, SavedState]) -> None:
         """Send saved state to the device."""
 
@@ -95,6 +99,7 @@ class OverflowSteps(AttachedOptimizer):
         for segment, unit in made:
             counts = [convert.size(p) for p in unit]
             extents = self._placement.place_in(segment, counts, kept)
+            self._reserve_pairs(extents)
             tier.add(segment)
             for p, extent in zip(unit, extents, strict=True):
                 resident = tier.resident(

@@ -1,0 +1,75 @@
+"""`nearstep config`: configurations in DeepSpeed's spelling."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from nearstep.deepspeed.config import check as examine
+from nearstep.deepspeed.errors import ConfigError
+
+__all__ = ["app"]
+
+REFUSED, UNREADABLE = 1, 2
+"""Exit statuses: a key cannot be followed; it cannot be looked at."""
+
+app = typer.Typer(help="Configurations in DeepSpeed's spelling.", no_args_is_help=True)
+
+
+@app.callback()
+def root() -> None:
+    """Configurations in DeepSpeed's spelling."""
+
+
+@app.command("check")
+def check(
+    file: Annotated[Path, typer.Argument(help="JSON, such as ds_config.json.")],
+    auto: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=VALUE", help='Value of a key that is "auto", as JSON.'),
+    ] = None,
+    ignore: Annotated[
+        list[str] | None, typer.Option(metavar="KEY", help="Leave this key out.")
+    ] = None,
+    world_size: Annotated[int, typer.Option(min=1, help="Processes that train.")] = 1,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
+) -> None:
+    """Say of each key what becomes of it: used, ignored, left out or refused, and why.
+
+    Nothing is opened. Exit status: 0 if `nearstep.optim.from_deepspeed` takes it, 1 if a key is
+    refused, 2 if it is no table in JSON.
+    """
+    try:
+        given = dict(_entry(each) for each in auto or ())
+        found = examine(file, auto=given, ignore=ignore or (), world_size=world_size)
+    except ConfigError as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(UNREADABLE) from None
+    if as_json:
+        typer.echo(json.dumps([vars(row) for row in found.rows], indent=2))
+    else:
+        table = Table("key", "value", "", "what becomes of it", box=SIMPLE_HEAD, pad_edge=False)
+        for column in table.columns:
+            column.overflow = "fold"
+        for row in found.rows:
+            table.add_row(row.key, json.dumps(row.value), row.fate, row.text)
+        Console(markup=False, highlight=False).print(table)
+    if found.problems:
+        typer.echo(f"{len(found.problems)} of {len(found.rows)} keys are refused", err=True)
+        raise typer.Exit(REFUSED)
+
+
+def _entry(text: str) -> tuple[str, Any]:
+    key, equals, value = text.partition("=")
+    try:
+        return key, json.loads(value)
+    except ValueError:
+        if not equals:
+            raise typer.BadParameter(f"must be KEY=VALUE, not {text!r}") from None
+        return key, value

@@ -1,0 +1,1 @@
+"""Configurations in DeepSpeed's spelling."""

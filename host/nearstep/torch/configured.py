@@ -1,0 +1,295 @@
+"""An optimizer that a configuration describes, and a step with all that it asks for."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+from torch.nn.parameter import is_lazy
+from torch.optim.optimizer import ParamsT
+
+from nearstep.deepspeed.config import NVME_PATH, SUB_GROUP, Config, Nvme
+from nearstep.deepspeed.errors import ConfigError
+from nearstep.device import Device, open_device
+from nearstep.smartssd.device import SmartssdDevice
+from nearstep.torch import convert
+from nearstep.torch.errors import GradientError, HyperparameterError, UnsupportedOptionError
+from nearstep.torch.factor import gradient_factor
+from nearstep.torch.loss_scaler import LossScaler
+from nearstep.torch.optimizer import DeviceOptimizer
+from nearstep.torch.overflow.errors import MemoryTooSmallError
+from nearstep.torch.overflow.opening import given_groups
+from nearstep.torch.settings import OnDevice, scans
+from nearstep.torch.spread import is_sharded, is_spread
+from nearstep.updater.device import KernelDevice
+
+Clipping = Literal["host", "device"]
+
+FORMATS = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+
+SHARE_OF_DEVICE = 2
+"""One part of that many of the device's memory is for subgroups, if no size is stated."""
+
+
+class Training:
+    """An optimizer that a configuration describes; `nearstep.optim.from_deepspeed` makes it.
+
+    ::
+
+        for batch in batches:
+            training.backward(model(batch))
+            training.step()
+
+    Both are called once for each micro-batch. `optimizer` and `scaler` are torch's as ever, with
+    checkpoints of their own; `optimizer.step()` by itself neither clips on the host nor unscales.
+
+    Attributes
+    ----------
+    optimizer
+    scaler : of the loss of fp16 models, or None.
+    config : what was asked for, and in `config.rows` what became of each key.
+    """
+
+    def __init__(
+        self, optimizer: DeviceOptimizer, scaler: LossScaler | None, config: Config
+    ) -> None:
+        self.optimizer = optimizer
+        self.scaler = scaler
+        self.config = config
+        self._passes = 0
+        self._clipped = False
+
+    def backward(self, loss: Tensor) -> None:
+        """Have autograd add the gradients of a micro-batch.
+
+        Parameters
+        ----------
+        loss : of one element: the mean over the micro-batch. The step is that of the mean over
+            `gradient_accumulation_steps` of them.
+        """
+        self._clipped = False
+        if self.config.gradient_accumulation_steps > 1:
+            loss = loss / self.config.gradient_accumulation_steps
+        torch.autograd.backward(loss if self.scaler is None else self.scaler.scale(loss))
+
+    def step(self) -> bool:
+        """Count a backward pass; after each `gradient_accumulation_steps` of them clip, update and
+        reset the gradients.
+
+        Returns
+        -------
+        bool : whether parameters were updated: not before the last pass, nor if a gradient of an
+            fp16 model is infinite or NaN.
+
+        Raises
+        ------
+        GradientError : the norm that is to be bounded is not finite, and no loss is scaled.
+        LossScaleError : gradients were reset.
+        ArgumentError, DeviceError, StorageError : as those of `optimizer.step()`. The call can be
+            repeated where the step of the optimizer can; `zero_grad` gives the step up.
+        """
+        if self._passes + 1 < self.config.gradient_accumulation_steps:
+            self._passes += 1
+            return False
+        if not self._clipped:
+            self._clip()
+            self._clipped = True
+        if self.scaler is None:
+            self.optimizer.step()
+        else:
+            self.scaler.step(self.optimizer)
+        self.zero_grad()
+        if self.scaler is None:
+            return True
+        self.scaler.update()
+        return not self.scaler.overflowed
+
+    def zero_grad(self) -> None:
+        """Reset the gradients, and begin a step anew: no backward pass counts."""
+        self.optimizer.zero_grad()
+        self._passes, self._clipped = 0, False
+
+    def _clip(self) -> None:
+        bound = self.config.gradient_clipping
+        if bound is None or self.optimizer.settings.max_grad_norm is not None:
+            return
+        parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        if self.scaler is None:
+            norm = torch.nn.utils.get_total_norm(gradients)
+            value = (norm.full_tensor() if is_spread(norm) else norm).item()
+            if not math.isfinite(value):
+                raise GradientError("all parameters together", "of a finite norm", value)
+            torch.nn.utils.clip_grads_with_norm_(parameters, bound, norm)
+            return
+        # fp16 has no numbers for the norm of gradients that are scaled.
+        norms = [torch.linalg.vector_norm(each, dtype=torch.float32) for each in gradients]
+        whole = torch.nn.utils.get_total_norm(norms).item() / self.scaler.get_scale()
+        if not math.isfinite(whole):
+            return  # the step finds what is not, and is skipped
+        factor = gradient_factor(whole, bound)
+        for each in gradients:
+            each.mul_(factor)
+
+
+def make(
+    kind: Callable[..., DeviceOptimizer],
+    config: Config,
+    params: ParamsT,
+    *,
+    clipping: str,
+    on: Mapping[str, Any],
+) -> Training:
+    """The optimizer that a configuration describes, and what belongs to it.
+
+    Parameters
+    ----------
+    kind : class of the optimizer.
+    config
+    params : as torch's optimizers take them.
+    clipping : `host` or `device`.
+    on : arguments of the optimizer besides torch's.
+
+    Raises
+    ------
+    ConfigError : parameters or the device are not as the configuration has them.
+    HyperparameterError, UnsupportedOptionError : an argument is not.
+    """
+    for name in on:
+        if name not in OnDevice.__annotations__:
+            raise TypeError(f"from_deepspeed() got an unexpected keyword argument {name!r}")
+    if "device" not in on:
+        raise TypeError("from_deepspeed() missing 1 required keyword-only argument: 'device'")
+    if clipping not in get_args(Clipping):
+        raise HyperparameterError("clipping", f"one of {get_args(Clipping)}", clipping)
+    if on.get("max_grad_norm") is not None:
+        expected = "left to gradient_clipping of the configuration"
+        raise HyperparameterError("max_grad_norm", expected, on["max_grad_norm"])
+    groups = given_groups(params)
+    parameters = list(_tensors(groups))
+    _check(config, parameters)
+    given = dict(on)
+    if config.gradient_clipping is not None and clipping == "device":
+        given["max_grad_norm"] = config.gradient_clipping
+    elif config.gradient_clipping is not None and config.loss_scaling is not None:
+        if any(map(is_sharded, parameters)):
+            reason = "no process knows the norm of fp16 parameters that are sharded; use bf16"
+            raise UnsupportedOptionError("gradient_clipping", config.gradient_clipping, reason)
+    given = {**placed(config, parameters, given), **given}
+    try:
+        optimizer = kind(groups, **config.hyper, **given)
+    except MemoryTooSmallError as error:
+        if config.nvme is None or "memory" in on:
+            raise
+        least = -(-error.expected // (4 * config.nvme.buffers))
+        expected = f"at least {least}: a parameter is updated at once"
+        raise ConfigError(SUB_GROUP, expected, config.nvme.elements) from None
+    scaler = None
+    if config.loss_scaling is not None:
+        scaler = LossScaler(config.loss_scaling, parameters[0].device.type)
+    return Training(optimizer, scaler, config)
+
+
+def placed(config: Config, parameters: list[Tensor], on: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of the optimizer that say where its state lies.
+
+    Parameters
+    ----------
+    config, parameters
+    on : arguments that were given, the device among them.
+
+    Raises
+    ------
+    ConfigError : the folder or the device is not as the configuration has it.
+    UnsupportedOptionError : the device cannot take the scale of a loss.
+    """
+    if config.nvme is None and config.loss_scaling is None:
+        return {}
+    device = on["device"]
+    with open_device(device) if isinstance(device, str) else nullcontext(device) as opened:
+        if config.loss_scaling is not None and isinstance(opened, KernelDevice):
+            if not scans(opened.config):
+                reason = "open the device with scan=yes and gradient_scale=yes"
+                raise UnsupportedOptionError("fp16.enabled", True, reason)
+        if config.nvme is None:
+            return {}
+        if isinstance(opened, SmartssdDevice) and opened.drive_places:
+            _check_cards(config.nvme, opened)
+            return {}
+        memory = _memory(config.nvme, parameters, opened)
+    found: dict[str, Any] = {"memory": memory}
+    if "drives" not in on:
+        found["drives"] = [_drive(config.nvme)]
+    return found
+
+
+def _check_cards(nvme: Nvme, device: SmartssdDevice) -> None:
+    """Raise `ConfigError` unless the drives of the cards are what is asked for."""
+    folder = Path(device.drive_places[0]).parent
+    if os.path.realpath(nvme.path) != os.path.realpath(folder):
+        raise ConfigError(NVME_PATH, f"{folder}, as the device's drive= says", str(nvme.path))
+    if nvme.stated and nvme.elements != device.card.subgroup:
+        expected = f"left out, or {device.card.subgroup}, the device's subgroup_elements="
+        raise ConfigError(SUB_GROUP, expected, nvme.elements)
+
+
+def _memory(nvme: Nvme, parameters: list[Tensor], device: Device) -> int:
+    """Bytes of the device's memory for the buffers of a subgroup."""
+    element, capacity = 4 * nvme.buffers, device.capacity_bytes
+    if not nvme.stated:
+        return min(element * nvme.elements, capacity // SHARE_OF_DEVICE)
+    every = sum(convert.size(p) for p in parameters if not is_lazy(p))
+    if element * min(nvme.elements, every) > capacity:
+        expected = f"at most {capacity // element}: the device has {capacity} bytes"
+        raise ConfigError(SUB_GROUP, expected, nvme.elements)
+    return min(element * nvme.elements, capacity)
+
+
+def _drive(nvme: Nvme) -> str:
+    """The file of this process."""
+    folder = nvme.path
+    if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
+        raise ConfigError(NVME_PATH, "a folder that can be written", str(folder))
+    return str(folder / f"nearstep-rank{rank()}.drive")
+
+
+def rank() -> int:
+    """Number of this process among those that train together."""
+    spread = torch.distributed.is_available() and torch.distributed.is_initialized()
+    return torch.distributed.get_rank() if spread else 0
+
+
+def world_size() -> int:
+    """Processes that train together."""
+    spread = torch.distributed.is_available() and torch.distributed.is_initialized()
+    return torch.distributed.get_world_size() if spread else 1
+
+
+def _check(config: Config, parameters: list[Tensor]) -> None:
+    expected = FORMATS[config.format]
+    for index, each in enumerate(parameters):
+        if each.dtype is not expected:
+            key = {"fp16": "fp16.enabled", "bf16": "bf16.enabled"}.get(
+                config.format, "fp16.enabled or bf16.enabled"
+            )
+            wanted = "false" if config.format != "fp32" else "true"
+            raise ConfigError(
+                key, f"{wanted}, or parameter {index} {expected}", f"parameter of {each.dtype}"
+            )
+
+
+def _tensors(groups: Any) -> Iterator[Tensor]:
+    """Every tensor of what `given_groups` returns; torch says what is wrong with the rest."""
+    if isinstance(groups, Tensor):
+        yield groups
+    elif isinstance(groups, Mapping):
+        yield from _tensors(groups.get("params", ()))
+    elif isinstance(groups, list | tuple):
+        for each in groups:
+            yield from _tensors(each)
