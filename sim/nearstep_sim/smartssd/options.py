@@ -40,7 +40,8 @@ class CardOptions:
     drive: Annotated[
         str | None,
         Option(
-            meaning="directory of the cards' drives, a file each, for the state of optimizers",
+            meaning="drives of the cards, a file each, for the state of optimizers",
+            allowed="a directory",
             unset="no drives",
         ),
     ] = None
