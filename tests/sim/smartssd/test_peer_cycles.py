@@ -186,6 +186,16 @@ def test_transfers_of_a_queue_have_the_rate_and_share_the_latency():
         assert total == 6974
 
 
+def test_a_drive_that_is_held_up_is_ahead_by_sixteen_requests_at_most():
+    """One answer is 20,000 cycles late, and no more than 16 writes are outstanding."""
+    with opened(drive_read_bytes_per_s=2 * HZ) as card:
+        late = Injection(kind="late", write=True, peer=True, nth=2, delay=20_000)
+        card.backend.inject(late)
+        cycles = submit(card, "write", BASE, some(100 * 256, 1)).wait().cycles
+        rest = 100 - 3 - 16 - 16  # before and while it is held up, and what it has then at once
+        assert abs(cycles - (3 * 128 + 20_000 + rest * 128)) < 3 * 128, cycles
+
+
 @pytest.mark.parametrize(
     ("option", "value"),
     [
@@ -207,8 +217,7 @@ def test_a_card_without_a_clock_has_no_pace():
         nearstep.open(f"{URLS['golden']}&drive_latency_s=1e-6")
 
 
-def test_the_host_has_the_port_first():
-    """Its read takes little longer beside a drive that never rests."""
+def test_a_drive_that_never_rests_leaves_the_port_to_the_host():
     took = []
     with opened() as card:
         for drive in (False, True):
