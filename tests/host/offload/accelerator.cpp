@@ -1,8 +1,9 @@
 // An accelerator for tests, behind torch's PrivateUse1: memory of its own, streams, events and
 // pinned memory. Operations compute on the CPU as soon as they are launched. Copies to and from
-// pinned memory with non_blocking run as late as streams and events allow, and every access to the
-// device's memory is checked to happen after those of other streams before it (vector clocks): what
-// an order of streams leaves to chance on a GPU is counted here as a hazard, each time.
+// pinned memory with non_blocking run as late as streams and events allow, and what operations have
+// written to pinned memory is there as late. Every access to the device's memory is checked to
+// happen after those of other streams before it (vector clocks): what an order of streams leaves to
+// chance on a GPU is counted here as a hazard, each time.
 
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/CachingHostAllocator.h>
@@ -18,6 +19,7 @@
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <torch/library.h>
 
+#include <algorithm>
 #include <array>
 #include <cstring>
 #include <deque>
@@ -46,6 +48,7 @@ struct Event {
 
 struct Task {
   std::function<void()> run;
+  const void* memory;  // of the device, that it uses
 };
 
 struct Queue {
@@ -95,8 +98,8 @@ void run_until(int stream, uint64_t position) {
 
 void run_all(int stream) { run_until(stream, queues[stream].added); }
 
-void add(int stream, std::function<void()> run) {
-  queues[stream].tasks.push_back({std::move(run)});
+void add(int stream, std::function<void()> run, const void* memory = nullptr) {
+  queues[stream].tasks.push_back({std::move(run), memory});
   queues[stream].added++;
 }
 
@@ -142,7 +145,10 @@ void release(void* data) {
   check(block.access.write, block.stream, "memory freed after a write", block.recorded);
   check(block.access.read, block.stream, "memory freed after a read", block.recorded);
   // A copy that is still to come would hit it: let it have its way first.
-  for (int stream = 0; stream < kStreams; stream++) run_all(stream);
+  for (int stream = 0; stream < kStreams; stream++) {
+    auto uses = [&](const Task& task) { return block_of(blocks, task.memory) == &block; };
+    if (std::ranges::any_of(queues[stream].tasks, uses)) run_all(stream);
+  }
   device_bytes -= block.bytes;
   std::memset(base, 0xff, block.bytes);
   blocks.erase(base);
@@ -348,11 +354,15 @@ at::Tensor copy_from(const at::Tensor& self, const at::Tensor& to, bool non_bloc
     const void* source = self.const_data_ptr();
     size_t bytes = self.nbytes();
     block_of(pinned, host)->recorded.insert(stream);
-    add(stream, [=] { std::memcpy(target, source, bytes); });
+    add(stream, [=] { std::memcpy(target, source, bytes); }, up ? target : source);
     late_copies++;
     return to;
   }
   run_all(stream);
+  if (computing && is_pinned(to.const_data_ptr())) {  // a kernel has written to the host's memory
+    add(stream, [target = on_host(to), result = self.clone()] { target.copy_(result); });
+    return to;
+  }
   if ((down || up) && !computing) merge(clocks[kHost], clocks[stream]);  // it blocks the host
   on_host(to).copy_(on_host(self));
   return to;

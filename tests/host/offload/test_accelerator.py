@@ -15,7 +15,7 @@ import pytest
 import torch
 
 HERE = Path(__file__).parent
-CASES = HERE / "on_accelerator.py"
+CASES = [HERE / "on_accelerator.py", HERE / "on_accelerator_places.py"]
 
 
 def passed(compute: str, *arguments: str | Path) -> int:
@@ -37,7 +37,7 @@ def passed(compute: str, *arguments: str | Path) -> int:
 
 @pytest.mark.deep
 def test_every_case_on_an_accelerator() -> None:
-    assert passed("accel", CASES) >= 32
+    assert passed("accel", *CASES) >= 43
 
 
 @pytest.mark.deep
@@ -57,5 +57,5 @@ def test_random_trainings_on_an_accelerator() -> None:
     "accelerator alone, by deep tests",
 )
 def test_on_cuda() -> None:
-    assert passed("cuda", CASES) >= 18
+    assert passed("cuda", *CASES) >= 28
     assert passed("cuda", "-m", "not deep", HERE / "test_equality.py") >= 18

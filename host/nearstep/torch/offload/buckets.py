@@ -105,7 +105,7 @@ class Bucket:
         for copy in copies:
             self._offsets[copy] = self._elements
             self._elements += copy.like.numel()
-        on_host = all(copy.in_place.gradient for copy in copies)
+        on_host = all(copy.in_place.spares_gradient for copy in copies)
         self.nbytes = 0 if on_host else self._elements * copies[0].like.element_size()
         self.buffer: Tensor | None = None
         self.reset()

@@ -161,7 +161,7 @@ class DeviceCopy:
     @property
     def gradient_bytes(self) -> int:
         """That a gradient takes on the compute device."""
-        return 0 if self.in_place.gradient else self.nbytes
+        return 0 if self.in_place.spares_gradient else self.nbytes
 
     @property
     def can_go(self) -> bool:

@@ -427,7 +427,7 @@ class Engine:
         places = in_place(self._model, plan)
         if self._names.device.type == "cpu":
             return places
-        return {each: replace(found, gradient=False) for each, found in places.items()}
+        return {each: replace(found, is_apart=True) for each, found in places.items()}
 
     @contextmanager
     def _apart(self, stay: Sequence[DeviceCopy]) -> Iterator[None]:
@@ -449,7 +449,7 @@ def _bucket(wrapper: Wrapper | None, places: Mapping[Tensor, InPlace]) -> int:
     """Bytes of the largest bucket in which gradients are averaged first."""
     if wrapper is None:
         return 0
-    direct = {each for each in wrapper.parameters if places.get(each, NOTHING).gradient}
+    direct = {each for each in wrapper.parameters if places.get(each, NOTHING).spares_gradient}
     buckets = first_buckets(wrapper.ddp, wrapper.parameters)
     return largest_bucket(wrapper.parameters, buckets, direct)
 

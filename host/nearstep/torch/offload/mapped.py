@@ -49,7 +49,9 @@ def mapped(pinned: Tensor, device: torch.device) -> Tensor:
 def check_mapped(device: torch.device, places: Mapping[Tensor, InPlace]) -> None:
     """Raise `UnsupportedOptionError` if anything is to be in place, and the accelerator is none of
     `MAPPERS`."""
-    if device.type not in MAPPERS and any(each.forward for each in places.values()):
+    if device.type not in MAPPERS and any(
+        each.forward or each.gradient for each in places.values()
+    ):
         known = ", ".join(MAPPERS)
         reason = f"mapped memory of the host is had on {known}, not on {device.type}"
         raise UnsupportedOptionError("policy", "memferry", reason)

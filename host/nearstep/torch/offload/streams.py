@@ -9,7 +9,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from nearstep.torch.offload.mapped import mapped
 from nearstep.torch.resident import Resident
+
+WORDS = {2: torch.int16, 4: torch.int32}
+"""Integers by their bytes: what has their bits whole, whatever number it may be."""
 
 
 class Arrival:
@@ -43,9 +47,7 @@ class Arrival:
         if self._event is not None:
             stream.wait_event(self._event)
         if self._mapped is not None:
-            # Allocators of pinned memory hear of copies alone, and wait for the streams of these.
-            first = self._mapped[(slice(1),) * self._mapped.dim()]
-            first.to(self._device, non_blocking=True)
+            _tell(self._mapped, self._device)
         elif stream != self._home:
             parameter.record_stream(stream)
         self._met.add(stream)
@@ -84,12 +86,13 @@ class Download:
 
     Attributes
     ----------
-    gradient : its memory on the accelerator stays until it is on the host.
+    gradient : its memory on the accelerator stays until it is on the host; None of one that its
+        own stream has written.
     staged : where it goes, in pinned memory.
     event : it is there.
     """
 
-    gradient: Tensor
+    gradient: Tensor | None
     staged: Tensor
     event: torch.Event
 
@@ -155,6 +158,18 @@ class Streams:
             staged.copy_(gradient, non_blocking=True)
             return Download(gradient, staged, self._down.record_event())
 
+    def write(self, gradient: Tensor) -> Download:
+        """Have a kernel of the current stream write a gradient to pinned, mapped memory: all of its
+        bits, as words, and not by a copy."""
+        gradient = gradient.resolve_neg()
+        staged = torch.empty_like(gradient, device="cpu", pin_memory=True)
+        words = WORDS[gradient.element_size()]
+        here = mapped(staged, self._device)
+        torch.bitwise_or(gradient.view(words), 0, out=here.view(words))
+        event = _current(self._device).record_event()
+        _tell(staged, self._device)
+        return Download(None, staged, event)
+
     def depart(self, download: Download, nbytes: int, gone: Callable[[], None]) -> None:
         """Count bytes until a gradient is on the host, and call `gone` then."""
         self._departures.append(_Departure(download, nbytes, gone))
@@ -184,6 +199,13 @@ class Streams:
 def _join(device: torch.device, streams: Iterable[torch.Stream]) -> None:
     for each in streams:
         _current(device).wait_stream(each)
+
+
+def _tell(pinned: Tensor, device: torch.device) -> None:
+    """Have pinned memory be others' only after what the current stream has been given so far and
+    until it goes: allocators of it hear of copies alone, and wait for the streams of these."""
+    first = pinned[(slice(1),) * pinned.dim()]
+    first.to(device, non_blocking=True)
 
 
 def _current(device: torch.device) -> torch.Stream:
