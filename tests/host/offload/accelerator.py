@@ -6,6 +6,7 @@ import hashlib
 import subprocess
 import types
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -31,6 +32,7 @@ def build() -> Path:
     return once(cache_dir() / "lib" / f"accelerator-{digest}.so", compiled)
 
 
+@cache
 def load() -> None:
     """Make it torch's accelerator, for the rest of this process."""
     torch.ops.load_library(build())

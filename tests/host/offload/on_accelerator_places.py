@@ -5,11 +5,15 @@ from __future__ import annotations
 import gc
 import time
 import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 import nearstep
 from nearstep.memferry.cost import Decision, Mode
@@ -17,7 +21,7 @@ from nearstep.memferry.profile import LayerProfile
 from nearstep.torch.offload import streams
 from nearstep.torch.offload.streams import Download, Streams
 
-from . import accelerator
+from . import accelerator, hosted
 from .models import WIDTH
 from .on_accelerator import DTYPES, FORMATS, is_fake, stack, steps
 from .test_memferry import everywhere, places
@@ -181,3 +185,63 @@ def test_a_profile_made_there_has_gradients_written_after_backward() -> None:
         assert there.backward_write_s == there.backward_s + there.send_s
         here = times[1][name]
         assert here.backward_write_s == max(here.backward_s, here.send_s) or name == "5"
+
+
+# Several workers: what they send each other is in `test_workers.py`
+
+
+@contextmanager
+def group() -> Iterator[None]:
+    """A process group of this process alone."""
+    if is_fake:
+        hosted.register()
+    backend = hosted.NAME if is_fake else "gloo"
+    dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def in_two_streams(engine_of: Callable[[nn.Module, Any], Any]) -> list[Any]:
+    model = stack().to(COMPUTE)
+    optimizer = nearstep.optim.AdamW(model.parameters(), lr=1e-2, device=GOLDEN)
+    found, engine = engine_of(model, optimizer)
+    stream, losses = torch.Stream(device=COMPUTE), []
+    model.forward = lambda x: first_and_second(model, x, stream)  # type: ignore[method-assign]
+    for x in torch.ones(3, 4, WIDTH, device=COMPUTE):
+        torch.accelerator.synchronize()
+        optimizer.zero_grad()
+        loss = found(x).sum()
+        loss.backward()
+        losses.append(loss.item())
+        optimizer.step()
+    if engine:
+        assert engine.report().peak_buckets > 0
+        engine.close()
+    return [losses, bits(model.state_dict())]
+
+
+def first_and_second(model: nn.Module, x: Tensor, stream: torch.Stream) -> Tensor:
+    first = second = x
+    for number, layer in enumerate(model.children()):
+        if number % 2:
+            first = layer(first)
+            continue
+        with stream:
+            second = layer(second)
+    here = torch.accelerator.current_stream()
+    here.wait_stream(stream)
+    second.record_stream(here)
+    return first * second
+
+
+@pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream does not match")
+def test_buckets_of_gradients_that_are_made_in_several_streams() -> None:
+    def wrapped(model: nn.Module, optimizer: Any) -> Any:
+        ddp = DistributedDataParallel(model, bucket_cap_mb_list=[0.003])
+        return ddp, nearstep.offload(ddp, optimizer, budget="300%")
+
+    plain = in_two_streams(lambda model, _: (model, None))
+    with group():
+        assert in_two_streams(wrapped) == plain
