@@ -187,6 +187,66 @@ def test_a_profile_made_there_has_gradients_written_after_backward() -> None:
         assert here.backward_write_s == max(here.backward_s, here.send_s) or name == "5"
 
 
+# Parameters: what is in `test_shadow.py`, and several streams
+
+
+def used_in_another_stream(decision: Decision) -> tuple[nn.Module, Any, Any, Tensor]:
+    """A model with a vector, which the host does not know to have left another stream."""
+    model, optimizer, engine = offloaded(decision, "400%")
+    loss_of(model).backward()
+    optimizer.step()
+    assert engine.shadow.allocations == 0
+    x, stream = torch.ones(4, WIDTH, device=COMPUTE), torch.Stream(device=COMPUTE)
+    x.record_stream(stream)
+    torch.accelerator.synchronize()
+    with stream, torch.no_grad():
+        return model, optimizer, engine, model(x)
+
+
+def test_places_are_loaded_again_after_every_stream_that_used_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plain = stack().to(COMPUTE)
+    plain_optimizer = nearstep.optim.AdamW(plain.parameters(), lr=1e-2, device=GOLDEN)
+    for _ in range(2):
+        plain_optimizer.zero_grad()
+        loss_of(plain).backward()
+        plain_optimizer.step()
+    for broken in (False, True):
+        if broken:
+            monkeypatch.setattr(Streams, "_used", lambda *_: None)
+        model, optimizer, engine, _ = used_in_another_stream(Decision(Mode.GFGB))
+        optimizer.zero_grad()
+        optimizer.step()  # all go
+        loss_of(model).backward()
+        optimizer.step()
+        assert engine.shadow.nbytes == len(model) * MODULE
+        assert engine.shadow.allocations == 0
+        assert engine.shadow.loads == 3 * engine.shadow.nbytes
+        assert bits(model.state_dict()) == bits(plain.state_dict())
+        if is_fake:
+            assert any("write after read" in each for each in accelerator.hazards()) == broken
+        engine.close()
+    del model, optimizer, engine
+    gc.collect()
+    accelerator.hazards()  # the vector was freed too early
+
+
+def test_places_of_the_host_are_written_when_every_stream_has_read_them() -> None:
+    model, optimizer, engine, _ = used_in_another_stream(Decision(Mode.DFGB))
+    copy = engine._copies[model[3].weight]
+    optimizer.zero_grad()
+    loss_of(model).backward()
+    assert len(copy._readers) == 2  # an event of each stream
+    optimizer.step()
+    assert copy._readers == []
+    assert engine.shadow.allocations == 0
+    here = engine.shadow.locations["3.weight"].host
+    assert copy.storage is not None
+    assert copy.storage.data_ptr() == here
+    engine.close()
+
+
 # Several workers: what they send each other is in `test_workers.py`
 
 

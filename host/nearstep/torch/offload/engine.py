@@ -29,7 +29,7 @@ from nearstep.torch.offload.gradients import Gradients
 from nearstep.torch.offload.in_place import NOTHING, InPlace
 from nearstep.torch.offload.ledger import Ledger
 from nearstep.torch.offload.machine import Machine
-from nearstep.torch.offload.mapped import check_mapped
+from nearstep.torch.offload.mapped import MAPPERS, check_mapped
 from nearstep.torch.offload.modules import check_modules, hook_modules
 from nearstep.torch.offload.names import (
     Names,
@@ -67,7 +67,8 @@ class Engine:
     plan : by which parameters and gradients are in place; None of other policies than `memferry`,
         and until the first step has made one.
     profile : that the plan was made for; None if there is no such.
-    shadow : places of parameters by the plan; None without one, and on an accelerator.
+    shadow : places of parameters by the plan; None without one, and on an
+        accelerator that gets at no memory of the host.
     closed
     """
 
@@ -417,10 +418,13 @@ class Engine:
         for parameter, place in places.items():
             self._copies[parameter].in_place = place
         self.plan = plan
-        if self._names.device.type == "cpu":
+        device = self._names.device
+        if device.type == "cpu" or device.type in MAPPERS:
             room = gradients_at_once(self._model, self._copies)
             named = [self._copies[parameter] for parameter in places]
-            self.shadow = Shadow(named, self.budget, room)
+            self.shadow = Shadow(named, self.budget, room, device)
+            if self._space.streams is not None and self.shadow.nbytes:
+                self._space.streams.load_into(self.shadow.vector)
         self._space.follow_plan(self.shadow)
 
     def _in_place(self, plan: Plan) -> Mapping[Tensor, InPlace]:

@@ -24,6 +24,7 @@ class Arrival:
     device : the accelerator. Its current stream is that in whose order the memory came, and goes.
     event : of a copy, what goes there is there.
     mapped : what the memory is on, if it is the host's.
+    used : called with each stream that uses the memory.
     """
 
     def __init__(
@@ -31,11 +32,13 @@ class Arrival:
         device: torch.device,
         event: torch.Event | None = None,
         mapped: Tensor | None = None,
+        used: Callable[[torch.Stream], None] = lambda _: None,
     ) -> None:
         self._device = device
         self._home = _current(device)
         self._event = event
         self._mapped = mapped
+        self._used = used
         self._met: set[torch.Stream] = set()
 
     def meet(self, parameter: Tensor) -> None:
@@ -50,7 +53,19 @@ class Arrival:
             _tell(self._mapped, self._device)
         elif stream != self._home:
             parameter.record_stream(stream)
+        self._used(stream)
         self._met.add(stream)
+
+    def gather(self) -> None:
+        """Have what the current stream does from now on come after what others did with the memory,
+        which it writes, while the host waits."""
+        stream = _current(self._device)
+        for each in self._met - {stream}:
+            stream.wait_stream(each)
+
+    def leave(self) -> list[torch.Event]:
+        """The memory is used no more: what comes when streams have done with that of the host."""
+        return [] if self._mapped is None else [each.record_event() for each in self._met]
 
     def drop(self) -> None:
         """Nobody has met it: the memory may be another's, but after the copy."""
@@ -123,6 +138,20 @@ class Streams:
         self._device = device
         self._up, self._down = torch.Stream(device=device), torch.Stream(device=device)
         self._departures: list[_Departure] = []
+        self._users: set[torch.Stream] = set()
+        self._vector: Tensor | None = None
+
+    def load_into(self, vector: Tensor) -> None:
+        """What is copied to the accelerator goes to parts of this from here on, which are used
+        again and again: each copy comes after what any stream has been given before it."""
+        self._vector = vector
+        for stream in (self._up, *self._users):
+            vector.record_stream(stream)
+
+    def _used(self, stream: torch.Stream) -> None:
+        if stream not in self._users and self._vector is not None:
+            self._vector.record_stream(stream)
+        self._users.add(stream)
 
     def join_when_gone(self, owner: object) -> None:
         """When `owner` is gone, which has memory that copies are under way to and from, have that
@@ -144,10 +173,12 @@ class Streams:
     def upload(self, staged: Tensor, target: Tensor) -> Upload:
         """Begin to copy pinned memory to that of the accelerator."""
         self._up.wait_stream(_current(self._device))
+        for stream in self._users if self._vector is not None else ():
+            self._up.wait_stream(stream)
         with self._up:
             target.copy_(staged, non_blocking=True)
             event = self._up.record_event()
-        return Upload(staged, Arrival(self._device, event))
+        return Upload(staged, Arrival(self._device, event, used=self._used))
 
     def download(self, gradient: Tensor) -> Download:
         """Begin to copy a gradient to pinned memory."""
