@@ -19,6 +19,7 @@ import nearstep
 from nearstep.memferry.cost import Decision, Mode
 from nearstep.memferry.profile import LayerProfile
 from nearstep.torch.offload import streams
+from nearstep.torch.offload.errors import CaptureError
 from nearstep.torch.offload.streams import Download, Streams
 
 from . import accelerator, hosted
@@ -245,6 +246,34 @@ def test_places_of_the_host_are_written_when_every_stream_has_read_them() -> Non
     assert copy.storage is not None
     assert copy.storage.data_ptr() == here
     engine.close()
+
+
+# Graphs
+
+
+def test_what_is_captured_is_refused_before_anything_is_touched(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def captured(yes: bool) -> None:
+        module = torch.get_device_module(COMPUTE)
+        monkeypatch.setattr(module, "is_current_stream_capturing", lambda: yes, raising=False)
+
+    plain = stack().to(COMPUTE)
+    found = steps(plain, nearstep.optim.AdamW(plain.parameters(), lr=1e-2, device=GOLDEN))
+    model, optimizer, engine = offloaded(WRITTEN)
+    loss = loss_of(model)
+    before = engine.report()
+    captured(True)
+    for use in (lambda: loss_of(model), loss.backward, optimizer.step):
+        with pytest.raises(CaptureError, match=r"is being captured.*engine.close"):
+            use()
+    assert engine.report() == before
+    captured(False)
+    optimizer.zero_grad()
+    assert steps(model, optimizer) == found
+    engine.close()
+    captured(True)
+    loss_of(model).backward()  # a plain one
 
 
 # Several workers: what they send each other is in `test_workers.py`

@@ -363,6 +363,7 @@ class Engine:
 
     @contextmanager
     def _around_update(self) -> Iterator[None]:
+        self._space.check_runs()
         self._names.check()
         self._gradients.end_stale()
         if self._averager is not None:

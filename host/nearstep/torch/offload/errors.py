@@ -80,6 +80,26 @@ class LostEngineError(NearstepError, RuntimeError):
         super().__init__("the model that this offloaded parameter belonged to is gone")
 
 
+class CaptureError(NearstepError, RuntimeError):
+    """An offloaded model that is used while its stream is captured (CUDA graphs). Nothing has been
+    changed.
+
+    Attributes
+    ----------
+    actual : the device whose stream it is.
+    """
+
+    expected = "a stream that runs what it is given"
+
+    def __init__(self, actual: object) -> None:
+        self.actual = actual
+        super().__init__(
+            f"an offloaded model needs {self.expected}, and the current one of {actual} is being "
+            "captured: parameters would come and go when a graph is made, and not when it is "
+            "replayed; capture after engine.close(), or train without a graph"
+        )
+
+
 class RecordingError(NearstepError, RuntimeError):
     """A recording that cannot begin.
 

@@ -67,10 +67,11 @@ class Gradients:
 
         Raises
         ------
-        BudgetError
+        BudgetError, CaptureError
         """
         if self._space.closed:
             return
+        self._space.check_runs()
         task = torch._C._current_graph_task_id()
         if task not in self._passes and task >= 0:
             self._passes.add(task)

@@ -148,11 +148,12 @@ class Space:
 
         Raises
         ------
-        BudgetError, EarlyUpdateError
+        BudgetError, CaptureError, EarlyUpdateError
         """
         if self.closed:
             yield
             return
+        self.check_runs()
         if self.watch is not None:
             self.watch.begin()
         with self.aside():
@@ -226,6 +227,11 @@ class Space:
     def _mover(self) -> Pipeline | Streams | None:
         """What transfers are under way in."""
         return self.streams if self.pipeline is None else self.pipeline
+
+    def check_runs(self) -> None:
+        """Raise `CaptureError` where what is done now would be done when a graph is replayed."""
+        if self.streams is not None:
+            self.streams.check_runs()
 
     def end_sending(self) -> None:
         """Wait for gradients that are on their way in streams."""

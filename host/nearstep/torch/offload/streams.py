@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from nearstep.torch.offload.errors import CaptureError
 from nearstep.torch.offload.mapped import mapped
 from nearstep.torch.resident import Resident
 
@@ -152,6 +153,13 @@ class Streams:
         if stream not in self._users and self._vector is not None:
             self._vector.record_stream(stream)
         self._users.add(stream)
+
+    def check_runs(self) -> None:
+        """Raise `CaptureError` while the current stream is captured."""
+        module = torch.get_device_module(self._device)
+        is_captured = getattr(module, "is_current_stream_capturing", None)
+        if is_captured is not None and is_captured():
+            raise CaptureError(self._device)
 
     def join_when_gone(self, owner: object) -> None:
         """When `owner` is gone, which has memory that copies are under way to and from, have that
