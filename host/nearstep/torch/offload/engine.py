@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -24,7 +25,12 @@ from nearstep.torch.offload.buckets import first_buckets, largest_bucket
 from nearstep.torch.offload.construction import end_waiting
 from nearstep.torch.offload.copy import DeviceCopy
 from nearstep.torch.offload.early import EarlyUpdates
-from nearstep.torch.offload.errors import BudgetError, EngineCopyError, RecordingError
+from nearstep.torch.offload.errors import (
+    BudgetError,
+    EngineCopyError,
+    RecordingError,
+    VectorWarning,
+)
 from nearstep.torch.offload.gradients import Gradients
 from nearstep.torch.offload.in_place import NOTHING, InPlace
 from nearstep.torch.offload.ledger import Ledger
@@ -100,9 +106,8 @@ class Engine:
         smallest = smallest_budget(model, parameters, places) + _bucket(self._wrapper, places)
         if self.budget < smallest:
             what = "parameters of one module with their gradients"
-            raise BudgetError(
-                what if self._wrapper is None else f"{what}, and a bucket", smallest, self.budget
-            )
+            what = what if self._wrapper is None else f"{what}, and a bucket"
+            raise BudgetError(what, smallest, self.budget, parameters=self._bytes)
         self._optimizer = optimizer
         self._early = EarlyUpdates(model, optimizer) if updates == "in-backward" else None
         copies = [
@@ -121,13 +126,15 @@ class Engine:
             self._wrapper.take()
         try:
             self._check_held(copies, smallest)
-            self._open(copies, policy, watch)
+            self._open(copies, policy, watch, warns=plan is not None)
         except BaseException:
             if self._wrapper is not None:
                 self._wrapper.give_back()
             raise
 
-    def _open(self, copies: list[DeviceCopy], policy: Policy, watch: Watch | None) -> None:
+    def _open(
+        self, copies: list[DeviceCopy], policy: Policy, watch: Watch | None, *, warns: bool
+    ) -> None:
         for copy in copies:
             end_waiting(copy.parameter)
         indices = [each.index for each in copies]
@@ -153,6 +160,8 @@ class Engine:
         self._space.release_all()
         if self.plan is not None:
             self._put_in_force(self.plan)
+            if warns and self.shadow is not None and self.shadow.needs > self.budget:
+                warnings.warn(VectorWarning(self.shadow.needs, self.budget), stacklevel=4)
         self._space.bring_in_place()
         ledger.reset_peaks()
         for copy in copies:
@@ -189,7 +198,7 @@ class Engine:
         if needed > self.budget:
             names = ", ".join(sorted(copy.name for copy in stay))
             what = f"parameters in memory that something refers to ({names})"
-            raise BudgetError(what, max(needed, smallest), self.budget)
+            raise BudgetError(what, max(needed, smallest), self.budget, parameters=self._bytes)
 
     def report(self) -> Report:
         """What has been done so far."""

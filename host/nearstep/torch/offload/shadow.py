@@ -63,6 +63,7 @@ class Shadow:
     vector : uint8, of shape (nbytes,).
     locations : by the name of the parameter.
     nbytes : of the vector; 0 if there is none.
+    needs : bytes of the least budget with which there is one.
     host_nbytes : of the places in the host's memory.
     loads : bytes that have been loaded into the vector.
     allocations, allocated : how many times memory was taken that is no such place, and its bytes.
@@ -82,7 +83,8 @@ class Shadow:
         named = [copy for copy in copies if copy.nbytes]
         fetched = [copy for copy in named if not copy.in_place.backward]
         sizes = [-(-_nbytes(copy.like) // ALIGNMENT) * ALIGNMENT for copy in fetched]
-        fits = sum(sizes) + gradients <= budget
+        self.needs = sum(sizes) + gradients
+        fits = self.needs <= budget
         self.nbytes = sum(sizes) if fits else 0
         self._vector: dict[DeviceCopy, _Slot] = {}
         self._host: dict[DeviceCopy, _Slot] = {}

@@ -279,7 +279,9 @@ class Space:
                 stay = [copy.name for copy in self._present if not copy.pins and copy.is_aliased]
                 if stay:
                     hint += f"; in memory that something refers to: {', '.join(sorted(stay))}"
-                raise BudgetError(what, self.ledger.used + nbytes, self.ledger.budget, hint)
+                needed, budget = self.ledger.used + nbytes, self.ledger.budget
+                total = sum(copy.nbytes for copy in self.copies)
+                raise BudgetError(what, needed, budget, hint, parameters=total)
         while self.ledger.free < nbytes:
             self._wait_for_room()
 
