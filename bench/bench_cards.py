@@ -6,7 +6,8 @@ All in turn in one run, on the same folder:
   committed.
 - storage alone: the same bytes, in the same pieces, read and written by `nearstep.storage`, and a
   generation. It is what the drive and the CRCs take.
-- torch's fused AdamW with its moments on files that are mapped into memory, flushed after each step.
+- torch's fused AdamW with its moments on files that are mapped into memory, flushed after each
+  step.
 - with `--deepspeed PYTHON`, an interpreter that has it: DeepSpeed's ZeRO-3, its states on NVMe,
   updated by its CPU Adam. It runs by itself before the others.
 
@@ -162,7 +163,7 @@ def main(
 ) -> None:
     work = folder / "cards"
     work.mkdir(parents=True, exist_ok=True)
-    for each in work.glob("*"):
+    for each in work.rglob("*"):
         if each.is_file():
             each.unlink()
     other = by_deepspeed(deepspeed, work, elements, steps, subgroup)
@@ -170,6 +171,14 @@ def main(
     own = torch.nn.Parameter(torch.randn(elements, generator=generator) * 0.02)
     twin = torch.nn.Parameter(own.detach().clone())
     own.grad = twin.grad = torch.randn(elements, generator=generator)
+    tried = torch.nn.Parameter(torch.zeros(1 << 16))  # what is loaded once counts for no model
+    tried.grad = torch.zeros(1 << 16)
+    small = work / "small"
+    small.mkdir(exist_ok=True)
+    first = nearstep.optim.AdamW([tried], device=f"golden:smartssd?drive={small}")
+    first.step()
+    assert first.store is not None
+    first.store.close()
     held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     url = f"golden:smartssd?cards={cards}&subgroup_elements={subgroup}&drive={work}"
     optimizer = nearstep.optim.AdamW([own], lr=1e-3, device=url)
@@ -196,7 +205,7 @@ def main(
     }
     alone.store.close()
     store.close()
-    for path in work.glob("*"):
+    for path in work.rglob("*"):
         if path.is_file():
             path.unlink()
     ratios = [s / c for s, c in zip(seconds["storage"], seconds["cards"], strict=True)]

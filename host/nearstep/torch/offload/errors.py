@@ -104,8 +104,9 @@ class LostEngineError(NearstepError, RuntimeError):
 
 
 class CaptureError(NearstepError, RuntimeError):
-    """An offloaded model that is used while its stream is captured (CUDA graphs). Nothing has been
-    changed.
+    """An offloaded model was used while its stream is captured, as by CUDA graphs.
+
+    Nothing has been changed.
 
     Attributes
     ----------
