@@ -31,6 +31,7 @@ class CardTier(DriveTier[CardSegment]):
     """
 
     resident = CardResident
+    recovers = True
 
     def __init__(self, store: Store, device: SmartssdDevice, traffic: Traffic) -> None:
         super().__init__(store)

@@ -30,9 +30,12 @@ class DriveTier(ABC, Generic[AnySegment]):
     store
     segments : in the order in which a step updates them.
     resident : class of the parameters.
+    recovers : after `go_back` a device that failed in a step has left nothing undone, whatever
+        failed: the drives have all that there was.
     """
 
     resident: type[Resident] = Resident
+    recovers = False
 
     def __init__(self, store: Store) -> None:
         self.store = store
@@ -105,7 +108,8 @@ class DriveTier(ABC, Generic[AnySegment]):
 
     @abstractmethod
     def restore(self, residents: Iterable[Resident]) -> None:
-        """After `go_back` and `Undo.restore`: have what else the host had of these."""
+        """After `go_back` and `Undo.restore` of an update that had begun: have what else the host
+        had of these."""
 
     @abstractmethod
     def bring(self, segment: AnySegment, arrays: Mapping[str, float]) -> None:

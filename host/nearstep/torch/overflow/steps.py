@@ -126,8 +126,8 @@ class OverflowSteps(AttachedOptimizer):
     def _apply_by_units(self, tier: DriveTier[Any], work: Work) -> dict[Extent, Update]:
         """The same, of one unit of parameters after the other, and a generation of all on drives.
 
-        After an error everything is what it was before, unless the device failed, or nobody knows
-        whether the generation counts. What was changed on the drives alone since the last
+        After an error everything is what it was before, unless the device failed and had something
+        that the drives have not, or nobody knows whether the generation counts. What was changed on the drives alone since the last
         generation is written first: if that fails, gradients are lost, and of parameters that are
         away all changes, after which steps are refused.
         """
@@ -177,7 +177,8 @@ class OverflowSteps(AttachedOptimizer):
         try:
             tier.go_back()
             undo.restore()
-            tier.restore(resident for resident, _, _ in work.checked)
+            if is_lost is None:
+                tier.restore(resident for resident, _, _ in work.checked)
         except StorageError:
             self._interrupt(residents, error)
             return
@@ -185,7 +186,7 @@ class OverflowSteps(AttachedOptimizer):
             self._lose_gradients(error)
         if is_lost:
             self._interrupt(residents, error)
-        elif isinstance(error, StorageError):
+        elif tier.recovers or isinstance(error, StorageError):
             self._interrupted = None
             for resident in residents:
                 resident.interrupted = None
