@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from collections.abc import Iterator, Mapping
 from functools import partial
 from statistics import median
@@ -75,6 +76,16 @@ def figures(
         *_device(choice, traffic, optimizer.device),
         *seconds(traffic, ours, theirs),
     ]
+
+
+def sha256(ours: Trainer) -> str:
+    """Of the bits of all parameters, and of their state."""
+    found = hashlib.sha256()
+    for p in ours.model.parameters():
+        state = ours.optimizer.state[p]
+        for each in (p, *(state[key] for key in sorted(state))):
+            found.update(each.detach().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()
 
 
 def _losses(ours: Trainer, theirs: Trainer | None, validation: Batches) -> Iterator[Figure]:
