@@ -101,3 +101,12 @@ def test_killed_ten_times(tmp_path: Path) -> None:
 def test_killed_and_moved_to_other_cards_each_time(tmp_path: Path) -> None:
     devices = [on(tmp_path, "drives", cards) for cards in (4, 3, 1, 2, 4)]
     assert check_killed(devices, "golden:smartssd?rules=adam", 40, 2, tmp_path, 3) == 5
+
+
+@pytest.mark.deep
+def test_killed_on_the_rtl(tmp_path: Path) -> None:
+    """It runs every step; the run that is left alone is on the golden model."""
+    (tmp_path / "drives").mkdir()
+    shape = "smartssd?lanes=4&chunk_bytes=512&memory_bytes=4MiB&cards=2&subgroup_elements=8192"
+    device = f"sim:{shape}&drive={tmp_path / 'drives'}"
+    assert check_killed([device] * 2, f"golden:{shape}", 8, 3, tmp_path, 2) == 2

@@ -214,6 +214,10 @@ def test_what_is_no_unfinished_move_is_never_removed(tmp_path: Path) -> None:
     with pytest.raises(StorageError):
         resumed(url(tmp_path, 3))
     assert (tmp_path / "card0of3.nearstep").exists()
+    (tmp_path / "card0of3.nearstep").unlink()  # nor is this what a move leaves
+    with pytest.raises(StorageError, match="card0of3"):
+        resumed(url(tmp_path, 3))
+    assert files(tmp_path) == sorted([*names(2), "card2of3.nearstep"])
 
 
 def test_drives_that_cannot_be_copied_from(tmp_path: Path) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Container, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,6 +13,7 @@ from nearstep.storage.aligned import aligned_bytes
 from nearstep.storage.blocks import BLOCK_BYTES, BlockFile
 from nearstep.storage.drive_errors import (
     DriveAccessError,
+    DriveSizeError,
     ForeignDriveError,
     IncompleteSetError,
     NoGenerationError,
@@ -64,6 +66,9 @@ def moved_from(places: Sequence[str], owner: str) -> Sequence[Path]:
     StorageError
     """
     own = [Path(each) for each in places]
+    here = _step(own, owner)
+    if here is not None and here.replaces:
+        remove([each for each in _files(own) if _set_of(each) == here.replaces])
     others = [found for each in _siblings(own) if (found := _step(each, owner)) is not None]
     stale = {each.replaces for each in others}
     for each in [each for each in others if each.set_id in stale]:
@@ -71,24 +76,27 @@ def moved_from(places: Sequence[str], owner: str) -> Sequence[Path]:
         remove(each.places)
     if not others:
         return ()
-    here = _step(own, owner)
     if here is not None and here.set_id not in stale:
-        for each in others:
-            if each.set_id == here.replaces:
-                remove(each.places)
         return ()
-    if here is None and not _has_no_step(own[0]):
+    if here is None and not _is_left_over(own, stale):
         return ()  # what is the matter is said when they are opened
     if len(others) > 1:
         counts = " and of ".join(str(len(each.places)) for each in others)
         raise ResumeError(f"a step of {owner} on one set", f"on those of {counts} cards")
-    remove(own)
+    remove(own[::-1] if here is None else own)
     return others[0].places
 
 
 def remove(places: Sequence[Path]) -> None:
-    """Remove the drives of a set, the one with its generations first: what is left then is none."""
-    for at in (0, 1):
+    """Remove drives of a set, the first one before all others.
+
+    Of a set with generations that is the one that has them: what is left then is none.
+
+    Raises
+    ------
+    DriveAccessError
+    """
+    for at in (0, 1) if places else ():
         try:
             for path in places[at:]:
                 path.unlink(missing_ok=True)
@@ -104,10 +112,18 @@ def remove(places: Sequence[Path]) -> None:
             raise DriveAccessError(name, f"cannot remove drives: {error}", error.errno) from error
 
 
+def _files(own: Sequence[Path]) -> list[Path]:
+    """Other files in the directory that are called as drives of cards, the first of each set before
+    its others."""
+    folder = own[0].parent
+    found = sorted(os.listdir(folder)) if folder.is_dir() else []
+    return [folder / each for each in found if NAME.fullmatch(each) and folder / each not in own]
+
+
 def _siblings(own: Sequence[Path]) -> list[list[Path]]:
     """Other sets of drives of which all files are there."""
     folder = own[0].parent
-    found = (NAME.fullmatch(each) for each in (os.listdir(folder) if folder.is_dir() else ()))
+    found = (NAME.fullmatch(each.name) for each in _files(own))
     counts = {int(each[1]) for each in found if each is not None} - {len(own)}
     sets = [[folder / f"card{i}of{count}.nearstep" for i in range(count)] for count in counts]
     return [each for each in sorted(sets, key=len) if each and all(map(os.path.lexists, each))]
@@ -128,22 +144,42 @@ def _step(places: Sequence[Path], owner: str) -> Step | None:
         return Step(places, set_id, str(store.meta.get(REPLACES, "")))
 
 
-def _has_no_step(first: Path) -> bool:
-    """Whether nothing was ever committed to the set that has this drive as its first, or there is
-    none."""
-    if not os.path.lexists(first):
-        return True
-    blocks = BlockFile(first, direct=False, read_only=True)
+def _is_left_over(own: Sequence[Path], replaced: Container[str]) -> bool:
+    """Whether nothing was ever committed to drives, or others have replaced them; that there are
+    none counts as well."""
+    if not os.path.lexists(own[0]):
+        left = [each for each in own if os.path.lexists(each)]
+        return all(_set_of(each) in replaced for each in left)
+    with _opened(own[0]) as blocks:
+        try:
+            slots = read_slots(blocks, read_header(blocks).set_id)
+        except StorageError:
+            return _is_blank(blocks)
+    found = [each for each in slots.values() if isinstance(each, Superblock)]
+    return all(each.generation == 0 for each in found)
+
+
+def _set_of(path: Path) -> str | None:
+    """The set that a drive is of; None: it is no drive."""
+    with _opened(path) as blocks:
+        try:
+            return str(read_header(blocks).set_id)
+        except (NotADriveError, DriveSizeError):
+            return None
+
+
+def _is_blank(blocks: BlockFile) -> bool:
+    """Whether a drive has no header yet."""
+    block = aligned_bytes(BLOCK_BYTES)
+    if blocks.count:
+        blocks.read(HEADER_BLOCK, block)
+    return not block.any()
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[BlockFile]:
+    blocks = BlockFile(path, direct=False, read_only=True)
     try:
-        block = aligned_bytes(BLOCK_BYTES)
-        if blocks.count:
-            blocks.read(HEADER_BLOCK, block)
-        if not block.any():
-            return True
-        slots = read_slots(blocks, read_header(blocks).set_id)
-        found = [each for each in slots.values() if isinstance(each, Superblock)]
-        return all(each.generation == 0 for each in found)
-    except StorageError:
-        return False
+        yield blocks
     finally:
         blocks.close()
