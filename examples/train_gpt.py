@@ -35,6 +35,7 @@ import nearstep
 from nearstep.errors import ArgumentError, NearstepError, OutOfDeviceMemoryError
 from nearstep.storage.drive_errors import StorageError
 from nearstep.torch.offload import Engine
+from nearstep.torch.offload.errors import BudgetError
 from nearstep.torch.overflow.errors import MemoryTooSmallError
 
 OUTPUT = Path(__file__).resolve().parents[1] / "build" / "run"
@@ -135,7 +136,7 @@ def main(
     ] = False,
     budget: Annotated[
         str, typer.Option(help="With --offload: memory of parameters and gradients on the host.")
-    ] = "25%",
+    ] = "40%",
     policy: Annotated[
         str, typer.Option(help=f"With --offload: {', '.join(POLICIES)}.")
     ] = "prefetch",
@@ -202,7 +203,10 @@ def main(
             f"GPT of {parameters:,} parameters, {steps} steps on {device}; text: {text.source}, "
             f"{text.files} files, {len(text.training) + len(text.validation):,} bytes"
         )
-        _train(console, ours, theirs, batches, steps, engine, timeline)
+        try:
+            _train(console, ours, theirs, batches, steps, engine, timeline)
+        except BudgetError as error:
+            raise typer.BadParameter(str(error), param_hint="--budget") from error
         if engine is not None:
             show_plan(engine)
         report = Report(

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 HERE = Path(__file__).parent
-CASES = HERE / "on_accelerator.py"
+CASES = [HERE / "on_accelerator.py", HERE / "on_accelerator_places.py"]
 
 
 def passed(compute: str, *arguments: str | Path) -> int:
@@ -37,13 +37,22 @@ def passed(compute: str, *arguments: str | Path) -> int:
 
 @pytest.mark.deep
 def test_every_case_on_an_accelerator() -> None:
-    assert passed("accel", CASES) >= 32
+    assert passed("accel", *CASES) >= 47
 
 
 @pytest.mark.deep
 def test_every_training_on_an_accelerator() -> None:
-    files = [HERE / f"test_{name}.py" for name in ("equality", "memferry", "faults", "gradients")]
-    assert passed("accel", "-m", "not deep", *files) >= 85
+    files = [
+        HERE / f"test_{name}.py"
+        for name in ("equality", "memferry", "faults", "gradients", "shadow")
+    ]
+    assert passed("accel", "-m", "not deep", *files) >= 101
+
+
+@pytest.mark.deep
+def test_several_workers_on_an_accelerator() -> None:
+    names = "two_workers or refused or (three_workers and 0)"
+    assert passed("accel", "-m", "deep or not deep", HERE / "test_workers.py", "-k", names) == 3
 
 
 @pytest.mark.deep
@@ -57,5 +66,5 @@ def test_random_trainings_on_an_accelerator() -> None:
     "accelerator alone, by deep tests",
 )
 def test_on_cuda() -> None:
-    assert passed("cuda", CASES) >= 18
+    assert passed("cuda", *CASES) >= 32
     assert passed("cuda", "-m", "not deep", HERE / "test_equality.py") >= 18

@@ -71,6 +71,8 @@ class OpenStore:
         self._parameters = [p for group in groups for p in _parameters(group)]
         self._options = options
         self._made: list[str] = []
+        self._folder: Path | None = None
+        self._cards = cards
         owner = describe(title, [_parameters(group) for group in groups])
         drives, resume = options.drives, options.resume
         self.owns = not isinstance(drives, Store)
@@ -85,6 +87,7 @@ class OpenStore:
             self.store = self._open(drives, owner, moments, block, extent_bytes)
         except BaseException:
             self._close_source()
+            self._remove_folder()
             raise
 
     def _open(
@@ -99,8 +102,22 @@ class OpenStore:
         state = 4 * (1 + moments) * self._elements + BLOCK_BYTES * arrays
         share = GENERATIONS * (state // len(drives) + block * (1 + moments)) + SPARE_BYTES
         self._made = [str(each) for each in drives if not os.path.lexists(each)]
+        if self._cards:
+            self._make_folder(Path(drives[0]).parent)
         nbytes = -(-share // BLOCK_BYTES) * BLOCK_BYTES
         return Store.create(drives, drive_bytes=nbytes, owner=owner, extent_bytes=extent_bytes)
+
+    def _make_folder(self, folder: Path) -> None:
+        """Have the folder of the cards' drives; one that cannot be is said by the drives."""
+        if not folder.exists():
+            with contextlib.suppress(OSError):
+                folder.mkdir()
+                self._folder = folder
+
+    def _remove_folder(self) -> None:
+        if self._folder is not None:
+            with contextlib.suppress(OSError):  # others use it
+                self._folder.rmdir()
 
     @property
     def replaces(self) -> bool:
@@ -156,6 +173,7 @@ class OpenStore:
                 self.store.abort()
         for path in self._made:
             os.unlink(path)
+        self._remove_folder()
 
 
 def _drives_of(given: Sequence[str | Path]) -> Sequence[Path]:
