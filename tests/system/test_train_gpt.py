@@ -209,8 +209,8 @@ def test_state_on_drives_takes_a_quarter_of_its_memory(device, steps, train, tmp
     count = report["configuration"]["parameters"]
     assert 3.5 * count < figures[f"{here}: memory, at most"]["value"] <= 4 * count
     # parameters at first, and everything after the step
-    assert figures[f"{here}: written"]["value"] == 4 * count // steps + 12 * count
-    assert 0 < figures[f"{here}: read"]["value"] <= 8 * count
+    assert figures[f"{here}: host to drives"]["value"] == 4 * count // steps + 12 * count
+    assert 0 < figures[f"{here}: drives to host"]["value"] <= 8 * count
     assert report["configuration"]["memory"] == "25%"
     check_width(result.output)
     check_bits(report)

@@ -163,3 +163,25 @@ def test_a_card_that_fails_in_mid_step(array: str, write: bool) -> None:
             JOB.step(optimizer, parameters, 1)
         JOB.step(optimizer, parameters, 2)
         assert everything(parameters, optimizer) == expected_after(3, touched=True)
+
+
+@pytest.mark.parametrize(
+    "action", ["flush", *(pytest.param(each, marks=pytest.mark.deep) for each in ("read", "write"))]
+)
+def test_what_error_feedback_holds_back_is_as_before_the_step_too(action: str) -> None:
+    plain = JOB.parameters()
+    memory = JOB.make(plain, PLAIN, compression=0.1)
+    with drives() as on:
+        parameters = JOB.parameters()
+        optimizer = JOB.make(parameters, URL, drives=on.store, compression=0.1)
+        for step in range(3):
+            for number in (0,) if action == "flush" else (0, 3):
+                before = everything(parameters, optimizer)
+                on.places[1].fault = fault = FailAt(action, number)
+                with pytest.raises(StorageError):
+                    JOB.step(optimizer, parameters, step)
+                assert fault.fired == 1
+                assert everything(parameters, optimizer) == before
+            JOB.step(optimizer, parameters, step)
+            JOB.step(memory, plain, step)
+            assert everything(parameters, optimizer) == everything(plain, memory)
