@@ -33,13 +33,13 @@ class Compressed:
     ----------
     index : positions in the flat parameter, ascending.
     value : what is sent for them: float32, float16, or uint16 that holds bfloat16.
-    residual : what the next step adds to its gradient, of the parameter's size; None without error
-        feedback.
+    residual : what the next step adds to its gradient, of the parameter's size: a tensor on an
+        accelerator where the gradient is (`nearstep.torch.chosen`). None without error feedback.
     """
 
     index: NDArray[np.intp]
     value: NDArray[np.generic]
-    residual: NDArray[np.float32] | None
+    residual: NDArray[np.float32] | torch.Tensor | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +73,11 @@ class Compression:
             raise HyperparameterError("error_feedback", "True or False", self.error_feedback)
         check_pairs(self.form, self.format)
         object.__setattr__(self, "share", share)
+
+    @property
+    def limit(self) -> float | None:
+        """The largest finite number that is sent; None if any may be."""
+        return _LIMITS.get(self.format)
 
     def kept_of(self, size: int) -> int:
         """Elements that are kept of a gradient of `size` elements."""
@@ -109,9 +114,9 @@ class Compression:
         return Compressed(index, value, rest)
 
     def _rounded(self, values: NDArray[np.float32]) -> NDArray[np.generic]:
-        if self.format == "fp32":
+        if self.limit is None:
             return values
-        limit = np.float32(_LIMITS[self.format])
+        limit = np.float32(self.limit)
         bounded = np.where(np.isinf(values), values, np.clip(values, -limit, limit))
         return convert.narrow(bounded, self.format)
 

@@ -16,6 +16,7 @@ import torch
 
 HERE = Path(__file__).parent
 CASES = HERE / "on_accelerator.py"
+TOPK = HERE / "on_accelerator_topk.py"
 
 
 def passed(compute: str, *arguments: str | Path) -> int:
@@ -41,6 +42,11 @@ def test_every_case_on_an_accelerator() -> None:
 
 
 @pytest.mark.deep
+def test_gradients_are_compressed_on_an_accelerator() -> None:
+    assert passed("accel", TOPK) >= 22
+
+
+@pytest.mark.deep
 def test_every_training_on_an_accelerator() -> None:
     files = [HERE / f"test_{name}.py" for name in ("equality", "memferry", "faults", "gradients")]
     assert passed("accel", "-m", "not deep", *files) >= 85
@@ -58,4 +64,5 @@ def test_random_trainings_on_an_accelerator() -> None:
 )
 def test_on_cuda() -> None:
     assert passed("cuda", CASES) >= 18
+    assert passed("cuda", TOPK) >= 22
     assert passed("cuda", "-m", "not deep", HERE / "test_equality.py") >= 18
