@@ -10,7 +10,7 @@ Ref: Smart-Infinity, section IV-C.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -28,7 +28,8 @@ _MAGNITUDE = 0x7FFFFFFF
 _LAST = BLOCK - 1
 
 
-class Chosen(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Chosen:
     """One gradient, compressed, in the memory that it was in.
 
     Attributes

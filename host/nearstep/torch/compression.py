@@ -79,6 +79,11 @@ class Compression:
         """The largest finite number that is sent; None if any may be."""
         return _LIMITS.get(self.format)
 
+    @property
+    def pair_bytes(self) -> int:
+        """Of the index and the value of one element."""
+        return 8 if self.format == "fp32" else 6
+
     def kept_of(self, size: int) -> int:
         """Elements that are kept of a gradient of `size` elements."""
         return kept_of(size, self.share)

@@ -19,6 +19,7 @@ from nearstep.torch.chosen import choose, flat
 from nearstep.torch.compression import Compressed, Compression
 from nearstep.torch.errors import InterruptedStepError, ParameterError
 from nearstep.torch.held import HeldGradient, Write, write_at_once
+from nearstep.torch.held_pairs import HeldPairs
 from nearstep.torch.layout import Layout
 from nearstep.torch.spread import local
 from nearstep.torch.topk import take_largest
@@ -107,7 +108,7 @@ class Resident:
         contents, by name; a fingerprint; or, of a small parameter, what was fetched. None if that
         is not known.
     away : the device alone has the parameter (`settle`): steps neither send nor fetch it.
-    held : its gradient, if that is on the device until a step.
+    held : its gradient, if that is on the device until a step, or has been compressed for one.
     """
 
     def __init__(
@@ -128,7 +129,7 @@ class Resident:
         self.layout = layout
         self.interrupted: str | None = None
         self.away = False
-        self.held: HeldGradient | None = None
+        self.held: HeldGradient | HeldPairs | None = None
         self._current = "p"  # array with the contents of a parameter that is away
         self._traffic = traffic
         self._formats = formats
@@ -431,9 +432,9 @@ class Resident:
         else:
             outbox.send(Sending(self.extent, name, array))
         self._traffic.gradients_down += array.nbytes
-        self._count_to_host(gradient)
+        self.count_to_host(gradient)
 
-    def _count_to_host(self, gradient: Tensor) -> None:
+    def count_to_host(self, gradient: Tensor) -> None:
         """A whole gradient is on the host, or is about to be."""
         if not self.parameter.is_cpu:
             self._traffic.gradients_to_host += convert.size(gradient) * gradient.element_size()
@@ -462,7 +463,8 @@ class Resident:
         gradient
         write, wait : as of `HeldGradient`, of a first gradient.
         """
-        self._count_to_host(gradient)
+        self.count_to_host(gradient)
+        assert not isinstance(self.held, HeldPairs), "nothing is added to what was compressed"
         if self.held is not None:
             self.held.add(gradient)
             return
@@ -490,6 +492,10 @@ class Resident:
         while self._lent:
             self.extent.end_loan(self._lent.pop())
 
+    def begin_use(self) -> None:
+        """A step is about to use the arrays: they are no more what they were made with."""
+        self._is_new = False
+
     def compress(
         self,
         gradient: Tensor,
@@ -499,7 +505,6 @@ class Resident:
     ) -> Compressed:
         """What of a gradient is to be sent instead of it, and what of it stays: on the host in an
         array of `memory`, on an accelerator beside the gradient."""
-        self._is_new = False
         part = local(gradient)
         if not part.is_cpu:
             left = None if residual is None else flat(residual, part.device)

@@ -16,11 +16,13 @@ from nearstep.torch.chosen import choose, flat
 from nearstep.torch.compression import Compression
 from nearstep.torch.topk import BLOCK, kept_of
 
+from . import accelerator
 from .models import WIDTH
 from .training import COMPUTE, SEED, bits
 
 CARD = "golden:smartssd?memory_bytes=8MiB"
 FORMATS = ("fp32", "fp16", "bf16")
+is_fake = COMPUTE.type == "accel"
 
 
 def stack(dtype: torch.dtype = torch.float32) -> nn.Module:
@@ -93,6 +95,30 @@ def test_what_is_chosen_has_the_bits_of_the_host(form: str) -> None:
                 assert residual.cpu().numpy().tobytes() == before.tobytes()
                 compared += size
     assert compared == 3 * 3 * (4 * BLOCK + 777)
+
+
+@pytest.mark.parametrize("feedback", [True, False])
+def test_an_offloaded_model_sends_pairs_where_nothing_stays(feedback: bool) -> None:
+    model = stack().to(COMPUTE)
+    options = {"compression": 0.1, "error_feedback": feedback}
+    optimizer = nearstep.optim.AdamW(model.parameters(), lr=1e-2, device=CARD, **options)
+    before = accelerator.counts().late if is_fake else 0
+    with nearstep.offload(model, optimizer, budget="100%") as engine:
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(torch.ones(2, WIDTH, device=COMPUTE)).square().sum().backward()
+            optimizer.step()
+        assert engine._space.sent == engine._space.ledger.gradients == 0
+        found, traffic = engine.report(), optimizer.traffic
+        late = found.fetches + found.prefetches + (1 if feedback else 2) * found.gradients
+        if is_fake:
+            assert accelerator.counts().late - before == late
+    whole = 3 * sum(4 * p.numel() for p in model.parameters())
+    assert traffic.gradients_down == 8 * traffic.pairs < whole / 4
+    assert traffic.gradients_to_host == (whole if feedback else traffic.gradients_down)
+    residuals = [optimizer.state[p].get("residual") for p in model.parameters()]
+    expected = "cpu" if feedback else None
+    assert {r if r is None else r.device.type for r in residuals} == {expected}
 
 
 def test_a_whole_gradient_is_counted_as_such() -> None:
