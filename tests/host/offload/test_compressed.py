@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import errno
 import random
 from contextlib import ExitStack, nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 import nearstep
+from nearstep.storage.drive_errors import StorageError
 from nearstep.torch.errors import GradientError, UnsupportedOptionError
 from nearstep.torch.held_pairs import HeldPairs
 from nearstep.torch.offload.errors import BudgetError
+from nearstep_sim.models.drive import FailAt
 
 from ..overflow.jobs import drives
 from .models import KINDS, WIDTH
@@ -203,6 +209,45 @@ def test_a_gradient_beside_a_compressed_one_is_refused() -> None:
     backward(model)
     optimizer.step()
     assert bits(model.state_dict()) != before
+
+
+@pytest.mark.parametrize("number", [0, 5])
+def test_a_step_that_a_drive_fails_is_repeated_with_the_same_pairs(number: int) -> None:
+    found = []
+    for fails in (False, True):
+        with drives(2, 1200) as on:
+            model, _ = made()
+            optimizer = nearstep.optim.AdamW(
+                model.parameters(),
+                lr=1e-2,
+                device=f"{CARDS}&cards=2&drive=unused",
+                drives=on.store,
+                compression=0.1,
+            )
+            with nearstep.offload(model, optimizer, budget="100%"):
+                for step in range(3):
+                    optimizer.zero_grad()
+                    backward(model)
+                    if fails and step == 1:
+                        on.places[1].fault = fault = FailAt("write", number, errno.EIO)
+                        with pytest.raises(StorageError):
+                            optimizer.step()
+                        assert fault.fired == 1
+                    optimizer.step()
+                found.append([bits(model.state_dict()), bits(optimizer.state_dict())])
+    assert found[0] == found[1]
+
+
+def test_workers_are_refused(tmp_path: Path) -> None:
+    store = dist.FileStore(str(tmp_path / "store"), 1)
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        model = nn.Linear(WIDTH, WIDTH)
+        optimizer = nearstep.optim.AdamW(model.parameters(), device=CARD, compression=0.1)
+        with pytest.raises(UnsupportedOptionError, match=r"^compression=0\.1"):
+            nearstep.offload(DistributedDataParallel(model), optimizer, budget="300%")
+    finally:
+        dist.destroy_process_group()
 
 
 @pytest.mark.deep
