@@ -12,8 +12,10 @@ from torch import nn
 
 import nearstep
 from nearstep.torch import convert
-from nearstep.torch.chosen import choose, flat
+from nearstep.torch.chosen import Chosen, choose, flat
 from nearstep.torch.compression import Compression
+from nearstep.torch.offload.gradients import _after
+from nearstep.torch.offload.streams import Streams
 from nearstep.torch.topk import BLOCK, kept_of
 
 from . import accelerator
@@ -95,6 +97,20 @@ def test_what_is_chosen_has_the_bits_of_the_host(form: str) -> None:
                 assert residual.cpu().numpy().tobytes() == before.tobytes()
                 compared += size
     assert compared == 3 * 3 * (4 * BLOCK + 777)
+
+
+def test_pairs_are_read_when_both_copies_have_ended() -> None:
+    torch.manual_seed(SEED)
+    gradient, compression = torch.randn(1000), Compression(share=0.1, error_feedback=False)
+    done = compression.compress(gradient.numpy(), None)
+    chosen, streams = choose(compression, gradient.to(COMPUTE), None), Streams(COMPUTE)
+    downloads = [streams.download(chosen.index), streams.download(chosen.value)]
+    pairs = Chosen(downloads[0].staged, downloads[1].staged, None)
+    if is_fake:  # nothing has had the copies run so far
+        assert pairs.index.tolist() == [-1] * 100
+    found = _after(downloads, pairs)(None)
+    assert found.index.tolist() == done.index.tolist()
+    assert found.value.tobytes() == done.value.tobytes()
 
 
 @pytest.mark.parametrize("feedback", [True, False])

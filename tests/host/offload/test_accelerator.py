@@ -43,7 +43,7 @@ def test_every_case_on_an_accelerator() -> None:
 
 @pytest.mark.deep
 def test_gradients_are_compressed_on_an_accelerator() -> None:
-    assert passed("accel", TOPK, HERE / "test_compressed.py") >= 40
+    assert passed("accel", TOPK, HERE / "test_compressed.py") >= 44
 
 
 @pytest.mark.deep
@@ -64,5 +64,5 @@ def test_random_trainings_on_an_accelerator() -> None:
 )
 def test_on_cuda() -> None:
     assert passed("cuda", CASES) >= 18
-    assert passed("cuda", TOPK) >= 24
+    assert passed("cuda", TOPK) >= 25
     assert passed("cuda", "-m", "not deep", HERE / "test_equality.py") >= 18
