@@ -10,7 +10,7 @@ from page_coarse import coarse, coarse_area, coarse_wire
 from page_fu import accuracy, functional_unit
 from page_memferry import memferry
 from page_smartssd import compression, rules, smartssd, smartssd_area
-from page_storage import offload, overflow, storage
+from page_storage import cards, offload, overflow, storage
 from page_table import Results, mega, percent, section, table
 from report import FOLDER
 
@@ -409,6 +409,7 @@ SECTIONS: dict[str, Callable[[Results], list[str]]] = {
     "compression": compression,
     "storage": storage,
     "overflow": overflow,
+    "cards": cards,
     "offload": offload,
     "memferry": memferry,
 }

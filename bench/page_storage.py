@@ -67,6 +67,38 @@ def overflow(results: Results) -> list[str]:
     return lines
 
 
+def cards(results: Results) -> list[str]:
+    """A step with state on the drives of golden cards, beside what moves the same bytes."""
+    seconds, moved = results["seconds"], results["bytes_per_parameter"]
+    count = results["cards"]
+    lines = section(
+        "State on the drives of cards",
+        f"A step of AdamW on {results['parameters'] / 1e6:.1f} million parameters whose state lies",
+        f"on {count} file{'s' * (count > 1)}, in turn in one run; seconds, medians of",
+        f"{results['steps']} steps, *measured* (this machine, {results['cores']} cores). *Cards*:",
+        f"`golden:smartssd?cards={count}&drive=`, subgroups of {results['subgroup']} elements; for",
+        f"each parameter {moved['drives_to_cards']:.0f} bytes are read and",
+        f"{moved['cards_to_drives']:.0f} written, and a generation outlasts a power cut.",
+        "*Storage*: `nearstep.storage` reads and writes the same bytes in the same pieces, and",
+        "commits. *Mapped*: torch's fused step, its moments on mapped files that the page cache",
+        "holds, flushed after each step: a third of the bytes, and no whole state after a cut.",
+        f"The step has {results['rate_of_storage_alone']:.1%} of the rate of storage alone (median",
+        f"of the rounds), and the process holds {results['memory_over_subgroup']:.2f} x D x 16",
+        "bytes beside the model, D the elements of a subgroup.",
+    )
+    names = {"cards": "cards", "storage": "storage alone", "mapped": "mapped, flushed"}
+    if results["deepspeed"] is not None:
+        names["deepspeed"] = f"DeepSpeed {results['deepspeed']}, ZeRO-3, NVMe, CPU Adam, bf16"
+    lines += table(
+        ["", "s a step", "cards over it"],
+        (
+            [names[name], f"{took:.3f}", _times(seconds["cards"], took)]
+            for name, took in seconds.items()
+        ),
+    )
+    return lines
+
+
 def offload(results: Results) -> list[str]:
     """An iteration of an offloaded stack of layers, with overlap and without."""
     lines = section(

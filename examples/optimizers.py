@@ -46,6 +46,24 @@ def new_drives(folder: Path | None) -> Iterator[None]:
         raise
 
 
+class NoDrivesError(ValueError):
+    """State lies on no drives: there is nothing to go on from."""
+
+
+def begun(folder: Path | None, device: nearstep.Device) -> bool:
+    """Whether there are drives of a run already: in `folder`, or those of the device's cards.
+
+    Raises
+    ------
+    NoDrivesError : there is neither.
+    """
+    if folder is not None:
+        return any(os.path.lexists(folder / name) for name in DRIVES)
+    if not device.drive_places:
+        raise NoDrivesError("state must be on drives: with --drives, or with drive= in --device")
+    return any(Path(device.drive_places[0]).parent.glob("card*.nearstep"))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Kind:
     """An optimizer, and what it is trained with if nothing else is given.
@@ -123,6 +141,7 @@ class Choice:
     max_grad_norm
     drives : folder of files that state lies on as far as `memory` of the device does not hold it.
     memory
+    resume : go on from the last step that drives have, those of `drives` or of the device's cards.
     """
 
     kind: Kind
@@ -132,6 +151,7 @@ class Choice:
     max_grad_norm: float | None = None
     drives: Path | None = None
     memory: str | None = None
+    resume: bool = False
 
     @property
     def device(self) -> str:
@@ -164,6 +184,7 @@ class Choice:
             error_feedback=self.error_feedback,
             max_grad_norm=self.max_grad_norm,
             **self._overflow,
+            resume=self.resume,
             **self.kind.options,
         )
         return optimizer

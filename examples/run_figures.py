@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from collections.abc import Iterator, Mapping
 from functools import partial
 from statistics import median
@@ -75,6 +76,16 @@ def figures(
         *_device(choice, traffic, optimizer.device),
         *seconds(traffic, ours, theirs),
     ]
+
+
+def sha256(ours: Trainer) -> str:
+    """Of the bits of all parameters, and of their state."""
+    found = hashlib.sha256()
+    for p in ours.model.parameters():
+        state = ours.optimizer.state[p]
+        for each in (p, *(state[key] for key in sorted(state))):
+            found.update(each.detach().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()
 
 
 def _losses(ours: Trainer, theirs: Trainer | None, validation: Batches) -> Iterator[Figure]:
@@ -194,7 +205,11 @@ def _drives(optimizer: DeviceOptimizer, traffic: nearstep.optim.Traffic) -> Iter
     on = partial(Figure, section="device memory and drives", origin="measured")
     peak = optimizer.memory_peak
     yield on(name="memory, at most", value=peak, unit="B", note="parameters, gradients, state")
-    for name, moved in (("written", traffic.to_drives), ("read", traffic.from_drives)):
+    ways = [("host to drives", traffic.to_drives), ("drives to host", traffic.from_drives)]
+    if optimizer.device.drive_places:
+        ways += [("drives to cards", traffic.drives_to_cards)]
+        ways += [("cards to drives", traffic.cards_to_drives)]
+    for name, moved in ways:
         note = f"{moved / traffic.steps / elements:.3g} B/param"
         yield on(name=name, value=moved // traffic.steps, unit="B/step", note=note)
 
@@ -220,7 +235,7 @@ def _device(
     cycles = traffic.cycles
     memory = "no DDR4 behind it" if dimm is None else f"{dimm.channels} x DDR4-1600"
     if card is not None:
-        memory = f"{card.kernel.beat_bytes} B a cycle"
+        memory = f"{opened.channel_count} x {card.kernel.beat_bytes} B a cycle"
     device = partial(Figure, section="device")
     no_clock = "no clock here"
     yield device(
@@ -267,7 +282,7 @@ def _device(
             note=f"bound {100 * dimm.timing.refresh_bound:.2f} %",
         )
     if card is not None:
-        yield from _card(moved if plain else None, cycles, card)
+        yield from _card(moved if plain else None, cycles, card, opened.channel_count)
     elif choice.kind.rules == "adam":
         yield device(
             name="the paper's throughput",
@@ -278,20 +293,22 @@ def _device(
         )
 
 
-def _card(moved: int | None, cycles: int | None, card: SmartssdConfig) -> Iterator[Figure]:
+def _card(
+    moved: int | None, cycles: int | None, card: SmartssdConfig, cards: int
+) -> Iterator[Figure]:
     """`moved` are the bytes of whole gradients and of states; of pairs they are not counted."""
     device = partial(Figure, section="device")
     if moved is not None and cycles:
         yield device(
             name="of DRAM peak",
-            value=100 * moved / (cycles * card.kernel.beat_bytes),
+            value=100 * moved / (cycles * cards * card.kernel.beat_bytes),
             unit="%",
             origin="measured",
             note="half duplex",
         )
         yield device(
-            name=f"DRAM at {PAPER_CLOCK_HZ // 10**6} MHz",
-            value=moved / cycles * PAPER_CLOCK_HZ / 1e9,
+            name=f"DRAM of a card at {PAPER_CLOCK_HZ // 10**6} MHz",
+            value=moved / cards / cycles * PAPER_CLOCK_HZ / 1e9,
             unit="GB/s",
             origin="modelled",
             note="its SSD: about 3.2",

@@ -38,14 +38,16 @@ class Figure:
 class Report:
     """Everything that a run leaves behind.
 
-    `loss` and `baseline_loss` are training losses in nats by step; the latter is None without a
-    baseline run.
+    `loss` and `baseline_loss` are training losses in nats by step, behind the first `first_step`;
+    the latter is None without a baseline run. `sha256` is of all bits of parameters and state.
     """
 
     configuration: dict[str, Any]
     environment: dict[str, Any]
     loss: list[float]
     baseline_loss: list[float] | None
+    first_step: int = 0
+    sha256: str = ""
     figures: list[Figure] = field(default_factory=list)
 
     def write_json(self, path: Path) -> None:
@@ -74,7 +76,7 @@ def plot_loss(report: Report, path: Path) -> None:
     from matplotlib import pyplot as plt
     from matplotlib.ticker import MaxNLocator
 
-    steps = range(1, len(report.loss) + 1)
+    steps = range(report.first_step + 1, report.first_step + len(report.loss) + 1)
     device = report.configuration["device"]
     baseline = report.baseline_loss
     figure, axes = plt.subplots(

@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -22,19 +22,20 @@ import torch
 import typer
 from gpt import SIZES, Gpt, sized
 from offloading import POLICIES, check_options, drawn, offloaded, show_plan
-from optimizers import DEVICE, KINDS, Choice, Kind, kind_named, new_drives
+from optimizers import DEVICE, KINDS, Choice, Kind, NoDrivesError, begun, kind_named, new_drives
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from run_figures import figures
+from run_figures import figures, sha256
 from run_report import Report, plot_loss
 from stdlib_text import Batches, Text, load_text
 from torch import Tensor
-from trainer import Trainer
+from trainer import OtherTaskError, Trainer
 
 import nearstep
 from nearstep.errors import ArgumentError, NearstepError, OutOfDeviceMemoryError
 from nearstep.storage.drive_errors import StorageError
 from nearstep.torch.offload import Engine
+from nearstep.torch.offload.errors import BudgetError
 from nearstep.torch.overflow.errors import MemoryTooSmallError
 
 OUTPUT = Path(__file__).resolve().parents[1] / "build" / "run"
@@ -108,7 +109,9 @@ class Task:
         groups = model.decay_groups(self.weight_decay)
         if device is None:
             return Trainer(model, choice.in_torch(groups), self.steps, choice.max_grad_norm)
-        return Trainer(model, choice.on(device, groups), self.steps)
+        words = [f"{name} {value}" for name, value in asdict(self).items()]
+        task = ", ".join([*words, f"lr {choice.lr}"])
+        return Trainer(model, choice.on(device, groups), self.steps, task=task)
 
 
 def main(
@@ -133,7 +136,7 @@ def main(
     ] = False,
     budget: Annotated[
         str, typer.Option(help="With --offload: memory of parameters and gradients on the host.")
-    ] = "25%",
+    ] = "40%",
     policy: Annotated[
         str, typer.Option(help=f"With --offload: {', '.join(POLICIES)}.")
     ] = "prefetch",
@@ -150,6 +153,13 @@ def main(
     memory: Annotated[
         str, typer.Option(help="With --drives: of the device, for parameters, gradients and state.")
     ] = "25%",
+    resume: Annotated[
+        bool,
+        typer.Option(
+            help="Go on from the last step on the drives, if there are any: of --drives, or of "
+            "cards with drive=."
+        ),
+    ] = False,
     baseline: Annotated[
         bool, typer.Option(help="Train the same model with torch's fused optimizer.")
     ] = True,
@@ -166,6 +176,7 @@ def main(
         max_grad_norm=max_grad_norm,
         drives=drives,
         memory=memory if drives is not None else None,
+        resume=resume,
     )
     _check(size, choice, offload=offload)
     check_options(policy, timeline, offload=offload, drives=drives)
@@ -185,11 +196,17 @@ def main(
         ours, engine = _on_device(task, choice, near_memory, budget if offload else None, policy)
         theirs = task.trainer(choice, None) if baseline and kind.in_torch else None
         parameters = sum(p.numel() for p in ours.model.parameters())
+        if ours.done >= steps:
+            found = f"the drives have {ours.done} steps already, not fewer than {steps}"
+            raise typer.BadParameter(found, param_hint="--resume")
         console.print(
             f"GPT of {parameters:,} parameters, {steps} steps on {device}; text: {text.source}, "
             f"{text.files} files, {len(text.training) + len(text.validation):,} bytes"
         )
-        _train(console, ours, theirs, batches, steps, engine, timeline)
+        try:
+            _train(console, ours, theirs, batches, steps, engine, timeline)
+        except BudgetError as error:
+            raise typer.BadParameter(str(error), param_hint="--budget") from error
         if engine is not None:
             show_plan(engine)
         report = Report(
@@ -206,9 +223,11 @@ def main(
             },
             environment=_environment(text),
             loss=ours.losses,
-            baseline_loss=theirs.losses if theirs else None,
+            baseline_loss=theirs.losses[ours.done :] if theirs else None,
+            first_step=ours.done,
         )
         report.figures = figures(choice, ours, theirs, task.batches(text.validation), engine)
+        report.sha256 = sha256(ours)
     report.environment["open_device_s"] = round(opened - started, 3)
     report.environment["total_s"] = round(time.perf_counter() - started, 3)
     _write(console, report, output, timeline)
@@ -297,13 +316,18 @@ def _on_device(
     """The trainer on `device`, offloaded where there is a budget; or an
     end of the program that says which option is wrong, and leaves no drives."""
     try:
+        if choice.resume and not begun(choice.drives, device):
+            choice = replace(choice, resume=False)
         with new_drives(choice.drives):
             ours = task.trainer(choice, device)
             if budget is None:
                 return ours, None
             return ours, offloaded(ours, budget, policy)  # type: ignore[arg-type]
     except (StorageError, FileExistsError, PermissionError) as error:
-        raise typer.BadParameter(str(error), param_hint="--drives") from error
+        hint = "--device" if choice.drives is None else "--drives"
+        raise typer.BadParameter(str(error), param_hint=hint) from error
+    except (OtherTaskError, NoDrivesError) as error:
+        raise typer.BadParameter(str(error), param_hint="--resume") from error
     except MemoryTooSmallError as error:
         raise typer.BadParameter(str(error), param_hint="--memory") from error
     except (ArgumentError, OutOfDeviceMemoryError) as error:
@@ -330,6 +354,11 @@ def _train(
         task = progress.add_task("loss", total=steps)
         for step in range(steps):
             tokens = batches.draw()
+            if step < ours.done:
+                progress.update(task, advance=1)
+                if theirs:
+                    theirs.train(tokens)
+                continue
             draws = engine is not None and timeline is not None and step == steps - 1
             with drawn(engine, timeline) if draws else nullcontext():
                 loss = ours.train(tokens)
@@ -337,15 +366,19 @@ def _train(
             if theirs:
                 description += f" (torch {theirs.train(tokens):.4f})"
             if not math.isfinite(loss):
-                raise SystemExit(f"the loss became {loss} after {len(ours.losses)} steps")
+                raise SystemExit(f"the loss became {loss} after {step + 1} steps")
             progress.update(task, advance=1, description=description)
+            if not console.is_terminal:
+                print(f"step {step + 1} of {steps}: {description}", flush=True)
 
 
 def _write(console: Console, report: Report, output: Path, timeline: Path | None) -> None:
     """Write the report and its plot, and print it; the picture of the last step is there."""
     report.write_json(output / REPORT)
     plot_loss(report, output / PLOT)
+    print(f"sha256: {report.sha256} of parameters and state")
     console.print(report.table())
+    console.print(f"sha256: {report.sha256} of parameters and state")
     console.print(f"report: {output / REPORT}\nplot:   {output / PLOT}")
     if timeline is not None:
         console.print(f"timeline: {timeline}")

@@ -21,13 +21,31 @@ def warm_up_then_cosine(step: int, steps: int) -> float:
     return 0.1 + 0.45 * (1.0 + math.cos(math.pi * progress))
 
 
+DONE, TASK = "steps_done", "task"
+"""Options of groups: steps that were made, and of what."""
+
+
+class OtherTaskError(ValueError):
+    """Drives with steps of another task: they would be gone on from with other batches or another
+    schedule."""
+
+
 class Trainer:
     """Trains one model and keeps its losses.
 
-    With `max_grad_norm` it clips the gradients before each step.
+    With `max_grad_norm` it clips the gradients before each step. Options of the optimizer's groups
+    say how many steps were made, and what is trained; so drives that keep them do.
+
+    Parameters
+    ----------
+    model, optimizer
+    steps : in all.
+    max_grad_norm
+    task : what is trained, in words.
 
     Attributes
     ----------
+    done : steps that were made before, of an optimizer that was resumed.
     losses : training loss in nats before each step.
     step_seconds, model_seconds : time of each `optimizer.step()`, and of each forward and backward
         pass.
@@ -39,11 +57,19 @@ class Trainer:
         optimizer: torch.optim.Optimizer,
         steps: int,
         max_grad_norm: float | None = None,
+        task: str = "",
     ) -> None:
         self.model = model
         self.max_grad_norm = max_grad_norm
         self.optimizer = optimizer
-        self.scheduler = LambdaLR(optimizer, lambda step: warm_up_then_cosine(step, steps))
+        self.done = int(optimizer.param_groups[0].get(DONE, 0))
+        for group in optimizer.param_groups:
+            found = group.setdefault(TASK, task)
+            if found != task:
+                raise OtherTaskError(f"the drives must hold a step of {task}, not of {found}")
+        self.scheduler = LambdaLR(
+            optimizer, lambda step: warm_up_then_cosine(step, steps), self.done - 1
+        )
         self.losses: list[float] = []
         self.step_seconds: list[float] = []
         self.model_seconds: list[float] = []
@@ -57,6 +83,8 @@ class Trainer:
         middle = time.perf_counter()
         if self.max_grad_norm is not None:
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.max_grad_norm)
+        for group in self.optimizer.param_groups:
+            group[DONE] = self.done + len(self.losses) + 1
         self.optimizer.step()
         self.step_seconds.append(time.perf_counter() - middle)
         self.model_seconds.append(middle - start)

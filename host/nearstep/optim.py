@@ -77,7 +77,7 @@ from nearstep.device import Device
 from nearstep.torch import configured, options
 from nearstep.torch.configured import Training
 from nearstep.torch.of_rule import NamedOptimizer, RuleOptimizer
-from nearstep.torch.overflow.options import Drives
+from nearstep.torch.overflow.options import Drives, Resume
 from nearstep.torch.scaler import GradScaler
 from nearstep.torch.settings import OnDevice
 from nearstep.torch.traffic import Traffic
@@ -126,7 +126,8 @@ class Adam(RuleOptimizer, optimizer="adam"):
     eviction : what gives way in memory: `updated_first`, what the step has updated already, or
         `belady`, what is used again last.
     resume : go on from the last step that the drives have: parameters, state and options of groups
-        are what they were after it.
+        are what they were after it. Paths of other drives, of any number and of any device, or
+        their folder: copy that step from these first, which stay as they are.
 
     Raises
     ------
@@ -330,7 +331,7 @@ def of(
     drives: Drives | None = None,
     memory: int | str | None = None,
     eviction: str = "updated_first",
-    resume: bool = False,
+    resume: Resume = False,
     **hyper: Any,
 ) -> NamedOptimizer:
     """An optimizer of torch from the data of one, such as that of a file of yours::

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import math
@@ -272,6 +273,28 @@ def test_drives_of_another_run_are_kept(train, tmp_path):
     assert "--drives" in result.output
     assert sorted(tmp_path.iterdir()) == [drive]
     assert drive.read_bytes() == b"kept"
+
+
+def test_only_what_was_begun_can_be_gone_on_with(train, tmp_path):
+    device = f"golden:smartssd?cards=2&drive={tmp_path}"
+    options = ("--device", device, "--resume", "--no-baseline", *SHORT)
+    result, folder = train(*options, "--steps", "1")
+    if "direct=False" in result.output:
+        pytest.skip(f"there is no O_DIRECT in {tmp_path}")
+    assert result.exit_code == 0, result.output
+    report = json.loads((folder / "report.json").read_text())
+    assert (report["first_step"], len(report["loss"]), len(report["sha256"])) == (0, 1, 64)
+    for arguments, text in (
+        ((*options, "--steps", "1"), "have 1 steps already"),
+        ((*options, "--steps", "2"), "must hold a step of size tiny, steps 2,"),
+        ((*options, "--steps", "1", "--size", "small"), "its owner must be"),
+        (("--device", "golden:smartssd", "--resume", *SHORT), "state must be on drives"),
+    ):
+        del result  # it holds the optimizer, and that its drives
+        gc.collect()
+        result, _ = train(*arguments)
+        assert result.exit_code == 2
+        assert text in " ".join(result.output.replace("│", " ").split())
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,16 @@ def command(
     platform: Annotated[
         str, typer.Option(help="Machine whose processor computes: a name or a file.")
     ] = "axdimm",
+    compute: Annotated[
+        str | None,
+        typer.Option(
+            help="Processor of the machine that computes, such as gpu0, if it has several."
+        ),
+    ] = None,
+    host_rate: Annotated[
+        float | None,
+        typer.Option(help="Parameters that its host updates in a second, if it does not say so."),
+    ] = None,
     layers: Annotated[int, typer.Option(help="Equal linear layers.")] = 12,
     width: Annotated[int, typer.Option(help="Each has width x width parameters.")] = 256,
     batch: Annotated[int, typer.Option(help="Rows of the input.")] = 4096,
@@ -56,6 +66,8 @@ def command(
         stack = Stack(
             device=url,
             platform=platform,
+            compute=compute,
+            host_params_per_s=host_rate,
             layers=layers,
             width=width,
             batch=batch,

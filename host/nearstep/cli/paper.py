@@ -16,6 +16,7 @@ from rich.table import Table
 
 from nearstep.cli.files import check_picture, check_writable
 from nearstep.cli.paper_memferry import command as memferry
+from nearstep.cli.paper_smart_infinity import command as smart_infinity
 from nearstep.paper import axdimm_kernel, axdimm_training
 from nearstep.paper.axdimm_kernel import Rate
 from nearstep.paper.axdimm_training import Row
@@ -32,6 +33,7 @@ def root() -> None:
 
 
 app.command("memferry")(memferry)
+app.command("smart-infinity")(smart_infinity)
 
 
 @app.command()

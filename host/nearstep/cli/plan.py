@@ -16,6 +16,7 @@ from nearstep.memferry import modelled, planner, profile, work
 from nearstep.memferry.cost import Costs
 from nearstep.memferry.plan import Plan, from_json
 from nearstep.memferry.planner import Planned
+from nearstep.torch.budget import budget_bytes
 from nearstep.work.timeline import Timeline
 from nearstep.work.trace import picture, write_trace
 from nearstep_spec.platform.load import load
@@ -42,7 +43,11 @@ def command(
         float, typer.Option(help="Parameters that the host updates in a second, of a model.")
     ] = 7e9,
     budget: Annotated[
-        int | None, typer.Option(help="Bytes of GPU memory for parameters and gradients.")
+        str | None,
+        typer.Option(
+            help="GPU memory for parameters and gradients: bytes, text as 64MiB, or a share of all "
+            "layers' parameters as 25%."
+        ),
     ] = None,
     reserve: Annotated[
         float, typer.Option(help="Share of gradients that GPU memory may keep (GO-MemFerry).")
@@ -113,14 +118,16 @@ def _profile(source: str, platform: str, options: dict[str, object]) -> profile.
 def _plan(
     found: profile.Profile,
     use: Path | None,
-    budget: int | None,
+    budget: str | None,
     reserve: float,
     by: Literal["best", "greedy", "exact"],
     keep: bool,
 ) -> Planned:
     if use is None:
         decisions: Literal["all", "keep"] = "keep" if keep else "all"
-        return planner.make(found, budget=budget, reserve=reserve, planner=by, decisions=decisions)
+        total = sum(layer.parameter_bytes for layer in found.layers)
+        nbytes = None if budget is None else budget_bytes(budget, total)
+        return planner.make(found, budget=nbytes, reserve=reserve, planner=by, decisions=decisions)
     costs = Costs(found)
     plan: Plan = from_json(use.read_text(encoding="utf-8"), costs)
     total = costs.times([*plan.layers.values()]).total

@@ -29,6 +29,8 @@ class Stack:
     ----------
     device : name of the optimizer's.
     platform : whose processor computes.
+    compute : that processor; None if it has one alone.
+    host_params_per_s : that its host updates, if it does not say so.
     layers, width : width x width parameters each.
     batch : rows of the input.
     room : the budget, in parameters and gradients of a layer.
@@ -42,6 +44,8 @@ class Stack:
 
     device: str
     platform: str = "axdimm"
+    compute: str | None = None
+    host_params_per_s: float | None = None
     layers: int = 12
     width: int = 256
     batch: int = 4096
@@ -89,7 +93,12 @@ class Stack:
             with offload(model, optimizer, budget=self.budget, updates=self.updates) as engine:
                 for number in range(STEPS):
                     if number == 1 and overlaps is not None:
-                        with engine.record(self.platform, overlaps=overlaps) as recording:
+                        with engine.record(
+                            self.platform,
+                            compute=self.compute,
+                            host_params_per_s=self.host_params_per_s,
+                            overlaps=overlaps,
+                        ) as recording:
                             step()
                         timeline = recording.timeline
                     else:

@@ -14,6 +14,11 @@ _TEXT = re.compile(r"(\d+(?:\.\d+)?) ?(%|[KMGT]iB|B|)", re.ASCII)
 EXPECTED = "bytes of at least 1, as in '2GiB' or 2147483648, or a share, as in '25%'"
 
 
+def share_of(nbytes: int, total: int) -> str:
+    """The least share of `total` bytes that is a budget of `nbytes`, to hundredths of a percent."""
+    return f"{-(-nbytes * 10000 // total) / 100:g}%"
+
+
 def budget_bytes(budget: int | str, total: int, name: str = "budget") -> int:
     """A budget in bytes, rounded down.
 

@@ -63,8 +63,10 @@ def on_drives(
             moments,
             block=device.stripe_bytes,
             extent_bytes=extent_bytes(4 * device.card.subgroup),
+            cards=True,
         )
         tier = CardTier(opened.store, device, traffic)
+        tier.source, tier.replaces = opened.source, opened.replaces
         steps = CardSteps(device, placement, settings, traffic, opened.store)
         return OnDrives(opened, tier, steps)
     opened = OpenStore(options, title, groups, moments)
@@ -85,7 +87,9 @@ def _tier(
     options: Overflow, opened: OpenStore, device: KernelDevice, traffic: Traffic, moments: int
 ) -> Tier:
     try:
-        return Tier(options, opened.store, opened.memory(moments), device, traffic)
+        tier = Tier(options, opened.store, opened.memory(moments), device, traffic)
     except BaseException:
         opened.give_up()
         raise
+    tier.source = opened.source
+    return tier

@@ -89,8 +89,10 @@ class DeviceOptimizer(SteppingOptimizer):
         except BaseException:
             opened.give_up()
             raise
+        self._tier.source = None
         if opened.owns:
             weakref.finalize(self, opened.store.close)
+        opened.settle()
 
     @property
     def _step_supports_amp_scaling(self) -> bool:

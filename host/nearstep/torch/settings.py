@@ -13,7 +13,7 @@ from nearstep.device import Device
 from nearstep.run import BOUND, is_bound
 from nearstep.torch.compression import Compression, check_pairs
 from nearstep.torch.errors import HyperparameterError, UnsupportedOptionError
-from nearstep.torch.overflow.options import Drives, Overflow
+from nearstep.torch.overflow.options import Drives, Overflow, Resume
 from nearstep.torch.spread import is_sharded, is_spread
 from nearstep.updater.checks import is_real, real
 from nearstep_spec.updater.config import AdamKernelConfig
@@ -32,7 +32,7 @@ class OnDevice(TypedDict, total=False):
     drives: Drives | None
     memory: int | str | None
     eviction: str
-    resume: bool
+    resume: Resume
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +80,7 @@ class Settings:
         drives: Drives | None = None,
         memory: int | str | None = None,
         eviction: str = "updated_first",
-        resume: bool = False,
+        resume: Resume = False,
     ) -> Self:
         """Those of `OnDevice`."""
         check_pairs(compression_form, compression_format)

@@ -169,7 +169,7 @@ class Execution:
                 self._pass_time()
                 self._look()
             else:
-                self._end(next(iter(self._unclocked.values())))
+                self._end_unclocked()
             self._start_all()
         if self._failed:
             first = next(iter(self._failed.values()))
@@ -274,6 +274,13 @@ class Execution:
                 self._end(each)
             elif each.overdue(now):
                 self._end(each, 0)
+
+    def _end_unclocked(self) -> None:
+        """End what has ended of what has no clock; if nothing has, wait for the first."""
+        under_way = list(self._unclocked.values())
+        ended = [each for each in under_way if each.completion is None or each.completion.ended]
+        for each in ended or under_way[:1]:
+            self._end(each)
 
     def _end_modelled(self, each: _UnderWay) -> None:
         """Its time by a model is over, and with it what it is, unless a device goes on."""

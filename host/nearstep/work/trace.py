@@ -19,9 +19,16 @@ edge in their own colour, or nothing of them would be seen."""
 
 def rows(timeline: Timeline) -> dict[str, list[Entry]]:
     """Operations that do not overlap, in rows of a picture: a row for each resource, and for each
-    link as many as it has transfers at once."""
+    link as many as it has transfers at once; none for one whose transfers are those in the row of
+    a resource, as of a DIMM's channel."""
     found = timeline.lanes
+    held = [
+        {each.operation.index for each in entries if each.operation.transfer is not None}
+        for entries in found.values()
+    ]
     for lane, entries in timeline.links.items():
+        if {each.operation.index for each in entries} in held:
+            continue
         taken: list[str] = []
         for entry in sorted(entries, key=lambda e: (e.start, e.operation.index)):
             row = next((r for r in taken if found[r][-1].end <= entry.start), None)

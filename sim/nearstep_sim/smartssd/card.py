@@ -65,8 +65,10 @@ def open_card(options: VerilatedCardOptions) -> BarBackend | CardArray:
 
 
 class CardBackend(ShellBackend, BarBackend):
-    """A card of which every cycle is simulated. Accesses of its memory take cycles, too: those of
-    the host while it waits for them, those of the drive whenever cycles pass.
+    """A card of which every cycle is simulated.
+
+    Accesses of its memory take cycles, too: those of the host while it waits for them, those of the
+    drive whenever cycles pass.
 
     Parameters
     ----------

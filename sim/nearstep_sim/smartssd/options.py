@@ -17,7 +17,7 @@ from nearstep_spec.smartssd.config import SmartssdConfig
 DriveRate = Annotated[
     int | None,
     Option(
-        meaning="of the drive, on its way to the card's memory (read) or from it (write)",
+        meaning="bytes a second of the drive, to the card's memory (read) or from it (write)",
         low=1,
         high=1 << 40,
         unset="as fast as the port",
@@ -40,7 +40,8 @@ class CardOptions:
     drive: Annotated[
         str | None,
         Option(
-            meaning="directory of the cards' drives, a file each, for the state of optimizers",
+            meaning="drives of the cards, a file each, for the state of optimizers",
+            allowed="a directory",
             unset="no drives",
         ),
     ] = None
@@ -85,13 +86,13 @@ class VerilatedCardOptions(SimulationOptions, CardOptions):
     drive_write_bytes_per_s: DriveRate = None
     drive_latency_s: Annotated[
         float,
-        Option(meaning="of the drive, before the first byte of a transfer", low=0, high=1),
+        Option(meaning="seconds before the first byte of a drive's transfer", low=0, high=1),
     ] = 0.0
     clock_hz: Annotated[
         int,
         Option(
-            meaning="cycles in a second of the drive; the paper's clock, for nearstep has no "
-            "measured one",
+            meaning="cycles in a second, for the drive's pace; nearstep's figure for kernels, the "
+            "paper's, not a measured one",
             low=1,
             high=1 << 32,
         ),

@@ -98,7 +98,7 @@ class ShellDevice {
             if (cycle_ >= limit) return kTimeout;
             sleep(limit);
             if (memory_.fault) return kFaulted;
-            if (cycle_ >= slice) return kMore;
+            if (cycle_ >= slice && !woken()) return kMore;
         }
         return kDone;
     }

@@ -124,3 +124,19 @@ def test_files_of_a_directory_and_what_moves(tmp_path: Path) -> None:
     assert everything(again, resumed) == last
     with pytest.raises(nearstep.errors.NearstepError, match="in use by process"):
         job.make(job.parameters(), url, resume=True)
+
+
+def test_a_folder_is_made_and_goes_with_an_optimizer_that_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "drives"
+    url = f"golden:smartssd?cards=2&chunk_bytes=512&subgroup_elements=1024&drive={folder}"
+    with pytest.raises(nearstep.errors.NearstepError):
+        nearstep.optim.AdamW([torch.nn.Parameter(torch.ones(3))], lr=-1.0, device=url)
+    assert not folder.exists()
+    optimizer = nearstep.optim.AdamW([torch.nn.Parameter(torch.ones(3))], device=url)
+    assert len(list(folder.iterdir())) == 2
+    assert optimizer.store is not None
+    optimizer.store.close()
+    with pytest.raises(nearstep.errors.NearstepError, match="no/such/card0of2"):
+        nearstep.optim.AdamW(
+            [torch.nn.Parameter(torch.ones(3))], device=url.replace(str(folder), "/no/such")
+        )

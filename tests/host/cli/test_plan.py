@@ -1,6 +1,7 @@
 """`nearstep plan`."""
 
 import json
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,9 @@ from typer.testing import CliRunner
 
 from nearstep.cli.plan import command
 from nearstep.memferry.profile import from_json
+
+PARAMETERS = 437_928_960
+"""Bytes of BERT-base's, in fp32."""
 
 RUNNER = CliRunner()
 APP = typer.Typer()
@@ -60,6 +64,15 @@ def test_with_hardly_a_budget_everything_stays_in_host_memory() -> None:
     code, output = run("bert-base", "--budget", 100, "--planner", "greedy")
     assert code == 0, output
     assert " 0 bytes of parameters and gradients on the GPU" in output
+
+
+@pytest.mark.parametrize("budget", ["64MiB", "67108864", "15.33%"])
+def test_a_budget_is_text_as_of_offload(budget: str, tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    code, output = run("bert-base", "--budget", budget, "--planner", "greedy", "--output", path)
+    assert code == 0, output
+    found = json.loads(path.read_text())["budget_bytes"]
+    assert found == (1 << 26 if "%" not in budget else int(Fraction("15.33") * PARAMETERS / 100))
 
 
 def test_an_edited_plan_is_refused_with_its_first_fault(tmp_path: Path) -> None:

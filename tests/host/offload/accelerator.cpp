@@ -1,8 +1,9 @@
 // An accelerator for tests, behind torch's PrivateUse1: memory of its own, streams, events and
 // pinned memory. Operations compute on the CPU as soon as they are launched. Copies to and from
-// pinned memory with non_blocking run as late as streams and events allow, and every access to the
-// device's memory is checked to happen after those of other streams before it (vector clocks): what
-// an order of streams leaves to chance on a GPU is counted here as a hazard, each time.
+// pinned memory with non_blocking run as late as streams and events allow, and what operations have
+// written to pinned memory is there as late. Every access to the device's memory is checked to
+// happen after those of other streams before it (vector clocks): what an order of streams leaves to
+// chance on a GPU is counted here as a hazard, each time.
 
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/CachingHostAllocator.h>
@@ -18,136 +19,9 @@
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <torch/library.h>
 
-#include <array>
-#include <cstring>
-#include <deque>
-#include <functional>
-#include <map>
-#include <mutex>
-#include <set>
-#include <string>
-#include <utility>
-#include <vector>
+#include "accelerator_clocks.h"
 
 namespace {
-
-constexpr auto kType = c10::DeviceType::PrivateUse1;
-constexpr int kStreams = 16;  // 0 is the default one
-constexpr int kHost = kStreams;
-using Clock = std::array<uint64_t, kStreams + 1>;
-
-c10::Device device() { return {kType, 0}; }
-
-struct Event {
-  int stream = -1;
-  uint64_t position = 0;
-  Clock clock{};
-};
-
-struct Task {
-  std::function<void()> run;
-};
-
-struct Queue {
-  std::deque<Task> tasks;
-  uint64_t done = 0;
-  uint64_t added = 0;
-};
-
-struct Access {
-  Clock read{};   // by stream, its time of the last one
-  Clock write{};
-};
-
-struct Block {
-  size_t bytes;
-  Access access;
-  int stream = 0;          // that the memory came from, and goes back to
-  std::set<int> recorded;  // streams that it goes back after
-};
-
-std::recursive_mutex mutex;
-std::array<Queue, kStreams> queues;
-std::array<Clock, kStreams + 1> clocks;
-std::map<char*, Block> blocks;  // device memory
-std::map<char*, Block> pinned;  // host memory
-std::vector<std::string> hazards;
-int64_t copies_to_device = 0, copies_to_host = 0, late_copies = 0, device_bytes = 0, peak_bytes = 0;
-int next_stream = 1;
-thread_local int current = 0;
-thread_local bool computing = false;
-
-void merge(Clock& into, const Clock& from) {
-  for (size_t i = 0; i < into.size(); i++) into[i] = std::max(into[i], from[i]);
-}
-
-void hazard(const std::string& text) { hazards.push_back(text); }
-
-void run_until(int stream, uint64_t position) {
-  Queue& queue = queues[stream];
-  while (queue.done < position) {
-    Task task = std::move(queue.tasks.front());
-    queue.tasks.pop_front();
-    queue.done++;
-    task.run();
-  }
-}
-
-void run_all(int stream) { run_until(stream, queues[stream].added); }
-
-void add(int stream, std::function<void()> run) {
-  queues[stream].tasks.push_back({std::move(run)});
-  queues[stream].added++;
-}
-
-// A launch by the host: what the host has waited for happens before it.
-uint64_t launch(int stream) {
-  merge(clocks[stream], clocks[kHost]);
-  return ++clocks[stream][stream];
-}
-
-Block* block_of(std::map<char*, Block>& memory, const void* data) {
-  auto found = memory.upper_bound(const_cast<char*>(static_cast<const char*>(data)));
-  if (found == memory.begin()) return nullptr;
-  --found;
-  if (static_cast<const char*>(data) >= found->first + std::max<size_t>(found->second.bytes, 1))
-    return nullptr;
-  return &found->second;
-}
-
-void check(const Clock& before, int stream, const char* what, const std::set<int>& but = {}) {
-  for (int other = 0; other < kStreams; other++)
-    if (other != stream && before[other] > clocks[stream][other] && !but.count(other))
-      hazard(std::string(what) + " on stream " + std::to_string(stream) +
-             " without waiting for stream " + std::to_string(other));
-}
-
-void access(const void* data, int stream, bool writes) {
-  Block* block = block_of(blocks, data);
-  if (!block) block = block_of(pinned, data);
-  if (!block) return;
-  check(block->access.write, stream, writes ? "write after write" : "read after write");
-  if (writes) check(block->access.read, stream, "write after read");
-  (writes ? block->access.write : block->access.read)[stream] = clocks[stream][stream];
-}
-
-void release(void* data) {
-  std::lock_guard<std::recursive_mutex> lock(mutex);
-  char* base = static_cast<char*>(data);
-  Block& block = blocks.at(base);
-  // The allocator of a GPU hands memory out again in the order of the stream that it came from: uses
-  // on other streams have to come before, as the host has seen or that stream has been told to wait,
-  // or the allocator, by record_stream.
-  merge(clocks[block.stream], clocks[kHost]);
-  check(block.access.write, block.stream, "memory freed after a write", block.recorded);
-  check(block.access.read, block.stream, "memory freed after a read", block.recorded);
-  // A copy that is still to come would hit it: let it have its way first.
-  for (int stream = 0; stream < kStreams; stream++) run_all(stream);
-  device_bytes -= block.bytes;
-  std::memset(base, 0xff, block.bytes);
-  blocks.erase(base);
-  std::free(base);
-}
 
 struct Allocator final : c10::Allocator {
   c10::DataPtr allocate(size_t bytes) override {
@@ -348,11 +222,15 @@ at::Tensor copy_from(const at::Tensor& self, const at::Tensor& to, bool non_bloc
     const void* source = self.const_data_ptr();
     size_t bytes = self.nbytes();
     block_of(pinned, host)->recorded.insert(stream);
-    add(stream, [=] { std::memcpy(target, source, bytes); });
+    add(stream, [=] { std::memcpy(target, source, bytes); }, up ? target : source);
     late_copies++;
     return to;
   }
   run_all(stream);
+  if (computing && is_pinned(to.const_data_ptr())) {  // a kernel has written to the host's memory
+    add(stream, [target = on_host(to), result = self.clone()] { target.copy_(result); });
+    return to;
+  }
   if ((down || up) && !computing) merge(clocks[kHost], clocks[stream]);  // it blocks the host
   on_host(to).copy_(on_host(self));
   return to;
@@ -422,9 +300,17 @@ void fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   computing = before;
 }
 
-// A tensor of the device on the memory of a pinned one.
+// A tensor of the device on the memory of a pinned one, or of a part of one of the device.
 at::Tensor mapped(const at::Tensor& flat) {
-  TORCH_CHECK(is_pinned(flat.const_data_ptr()), "it is not pinned");
+  if (flat.is_privateuseone()) {
+    std::lock_guard<std::recursive_mutex> lock(mutex);
+    char* data = static_cast<char*>(flat.mutable_data_ptr());
+    TORCH_CHECK(block_of(blocks, data), "it is no memory of the device");
+    auto [place, is_new] = places.try_emplace(data);
+    if (is_new) place->second = {flat.nbytes(), block_of(blocks, data)->access};
+  } else {
+    TORCH_CHECK(is_pinned(flat.const_data_ptr()), "it is not pinned");
+  }
   auto* keeps = new at::Tensor(flat);
   auto storage = c10::make_intrusive<c10::StorageImpl>(
       c10::StorageImpl::use_byte_size_t(), flat.nbytes(),

@@ -6,6 +6,7 @@ import hashlib
 import subprocess
 import types
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -14,12 +15,14 @@ from nearstep.torch.offload.mapped import MAPPERS
 from nearstep_spec.cache import cache_dir, once
 
 SOURCE = Path(__file__).with_suffix(".cpp")
+CLOCKS = Path(__file__).with_name("accelerator_clocks.h")
 TORCH = Path(torch.__file__).parent
 
 
 def build() -> Path:
     """The library, compiled once for a source and a torch."""
-    digest = hashlib.sha256(f"{torch.__version__} {SOURCE.read_text()}".encode()).hexdigest()[:24]
+    text = f"{torch.__version__} {CLOCKS.read_text()} {SOURCE.read_text()}"
+    digest = hashlib.sha256(text.encode()).hexdigest()[:24]
 
     def compiled(folder: Path) -> Path:
         library = folder / "accelerator.so"
@@ -31,6 +34,7 @@ def build() -> Path:
     return once(cache_dir() / "lib" / f"accelerator-{digest}.so", compiled)
 
 
+@cache
 def load() -> None:
     """Make it torch's accelerator, for the rest of this process."""
     torch.ops.load_library(build())

@@ -279,7 +279,7 @@ def test_a_plan_is_made_in_the_first_step() -> None:
         assert engine.plan is None
         steps(model, optimizer)
         assert engine.plan is not None
-        assert engine.shadow is None
+        assert engine.shadow is not None
 
 
 def test_what_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

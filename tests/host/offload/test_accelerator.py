@@ -15,8 +15,8 @@ import pytest
 import torch
 
 HERE = Path(__file__).parent
-CASES = HERE / "on_accelerator.py"
 TOPK = HERE / "on_accelerator_topk.py"
+CASES = [HERE / "on_accelerator.py", HERE / "on_accelerator_places.py"]
 
 
 def passed(compute: str, *arguments: str | Path) -> int:
@@ -38,7 +38,7 @@ def passed(compute: str, *arguments: str | Path) -> int:
 
 @pytest.mark.deep
 def test_every_case_on_an_accelerator() -> None:
-    assert passed("accel", CASES) >= 32
+    assert passed("accel", *CASES) >= 47
 
 
 @pytest.mark.deep
@@ -48,8 +48,17 @@ def test_gradients_are_compressed_on_an_accelerator() -> None:
 
 @pytest.mark.deep
 def test_every_training_on_an_accelerator() -> None:
-    files = [HERE / f"test_{name}.py" for name in ("equality", "memferry", "faults", "gradients")]
-    assert passed("accel", "-m", "not deep", *files) >= 85
+    files = [
+        HERE / f"test_{name}.py"
+        for name in ("equality", "memferry", "faults", "gradients", "shadow")
+    ]
+    assert passed("accel", "-m", "not deep", *files) >= 101
+
+
+@pytest.mark.deep
+def test_several_workers_on_an_accelerator() -> None:
+    names = "two_workers or refused or (three_workers and 0)"
+    assert passed("accel", "-m", "deep or not deep", HERE / "test_workers.py", "-k", names) == 3
 
 
 @pytest.mark.deep
@@ -63,6 +72,6 @@ def test_random_trainings_on_an_accelerator() -> None:
     "accelerator alone, by deep tests",
 )
 def test_on_cuda() -> None:
-    assert passed("cuda", CASES) >= 18
+    assert passed("cuda", *CASES) >= 32
     assert passed("cuda", TOPK) >= 25
     assert passed("cuda", "-m", "not deep", HERE / "test_equality.py") >= 18

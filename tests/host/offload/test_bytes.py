@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import nearstep
-from nearstep.torch.budget import budget_bytes
+from nearstep.torch.budget import budget_bytes, share_of
 from nearstep.torch.errors import BudgetFormatError
 from nearstep.torch.offload import Report
 from nearstep.torch.offload.errors import BudgetError
@@ -173,6 +173,14 @@ def test_a_period_that_nobody_ends_is_bounded() -> None:
 )
 def test_budgets(budget: int | str, expected: int) -> None:
     assert budget_bytes(budget, 1000) == expected
+
+
+def test_a_share_for_bytes_is_the_least_that_is_enough() -> None:
+    for nbytes, total in ((133_120, 498_688), (1, 3), (7, 7), (9, 4), (1000, 10**12)):
+        share = share_of(nbytes, total)
+        assert budget_bytes(share, total) >= nbytes
+        assert (float(share[:-1]) - 0.01) * total / 100 < nbytes
+    assert share_of(133_120, 498_688) == "26.7%"
 
 
 @pytest.mark.parametrize("budget", [0, -1, "", "0", "0%", "2GB", "-5%", "1e3", True, 2.0, None])

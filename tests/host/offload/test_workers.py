@@ -22,7 +22,7 @@ from nearstep.torch.offload.errors import (
 )
 
 from .models import KINDS, WIDTH
-from .training import GOLDEN, OPTIMIZERS, Plan, bits
+from .training import COMPUTE, GOLDEN, OPTIMIZERS, Plan, bits, computes
 from .workers import Case, compare, on_workers
 
 SMALL: dict[str, Any] = {"find_unused_parameters": True, "bucket_cap_mb": 0.002}
@@ -47,6 +47,7 @@ CASES = [
 
 def check(count: int, cases: list[Case], timeout_s: float = 120.0) -> None:
     """Each worker compares with plain training; all of them have the same."""
+    cases = [case for case in cases if computes(case.plan.kind)]
     found = on_workers(count, compare, cases, timeout_s=timeout_s)
     assert len(found) == count
     each_twice = [case for case in cases for _ in range(2)]
@@ -60,6 +61,7 @@ def check(count: int, cases: list[Case], timeout_s: float = 120.0) -> None:
             assert report.peak_gradients >= report.peak_buckets
             checked += 1
     assert checked == 2 * count * len(cases)
+    assert len(cases) > 3
 
 
 def test_two_workers_have_the_bits_of_plain_training_together() -> None:
@@ -110,12 +112,13 @@ def test_three_workers_have_the_bits_of_plain_training_together(seed: int) -> No
 def stack(count: int = 4) -> tuple[nn.Sequential, Any]:
     torch.manual_seed(count)
     model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(count)))
+    model.to(COMPUTE)
     return model, nearstep.optim.AdamW(model.parameters(), lr=1e-2, device=GOLDEN)
 
 
 def loss_of(model: nn.Module, number: int = 0) -> torch.Tensor:
     generator = torch.Generator().manual_seed(10 * number + dist.get_rank())
-    return model(torch.randn(4, WIDTH, generator=generator)).square().mean()
+    return model(torch.randn(4, WIDTH, generator=generator).to(COMPUTE)).square().mean()
 
 
 def step(model: nn.Module, optimizer: Any, number: int = 0) -> None:
@@ -139,7 +142,7 @@ def wrong_order_is_refused_before_anything_is_touched() -> None:
     before = bits(model.state_dict())
     with nearstep.offload(model, optimizer, budget="300%"):
         with pytest.raises(WrapperError, match="inside of the wrapper"):
-            ddp(torch.ones(1, WIDTH))
+            ddp(torch.ones(1, WIDTH, device=COMPUTE))
         with pytest.raises(WrapperError, match="offloaded before"):
             DistributedDataParallel(model)
     assert bits(model.state_dict()) == before
@@ -164,7 +167,7 @@ def options_of_the_wrapper_are_refused_by_name() -> None:
 
     model, optimizer = stack()
     elsewhere = DistributedDataParallel(nn.Linear(2, 2, device="meta"), init_sync=False)
-    with pytest.raises(ParameterError, match="weight must be on the CPU, where workers average"):
+    with pytest.raises(ParameterError, match="weight must be on the CPU or an accelerator"):
         nearstep.offload(elsewhere, optimizer, budget="300%")
     ddp = DistributedDataParallel(model, **SMALL)
     with nearstep.offload(ddp, optimizer, budget="300%"):
@@ -247,7 +250,7 @@ def gradients_that_are_read_are_averages() -> None:
 def a_parameter_without_a_gradient_is_named_before_the_step() -> None:
     model, optimizer = stack()
     ddp = DistributedDataParallel(model, bucket_cap_mb_list=[0.002])
-    extra = nn.Linear(WIDTH, WIDTH)
+    extra = nn.Linear(WIDTH, WIDTH, device=COMPUTE)
     model.append(extra)
     ddp.module.forward = lambda x: nn.Sequential.forward(model[:-1], x)  # type: ignore[method-assign]
     optimizer.add_param_group({"params": extra.parameters()})

@@ -16,12 +16,15 @@ import nearstep
 from nearstep.torch.offload import Report
 from nearstep.torch.offload.errors import BudgetError
 
+from . import accelerator
 from .models import KINDS, WIDTH
 
 GOLDEN = "golden:axdimm?memory_bytes=2MiB&rules=adam,sgd,sgd_momentum,adagrad"
 
 SEED = 40127
 
+if os.environ.get("NEARSTEP_TEST_COMPUTE") == "accel":
+    accelerator.load()
 COMPUTE = torch.device(os.environ.get("NEARSTEP_TEST_COMPUTE", "cpu"))
 """What layers compute on."""
 

@@ -29,8 +29,9 @@ from nearstep.torch.memferry import model_fingerprint
 from nearstep.torch.memferry.layers import layers_of
 from nearstep.torch.offload.errors import BudgetError
 
+from . import accelerator, hosted
 from .models import KINDS, WIDTH, Kind
-from .training import Plan, Result, assert_equal, bits, budget_of, made
+from .training import COMPUTE, Plan, Result, assert_equal, bits, budget_of, made
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -101,7 +102,8 @@ def train(case: Case, budget: int | None = None) -> Result:
         if case.places is not None:
             options |= {"policy": "memferry", "plan": places(model, case.places)}
         engine = nearstep.offload(ddp, optimizer, budget=budget, **options)
-    with engine.record(case.platform) if engine and case.platform else nullcontext():
+    recorded = engine and case.platform and COMPUTE.type == "cpu"
+    with engine.record(case.platform) if recorded else nullcontext():
         losses = run(plan, ddp, optimizer)
     report = engine.report() if engine else None
     state, moments = model.state_dict(), optimizer.state_dict()
@@ -119,14 +121,15 @@ def run(plan: Plan, ddp: DistributedDataParallel, optimizer: Any) -> list[float]
             optimizer.zero_grad()
         for number in reversed(range(plan.passes)):
             with ddp.no_sync() if number else nullcontext():
-                x = torch.randn(4, WIDTH, generator=generator)
+                x = torch.randn(4, WIDTH, generator=generator).to(COMPUTE)
                 loss = ddp(x).square().mean()
                 loss.backward()
             losses.append(loss.item())
         optimizer.step()
         if plan.evaluates:
             with torch.no_grad():
-                losses.append(ddp(torch.randn(4, WIDTH, generator=generator)).sum().item())
+                x = torch.randn(4, WIDTH, generator=generator).to(COMPUTE)
+                losses.append(ddp(x).sum().item())
     return losses
 
 
@@ -230,15 +233,20 @@ def _work(
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
     KINDS["branches"] = Kind(Branches)  # in this process alone
+    on_accelerator = COMPUTE.type == "accel"
+    if on_accelerator:
+        hosted.register()
     try:
         dist.init_process_group(
-            "gloo",
+            hosted.NAME if on_accelerator else "gloo",
             init_method=f"file://{store}",
             rank=rank,
             world_size=count,
             timeout=timedelta(seconds=TIMEOUT_S),
         )
-        send.send((True, function(*args)))
+        found = function(*args)
+        assert not on_accelerator or accelerator.hazards() == []
+        send.send((True, found))
     except BaseException:
         send.send((False, traceback.format_exc()))
     finally:

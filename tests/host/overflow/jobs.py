@@ -110,11 +110,9 @@ class Job:
 
 
 def bits(value: Tensor) -> bytes:
-    return (
-        value.detach().contiguous().view(torch.uint8).numpy().tobytes()
-        if value.dim()
-        else (value.detach().reshape(1).view(torch.uint8).numpy().tobytes())
-    )
+    if not value.numel():
+        return b""
+    return value.detach().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
 def everything(parameters: Sequence[Tensor], optimizer: Any) -> dict[str, bytes]:

@@ -15,13 +15,15 @@ from .jobs import URL, Drives, Job, everything, images
 STEPS = 3
 
 
-def check_cuts(job: Job, count: int, most: int, every: int, seed: int) -> int:
+def check_cuts(
+    job: Job, count: int, most: int, every: int, seed: int, url: str = URL, **more: object
+) -> int:
     """Train with a journal, cut the power after each event, in ways of `every_cut`, and resume."""
     print(f"seed {seed}")
-    begin = images(count, 40)
+    begin = images(count, 60)
     on = Drives(begin)
     parameters = job.parameters()
-    optimizer = job.make(parameters, URL, drives=on.store, memory=1 << 14)
+    optimizer = job.make(parameters, url, drives=on.store, **more)
     started = len(on.journal.events)
     states = [everything(parameters, optimizer)]
     ended = [started]
@@ -45,7 +47,7 @@ def check_cuts(job: Job, count: int, most: int, every: int, seed: int) -> int:
             places = [MemoryBlocks(image, drive) for drive, image in enumerate(found)]
             store = Store.open(places, owner=None)
             again = [torch.nn.Parameter(torch.zeros_like(p)) for p in parameters]
-            resumed = job.make(again, URL, drives=store, memory=1 << 14, resume=True)
+            resumed = job.make(again, url, drives=store, resume=True, **more)
             state = everything(again, resumed)
             assert state in states[last : last + 2], (at, kept)
             seen[found] = states.index(state)
@@ -55,13 +57,13 @@ def check_cuts(job: Job, count: int, most: int, every: int, seed: int) -> int:
 
 
 def test_a_small_job_at_some_writes() -> None:
-    assert check_cuts(Job([(8, 4), (5,)]), 2, 2, 5, 31) > 20
+    assert check_cuts(Job([(8, 4), (5,)]), 2, 2, 5, 31, memory=1 << 14) > 20
 
 
 @pytest.mark.deep
 @pytest.mark.parametrize("count", [1, 2])
 def test_a_small_job_at_every_write(count: int) -> None:
-    assert check_cuts(Job([(8, 4), (5,)]), count, 16, 1, 32) > 200
+    assert check_cuts(Job([(8, 4), (5,)]), count, 16, 1, 32, memory=1 << 14) > 200
 
 
 def test_what_is_resumed_goes_on_with_the_same_bits() -> None:

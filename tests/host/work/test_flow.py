@@ -296,6 +296,17 @@ def test_a_trace_has_rows_without_overlap():
         assert shown[entry.operation.index] == lanes + len(entry.operation.holds)
 
 
+def test_a_link_with_the_transfers_of_a_resource_has_no_row_of_its_own():
+    graph = Graph()
+    graph.add("a", "channel 0", "bus", transfer=transfer(8, "dimm.0", "pcie"))
+    graph.add("b", "channel 1", "bus", transfer=transfer(8, "dimm.1", "pcie"))
+    graph.add("c", "channel 1", seconds=1e-9)
+    graph.add("d", transfer=transfer(8, "drive"))
+    timeline = execute(graph)
+    assert set(timeline.links) == {"dimm.0", "pcie", "dimm.1", "drive"}
+    assert set(rows(timeline)) == {"channel 0", "bus", "channel 1", "drive"}
+
+
 def test_a_picture_has_the_rows_of_the_links(tmp_path: Path):
     graph = Graph()
     for i in range(2):

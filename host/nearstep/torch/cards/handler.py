@@ -149,6 +149,7 @@ class TransferHandler:
         self._traffic = traffic
         self._accelerator = accelerator
         self._naive = naive
+        self._is_timed = device.cycles is not None
         self._pool = AlignedPool()
         self._lent: list[Buffer] = []
 
@@ -245,10 +246,12 @@ class TransferHandler:
         reads: Buffer | None = None,
         writes: Buffer | None = None,
     ) -> None:
-        """Add a transfer of the drive: one of each direction is under way."""
+        """Add a transfer of the drive: one of each direction is under way; without a clock one of
+        each array, so that the drive rests the less."""
+        port = f"drive {channel} {name}"
         self.graph.add(
             f"{name} {array} {subgroup.number}",
-            *self._held(channel, f"drive {channel} {name}"),
+            *self._held(channel, port if self._is_timed else f"{port} {array}"),
             reads=[] if reads is None else [Range.of(reads)],
             writes=[] if writes is None else [Range.of(writes)],
             action=action,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 from torch import Tensor
@@ -31,6 +31,7 @@ class CardTier(DriveTier[CardSegment]):
     """
 
     resident = CardResident
+    recovers = True
 
     def __init__(self, store: Store, device: SmartssdDevice, traffic: Traffic) -> None:
         super().__init__(store)
@@ -40,6 +41,22 @@ class CardTier(DriveTier[CardSegment]):
     @property
     def peak(self) -> int:
         return self._device.capacity_bytes - self._device.free_bytes
+
+    def layout(self, names: Mapping[Tensor, str]) -> Mapping[str, Any]:
+        """Cards, elements of a block, and of each segment the parameters, by name: first element
+        and elements."""
+        blocks = {segment.stripes.block for segment in self.segments}
+        return {
+            "cards": self._device.channel_count,
+            "block": max(blocks, default=1),
+            "segments": [
+                {
+                    names[each.parameter]: [each.extent.start, each.extent.count]
+                    for each in segment.residents
+                }
+                for segment in self.segments
+            ],
+        }
 
     def units(self, parameters: Sequence[Tensor]) -> list[list[Tensor]]:
         return [list(parameters)]

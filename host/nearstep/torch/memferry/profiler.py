@@ -253,6 +253,8 @@ def layer_profiles(
     gradients: Mapping[Tensor, int],
     access: Access,
     host_params_per_s: float,
+    *,
+    apart: bool = False,
 ) -> Iterator[LayerProfile]:
     """Layers that were used, in the order of first use.
 
@@ -263,6 +265,8 @@ def layer_profiles(
     gradients : bytes of those that were made.
     access
     host_params_per_s
+    apart : gradients are written to the host when backward has made them, as the engine does on an
+        accelerator; else while it makes them.
     """
     times, first = _Times(passes), passes[0]
     counted: set[Tensor] = set()
@@ -291,9 +295,14 @@ def layer_profiles(
             backward_s=around[1] + backward,
             forward_dha_s=around[0] + ahead,
             backward_dha_s=around[1] + back,
-            backward_write_s=around[1] + max(backward, written) if gradient else None,
-            backward_dha_write_s=around[1] + max(back, written) if gradient else None,
+            backward_write_s=around[1] + _both(backward, written, apart) if gradient else None,
+            backward_dha_write_s=around[1] + _both(back, written, apart) if gradient else None,
             between_forward_s=0.0 if place == last else times.forward(-2 - place),
             between_backward_s=0.0 if place == last else times.backward(-2 - place),
             update_s=sum(each.numel() for each in trained) / host_params_per_s,
         )
+
+
+def _both(one: float, other: float, apart: bool) -> float:
+    """Seconds of two things, one after the other or at once."""
+    return one + other if apart else max(one, other)

@@ -114,7 +114,12 @@ class Watch:
             return None
         profiling = self._profiling
         layers = layer_profiles(
-            self._layers, [self._found], gradients, self._access, profiling.host_params_per_s
+            self._layers,
+            [self._found],
+            gradients,
+            self._access,
+            profiling.host_params_per_s,
+            apart=any(each.device.type != "cpu" for each in gradients),
         )
         return Profile(
             source="modelled",

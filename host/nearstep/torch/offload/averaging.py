@@ -29,9 +29,10 @@ class Averager:
     """Averages gradients over the workers of a wrapper, in place of torch's reducer.
 
     Buckets, their order, the factor and the collectives are those of the reducer, and so are the
-    bits. Other than there, a bucket has memory from its first gradient on until it is averaged and
-    its gradients have gone to their owners. It is both what the wrapper calls its reducer and what
-    it calls its logger: methods with torch's names are what its forward calls.
+    bits. Buckets are on the compute device. Other than there, a bucket has memory from its first
+    gradient on until it is averaged and its gradients have gone to their owners. It is both what
+    the wrapper calls its reducer and what it calls its logger: methods with torch's names are what
+    its forward calls.
 
     Parameters
     ----------
@@ -55,6 +56,7 @@ class Averager:
         self._ddp = ddp
         self._space = space
         self._copies = copies
+        self._device = copies[0].parameter.device
         self._index = {copy: index for index, copy in enumerate(copies)}
         self._deliver = deliver
         self._factor = 1.0 / dist.get_world_size(ddp.process_group)
@@ -156,11 +158,13 @@ class Averager:
         self._expects = False
         if self._finds_unused:
             unused = set(self._unused)
-            used = torch.tensor([copy not in unused for copy in self._copies], dtype=torch.int32)
+            mine = [copy not in unused for copy in self._copies]
+            used = torch.tensor(mine, dtype=torch.int32, device=self._device)
             self._all_reduce(used)
+            anywhere = used.tolist()
             for bucket in self._buckets:
                 if bucket.buffer is not None:
-                    copies = [copy for copy in bucket.copies if used[self._index[copy]]]
+                    copies = [copy for copy in bucket.copies if anywhere[self._index[copy]]]
                     self._give(bucket, copies)
         self._ready.clear()
 
@@ -222,7 +226,7 @@ class Averager:
             return False
         self._rebuilt = True
         likes = [copy.like for copy in self._copies]
-        self._assign(later_buckets(self._ddp, likes, self._order))
+        self._assign(later_buckets(self._ddp, likes, self._order, self._device))
         return True
 
     def prepare_for_backward(self, outputs: Sequence[Tensor]) -> None:

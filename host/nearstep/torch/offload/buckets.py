@@ -29,15 +29,27 @@ def first_buckets(ddp: DistributedDataParallel, parameters: Sequence[Tensor]) ->
 
 
 def later_buckets(
-    ddp: DistributedDataParallel, parameters: Sequence[Tensor], order: Sequence[int]
+    ddp: DistributedDataParallel,
+    parameters: Sequence[Tensor],
+    order: Sequence[int],
+    device: torch.device,
 ) -> Assignment:
     """Those of the iterations after, for gradients that came in this order; the same on all
-    workers, those of the first."""
+    workers, those of the first.
+
+    Parameters
+    ----------
+    ddp
+    parameters
+    order : of indices.
+    device : of what workers send each other.
+    """
     config = _config(ddp)
     _, limits = config.compute_bucket_size_limits(static_graph=False, find_unused_parameters=False)
     limits = limits or [config.first_bucket_bytes_cap, config.bucket_bytes_cap]
     found = assigned([parameters[index] for index in order], limits, order)
-    table = torch.tensor([(index, n) for n, bucket in enumerate(found) for index in bucket])
+    rows = [(index, number) for number, bucket in enumerate(found) for index in bucket]
+    table = torch.tensor(rows, device=device)
     dist.broadcast(table, group=ddp.process_group, group_src=0)
     shared: list[list[int]] = []
     for index, number in table.tolist():
@@ -83,7 +95,7 @@ def _config(ddp: DistributedDataParallel) -> Any:
 
 
 class Bucket:
-    """Gradients that are averaged in one go, as one tensor.
+    """Gradients that are averaged in one go, as one tensor on the compute device.
 
     Parameters
     ----------
@@ -105,7 +117,7 @@ class Bucket:
         for copy in copies:
             self._offsets[copy] = self._elements
             self._elements += copy.like.numel()
-        on_host = all(copy.in_place.gradient for copy in copies)
+        on_host = all(copy.in_place.spares_gradient for copy in copies)
         self.nbytes = 0 if on_host else self._elements * copies[0].like.element_size()
         self.buffer: Tensor | None = None
         self.reset()
@@ -119,7 +131,9 @@ class Bucket:
     def open(self) -> None:
         """Make the tensor."""
         with torch.inference_mode(False):
-            self.buffer = torch.empty(self._elements, dtype=self.copies[0].like.dtype)
+            first = self.copies[0]
+            device = first.parameter.device
+            self.buffer = torch.empty(self._elements, dtype=first.like.dtype, device=device)
 
     def view(self, copy: DeviceCopy) -> Tensor:
         """The part of a parameter, of its shape."""

@@ -109,6 +109,7 @@ class DeviceCopy:
         self.exposed = True
         self._version = -1  # of the parameter, when it came
         self._node: Node | None = None
+        self._readers: list[torch.Event] = []  # in place, what has left
         away = torch.full((), torch.nan, dtype=parameter.dtype, device=parameter.device)
         self._away = away.expand(parameter.shape)
         if like is None:
@@ -162,7 +163,7 @@ class DeviceCopy:
     @property
     def gradient_bytes(self) -> int:
         """That a gradient takes on the compute device."""
-        return 0 if self.in_place.gradient else self.nbytes
+        return 0 if self.in_place.spares_gradient else self.nbytes
 
     @property
     def can_go(self) -> bool:
@@ -202,6 +203,8 @@ class DeviceCopy:
 
     def lose(self) -> None:
         """Let the memory go with what is in it."""
+        if self.arrival is not None:
+            self._readers += self.arrival.leave()
         self.reading = self.arrival = None
         self._set_data(self._away)
         self.storage = None
@@ -230,7 +233,7 @@ class DeviceCopy:
         like = self.like
         with torch.inference_mode(False):
             if direct and streams is not None:
-                self._fetch_direct(streams)
+                self._fetch_direct(memory or streams.staging)
                 return
             device = self._away.device
             empty = (
@@ -260,9 +263,11 @@ class DeviceCopy:
             raise
         self._arrive()
 
-    def _fetch_direct(self, streams: Streams) -> None:
+    def _fetch_direct(self, memory: Memory) -> None:
+        while self._readers:  # the memory may be what these have read
+            self._readers.pop().synchronize()
         with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
-            staged = streams.staging(self.like)
+            staged = memory(self.like)
             here = mapped(staged, self._away.device)
             self.resident.copy_into(staged)
             self._set_data(here)
@@ -294,6 +299,8 @@ class DeviceCopy:
 
     def refresh(self) -> None:
         """Get what the owner has into the memory that is here."""
+        if self.arrival is not None:
+            self.arrival.gather()
         with torch._C.DisableTorchFunctionSubclass():
             self.resident.bring()
 

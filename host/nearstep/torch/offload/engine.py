@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -25,12 +26,17 @@ from nearstep.torch.offload.buckets import first_buckets, largest_bucket
 from nearstep.torch.offload.construction import end_waiting
 from nearstep.torch.offload.copy import DeviceCopy
 from nearstep.torch.offload.early import EarlyUpdates
-from nearstep.torch.offload.errors import BudgetError, EngineCopyError, RecordingError
+from nearstep.torch.offload.errors import (
+    BudgetError,
+    EngineCopyError,
+    RecordingError,
+    VectorWarning,
+)
 from nearstep.torch.offload.gradients import Gradients
 from nearstep.torch.offload.in_place import NOTHING, InPlace
 from nearstep.torch.offload.ledger import Ledger
 from nearstep.torch.offload.machine import Machine
-from nearstep.torch.offload.mapped import check_mapped
+from nearstep.torch.offload.mapped import MAPPERS, check_mapped
 from nearstep.torch.offload.modules import check_modules, hook_modules
 from nearstep.torch.offload.names import (
     Names,
@@ -68,7 +74,8 @@ class Engine:
     plan : by which parameters and gradients are in place; None of other policies than `memferry`,
         and until the first step has made one.
     profile : that the plan was made for; None if there is no such.
-    shadow : places of parameters by the plan; None without one, and on an accelerator.
+    shadow : places of parameters by the plan; None without one, and on an
+        accelerator that gets at no memory of the host.
     closed
     """
 
@@ -104,9 +111,8 @@ class Engine:
         smallest = smallest_budget(model, parameters, places) + _bucket(self._wrapper, places)
         if self.budget < smallest:
             what = "parameters of one module with their gradients"
-            raise BudgetError(
-                what if self._wrapper is None else f"{what}, and a bucket", smallest, self.budget
-            )
+            what = what if self._wrapper is None else f"{what}, and a bucket"
+            raise BudgetError(what, smallest, self.budget, parameters=self._bytes)
         self._optimizer = optimizer
         self._early = EarlyUpdates(model, optimizer) if updates == "in-backward" else None
         copies = [
@@ -125,13 +131,15 @@ class Engine:
             self._wrapper.take()
         try:
             self._check_held(copies, smallest)
-            self._open(copies, policy, watch)
+            self._open(copies, policy, watch, warns=plan is not None)
         except BaseException:
             if self._wrapper is not None:
                 self._wrapper.give_back()
             raise
 
-    def _open(self, copies: list[DeviceCopy], policy: Policy, watch: Watch | None) -> None:
+    def _open(
+        self, copies: list[DeviceCopy], policy: Policy, watch: Watch | None, *, warns: bool
+    ) -> None:
         for copy in copies:
             end_waiting(copy.parameter)
         indices = [each.index for each in copies]
@@ -159,6 +167,8 @@ class Engine:
         self._space.release_all()
         if self.plan is not None:
             self._put_in_force(self.plan)
+            if warns and self.shadow is not None and self.shadow.needs > self.budget:
+                warnings.warn(VectorWarning(self.shadow.needs, self.budget), stacklevel=4)
         self._space.bring_in_place()
         ledger.reset_peaks()
         for copy in copies:
@@ -195,7 +205,7 @@ class Engine:
         if needed > self.budget:
             names = ", ".join(sorted(copy.name for copy in stay))
             what = f"parameters in memory that something refers to ({names})"
-            raise BudgetError(what, max(needed, smallest), self.budget)
+            raise BudgetError(what, max(needed, smallest), self.budget, parameters=self._bytes)
 
     def report(self) -> Report:
         """What has been done so far."""
@@ -378,6 +388,7 @@ class Engine:
 
     @contextmanager
     def _around_update(self) -> Iterator[None]:
+        self._space.check_runs()
         self._names.check()
         self._gradients.end_stale()
         if self._averager is not None:
@@ -433,17 +444,20 @@ class Engine:
         for parameter, place in places.items():
             self._copies[parameter].in_place = place
         self.plan = plan
-        if self._names.device.type == "cpu":
+        device = self._names.device
+        if device.type == "cpu" or device.type in MAPPERS:
             room = gradients_at_once(self._model, self._copies)
             named = [self._copies[parameter] for parameter in places]
-            self.shadow = Shadow(named, self.budget, room)
+            self.shadow = Shadow(named, self.budget, room, device)
+            if self._space.streams is not None and self.shadow.nbytes:
+                self._space.streams.load_into(self.shadow.vector)
         self._space.follow_plan(self.shadow)
 
     def _in_place(self, plan: Plan) -> Mapping[Tensor, InPlace]:
         places = in_place(self._model, plan)
         if self._names.device.type == "cpu":
             return places
-        return {each: replace(found, gradient=False) for each, found in places.items()}
+        return {each: replace(found, is_apart=True) for each, found in places.items()}
 
     @contextmanager
     def _apart(self, stay: Sequence[DeviceCopy]) -> Iterator[None]:
@@ -465,7 +479,7 @@ def _bucket(wrapper: Wrapper | None, places: Mapping[Tensor, InPlace]) -> int:
     """Bytes of the largest bucket in which gradients are averaged first."""
     if wrapper is None:
         return 0
-    direct = {each for each in wrapper.parameters if places.get(each, NOTHING).gradient}
+    direct = {each for each in wrapper.parameters if places.get(each, NOTHING).spares_gradient}
     buckets = first_buckets(wrapper.ddp, wrapper.parameters)
     return largest_bucket(wrapper.parameters, buckets, direct)
 

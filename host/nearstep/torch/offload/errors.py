@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from nearstep.errors import ArgumentError, NearstepError
+from nearstep.torch.budget import share_of
 
 
 class BudgetError(NearstepError, MemoryError):
@@ -14,12 +15,34 @@ class BudgetError(NearstepError, MemoryError):
     actual : bytes of the budget.
     """
 
-    def __init__(self, what: str, expected: int, actual: int, hint: str = "") -> None:
+    def __init__(
+        self, what: str, expected: int, actual: int, hint: str = "", *, parameters: int = 0
+    ) -> None:
         self.what = what
         self.expected = expected
         self.actual = actual
+        share = f" ({share_of(expected, parameters)} of the parameters)" if parameters else ""
         super().__init__(
-            f"{what}: the budget must be at least {expected} bytes, not {actual}{hint}"
+            f"{what}: the budget must be at least {expected} bytes{share}, not {actual}{hint}"
+        )
+
+
+class VectorWarning(UserWarning):
+    """A plan that was given fetches more parameters than the budget has room for at once: it is
+    followed, but each fetch has memory of its own, and some parameters are fetched again.
+
+    Attributes
+    ----------
+    expected : bytes of the smallest budget with room for all of them, and gradients of one module.
+    actual : bytes of the budget.
+    """
+
+    def __init__(self, expected: int, actual: int) -> None:
+        self.expected = expected
+        self.actual = actual
+        super().__init__(
+            f"the plan fetches parameters that need a budget of {expected} bytes, with gradients "
+            f"of one module, to have a place each; with {actual} each fetch has memory of its own"
         )
 
 
@@ -78,6 +101,27 @@ class LostEngineError(NearstepError, RuntimeError):
 
     def __init__(self) -> None:
         super().__init__("the model that this offloaded parameter belonged to is gone")
+
+
+class CaptureError(NearstepError, RuntimeError):
+    """An offloaded model was used while its stream is captured, as by CUDA graphs.
+
+    Nothing has been changed.
+
+    Attributes
+    ----------
+    actual : the device whose stream it is.
+    """
+
+    expected = "a stream that runs what it is given"
+
+    def __init__(self, actual: object) -> None:
+        self.actual = actual
+        super().__init__(
+            f"an offloaded model needs {self.expected}, and the current one of {actual} is being "
+            "captured: parameters would come and go when a graph is made, and not when it is "
+            "replayed; capture after engine.close(), or train without a graph"
+        )
 
 
 class RecordingError(NearstepError, RuntimeError):

@@ -73,11 +73,12 @@ class Gradients:
 
         Raises
         ------
-        BudgetError
+        BudgetError, CaptureError
         GradientError : one has been compressed, and not been reset since.
         """
         if self._space.closed:
             return
+        self._space.check_runs()
         task = torch._C._current_graph_task_id()
         if task not in self._passes and task >= 0:
             self._passes.add(task)
@@ -193,7 +194,7 @@ class Gradients:
         BudgetError, EarlyUpdateError
         """
         self._space.check_old(copy, "its gradient is set before optimizer.step()")
-        if gradient is not None and not copy.in_place.gradient:
+        if gradient is not None and not copy.in_place.spares_gradient:
             room = gradient.numel() * gradient.element_size() - copy.counted
             with self._space.aside():
                 self._space.make_room(room, f"gradient of {copy.name}")
@@ -240,9 +241,9 @@ class Gradients:
             elif _is_smaller(compression, gradient):
                 chosen = choose(compression, flat(gradient, gradient.device), None)
                 index, value = streams.download(chosen.index), streams.download(chosen.value)
-                for each in (index, value):
-                    downloads[each] = each.gradient.numel() * each.gradient.element_size()
-                    copy.resident.count_to_host(each.gradient)
+                for each, part in ((index, chosen.index), (value, chosen.value)):
+                    downloads[each] = part.numel() * part.element_size()
+                    copy.resident.count_to_host(part)
                 pairs = Chosen(index.staged, value.staged, None)
                 held = optimizer.hold_pairs(parameter, _after([index, value], pairs))
             else:
@@ -279,13 +280,18 @@ class Gradients:
         pipeline.depart(Departure(operations, nbytes, gone, lost))
 
     def _begin_download(self, streams: Streams, copy: DeviceCopy, gradient: Tensor) -> None:
-        """Send a gradient, which counts until it is on the host."""
+        """Send a gradient, which counts until it is on the host; or write it there by a kernel, and
+        it counts no more, since memory is others' in the order of its stream."""
         with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
-            download = streams.download(gradient)
+            written = copy.in_place.gradient
+            download = streams.write(gradient) if written else streams.download(gradient)
             copy.resident.hold_gradient(download.staged, wait=download.wait)
         self._space.counts.gradients += 1
         copy.set_raw_gradient(None)
         nbytes, copy.counted = copy.counted, 0
+        if written:
+            self._space.ledger.add_gradient(-nbytes)
+            nbytes = 0
         self._space.sent += nbytes
         held = copy.resident.held
         streams.depart(download, nbytes, partial(self._downloaded, copy, held, nbytes))
@@ -322,7 +328,8 @@ class Gradients:
         """Count the gradient of a parameter that is here; what was expected becomes that."""
         counted = 0
         if gradient is not None and gradient.layout is torch.strided:
-            counted = 0 if copy.in_place.gradient else gradient.numel() * gradient.element_size()
+            if not copy.in_place.spares_gradient:
+                counted = gradient.numel() * gradient.element_size()
         moved = min(copy.reserved, max(0, counted - copy.counted))
         copy.reserved -= moved
         self._space.ledger.add_gradient(counted - copy.counted - moved)

@@ -74,6 +74,12 @@ class Machine:
         ]
         keeping = [*found.dimms] if found.dimms and memory is None else [*found.dimms, *updating]
         memory = _one("memory", memory, keeping, f"that updates parameters in {found.name}")
+        if memory == compute:
+            raise ArgumentError(
+                f"{found.name}: {compute} would compute and have the parameters, too, so that "
+                "nothing goes over a link, and there is nothing to record: name a machine in which "
+                "they are two, such as 'axdimm' or 'memferry-a100' (nearstep platform list)"
+            )
         if memory in found.dimms:
             dimm = found.dimms[memory]
             if device.cycles is None and device.channel_count > int(dimm.channels.value):

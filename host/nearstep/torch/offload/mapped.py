@@ -11,12 +11,12 @@ from torch import Tensor
 from nearstep.torch.errors import UnsupportedOptionError
 from nearstep.torch.offload.in_place import InPlace
 
-_WORDS = {2: "<i2", 4: "<i4"}
+_WORDS = {1: "|u1", 2: "<i2", 4: "<i4"}
 """What numpy calls words of so many bytes: the interface has no bfloat16."""
 
 
-class _Pinned:
-    """Pinned memory as CUDA's kernels get at it: at the same address (unified addressing)."""
+class _Memory:
+    """Memory as CUDA's kernels get at it, pinned at the same address (unified addressing)."""
 
     def __init__(self, flat: Tensor) -> None:
         self._flat = flat  # as long as anything refers to this
@@ -29,13 +29,26 @@ class _Pinned:
 
 
 def _on_cuda(flat: Tensor, device: torch.device) -> Tensor:
-    words = torch.as_tensor(_Pinned(flat), device=device)
+    words = torch.as_tensor(_Memory(flat), device=device)
     return words.view(flat.dtype)
 
 
 MAPPERS: MutableMapping[str, Callable[[Tensor, torch.device], Any]] = {"cuda": _on_cuda}
-"""By type of accelerator: makes a tensor of it on the memory of a flat pinned one, which it keeps
-alive."""
+"""By type of accelerator: makes a tensor of it, with a storage of its own, on the memory of a flat
+one, pinned or the accelerator's, which it keeps alive."""
+
+
+def apart(memory: Tensor) -> Tensor:
+    """A tensor with a storage of its own on the bytes of another, which it keeps alive.
+
+    Parameters
+    ----------
+    memory : uint8, of shape (n,), on the CPU or an accelerator of `MAPPERS`.
+    """
+    if memory.is_cpu:
+        return torch.from_numpy(memory.numpy())
+    found: Tensor = MAPPERS[memory.device.type](memory, memory.device)
+    return found
 
 
 def mapped(pinned: Tensor, device: torch.device) -> Tensor:
@@ -49,7 +62,9 @@ def mapped(pinned: Tensor, device: torch.device) -> Tensor:
 def check_mapped(device: torch.device, places: Mapping[Tensor, InPlace]) -> None:
     """Raise `UnsupportedOptionError` if anything is to be in place, and the accelerator is none of
     `MAPPERS`."""
-    if device.type not in MAPPERS and any(each.forward for each in places.values()):
+    if device.type not in MAPPERS and any(
+        each.forward or each.gradient for each in places.values()
+    ):
         known = ", ".join(MAPPERS)
         reason = f"mapped memory of the host is had on {known}, not on {device.type}"
         raise UnsupportedOptionError("policy", "memferry", reason)

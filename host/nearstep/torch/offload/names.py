@@ -102,7 +102,7 @@ def _needed(parameter: Tensor, in_place: InPlace) -> int:
     found = waiting_copy(parameter)
     held = parameter.untyped_storage().nbytes() if found is None else found.nbytes
     held = 0 if in_place.forward and in_place.backward else held
-    return held + (0 if in_place.gradient else gradient)
+    return held + (0 if in_place.spares_gradient else gradient)
 
 
 def gradients_at_once(model: nn.Module, copies: Mapping[Tensor, DeviceCopy]) -> int:

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from nearstep.memferry.cost import Mode
 from nearstep.torch.offload.copy import DeviceCopy, Memory
+from nearstep.torch.offload.mapped import apart
 
 ALIGNMENT = 64
 """Bytes that addresses of parameters are multiples of: a cache line of the host."""
-
-Bytes = NDArray[np.uint8]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +44,8 @@ class Shadow:
     order of use, at fixed offsets. The host's memory has a place for each of `DHA` and of `DFGB`.
     A parameter goes from one place to the other, or away, by a change of its pointer alone; what is
     copied are loads into the vector, and, since the optimizer's device has memory of its own here,
-    what it has updated into the host's places.
+    what it has updated into the host's places. The host's places of an accelerator are pinned, and
+    what it loads goes through pinned memory of torch's allocator, which keeps that.
 
     A place is given to its parameter again when nobody refers to its memory any more. What comes
     while somebody does gets other memory once, and so does a parameter that the plan does not name;
@@ -58,11 +56,14 @@ class Shadow:
     copies : parameters that the plan names, in the order of use.
     budget : bytes of parameters and gradients on the compute device.
     gradients : bytes of gradients that are made at once.
+    device : that layers compute on.
 
     Attributes
     ----------
+    vector : uint8, of shape (nbytes,).
     locations : by the name of the parameter.
     nbytes : of the vector; 0 if there is none.
+    needs : bytes of the least budget with which there is one.
     host_nbytes : of the places in the host's memory.
     loads : bytes that have been loaded into the vector.
     allocations, allocated : how many times memory was taken that is no such place, and its bytes.
@@ -70,22 +71,31 @@ class Shadow:
     Ref: MemFerry paper, section IV-C.
     """
 
-    def __init__(self, copies: Sequence[DeviceCopy], budget: int, gradients: int) -> None:
+    def __init__(
+        self,
+        copies: Sequence[DeviceCopy],
+        budget: int,
+        gradients: int,
+        device: torch.device,
+    ) -> None:
+        self._device = device
         self.loads = self.allocations = self.allocated = 0
         named = [copy for copy in copies if copy.nbytes]
         fetched = [copy for copy in named if not copy.in_place.backward]
         sizes = [-(-_nbytes(copy.like) // ALIGNMENT) * ALIGNMENT for copy in fetched]
-        fits = sum(sizes) + gradients <= budget
+        self.needs = sum(sizes) + gradients
+        fits = self.needs <= budget
         self.nbytes = sum(sizes) if fits else 0
         self._vector: dict[DeviceCopy, _Slot] = {}
         self._host: dict[DeviceCopy, _Slot] = {}
-        vector, start = _aligned(self.nbytes), 0
+        self.vector, start = _aligned(self.nbytes, device), 0
         for copy, size in zip(fetched, sizes, strict=True) if fits else ():
-            self._vector[copy] = _Slot(vector[start : start + _nbytes(copy.like)])
+            self._vector[copy] = _Slot(self.vector[start : start + _nbytes(copy.like)])
             start += size
         for copy in named:
             if copy.in_place.forward:
-                self._host[copy] = _Slot(_aligned(_nbytes(copy.like)))
+                pinned = device.type != "cpu"
+                self._host[copy] = _Slot(_aligned(_nbytes(copy.like), pinned=pinned))
         self.host_nbytes = sum(slot.nbytes for slot in self._host.values())
         self.locations: Mapping[str, Location] = {
             copy.name: Location(
@@ -101,23 +111,26 @@ class Shadow:
         """Memory on the compute device that a parameter is loaded into."""
         return partial(self._load, self._vector.get(copy))
 
-    def on_host(self, copy: DeviceCopy) -> Memory:
-        """Memory of the host that a parameter is read from in place."""
-        return partial(self._place, self._host.get(copy))
-
     def _load(self, slot: _Slot | None, like: Tensor) -> Tensor:
-        found = self._place(slot, like)
+        found = self._place(slot, self._device, like)
         if slot is not None and found.data_ptr() == slot.address:
             self.loads += slot.nbytes
         return found
 
-    def _place(self, slot: _Slot | None, like: Tensor) -> Tensor:
+    def on_host(self, copy: DeviceCopy) -> Memory:
+        """Memory of the host that a parameter is read from in place."""
+        return partial(self._place, self._host.get(copy), torch.device("cpu"))
+
+    def _place(self, slot: _Slot | None, device: torch.device, like: Tensor) -> Tensor:
         found = None if slot is None else slot.lend(like)
         if found is None:
             self.allocations += 1
             self.allocated += _nbytes(like)
+            pinned = device.type != self._device.type
             with torch.inference_mode(False):
-                return torch.empty_strided(like.size(), like.stride(), dtype=like.dtype)
+                return torch.empty_strided(
+                    like.size(), like.stride(), dtype=like.dtype, device=device, pin_memory=pinned
+                )
         return found
 
 
@@ -126,7 +139,7 @@ class _Slot:
 
     Parameters
     ----------
-    memory : of shape (nbytes,).
+    memory : uint8, of shape (nbytes,).
 
     Attributes
     ----------
@@ -134,25 +147,26 @@ class _Slot:
     nbytes
     """
 
-    def __init__(self, memory: Bytes) -> None:
+    def __init__(self, memory: Tensor) -> None:
         self._memory = memory
-        self._lent: weakref.ref[Bytes] | None = None
-        self.address = memory.ctypes.data
+        self._lent: StorageWeakRef | None = None
+        self.address = memory.data_ptr()
         self.nbytes = memory.nbytes
 
     def lend(self, like: Tensor) -> Tensor | None:
         """A tensor on the memory; None if something refers to the last one's, or it is too small.
 
-        Each has a storage of its own, which keeps the array alive that is lent: so the array is
-        there for as long as any tensor, array or storage has the memory.
+        Each has a storage of its own, which is there for as long as any tensor or array has the
+        memory.
         """
-        if (self._lent is not None and self._lent() is not None) or _nbytes(like) > self.nbytes:
+        if self._lent is not None and not self._lent.expired():  # type: ignore[no-untyped-call]
             return None
-        lent = self._memory[:]
-        self._lent = weakref.ref(lent)
+        if _nbytes(like) > self.nbytes:
+            return None
         with torch.inference_mode(False), torch.no_grad():
-            storage = torch.from_numpy(lent).untyped_storage()
-            empty = torch.empty(0, dtype=like.dtype)
+            storage = apart(self._memory).untyped_storage()
+            self._lent = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
+            empty = torch.empty(0, dtype=like.dtype, device=self._memory.device)
             return empty.set_(storage, 0, like.size(), like.stride())
 
 
@@ -170,8 +184,11 @@ def _nbytes(like: Tensor) -> int:
     return like.untyped_storage().nbytes()
 
 
-def _aligned(nbytes: int) -> Bytes:
-    """Memory of shape (nbytes,) at an address of `ALIGNMENT`."""
-    memory = np.empty(nbytes + ALIGNMENT, np.uint8)
-    start = -memory.ctypes.data % ALIGNMENT
+def _aligned(nbytes: int, device: torch.device | None = None, *, pinned: bool = False) -> Tensor:
+    """Memory of shape (nbytes,), uint8, at an address of `ALIGNMENT`."""
+    with torch.inference_mode(False):
+        memory = torch.empty(
+            nbytes + ALIGNMENT, dtype=torch.uint8, device=device or "cpu", pin_memory=pinned
+        )
+    start = -memory.data_ptr() % ALIGNMENT
     return memory[start : start + nbytes]

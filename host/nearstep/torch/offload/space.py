@@ -148,11 +148,12 @@ class Space:
 
         Raises
         ------
-        BudgetError, EarlyUpdateError
+        BudgetError, CaptureError, EarlyUpdateError
         """
         if self.closed:
             yield
             return
+        self.check_runs()
         if self.watch is not None:
             self.watch.begin()
         with self.aside():
@@ -227,6 +228,11 @@ class Space:
         """What transfers are under way in."""
         return self.streams if self.pipeline is None else self.pipeline
 
+    def check_runs(self) -> None:
+        """Raise `CaptureError` where what is done now would be done when a graph is replayed."""
+        if self.streams is not None:
+            self.streams.check_runs()
+
     def end_sending(self) -> None:
         """Wait for gradients that are on their way in streams."""
         if self.streams is not None:
@@ -273,7 +279,9 @@ class Space:
                 stay = [copy.name for copy in self._present if not copy.pins and copy.is_aliased]
                 if stay:
                     hint += f"; in memory that something refers to: {', '.join(sorted(stay))}"
-                raise BudgetError(what, self.ledger.used + nbytes, self.ledger.budget, hint)
+                needed, budget = self.ledger.used + nbytes, self.ledger.budget
+                total = sum(copy.nbytes for copy in self.copies)
+                raise BudgetError(what, needed, budget, hint, parameters=total)
         while self.ledger.free < nbytes:
             self._wait_for_room()
 

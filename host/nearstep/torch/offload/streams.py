@@ -9,7 +9,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from nearstep.torch.offload.errors import CaptureError
+from nearstep.torch.offload.mapped import mapped
 from nearstep.torch.resident import Resident
+
+WORDS = {2: torch.int16, 4: torch.int32}
+"""Integers by their bytes: what has their bits whole, whatever number it may be."""
 
 
 class Arrival:
@@ -20,6 +25,7 @@ class Arrival:
     device : the accelerator. Its current stream is that in whose order the memory came, and goes.
     event : of a copy, what goes there is there.
     mapped : what the memory is on, if it is the host's.
+    used : called with each stream that uses the memory.
     """
 
     def __init__(
@@ -27,11 +33,13 @@ class Arrival:
         device: torch.device,
         event: torch.Event | None = None,
         mapped: Tensor | None = None,
+        used: Callable[[torch.Stream], None] = lambda _: None,
     ) -> None:
         self._device = device
         self._home = _current(device)
         self._event = event
         self._mapped = mapped
+        self._used = used
         self._met: set[torch.Stream] = set()
 
     def meet(self, parameter: Tensor) -> None:
@@ -43,12 +51,22 @@ class Arrival:
         if self._event is not None:
             stream.wait_event(self._event)
         if self._mapped is not None:
-            # Allocators of pinned memory hear of copies alone, and wait for the streams of these.
-            first = self._mapped[(slice(1),) * self._mapped.dim()]
-            first.to(self._device, non_blocking=True)
+            _tell(self._mapped, self._device)
         elif stream != self._home:
             parameter.record_stream(stream)
+        self._used(stream)
         self._met.add(stream)
+
+    def gather(self) -> None:
+        """Have what the current stream does from now on come after what others did with the memory,
+        which it writes, while the host waits."""
+        stream = _current(self._device)
+        for each in self._met - {stream}:
+            stream.wait_stream(each)
+
+    def leave(self) -> list[torch.Event]:
+        """The memory is used no more: what comes when streams have done with that of the host."""
+        return [] if self._mapped is None else [each.record_event() for each in self._met]
 
     def drop(self) -> None:
         """Nobody has met it: the memory may be another's, but after the copy."""
@@ -84,12 +102,13 @@ class Download:
 
     Attributes
     ----------
-    gradient : its memory on the accelerator stays until it is on the host.
+    gradient : its memory on the accelerator stays until it is on the host; None of one that its
+        own stream has written.
     staged : where it goes, in pinned memory.
     event : it is there.
     """
 
-    gradient: Tensor
+    gradient: Tensor | None
     staged: Tensor
     event: torch.Event
 
@@ -120,6 +139,27 @@ class Streams:
         self._device = device
         self._up, self._down = torch.Stream(device=device), torch.Stream(device=device)
         self._departures: list[_Departure] = []
+        self._users: set[torch.Stream] = set()
+        self._vector: Tensor | None = None
+
+    def load_into(self, vector: Tensor) -> None:
+        """What is copied to the accelerator goes to parts of this from here on, which are used
+        again and again: each copy comes after what any stream has been given before it."""
+        self._vector = vector
+        for stream in (self._up, *self._users):
+            vector.record_stream(stream)
+
+    def _used(self, stream: torch.Stream) -> None:
+        if stream not in self._users and self._vector is not None:
+            self._vector.record_stream(stream)
+        self._users.add(stream)
+
+    def check_runs(self) -> None:
+        """Raise `CaptureError` while the current stream is captured."""
+        module = torch.get_device_module(self._device)
+        is_captured = getattr(module, "is_current_stream_capturing", None)
+        if is_captured is not None and is_captured():
+            raise CaptureError(self._device)
 
     def join_when_gone(self, owner: object) -> None:
         """When `owner` is gone, which has memory that copies are under way to and from, have that
@@ -141,10 +181,12 @@ class Streams:
     def upload(self, staged: Tensor, target: Tensor) -> Upload:
         """Begin to copy pinned memory to that of the accelerator."""
         self._up.wait_stream(_current(self._device))
+        for stream in self._users if self._vector is not None else ():
+            self._up.wait_stream(stream)
         with self._up:
             target.copy_(staged, non_blocking=True)
             event = self._up.record_event()
-        return Upload(staged, Arrival(self._device, event))
+        return Upload(staged, Arrival(self._device, event, used=self._used))
 
     def download(self, gradient: Tensor) -> Download:
         """Begin to copy a gradient to pinned memory."""
@@ -154,6 +196,18 @@ class Streams:
         with self._down:
             staged.copy_(gradient, non_blocking=True)
             return Download(gradient, staged, self._down.record_event())
+
+    def write(self, gradient: Tensor) -> Download:
+        """Have a kernel of the current stream write a gradient to pinned, mapped memory: all of its
+        bits, as words, and not by a copy."""
+        gradient = gradient.resolve_neg()
+        staged = torch.empty_like(gradient, device="cpu", pin_memory=True)
+        words = WORDS[gradient.element_size()]
+        here = mapped(staged, self._device)
+        torch.bitwise_or(gradient.view(words), 0, out=here.view(words))
+        event = _current(self._device).record_event()
+        _tell(staged, self._device)
+        return Download(None, staged, event)
 
     def depart(self, download: Download, nbytes: int, gone: Callable[[], None]) -> None:
         """Count bytes until a gradient is on the host, and call `gone` then."""
@@ -184,6 +238,13 @@ class Streams:
 def _join(device: torch.device, streams: Iterable[torch.Stream]) -> None:
     for each in streams:
         _current(device).wait_stream(each)
+
+
+def _tell(pinned: Tensor, device: torch.device) -> None:
+    """Have pinned memory be others' only after what the current stream has been given so far and
+    until it goes: allocators of it hear of copies alone, and wait for the streams of these."""
+    first = pinned[(slice(1),) * pinned.dim()]
+    first.to(device, non_blocking=True)
 
 
 def _current(device: torch.device) -> torch.Stream:

@@ -30,7 +30,7 @@ class Wrapper:
     Raises
     ------
     UnsupportedOptionError : it has options that the engine does not.
-    ParameterError : it has an engine, or its parameters are on another device than the CPU.
+    ParameterError : it has an engine.
     """
 
     def __init__(self, ddp: Any) -> None:  # of what is used here, most has no types in torch
@@ -51,10 +51,6 @@ class Wrapper:
         self.parameters, sparse = self.ddp._build_params_for_reducer()
         if any(sparse):
             raise UnsupportedOptionError("sparse", True, "gradients are averaged dense")
-        for name, parameter in ddp.module.named_parameters():
-            if parameter.device.type != "cpu":
-                expected = "on the CPU, where workers average gradients"
-                raise ParameterError(name, expected, f"on {parameter.device}")
 
     def take(self) -> None:
         """Have the wrapper give up its reducer, with its buckets."""

@@ -29,14 +29,21 @@ class DriveTier(ABC, Generic[AnySegment]):
     Attributes
     ----------
     store
+    source : drives that the state is copied from when it is resumed; None: `store`.
+    replaces : whether these are removed then.
     segments : in the order in which a step updates them.
     resident : class of the parameters.
+    recovers : after `go_back` a device that failed in a step has left nothing undone, whatever
+        failed: the drives have all that there was.
     """
 
     resident: type[Resident] = Resident
+    recovers = False
 
     def __init__(self, store: Store) -> None:
         self.store = store
+        self.source: Store | None = None
+        self.replaces = False
         self.segments: list[AnySegment] = []
 
     @property
@@ -61,6 +68,23 @@ class DriveTier(ABC, Generic[AnySegment]):
     @abstractmethod
     def begin(self) -> None:
         """All parameters of the constructor are there. Raises `MemoryTooSmallError`."""
+
+    def layout(self, names: Mapping[Tensor, str]) -> Mapping[str, Any] | None:
+        """Where the arrays of parameters of these names lie, for the meta data of a generation;
+        None: of each there is a tensor."""
+        return None
+
+    def clear(self) -> None:
+        """From the next generation on the drives have nothing of what they have now.
+
+        Raises
+        ------
+        StorageError
+        """
+        for name in self.store.tensors:
+            self.store.remove(name)
+        for segment in self.segments:
+            segment.find()
 
     def add(self, segment: AnySegment) -> None:
         """One more."""
@@ -106,7 +130,8 @@ class DriveTier(ABC, Generic[AnySegment]):
 
     @abstractmethod
     def restore(self, residents: Iterable[Resident]) -> None:
-        """After `go_back` and `Undo.restore`: have what else the host had of these."""
+        """After `go_back` and `Undo.restore` of an update that had begun: have what else the host
+        had of these."""
 
     @abstractmethod
     def bring(self, segment: AnySegment, arrays: Mapping[str, float]) -> None:

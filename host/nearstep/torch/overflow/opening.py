@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -15,12 +16,13 @@ from torch.optim.optimizer import ParamsT
 
 from nearstep.storage.blocks import BLOCK_BYTES
 from nearstep.storage.drive_errors import OwnerError, StorageError
-from nearstep.storage.drive_set import EXTENT_BYTES
+from nearstep.storage.drive_set import EXTENT_BYTES, drives_in
 from nearstep.storage.store import Store
 from nearstep.torch import convert
 from nearstep.torch.budget import budget_bytes
+from nearstep.torch.cards.sets import moved_from, remove
 from nearstep.torch.overflow.errors import ResumeError
-from nearstep.torch.overflow.options import Overflow
+from nearstep.torch.overflow.options import Drives, Overflow
 
 GENERATIONS = 3
 """That are on the drives at once: the last one, the one before, and the one that is written."""
@@ -40,10 +42,13 @@ class OpenStore:
     moments : arrays of state that a parameter can have besides itself.
     block : bytes of an array by which one drive may have more of it than another.
     extent_bytes : of a new store.
+    cards : the drives are those of cards.
 
     Attributes
     ----------
     store
+    source : another that has the step to go on from, or None.
+    replaces : whether the other is removed once the step has been copied.
     owns : it was opened here.
 
     Raises
@@ -60,32 +65,83 @@ class OpenStore:
         *,
         block: int = 0,
         extent_bytes: int = EXTENT_BYTES,
+        cards: bool = False,
     ) -> None:
         assert options.drives is not None  # `Overflow.on`
         self._parameters = [p for group in groups for p in _parameters(group)]
         self._options = options
         self._made: list[str] = []
+        self._folder: Path | None = None
+        self._cards = cards
         owner = describe(title, [_parameters(group) for group in groups])
-        drives = options.drives
+        drives, resume = options.drives, options.resume
         self.owns = not isinstance(drives, Store)
+        self.source: Store | None = None
+        self._left: Sequence[Path] = ()
+        if cards and resume is True and not isinstance(drives, Store):
+            self._left = moved_from([str(each) for each in drives], owner)
+        others = self._left if isinstance(resume, bool) else _drives_of(resume)
+        if others:
+            self.source = _opened(others, owner)
+        try:
+            self.store = self._open(drives, owner, moments, block, extent_bytes)
+        except BaseException:
+            self._close_source()
+            self._remove_folder()
+            raise
+
+    def _open(
+        self, drives: Drives, owner: str, moments: int, block: int, extent_bytes: int
+    ) -> Store:
         if isinstance(drives, Store):
-            self.store = drives
             self._check(drives, owner)
-        elif options.resume:
-            self.store = Store.open(drives, owner=owner)
-        else:
-            arrays = (1 + moments) * len(self._parameters)
-            state = 4 * (1 + moments) * self._elements + BLOCK_BYTES * arrays
-            share = GENERATIONS * (state // len(drives) + block * (1 + moments)) + SPARE_BYTES
-            self._made = [str(each) for each in drives if not os.path.lexists(each)]
-            nbytes = -(-share // BLOCK_BYTES) * BLOCK_BYTES
-            self.store = Store.create(
-                drives, drive_bytes=nbytes, owner=owner, extent_bytes=extent_bytes
-            )
+            return drives
+        if self._options.resume and self.source is None:
+            return Store.open(drives, owner=owner)
+        arrays = (1 + moments) * len(self._parameters)
+        state = 4 * (1 + moments) * self._elements + BLOCK_BYTES * arrays
+        share = GENERATIONS * (state // len(drives) + block * (1 + moments)) + SPARE_BYTES
+        self._made = [str(each) for each in drives if not os.path.lexists(each)]
+        if self._cards:
+            self._make_folder(Path(drives[0]).parent)
+        nbytes = -(-share // BLOCK_BYTES) * BLOCK_BYTES
+        return Store.create(drives, drive_bytes=nbytes, owner=owner, extent_bytes=extent_bytes)
+
+    def _make_folder(self, folder: Path) -> None:
+        """Have the folder of the cards' drives; one that cannot be is said by the drives."""
+        if not folder.exists():
+            with contextlib.suppress(OSError):
+                folder.mkdir()
+                self._folder = folder
+
+    def _remove_folder(self) -> None:
+        if self._folder is not None:
+            with contextlib.suppress(OSError):  # others use it
+                self._folder.rmdir()
+
+    @property
+    def replaces(self) -> bool:
+        return bool(self._left)
+
+    def settle(self) -> None:
+        """The optimizer has been made: what it was copied from is not needed any more, and of cards
+        in the same directory removed.
+
+        Raises
+        ------
+        StorageError : it cannot be removed.
+        """
+        self._close_source()
+        if self._left:
+            remove(self._left)
+
+    def _close_source(self) -> None:
+        if self.source is not None:
+            self.source.close()
 
     def _check(self, store: Store, owner: str) -> None:
         found = store.meta.get("owner")
-        if self._options.resume:
+        if self._options.resume and self.source is None:
             if found is None:
                 raise ResumeError(f"a step of {owner}", "none")
             if found != owner:
@@ -109,6 +165,7 @@ class OpenStore:
 
     def give_up(self) -> None:
         """Leave everything as it was before."""
+        self._close_source()
         if self.owns:
             self.store.close()
         else:
@@ -116,6 +173,25 @@ class OpenStore:
                 self.store.abort()
         for path in self._made:
             os.unlink(path)
+        self._remove_folder()
+
+
+def _drives_of(given: Sequence[str | Path]) -> Sequence[Path]:
+    """Drives by their paths, or those of the only folder."""
+    paths = [Path(each) for each in given]
+    return drives_in(paths[0]) if len(paths) == 1 and paths[0].is_dir() else paths
+
+
+def _opened(places: Sequence[Path], owner: str) -> Store:
+    """Drives that a step is copied from."""
+    store = Store.open(places, owner=None, read_only=True)
+    found = store.meta.get("owner")
+    if found != owner:
+        store.close()
+        if found is None:
+            raise ResumeError(f"a step of {owner}", "none")
+        raise OwnerError(str(places[0]), owner, str(found))
+    return store
 
 
 def given_groups(params: ParamsT) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import get_args
+from typing import cast, get_args
 
 from nearstep.device import Device
 from nearstep.errors import ArgumentError
@@ -16,6 +16,10 @@ from nearstep.torch.errors import HyperparameterError
 
 Drives = Sequence[str | Path] | Store
 """Files of a set; or a store that the caller opened, and closes."""
+
+Resume = bool | str | Path | Sequence[str | Path]
+"""Whether to go on from the last step of the drives; or other drives that have it, all of a set, or
+their folder."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,17 +32,17 @@ class Overflow:
     memory : of the device, for parameters, gradients and state: bytes, text such as `64MiB`, or a
         share of all that, such as `25%`. None with drives of the device: each has its card's.
     eviction
-    resume : go on from the last step that the drives have.
+    resume : go on from the last step that the drives have, or that these others have.
     """
 
     drives: Drives | None
     memory: int | str | None
     eviction: Eviction
-    resume: bool
+    resume: bool | Sequence[str | Path]
 
     @classmethod
     def given(
-        cls, drives: Drives | None, memory: int | str | None, eviction: str, *, resume: bool
+        cls, drives: Drives | None, memory: int | str | None, eviction: str, *, resume: Resume
     ) -> Overflow | None:
         """Check what an optimizer was given; None if that is nothing.
 
@@ -49,16 +53,18 @@ class Overflow:
         """
         if eviction not in get_args(Eviction):
             raise HyperparameterError("eviction", f"one of {get_args(Eviction)}", eviction)
-        if not isinstance(resume, bool):
-            raise HyperparameterError("resume", "True or False", resume)
-        if drives is None and memory is None and not resume:
+        found = (resume,) if isinstance(resume, str | Path) else resume
+        if not (isinstance(found, bool) or _are_paths(found)):
+            expected = "True, False, or drives to copy a step from, by their paths"
+            raise HyperparameterError("resume", expected, resume)
+        if drives is None and memory is None and not found:
             return None
         if drives is not None and not isinstance(drives, Store):
             check_places(drives)
-            if not all(isinstance(each, str | Path) for each in drives):
+            if not _are_paths(drives):
                 raise ArgumentError(f"a drive must be given by its path, not {drives!r}")
         chosen: Eviction = "belady" if eviction == "belady" else "updated_first"
-        return cls(drives=drives, memory=memory, eviction=chosen, resume=resume)
+        return cls(drives=drives, memory=memory, eviction=chosen, resume=found)
 
     @classmethod
     def on(cls, device: Device, given: Overflow | None) -> Overflow | None:
@@ -96,3 +102,8 @@ class Overflow:
         if given.memory is None:
             raise HyperparameterError("memory", "given with drives", given.memory)
         return given
+
+
+def _are_paths(given: object) -> bool:
+    listed = isinstance(given, Sequence) and not isinstance(given, str) and len(given) > 0
+    return listed and all(isinstance(each, str | Path) for each in cast(Sequence[object], given))

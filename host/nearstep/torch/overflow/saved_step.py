@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -12,6 +14,7 @@ from nearstep.torch.overflow.errors import ResumeError
 from nearstep.torch.overflow.opening import describe, keys
 from nearstep.torch.saved import count
 from nearstep.torch.state import ParameterState
+from nearstep_spec.rule.optimizer import Optimizer
 
 VERSION = 1
 
@@ -36,10 +39,12 @@ class SavedStep(NamedTuple):
     ----------
     groups : options of each.
     states
+    layout : where the arrays lie: of `nearstep.torch.overflow.drive_tier.DriveTier`.
     """
 
     groups: Sequence[dict[str, Any]]
     states: Mapping[Tensor, StepState]
+    layout: Mapping[str, Any] | None
 
 
 def pack(
@@ -47,6 +52,8 @@ def pack(
     groups: Sequence[Mapping[str, Any]],
     states: Mapping[Tensor, Any],
     placed: Container[Tensor],
+    rule: Optimizer,
+    layout: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
     """Meta data of a generation.
 
@@ -58,6 +65,8 @@ def pack(
     return {
         "version": VERSION,
         "owner": _owner(title, groups),
+        "rule": digest(rule),
+        "layout": layout,
         "groups": [_options(group, index) for index, group in enumerate(groups)],
         "states": {
             names[p]: _state(names[p], state)
@@ -67,16 +76,21 @@ def pack(
     }
 
 
-def unpack(meta: Mapping[str, Any], title: str, groups: Sequence[Mapping[str, Any]]) -> SavedStep:
+def unpack(
+    meta: Mapping[str, Any], title: str, groups: Sequence[Mapping[str, Any]], rule: Optimizer
+) -> SavedStep:
     """What a generation says.
 
     Raises
     ------
-    ResumeError : it is of no optimizer, or of another one.
+    ResumeError : it is of no optimizer, or of another one, or of one that computed something else.
     """
     owner = _owner(title, groups)
     if meta.get("version") != VERSION or meta.get("owner") != owner:
         raise ResumeError(f"a step of {owner}", str(meta.get("owner")))
+    found, expected = meta.get("rule"), digest(rule)
+    if found != expected:
+        raise ResumeError(f"a step of {title} that computes {expected}", f"{found}: it was changed")
     if len(meta["groups"]) != len(groups):
         raise ResumeError(f"{len(groups)} groups", str(len(meta["groups"])))
     states = {
@@ -84,7 +98,15 @@ def unpack(meta: Mapping[str, Any], title: str, groups: Sequence[Mapping[str, An
         for p, name in keys(groups).items()
         if name in meta["states"]
     }
-    return SavedStep([_unlisted(each) for each in meta["groups"]], states)
+    options = [_unlisted(each) for each in meta["groups"]]
+    return SavedStep(options, states, meta.get("layout"))
+
+
+def digest(rule: Optimizer) -> str:
+    """Of the arithmetic of all forms of an optimizer, and of its state."""
+    forms = [each.digest for each in rule.all_forms]
+    text = json.dumps([forms, sorted(rule.state.items()), rule.counts])
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _owner(title: str, groups: Iterable[Mapping[str, Any]]) -> str:

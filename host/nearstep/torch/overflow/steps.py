@@ -17,11 +17,14 @@ from nearstep.storage.store import Store
 from nearstep.torch import convert
 from nearstep.torch.attached import AttachedOptimizer
 from nearstep.torch.bundle import Bundle
+from nearstep.torch.cards.sets import REPLACES
 from nearstep.torch.held import HeldGradient
 from nearstep.torch.overflow.drive_segment import GRADIENTS, DriveSegment
 from nearstep.torch.overflow.drive_tier import DriveTier
+from nearstep.torch.overflow.errors import ResumeError
 from nearstep.torch.overflow.opening import keys
-from nearstep.torch.overflow.saved_step import pack, unpack
+from nearstep.torch.overflow.saved_arrays import carry, saved_arrays
+from nearstep.torch.overflow.saved_step import SavedStep, pack, unpack
 from nearstep.torch.overflow.undo import Undo
 from nearstep.torch.resident import Resident
 from nearstep.torch.saved import SavedState
@@ -127,10 +130,10 @@ class OverflowSteps(AttachedOptimizer):
     def _apply_by_units(self, tier: DriveTier[Any], work: Work) -> dict[Extent, Update]:
         """The same, of one unit of parameters after the other, and a generation of all on drives.
 
-        After an error everything is what it was before, unless the device failed, or nobody knows
-        whether the generation counts. What was changed on the drives alone since the last
-        generation is written first: if that fails, gradients are lost, and of parameters that are
-        away all changes, after which steps are refused.
+        After an error everything is what it was before, unless the device failed and had something
+        that the drives have not, or nobody knows whether the generation counts. What was changed on
+        the drives alone since the last generation is written first: if that fails, gradients are
+        lost, and of parameters that are away all changes, after which steps are refused.
         """
         is_lost: bool | None = tier.has_changed_away
         undo = Undo(self.state, self._residents.values())
@@ -178,7 +181,8 @@ class OverflowSteps(AttachedOptimizer):
         try:
             tier.go_back()
             undo.restore()
-            tier.restore(resident for resident, _, _ in work.checked)
+            if is_lost is None:
+                tier.restore(resident for resident, _, _ in work.checked)
         except StorageError:
             self._interrupt(residents, error)
             return
@@ -186,7 +190,7 @@ class OverflowSteps(AttachedOptimizer):
             self._lose_gradients(error)
         if is_lost:
             self._interrupt(residents, error)
-        elif isinstance(error, StorageError):
+        elif tier.recovers or isinstance(error, StorageError):
             self._interrupted = None
             for resident in residents:
                 resident.interrupted = None
@@ -221,12 +225,17 @@ class OverflowSteps(AttachedOptimizer):
         if held:
             error.add_note(f"{len(held)} gradients that were on the drives are lost")
 
-    def _commit(self, tier: DriveTier[Any]) -> None:
-        tier.commit(pack(self._title, self.param_groups, self.state, self._residents))
+    def _commit(self, tier: DriveTier[Any], **more: str) -> None:
+        layout = tier.layout(keys(self.param_groups))
+        groups, rule = self.param_groups, self.definition
+        kept = pack(self._title, groups, self.state, self._residents, rule, layout)
+        tier.commit({**kept, **more})
 
     def _resume(self, tier: DriveTier[Any]) -> None:
         """Have parameters, state and options as the drives have them."""
-        saved = unpack(tier.store.meta, self._title, self.param_groups)
+        source = tier.store if tier.source is None else tier.source
+        saved = unpack(source.meta, self._title, self.param_groups, self.definition)
+        carried = self._carry(tier, source, saved)
         for group, options in zip(self.param_groups, saved.groups, strict=True):
             group.update(options)
             self._complete(group, self.defaults)
@@ -241,6 +250,30 @@ class OverflowSteps(AttachedOptimizer):
                 step = found.step
                 count = None if step is None else torch.tensor(float(step), device="cpu")
                 self._keep(resident, ParameterState.of(resident, count, found.moments))
+        if carried:
+            replaced = str(source.drives[0].header.set_id)
+            self._commit(tier, **{REPLACES: replaced} if tier.replaces else {})
+
+    def _carry(self, tier: DriveTier[Any], source: Store, saved: SavedStep) -> bool:
+        """Copy what lies on other drives, or elsewhere on these; whether anything does."""
+        names = keys(self.param_groups)
+        if source is tier.store and saved.layout == tier.layout(names):
+            return False
+        labels = self._labels()
+        arrays = saved_arrays(source.at(source.generation))
+        for parameter, name in names.items():
+            if parameter not in self._residents and arrays.has(name, "p"):
+                expected = f"nothing of {labels[parameter]}, which requires no gradient"
+                raise ResumeError(expected, "a step of it")
+        if source is tier.store:
+            tier.clear()
+        for parameter, resident in self._residents.items():
+            found = saved.states.get(parameter)
+            moments = () if found is None else found.moments
+            wanted = ["p", *(self.layout.moments[key] for key in moments)]
+            resident.extent.segment.reserve(dict.fromkeys(wanted, 0.0))
+            carry(arrays, names[parameter], resident, wanted)
+        return True
 
     def _interrupt(self, residents: Iterable[Resident | Bundle], error: BaseException) -> None:
         self._interrupted = type(error).__name__

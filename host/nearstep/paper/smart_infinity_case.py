@@ -1,0 +1,422 @@
+"""One iteration of storage-offloaded training on the machine of the Smart-Infinity paper.
+
+A graph of work (`nearstep.work`) of forward, backward with the gradients' way to the drives, and
+the update, by any of the paper's methods. All of them use the same machine, drives and links.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import pairwise
+from math import ceil
+from typing import Literal
+
+from nearstep.errors import ArgumentError
+from nearstep.paper.smart_infinity_machine import PARAMETER_BYTES, STATES, Machine, Options
+from nearstep.work.executor import execute
+from nearstep.work.graph import Graph
+from nearstep.work.operation import Operation, Range
+from nearstep.work.timeline import Timeline
+from nearstep_spec.platform.layer import Layer, Model
+
+Method = Literal["base", "su", "su+o", "su+o+c"]
+METHODS: tuple[Method, ...] = ("base", "su", "su+o", "su+o+c")
+"""ZeRO-Infinity on RAID0; SmartUpdate; with the transfer handler; with compressed gradients."""
+
+HALF_BYTES = 2
+PAIR_BYTES = 8
+"""An index and a value of a gradient (section VII-A)."""
+
+MOST_BLOCKS = 24
+"""Layers are joined to so many blocks, which come, are computed and go together."""
+
+SUMS = 2
+"""Of the activations of a layer on several GPUs: one of attention and one of the perceptron."""
+
+DRIVES = 10
+
+
+@dataclass(frozen=True)
+class Phases:
+    """Seconds of the three parts of figures 9 and 11(b).
+
+    Attributes
+    ----------
+    forward
+    backward : with the gradients' way to the drives.
+    update : with that of the optimizer's states.
+    """
+
+    forward: float
+    backward: float
+    update: float
+
+    @property
+    def total(self) -> float:
+        return self.forward + self.backward + self.update
+
+
+@dataclass(frozen=True, kw_only=True)
+class Block:
+    """Layers that are handled together.
+
+    Attributes
+    ----------
+    elements : parameters.
+    forward_flops, backward_flops : the latter with the forward that is computed again.
+    output_bytes : activations that are kept.
+    """
+
+    elements: int
+    forward_flops: int
+    backward_flops: int
+    output_bytes: int
+
+
+def blocks(layers: Sequence[Layer], most: int = MOST_BLOCKS) -> list[Block]:
+    """Layers joined to at most so many blocks of about as many layers each."""
+    count = min(most, len(layers))
+    bounds = [len(layers) * i // count for i in range(count + 1)]
+    found = []
+    for first, last in pairwise(bounds):
+        group = layers[first:last]
+        forward = sum(layer.forward_flops for layer in group)
+        found.append(
+            Block(
+                elements=sum(layer.parameter_count for layer in group),
+                forward_flops=forward,
+                backward_flops=forward + sum(layer.backward_flops for layer in group),
+                output_bytes=sum(layer.output_bytes for layer in group),
+            )
+        )
+    return found
+
+
+def shares(total: int, parts: int) -> list[int]:
+    """A number dealt out as equally as whole numbers can be."""
+    return [total * (i + 1) // parts - total * i // parts for i in range(parts)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A model, trained by a method.
+
+    Parameters
+    ----------
+    model
+    method : of `METHODS`.
+    drives : 1 to 10.
+    gpus : names of the machine's; several share each layer (tensor parallelism, section VIII-A).
+    optimizer : of `STATES`.
+    percent : of SmartComp, bytes of pairs beside those of whole gradients (section VII-A).
+    batch : sequences.
+    sequence : tokens. None: as the options have it.
+    options
+
+    Raises
+    ------
+    ArgumentError : a number or a name is none that there is.
+    """
+
+    model: Model
+    method: Method = "base"
+    drives: int = DRIVES
+    gpus: tuple[str, ...] = ("a5000",)
+    optimizer: str = "adam"
+    percent: float = 2.0
+    batch: int = 4
+    sequence: int | None = None
+    options: Options = field(default_factory=Options)
+
+    def __post_init__(self) -> None:
+        if self.method not in METHODS:
+            raise ArgumentError(f"method must be of {', '.join(METHODS)}, not {self.method!r}")
+        if self.drives not in range(1, DRIVES + 1):
+            raise ArgumentError(f"drives must be 1 to {DRIVES}, not {self.drives!r}")
+        if self.optimizer not in STATES:
+            raise ArgumentError(f"optimizer must be of {', '.join(STATES)}, not {self.optimizer!r}")
+        if not 0 < self.percent <= 100:
+            raise ArgumentError(f"percent must be above 0, to 100, not {self.percent!r}")
+        if not self.gpus:
+            raise ArgumentError("gpus must name one")
+
+    @cached_property
+    def machine(self) -> Machine:
+        return Machine(self.options)
+
+    @cached_property
+    def blocks(self) -> list[Block]:
+        sequence = self.options.sequence if self.sequence is None else self.sequence
+        return blocks(self.model.layers(self.batch, sequence, HALF_BYTES))
+
+    @property
+    def elements(self) -> int:
+        """Parameters."""
+        return sum(block.elements for block in self.blocks)
+
+    @property
+    def states(self) -> tuple[str, ...]:
+        return STATES[self.optimizer]
+
+    def gradient_bytes(self, elements: int) -> int:
+        """That go to the drives for so many parameters: all, or pairs of the largest."""
+        if self.method != "su+o+c":
+            return PARAMETER_BYTES * elements
+        return PAIR_BYTES * ceil(elements * self.percent * PARAMETER_BYTES / PAIR_BYTES / 100)
+
+    @cached_property
+    def graph(self) -> Graph:
+        return _Work(self).graph
+
+    @cached_property
+    def timeline(self) -> Timeline:
+        return execute(self.graph)
+
+    @cached_property
+    def phases(self) -> Phases:
+        ends = {entry.operation.name: entry.end for entry in self.timeline.entries}
+        hertz = self.timeline.hertz or 1.0
+        forward, backward = ends["forward ends"] / hertz, ends["backward ends"] / hertz
+        return Phases(forward, backward - forward, self.timeline.makespan / hertz - backward)
+
+    @property
+    def seconds(self) -> float:
+        """Of an iteration."""
+        return self.phases.total
+
+
+class _Work:
+    """The graph of a case."""
+
+    def __init__(self, case: Case) -> None:
+        self.graph = Graph()
+        self._case = case
+        self._machine = case.machine
+        self._blocks = case.blocks
+        forward = self._forward()
+        end = self.graph.add("forward ends", "host", after=forward, seconds=0.0)
+        backward = self._backward(end)
+        self._gate = self.graph.add("backward ends", "host", after=backward, seconds=0.0)
+        if case.method == "base":
+            self._update_on_host()
+        else:
+            for drive, each in enumerate(shares(case.elements, case.drives)):
+                self._update_on_card(drive, each)
+
+    def _move(
+        self,
+        name: str,
+        start: str,
+        stop: str,
+        nbytes: int,
+        *holds: str,
+        after: Sequence[Operation] = (),
+        reads: Sequence[Range] = (),
+        writes: Sequence[Range] = (),
+        priority: int = 0,
+    ) -> Operation:
+        return self.graph.add(
+            name,
+            *holds,
+            after=after,
+            reads=reads,
+            writes=writes,
+            transfer=self._machine.transfer(start, stop, nbytes),
+            priority=priority,
+        )
+
+    def _compute(
+        self, name: str, flops: int, sums: int, after: Sequence[Operation]
+    ) -> list[Operation]:
+        """A block on all GPUs, each with its share, and sums of so many bytes in a ring."""
+        gpus = self._case.gpus
+        options = self._case.options
+        share = 1.0 if options.gpu is None else options.gpu
+        done = [
+            self.graph.add(
+                f"{name} on {gpu}",
+                gpu,
+                after=after,
+                seconds=flops / len(gpus) / (share * self._machine.flops(gpu)),
+            )
+            for gpu in gpus
+        ]
+        if len(gpus) == 1:
+            return done
+        nbytes = 2 * (len(gpus) - 1) * sums // len(gpus)
+        return [
+            self._move(f"{name} sums", gpu, following, nbytes, after=done)
+            for gpu, following in zip(gpus, (*gpus[1:], gpus[0]), strict=True)
+        ]
+
+    def _loads(
+        self, name: str, block: Block, extra: int, after: Sequence[Operation]
+    ) -> list[Operation]:
+        """Parameters in half precision, and what else a block takes, come to each GPU."""
+        count = len(self._case.gpus)
+        nbytes = (HALF_BYTES * block.elements + extra) // count
+        return [
+            self._move(name, "cpu", gpu, nbytes, f"{gpu} loads", after=after)
+            for gpu in self._case.gpus
+        ]
+
+    def _sends(self, name: str, nbytes: int, after: Sequence[Operation]) -> Iterator[Operation]:
+        count = len(self._case.gpus)
+        for gpu in self._case.gpus:
+            yield self._move(name, gpu, "cpu", nbytes // count, f"{gpu} sends", after=after)
+
+    def _forward(self) -> list[Operation]:
+        """Figure 1(a): one block is loaded ahead; its activations go to the host."""
+        done: list[list[Operation]] = [[], []]
+        kept: list[Operation] = []
+        for number, block in enumerate(self._blocks):
+            loads = self._loads(f"load {number}", block, 0, done[-2])
+            name = f"forward {number}"
+            sums = SUMS * block.output_bytes
+            done.append(self._compute(name, block.forward_flops, sums, [*loads, *done[-1]]))
+            kept += self._sends(f"keep {number}", block.output_bytes, done[-1])
+        return [*done[-1], *kept]
+
+    def _backward(self, begin: Operation) -> list[Operation]:
+        """Figure 1(b): gradients of a block go to the host, and from there to the drives."""
+        case = self._case
+        done: list[list[Operation]] = [[begin], [begin]]
+        gone: list[list[Operation]] = [[begin]]
+        for number, block in reversed([*enumerate(self._blocks)]):
+            loads = self._loads(f"load again {number}", block, block.output_bytes, done[-2])
+            after = [*loads, *done[-1], *([] if case.options.overlap else gone[-1])]
+            name = f"backward {number}"
+            sums = 2 * SUMS * block.output_bytes  # backward, and forward again
+            done.append(self._compute(name, block.backward_flops, sums, after))
+            nbytes = HALF_BYTES * block.elements
+            if case.method == "su+o+c":
+                nbytes = case.gradient_bytes(block.elements)
+            sent = [*self._sends(f"gradient {number}", nbytes, done[-1])]
+            gone.append(
+                [
+                    self._move(
+                        f"offload gradient {number}",
+                        "cpu",
+                        f"ssd{drive}",
+                        case.gradient_bytes(each),
+                        f"ssd{drive} offloads",
+                        after=sent,
+                    )
+                    for drive, each in enumerate(shares(block.elements, case.drives))
+                    if each
+                ]
+            )
+        return [*done[-1], *(each for group in gone for each in group)]
+
+    def _update_on_host(self) -> None:
+        """Figures 1(c), 4(a): while a block is updated the next one comes and the last one goes."""
+        case = self._case
+        states = PARAMETER_BYTES * len(case.states)
+        written: list[list[Operation]] = [[self._gate]] * 3
+        for number, block in enumerate(self._blocks):
+            dealt = [*enumerate(shares(block.elements, case.drives))]
+            here = [
+                self._move(
+                    f"upload {what} {number}",
+                    f"ssd{drive}",
+                    "cpu",
+                    each * width,
+                    f"ssd{drive} uploads",
+                    after=[self._gate, *written[-3]],
+                )
+                for drive, each in dealt
+                for what, width in (("states", states), ("gradient", PARAMETER_BYTES))
+            ]
+            moved = (2 * len(case.states) + 1) * PARAMETER_BYTES
+            seconds = block.elements * moved / (28 * self._machine.host_params_per_s)
+            update = self.graph.add(f"update {number}", "cpu", after=here, seconds=seconds)
+            written.append(
+                [
+                    self._move(
+                        f"offload states {number}",
+                        "cpu",
+                        f"ssd{drive}",
+                        each * states,
+                        f"ssd{drive} offloads",
+                        after=[update],
+                    )
+                    for drive, each in dealt
+                ]
+            )
+
+    def _update_on_card(self, drive: int, elements: int) -> None:
+        """Figures 4(b), 5 and 6(b): subgroups as large as the card's DRAM has room for.
+
+        With the handler a variable of the next subgroup comes when its buffer is written back; else
+        when all are.
+        """
+        case = self._case
+        ssd, fpga = f"ssd{drive}", f"fpga{drive}"
+        room = self._machine.card_bytes // (PARAMETER_BYTES * (len(case.states) + 1))
+        written: Sequence[Operation] = [self._gate]
+        uploads: list[tuple[str, int, Operation]] = []  # that wait for the next subgroup
+        for number, each in enumerate(shares(elements, max(1, ceil(elements / room)))):
+            tag, nbytes = f"{drive}.{number}", PARAMETER_BYTES * each
+            after = written if case.method == "su" else [self._gate]
+            *reads, update = self._read_and_update(drive, tag, each, after)
+            self._upload(ssd, uploads, reads)
+            written = [
+                self._move(
+                    f"write {name} {tag}",
+                    fpga,
+                    ssd,
+                    nbytes,
+                    f"{ssd} writes",
+                    after=[update],
+                    reads=[Range((fpga, name), 0, 1)],
+                    priority=-1,
+                )
+                for name in case.states
+            ]
+            uploads = [(f"upload p {tag}", nbytes, written[0])]
+            if case.options.upload == "written":
+                self._upload(ssd, uploads, [])
+                uploads = []
+        self._upload(ssd, uploads, [])
+
+    def _upload(
+        self, ssd: str, uploads: Sequence[tuple[str, int, Operation]], after: Sequence[Operation]
+    ) -> None:
+        """Updated parameters go to the host once they are written and others have come."""
+        for name, nbytes, written in uploads:
+            self._move(name, ssd, "cpu", nbytes, f"{ssd} uploads", after=[written, *after])
+
+    def _read_and_update(
+        self, drive: int, tag: str, elements: int, after: Sequence[Operation]
+    ) -> list[Operation]:
+        """A subgroup comes and is updated: what brings it, and the update."""
+        case, machine = self._case, self._machine
+        ssd, fpga = f"ssd{drive}", f"fpga{drive}"
+        buffers = {name: Range((fpga, name), 0, 1) for name in (*case.states, "g", "pairs")}
+        landing = "pairs" if case.method == "su+o+c" else "g"
+        there = [
+            self._move(
+                f"read {name} {tag}",
+                ssd,
+                fpga,
+                case.gradient_bytes(elements) if name == landing else PARAMETER_BYTES * elements,
+                f"{ssd} reads",
+                after=after,
+                writes=[buffers[name]],
+            )
+            for name in (*case.states, landing)
+        ]
+        if landing == "pairs":
+            seconds = machine.decompress_s(elements)
+            reads, writes = [buffers["pairs"]], [buffers["g"]]
+            self.graph.add(f"decompress {tag}", fpga, reads=reads, writes=writes, seconds=seconds)
+        update = self.graph.add(
+            f"update {tag}",
+            fpga,
+            reads=[buffers["g"]],
+            writes=[buffers[name] for name in case.states],
+            seconds=machine.update_s(elements, len(case.states) + 1),
+        )
+        return [*there, update]

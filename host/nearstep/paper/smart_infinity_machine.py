@@ -1,0 +1,174 @@
+"""The machine of the Smart-Infinity paper as its evaluation uses it, under assumptions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import cached_property
+from typing import Literal
+
+from nearstep.work.operation import Transfer
+from nearstep_spec.platform.load import load
+from nearstep_spec.platform.machine import Figure, Hop, Link, Platform
+
+ADAM_STATES = 3
+PARAMETER_BYTES = 4
+"""Of a parameter, a gradient or a moment on a drive (section II-A)."""
+
+UPDATER_BYTES_PER_S = 7e9
+"""That an updater reads, at least (section VII-H)."""
+
+HOST_BYTES = 28
+"""That the CPU's update of Adam moves for a parameter: four loads and three stores."""
+
+SATURATED_BY = 4
+"""Drives beyond which the baseline gains nothing (section III, figure 3(b))."""
+
+Duplex = Literal["half", "full"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Assumptions that can be changed.
+
+    Attributes
+    ----------
+    drive : `half`: reads and writes of a drive take turns, each at its own rate; `full`: one does
+        not slow the other.
+    uplink : `half`: its rate is that of both ways together.
+    read_bytes_per_s, write_bytes_per_s : of a drive. None: as the platform has them.
+    overlap : backward goes on while the gradients of the block before go to the drives.
+    updater_bytes_per_s : that it reads.
+    decompressor : gradients that it fills, as a factor on the bytes that a drive reads.
+    uplink_bytes_per_s : None: fitted, so that `SATURATED_BY` drives fill it.
+    gpu : share of the peak that the GPU reaches. None: fitted (`nearstep.paper.smart_infinity`).
+    sequence : tokens.
+    upload : when a subgroup's updated parameters go to the host: while the updater works on the
+        next one (`update`, section IV-A), or as soon as they are written (`written`).
+    """
+
+    drive: Duplex = "half"
+    uplink: Duplex = "half"
+    read_bytes_per_s: float | None = None
+    write_bytes_per_s: float | None = None
+    overlap: bool = False
+    updater_bytes_per_s: float = UPDATER_BYTES_PER_S
+    decompressor: float = 1.0
+    uplink_bytes_per_s: float | None = None
+    gpu: float | None = None
+    sequence: int = 1024
+    upload: Literal["update", "written"] = "update"
+
+
+class Machine:
+    """Rates and routes of the paper's machine.
+
+    Parameters
+    ----------
+    options
+
+    Attributes
+    ----------
+    options
+    read_bytes_per_s, write_bytes_per_s : of a drive.
+    """
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+        drive = load("smart-infinity").drives["ssd0"]
+        self.read_bytes_per_s = options.read_bytes_per_s or float(drive.read_bytes_per_s or 0)
+        self.write_bytes_per_s = options.write_bytes_per_s or float(drive.write_bytes_per_s or 0)
+
+    @property
+    def drive_bytes_per_s(self) -> float:
+        """Of a drive in the baseline's update of Adam: reads and writes together."""
+        reads, writes = (
+            (ADAM_STATES + 1) / self.read_bytes_per_s,
+            ADAM_STATES / (self.write_bytes_per_s),
+        )
+        seconds = reads + writes if self.options.drive == "half" else max(reads, writes)
+        return (2 * ADAM_STATES + 1) / seconds
+
+    @property
+    def uplink_bytes_per_s(self) -> float:
+        """Of the host's link to the expansion, as `Options.uplink` counts it."""
+        if self.options.uplink_bytes_per_s is not None:
+            return self.options.uplink_bytes_per_s
+        both = SATURATED_BY * self.drive_bytes_per_s
+        share = (ADAM_STATES + 1) / (2 * ADAM_STATES + 1)  # of an update, reads
+        return both if self.options.uplink == "half" else both * share
+
+    @cached_property
+    def platform(self) -> Platform:
+        """The platform file's, with the fitted rate of the uplink."""
+        machine = load("smart-infinity")
+        rate = Figure(value=self.uplink_bytes_per_s, origin="fitted", source="section III")
+        uplink = Link(ends=("cpu", "falcon"), bytes_per_s=rate, duplex=self.options.uplink)
+        return replace(machine, links={**machine.links, "uplink": uplink})
+
+    @cached_property
+    def _weights(self) -> tuple[int, int, float]:
+        """How often a byte read and one written takes of a drive's lane, and that lane's rate."""
+        ratio = Fraction(self.read_bytes_per_s) / Fraction(self.write_bytes_per_s)
+        ratio = ratio.limit_denominator(16)
+        return ratio.denominator, ratio.numerator, self.read_bytes_per_s * ratio.denominator
+
+    @cached_property
+    def _routes(self) -> dict[tuple[str, str], tuple[Hop, ...]]:
+        return {}
+
+    def transfer(self, start: str, stop: str, nbytes: int) -> Transfer:
+        """Bytes from one part to another, where a drive does one of reading and writing at a time.
+
+        Raises
+        ------
+        PlatformError : there is no such part.
+        """
+        if (start, stop) not in self._routes:
+            route = self.platform.route(start, stop)
+            hops = [each for hop in route for each in self._drive(hop)]
+            self._routes[start, stop] = tuple(hops)
+        return Transfer(nbytes=nbytes, route=self._routes[start, stop])
+
+    def _drive(self, hop: Hop) -> list[Hop]:
+        if hop.link not in self.platform.drives:
+            return [hop]
+        if self.options.drive == "full":
+            rate = (self.read_bytes_per_s, self.write_bytes_per_s)[hop.direction]
+            return [replace(hop, bytes_per_s=rate)]
+        read, write, rate = self._weights
+        shared = replace(hop, lane=hop.link, bytes_per_s=rate)
+        again = replace(shared, link=f"{hop.link} in turn")  # the same bytes, counted once
+        return [shared, *[again] * ((read, write)[hop.direction] - 1)]
+
+    def flops(self, gpu: str) -> float:
+        """Of a GPU, in half precision, at the datasheet's peak."""
+        return float(self.platform.processors[gpu].flops["fp16"])
+
+    @property
+    def host_params_per_s(self) -> float:
+        """That the CPU updates, as fast as its memory allows."""
+        return float(self.platform.processors["cpu"].memory_bytes_per_s or 0) / HOST_BYTES
+
+    def update_s(self, elements: int, arrays: int) -> float:
+        """Of a card's updater, which reads so many arrays."""
+        return elements * arrays * PARAMETER_BYTES / self.options.updater_bytes_per_s
+
+    def decompress_s(self, elements: int) -> float:
+        """Of a card's decompressor, which fills a gradient (section V-B)."""
+        rate = self.read_bytes_per_s * self.options.decompressor
+        return elements * PARAMETER_BYTES / rate
+
+    @property
+    def card_bytes(self) -> int:
+        """Of a card's DRAM."""
+        return int(float(self.platform.processors["fpga0"].memory_bytes or 0))
+
+
+STATES: Mapping[str, tuple[str, ...]] = {
+    "adam": ("p", "m", "v"),
+    "sgd_momentum": ("p", "m"),
+    "adagrad": ("p", "v"),
+}
+"""Arrays of an optimizer besides the gradient (section VII-F)."""

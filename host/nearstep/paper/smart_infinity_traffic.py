@@ -1,0 +1,51 @@
+"""Table I of the Smart-Infinity paper, counted of the operations of an iteration."""
+
+from __future__ import annotations
+
+from collections import Counter
+from fractions import Fraction
+from typing import NamedTuple
+
+from nearstep.paper.smart_infinity_case import HALF_BYTES, Case
+
+PAGE_BYTES = 4096
+"""What a drive is read and written in."""
+
+
+class Traffic(NamedTuple):
+    """Bytes a parameter over the host's link, in units of M, 2 bytes a parameter (Table I).
+
+    Attributes
+    ----------
+    states_read, states_written, gradients_read, gradients_written
+    padding : of all, what whole pages of 4 KiB take more, in the same unit.
+    """
+
+    states_read: Fraction
+    states_written: Fraction
+    gradients_read: Fraction
+    gradients_written: Fraction
+    padding: Fraction
+
+
+def traffic(case: Case) -> Traffic:
+    """What an iteration moves between host and drives, counted of its operations."""
+    counted: Counter[tuple[bool, int]] = Counter()
+    padding = 0
+    drives = case.machine.platform.drives
+    for operation in case.graph:
+        route = () if operation.transfer is None else operation.transfer.route
+        if operation.transfer is None or not any(hop.link == "uplink" for hop in route):
+            continue
+        for hop in route:
+            if hop.link in drives:
+                counted["gradient" in operation.name, hop.direction] += operation.transfer.nbytes
+                padding += -operation.transfer.nbytes % PAGE_BYTES
+    unit = HALF_BYTES * case.elements
+    return Traffic(
+        states_read=Fraction(counted[False, 0], unit),
+        states_written=Fraction(counted[False, 1], unit),
+        gradients_read=Fraction(counted[True, 0], unit),
+        gradients_written=Fraction(counted[True, 1], unit),
+        padding=Fraction(padding, unit),
+    )

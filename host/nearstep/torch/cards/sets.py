@@ -1,0 +1,185 @@
+"""Drives of cards in one directory, of which the last step may be on those of another number."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Container, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from nearstep.storage.aligned import aligned_bytes
+from nearstep.storage.blocks import BLOCK_BYTES, BlockFile
+from nearstep.storage.drive_errors import (
+    DriveAccessError,
+    DriveSizeError,
+    ForeignDriveError,
+    IncompleteSetError,
+    NoGenerationError,
+    NotADriveError,
+    OwnerError,
+    StorageError,
+)
+from nearstep.storage.generation import read_slots
+from nearstep.storage.header import HEADER_BLOCK, read_header
+from nearstep.storage.store import Store
+from nearstep.storage.superblock import Superblock
+from nearstep.torch.overflow.errors import ResumeError
+
+NAME = re.compile(r"card[0-9]+of([0-9]+)\.nearstep")
+"""Files in the place of drives, of so many cards."""
+
+REPLACES = "replaces"
+"""In meta data: the set that all was copied from, which is given up."""
+
+
+class Step(NamedTuple):
+    """That a set of drives has one.
+
+    Attributes
+    ----------
+    places : the drives.
+    set_id
+    replaces : another set; empty: none.
+    """
+
+    places: Sequence[Path]
+    set_id: str
+    replaces: str
+
+
+def moved_from(places: Sequence[str], owner: str) -> Sequence[Path]:
+    """Drives in the directory of these with the step to go on from; none: these have it, or nobody.
+
+    What a move that was interrupted has left over is removed: drives without a step beside some
+    that have it, and drives whose step others have taken over.
+
+    Parameters
+    ----------
+    places : drives of the cards, one each.
+    owner
+
+    Raises
+    ------
+    ResumeError : it is not clear which ones.
+    StorageError
+    """
+    own = [Path(each) for each in places]
+    here = _step(own, owner)
+    if here is not None and here.replaces:
+        remove([each for each in _files(own) if _set_of(each) == here.replaces])
+    others = [found for each in _siblings(own) if (found := _step(each, owner)) is not None]
+    stale = {each.replaces for each in others}
+    for each in [each for each in others if each.set_id in stale]:
+        others.remove(each)
+        remove(each.places)
+    if not others:
+        return ()
+    if here is not None and here.set_id not in stale:
+        return ()
+    if here is None and not _is_left_over(own, stale):
+        return ()  # what is the matter is said when they are opened
+    if len(others) > 1:
+        counts = " and of ".join(str(len(each.places)) for each in others)
+        raise ResumeError(f"a step of {owner} on one set", f"on those of {counts} cards")
+    remove(own[::-1] if here is None else own)
+    return others[0].places
+
+
+def remove(places: Sequence[Path]) -> None:
+    """Remove drives of a set, the first one before all others.
+
+    Of a set with generations that is the one that has them: what is left then is none.
+
+    Raises
+    ------
+    DriveAccessError
+    """
+    for at in (0, 1) if places else ():
+        try:
+            for path in places[at:]:
+                path.unlink(missing_ok=True)
+                if not at:
+                    break
+            fd = os.open(places[0].parent, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+        except OSError as error:
+            name = str(places[0].parent)
+            raise DriveAccessError(name, f"cannot remove drives: {error}", error.errno) from error
+
+
+def _files(own: Sequence[Path]) -> list[Path]:
+    """Other files in the directory that are called as drives of cards, the first of each set before
+    its others."""
+    folder = own[0].parent
+    found = sorted(os.listdir(folder)) if folder.is_dir() else []
+    return [folder / each for each in found if NAME.fullmatch(each) and folder / each not in own]
+
+
+def _siblings(own: Sequence[Path]) -> list[list[Path]]:
+    """Other sets of drives of which all files are there."""
+    folder = own[0].parent
+    found = (NAME.fullmatch(each.name) for each in _files(own))
+    counts = {int(each[1]) for each in found if each is not None} - {len(own)}
+    sets = [[folder / f"card{i}of{count}.nearstep" for i in range(count)] for count in counts]
+    return [each for each in sorted(sets, key=len) if each and all(map(os.path.lexists, each))]
+
+
+def _step(places: Sequence[Path], owner: str) -> Step | None:
+    """The last step of a set; None: it is none, or another optimizer's, or has none."""
+    if not all(map(os.path.lexists, places)):
+        return None
+    try:
+        store = Store.open(places, owner=owner, read_only=True)
+    except (NotADriveError, OwnerError, ForeignDriveError, IncompleteSetError, NoGenerationError):
+        return None
+    with store:
+        if store.meta.get("owner") != owner:
+            return None
+        set_id = str(store.drives[0].header.set_id)
+        return Step(places, set_id, str(store.meta.get(REPLACES, "")))
+
+
+def _is_left_over(own: Sequence[Path], replaced: Container[str]) -> bool:
+    """Whether nothing was ever committed to drives, or others have replaced them; that there are
+    none counts as well."""
+    if not os.path.lexists(own[0]):
+        left = [each for each in own if os.path.lexists(each)]
+        return all(_set_of(each) in replaced for each in left)
+    with _opened(own[0]) as blocks:
+        try:
+            slots = read_slots(blocks, read_header(blocks).set_id)
+        except StorageError:
+            return _is_blank(blocks)
+    found = [each for each in slots.values() if isinstance(each, Superblock)]
+    return all(each.generation == 0 for each in found)
+
+
+def _set_of(path: Path) -> str | None:
+    """The set that a drive is of; None: it is no drive."""
+    with _opened(path) as blocks:
+        try:
+            return str(read_header(blocks).set_id)
+        except (NotADriveError, DriveSizeError):
+            return None
+
+
+def _is_blank(blocks: BlockFile) -> bool:
+    """Whether a drive has no header yet."""
+    block = aligned_bytes(BLOCK_BYTES)
+    if blocks.count:
+        blocks.read(HEADER_BLOCK, block)
+    return not block.any()
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[BlockFile]:
+    blocks = BlockFile(path, direct=False, read_only=True)
+    try:
+        yield blocks
+    finally:
+        blocks.close()

@@ -1,0 +1,210 @@
+"""Files of cards' drives that are damaged, gone, full or slow."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import nearstep
+from nearstep import cli
+from nearstep.storage.blocks import BLOCK_BYTES
+from nearstep.storage.drive_errors import (
+    DriveAccessError,
+    DriveFullError,
+    DriveSizeError,
+    DriveTimeoutError,
+    DriveVanishedError,
+    NotADriveError,
+    StorageError,
+    TornExtentError,
+)
+from nearstep.storage.store import Store
+from nearstep.torch.errors import InterruptedStepError
+from nearstep_sim.models.drive import MemoryBlocks
+
+from ..overflow.jobs import Job, drives, everything, images
+from .test_equality import PLAIN, card_url, compare
+from .test_faults import expected_after
+from .test_moving import expected, files, names, resumed, trained, url
+
+JOB = Job([(40, 16), (16,), (30, 20)])
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nearstep.torch.overflow.opening.SPARE_BYTES", 1 << 17)
+
+
+def places(folder: Path, cards: int = 2) -> list[Path]:
+    return [folder / name for name in names(cards)]
+
+
+def flip(folder: Path, tensor: str) -> Path:
+    """Change a bit of the last generation's; the drive that it is on."""
+    paths = places(folder)
+    with Store.open(paths, owner=None) as store:
+        found = store.tensors[tensor].table.extent(0)
+    with paths[found.drive].open("r+b") as file:
+        file.seek(found.block * BLOCK_BYTES + 99)
+        byte = file.read(1)[0]
+        file.seek(-1, os.SEEK_CUR)
+        file.write(bytes([byte ^ 4]))
+    return paths[found.drive]
+
+
+def storage_check(folder: Path) -> tuple[int, Any]:
+    found = CliRunner().invoke(cli._app(), ["storage", "check", "--json", str(folder)])
+    return found.exit_code, json.loads(found.stdout)
+
+
+def test_a_flipped_bit_is_named_and_the_step_before_is_there(tmp_path: Path) -> None:
+    _, optimizer = trained(url(tmp_path, 2), 3)
+    optimizer.store.close()
+    assert storage_check(tmp_path)[0] == 0
+    damaged = flip(tmp_path, "0.m@1")
+    code, (report,) = storage_check(tmp_path)
+    last, before = report["generations"]
+    assert (code, len(last["problems"]), before["problems"]) == (1, 1, [])
+    assert "'0.m@1'" in last["problems"][0]
+    assert str(damaged) in last["problems"][0]
+
+    parameters, optimizer = resumed(url(tmp_path, 2))
+    with pytest.raises(TornExtentError, match="generation 3") as caught:
+        JOB.step(optimizer, parameters, 3)
+    error = caught.value
+    assert (error.tensor, error.path, error.whole) == ("0.m@1", str(damaged), (3,))
+    optimizer.store.close()
+    with Store.open(places(tmp_path), owner=None, generation=3) as store:
+        parameters, optimizer = resumed(card_url(2, 128), drives=store)
+        assert everything(parameters, optimizer) == expected(2)
+    flip(tmp_path, "0.p@0")
+    with pytest.raises(TornExtentError, match="there is generation 3") as caught:
+        resumed(url(tmp_path, 3))
+    assert files(tmp_path) == names(2)  # nothing was made, and nothing removed
+
+
+def test_drives_that_are_gone_cut_off_or_may_not_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parameters, optimizer = trained(url(tmp_path, 2), 1)
+    first, second = places(tmp_path)
+    kept = second.read_bytes()
+    second.unlink()
+    before = [p.detach().clone() for p in parameters]
+    with pytest.raises(DriveVanishedError, match="card1of2"):
+        JOB.step(optimizer, parameters, 1)
+    assert all(torch.equal(p, q) for p, q in zip(parameters, before, strict=True))
+    optimizer.store.close()
+    with pytest.raises(StorageError, match="card1of2"):
+        resumed(url(tmp_path, 2))
+    second.write_bytes(kept[: len(kept) // 2])
+    with pytest.raises(DriveSizeError) as caught:
+        resumed(url(tmp_path, 2))
+    half = len(kept) // 2 // BLOCK_BYTES * BLOCK_BYTES
+    assert (caught.value.expected, caught.value.actual) == (len(kept), half)
+    second.write_bytes(bytes(len(kept)))
+    with pytest.raises(NotADriveError, match="card1of2"):
+        resumed(url(tmp_path, 2))
+    second.write_bytes(kept)
+    opened = os.open
+
+    def read_only(path: Any, flags: int, *more: Any, **named: Any) -> int:
+        if str(path) == str(second) and flags & os.O_RDWR:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+        return opened(path, flags, *more, **named)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", read_only)
+        with pytest.raises(DriveAccessError, match="Read-only"):
+            resumed(url(tmp_path, 2))
+    found, optimizer = resumed(url(tmp_path, 2))
+    assert everything(found, optimizer) == expected(1)
+    optimizer.store.close()
+    assert first.exists()
+
+
+def test_a_disk_that_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(DriveFullError):
+        trained(url(tmp_path, 2), 0)
+    assert files(tmp_path) == []
+
+
+def test_drives_that_are_too_small_for_another_step() -> None:
+    job = Job([(40, 16), (16,), (30, 20)])
+    refused = 0
+    for blocks in (16, 20, 24):
+        with drives(2, blocks) as on:
+            parameters = job.parameters()
+            try:
+                optimizer = job.make(parameters, card_url(2, 128), drives=on.store)
+            except DriveFullError:
+                continue
+            for step in range(3):
+                try:
+                    job.step(optimizer, parameters, step)
+                except StorageError:
+                    after = job.parameters()
+                    plain = job.make(after, PLAIN)
+                    for earlier in range(step):
+                        job.step(plain, after, earlier)
+                    assert everything(parameters, optimizer) == everything(after, plain)
+                    refused += 1
+                    break
+    assert refused >= 2
+
+
+@pytest.fixture
+def stuck() -> Iterator[threading.Event]:
+    """What a drive waits for."""
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+def test_a_drive_that_does_not_answer(stuck: threading.Event) -> None:
+    blocks = [MemoryBlocks(each, at) for at, each in enumerate(images(2))]
+    store = Store.open(blocks, owner=None, queue_depth=2, timeout_s=0.15)
+    parameters = JOB.parameters()
+    optimizer = JOB.make(parameters, card_url(2, 128), drives=store)
+    JOB.step(optimizer, parameters, 0)
+    blocks[1].fault = lambda action, block: None if action == "look" else _wait(stuck)
+    with pytest.raises(DriveTimeoutError, match=r"waited 0\.15 s"):
+        JOB.step(optimizer, parameters, 1)
+    with pytest.raises(InterruptedStepError, match="DriveTimeoutError"):
+        JOB.step(optimizer, parameters, 1)
+    stuck.set()
+    store.close()
+    store = Store.open([MemoryBlocks(bytes(each.image)) for each in blocks], owner=None)
+    again = JOB.parameters()
+    found = JOB.make(again, card_url(2, 128), drives=store, resume=True)
+    assert everything(again, found) == expected_after(1)
+    store.close()
+
+
+def _wait(event: threading.Event) -> None:
+    assert event.wait(30)
+
+
+def test_a_subgroup_that_a_card_has_no_room_for(tmp_path: Path) -> None:
+    device = url(tmp_path, 2).replace("subgroup_elements=128", "subgroup_elements=131072")
+    with pytest.raises(nearstep.errors.OptionError, match="memory_bytes must hold 2 subgroups"):
+        trained(device, 0)
+    assert files(tmp_path) == []
+
+
+@pytest.mark.parametrize("share", [1e-9, 1.0])
+def test_one_pair_of_each_parameter_or_all(share: float) -> None:
+    assert compare(Job([(40, 16), (0,), (7,)]), 2, 128, compression=share) > 10

@@ -1,0 +1,282 @@
+"""A step that is on the drives of some cards is resumed on others, and elsewhere, bit for bit."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import nearstep
+from nearstep.storage.drive_errors import (
+    DriveLockedError,
+    OwnerError,
+    StorageError,
+)
+from nearstep.storage.store import Store
+from nearstep.torch.cards import sets
+from nearstep.torch.overflow.errors import ResumeError
+
+from ..overflow.jobs import URL as DIMM
+from ..overflow.jobs import Job, everything
+from .test_equality import PLAIN
+
+JOB = Job([(40, 16), (16,), (30, 20), (7,)], skips=3)
+MEMORY = 1 << 16
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files without much room to spare: they are copied here."""
+    monkeypatch.setattr("nearstep.torch.overflow.opening.SPARE_BYTES", 1 << 17)
+
+
+def url(folder: Path, cards: int, subgroup: int = 128, chunk: int = 512) -> str:
+    return (
+        f"golden:smartssd?rules=adam,adagrad&memory_bytes=1MiB&cards={cards}"
+        f"&subgroup_elements={subgroup}&chunk_bytes={chunk}&drive={folder}"
+    )
+
+
+def trained(device: str, steps: int, job: Job = JOB, **more: Any) -> tuple[list[Any], Any]:
+    parameters = job.parameters()
+    optimizer = job.make(parameters, device, **more)
+    for step in range(steps):
+        job.step(optimizer, parameters, step)
+    return parameters, optimizer
+
+
+def expected(steps: int, job: Job = JOB) -> dict[str, bytes]:
+    return everything(*trained(PLAIN, steps, job))
+
+
+def resumed(device: str, resume: Any = True, job: Job = JOB, **more: Any) -> tuple[list[Any], Any]:
+    again = [torch.nn.Parameter(torch.zeros_like(p)) for p in job.parameters()]
+    return again, job.make(again, device, resume=resume, **more)
+
+
+def check(found: tuple[list[Any], Any], steps: int, job: Job = JOB) -> None:
+    """It has the bits after so many steps, and after two more; its drives are closed."""
+    parameters, optimizer = found
+    assert everything(parameters, optimizer) == expected(steps, job)
+    for step in (steps, steps + 1):
+        job.step(optimizer, parameters, step)
+    assert everything(parameters, optimizer) == expected(steps + 2, job)
+    optimizer.store.close()
+
+
+def files(folder: Path) -> list[str]:
+    return sorted(each.name for each in folder.iterdir())
+
+
+def names(cards: int) -> list[str]:
+    return [f"card{i}of{cards}.nearstep" for i in range(cards)]
+
+
+def test_another_number_of_cards_block_and_subgroup(tmp_path: Path) -> None:
+    _, optimizer = trained(url(tmp_path, 2), 2)
+    optimizer.store.close()
+    steps = 2
+    for cards, subgroup, chunk in [(2, 512, 512), (3, 256, 1024), (3, 256, 512), (1, 128, 512)]:
+        check(resumed(url(tmp_path, cards, subgroup, chunk)), steps)
+        steps += 2
+        assert files(tmp_path) == names(cards)
+
+
+@pytest.mark.parametrize("optimizer", ["adagrad", "amsgrad", "momentum"])
+@pytest.mark.deep
+def test_other_rules_and_masters_of_16_bits(optimizer: str, tmp_path: Path) -> None:
+    device = url(tmp_path, 2).replace("adam,adagrad", "adam_amsgrad,sgd_momentum,adagrad")
+    for dtype in (torch.float32, torch.bfloat16):
+        job = Job([(40, 16), (16,), (30, 20), (7,)], optimizer, dtype=dtype, skips=3)
+        _, found = trained(device, 2, job)
+        found.store.close()
+        check(resumed(device.replace("cards=2", "cards=3"), job=job), 2, job)
+        for name in names(3):
+            (tmp_path / name).unlink()
+
+
+def test_from_drives_of_the_host_and_back(tmp_path: Path) -> None:
+    cards, host, back = tmp_path / "cards", tmp_path / "host", tmp_path / "back"
+    for each in (cards, host, back):
+        each.mkdir()
+    on_host = [str(host / "a"), str(host / "b")]
+    _, optimizer = trained(DIMM, 2, drives=on_host, memory=MEMORY)
+    optimizer.store.close()
+    kept = {name: (host / name).read_bytes() for name in ("a", "b")}
+    check(resumed(url(cards, 3), on_host), 2)
+    assert {name: (host / name).read_bytes() for name in kept} == kept
+    check(resumed(url(cards, 3)), 4)
+    more = {"drives": [str(back / "c")], "memory": MEMORY}
+    check(resumed(DIMM, cards, **more), 6)
+    check(resumed(DIMM, True, **more), 8)
+    assert files(cards) == names(3)
+
+
+def test_through_state_dicts_of_torch(tmp_path: Path) -> None:
+    parameters, optimizer = trained(url(tmp_path, 2), 2)
+    theirs = [torch.nn.Parameter(p.detach().clone()) for p in parameters]
+    torchs = torch.optim.AdamW([{"params": theirs[::3]}, {"params": theirs[1:3]}], fused=True)
+    torchs.load_state_dict(optimizer.state_dict())
+    ours = [torch.nn.Parameter(p.detach().clone()) for p in parameters]
+    other = tmp_path / "other"
+    other.mkdir()
+    second = JOB.make(ours, url(other, 3))
+    second.load_state_dict(torchs.state_dict())
+    check((ours, second), 2)
+
+
+def cut_at(number: int, monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
+    """The process ends at one of the things that a move does to the file system."""
+    left = number
+
+    def counted(real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **more: Any) -> Any:
+            nonlocal left
+            left -= 1
+            if left < 0:
+                raise KeyboardInterrupt
+            return real(*arguments, **more)
+
+        return call
+
+    monkeypatch.setattr(Path, "unlink", counted(Path.unlink))
+    monkeypatch.setattr(Store, "write", counted(Store.write))
+    monkeypatch.setattr(Store, "commit", counted(Store.commit))
+    monkeypatch.setattr(Store, "create", counted(Store.create))
+    monkeypatch.setattr(sets.os, "fsync", counted(os.fsync))
+    # what is left over by a process that has been killed is not tidied up by it
+    monkeypatch.setattr("nearstep.torch.overflow.opening.OpenStore.give_up", leave)
+    return lambda: left
+
+
+def leave(opened: Any) -> None:
+    for store in (opened.source, getattr(opened, "store", None)):
+        if store is not None:
+            store.close()
+
+
+@pytest.mark.parametrize("every", [4, pytest.param(1, marks=pytest.mark.deep)])
+def test_a_move_that_is_cut_off_anywhere(
+    every: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = Job([(40, 16), (7,)])
+    first = tmp_path / "first"
+    first.mkdir()
+    _, optimizer = trained(url(first, 2), 2, job)
+    optimizer.store.close()
+    after, cuts = expected(2, job), 0
+    while True:
+        folder = tmp_path / f"cut{cuts}"
+        shutil.copytree(first, folder)
+        with monkeypatch.context() as patch:
+            left = cut_at(cuts, patch)
+            try:
+                _, optimizer = resumed(url(folder, 3), job=job)
+            except KeyboardInterrupt:
+                pass
+            else:
+                assert 0 <= left() < every
+                assert cuts > 8
+                optimizer.store.close()
+                break
+        for cards in (3, 2) if cuts // every % 2 else (2, 3):
+            parameters, optimizer = resumed(url(folder, cards), job=job)
+            assert everything(parameters, optimizer) == after
+            optimizer.store.close()
+            assert set(names(cards)) <= set(files(folder))
+        assert files(folder) == names(cards)
+        shutil.rmtree(folder)
+        cuts += every
+
+
+def test_what_is_no_unfinished_move_is_never_removed(tmp_path: Path) -> None:
+    _, optimizer = trained(url(tmp_path, 2), 1)
+    optimizer.store.close()
+    mine = tmp_path / "card0of3.nearstep"
+    mine.write_bytes(b"a letter" * 1024)
+    with pytest.raises(StorageError):
+        resumed(url(tmp_path, 3))
+    assert mine.read_bytes() == b"a letter" * 1024
+    assert set(names(2)) < set(files(tmp_path))
+    mine.unlink()
+    _, other = trained(url(tmp_path, 3), 2)
+    other.store.close()
+    check(resumed(url(tmp_path, 2)), 1)  # its own
+    assert files(tmp_path) == sorted(names(2) + names(3))
+    with pytest.raises(ResumeError, match="those of 2 and of 3 cards"):
+        resumed(url(tmp_path, 4))
+    (tmp_path / "card1of3.nearstep").unlink()  # its first has steps: lost, not unfinished
+    with pytest.raises(StorageError):
+        resumed(url(tmp_path, 3))
+    assert (tmp_path / "card0of3.nearstep").exists()
+    (tmp_path / "card0of3.nearstep").unlink()  # nor is this what a move leaves
+    with pytest.raises(StorageError, match="card0of3"):
+        resumed(url(tmp_path, 3))
+    assert files(tmp_path) == sorted([*names(2), "card2of3.nearstep"])
+
+
+def test_drives_that_cannot_be_copied_from(tmp_path: Path) -> None:
+    cards, target = tmp_path / "cards", tmp_path / "target"
+    cards.mkdir()
+    target.mkdir()
+    other = Job([(40, 16), (9,)])
+    _, optimizer = trained(url(cards, 2), 1)
+    with pytest.raises(DriveLockedError, match="in use by"):
+        resumed(url(target, 3), cards)
+    with pytest.raises(DriveLockedError, match="in use by"):
+        resumed(url(cards, 3))
+    optimizer.store.close()
+    with pytest.raises(OwnerError, match="AdamW of 4 parameters"):
+        resumed(url(target, 3), cards, job=other)
+    with pytest.raises(StorageError):
+        resumed(url(cards, 3), job=other)
+    with pytest.raises(StorageError, match="no drive in"):
+        resumed(url(cards, 3), target)
+    with pytest.raises(nearstep.errors.ArgumentError, match="resume must be"):
+        resumed(url(cards, 3), [3])
+    assert files(target) == []
+    assert files(cards) == names(2)
+    frozen = JOB.parameters()
+    frozen[2].requires_grad_(False)
+    with pytest.raises(ResumeError, match="requires no gradient"):
+        JOB.make(frozen, url(cards, 2), resume=True)
+    check(resumed(url(cards, 2)), 1)
+
+
+def write_rule(path: Path, factor: str) -> None:
+    path.write_text(
+        "from nearstep_spec.rule.expr import fma\n"
+        "from nearstep_spec.rule.rule import Rule\n"
+        "def _step(p, g, *, lr):\n"
+        f"    return {{'p': fma({factor}, g, p)}}\n"
+        "PLAIN = Rule('plain', _step, states=('p',), inputs=('g',), scalars=('lr',))\n"
+    )
+
+
+def on_rule(path: Path, folder: Path, parameters: Sequence[Any], **more: Any) -> Any:
+    device = url(folder, 2).replace("adam,adagrad", f"{path}:PLAIN")
+    return nearstep.optim.of(f"{path}:PLAIN", parameters, lr=-0.25, device=device, **more)
+
+
+def test_a_rule_file_that_changed_is_named(tmp_path: Path) -> None:
+    path, folder = tmp_path / "rule.py", tmp_path / "drives"
+    folder.mkdir()
+    write_rule(path, "lr")
+    parameters = JOB.parameters()
+    optimizer = on_rule(path, folder, parameters)
+    JOB.step(optimizer, parameters, 1)
+    kept = [p.detach().clone() for p in parameters]
+    optimizer.store.close()
+    write_rule(path, "-lr")
+    again = JOB.parameters()
+    with pytest.raises(ResumeError, match=r"rule\.py:PLAIN that computes .* it was changed"):
+        on_rule(path, folder, again, resume=True)
+    write_rule(path, "lr")
+    found = on_rule(path, folder, again, resume=True)
+    assert all(torch.equal(p, q) for p, q in zip(again, kept, strict=True))
+    found.store.close()

@@ -1,0 +1,30 @@
+"""Power is cut at every write of a step whose state lies on the drives of cards."""
+
+from __future__ import annotations
+
+import pytest
+
+from ..overflow.jobs import Job
+from ..overflow.test_power_cut import check_cuts
+from .test_equality import card_url
+
+JOB = Job([(20, 16), (5,)])
+"""Its first parameter takes several subgroups of a card."""
+
+
+def test_a_step_of_subgroups_at_some_writes() -> None:
+    assert check_cuts(JOB, 2, 2, 6, 41, card_url(2, 128)) > 20
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("cards", [1, 2])
+def test_a_step_of_subgroups_at_every_write(cards: int) -> None:
+    assert check_cuts(JOB, cards, 16, 1, 42, card_url(cards, 128)) > 200
+
+
+@pytest.mark.deep
+def test_compressed_gradients_at_every_write() -> None:
+    """What error feedback holds back is no part of a generation."""
+    job = Job([(20, 16), (5,)], "momentum")
+    more = {"compression": 0.25, "error_feedback": False}
+    assert check_cuts(job, 2, 4, 2, 43, card_url(2, 128), **more) > 100
