@@ -35,15 +35,21 @@ class Compressed:
     Attributes
     ----------
     index : positions in the flat parameter, ascending.
+<<<<<<< HEAD
     value : what is sent for them: float32, float16, or uint16 that holds bfloat16. Of a user's
         decompressor float32: what it gives for what is sent.
     residual : what the next step adds to its gradient, of the parameter's size; None without error
         feedback.
+=======
+    value : what is sent for them: float32, float16, or uint16 that holds bfloat16.
+    residual : what the next step adds to its gradient, of the parameter's size: a tensor on an
+        accelerator where the gradient is (`nearstep.torch.chosen`). None without error feedback.
+>>>>>>> devtopk
     """
 
     index: NDArray[np.intp]
     value: NDArray[np.generic]
-    residual: NDArray[np.float32] | None
+    residual: NDArray[np.float32] | torch.Tensor | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +86,16 @@ class Compression:
         user = check_pairs(self.form, self.format)
         object.__setattr__(self, "share", share)
         object.__setattr__(self, "user", user)
+
+    @property
+    def limit(self) -> float | None:
+        """The largest finite number that is sent; None if any may be."""
+        return _LIMITS.get(self.format)
+
+    @property
+    def pair_bytes(self) -> int:
+        """Of the index and the value of one element."""
+        return 8 if self.format == "fp32" else 6
 
     def kept_of(self, size: int) -> int:
         """Elements that are kept of a gradient of `size` elements; or records that it has, at
@@ -173,9 +189,9 @@ class Compression:
         return words, data, user.dense(words, patterns, wanted.size)
 
     def _rounded(self, values: NDArray[np.float32]) -> NDArray[np.generic]:
-        if self.format == "fp32":
+        if self.limit is None:
             return values
-        limit = np.float32(_LIMITS[self.format])
+        limit = np.float32(self.limit)
         bounded = np.where(np.isinf(values), values, np.clip(values, -limit, limit))
         return convert.narrow(bounded, self.format)
 

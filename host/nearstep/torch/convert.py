@@ -30,7 +30,8 @@ NAMES: Mapping[torch.dtype, str] = MappingProxyType(
 )
 """What a kernel calls them."""
 
-_DTYPES = {name: dtype for dtype, name in NAMES.items()}
+DTYPES: Mapping[str, torch.dtype] = MappingProxyType({name: dtype for dtype, name in NAMES.items()})
+"""Formats by these names."""
 
 
 def to_float32(tensor: Tensor) -> NDArray[np.float32]:
@@ -61,7 +62,7 @@ def to_words(tensor: Tensor) -> NDArray[np.generic]:
 
 def narrow(array: NDArray[np.float32], name: str) -> NDArray[np.generic]:
     """A flat fp32 array, rounded to nearest even to `fp32`, `fp16` or `bf16`."""
-    return to_words(torch.from_numpy(array).to(_DTYPES[name]))
+    return to_words(torch.from_numpy(array).to(DTYPES[name]))
 
 
 def widen(array: NDArray[Any]) -> NDArray[np.float32]:
@@ -122,9 +123,11 @@ def size(tensor: Tensor) -> int:
     return local(tensor).numel() if is_spread(tensor) else tensor.numel()
 
 
-def to_tensor(array: NDArray[Any], parameter: Tensor) -> Tensor:
+def to_tensor(array: NDArray[Any] | Tensor, parameter: Tensor) -> Tensor:
     """A flat array of any format of `to_words` as a tensor of the parameter's shape, where it is,
-    and spread as it is."""
+    and spread as it is; a flat tensor, where that is."""
+    if isinstance(array, Tensor):
+        return alike(array, parameter)
     if array.dtype == np.uint16:
         flat = torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
     else:

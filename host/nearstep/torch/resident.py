@@ -15,10 +15,13 @@ from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from nearstep.placement import Extent
 from nearstep.torch import convert
 from nearstep.torch.checks import is_plain
+from nearstep.torch.chosen import choose, flat
 from nearstep.torch.compression import Compressed, Compression
 from nearstep.torch.errors import InterruptedStepError, ParameterError
 from nearstep.torch.held import HeldGradient, Write, write_at_once
+from nearstep.torch.held_pairs import HeldPairs
 from nearstep.torch.layout import Layout
+from nearstep.torch.spread import local
 from nearstep.torch.topk import take_largest
 from nearstep.torch.traffic import Traffic
 from nearstep.torch.transfers import SMALL_ELEMENTS, Inbox, Outbox, Sending, Wanted, send_all
@@ -105,7 +108,7 @@ class Resident:
         contents, by name; a fingerprint; or, of a small parameter, what was fetched. None if that
         is not known.
     away : the device alone has the parameter (`settle`): steps neither send nor fetch it.
-    held : its gradient, if that is on the device until a step.
+    held : its gradient, if that is on the device until a step, or has been compressed for one.
     """
 
     def __init__(
@@ -126,7 +129,7 @@ class Resident:
         self.layout = layout
         self.interrupted: str | None = None
         self.away = False
-        self.held: HeldGradient | None = None
+        self.held: HeldGradient | HeldPairs | None = None
         self._current = "p"  # array with the contents of a parameter that is away
         self._traffic = traffic
         self._formats = formats
@@ -429,6 +432,12 @@ class Resident:
         else:
             outbox.send(Sending(self.extent, name, array))
         self._traffic.gradients_down += array.nbytes
+        self.count_to_host(gradient)
+
+    def count_to_host(self, gradient: Tensor) -> None:
+        """A whole gradient is on the host, or is about to be."""
+        if not self.parameter.is_cpu:
+            self._traffic.gradients_to_host += convert.size(gradient) * gradient.element_size()
 
     def move_in(self, label: str, layout: Layout, traffic: Traffic, *, narrow: bool) -> None:
         """An optimizer has adopted the parameter where it is on the device."""
@@ -454,6 +463,8 @@ class Resident:
         gradient
         write, wait : as of `HeldGradient`, of a first gradient.
         """
+        self.count_to_host(gradient)
+        assert not isinstance(self.held, HeldPairs), "nothing is added to what was compressed"
         if self.held is not None:
             self.held.add(gradient)
             return
@@ -481,6 +492,10 @@ class Resident:
         while self._lent:
             self.extent.end_loan(self._lent.pop())
 
+    def begin_use(self) -> None:
+        """A step is about to use the arrays: they are no more what they were made with."""
+        self._is_new = False
+
     def compress(
         self,
         gradient: Tensor,
@@ -488,13 +503,18 @@ class Resident:
         compression: Compression,
         memory: Callable[[int], NDArray[np.float32]],
     ) -> Compressed:
-        """What of a gradient is to be sent instead of it, and what of it stays, in an array of
-        `memory`."""
-        self._is_new = False
+        """What of a gradient is to be sent instead of it, and what of it stays: on the host in an
+        array of `memory`, on an accelerator beside the gradient."""
+        part = local(gradient)
+        if not part.is_cpu:
+            left = None if residual is None else flat(residual, part.device)
+            chosen = choose(compression, flat(part, part.device), left)
+            self._traffic.gradients_to_host += chosen.nbytes
+            return chosen.compressed()
         before = None if residual is None else convert.to_float32(residual)
         take = self.extent.segment.take_largest or take_largest
-        flat = convert.to_float32(gradient)
-        return compression.compress(flat, before, take=take, memory=memory)
+        whole = convert.to_float32(gradient)
+        return compression.compress(whole, before, take=take, memory=memory)
 
     @property
     def wanted(self) -> Wanted:

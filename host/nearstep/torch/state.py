@@ -67,7 +67,8 @@ class ParameterState(dict[str, Any]):
     down with that step.
 
     With error feedback `residual` is there after a step, an fp32 tensor of the parameter's shape
-    on the host: what has not been sent, with -0 where nothing is left. A step makes a new one.
+    where the gradient was: what has not been sent, with -0 where nothing is left. A step makes a
+    new one.
 
     It is a dict, because torch and its users test for one; every way to read a value (`dict(s)`,
     `items()`, `|`, `copy()`, pickle, deepcopy, pytrees) fetches it. One that is made as a
@@ -334,6 +335,12 @@ def check_moment(label: str, parameter: Tensor, key: str, value: object) -> Tens
     ------
     StateError
     """
+    found = _checked(label, parameter, key, value)
+    return found if found.device.type == "cpu" else found.cpu()
+
+
+def _checked(label: str, parameter: Tensor, key: str, value: object) -> Tensor:
+    """The same, where it is."""
     if not isinstance(value, Tensor) or not value.is_floating_point():
         raise StateError(label, f"have a floating-point tensor as {key!r}", type(value).__name__)
     if value.is_sparse or value.device.type == "meta":
@@ -343,17 +350,17 @@ def check_moment(label: str, parameter: Tensor, key: str, value: object) -> Tens
         raise StateError(label, f"have {key!r} of shape {shape}", tuple(value.shape))
     if not spread_alike(value, parameter):
         raise StateError(label, f"have {key!r} {spreading(parameter)}", spreading(value))
-    return value.detach() if value.device.type == "cpu" else value.detach().cpu()
+    return value.detach()
 
 
 def check_residual(label: str, parameter: Tensor, value: object) -> Tensor:
-    """`value` as the residual of a parameter: like a moment, of fp32.
+    """`value` as the residual of a parameter: like a moment, of fp32, and where it is.
 
     Raises
     ------
     StateError
     """
-    residual = check_moment(label, parameter, RESIDUAL, value)
+    residual = _checked(label, parameter, RESIDUAL, value)
     if residual.dtype != torch.float32:
         raise StateError(label, f"have {RESIDUAL!r} of torch.float32", residual.dtype)
     return residual

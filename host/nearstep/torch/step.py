@@ -18,6 +18,7 @@ from nearstep.torch.compression import Compressed
 from nearstep.torch.errors import GradientError
 from nearstep.torch.factor import gradient_factor, gradient_norm
 from nearstep.torch.held import HeldGradient
+from nearstep.torch.held_pairs import HeldPairs
 from nearstep.torch.pairs import PairList, PairSpace
 from nearstep.torch.resident import Resident, copy_array
 from nearstep.torch.settings import Settings
@@ -65,14 +66,14 @@ class Given(NamedTuple):
     group : index of the parameter group.
     position : of the parameter in it.
     parameter
-    gradient : on the host, or kept by the device.
+    gradient : on the host, kept by the device, or compressed already.
     times : how often it is in the group.
     """
 
     group: int
     position: int
     parameter: Tensor
-    gradient: Tensor | HeldGradient
+    gradient: Tensor | HeldGradient | HeldPairs
     times: int
 
     def once_more(self) -> Given:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -13,14 +15,16 @@ from nearstep.run import Run
 from nearstep.torch import convert, options
 from nearstep.torch.bundle import Bundle, Bundled, Bundles, Member
 from nearstep.torch.checks import check_gradient, check_parameter, is_plain, label, shares_memory
+from nearstep.torch.compression import Compressed
 from nearstep.torch.errors import HyperparameterError
 from nearstep.torch.held import HeldGradient
+from nearstep.torch.held_pairs import HeldPairs
 from nearstep.torch.placed import PlacedOptimizer
 from nearstep.torch.recycled import Recycled
 from nearstep.torch.resident import Resident, copy_array, gradient_array
 from nearstep.torch.saved import SavedState
 from nearstep.torch.spread import local, redistributed
-from nearstep.torch.state import ParameterState
+from nearstep.torch.state import RESIDUAL, ParameterState
 from nearstep.torch.step import Arrays, Given, GradientOptions, Key, Scaling, StepInputs, Update
 from nearstep.torch.transfers import Outbox
 from nearstep.torch.work import Checked, Work
@@ -63,6 +67,9 @@ class SteppingOptimizer(PlacedOptimizer):
                 *(parameter for bundle, _ in bundled for parameter in bundle.parameters),
             ):
                 self._unscale(parameter, scale)
+        for each in gradients:
+            if isinstance(each.gradient, HeldPairs):
+                each.gradient.spent = True
         self._traffic.steps += 1
         self._traffic.elements += sum(update.resident.elements for update in updates.values())
         self._keep_bundles(bundled, gradients, updates)
@@ -81,9 +88,11 @@ class SteppingOptimizer(PlacedOptimizer):
         gradient = self._gradient(parameter)
         if isinstance(gradient, HeldGradient):
             gradient.divide(scale)
-        elif gradient is not None and shares_memory(local(gradient)):
+        elif isinstance(gradient, HeldPairs) or gradient is None:
+            return  # nothing is kept of it after the step
+        elif shares_memory(local(gradient)):
             parameter.grad = gradient / scale
-        elif gradient is not None:
+        else:
             local(gradient).div_(scale)
 
     def _forget_scaling(self) -> None:
@@ -107,7 +116,9 @@ class SteppingOptimizer(PlacedOptimizer):
                     continue
                 if not (given or bundled):
                     self._check_group(group, self.defaults)
-                if not isinstance(gradient, HeldGradient):
+                if isinstance(gradient, HeldPairs):
+                    gradient.check(label(group, index, position), parameter)
+                elif not isinstance(gradient, HeldGradient):
                     plain = is_plain(parameter) and is_plain(gradient)
                     if not plain or gradient.shape != parameter.shape:
                         self._check_given(label(group, index, position), parameter, gradient)
@@ -124,7 +135,50 @@ class SteppingOptimizer(PlacedOptimizer):
             check_parameter(name, parameter)
         check_gradient(name, parameter, gradient)
 
-    def _gradient(self, parameter: Tensor) -> Tensor | HeldGradient | None:
+    def hold_pairs(
+        self, parameter: Tensor, make: Callable[[Tensor | None], Compressed]
+    ) -> HeldPairs:
+        """Have the next step update a parameter by what `make` compresses its gradient to, of which
+        nothing else is kept.
+
+        What stays of it is on the host then.
+
+        Parameters
+        ----------
+        parameter : that has a place.
+        make : compresses the gradient, to which a residual is added first, as `compress` does.
+        """
+        resident, state = self._residents[parameter], self.state.get(parameter)
+        residual = self._residual_of(state if isinstance(state, ParameterState) else None)
+
+        def compressed() -> Compressed:
+            done = make(residual)
+            left = done.residual
+            if isinstance(left, np.ndarray):
+                done = replace(done, residual=torch.from_numpy(left))
+            return done
+
+        resident.held = held = HeldPairs(compressed, residual)
+        return held
+
+    def compress(self, parameter: Tensor, gradient: Tensor, residual: Tensor | None) -> Compressed:
+        """What of a gradient is to be sent, and what of it stays; the settings have compression."""
+        compression = self._settings.compression
+        assert compression is not None, "gradients are compressed"
+        memory = self._residual_memory.empty
+        return self._residents[parameter].compress(gradient, residual, compression, memory)
+
+    def _residual_of(self, state: ParameterState | SavedState | None) -> Tensor | None:
+        """What the next gradient is added to before it is compressed."""
+        compression = self._settings.compression
+        if compression is None or not compression.error_feedback or state is None:
+            return None
+        if isinstance(state, SavedState):
+            found: Tensor | None = state.others.get(RESIDUAL)
+            return found
+        return state.residual
+
+    def _gradient(self, parameter: Tensor) -> Tensor | HeldGradient | HeldPairs | None:
         resident = self._residents.get(parameter)
         held = None if resident is None else resident.held
         if held is not None:
@@ -141,10 +195,12 @@ class SteppingOptimizer(PlacedOptimizer):
         """
         checked: set[tuple[int, Hashable]] = set()
         found: list[Checked] = []
-        for index, _, parameter, _, times in gradients:
+        for index, _, parameter, gradient, times in gradients:
             group, resident = self.param_groups[index], self._residents[parameter]
             resident.check_size()
             kept = self._checked_state(resident)
+            if isinstance(gradient, HeldPairs):
+                gradient.check_residual(resident.label, self._residual_of(kept))
             if isinstance(kept, SavedState):
                 state = ParameterState.of(resident, kept.step, kept.moments)
             else:
@@ -211,6 +267,10 @@ class SteppingOptimizer(PlacedOptimizer):
         negated = maximize and not scales
         if isinstance(given.gradient, HeldGradient):
             form = resident.take_gradient(given.gradient, negated=negated)
+        elif isinstance(given.gradient, HeldPairs):
+            assert compression is not None, "it was compressed"
+            resident.begin_use()
+            form, compressed = compression.format, given.gradient.land()
         elif compression is None:
             gradient = redistributed(given.gradient, given.parameter)
             form = resident.gradient_format(gradient)
@@ -219,9 +279,8 @@ class SteppingOptimizer(PlacedOptimizer):
         else:
             gradient = redistributed(given.gradient, given.parameter)
             form = compression.format
-            residual = state.residual if compression.error_feedback else None
-            memory = self._residual_memory.empty
-            compressed = resident.compress(gradient, residual, compression, memory)
+            resident.begin_use()
+            compressed = self.compress(given.parameter, gradient, self._residual_of(state))
         copy_format = resident.copy_format
         if copy_format is not None:
             resident.extent.segment.reserve({copy_array(copy_format): 0.0})

@@ -17,6 +17,8 @@ class Traffic:
     Attributes
     ----------
     gradients_down, parameters_up : the traffic of steps.
+    gradients_to_host : of gradients that are on an accelerator, copied from there to the host:
+        whole, or index and value of what is kept of those that are compressed.
     masters_down : parameters sent because the host had changed them, the first step's included. Of
         those that the device updates where the host has them (`golden:axdimm`, large ones) the
         first step alone counts: nothing is sent, and a change cannot be distinguished from the
@@ -47,6 +49,7 @@ class Traffic:
     gradients_down: int = 0
     parameters_up: int = 0
     gradients_up: int = 0
+    gradients_to_host: int = 0
     masters_down: int = 0
     masters_up: int = 0
     moments_down: int = 0

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from nearstep.placement import Segment
 from nearstep.torch.bundle import Bundled
 from nearstep.torch.held import HeldGradient
+from nearstep.torch.held_pairs import HeldPairs
 from nearstep.torch.resident import Resident, copy_array, gradient_array
 from nearstep.torch.saved import SavedState
 from nearstep.torch.state import ParameterState
@@ -76,10 +77,9 @@ class UnitWork(Work):
                     needed[name] = value
             gradient = given.gradient
             if isinstance(gradient, HeldGradient):
-                form = gradient.form
-            else:
-                form = resident.gradient_format(gradient)
-            needed[gradient_array(form)] = 0.0
+                needed[gradient_array(gradient.form)] = 0.0
+            elif not isinstance(gradient, HeldPairs):
+                needed[gradient_array(resident.gradient_format(gradient))] = 0.0
             if resident.copy_format is not None:
                 needed[copy_array(resident.copy_format)] = 0.0
         return needed

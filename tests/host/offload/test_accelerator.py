@@ -15,6 +15,7 @@ import pytest
 import torch
 
 HERE = Path(__file__).parent
+TOPK = HERE / "on_accelerator_topk.py"
 CASES = [HERE / "on_accelerator.py", HERE / "on_accelerator_places.py"]
 
 
@@ -38,6 +39,11 @@ def passed(compute: str, *arguments: str | Path) -> int:
 @pytest.mark.deep
 def test_every_case_on_an_accelerator() -> None:
     assert passed("accel", *CASES) >= 47
+
+
+@pytest.mark.deep
+def test_gradients_are_compressed_on_an_accelerator() -> None:
+    assert passed("accel", TOPK, HERE / "test_compressed.py") >= 44
 
 
 @pytest.mark.deep
@@ -67,4 +73,5 @@ def test_random_trainings_on_an_accelerator() -> None:
 )
 def test_on_cuda() -> None:
     assert passed("cuda", *CASES) >= 32
+    assert passed("cuda", TOPK) >= 25
     assert passed("cuda", "-m", "not deep", HERE / "test_equality.py") >= 18

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import nearstep
 from nearstep.errors import ArgumentError, ClosedDeviceError
-from nearstep.torch.errors import InterruptedStepError, ParameterError, UnsupportedOptionError
+from nearstep.torch.errors import InterruptedStepError, ParameterError
 from nearstep.torch.offload.errors import (
     BudgetError,
     ChangedModelError,
@@ -258,12 +258,6 @@ def twice() -> tuple[nn.Module, Optimizer]:
     return model, optimizer
 
 
-def compressed() -> tuple[nn.Module, Optimizer]:
-    model = nn.Linear(16, 16)
-    device = "golden:smartssd?memory_bytes=4MiB"
-    return model, nearstep.optim.AdamW(model.parameters(), device=device, compression=0.1)
-
-
 def of_torch() -> tuple[nn.Module, torch.optim.Optimizer]:
     model = nn.Linear(2, 2)
     return model, torch.optim.AdamW(model.parameters())
@@ -280,7 +274,6 @@ def of_torch() -> tuple[nn.Module, torch.optim.Optimizer]:
         (elsewhere, ParameterError, "other must be on the CPU or an accelerator, not on meta"),
         (lazy, ParameterError, "weight must be of class Parameter, not Uninit"),
         (twice, ParameterError, "no engine yet"),
-        (compressed, UnsupportedOptionError, "compression=0.1"),
         (of_torch, ParameterError, "nearstep.optim, not AdamW"),
     ],
 )

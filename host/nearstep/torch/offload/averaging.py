@@ -12,6 +12,7 @@ from torch.autograd.graph import Node, get_gradient_edge
 from torch.nn.parallel import DistributedDataParallel
 
 from nearstep.torch.errors import UnsupportedOptionError
+from nearstep.torch.held import HeldGradient
 from nearstep.torch.offload.buckets import Assignment, Bucket, first_buckets, later_buckets
 from nearstep.torch.offload.copy import DeviceCopy
 from nearstep.torch.offload.errors import AveragingError, LostWorkerError
@@ -126,6 +127,7 @@ class Averager:
             self._space.ledger.add_gradient(room)
         with torch.no_grad():
             if held is not None:
+                assert isinstance(held, HeldGradient), "what is averaged is not compressed"
                 before = held.fetch(copy.parameter)
                 gradient = before if gradient is None else before.add_(gradient)
             elif gradient is None:

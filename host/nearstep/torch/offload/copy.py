@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import Node, get_gradient_edge
 
+from nearstep.torch.held_pairs import HeldPairs
 from nearstep.torch.offload.in_place import NOTHING, InPlace
 from nearstep.torch.offload.mapped import mapped
 from nearstep.torch.offload.streams import Arrival
@@ -315,7 +316,9 @@ class DeviceCopy:
     def move(self) -> None:
         """Go over to that place, with a parameter that is here."""
         before, self.resident = self.resident, self.optimizer.resident(self.parameter)
-        if before.held is not None:
+        if isinstance(before.held, HeldPairs):  # positions in the parameter alone
+            self.resident.held, before.held = before.held, None
+        elif before.held is not None:
             with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
                 self.resident.hold_gradient(before.held.fetch(self.parameter))
             before.release_gradient()

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from nearstep.torch.errors import UnsupportedOptionError
 from nearstep.torch.held import HeldGradient
+from nearstep.torch.held_pairs import HeldPairs
 from nearstep.torch.offload.copy import DeviceCopy
 from nearstep.torch.offload.errors import EarlyUpdateError
 from nearstep.torch.optimizer import DeviceOptimizer
@@ -85,7 +86,7 @@ class EarlyUpdates:
         found = self._waiting.get(parameter)
         return found is not None and found.resident.held is not None
 
-    def _not_yet_applied(self, found: Sequence[DeviceCopy]) -> Sequence[HeldGradient]:
+    def _not_yet_applied(self, found: Sequence[DeviceCopy]) -> Sequence[HeldGradient | HeldPairs]:
         """Gradients of other parameters: of this backward, and of steps before that were not
         reset."""
         own = set(found)

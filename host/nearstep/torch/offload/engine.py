@@ -17,6 +17,7 @@ from nearstep.memferry.plan import Plan
 from nearstep.memferry.profile import Profile
 from nearstep.torch.budget import budget_bytes
 from nearstep.torch.errors import UnsupportedOptionError
+from nearstep.torch.held_pairs import HeldPairs
 from nearstep.torch.memferry.attribution import memory_of
 from nearstep.torch.memferry.policy import in_place, plan_for
 from nearstep.torch.memferry.watch import Profiling, Watch
@@ -89,6 +90,10 @@ class Engine:
         profile: Profile | Profiling | None = None,
     ) -> None:
         model, self._wrapper = unwrapped(model)
+        compression = optimizer.settings.compression
+        if compression is not None and self._wrapper is not None:
+            reason = "gradients that workers average are sent whole"
+            raise UnsupportedOptionError("compression", compression.share, reason)
         self._averager: Averager | None = None
         check_modules(model)
         self._model = model
@@ -149,6 +154,8 @@ class Engine:
         if streams is not None:
             streams.join_when_gone(self._space)
         self._gradients = Gradients(self._space, self._arrived)
+        if self._optimizer.settings.compression is not None:
+            self._gradients.compresses = self._optimizer
         if self._early is not None:
             self._early.copies = copies
             self._space.give_up = self._early.give_up
@@ -223,7 +230,8 @@ class Engine:
         )
 
     def close(self) -> None:
-        """Make the model a plain one again, with all of its parameters and gradients here.
+        """Make the model a plain one again, with all of its parameters and gradients here; of those
+        that were compressed the next step knows what is to be sent, and there is nothing else.
 
         Graphs that were made before work on. Where backward has updated parameters, and `step()`
         was not called, the optimizer refuses steps until a checkpoint is loaded. A second time
@@ -247,7 +255,10 @@ class Engine:
             if not copy.present:
                 copy.fetch()
             held = copy.resident.held
-            if held is not None:
+            if isinstance(held, HeldPairs):
+                if held.spent:
+                    copy.resident.release_gradient()
+            elif held is not None:
                 with torch.no_grad():
                     copy.set_raw_gradient(held.fetch(copy.parameter))
                 copy.resident.release_gradient()
@@ -291,7 +302,8 @@ class Engine:
         Raises
         ------
         ArgumentError, PlatformError : the machine cannot be had from the platform.
-        UnsupportedOptionError : the optimizer has drives, or parameters are not on the CPU.
+        UnsupportedOptionError : the optimizer has drives, or compresses gradients, or parameters
+            are not on the CPU.
         RecordingError : one goes on already, or the engine is closed.
         """
         if self.closed or self._optimizer.device.queue is not None:
@@ -302,6 +314,10 @@ class Engine:
             )
         if self._optimizer.store is not None:
             raise UnsupportedOptionError("drives", "given", "transfers of drives are not recorded")
+        compression = self._optimizer.settings.compression
+        if compression is not None:
+            reason = "transfers of compressed gradients are not recorded"
+            raise UnsupportedOptionError("compression", compression.share, reason)
         optimizer, device = self._optimizer, self._optimizer.device
         machine = Machine.of(platform, device, compute, memory, hertz, host_params_per_s)
         self._space.land_all()

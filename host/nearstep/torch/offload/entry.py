@@ -48,7 +48,8 @@ def _offload(
     model : every parameter that requires a gradient is in a group of the optimizer. A
         `torch.nn.parallel.DistributedDataParallel` is one of several workers, whose gradients are
         averaged before owners get them.
-    optimizer : of `nearstep.optim`, on any device, without compression.
+    optimizer : of `nearstep.optim`, on any device. Where it compresses gradients, each step has one
+        backward.
     budget : of the memory that parameters and gradients may have on the compute device: bytes, text
         such as `2GiB`, or a share of the parameters' bytes, such as `25%`.
     policy : `prefetch` fetches parameters before they are used, in the order of the step before, as

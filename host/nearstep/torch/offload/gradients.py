@@ -13,12 +13,16 @@ from torch import Tensor
 
 from nearstep.placement import Extent
 from nearstep.torch.checks import check_gradient
+from nearstep.torch.chosen import Chosen, choose, flat
+from nearstep.torch.compression import Compressed, Compression
 from nearstep.torch.errors import GradientError
 from nearstep.torch.held import HeldGradient
+from nearstep.torch.held_pairs import HeldPairs
 from nearstep.torch.offload.copy import DeviceCopy
 from nearstep.torch.offload.pipeline import Departure, Pipeline
 from nearstep.torch.offload.space import Space
-from nearstep.torch.offload.streams import Streams
+from nearstep.torch.offload.streams import Download, Streams
+from nearstep.torch.optimizer import DeviceOptimizer
 from nearstep.work.operation import Operation
 
 OWN_REFERENCES = 3
@@ -53,6 +57,7 @@ class Gradients:
     Attributes
     ----------
     averages : gets gradients first, if there are other workers.
+    compresses : the optimizer, if it compresses gradients.
     """
 
     def __init__(self, space: Space, arrived: Callable[[DeviceCopy], None]) -> None:
@@ -60,6 +65,7 @@ class Gradients:
         self._arrived = arrived
         self._passes: set[int] = set()
         self.averages: Averages | None = None
+        self.compresses: DeviceOptimizer | None = None
         space.spill = self._spill
 
     def expect(self, uses: Iterable[tuple[DeviceCopy, object]]) -> None:
@@ -68,6 +74,7 @@ class Gradients:
         Raises
         ------
         BudgetError, CaptureError
+        GradientError : one has been compressed, and not been reset since.
         """
         if self._space.closed:
             return
@@ -79,6 +86,7 @@ class Gradients:
         for copy, use in uses:
             if use in copy.uses or not copy.accumulates:
                 continue
+            _check_alone(copy)
             if len(copy.uses) < 2:
                 self._space.reserve(copy.gradient_bytes, f"backward of what uses {copy.name}")
                 copy.reserved += copy.gradient_bytes
@@ -106,6 +114,7 @@ class Gradients:
         Raises
         ------
         EarlyUpdateError
+        GradientError : one has been compressed, and not been reset since.
         AveragingError, GradientError, LostWorkerError : it is not averaged with those of other
             workers.
         """
@@ -114,6 +123,12 @@ class Gradients:
             return
         self._recount(copy, gradient)
         self._expect_no_more(copy)
+        try:
+            _check_alone(copy)
+        except GradientError:
+            copy.set_raw_gradient(None)
+            self._recount(copy, None)
+            raise
         if self.averages is not None and self.averages.takes(copy):
             self._average(self.averages, copy, gradient)
             return
@@ -153,10 +168,14 @@ class Gradients:
         Raises
         ------
         BudgetError, EarlyUpdateError
+        GradientError : it was compressed, and is not kept.
         """
         held = copy.resident.held
         if held is None:
             return copy.raw_gradient()
+        if isinstance(held, HeldPairs):
+            expected = "left unread until optimizer.zero_grad(), since backward compresses it"
+            raise GradientError(copy.name, expected, "read")
         self._space.check_old(copy, "its gradient is read before optimizer.step()")
         hint = "; to clip on the device, give the optimizer max_grad_norm"
         with self._space.aside(), torch.no_grad():
@@ -185,6 +204,9 @@ class Gradients:
 
     def _send(self, copy: DeviceCopy, gradient: Tensor) -> None:
         pipeline, streams = self._space.pipeline, self._space.streams
+        if self.compresses is not None:
+            self._compress(self.compresses, copy, gradient)
+            return
         if pipeline is not None and copy.resident.held is None:
             self._begin_to_send(pipeline, copy, gradient)
             return
@@ -200,6 +222,44 @@ class Gradients:
         self._space.counts.gradients += 1
         copy.set_raw_gradient(None)
         self._recount(copy, None)
+
+    def _compress(self, optimizer: DeviceOptimizer, copy: DeviceCopy, gradient: Tensor) -> None:
+        """Keep what is to be sent of a gradient, which goes.
+
+        On an accelerator it is chosen there if nothing else stays. If something does, which is
+        state, and so on the host, or if pairs are more than the gradient, the host chooses.
+        """
+        parameter, streams = copy.parameter, self._space.streams
+        compression = optimizer.settings.compression
+        assert compression is not None, "the optimizer compresses"
+        downloads: dict[Download, int] = {}
+        with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
+            if streams is None:
+                make = partial(optimizer.compress, parameter, gradient)
+                held = optimizer.hold_pairs(parameter, make)
+                held.land()
+            elif _is_smaller(compression, gradient):
+                chosen = choose(compression, flat(gradient, gradient.device), None)
+                index, value = streams.download(chosen.index), streams.download(chosen.value)
+                for each, part in ((index, chosen.index), (value, chosen.value)):
+                    downloads[each] = part.numel() * part.element_size()
+                    copy.resident.count_to_host(part)
+                pairs = Chosen(index.staged, value.staged, None)
+                held = optimizer.hold_pairs(parameter, _after([index, value], pairs))
+            else:
+                whole = streams.download(gradient)
+                downloads[whole] = copy.counted
+                copy.resident.count_to_host(gradient)
+                make = partial(optimizer.compress, parameter, whole.staged)
+                held = optimizer.hold_pairs(parameter, _after([whole], make))
+        self._space.counts.gradients += 1
+        copy.set_raw_gradient(None)
+        self._recount(copy, None)
+        for each, nbytes in downloads.items():
+            assert streams is not None, "it has begun downloads"
+            self._space.sent += nbytes
+            self._space.ledger.add_gradient(nbytes)
+            streams.depart(each, nbytes, partial(self._downloaded, copy, held, nbytes))
 
     def _begin_to_send(self, pipeline: Pipeline, copy: DeviceCopy, gradient: Tensor) -> None:
         """Send a gradient, which counts until it has arrived."""
@@ -236,7 +296,9 @@ class Gradients:
         held = copy.resident.held
         streams.depart(download, nbytes, partial(self._downloaded, copy, held, nbytes))
 
-    def _downloaded(self, copy: DeviceCopy, held: HeldGradient | None, nbytes: int) -> None:
+    def _downloaded(
+        self, copy: DeviceCopy, held: HeldGradient | HeldPairs | None, nbytes: int
+    ) -> None:
         """A gradient is on the host: its owner gets it, unless it has been reset or set since."""
         self._gone(nbytes)
         if held is not None and copy.resident.held is held:
@@ -252,7 +314,7 @@ class Gradients:
         self._space.ledger.add_gradient(-nbytes)
 
     def _keep(
-        self, copy: DeviceCopy, held: HeldGradient | None, gradient: Tensor, nbytes: int
+        self, copy: DeviceCopy, held: HeldGradient | HeldPairs | None, gradient: Tensor, nbytes: int
     ) -> None:
         """A gradient has not arrived: it is here, and counts, unless it has been reset or set
         since."""
@@ -285,9 +347,9 @@ class Gradients:
                 self._expect_no_more(copy)
 
     def _spill(self) -> bool:
-        """Send a gradient that was read to its owner, if nobody refers to it; whether there was
-        one."""
-        for copy in self._space.copies:
+        """Send a gradient that was read to its owner, if nobody refers to it, and it can be read
+        again; whether there was one."""
+        for copy in self._space.copies if self.compresses is None else ():
             if not copy.counted or copy.resident.held is not None:
                 continue
             gradient = copy.raw_gradient()
@@ -301,6 +363,33 @@ class Gradients:
                 self._send(copy, gradient)
                 return True
         return False
+
+
+def _check_alone(copy: DeviceCopy) -> None:
+    """Raise `GradientError` if there is a compressed gradient, to which nothing can be added."""
+    if isinstance(copy.resident.held, HeldPairs):
+        expected = "reset (optimizer.zero_grad()) before another backward, since it was compressed"
+        raise GradientError(copy.name, expected, "added to")
+
+
+def _is_smaller(compression: Compression, gradient: Tensor) -> bool:
+    """Whether nothing stays of a gradient, and what is sent of it is less than all."""
+    pairs = compression.kept_of(gradient.numel()) * compression.pair_bytes
+    whole = gradient.numel() * gradient.element_size()
+    return not compression.error_feedback and pairs < whole
+
+
+def _after(
+    downloads: Sequence[Download], made: Chosen | Callable[[Tensor | None], Compressed]
+) -> Callable[[Tensor | None], Compressed]:
+    """What compresses a gradient when downloads have ended, or gives what was chosen of it."""
+
+    def make(residual: Tensor | None) -> Compressed:
+        for each in downloads:
+            each.wait()
+        return made.compressed() if isinstance(made, Chosen) else made(residual)
+
+    return make
 
 
 def _can_go(copy: DeviceCopy, gradient: Tensor) -> bool:

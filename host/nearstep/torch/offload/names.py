@@ -10,7 +10,7 @@ from torch.nn import Parameter
 
 from nearstep.torch.checks import is_on_host_or_accelerator, label
 from nearstep.torch.convert import FORMATS
-from nearstep.torch.errors import ParameterError, UnsupportedOptionError
+from nearstep.torch.errors import ParameterError
 from nearstep.torch.offload.copy import DeviceCopy
 from nearstep.torch.offload.errors import ChangedModelError
 from nearstep.torch.offload.in_place import NOTHING, InPlace
@@ -170,13 +170,7 @@ def check_optimizer(optimizer: object) -> DeviceOptimizer:
     Raises
     ------
     ParameterError : it is not one of `nearstep.optim`.
-    UnsupportedOptionError : it compresses gradients.
     """
     if not isinstance(optimizer, DeviceOptimizer):
         raise ParameterError("optimizer", "one of nearstep.optim", type(optimizer).__name__)
-    compression = optimizer.settings.compression
-    if compression is not None:
-        raise UnsupportedOptionError(
-            "compression", compression.share, "gradients of an offloaded model are sent whole"
-        )
     return optimizer

@@ -11,6 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from nearstep.storage.store import Store
+from nearstep.torch.held import HeldGradient
 from nearstep.torch.overflow.drive_segment import GRADIENTS, DriveSegment
 from nearstep.torch.overflow.undo import Undo
 from nearstep.torch.resident import Resident
@@ -179,7 +180,7 @@ class DriveTier(ABC, Generic[AnySegment]):
 
     def forget_gradients(self, segment: AnySegment) -> None:
         """Those that the device need not keep any more leave the drives."""
-        if any(resident.held is not None for resident in segment.residents):
+        if any(isinstance(resident.held, HeldGradient) for resident in segment.residents):
             return
         for name in segment.on_drives.intersection(GRADIENTS):
             segment.remove(name)

@@ -18,6 +18,7 @@ from nearstep.torch import convert
 from nearstep.torch.attached import AttachedOptimizer
 from nearstep.torch.bundle import Bundle
 from nearstep.torch.cards.sets import REPLACES
+from nearstep.torch.held import HeldGradient
 from nearstep.torch.overflow.drive_segment import GRADIENTS, DriveSegment
 from nearstep.torch.overflow.drive_tier import DriveTier
 from nearstep.torch.overflow.errors import ResumeError
@@ -218,7 +219,7 @@ class OverflowSteps(AttachedOptimizer):
             self._interrupt(residents, error)
 
     def _lose_gradients(self, error: BaseException) -> None:
-        held = [each for each in self._residents.values() if each.held is not None]
+        held = [r for r in self._residents.values() if isinstance(r.held, HeldGradient)]
         for resident in held:
             resident.release_gradient()
         if held:
