@@ -35,16 +35,10 @@ class Compressed:
     Attributes
     ----------
     index : positions in the flat parameter, ascending.
-<<<<<<< HEAD
     value : what is sent for them: float32, float16, or uint16 that holds bfloat16. Of a user's
         decompressor float32: what it gives for what is sent.
-    residual : what the next step adds to its gradient, of the parameter's size; None without error
-        feedback.
-=======
-    value : what is sent for them: float32, float16, or uint16 that holds bfloat16.
     residual : what the next step adds to its gradient, of the parameter's size: a tensor on an
         accelerator where the gradient is (`nearstep.torch.chosen`). None without error feedback.
->>>>>>> devtopk
     """
 
     index: NDArray[np.intp]
