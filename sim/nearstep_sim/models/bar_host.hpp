@@ -44,8 +44,8 @@ class BarHost {
     static constexpr std::uint64_t kWord = 4;
     static constexpr unsigned kTags = 16;  // reads outstanding: IDs of the port
     static constexpr std::size_t kPosted = 32;
-    static constexpr unsigned kPeerTags = 8;  // of these at most
-    static constexpr std::size_t kPeerPosted = 16;
+    static constexpr unsigned kPeerTags = kTags;  // of these: 8 KiB, what the endpoint has space for
+    static constexpr std::size_t kPeerPosted = 32;  // as the endpoint has under way
     static constexpr unsigned kHost = 0, kPeer = 1;  // IDs of writes
 
     // `peer`, if there is one, stays where it is.

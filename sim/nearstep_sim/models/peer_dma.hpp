@@ -41,7 +41,8 @@ struct PeerRequest {
 
 class PeerQueue {
   public:
-    static constexpr std::uint64_t kBuffered = 16;  // requests that a drive holds while it waits
+    // What a drive goes ahead while the port has no turn for it: a command of usual size.
+    static constexpr std::uint64_t kBuffered = 128 << 10;
     static constexpr std::uint64_t kCycles = 1 << 18;  // without an answer: it will not come
 
     PeerQueue(bool write, std::uint64_t most, std::uint64_t hz, std::uint64_t rate,
@@ -65,7 +66,7 @@ class PeerQueue {
         if (next == nullptr || now <= next->ready)
             credit_ = 0;
         else
-            credit_ = std::min(credit_ + rate_, kBuffered * most_ * hz_);
+            credit_ = std::min(credit_ + rate_, kBuffered * hz_);
         const bool waits = !transfers_.front().outstanding.empty() || due();
         if (!waits) moved_at_ = now;
         if (now - moved_at_ > kCycles) {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, cast
@@ -30,6 +31,8 @@ from nearstep.work.operation import Range
 
 URGENT, LAZY = 0, 1
 """Priorities on a drive: parameters, which the next forward pass needs, and all else."""
+COMMANDS = 2
+"""Transfers of a direction that a drive has at once, in their order."""
 
 
 class Subgroup(NamedTuple):
@@ -151,6 +154,7 @@ class TransferHandler:
         self._naive = naive
         self._pool = AlignedPool()
         self._lent: list[Buffer] = []
+        self._commands: Counter[str] = Counter()
 
     def add(
         self,
@@ -248,12 +252,19 @@ class TransferHandler:
         """Add a transfer of the drive: one of each direction is under way."""
         self.graph.add(
             f"{name} {array} {subgroup.number}",
-            *self._held(channel, f"drive {channel} {name}"),
+            *self._held(channel, self._command(channel, name)),
             reads=[] if reads is None else [Range.of(reads)],
             writes=[] if writes is None else [Range.of(writes)],
             action=action,
             priority=priority,
         )
+
+    def _command(self, channel: int, direction: str) -> str:
+        """The next place in the drive's queue of a direction."""
+        lane = f"drive {channel} {direction}"
+        number = self._commands[lane]
+        self._commands[lane] += 1
+        return f"{lane} {number % COMMANDS}"
 
     def _load(
         self, segment: CardSegment, array: str, channel: int, first: int, room: Buffer
