@@ -127,6 +127,8 @@ class Adam(RuleOptimizer, optimizer="adam"):
         `belady`, what is used again last.
     resume : go on from the last step that the drives have: parameters, state and options of groups
         are what they were after it.
+    transfer_handler : on cards with drives: `overlapped`, a subgroup comes and another one goes
+        while one is updated; or `naive`, one thing after the other (Smart-Infinity, figure 5).
 
     Raises
     ------
@@ -229,7 +231,8 @@ class SGD(RuleOptimizer, optimizer="sgd"):
     params, lr, momentum, dampening, weight_decay, nesterov, maximize : as in torch. Parameters are
         dense fp32, fp16 or bf16 tensors on the CPU.
     device, max_cycles, compression, error_feedback, compression_form, compression_format,
-        max_grad_norm, drives, memory, eviction, resume : as in `Adam`.
+        max_grad_norm, drives, memory, eviction, resume, transfer_handler :
+        as in `Adam`.
 
     Raises
     ------
@@ -278,7 +281,8 @@ class Adagrad(RuleOptimizer, optimizer="adagrad"):
     params, lr, lr_decay, weight_decay, initial_accumulator_value, eps, maximize : as in torch.
         Parameters are dense fp32, fp16 or bf16 tensors on the CPU.
     device, max_cycles, compression, error_feedback, compression_form, compression_format,
-        max_grad_norm, drives, memory, eviction, resume : as in `Adam`.
+        max_grad_norm, drives, memory, eviction, resume, transfer_handler :
+        as in `Adam`.
 
     Raises
     ------
@@ -331,6 +335,7 @@ def of(
     memory: int | str | None = None,
     eviction: str = "updated_first",
     resume: bool = False,
+    transfer_handler: str = "overlapped",
     **hyper: Any,
 ) -> NamedOptimizer:
     """An optimizer of torch from the data of one, such as that of a file of yours::
@@ -347,7 +352,8 @@ def of(
         of an optimizer of nearstep.
     params, maximize : as in torch.
     device, max_cycles, compression, error_feedback, compression_form, compression_format,
-        max_grad_norm, drives, memory, eviction, resume : as in `Adam`.
+        max_grad_norm, drives, memory, eviction, resume, transfer_handler :
+        as in `Adam`.
     **hyper : hyper-parameters; those not given have the optimizer's defaults. Groups may have their
         own.
 
@@ -374,6 +380,7 @@ def of(
         memory=memory,
         eviction=eviction,
         resume=resume,
+        transfer_handler=transfer_handler,
     )
 
 

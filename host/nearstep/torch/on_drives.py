@@ -65,7 +65,7 @@ def on_drives(
             extent_bytes=extent_bytes(4 * device.card.subgroup),
         )
         tier = CardTier(opened.store, device, traffic)
-        steps = CardSteps(device, placement, settings, traffic, opened.store)
+        steps = CardSteps(device, placement, settings, traffic, opened.store, naive=settings.naive)
         return OnDrives(opened, tier, steps)
     opened = OpenStore(options, title, groups, moments)
     return OnDrives(opened, _tier(options, opened, device, traffic, len(layout.required)), None)
