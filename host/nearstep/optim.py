@@ -231,8 +231,8 @@ class SGD(RuleOptimizer, optimizer="sgd"):
     params, lr, momentum, dampening, weight_decay, nesterov, maximize : as in torch. Parameters are
         dense fp32, fp16 or bf16 tensors on the CPU.
     device, max_cycles, compression, error_feedback, compression_form, compression_format,
-        max_grad_norm, drives, memory, eviction, resume, transfer_handler :
-        as in `Adam`.
+        max_grad_norm, drives, memory, eviction, resume,
+        transfer_handler : as in `Adam`.
 
     Raises
     ------
@@ -281,8 +281,8 @@ class Adagrad(RuleOptimizer, optimizer="adagrad"):
     params, lr, lr_decay, weight_decay, initial_accumulator_value, eps, maximize : as in torch.
         Parameters are dense fp32, fp16 or bf16 tensors on the CPU.
     device, max_cycles, compression, error_feedback, compression_form, compression_format,
-        max_grad_norm, drives, memory, eviction, resume, transfer_handler :
-        as in `Adam`.
+        max_grad_norm, drives, memory, eviction, resume,
+        transfer_handler : as in `Adam`.
 
     Raises
     ------
@@ -352,8 +352,8 @@ def of(
         of an optimizer of nearstep.
     params, maximize : as in torch.
     device, max_cycles, compression, error_feedback, compression_form, compression_format,
-        max_grad_norm, drives, memory, eviction, resume, transfer_handler :
-        as in `Adam`.
+        max_grad_norm, drives, memory, eviction, resume,
+        transfer_handler : as in `Adam`.
     **hyper : hyper-parameters; those not given have the optimizer's defaults. Groups may have their
         own.
 

@@ -87,16 +87,16 @@ class FailedPeerTransfer(Ended):
 class PeerBackend(Backend):
     """A device whose memory a drive beside it reads and writes.
 
-    Attributes
-    ----------
-    links : of the host to each card and of all cards together, as far as their rates are bounded.
-    hertz : cycles in a second, if that is known.
-
     Transfers of one direction are carried out in the order in which they were submitted, those of
     both directions at once, while device time passes. They have no order against what the host and
     the kernel do with memory: whoever submits them sees to that. An access that memory refuses
     fails its transfer, with `PeerReadError` or `PeerWriteError`; the other accesses of the transfer
     are carried out. A reset gives up what has not ended.
+
+    Attributes
+    ----------
+    links : of the host to each card and of all cards together, as far as their rates are bounded.
+    hertz : cycles in a second, if that is known.
     """
 
     links: HostLinks = HostLinks()

@@ -100,12 +100,13 @@ class Raid0:
             own = Hop(
                 link=f"drive {drive}",
                 direction=1 - direction,
-                lane=f"drive {drive} {name}",
+                lane=f"ssd {drive} {name}",
                 bytes_per_s=rate,
             )
             size = nbytes * (drive + 1) // self.drives - nbytes * drive // self.drives
             graph.add(
                 f"{name} {array} {number}",
+                f"drive {drive} {name}",
                 reads=[] if direction else [part],
                 writes=[part] if direction else [],
                 transfer=Transfer(nbytes=size, route=(own, *self.links.route(drive, direction))),

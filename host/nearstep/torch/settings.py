@@ -18,7 +18,6 @@ from nearstep.torch.spread import is_sharded, is_spread
 from nearstep.updater.checks import is_real, real
 from nearstep_spec.updater.config import AdamKernelConfig
 
-
 TransferOrder = Literal["overlapped", "naive"]
 """What the transfer handler of cards with drives does: see `nearstep.optim.Adam`."""
 

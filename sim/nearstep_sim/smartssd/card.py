@@ -69,8 +69,10 @@ def open_card(options: VerilatedCardOptions) -> BarBackend | CardArray:
 
 
 class CardBackend(ShellBackend, BarBackend):
-    """A card of which every cycle is simulated. Accesses of its memory take cycles, too: those of
-    the host while it waits for them, those of the drive whenever cycles pass.
+    """A card of which every cycle is simulated.
+
+    Accesses of its memory take cycles, too: those of the host's processor while it waits for them,
+    those of the drive and of the host's DMA engine whenever cycles pass.
 
     Parameters
     ----------
@@ -138,7 +140,10 @@ class CardBackend(ShellBackend, BarBackend):
         return self._submit(address, data, write=True, host=True)
 
     def look_at_transfers(self) -> None:
-        """Tell the transfers of the drive, and of the host's engine, that have ended so. Raises nothing, and takes no time."""
+        """Tell the transfers of the drive, and of the host's engine, that have ended so.
+
+        It takes no time, and no error comes of it.
+        """
         end = _PeerEnd()
         while self._lib.card_peer_ended(self._device, ctypes.byref(end)):
             transfer = self._transfers.pop(end.number)

@@ -103,8 +103,8 @@ class VerilatedCardOptions(SimulationOptions, CardOptions):
     clock_hz: Annotated[
         int,
         Option(
-            meaning="cycles in a second of drives and links; the paper's clock, for nearstep has no "
-            "measured one",
+            meaning="cycles in a second of drives and links; the paper's clock, for nearstep has "
+            "no measured one",
             low=1,
             high=1 << 32,
         ),

@@ -78,7 +78,7 @@ def test_cards_share_the_uplink_and_nothing_else(tmp_path: Path) -> None:
 
 def test_what_the_handler_is_asked_for_is_checked() -> None:
     parameter = torch.nn.Parameter(torch.zeros(8))
-    with pytest.raises(HyperparameterError, match="'overlapped', 'naive'.*'lazy'"):
+    with pytest.raises(HyperparameterError, match=r"'overlapped', 'naive'.*'lazy'"):
         nearstep.optim.AdamW([parameter], device="golden:smartssd", transfer_handler="lazy")
     with pytest.raises(UnsupportedOptionError, match="only cards with drives"):
         nearstep.optim.AdamW([parameter], device="golden:smartssd", transfer_handler="naive")
