@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from page_coarse import coarse, coarse_area, coarse_wire
 from page_fu import accuracy, functional_unit
 from page_memferry import memferry
-from page_smartssd import compression, rules, smartssd, smartssd_area
+from page_smartssd import compression, handler, rules, smartssd, smartssd_area
 from page_storage import cards, offload, overflow, storage
 from page_table import Results, mega, percent, section, table
 from report import FOLDER
@@ -401,6 +401,7 @@ SECTIONS: dict[str, Callable[[Results], list[str]]] = {
     "fu": functional_unit,
     "rules": rules,
     "smartssd": smartssd,
+    "handler": handler,
     "smartssd_area": smartssd_area,
     "coarse": coarse,
     "coarse_wire": coarse_wire,

@@ -200,3 +200,68 @@ def smartssd_area(results: Results) -> list[str]:
     ]
     head = ["LUT", "BRAM, 36 Kib", "DSP", "FF", "of LUT", "of BRAM", "of DSP", "of URAM"]
     return lines + table(["what", *head], rows)
+
+
+LOST = {
+    "first_subgroup_comes": "first subgroup comes",
+    "nothing_to_write": "nothing to write",
+    "slower_than_its_rate": "slower than its rate",
+    "last_parameters_go": "last parameters go",
+}
+
+
+def handler(results: Results) -> list[str]:
+    """The transfer handler beside its drive's time, arrays of cards, and the baseline."""
+    read, write = (results[f"{kind}_bytes_per_s"] / 1e9 for kind in ("read", "write"))
+    rows, arrays = results["rows"], results["arrays"]
+    lines = section(
+        "The transfer handler, and arrays of cards",
+        f"A step of AdamW on {rows[0]['elements']:,} elements whose state is on the drive of one",
+        f"card, in {rows[0]['elements'] // rows[0]['subgroup_elements']} subgroups; the second of "
+        "two. Steps of cards are *measured* (RTL cycles, units",
+        f"in C++ of equal latency), with a drive of {read:g} GB/s to read and {write:g} GB/s to "
+        "write, both at once",
+        f"(assumed), a link of {results['link_bytes_per_s'] / 1e9:.2f} GB/s each way to each card "
+        "and an uplink for all (Table II, datasheets;",
+        f"*modelled*), at {results['clock_hz'] // 10**6} MHz. *Of the drive* is the step over the "
+        "longer of the drive's times for its reads and",
+        "for its writes. RAID0 is ZeRO-Infinity's order of work on the same drives and links,",
+        "*modelled*; its writes of gradients in the backward pass are not in it, those to cards",
+        "are in the others.",
+    )
+    classes = list(rows[0]["bytes"])
+    lines += table(
+        ["step", "cycles", "of the drive", *(f"{each.replace('_', ' ')}, MB" for each in classes)],
+        (
+            [row["name"], f"{row['cycles']:,}", f"{row['of_drive']:.3f}"]
+            + [f"{row['bytes'][each] / 1e6:.2f}" for each in classes]
+            for row in rows
+        ),
+    )
+    lines += ["Cycles beyond the drive's, by what its writes waited for:", ""]
+    lines += table(
+        ["step", *LOST.values()],
+        (
+            [row["name"], *(f"{row['lost'][each]:,.0f}" for each in LOST)]
+            for row in rows
+            if "lost" in row
+        ),
+    )
+    lines += ["![Five subgroups of a step](smartssd-handler.png)", ""]
+    share = arrays[0]["elements"]
+    lines += [f"Cards of {share:,} elements each, and as many drives as RAID0:", ""]
+    lines += table(
+        ["cards", "uplink, GB/s", "cycles", "of one card", "RAID0, cycles", "RAID0 / cards"],
+        (
+            [
+                own["cards"],
+                f"{own['uplink_bytes_per_s'] / 1e9:.2f}",
+                f"{own['cycles']:,}",
+                f"{own['cycles'] / arrays[0]['cycles']:.3f}",
+                f"{base['cycles']:,}",
+                f"{base['cycles'] / own['cycles']:.2f}",
+            ]
+            for own, base in zip(arrays[::2], arrays[1::2], strict=True)
+        ),
+    )
+    return lines

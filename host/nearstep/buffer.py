@@ -236,6 +236,30 @@ class Buffer:
             completion = self._peer().submit_peer_read(self.address, into)
             return self.device.under_way(self, completion, changes=False)
 
+    def submit_dma_write(self, array: Any) -> Completion:
+        """`submit_write` by a DMA engine of the host, which works for several cards at once.
+
+        Raises
+        ------
+        MismatchError : the device has no cards with drives.
+        """
+        self.check_usable("write")
+        data = self._bytes_of(array)
+        with self.device.reach(self, "write"):
+            self.device.check_unused(self, "write", changes=True)
+            completion = self._peer().submit_host_write(self.address, data)
+            return self.device.under_way(self, completion, changes=True)
+
+    def submit_dma_read(self, out: NDArray[Any]) -> Completion:
+        """`submit_read` by a DMA engine of the host. As `submit_dma_write`."""
+        self.check_usable("read")
+        self._check_out(out)
+        with self.device.reach(self, "read"):
+            self.device.check_unused(self, "read", changes=False)
+            into = out.reshape(-1).view(np.uint8)
+            completion = self._peer().submit_host_read(self.address, into)
+            return self.device.under_way(self, completion, changes=False)
+
     def _peer(self) -> PeerBackend:
         """The backend, if a drive is beside its memory."""
         backend = self.device.backend

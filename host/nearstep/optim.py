@@ -129,6 +129,8 @@ class Adam(RuleOptimizer, optimizer="adam"):
     resume : go on from the last step that the drives have: parameters, state and options of groups
         are what they were after it. Paths of other drives, of any number and of any device, or
         their folder: copy that step from these first, which stay as they are.
+    transfer_handler : on cards with drives: `overlapped`, a subgroup comes and another one goes
+        while one is updated; or `naive`, one thing after the other (Smart-Infinity, figure 5).
 
     Raises
     ------
@@ -231,7 +233,8 @@ class SGD(RuleOptimizer, optimizer="sgd"):
     params, lr, momentum, dampening, weight_decay, nesterov, maximize : as in torch. Parameters are
         dense fp32, fp16 or bf16 tensors on the CPU.
     device, max_cycles, compression, error_feedback, compression_form, compression_format,
-        max_grad_norm, drives, memory, eviction, resume : as in `Adam`.
+        max_grad_norm, drives, memory, eviction, resume,
+        transfer_handler : as in `Adam`.
 
     Raises
     ------
@@ -280,7 +283,8 @@ class Adagrad(RuleOptimizer, optimizer="adagrad"):
     params, lr, lr_decay, weight_decay, initial_accumulator_value, eps, maximize : as in torch.
         Parameters are dense fp32, fp16 or bf16 tensors on the CPU.
     device, max_cycles, compression, error_feedback, compression_form, compression_format,
-        max_grad_norm, drives, memory, eviction, resume : as in `Adam`.
+        max_grad_norm, drives, memory, eviction, resume,
+        transfer_handler : as in `Adam`.
 
     Raises
     ------
@@ -333,6 +337,7 @@ def of(
     memory: int | str | None = None,
     eviction: str = "updated_first",
     resume: Resume = False,
+    transfer_handler: str = "overlapped",
     **hyper: Any,
 ) -> NamedOptimizer:
     """An optimizer of torch from the data of one, such as that of a file of yours::
@@ -349,7 +354,8 @@ def of(
         of an optimizer of nearstep.
     params, maximize : as in torch.
     device, max_cycles, compression, error_feedback, compression_form, compression_format,
-        max_grad_norm, drives, memory, eviction, resume : as in `Adam`.
+        max_grad_norm, drives, memory, eviction, resume,
+        transfer_handler : as in `Adam`.
     **hyper : hyper-parameters; those not given have the optimizer's defaults. Groups may have their
         own.
 
@@ -376,6 +382,7 @@ def of(
         memory=memory,
         eviction=eviction,
         resume=resume,
+        transfer_handler=transfer_handler,
     )
 
 

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from nearstep.backends.base import Backend, Completion, Ended
 from nearstep.errors import MemoryBarError
+from nearstep_spec.platform.machine import Hop
 
 
 @dataclass
@@ -31,6 +32,36 @@ class PeerTraffic:
     read_tlps: int = 0
     completion_tlps: int = 0
     completion_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class HostLinks:
+    """Links between the host and cards; each way of each has the rate for itself.
+
+    Attributes
+    ----------
+    uplink_bytes_per_s : of the link that all cards share; None is no bound.
+    link_bytes_per_s : of the link of one card; None is no bound but the card's port.
+
+    Ref: Smart-Infinity, figure 2 and table II.
+    """
+
+    uplink_bytes_per_s: int | None = None
+    link_bytes_per_s: int | None = None
+
+    def route(self, card: int, direction: int) -> tuple[Hop, ...]:
+        """What bytes to (0) or from (1) a card go over, of what has a bound."""
+        rates = {"uplink": self.uplink_bytes_per_s, f"link {card}": self.link_bytes_per_s}
+        return tuple(
+            Hop(
+                link=link,
+                direction=direction,
+                lane=f"{link} {('down', 'up')[direction]}",
+                bytes_per_s=float(rate),
+            )
+            for link, rate in rates.items()
+            if rate is not None
+        )
 
 
 class FailedPeerTransfer(Ended):
@@ -61,7 +92,15 @@ class PeerBackend(Backend):
     the kernel do with memory: whoever submits them sees to that. An access that memory refuses
     fails its transfer, with `PeerReadError` or `PeerWriteError`; the other accesses of the transfer
     are carried out. A reset gives up what has not ended.
+
+    Attributes
+    ----------
+    links : of the host to each card and of all cards together, as far as their rates are bounded.
+    hertz : cycles in a second, if that is known.
     """
+
+    links: HostLinks = HostLinks()
+    hertz: float | None = None
 
     @property
     @abstractmethod
@@ -87,6 +126,20 @@ class PeerBackend(Backend):
         ------
         OutOfBoundsError : nothing was begun.
         """
+
+    def submit_host_write(self, address: int, data: NDArray[np.uint8]) -> Completion:
+        """`submit_write` by a DMA engine of the host, as a transfer of the drive: device time
+        passes for those of several cards at once.
+
+        Raises
+        ------
+        OutOfBoundsError : nothing was begun.
+        """
+        return self.submit_write(address, data)
+
+    def submit_host_read(self, address: int, out: NDArray[np.uint8]) -> Completion:
+        """`submit_read` by a DMA engine of the host. As `submit_host_write`."""
+        return self.submit_read(address, out)
 
     def peer_window(self, address: int, nbytes: int) -> NDArray[np.uint8] | None:
         """Memory of this process that is the device's; None if there is none now.

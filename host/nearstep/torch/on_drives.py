@@ -67,7 +67,7 @@ def on_drives(
         )
         tier = CardTier(opened.store, device, traffic)
         tier.source, tier.replaces = opened.source, opened.replaces
-        steps = CardSteps(device, placement, settings, traffic, opened.store)
+        steps = CardSteps(device, placement, settings, traffic, opened.store, naive=settings.naive)
         return OnDrives(opened, tier, steps)
     opened = OpenStore(options, title, groups, moments)
     return OnDrives(opened, _tier(options, opened, device, traffic, len(layout.required)), None)

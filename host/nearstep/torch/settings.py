@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Required, Self, TypedDict
+from typing import Literal, Required, Self, TypedDict, get_args
 
 from torch import Tensor
 
@@ -18,6 +18,9 @@ from nearstep.torch.spread import is_sharded, is_spread
 from nearstep.updater.checks import is_real, real
 from nearstep_spec.updater.config import AdamKernelConfig
 from nearstep_spec.updater.decompressor import Decompressor
+
+TransferOrder = Literal["overlapped", "naive"]
+"""What the transfer handler of cards with drives does: see `nearstep.optim.Adam`."""
 
 
 class OnDevice(TypedDict, total=False):
@@ -34,6 +37,7 @@ class OnDevice(TypedDict, total=False):
     memory: int | str | None
     eviction: str
     resume: Resume
+    transfer_handler: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +50,7 @@ class Settings:
     compression : None sends whole gradients.
     max_grad_norm : bound on the norm of the gradients that a step applies; None is no bound.
     overflow : drives, and memory; None keeps all in memory.
+    naive : cards with drives do one thing after the other.
 
     Raises
     ------
@@ -56,6 +61,7 @@ class Settings:
     compression: Compression | None = None
     max_grad_norm: float | None = None
     overflow: Overflow | None = None
+    naive: bool = False
 
     def __post_init__(self) -> None:
         if not is_bound(self.max_cycles):
@@ -82,8 +88,12 @@ class Settings:
         memory: int | str | None = None,
         eviction: str = "updated_first",
         resume: Resume = False,
+        transfer_handler: str = "overlapped",
     ) -> Self:
         """Those of `OnDevice`."""
+        if transfer_handler not in get_args(TransferOrder):
+            allowed = f"one of {get_args(TransferOrder)}"
+            raise HyperparameterError("transfer_handler", allowed, transfer_handler)
         check_pairs(compression_form, compression_format)
         chosen = None
         if compression is not None:
@@ -98,6 +108,7 @@ class Settings:
             compression=chosen,
             max_grad_norm=max_grad_norm,
             overflow=Overflow.given(drives, memory, eviction, resume=resume),
+            naive=transfer_handler == "naive",
         )
 
     def on(self, device: Device) -> Self:
@@ -108,6 +119,9 @@ class Settings:
         HyperparameterError, ArgumentError : as of `Overflow.on`.
         UnsupportedOptionError
         """
+        if self.naive and not device.drive_places:
+            reason = "only cards with drives have a transfer handler: name these in the device"
+            raise UnsupportedOptionError("transfer_handler", "naive", reason)
         overflow = Overflow.on(device, self.overflow)
         if overflow is not None and self.compression is not None and not device.drive_places:
             reason = "gradients are sent whole to what lies on drives"

@@ -6,14 +6,13 @@
 // four bytes, whose first and last can be enabled in part. Each request is one burst. A read is not
 // issued before every posted write was answered.
 //
-// Requests of a peer, the drive of the card, come by the same port: its writes have an ID of their
-// own, its reads some of the tags. The host is first wherever both have a request; they have no order
-// against each other.
+// Requests of DMA engines come by the same port: those of a peer, the drive of the card, and the
+// host's own. Their writes have an ID each, their reads some of the tags. What the host's processor
+// asks for is first, then what the drive does; they have no order against each other.
 #pragma once
 
 #include <algorithm>
 #include <array>
-#include <bit>
 #include <cstdint>
 #include <deque>
 #include <optional>
@@ -42,11 +41,9 @@ struct BarFailure {
 class BarHost {
   public:
     static constexpr std::uint64_t kWord = 4;
-    static constexpr unsigned kTags = 16;  // reads outstanding: IDs of the port
-    static constexpr std::size_t kPosted = 32;
-    static constexpr unsigned kPeerTags = 8;  // of these at most
-    static constexpr std::size_t kPeerPosted = 16;
-    static constexpr unsigned kHost = 0, kPeer = 1;  // IDs of writes
+    static constexpr unsigned kTags = 16;  // reads outstanding: 8 KiB, what the endpoint has space for
+    static constexpr std::size_t kPosted = 32;  // writes, as the endpoint has under way
+    static constexpr unsigned kHost = 0, kPeer = 1, kDma = 2;  // IDs of writes
 
     // `peer`, if there is one, stays where it is.
     BarHost(unsigned beat_bytes, BarLimits limits, PeerDma* peer = nullptr)
@@ -63,7 +60,8 @@ class BarHost {
         for (auto& each : unanswered_) each.clear();
         kept_.clear();
         tags_ = {};
-        host_bursts_ = peer_tags_ = beat_number_ = 0;
+        host_bursts_ = peer_tags_ = 0;
+        beat_is_host_ = true;
         failure = {};
     }
 
@@ -73,11 +71,11 @@ class BarHost {
         write_end_ = write_at_;
         read_end_ = read_at_;
         for (Burst& burst : bursts_) {
-            if (burst.number != 0) continue;
+            if (burst.queue != nullptr) continue;
             kept_.emplace_back(burst.data, burst.data + (burst.end - burst.at));
             burst.data = kept_.back().data();
         }
-        for (Read& read : tags_) read.dropped |= read.number == 0;
+        for (Read& read : tags_) read.dropped |= read.queue == nullptr;
     }
 
     // Begins a write of bytes that stay where they are until it is no longer `sending`.
@@ -96,7 +94,7 @@ class BarHost {
 
     // Data of a write have to be handed over.
     bool sending() const {
-        return write_at_ < write_end_ || host_bursts_ != 0 || (pins_.wvalid && beat_number_ == 0);
+        return write_at_ < write_end_ || host_bursts_ != 0 || (pins_.wvalid && beat_is_host_);
     }
     // Writes have to be answered.
     bool posted() const { return !unanswered_[kHost].empty(); }
@@ -104,15 +102,19 @@ class BarHost {
     bool reading() const {
         return read_at_ < read_end_ ||
                std::any_of(tags_.begin(), tags_.end(),
-                           [](const Read& read) { return read.used && read.number == 0; });
+                           [](const Read& read) { return read.used && read.queue == nullptr; });
     }
-    // A request of the peer has to be answered.
-    bool serves_peer() const { return !unanswered_[kPeer].empty() || peer_tags_ != 0; }
+    // A request of a DMA engine has to be answered.
+    bool serves_dma() const {
+        return !unanswered_[kPeer].empty() || !unanswered_[kDma].empty() ||
+               std::any_of(tags_.begin(), tags_.end(),
+                           [](const Read& read) { return read.used && read.queue != nullptr; });
+    }
 
     // A read with this ID has to be answered.
     bool expects(unsigned id) const { return id < kTags && tags_[id].used; }
     // So has a write.
-    bool expects_response(unsigned id) const { return id <= kPeer && !unanswered_[id].empty(); }
+    bool expects_response(unsigned id) const { return id <= kDma && !unanswered_[id].empty(); }
 
     // Tags, as bits, that the peer has.
     std::uint32_t peer_tags() const { return peer_tags_; }
@@ -128,11 +130,11 @@ class BarHost {
             pins_.aw = {};
         }
         if (pins_.ar.valid && device.arready) {
-            moved |= tags_[pins_.ar.id].number == 0;
+            moved |= tags_[pins_.ar.id].queue == nullptr;
             pins_.ar = {};
         }
         if (pins_.wvalid && device.wready) {
-            moved |= beat_number_ == 0;
+            moved |= beat_is_host_;
             pins_.wvalid = false;
         }
         if (device.bvalid) {
@@ -140,7 +142,7 @@ class BarHost {
             answer(device);
         }
         if (device.rvalid) {
-            moved |= tags_[device.rid].number == 0;
+            moved |= tags_[device.rid].queue == nullptr;
             take(device);
         }
         offer();
@@ -153,7 +155,7 @@ class BarHost {
             fail(kTimedOut, true, posted() ? unanswered_[kHost].front().at : write_at_);
         else
             for (const Read& read : tags_)
-                if (read.used && read.number == 0) fail(kTimedOut, false, read.at);
+                if (read.used && read.queue == nullptr) fail(kTimedOut, false, read.at);
     }
 
     // A register access, which is a request of its own.
@@ -173,18 +175,22 @@ class BarHost {
     BarFailure failure;         // the host's first since it was cleared
 
   private:
-    // `number` is the peer's of its transfer, and 0 of what is the host's.
+    // `queue` and `number` are those of a DMA engine's transfer; the processor's have none.
     struct Burst {
         std::uint64_t at, end;  // bytes that are to be sent
         const std::uint8_t* data;
+        PeerQueue* queue;
         std::uint64_t number;
     };
     struct Posted {
-        std::uint64_t at, number;
+        std::uint64_t at;
+        PeerQueue* queue;
+        std::uint64_t number;
     };
     struct Read {
         std::uint64_t at, end, beat;  // bytes of the request, and the beat that comes next
         std::uint8_t* data;           // where those from `at` go
+        PeerQueue* queue;
         std::uint64_t number;
         bool used, failed, dropped;
     };
@@ -213,21 +219,28 @@ class BarHost {
     void offer_write() {
         if (write_at_ < write_end_ && unanswered_[kHost].size() < kPosted) {
             const std::uint64_t end = cut(write_at_, write_end_, limits_.payload);
-            post(kHost, {write_at_, end, source_ + (write_at_ - write_base_), 0}, counters);
+            post(kHost, {write_at_, end, source_ + (write_at_ - write_base_), nullptr, 0});
             write_at_ = end;
             ++host_bursts_;
-        } else if (peer_ != nullptr && unanswered_[kPeer].size() < kPeerPosted) {
-            if (const auto due = peer_->writes.due()) {
-                post(kPeer, {due->at, due->end, due->data, due->number}, peer_counters);
-                peer_->writes.issue(*due);
-            }
+        } else if (peer_ != nullptr && !offer_write_of(kPeer, peer_->writes)) {
+            offer_write_of(kDma, peer_->host_writes);
         }
     }
 
-    void post(unsigned id, const Burst& data, BarCounters& count) {
+    bool offer_write_of(unsigned id, PeerQueue& queue) {
+        if (unanswered_[id].size() >= kPosted) return false;
+        const auto due = queue.due();
+        if (!due) return false;
+        post(id, {due->at, due->end, due->data, &queue, due->number});
+        queue.issue(*due);
+        return true;
+    }
+
+    void post(unsigned id, const Burst& data) {
         pins_.aw = burst(id, data.at, data.end);
         bursts_.push_back(data);
-        unanswered_[id].push_back({data.at, data.number});
+        unanswered_[id].push_back({data.at, data.queue, data.number});
+        BarCounters& count = id == kPeer ? peer_counters : counters;
         ++count.write_tlps;
         count.write_bytes += kWord * words(data.at, data.end);
     }
@@ -239,64 +252,73 @@ class BarHost {
         pins_.wvalid = true;
         pins_.wlast = end == burst.end;
         pins_.wstrb = 0;
-        beat_number_ = burst.number;
-        if (burst.number == 0 || peer_->writes.wants(burst.number)) {
+        beat_is_host_ = burst.queue == nullptr;
+        if (beat_is_host_ || burst.queue->wants(burst.number)) {
             for (std::uint64_t at = burst.at; at < end; ++at) pins_.wstrb |= 1ull << (at - beat);
             std::copy_n(burst.data, end - burst.at, pins_.wdata.begin() + (burst.at - beat));
         }  // else its bytes are the caller's again, and the beat writes nothing
         burst.data += end - burst.at;
         burst.at = end;
         if (pins_.wlast) {
-            host_bursts_ -= burst.number == 0;
+            host_bursts_ -= beat_is_host_;
             bursts_.pop_front();
         }
         if (bursts_.empty()) kept_.clear();
     }
 
     void offer_read() {
-        const bool host = read_at_ < read_end_ && !posted();
-        if (!host && (peer_ == nullptr || std::popcount(peer_tags_) >= int(kPeerTags))) return;
-        const auto due = host ? std::nullopt : peer_->reads.due();
-        if (!host && !due) return;
         const auto free = std::find_if(tags_.begin(), tags_.end(),
                                        [](const Read& read) { return !read.used; });
         if (free == tags_.end()) return;
         const unsigned id = unsigned(free - tags_.begin());
-        if (host) {
+        if (read_at_ < read_end_ && !posted()) {
             const std::uint64_t end = cut(read_at_, read_end_, limits_.request);
-            *free = {read_at_, end, down(read_at_), sink_ + (read_at_ - read_base_), 0, true, false,
-                     false};
+            *free = {read_at_, end,   down(read_at_), sink_ + (read_at_ - read_base_), nullptr, 0,
+                     true,     false, false};
             ++counters.read_tlps;
             read_at_ = end;
-        } else {
-            *free = {due->at, due->end, down(due->at), due->data, due->number, true, false, false};
+        } else if (peer_ == nullptr) {
+            return;
+        } else if (take_read_of(peer_->reads, *free)) {
             ++peer_counters.read_tlps;
             peer_tags_ |= 1u << id;
-            peer_->reads.issue(*due);
+        } else if (take_read_of(peer_->host_reads, *free)) {
+            ++counters.read_tlps;
+        } else {
+            return;
         }
         pins_.ar = burst(id, free->at, free->end);
+    }
+
+    bool take_read_of(PeerQueue& queue, Read& read) {
+        const auto due = queue.due();
+        if (!due) return false;
+        read = {due->at, due->end, down(due->at), due->data, &queue, due->number,
+                true,    false,    false};
+        queue.issue(*due);
+        return true;
     }
 
     void answer(const SubordinatePins& device) {
         const Posted posted = unanswered_[device.bid].front();
         unanswered_[device.bid].pop_front();
         if (device.bresp != kOkay) {
-            if (posted.number == 0)
+            if (posted.queue == nullptr)
                 fail(device.bresp, true, posted.at);
             else
-                peer_->writes.fail(posted.number, device.bresp, posted.at);
+                posted.queue->fail(posted.number, device.bresp, posted.at);
         }
-        if (posted.number != 0) peer_->writes.answer(posted.number, posted.at);
+        if (posted.queue != nullptr) posted.queue->answer(posted.number, posted.at);
     }
 
     void take(const SubordinatePins& device) {
         Read& read = tags_[device.rid];
         const std::uint64_t at = std::max(read.at, read.beat);
         const std::uint64_t end = std::min(read.end, read.beat + beat_);
-        if (read.number != 0) read.dropped = !peer_->reads.wants(read.number);
+        if (read.queue != nullptr) read.dropped = !read.queue->wants(read.number);
         if (device.rresp != kOkay) {
-            if (read.number != 0)
-                peer_->reads.fail(read.number, device.rresp, at);
+            if (read.queue != nullptr)
+                read.queue->fail(read.number, device.rresp, at);
             else if (!read.dropped)
                 fail(device.rresp, false, at);
             read.failed = true;
@@ -307,7 +329,7 @@ class BarHost {
         read.beat += beat_;
         if (!device.rlast) return;
         read.used = false;
-        BarCounters& count = read.number == 0 ? counters : peer_counters;
+        BarCounters& count = peer_tags_ >> device.rid & 1 ? peer_counters : counters;
         const std::uint64_t first = read.at / limits_.payload;
         if (read.failed) {
             ++count.completion_tlps;  // says so, and has no data
@@ -315,9 +337,8 @@ class BarHost {
             count.completion_tlps += (read.end - 1) / limits_.payload - first + 1;
             count.completion_bytes += kWord * words(read.at, read.end);
         }
-        if (read.number == 0) return;
         peer_tags_ &= ~(1u << device.rid);
-        peer_->reads.answer(read.number, read.at);
+        if (read.queue != nullptr) read.queue->answer(read.number, read.at);
     }
 
     // The end of a request that begins at `at` and is followed by others up to `end`.
@@ -336,10 +357,10 @@ class BarHost {
     std::uint64_t read_base_ = 0, read_at_ = 0, read_end_ = 0;
     std::deque<Burst> bursts_;
     std::deque<std::vector<std::uint8_t>> kept_;  // data of bursts whose write was abandoned
-    std::array<std::deque<Posted>, 2> unanswered_;  // posted writes by ID, oldest first
+    std::array<std::deque<Posted>, 3> unanswered_;  // posted writes by ID, oldest first
     std::array<Read, kTags> tags_{};
     std::size_t host_bursts_ = 0;    // of `bursts_`
-    std::uint64_t beat_number_ = 0;  // whose beat W has
+    bool beat_is_host_ = true;       // whose beat W has
     std::uint32_t peer_tags_ = 0;
 };
 

@@ -1,5 +1,5 @@
-// A drive's transfers to and from the memory of its card, cut into requests of the link that the
-// port of a memory BAR carries out: see bar_host.hpp.
+// Transfers of DMA engines to and from the memory of a card, its drive's and the host's, cut into
+// requests of the link that the port of a memory BAR carries out: see bar_host.hpp.
 //
 // Each direction is a queue of its own: requests in the order of submission, as many outstanding as
 // the port lets it have. A direction can have a rate: the request that ends with byte n of a transfer
@@ -8,6 +8,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <deque>
 #include <optional>
@@ -41,7 +42,8 @@ struct PeerRequest {
 
 class PeerQueue {
   public:
-    static constexpr std::uint64_t kBuffered = 16;  // requests that a drive holds while it waits
+    // What a drive goes ahead while the port has no turn for it: a command of usual size.
+    static constexpr std::uint64_t kBuffered = 128 << 10;
     static constexpr std::uint64_t kCycles = 1 << 18;  // without an answer: it will not come
 
     PeerQueue(bool write, std::uint64_t most, std::uint64_t hz, std::uint64_t rate,
@@ -65,7 +67,7 @@ class PeerQueue {
         if (next == nullptr || now <= next->ready)
             credit_ = 0;
         else
-            credit_ = std::min(credit_ + rate_, kBuffered * most_ * hz_);
+            credit_ = std::min(credit_ + rate_, kBuffered * hz_);
         const bool waits = !transfers_.front().outstanding.empty() || due();
         if (!waits) moved_at_ = now;
         if (now - moved_at_ > kCycles) {
@@ -164,19 +166,19 @@ class PeerDma {
     // Requests have at most `payload` bytes to memory, and `request` bytes from it.
     PeerDma(std::uint64_t payload, std::uint64_t request, const PeerPacing& pacing)
         : writes(true, payload, pacing.clock_hz, pacing.read_rate, pacing.latency, ended_),
-          reads(false, request, pacing.clock_hz, pacing.write_rate, pacing.latency, ended_) {}
+          reads(false, request, pacing.clock_hz, pacing.write_rate, pacing.latency, ended_),
+          host_writes(true, payload, pacing.clock_hz, 0, 0, ended_),
+          host_reads(false, request, pacing.clock_hz, 0, 0, ended_) {}
 
     PeerDma(const PeerDma&) = delete;
     PeerDma& operator=(const PeerDma&) = delete;
 
     void pass(std::uint64_t now) {
-        writes.pass(now);
-        reads.pass(now);
+        for (PeerQueue* queue : queues()) queue->pass(now);
     }
 
     void give_up() {
-        writes.give_up();
-        reads.give_up();
+        for (PeerQueue* queue : queues()) queue->give_up();
     }
 
     // The first end that nobody has been told of.
@@ -191,9 +193,12 @@ class PeerDma {
     // Transfers that have ended.
     std::uint64_t count() const { return told_ + ended_.size(); }
 
-    PeerQueue writes, reads;
+    PeerQueue writes, reads;            // the drive's
+    PeerQueue host_writes, host_reads;  // the host's; nothing paces them
 
   private:
+    std::array<PeerQueue*, 4> queues() { return {&writes, &reads, &host_writes, &host_reads}; }
+
     std::deque<PeerEnd> ended_;  // and not told
     std::uint64_t told_ = 0;
 };

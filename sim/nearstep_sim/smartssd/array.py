@@ -128,6 +128,16 @@ class CardArray(EmulatedBackend, PeerBackend):
         with self._on(number) as card:
             return self._of_card(number, card.submit_peer_write(local, data))
 
+    def submit_host_read(self, address: int, out: NDArray[np.uint8]) -> Completion:
+        number, local = self._card(address)
+        with self._on(number) as card:
+            return self._of_card(number, card.submit_host_read(local, out))
+
+    def submit_host_write(self, address: int, data: NDArray[np.uint8]) -> Completion:
+        number, local = self._card(address)
+        with self._on(number) as card:
+            return self._of_card(number, card.submit_host_write(local, data))
+
     def peer_window(self, address: int, nbytes: int) -> NDArray[np.uint8] | None:
         number, local = self._card(address)
         with self._on(number) as card:

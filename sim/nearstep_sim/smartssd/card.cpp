@@ -28,7 +28,7 @@ class Card final : public ShellDevice {
     void reset() override {
         const std::uint64_t limit = cycle() + kDrainCycles;
         peer_.give_up();
-        while ((host_.posted() || host_.serves_peer()) && cycle() < limit && !memory().fault &&
+        while ((host_.posted() || host_.serves_dma()) && cycle() < limit && !memory().fault &&
                !hung_)
             step();
         reset_card();
@@ -226,19 +226,19 @@ std::int32_t card_advance(nearstep::ShellDevice* device, const nearstep::Poll* p
     return static_cast<nearstep::Card*>(device)->advance(polls, count, max_cycles);
 }
 
-void card_peer_write(nearstep::ShellDevice* device, std::uint64_t number, std::uint64_t address,
-                     std::uint8_t* data, std::uint64_t bytes) {
-    auto& queue = static_cast<nearstep::Card*>(device)->peer().writes;
-    queue.submit(number, address, data, bytes, device->cycle());
+void card_submit_write(nearstep::ShellDevice* device, std::uint64_t number, std::uint64_t address,
+                       std::uint8_t* data, std::uint64_t bytes, std::int32_t host) {
+    auto& peer = static_cast<nearstep::Card*>(device)->peer();
+    (host ? peer.host_writes : peer.writes).submit(number, address, data, bytes, device->cycle());
 }
 
-void card_peer_read(nearstep::ShellDevice* device, std::uint64_t number, std::uint64_t address,
-                    std::uint8_t* out, std::uint64_t bytes) {
-    auto& queue = static_cast<nearstep::Card*>(device)->peer().reads;
-    queue.submit(number, address, out, bytes, device->cycle());
+void card_submit_read(nearstep::ShellDevice* device, std::uint64_t number, std::uint64_t address,
+                      std::uint8_t* out, std::uint64_t bytes, std::int32_t host) {
+    auto& peer = static_cast<nearstep::Card*>(device)->peer();
+    (host ? peer.host_reads : peer.reads).submit(number, address, out, bytes, device->cycle());
 }
 
-// The next transfer of the drive that has ended; 0 if nobody has to be told of one.
+// The next of these transfers that has ended; 0 if nobody has to be told of one.
 std::int32_t card_peer_ended(nearstep::ShellDevice* device, nearstep::PeerEnd* end) {
     const auto found = static_cast<nearstep::Card*>(device)->peer().ended();
     if (found) *end = *found;

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearstep.backends.base import Completion, Ended, Poll
-from nearstep.backends.peer import PeerTraffic
+from nearstep.backends.peer import HostLinks, PeerTraffic
 from nearstep.errors import (
     RESPONSES,
     ClosedDeviceError,
@@ -35,6 +35,7 @@ STATUS = (*RESPONSES, "timeout")
 """How a request through the memory BAR ended, by code."""
 
 _GIVEN_UP = len(STATUS)
+_PEER_ERRORS = (PeerReadError, PeerWriteError)
 
 
 _Limits = structure("models/bar_host.hpp", "BarLimits")
@@ -61,14 +62,17 @@ def open_card(options: VerilatedCardOptions) -> BarBackend | CardArray:
     """
     if options.cards > 1 and options.trace is not None:
         raise OptionError("sim:smartssd", "trace", options.trace, "it is of one card")
-    return array_of(options, lambda: CardBackend(options))
+    made = array_of(options, lambda: CardBackend(options))
+    made.links = HostLinks(options.uplink_bytes_per_s, options.link_bytes_per_s)
+    made.hertz = float(options.clock_hz)
+    return made
 
 
 class CardBackend(ShellBackend, BarBackend):
     """A card of which every cycle is simulated.
 
-    Accesses of its memory take cycles, too: those of the host while it waits for them, those of the
-    drive whenever cycles pass.
+    Accesses of its memory take cycles, too: those of the host's processor while it waits for them,
+    those of the drive and of the host's DMA engine whenever cycles pass.
 
     Parameters
     ----------
@@ -102,8 +106,8 @@ class CardBackend(ShellBackend, BarBackend):
         lib.card_open.restype = device
         for name in ("read", "write"):
             getattr(lib, f"card_{name}").argtypes = [device, address, device, ctypes.c_uint64]
-            arguments = [device, ctypes.c_uint64, address, device, ctypes.c_uint64]
-            getattr(lib, f"card_peer_{name}").argtypes = arguments
+            arguments = [device, ctypes.c_uint64, address, device, ctypes.c_uint64, ctypes.c_int32]
+            getattr(lib, f"card_submit_{name}").argtypes = arguments
         for name in ("flush", "failure", "counters", "peer_ended", "peer_counters"):
             more = [] if name == "flush" else [ctypes.c_void_p]
             getattr(lib, f"card_{name}").argtypes = [device, *more]
@@ -129,8 +133,17 @@ class CardBackend(ShellBackend, BarBackend):
     def submit_peer_write(self, address: int, data: NDArray[np.uint8]) -> Completion:
         return self._submit(address, data, write=True)
 
+    def submit_host_read(self, address: int, out: NDArray[np.uint8]) -> Completion:
+        return self._submit(address, out, write=False, host=True)
+
+    def submit_host_write(self, address: int, data: NDArray[np.uint8]) -> Completion:
+        return self._submit(address, data, write=True, host=True)
+
     def look_at_transfers(self) -> None:
-        """Tell the drive's transfers that have ended so. Raises nothing, and takes no time."""
+        """Tell the transfers of the drive, and of the host's engine, that have ended so.
+
+        It takes no time, and no error comes of it.
+        """
         end = _PeerEnd()
         while self._lib.card_peer_ended(self._device, ctypes.byref(end)):
             transfer = self._transfers.pop(end.number)
@@ -177,18 +190,20 @@ class CardBackend(ShellBackend, BarBackend):
     def flush(self) -> None:
         self._check(self._carry_out(self._lib.card_flush), "flush of posted writes")
 
-    def _submit(self, address: int, data: NDArray[np.uint8], *, write: bool) -> Completion:
+    def _submit(
+        self, address: int, data: NDArray[np.uint8], *, write: bool, host: bool = False
+    ) -> Completion:
         kind = "write" if write else "read"
         self.check_memory(kind, address, data.size)
         begun = int(self._lib.device_cycle(self._device))
         if not data.size:
             return Ended(0)
         self._submitted += 1
-        what = f"drive's {kind} of {data.size} bytes at {address:#x}"
-        transfer = CardTransfer(self, what, begun, data)
+        what = f"{'host' if host else 'drive'}'s {kind} of {data.size} bytes at {address:#x}"
+        transfer = CardTransfer(self, what, begun, data, host=host)
         self._transfers[self._submitted] = transfer
-        submit = self._lib.card_peer_write if write else self._lib.card_peer_read
-        submit(self._device, self._submitted, address, data.ctypes.data, data.size)
+        submit = self._lib.card_submit_write if write else self._lib.card_submit_read
+        submit(self._device, self._submitted, address, data.ctypes.data, data.size, host)
         return transfer
 
     def _peer_error(self, transfer: CardTransfer, end: ctypes.Structure) -> DeviceError | None:
@@ -198,8 +213,8 @@ class CardBackend(ShellBackend, BarBackend):
         transactions = self.transactions()
         if end.response == _GIVEN_UP:
             return DeviceError(f"{transfer.what} was given up", transactions=transactions)
-        kind = PeerWriteError if end.write else PeerReadError
-        return kind(end.address, STATUS[end.response], transactions=transactions)
+        kinds = (CompletionError, PostedWriteError) if transfer.host else _PEER_ERRORS
+        return kinds[bool(end.write)](end.address, STATUS[end.response], transactions=transactions)
 
     def _check(self, status: int, action: str) -> None:
         if status == FAILED:

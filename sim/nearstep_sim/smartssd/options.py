@@ -24,6 +24,17 @@ DriveRate = Annotated[
     ),
 ]
 
+LinkRate = Annotated[
+    int | None,
+    Option(
+        meaning="of the host's link, each way, on which the transfers of a step share it: of all "
+        "cards (uplink), or of one",
+        low=1,
+        high=1 << 40,
+        unset="as fast as the ports",
+    ),
+]
+
 
 @dataclass(frozen=True, kw_only=True)
 class CardOptions:
@@ -88,11 +99,13 @@ class VerilatedCardOptions(SimulationOptions, CardOptions):
         float,
         Option(meaning="seconds before the first byte of a drive's transfer", low=0, high=1),
     ] = 0.0
+    uplink_bytes_per_s: LinkRate = None
+    link_bytes_per_s: LinkRate = None
     clock_hz: Annotated[
         int,
         Option(
-            meaning="cycles in a second, for the drive's pace; nearstep's figure for kernels, the "
-            "paper's, not a measured one",
+            meaning="cycles in a second of drives and links; the paper's clock, for nearstep has "
+            "no measured one",
             low=1,
             high=1 << 32,
         ),

@@ -1,4 +1,4 @@
-"""A transfer between the memory of a simulated card and its drive."""
+"""A transfer between the memory of a simulated card and its drive, or the host's DMA engine."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ class TransferringCard(Protocol):
 
 
 class CardTransfer(Completion):
-    """A copy between the memory of a card and its drive that goes on while the card's time passes.
+    """A copy between the memory of a card and its drive, or the host, that goes on while the card's
+    time passes.
 
     Parameters
     ----------
@@ -30,22 +31,30 @@ class CardTransfer(Completion):
     what
     begun : the card's cycle of its submission.
     keep : memory that it reads or writes.
+    host : it is the host's.
 
     Attributes
     ----------
     card
     backend : whose time has to pass: the card, or an array of cards that it is one of.
-    what
+    what, host
     note : for its error, such as which card it was.
     """
 
     def __init__(
-        self, card: TransferringCard, what: str, begun: int, keep: NDArray[np.uint8]
+        self,
+        card: TransferringCard,
+        what: str,
+        begun: int,
+        keep: NDArray[np.uint8],
+        *,
+        host: bool = False,
     ) -> None:
         assert isinstance(card, Backend)
         self.card: TransferringCard = card
         self.backend: Backend = card
         self.what = what
+        self.host = host
         self.note = ""
         self._begun = begun
         self._keep: NDArray[np.uint8] | None = keep

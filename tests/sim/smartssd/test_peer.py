@@ -15,11 +15,14 @@ from nearstep.errors import (
     ArgumentError,
     BusyError,
     ClosedDeviceError,
+    CompletionError,
     MemoryBarError,
     MismatchError,
     OutOfBoundsError,
     PeerReadError,
     PeerWriteError,
+    PostedWriteError,
+    ShapeError,
     UninitialisedError,
 )
 from nearstep.smartssd.device import SmartssdDevice
@@ -91,6 +94,52 @@ def test_traffic_is_the_drives_and_the_hosts_link_sees_nothing(card):
     assert wanted.write_tlps > 60
     assert backend.peer_traffic == wanted
     assert backend.traffic == host
+
+
+def test_the_hosts_engine_moves_what_its_processor_does(card):
+    """The same bytes and packets; an error is the host's, not the drive's."""
+    seed = 24
+    print(f"seed {seed}")
+    rng, choose = np.random.default_rng(seed), random.Random(seed)
+    buffer = card.alloc(3000)
+    backend, moved = card.backend, 0
+    for _ in range(20):
+        start = choose.randrange(2000)
+        part = buffer[start : start + choose.randrange(1, 1000)]
+        data = rng.standard_normal(part.size).astype(np.float32)
+        spent = []
+        for write in (part.submit_dma_write, part.write):
+            before = BarTraffic(**vars(backend.traffic))
+            done = write(data)
+            if done is not None:
+                done.wait()
+            after = backend.traffic
+            spent.append([getattr(after, n) - was for n, was in vars(before).items()])
+        assert spent[0][:2] == spent[1][:2]
+        assert spent[0][1] == part.nbytes
+        out = np.zeros(part.size, np.float32)
+        part.submit_dma_read(out).wait()
+        assert out.tobytes() == data.tobytes()
+        moved += part.size
+    assert moved > 5000
+    assert backend.peer_traffic == PeerTraffic()
+    with pytest.raises(ShapeError):
+        buffer.submit_dma_write(np.zeros(5, np.float32))
+
+
+@pytest.mark.parametrize("write", [True, False])
+def test_the_hosts_engine_says_what_memory_refused(write):
+    with nearstep.open(URLS["sim"]) as card:
+        buffer = card.alloc(1000)
+        buffer.write(np.ones(1000, np.float32))
+        card.backend.flush()
+        card.backend.inject(Injection(kind="slverr", write=write, host=True, times=1))
+        data = np.zeros(1000, np.float32)
+        failing = buffer.submit_dma_write(data) if write else buffer.submit_dma_read(data)
+        with pytest.raises(PostedWriteError if write else CompletionError) as caught:
+            failing.wait()
+        assert (caught.value.address, caught.value.status) == (buffer.address, "SLVERR")
+        assert buffer.read().size == 1000  # the next one is answered
 
 
 @pytest.mark.parametrize("kind", ["slverr", "decerr"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, cast
@@ -9,6 +10,7 @@ from typing import Any, NamedTuple, cast
 from numpy.typing import NDArray
 
 from nearstep.backends.base import Completion
+from nearstep.backends.peer import PeerBackend
 from nearstep.buffer import Buffer
 from nearstep.device import Device
 from nearstep.placement import Arenas, Launch
@@ -23,13 +25,15 @@ from nearstep.torch.pairs import PairList
 from nearstep.torch.resident import copy_array, gradient_array
 from nearstep.torch.staging import DeferredOutbox
 from nearstep.torch.step import Key, Start
-from nearstep.torch.step_graph import BUS, Place, lane, run_parts
+from nearstep.torch.step_graph import Place, lane, run_parts
 from nearstep.torch.traffic import Traffic
 from nearstep.work.graph import Graph
-from nearstep.work.operation import Range
+from nearstep.work.operation import Range, Transfer
 
 URGENT, LAZY = 0, 1
 """Priorities on a drive: parameters, which the next forward pass needs, and all else."""
+COMMANDS = 2
+"""Transfers of a direction that a drive has at once, in their order."""
 
 
 class Subgroup(NamedTuple):
@@ -152,6 +156,7 @@ class TransferHandler:
         self._is_timed = device.cycles is not None
         self._pool = AlignedPool()
         self._lent: list[Buffer] = []
+        self._commands: Counter[str] = Counter()
 
     def add(
         self,
@@ -251,12 +256,21 @@ class TransferHandler:
         port = f"drive {channel} {name}"
         self.graph.add(
             f"{name} {array} {subgroup.number}",
-            *self._held(channel, port if self._is_timed else f"{port} {array}"),
+            *self._held(
+                channel, self._command(channel, name) if self._is_timed else f"{port} {array}"
+            ),
             reads=[] if reads is None else [Range.of(reads)],
             writes=[] if writes is None else [Range.of(writes)],
             action=action,
             priority=priority,
         )
+
+    def _command(self, channel: int, direction: str) -> str:
+        """The next place in the drive's queue of a direction."""
+        lane = f"drive {channel} {direction}"
+        number = self._commands[lane]
+        self._commands[lane] += 1
+        return f"{lane} {number % COMMANDS}"
 
     def _load(
         self, segment: CardSegment, array: str, channel: int, first: int, room: Buffer
@@ -299,16 +313,17 @@ class TransferHandler:
     ) -> None:
         self.graph.add(
             f"send {name}",
-            *self._held(channel, BUS),
+            *self._held(channel, f"dma {channel} down"),
             writes=[Range.of(room)],
             action=partial(self._give, room, data),
+            transfer=self._links(channel, 0, room),
         )
 
     def _give(self, room: Buffer, data: Callable[[], NDArray[Any]]) -> Completion | None:
         """Have data in a room: lent until the run has ended, if the device can take them so."""
         given = data()
         if not room.lend(given):
-            return room.submit_write(given)
+            return room.submit_dma_write(given)
         self._lent.append(room)
         return None
 
@@ -320,17 +335,25 @@ class TransferHandler:
         def fetch() -> Completion:
             target = inbox.whole(launch, start, stop)
             if target is not None:
-                return room.submit_read(target)
+                return room.submit_dma_read(target)
             out = self._pool.empty(room.size, room.dtype)
             land = partial(inbox.land, launch, start, stop, channel, out)
-            return Then(room.submit_read(out), land)
+            return Then(room.submit_dma_read(out), land)
 
         self.graph.add(
             f"fetch {array} {subgroup.number}",
-            *self._held(channel, BUS),
+            *self._held(channel, f"dma {channel} up"),
             reads=[Range.of(room)],
             action=fetch,
+            transfer=self._links(channel, 1, room),
         )
+
+    def _links(self, channel: int, direction: int, room: Buffer) -> Transfer | None:
+        """What is on the host's links, to a card (0) or from it (1), if they have a bound."""
+        backend = self._device.backend
+        assert isinstance(backend, PeerBackend)
+        route = backend.links.route(channel, direction)
+        return Transfer(nbytes=room.nbytes, route=route) if route else None
 
 
 def states_of(launch: Launch, arrays: Mapping[str, float]) -> Sequence[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Mapping, Sequence
 
+from nearstep.backends.peer import PeerBackend
 from nearstep.placement import Extent, Launch, Placement
 from nearstep.smartssd.device import SmartssdDevice
 from nearstep.smartssd.peer import PeerToPeer
@@ -95,7 +96,9 @@ class CardSteps(Steps):
         return inbox
 
     def _execute(self, handler: TransferHandler) -> Timeline:
-        clock = Clock([self._device.backend]) if self.clock is None else self.clock
+        backend = self._device.backend
+        assert isinstance(backend, PeerBackend)
+        clock = Clock([backend], backend.hertz) if self.clock is None else self.clock
         try:
             return execute(handler.graph, clock)
         except WorkError as failed:
