@@ -180,14 +180,15 @@ def test_transfers_of_a_queue_have_the_rate_and_share_the_latency():
         assert total == 6974
 
 
-def test_a_drive_that_is_held_up_is_ahead_by_sixteen_requests_at_most():
-    """One answer is 20,000 cycles late, and no more than 16 writes are outstanding."""
+def test_a_drive_that_is_held_up_is_ahead_by_its_buffer_at_most():
+    """One answer is 100,000 cycles late: the drive has 128 KiB then, and no more."""
     with opened(drive_read_bytes_per_s=2 * HZ) as card:
-        late = Injection(kind="late", write=True, peer=True, nth=2, delay=20_000)
+        late = Injection(kind="late", write=True, peer=True, nth=2, delay=100_000)
         card.backend.inject(late)
-        cycles = submit(card, "write", BASE, some(100 * 256, 1)).wait().cycles
-        rest = 100 - 3 - 16 - 16  # before and while it is held up, and what it has then at once
-        assert abs(cycles - (3 * 128 + 20_000 + rest * 128)) < 3 * 128, cycles
+        cycles = submit(card, "write", BASE, some(1000 * 256, 1)).wait().cycles
+        buffered = (128 << 10) // 256
+        rest = 1000 - 3 - 32 - buffered  # before; posted; and what it has then at once
+        assert abs(cycles - (3 * 128 + 100_000 + rest * 128)) < 3 * 128, cycles
 
 
 @pytest.mark.parametrize(
