@@ -9,6 +9,8 @@ import nearstep
 
 CAPABILITY = torch.backends.cpu.get_cpu_capability()
 SEED = 77
+SMALL = "lanes=4&block_bytes=512&memory_bytes=4MiB"
+"""The shape of the driver's tests and of `test_train_gpt.py`, so that it is built once."""
 
 like_torch = pytest.mark.skipif(
     CAPABILITY not in ("AVX2", "AVX512"),
@@ -38,9 +40,11 @@ def train(factory, shapes, steps, groups=1, **options):
 @pytest.mark.parametrize(
     "options",
     [
-        "",
-        "?memory=halfduplex",
-        "?memory=halfduplex&stall=0.3&seed=5",
+        pytest.param("", marks=pytest.mark.deep),
+        pytest.param("?memory=halfduplex", marks=pytest.mark.deep),
+        pytest.param("?memory=halfduplex&stall=0.3&seed=5", marks=pytest.mark.deep),
+        f"?{SMALL}",
+        f"?{SMALL}&memory=halfduplex&stall=0.3&seed=5",
         pytest.param("?memory=ddr4-1600&channels=2&block_bytes=1024", marks=pytest.mark.deep),
     ],
 )
@@ -65,9 +69,11 @@ def test_any_sizes_and_groups_equal_the_golden_device(options, name):
 
 
 @like_torch
-def test_whole_beats_equal_torch_fused():
+@pytest.mark.parametrize("options", [pytest.param("", marks=pytest.mark.deep), f"?{SMALL}"])
+def test_whole_beats_equal_torch_fused(options):
     shapes = [(64, 64), (16,), (4096,), (48, 16)]
-    ours, _ = train(lambda groups: nearstep.optim.AdamW(groups, device="sim:axdimm"), shapes, 4)
+    device = f"sim:axdimm{options}"
+    ours, _ = train(lambda groups: nearstep.optim.AdamW(groups, device=device), shapes, 4)
     theirs, _ = train(lambda groups: torch.optim.AdamW(groups, fused=True), shapes, 4)
     assert torch.equal(ours, theirs)
 
@@ -85,8 +91,8 @@ def test_whole_beats_equal_torch_fused():
 @pytest.mark.parametrize(
     ("name", "weight_decay"),
     [
-        ("Adam", 0.1),
         ("AdamW", 0.1),
+        pytest.param("Adam", 0.1, marks=pytest.mark.deep),
         *(pytest.param(name, 0.0, marks=pytest.mark.deep) for name in ("Adam", "AdamW")),
     ],
 )

@@ -131,7 +131,7 @@ def test_it_trains_as_torch_does_and_reports(device, steps, train):
 @pytest.mark.parametrize(
     ("device", "steps"),
     [
-        ("golden:axdimm", 1),
+        pytest.param("golden:axdimm", 1, marks=pytest.mark.deep),
         pytest.param("sim:axdimm?memory=ddr4-1600&channels=2", 1, marks=pytest.mark.deep),
     ],
 )
@@ -157,7 +157,7 @@ def test_offloaded_it_trains_in_a_quarter_of_its_parameters(device, steps, train
     ("policy", "device", "steps"),
     [
         ("memferry", "golden:axdimm", 2),
-        pytest.param("prefetch", "golden:axdimm", 1, marks=pytest.mark.deep),
+        ("prefetch", "golden:axdimm", 1),
         pytest.param(
             "memferry", "sim:axdimm?memory=ddr4-1600&channels=2", 2, marks=pytest.mark.deep
         ),

@@ -77,16 +77,24 @@ def channel() -> Channel:
     return Channel(3)
 
 
-@pytest.mark.parametrize("host", [{}, {"postpone": 8, "scheduler": "in-order"}], ids=str)
+@pytest.mark.parametrize(
+    ("host", "turns"),
+    [
+        ({}, 40),
+        pytest.param({}, 120, marks=pytest.mark.deep),
+        pytest.param({"postpone": 8, "scheduler": "in-order"}, 120, marks=pytest.mark.deep),
+    ],
+    ids=str,
+)
 def test_a_calibration_is_carried_out_once_whenever_the_host_gives_it(
-    host: dict[str, object],
+    host: dict[str, object], turns: int
 ) -> None:
     seed = 41
     channel = Channel(seed, **host)
     bench, rng = channel.bench, np.random.default_rng(seed)
     when = dict.fromkeys(Mode, 0)
     bench.kernel(Kernel.BUSY)
-    for _ in range(120):
+    for _ in range(turns):
         n = int(rng.integers(0, 60))
         bench.host.submit(np.zeros(n, bool), rng.integers(0, 1 << 16, n) * 64)
         command = CALIBRATIONS[int(rng.random() < 0.3)]

@@ -145,10 +145,9 @@ def test_errors_are_answered_with_slverr(every_kind: RegisterMap) -> None:
     simulate(every_kind, body)
 
 
+@pytest.mark.deep
 @pytest.mark.cocotb
-@pytest.mark.parametrize(
-    "mode", [m if m == "both" else pytest.param(m, marks=pytest.mark.deep) for m in MODES]
-)
+@pytest.mark.parametrize("mode", MODES)
 def test_bus_agrees_with_the_golden_model(mode: str) -> None:
     verilog = verilog_of(
         f"{TOP} {(HERE / 'sample.py').read_text()}",

@@ -41,8 +41,16 @@ def test_kernel_traffic_comes_near_the_refresh_bound() -> None:
     check(run, GOAL["8Gb"])
 
 
-@pytest.mark.parametrize("functional_units", [4, 16])
-@pytest.mark.parametrize("block_bytes", [4096, 16384, 65536])
+@pytest.mark.parametrize(
+    ("block_bytes", "functional_units"),
+    [
+        (4096, 4),
+        *(
+            pytest.param(*each, marks=pytest.mark.deep)
+            for each in [(4096, 16), (16384, 4), (16384, 16), (65536, 4), (65536, 16)]
+        ),
+    ],
+)
 def test_four_units_and_any_block_size_do(block_bytes: int, functional_units: int) -> None:
     run = run_traffic(
         CHANNEL, count=MILLION // 4, block_bytes=block_bytes, functional_units=functional_units
@@ -50,7 +58,9 @@ def test_four_units_and_any_block_size_do(block_bytes: int, functional_units: in
     check(run, GOAL["8Gb"])
 
 
-@pytest.mark.parametrize("skew_bytes", [256, 1024, 8192])
+@pytest.mark.parametrize(
+    "skew_bytes", [1024, *(pytest.param(n, marks=pytest.mark.deep) for n in (256, 8192))]
+)
 def test_arrays_in_other_banks_do(skew_bytes: int) -> None:
     count = MILLION // 4
     run = run_traffic(CHANNEL, count=count, bases=bases_of(CHANNEL, count, skew_bytes))
@@ -63,7 +73,7 @@ def test_refreshes_due_at_the_start_are_taken_over() -> None:
     assert run.commands[Command.REF] >= 8 + intervals - run.debt
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.deep)])
 @pytest.mark.parametrize(
     "options",
     [

@@ -5,10 +5,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import typer
+from typer.testing import CliRunner, Result
 
 from nearstep_sim.models.dram.device import Ddr4Device
 from nearstep_sim.models.dram.host import BareDram, HostConfig
-from nearstep_sim.models.dram.replay import replay
+from nearstep_sim.models.dram.replay import main, replay
 from nearstep_sim.models.dram.trace import TraceCommand, TraceError, parse, read_trace
 from nearstep_spec.dram.command import Command
 from nearstep_spec.dram.timing import dram_timing
@@ -260,16 +262,22 @@ def test_the_command_line_reports_and_fails(written: Path, tmp_path: Path) -> No
     assert good.returncode == 0, good.stderr
     assert "8 commands" in good.stdout
     assert "no violation" in good.stdout
-    slower = run_cli(written, "--density", "16Gb")
-    assert slower.returncode == 1
+    app = typer.Typer()
+    app.command()(main)
+
+    def run(*arguments: object) -> Result:
+        return CliRunner().invoke(app, [*map(str, arguments)])
+
+    slower = run(written, "--density", "16Gb")
+    assert slower.exit_code == 1
     assert "tRFC: ACT bg3 ba0 row 65535 at 361 after REF at 81, 280 clocks, limit 440" in (
         slower.stderr
     )
     nameless = tmp_path / "nameless.txt"
     nameless.write_text("10 PREA 0 - - - -\n")
-    assert run_cli(nameless).returncode == 2
-    assert run_cli(nameless, "--density", "8Gb").returncode == 0
-    assert run_cli(written, "--width", "x4").returncode == 2
+    assert run(nameless).exit_code == 2
+    assert run(nameless, "--density", "8Gb").exit_code == 0
+    assert run(written, "--width", "x4").exit_code == 2
 
 
 def test_a_trace_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
