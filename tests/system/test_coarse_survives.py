@@ -113,10 +113,8 @@ def survives(
     return found.value
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [kind if kind == "corrupt" else pytest.param(kind, marks=pytest.mark.deep) for kind in COUNTED],
-)
+@pytest.mark.deep  # the next test has all of them at once
+@pytest.mark.parametrize("kind", COUNTED)
 def test_frames_that_are_hit(gradients, kind) -> None:
     with opened(**{kind: 0.03, "seed": 11}) as pool:
         assert average(pool, gradients) == WORKERS * gradients[0].size
@@ -170,7 +168,8 @@ def test_a_peer_that_dies(gradients, dead) -> None:
         assert f"device {dead}" in str(error)
 
 
-@pytest.mark.parametrize("write", [pytest.param(False, marks=pytest.mark.deep), True])
+@pytest.mark.deep
+@pytest.mark.parametrize("write", [False, True])
 def test_a_memory_that_answers_with_an_error(gradients, write) -> None:
     with opened() as pool:
         tensor = pool.tensor(gradients)
@@ -198,6 +197,7 @@ def test_lengths_that_differ(gradients) -> None:
         assert survives(pool, gradients, tensor, JobMismatchError).causes[4] == "MISMATCH"
 
 
+@pytest.mark.deep
 def test_a_full_queue(gradients) -> None:
     part = [each[:6000] for each in gradients]
     with opened() as pool:

@@ -19,6 +19,12 @@ URLS = {
 """Pools of four devices with two groups; every test that names no other runs on all."""
 
 
+deep_on_rtl = pytest.mark.parametrize(
+    "pool", ["golden", pytest.param("sim", marks=pytest.mark.deep)], indirect=True
+)
+"""For what the host does, or what another fast test asks of the RTL, too."""
+
+
 @pytest.fixture(params=URLS)
 def pool(request: pytest.FixtureRequest) -> Iterator[CoarsePool]:
     with CoarsePool.open(URLS[request.param]) as opened:

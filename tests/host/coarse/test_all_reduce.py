@@ -10,7 +10,7 @@ from nearstep.coarse.errors import QueueFullError
 from nearstep.errors import BusyError, FreedBufferError
 from nearstep_sim.coarse.pool_values import SMALL, compare, reduced
 
-from .conftest import random_arrays
+from .conftest import deep_on_rtl, random_arrays
 
 SIZES = [0, 1, 3, 15, 16, 17, 63, 64, 127, 128, 129, 255, 256, 257, 1000, 2049, 5000]
 """Below the number of devices, a beat, an entry (32 elements), a chunk (128), and one less or more.
@@ -147,6 +147,7 @@ def test_shapes_are_kept(pool) -> None:
     assert compare(tensor, reduced(pool, arrays)) == 420
 
 
+@deep_on_rtl
 def test_freed_memory_can_be_had_again(pool) -> None:
     free = pool.device.free_bytes
     size = 30000

@@ -19,7 +19,7 @@ from nearstep.coarse.errors import (
 from nearstep.errors import GuardError, UninitialisedError, WaitTimeoutError
 from nearstep_sim.coarse.pool_values import compare, reduced
 
-from .conftest import URLS, emulated, random_arrays
+from .conftest import URLS, deep_on_rtl, emulated, random_arrays
 
 ELEMENTS = 20000
 """Enough for a job not to have ended when registers have been read a few times."""
@@ -56,6 +56,7 @@ def test_a_dead_peer_is_named_by_a_neighbour(pool, dead) -> None:
     check_recovered(pool, tensor, arrays)
 
 
+@deep_on_rtl
 def test_a_peer_that_stays_dead_ends_every_job(pool) -> None:
     arrays = random_arrays(pool, ELEMENTS, seed=1)
     tensor = pool.tensor(arrays)
@@ -169,6 +170,7 @@ def test_a_device_that_forgot_its_error_is_known_to_the_others(pool) -> None:
     assert [found.value.causes[device] for device in (0, 1, 3)] == ["PEER"] * 3
 
 
+@deep_on_rtl
 def test_many_resets_go_around_all_epochs(pool) -> None:
     arrays = random_arrays(pool, 100, seed=1)
     for _ in range(20):
@@ -190,7 +192,7 @@ def test_a_window_that_was_changed_refuses_jobs(pool) -> None:
     check_recovered(pool, tensor, arrays)
 
 
-@pytest.mark.parametrize("write", [False, True])
+@pytest.mark.parametrize("write", [pytest.param(False, marks=pytest.mark.deep), True])
 def test_an_answer_of_memory_other_than_okay(pool, write) -> None:
     arrays = random_arrays(pool, ELEMENTS, seed=1)
     tensor = pool.tensor(arrays)
@@ -207,6 +209,7 @@ def test_an_answer_of_memory_other_than_okay(pool, write) -> None:
     check_recovered(pool, tensor, arrays)
 
 
+@deep_on_rtl
 def test_memory_that_never_answers(pool) -> None:
     """Not even the host's loads pass; a hard reset brings the memory back, with what it held."""
     arrays = random_arrays(pool, ELEMENTS, seed=1)
@@ -237,6 +240,7 @@ def test_guards_and_memory_that_nobody_wrote_are_faults(golden_pool) -> None:
     assert np.all(tensor.read(0) == 0)
 
 
+@deep_on_rtl
 def test_a_dead_device_without_a_limit_is_waited_for(pool) -> None:
     url = pool.device.url
     with CoarsePool.open(url, silence_cycles=0) as patient:

@@ -89,7 +89,9 @@ def test_eight_workers_sum_their_gradients(wide_pool) -> None:
     assert compared == WORKERS * sum(each.numel() for each in local[0])
 
 
-@pytest.mark.parametrize("wire", ["fp32", "fp16", "bf16"])
+@pytest.mark.parametrize(
+    "wire", ["fp16", *(pytest.param(wire, marks=pytest.mark.deep) for wire in ("fp32", "bf16"))]
+)
 def test_eight_workers_average_their_gradients(wide_pool, wire) -> None:
     pool, local = wide_pool, [gradients_of(worker) for worker in range(WORKERS)]
     arrays = [[each[n].numpy() for each in local] for n in range(len(local[0]))]

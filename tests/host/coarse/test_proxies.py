@@ -206,7 +206,7 @@ def test_first_come_first_served_ends_or_is_detected_in_any_order(one_pool) -> N
     assert outcomes["deadlock"] >= 3, outcomes
 
 
-@pytest.mark.parametrize("scheduler", ["queues", "fcfs"])
+@pytest.mark.parametrize("scheduler", ["queues", pytest.param("fcfs", marks=pytest.mark.deep)])
 def test_tensors_in_flight_at_a_timeout_are_returned_by_the_next_call(pool, scheduler) -> None:
     arrays = random_arrays(pool, 20000, seed=5)
     tensors = [pool.tensor(arrays) for _ in range(2)]

@@ -78,6 +78,14 @@ everywhere = pytest.mark.parametrize("device", chosen([*URLS, *DIMMS], BUILDS), 
 """For a test that holds on every device, DIMMs included."""
 
 
+each_kind = pytest.mark.parametrize(
+    "device",
+    chosen([*URLS, *DIMMS], {*URLS, *DIMMS} - {"golden-cpp", "golden-card", "golden-dimm"}),
+    indirect=True,
+)
+"""For what the host finds before it turns to a device, of which no two are alike here."""
+
+
 @pytest.fixture(params=chosen(URLS, BUILDS))
 def device(request: pytest.FixtureRequest) -> Iterator[KernelDevice]:
     with nearstep.open((URLS | DIMMS)[request.param]) as opened:

@@ -20,7 +20,7 @@ from nearstep.errors import (
 from nearstep.registers import RefusedWriteError
 from nearstep_spec.updater.registers import ARRAYS
 
-from .conftest import BLOCK, URLS, everywhere
+from .conftest import BLOCK, URLS, each_kind, everywhere
 
 COUNTS = (1, 3, 4, 5, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK + 3, 1001, 4099)
 
@@ -308,7 +308,7 @@ HYPERPARAMETERS = {
 }
 
 
-@everywhere
+@each_kind
 @pytest.mark.parametrize("decoupled", [False, True], ids=["l2", "adamw"])
 @pytest.mark.parametrize("case", HYPERPARAMETERS)
 def test_wrong_hyperparameters_fail_before_the_device_is_touched(

@@ -160,7 +160,13 @@ LACKING = {
 }
 
 
-@pytest.mark.parametrize("count", [None, 0], ids=["elements", "no elements"])
+@pytest.mark.parametrize(
+    "count",
+    [
+        pytest.param(None, id="elements"),
+        pytest.param(0, id="no elements", marks=pytest.mark.deep),
+    ],
+)
 @pytest.mark.parametrize("case", LACKING)
 def test_what_the_kernel_lacks_is_unsupported(start, case, count):
     """Whatever else is wrong, and for no elements, too."""

@@ -62,10 +62,11 @@ def test_twenty_million_vectors_of_every_unit():
     assert total >= 20_000_000
 
 
-def test_specials_crossed_with_specials():
+@pytest.mark.parametrize("limit", [200_000, pytest.param(3_000_000, marks=pytest.mark.deep)])
+def test_specials_crossed_with_specials(limit):
     rng = np.random.default_rng(1)
     vectors = [
-        patterns.crossed(v.operation.source, v.operation.operands, rng, 3_000_000) for v in DEFAULT
+        patterns.crossed(v.operation.source, v.operation.operands, rng, limit) for v in DEFAULT
     ]
     counts = check(DEFAULT, vectors)
     assert counts[0] == len(patterns.specials(FP32)) ** 2 > 10_000

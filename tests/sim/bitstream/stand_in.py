@@ -9,11 +9,12 @@ from amaranth_boards.ulx3s import ULX3S_85F_Platform
 
 from nearstep_hw.fp.pipeline import MULT18X18D
 from nearstep_hw.fp.unit import FpUnit, arithmetic
-from nearstep_spec.fp import FP32
+from nearstep_spec.fp import FpFormat
 
 NAME = "top"
 BOARD_HZ = 25e6
 SUMS, ROWS = 2, 1024
+SMALL = FpFormat(4, 3)
 
 
 class Sum(wiring.Component):
@@ -54,7 +55,7 @@ class Sum(wiring.Component):
 
 
 class StandIn(Elaboratable):
-    """A counter, two sums in a row, a multiplier of binary32 numbers, and a light.
+    """A counter, two sums in a row, a multiplier of small numbers, and a light.
 
     Parameters
     ----------
@@ -79,7 +80,7 @@ class StandIn(Elaboratable):
             m.submodules[f"memory{number}"] = Instance(
                 "DP16KD", i_CLKA=ClockSignal(), i_ADA4=count[0], o_DOA0=bits[number]
             )
-        m.submodules.unit = unit = FpUnit(arithmetic("mul", FP32), multiplier=MULT18X18D)
+        m.submodules.unit = unit = FpUnit(arithmetic("mul", SMALL), multiplier=MULT18X18D)
         m.d.comb += [unit.i_a.eq(Cat(value, count)), unit.i_b.eq(Cat(count, value))]
         m.d.sync += light.o.eq(unit.o_z.xor() ^ bits.xor())
         return m

@@ -120,8 +120,11 @@ class TestFaultsOfLinks:
 
     @pytest.mark.parametrize(
         "kind",
-        ["drop", "corrupt"]
-        + [pytest.param(kind, marks=pytest.mark.deep) for kind in ("duplicate", "reorder")],
+        ["drop"]
+        + [
+            pytest.param(kind, marks=pytest.mark.deep)
+            for kind in ("corrupt", "duplicate", "reorder")
+        ],
     )
     @pytest.mark.parametrize("frame", ["entry", pytest.param("control", marks=pytest.mark.deep)])
     def test_once_on_any_link_at_any_frame(self, pool, kind, frame) -> None:

@@ -71,7 +71,9 @@ def _differing(
 
 @ORACLE
 @pytest.mark.parametrize("weight_decay", [pytest.param(0.0, marks=pytest.mark.deep), 0.01])
-@pytest.mark.parametrize("optimizer", [torch.optim.Adam, torch.optim.AdamW])
+@pytest.mark.parametrize(
+    "optimizer", [pytest.param(torch.optim.Adam, marks=pytest.mark.deep), torch.optim.AdamW]
+)
 def test_ten_steps_of_a_million_parameters_equal_torch_fused(optimizer, weight_decay) -> None:
     print(CONDITIONS)
     hyper = (1e-3, (0.9, 0.999), 1e-8, weight_decay)

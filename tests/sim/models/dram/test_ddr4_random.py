@@ -231,7 +231,7 @@ def random_trace(
 
 
 @pytest.mark.parametrize("part", PARTS, ids=" ".join)
-@pytest.mark.parametrize("legal", [0.3, 0.9, 0.99, 0.999])
+@pytest.mark.parametrize("legal", [0.3, 0.9, 0.99, pytest.param(0.999, marks=pytest.mark.deep)])
 def test_model_and_naive_checker_agree_on_random_traces(
     part: tuple[str, str], legal: float
 ) -> None:
