@@ -21,8 +21,9 @@ PREPARED := $(VENV)/.prepared
 PIP := $(BIN)/python -m pip install --no-compile --disable-pip-version-check -q
 YOSYS_FOLDER := from nearstep_spec.cache import yowasp_dir; print(yowasp_dir())
 BOARDS := from nearstep_spec.boards.board import BOARDS; print(*BOARDS)
-# A process a core, so none of them simulates in threads unless its test is about them.
-PYTEST := NEARSTEP_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
+# A process a core, so none of them simulates in threads unless its test is about them, nor do
+# those of torch wait for each other: they spin, and took four times the processor time.
+PYTEST := NEARSTEP_THREADS=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
 .DEFAULT_GOAL := help
 .PHONY: help setup run test test-all sim bench bitstream bitstream-all formal lint format docs clean

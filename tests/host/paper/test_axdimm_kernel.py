@@ -31,12 +31,17 @@ def test_the_printed_rates_are_those_of_the_platform() -> None:
 def test_a_thread_of_this_machine_is_measured_and_the_others_come_back() -> None:
     import torch
 
-    threads = torch.get_num_threads()
-    rate = this_core(1 << 12)
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        rate = this_core(1 << 12)
+        after = torch.get_num_threads()
+    finally:
+        torch.set_num_threads(before)
     assert rate is not None
     assert rate.achieved > 0
     assert "4096 parameters" in rate.source
-    assert torch.get_num_threads() == threads
+    assert after == 3
 
 
 def test_the_printed_limits_are_those_of_the_memory() -> None:
