@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeGuard
@@ -10,14 +11,15 @@ from typing import Any, TypeGuard
 from nearstep.deepspeed.errors import ConfigError
 
 
-class Kind:
+class Kind(ABC):
     """What a value has to be."""
 
     @property
+    @abstractmethod
     def expected(self) -> str:
         """That, in words."""
-        raise NotImplementedError
 
+    @abstractmethod
     def read(self, key: str, value: object) -> Any:
         """The value as it is used.
 
@@ -25,7 +27,6 @@ class Kind:
         ------
         ConfigError
         """
-        raise NotImplementedError
 
     def wrong(self, key: str, value: object) -> ConfigError:
         """The error that says so; null is a value."""

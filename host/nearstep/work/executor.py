@@ -20,10 +20,11 @@ def execute(graph: Sequence[Operation], clock: Clock | None = None) -> Timeline:
 
     An operation is started as soon as what it needs has ended and its resources are free; of
     several that compete, by priority, then in program order. So the same graph on the same devices
-    always takes the same course. Where nothing can be started, time passes as far as the next end.
-    What works without any clock, such as a drive, goes on meanwhile, and counts as ended when
-    nothing else can go on: then the first that was started is waited for. Whatever else is raised
-    meanwhile, such as by Ctrl-C, ends the operations under way and has a note of what was not run.
+    always takes the same course, unless something works without a clock. Where nothing can be
+    started, time passes as far as the next end. What works without any clock, such as a drive, goes
+    on meanwhile, and is looked at when nothing else can go on: if nothing has ended, the first that
+    was started is waited for. Whatever else is raised meanwhile, such as by Ctrl-C, ends the
+    operations under way and has a note of what was not run.
 
     Parameters
     ----------

@@ -18,9 +18,8 @@ from nearstep.run import Run
 from nearstep.smartssd.peer import PeerToPeer, Then
 from nearstep.storage.aligned import ALIGNMENT, AlignedPool
 from nearstep.torch.cards.landing import PieceInbox
-from nearstep.torch.cards.segment import COPY, CardSegment, segment_of
+from nearstep.torch.cards.segment import CardSegment, is_state, segment_of
 from nearstep.torch.launcher import Accelerator
-from nearstep.torch.overflow.drive_segment import GRADIENTS
 from nearstep.torch.pairs import PairList
 from nearstep.torch.resident import copy_array, gradient_array
 from nearstep.torch.staging import DeferredOutbox
@@ -251,23 +250,22 @@ class TransferHandler:
         reads: Buffer | None = None,
         writes: Buffer | None = None,
     ) -> None:
-        """Add a transfer of the drive: one of each direction is under way; without a clock one of
-        each array, so that the drive rests the less."""
-        port = f"drive {channel} {name}"
+        """Add a transfer of the drive."""
         self.graph.add(
             f"{name} {array} {subgroup.number}",
-            *self._held(
-                channel, self._command(channel, name) if self._is_timed else f"{port} {array}"
-            ),
+            *self._held(channel, self._command(channel, name, array)),
             reads=[] if reads is None else [Range.of(reads)],
             writes=[] if writes is None else [Range.of(writes)],
             action=action,
             priority=priority,
         )
 
-    def _command(self, channel: int, direction: str) -> str:
-        """The next place in the drive's queue of a direction."""
+    def _command(self, channel: int, direction: str, array: str) -> str:
+        """The next place in the drive's queue of a direction; without a clock one for each array,
+        since what has ended is seen late there."""
         lane = f"drive {channel} {direction}"
+        if not self._is_timed:
+            return f"{lane} {array}"
         number = self._commands[lane]
         self._commands[lane] += 1
         return f"{lane} {number % COMMANDS}"
@@ -358,8 +356,7 @@ class TransferHandler:
 
 def states_of(launch: Launch, arrays: Mapping[str, float]) -> Sequence[str]:
     """Arrays of a rule that are on the drives, the parameters first."""
-    found = [name for name in arrays if name not in GRADIENTS and not name.startswith(COPY)]
-    return sorted(found, key=lambda name: name != "p")
+    return sorted(filter(is_state, arrays), key=lambda name: name != "p")
 
 
 def _first(data: Callable[[int], NDArray[Any]], channel: int, count: int) -> NDArray[Any]:

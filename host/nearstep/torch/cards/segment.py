@@ -11,11 +11,16 @@ from numpy.typing import NDArray
 from nearstep.device import Device
 from nearstep.placement import Elsewhere, Segment
 from nearstep.storage.store import Store
-from nearstep.torch.overflow.drive_segment import DriveSegment, OnDrive
+from nearstep.torch.overflow.drive_segment import GRADIENTS, DriveSegment, OnDrive
 from nearstep.torch.traffic import Traffic
 
 COPY = "copy_"
 """Names of copies in 16 bits begin so: they last as long as an update."""
+
+
+def is_state(array: str) -> bool:
+    """Whether an array outlasts an update, and so lies on the drives."""
+    return array not in GRADIENTS and not array.startswith(COPY)
 
 
 class SharedArray(Elsewhere):

@@ -12,8 +12,7 @@ from nearstep.placement import padded
 from nearstep.smartssd.device import SmartssdDevice
 from nearstep.storage.store import Store
 from nearstep.torch.cards.resident import CardResident
-from nearstep.torch.cards.segment import COPY, CardSegment
-from nearstep.torch.overflow.drive_segment import GRADIENTS
+from nearstep.torch.cards.segment import CardSegment, is_state
 from nearstep.torch.overflow.drive_tier import DriveTier
 from nearstep.torch.overflow.undo import Undo
 from nearstep.torch.resident import Resident
@@ -86,8 +85,7 @@ class CardTier(DriveTier[CardSegment]):
             cast(CardResident, each).read_again()
 
     def bring(self, segment: CardSegment, arrays: Mapping[str, float]) -> None:
-        passing = (*GRADIENTS, COPY)
-        segment.reserve({k: v for k, v in arrays.items() if not k.startswith(passing)})
+        segment.reserve({k: v for k, v in arrays.items() if is_state(k)})
 
     def prefetch(self, segment: CardSegment, arrays: Mapping[str, float]) -> None:
         """Subgroups are read ahead by the transfer handler."""
