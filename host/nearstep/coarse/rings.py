@@ -67,6 +67,7 @@ class RingJob:
     operation
     wire
     sources, destinations : local addresses of the part on each device.
+    scale : of an average.
     tag
     targets : jobs that a device has completed when it has completed this one; of those that have
         it.
@@ -78,6 +79,7 @@ class RingJob:
     wire: Wire
     sources: Sequence[int]
     destinations: Sequence[int]
+    scale: np.float32
     tag: int
     targets: dict[int, int] = field(default_factory=dict)
     incomplete: set[int]
@@ -249,11 +251,12 @@ class Rings:
         *,
         sources: Sequence[int],
         destinations: Sequence[int],
+        scale: np.float32 | None = None,
     ) -> RingJob:
         """A job that no device has yet, with the next tag.
 
         Of each device: device addresses of the array that is summed, and of the one that the result
-        goes to.
+        goes to. The `scale` of an average is 1 / devices if it is None.
         """
         self._tag = (self._tag + 1) % self._tags
 
@@ -267,6 +270,7 @@ class Rings:
             wire=wire,
             sources=local(sources),
             destinations=local(destinations),
+            scale=np.float32(1 / self.devices) if scale is None else scale,
             tag=self._tag,
             incomplete=set(range(self.devices)),
         )
@@ -306,7 +310,7 @@ class Rings:
         core.source.value = job.sources[device]
         core.destination.value = job.destinations[device]
         core.elements.value = job.part.elements
-        core.scale.value = np.float32(1 / self.devices) if average else 1.0
+        core.scale.value = job.scale if average else 1.0
         core.job.set(operation=int(job.operation), wire=int(job.wire), tag=job.tag)
         core.start.go = 1
         self._pushed[device][group] += 1

@@ -25,14 +25,15 @@ from nearstep.scalars import is_whole
 from nearstep_sim.coarse.golden_device import Finding, GoldenDevice, GoldenJob
 from nearstep_sim.coarse.options import CoarseOptions
 from nearstep_sim.golden.coarse import ring_all_reduce
-from nearstep_sim.models.memory import GUARD, UNWRITTEN, WRITTEN
+from nearstep_sim.models.memory import GUARD, LINE_BYTES, UNWRITTEN, WRITTEN
 from nearstep_sim.updater.golden_port import RESPONSES, ArmedInjection
 from nearstep_spec.coarse.config import WIRE_FORMATS, CoarseConfig
 from nearstep_spec.coarse.registers import ErrorCause, Operation, Stream, register_bytes
 from nearstep_spec.csr.block import Response
 
 STEP_BYTES = 1 << 14
-"""Results of a job that are written in a step, on each device."""
+STEPS = 8
+"""Results of a job that are written in a step, on each device: so many bytes, or a share of all."""
 
 ACCESSES_PER_STEP = 32
 """Register accesses in the time of a step."""
@@ -54,6 +55,12 @@ class GoldenRing:
 
     result: NDArray[np.uint8]
     written: int = 0
+
+    @property
+    def step(self) -> slice:
+        """What is written next."""
+        nbytes = max(STEP_BYTES, -(-self.result.size // STEPS // LINE_BYTES) * LINE_BYTES)
+        return slice(self.written, min(self.result.size, self.written + nbytes))
 
 
 class GoldenPool(EmulatedBackend):
@@ -137,6 +144,14 @@ class GoldenPool(EmulatedBackend):
     def write_memory(self, address: int, data: NDArray[np.uint8]) -> None:
         node, local = self._place(address, data.size)
         node.write_memory(local, data)
+
+    def lend_memory(self, address: int, data: NDArray[np.uint8], *, writes: bool) -> bool:
+        node, local = self._place(address, data.size)
+        return node.memory.lend(local, data, writes=writes)
+
+    def end_loan(self, address: int) -> None:
+        node, local = self._place(address, 0)
+        node.memory.give_back(local)
 
     def wait(self, polls: Sequence[Poll], max_cycles: int) -> None:
         self._check_open()
@@ -295,35 +310,27 @@ class GoldenPool(EmulatedBackend):
         if found or self._stuck:
             return None
         return [
-            node.memory.data[job.source :][: 4 * job.elements].view(np.float32).copy()
+            node.memory.view(job.source, 4 * job.elements).view(np.float32)
             for node, job in zip(self._nodes, jobs, strict=True)
         ]
 
     def _compute(
         self, group: int, sources: Sequence[NDArray[np.float32]], job: GoldenJob
     ) -> NDArray[np.uint8]:
-        """The result, as bytes.
-
-        Raises
-        ------
-        ArgumentError : the factor of an average is not 1 / devices, the only one that the golden
-            ring has.
-        """
-        if job.operation == Operation.AVERAGE and job.scale != np.float32(1 / self.devices):
-            raise ArgumentError(f"scale must be 1 / {self.devices}, not {job.scale}")
+        """The result, as bytes."""
         result = ring_all_reduce(
             sources,
             operation=Operation(job.operation).name.lower(),
             wire=list(WIRE_FORMATS)[job.wire],
             config=self.config,
             reverse=bool(group % 2),
+            scale=job.scale,
         )
         return np.ascontiguousarray(result).view(np.uint8)
 
     def _write_results(self, ring: GoldenRing, jobs: Sequence[GoldenJob]) -> bool:
         """Write the results of a step; whether memory took them."""
-        part = slice(ring.written, ring.written + STEP_BYTES)
-        data = ring.result[part]
+        data = ring.result[ring.step]
         for number, (node, job) in enumerate(zip(self._nodes, jobs, strict=True)):
             address = job.destination + ring.written
             finding = self._access(number, Stream.DESTINATION, address, data.size, write=True)
@@ -332,7 +339,7 @@ class GoldenPool(EmulatedBackend):
             if finding is not None or self._stuck:
                 return False
             node.write_memory(address, data)
-        ring.written += STEP_BYTES
+        ring.written = ring.step.stop
         return True
 
     def _count(self, group: int, job: GoldenJob) -> None:

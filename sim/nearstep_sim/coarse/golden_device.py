@@ -306,7 +306,7 @@ class GoldenDevice:
             if self.refuses(start, PAGE_BYTES, False) or self.refuses(area, PAGE_BYTES, True):
                 self.pool["snapshot.failed"] = 1
                 continue
-            self.memory.write(area, self.memory.data[start : start + PAGE_BYTES].copy())
+            self.memory.write(area, self.memory.view(start, PAGE_BYTES).copy())
             snapshot.copied.add(page)
             self.pool["snapshot_pages_copied.value"] += 1
 

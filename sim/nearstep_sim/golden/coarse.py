@@ -7,11 +7,12 @@ Ref: COARSE paper, section IV-A and figure 11; IEEE 754-2019, 9.6 (maximum).
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from nearstep_sim.golden.fp import QUIET_NAN32, add32, mul32, narrow32, widen32
+from nearstep_sim.golden.fp import QUIET_NAN32, add32, canonical32, mul32, narrow32, widen32
 from nearstep_spec.coarse.config import BEAT_ELEMENTS, CoarseConfig
 from nearstep_spec.fp import BF16, FP16
 
@@ -36,12 +37,11 @@ def element_parts(elements: int, *, members: int, entry_beats: int) -> NDArray[n
 
     Part p starts at ring position p and grows at p + 1, p + 2, ... modulo `members`.
     """
-    beats = max(1, -(-elements // BEAT_ELEMENTS))
-    chunk = members * entry_beats
-    beat = np.arange(elements, dtype=np.int64) // BEAT_ELEMENTS
-    tail = beats - beats % chunk
-    tail_beats = max(1, -(-(beats - tail) // members))
-    return np.where(beat < tail, beat % chunk // entry_beats, (beat - tail) // tail_beats)
+    found = np.empty(elements, np.int64)
+    for region, size in _regions(elements, members, entry_beats):
+        for part in range(members):
+            _part(found[region], part, members, size)[...] = part
+    return found
 
 
 def ring_all_reduce(
@@ -51,16 +51,18 @@ def ring_all_reduce(
     wire: str,
     config: CoarseConfig,
     reverse: bool = False,
+    scale: np.float32 | None = None,
 ) -> F32:
     """What all devices of a ring hold after a job.
 
     Parameters
     ----------
     tensors : of each device, 1-D float32, of one length.
-    operation : `sum`, `average` (the sum times float32(1 / devices)) or `max`.
+    operation : `sum`, `average` (the sum times `scale`) or `max`.
     wire : format on the links; partial results are rounded to it at every hop.
     config : of the devices.
     reverse : the ring runs from device 1 to device 0 to the last one, and so on.
+    scale : of an average; None is float32(1 / devices).
 
     Raises
     ------
@@ -82,16 +84,53 @@ def ring_all_reduce(
                 f"not {tensor.dtype} of {tensor.shape}"
             )
     positions = [(members - d) % members if reverse else d for d in range(members)]
-    local = np.stack([tensors[positions.index(p)] for p in range(members)])
-    part = element_parts(length, members=members, entry_beats=config.entry_beats(wire))
-    column = np.arange(length)
+    local = [tensors[positions.index(p)] for p in range(members)]
+    factor = np.float32(1 / members) if scale is None else np.float32(scale)
+    result = np.empty(length, np.float32)
+    for region, size in _regions(length, members, config.entry_beats(wire)):
+        for part in range(members):
+            travelling = [
+                _part(local[(part + hop) % members][region], part, members, size)
+                for hop in range(members)
+            ]
+            total = _ring(travelling, operation, wire, factor)
+            _part(result[region], part, members, size)[...] = total
+    return result
 
-    total = _travel(local[part, column], wire)
-    for hop in range(1, members):
-        mine = local[(part + hop) % members, column]
+
+def _regions(elements: int, members: int, entry_beats: int) -> list[tuple[slice, int]]:
+    """Whole chunks of a tensor, and the last one; and the elements of a part in each of them."""
+    entry = entry_beats * BEAT_ELEMENTS
+    whole = elements - elements % (members * entry)
+    beats = -(-(elements - whole) // BEAT_ELEMENTS)
+    last = -(-beats // members) * BEAT_ELEMENTS
+    found = [(slice(0, whole), entry), (slice(whole, elements), last)]
+    return [(region, size) for region, size in found if region.stop > region.start]
+
+
+def _part(region: NDArray[Any], part: int, members: int, size: int) -> NDArray[Any]:
+    """A view of part `part` of all chunks of a region."""
+    if region.size % (members * size):
+        return region[part * size : (part + 1) * size]
+    return region.reshape(-1, members, size)[:, part]
+
+
+def _ring(tensors: Sequence[F32], operation: str, wire: str, scale: np.float32) -> F32:
+    """One part after all hops: it starts with the first of `tensors`."""
+    if wire == "fp32" and operation != "max":
+        with np.errstate(all="ignore"):
+            total = np.add(tensors[0], tensors[1])
+            for mine in tensors[2:]:
+                np.add(total, mine, out=total)
+            if operation == "average":
+                np.multiply(total, scale, out=total)
+            doubtful = np.isnan(np.add.reduce(total, axis=None))
+        return canonical32(total) if doubtful else total  # a NaN stays one: once is enough
+    total = _travel(tensors[0], wire)
+    for hop, mine in enumerate(tensors[1:], 2):
         total = maximum32(total, mine) if operation == "max" else add32(total, mine)
-        if hop == members - 1 and operation == "average":
-            total = mul32(total, np.full(length, 1 / members, np.float32))
+        if hop == len(tensors) and operation == "average":
+            total = mul32(total, np.full(total.shape, scale, np.float32))
         total = _travel(total, wire)
     return total
 

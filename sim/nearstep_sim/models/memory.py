@@ -89,6 +89,10 @@ class EmulatedMemory:
         self._check("write", address, data.size)
         if not data.size:
             return
+        for loan in self._loans(address, data.size)[:1]:
+            if loan.writes and loan.start <= address and address + data.size <= loan.stop:
+                self._bulk.copy(loan.data[address - loan.start :][: data.size], data)
+                return
         self.settle(address, data.size, all_loans=False)
         self.touch(address, data.size)
         self._bulk.copy(self.data[address : address + data.size], data)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -48,14 +49,15 @@ class Bench:
             data = np.full(2048, number + 1, np.float32).view(np.uint8)
             self.backend.write_memory(number * MEMORY + SOURCE, data)
 
-    def push(self, device: int, group: int = 0, **changes: int) -> None:
+    def push(self, device: int, group: int = 0, **changes: Any) -> None:
         """A job of 512 elements, START included."""
         core = self.nodes[device][f"sync{group}"]
-        job = {"source": SOURCE, "destination": DESTINATION, "elements": 512, "tag": 7} | changes
+        job = {"source": SOURCE, "destination": DESTINATION, "elements": 512, "tag": 7}
+        job |= {"scale": 1.0} | changes
         core.source.value = job["source"]
         core.destination.value = job["destination"]
         core.elements.value = job["elements"]
-        core.scale.value = 1.0
+        core.scale.value = job["scale"]
         core.job.set(operation=job.get("operation", 0), wire=job.get("wire", 0), tag=job["tag"])
         core.start.go = 1
 
@@ -96,11 +98,13 @@ def test_a_job_runs_when_all_devices_have_it(bench) -> None:
         np.testing.assert_array_equal(bench.results(device, SOURCE), np.full(512, device + 1))
 
 
-def test_only_the_average_over_all_devices_is_computed(bench) -> None:
+def test_an_average_has_the_scale_of_its_job(bench) -> None:
+    third = np.float32(1 / 3)
     for device in range(DEVICES):
-        bench.push(device, operation=1)
-    with pytest.raises(ArgumentError, match="scale must be 1 / 4, not 1"):
-        bench.run()
+        bench.push(device, operation=1, scale=third)
+    bench.run()
+    for device in range(DEVICES):
+        np.testing.assert_array_equal(bench.results(device), np.full(512, 10 * third))
 
 
 def test_groups_work_by_themselves(bench) -> None:

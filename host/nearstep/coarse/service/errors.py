@@ -1,0 +1,116 @@
+"""What can go wrong between clients and the service of the memory devices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from nearstep.errors import NearstepError
+
+
+class ServiceError(NearstepError):
+    """Base: something between clients and the service."""
+
+
+class FrameError(ServiceError):
+    """What came over a connection is not the protocol. The connection is closed.
+
+    Attributes
+    ----------
+    expected, found
+    """
+
+    def __init__(self, expected: str, found: str) -> None:
+        self.expected = expected
+        self.found = found
+        super().__init__(f"expected {expected}, found {found}")
+
+
+class StalledError(ServiceError):
+    """The other end stopped in the middle of a frame.
+
+    Attributes
+    ----------
+    silence_s : the limit, seconds.
+    """
+
+    def __init__(self, silence_s: float) -> None:
+        self.silence_s = silence_s
+        super().__init__(f"a frame stood still for more than {silence_s} s")
+
+
+class HandshakeError(ServiceError):
+    """The service does not take the client: token, version, job, rank or number of clients."""
+
+
+class RefusedError(ServiceError):
+    """The service refused a request; nothing was changed, and the job goes on.
+
+    Attributes
+    ----------
+    kind : name of the error in the service.
+    """
+
+    def __init__(self, kind: str, detail: str) -> None:
+        self.kind = kind
+        super().__init__(f"{kind}: {detail}")
+
+
+class UnlikeError(RefusedError):
+    """Clients of a job opened unlike tensors, or in another order."""
+
+
+class DeviceMemoryError(RefusedError):
+    """The devices have no memory for that. What was there before is untouched."""
+
+
+class FullError(RefusedError):
+    """The client's queue at its proxy is full."""
+
+
+class JobError(ServiceError):
+    """The job has ended, for all of its clients: connect again, all together.
+
+    Attributes
+    ----------
+    ranks : clients that are gone; empty if it was no client.
+    devices : memory devices that failed; empty if it was none.
+    """
+
+    def __init__(self, detail: str, ranks: Sequence[int] = (), devices: Sequence[int] = ()) -> None:
+        self.ranks = tuple(ranks)
+        self.devices = tuple(devices)
+        super().__init__(detail)
+
+
+class ClientLostError(JobError):
+    """A client died, left, fell silent or broke the protocol."""
+
+
+class DeviceLostError(JobError):
+    """A memory device failed, or a link to it."""
+
+
+class ProxyLostError(JobError):
+    """A proxy ended."""
+
+
+class ServiceLostError(JobError):
+    """The service died, or fell silent."""
+
+
+KINDS = {
+    each.__name__: each
+    for each in (
+        ClientLostError,
+        DeviceLostError,
+        DeviceMemoryError,
+        FullError,
+        HandshakeError,
+        JobError,
+        ProxyLostError,
+        RefusedError,
+        ServiceLostError,
+        UnlikeError,
+    )
+}
+"""Errors that have a name on the wire."""

@@ -1,0 +1,208 @@
+"""What clients and the service say to each other: typed, and checked when decoded.
+
+A client describes memory of its own, *segments*, that arrays go through; then it opens *exchanges*,
+tensors that are summed over all clients of its job, shard by shard.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+VERSION = 1
+"""Of the protocol: both sides must have the same."""
+
+Number = Annotated[int, Meta(ge=0, lt=1 << 63)]
+Name = Annotated[str, Meta(max_length=256)]
+Text = Annotated[str, Meta(max_length=8192)]
+Operation = Literal["sum", "average", "max"]
+
+
+class Message(Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """Base of all messages. Those with `nbytes` may be followed by as many bytes of payload."""
+
+
+class Hello(Message):
+    """The first of a client: it joins a job of `clients` clients as number `rank`."""
+
+    version: Number
+    token: Name
+    job: Name
+    rank: Number
+    clients: Annotated[int, Meta(ge=1, le=4096)]
+
+
+class Welcome(Message):
+    """All clients of the job are there."""
+
+    device: Text
+    devices: Number
+    shard_bytes: Number
+    beat_s: Annotated[float, Meta(gt=0)]
+
+
+class Attach(Message):
+    """Memory of the client: shared, as a file descriptor beside the message, or, on a connection
+    without descriptors, as large as that on the side of the service, too."""
+
+    segment: Number
+    size: Number
+
+
+class Detach(Message):
+    """A segment is not used any more."""
+
+    segment: Number
+
+
+class Open(Message):
+    """A tensor of `elements` float32 that all clients sum. The first half of the segment is what
+    the client pushes, the second one what comes back."""
+
+    exchange: Number
+    elements: Annotated[int, Meta(ge=1, lt=1 << 40)]
+    operation: Operation
+    wire: Name
+    segment: Number
+
+
+class Opened(Message):
+    """All clients have opened it, and the devices have memory for it."""
+
+    exchange: Number
+
+
+class Push(Message):
+    """A shard of an exchange is in its segment."""
+
+    exchange: Number
+    version: Number
+    shard: Number
+    nbytes: Number
+
+
+class Summed(Message):
+    """A shard has been summed: it is in the segment, or comes as payload."""
+
+    exchange: Number
+    version: Number
+    shard: Number
+    nbytes: Number
+
+
+class Close(Message):
+    """An exchange is not used any more."""
+
+    exchange: Number
+
+
+class Put(Message):
+    """Bytes for `readers` clients, or for all that ask, under a name: kept in the memory of the
+    client's device until so many have read them; 0: until another value comes."""
+
+    request: Number
+    key: Name
+    segment: Number
+    nbytes: Number
+    readers: Annotated[int, Meta(ge=0, le=4096)]
+
+
+class Stored(Message):
+    """They are in the device."""
+
+    request: Number
+
+
+class Get(Message):
+    """Bytes under a name, when they are there."""
+
+    request: Number
+    key: Name
+    segment: Number
+    nbytes: Number
+
+
+class Value(Message):
+    """They are in the segment, or come as payload."""
+
+    request: Number
+    nbytes: Number
+
+
+class Barrier(Message):
+    """The client waits for all others."""
+
+    request: Number
+
+
+class Passed(Message):
+    """All have come to the barrier."""
+
+    request: Number
+
+
+class Save(Message):
+    """Write what is kept under these names (of `readers` 0) to a snapshot, as one version."""
+
+    request: Number
+    keys: Annotated[list[Name], Meta(max_length=4096)]
+    path: Text
+
+
+class Load(Message):
+    """Bring what a snapshot has back under its names."""
+
+    request: Number
+    path: Text
+
+
+class Done(Message):
+    """A request was carried out; what it has to tell."""
+
+    request: Number
+    text: Text = ""
+
+
+class Beat(Message):
+    """The sender is alive."""
+
+
+class Leave(Message):
+    """The client ends well."""
+
+
+class Refused(Message):
+    """A request, or an exchange, was refused; nothing was changed."""
+
+    request: Number | None
+    exchange: Number | None
+    kind: Name
+    detail: Text
+
+
+class Failed(Message):
+    """The job has ended: who is gone, or what failed."""
+
+    kind: Name
+    detail: Text
+    ranks: list[int]
+    devices: list[int]
+
+
+FromClient = (
+    Hello
+    | Attach
+    | Detach
+    | Open
+    | Push
+    | Close
+    | Put
+    | Get
+    | Barrier
+    | Save
+    | Load
+    | Beat
+    | Leave
+)
+FromService = Welcome | Opened | Summed | Stored | Value | Passed | Done | Beat | Refused | Failed

@@ -1,0 +1,251 @@
+"""Frames on a socket: messages, payloads and, on Unix sockets, file descriptors.
+
+A frame is four bytes `NSC1`, the bytes of the message and of the payload (both little endian, of 4
+and 8 bytes), the message in MessagePack, and the payload.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Self
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from nearstep.coarse.service.errors import FrameError, StalledError
+from nearstep.coarse.service.messages import Message
+from nearstep.errors import ArgumentError
+
+MAGIC = b"NSC1"
+HEADER = struct.Struct("<4sIQ")
+MAX_MESSAGE_BYTES = 1 << 20
+
+SLICE_S = 0.2
+"""A wait looks this often whether the connection was closed meanwhile."""
+
+Landing = Callable[[Any], "NDArray[np.uint8] | None"]
+"""Where the payload of a message goes; None if it must have none."""
+
+
+class Address:
+    """A place to listen at: `unix:PATH` or `tcp:HOST:PORT`.
+
+    Raises
+    ------
+    ArgumentError : it is neither.
+    """
+
+    def __init__(self, text: str) -> None:
+        kind, _, rest = text.partition(":")
+        host, _, port = rest.rpartition(":")
+        if kind == "unix" and rest:
+            self.family, self.place = socket.AF_UNIX, rest
+        elif kind == "tcp" and host and port.isdecimal() and int(port) < 1 << 16:
+            self.family, self.place = socket.AF_INET, (host, int(port))
+        else:
+            raise ArgumentError(f"address must be unix:PATH or tcp:HOST:PORT, not {text!r}")
+        self.text = text
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether both ends are on this machine and can share memory."""
+        return self.family == socket.AF_UNIX
+
+    def listen(self) -> socket.socket:
+        """A socket that listens there."""
+        made = socket.socket(self.family, socket.SOCK_STREAM)
+        if self.family == socket.AF_INET:
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            made.bind(self.place)
+        except BaseException:
+            made.close()
+            raise
+        made.listen(256)
+        return made
+
+    def connect(self) -> socket.socket:
+        """A socket that is connected to there."""
+        made = socket.socket(self.family, socket.SOCK_STREAM)
+        try:
+            made.connect(self.place)
+            if self.family == socket.AF_INET:
+                made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        except BaseException:
+            made.close()
+            raise
+        return made
+
+    def __str__(self) -> str:
+        return self.text
+
+
+class Connection:
+    """One end of a connection. Any thread may send; one thread receives.
+
+    Parameters
+    ----------
+    sock : connected; it belongs to the connection from here on.
+    expected : union of the messages that the other end sends.
+    silence_s : seconds that a started frame, in either direction, may stand still.
+    """
+
+    def __init__(self, sock: socket.socket, expected: Any, silence_s: float) -> None:
+        self.sock = sock
+        self.silence_s = silence_s
+        self.descriptors: list[int] = []
+        self.heard = time.monotonic()
+        self._decoder = msgspec.msgpack.Decoder(expected)
+        self._encoder = msgspec.msgpack.Encoder()
+        self._lock = threading.Lock()
+        self._closed = False
+        sock.setblocking(False)
+
+    @property
+    def is_shared(self) -> bool:
+        return self.sock.family == socket.AF_UNIX
+
+    def send(
+        self,
+        message: Message,
+        payload: NDArray[np.uint8] | None = None,
+        descriptors: Sequence[int] = (),
+    ) -> None:
+        """Send a frame.
+
+        Raises
+        ------
+        StalledError : the other end takes nothing.
+        OSError : the connection is gone.
+        """
+        body = self._encoder.encode(message)
+        size = 0 if payload is None else payload.size
+        head = HEADER.pack(MAGIC, len(body), size) + body
+        with self._lock:
+            if self._closed:
+                raise ConnectionResetError("closed")
+            self._send(memoryview(head), descriptors)
+            if payload is not None:
+                self._send(memoryview(payload), ())
+
+    def _send(self, data: memoryview, descriptors: Sequence[int]) -> None:
+        last = time.monotonic()
+        while data:
+            try:
+                if descriptors:
+                    sent = socket.send_fds(self.sock, [data], list(descriptors))
+                    descriptors = ()
+                else:
+                    sent = self.sock.send(data)
+                data = data[sent:]
+                last = time.monotonic()
+            except BlockingIOError:
+                self._await(select.POLLOUT, last)
+
+    def receive(self, landing: Landing, idle: Callable[[], None] | None = None) -> Any:
+        """The next message; its payload lies where `landing` says.
+
+        Parameters
+        ----------
+        landing
+        idle : called from time to time while no frame has begun.
+
+        Raises
+        ------
+        FrameError : what came is no frame, no message, or has a payload that it must not have.
+        StalledError : a frame has begun and does not go on.
+        EOFError : the other end has closed the connection.
+        OSError : the connection is gone.
+        """
+        head = bytearray(HEADER.size)
+        self._fill(memoryview(head), idle or _nothing)
+        magic, length, size = HEADER.unpack(head)
+        if magic != MAGIC:
+            raise FrameError(f"a frame to begin with {MAGIC!r}", repr(bytes(magic)))
+        if length > MAX_MESSAGE_BYTES:
+            raise FrameError(f"a message of at most {MAX_MESSAGE_BYTES} bytes", f"{length}")
+        body = bytearray(length)
+        self._fill(memoryview(body), None)
+        try:
+            message = self._decoder.decode(body)
+        except msgspec.DecodeError as error:
+            raise FrameError("a message of the protocol", str(error)) from None
+        if size:
+            place = landing(message)
+            room = 0 if place is None else place.size
+            if place is None or room != size:
+                raise FrameError(f"a payload of {room} bytes", f"{size}")
+            self._fill(memoryview(place), None)
+        self.heard = time.monotonic()
+        return message
+
+    def _fill(self, room: memoryview, idle: Callable[[], None] | None) -> None:
+        """Receive until `room` is full; before its first byte, `idle` is called meanwhile."""
+        last = time.monotonic()
+        while room:
+            try:
+                if self.is_shared:
+                    data, descriptors, _, _ = socket.recv_fds(self.sock, min(len(room), 1 << 20), 8)
+                    self.descriptors += descriptors
+                    count = len(data)
+                    room[:count] = data
+                else:
+                    count = self.sock.recv_into(room)
+            except BlockingIOError:
+                self._await(select.POLLIN, None if idle else last)
+                if idle:
+                    idle()
+                continue
+            if not count:
+                raise EOFError("the other end has closed the connection")
+            room, idle, last = room[count:], None, time.monotonic()
+
+    def _await(self, event: int, since: float | None) -> None:
+        """Wait a while for a socket that can go on."""
+        if self._closed:
+            raise ConnectionResetError("closed")
+        poll = select.poll()
+        poll.register(self.sock, event)
+        if not poll.poll(1000 * SLICE_S) and since is not None:
+            if time.monotonic() - since > self.silence_s:
+                raise StalledError(self.silence_s)
+
+    def take_descriptor(self) -> int:
+        """The descriptor that came with the last message.
+
+        Raises
+        ------
+        FrameError : there is none.
+        """
+        if not self.descriptors:
+            raise FrameError("a file descriptor beside the message", "none")
+        return self.descriptors.pop(0)
+
+    def close(self) -> None:
+        """End the connection, in both directions. Closing twice does nothing."""
+        self._closed = True
+        with contextlib.suppress(OSError):
+            self.sock.shutdown(socket.SHUT_RDWR)
+        with self._lock:
+            self.sock.close()
+        for each in self.descriptors:
+            os.close(each)
+        self.descriptors = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _nothing() -> None:
+    """No work while waiting."""
