@@ -8,6 +8,7 @@ from typing import TextIO
 import typer
 
 from nearstep.cli import cache as cache_command
+from nearstep.cli import coarse as coarse_command
 from nearstep.cli import config as config_command
 from nearstep.cli import devices as devices_command
 from nearstep.cli import doctor
@@ -53,6 +54,7 @@ def _app() -> typer.Typer:
     app.command("trace")(trace_command.command)
     _command(app, "registers", registers_command.command)
     app.add_typer(cache_command.app, name="cache")
+    app.add_typer(coarse_command.app, name="coarse")
     app.add_typer(config_command.app, name="config")
     app.add_typer(paper_command.app, name="paper")
     app.add_typer(platform_command.app, name="platform")

@@ -9,10 +9,23 @@
 Ref: COARSE paper, sections III and IV.
 """
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from nearstep.coarse.device import CoarseDevice
 from nearstep.coarse.event import Event
 from nearstep.coarse.pool import CoarsePool
 from nearstep.coarse.proxies import Proxies
 from nearstep.coarse.tensor import PoolTensor
 
+if TYPE_CHECKING:
+    from nearstep.torch.distributed import ddp_hook as ddp_hook
+
 __all__ = ["CoarseDevice", "CoarsePool", "Event", "PoolTensor", "Proxies"]
+
+
+def __getattr__(name: str) -> Any:
+    """Load `ddp_hook` when it is first used: it needs torch."""
+    if name != "ddp_hook":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return importlib.import_module("nearstep.torch.distributed").ddp_hook

@@ -121,6 +121,11 @@ class Pending(Completion):
         return self._ended
 
     @property
+    def found_ended(self) -> bool:
+        """Whether they have ended, as far as is known. Does not look at the devices."""
+        return self._ended
+
+    @property
     def error(self) -> RingError | None:
         """What they failed with; None while they have not."""
         return self._error

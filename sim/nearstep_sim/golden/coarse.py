@@ -93,8 +93,7 @@ def ring_all_reduce(
                 _part(local[(part + hop) % members][region], part, members, size)
                 for hop in range(members)
             ]
-            total = _ring(travelling, operation, wire, factor)
-            _part(result[region], part, members, size)[...] = total
+            _ring(travelling, operation, wire, factor, _part(result[region], part, members, size))
     return result
 
 
@@ -115,24 +114,26 @@ def _part(region: NDArray[Any], part: int, members: int, size: int) -> NDArray[A
     return region.reshape(-1, members, size)[:, part]
 
 
-def _ring(tensors: Sequence[F32], operation: str, wire: str, scale: np.float32) -> F32:
-    """One part after all hops: it starts with the first of `tensors`."""
+def _ring(tensors: Sequence[F32], operation: str, wire: str, scale: np.float32, out: F32) -> None:
+    """One part after all hops, to `out`: it starts with the first of `tensors`."""
     if wire == "fp32" and operation != "max":
         with np.errstate(all="ignore"):
             total = np.add(tensors[0], tensors[1])
             for mine in tensors[2:]:
                 np.add(total, mine, out=total)
-            if operation == "average":
-                np.multiply(total, scale, out=total)
+            factor = scale if operation == "average" else np.float32(1)  # times 1 changes no bit
+            np.multiply(total, factor, out=out)
             doubtful = np.isnan(np.add.reduce(total, axis=None))
-        return canonical32(total) if doubtful else total  # a NaN stays one: once is enough
+        if doubtful:  # a NaN stays one: once is enough
+            out[...] = canonical32(out)
+        return
     total = _travel(tensors[0], wire)
     for hop, mine in enumerate(tensors[1:], 2):
         total = maximum32(total, mine) if operation == "max" else add32(total, mine)
         if hop == len(tensors) and operation == "average":
             total = mul32(total, np.full(total.shape, scale, np.float32))
         total = _travel(total, wire)
-    return total
+    out[...] = total
 
 
 def _travel(x: F32, wire: str) -> F32:

@@ -7,6 +7,6 @@ Ref: COARSE paper, section III-D and figure 7.
 
 from nearstep.coarse.service.client import Client
 from nearstep.coarse.service.server import Server
-from nearstep.coarse.service.spawn import spawn
+from nearstep.coarse.service.spawn import Spawned
 
-__all__ = ["Client", "Server", "spawn"]
+__all__ = ["Client", "Server", "Spawned"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from nearstep.errors import NearstepError
 
@@ -98,19 +98,11 @@ class ServiceLostError(JobError):
     """The service died, or fell silent."""
 
 
-KINDS = {
+JOB_ERRORS: Mapping[str, type[JobError]] = {
     each.__name__: each
-    for each in (
-        ClientLostError,
-        DeviceLostError,
-        DeviceMemoryError,
-        FullError,
-        HandshakeError,
-        JobError,
-        ProxyLostError,
-        RefusedError,
-        ServiceLostError,
-        UnlikeError,
-    )
+    for each in (ClientLostError, DeviceLostError, JobError, ProxyLostError, ServiceLostError)
+}
+REFUSALS: Mapping[str, type[RefusedError]] = {
+    each.__name__: each for each in (DeviceMemoryError, FullError, RefusedError, UnlikeError)
 }
 """Errors that have a name on the wire."""

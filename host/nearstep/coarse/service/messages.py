@@ -13,13 +13,13 @@ from msgspec import Meta, Struct
 VERSION = 1
 """Of the protocol: both sides must have the same."""
 
-Number = Annotated[int, Meta(ge=0, lt=1 << 63)]
+Number = Annotated[int, Meta(ge=0, le=(1 << 62) - 1)]
 Name = Annotated[str, Meta(max_length=256)]
 Text = Annotated[str, Meta(max_length=8192)]
 Operation = Literal["sum", "average", "max"]
 
 
-class Message(Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+class Message(Struct, tag=True, forbid_unknown_fields=True):
     """Base of all messages. Those with `nbytes` may be followed by as many bytes of payload."""
 
 
@@ -57,11 +57,13 @@ class Detach(Message):
 
 
 class Open(Message):
-    """A tensor of `elements` float32 that all clients sum. The first half of the segment is what
-    the client pushes, the second one what comes back."""
+    """A tensor of `elements` float32 that all clients sum.
+
+    The first half of the segment is what the client pushes, the second one what comes back.
+    """
 
     exchange: Number
-    elements: Annotated[int, Meta(ge=1, lt=1 << 40)]
+    elements: Annotated[int, Meta(ge=1, le=1 << 40)]
     operation: Operation
     wire: Name
     segment: Number
@@ -191,18 +193,6 @@ class Failed(Message):
 
 
 FromClient = (
-    Hello
-    | Attach
-    | Detach
-    | Open
-    | Push
-    | Close
-    | Put
-    | Get
-    | Barrier
-    | Save
-    | Load
-    | Beat
-    | Leave
+    Hello | Attach | Detach | Open | Push | Close | Put | Get | Barrier | Save | Load | Beat | Leave
 )
 FromService = Welcome | Opened | Summed | Stored | Value | Passed | Done | Beat | Refused | Failed

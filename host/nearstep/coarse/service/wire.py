@@ -47,9 +47,11 @@ class Address:
         kind, _, rest = text.partition(":")
         host, _, port = rest.rpartition(":")
         if kind == "unix" and rest:
-            self.family, self.place = socket.AF_UNIX, rest
+            self.family = socket.AF_UNIX
+            self.place: str | tuple[str, int] = rest
         elif kind == "tcp" and host and port.isdecimal() and int(port) < 1 << 16:
-            self.family, self.place = socket.AF_INET, (host, int(port))
+            self.family = socket.AF_INET
+            self.place = (host, int(port))
         else:
             raise ArgumentError(f"address must be unix:PATH or tcp:HOST:PORT, not {text!r}")
         self.text = text
@@ -134,7 +136,7 @@ class Connection:
                 raise ConnectionResetError("closed")
             self._send(memoryview(head), descriptors)
             if payload is not None:
-                self._send(memoryview(payload), ())
+                self._send(payload.data, ())
 
     def _send(self, data: memoryview, descriptors: Sequence[int]) -> None:
         last = time.monotonic()
@@ -183,7 +185,7 @@ class Connection:
             room = 0 if place is None else place.size
             if place is None or room != size:
                 raise FrameError(f"a payload of {room} bytes", f"{size}")
-            self._fill(memoryview(place), None)
+            self._fill(place.data, None)
         self.heard = time.monotonic()
         return message
 

@@ -1,0 +1,92 @@
+"""`nearstep coarse`: memory devices as a service."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from nearstep.coarse.pool import CoarsePool
+from nearstep.coarse.service.server import BEAT_S, QUEUE_SHARDS, SHARD_BYTES, SILENCE_S, Server
+from nearstep.coarse.service.spawn import token_of
+
+app = typer.Typer(
+    help="Memory devices that sum tensors of several processes.", no_args_is_help=True
+)
+
+LEAVE_S = 60.0
+"""After its input has ended a service waits so long for clients to leave."""
+
+
+@app.callback()
+def main() -> None:
+    """Memory devices that sum tensors of several processes."""
+
+
+@app.command()
+def serve(
+    device: Annotated[str, typer.Option(help="Such as golden:coarse?devices=4.")],
+    listen: Annotated[str, typer.Option(help="unix:PATH or tcp:HOST:PORT; port 0 is a free one.")],
+    token_file: Annotated[
+        Path | None, typer.Option(help="With the token of clients; without: a new one is printed.")
+    ] = None,
+    shard_bytes: Annotated[int, typer.Option(help="Of the shards of tensors.")] = SHARD_BYTES,
+    queue_shards: Annotated[int, typer.Option(help="Of a client's queue.")] = QUEUE_SHARDS,
+    beat_s: Annotated[float, typer.Option(help="Seconds between signs of life.")] = BEAT_S,
+    silence_s: Annotated[
+        float, typer.Option(help="Seconds without one after which a client is gone.")
+    ] = SILENCE_S,
+    until_eof: Annotated[
+        bool, typer.Option("--until-eof", help="Read the token from the input, and end with that.")
+    ] = False,
+) -> None:
+    """Serve until interrupted.
+
+    The first line is JSON: `address`, `device`, `devices`, `pid`, and `token` if it is a new one.
+    """
+    made: dict[str, object] = {}
+    if until_eof:
+        token = sys.stdin.readline().strip()
+    elif token_file is not None:
+        token = token_of(token_file)
+    else:
+        made["token"] = token = secrets.token_hex(16)
+    pool = CoarsePool.open(device)
+    try:
+        server = Server(
+            pool,
+            listen,
+            token,
+            shard_bytes=shard_bytes,
+            queue_shards=queue_shards,
+            beat_s=beat_s,
+            silence_s=silence_s,
+        )
+    except BaseException:
+        pool.close()
+        raise
+    ended = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: ended.set())
+    with server:
+        line = {"address": server.bound, "device": device, "devices": pool.devices}
+        print(json.dumps({**line, "pid": os.getpid(), **made}), flush=True)
+        if until_eof:
+            threading.Thread(target=_read_to_end, args=(ended,), daemon=True).start()
+        ended.wait()
+        deadline = time.monotonic() + LEAVE_S
+        while until_eof and server.engine.jobs and time.monotonic() < deadline:
+            time.sleep(0.05)
+
+
+def _read_to_end(ended: threading.Event) -> None:
+    sys.stdin.read()
+    ended.set()

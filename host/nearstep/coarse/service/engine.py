@@ -1,0 +1,346 @@
+"""What the service does: one thread has the devices, and does for the clients what they ask for."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from nearstep.coarse.errors import QueueFullError, RingError, SilentLinkError
+from nearstep.coarse.pool import CoarsePool
+from nearstep.coarse.rings import SLICE_CYCLES, Pending
+from nearstep.coarse.service.errors import (
+    ClientLostError,
+    DeviceLostError,
+    JobError,
+    ProxyLostError,
+)
+from nearstep.coarse.service.exchange import Exchange, Identities
+from nearstep.coarse.service.job import TrainingJob
+from nearstep.coarse.service.messages import (
+    Barrier,
+    Close,
+    Detach,
+    Get,
+    Hello,
+    Leave,
+    Message,
+    Open,
+    Push,
+    Put,
+    Summed,
+)
+from nearstep.coarse.service.plan import Job
+from nearstep.coarse.service.session import Session, Shard
+from nearstep.errors import NearstepError, WaitTimeoutError
+
+IDLE_S = 0.2
+
+JOBS_A_RING = 2
+"""That devices are given: one is in work, the next one waits."""
+
+
+@dataclass(frozen=True)
+class Gone:
+    """A client's connection has ended."""
+
+    reason: str
+
+
+class Posted(NamedTuple):
+    session: Session
+    message: Message | Gone
+
+
+@dataclass(eq=False)
+class Task:
+    """A job of the rings, and what it is for."""
+
+    owner: TrainingJob
+    exchange: Exchange
+    shard: Shard
+    job: Job
+    pending: Pending | None = None
+    slices: int = 0
+
+
+class Engine:
+    """Does what the clients of all jobs ask for, in one thread.
+
+    Parameters
+    ----------
+    pool : it belongs to the engine's thread from `start` on.
+    shard_bytes : tensors are cut into shards of so many bytes.
+    queue_shards : that a client may have pushed and not got back.
+    beat_s : seconds between signs of life.
+    silence_s : seconds without one after which a client is gone.
+
+    Attributes
+    ----------
+    jobs : by name.
+    lost_proxies : devices whose proxy has ended; for experiments.
+    """
+
+    def __init__(
+        self,
+        pool: CoarsePool,
+        *,
+        shard_bytes: int,
+        queue_shards: int,
+        beat_s: float,
+        silence_s: float,
+    ) -> None:
+        self.pool = pool
+        self.shard_bytes = shard_bytes
+        self.queue_shards = queue_shards
+        self.beat_s = beat_s
+        self.silence_s = silence_s
+        self.jobs: dict[str, TrainingJob] = {}
+        self.lost_proxies: set[int] = set()
+        self.identities = Identities(pool, shard_bytes // 4)
+        self._inbox: queue.SimpleQueue[Posted | None] = queue.SimpleQueue()
+        self._ready: deque[Task] = deque()
+        self._running: list[Task] = []
+        self._failing: list[tuple[TrainingJob, JobError]] = []
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="coarse engine", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def post(self, session: Session, message: Message | Gone) -> None:
+        """Have a message carried out; from any thread."""
+        self._inbox.put(Posted(session, message))
+
+    def stop(self) -> None:
+        """End all jobs, and the thread."""
+        self._stopping = True
+        self._inbox.put(None)
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stopping:
+            self._take()
+            self._advance()
+            self._end_failing()
+        for job in list(self.jobs.values()):
+            self._failing.append((job, JobError("the service was stopped")))
+        self._end_failing()
+
+    def _take(self) -> None:
+        """Carry out what was asked for; wait a while if there is nothing to do."""
+        busy = bool(self._running or self._ready)
+        try:
+            posted = self._inbox.get(block=not busy, timeout=None if busy else IDLE_S)
+            while True:
+                if posted is not None:
+                    self._carry_out(posted.session, posted.message)
+                posted = self._inbox.get_nowait()
+        except queue.Empty:
+            pass
+        now = time.monotonic()
+        for job in self.jobs.values():
+            for rank, session in job.sessions.items():
+                silent = now - session.connection.heard
+                if silent > self.silence_s and not session.left:
+                    self._lose(job, rank, f"was silent for {silent:.0f} s")
+
+    def _carry_out(self, session: Session, message: Message | Gone) -> None:
+        job = self.jobs.get(session.job)
+        if isinstance(message, Hello):
+            self._join(session)
+            return
+        if job is None or job.sessions.get(session.rank) is not session:
+            return session.close()  # of a job that has ended
+        if isinstance(message, Gone):
+            if not session.left:
+                return self._lose(job, session.rank, message.reason)
+            job.part(session)
+            if not job.sessions:
+                self._forget(job)
+            return None
+        try:
+            self._dispatch(job, session, message)
+        except JobError as error:
+            self._failing.append((job, error))
+        except RingError as error:
+            self._device_failed(error)
+        except NearstepError as error:
+            self._failing.append((job, JobError(f"{type(error).__name__}: {error}")))
+
+    def _dispatch(self, job: TrainingJob, session: Session, message: Message) -> None:
+        match message:
+            case Open():
+                job.open(session, message, self.shard_bytes, self.identities)
+            case Push():
+                self._push(job, session, message)
+            case Close():
+                job.close(session, message)
+            case Detach():
+                session.detach(message)
+            case Put():
+                job.put(session, message)
+            case Get():
+                job.get(session, message)
+            case Barrier():
+                job.barrier(session, message)
+            case Leave():
+                session.left = True
+                job.leave(session)
+
+    def _join(self, session: Session) -> None:
+        name = session.job
+        job = self.jobs.get(name)
+        if job is None:
+            job = self.jobs[name] = TrainingJob(name, session.clients, self.pool)
+        job.join(session, self.shard_bytes, self.beat_s)
+        if not job.sessions:
+            self._forget(job)
+
+    def _push(self, job: TrainingJob, session: Session, message: Push) -> None:
+        proxy = session.rank % self.pool.devices
+        if proxy in self.lost_proxies:
+            raise ProxyLostError(f"the proxy of device {proxy} has ended", devices=[proxy])
+        if session.queued >= self.queue_shards:
+            return job.refuse_push(session, message, self.queue_shards)
+        found = job.shard(session, message)
+        if found is None:
+            return None
+        exchange, shard = found
+        session.queued += 1
+        exchange.push(session.rank, shard)
+        if len(shard.pushed) == len(exchange.sessions):
+            shard.pushed.clear()
+            self._begin(job, exchange, shard)
+        return None
+
+    def _begin(self, owner: TrainingJob, exchange: Exchange, shard: Shard) -> None:
+        """Queue the jobs of the stage of a shard."""
+        stage = exchange.stages[shard.stage]
+        shard.left = len(stage)
+        self._ready.extend(Task(owner, exchange, shard, job) for job in stage)
+
+    def _advance(self) -> None:
+        """Give jobs to the devices while they have places, and let them run for a while."""
+        try:
+            while self._ready and len(self._running) < JOBS_A_RING * self.pool.groups:
+                task = self._ready[0]
+                try:
+                    task.pending = task.exchange.submit(task.shard, task.job)
+                except QueueFullError:
+                    break
+                self._running.append(self._ready.popleft())
+            if not self._running:
+                return
+            self._wait()
+            self.pool.rings.look()
+            for task in list(self._running):
+                self._look(task)
+        except RingError as error:
+            self._device_failed(error)
+        except NearstepError as error:
+            self._device_failed(error)
+
+    def _wait(self) -> None:
+        first = self._running[0]
+        if first.pending is None:
+            return
+        try:
+            self.pool.rings.wait_any(first.pending.polls, SLICE_CYCLES)
+        except WaitTimeoutError:
+            first.slices += 1
+            if first.slices * SLICE_CYCLES > first.pending.bound:
+                raise
+
+    def _look(self, task: Task) -> None:
+        """Go on with what a job that has ended was for."""
+        pending = task.pending
+        if pending is None or not pending.found_ended:
+            return
+        if pending.error is not None:
+            raise pending.error
+        self._running.remove(task)
+        shard, exchange = task.shard, task.exchange
+        shard.left -= 1
+        if shard.left:
+            return
+        shard.stage += 1
+        if shard.stage < len(exchange.stages):
+            return self._begin(task.owner, exchange, shard)
+        shard.stage = 0
+        shard.version += 1
+        number = exchange.shards.index(shard)
+        for rank, session in exchange.sessions.items():
+            data = exchange.pull(rank, shard)
+            session.queued -= 1
+            summed = Summed(
+                exchange.number, shard.version, number, self._inline(session, data.size)
+            )
+            session.send(summed, data)
+        return None
+
+    @staticmethod
+    def _inline(session: Session, nbytes: int) -> int:
+        return 0 if session.connection.is_shared else nbytes
+
+    def _lose(self, job: TrainingJob, rank: int, reason: str) -> None:
+        error = ClientLostError(f"client {rank} of job {job.name!r} is gone: it {reason}", [rank])
+        self._failing.append((job, error))
+
+    def _device_failed(self, error: NearstepError) -> None:
+        """All jobs on the devices were ended: so are those of the clients that had some there."""
+        device = getattr(error, "device", None)
+        if isinstance(error, SilentLinkError):
+            device = error.peer
+        failed = {task.owner for task in (*self._running, *self._ready)}
+        lost = DeviceLostError(
+            f"the memory devices failed: {type(error).__name__}: {str(error).splitlines()[0]}",
+            devices=[] if device is None else [device],
+        )
+        self._failing += [(job, lost) for job in failed]
+        self._running.clear()
+        self._ready.clear()
+        try:
+            self.pool.reset()
+        except NearstepError:
+            self.pool.device.reset()
+            self.pool.reset()
+
+    def _end_failing(self) -> None:
+        """End jobs of clients that failed, when no device works for them any more."""
+        while self._failing:
+            job, error = self._failing.pop(0)
+            if self.jobs.get(job.name) is not job:
+                continue
+            self._ready = deque(each for each in self._ready if each.owner is not job)
+            self._drain(job)
+            job.fail(error)
+            self._forget(job)
+
+    def _drain(self, job: TrainingJob) -> None:
+        """Wait for what the devices do for a job: it reads and writes the clients' memory."""
+        mine = [task for task in self._running if task.owner is job and task.pending is not None]
+        self._running = [task for task in self._running if task.owner is not job]
+        try:
+            for task in mine:
+                assert task.pending is not None
+                task.pending.wait()
+        except NearstepError as error:
+            self._device_failed(error)
+
+    def _forget(self, job: TrainingJob) -> None:
+        if self.jobs.get(job.name) is job:
+            del self.jobs[job.name]
+        job.free()
+
+    def status(self) -> Sequence[str]:
+        """A line for each job."""
+        return [
+            f"{job.name}: {len(job.sessions)} of {job.clients} clients"
+            for job in list(self.jobs.values())
+        ]

@@ -1,0 +1,75 @@
+"""Which jobs of the rings sum a tensor of any number of clients on any number of devices.
+
+Client r pushes to device r modulo the devices, in round r // devices. A ring sums one array of each
+device; where there is no client, the array is the identity of the operation (-0 of a sum, -inf of
+a maximum), which changes no bit. What the rounds gave is summed once more, in the same way. So the
+order of all additions follows from the numbers of clients and devices alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+IDENTITIES = {"sum": np.float32(-0.0), "average": np.float32(-0.0), "max": np.float32(-np.inf)}
+"""What changes nothing, whatever it is combined with."""
+
+ENTRY_BYTES = 1 << 11
+"""Shards are whole multiples, so that their borders are those of entries of all formats."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One array of each device, summed in a ring.
+
+    Attributes
+    ----------
+    inputs : for each device, what it adds: the number of a value, or None for the identity.
+    output : number of the value that it gives, on all devices.
+    """
+
+    inputs: tuple[int | None, ...]
+    output: int
+
+
+def plan(clients: int, devices: int) -> tuple[tuple[Job, ...], ...]:
+    """Stages of jobs; those of a stage need nothing of each other. The last one has one job.
+
+    Values 0 to clients - 1 are what the clients pushed; value r lies on device r modulo `devices`.
+    All others lie on all devices.
+
+    Raises
+    ------
+    ValueError : fewer than one client, or two devices.
+    """
+    if clients < 1 or devices < 2:
+        raise ValueError(f"at least 1 client and 2 devices, not {clients} and {devices}")
+    values = list(range(clients))
+    following = clients
+    stages = []
+    while True:
+        stage = []
+        for first in range(0, len(values), devices):
+            chosen: list[int | None] = [*values[first : first + devices]]
+            chosen += [None] * (devices - len(chosen))
+            stage.append(Job(tuple(chosen), following))
+            following += 1
+        stages.append(tuple(stage))
+        values = [job.output for job in stage]
+        if len(values) == 1:
+            return tuple(stages)
+
+
+def shards(elements: int, shard_bytes: int) -> Sequence[tuple[int, int]]:
+    """Elements [start, stop) of each shard of a tensor: equal ones, and what is left.
+
+    Raises
+    ------
+    ValueError : `shard_bytes` is no positive multiple of 2048.
+    """
+    if shard_bytes <= 0 or shard_bytes % ENTRY_BYTES:
+        raise ValueError(f"shard_bytes must be a multiple of {ENTRY_BYTES}, not {shard_bytes}")
+    size = shard_bytes // 4
+    return [(start, min(elements, start + size)) for start in range(0, elements, size)]

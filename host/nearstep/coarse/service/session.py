@@ -1,0 +1,160 @@
+"""The service's side of one client, and a job: clients that belong together."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nearstep.buffer import Buffer
+from nearstep.coarse.service.errors import FrameError, StalledError
+from nearstep.coarse.service.messages import (
+    Attach,
+    Detach,
+    Get,
+    Hello,
+    Message,
+    Open,
+    Push,
+    Put,
+)
+from nearstep.coarse.service.segment import Segment, half
+from nearstep.coarse.service.wire import Connection
+
+
+class Session:
+    """A client, as the service sees it.
+
+    Messages are read in a thread of the client's own; what they ask for is done in one thread for
+    all.
+
+    Parameters
+    ----------
+    connection
+    hello
+    shard_bytes
+
+    Attributes
+    ----------
+    segments : memory of the client, by number.
+    queued : shards that it pushed and that are not summed.
+    left : whether it said so.
+    """
+
+    def __init__(self, connection: Connection, hello: Hello, shard_bytes: int) -> None:
+        self.shard_bytes = shard_bytes
+        self.connection = connection
+        self.job = hello.job
+        self.rank = hello.rank
+        self.clients = hello.clients
+        self.segments: dict[int, Segment] = {}
+        self.queued = 0
+        self.left = False
+        self._opened: dict[int, Open] = {}
+
+    def note(self, message: Message) -> None:
+        """What the thread that reads has to know of a message at once.
+
+        Raises
+        ------
+        FrameError : a segment twice, or one that is too small.
+        SegmentError : no such memory.
+        """
+        if isinstance(message, Attach):
+            if message.segment in self.segments:
+                raise FrameError("a new segment", f"segment {message.segment} again")
+            shared = self.connection.is_shared
+            descriptor = self.connection.take_descriptor() if shared else None
+            self.segments[message.segment] = Segment(message.size, descriptor)
+        elif isinstance(message, Open):
+            room = self.segment(message.segment).data.size
+            if room < 2 * half(message.elements):
+                raise FrameError(f"a segment of {2 * half(message.elements)} bytes", f"{room}")
+            self._opened[message.exchange] = message
+        elif isinstance(message, Put | Get):
+            room = self.segment(message.segment).data.size
+            if room < message.nbytes:
+                raise FrameError(f"at most {room} bytes", f"{message.nbytes}")
+
+    def landing(self, message: Message) -> NDArray[np.uint8] | None:
+        """Where the payload of a message goes."""
+        if isinstance(message, Push):
+            opened = self._opened.get(message.exchange)
+            if opened is not None:
+                start = message.shard * self.shard_bytes
+                return self.pushed(opened)[start : start + message.nbytes]
+        elif isinstance(message, Put):
+            return self.segment(message.segment).data[: message.nbytes]
+        return None
+
+    def segment(self, number: int) -> Segment:
+        """Find a segment. Raises `FrameError` if there is none of that number."""
+        if number not in self.segments:
+            raise FrameError("a segment that was attached", f"segment {number}")
+        return self.segments[number]
+
+    def pushed(self, opened: Open) -> NDArray[np.uint8]:
+        """What the client pushes, of an exchange."""
+        return self.segment(opened.segment).data[: 4 * opened.elements]
+
+    def pulled(self, opened: Open) -> NDArray[np.uint8]:
+        """What the client gets, of an exchange."""
+        start = half(opened.elements)
+        return self.segment(opened.segment).data[start : start + 4 * opened.elements]
+
+    def detach(self, message: Detach) -> None:
+        """Give a segment back."""
+        segment = self.segments.pop(message.segment, None)
+        if segment is not None:
+            segment.close()
+
+    def send(self, message: Message, payload: NDArray[np.uint8] | None = None) -> None:
+        """Send, with a payload only where memory is not shared.
+
+        A client that is gone is found by the thread that reads.
+        """
+        try:
+            self.connection.send(message, None if self.connection.is_shared else payload)
+        except (OSError, StalledError):
+            self.connection.close()
+
+    def close(self) -> None:
+        """End the connection, give the memory back."""
+        self.connection.close()
+        for segment in self.segments.values():
+            with contextlib.suppress(OSError):
+                segment.close()
+        self.segments.clear()
+
+
+@dataclass(eq=False)
+class Shard:
+    """A shard of an exchange, on the devices.
+
+    Attributes
+    ----------
+    start, stop : elements of the tensor.
+    buffers : by the number of a value of the plan: where it lies on each device; None where not.
+    lent_in, lent_out : clients whose arrays are the memory of the device themselves: what they
+        push, and what they get.
+    pushed : clients that have pushed it since it was summed.
+    version : how often it was summed.
+    stage : of the plan, that is under way.
+    left : jobs of the stage that have not ended.
+    """
+
+    start: int
+    stop: int
+    buffers: dict[int, list[Buffer | None]] = field(default_factory=dict)
+    lent_in: set[int] = field(default_factory=set)
+    lent_out: set[int] = field(default_factory=set)
+    pushed: set[int] = field(default_factory=set)
+    version: int = 0
+    stage: int = 0
+    left: int = 0
+
+    @property
+    def bytes(self) -> slice:
+        return slice(4 * self.start, 4 * self.stop)

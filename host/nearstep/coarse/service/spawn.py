@@ -1,0 +1,93 @@
+"""A service in a process of its own, for a program that needs one."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import secrets
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Self
+
+from nearstep.coarse.service.errors import ServiceLostError
+
+
+class Spawned:
+    """A service that ends when this process does, and not before its clients have left.
+
+    Parameters
+    ----------
+    device : URL of the memory devices.
+    options : more of the command line's, such as `--shard-bytes`.
+
+    Attributes
+    ----------
+    address, token : for clients.
+
+    Raises
+    ------
+    ServiceLostError : it did not begin; says why.
+    """
+
+    def __init__(self, device: str, *options: str) -> None:
+        self.token = secrets.token_hex(16)
+        self._folder = tempfile.mkdtemp(prefix="nearstep-coarse-")
+        self.address = f"unix:{self._folder}/socket"
+        command = [sys.executable, "-m", "nearstep", "coarse", "serve", "--device", device]
+        command += ["--listen", self.address, "--until-eof", *options]
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(self.token + "\n")
+            self._process.stdin.flush()
+        said = self._process.stdout.readline()
+        try:
+            self.pid = int(json.loads(said)["pid"])
+        except ValueError:
+            _, errors = self._process.communicate()
+            shutil.rmtree(self._folder, ignore_errors=True)
+            raise ServiceLostError(f"no service of {device}: {errors.strip()[-2000:]}") from None
+
+    def close(self, timeout_s: float = 60.0) -> None:
+        """Let it end when its clients have left, and wait for that. Closing twice does nothing."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
+        try:
+            self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        for stream in (self._process.stdout, self._process.stderr):
+            if stream is not None:
+                stream.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def token_of(path: Path) -> str:
+    """The token in a file that its owner alone can read.
+
+    Raises
+    ------
+    PermissionError : others can read it, too.
+    OSError : it cannot be read.
+    """
+    if path.stat().st_mode & 0o077:
+        raise PermissionError(f"{path} can be read by others: chmod 600")
+    return path.read_text().strip()

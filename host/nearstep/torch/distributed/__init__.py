@@ -1,0 +1,15 @@
+"""`torch.distributed` over COARSE's memory devices: `init_process_group("coarse")`.
+
+    import nearstep.torch.distributed
+    torch.distributed.init_process_group("coarse")
+
+Ref: COARSE paper, sections III and IV-B.
+"""
+
+from nearstep.torch.distributed.hook import ddp_hook
+from nearstep.torch.distributed.process_group import CoarseProcessGroup, GlooFallbackWarning
+from nearstep.torch.distributed.rendezvous import register
+
+__all__ = ["CoarseProcessGroup", "GlooFallbackWarning", "ddp_hook"]
+
+register()

@@ -1,0 +1,57 @@
+"""A communication hook of DDP: COARSE's memory devices average the gradients of a bucket."""
+
+from collections.abc import Callable
+from datetime import timedelta
+
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import AllreduceOptions, GradBucket, PrefixStore, ReduceOp
+from torch.futures import Future
+
+from nearstep.coarse.service.client import TIMEOUT_S
+from nearstep.torch.distributed.process_group import CoarseProcessGroup
+from nearstep.torch.distributed.rendezvous import create
+
+Hook = Callable[[CoarseProcessGroup, GradBucket], Future[Tensor]]
+
+
+def ddp_hook(
+    group: dist.ProcessGroup | None = None, *, wire: str = "fp32", timeout_s: float = TIMEOUT_S
+) -> tuple[CoarseProcessGroup, Hook]:
+    """State and hook, for `model.register_comm_hook(*ddp_hook())`.
+
+    All processes of the group call it. The average is the sum times float32(1 / processes), in the
+    order of the rings; where there is no hook, DDP divides each gradient before the sum.
+
+    Parameters
+    ----------
+    group : the model's; None is the default one. If it is no group of the memory devices, such as
+        one of gloo, one with the same processes is made beside it.
+    wire : format on the links of the devices: `fp32`, `fp16`, `bf16`.
+    timeout_s : of each wait.
+
+    Raises
+    ------
+    ServiceLostError : there is no service, or it did not begin.
+    HandshakeError : it does not take this process.
+    JobError : not all processes came in time.
+    ArgumentError : an address without the file of its token.
+    """
+    chosen = dist.distributed_c10d._get_default_group() if group is None else group
+    if isinstance(chosen, CoarseProcessGroup):
+        return chosen, average
+    store = dist.distributed_c10d._world.pg_map[chosen][1]
+    prefix = PrefixStore(f"nearstep/hook/{chosen.group_name}", store)
+    state = create(
+        prefix, dist.get_rank(chosen), dist.get_world_size(chosen), timedelta(seconds=timeout_s)
+    )
+    state.wire = wire
+    return state, average
+
+
+def average(state: CoarseProcessGroup, bucket: GradBucket) -> Future[Tensor]:
+    """The average of a bucket's gradients, when it has come back."""
+    options = AllreduceOptions()
+    options.reduceOp = ReduceOp(ReduceOp.AVG)
+    work = state.allreduce([bucket.buffer()], options)
+    return work.get_future().then(lambda future: future.value()[0])

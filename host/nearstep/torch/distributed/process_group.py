@@ -1,0 +1,559 @@
+"""A process group of `torch.distributed` whose collectives go through COARSE's memory devices."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+from torch import Tensor
+from torch._C._distributed_c10d import AllreduceOptions, PrefixStore, ReduceOp, Store, Work
+from torch.futures import Future
+
+from nearstep.coarse.service.client import Client, Exchange
+from nearstep.coarse.service.errors import DeviceMemoryError
+from nearstep.coarse.service.messages import Operation
+from nearstep.errors import ArgumentError
+
+RING_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+"""Summed by the devices, in float32; 16 bits are rounded once, when they come back."""
+
+RING_OPERATIONS: dict[Any, Operation] = {
+    ReduceOp.SUM: "sum",
+    ReduceOp.AVG: "average",
+    ReduceOp.MAX: "max",
+}
+
+KEPT_BYTES = 1 << 29
+"""Memory of a device for exchanges that are kept for the next tensor of that size."""
+
+
+class GlooFallbackWarning(UserWarning):
+    """A collective has no ring on the devices: gloo carries it out."""
+
+
+class CoarseWork(Work):
+    """A collective that is under way, in another thread."""
+
+    def __init__(self, what: str, result: Any) -> None:
+        super().__init__()
+        self._what = what
+        self._result = result
+        self._future: Future[Any] = Future()
+        self._ended = threading.Event()
+        self._error: BaseException | None = None
+
+    def run(self, action: Callable[[], None]) -> None:
+        """Carry it out, in this thread."""
+        try:
+            action()
+        except BaseException as error:
+            self._error = error
+            self._ended.set()
+            if isinstance(error, Exception):
+                self._future.set_exception(error)
+            else:
+                self._future.set_exception(RuntimeError(str(error)))
+            return
+        self._ended.set()
+        self._future.set_result(self._result)
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        """Wait for its end. Raises what it failed with; `TimeoutError` after a `timeout`."""
+        if not self._ended.wait(timeout.total_seconds() or None):
+            raise TimeoutError(f"{self._what} did not end within {timeout}")
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def synchronize(self) -> None:
+        self.wait()
+
+    def is_completed(self) -> bool:
+        return self._ended.is_set()
+
+    def is_success(self) -> bool:
+        return self._ended.is_set() and self._error is None
+
+    def exception(self) -> Any:
+        return self._error
+
+    def result(self) -> Any:
+        return self._result
+
+    def get_future(self) -> Future[Any]:
+        return self._future
+
+
+class CoarseProcessGroup(dist.ProcessGroup):
+    """Collectives of one group of processes.
+
+    Sums, averages and maxima of float32, bfloat16 and float16 go through the rings of the devices;
+    what moves bytes (broadcast, gathers, scatters, all-to-all, send and recv) goes through the
+    devices' memory. Sums of other types and other operations have no ring: gloo carries them out,
+    with a `GlooFallbackWarning`.
+
+    Parameters
+    ----------
+    client : of the service; it belongs to the group from here on.
+    store : of the group, for gloo.
+    timeout : of each collective.
+    wire : format on the links of the devices.
+    release : called when the group is gone.
+
+    Ref: COARSE paper, sections III-D and IV-B.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        store: Store,
+        timeout: timedelta,
+        *,
+        wire: str = "fp32",
+        release: Callable[[], None] = lambda: None,
+    ) -> None:
+        super().__init__(client.rank, client.clients)
+        self.client = client
+        self.wire = wire
+        self.ring_bytes = 0
+        self._store = store
+        self._timeout = timeout
+        self._release = release
+        self._exchanges: OrderedDict[tuple[int, str], Exchange] = OrderedDict()
+        self._executor = ThreadPoolExecutor(1, "coarse collectives")
+        self._gloo: Any = None
+        self._warned: set[str] = set()
+        self._number = 0
+        self._numbers: dict[tuple[int, int, int], int] = defaultdict(int)
+        self._closed = False
+
+    def getBackendName(self) -> str:
+        return "coarse"
+
+    @property
+    def supports_splitting(self) -> bool:
+        return False
+
+    def getSize(self) -> int:
+        return self.client.clients
+
+    def getRank(self) -> int:
+        return self.client.rank
+
+    def setTimeout(self, timeout: timedelta) -> None:
+        """Bound of what is begun from here on."""
+        self.client.timeout_s = timeout.total_seconds()
+
+    set_timeout = setTimeout
+
+    def allreduce(self, tensors: Sequence[Tensor], opts: Any = None) -> CoarseWork:
+        operation = ReduceOp.SUM if opts is None else opts.reduceOp
+
+        def action() -> None:
+            for each in tensors:
+                self._reduce(each, each, operation)
+
+        return self._submit("all_reduce", tensors, action)
+
+    def allreduce_coalesced(self, tensors: Sequence[Tensor], opts: Any = None) -> CoarseWork:
+        return self.allreduce(tensors, opts)
+
+    def reduce(self, tensors: Sequence[Tensor], opts: Any) -> CoarseWork:
+        root = opts.rootRank
+
+        def action() -> None:
+            for each in tensors:
+                out = each if self.client.rank == root else None
+                self._reduce(each, out, opts.reduceOp)
+
+        return self._submit("reduce", tensors, action)
+
+    def reduce_scatter(
+        self, outputs: Sequence[Tensor], inputs: Sequence[Sequence[Tensor]], opts: Any = None
+    ) -> CoarseWork:
+        operation = ReduceOp.SUM if opts is None else opts.reduceOp
+
+        def action() -> None:
+            for output, parts in zip(outputs, inputs, strict=True):
+                self._reduce_scatter(output, list(parts), operation)
+
+        return self._submit("reduce_scatter", outputs, action)
+
+    def reduce_scatter_single(self, output: Tensor, given: Tensor, opts: Any = None) -> CoarseWork:
+        operation = ReduceOp.SUM if opts is None else opts.reduceOp
+        self._check_single(output, given)
+
+        def action() -> None:
+            self._reduce_scatter(output, [given], operation)
+
+        return self._submit("reduce_scatter", output, action)
+
+    _reduce_scatter_base = reduce_scatter_single
+
+    def reduce_scatter_single_coalesced(
+        self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None
+    ) -> CoarseWork:
+        operation = ReduceOp.SUM if opts is None else opts.reduceOp
+
+        def action() -> None:
+            for output, given in zip(outputs, inputs, strict=True):
+                self._reduce_scatter(output, [given], operation)
+
+        return self._submit("reduce_scatter", outputs, action)
+
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+
+    def broadcast(self, tensors: Sequence[Tensor], opts: Any) -> CoarseWork:
+        root, key = opts.rootRank, self._key("broadcast")
+
+        def action() -> None:
+            for index, each in enumerate(tensors):
+                self._move(f"{key}/{index}", each, each, root)
+
+        return self._submit("broadcast", tensors, action)
+
+    def allgather(
+        self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any = None
+    ) -> CoarseWork:
+        key = self._key("all_gather")
+
+        def action() -> None:
+            for index, (places, given) in enumerate(zip(outputs, inputs, strict=True)):
+                self._gather_all(f"{key}/{index}", list(places), given)
+
+        return self._submit("all_gather", outputs, action)
+
+    def all_gather_single(self, output: Tensor, given: Tensor, opts: Any = None) -> CoarseWork:
+        self._check_single(given, output)
+        key = self._key("all_gather")
+
+        def action() -> None:
+            self._gather_single(key, output, given)
+
+        return self._submit("all_gather", output, action)
+
+    _allgather_base = all_gather_single
+
+    def all_gather_single_coalesced(
+        self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None
+    ) -> CoarseWork:
+        key = self._key("all_gather")
+
+        def action() -> None:
+            for index, (output, given) in enumerate(zip(outputs, inputs, strict=True)):
+                self._gather_single(f"{key}/{index}", output, given)
+
+        return self._submit("all_gather", outputs, action)
+
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+
+    def allgather_coalesced(
+        self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any = None
+    ) -> CoarseWork:
+        # Here it is one list of outputs for each rank, not for each input.
+        places = [list(each) for each in zip(*outputs, strict=True)]
+        return self.allgather(places, inputs, opts)
+
+    def gather(
+        self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any
+    ) -> CoarseWork:
+        root, key, rank = opts.rootRank, self._key("gather"), self.client.rank
+
+        def action() -> None:
+            if rank != root:
+                self._put(f"{key}/{rank}", inputs[0], 1)
+                return
+            for peer, place in enumerate(outputs[0]):
+                if peer == rank:
+                    place.copy_(inputs[0])
+                else:
+                    self._get(f"{key}/{peer}", place)
+
+        return self._submit("gather", outputs, action)
+
+    def scatter(
+        self, outputs: Sequence[Tensor], inputs: Sequence[Sequence[Tensor]], opts: Any
+    ) -> CoarseWork:
+        root, key, rank = opts.rootRank, self._key("scatter"), self.client.rank
+
+        def action() -> None:
+            if rank != root:
+                self._get(f"{key}/{rank}", outputs[0])
+                return
+            for peer, part in enumerate(inputs[0]):
+                if peer == rank:
+                    outputs[0].copy_(part)
+                else:
+                    self._put(f"{key}/{peer}", part, 1)
+
+        return self._submit("scatter", outputs, action)
+
+    def alltoall(
+        self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None
+    ) -> CoarseWork:
+        key = self._key("all_to_all")
+        return self._submit("all_to_all", outputs, lambda: self._exchange_all(key, outputs, inputs))
+
+    def all_to_all_single(
+        self,
+        output: Tensor,
+        given: Tensor,
+        output_sizes: Sequence[int],
+        input_sizes: Sequence[int],
+        opts: Any = None,
+    ) -> CoarseWork:
+        key, size = self._key("all_to_all"), self.client.clients
+        outputs = torch.split(output, list(output_sizes) or output.shape[0] // size)
+        inputs = torch.split(given, list(input_sizes) or given.shape[0] // size)
+        return self._submit("all_to_all", output, lambda: self._exchange_all(key, outputs, inputs))
+
+    alltoall_base = all_to_all_single
+
+    def barrier(self, opts: Any = None) -> CoarseWork:
+        return self._submit("barrier", [], self.client.barrier)
+
+    def monitored_barrier(
+        self, timeout: timedelta | None = None, wait_all_ranks: bool = False
+    ) -> None:
+        self.barrier().wait(timeout or timedelta(0))
+
+    def send(self, tensors: Sequence[Tensor], rank: int, tag: int) -> CoarseWork:
+        key = self._key_between(self.client.rank, rank, tag)
+        return self._begin("send", tensors, lambda: self._put(key, tensors[0], 1))
+
+    def recv(self, tensors: Sequence[Tensor], rank: int, tag: int) -> CoarseWork:
+        key = self._key_between(rank, self.client.rank, tag)
+        return self._begin("recv", tensors, lambda: self._get(key, tensors[0]))
+
+    def recv_anysource(self, tensors: Sequence[Tensor], tag: int) -> CoarseWork:
+        """Refused: a value in the devices' memory has the name of who sent it."""
+        raise ArgumentError("src of recv must be a rank: a message has the name of who sent it")
+
+    def shutdown(self) -> None:
+        """End: what is under way is carried out first. Ending twice does nothing."""
+        if self._closed:
+            return
+        self._closed = True
+        self._executor.shutdown(wait=True)
+        self.client.close()
+        self._release()
+
+    def abort(self) -> None:
+        """End at once: what is under way fails."""
+        if not self._closed:
+            self.client.close(leave=False)
+        self.shutdown()
+
+    def _submit(self, what: str, result: Any, action: Callable[[], None]) -> CoarseWork:
+        """Carry out in the order of the program, in the thread of the group."""
+        work = CoarseWork(what, result)
+        self._executor.submit(work.run, action)
+        return work
+
+    def _begin(self, what: str, result: Any, action: Callable[[], None]) -> CoarseWork:
+        """Carry out in a thread of its own: it may wait for another one of this process."""
+        work = CoarseWork(what, result)
+        threading.Thread(target=work.run, args=(action,), name=f"coarse {what}").start()
+        return work
+
+    def _key(self, what: str) -> str:
+        """A name that is the same in all processes: they call collectives in the same order."""
+        self._number += 1
+        return f"{what}/{self._number}"
+
+    def _key_between(self, source: int, destination: int, tag: int) -> str:
+        self._numbers[source, destination, tag] += 1
+        number = self._numbers[source, destination, tag]
+        return f"send/{source}/{destination}/{tag}/{number}"
+
+    def _reduce(self, given: Tensor, out: Tensor | None, operation: Any) -> None:
+        """All clients' tensors, to `out` where there is one."""
+        name = self._ring_operation(given, operation)
+        if name is None:
+            taken = given.contiguous().clone() if out is not given else given
+            self._by_gloo("all_reduce", given.dtype, operation).allreduce(
+                [taken], _options(operation)
+            ).wait()
+            if out is not None and out is not taken:
+                out.copy_(taken)
+            return
+        source = given.contiguous().view(-1)
+        target = None if out is None else _flat(out)
+
+        def take(start: int, stop: int, values: Tensor) -> None:
+            if target is not None:
+                target[start:stop].copy_(values)
+
+        self._sum(source, name, take)
+        if out is not None and target is not None and not out.is_contiguous():
+            out.copy_(target.view(out.shape))
+
+    def _reduce_scatter(self, output: Tensor, parts: Sequence[Tensor], operation: Any) -> None:
+        name = self._ring_operation(output, operation)
+        source = torch.cat([each.reshape(-1) for each in parts]) if len(parts) > 1 else parts[0]
+        source = source.contiguous().view(-1)
+        own = self.client.rank * output.numel()
+        if name is None:
+            taken = source.clone()
+            self._by_gloo("reduce_scatter", output.dtype, operation).allreduce(
+                [taken], _options(operation)
+            ).wait()
+            output.copy_(taken[own : own + output.numel()].view(output.shape))
+            return
+        target = _flat(output)
+
+        def take(start: int, stop: int, values: Tensor) -> None:
+            low, high = max(start, own), min(stop, own + target.numel())
+            if low < high:
+                target[low - own : high - own].copy_(values[low - start : high - start])
+
+        self._sum(source, name, take)
+        if not output.is_contiguous():
+            output.copy_(target.view(output.shape))
+
+    def _sum(
+        self, source: Tensor, operation: Operation, take: Callable[[int, int, Tensor], None]
+    ) -> None:
+        """Sum through the rings of the devices."""
+        if not source.numel():
+            return
+        exchange = self._exchange(source.numel(), operation)
+        pushed, pulled = torch.from_numpy(exchange.pushed), torch.from_numpy(exchange.pulled)
+        exchange.run(
+            lambda start, stop: pushed[start:stop].copy_(source[start:stop]),
+            lambda start, stop: take(start, stop, pulled[start:stop]),
+        )
+        self.ring_bytes += 4 * source.numel()
+
+    def _exchange(self, elements: int, operation: Operation) -> Exchange:
+        """One that is kept, or a new one; all processes choose alike."""
+        key = elements, operation
+        found = self._exchanges.pop(key, None)
+        if found is None:
+            while self._exchanges and self._kept_bytes + 8 * elements > KEPT_BYTES:
+                self._exchanges.popitem(last=False)[1].close()
+            try:
+                found = self.client.exchange(elements, operation, self.wire)
+            except DeviceMemoryError:
+                if not self._exchanges:
+                    raise
+                while self._exchanges:
+                    self._exchanges.popitem()[1].close()
+                found = self.client.exchange(elements, operation, self.wire)
+        self._exchanges[key] = found
+        return found
+
+    @property
+    def _kept_bytes(self) -> int:
+        return sum(8 * elements for elements, _ in self._exchanges)
+
+    def _ring_operation(self, tensor: Tensor, operation: Any) -> Operation | None:
+        if tensor.dtype not in RING_DTYPES or tensor.layout != torch.strided:
+            return None
+        if self.client.clients == 1:
+            return None
+        return next((name for op, name in RING_OPERATIONS.items() if operation == op), None)
+
+    def _by_gloo(self, what: str, dtype: torch.dtype, operation: Any) -> Any:
+        """The group of gloo that carries out what has no ring."""
+        reason = f"{what} of {dtype}, {_name(operation)}"
+        if reason not in self._warned and self.client.clients > 1:
+            self._warned.add(reason)
+            warnings.warn(
+                f"{reason}: the memory devices have no ring for it, gloo carries it out",
+                GlooFallbackWarning,
+                stacklevel=2,
+            )
+        if self._gloo is None:
+            self._gloo = dist.ProcessGroupGloo(
+                PrefixStore("nearstep/gloo", self._store),
+                self.client.rank,
+                self.client.clients,
+                self._timeout,
+            )
+        return self._gloo
+
+    def _gather_single(self, key: str, output: Tensor, given: Tensor) -> None:
+        flat = _flat(output)
+        self._gather_all(key, list(flat.view(self.client.clients, -1)), given.reshape(-1))
+        if not output.is_contiguous():
+            output.copy_(flat.view(output.shape))
+
+    def _gather_all(self, key: str, places: Sequence[Tensor], given: Tensor) -> None:
+        rank, others = self.client.rank, self.client.clients - 1
+        if others:
+            self._put(f"{key}/{rank}", given, others)
+        for peer, place in enumerate(places):
+            if peer == rank:
+                place.copy_(given.view(place.shape))
+            else:
+                self._get(f"{key}/{peer}", place)
+
+    def _exchange_all(self, key: str, outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> None:
+        rank = self.client.rank
+        for peer, part in enumerate(inputs):
+            if peer != rank:
+                self._put(f"{key}/{rank}/{peer}", part, 1)
+        for peer, place in enumerate(outputs):
+            if peer == rank:
+                place.copy_(inputs[rank])
+            else:
+                self._get(f"{key}/{peer}/{rank}", place)
+
+    def _move(self, key: str, given: Tensor, out: Tensor, root: int) -> None:
+        if self.client.rank != root:
+            self._get(key, out)
+        elif self.client.clients > 1:
+            self._put(key, given, self.client.clients - 1)
+
+    def _put(self, key: str, tensor: Tensor, readers: int) -> None:
+        self.client.put(key, _bytes(tensor.contiguous()), readers=readers)
+
+    def _get(self, key: str, tensor: Tensor) -> None:
+        if tensor.is_contiguous():
+            self.client.get(key, _bytes(tensor))
+            return
+        dense = torch.empty(tensor.shape, dtype=tensor.dtype)
+        self.client.get(key, _bytes(dense))
+        tensor.copy_(dense)
+
+    def _check_single(self, part: Tensor, whole: Tensor) -> None:
+        if part.numel() * self.client.clients != whole.numel():
+            raise ArgumentError(
+                f"tensor must have {part.numel()} x {self.client.clients} elements, "
+                f"not {whole.numel()}"
+            )
+
+
+def _name(operation: Any) -> str:
+    known = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "PREMUL_SUM")
+    return next((each for each in known if operation == getattr(ReduceOp, each)), "other")
+
+
+def _options(operation: Any) -> Any:
+    options = AllreduceOptions()
+    options.reduceOp = operation
+    return options
+
+
+def _flat(tensor: Tensor) -> Tensor:
+    """The elements in one dimension: the tensor's own where it is contiguous, else a copy."""
+    return tensor.detach().contiguous().view(-1)
+
+
+def _bytes(tensor: Tensor) -> NDArray[np.uint8]:
+    """The bytes of a contiguous tensor."""
+    flat = tensor.detach().view(-1)
+    if flat.dtype == torch.bool:
+        flat = flat.view(torch.uint8)
+    found: NDArray[np.uint8] = flat.view(torch.uint8).numpy()
+    return found

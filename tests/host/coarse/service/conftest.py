@@ -1,0 +1,68 @@
+"""A service in this process, and clients in threads."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nearstep.coarse.pool import CoarsePool
+from nearstep.coarse.service import Client, Server
+
+SMALL = "entry_phits=8&buffer_entries=4&chunks_ahead=2&queue_jobs=4&memory_bytes=4MiB"
+TOKEN = "of a test"
+
+
+class Service:
+    """A server, and how its clients reach it."""
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+        self.numbers = itertools.count()
+
+    def client(self, rank: int, clients: int, job: str, **options: Any) -> Client:
+        options = {"timeout_s": 60} | options
+        return Client(self.server.bound, TOKEN, job=job, rank=rank, clients=clients, **options)
+
+    def run(self, clients: int, action: Callable[[Client], Any], **options: Any) -> list[Any]:
+        """What `action` gives for each client of a job, all at once in threads."""
+        job = f"job {next(self.numbers)}"
+
+        def one(rank: int) -> Any:
+            with self.client(rank, clients, job, **options) as client:
+                return action(client)
+
+        with ThreadPoolExecutor(clients) as threads:
+            return list(threads.map(one, range(clients)))
+
+    def wait_idle(self) -> None:
+        """Until the service knows that all clients have left."""
+        deadline = time.monotonic() + 60
+        while self.server.engine.jobs:
+            assert time.monotonic() < deadline, self.server.engine.status()
+            time.sleep(0.01)
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator[Callable[..., Service]]:
+    """A service of golden devices; ended after the test."""
+    servers: list[Server] = []
+
+    def made(
+        devices: int = 4, *, tcp: bool = False, url: str | None = None, **options: Any
+    ) -> Service:
+        pool = CoarsePool.open(url or f"golden:coarse?devices={devices}&groups=2&{SMALL}")
+        address = "tcp:127.0.0.1:0" if tcp else f"unix:{tmp_path}/{len(servers)}"
+        server = Server(pool, address, TOKEN, **({"shard_bytes": 4096} | options))
+        servers.append(server)
+        server.start()
+        return Service(server)
+
+    yield made
+    for server in servers:
+        server.close()

@@ -1,0 +1,49 @@
+"""What a sum of any number of clients on any number of devices gives, written from the docs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nearstep_sim.golden.coarse import ring_all_reduce
+from nearstep_spec.coarse.config import CoarseConfig
+
+F32 = NDArray[np.float32]
+
+
+def expected_sum(
+    arrays: Sequence[F32],
+    *,
+    devices: int,
+    operation: str,
+    wire: str,
+    shard_bytes: int,
+    config: CoarseConfig,
+) -> F32:
+    """Shard by shard: rounds of a client on each device, then what the rounds gave."""
+    identity = np.float32(-np.inf if operation == "max" else -0.0)
+    scale = np.float32(1 / len(arrays))
+    size = shard_bytes // 4
+    out = []
+    for number, start in enumerate(range(0, arrays[0].size, size)):
+        values = [each[start : start + size] for each in arrays]
+        while True:
+            rounds = [values[i : i + devices] for i in range(0, len(values), devices)]
+            last = len(rounds) == 1
+            values = [
+                ring_all_reduce(
+                    [*each, *[np.full_like(each[0], identity)] * (devices - len(each))],
+                    operation="sum" if operation == "average" and not last else operation,
+                    wire=wire,
+                    config=config,
+                    reverse=bool(number % config.groups % 2),
+                    scale=scale,
+                )
+                for each in rounds
+            ]
+            if last:
+                break
+        out.append(values[0])
+    return np.concatenate(out)
