@@ -42,7 +42,7 @@ class SharedArray(Elsewhere):
             key = segment.key(self._name, channel)
             reading = segment.store.submit_read(key, part, first * out.itemsize)
             parts.append((channel, part, reading))
-            segment.traffic.from_drives += part.nbytes
+            segment.count_read(self._name, part.nbytes)
         for channel, part, completion in parts:
             completion.wait()
             if part is not out:
@@ -57,7 +57,7 @@ class SharedArray(Elsewhere):
             part = segment.stripes.gather(flat, start, channel)
             key = segment.key(self._name, channel)
             written.append((segment.store.submit_write(key, part, first * part.itemsize), part))
-            segment.traffic.to_drives += part.nbytes
+            segment.count_write(self._name, part.nbytes)
         for completion, _ in written:
             completion.wait()
 

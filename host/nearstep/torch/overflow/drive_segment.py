@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 GRADIENTS = ("g", "g_fp16", "g_bf16")
 """Arrays that do not outlast a step, unless the device was told to keep gradients."""
 
+HELD_BACK = "error-feedback"
+"""Array of what compression has not sent so far. No state of a rule can be called so."""
+
 FILLED_ELEMENTS = 1 << 20
 """Elements that are written at once where an array is filled."""
 
@@ -95,6 +98,20 @@ class DriveSegment(Segment):
     def changed(self, array: str) -> None:
         """An array is no more what the last generation on the drives has."""
         self.dirty.add(array)
+
+    def count_write(self, array: str, nbytes: int) -> None:
+        """The host writes so many bytes of an array to the drives."""
+        if array == HELD_BACK:
+            self.traffic.residuals_to_drives += nbytes
+        else:
+            self.traffic.to_drives += nbytes
+
+    def count_read(self, array: str, nbytes: int) -> None:
+        """The host reads so many bytes of an array from the drives."""
+        if array == HELD_BACK:
+            self.traffic.residuals_from_drives += nbytes
+        else:
+            self.traffic.from_drives += nbytes
 
     def passes(self, array: str) -> bool:
         """Whether an array that is reserved now needs no place on the drives."""

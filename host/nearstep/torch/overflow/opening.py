@@ -21,6 +21,7 @@ from nearstep.storage.store import Store
 from nearstep.torch import convert
 from nearstep.torch.budget import budget_bytes
 from nearstep.torch.cards.sets import moved_from, remove
+from nearstep.torch.overflow.drive_segment import HELD_BACK
 from nearstep.torch.overflow.errors import ResumeError
 from nearstep.torch.overflow.options import Drives, Overflow
 
@@ -40,6 +41,7 @@ class OpenStore:
     title : what the optimizer is called.
     groups : with all parameters.
     moments : arrays of state that a parameter can have besides itself.
+    residual : it can have what error feedback holds back, too.
     block : bytes of an array by which one drive may have more of it than another.
     extent_bytes : of a new store.
     cards : the drives are those of cards.
@@ -63,6 +65,7 @@ class OpenStore:
         groups: Sequence[Any],
         moments: int,
         *,
+        residual: bool = False,
         block: int = 0,
         extent_bytes: int = EXTENT_BYTES,
         cards: bool = False,
@@ -83,8 +86,9 @@ class OpenStore:
         others = self._left if isinstance(resume, bool) else _drives_of(resume)
         if others:
             self.source = _opened(others, owner)
+        kept = moments + (residual or _has_residual(self.source))
         try:
-            self.store = self._open(drives, owner, moments, block, extent_bytes)
+            self.store = self._open(drives, owner, kept, block, extent_bytes)
         except BaseException:
             self._close_source()
             self._remove_folder()
@@ -192,6 +196,10 @@ def _opened(places: Sequence[Path], owner: str) -> Store:
             raise ResumeError(f"a step of {owner}", "none")
         raise OwnerError(str(places[0]), owner, str(found))
     return store
+
+
+def _has_residual(source: Store | None) -> bool:
+    return source is not None and any(HELD_BACK in name for name in source.tensors)
 
 
 def given_groups(params: ParamsT) -> Any:

@@ -26,10 +26,13 @@ class StepState(NamedTuple):
     ----------
     step : None if none is kept.
     moments : keys of those that the drives have.
+    residual : whether the drives have what error feedback held back; None: there was something,
+        and they have not.
     """
 
     step: int | None
     moments: Sequence[str]
+    residual: bool | None = False
 
 
 class SavedStep(NamedTuple):
@@ -54,6 +57,8 @@ def pack(
     placed: Container[Tensor],
     rule: Optimizer,
     layout: Mapping[str, Any] | None,
+    *,
+    save_residual: bool,
 ) -> dict[str, Any]:
     """Meta data of a generation.
 
@@ -69,7 +74,7 @@ def pack(
         "layout": layout,
         "groups": [_options(group, index) for index, group in enumerate(groups)],
         "states": {
-            names[p]: _state(names[p], state)
+            names[p]: _state(names[p], state, save_residual=save_residual)
             for p, state in states.items()
             if p in placed and isinstance(state, ParameterState)
         },
@@ -113,12 +118,13 @@ def _owner(title: str, groups: Iterable[Mapping[str, Any]]) -> str:
     return describe(title, [group["params"] for group in groups])
 
 
-def _state(name: str, state: ParameterState) -> dict[str, Any]:
+def _state(name: str, state: ParameterState, *, save_residual: bool) -> dict[str, Any]:
     counts = state.store is not None and state.store.layout.counts
     layout = () if state.store is None else state.store.layout.moments
     return {
         "step": count(name, state.step) if counts else None,
         "moments": [key for key in layout if state.has_moment(key)],
+        "residual": False if state.residual is None else (save_residual or None),
     }
 
 

@@ -34,7 +34,7 @@ class DriveArray(Elsewhere):
         for key, first, offset, count in self._parts(start, flat.size):
             part = flat[first : first + count]
             self._segment.store.write(key, part, offset * flat.itemsize)
-            self._segment.traffic.to_drives += part.nbytes
+            self._segment.count_write(self._name, part.nbytes)
 
     def submit_read(self, start: int, out: NDArray[Any]) -> list[Completion]:
         """Begin to read elements from `start` on; what is between parameters stays in `out`."""
@@ -43,12 +43,12 @@ class DriveArray(Elsewhere):
             part = out[first : first + count]
             store = self._segment.store
             completions.append(store.submit_read(key, part, offset * out.itemsize))
-            self._segment.traffic.from_drives += part.nbytes
+            self._segment.count_read(self._name, part.nbytes)
         return completions
 
     def submit_write(self, number: int, data: NDArray[Any]) -> Completion:
         """Begin to write all of one parameter; `data` must not change until that has ended."""
-        self._segment.traffic.to_drives += data.nbytes
+        self._segment.count_write(self._name, data.nbytes)
         key = self._segment.key(number, self._name)
         return self._segment.store.submit_write(key, np.ascontiguousarray(data))
 
