@@ -110,3 +110,24 @@ def test_killed_on_the_rtl(tmp_path: Path) -> None:
     shape = "smartssd?lanes=4&chunk_bytes=512&memory_bytes=4MiB&cards=2&subgroup_elements=8192"
     device = f"sim:{shape}&drive={tmp_path / 'drives'}"
     assert check_killed([device] * 2, f"golden:{shape}", 8, 3, tmp_path, 2) == 2
+
+
+@pytest.mark.deep
+def test_killed_while_its_drives_are_made(tmp_path: Path) -> None:
+    """Until there is a generation it begins anew."""
+    print("seed 4")
+    rng = random.Random(4)
+    device, output, kills = on(tmp_path, "drives", 2), tmp_path / "killed", 0
+    for _ in range(4):
+        child = start(command(device, 4, output))
+        while child.poll() is None and not list((tmp_path / "drives").iterdir()):
+            time.sleep(0.001)
+        time.sleep(rng.random() * 0.02)
+        child.kill()
+        said = child.communicate()[0]
+        assert child.returncode == -signal.SIGKILL, said
+        kills += "step 1 " not in said
+    assert kills > 0
+    alone = finish(command("golden:smartssd?rules=adam", 4, tmp_path / "alone"), tmp_path / "alone")
+    found = finish(command(device, 4, output), output)
+    assert found["sha256"] == alone["sha256"]

@@ -18,11 +18,12 @@ from nearstep.storage.blocks import BLOCK_BYTES
 from nearstep.storage.drive_errors import OwnerError, StorageError
 from nearstep.storage.drive_set import EXTENT_BYTES, drives_in
 from nearstep.storage.store import Store
+from nearstep.storage.unfinished import unfinished
 from nearstep.torch import convert
 from nearstep.torch.budget import budget_bytes
 from nearstep.torch.cards.sets import moved_from, remove
 from nearstep.torch.overflow.drive_segment import HELD_BACK
-from nearstep.torch.overflow.errors import ResumeError
+from nearstep.torch.overflow.errors import NothingToResumeError, ResumeError
 from nearstep.torch.overflow.options import Drives, Overflow
 
 GENERATIONS = 3
@@ -101,6 +102,9 @@ class OpenStore:
             self._check(drives, owner)
             return drives
         if self._options.resume and self.source is None:
+            left = unfinished(drives)
+            if left:
+                raise NothingToResumeError(f"a step of {owner}", left)
             return Store.open(drives, owner=owner)
         arrays = (1 + moments) * len(self._parameters)
         state = 4 * (1 + moments) * self._elements + BLOCK_BYTES * arrays
@@ -146,6 +150,8 @@ class OpenStore:
     def _check(self, store: Store, owner: str) -> None:
         found = store.meta.get("owner")
         if self._options.resume and self.source is None:
+            if found is None and not store.tensors:
+                raise NothingToResumeError(f"a step of {owner}", ())
             if found is None:
                 raise ResumeError(f"a step of {owner}", "none")
             if found != owner:
