@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -324,6 +325,57 @@ def test_a_rule_file_that_changed_is_named(tmp_path: Path) -> None:
     with pytest.raises(ResumeError, match=r"rule\.py:PLAIN that computes .* it was changed"):
         on_rule(path, folder, again, resume=True)
     write_rule(path, "lr")
+    found = on_rule(path, folder, again, resume=True)
+    assert all(torch.equal(p, q) for p, q in zip(again, kept, strict=True))
+    found.store.close()
+
+
+SCALED = """
+from nearstep_spec.rule.expr import fma
+from nearstep_spec.rule.optimizer import Number, Optimizer
+from nearstep_spec.rule.rule import Rule
+
+
+def _step(p, g, *, lr):
+    return {"p": fma(lr, g, p)}
+
+
+def scaled(lr):
+    return FACTOR * lr
+
+
+FACTOR = -0.25
+PLAIN = Optimizer(
+    rule=Rule("plain", _step, states=("p",), inputs=("g",), scalars=("lr",)),
+    scalars=lambda lr: {"lr": scaled(lr)},
+    hyper={"lr": Number(1.0, low=-1.0)},
+)
+"""
+
+
+@pytest.mark.parametrize("changed", ["FACTOR = -0.5", "FACTOR = -0.25\nscaled = abs"])
+def test_scalars_of_a_rule_file_that_changed_are_named(changed: str, tmp_path: Path) -> None:
+    """The program of the rule is the same; what its registers get is not."""
+    path, folder = tmp_path / "rule.py", tmp_path / "drives"
+    path.write_text(SCALED)
+    parameters = JOB.parameters()
+    optimizer = on_rule(path, folder, parameters)
+    JOB.step(optimizer, parameters, 1)
+    kept = [p.detach().clone() for p in parameters]
+    written = optimizer.store.meta["rule"]
+    optimizer.store.close()
+    path.write_text(SCALED.replace("FACTOR = -0.25", changed))
+    again = JOB.parameters()
+    with pytest.raises(
+        ResumeError, match=r"rule\.py:PLAIN that computes .* it was changed"
+    ) as told:
+        on_rule(path, folder, again, resume=True)
+    assert told.value.actual == f"{written}: it was changed"
+    assert re.fullmatch(
+        r"a step of .*rule\.py:PLAIN that computes [0-9a-f]{16}", told.value.expected
+    )
+    assert written not in told.value.expected
+    path.write_text(SCALED)
     found = on_rule(path, folder, again, resume=True)
     assert all(torch.equal(p, q) for p, q in zip(again, kept, strict=True))
     found.store.close()

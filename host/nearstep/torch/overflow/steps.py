@@ -25,7 +25,7 @@ from nearstep.torch.overflow.errors import ResumeError
 from nearstep.torch.overflow.opening import keys
 from nearstep.torch.overflow.residuals import read_residual, write_residuals
 from nearstep.torch.overflow.saved_arrays import carry, saved_arrays
-from nearstep.torch.overflow.saved_step import SavedStep, pack, unpack
+from nearstep.torch.overflow.saved_step import SavedStep, digest, pack, unpack
 from nearstep.torch.overflow.undo import Undo
 from nearstep.torch.resident import Resident
 from nearstep.torch.saved import SavedState
@@ -82,6 +82,16 @@ class OverflowSteps(AttachedOptimizer):
     def _title(self) -> str:
         """What the optimizer is called on drives."""
         return type(self).__name__
+
+    @property
+    def _source(self) -> str:
+        """What steps depend on besides the rules: of a file, SHA-256 of its text."""
+        return ""
+
+    @property
+    def _computes(self) -> str:
+        """What a generation on drives says of the arithmetic."""
+        return digest(self.definition, self._source)
 
     def _place_on_drives(
         self,
@@ -228,9 +238,9 @@ class OverflowSteps(AttachedOptimizer):
 
     def _commit(self, tier: DriveTier[Any], **more: str) -> None:
         layout = tier.layout(keys(self.param_groups))
-        groups, rule, saves = self.param_groups, self.definition, self._settings.save_residual
+        groups, computes, saves = self.param_groups, self._computes, self._settings.save_residual
         kept = pack(
-            self._title, groups, self.state, self._residents, rule, layout, save_residual=saves
+            self._title, groups, self.state, self._residents, computes, layout, save_residual=saves
         )
         written = write_residuals(tier.segments, self.state, save=saves)
         tier.commit({**kept, **more})
@@ -240,7 +250,7 @@ class OverflowSteps(AttachedOptimizer):
     def _resume(self, tier: DriveTier[Any]) -> None:
         """Have parameters, state and options as the drives have them."""
         source = tier.store if tier.source is None else tier.source
-        saved = unpack(source.meta, self._title, self.param_groups, self.definition)
+        saved = unpack(source.meta, self._title, self.param_groups, self._computes)
         left_out = any(each.residual is None for each in saved.states.values())
         if left_out and self._settings.has_residual and self._settings.save_residual:
             expected = "what error feedback held back"
