@@ -18,7 +18,7 @@ from ..overflow.jobs import Job, drives, everything
 from .test_equality import PLAIN, card_url
 
 JOB = Job(((40, 16), (16,), (30, 20), (7,)))
-STEPS = 3
+STEPS = 2
 SHARE = 0.25
 
 Index = NDArray[np.uint32]
@@ -141,9 +141,7 @@ def test_all_pairs_are_the_whole_gradient_and_one_pair_leaves_most_subgroups_non
         assert found == everything(parameters, plain)
 
 
-@pytest.mark.parametrize(
-    ("cards", "beyond", "form"), [(2, 0, "scatter"), (3, 1 << 31, "fused"), (2, 7, "fused")]
-)
+@pytest.mark.parametrize(("cards", "beyond", "form"), [(2, 0, "scatter"), (3, 1 << 31, "fused")])
 def test_an_index_out_of_range_leaves_everything_as_before_the_step(
     cards: int, beyond: int, form: str
 ) -> None:

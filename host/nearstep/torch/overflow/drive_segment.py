@@ -5,12 +5,14 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
+from nearstep.backends.base import Completion
 from nearstep.device import Device
-from nearstep.placement import Segment, element
+from nearstep.placement import Elsewhere, Segment, element
 from nearstep.storage.store import Store
 from nearstep.torch.traffic import Traffic
 
@@ -40,6 +42,13 @@ class OnDrive(NamedTuple):
     key: str
     elements: int
     drive: int | None
+
+
+class Written(Elsewhere, Protocol):
+    """An array on drives."""
+
+    def begin_write(self, start: int, data: NDArray[Any]) -> list[Completion]:
+        """The same as `write`; `data` must not change until that has ended."""
 
 
 class DriveSegment(Segment):
@@ -82,6 +91,10 @@ class DriveSegment(Segment):
     @abstractmethod
     def tensors(self, array: str) -> Iterator[OnDrive]:
         """Those that an array consists of."""
+
+    @abstractmethod
+    def elsewhere(self, array: str) -> Written | None:
+        """Where an array is while it is not in the memory of the device."""
 
     @abstractmethod
     def find(self) -> None:

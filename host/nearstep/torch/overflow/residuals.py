@@ -9,14 +9,19 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from nearstep.placement import Elsewhere, Extent
+from nearstep.backends.base import Completion
+from nearstep.placement import Extent
+from nearstep.storage.aligned import AlignedPool
 from nearstep.torch import convert
-from nearstep.torch.overflow.drive_segment import HELD_BACK, DriveSegment
+from nearstep.torch.overflow.drive_segment import HELD_BACK, DriveSegment, Written
 from nearstep.torch.resident import Resident
 from nearstep.torch.state import ParameterState
 
 WRITTEN_ELEMENTS = 1 << 18
 """That are written to a drive at once."""
+
+WRITES = 2
+"""That are under way while the next is made."""
 
 
 def write_residuals(
@@ -74,10 +79,12 @@ class _Writer:
     """Writes an array in stretches of at most `most` elements that end at multiples of it, so that
     what drives write whole is whole: they read first what is written in part."""
 
-    def __init__(self, place: Elsewhere, most: int) -> None:
+    def __init__(self, place: Written, most: int) -> None:
         self._place = place
         self._most = most
-        self._room = np.empty(most, np.float32)
+        self._pool = AlignedPool()
+        self._room = self._pool.empty(most, np.float32)
+        self._writes: list[tuple[list[Completion], object]] = []
         self._start = self._stop = 0  # elements that are in the room
 
     def add(self, start: int, data: NDArray[np.float32]) -> None:
@@ -92,10 +99,20 @@ class _Writer:
                 self.flush()
 
     def flush(self) -> None:
-        """Write what is still to be written."""
+        """Begin to write what is in the room."""
         if self._stop > self._start:
-            self._place.write(self._start, self._room[: self._stop - self._start])
+            data = self._room[: self._stop - self._start]
+            self._writes.append((self._place.begin_write(self._start, data), data))
+            self.wait(WRITES)
+            self._room = self._pool.empty(self._most, np.float32)
         self._start = self._stop
+
+    def wait(self, most: int) -> None:
+        """Wait until at most so many writes are under way."""
+        while len(self._writes) > most:
+            completions, _ = self._writes.pop(0)
+            for each in completions:
+                each.wait()
 
 
 def _write(segment: DriveSegment, residuals: Iterable[tuple[Extent, Tensor]]) -> None:
@@ -110,3 +127,4 @@ def _write(segment: DriveSegment, residuals: Iterable[tuple[Extent, Tensor]]) ->
         writer.add(extent.start, convert.to_float32(residual))
         stop, end = extent.start + extent.count, extent.end
     writer.flush()
+    writer.wait(0)
