@@ -57,7 +57,8 @@ def write_residuals(
                 written.append(state)
         if is_held:
             segment.reserve({HELD_BACK: 0.0})
-            _write(segment, unsaved)
+            if unsaved:
+                _write(segment, unsaved)
         elif HELD_BACK in segment.on_drives:
             segment.remove(HELD_BACK)
     return written
