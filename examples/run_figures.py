@@ -209,6 +209,8 @@ def _drives(optimizer: DeviceOptimizer, traffic: nearstep.optim.Traffic) -> Iter
     if optimizer.device.drive_places:
         ways += [("drives to cards", traffic.drives_to_cards)]
         ways += [("cards to drives", traffic.cards_to_drives)]
+    if traffic.residuals_to_drives:
+        ways += [("held back, host to drives", traffic.residuals_to_drives)]
     for name, moved in ways:
         note = f"{moved / traffic.steps / elements:.3g} B/param"
         yield on(name=name, value=moved // traffic.steps, unit="B/step", note=note)

@@ -36,7 +36,7 @@ from nearstep.errors import ArgumentError, NearstepError, OutOfDeviceMemoryError
 from nearstep.storage.drive_errors import StorageError
 from nearstep.torch.offload import Engine
 from nearstep.torch.offload.errors import BudgetError
-from nearstep.torch.overflow.errors import MemoryTooSmallError
+from nearstep.torch.overflow.errors import MemoryTooSmallError, NothingToResumeError
 
 OUTPUT = Path(__file__).resolve().parents[1] / "build" / "run"
 
@@ -319,7 +319,7 @@ def _on_device(
         if choice.resume and not begun(choice.drives, device):
             choice = replace(choice, resume=False)
         with new_drives(choice.drives):
-            ours = task.trainer(choice, device)
+            ours = _resumed(task, choice, device)
             if budget is None:
                 return ours, None
             return ours, offloaded(ours, budget, policy)  # type: ignore[arg-type]
@@ -332,6 +332,18 @@ def _on_device(
         raise typer.BadParameter(str(error), param_hint="--memory") from error
     except (ArgumentError, OutOfDeviceMemoryError) as error:
         raise typer.BadParameter(str(error), param_hint="--device") from error
+
+
+def _resumed(task: Task, choice: Choice, device: nearstep.Device) -> Trainer:
+    """The trainer on `device`: from the start if the run before was cut off before the drives had
+    anything."""
+    try:
+        return task.trainer(choice, device)
+    except NothingToResumeError as error:
+        print(f"{error}; begun anew", flush=True)
+        for place in reversed(error.places):
+            place.unlink()
+        return task.trainer(replace(choice, resume=False), device)
 
 
 def _train(

@@ -131,6 +131,10 @@ class Adam(RuleOptimizer, optimizer="adam"):
         their folder: copy that step from these first, which stay as they are.
     transfer_handler : on cards with drives: `overlapped`, a subgroup comes and another one goes
         while one is updated; or `naive`, one thing after the other (Smart-Infinity, figure 5).
+    save_residual : with compression, error feedback and drives: each step writes what was not sent,
+        4 bytes a parameter, with the state, so that a resumed run has the bits of one that was not
+        interrupted. False leaves that out, and such a step can be resumed with False alone, or
+        without error feedback: nothing is left over then.
 
     Raises
     ------
@@ -234,7 +238,7 @@ class SGD(RuleOptimizer, optimizer="sgd"):
         dense fp32, fp16 or bf16 tensors on the CPU.
     device, max_cycles, compression, error_feedback, compression_form, compression_format,
         max_grad_norm, drives, memory, eviction, resume,
-        transfer_handler : as in `Adam`.
+        transfer_handler, save_residual : as in `Adam`.
 
     Raises
     ------
@@ -284,7 +288,7 @@ class Adagrad(RuleOptimizer, optimizer="adagrad"):
         Parameters are dense fp32, fp16 or bf16 tensors on the CPU.
     device, max_cycles, compression, error_feedback, compression_form, compression_format,
         max_grad_norm, drives, memory, eviction, resume,
-        transfer_handler : as in `Adam`.
+        transfer_handler, save_residual : as in `Adam`.
 
     Raises
     ------
@@ -338,6 +342,7 @@ def of(
     eviction: str = "updated_first",
     resume: Resume = False,
     transfer_handler: str = "overlapped",
+    save_residual: bool = True,
     **hyper: Any,
 ) -> NamedOptimizer:
     """An optimizer of torch from the data of one, such as that of a file of yours::
@@ -355,7 +360,7 @@ def of(
     params, maximize : as in torch.
     device, max_cycles, compression, error_feedback, compression_form, compression_format,
         max_grad_norm, drives, memory, eviction, resume,
-        transfer_handler : as in `Adam`.
+        transfer_handler, save_residual : as in `Adam`.
     **hyper : hyper-parameters; those not given have the optimizer's defaults. Groups may have their
         own.
 
@@ -383,6 +388,7 @@ def of(
         eviction=eviction,
         resume=resume,
         transfer_handler=transfer_handler,
+        save_residual=save_residual,
     )
 
 

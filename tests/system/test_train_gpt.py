@@ -16,6 +16,8 @@ import typer
 from typer.testing import CliRunner
 
 from nearstep.optim import Traffic
+from nearstep.storage.store import Store
+from nearstep.torch.overflow.opening import OpenStore
 from nearstep_sim.verilate.build import BuildError
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -295,6 +297,38 @@ def test_only_what_was_begun_can_be_gone_on_with(train, tmp_path):
         result, _ = train(*arguments)
         assert result.exit_code == 2
         assert text in " ".join(result.output.replace("│", " ").split())
+
+
+@pytest.mark.parametrize("where", ["cards", "host"])
+def test_what_was_cut_off_before_its_first_generation_is_begun_anew(
+    where, train, tmp_path, monkeypatch
+):
+    folder = tmp_path / "drives"
+    device = f"golden:smartssd?cards=2&drive={folder}" if where == "cards" else "golden:axdimm"
+    options = ["--device", device, "--resume", "--no-baseline", "--steps", "1", *SHORT]
+    if where == "host":
+        options += ["--drives", str(folder)]
+
+    def kill(*_):
+        raise SystemExit(137)
+
+    with monkeypatch.context() as patch:  # nobody tidies up after a process that was killed
+        patch.setattr(Store, "commit", kill)
+        patch.setattr(OpenStore, "give_up", lambda opened: opened.store.close())
+        patch.setattr(Path, "unlink", lambda *_, **__: None)
+        result, _ = train(*options)
+    if "direct=False" in result.output:
+        pytest.skip(f"there is no O_DIRECT in {tmp_path}")
+    assert result.exit_code == 137
+    left = sorted(folder.iterdir())
+    assert len(left) == 2
+    result, output = train(*options)
+    assert result.exit_code == 0, result.output
+    said = " ".join(result.output.split())
+    assert f"no generation was completed; remove {left[0]}, {left[1]} and begin anew" in said
+    report = json.loads((output / "report.json").read_text())
+    assert (report["first_step"], len(report["loss"])) == (0, 1)
+    assert sorted(folder.iterdir()) == left
 
 
 @pytest.mark.parametrize(

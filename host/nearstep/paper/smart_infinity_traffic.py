@@ -15,6 +15,8 @@ PAGE_BYTES = 4096
 class Traffic(NamedTuple):
     """Bytes a parameter over the host's link, in units of M, 2 bytes a parameter (Table I).
 
+    What error feedback holds back is not among them: the paper has none.
+
     Attributes
     ----------
     states_read, states_written, gradients_read, gradients_written

@@ -18,6 +18,7 @@ from nearstep.torch.resident import Resident
 from nearstep.torch.settings import OnDevice, Settings
 from nearstep.torch.state import ParameterState
 from nearstep.torch.step import Arrays, GradientOptions
+from nearstep_spec.rule.file import is_in_file, load_with_digest
 from nearstep_spec.rule.optimizer import FIRST, STEP, Flag, Form, Numbers, Optimizer
 from nearstep_spec.rule.rules import OPTIMIZERS, optimizer_named
 
@@ -201,9 +202,14 @@ class NamedOptimizer(RuleOptimizer):
     def _title(self) -> str:
         return self.name
 
+    @property
+    def _source(self) -> str:
+        return self._digest
+
     def _define(self, name: str) -> None:
         self.name = name
-        self.definition = optimizer_named(name)
+        found = load_with_digest(name) if is_in_file(name) else (optimizer_named(name), "")
+        self.definition, self._digest = found
         self.layout = Layout.of(self.definition)  # type: ignore[misc]
 
     def __getstate__(self) -> dict[str, Any]:

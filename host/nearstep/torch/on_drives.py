@@ -61,6 +61,7 @@ def on_drives(
             title,
             groups,
             moments,
+            residual=settings.has_residual and settings.save_residual,
             block=device.stripe_bytes,
             extent_bytes=extent_bytes(4 * device.card.subgroup),
             cards=True,

@@ -38,6 +38,7 @@ class OnDevice(TypedDict, total=False):
     eviction: str
     resume: Resume
     transfer_handler: str
+    save_residual: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +52,7 @@ class Settings:
     max_grad_norm : bound on the norm of the gradients that a step applies; None is no bound.
     overflow : drives, and memory; None keeps all in memory.
     naive : cards with drives do one thing after the other.
+    save_residual : drives have what error feedback holds back.
 
     Raises
     ------
@@ -62,8 +64,11 @@ class Settings:
     max_grad_norm: float | None = None
     overflow: Overflow | None = None
     naive: bool = False
+    save_residual: bool = True
 
     def __post_init__(self) -> None:
+        if not isinstance(self.save_residual, bool):
+            raise HyperparameterError("save_residual", "True or False", self.save_residual)
         if not is_bound(self.max_cycles):
             raise HyperparameterError("max_cycles", BOUND, self.max_cycles)
         given = self.max_grad_norm
@@ -89,6 +94,7 @@ class Settings:
         eviction: str = "updated_first",
         resume: Resume = False,
         transfer_handler: str = "overlapped",
+        save_residual: bool = True,
     ) -> Self:
         """Those of `OnDevice`."""
         if transfer_handler not in get_args(TransferOrder):
@@ -109,7 +115,13 @@ class Settings:
             max_grad_norm=max_grad_norm,
             overflow=Overflow.given(drives, memory, eviction, resume=resume),
             naive=transfer_handler == "naive",
+            save_residual=save_residual,
         )
+
+    @property
+    def has_residual(self) -> bool:
+        """Whether compression holds something back for the next step."""
+        return self.compression is not None and bool(self.compression.error_feedback)
 
     def on(self, device: Device) -> Self:
         """These on a device, which may have drives of its own.

@@ -79,6 +79,8 @@ class ParameterState(dict[str, Any]):
         super().__init__(*values, **more)
         self._store: MomentStore | None = None
         self._fetched: dict[str, int] = {}
+        self._residual_is_saved = False
+        self._residual_is_shown = True
 
     @classmethod
     def of(cls, store: MomentStore, step: Tensor | None, held: Iterable[str]) -> Self:
@@ -111,8 +113,22 @@ class ParameterState(dict[str, Any]):
         return super().get(RESIDUAL)
 
     def keep_residual(self, residual: Tensor) -> None:
-        """Put a tensor there that is like a moment of the parameter."""
+        """Put a new tensor there that is like a moment of the parameter."""
         super().__setitem__(RESIDUAL, residual)
+        self._residual_is_saved = self._residual_is_shown = False
+
+    @property
+    def unsaved_residual(self) -> Tensor | None:
+        """What is under the key `residual`, unless drives have it as it is.
+
+        What the user has seen may be changed at any time.
+        """
+        known = self._residual_is_saved and not self._residual_is_shown
+        return None if known else self.residual
+
+    def residual_saved(self) -> None:
+        """Drives have the residual."""
+        self._residual_is_saved = True
 
     @property
     def held(self) -> frozenset[str]:
@@ -188,6 +204,8 @@ class ParameterState(dict[str, Any]):
             value = self._placed.fetch(key)
             self._fetched[key] = fingerprint(value)
             super().__setitem__(key, value)
+        elif key == RESIDUAL:
+            self._residual_is_shown = True
         return value
 
     @eager
@@ -200,6 +218,8 @@ class ParameterState(dict[str, Any]):
                 self._fetched.pop(key, None)
             elif key == RESIDUAL:
                 value = check_residual(store.label, store.parameter, value)
+        if key == RESIDUAL:
+            self._residual_is_shown = True
         super().__setitem__(key, value)
 
     def __iter__(self) -> Iterator[str]:
@@ -323,6 +343,7 @@ class Memento(NamedTuple):
         dict.clear(state)
         dict.update(state, self.values)
         state._fetched.clear()
+        state._residual_is_shown = True
         if self.step is not None:
             self.values["step"].copy_(self.step)
 

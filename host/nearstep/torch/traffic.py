@@ -31,6 +31,10 @@ class Traffic:
         fetched (when read).
     to_drives, from_drives : of arrays of state and parameters, and gradients that the device keeps,
         written to drives and read from there.
+    residuals_to_drives, residuals_from_drives : of what error feedback holds back of compressed
+        gradients: written by the host to drives, with the step that made it, and read from there
+        when a step is resumed. In no other counter; of a residual on an accelerator as many bytes
+        come to the host first.
     drives_to_cards, cards_to_drives : moved between the drives of cards and the cards' memory,
         peer to peer: the host's link has no part in it.
     steps, launches, elements : steps done, runs of the kernel that update (on a DIMM of several
@@ -56,6 +60,8 @@ class Traffic:
     moments_up: int = 0
     to_drives: int = 0
     from_drives: int = 0
+    residuals_to_drives: int = 0
+    residuals_from_drives: int = 0
     drives_to_cards: int = 0
     cards_to_drives: int = 0
     steps: int = 0

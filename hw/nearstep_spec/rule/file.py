@@ -14,7 +14,7 @@ from nearstep_spec.rule.errors import RuleError
 from nearstep_spec.rule.optimizer import Optimizer
 from nearstep_spec.rule.rule import Rule
 
-__all__ = ["RuleFileError", "definitions", "is_in_file", "load", "load_rules"]
+__all__ = ["RuleFileError", "definitions", "is_in_file", "load", "load_rules", "load_with_digest"]
 
 SUFFIX = ".py"
 ORDER_HINT = "; the old value of a state is its parameter, the new one next_value('name')"
@@ -39,10 +39,23 @@ def load(name: str) -> Optimizer:
     RuleFileError : the name is not of that form, the file cannot be read or run, or it has no such
         optimizer.
     """
-    path, wanted, _, names = definitions(name, "a rule")
+    return load_with_digest(name)[0]
+
+
+def load_with_digest(name: str) -> tuple[Optimizer, str]:
+    """The same, and what its steps depend on besides the programs of its rules: SHA-256 of the
+    file's text, in hex, since `scalars` may call anything in it; empty of a rule, which has none.
+
+    Modules that the file imports are not looked at.
+
+    Raises
+    ------
+    RuleFileError : as of `load`.
+    """
+    path, wanted, content, names = definitions(name, "a rule")
     found = names.get(wanted)
     if isinstance(found, Rule):
-        return Optimizer.of_rule(found)
+        return Optimizer.of_rule(found), ""
     if not isinstance(found, Optimizer):
         there = [each for each, value in names.items() if isinstance(value, Rule | Optimizer)]
         what = f"a {type(found).__name__}" if wanted in names else "not there"
@@ -50,7 +63,7 @@ def load(name: str) -> Optimizer:
             f"{path}: {wanted} must be an Optimizer or a Rule, and is {what}; "
             f"there are: {', '.join(there) or 'none'}"
         )
-    return found
+    return found, hashlib.sha256(content).hexdigest()
 
 
 def definitions(name: str, what: str) -> tuple[Path, str, bytes, Mapping[str, object]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,11 +20,11 @@ from nearstep.storage.drive_errors import (
 )
 from nearstep.storage.store import Store
 from nearstep.torch.cards import sets
-from nearstep.torch.overflow.errors import ResumeError
+from nearstep.torch.overflow.errors import NothingToResumeError, ResumeError
 
 from ..overflow.jobs import URL as DIMM
-from ..overflow.jobs import Job, everything
-from .test_equality import PLAIN
+from ..overflow.jobs import Job, drives, everything
+from .test_equality import PLAIN, card_url
 
 JOB = Job([(40, 16), (16,), (30, 20), (7,)], skips=3)
 MEMORY = 1 << 16
@@ -145,7 +146,7 @@ def cut_at(number: int, monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
         return call
 
     monkeypatch.setattr(Path, "unlink", counted(Path.unlink))
-    monkeypatch.setattr(Store, "write", counted(Store.write))
+    monkeypatch.setattr(Store, "submit_write", counted(Store.submit_write))
     monkeypatch.setattr(Store, "commit", counted(Store.commit))
     monkeypatch.setattr(Store, "create", counted(Store.create))
     monkeypatch.setattr(sets.os, "fsync", counted(os.fsync))
@@ -192,6 +193,53 @@ def test_a_move_that_is_cut_off_anywhere(
         assert files(folder) == names(cards)
         shutil.rmtree(folder)
         cuts += every
+
+
+@pytest.mark.parametrize("on_host", [False, True])
+def test_an_optimizer_that_is_cut_off_anywhere_before_its_first_generation(
+    on_host: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After it has made its drives: `tests/host/storage/test_unfinished.py` has the rest."""
+    job, cuts, refused = Job([(40, 16), (7,)]), 0, 0
+    device, more, there = url(tmp_path, 2), {}, names(2)
+    if on_host:
+        there = ["a.drive", "b.drive"]
+        device, more = DIMM, {"drives": [tmp_path / each for each in there], "memory": MEMORY}
+    while True:
+        with monkeypatch.context() as patch:
+            left = cut_at(cuts, patch)
+            try:
+                _, optimizer = trained(device, 0, job, **more)
+            except KeyboardInterrupt:
+                pass
+            else:
+                assert left() == 0
+                break
+        cuts += 1
+        if not files(tmp_path):  # files that were being made are removed after an exception
+            continue
+        refused += 1
+        with pytest.raises(NothingToResumeError, match="no generation was completed") as caught:
+            resumed(device, job=job, **more)
+        error = caught.value
+        assert error.actual.startswith("none: ")
+        assert error.expected.startswith("a step of AdamW of 2 parameters")
+        assert [each.name for each in error.places] == there == files(tmp_path)
+        for place in error.places[::-1]:
+            place.unlink()
+    assert refused >= 3
+    optimizer.store.close()
+    check(resumed(device, job=job, **more), 0, job)
+
+
+def test_a_store_without_a_generation_is_taken_as_it_is() -> None:
+    with drives(2, 1200) as on:
+        parameters = JOB.parameters()
+        with pytest.raises(NothingToResumeError, match="begin anew, without resume") as caught:
+            JOB.make(parameters, card_url(2, 128), drives=on.store, resume=True)
+        assert caught.value.places == ()
+        JOB.make(parameters, card_url(2, 128), drives=on.store)
+        assert on.store.generation == 1
 
 
 def test_what_is_no_unfinished_move_is_never_removed(tmp_path: Path) -> None:
@@ -277,6 +325,57 @@ def test_a_rule_file_that_changed_is_named(tmp_path: Path) -> None:
     with pytest.raises(ResumeError, match=r"rule\.py:PLAIN that computes .* it was changed"):
         on_rule(path, folder, again, resume=True)
     write_rule(path, "lr")
+    found = on_rule(path, folder, again, resume=True)
+    assert all(torch.equal(p, q) for p, q in zip(again, kept, strict=True))
+    found.store.close()
+
+
+SCALED = """
+from nearstep_spec.rule.expr import fma
+from nearstep_spec.rule.optimizer import Number, Optimizer
+from nearstep_spec.rule.rule import Rule
+
+
+def _step(p, g, *, lr):
+    return {"p": fma(lr, g, p)}
+
+
+def scaled(lr):
+    return FACTOR * lr
+
+
+FACTOR = -0.25
+PLAIN = Optimizer(
+    rule=Rule("plain", _step, states=("p",), inputs=("g",), scalars=("lr",)),
+    scalars=lambda lr: {"lr": scaled(lr)},
+    hyper={"lr": Number(1.0, low=-1.0)},
+)
+"""
+
+
+@pytest.mark.parametrize("changed", ["FACTOR = -0.5", "FACTOR = -0.25\nscaled = abs"])
+def test_scalars_of_a_rule_file_that_changed_are_named(changed: str, tmp_path: Path) -> None:
+    """The program of the rule is the same; what its registers get is not."""
+    path, folder = tmp_path / "rule.py", tmp_path / "drives"
+    path.write_text(SCALED)
+    parameters = JOB.parameters()
+    optimizer = on_rule(path, folder, parameters)
+    JOB.step(optimizer, parameters, 1)
+    kept = [p.detach().clone() for p in parameters]
+    written = optimizer.store.meta["rule"]
+    optimizer.store.close()
+    path.write_text(SCALED.replace("FACTOR = -0.25", changed))
+    again = JOB.parameters()
+    with pytest.raises(
+        ResumeError, match=r"rule\.py:PLAIN that computes .* it was changed"
+    ) as told:
+        on_rule(path, folder, again, resume=True)
+    assert told.value.actual == f"{written}: it was changed"
+    assert re.fullmatch(
+        r"a step of .*rule\.py:PLAIN that computes [0-9a-f]{16}", told.value.expected
+    )
+    assert written not in told.value.expected
+    path.write_text(SCALED)
     found = on_rule(path, folder, again, resume=True)
     assert all(torch.equal(p, q) for p, q in zip(again, kept, strict=True))
     found.store.close()

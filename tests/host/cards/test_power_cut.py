@@ -22,9 +22,14 @@ def test_a_step_of_subgroups_at_every_write(cards: int) -> None:
     assert check_cuts(JOB, cards, 16, 1, 42, card_url(cards, 128)) > 200
 
 
+def test_what_error_feedback_holds_back_at_some_writes() -> None:
+    """It is of the same step as the state."""
+    assert check_cuts(JOB, 2, 2, 7, 44, card_url(2, 128), compression=0.25) > 20
+
+
 @pytest.mark.deep
-def test_compressed_gradients_at_every_write() -> None:
-    """What error feedback holds back is no part of a generation."""
+@pytest.mark.parametrize("error_feedback", [False, True])
+def test_compressed_gradients_at_every_write(error_feedback: bool) -> None:
     job = Job([(20, 16), (5,)], "momentum")
-    more = {"compression": 0.25, "error_feedback": False}
+    more = {"compression": 0.25, "error_feedback": error_feedback}
     assert check_cuts(job, 2, 4, 2, 43, card_url(2, 128), **more) > 100

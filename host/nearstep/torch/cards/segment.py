@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from nearstep.backends.base import Completion
 from nearstep.device import Device
-from nearstep.placement import Elsewhere, Segment
+from nearstep.placement import Segment
 from nearstep.storage.store import Store
-from nearstep.torch.overflow.drive_segment import GRADIENTS, DriveSegment, OnDrive
+from nearstep.torch.overflow.drive_segment import GRADIENTS, DriveSegment, OnDrive, Written
 from nearstep.torch.traffic import Traffic
 
 COPY = "copy_"
@@ -23,7 +24,7 @@ def is_state(array: str) -> bool:
     return array not in GRADIENTS and not array.startswith(COPY)
 
 
-class SharedArray(Elsewhere):
+class SharedArray(Written):
     """An array of a segment on the drives of all cards.
 
     What the host reads or writes of it crosses its link.
@@ -42,13 +43,17 @@ class SharedArray(Elsewhere):
             key = segment.key(self._name, channel)
             reading = segment.store.submit_read(key, part, first * out.itemsize)
             parts.append((channel, part, reading))
-            segment.traffic.from_drives += part.nbytes
+            segment.count_read(self._name, part.nbytes)
         for channel, part, completion in parts:
             completion.wait()
             if part is not out:
                 stripes.scatter(part, out, start, channel)
 
     def write(self, start: int, data: NDArray[Any]) -> None:
+        for completion in self.begin_write(start, data):
+            completion.wait()
+
+    def begin_write(self, start: int, data: NDArray[Any]) -> list[Completion]:
         segment = self._segment
         segment.changed(self._name)
         flat = np.ascontiguousarray(data, segment.dtype_of(self._name))
@@ -56,10 +61,9 @@ class SharedArray(Elsewhere):
         for channel, (first, _) in segment.shares(start, start + flat.size):
             part = segment.stripes.gather(flat, start, channel)
             key = segment.key(self._name, channel)
-            written.append((segment.store.submit_write(key, part, first * part.itemsize), part))
-            segment.traffic.to_drives += part.nbytes
-        for completion, _ in written:
-            completion.wait()
+            written.append(segment.store.submit_write(key, part, first * part.itemsize))
+            segment.count_write(self._name, part.nbytes)
+        return written
 
 
 class CardSegment(DriveSegment):

@@ -5,12 +5,14 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
+from nearstep.backends.base import Completion
 from nearstep.device import Device
-from nearstep.placement import Segment, element
+from nearstep.placement import Elsewhere, Segment, element
 from nearstep.storage.store import Store
 from nearstep.torch.traffic import Traffic
 
@@ -19,6 +21,9 @@ if TYPE_CHECKING:
 
 GRADIENTS = ("g", "g_fp16", "g_bf16")
 """Arrays that do not outlast a step, unless the device was told to keep gradients."""
+
+HELD_BACK = "error-feedback"
+"""Array of what compression has not sent so far. No state of a rule can be called so."""
 
 FILLED_ELEMENTS = 1 << 20
 """Elements that are written at once where an array is filled."""
@@ -37,6 +42,13 @@ class OnDrive(NamedTuple):
     key: str
     elements: int
     drive: int | None
+
+
+class Written(Elsewhere, Protocol):
+    """An array on drives."""
+
+    def begin_write(self, start: int, data: NDArray[Any]) -> list[Completion]:
+        """The same as `write`; `data` must not change until that has ended."""
 
 
 class DriveSegment(Segment):
@@ -81,6 +93,10 @@ class DriveSegment(Segment):
         """Those that an array consists of."""
 
     @abstractmethod
+    def elsewhere(self, array: str) -> Written | None:
+        """Where an array is while it is not in the memory of the device."""
+
+    @abstractmethod
     def find(self) -> None:
         """See which arrays the drives have."""
 
@@ -95,6 +111,20 @@ class DriveSegment(Segment):
     def changed(self, array: str) -> None:
         """An array is no more what the last generation on the drives has."""
         self.dirty.add(array)
+
+    def count_write(self, array: str, nbytes: int) -> None:
+        """The host writes so many bytes of an array to the drives."""
+        if array == HELD_BACK:
+            self.traffic.residuals_to_drives += nbytes
+        else:
+            self.traffic.to_drives += nbytes
+
+    def count_read(self, array: str, nbytes: int) -> None:
+        """The host reads so many bytes of an array from the drives."""
+        if array == HELD_BACK:
+            self.traffic.residuals_from_drives += nbytes
+        else:
+            self.traffic.from_drives += nbytes
 
     def passes(self, array: str) -> bool:
         """Whether an array that is reserved now needs no place on the drives."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
+
 from nearstep.storage.drive_errors import StorageError
 from nearstep.torch.errors import HyperparameterError
 
@@ -34,3 +37,20 @@ class ResumeError(StorageError):
         self.expected = expected
         self.actual = actual
         super().__init__(f"the drives must hold {expected}, not {actual}")
+
+
+class NothingToResumeError(ResumeError):
+    """No generation was ever completed on the drives: an optimizer began to make them, and was cut
+    off. Nothing is lost by beginning anew, without `resume`, once the files are removed.
+
+    Attributes
+    ----------
+    places : files, of which the last is to be removed first; none of a store that the caller
+        opened, which can be taken as it is.
+    """
+
+    def __init__(self, expected: str, places: Sequence[Path]) -> None:
+        self.places = tuple(places)
+        named = ", ".join(map(str, self.places))
+        hint = f"remove {named} and begin anew" if named else "begin anew, without resume"
+        super().__init__(expected, f"none: no generation was completed; {hint}")

@@ -18,10 +18,12 @@ from nearstep.storage.blocks import BLOCK_BYTES
 from nearstep.storage.drive_errors import OwnerError, StorageError
 from nearstep.storage.drive_set import EXTENT_BYTES, drives_in
 from nearstep.storage.store import Store
+from nearstep.storage.unfinished import unfinished
 from nearstep.torch import convert
 from nearstep.torch.budget import budget_bytes
 from nearstep.torch.cards.sets import moved_from, remove
-from nearstep.torch.overflow.errors import ResumeError
+from nearstep.torch.overflow.drive_segment import HELD_BACK
+from nearstep.torch.overflow.errors import NothingToResumeError, ResumeError
 from nearstep.torch.overflow.options import Drives, Overflow
 
 GENERATIONS = 3
@@ -40,6 +42,7 @@ class OpenStore:
     title : what the optimizer is called.
     groups : with all parameters.
     moments : arrays of state that a parameter can have besides itself.
+    residual : it can have what error feedback holds back, too.
     block : bytes of an array by which one drive may have more of it than another.
     extent_bytes : of a new store.
     cards : the drives are those of cards.
@@ -63,6 +66,7 @@ class OpenStore:
         groups: Sequence[Any],
         moments: int,
         *,
+        residual: bool = False,
         block: int = 0,
         extent_bytes: int = EXTENT_BYTES,
         cards: bool = False,
@@ -83,8 +87,9 @@ class OpenStore:
         others = self._left if isinstance(resume, bool) else _drives_of(resume)
         if others:
             self.source = _opened(others, owner)
+        kept = moments + (residual or _has_residual(self.source))
         try:
-            self.store = self._open(drives, owner, moments, block, extent_bytes)
+            self.store = self._open(drives, owner, kept, block, extent_bytes)
         except BaseException:
             self._close_source()
             self._remove_folder()
@@ -97,6 +102,9 @@ class OpenStore:
             self._check(drives, owner)
             return drives
         if self._options.resume and self.source is None:
+            left = unfinished(drives)
+            if left:
+                raise NothingToResumeError(f"a step of {owner}", left)
             return Store.open(drives, owner=owner)
         arrays = (1 + moments) * len(self._parameters)
         state = 4 * (1 + moments) * self._elements + BLOCK_BYTES * arrays
@@ -142,6 +150,8 @@ class OpenStore:
     def _check(self, store: Store, owner: str) -> None:
         found = store.meta.get("owner")
         if self._options.resume and self.source is None:
+            if found is None and not store.tensors:
+                raise NothingToResumeError(f"a step of {owner}", ())
             if found is None:
                 raise ResumeError(f"a step of {owner}", "none")
             if found != owner:
@@ -192,6 +202,10 @@ def _opened(places: Sequence[Path], owner: str) -> Store:
             raise ResumeError(f"a step of {owner}", "none")
         raise OwnerError(str(places[0]), owner, str(found))
     return store
+
+
+def _has_residual(source: Store | None) -> bool:
+    return source is not None and any(HELD_BACK in name for name in source.tensors)
 
 
 def given_groups(params: ParamsT) -> Any:

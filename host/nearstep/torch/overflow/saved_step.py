@@ -26,10 +26,13 @@ class StepState(NamedTuple):
     ----------
     step : None if none is kept.
     moments : keys of those that the drives have.
+    residual : whether the drives have what error feedback held back; None: there was something,
+        and they have not.
     """
 
     step: int | None
     moments: Sequence[str]
+    residual: bool | None = False
 
 
 class SavedStep(NamedTuple):
@@ -52,10 +55,20 @@ def pack(
     groups: Sequence[Mapping[str, Any]],
     states: Mapping[Tensor, Any],
     placed: Container[Tensor],
-    rule: Optimizer,
+    arithmetic: str,
     layout: Mapping[str, Any] | None,
+    *,
+    save_residual: bool,
 ) -> dict[str, Any]:
     """Meta data of a generation.
+
+    Parameters
+    ----------
+    title, groups, states, placed : of the optimizer: its name, groups, `state`, and the parameters
+        that have a place.
+    arithmetic : `digest` of what it computes.
+    layout : as of `SavedStep`.
+    save_residual : the drives have what error feedback held back.
 
     Raises
     ------
@@ -65,11 +78,11 @@ def pack(
     return {
         "version": VERSION,
         "owner": _owner(title, groups),
-        "rule": digest(rule),
+        "rule": arithmetic,
         "layout": layout,
         "groups": [_options(group, index) for index, group in enumerate(groups)],
         "states": {
-            names[p]: _state(names[p], state)
+            names[p]: _state(names[p], state, save_residual=save_residual)
             for p, state in states.items()
             if p in placed and isinstance(state, ParameterState)
         },
@@ -77,7 +90,7 @@ def pack(
 
 
 def unpack(
-    meta: Mapping[str, Any], title: str, groups: Sequence[Mapping[str, Any]], rule: Optimizer
+    meta: Mapping[str, Any], title: str, groups: Sequence[Mapping[str, Any]], arithmetic: str
 ) -> SavedStep:
     """What a generation says.
 
@@ -88,9 +101,10 @@ def unpack(
     owner = _owner(title, groups)
     if meta.get("version") != VERSION or meta.get("owner") != owner:
         raise ResumeError(f"a step of {owner}", str(meta.get("owner")))
-    found, expected = meta.get("rule"), digest(rule)
-    if found != expected:
-        raise ResumeError(f"a step of {title} that computes {expected}", f"{found}: it was changed")
+    found = meta.get("rule")
+    if found != arithmetic:
+        expected = f"a step of {title} that computes {arithmetic}"
+        raise ResumeError(expected, f"{found}: it was changed")
     if len(meta["groups"]) != len(groups):
         raise ResumeError(f"{len(groups)} groups", str(len(meta["groups"])))
     states = {
@@ -102,10 +116,16 @@ def unpack(
     return SavedStep(options, states, meta.get("layout"))
 
 
-def digest(rule: Optimizer) -> str:
-    """Of the arithmetic of all forms of an optimizer, and of its state."""
+def digest(rule: Optimizer, source: str) -> str:
+    """Of the arithmetic of all forms of an optimizer, and of its state.
+
+    Parameters
+    ----------
+    rule
+    source : as of `nearstep_spec.rule.file.load_with_digest`; empty of one of the package.
+    """
     forms = [each.digest for each in rule.all_forms]
-    text = json.dumps([forms, sorted(rule.state.items()), rule.counts])
+    text = json.dumps([forms, sorted(rule.state.items()), rule.counts, *filter(None, [source])])
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -113,12 +133,13 @@ def _owner(title: str, groups: Iterable[Mapping[str, Any]]) -> str:
     return describe(title, [group["params"] for group in groups])
 
 
-def _state(name: str, state: ParameterState) -> dict[str, Any]:
+def _state(name: str, state: ParameterState, *, save_residual: bool) -> dict[str, Any]:
     counts = state.store is not None and state.store.layout.counts
     layout = () if state.store is None else state.store.layout.moments
     return {
         "step": count(name, state.step) if counts else None,
         "moments": [key for key in layout if state.has_moment(key)],
+        "residual": False if state.residual is None else (save_residual or None),
     }
 
 

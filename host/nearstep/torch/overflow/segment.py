@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 from nearstep.allocator import LINE_BYTES
 from nearstep.backends.base import Completion
 from nearstep.device import Device
-from nearstep.placement import Elsewhere, Extent, padded
+from nearstep.placement import Extent, padded
 from nearstep.storage.store import Store
-from nearstep.torch.overflow.drive_segment import DriveSegment, OnDrive
+from nearstep.torch.overflow.drive_segment import DriveSegment, OnDrive, Written
 from nearstep.torch.traffic import Traffic
 
 
-class DriveArray(Elsewhere):
+class DriveArray(Written):
     """An array of a segment on the drives: of each parameter a tensor."""
 
     def __init__(self, segment: OverflowSegment, name: str) -> None:
@@ -29,12 +29,19 @@ class DriveArray(Elsewhere):
             completion.wait()
 
     def write(self, start: int, data: NDArray[Any]) -> None:
+        for completion in self.begin_write(start, data):
+            completion.wait()
+
+    def begin_write(self, start: int, data: NDArray[Any]) -> list[Completion]:
         self._segment.changed(self._name)
         flat = np.ascontiguousarray(data, self._segment.dtype_of(self._name))
+        written = []
         for key, first, offset, count in self._parts(start, flat.size):
             part = flat[first : first + count]
-            self._segment.store.write(key, part, offset * flat.itemsize)
-            self._segment.traffic.to_drives += part.nbytes
+            store = self._segment.store
+            written.append(store.submit_write(key, part, offset * flat.itemsize))
+            self._segment.count_write(self._name, part.nbytes)
+        return written
 
     def submit_read(self, start: int, out: NDArray[Any]) -> list[Completion]:
         """Begin to read elements from `start` on; what is between parameters stays in `out`."""
@@ -43,12 +50,12 @@ class DriveArray(Elsewhere):
             part = out[first : first + count]
             store = self._segment.store
             completions.append(store.submit_read(key, part, offset * out.itemsize))
-            self._segment.traffic.from_drives += part.nbytes
+            self._segment.count_read(self._name, part.nbytes)
         return completions
 
     def submit_write(self, number: int, data: NDArray[Any]) -> Completion:
         """Begin to write all of one parameter; `data` must not change until that has ended."""
-        self._segment.traffic.to_drives += data.nbytes
+        self._segment.count_write(self._name, data.nbytes)
         key = self._segment.key(number, self._name)
         return self._segment.store.submit_write(key, np.ascontiguousarray(data))
 

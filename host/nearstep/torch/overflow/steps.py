@@ -19,12 +19,13 @@ from nearstep.torch.attached import AttachedOptimizer
 from nearstep.torch.bundle import Bundle
 from nearstep.torch.cards.sets import REPLACES
 from nearstep.torch.held import HeldGradient
-from nearstep.torch.overflow.drive_segment import GRADIENTS, DriveSegment
+from nearstep.torch.overflow.drive_segment import GRADIENTS, HELD_BACK, DriveSegment
 from nearstep.torch.overflow.drive_tier import DriveTier
 from nearstep.torch.overflow.errors import ResumeError
 from nearstep.torch.overflow.opening import keys
+from nearstep.torch.overflow.residuals import read_residual, write_residuals
 from nearstep.torch.overflow.saved_arrays import carry, saved_arrays
-from nearstep.torch.overflow.saved_step import SavedStep, pack, unpack
+from nearstep.torch.overflow.saved_step import SavedStep, digest, pack, unpack
 from nearstep.torch.overflow.undo import Undo
 from nearstep.torch.resident import Resident
 from nearstep.torch.saved import SavedState
@@ -81,6 +82,16 @@ class OverflowSteps(AttachedOptimizer):
     def _title(self) -> str:
         """What the optimizer is called on drives."""
         return type(self).__name__
+
+    @property
+    def _source(self) -> str:
+        """What steps depend on besides the rules: of a file, SHA-256 of its text."""
+        return ""
+
+    @property
+    def _computes(self) -> str:
+        """What a generation on drives says of the arithmetic."""
+        return digest(self.definition, self._source)
 
     def _place_on_drives(
         self,
@@ -227,14 +238,24 @@ class OverflowSteps(AttachedOptimizer):
 
     def _commit(self, tier: DriveTier[Any], **more: str) -> None:
         layout = tier.layout(keys(self.param_groups))
-        groups, rule = self.param_groups, self.definition
-        kept = pack(self._title, groups, self.state, self._residents, rule, layout)
+        groups, computes, saves = self.param_groups, self._computes, self._settings.save_residual
+        kept = pack(
+            self._title, groups, self.state, self._residents, computes, layout, save_residual=saves
+        )
+        written = write_residuals(tier.segments, self.state, save=saves)
         tier.commit({**kept, **more})
+        for state in written:
+            state.residual_saved()
 
     def _resume(self, tier: DriveTier[Any]) -> None:
         """Have parameters, state and options as the drives have them."""
         source = tier.store if tier.source is None else tier.source
-        saved = unpack(source.meta, self._title, self.param_groups, self.definition)
+        saved = unpack(source.meta, self._title, self.param_groups, self._computes)
+        left_out = any(each.residual is None for each in saved.states.values())
+        if left_out and self._settings.has_residual and self._settings.save_residual:
+            expected = "what error feedback held back"
+            actual = "a step that left it out: resume with save_residual=False, or without "
+            raise ResumeError(expected, f"{actual}error_feedback, and begin with nothing held back")
         carried = self._carry(tier, source, saved)
         for group, options in zip(self.param_groups, saved.groups, strict=True):
             group.update(options)
@@ -249,7 +270,10 @@ class OverflowSteps(AttachedOptimizer):
                 resident.extent.segment.reserve(arrays)
                 step = found.step
                 count = None if step is None else torch.tensor(float(step), device="cpu")
-                self._keep(resident, ParameterState.of(resident, count, found.moments))
+                state = ParameterState.of(resident, count, found.moments)
+                if found.residual:
+                    read_residual(resident, state)
+                self._keep(resident, state)
         if carried:
             replaced = str(source.drives[0].header.set_id)
             self._commit(tier, **{REPLACES: replaced} if tier.replaces else {})
@@ -271,6 +295,8 @@ class OverflowSteps(AttachedOptimizer):
             found = saved.states.get(parameter)
             moments = () if found is None else found.moments
             wanted = ["p", *(self.layout.moments[key] for key in moments)]
+            if found is not None and found.residual:
+                wanted.append(HELD_BACK)
             resident.extent.segment.reserve(dict.fromkeys(wanted, 0.0))
             carry(arrays, names[parameter], resident, wanted)
         return True

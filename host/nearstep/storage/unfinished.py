@@ -1,0 +1,110 @@
+"""Files of a set that was being made when its process or the power ended."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+
+from nearstep.storage.aligned import aligned_bytes
+from nearstep.storage.blocks import BLOCK_BYTES, BlockFile, Bytes
+from nearstep.storage.drive_errors import DriveSizeError, NotADriveError
+from nearstep.storage.header import HEADER_BLOCK, MAGIC, is_whole, read_header
+from nearstep.storage.superblock import FIRST_FREE, LAYOUT, SLOTS
+from nearstep.storage.superblock import MAGIC as SUPERBLOCK_MAGIC
+
+READ_BYTES = 1 << 20
+"""Bytes that are looked at at once."""
+
+
+def unfinished(places: Sequence[str | Path]) -> list[Path]:
+    """Files of a set whose owner has never committed a generation: nothing is lost with them.
+
+    Such is what `nearstep.storage.drive_set.create_set` leaves when it is cut off at any point, and
+    a set with generation 0 alone, which is empty. Whoever removes the files takes the last first:
+    what is left then is such a set, too.
+
+    Parameters
+    ----------
+    places : of the whole set, in order.
+
+    Returns
+    -------
+    list[Path] : those that are there; none if there are none, or there is anything else.
+
+    Raises
+    ------
+    DriveLockedError : one is in use.
+    DriveAccessError, DriveVanishedError, DriveIOError
+    """
+    there = [each for each in map(Path, places) if os.path.lexists(each)]
+    if not there or not all(each.is_file() for each in there):
+        return []
+    try:
+        sets = {each: _set_of(each, is_first=each == Path(places[0])) for each in there}
+    except (NotADriveError, DriveSizeError):
+        return []
+    first = sets.get(Path(places[0]))
+    known = {each for each in sets.values() if each is not None}
+    return there if known <= {first} else []
+
+
+def _set_of(path: Path, *, is_first: bool) -> uuid.UUID | None:
+    """The set that a drive is of; None of one that has no header yet.
+
+    Raises
+    ------
+    NotADriveError : it is of no set, or has more than generation 0.
+    DriveSizeError
+    """
+    blocks = BlockFile(path, direct=False, read_only=True)
+    try:
+        head = [_block(blocks, each) for each in (HEADER_BLOCK, *SLOTS)]
+        generations = [_generation(each) for each in head[1:]]
+        if any(generations):
+            raise NotADriveError(str(path), f"it has generation {max(filter(None, generations))}")
+        if is_whole(head[0]):
+            if is_first and 0 not in generations:
+                raise NotADriveError(str(path), "its superblocks are damaged")
+            return read_header(blocks).set_id
+        begins = head[0][: len(MAGIC)].tobytes()
+        if begins not in (MAGIC, bytes(len(MAGIC))) or _has_data(path, FIRST_FREE + is_first):
+            raise NotADriveError(str(path), "it is not what a set begins as")
+        return None
+    finally:
+        blocks.close()
+
+
+def _block(blocks: BlockFile, number: int) -> Bytes:
+    """A block of a file, zeros behind its end."""
+    block = aligned_bytes(BLOCK_BYTES)
+    if number < blocks.count:
+        blocks.read(number, block)
+    return block
+
+
+def _generation(block: Bytes) -> int | None:
+    """That a superblock speaks of; None if it is none that is whole."""
+    if not block.any() or not is_whole(block):
+        return None
+    magic, _, generation, *_ = LAYOUT.unpack_from(block.tobytes())
+    return int(generation) if magic == SUPERBLOCK_MAGIC else None
+
+
+def _has_data(path: Path, block: int) -> bool:
+    """Whether anything but zeros is in a file from a block on."""
+    at = block * BLOCK_BYTES
+    with path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        while at < size:
+            try:
+                at = os.lseek(file.fileno(), at, os.SEEK_DATA)
+            except OSError:
+                return False  # the rest is a hole
+            file.seek(at)
+            part = file.read(READ_BYTES)
+            if any(part):
+                return True
+            at += len(part)
+    return False

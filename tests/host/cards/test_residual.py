@@ -1,0 +1,244 @@
+"""What error feedback holds back of compressed gradients is on the drives of cards, too."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import nearstep
+from nearstep.storage.drive_errors import TornExtentError
+from nearstep.torch import convert
+from nearstep.torch.errors import HyperparameterError
+from nearstep.torch.overflow import residuals
+from nearstep.torch.overflow.drive_segment import HELD_BACK
+from nearstep.torch.overflow.errors import ResumeError
+
+from ..overflow.jobs import URL as DIMM
+from ..overflow.jobs import Job, bits, drives, everything
+from .test_drives import flip
+from .test_equality import PLAIN, card_url
+from .test_moving import files, names, resumed, trained, url
+
+JOB = Job(((40, 16), (16,), (30, 20), (7,)), skips=3)
+SHARE = {"compression": 0.1}
+LEFT_OUT = {**SHARE, "save_residual": False}
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files without much room to spare, and residuals that are written in several parts."""
+    monkeypatch.setattr("nearstep.torch.overflow.opening.SPARE_BYTES", 1 << 17)
+    monkeypatch.setattr(residuals, "WRITTEN_ELEMENTS", 256)
+
+
+@cache
+def expected(steps: int, job: Job = JOB) -> dict[str, bytes]:
+    """Without drives."""
+    return everything(*trained(PLAIN, steps, job, **SHARE))
+
+
+def held_back(optimizer: Any) -> int:
+    """States with something that is held back."""
+    return sum("residual" in state for state in optimizer.state.values())
+
+
+def check(found: tuple[list[Any], Any], steps: int, job: Job = JOB) -> int:
+    """It has the bits after so many steps, and after two more; its drives are closed."""
+    parameters, optimizer = found
+    assert everything(parameters, optimizer) == expected(steps, job)
+    for step in (steps, steps + 1):
+        job.step(optimizer, parameters, step)
+    assert everything(parameters, optimizer) == expected(steps + 2, job)
+    optimizer.store.close()
+    return held_back(optimizer)
+
+
+def test_a_resumed_run_has_the_bits_of_one_that_was_left_alone(tmp_path: Path) -> None:
+    _, optimizer = trained(url(tmp_path, 2), 2, **SHARE)
+    optimizer.store.close()
+    steps, compared = 2, 0
+    for cards, subgroup, chunk in [(2, 128, 512), (2, 512, 512), (3, 256, 1024), (1, 128, 512)]:
+        compared += check(resumed(url(tmp_path, cards, subgroup, chunk), **SHARE), steps)
+        steps += 2
+        assert files(tmp_path) == names(cards)
+    assert compared == 4 * len(JOB.shapes)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "dtype"),
+    [
+        ("sgd", torch.bfloat16),
+        pytest.param("momentum", torch.float16, marks=pytest.mark.deep),
+        pytest.param("amsgrad", torch.float32, marks=pytest.mark.deep),
+        pytest.param("adagrad", torch.float32, marks=pytest.mark.deep),
+    ],
+)
+def test_other_rules_and_masters_of_16_bits(
+    optimizer: str, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    rules = "adam,adam_amsgrad,sgd,sgd_momentum,adagrad"
+    device = url(tmp_path, 2).replace("adam,adagrad", rules)
+    job = Job(JOB.shapes, optimizer, dtype=dtype, skips=3)
+    _, found = trained(device, 2, job, **SHARE)
+    found.store.close()
+    other = device.replace("cards=2", "cards=3")
+    assert check(resumed(other, job=job, **SHARE), 2, job) == len(job.shapes)
+
+
+def test_its_bytes_have_a_counter_of_their_own() -> None:
+    elements = sum(convert.size(p) for p in JOB.parameters())
+    job, padding = Job(JOB.shapes), 15 * len(JOB.shapes)
+    with drives(2, 1200) as on:
+        parameters = job.parameters()
+        optimizer = job.make(parameters, card_url(2, 128), drives=on.store, **SHARE)
+        before = optimizer.traffic.as_dict()
+        for step in range(3):
+            job.step(optimizer, parameters, step)
+            after = optimizer.traffic.as_dict()
+            assert after["to_drives"] == before["to_drives"]
+            assert after["from_drives"] == before["from_drives"] == 0
+            written = after["residuals_to_drives"] - before["residuals_to_drives"]
+            assert 4 * elements <= written <= 4 * (elements + padding)
+            before = after
+        assert before["residuals_from_drives"] == 0
+        again = job.parameters()
+        found = job.make(again, card_url(2, 128), drives=on.store, resume=True, **SHARE)
+        assert found.traffic.residuals_from_drives == 4 * elements
+        found.state_dict()
+        assert found.traffic.residuals_to_drives == 0
+
+
+def test_without_error_feedback_or_compression_nothing_of_it_is_there() -> None:
+    for more in ({}, {"compression": 0.1, "error_feedback": False}, LEFT_OUT):
+        with drives(2, 1200) as on:
+            parameters = JOB.parameters()
+            optimizer = JOB.make(parameters, card_url(2, 128), drives=on.store, **more)
+            for step in range(2):
+                JOB.step(optimizer, parameters, step)
+            assert optimizer.traffic.residuals_to_drives == 0
+            assert not [name for name in on.store.tensors if HELD_BACK in name]
+
+
+def test_a_step_that_left_it_out_is_resumed_on_request_alone(tmp_path: Path) -> None:
+    parameters, optimizer = trained(url(tmp_path, 2), 2, **LEFT_OUT)
+    last = everything(parameters, optimizer)
+    optimizer.store.close()
+    for cards in (2, 3):
+        with pytest.raises(ResumeError, match="resume with save_residual=False") as caught:
+            resumed(url(tmp_path, cards), **SHARE)
+        assert caught.value.expected == "what error feedback held back"
+        assert files(tmp_path) == names(2)
+    without = {key: value for key, value in last.items() if not key.endswith(".residual")}
+    assert len(without) < len(last)
+    for more in (LEFT_OUT, {**SHARE, "error_feedback": False}, {}):
+        found = resumed(url(tmp_path, 2), **more)
+        assert everything(*found) == without
+        found[1].store.close()
+    with pytest.raises(HyperparameterError, match="save_residual must be True or False"):
+        nearstep.optim.SGD([nn.Parameter(torch.ones(3))], device=DIMM, save_residual=1)
+
+
+def test_it_is_left_out_from_a_step_on(tmp_path: Path) -> None:
+    _, optimizer = trained(url(tmp_path, 2), 2, **SHARE)
+    optimizer.store.close()
+    parameters, optimizer = resumed(url(tmp_path, 2), **LEFT_OUT)
+    assert everything(parameters, optimizer) == expected(2)
+    JOB.step(optimizer, parameters, 2)
+    assert everything(parameters, optimizer) == expected(3)
+    assert not [name for name in optimizer.store.tensors if HELD_BACK in name]
+    optimizer.store.close()
+    with pytest.raises(ResumeError, match="a step that left it out"):
+        resumed(url(tmp_path, 2), **SHARE)
+
+
+def test_through_drives_of_the_host_and_back(tmp_path: Path) -> None:
+    """Those have no compression: what is held back waits."""
+    cards, host = tmp_path / "cards", [str(tmp_path / "a"), str(tmp_path / "b")]
+    _, optimizer = trained(url(cards, 2), 2, **SHARE)
+    optimizer.store.close()
+    on_host: dict[str, Any] = {"drives": host, "memory": 1 << 16}
+    for resume in (cards, True):
+        found = resumed(DIMM, resume, **on_host)
+        assert everything(*found) == expected(2)
+        found[1].store.close()
+    for name in names(2):
+        (cards / name).unlink()
+    assert check(resumed(url(cards, 3), host, **SHARE), 2) == len(JOB.shapes)
+
+
+def test_through_a_state_dict(tmp_path: Path) -> None:
+    parameters, optimizer = trained(url(tmp_path, 2), 2, **SHARE)
+    saved = optimizer.state_dict()
+    other = tmp_path / "other"
+    ours = [nn.Parameter(p.detach().clone()) for p in parameters]
+    second = JOB.make(ours, url(other, 3), **SHARE)
+    second.load_state_dict(saved)
+    second.store.close()  # what was loaded is a generation
+    assert check(resumed(url(other, 3), **SHARE), 2) == len(JOB.shapes)
+    for state in saved["state"].values():
+        del state["residual"]
+    optimizer.load_state_dict(saved)
+    optimizer.store.close()
+    _, third = resumed(url(tmp_path, 2), **SHARE)
+    assert held_back(third) == 0
+    assert not [name for name in third.store.tensors if HELD_BACK in name]
+    third.store.close()
+
+
+def test_what_the_user_changed_of_it_counts_from_the_next_generation_on(tmp_path: Path) -> None:
+    """Also of a parameter that has no gradient then, and again of a tensor that the user keeps."""
+    parameters, optimizer = trained(url(tmp_path, 2), 2, **SHARE)
+    changed = optimizer.state[parameters[0]]["residual"]
+    seen = []
+    for step in (3, 6):  # parameter 0 has no gradient
+        changed.numpy()[3, 4] += 1.5
+        JOB.step(optimizer, parameters, step)
+        assert parameters[0].grad is None
+        seen.append(bits(changed))
+    optimizer.store.close()
+    again, found = resumed(url(tmp_path, 2), **SHARE)
+    assert bits(found.state[again[0]]["residual"]) == seen[-1] != seen[0]
+    found.store.close()
+
+
+def test_a_damaged_block_of_it_is_named(tmp_path: Path) -> None:
+    _, optimizer = trained(url(tmp_path, 2), 2, **SHARE)
+    optimizer.store.close()
+    damaged = flip(tmp_path, f"0.{HELD_BACK}@1")
+    with pytest.raises(TornExtentError, match=HELD_BACK) as caught:
+        resumed(url(tmp_path, 2), **SHARE)
+    assert (caught.value.path, caught.value.whole) == (str(damaged), (2,))
+
+
+WIDTH, LAYERS = 32, 4
+
+
+def offloaded(device: str, steps: range, **more: Any) -> tuple[dict[str, bytes], Any]:
+    """An offloaded model, whose backward leaves pairs alone of each gradient."""
+    torch.manual_seed(3)
+    model = nn.Sequential(*[nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)])
+    optimizer = nearstep.optim.AdamW(model.parameters(), lr=1e-2, device=device, **SHARE, **more)
+    engine = nearstep.offload(model, optimizer, budget="60%")
+    for step in steps:
+        x = torch.randn(8, WIDTH, generator=torch.Generator().manual_seed(step))
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+    optimizer.zero_grad()
+    engine.close()
+    return everything(list(model.parameters()), optimizer), optimizer
+
+
+def test_an_offloaded_model(tmp_path: Path) -> None:
+    alone, _ = offloaded(PLAIN, range(4))
+    _, optimizer = offloaded(url(tmp_path, 2), range(2))
+    optimizer.store.close()
+    found, optimizer = offloaded(url(tmp_path, 3), range(2, 4), resume=True)
+    assert found == alone
+    assert held_back(optimizer) == 2 * LAYERS
+    optimizer.store.close()
