@@ -139,13 +139,13 @@ def save(path: Path, snapshot: Snapshot, opener: Callable[[Path], BinaryIO] = op
     return final
 
 
-def load(path: Path, devices: int, shapes: Sequence[tuple[int, ...]] | None) -> Arrays:
+def load(path: Path, devices: int | None, shapes: Sequence[tuple[int, ...]] | None) -> Arrays:
     """Values of each tensor on each device, from a file or the newest generation of `path`.
 
     Parameters
     ----------
     path
-    devices : it must be of so many.
+    devices : it must be of so many, if given.
     shapes : and of tensors like these, if given.
 
     Raises
@@ -165,7 +165,7 @@ def load(path: Path, devices: int, shapes: Sequence[tuple[int, ...]] | None) -> 
         raise SnapshotError(f"cannot read {path}: {error}") from error
     except _TornError as torn:
         raise TornSnapshotError(path, str(torn), _last_good(older)) from None
-    if header.devices != devices:
+    if devices is not None and header.devices != devices:
         raise SnapshotError(f"{path} must be of {devices} devices, not {header.devices}")
     saved = header.shapes
     if shapes is not None and saved != list(shapes):

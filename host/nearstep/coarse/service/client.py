@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -36,6 +37,7 @@ from nearstep.coarse.service.messages import (
     Get,
     Hello,
     Leave,
+    Load,
     Message,
     Open,
     Opened,
@@ -44,6 +46,7 @@ from nearstep.coarse.service.messages import (
     Push,
     Put,
     Refused,
+    Save,
     Stored,
     Summed,
     Value,
@@ -185,6 +188,9 @@ class Client:
         """
         if readers < 1:
             raise ArgumentError(f"readers must be at least 1, not {readers}")
+        self._put(key, data, readers)
+
+    def _put(self, key: str, data: NDArray[np.uint8], readers: int) -> None:
         with self._mailbox(data.size) as (number, room):
             room[: data.size] = data
             request = self._request()
@@ -211,6 +217,57 @@ class Client:
                 del self._getting[request]
             out[...] = room[: out.size]
             self.copied_bytes += out.size
+
+    def keep(self, key: str, data: NDArray[np.uint8]) -> None:
+        """Keep bytes under a name, in the memory of all devices: a new version of the value.
+
+        Raises
+        ------
+        DeviceMemoryError : the version before it is still there.
+        RefusedError, JobError
+        """
+        self._put(key, data, 0)
+
+    def save(self, path: str, keys: Sequence[str]) -> str:
+        """Write what is kept under these names now to the next generation of `path`.
+
+        The devices keep that version in copies of the pages that change meanwhile.
+
+        Returns
+        -------
+        str : path of the file, on the service's machine; it is whole and on the disk.
+
+        Raises
+        ------
+        RefusedError : `kind` says why: no such value, no space for the copies, a full disk.
+        JobError
+
+        Ref: COARSE paper, section IV-A.
+        """
+        request = self._request()
+        self._send(Save(request, list(keys), path))
+        done = self._answer(request, f"a snapshot in {path}")
+        assert isinstance(done, Done)
+        return done.text
+
+    def load(self, path: str) -> dict[str, int]:
+        """Keep again what a snapshot has: a file, or the newest generation of `path`.
+
+        Returns
+        -------
+        dict[str, int] : bytes of each value that is kept now, by name.
+
+        Raises
+        ------
+        RefusedError : torn, or not there; names the last good one. Nothing was changed.
+        JobError
+        """
+        request = self._request()
+        self._send(Load(request, path))
+        done = self._answer(request, f"the snapshot in {path}")
+        assert isinstance(done, Done)
+        found: dict[str, int] = json.loads(done.text)
+        return found
 
     def barrier(self) -> None:
         """Wait for all clients. Raises `JobError` if one is gone."""

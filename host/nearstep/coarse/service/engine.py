@@ -28,10 +28,12 @@ from nearstep.coarse.service.messages import (
     Get,
     Hello,
     Leave,
+    Load,
     Message,
     Open,
     Push,
     Put,
+    Save,
     Summed,
 )
 from nearstep.coarse.service.plan import Job
@@ -189,6 +191,10 @@ class Engine:
                 job.get(session, message)
             case Barrier():
                 job.barrier(session, message)
+            case Save():
+                job.save(session, message)
+            case Load():
+                job.load(session, message)
             case Leave():
                 session.left = True
                 job.leave(session)

@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from nearstep.buffer import Buffer
 from nearstep.coarse.pool import CoarsePool
 from nearstep.coarse.service.errors import FullError, JobError
 from nearstep.coarse.service.exchange import Exchange, Identities
+from nearstep.coarse.service.kept import KeptValues
 from nearstep.coarse.service.messages import (
     Barrier,
     Close,
+    Done,
     Failed,
     Get,
+    Load,
     Open,
     Opened,
     Passed,
     Push,
     Put,
     Refused,
+    Save,
     Stored,
     Value,
     Welcome,
@@ -76,9 +83,13 @@ class TrainingJob:
     _refused: set[int] = field(default_factory=set)
     _closing: dict[int, set[int]] = field(default_factory=dict)
     _kept: dict[str, Kept] = field(default_factory=dict)
+    _values: KeptValues = field(init=False)
     _waiting: dict[str, list[Waiting]] = field(default_factory=dict)
     _arrived: list[tuple[Session, Barrier]] = field(default_factory=list)
     _gone: set[int] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self._values = KeptValues(self.pool)
 
     def join(self, session: Session, shard_bytes: int, beat_s: float) -> None:
         """Take a client in, or tell it why not; when all are there they begin."""
@@ -181,43 +192,87 @@ class TrainingJob:
         """Bytes of a client go to the memory of its device."""
         data = session.segment(message.segment).data[: message.nbytes]
         device = session.rank % self.pool.devices
+        if not message.readers:
+            return self._keep(session, message, data)
         old = self._kept.get(message.key)
-        if old is not None and old.readers:
+        if old is not None:
             raise JobError(f"{message.key!r} was put twice", [session.rank])
         try:
             buffer = self.pool.device.alloc(max(1, message.nbytes), np.uint8, channel=device)
         except OutOfDeviceMemoryError as error:
-            session.send(Refused(message.request, None, "DeviceMemoryError", str(error)))
-            return
+            return session.send(Refused(message.request, None, "DeviceMemoryError", str(error)))
         if message.nbytes:
             buffer.write(data)
-        if old is not None:
-            old.buffer.free()
         self._kept[message.key] = Kept(buffer, message.readers)
         session.send(Stored(message.request))
         for waiting in self._waiting.pop(message.key, []):
             self.get(waiting.session, waiting.get)
+        return None
+
+    def _keep(self, session: Session, message: Put, data: NDArray[np.uint8]) -> None:
+        try:
+            self._values.put(message.key, data)
+        except OutOfDeviceMemoryError as error:
+            return session.send(Refused(message.request, None, "DeviceMemoryError", str(error)))
+        session.send(Stored(message.request))
+        for waiting in self._waiting.pop(message.key, []):
+            self.get(waiting.session, waiting.get)
+        return None
+
+    def save(self, session: Session, message: Save) -> None:
+        """What is kept goes to a file, in a thread; then the client is told."""
+
+        def done(found: Path | NearstepError) -> None:
+            if isinstance(found, Path):
+                session.send(Done(message.request, str(found)))
+            else:
+                session.send(_refused(message.request, found))
+
+        try:
+            self._values.save(message.path, message.keys, done)
+        except NearstepError as error:
+            session.send(_refused(message.request, error))
+
+    def load(self, session: Session, message: Load) -> None:
+        """What a file has is kept again; the client is told names and bytes."""
+        try:
+            self._values.load(message.path)
+        except NearstepError as error:
+            return session.send(_refused(message.request, error))
+        session.send(Done(message.request, json.dumps(self._values.sizes)))
+        return None
 
     def get(self, session: Session, message: Get) -> None:
         """Bytes go to a client, when they are there."""
+        if message.key in self._values:
+            return self._get_kept(session, message)
         kept = self._kept.get(message.key)
         if kept is None:
             self._waiting.setdefault(message.key, []).append(Waiting(session, message))
-            return
+            return None
         if max(1, message.nbytes) != len(kept.buffer):
             detail = f"{message.key!r} has {len(kept.buffer)} bytes, not {message.nbytes}"
-            session.send(Refused(message.request, None, "UnlikeError", detail))
-            return
+            return session.send(Refused(message.request, None, "UnlikeError", detail))
         out = session.segment(message.segment).data[: message.nbytes]
         if message.nbytes:
             kept.buffer.read(out)
         inline = 0 if session.connection.is_shared else message.nbytes
         session.send(Value(message.request, inline), out if inline else None)
-        if kept.readers:
-            kept.readers -= 1
-            if not kept.readers:
-                del self._kept[message.key]
-                kept.buffer.free()
+        kept.readers -= 1
+        if not kept.readers:
+            del self._kept[message.key]
+            kept.buffer.free()
+        return None
+
+    def _get_kept(self, session: Session, message: Get) -> None:
+        nbytes = self._values.sizes[message.key]
+        if message.nbytes != nbytes:
+            detail = f"{message.key!r} has {nbytes} bytes, not {message.nbytes}"
+            return session.send(Refused(message.request, None, "UnlikeError", detail))
+        out = session.segment(message.segment).data[:nbytes]
+        self._values.read(message.key, session.rank % self.pool.devices, out)
+        inline = 0 if session.connection.is_shared else nbytes
+        return session.send(Value(message.request, inline), out if inline else None)
 
     def barrier(self, session: Session, message: Barrier) -> None:
         """A client waits for all others."""
@@ -266,6 +321,11 @@ class TrainingJob:
         for kept in self._kept.values():
             kept.buffer.free()
         self._kept.clear()
+        self._values.free()
         for session in self.sessions.values():
             session.close()
         self.sessions.clear()
+
+
+def _refused(request: int, error: NearstepError) -> Refused:
+    return Refused(request, None, type(error).__name__, str(error)[:8000])

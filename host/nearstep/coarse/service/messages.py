@@ -15,7 +15,7 @@ VERSION = 1
 
 Number = Annotated[int, Meta(ge=0, le=(1 << 62) - 1)]
 Name = Annotated[str, Meta(max_length=256)]
-Text = Annotated[str, Meta(max_length=8192)]
+Text = Annotated[str, Meta(max_length=1 << 16)]
 Operation = Literal["sum", "average", "max"]
 
 

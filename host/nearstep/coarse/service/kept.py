@@ -1,0 +1,136 @@
+"""What a job keeps in the memory devices: bytes under names, and snapshots of them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nearstep.coarse.pool import CoarsePool
+from nearstep.coarse.tensor import PoolTensor
+from nearstep.errors import ArgumentError, NearstepError
+from nearstep.storage.snapshot_file import as_path, load, save
+
+
+class KeptValues:
+    """Bytes under names, on every device. A value that is written again is another version of it.
+
+    Parameters
+    ----------
+    pool
+    """
+
+    def __init__(self, pool: CoarsePool) -> None:
+        self.pool = pool
+        self._tensors: dict[str, PoolTensor] = {}
+        self._bytes: dict[str, int] = {}
+        self._saving: threading.Thread | None = None
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._tensors
+
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        """Bytes of each value, by name."""
+        return dict(self._bytes)
+
+    def put(self, key: str, data: NDArray[np.uint8]) -> None:
+        """Keep bytes. While a snapshot is written, its version stays in copies.
+
+        Raises
+        ------
+        OutOfDeviceMemoryError : what was there before is still there.
+        """
+        words = _words(data.tobytes())
+        tensor = self._tensors.get(key)
+        if tensor is None or tensor.size != words.size:
+            new = self.pool.tensor([words] * self.pool.devices)
+            if tensor is not None:
+                self._wait()
+                tensor.free()
+            self._tensors[key] = new
+        else:
+            for device in range(self.pool.devices):
+                tensor.write(device, words)
+        self._bytes[key] = data.size
+
+    def read(self, key: str, device: int, out: NDArray[np.uint8]) -> None:
+        """Copy a value, from the memory of one device."""
+        out[...] = self._tensors[key].read(device).view(np.uint8)[: out.size]
+
+    def save(
+        self, path: str, keys: Sequence[str], done: Callable[[Path | NearstepError], None]
+    ) -> None:
+        """Write the version that is here now to the next generation of `path`, in a thread.
+
+        `done` is called there, with the file or an error. What is here goes on and may change.
+
+        Raises
+        ------
+        ArgumentError : there is no such value.
+        SnapshotError : the devices have no space for the copies.
+        """
+        missing = [key for key in keys if key not in self._tensors]
+        if missing or not keys:
+            raise ArgumentError(f"keys must be of {sorted(self._tensors)}, not {list(keys)}")
+        self._wait()
+        place = as_path(path)
+        said = json.dumps({key: self._bytes[key] for key in keys}).encode()
+        index = self.pool.tensor([_words(said)] * self.pool.devices)
+        open_files = contextlib.ExitStack()
+        try:
+            tensors = [index, *(self._tensors[key] for key in keys)]
+            frozen = open_files.enter_context(self.pool.freeze(tensors))
+        except BaseException:
+            index.free()
+            raise
+
+        def write() -> None:
+            found: Path | NearstepError
+            try:
+                with open_files:
+                    found = save(place, frozen)
+            except NearstepError as error:
+                found = error
+            index.free()
+            done(found)
+
+        self._saving = threading.Thread(target=write, name="coarse snapshot")
+        self._saving.start()
+
+    def load(self, path: str) -> None:
+        """Bring the values of a snapshot back, that of any number of devices.
+
+        Raises
+        ------
+        SnapshotError : the file is torn, or there is none; nothing was changed.
+        OutOfDeviceMemoryError
+        """
+        first, *arrays = load(as_path(path), None, None)
+        sizes = json.loads(first[0].tobytes().rstrip(b"\0"))
+        for (key, nbytes), each in zip(sizes.items(), arrays, strict=True):
+            self.put(key, np.ascontiguousarray(each[0]).reshape(-1).view(np.uint8)[:nbytes])
+
+    def free(self) -> None:
+        """Give the memory back."""
+        self._wait()
+        for tensor in self._tensors.values():
+            tensor.free()
+        self._tensors.clear()
+        self._bytes.clear()
+
+    def _wait(self) -> None:
+        """One snapshot after the other."""
+        if self._saving is not None:
+            self._saving.join()
+            self._saving = None
+
+
+def _words(data: bytes) -> NDArray[np.float32]:
+    """Bytes as whole words, with zeros at the end."""
+    return np.frombuffer(data + b"\0" * (-len(data) % 4 or 4 * (not data)), np.float32).copy()

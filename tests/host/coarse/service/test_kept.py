@@ -1,0 +1,77 @@
+"""What is kept in the devices, and snapshots of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from nearstep.coarse.service import Client
+from nearstep.coarse.service.errors import RefusedError, UnlikeError
+
+
+def values(version: int) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(version)
+    return {key: rng.integers(0, 256, n, dtype=np.uint8) for key, n in (("a", 4099), ("b", 1))}
+
+
+@pytest.mark.parametrize("tcp", [False, True], ids=["unix", "tcp"])
+def test_a_snapshot_is_loaded_by_fewer_clients_on_other_devices(serve, tmp_path, tcp) -> None:
+    path = str(tmp_path / "state")
+
+    def write(client: Client) -> list[str]:
+        files = []
+        for version in range(3):
+            if client.rank == 0:
+                for key, data in values(version).items():
+                    client.keep(key, data)
+                files.append(Path(client.save(path, ["a", "b"])).name)
+            client.barrier()
+        return files
+
+    assert serve(4, tcp=tcp).run(3, write)[0] == [f"state.{n:06}" for n in (1, 2, 3)]
+
+    def read(client: Client) -> int:
+        checked = 0
+        for version, name in ((2, path), (0, f"{path}.000001"), (1, f"{path}.000002")):
+            if client.rank == 1:
+                assert client.load(name) == {"a": 4099, "b": 1}
+            client.barrier()
+            for key, data in values(version).items():
+                out = np.zeros_like(data)
+                client.get(key, out)
+                assert (out == data).all()
+                checked += out.size
+            client.barrier()
+        with pytest.raises(UnlikeError, match="4099 bytes, not 5"):
+            client.get("a", np.zeros(5, np.uint8))
+        return checked
+
+    assert serve(3, tcp=tcp).run(2, read) == [3 * 4100] * 2
+
+
+def test_what_cannot_be_saved_or_loaded(serve, tmp_path: Path) -> None:
+    def action(client: Client) -> list[str]:
+        client.keep("a", np.arange(9, dtype=np.uint8))
+        found = []
+        for act in (
+            lambda: client.save(str(tmp_path / "x"), ["c"]),
+            lambda: client.save(str(tmp_path / "none" / "x"), ["a"]),
+            lambda: client.load(str(tmp_path / "none")),
+        ):
+            with pytest.raises(RefusedError) as caught:
+                act()
+            found.append(caught.value.kind)
+        torn = Path(client.save(str(tmp_path / "x"), ["a"]))
+        torn.write_bytes(torn.read_bytes()[:-1])
+        with pytest.raises(RefusedError) as caught:
+            client.load(str(torn))
+        found.append(caught.value.kind)
+        out = np.zeros(9, np.uint8)
+        client.get("a", out)
+        assert (out == np.arange(9)).all()
+        return found
+
+    expected = ["ArgumentError", "SnapshotSaveError", "SnapshotError", "TornSnapshotError"]
+    assert serve(2).run(1, action) == [expected]
