@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import warnings
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
@@ -31,6 +32,9 @@ RING_OPERATIONS: dict[Any, Operation] = {
     ReduceOp.AVG: "average",
     ReduceOp.MAX: "max",
 }
+
+INDEX = "tensors"
+"""Name of what says names, dtypes and shapes of the tensors of a snapshot, in JSON."""
 
 KEPT_BYTES = 1 << 29
 """Memory of a device for exchanges that are kept for the next tensor of that size."""
@@ -337,6 +341,60 @@ class CoarseProcessGroup(dist.ProcessGroup):
     def recv_anysource(self, tensors: Sequence[Tensor], tag: int) -> CoarseWork:
         """Refused: a value in the devices' memory has the name of who sent it."""
         raise ArgumentError("src of recv must be a rank: a message has the name of who sent it")
+
+    def snapshot(self, path: str, tensors: Mapping[str, Tensor]) -> str:
+        """Keep tensors of rank 0 in the devices, and write them to a snapshot; all ranks call it.
+
+        Parameters
+        ----------
+        path : the file is this and the number of its generation, on the service's machine.
+        tensors : by name; of rank 0. Those of others are not looked at.
+
+        Returns
+        -------
+        str : path of the file.
+
+        Raises
+        ------
+        RefusedError : `kind` says why, at rank 0; the others wait at the barrier behind it.
+        JobError
+
+        Ref: COARSE paper, section IV-A.
+        """
+        self.barrier().wait()
+        name = ""
+        if self.client.rank == 0:
+            kinds = {
+                key: [str(each.dtype).removeprefix("torch."), list(each.shape)]
+                for key, each in tensors.items()
+            }
+            said = np.frombuffer(json.dumps(kinds).encode(), np.uint8)
+            self.client.keep(INDEX, said)
+            for key, each in tensors.items():
+                self.client.keep(f"tensor/{key}", _bytes(each.detach().contiguous()))
+            name = self.client.save(path, [INDEX, *(f"tensor/{key}" for key in tensors)])
+        self.barrier().wait()
+        return name
+
+    def restore(self, path: str) -> dict[str, Tensor]:
+        """Tensors of a snapshot, at all ranks, of any number; all ranks call it.
+
+        Raises
+        ------
+        RefusedError : the file is torn or not there, as `kind` says.
+        JobError
+        """
+        sizes = self.client.load(path) if self.client.rank == 0 else {}
+        room = torch.tensor([sizes.get(INDEX, 0)])
+        self._move(self._key("restore"), room, room, 0)
+        said = np.empty(int(room), np.uint8)
+        self.client.get(INDEX, said)
+        found = {}
+        for key, (dtype, shape) in json.loads(said.tobytes()).items():
+            found[key] = torch.empty(shape, dtype=getattr(torch, dtype))
+            self.client.get(f"tensor/{key}", _bytes(found[key]))
+        self.barrier().wait()
+        return found
 
     def shutdown(self) -> None:
         """End: what is under way is carried out first. Ending twice does nothing."""
