@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import combinations
 from typing import Literal
 
 from nearstep.coarse.dual import DualInputs
@@ -163,6 +164,19 @@ class Layout:
     nodes: int = 1
 
 
+def lowest(lines: Sequence[tuple[float, float]]) -> float:
+    """The lowest point of the upper envelope of lines from 0 to 1, of which both ends are given."""
+
+    def highest(part: float) -> float:
+        return max(first + (last - first) * part for first, last in lines)
+
+    found = [highest(0.0), highest(1.0)]
+    for (a, b), (c, d) in combinations(lines, 2):
+        if (steeper := (d - c) - (b - a)) and 0 < (part := (a - c) / steeper) < 1:
+            found.append(highest(part))
+    return min(found)
+
+
 class Communication:
     """Seconds that links need for a synchronization: the busiest one's, each way for itself.
 
@@ -180,24 +194,19 @@ class Communication:
         """A ring of all workers."""
         return max(nbytes * each for each in self._loads(0.0).values())
 
-    def coarse_s(self, nbytes: int) -> float:
-        """The workers sum n - m, the devices m, with the m that is best for both together."""
-        low, high = 0.0, 1.0  # the busiest link's time is convex in m
-        for _ in range(60):
-            left, right = low + (high - low) / 3, high - (high - low) / 3
-            if self._busiest(left) <= self._busiest(right):
-                high = right
-            else:
-                low = left
-        return nbytes * min(self._busiest(low), self._busiest(0.0))
+    def coarse_s(self, nbytes: int, hidden_s: float = 0.0) -> float:
+        """The workers sum n - m, the devices m, with the m that is best for both together.
 
-    def worker_s(self, nbytes: int, part: float) -> float:
-        """Workers' rings alone, of all but a part."""
-        loads = self._loads(part)
-        return nbytes * max(each for name, each in loads.items() if name.startswith("worker"))
+        Parameters
+        ----------
+        nbytes : n.
+        hidden_s : of the devices' part, hidden behind backward.
+        """
 
-    def _busiest(self, part: float) -> float:
-        return max(self._loads(part).values())
+        none, whole = self._loads(0.0), self._loads(1.0)
+        lines = [(nbytes * none[name] - hidden_s, nbytes * whole[name] - hidden_s) for name in none]
+        ring = (nbytes * none["worker ring"], nbytes * whole["worker ring"])  # after backward
+        return lowest([*lines, ring])
 
     def _loads(self, part: float) -> Mapping[str, float]:
         """Seconds for a byte of n on each link, of a part for the devices."""

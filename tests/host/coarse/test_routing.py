@@ -24,7 +24,7 @@ from nearstep.coarse.routing import (
 )
 from nearstep.errors import ArgumentError
 
-same_each_time = settings(max_examples=150, deadline=None, derandomize=True, database=None)
+same_each_time = settings(max_examples=100, deadline=None, derandomize=True, database=None)
 KIB, MIB = 1 << 10, 1 << 20
 
 
@@ -83,8 +83,8 @@ def test_a_table_is_what_defines_it() -> None:
         kinds["two proxies"] += 1
 
     each()
-    assert kinds["one proxy"] >= 20, kinds
-    assert kinds["two proxies"] >= 40, kinds
+    assert kinds["one proxy"] >= 10, kinds
+    assert kinds["two proxies"] >= 20, kinds
 
 
 def test_the_order_of_proxies_in_a_profile_changes_nothing() -> None:
@@ -99,7 +99,7 @@ def test_the_order_of_proxies_in_a_profile_changes_nothing() -> None:
         checks[len(profile.proxies) > 1] += 1
 
     each()
-    assert checks[True] >= 50, checks
+    assert checks[True] >= 30, checks
 
 
 def test_times_that_are_equal_at_one_size_give_that_size() -> None:
