@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import combinations
 from typing import Literal
 
@@ -12,6 +12,7 @@ from nearstep.coarse.dual import DualInputs
 from nearstep.coarse.iteration import Block
 from nearstep_spec.platform.layer import Layer
 from nearstep_spec.platform.load import load
+from nearstep_spec.platform.machine import Platform
 from nearstep_spec.platform.models import MODELS
 
 GRADIENT_BYTES = 4
@@ -66,6 +67,12 @@ class Options:
     write: float = 4.0
 
 
+@cache
+def platform(machine: str) -> Platform:
+    """The platform file of `g4dn`, `p3` or `sdsc`."""
+    return load(f"coarse-{machine}")
+
+
 @dataclass(frozen=True)
 class Work:
     """A model on a machine's GPU.
@@ -94,7 +101,7 @@ class Work:
     def flops_per_s(self) -> float:
         """Of a GPU, as far as it reaches its peak."""
         mixed = self.options.dtype == "mixed" and self.machine in TENSOR_CORES
-        peak = load(f"coarse-{self.machine}").processors["gpu0"].flops["fp16" if mixed else "fp32"]
+        peak = platform(self.machine).processors["gpu0"].flops["fp16" if mixed else "fp32"]
         return float(peak) * (1.0 if self.options.gpu is None else self.options.gpu)
 
     @property
@@ -229,7 +236,7 @@ class Communication:
         if self.options.share == "uplinks":
             loads["uplink"] = (ring + among + (part if best == remote != near else 0.0)) / remote
         if layout.nodes > 1:
-            network = float(load(f"coarse-{layout.machine}").links["ethernet"].bytes_per_s)
+            network = float(platform(layout.machine).links["ethernet"].bytes_per_s)
             loads["network"] = (ring + among) / network
         return loads
 
