@@ -168,8 +168,12 @@ class _Ring:
     def _send(
         self, hop: _Hop, name: str, before: list[Operation]
     ) -> tuple[list[Operation], list[Operation]]:
-        """Entries go over a hop, each when it has come, or, where there were more or fewer, when
-        all have. Returns what they are on the link, and their arrivals."""
+        """Send entries over a hop, each when it has come; where there were others, when all have.
+
+        Returns
+        -------
+        tuple[list[Operation], list[Operation]] : what they are on the link, and their arrivals.
+        """
         frames: list[Operation] = []
         arrived: list[Operation] = []
         for entry in range(hop.entries):
