@@ -192,7 +192,6 @@ def test_the_picture_has_rows_and_timelines(tmp_path: Path) -> None:
     assert len(text) > 20_000
 
 
-@pytest.mark.deep
 def test_iterations_of_all_machines_and_models_take_the_papers_estimate() -> None:
     for run in runs(1.0):
         ratio = run.on_timeline(run.m) / run.estimated(run.m)
