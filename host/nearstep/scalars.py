@@ -37,3 +37,14 @@ def flag(name: str, value: object) -> bool:
     if not isinstance(value, bool | np.bool_):
         raise ArgumentError(f"{name} must be True or False, not {value!r}")
     return bool(value)
+
+
+def check_whole(name: str, value: object, least: int) -> None:
+    """Refuse what is no whole number from `least`.
+
+    Raises
+    ------
+    ArgumentError : it is none.
+    """
+    if not (is_whole(value) and value >= least):
+        raise ArgumentError(f"{name} must be an integer from {least}, not {value!r}")

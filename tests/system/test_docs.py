@@ -143,7 +143,7 @@ def _check_command(words: list[str], folder: Path) -> None:
         done = CliRunner().invoke(cli._app(), [*words, "--layers", "0"])
         assert "layers must be" in done.output, (words, done.output)
     elif name == "paper":  # options are read in their order, so the wrong one is the last
-        wrong = "--only" if arguments[0] == "smart-infinity" else "--models"
+        wrong = "--only" if arguments[0] in ("smart-infinity", "coarse") else "--models"
         done = CliRunner().invoke(cli._app(), [*words, wrong, "none"])
         assert "not 'none'" in done.output, (words, done.output)
     elif words[:2] == ["platform", "this"]:  # which takes a while where the folder is one

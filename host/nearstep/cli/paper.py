@@ -15,6 +15,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from nearstep.cli.files import check_picture, check_writable
+from nearstep.cli.paper_coarse import command as coarse
 from nearstep.cli.paper_memferry import command as memferry
 from nearstep.cli.paper_smart_infinity import command as smart_infinity
 from nearstep.paper import axdimm_kernel, axdimm_training
@@ -32,6 +33,7 @@ def root() -> None:
     """A command for each paper."""
 
 
+app.command("coarse")(coarse)
 app.command("memferry")(memferry)
 app.command("smart-infinity")(smart_infinity)
 

@@ -16,10 +16,10 @@ from rich.table import Table
 from nearstep.cli.files import PictureFile, check_picture, check_writable
 from nearstep.errors import ArgumentError
 from nearstep.paper import smart_infinity
+from nearstep.paper.rows import Errors, Row, errors
 from nearstep.paper.smart_infinity import Evaluation, Sensitivity
 from nearstep.paper.smart_infinity_measured import FOLDER, measured
 from nearstep.paper.smart_infinity_picture import draw
-from nearstep.paper.smart_infinity_rows import Errors, Row, errors
 
 
 def command(

@@ -71,6 +71,20 @@ class PushedTwiceError(ArgumentError):
         super().__init__(f"proxy {proxy} must get tensor {tensor} once, not twice")
 
 
+class ProfileError(ArgumentError):
+    """What a client measured of its proxies cannot be a profile.
+
+    Attributes
+    ----------
+    proxy : whose measurements they are, or None.
+    """
+
+    def __init__(self, proxy: int | None, reason: str) -> None:
+        self.proxy = proxy
+        of = "" if proxy is None else f" of proxy {proxy}"
+        super().__init__(f"profile{of}: {reason}")
+
+
 class RingError(DeviceError):
     """A device ended its jobs, and with them all devices did.
 

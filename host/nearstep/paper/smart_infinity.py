@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+from nearstep.paper.rows import Row, errors, row, spread
 from nearstep.paper.smart_infinity_case import METHODS, Case, Method, Phases
 from nearstep.paper.smart_infinity_machine import SATURATED_BY, Machine, Options
-from nearstep.paper.smart_infinity_rows import Row, errors, row, spread
 from nearstep.paper.smart_infinity_traffic import traffic
 from nearstep_spec.platform.layer import Model
 from nearstep_spec.platform.models import MODELS, PADDED_VOCABULARY

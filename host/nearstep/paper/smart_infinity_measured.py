@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from nearstep.errors import ArgumentError
+from nearstep.paper.rows import Relation, Row
 from nearstep.paper.smart_infinity_machine import Machine, Options
-from nearstep.paper.smart_infinity_rows import Relation, Row
 
 FOLDER = Path("build/bench")
 """Where benches of a checkout write."""

@@ -75,3 +75,39 @@ def test_wrong_options_of_memferry_are_refused(arguments: list[str], message: st
     result = RUNNER.invoke(app, ["memferry", *arguments])
     assert result.exit_code == 2
     assert message in result.output
+
+
+def test_rows_of_coarse_are_beside_what_each_assumption_decides(tmp_path: Path) -> None:
+    path = tmp_path / "coarse.json"
+    arguments = ["coarse", "--no-timeline", "--only", "figure-2,figure-8,figure-16"]
+    result = RUNNER.invoke(app, [*arguments, "--json", str(path)], env={"COLUMNS": "200"})
+    assert result.exit_code == 0, result.output
+    written = json.loads(path.read_text(encoding="utf-8"))
+    assert written["speedups"]["count"] == 10
+    assert f"{written['speedups']['mean']:.1%}" in result.output
+    assert f"{written['fitted']['gpu']:.1%} of a GPU's peak" in result.output
+    assert len(written["rows"]) == 20
+    for row in written["rows"]:
+        assert row["name"] in result.output
+    assert len(written["sensitivity"]) == 12
+    assert written["dual"] == written["pipeline"] == written["scale"] == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--only", "figure-8,figure-9"], "figure-9"),
+        (["--json", "/dev/null/x.json"], "/dev/null"),
+        (["--picture", "x.docx"], ".docx"),
+        (["--picture", "x.png", "--no-timeline"], "--no-timeline"),
+        (["--picture", "x.png", "--only", "figure-8"], "--only"),
+    ],
+)
+def test_wrong_options_of_coarse_are_refused_before_anything_runs(
+    arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = RUNNER.invoke(app, ["coarse", *arguments])
+    assert result.exit_code == 2
+    assert message in result.output
+    assert list(tmp_path.iterdir()) == []

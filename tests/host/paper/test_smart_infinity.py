@@ -9,12 +9,12 @@ import pytest
 
 from nearstep.errors import ArgumentError
 from nearstep.paper import smart_infinity
+from nearstep.paper.rows import Row, errors
 from nearstep.paper.smart_infinity import FITTED_SHARE, Evaluation, gpt2
 from nearstep.paper.smart_infinity_case import METHODS, Phases
 from nearstep.paper.smart_infinity_machine import Options
 from nearstep.paper.smart_infinity_measured import measured
 from nearstep.paper.smart_infinity_picture import draw
-from nearstep.paper.smart_infinity_rows import Row, errors
 
 
 def test_two_constants_are_fitted_on_section_3_alone() -> None:

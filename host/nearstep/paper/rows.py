@@ -1,4 +1,4 @@
-"""Printed figures of the Smart-Infinity paper as rows, and what is there beside them."""
+"""Printed figures of a paper as rows, and what is there beside them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import Any, Literal
 
 Relation = Literal["=", ">", "<"]
-Kind = Literal["counted", "modelled", "fitted", "measured"]
+Kind = Literal["counted", "modelled", "fitted", "measured", "input"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,11 +18,12 @@ class Row:
     Attributes
     ----------
     name, section
-    unit : `x` of a ratio, `%`, `M` (2 bytes a parameter), `GB/s`.
+    unit : `x` of a ratio, `%`, `M` (2 bytes a parameter), `GB/s` and so on.
     paper
     relation : `>` and `<` of a bound.
     found : None if it is not measured yet; `note` says how.
-    kind : `counted`, `modelled`, `fitted` if a constant is chosen so, or `measured`.
+    kind : `counted`, `modelled`, `fitted` if a constant is chosen so, `input` if what is printed is
+        one, or `measured`.
     speedup : it is a printed speedup, which the mean error is of.
     note
     """

@@ -1,0 +1,251 @@
+"""`nearstep paper coarse`: its figures and Table I, with what each assumption decides."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from nearstep.cli.files import PictureFile, check_picture, check_writable
+from nearstep.paper import coarse
+from nearstep.paper.coarse import Evaluation, Sensitivity
+from nearstep.paper.coarse_picture import draw
+from nearstep.paper.coarse_timeline import Cost, Pushed, Run, costs, pushed, runs
+from nearstep.paper.rows import Errors, Row, errors
+
+
+def command(
+    as_json: Annotated[
+        Path | None, typer.Option("--json", help="Write the rows to this file, too.")
+    ] = None,
+    image: PictureFile = None,
+    only: Annotated[
+        str, typer.Option(help="Parts of the paper, with commas; all by default.")
+    ] = ",".join(coarse.PARTS),
+    sensitivity: Annotated[
+        bool,
+        typer.Option("--sensitivity/--no-sensitivity", help="What each assumption decides."),
+    ] = True,
+    timeline: Annotated[
+        bool,
+        typer.Option(
+            "--timeline/--no-timeline",
+            help="Iterations with dual synchronization, the pipeline of figure 9, and sums over "
+            "up to 1,024 devices, on the timeline; takes a minute.",
+        ),
+    ] = True,
+) -> None:
+    """Figures 2, 3, 8, 13, 14, 16, 17 and Table I of COARSE, beside what is modelled."""
+    parts = tuple(only.split(","))
+    for name in parts:
+        if name not in coarse.PARTS:
+            known = ", ".join(coarse.PARTS)
+            raise typer.BadParameter(f"must be of {known}, not {name!r}", param_hint="--only")
+    if image is not None:
+        check_picture(image)
+        if not timeline or parts != tuple(coarse.PARTS):
+            raise typer.BadParameter(
+                "must come without --no-timeline and --only: it is of all", param_hint="--picture"
+            )
+    for option, path in (("--json", as_json), ("--picture", image)):
+        if path is not None:
+            check_writable(option, path)
+    evaluation = Evaluation()
+    rows = [*evaluation.rows(parts)]
+    found = errors(rows) if any(row.speedup for row in rows) else None
+    changed = [*coarse.sensitivity()] if sensitivity else []
+    shares = {"peak": 1.0, "fitted": float(evaluation.options.gpu or 1.0)}
+    dual: list[dict[str, Any]] = []
+    sums: list[Cost] = []
+    pipelines = pushed() if timeline else []
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("timelines", total=None)
+        for share, gpu in shares.items() if timeline else ():
+            for run in runs(gpu):
+                dual.append({"gpu": share, **_dual(run)})
+                progress.advance(task)
+        for cost in costs() if timeline else ():
+            sums.append(cost)
+            progress.advance(task)
+        if image is not None:
+            draw(rows, next(runs(shares["fitted"])), pipelines, sums, image)
+    console = Console()
+    console.print(_rows(rows))
+    _explain(console, evaluation, rows, found)
+    for table in (_sensitivity(changed), _dual_table(dual), _pipelines(pipelines), _costs(sums)):
+        if table.row_count:
+            console.print(table)
+    console.print("Not modelled:")
+    for name, reason in coarse.NOT_MODELLED.items():
+        console.print(f"- {name}: {reason}.", soft_wrap=True)
+    console.print("Assumed:")
+    for line in coarse.ASSUMPTIONS:
+        console.print(f"- {line}", soft_wrap=True)
+    if as_json is not None:
+        written = {
+            "rows": [{**asdict(row), "error": row.error, "holds": row.holds} for row in rows],
+            "speedups": None
+            if found is None
+            else {"mean": found.mean, "largest": found.largest.name, "count": found.count},
+            "fitted": {"gpu": evaluation.options.gpu},
+            "sensitivity": [asdict(each) for each in changed],
+            "dual": dual,
+            "pipeline": [_pipeline(each) for each in pipelines],
+            "scale": [_cost(each) for each in sums],
+            "not_modelled": coarse.NOT_MODELLED,
+            "assumptions": list(coarse.ASSUMPTIONS),
+        }
+        as_json.write_text(json.dumps(written, indent=1) + "\n", encoding="utf-8")
+
+
+def _dual(run: Run) -> dict[str, Any]:
+    """A run at m*, and the best of a sweep on the timeline."""
+    m, n = run.m, run.inputs.nbytes
+    best = min(run.sweep(), key=lambda each: each[1])
+    estimated, here = run.estimated(m), run.on_timeline(m)
+    return {
+        "machine": run.machine,
+        "workers": run.workers,
+        "model": run.model,
+        "m_of_n": m / n,
+        "t_train_s": estimated,
+        "timeline_s": here,
+        "ratio": here / estimated,
+        "best_m_of_n": best[0] / n,
+        "best_ratio": min(best[1], here) / estimated,
+    }
+
+
+def _pipeline(each: Pushed) -> dict[str, Any]:
+    return {
+        "shard_bytes": each.shard_bytes,
+        "seconds": each.timeline.seconds,
+        "bound_s": each.bound,
+        "busy_up": each.busy[0],
+        "busy_down": each.busy[1],
+    }
+
+
+def _cost(each: Cost) -> dict[str, Any]:
+    fabric = each.fabric
+    return {
+        "devices": fabric.members,
+        "racks": fabric.racks,
+        "uplinks": fabric.uplinks,
+        "nbytes": each.nbytes,
+        "cycles": each.cycles,
+        "cycles_per_kib": each.cycles_per_kib,
+        "of_bound": each.of_bound,
+    }
+
+
+def _rows(rows: Sequence[Row]) -> Table:
+    table = Table("figure", "where", title="COARSE")
+    for name in ("paper", "here"):
+        table.add_column(name, justify="right")
+    table.add_column("")
+    table.add_column("error", justify="right")
+    for row in rows:
+        relation = row.relation if row.relation != "=" else ""
+        if row.holds is not None:
+            error = "holds" if row.holds else "does not"
+        else:
+            points = row.unit == "%"
+            error = f"{row.error:+.1f} points" if points else f"{row.error:+.1%}"
+        values = [f"{each:.2f} {row.unit}".strip() for each in (row.paper, float(row.found or 0))]
+        printed = f"{relation} {values[0]}".strip()
+        table.add_row(row.name, row.section, printed, values[1], row.kind, error)
+    return table
+
+
+def _explain(
+    console: Console, evaluation: Evaluation, rows: Sequence[Row], found: Errors | None
+) -> None:
+    for row in rows:
+        if row.note:
+            console.print(f"{row.name}: {row.note}.", soft_wrap=True)
+    if found is not None:
+        console.print(
+            f"Mean error of {found.count} printed speedups {found.mean:.1%}; the largest is "
+            f"{found.largest.error:+.1%}, {found.largest.name}.",
+            soft_wrap=True,
+        )
+    given = sum(row.kind == "input" for row in rows)
+    console.print(
+        f"Fitted, once, on section II: {evaluation.options.gpu:.1%} of a GPU's peak, so that "
+        "communication is 76 % of BERT's training on four T4. "
+        f"{given} rows are inputs: what is printed is what the machines have.",
+        soft_wrap=True,
+    )
+
+
+def _sensitivity(changed: Sequence[Sensitivity]) -> Table:
+    table = Table("assumption", title="What each assumption decides (modelled)")
+    titles = [*coarse.SENSITIVE.values()]
+    for name in ("GPU, of its peak", "mean error", "largest"):
+        table.add_column(name, justify="right")
+    table.add_column("of")
+    for name in titles:
+        table.add_column(name, justify="right")
+    for each in changed:
+        values = [f"{each.gpu:.1%}", f"{each.mean:.1%}", f"{each.largest:+.1%}", each.of]
+        table.add_row(each.variant, *values, *(f"{each.values[name]:.2f}" for name in titles))
+    return table
+
+
+def _dual_table(dual: Iterable[Mapping[str, Any]]) -> Table:
+    table = Table("GPU", "machine", "model", title="Dual synchronization on the timeline")
+    for name in ("m* / n", "T_train", "timeline at m*", "ratio", "best m / n", "ratio there"):
+        table.add_column(name, justify="right")
+    for each in dual:
+        table.add_row(
+            each["gpu"],
+            f"{each['workers']} of {each['machine']}",
+            each["model"],
+            f"{each['m_of_n']:.3f}",
+            *(f"{1e3 * each[name]:.1f} ms" for name in ("t_train_s", "timeline_s")),
+            f"{each['ratio']:.3f}",
+            f"{each['best_m_of_n']:.3f}",
+            f"{each['best_ratio']:.3f}",
+        )
+    return table
+
+
+def _pipelines(pipelines: Sequence[Pushed]) -> Table:
+    table = Table("64 MiB in four tensors", title="Push, sync, pull (figure 9; modelled)")
+    for name in ("time", "over the bound", "link up busy", "down"):
+        table.add_column(name, justify="right")
+    for each in pipelines:
+        kind = "whole" if each.shard_bytes is None else f"shards of {each.shard_bytes >> 20} MiB"
+        seconds = float(each.timeline.seconds or 0)
+        busy = (f"{share:.0%}" for share in each.busy)
+        table.add_row(kind, f"{1e3 * seconds:.2f} ms", f"{seconds / each.bound:.2f}", *busy)
+    return table
+
+
+def _costs(sums: Sequence[Cost]) -> Table:
+    table = Table("tensor", "devices", "rings", title="A sum over many devices (modelled)")
+    for name in ("cycles", "cycles a KiB", "of the bound"):
+        table.add_column(name, justify="right")
+    for each in sums:
+        fabric = each.fabric
+        rings = "one"
+        if fabric.racks > 1:
+            links = "uplink" if fabric.uplinks == 1 else "uplinks"
+            rings = f"{fabric.racks} racks of {fabric.devices}, {fabric.uplinks} {links}"
+        table.add_row(
+            f"{each.nbytes >> 20} MiB",
+            f"{fabric.members:,}",
+            rings,
+            f"{each.cycles:,}",
+            f"{each.cycles_per_kib:.1f}",
+            f"{each.of_bound:.1%}",
+        )
+    return table

@@ -1,0 +1,155 @@
+"""Dual synchronization: which bytes of a model go to the memory devices, and which the workers sum.
+
+Ref: COARSE paper, section III-F.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import accumulate
+
+from nearstep.errors import ArgumentError
+from nearstep.scalars import check_whole, is_whole
+
+Seconds = float | Fraction
+
+
+@dataclass(frozen=True, kw_only=True)
+class DualInputs:
+    """What the estimate of an iteration is made of.
+
+    Numbers are taken exactly as they are, so that T_train is a fraction without rounding.
+
+    Parameters
+    ----------
+    workers : p, as many as memory devices.
+    nbytes : n, of all gradients.
+    forward_s, backward_s : T_FP and T_BP, without synchronization.
+    proxy_bytes_per_s, worker_bytes_per_s : BW_proxy and BW_GPU, of a ring of either, each way.
+
+    Raises
+    ------
+    ArgumentError : p is no integer from 1, n none from 0, a time is negative or not finite, or a
+        rate is not above 0 and finite.
+    """
+
+    workers: int
+    nbytes: int
+    forward_s: Seconds
+    backward_s: Seconds
+    proxy_bytes_per_s: Seconds
+    worker_bytes_per_s: Seconds
+
+    def __post_init__(self) -> None:
+        check_whole("workers", self.workers, 1)
+        check_whole("nbytes", self.nbytes, 0)
+        for name in ("forward_s", "backward_s"):
+            if not 0 <= (value := getattr(self, name)) < math.inf:
+                raise ArgumentError(f"{name} must be from 0 and finite, not {value!r}")
+        for name in ("proxy_bytes_per_s", "worker_bytes_per_s"):
+            if not 0 < (value := getattr(self, name)) < math.inf:
+                raise ArgumentError(f"{name} must be above 0 and finite, not {value!r}")
+
+    @property
+    def ring(self) -> Fraction:
+        """Bytes that a member of a ring sends for a byte of the tensor: 2 (p - 1) / p."""
+        return Fraction(2 * (self.workers - 1), self.workers)
+
+    def proxy_s(self, nbytes: int) -> Fraction:
+        """T_sync(proxy) of so many bytes."""
+        return self.ring * nbytes / Fraction(self.proxy_bytes_per_s)
+
+    def worker_s(self, nbytes: int) -> Fraction:
+        """T_sync(GPU) of so many bytes."""
+        return self.ring * nbytes / Fraction(self.worker_bytes_per_s)
+
+    def train_s(self, m: int) -> Fraction:
+        """T_train: seconds of an iteration of which `m` bytes go to the memory devices.
+
+        Raises
+        ------
+        ArgumentError : `m` is no integer from 0 to n.
+        """
+        if not (is_whole(m) and 0 <= m <= self.nbytes):
+            raise ArgumentError(f"m must be an integer from 0 to {self.nbytes}, not {m!r}")
+        forward, backward = Fraction(self.forward_s), Fraction(self.backward_s)
+        workers = forward + backward + self.worker_s(self.nbytes - m)
+        return max(workers, forward + self.proxy_s(m))
+
+
+def best_split(inputs: DualInputs) -> int:
+    """The m with the shortest T_train, in bytes; of equal ones the least.
+
+    With more of m the workers' time falls and the proxies' rises, both on straight lines. They
+    cross at
+
+        m* = (T_BP / c + n / BW_GPU) / (1 / BW_proxy + 1 / BW_GPU),   c = 2 (p - 1) / p
+
+    so it is that, rounded to the better side; or n, if the proxies' time is the shorter one
+    even there, as it is when backward takes long. Where p is 1 nothing is synchronized, and m is 0.
+    """
+    if not inputs.ring:
+        return 0
+    proxy, worker = Fraction(inputs.proxy_bytes_per_s), Fraction(inputs.worker_bytes_per_s)
+    crossing = Fraction(inputs.backward_s) / inputs.ring + inputs.nbytes / worker
+    low = min(math.floor(crossing / (1 / proxy + 1 / worker)), inputs.nbytes)
+    return min((low, min(low + 1, inputs.nbytes)), key=lambda m: (inputs.train_s(m), m))
+
+
+@dataclass(frozen=True)
+class Buckets:
+    """What goes where, by place in the order in which backward makes it.
+
+    Attributes
+    ----------
+    devices : summed by the memory devices; the first ones.
+    workers : summed by the workers; the others, which the next forward needs first.
+    """
+
+    devices: range
+    workers: range
+
+
+def split_buckets(sizes_in_backward_order: Sequence[int], m: int) -> Buckets:
+    """Whole buckets for `m` bytes: the first ones, as many as are not more than that together.
+
+    Parameters
+    ----------
+    sizes_in_backward_order : bytes of each bucket or tensor, that which backward makes first first.
+    m : as from `best_split`.
+
+    Raises
+    ------
+    ArgumentError : a size is no integer from 0, or `m` none from 0 to their sum.
+    """
+    sums = _sums(sizes_in_backward_order)
+    if not (is_whole(m) and 0 <= m <= sums[-1]):
+        raise ArgumentError(f"m must be an integer from 0 to {sums[-1]}, not {m!r}")
+    return _cut(sums, max(i for i, each in enumerate(sums) if each <= m))
+
+
+def best_buckets(sizes_in_backward_order: Sequence[int], inputs: DualInputs) -> Buckets:
+    """The split of whole buckets with the shortest T_train; of equal ones the fewest for devices.
+
+    Raises
+    ------
+    ArgumentError : a size is no integer from 0, or their sum is not n.
+    """
+    sums = _sums(sizes_in_backward_order)
+    if sums[-1] != inputs.nbytes:
+        raise ArgumentError(f"buckets must have n = {inputs.nbytes} bytes, not {sums[-1]}")
+    return _cut(sums, min(range(len(sums)), key=lambda i: (inputs.train_s(sums[i]), i)))
+
+
+def _sums(sizes: Sequence[int]) -> list[int]:
+    """Bytes of the first none, one, two and so on."""
+    for size in sizes:
+        check_whole("sizes", size, 0)
+    return [*accumulate(sizes, initial=0)]
+
+
+def _cut(sums: Sequence[int], count: int) -> Buckets:
+    return Buckets(devices=range(count), workers=range(count, len(sums) - 1))

@@ -1,0 +1,221 @@
+"""Which proxy a client sends a tensor to, and in which shards: pure functions of what was measured.
+
+Ref: COARSE paper, sections III-E and IV-B.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import pairwise
+from typing import NamedTuple, Self
+
+from nearstep.coarse.errors import ProfileError
+from nearstep.errors import ArgumentError
+from nearstep.scalars import check_whole, is_whole
+
+SHARD_ALIGNMENT = 64
+"""Bytes; every shard but a tensor's last one begins and ends at a multiple."""
+
+FULL = 0.95
+"""Share of the highest rate measured that counts as the full rate."""
+
+
+class Measurement(NamedTuple):
+    """A transfer between a client and a proxy.
+
+    Attributes
+    ----------
+    nbytes
+    seconds
+    """
+
+    nbytes: int
+    seconds: float
+
+    @property
+    def bytes_per_s(self) -> Fraction:
+        """Its rate, exactly that of the two numbers."""
+        return self.nbytes / Fraction(self.seconds)
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What one client measured: time by size, to each proxy.
+
+    Parameters
+    ----------
+    proxies : of each proxy, by its number, measurements in the order of their sizes. All have the
+        same sizes, at least two.
+
+    Raises
+    ------
+    ProfileError : there is no proxy, sizes are fewer than two, not whole, not above 0, not
+        ascending or not those of another proxy, or a time is not above 0 and finite.
+    """
+
+    proxies: Mapping[int, Sequence[Measurement]]
+
+    def __post_init__(self) -> None:
+        if not self.proxies:
+            raise ProfileError(None, "there must be at least one proxy")
+        for proxy, measured in self.proxies.items():
+            sizes = [each.nbytes for each in measured]
+            if len(sizes) < 2:
+                raise ProfileError(proxy, f"there must be two sizes or more, not {len(sizes)}")
+            if not all(is_whole(size) and size > 0 for size in sizes):
+                raise ProfileError(proxy, f"sizes must be integers above 0, not {sizes}")
+            if not all(low < high for low, high in pairwise(sizes)):
+                raise ProfileError(proxy, f"sizes must ascend, not {sizes}")
+            if sizes != (expected := self.sizes):
+                raise ProfileError(
+                    proxy, f"sizes must be those of the first, {expected}, not {sizes}"
+                )
+            for each in measured:
+                if not 0 < each.seconds < math.inf:
+                    raise ProfileError(proxy, f"seconds must be above 0 and finite, not {each}")
+
+    @classmethod
+    def of(cls, seconds: Mapping[int, Mapping[int, float]]) -> Self:
+        """A profile of seconds by proxy and size, in any order. Raises as the class does."""
+        return cls(
+            {
+                proxy: tuple(Measurement(*each) for each in sorted(times.items()))
+                for proxy, times in seconds.items()
+            }
+        )
+
+    @property
+    def sizes(self) -> list[int]:
+        """Bytes that were measured, ascending."""
+        return [each.nbytes for each in next(iter(self.proxies.values()))]
+
+    @property
+    def latency_proxy(self) -> int:
+        """The proxy with the shortest time for the smallest size.
+
+        Of equal ones that with the higher rate, then that of the lowest number.
+        """
+        return min(self.proxies, key=lambda proxy: (*self._ends(proxy), proxy))
+
+    @property
+    def bandwidth_proxy(self) -> int:
+        """The proxy with the highest rate at the largest size.
+
+        Of equal ones that with the shorter time for the smallest size, then that of the lowest
+        number.
+        """
+        return min(self.proxies, key=lambda proxy: (*self._ends(proxy)[::-1], proxy))
+
+    def _ends(self, proxy: int) -> tuple[float, float]:
+        measured = self.proxies[proxy]
+        return measured[0].seconds, measured[-1].seconds
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoutingTable:
+    """Where a client's tensors go.
+
+    Parameters
+    ----------
+    threshold_bytes : tensors that are larger go to the proxy with the highest rate.
+    latency_proxy, bandwidth_proxy : by their numbers.
+
+    Raises
+    ------
+    ArgumentError : the threshold is no integer from 0.
+    """
+
+    threshold_bytes: int
+    latency_proxy: int
+    bandwidth_proxy: int
+
+    def __post_init__(self) -> None:
+        check_whole("threshold_bytes", self.threshold_bytes, 0)
+
+    def proxy_of(self, nbytes: int) -> int:
+        """The proxy for a tensor of this size.
+
+        Raises
+        ------
+        ArgumentError : it is no integer from 0.
+        """
+        check_whole("nbytes", nbytes, 0)
+        return self.bandwidth_proxy if nbytes > self.threshold_bytes else self.latency_proxy
+
+
+def routing_table(profile: Profile) -> RoutingTable:
+    """The routing table of a client.
+
+    The threshold S is where the times to both proxies are equal, on lines between what was
+    measured. To the left end of these the one proxy is faster, to the right end the other, so there
+    is such a size. Where there are several it is the last one: of all that is larger the other
+    proxy is nowhere slower. It is rounded down, which is the same for sizes in whole bytes. If both
+    are the same proxy it is 0.
+    """
+    near, far = profile.latency_proxy, profile.bandwidth_proxy
+    threshold = 0 if near == far else math.floor(_crossing(profile, near, far))
+    return RoutingTable(threshold_bytes=threshold, latency_proxy=near, bandwidth_proxy=far)
+
+
+def _crossing(profile: Profile, near: int, far: int) -> Fraction:
+    """The least size from which on `far` is nowhere slower."""
+    more = [
+        Fraction(b.seconds) - Fraction(a.seconds)
+        for a, b in zip(profile.proxies[near], profile.proxies[far], strict=True)
+    ]
+    last = max(i for i, each in enumerate(more) if each > 0)  # not the last one: see the profile
+    low, high = profile.sizes[last], profile.sizes[last + 1]
+    return low + (high - low) * more[last] / (more[last] - more[last + 1])
+
+
+def shard_bytes(profile: Profile, fraction: float = FULL) -> int:
+    """The smallest size measured that achieves the full rate of the client's bandwidth proxy (S').
+
+    Parameters
+    ----------
+    profile
+    fraction : of the highest rate of any size that counts as full; above 0, to 1.
+
+    Raises
+    ------
+    ArgumentError : the fraction is none.
+    """
+    if not 0 < fraction <= 1:
+        raise ArgumentError(f"fraction must be above 0 and to 1, not {fraction!r}")
+    measured = profile.proxies[profile.bandwidth_proxy]
+    full = Fraction(fraction) * max(each.bytes_per_s for each in measured)
+    return next(each.nbytes for each in measured if each.bytes_per_s >= full)
+
+
+class Shard(NamedTuple):
+    """Bytes of a tensor that are pushed, summed and pulled by themselves.
+
+    Attributes
+    ----------
+    offset, nbytes
+    """
+
+    offset: int
+    nbytes: int
+
+
+def partition(nbytes: int, shard_bytes: int) -> tuple[Shard, ...]:
+    """Cut a tensor into shards, none smaller than `shard_bytes` unless the tensor is.
+
+    As many as there can be, at multiples of 64 bytes, the largest less than 128 bytes larger than
+    the smallest, in the order of the tensor. A tensor that is smaller, or empty, is one shard.
+
+    Raises
+    ------
+    ArgumentError : `nbytes` is no integer from 0, or `shard_bytes` none from 1.
+    """
+    check_whole("nbytes", nbytes, 0)
+    check_whole("shard_bytes", shard_bytes, 1)
+    units = nbytes // SHARD_ALIGNMENT
+    count = max(1, units // -(-shard_bytes // SHARD_ALIGNMENT))
+    each, over = divmod(units, count)
+    starts = [(i * each + min(i, over)) * SHARD_ALIGNMENT for i in range(count)]
+    return tuple(Shard(low, high - low) for low, high in pairwise([*starts, nbytes]))

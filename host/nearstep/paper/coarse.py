@@ -1,0 +1,356 @@
+"""The COARSE paper's figures and tables beside what is modelled here.
+
+*Modelled*: bytes over the links of the paper's machines, and FLOPs at the datasheets' peaks
+(`nearstep.paper.coarse_case`). One constant is fitted, on section II (figure 2), in `Evaluation`;
+what the text leaves open is in `ASSUMPTIONS`, and what that does to the rows in `sensitivity`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from nearstep.coarse.routing import FULL
+from nearstep.paper.coarse_case import Communication, Layout, Options, Work, platform
+from nearstep.paper.coarse_pcie import ROUND_TRIP_S, Pcie
+from nearstep.paper.rows import Row, errors, row, spread
+from nearstep.work.executor import execute
+from nearstep.work.graph import Graph
+from nearstep.work.operation import Transfer
+
+ASSUMPTIONS = (
+    "Rates between two GPUs are figure 8's, those of a GPU's own link the 25 GB/s both ways of "
+    "section III-E: all are PCIe 3.0 x16. Half of what is both ways is each way. Pairs of GPUs do "
+    "not slow each other but at a GPU's link. Transfers take as long as the busiest link.",
+    "Worker i and device i are at one switch (figure 4); a tensor goes to the proxy with the "
+    "highest rate. NVLink is off, as in the paper's profiler, for AllReduce, too.",
+    "The devices are GPUs (IV-B), so pushes and pulls use the same links as rings do. m is the "
+    "best one under that.",
+    "Synchronization begins when backward has ended: with the overlap of T_train nothing of BERT's "
+    "would block on the P100, and figure 17 has 72 % of AllReduce's.",
+    "Workers are half of a machine's GPUs; 3.3x and 4.3x, 11.3x and 13.3x are of two and four "
+    "workers of the g4dn, 10.8x to 13.8x of one and two workers to a device.",
+    "Forward and backward take the FLOPs of matrix products at a share of the peak that is the "
+    "same on all GPUs (fitted), mixed precision where there are tensor cores (TensorFlow enables "
+    "it on Volta and later), fp32 on the P100.",
+    "BERT is BERT-large (about 300 million parameters) with 384 tokens; gradients are fp32. It has "
+    "the 76 % of figure 2, with a batch of 2.",
+    "DENSE: each worker pushes by stores, then pulls by loads, at a link's rate over 4 and over 17 "
+    "(V-B); others do not slow it, as only the GPU's rate to the CPU was estimated (V-D).",
+    "48.3 %, 42.7 % and 38.6 % are samples a second over AllReduce with a batch of 2; COARSE has 4 "
+    "on one node (48.3 %, 38.6 %), and 2 on two. A node's network is Table I's.",
+    "The KCU1500 has eight lanes in use; a packet has 128 bytes, which every part must take; the "
+    "host's loads are of 64 bytes, one after the other; its stores are combined to 64 bytes "
+    "(least) or of 8 (most).",
+)
+NOT_MODELLED = {
+    "Figure 13: curves by access size": "the text has no numbers of them; a load or a store costs "
+    "the same in an access of any size",
+    "Figure 2: seven other models, parts of the overhead": "models are not named, no number is "
+    "printed",
+    "Figure 15": "relations alone, which figure 8's rates have: `nearstep.coarse.routing` chooses "
+    "the remote proxy for large tensors on the V100 and the local one elsewhere",
+    "90 % of a serial bus (CCI), 34 % on a DGX-1, less than 10 % of in-network reduction": "of "
+    "other papers",
+    "Staging through the host on the g4dn, NCCL's and TensorFlow's own time": "no number is "
+    "printed",
+    "Memory that limits AllReduce to a batch of 2": "no number is printed; the batch is an input",
+}
+"""Printed, without a row, and why."""
+
+FITTED_SHARE = 0.76
+"""Of training time on four T4, communication (section II-B): up to 76 %."""
+
+BERT, RESNET = "bert-large", "resnet50"
+KNEE = 2 << 20
+LANES_OF_PROTOTYPE = 8
+
+
+@dataclass(frozen=True)
+class Iteration:
+    """Seconds of an iteration.
+
+    Attributes
+    ----------
+    compute
+    blocked : communication that training waits for.
+    """
+
+    compute: float
+    blocked: float
+
+    @property
+    def total(self) -> float:
+        return self.compute + self.blocked
+
+
+class Evaluation:
+    """The paper's evaluation under some assumptions.
+
+    One constant is fitted, on section II: the share of its peak that a GPU reaches, so that
+    communication is `FITTED_SHARE` of BERT's training on four T4.
+
+    Parameters
+    ----------
+    options : `gpu` is fitted if it is None.
+    payload : bytes in a packet of PCIe.
+
+    Attributes
+    ----------
+    options : with what was fitted.
+    """
+
+    def __init__(self, options: Options | None = None, payload: int = 128) -> None:
+        self.options = options or Options()
+        self.payload = payload
+        if self.options.gpu is None:
+            peak = Work(BERT, "g4dn", options=replace(self.options, gpu=1.0))
+            blocked = Communication(T4[1], self.options).all_reduce_s(peak.nbytes)
+            compute = blocked * (1 - FITTED_SHARE) / FITTED_SHARE
+            self.options = replace(self.options, gpu=min(1.0, peak.seconds / compute))
+
+    def work(self, model: str, machine: str, batch: int | None = None) -> Work:
+        return Work(model, machine, batch, self.options)
+
+    def all_reduce(self, model: str, layout: Layout, batch: int | None = None) -> Iteration:
+        """Without memory devices."""
+        work = self.work(model, layout.machine, batch)
+        return Iteration(
+            work.seconds, Communication(layout, self.options).all_reduce_s(work.nbytes)
+        )
+
+    def coarse(self, model: str, layout: Layout, batch: int | None = None) -> Iteration:
+        """With dual synchronization."""
+        work = self.work(model, layout.machine, batch)
+        hidden = work.backward_s if self.options.overlap else 0.0
+        return Iteration(
+            work.seconds, Communication(layout, self.options).coarse_s(work.nbytes, hidden)
+        )
+
+    def dense(self, model: str, layout: Layout, batch: int | None = None) -> Iteration:
+        """With one memory device, which all push to and pull from."""
+        work = self.work(model, layout.machine, batch)
+        return Iteration(work.seconds, Communication(layout, self.options).dense_s(work.nbytes))
+
+    def speedup(self, model: str, layout: Layout) -> float:
+        """Of COARSE over DENSE."""
+        return self.dense(model, layout).total / self.coarse(model, layout).total
+
+    def less_blocked(self, layout: Layout) -> float:
+        """Of AllReduce's blocked communication for BERT, what COARSE saves, in percent."""
+        ours, theirs = self.coarse(BERT, layout).blocked, self.all_reduce(BERT, layout).blocked
+        return 100 * (1 - ours / theirs)
+
+    def table_1(self) -> Iterator[Row]:
+        printed = {"g4dn": (8, 384), "p3": (8, 768), "sdsc": (4, 128)}
+        for name, (gpus, memory) in printed.items():
+            machine = platform(name)
+            found = sum(each.startswith("gpu") for each in machine.processors)
+            size = float(machine.processors["cpu"].memory_bytes or 0) / 2**30
+            rate = 8 * float(machine.links["ethernet"].bytes_per_s) / 1e9
+            for title, unit, paper, here in (
+                ("GPUs", "", gpus, found),
+                ("memory", "GB", memory, size),
+                ("network", "Gbit/s", 100, rate),
+            ):
+                yield row(f"{name}: {title}", "Table I", unit, paper, here, kind="input")
+
+    def figure_2(self) -> Iterator[Row]:
+        found = self.all_reduce(BERT, T4[1])
+        share = 100 * found.blocked / found.total
+        name = "Four T4: communication, most"
+        yield row(name, "I, II-B, figure 2", "%", 76.0, share, kind="fitted")
+
+    def figures_3_and_13(self) -> Iterator[Row]:
+        link = Pcie(lanes=LANES_OF_PROTOTYPE, payload=self.payload)
+        where = "II-C, V-B, figures 3, 13"
+        reads = link.reads / link.loads
+        for name, paper in (("least", 9.0), ("most", 17.0)):
+            note = f"it takes {reads / paper:.1f} loads under way"
+            title = f"Reads, GPU Direct over CCI, {name}"
+            yield row(title, where, "x", paper, reads, note=note)
+        for name, paper, size in (("least", 1.25, 64), ("most", 4.0, 8)):
+            found = link.one_way / link.writes(size)
+            title = f"Writes, GPU Direct over CCI, {name}"
+            yield row(title, where, "x", paper, found, note=f"stores of {size} bytes")
+
+    def figure_8(self) -> Iterator[Row]:
+        printed = {"V100": ("p3", 9.0, 16.0), "P100": ("sdsc", 25.0, 18.0)}
+        for title, (machine, *rates) in printed.items():
+            for place, other, paper in zip(("local", "remote"), ("1", "2"), rates, strict=True):
+                found = both_ways(machine, "gpu0", f"gpu{other}") / 1e9
+                yield row(f"{title}, {place}", "figure 8", "GB/s", paper, found, kind="input")
+        link = Pcie(lanes=16, payload=self.payload)
+        where = "III-E"
+        yield row("P100, local, one way", where, "GB/s", 13.0, link.one_way / 1e9)
+        yield row("P100, local, both ways", where, "GB/s", 25.0, link.both_ways / 1e9)
+
+    def figure_14(self) -> Iterator[Row]:
+        link = Pcie(lanes=LANES_OF_PROTOTYPE, payload=self.payload)
+        found = link.knee(FULL, ROUND_TRIP_S) / 2**20
+        times = [1e6 * link.latency_before(size, FULL) for size in (KNEE // 2, KNEE)]
+        note = f"it takes {times[0]:.0f} to {times[1]:.0f} us before a transfer"
+        yield row("DMA: full rate from", "V-B, figure 14", "MB", 2.0, found, note=note)
+
+    def figure_16(self) -> Iterator[Row]:
+        where = "V-D, figure 16"
+        for title, model, low, high in (
+            ("ResNet50", RESNET, 3.3, 4.3),
+            ("BERT", BERT, 11.3, 13.3),
+        ):
+            found = [self.speedup(model, layout) for layout in T4]
+            yield from spread(f"T4, {title} over DENSE", where, low, high, found)
+        name = "P100, BERT over DENSE"
+        yield row(name, where, "x", 3.4, self.speedup(BERT, P100), speedup=True)
+        found = [self.speedup(BERT, layout) for layout in (V100, V100_SHARED)]
+        yield from spread("V100, BERT over DENSE", where, 10.8, 13.8, found)
+        base = self.all_reduce(BERT, V100).total
+        larger = self.coarse(BERT, V100, 4).total
+        single = 2 * base / larger
+        two = self.all_reduce(BERT, TWO_NODES).total
+        for title, paper, here in (
+            ("V100, batch 4 over AllReduce's 2: 48.3 %", 1.483, single),
+            (
+                "V100, two nodes over AllReduce: 42.7 %",
+                1.427,
+                two / self.coarse(BERT, TWO_NODES).total,
+            ),
+            ("V100, one node over two of AllReduce: 38.6 %", 1.386, two / larger),
+        ):
+            yield row(title, f"abstract, {where}", "x", paper, here, speedup=True)
+        for title, layout, relation in (
+            ("T4, BERT over AllReduce: slightly lower", T4[1], "<"),
+            ("P100, BERT over AllReduce: beats it", P100, ">"),
+            ("V100, BERT over AllReduce: beats it", V100, ">"),
+        ):
+            ratio = self.all_reduce(BERT, layout).total / self.coarse(BERT, layout).total
+            yield row(title, where, "x", 1.0, ratio, relation=relation)
+
+    def figure_17(self) -> Iterator[Row]:
+        where = "V-E, figure 17"
+        for name, paper, pick in (("least", 18.0, min), ("most", 20.0, max)):
+            more = pick(-self.less_blocked(layout) for layout in T4)
+            yield row(f"T4, BERT: more blocked, {name}", where, "%", paper, more)
+        yield row("P100, BERT: less blocked", where, "%", 28.0, self.less_blocked(P100))
+        for title, low, high, layouts in (
+            ("V100, BERT: less blocked", 20.0, 42.0, (V100, V100_SHARED)),
+            ("V100, one and two nodes: less blocked", 23.0, 46.0, (V100, TWO_NODES)),
+        ):
+            found = [self.less_blocked(layout) for layout in layouts]
+            yield row(f"{title}, least", where, "%", low, min(found))
+            yield row(f"{title}, most", where, "%", high, max(found))
+        for title, case in (("AllReduce", self.all_reduce), ("COARSE", self.coarse)):
+            worst = max(
+                case(BERT, layout).blocked / self.dense(BERT, layout).blocked
+                for layout in (*T4, P100, V100)
+            )
+            name = f"{title}: blocked, of DENSE's"
+            yield row(name, where, "%", 10.0, 100 * worst, relation="<")
+
+    def rows(self, parts: Iterable[str] | None = None) -> Iterator[Row]:
+        """As each is modelled.
+
+        Parameters
+        ----------
+        parts : of `PARTS`; None: all.
+        """
+        for part in PARTS if parts is None else parts:
+            yield from PARTS[part](self)
+
+
+T4 = tuple(Layout(machine="g4dn", workers=p, devices=p) for p in (2, 4))
+P100 = Layout(machine="sdsc", workers=2, devices=2)
+V100 = Layout(machine="p3", workers=4, devices=4)
+V100_SHARED = Layout(machine="p3", workers=4, devices=2)
+TWO_NODES = Layout(machine="p3", workers=8, devices=8, nodes=2)
+
+PARTS: Mapping[str, Callable[[Evaluation], Iterator[Row]]] = {
+    "table-1": Evaluation.table_1,
+    "figure-2": Evaluation.figure_2,
+    "figure-3": Evaluation.figures_3_and_13,
+    "figure-8": Evaluation.figure_8,
+    "figure-14": Evaluation.figure_14,
+    "figure-16": Evaluation.figure_16,
+    "figure-17": Evaluation.figure_17,
+}
+"""Of the paper; figure 13 is with figure 3."""
+
+
+def both_ways(machine: str, one: str, other: str, nbytes: int = 1 << 30) -> float:
+    """Bytes a second of a transfer each way at once, on the timeline of a platform."""
+    graph = Graph()
+    for start, stop in ((one, other), (other, one)):
+        graph.add(
+            f"{start} to {stop}", transfer=Transfer.between(platform(machine), start, stop, nbytes)
+        )
+    return 2 * nbytes / float(execute(graph).seconds or 0)
+
+
+VARIANTS: Mapping[str, tuple[Options, int]] = {
+    "as assumed": (Options(), 128),
+    "GPU at its peak": (Options(gpu=1.0), 128),
+    "fp32 on all GPUs, not fitted": (Options(dtype="fp32", gpu=1.0), 128),
+    "fp32 on all GPUs, at 45 %": (Options(dtype="fp32", gpu=0.45), 128),
+    "synchronization within backward (T_train)": (Options(overlap=True), 128),
+    "pairs of GPUs alone bound": (Options(share="pairs"), 128),
+    "all that leaves a switch shares figure 8's rate": (Options(share="uplinks"), 128),
+    "DENSE: one worker after the other": (Options(dense_shared=True), 128),
+    "DENSE: pushes beside pulls": (Options(dense_turns=False), 128),
+    "DENSE: 9 and 1.25 times slower": (Options(read=9.0, write=1.25), 128),
+    "BERT with 128 tokens": (Options(tokens=128), 128),
+    "PCIe packets of 256 bytes": (Options(), 256),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sensitivity:
+    """Some rows under a changed assumption.
+
+    Attributes
+    ----------
+    variant
+    gpu : share of its peak, fitted anew unless the variant has it.
+    mean, largest : errors of the printed speedups.
+    of : the row with the largest.
+    values : modelled, of the rows in `SENSITIVE`.
+    """
+
+    variant: str
+    gpu: float
+    mean: float
+    largest: float
+    of: str
+    values: Mapping[str, float]
+
+
+SENSITIVE = {
+    "V100, BERT over DENSE, most": "V100 over DENSE",
+    "V100, batch 4 over AllReduce's 2: 48.3 %": "batch 4 over 2",
+    "P100, BERT: less blocked": "P100 less blocked",
+    "V100, BERT: less blocked, most": "V100 less blocked",
+    "P100, local, one way": "one way",
+}
+"""Rows that the table of sensitivity has, and what they are called there."""
+
+
+def sensitivity(
+    variants: Mapping[str, tuple[Options, int]] = VARIANTS,
+) -> Iterator[Sensitivity]:
+    """What each assumption decides."""
+    for variant, (options, payload) in variants.items():
+        evaluation = Evaluation(options, payload)
+        rows = [*evaluation.rows(["figure-8", "figure-16", "figure-17"])]
+        found = errors(rows)
+        yield Sensitivity(
+            variant=variant,
+            gpu=float(evaluation.options.gpu or 0.0),
+            mean=found.mean,
+            largest=float(found.largest.error or 0.0),
+            of=found.largest.name,
+            values={
+                title: float(each.found or 0.0)
+                for name, title in SENSITIVE.items()
+                for each in rows
+                if each.name == name
+            },
+        )

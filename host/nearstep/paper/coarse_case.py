@@ -1,0 +1,250 @@
+"""Machines and models of the COARSE paper, as its evaluation uses them, under assumptions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+from itertools import combinations
+from typing import Literal
+
+from nearstep.coarse.dual import DualInputs
+from nearstep.coarse.iteration import Block
+from nearstep_spec.platform.layer import Layer
+from nearstep_spec.platform.load import load
+from nearstep_spec.platform.machine import Platform
+from nearstep_spec.platform.models import MODELS
+
+GRADIENT_BYTES = 4
+BOTH_WAYS_BYTES_PER_S = 25e9
+"""Of a PCIe 3.0 x16 link of a GPU: printed, section III-E and figure 8b."""
+
+FIGURE_8 = {"p3": (9e9, 16e9), "sdsc": (25e9, 18e9)}
+"""Both ways together between two GPUs at one switch, and at two."""
+
+TENSOR_CORES = frozenset({"g4dn", "p3"})
+"""Machines whose GPUs have them: TensorFlow's mixed precision is for these alone (Volta and later).
+"""
+
+SQUAD_TOKENS = 384
+"""Of BERT's own fine-tuning on SQuAD 1.1, and of NVIDIA's examples."""
+
+BATCHES = {"bert-large": 2, "resnet50": 64}
+"""Of each GPU (section V-D)."""
+
+Dtype = Literal["mixed", "fp32"]
+Share = Literal["links and pairs", "pairs", "uplinks"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Assumptions that can be changed.
+
+    Attributes
+    ----------
+    gpu : share of the peak that a GPU reaches. None: fitted (`nearstep.paper.coarse`).
+    dtype : `mixed`: fp16 on GPUs with tensor cores, `fp32` on all.
+    tokens : of a sequence of BERT.
+    share : what transfers share: `links and pairs`, a GPU's link each way, and the rate of figure 8
+        between two GPUs; `pairs`: those rates alone; `uplinks`: GPUs' links, and all that leaves a
+        switch together the rate between two of its GPUs and others.
+    overlap : synchronization begins within backward, as in T_train; else when backward has ended.
+    dense_shared : DENSE's one memory device serves one worker after the other.
+    dense_turns : a worker of DENSE pushes all before it pulls; else both at once.
+    server_bytes_per_s : of a GPU's link to DENSE's device, each way.
+    read, write : how often slower that is by loads and by stores of the host (figure 3).
+    """
+
+    gpu: float | None = None
+    dtype: Dtype = "mixed"
+    tokens: int = SQUAD_TOKENS
+    share: Share = "links and pairs"
+    overlap: bool = False
+    dense_shared: bool = False
+    dense_turns: bool = True
+    server_bytes_per_s: float = BOTH_WAYS_BYTES_PER_S / 2
+    read: float = 17.0
+    write: float = 4.0
+
+
+@cache
+def platform(machine: str) -> Platform:
+    """The platform file of `g4dn`, `p3` or `sdsc`."""
+    return load(f"coarse-{machine}")
+
+
+@dataclass(frozen=True)
+class Work:
+    """A model on a machine's GPU.
+
+    Parameters
+    ----------
+    model : its name.
+    machine : `g4dn`, `p3` or `sdsc`.
+    batch : None: the paper's.
+    options
+    """
+
+    model: str
+    machine: str
+    batch: int | None = None
+    options: Options = Options()
+
+    @cached_property
+    def layers(self) -> tuple[Layer, ...]:
+        """In the order of forward."""
+        tokens = self.options.tokens if self.model.startswith("bert") else 0
+        batch = BATCHES[self.model] if self.batch is None else self.batch
+        return tuple(MODELS[self.model].layers(batch, tokens))
+
+    @property
+    def flops_per_s(self) -> float:
+        """Of a GPU, as far as it reaches its peak."""
+        mixed = self.options.dtype == "mixed" and self.machine in TENSOR_CORES
+        peak = platform(self.machine).processors["gpu0"].flops["fp16" if mixed else "fp32"]
+        return float(peak) * (1.0 if self.options.gpu is None else self.options.gpu)
+
+    @property
+    def nbytes(self) -> int:
+        """Of all gradients, n."""
+        return GRADIENT_BYTES * sum(layer.parameter_count for layer in self.layers)
+
+    @property
+    def forward_s(self) -> float:
+        return sum(layer.forward_flops for layer in self.layers) / self.flops_per_s
+
+    @property
+    def backward_s(self) -> float:
+        return sum(layer.backward_flops for layer in self.layers) / self.flops_per_s
+
+    @property
+    def seconds(self) -> float:
+        """Of forward and backward."""
+        return self.forward_s + self.backward_s
+
+    @property
+    def blocks(self) -> list[Block]:
+        """Layers for `nearstep.coarse.iteration.iterate`."""
+        return [
+            Block(
+                nbytes=GRADIENT_BYTES * layer.parameter_count,
+                forward_s=layer.forward_flops / self.flops_per_s,
+                backward_s=layer.backward_flops / self.flops_per_s,
+            )
+            for layer in self.layers
+        ]
+
+    def inputs(self, workers: int) -> DualInputs:
+        """Of the estimate in section III-F: rings of workers and of devices between switches."""
+        rate = pair_bytes_per_s(self.machine, local=False)
+        return DualInputs(
+            workers=workers,
+            nbytes=self.nbytes,
+            forward_s=self.forward_s,
+            backward_s=self.backward_s,
+            proxy_bytes_per_s=rate,
+            worker_bytes_per_s=rate,
+        )
+
+
+def pair_bytes_per_s(machine: str, *, local: bool) -> float:
+    """Each way between two GPUs, at one switch or at two; a link's where there are no switches."""
+    both = FIGURE_8.get(machine, (BOTH_WAYS_BYTES_PER_S,) * 2)
+    return both[not local] / 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """Which GPUs of a machine are workers, and which are memory devices.
+
+    Attributes
+    ----------
+    machine
+    workers : p, of all nodes; dealt to switches in turn, as devices are.
+    devices : as many, or a divisor of that: workers share them.
+    nodes
+    """
+
+    machine: str
+    workers: int
+    devices: int
+    nodes: int = 1
+
+
+def lowest(lines: Sequence[tuple[float, float]]) -> float:
+    """The lowest point of the upper envelope of lines from 0 to 1, of which both ends are given."""
+
+    def highest(part: float) -> float:
+        return max(first + (last - first) * part for first, last in lines)
+
+    found = [highest(0.0), highest(1.0)]
+    for (a, b), (c, d) in combinations(lines, 2):
+        if (steeper := (d - c) - (b - a)) and 0 < (part := (a - c) / steeper) < 1:
+            found.append(highest(part))
+    return min(found)
+
+
+class Communication:
+    """Seconds that links need for a synchronization: the busiest one's, each way for itself.
+
+    Parameters
+    ----------
+    layout
+    options
+    """
+
+    def __init__(self, layout: Layout, options: Options) -> None:
+        self.layout = layout
+        self.options = options
+
+    def all_reduce_s(self, nbytes: int) -> float:
+        """A ring of all workers."""
+        return max(nbytes * each for each in self._loads(0.0).values())
+
+    def coarse_s(self, nbytes: int, hidden_s: float = 0.0) -> float:
+        """The workers sum n - m, the devices m, with the m that is best for both together.
+
+        Parameters
+        ----------
+        nbytes : n.
+        hidden_s : of the devices' part, hidden behind backward.
+        """
+
+        none, whole = self._loads(0.0), self._loads(1.0)
+        lines = [(nbytes * none[name] - hidden_s, nbytes * whole[name] - hidden_s) for name in none]
+        ring = (nbytes * none["worker ring"], nbytes * whole["worker ring"])  # after backward
+        return lowest([*lines, ring])
+
+    def _loads(self, part: float) -> Mapping[str, float]:
+        """Seconds for a byte of n on each link, of a part for the devices."""
+        layout = self.layout
+        p, d = layout.workers, layout.devices
+        rest, shared = 1.0 - part, p / d
+        ring, among = 2 * (p - 1) / p * rest, 2 * (d - 1) / d * part
+        remote = pair_bytes_per_s(layout.machine, local=False)
+        near = pair_bytes_per_s(layout.machine, local=True)
+        best = max(remote, near)
+        loads = {
+            "worker ring": ring / remote,
+            "device ring": among / remote,
+            "push": part / best,
+        }
+        if self.options.share != "pairs":
+            link = BOTH_WAYS_BYTES_PER_S / 2
+            loads["worker link"] = (ring + part) / link
+            loads["device link"] = (among + shared * part) / link
+        if self.options.share == "uplinks":
+            loads["uplink"] = (ring + among + (part if best == remote != near else 0.0)) / remote
+        if layout.nodes > 1:
+            network = float(platform(layout.machine).links["ethernet"].bytes_per_s)
+            loads["network"] = (ring + among) / network
+        return loads
+
+    def dense_s(self, nbytes: int) -> float:
+        """All push to one memory device and pull from it, by stores and loads."""
+        options = self.options
+        push, pull = (
+            nbytes * x / options.server_bytes_per_s for x in (options.write, options.read)
+        )
+        each = push + pull if options.dense_turns else max(push, pull)
+        return each * (self.layout.workers if options.dense_shared else 1)
