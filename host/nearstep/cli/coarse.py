@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import shutil
 import signal
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -34,7 +36,10 @@ def main() -> None:
 @app.command()
 def serve(
     device: Annotated[str, typer.Option(help="Such as golden:coarse?devices=4.")],
-    listen: Annotated[str, typer.Option(help="unix:PATH or tcp:HOST:PORT; port 0 is a free one.")],
+    listen: Annotated[
+        str,
+        typer.Option(help="unix:PATH, tcp:HOST:PORT; unix: and port 0: a free one."),
+    ],
     token_file: Annotated[
         Path | None, typer.Option(help="With the token of clients; without: a new one is printed.")
     ] = None,
@@ -60,10 +65,11 @@ def serve(
     else:
         made["token"] = token = secrets.token_hex(16)
     pool = CoarsePool.open(device)
+    folder = tempfile.mkdtemp(prefix="nearstep-coarse-") if listen == "unix:" else None
     try:
         server = Server(
             pool,
-            listen,
+            listen if folder is None else f"unix:{folder}/socket",
             token,
             shard_bytes=shard_bytes,
             queue_shards=queue_shards,
@@ -85,6 +91,8 @@ def serve(
         deadline = time.monotonic() + LEAVE_S
         while until_eof and server.engine.jobs and time.monotonic() < deadline:
             time.sleep(0.05)
+    if folder is not None:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _read_to_end(ended: threading.Event) -> None:

@@ -32,7 +32,7 @@ from nearstep_spec.coarse.registers import ErrorCause, Operation, Stream, regist
 from nearstep_spec.csr.block import Response
 
 STEP_BYTES = 1 << 14
-STEPS = 8
+STEPS = 4
 """Results of a job that are written in a step, on each device: so many bytes, or a share of all."""
 
 ACCESSES_PER_STEP = 32
@@ -88,6 +88,7 @@ class GoldenPool(EmulatedBackend):
             GoldenDevice(config, partial(self._refuses, number)) for number in range(devices)
         ]
         self._rings: dict[int, GoldenRing] = {}
+        self._rooms: dict[int, NDArray[np.float32]] = {}
         self._injections: list[ArmedInjection] = []
         self._log: deque[str] = deque(maxlen=KEPT_TRANSACTIONS)
         self._accesses = 0
@@ -325,8 +326,15 @@ class GoldenPool(EmulatedBackend):
             config=self.config,
             reverse=bool(group % 2),
             scale=job.scale,
+            out=self._room(group, sources[0].size),
         )
         return np.ascontiguousarray(result).view(np.uint8)
+
+    def _room(self, group: int, elements: int) -> NDArray[np.float32]:
+        """Memory for the result of a ring: it is there, and not fetched anew for each job."""
+        if group not in self._rooms or self._rooms[group].size < elements:
+            self._rooms[group] = np.empty(elements, np.float32)
+        return self._rooms[group][:elements]
 
     def _write_results(self, ring: GoldenRing, jobs: Sequence[GoldenJob]) -> bool:
         """Write the results of a step; whether memory took them."""

@@ -18,6 +18,9 @@ from nearstep_spec.fp import BF16, FP16
 
 __all__ = ["OPERATIONS", "element_parts", "maximum32", "ring_all_reduce"]
 
+BLOCK_ELEMENTS = 1 << 14
+"""Of a tensor, that are taken from the first hop to the last at once: a cache holds them."""
+
 OPERATIONS = ("sum", "average", "max")
 
 F32 = NDArray[np.float32]
@@ -52,6 +55,7 @@ def ring_all_reduce(
     config: CoarseConfig,
     reverse: bool = False,
     scale: np.float32 | None = None,
+    out: F32 | None = None,
 ) -> F32:
     """What all devices of a ring hold after a job.
 
@@ -63,6 +67,7 @@ def ring_all_reduce(
     config : of the devices.
     reverse : the ring runs from device 1 to device 0 to the last one, and so on.
     scale : of an average; None is float32(1 / devices).
+    out : where the result goes; None is a new array.
 
     Raises
     ------
@@ -86,14 +91,18 @@ def ring_all_reduce(
     positions = [(members - d) % members if reverse else d for d in range(members)]
     local = [tensors[positions.index(p)] for p in range(members)]
     factor = np.float32(1 / members) if scale is None else np.float32(scale)
-    result = np.empty(length, np.float32)
+    result = np.empty(length, np.float32) if out is None else out
     for region, size in _regions(length, members, config.entry_beats(wire)):
         for part in range(members):
             travelling = [
                 _part(local[(part + hop) % members][region], part, members, size)
                 for hop in range(members)
             ]
-            _ring(travelling, operation, wire, factor, _part(result[region], part, members, size))
+            place = _part(result[region], part, members, size)
+            rows = max(1, BLOCK_ELEMENTS // size if place.ndim == 2 else place.size)
+            for row in range(0, len(place), rows):
+                block = slice(row, row + rows)
+                _ring([each[block] for each in travelling], operation, wire, factor, place[block])
     return result
 
 
@@ -118,12 +127,12 @@ def _ring(tensors: Sequence[F32], operation: str, wire: str, scale: np.float32, 
     """One part after all hops, to `out`: it starts with the first of `tensors`."""
     if wire == "fp32" and operation != "max":
         with np.errstate(all="ignore"):
-            total = np.add(tensors[0], tensors[1])
+            np.add(tensors[0], tensors[1], out=out)
             for mine in tensors[2:]:
-                np.add(total, mine, out=total)
-            factor = scale if operation == "average" else np.float32(1)  # times 1 changes no bit
-            np.multiply(total, factor, out=out)
-            doubtful = np.isnan(np.add.reduce(total, axis=None))
+                np.add(out, mine, out=out)
+            if operation == "average":
+                np.multiply(out, scale, out=out)
+            doubtful = np.isnan(np.add.reduce(out, axis=None))
         if doubtful:  # a NaN stays one: once is enough
             out[...] = canonical32(out)
         return

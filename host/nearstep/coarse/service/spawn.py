@@ -5,10 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import secrets
-import shutil
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from typing import Self
 
@@ -34,10 +32,8 @@ class Spawned:
 
     def __init__(self, device: str, *options: str) -> None:
         self.token = secrets.token_hex(16)
-        self._folder = tempfile.mkdtemp(prefix="nearstep-coarse-")
-        self.address = f"unix:{self._folder}/socket"
         command = [sys.executable, "-m", "nearstep", "coarse", "serve", "--device", device]
-        command += ["--listen", self.address, "--until-eof", *options]
+        command += ["--listen", "unix:", "--until-eof", *options]
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -52,10 +48,10 @@ class Spawned:
             self._process.stdin.flush()
         said = self._process.stdout.readline()
         try:
-            self.pid = int(json.loads(said)["pid"])
+            found = json.loads(said)
+            self.pid, self.address = int(found["pid"]), str(found["address"])
         except ValueError:
             _, errors = self._process.communicate()
-            shutil.rmtree(self._folder, ignore_errors=True)
             raise ServiceLostError(f"no service of {device}: {errors.strip()[-2000:]}") from None
 
     def close(self, timeout_s: float = 60.0) -> None:
@@ -71,7 +67,6 @@ class Spawned:
         for stream in (self._process.stdout, self._process.stderr):
             if stream is not None:
                 stream.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
 
     def __enter__(self) -> Self:
         return self
