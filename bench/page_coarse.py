@@ -258,3 +258,33 @@ def coarse_area(results: Results) -> list[str]:
             "",
         ]
     return lines
+
+
+def coarse_service(results: Results) -> list[str]:
+    """All-reduces by the service, beside gloo's."""
+    options = results["options"]
+    lines = [
+        "## The memory devices as a service",
+        "",
+        f"An all-reduce of {options['processes']} processes on this machine, *measured*, in turn:",
+        f"by gloo, and by the service of `{options['device']}`;",
+        "the time of the slowest process, medians of",
+        f"{options['rounds']} rounds, and the median of the ratios. For each byte of a tensor a",
+        "process copies one into shared memory and one out of it; the service reads what all have",
+        "pushed there and writes what they pull, and holds",
+        f"{results['service_bytes'] / 2**20:.0f} MiB resident, shared memory included.",
+        "",
+    ]
+    lines += table(
+        ["tensor", "gloo, ms", "service, ms", "gloo / service"],
+        (
+            [
+                mebibytes(int(nbytes)),
+                f"{1e3 * row['gloo_s']:.1f}",
+                f"{1e3 * row['coarse_s']:.1f}",
+                f"{row['gloo_over_coarse']:.2f}",
+            ]
+            for nbytes, row in results["rows"].items()
+        ),
+    )
+    return lines
