@@ -112,6 +112,9 @@ def test_commands_of_the_pages_run_in_a_fresh_checkout(tmp_path: Path) -> None:
             assert words[1:3][0] == "--board", (page, line)
         elif words[0] == "dfu-util":
             assert words[1:4] == ["-a", "0", "-D"], (page, line)
+        elif words[0] == ".venv/bin/torchrun":
+            (script,) = (word for word in words if word.endswith(".py"))
+            assert (ROOT / script).exists(), (page, line)
         elif words[0] == ".venv/bin/python" and words[1] != "-m":
             assert (ROOT / words[1]).exists(), (page, line)
         else:

@@ -40,8 +40,9 @@ class ResumeError(StorageError):
 
 
 class NothingToResumeError(ResumeError):
-    """No generation was ever completed on the drives: an optimizer began to make them, and was cut
-    off. Nothing is lost by beginning anew, without `resume`, once the files are removed.
+    """No generation was ever completed on the drives.
+
+    An optimizer began to make them, and was cut off. Nothing is lost by beginning anew, without `resume`, once the files are removed.
 
     Attributes
     ----------
