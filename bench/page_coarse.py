@@ -98,12 +98,13 @@ def _faults(results: Results) -> list[str]:
         "",
         f"{faults[0]['devices']} devices, {mebibytes(faults[0]['bytes'])} each; every frame is",
         "lost with that chance, in each direction of each link, *measured*. The sums stay equal,",
-        "bit for bit. All that was sent behind a lost entry is sent again (go-back-N), and each",
-        "device of a ring soon waits for the one before it.",
+        "bit for bit. What is lost is sent again, and nothing else (selective repeat): that takes",
+        "its share of the link. The other part is time: an entry that is missing comes some 500",
+        "cycles late, and what came behind it waits in the RecvBuf.",
         "",
     ]
     return lines + table(
-        ["lost", "cycles", "of the rate without loss", "times sent again"],
+        ["lost", "cycles", "of the rate without loss", "entries sent again"],
         (
             [
                 f"{100 * row['rate']:g} %",
