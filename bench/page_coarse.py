@@ -247,8 +247,8 @@ def coarse_area(results: Results) -> list[str]:
         lines += [
             "Replay of the link layer (sequence numbers, credits, requests, timeout; `SendFlow`,",
             f"`RecvFlow`; {groups} groups) is {replay['lut']:,.0f} LUT and",
-            f"{replay['ff']:,.0f} FF by itself. It has no memory of its own: an entry stays in its",
-            f"SendBuf until it is acknowledged. All buffers are {buffers} KiB.",
+            f"{replay['ff']:,.0f} FF by itself. Its memory is a serial number of each entry: an entry",
+            f"stays in its SendBuf until it is acknowledged. All buffers are {buffers} KiB.",
             "",
         ]
     if links:
