@@ -247,7 +247,7 @@ def coarse_area(results: Results) -> list[str]:
         lines += [
             "Replay of the link layer (sequence numbers, credits, requests, timeout; `SendFlow`,",
             f"`RecvFlow`; {groups} groups) is {replay['lut']:,.0f} LUT and",
-            f"{replay['ff']:,.0f} FF by itself. Its memory is a serial number of each entry: an entry",
+            f"{replay['ff']:,.0f} FF by itself. It has a serial number of each entry, which",
             f"stays in its SendBuf until it is acknowledged. All buffers are {buffers} KiB.",
             "",
         ]
