@@ -20,7 +20,10 @@ from nearstep_hw.coarse.wire import PHIT_BITS, FrameKind
 
 DEVICES, GROUPS, PORTS = 4, 2, 2
 ELEMENTS = 8192
-URL = f"sim:coarse?entry_phits=32&link_latency=32&memory_bytes=1MiB&window=direct&devices={DEVICES}"
+URL = (
+    "sim:coarse?entry_phits=32&buffer_entries=8&chunks_ahead=4&link_latency=32&memory_bytes=1MiB"
+    f"&window=direct&devices={DEVICES}"
+)
 STEPS = {
     "send own values": "#9ecae1",
     "add, send": "#3182bd",

@@ -98,12 +98,13 @@ def _faults(results: Results) -> list[str]:
         "",
         f"{faults[0]['devices']} devices, {mebibytes(faults[0]['bytes'])} each; every frame is",
         "lost with that chance, in each direction of each link, *measured*. The sums stay equal,",
-        "bit for bit. All that was sent behind a lost entry is sent again (go-back-N), and each",
-        "device of a ring soon waits for the one before it.",
+        "bit for bit. What is lost is sent again, and nothing else (selective repeat): that takes",
+        "its share of the link. The other part is time: an entry that is missing comes some 500",
+        "cycles late, and what came behind it waits in the RecvBuf.",
         "",
     ]
     return lines + table(
-        ["lost", "cycles", "of the rate without loss", "times sent again"],
+        ["lost", "cycles", "of the rate without loss", "entries sent again"],
         (
             [
                 f"{100 * row['rate']:g} %",
@@ -246,8 +247,8 @@ def coarse_area(results: Results) -> list[str]:
         lines += [
             "Replay of the link layer (sequence numbers, credits, requests, timeout; `SendFlow`,",
             f"`RecvFlow`; {groups} groups) is {replay['lut']:,.0f} LUT and",
-            f"{replay['ff']:,.0f} FF by itself. It has no memory of its own: an entry stays in its",
-            f"SendBuf until it is acknowledged. All buffers are {buffers} KiB.",
+            f"{replay['ff']:,.0f} FF by itself. It has a serial number of each entry, which",
+            f"stays in its SendBuf until it is acknowledged. All buffers are {buffers} KiB.",
             "",
         ]
     if links:

@@ -21,8 +21,9 @@ class LinkCounters:
     Attributes
     ----------
     sent_phits, payload_phits : phits of 16 bytes sent, and those of entries among them.
-    replays : times that entries were sent again.
-    received_entries, bad_frames, gaps, duplicates : entries accepted; frames dropped, and why.
+    replays : entries that were sent again.
+    received_entries, bad_frames, gaps, duplicates : entries accepted; frames dropped; times that
+        entries were lost before what came; entries that had been accepted before.
     stall : cycles in which a phit waited for the link.
     """
 

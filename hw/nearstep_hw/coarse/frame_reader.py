@@ -12,6 +12,7 @@ from nearstep_hw.coarse.wire import (
     ABORT,
     EPOCH_BITS,
     HEADER,
+    MAP_BITS,
     MEMBER_BITS,
     PHIT_BITS,
     TRAILER,
@@ -41,8 +42,10 @@ class FrameReader(wiring.Component):
     i_used : this port has a peer. All is dropped without.
     i_epoch : of frames that count.
     i_mine : groups that receive on this port. An entry for another is a bad frame.
-    o_heard, o_received, o_consumed, o_resend : pulse: a header, and what it says of each group.
-    o_begin, o_sequence : pulse of its group: an entry begins.
+    o_heard, o_received, o_consumed : pulse: a header, and what it says of each group.
+    o_told, o_passed, o_accepted : with it, of this one group.
+    o_begin, o_sequence, o_serial : pulse of its group: an entry begins.
+    o_probe, o_answer : pulse of its group: a control frame tells `o_serial`; an answer is wanted.
     o_write, o_index, o_data : a phit of it, for its group.
     o_end, o_length : pulse: it was whole, of `o_length + 1` phits.
     o_fail : pulse: it was not.
@@ -64,9 +67,14 @@ class FrameReader(wiring.Component):
                 "o_heard": Out(1),
                 "o_received": Out(SEQUENCE_BITS).array(groups),
                 "o_consumed": Out(SEQUENCE_BITS).array(groups),
-                "o_resend": Out(groups),
+                "o_told": Out(groups),
+                "o_passed": Out(SEQUENCE_BITS),
+                "o_accepted": Out(MAP_BITS),
                 "o_begin": Out(groups),
                 "o_sequence": Out(SEQUENCE_BITS),
+                "o_serial": Out(SEQUENCE_BITS),
+                "o_probe": Out(groups),
+                "o_answer": Out(1),
                 "o_write": Out(groups),
                 "o_index": Out(LENGTH_BITS),
                 "o_data": Out(PHIT_BITS),
@@ -105,22 +113,25 @@ class FrameReader(wiring.Component):
         head = Signal()
         right = Signal()  # a header that counts
         begins = Signal()
+        control = Signal()
+        mine = Signal()
         ours = Signal()
         m.d.comb += [
             head.eq(valid & phit.head),
             right.eq(head & (header.crc == header_crc_.crc) & (header.epoch == self.i_epoch)),
-            self.o_heard.eq(
-                right & ((header.kind == FrameKind.ENTRY) | (header.kind == FrameKind.CONTROL))
-            ),
             begins.eq(right & (header.kind == FrameKind.ENTRY)),
-            ours.eq(
-                (self.i_mine.bit_select(header.group, 1))
-                & (header.length < self.entry_phits)
-                & ~phit.last
-            ),
+            control.eq(right & (header.kind == FrameKind.CONTROL)),
+            self.o_heard.eq(begins | control),
+            mine.eq(self.i_mine.bit_select(header.group, 1)),
+            ours.eq(mine & (header.length < self.entry_phits) & ~phit.last),
+            self.o_told.eq(Mux(self.o_heard, 1 << header.told, 0)),
+            self.o_passed.eq(header.passed),
+            self.o_accepted.eq(header.accepted),
             self.o_sequence.eq(header.sequence),
+            self.o_serial.eq(header.serial),
+            self.o_probe.eq(Mux(control & mine, 1 << header.group, 0)),
+            self.o_answer.eq(header.length[0]),
             self.o_begin.eq(Mux(begins & ours, 1 << header.group, 0)),
-            self.o_resend.eq(header.resend),
             self.o_abort.eq(right & (header.kind == FrameKind.ABORT)),
             self.o_cause.eq(abort.cause),
             self.o_device.eq(abort.device),

@@ -13,6 +13,7 @@ from nearstep_hw.coarse.wire import (
     ABORT,
     EPOCH_BITS,
     HEADER,
+    MAP_BITS,
     MEMBER_BITS,
     PHIT_BITS,
     FrameKind,
@@ -25,15 +26,19 @@ CAUSE_BITS = 8
 ACKNOWLEDGE_CYCLES = 32
 """That a changed acknowledgement waits for an entry to ride on."""
 
+PROBE_CYCLES = 64
+"""Without a frame, after which the peer is asked what it has of the entries that are out."""
+
 
 class FrameWriter(wiring.Component):
     """Frames of one port.
 
     Between frames it decides what is next: an ABORT frame if one is due; else an entry, from the
-    groups in turn; else a control frame if the peer has to send again, or lacks half of its
+    groups in turn; else a control frame if something is lost, or the peer lacks half of its
     credits, or what it should know has changed for `ACKNOWLEDGE_CYCLES`, or nothing was sent for
-    `i_keepalive` cycles. Every header but that of an ABORT tells all numbers of all groups as they
-    are when it is decided.
+    `i_keepalive` cycles, or for `PROBE_CYCLES` while a group waits for the peer. Every header but
+    that of an ABORT tells the numbers of all groups as they are when it is decided, and of one of
+    them, in turn, which entries are missing: first of those that ask.
 
     *Timing*: the header is at `o` two cycles after the decision, which is taken while the trailer
     of the entry before goes out: a phit a cycle, without a gap between entries.
@@ -47,11 +52,14 @@ class FrameWriter(wiring.Component):
     o : to the link.
     i_used : this port has a peer. Nothing new is sent without.
     i_offer, i_sequence, i_length : of each group, an entry that it may send on this port.
+    i_serial, i_waits : of each group, how often it sent one; it waits for the peer on this port.
     o_take : to the group whose entry begins; `o_advance` asks for its next phit.
     o_group, i_data : the group whose entry is going out, and its phit.
-    i_received, i_consumed, i_resend : of each group that receives on this port; 0 for others.
-    i_changed, i_urgent : the peer does not know these, and needs to.
-    o_report : they are being told, as they are now.
+    i_mine : groups that receive on this port.
+    i_received, i_consumed : of each of them; 0 for others.
+    i_passed, i_accepted, i_asks : of each group; of those that are in `i_mine`, one is told.
+    i_changed, i_urgent : the peer does not know the numbers, and needs to.
+    o_report, o_told : they are being told, as they are now; and all of this group.
     i_epoch, i_keepalive : for headers; cycles, 0: never.
     i_abort, i_cause, i_device, i_port : send ABORT frames only, at once and as keepalive.
     o_sent, o_payload, o_stall : strobes: a phit left; one of an entry was put behind those that
@@ -67,16 +75,22 @@ class FrameWriter(wiring.Component):
                 "i_offer": In(groups),
                 "i_sequence": In(SEQUENCE_BITS).array(groups),
                 "i_length": In(LENGTH_BITS).array(groups),
+                "i_serial": In(SEQUENCE_BITS).array(groups),
+                "i_waits": In(groups),
                 "o_take": Out(groups),
                 "o_advance": Out(1),
                 "o_group": Out(range(MAX_GROUPS)),
                 "i_data": In(PHIT_BITS),
+                "i_mine": In(groups),
                 "i_received": In(SEQUENCE_BITS).array(groups),
                 "i_consumed": In(SEQUENCE_BITS).array(groups),
-                "i_resend": In(groups),
+                "i_passed": In(SEQUENCE_BITS).array(groups),
+                "i_accepted": In(MAP_BITS).array(groups),
+                "i_asks": In(groups),
                 "i_changed": In(1),
                 "i_urgent": In(1),
                 "o_report": Out(1),
+                "o_told": Out(groups),
                 "i_epoch": In(EPOCH_BITS),
                 "i_keepalive": In(TIMER_BITS),
                 "i_abort": In(1),
@@ -99,23 +113,35 @@ class FrameWriter(wiring.Component):
         is_entry = Signal()
         left = Signal(LENGTH_BITS)
 
-        abort, entry, control = self._due(m, decide)
-        group = self._turn(m)
+        abort, entry, control, probe = self._due(m, decide)
+        offers, asks = Signal(self.groups), Signal(self.groups)
+        last_told = Signal(range(MAX_GROUPS))
+        m.d.comb += [
+            offers.eq(Mux(entry, self.i_offer, self.i_waits)),
+            asks.eq(Mux(self.i_asks != 0, self.i_asks, self.i_mine)),
+        ]
+        group, told = self._turn(m, self.o_group, offers), self._turn(m, last_told, asks)
         prepared = Signal(PHIT_BITS)
-        m.d.comb += prepared.eq(Mux(abort, self._abort(), self._header(m, entry, group)))
+        tells = self._header(m, entry, group, told, probe)
+        m.d.comb += prepared.eq(Mux(abort, self._abort(), tells))
         begin = Signal()
         m.d.comb += [
             begin.eq(decide & (abort | entry | control)),
             self.o_report.eq(begin & ~abort),
+            self.o_told.eq(Mux(self.o_report, 1 << told, 0)),
             self.o_take.eq(Mux(begin & entry, 1 << group, 0)),
             header_crc_.start.eq(begin),
             header_crc_.valid.eq(begin),
             header_crc_.data.eq(prepared),
         ]
         with m.If(begin):
-            m.d.sync += [header.eq(prepared), is_entry.eq(entry)]
-            with m.If(entry):
-                m.d.sync += [self.o_group.eq(group), left.eq(Array(self.i_length)[group])]
+            m.d.sync += [
+                header.eq(prepared),
+                is_entry.eq(entry),
+                self.o_group.eq(group),
+                last_told.eq(told),
+                left.eq(Array(self.i_length)[group]),
+            ]
 
         phit = Signal(LinkPhit)
         give = Signal()
@@ -175,21 +201,22 @@ class FrameWriter(wiring.Component):
         ]
         return m
 
-    def _due(self, m: Module, decide: Signal) -> tuple[Signal, Signal, Signal]:
-        """What the next frame is, if there is one: abort, entry or control."""
+    def _due(self, m: Module, decide: Signal) -> tuple[Signal, Signal, Signal, Signal]:
+        """What the next frame is, if there is one: abort, entry or control; one that probes."""
         quiet = Signal(TIMER_BITS)  # cycles since the last frame
         waiting = Signal(range(ACKNOWLEDGE_CYCLES + 1))
         aborted = Signal()  # an ABORT frame was sent
-        keepalive, abort, entry, control = (
-            Signal(name=name) for name in ("keepalive", "abort", "entry", "control")
+        keepalive, abort, entry, control, probe = (
+            Signal(name=name) for name in ("keepalive", "abort", "entry", "control", "probe")
         )
         acknowledge = self.i_urgent | (waiting == ACKNOWLEDGE_CYCLES)
         m.d.comb += [
             keepalive.eq((self.i_keepalive != 0) & (quiet >= self.i_keepalive)),
             abort.eq(self.i_used & self.i_abort & (~aborted | keepalive)),
             entry.eq(self.i_used & ~self.i_abort & (self.i_offer != 0)),
+            probe.eq((self.i_waits != 0) & (keepalive | (quiet >= PROBE_CYCLES))),
             control.eq(
-                self.i_used & ~self.i_abort & ((self.i_resend != 0) | acknowledge | keepalive)
+                self.i_used & ~self.i_abort & ((self.i_asks != 0) | acknowledge | keepalive | probe)
             ),
         ]
         # A long frame is not silence: the peer hears of it at its end.
@@ -206,34 +233,35 @@ class FrameWriter(wiring.Component):
             m.d.sync += aborted.eq(0)
         with m.Elif(decide & abort):
             m.d.sync += aborted.eq(1)
-        return abort, entry, control
+        return abort, entry, control, probe
 
-    def _turn(self, m: Module) -> Signal:
-        """The next group behind `o_group` that has an entry."""
+    def _turn(self, m: Module, before: Signal, offers: Signal) -> Signal:
+        """The next group behind another that offers something."""
         group = Signal(range(MAX_GROUPS))
-        with m.Switch(self.o_group):
+        with m.Switch(before):
             for last in range(self.groups):
                 with m.Case(last):
                     # The last assignment counts: the nearest behind `last`.
                     for step in range(self.groups, 0, -1):
                         candidate = (last + step) % self.groups
-                        with m.If(self.i_offer[candidate]):
+                        with m.If(offers[candidate]):
                             m.d.comb += group.eq(candidate)
         return group
 
-    def _header(self, m: Module, entry: Signal, group: Signal) -> View:
+    def _header(self, m: Module, entry: Signal, group: Signal, told: Signal, probe: Signal) -> View:
         header = Signal(HEADER)
         m.d.comb += [
             header.kind.eq(Mux(entry, FrameKind.ENTRY, FrameKind.CONTROL)),
             header.epoch.eq(self.i_epoch),
-            header.resend.eq(self.i_resend),
+            header.group.eq(group),
+            header.length.eq(Mux(entry, Array(self.i_length)[group], probe)),
+            header.serial.eq(Array(self.i_serial)[group] + entry),
+            header.told.eq(told),
+            header.passed.eq(Array(self.i_passed)[told]),
+            header.accepted.eq(Array(self.i_accepted)[told]),
         ]
         with m.If(entry):
-            m.d.comb += [
-                header.group.eq(group),
-                header.sequence.eq(Array(self.i_sequence)[group]),
-                header.length.eq(Array(self.i_length)[group]),
-            ]
+            m.d.comb += header.sequence.eq(Array(self.i_sequence)[group])
         for index in range(self.groups):
             m.d.comb += [
                 header.received[index].eq(self.i_received[index]),

@@ -138,7 +138,9 @@ class LinkLayer(wiring.Component):
             ring.i_heard.eq(Array(reader.o_heard for reader in readers)[port]),
             ring.i_received.eq(Array(reader.o_received[group] for reader in readers)[port]),
             ring.i_consumed.eq(Array(reader.o_consumed[group] for reader in readers)[port]),
-            ring.i_resend.eq(Array(reader.o_resend[group] for reader in readers)[port]),
+            ring.i_told.eq(Array(reader.o_told[group] for reader in readers)[port]),
+            ring.i_passed.eq(Array(reader.o_passed for reader in readers)[port]),
+            ring.i_accepted.eq(Array(reader.o_accepted for reader in readers)[port]),
             ring.i_retry.eq(self.i_retry),
         ]  # fmt: skip
 
@@ -157,9 +159,11 @@ class LinkLayer(wiring.Component):
             ring.i_write.eq(reduce(or_, (reader.o_write[group] for reader in readers))),
             ring.i_end.eq(reduce(or_, (reader.o_end[group] for reader in readers))),
             ring.i_fail.eq(reduce(or_, (reader.o_fail[group] for reader in readers))),
+            ring.i_probe.eq(reduce(or_, (reader.o_probe[group] for reader in readers))),
             ring.i_report.eq(Array(writer.o_report for writer in writers)[port]),
+            ring.i_told.eq(Array(writer.o_told[group] for writer in writers)[port]),
         ]
-        for name in ("sequence", "index", "data", "length"):
+        for name in ("sequence", "serial", "answer", "index", "data", "length"):
             values = Array(getattr(reader, f"o_{name}") for reader in readers)
             m.d.comb += getattr(ring, f"i_{name}").eq(values[port])
 
@@ -200,9 +204,14 @@ class LinkLayer(wiring.Component):
                 writer.i_offer[group].eq(sender.o_offer & sends),
                 writer.i_sequence[group].eq(sender.o_sequence),
                 writer.i_length[group].eq(sender.o_length),
+                writer.i_serial[group].eq(sender.o_serial),
+                writer.i_waits[group].eq(sender.o_waits & sends),
+                writer.i_mine[group].eq(receives),
                 writer.i_received[group].eq(Mux(receives, receiver.o_received, 0)),
                 writer.i_consumed[group].eq(Mux(receives, receiver.o_consumed, 0)),
-                writer.i_resend[group].eq(receiver.o_resend & receives),
+                writer.i_passed[group].eq(receiver.o_passed),
+                writer.i_accepted[group].eq(receiver.o_accepted),
+                writer.i_asks[group].eq(receiver.o_asks & receives),
                 reader.i_mine[group].eq(receives),
             ]
             changed.append(receiver.o_changed & receives)

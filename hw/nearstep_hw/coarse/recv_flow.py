@@ -1,19 +1,24 @@
-"""Which entry a RecvBuf takes next, and what the peer has to be told."""
+"""Which entries a RecvBuf takes, and what the peer has to be told."""
 
-from amaranth import Module, Signal
+from amaranth import Module, Mux, Signal
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
+from nearstep_hw.coarse.wire import MAP_BITS
 from nearstep_spec.coarse.config import SEQUENCE_BITS
 
 
 class RecvFlow(wiring.Component):
     """Sequence numbers of the receiving side of a group, modulo `2 ** sequence_bits`.
 
-    Takes the entry `o_received` and no other, and only if the buffer has a place for it. An entry
-    that comes before one that is missing, or is broken, makes it ask for `o_received`, once for
-    each number; the peer's timeout covers a request that is lost. An entry that it has is
-    acknowledged again.
+    Takes any entry that it has not, in any order, if the place of its number is free: from
+    `o_received`, the first one missing, up to `depth` behind `o_consumed`. `o_accepted` says which
+    of those are there. `o_received` goes on over them, one a cycle.
+
+    Every entry has a serial number besides, which is another one each time that it is sent, so that
+    a step of more than one shows what was lost, be it sent for the first time or again. `o_passed`
+    is up to where the fate of all is known: an entry that was sent under that serial number or one
+    before it, and is not among those accepted, is lost.
 
     Parameters
     ----------
@@ -22,17 +27,22 @@ class RecvFlow(wiring.Component):
 
     Members
     -------
-    i_begin : the entry `i_sequence` begins. Ends the one before, if that has not ended.
+    i_begin : the entry `i_sequence` begins, sent as `i_serial`. Ends the one before, if that has
+        not ended.
     i_end : the entry that began last is whole.
     i_fail : it is not. May come with `i_begin` of the next.
+    i_probe : the peer has sent all up to `i_serial`; with `i_answer` it wants to hear of it.
     i_consume : the core has read the oldest entry. Only while `o_available`.
-    i_report : the numbers go to the peer, with the request.
-    o_storing : phits of the entry that began last are wanted, at place `o_received`.
+    i_report : the numbers go to the peer.
+    i_told : `o_passed` and `o_accepted` go with them.
+    o_storing : phits of the entry that began last are wanted, at place `o_place`.
     o_accept, o_gap, o_duplicate : pulses.
-    o_received, o_consumed : entries taken, and read by the core.
+    o_received, o_consumed : entries taken with all before them, and read by the core.
+    o_accepted : of entries from `o_received` on, a bit for each, `MAP_BITS` at most.
+    o_passed : as above.
     o_available : an entry can be read.
-    o_resend : the peer is to send again from `o_received` on.
-    o_changed : the peer does not know the numbers, or shall hear them again.
+    o_asks : the peer has to be told at once.
+    o_changed : the peer does not know the numbers.
     o_urgent : the peer lacks half of the numbers that let it go on.
     """
 
@@ -43,18 +53,25 @@ class RecvFlow(wiring.Component):
             {
                 "i_begin": In(1),
                 "i_sequence": In(sequence_bits),
+                "i_serial": In(sequence_bits),
                 "i_end": In(1),
                 "i_fail": In(1),
+                "i_probe": In(1),
+                "i_answer": In(1),
                 "i_consume": In(1),
                 "i_report": In(1),
+                "i_told": In(1),
                 "o_storing": Out(1),
+                "o_place": Out(sequence_bits),
                 "o_accept": Out(1),
                 "o_gap": Out(1),
                 "o_duplicate": Out(1),
                 "o_received": Out(sequence_bits),
                 "o_consumed": Out(sequence_bits),
+                "o_accepted": Out(min(depth, MAP_BITS)),
+                "o_passed": Out(sequence_bits),
                 "o_available": Out(1),
-                "o_resend": Out(1),
+                "o_asks": Out(1),
                 "o_changed": Out(1),
                 "o_urgent": Out(1),
             }
@@ -62,53 +79,72 @@ class RecvFlow(wiring.Component):
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
-        bits = self.sequence_bits
+        bits, depth = self.sequence_bits, self.depth
+        slot_bits = (depth - 1).bit_length()
         received, consumed = self.o_received, self.o_consumed
+        accepted = Signal(depth)  # of entries from `received` on
         inside = Signal(bits)
-        distance = Signal(bits)
-        room = Signal()
+        offset = Signal(bits)
+        distance = Signal(slot_bits)  # from `received`
+        wanted = Signal()
         m.d.comb += [
             inside.eq(received - consumed),
-            room.eq(inside < self.depth),
+            offset.eq(self.i_sequence - consumed),
             distance.eq(self.i_sequence - received),
+            wanted.eq((offset < depth) & (offset >= inside) & ~accepted.bit_select(distance, 1)),
             self.o_available.eq(inside != 0),
             self.o_accept.eq(self.i_end & self.o_storing),
-            self.o_duplicate.eq(self.i_begin & distance[-1]),
-            self.o_gap.eq(self.i_begin & ~distance[-1] & ((distance != 0) | ~room)),
+            self.o_duplicate.eq(self.i_begin & ~wanted),
         ]
         with m.If(self.i_begin):
-            m.d.sync += self.o_storing.eq((distance == 0) & room)
+            m.d.sync += [self.o_storing.eq(wanted), self.o_place.eq(self.i_sequence)]
         with m.Elif(self.i_end | self.i_fail):
             m.d.sync += self.o_storing.eq(0)
+
+        stored = Signal(slot_bits)  # from `received` to the entry that comes in
+        now_accepted = Signal(depth)
+        m.d.comb += [
+            stored.eq(self.o_place - received),
+            now_accepted.eq(accepted | (self.o_accept << stored)),
+            self.o_accepted.eq(accepted),
+        ]
         m.d.sync += [
-            received.eq(received + self.o_accept),
+            accepted.eq(Mux(now_accepted[0], now_accepted >> 1, now_accepted)),
+            received.eq(received + now_accepted[0]),
             consumed.eq(consumed + self.i_consume),
         ]
 
-        asked = Signal()  # for this number
-        again = Signal()
+        self._passes(m)
         told_received = Signal(bits)
         told_consumed = Signal(bits)
         new_received = Signal(bits)
         new_consumed = Signal(bits)
-        half = max(self.depth // 2, 1)
+        half = max(depth // 2, 1)
         m.d.comb += [
             new_received.eq(received - told_received),
             new_consumed.eq(consumed - told_consumed),
-            self.o_changed.eq(again | (new_received != 0) | (new_consumed != 0)),
+            self.o_changed.eq((new_received != 0) | (new_consumed != 0)),
             self.o_urgent.eq((new_received >= half) | (new_consumed >= half)),
         ]
         with m.If(self.i_report):
-            m.d.sync += [
-                told_received.eq(received),
-                told_consumed.eq(consumed),
-                again.eq(0),
-                self.o_resend.eq(0),
-            ]
-        with m.If(self.o_duplicate):
-            m.d.sync += again.eq(1)
-        with m.If(self.o_accept):
-            m.d.sync += [asked.eq(0), self.o_resend.eq(0)]
-        with m.Elif((self.o_gap | (self.i_fail & self.o_storing)) & ~asked):
-            m.d.sync += [asked.eq(1), self.o_resend.eq(1)]
+            m.d.sync += [told_received.eq(received), told_consumed.eq(consumed)]
         return m
+
+    def _passes(self, m: Module) -> None:
+        """Up to which serial number all is known, and that something is lost."""
+        bits = self.sequence_bits
+        ended = Signal(bits)
+        passed = Signal(bits)
+        lost = Signal(bits)
+        m.d.comb += [
+            ended.eq(self.o_passed + (self.i_end | self.i_fail)),
+            # What the entry that begins now is, its end will tell.
+            passed.eq(self.i_serial - self.i_begin),
+            lost.eq(passed - ended),
+            self.o_gap.eq((self.i_begin | self.i_probe) & (lost != 0) & ~lost[-1]),
+        ]
+        m.d.sync += self.o_passed.eq(Mux(self.i_begin | self.i_probe, passed, ended))
+        with m.If(self.o_gap | (self.i_fail & self.o_storing) | (self.i_probe & self.i_answer)):
+            m.d.sync += self.o_asks.eq(1)
+        with m.Elif(self.i_told):
+            m.d.sync += self.o_asks.eq(0)

@@ -8,15 +8,16 @@ from amaranth.utils import ceil_log2
 
 from nearstep_hw.coarse.recv_flow import RecvFlow
 from nearstep_hw.coarse.send_ring import LENGTH_BITS
-from nearstep_hw.coarse.wire import PHIT_BITS, EntryPhit
+from nearstep_hw.coarse.wire import MAP_BITS, PHIT_BITS, EntryPhit
 from nearstep_spec.coarse.config import SEQUENCE_BITS, CoarseConfig
 
 
 class RecvRing(wiring.Component):
     """Takes the phits of entries as they come, and gives those entries that were whole, in order.
 
-    The peer's place is the sequence number modulo the depth. A phit is written before it is known
-    whether its entry is right; only a right one is counted, the place of another is used again.
+    The place of an entry is its sequence number modulo the depth. A phit is written before it is
+    known whether its entry is right; only a right one is counted, the place of another is used
+    again.
 
     *Timing*: the first phit of an entry is at `o` two cycles after `i_end`; one phit a cycle. The
     place of an entry is free when its last phit is at `o`.
@@ -28,7 +29,8 @@ class RecvRing(wiring.Component):
     Members
     -------
     o : entries.
-    i_begin, i_sequence, i_fail, i_report : as of `RecvFlow`, and so its pulses and numbers.
+    i_begin, i_sequence, i_serial, i_fail, i_probe, i_answer, i_report, i_told : as of `RecvFlow`,
+        and so its pulses and numbers.
     i_write : phit `i_index` of the entry that began last is `i_data`.
     i_end : the entry is whole and has `i_length + 1` phits.
 
@@ -42,16 +44,22 @@ class RecvRing(wiring.Component):
                 "o": Out(stream.Signature(EntryPhit)),
                 "i_begin": In(1),
                 "i_sequence": In(SEQUENCE_BITS),
+                "i_serial": In(SEQUENCE_BITS),
                 "i_write": In(1),
                 "i_index": In(LENGTH_BITS),
                 "i_data": In(PHIT_BITS),
                 "i_end": In(1),
                 "i_length": In(LENGTH_BITS),
                 "i_fail": In(1),
+                "i_probe": In(1),
+                "i_answer": In(1),
                 "i_report": In(1),
+                "i_told": In(1),
                 "o_received": Out(SEQUENCE_BITS),
                 "o_consumed": Out(SEQUENCE_BITS),
-                "o_resend": Out(1),
+                "o_accepted": Out(min(config.buffer_entries, MAP_BITS)),
+                "o_passed": Out(SEQUENCE_BITS),
+                "o_asks": Out(1),
                 "o_changed": Out(1),
                 "o_urgent": Out(1),
                 "o_accept": Out(1),
@@ -69,13 +77,8 @@ class RecvRing(wiring.Component):
         m.submodules.lengths = lengths = Memory(shape=index_bits, depth=depth, init=[])
         write, read = memory.write_port(), memory.read_port()
         length_write, length_read = lengths.write_port(), lengths.read_port(domain="comb")
-        place = flow.o_received[:slot_bits]
+        place = flow.o_place[:slot_bits]
         m.d.comb += [
-            flow.i_begin.eq(self.i_begin),
-            flow.i_sequence.eq(self.i_sequence),
-            flow.i_end.eq(self.i_end),
-            flow.i_fail.eq(self.i_fail),
-            flow.i_report.eq(self.i_report),
             write.addr.eq(Cat(self.i_index[:index_bits], place)),
             write.data.eq(self.i_data),
             write.en.eq(self.i_write & flow.o_storing),
@@ -83,10 +86,11 @@ class RecvRing(wiring.Component):
             length_write.data.eq(self.i_length),
             length_write.en.eq(flow.o_accept),
         ]
-        for name in ("received", "consumed", "resend", "changed", "urgent"):
-            m.d.comb += getattr(self, f"o_{name}").eq(getattr(flow, f"o_{name}"))
-        for name in ("accept", "gap", "duplicate"):
-            m.d.comb += getattr(self, f"o_{name}").eq(getattr(flow, f"o_{name}"))
+        for name in self.signature.members:
+            if name.startswith("i_") and name in flow.signature.members:
+                m.d.comb += getattr(flow, name).eq(getattr(self, name))
+            elif name.startswith("o_"):
+                m.d.comb += getattr(self, name).eq(getattr(flow, name))
 
         oldest = flow.o_consumed[:slot_bits]
         index = Signal(index_bits)

@@ -1,9 +1,12 @@
-"""Which entry of a SendBuf goes out next: go-back-N with credits."""
+"""Which entry of a SendBuf goes out next: selective repeat with credits."""
 
 from amaranth import Module, Mux, Signal
 from amaranth.lib import wiring
+from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
+from amaranth.utils import ceil_log2
 
+from nearstep_hw.coarse.wire import MAP_BITS
 from nearstep_spec.coarse.config import SEQUENCE_BITS
 
 TIMER_BITS = 32
@@ -12,14 +15,18 @@ TIMER_BITS = 32
 class SendFlow(wiring.Component):
     """Sequence numbers of the sending side of a group, modulo `2 ** sequence_bits`.
 
-    Entries are numbered as they are put in. Five numbers divide them, in this order around the
-    circle: `consumed` (the peer's core has read those before), `acknowledged` (the peer has those
-    before), `next` (sent next), `sent` (those before were sent at least once), `written`. An entry
-    stays until it is acknowledged, and is sent only if the peer's RecvBuf has a place for it.
+    Entries are numbered as they are put in. Four numbers divide them, in this order around the
+    circle: `consumed` (the peer's core has read those before), `acknowledged` (the peer has all
+    before), `sent` (those before were sent at least once), `written`. An entry stays until it is
+    acknowledged, and is sent only if the peer's RecvBuf has a place for it.
 
     What the peer says counts only if it lies between what is known and what was sent: a header
-    that was held back or came twice moves nothing backwards. A valid request, or `i_retry` cycles
-    in which entries were out and none was sent or acknowledged, rewinds `next` to `acknowledged`.
+    that was held back or came twice moves nothing backwards. When it tells which entries it has,
+    and which serial number passed it last, the entries are looked through: one that it has not, and
+    that was sent last under that number or one before, is sent again before any new one. After
+    `i_retry` cycles in which entries were out and none was sent or acknowledged, all are.
+
+    *Timing*: looks at an entry a cycle, from the second cycle after `i_heard`.
 
     Parameters
     ----------
@@ -29,17 +36,23 @@ class SendFlow(wiring.Component):
     Members
     -------
     i_put : an entry is in the buffer. Only while `o_room`.
-    i_take : the entry `o_next` is being sent. Only while `o_offer`.
-    i_heard : a header came, with `i_received`, `i_consumed` and `i_resend`.
+    i_take : the entry `o_next` is being sent, as `o_serial + 1`. Only while `o_offer`.
+    i_heard : a header came, with `i_received` and `i_consumed`; with `i_told`, `i_passed` and
+        `i_accepted` are of this group. All as of `RecvFlow`.
     i_retry : cycles; 0: never.
     o_room : there is a place for an entry, `o_written`.
     o_offer : the entry `o_next` may be sent.
-    o_replay : pulse: entries will be sent again.
+    o_serial : how often entries were sent.
+    o_waits : entries are out, or wait for a place: the peer had better say something.
+    o_found, o_again, o_missing : `o_next` was sent before; the entry that is looked at, and which
+        the peer lacks from there on, as far as they are still to be looked at.
+    o_replay : pulse: an entry is sent again.
     """
 
     def __init__(self, *, depth: int, sequence_bits: int = SEQUENCE_BITS) -> None:
         self.depth = depth
         self.sequence_bits = sequence_bits
+        self.map_bits = min(depth, MAP_BITS)
         super().__init__(
             {
                 "i_put": In(1),
@@ -47,15 +60,22 @@ class SendFlow(wiring.Component):
                 "i_heard": In(1),
                 "i_received": In(sequence_bits),
                 "i_consumed": In(sequence_bits),
-                "i_resend": In(1),
+                "i_told": In(1),
+                "i_passed": In(sequence_bits),
+                "i_accepted": In(self.map_bits),
                 "i_retry": In(TIMER_BITS),
                 "o_room": Out(1),
                 "o_offer": Out(1),
                 "o_written": Out(sequence_bits),
                 "o_next": Out(sequence_bits),
+                "o_serial": Out(sequence_bits),
                 "o_acknowledged": Out(sequence_bits),
                 "o_sent": Out(sequence_bits),
                 "o_consumed": Out(sequence_bits),
+                "o_waits": Out(1),
+                "o_found": Out(1),
+                "o_again": Out(sequence_bits),
+                "o_missing": Out(self.map_bits),
                 "o_replay": Out(1),
             }
         )
@@ -63,20 +83,22 @@ class SendFlow(wiring.Component):
     def elaborate(self, platform: object) -> Module:
         m = Module()
         bits = self.sequence_bits
-        written, next_, sent = self.o_written, self.o_next, self.o_sent
+        written, sent = self.o_written, self.o_sent
         acknowledged, consumed = self.o_acknowledged, self.o_consumed
 
         used = Signal(bits)
         promised = Signal(bits)  # places of the peer's RecvBuf that are taken
         out = Signal(bits)
-        taken = Signal(bits)
+        more = Signal()
+        place = Signal()
         m.d.comb += [
             used.eq(written - acknowledged),
-            promised.eq(next_ - consumed),
+            promised.eq(sent - consumed),
             out.eq(sent - acknowledged),
-            taken.eq(next_ + self.i_take),
+            more.eq(sent != written),
+            place.eq(promised < self.depth),
             self.o_room.eq(used < self.depth),
-            self.o_offer.eq((next_ != written) & (promised < self.depth)),
+            self.o_waits.eq((out != 0) | (more & ~place)),
         ]
 
         news = Signal(bits)
@@ -94,26 +116,68 @@ class SendFlow(wiring.Component):
 
         timer = Signal(TIMER_BITS)
         expired = Signal()
-        rewind = Signal()
-        ahead = Signal(bits)
+        progress = Signal()
         m.d.comb += [
             expired.eq((self.i_retry != 0) & (timer >= self.i_retry) & (out != 0)),
-            rewind.eq(expired | (known & self.i_resend)),
-            ahead.eq(taken - acknowledged),
-            self.o_replay.eq(rewind & (taken != now_acknowledged)),
+            progress.eq(known & (news != 0)),
+        ]
+        with m.If((out == 0) | self.i_take | expired | progress):
+            m.d.sync += timer.eq(0)
+        with m.Else():
+            m.d.sync += timer.eq(timer + 1)
+
+        self._find(m, known, progress, expired)
+        m.d.comb += [
+            self.o_offer.eq(self.o_found | (more & place)),
+            self.o_next.eq(Mux(self.o_found, self.o_again, sent)),
+            self.o_replay.eq(self.o_found & self.i_take),
         ]
         m.d.sync += [
             written.eq(written + self.i_put),
             acknowledged.eq(now_acknowledged),
-            # After a rewind, what was sent before can still be acknowledged.
-            next_.eq(Mux(rewind | (known & (ahead < news)), now_acknowledged, taken)),
+            sent.eq(sent + (self.i_take & ~self.o_found)),
+            self.o_serial.eq(self.o_serial + self.i_take),
         ]
-        with m.If(self.i_take & (next_ == sent)):
-            m.d.sync += sent.eq(taken)
         with m.If(self.i_heard & (credits <= most_credits)):
             m.d.sync += consumed.eq(self.i_consumed)
-        with m.If((out == 0) | self.i_take | rewind | (known & (news != 0))):
-            m.d.sync += timer.eq(0)
-        with m.Else():
-            m.d.sync += timer.eq(timer + 1)
         return m
+
+    def _find(self, m: Module, known: Signal, progress: Signal, expired: Signal) -> None:
+        """Look at the entries that may be lost, in turn."""
+        bits, slot_bits = self.sequence_bits, ceil_log2(self.depth)
+        m.submodules.serials = serials = Memory(shape=bits, depth=self.depth, init=[])
+        write, read = serials.write_port(), serials.read_port(domain="comb")
+        found, again, missing = self.o_found, self.o_again, self.o_missing
+        passed = Signal(bits)
+        all_lost = Signal()
+        since = Signal(bits)
+        m.d.comb += [
+            write.addr.eq(self.o_next[:slot_bits]),
+            write.data.eq(self.o_serial + 1),
+            write.en.eq(self.i_take),
+            read.addr.eq(again[:slot_bits]),
+            since.eq(passed - read.data),
+        ]
+        with m.If(known & self.i_told):
+            m.d.sync += [
+                found.eq(0),
+                again.eq(self.i_received),
+                missing.eq(~self.i_accepted),
+                passed.eq(self.i_passed),
+                all_lost.eq(0),
+            ]
+        with m.Elif(progress):
+            m.d.sync += [found.eq(0), missing.eq(0)]
+        with m.Elif(expired):
+            m.d.sync += [
+                found.eq(0),
+                again.eq(self.o_acknowledged),
+                missing.eq(~0),
+                all_lost.eq(1),
+            ]
+        with m.Elif(~found & (again == self.o_sent)):
+            m.d.sync += missing.eq(0)
+        with m.Elif(~found & missing[0] & (all_lost | ~since[-1])):
+            m.d.sync += found.eq(1)
+        with m.Elif(~found | self.i_take):
+            m.d.sync += [found.eq(0), again.eq(again + 1), missing.eq(missing >> 1)]

@@ -7,7 +7,7 @@ from amaranth.lib.wiring import In, Out
 from amaranth.utils import ceil_log2
 
 from nearstep_hw.coarse.send_flow import TIMER_BITS, SendFlow
-from nearstep_hw.coarse.wire import HEADER, PHIT_BITS, EntryPhit
+from nearstep_hw.coarse.wire import HEADER, MAP_BITS, PHIT_BITS, EntryPhit
 from nearstep_spec.coarse.config import SEQUENCE_BITS, CoarseConfig
 
 LENGTH_BITS = Shape.cast(HEADER["length"].shape).width
@@ -30,7 +30,8 @@ class SendRing(wiring.Component):
     i : entries of up to `entry_phits` phits.
     o_offer : the entry `o_sequence` of `o_length + 1` phits may be sent; `i_take` begins it.
     o_data : phit of the entry that was taken last; `i_advance` moves on.
-    i_heard, i_received, i_consumed, i_resend, i_retry, o_replay : as of `SendFlow`.
+    i_heard, i_received, i_consumed, i_told, i_passed, i_accepted, i_retry : as of `SendFlow`, and
+        so are `o_serial`, `o_waits`, `o_replay`.
 
     Ref: COARSE paper, section IV-A and figure 11.
     """
@@ -49,8 +50,12 @@ class SendRing(wiring.Component):
                 "i_heard": In(1),
                 "i_received": In(SEQUENCE_BITS),
                 "i_consumed": In(SEQUENCE_BITS),
-                "i_resend": In(1),
+                "i_told": In(1),
+                "i_passed": In(SEQUENCE_BITS),
+                "i_accepted": In(min(config.buffer_entries, MAP_BITS)),
                 "i_retry": In(TIMER_BITS),
+                "o_serial": Out(SEQUENCE_BITS),
+                "o_waits": Out(1),
                 "o_replay": Out(1),
             }
         )
@@ -100,8 +105,12 @@ class SendRing(wiring.Component):
             flow.i_heard.eq(self.i_heard),
             flow.i_received.eq(self.i_received),
             flow.i_consumed.eq(self.i_consumed),
-            flow.i_resend.eq(self.i_resend),
+            flow.i_told.eq(self.i_told),
+            flow.i_passed.eq(self.i_passed),
+            flow.i_accepted.eq(self.i_accepted),
             flow.i_retry.eq(self.i_retry),
+            self.o_serial.eq(flow.o_serial),
+            self.o_waits.eq(flow.o_waits),
             self.o_replay.eq(flow.o_replay),
         ]
         return m

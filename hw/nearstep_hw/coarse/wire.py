@@ -15,6 +15,9 @@ CRC_BITS = 32
 TAG_BITS = 16
 MEMBER_BITS = 8
 EPOCH_BITS = 4
+MAP_BITS = 11
+"""Entries, from the first missing one on, of which a header tells whether they were accepted: what
+else it has leaves room for so many."""
 
 
 class Operation(enum.Enum, shape=2):
@@ -82,7 +85,7 @@ LinkPhit = data.StructLayout({"data": PHIT_BITS, "head": 1, "last": 1})
 class FrameKind(enum.Enum, shape=3):
     """What a frame is."""
 
-    CONTROL = 1  # one phit: acknowledgements and credits
+    CONTROL = 1  # one phit: acknowledgements and credits, and what was sent
     ENTRY = 2  # header, entry, trailer
     ABORT = 3  # one phit: why all jobs end
 
@@ -93,18 +96,13 @@ HEADER = data.StructLayout(
         "epoch": EPOCH_BITS,
         "group": 2,
         "sequence": SEQUENCE_BITS,
-        "length": 8,  # phits of the entry, less one
-        "resend": MAX_GROUPS,  # a bit for each group: send again from `received` on
+        "length": 8,  # phits of the entry, less one; in a CONTROL frame, 1: an answer is wanted
+        "serial": SEQUENCE_BITS,  # how often entries of `group` were sent, with this one
+        "told": 2,  # the group of which the next two are
+        "passed": SEQUENCE_BITS,  # serial number up to which all came or are lost
+        "accepted": MAP_BITS,  # entries from `received` on, a bit for each
         "received": data.ArrayLayout(SEQUENCE_BITS, MAX_GROUPS),  # entries, of each group
         "consumed": data.ArrayLayout(SEQUENCE_BITS, MAX_GROUPS),
-        "reserved": PHIT_BITS
-        - CRC_BITS
-        - 3
-        - EPOCH_BITS
-        - 2
-        - 8
-        - MAX_GROUPS
-        - SEQUENCE_BITS * (1 + 2 * MAX_GROUPS),
         "crc": unsigned(CRC_BITS),  # of the bits below
     }
 )

@@ -73,7 +73,7 @@ class CoarseConfig:
         Option(
             meaning="entries of each RecvBuf and SendBuf", allowed="a power of two from 2 to 32"
         ),
-    ] = 8
+    ] = 16
     local_beats: Annotated[
         int,
         Option(
@@ -87,7 +87,7 @@ class CoarseConfig:
             meaning="chunks that take turns, so that a link need not wait",
             allowed="1 to 2 buffer_entries - 2",
         ),
-    ] = 4
+    ] = 8
     queue_jobs: Annotated[
         int,
         Option(meaning="jobs that wait for each sync core", allowed="a power of two from 1 to 256"),

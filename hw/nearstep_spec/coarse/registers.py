@@ -79,10 +79,10 @@ SYNC_COUNTERS = {
 LINK_COUNTERS = {
     "sent_phits": "Phits sent.",
     "payload_phits": "Phits of entries among them, those sent again included.",
-    "replays": "Times that entries were sent again.",
+    "replays": "Entries sent again.",
     "received_entries": "Entries accepted.",
     "bad_frames": "Frames with a wrong CRC, or cut short.",
-    "gaps": "Entries that came before one that is missing.",
+    "gaps": "Times that entries were lost before what came.",
     "duplicates": "Entries that had been accepted before.",
     "stall": "Cycles in which a phit waited for the link.",
 }

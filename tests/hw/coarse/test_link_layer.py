@@ -12,7 +12,10 @@ from nearstep_sim.models.link.faults import LinkFault, LinkOptions
 from nearstep_spec.coarse.config import FRAME_PHITS, CoarseConfig
 
 GROUPS = (1, 2, 4)
-SMALL = {groups: CoarseConfig(groups=groups, entry_phits=16, buffer_entries=4) for groups in GROUPS}
+SMALL = {
+    groups: CoarseConfig(groups=groups, entry_phits=16, buffer_entries=4, chunks_ahead=4)
+    for groups in GROUPS
+}
 RATES = {
     "drop": {"drop": 0.05},
     "duplicate": {"duplicate": 0.05},
@@ -254,7 +257,13 @@ def test_a_core_that_takes_nothing_stops_only_its_group():
 
 
 def test_an_acknowledgement_goes_alone_only_if_no_entry_carries_it():
-    bench = LinkBench(SMALL[1], seed=1, full=True, inputs=Inputs(keepalive=0, retry=0))
+    bench = LinkBench(
+        SMALL[1],
+        seed=1,
+        full=True,
+        options=LinkOptions(latency=4),
+        inputs=Inputs(keepalive=0, retry=0),
+    )
     bench.send(1, device=0)
     bench.run(500)
     # It came and was read within the time that a changed number waits: one frame tells both.
