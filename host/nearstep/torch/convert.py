@@ -145,14 +145,36 @@ def fingerprint(tensor: Tensor) -> int:
     flat = _flat(tensor)
     if flat.dtype == torch.bfloat16:  # numpy has none
         flat = flat.view(torch.int16)
-    words = np.ascontiguousarray(flat.numpy())
-    sums = np.empty(-(-words.size // SUMMED), np.uint32)
+    sums = PartSums(np.ascontiguousarray(flat.numpy()))
+    at_once([partial(sums.make, number) for number in range(sums.count)])
+    return sums.fingerprint
 
-    def make(number: int) -> None:
-        sums[number] = crc32(words[number * SUMMED : (number + 1) * SUMMED].data)
 
-    at_once([partial(make, each) for each in range(sums.size)])
-    return crc32(sums.data)
+class PartSums:
+    """CRCs of the parts of an array, of which its fingerprint is made.
+
+    Parameters
+    ----------
+    words : of shape (elements,), contiguous.
+
+    Attributes
+    ----------
+    count : parts.
+    """
+
+    def __init__(self, words: NDArray[Any]) -> None:
+        self._words = words
+        self.count = -(-words.size // SUMMED)
+        self._sums = np.zeros(self.count, np.uint32)
+
+    def make(self, number: int) -> None:
+        """Look at a part."""
+        self._sums[number] = crc32(self._words[number * SUMMED : (number + 1) * SUMMED].data)
+
+    @property
+    def fingerprint(self) -> int:
+        """`fingerprint` of the array, when every part has been looked at."""
+        return crc32(self._sums.data)
 
 
 def merge_master(master: NDArray[np.float32], tensor: Tensor) -> NDArray[np.float32]:

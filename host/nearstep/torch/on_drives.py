@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 from nearstep.placement import Placement
 from nearstep.smartssd.device import SmartssdDevice
 from nearstep.storage.blocks import BLOCK_BYTES
-from nearstep.storage.drive_set import EXTENT_BYTES
 from nearstep.torch.cards.steps import CardSteps
 from nearstep.torch.cards.tier import CardTier
 from nearstep.torch.layout import Layout
@@ -20,6 +19,10 @@ from nearstep.torch.settings import Settings
 from nearstep.torch.step import Steps
 from nearstep.torch.traffic import Traffic
 from nearstep.updater.device import KernelDevice
+
+EXTENT_BYTES = 4 << 20
+"""Bytes of an extent of cards' drives at most: subgroups are read and written whole, and each
+extent takes the host's time."""
 
 
 class OnDrives(NamedTuple):
@@ -66,9 +69,9 @@ def on_drives(
             extent_bytes=extent_bytes(4 * device.card.subgroup),
             cards=True,
         )
-        tier = CardTier(opened.store, device, traffic)
-        tier.source, tier.replaces = opened.source, opened.replaces
         steps = CardSteps(device, placement, settings, traffic, opened.store, naive=settings.naive)
+        tier = CardTier(opened.store, device, traffic, steps.ahead)
+        tier.source, tier.replaces = opened.source, opened.replaces
         return OnDrives(opened, tier, steps)
     opened = OpenStore(options, title, groups, moments)
     return OnDrives(opened, _tier(options, opened, device, traffic, len(layout.required)), None)

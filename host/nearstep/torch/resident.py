@@ -544,7 +544,8 @@ class Resident:
             convert.mark_changed(self.parameter)
             self._traffic.parameters_up += array.nbytes
         of_format = wanted.array != "p" or not self.keeps_master
-        self._leave(wanted.array if of_format else None)
+        left = None if array is None else inbox.fingerprint(wanted)
+        self._leave(wanted.array if of_format else None, fingerprint=left)
 
     def _take_parameter(self, array: NDArray[Any]) -> None:
         """`fetch_parameter` of a small parameter: what is `wanted` has been fetched."""
@@ -596,13 +597,19 @@ class Resident:
             self._seen = parameter.data_ptr(), array
         return array
 
-    def _leave(self, array: str | None, copy: Tensor | None = None) -> None:
+    def _leave(
+        self, array: str | None, copy: Tensor | None = None, *, fingerprint: int | None = None
+    ) -> None:
         """The host's parameter is what the next step is to find; `array` on the device has the
-        same contents, if it is given, and so has `copy`."""
+        same contents, if it is given, and so has `copy`; `fingerprint` is its own, if known."""
         self._home = None
         asked = array is not None and self.extent.segment.compares and not self._moves
-        found = self.parameter if copy is None else copy
-        self.left = array if asked else convert.fingerprint(found)
+        if array is not None and asked:
+            self.left = array
+        elif fingerprint is not None:
+            self.left = fingerprint
+        else:
+            self.left = convert.fingerprint(self.parameter if copy is None else copy)
 
     @property
     def _known(self) -> bool:

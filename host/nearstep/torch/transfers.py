@@ -94,6 +94,11 @@ class Inbox:
             return next(self._small)
         return wanted.extent.read(wanted.array, out)
 
+    def fingerprint(self, wanted: Wanted) -> int | None:
+        """`convert.fingerprint` of an array that was taken into the parameter's memory; None if
+        that is not known yet."""
+        return None
+
 
 def fetch(wanted: Sequence[Wanted]) -> Iterator[NDArray[Any]]:
     """The arrays, each of shape (count,), in order; to be read only."""

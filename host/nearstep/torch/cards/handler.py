@@ -18,6 +18,7 @@ from nearstep.run import Run
 from nearstep.smartssd.peer import PeerToPeer, Then
 from nearstep.storage.aligned import ALIGNMENT, AlignedPool
 from nearstep.torch.cards.landing import PieceInbox
+from nearstep.torch.cards.read_ahead import ReadAhead
 from nearstep.torch.cards.segment import CardSegment, is_state, segment_of
 from nearstep.torch.launcher import Accelerator
 from nearstep.torch.pairs import PairList
@@ -29,8 +30,9 @@ from nearstep.torch.traffic import Traffic
 from nearstep.work.graph import Graph
 from nearstep.work.operation import Range, Transfer
 
-URGENT, LAZY = 0, 1
-"""Priorities on a drive: parameters, which the next forward pass needs, and all else."""
+URGENT, LAZY, HOST = 0, 1, 2
+"""Priorities: on a drive parameters, which the next forward pass needs, and all else; what takes
+the host's time comes when the drive has its work."""
 COMMANDS = 2
 """Transfers of a direction that a drive has at once, in their order."""
 
@@ -123,6 +125,7 @@ class TransferHandler:
     ----------
     device
     peer
+    ahead : reads from the drives.
     slots
     traffic
     accelerator
@@ -131,6 +134,7 @@ class TransferHandler:
     Attributes
     ----------
     graph
+    first : what is read before anything is written: tensor, offset in bytes, memory.
 
     Ref: Smart-Infinity, section IV-B.
     """
@@ -139,6 +143,7 @@ class TransferHandler:
         self,
         device: Device,
         peer: PeerToPeer,
+        ahead: ReadAhead,
         slots: Slots,
         traffic: Traffic,
         accelerator: Accelerator,
@@ -146,8 +151,10 @@ class TransferHandler:
         naive: bool,
     ) -> None:
         self.graph = Graph()
+        self.first: list[tuple[str, int, Buffer]] = []
         self._device = device
         self._peer = peer
+        self._ahead = ahead
         self._slots = slots
         self._traffic = traffic
         self._accelerator = accelerator
@@ -184,8 +191,12 @@ class TransferHandler:
             rooms = self._rooms(subgroup, channel, last - first)
             loaded = [*subgroup.states, *([g] if g in segment.on_drives else [])]
             for array in loaded:
-                move = partial(self._load, segment, array, channel, first, rooms[array])
-                self._move("read", subgroup, array, channel, URGENT, move, writes=rooms[array])
+                room = rooms[array]
+                load = segment.key(array, channel), first * room.dtype.itemsize, room
+                if subgroup.number < self._slots.count:
+                    self.first.append(load)
+                move = partial(self._ahead.load, *load)
+                self._move("read", subgroup, array, channel, URGENT, move, writes=room)
             pairs = lists.get(Place(subgroup.launch, subgroup.start, channel))
             self._send(subgroup, channel, first, rooms, outbox, pairs)
             gradient = None if pairs is None else pairs.pairs
@@ -202,8 +213,8 @@ class TransferHandler:
                 move = partial(self._save, segment, array, channel, first, rooms[array])
                 urgent = URGENT if array == "p" else LAZY
                 self._move("write", subgroup, array, channel, urgent, move, reads=rooms[array])
-                if array == "p" and inbox is not None:
-                    self._fetch(subgroup, channel, result, rooms[result], inbox)
+            if inbox is not None and "p" in subgroup.states:
+                self._fetch(subgroup, channel, result, rooms[result], inbox)
 
     def _run(
         self, channel: int, starts: Sequence[Callable[[], Run]], gradient: Buffer
@@ -270,13 +281,6 @@ class TransferHandler:
         self._commands[lane] += 1
         return f"{lane} {number % COMMANDS}"
 
-    def _load(
-        self, segment: CardSegment, array: str, channel: int, first: int, room: Buffer
-    ) -> Completion:
-        self._traffic.drives_to_cards += room.nbytes
-        key = segment.key(array, channel)
-        return self._peer.load(key, first * room.dtype.itemsize, room)
-
     def _save(
         self, segment: CardSegment, array: str, channel: int, first: int, room: Buffer
     ) -> Completion:
@@ -333,7 +337,8 @@ class TransferHandler:
         def fetch() -> Completion:
             target = inbox.whole(launch, start, stop)
             if target is not None:
-                return room.submit_dma_read(target)
+                landed = partial(inbox.landed, launch, start, stop)
+                return Then(room.submit_dma_read(target), landed)
             out = self._pool.empty(room.size, room.dtype)
             land = partial(inbox.land, launch, start, stop, channel, out)
             return Then(room.submit_dma_read(out), land)
@@ -343,6 +348,7 @@ class TransferHandler:
             *self._held(channel, f"dma {channel} up"),
             reads=[Range.of(room)],
             action=fetch,
+            priority=HOST,
             transfer=self._links(channel, 1, room),
         )
 

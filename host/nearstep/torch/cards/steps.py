@@ -12,6 +12,7 @@ from nearstep.smartssd.peer import PeerToPeer
 from nearstep.storage.store import Store
 from nearstep.torch.cards.handler import Slots, Subgroup, TransferHandler, states_of, subgroups
 from nearstep.torch.cards.landing import PieceInbox
+from nearstep.torch.cards.read_ahead import ReadAhead
 from nearstep.torch.launcher import Accelerator
 from nearstep.torch.pairs import PairList
 from nearstep.torch.settings import Settings
@@ -37,6 +38,10 @@ class CardSteps(Steps):
     device, placement, settings, traffic : as of `Steps`.
     store : a drive for each card.
     naive : a subgroup is read when the one before has been written (figure 5a).
+
+    Attributes
+    ----------
+    ahead : reads from the drives.
     """
 
     def __init__(
@@ -52,6 +57,7 @@ class CardSteps(Steps):
         super().__init__(device, placement, settings, traffic)
         self._naive = naive
         self._peer = PeerToPeer(device.backend, store)
+        self.ahead = ReadAhead(self._peer, store, traffic)
         held = min(MOST_HELD, device.card.memory_bytes // device.card.subgroup_bytes)
         self._slots = Slots(device, device.card.subgroup, 1 if naive else held)
         weakref.finalize(self, self._slots.free)
@@ -73,7 +79,13 @@ class CardSteps(Steps):
         found = list(subgroups(launches, lambda each: _states(each, updates), self.cut))
         accelerator = Accelerator(self._device, self._traffic, self._settings.max_cycles)
         handler = TransferHandler(
-            self._device, self._peer, self._slots, self._traffic, accelerator, naive=self._naive
+            self._device,
+            self._peer,
+            self.ahead,
+            self._slots,
+            self._traffic,
+            accelerator,
+            naive=self._naive,
         )
         lists = self._lists(found, updates) if self._settings.compression is not None else {}
         inbox = PieceInbox(updates)
@@ -81,10 +93,13 @@ class CardSteps(Steps):
             into = inbox if step.fetches else None
             handler.add(each, outbox, lists, step.start, factor, step.started, into)
         try:
+            reads_ahead = self._device.cycles is None and not self._naive
+            self.ahead.settle(handler.first if reads_ahead else ())
             with self._device.reserved():
                 timeline = self._execute(handler)
         finally:
             handler.close()
+            self.ahead.drop()
         outbox.sent()
         if self._device.cycles is not None:
             self.timeline = timeline

@@ -11,6 +11,7 @@ from torch import Tensor
 from nearstep.placement import padded
 from nearstep.smartssd.device import SmartssdDevice
 from nearstep.storage.store import Store
+from nearstep.torch.cards.read_ahead import ReadAhead
 from nearstep.torch.cards.resident import CardResident
 from nearstep.torch.cards.segment import CardSegment, is_state
 from nearstep.torch.overflow.drive_tier import DriveTier
@@ -27,15 +28,19 @@ class CardTier(DriveTier[CardSegment]):
     store : a drive for each card.
     device
     traffic
+    ahead : reads from the drives.
     """
 
     resident = CardResident
     recovers = True
 
-    def __init__(self, store: Store, device: SmartssdDevice, traffic: Traffic) -> None:
+    def __init__(
+        self, store: Store, device: SmartssdDevice, traffic: Traffic, ahead: ReadAhead
+    ) -> None:
         super().__init__(store)
         self._device = device
         self._traffic = traffic
+        self._ahead = ahead
 
     @property
     def peak(self) -> int:
@@ -74,6 +79,8 @@ class CardTier(DriveTier[CardSegment]):
         """Nothing is in memory before the first step."""
 
     def prepare(self, residents: Iterable[Resident]) -> None:
+        if not self.is_dirty:  # else a generation comes first, and what was read counts no more
+            self._ahead.begin()
         for each in residents:
             cast(CardResident, each).settle_on_drives()
 
@@ -102,3 +109,4 @@ class CardTier(DriveTier[CardSegment]):
 
     def forget(self) -> None:
         """Nothing stays in the memory of a card."""
+        self._ahead.drop()
