@@ -42,7 +42,8 @@ class ResumeError(StorageError):
 class NothingToResumeError(ResumeError):
     """No generation was ever completed on the drives.
 
-    An optimizer began to make them, and was cut off. Nothing is lost by beginning anew, without `resume`, once the files are removed.
+    An optimizer began to make them, and was cut off. Nothing is lost by beginning anew, without
+    `resume`, once the files are removed.
 
     Attributes
     ----------
