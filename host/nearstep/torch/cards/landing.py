@@ -67,9 +67,11 @@ class PieceInbox(Inbox):
         self._shares: Counter[tuple[Launch, int]] = Counter()
 
     def whole(self, launch: Launch, start: int, stop: int) -> NDArray[Any] | None:
-        """Where elements [start, stop) of a launch's segment go as they are: one parameter has
-        them, on one card; None if they have to be put to their places. When they are there,
-        `landed` is to be called."""
+        """Where elements [start, stop) of a launch's segment go as they are.
+
+        One parameter has them, on one card; None if they have to be put to their places. When they
+        are there, `landed` is to be called.
+        """
         if launch.segment.stripes.channels > 1:
             return None
         for extent in launch.extents:
