@@ -290,6 +290,7 @@ class Client:
         for segment in list(self._held.values()):
             segment.close()
         self._held.clear()
+        self._exchanges.clear()
 
     def _attach(self, size: int) -> tuple[int, Segment]:
         segment = Segment(size)
