@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from nearstep.buffer import Buffer
 from nearstep.coarse.pool import CoarsePool
-from nearstep.coarse.service.errors import ClientLostError, FullError
+from nearstep.coarse.service.errors import ClientLostError, FullError, JobError
 from nearstep.coarse.service.exchange import Exchange, Identities
 from nearstep.coarse.service.kept import KeptValues
 from nearstep.coarse.service.messages import (

@@ -67,6 +67,8 @@ class Session:
         """
         shared = self.connection.is_shared
         self.connection.check_descriptors(1 if shared and isinstance(message, Attach) else 0)
+        if isinstance(message, Hello):
+            raise FrameError("one Hello", "another one")
         if isinstance(message, Attach):
             if message.segment in self.segments:
                 raise FrameError("a new segment", f"segment {message.segment} again")

@@ -160,6 +160,7 @@ class Left:
 
     @classmethod
     def of(cls, service: Service) -> Left:
+        gc.collect()  # what errors refer to
         return cls(
             len(os.listdir("/proc/self/fd")),
             threading.active_count(),
@@ -169,11 +170,10 @@ class Left:
 
 def check_left(service: Service, before: Left) -> None:
     """Everything is given back, after a moment."""
-    gc.collect()  # what errors refer to
     deadline = time.monotonic() + BOUND_S
     while (now := Left.of(service)) != before:
         assert time.monotonic() < deadline, (before, now)
-        time.sleep(0.01)
+        time.sleep(0.05)
 
 
 @contextmanager
