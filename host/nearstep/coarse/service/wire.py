@@ -229,23 +229,25 @@ class Connection:
                 else:
                     count = self.sock.recv_into(room)
             except BlockingIOError:
-                self._await(select.POLLIN, None if idle else last)
-                if idle:
+                if not self._await(select.POLLIN, None if idle else last) and idle:
                     idle()
                 continue
             if not count:
                 raise EOFError("the other end has closed the connection")
             room, idle, last = room[count:], None, time.monotonic()
 
-    def _await(self, event: int, since: float | None) -> None:
-        """Wait a while for a socket that can go on."""
+    def _await(self, event: int, since: float | None) -> bool:
+        """Wait a while for a socket that can go on; whether it can."""
         if self._closed:
             raise ConnectionResetError("closed")
         poll = select.poll()
         poll.register(self.sock, event)
-        if not poll.poll(1000 * SLICE_S) and since is not None:
-            if time.monotonic() - since > self.silence_s:
-                raise StalledError(self.silence_s)
+        # A process that was stopped meanwhile looks again: what came then is there.
+        if poll.poll(1000 * SLICE_S) or poll.poll(0):
+            return True
+        if since is not None and time.monotonic() - since > self.silence_s:
+            raise StalledError(self.silence_s)
+        return False
 
     def check_descriptors(self, expected: int) -> None:
         """Raise `FrameError` unless so many descriptors came with the last message."""

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -150,11 +150,20 @@ def expected(service: Service, clients: int) -> np.ndarray:
     )
 
 
+def descriptors() -> tuple[str, ...]:
+    """What the open descriptors of this process are of, without numbers."""
+    found = []
+    for each in os.listdir("/proc/self/fd"):
+        with suppress(FileNotFoundError):  # that of the folder
+            found.append(os.readlink(f"/proc/self/fd/{each}").split("[")[0])
+    return tuple(sorted(found))
+
+
 @dataclass
 class Left:
     """What a process and a service hold."""
 
-    descriptors: int
+    descriptors: tuple[str, ...]
     threads: int
     device_bytes: int
 
@@ -162,7 +171,7 @@ class Left:
     def of(cls, service: Service) -> Left:
         gc.collect()  # what errors refer to
         return cls(
-            len(os.listdir("/proc/self/fd")),
+            descriptors(),
             threading.active_count(),
             service.server.engine.pool.device.free_bytes,
         )
