@@ -120,6 +120,7 @@ class Client:
         self._exchanges: dict[int, Exchange] = {}
         self._numbers = 0
         self._closed = False
+        self._held: dict[int, Segment] = {}
         self._mail: list[tuple[int, Segment]] = []
         self._getting: dict[int, NDArray[np.uint8]] = {}
         self._last_beat = time.monotonic()
@@ -170,11 +171,10 @@ class Client:
             )
             if number in self._refused:
                 refused = self._refused.pop(number)
-                self._send(Detach(segment_number))
+                self._detach(segment_number)
                 raise _refusal(refused)
         except BaseException:
-            del self._exchanges[number]
-            segment.close()
+            self._exchanges.pop(number, None)
             raise
         return exchange
 
@@ -283,19 +283,21 @@ class Client:
         if leave and self._error is None:
             with contextlib.suppress(OSError, StalledError):
                 self.connection.send(Leave())
-        self.connection.close()
+        self.connection.end()
         if threading.current_thread() is not self._thread:
             self._thread.join()
-        for exchange in self._exchanges.values():
-            exchange.segment.close()
-        for _, segment in self._mail:
+        self.connection.close()
+        for segment in list(self._held.values()):
             segment.close()
+        self._held.clear()
+        self._exchanges.clear()
 
     def _attach(self, size: int) -> tuple[int, Segment]:
         segment = Segment(size)
         with self._lock:
             number = self._segments
             self._segments += 1
+            self._held[number] = segment
         descriptors = [segment.descriptor] if self.connection.is_shared else []
         self._send(Attach(number, size), descriptors=descriptors)
         return number, segment
@@ -306,14 +308,23 @@ class Client:
         with self._lock:
             number, segment = self._mail.pop() if self._mail else (0, None)
         if segment is not None and segment.data.size < size:
-            self._send(Detach(number))
-            segment.close()
+            self._detach(number)
             segment = None
         if segment is None:
             number, segment = self._attach(max(MAIL_BYTES, 1 << max(0, size - 1).bit_length()))
-        yield number, segment.data
-        with self._lock:  # after an error it may still be written to
+        try:
+            yield number, segment.data
+        except RefusedError:
             self._mail.append((number, segment))
+            raise
+        self._mail.append((number, segment))  # after another error it may still be written to
+
+    def _detach(self, number: int) -> None:
+        """Give a segment back, here and at the service."""
+        segment = self._held.pop(number, None)
+        if segment is not None:
+            segment.close()
+            self._send(Detach(number))
 
     def _request(self) -> int:
         with self._lock:
@@ -335,8 +346,9 @@ class Client:
         try:
             self.connection.send(message, payload, descriptors or [])
         except (OSError, StalledError) as error:
+            if isinstance(error, OSError) and threading.current_thread() is not self._thread:
+                self._thread.join(self.silence_s)  # what it said before it ended
             self._end(ServiceLostError(f"the service is gone: {error}"))
-            self._thread.join(self.silence_s)  # what it said before it ended
             raise self._failure() from error
 
     def _await(self, found: Callable[[], Any], what: str) -> Any:
@@ -371,7 +383,7 @@ class Client:
             if self._error is None:
                 self._error = error
             self._arrived.notify_all()
-        self.connection.close()
+        self.connection.end()
 
     def _read(self) -> None:
         """Take what the service sends, until the connection ends."""
@@ -386,17 +398,24 @@ class Client:
             self._end(ServiceLostError(f"the service is gone: {error}"))
         except ServiceError as error:
             self._end(error)
+        except Exception as error:
+            self._end(ServiceLostError(f"what it said failed: {type(error).__name__}: {error}"))
 
     def _idle(self) -> None:
         """Say from time to time that this client is alive, and look whether the service is."""
         now = time.monotonic()
         if now - self.connection.heard > self.silence_s:
             raise ServiceLostError(f"the service was silent for {self.silence_s} s")
-        if self._welcome is not None and now - self._last_beat > self._welcome.beat_s:
+        first = self.silence_s / 4  # before the service said how often
+        beat_s = min(1.0, first) if self._welcome is None else self._welcome.beat_s
+        if now - self._last_beat > beat_s:
             self._last_beat = now
-            self.connection.send(Beat())
+            with contextlib.suppress(OSError):  # found when the last frames have been received
+                self.connection.send_if_free(Beat())
 
     def _landing(self, message: Message) -> NDArray[np.uint8] | None:
+        if self.connection.is_shared:
+            return None
         if isinstance(message, Summed):
             exchange = self._exchanges.get(message.exchange)
             if exchange is not None and message.shard < len(exchange.shards):
@@ -560,9 +579,10 @@ class Exchange:
     def close(self) -> None:
         """Give its memory back, here and, when all clients have, on the devices."""
         self.client._exchanges.pop(self.number, None)
-        self.client._send(Close(self.number))
-        self.client._send(Detach(self.segment_number))
-        self.segment.close()
+        try:
+            self.client._send(Close(self.number))
+        finally:
+            self.client._detach(self.segment_number)
 
 
 def _refusal(message: Refused) -> RefusedError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 import time
@@ -16,6 +17,7 @@ from nearstep.coarse.rings import SLICE_CYCLES, Pending
 from nearstep.coarse.service.errors import (
     ClientLostError,
     DeviceLostError,
+    FrameError,
     JobError,
     ProxyLostError,
 )
@@ -39,6 +41,8 @@ from nearstep.coarse.service.messages import (
 from nearstep.coarse.service.plan import Job
 from nearstep.coarse.service.session import Session, Shard
 from nearstep.errors import NearstepError, WaitTimeoutError
+
+LOG = logging.getLogger(__name__)
 
 IDLE_S = 0.2
 
@@ -127,12 +131,33 @@ class Engine:
 
     def _run(self) -> None:
         while not self._stopping:
-            self._take()
-            self._advance()
-            self._end_failing()
+            try:
+                self._take()
+                self._advance()
+                self._end_failing()
+            except Exception as error:
+                self._end_all(error)
         for job in list(self.jobs.values()):
             self._failing.append((job, JobError("the service was stopped")))
         self._end_failing()
+
+    def _end_all(self, error: Exception) -> None:
+        """Something is wrong with the service itself: all clients are told, nobody waits on."""
+        LOG.error("the service failed", exc_info=error)
+        told = JobError(f"the service failed: {type(error).__name__}: {error}")
+        for job in list(self.jobs.values()):
+            job.fail(told)
+            try:
+                self._drain(job)
+                self._forget(job)
+            except Exception as other:
+                LOG.error("job %s could not be ended", job.name, exc_info=other)
+                for session in list(job.sessions.values()):
+                    session.close()
+                self.jobs.pop(job.name, None)
+        self._ready.clear()
+        self._running.clear()
+        self._failing.clear()
 
     def _take(self) -> None:
         """Carry out what was asked for; wait a while if there is nothing to do."""
@@ -149,8 +174,12 @@ class Engine:
         for job in self.jobs.values():
             for rank, session in job.sessions.items():
                 silent = now - session.connection.heard
-                if silent > self.silence_s and not session.left:
-                    self._lose(job, rank, f"was silent for {silent:.0f} s")
+                if silent <= self.silence_s:
+                    continue
+                if session.left:
+                    session.connection.end()
+                else:
+                    self._lose(job, rank, f"was silent for {silent:.1f} s")
 
     def _carry_out(self, session: Session, message: Message | Gone) -> None:
         job = self.jobs.get(session.job)
@@ -168,14 +197,21 @@ class Engine:
             return None
         try:
             self._dispatch(job, session, message)
+            job.check_gone()
         except JobError as error:
             self._failing.append((job, error))
+        except FrameError as error:
+            self._lose(job, session.rank, f"broke the protocol: {error}")
         except RingError as error:
             self._device_failed(error)
         except NearstepError as error:
             self._failing.append((job, JobError(f"{type(error).__name__}: {error}")))
 
     def _dispatch(self, job: TrainingJob, session: Session, message: Message) -> None:
+        if not job.began and not isinstance(message, Leave):
+            raise FrameError("nothing before all clients are there", type(message).__name__)
+        if isinstance(message, Push | Put | Get):
+            self._check_proxy(session)
         match message:
             case Open():
                 job.open(session, message, self.shard_bytes, self.identities)
@@ -208,16 +244,15 @@ class Engine:
         if not job.sessions:
             self._forget(job)
 
-    def _push(self, job: TrainingJob, session: Session, message: Push) -> None:
+    def _check_proxy(self, session: Session) -> None:
         proxy = session.rank % self.pool.devices
         if proxy in self.lost_proxies:
             raise ProxyLostError(f"the proxy of device {proxy} has ended", devices=[proxy])
+
+    def _push(self, job: TrainingJob, session: Session, message: Push) -> None:
         if session.queued >= self.queue_shards:
             return job.refuse_push(session, message, self.queue_shards)
-        found = job.shard(session, message)
-        if found is None:
-            return None
-        exchange, shard = found
+        exchange, shard = job.shard(session, message)
         session.queued += 1
         exchange.push(session.rank, shard)
         if len(shard.pushed) == len(exchange.sessions):

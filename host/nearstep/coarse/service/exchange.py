@@ -71,6 +71,8 @@ class Exchange:
         self.pool = pool
         self.opened = dict(opened)
         self.sessions = dict(sessions)
+        self._pushed = {rank: each.pushed(opened[rank]) for rank, each in sessions.items()}
+        self._pulled = {rank: each.pulled(opened[rank]) for rank, each in sessions.items()}
         self.identities = identities
         self.stages = plan(len(sessions), pool.devices)
         self.shards: list[Shard] = []
@@ -95,7 +97,7 @@ class Exchange:
             places: list[Buffer | None] = [None] * devices
             shard.buffers[rank] = places
             places[at] = buffer = device.alloc(size, channel=at)
-            data = self.sessions[rank].pushed(self.opened[rank])[shard.bytes].view(np.float32)
+            data = self._pushed[rank][shard.bytes].view(np.float32)
             if buffer.lend(data):
                 shard.lent_in.add(rank)
         for stage in self.stages:
@@ -107,7 +109,7 @@ class Exchange:
         for rank in self.sessions:
             if rank >= devices:
                 break
-            data = self.sessions[rank].pulled(self.opened[rank])[shard.bytes].view(np.float32)
+            data = self._pulled[rank][shard.bytes].view(np.float32)
             if self._buffer(shard, self.result, rank).lend(data, writes=True):
                 shard.lent_out.add(rank)
 
@@ -120,13 +122,13 @@ class Exchange:
     def push(self, rank: int, shard: Shard) -> None:
         """A client's part of a shard has come: bring it to the device if it is not there."""
         if rank not in shard.lent_in:
-            data = self.sessions[rank].pushed(self.opened[rank])[shard.bytes].view(np.float32)
+            data = self._pushed[rank][shard.bytes].view(np.float32)
             self._buffer(shard, rank, rank % self.pool.devices).write(data)
         shard.pushed.add(rank)
 
     def pull(self, rank: int, shard: Shard) -> NDArray[np.uint8]:
         """Bring a shard's result to a client's memory, and return that."""
-        data = self.sessions[rank].pulled(self.opened[rank])[shard.bytes]
+        data = self._pulled[rank][shard.bytes]
         if rank not in shard.lent_out:
             device = rank % self.pool.devices
             self._buffer(shard, self.result, device).read(data.view(np.float32))

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from nearstep.buffer import Buffer
 from nearstep.coarse.pool import CoarsePool
-from nearstep.coarse.service.errors import FullError, JobError
+from nearstep.coarse.service.errors import ClientLostError, FullError, JobError
 from nearstep.coarse.service.exchange import Exchange, Identities
 from nearstep.coarse.service.kept import KeptValues
 from nearstep.coarse.service.messages import (
@@ -80,7 +80,6 @@ class TrainingJob:
     began: bool = False
     _opening: dict[int, dict[int, Open]] = field(default_factory=dict)
     _exchanges: dict[int, Exchange] = field(default_factory=dict)
-    _refused: set[int] = field(default_factory=set)
     _closing: dict[int, set[int]] = field(default_factory=dict)
     _kept: dict[str, Kept] = field(default_factory=dict)
     _values: KeptValues = field(init=False)
@@ -117,8 +116,15 @@ class TrainingJob:
     def open(
         self, session: Session, message: Open, shard_bytes: int, identities: Identities
     ) -> None:
-        """A client opens an exchange; when all have, it is made."""
+        """A client opens an exchange; when all have, it is made.
+
+        Raises
+        ------
+        ClientLostError : it has opened that before.
+        """
         said = self._opening.setdefault(message.exchange, {})
+        if session.rank in said or message.exchange in self._exchanges:
+            raise self._broken(session.rank, f"opened exchange {message.exchange} twice")
         said[session.rank] = message
         if len(said) < self.clients:
             return
@@ -146,31 +152,31 @@ class TrainingJob:
         return None
 
     def _refuse_all(self, exchange: int, kind: str, detail: str) -> None:
-        self._refused.add(exchange)
         for session in self.sessions.values():
             session.send(Refused(None, exchange, kind, detail))
 
-    def shard(self, session: Session, message: Push) -> tuple[Exchange, Shard] | None:
-        """The shard that a client pushes, and its exchange; None if that was refused.
+    def _broken(self, rank: int, what: str) -> ClientLostError:
+        return ClientLostError(
+            f"client {rank} of job {self.name!r} broke the protocol: it {what}", [rank]
+        )
+
+    def shard(self, session: Session, message: Push) -> tuple[Exchange, Shard]:
+        """The shard that a client pushes, and its exchange.
 
         Raises
         ------
-        JobError : there is none, it is another version's turn, or it was pushed before.
+        ClientLostError : there is none, it is another version's turn, it was pushed before, or
+            another client has closed the exchange.
         """
         exchange = self._exchanges.get(message.exchange)
         if exchange is None or message.shard >= len(exchange.shards):
-            raise JobError(
-                f"client {session.rank} pushed shard {message.shard} of exchange "
-                f"{message.exchange}, which is not there",
-                [session.rank],
-            )
+            what = f"pushed shard {message.shard} of exchange {message.exchange}"
+            raise self._broken(session.rank, f"{what}, which is not there")
         shard = exchange.shards[message.shard]
         if message.version != shard.version + 1 or session.rank in shard.pushed or shard.left:
-            raise JobError(
-                f"client {session.rank} pushed version {message.version} of a shard that waits "
-                f"for version {shard.version + 1}",
-                [session.rank],
-            )
+            what = f"pushed version {message.version} of a shard that waits for"
+            raise self._broken(session.rank, f"{what} version {shard.version + 1} once")
+        self._check_closed(exchange)
         return exchange, shard
 
     def refuse_push(self, session: Session, message: Push, places: int) -> None:
@@ -179,14 +185,33 @@ class TrainingJob:
         session.send(Refused(None, message.exchange, FullError.__name__, detail))
 
     def close(self, session: Session, message: Close) -> None:
-        """A client needs an exchange no more; when none does, its memory is free."""
+        """A client needs an exchange no more; when none does, its memory is free.
+
+        Raises
+        ------
+        ClientLostError : there is no such exchange, or somebody waits for the sum of a shard.
+        """
+        if message.exchange not in self._exchanges:
+            what = f"closed exchange {message.exchange}, which is not there"
+            raise self._broken(session.rank, what)
         ranks = self._closing.setdefault(message.exchange, set())
         ranks.add(session.rank)
+        exchange = self._exchanges[message.exchange]
+        if any(shard.left or shard.pushed for shard in exchange.shards):
+            self._check_closed(exchange)
         if len(ranks) == self.clients:
             del self._closing[message.exchange]
-            exchange = self._exchanges.pop(message.exchange, None)
-            if exchange is not None:
-                exchange.free()
+            del self._exchanges[message.exchange]
+            exchange.free()
+
+    def _check_closed(self, exchange: Exchange) -> None:
+        """Raise `ClientLostError` if clients closed an exchange that others push."""
+        ranks = sorted(self._closing.get(exchange.number, ()))
+        if ranks:
+            raise ClientLostError(
+                f"clients {ranks} have closed exchange {exchange.number}, which is being summed",
+                ranks,
+            )
 
     def put(self, session: Session, message: Put) -> None:
         """Bytes of a client go to the memory of its device."""
@@ -196,7 +221,7 @@ class TrainingJob:
             return self._keep(session, message, data)
         old = self._kept.get(message.key)
         if old is not None:
-            raise JobError(f"{message.key!r} was put twice", [session.rank])
+            raise self._broken(session.rank, f"put {message.key!r} twice")
         try:
             buffer = self.pool.device.alloc(max(1, message.nbytes), np.uint8, channel=device)
         except OutOfDeviceMemoryError as error:
@@ -230,14 +255,14 @@ class TrainingJob:
 
         try:
             self._values.save(message.path, message.keys, done)
-        except NearstepError as error:
+        except (NearstepError, OSError, ValueError) as error:
             session.send(_refused(message.request, error))
 
     def load(self, session: Session, message: Load) -> None:
         """What a file has is kept again; the client is told names and bytes."""
         try:
             self._values.load(message.path)
-        except NearstepError as error:
+        except (NearstepError, OSError, ValueError) as error:  # a file of something else
             return session.send(_refused(message.request, error))
         session.send(Done(message.request, json.dumps(self._values.sizes)))
         return None
@@ -277,28 +302,29 @@ class TrainingJob:
     def barrier(self, session: Session, message: Barrier) -> None:
         """A client waits for all others."""
         self._arrived.append((session, message))
-        if len(self._arrived) == self.clients:
-            for each, request in self._arrived:
-                each.send(Passed(request.request))
-            self._arrived.clear()
+        first: dict[int, tuple[Session, Barrier]] = {}
+        for each in self._arrived:
+            first.setdefault(each[0].rank, each)
+        if len(first) == self.clients:
+            for arrived in first.values():
+                self._arrived.remove(arrived)
+                arrived[0].send(Passed(arrived[1].request))
 
     def leave(self, session: Session) -> None:
-        """A client ends well. What others still want of it they will not get.
-
-        Raises
-        ------
-        JobError : somebody waits for it.
-        """
+        """A client ends well. What others still want of it they will not get."""
         self._gone.add(session.rank)
-        self.check_gone()
 
     def check_gone(self) -> None:
-        """Raise `JobError` if somebody waits for all, and one has left."""
-        waits = bool(self._arrived or self._opening)
+        """Raise `ClientLostError` if somebody waits for all, and one has left; or if a client waits
+        for a value, and all others have left."""
+        if not self._gone:
+            return
+        waits = bool(self._arrived or self._opening) or not self.began
         waits |= any(shard.pushed for each in self._exchanges.values() for shard in each.shards)
-        if self._gone and waits:
+        waits |= bool(self._waiting) and len(self._gone) >= self.clients - 1
+        if waits:
             ranks = sorted(self._gone)
-            raise JobError(f"clients {ranks} have left, and others wait for them", ranks)
+            raise ClientLostError(f"clients {ranks} have left, and others wait for them", ranks)
 
     def part(self, session: Session) -> None:
         """A client that left has closed its connection."""
@@ -327,5 +353,5 @@ class TrainingJob:
         self.sessions.clear()
 
 
-def _refused(request: int, error: NearstepError) -> Refused:
+def _refused(request: int, error: Exception) -> Refused:
     return Refused(request, None, type(error).__name__, str(error)[:8000])

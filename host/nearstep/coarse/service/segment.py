@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import mmap
 import os
 
@@ -12,6 +13,9 @@ from nearstep.errors import NearstepError
 
 PAGE_BYTES = 4096
 MAX_SEGMENT_BYTES = 1 << 36
+
+SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+"""Of shared memory: an access behind the end of a file that became shorter kills the process."""
 
 
 class SegmentError(NearstepError):
@@ -34,19 +38,27 @@ class Segment:
 
     Raises
     ------
-    SegmentError : no such memory, or the descriptor is of less.
+    SegmentError : no such memory, or the descriptor is of less, or of some that could shrink.
     """
 
     def __init__(self, size: int, descriptor: int | None = None) -> None:
         pages = max(PAGE_BYTES, -(-size // PAGE_BYTES) * PAGE_BYTES)
-        self.descriptor = os.memfd_create("nearstep") if descriptor is None else descriptor
+        if descriptor is None:
+            descriptor = os.memfd_create("nearstep", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+            made = True
+        else:
+            made = False
+        self.descriptor = descriptor
         try:
             if not 0 <= size <= MAX_SEGMENT_BYTES:
                 raise SegmentError(
                     f"a segment must have at most {MAX_SEGMENT_BYTES} bytes, not {size}"
                 )
-            if descriptor is None:
+            if made:
                 os.truncate(self.descriptor, pages)
+                fcntl.fcntl(self.descriptor, fcntl.F_ADD_SEALS, SEALS)
+            if not fcntl.fcntl(self.descriptor, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK:
+                raise SegmentError("shared memory must be sealed against shrinking, and is not")
             found = os.fstat(self.descriptor).st_size
             if found < pages:
                 raise SegmentError(f"shared memory must have {pages} bytes, not {found}")

@@ -114,7 +114,7 @@ class Server:
         self._listener.close()
         self.engine.stop()
         for each in list(self._connections):
-            each.close()
+            each.end()
         self.engine.pool.close()
         if self.address.is_shared:
             with contextlib.suppress(OSError):
@@ -146,7 +146,7 @@ class Server:
                 message = connection.receive(session.landing)
                 session.note(message)
                 if isinstance(message, Beat):
-                    connection.send(message)
+                    connection.send_if_free(message)
                 else:
                     self.engine.post(session, message)
         except (FrameError, HandshakeError, SegmentError, StalledError) as error:
@@ -158,10 +158,11 @@ class Server:
             reason = "closed its connection"
         except OSError as error:
             reason = f"lost its connection: {error}"
+        except Exception as error:
+            reason = f"sent what the service failed with: {type(error).__name__}: {error}"
         if session is not None:
             self.engine.post(session, Gone(reason))
-        else:
-            connection.close()
+        connection.close()
         self._connections.discard(connection)
 
     def _greet(self, connection: Connection) -> Hello:

@@ -12,6 +12,7 @@ from nearstep.buffer import Buffer
 from nearstep.coarse.service.errors import FrameError, StalledError
 from nearstep.coarse.service.messages import (
     Attach,
+    Close,
     Detach,
     Get,
     Hello,
@@ -22,6 +23,8 @@ from nearstep.coarse.service.messages import (
 )
 from nearstep.coarse.service.segment import Segment, half
 from nearstep.coarse.service.wire import Connection
+
+MAX_SEGMENTS = 4096
 
 
 class Session:
@@ -62,10 +65,15 @@ class Session:
         FrameError : a segment twice, or one that is too small.
         SegmentError : no such memory.
         """
+        shared = self.connection.is_shared
+        self.connection.check_descriptors(1 if shared and isinstance(message, Attach) else 0)
+        if isinstance(message, Hello):
+            raise FrameError("one Hello", "another one")
         if isinstance(message, Attach):
             if message.segment in self.segments:
                 raise FrameError("a new segment", f"segment {message.segment} again")
-            shared = self.connection.is_shared
+            if len(self.segments) >= MAX_SEGMENTS:
+                raise FrameError(f"at most {MAX_SEGMENTS} segments", "one more")
             descriptor = self.connection.take_descriptor() if shared else None
             self.segments[message.segment] = Segment(message.size, descriptor)
         elif isinstance(message, Open):
@@ -73,18 +81,30 @@ class Session:
             if room < 2 * half(message.elements):
                 raise FrameError(f"a segment of {2 * half(message.elements)} bytes", f"{room}")
             self._opened[message.exchange] = message
+        elif isinstance(message, Close):
+            self._opened.pop(message.exchange, None)
         elif isinstance(message, Put | Get):
             room = self.segment(message.segment).data.size
             if room < message.nbytes:
                 raise FrameError(f"at most {room} bytes", f"{message.nbytes}")
 
     def landing(self, message: Message) -> NDArray[np.uint8] | None:
-        """Where the payload of a message goes."""
+        """Where the payload of a message goes; with shared memory there is none.
+
+        Raises
+        ------
+        FrameError : no such segment, or the payload is not a shard.
+        """
+        if self.connection.is_shared:
+            return None
         if isinstance(message, Push):
             opened = self._opened.get(message.exchange)
             if opened is not None:
                 start = message.shard * self.shard_bytes
-                return self.pushed(opened)[start : start + message.nbytes]
+                place = self.pushed(opened)[start : start + self.shard_bytes]
+                if message.nbytes != place.size:
+                    raise FrameError(f"a shard of {place.size} bytes", f"{message.nbytes}")
+                return place
         elif isinstance(message, Put):
             return self.segment(message.segment).data[: message.nbytes]
         return None
@@ -118,12 +138,12 @@ class Session:
         try:
             self.connection.send(message, None if self.connection.is_shared else payload)
         except (OSError, StalledError):
-            self.connection.close()
+            self.connection.end()
 
     def close(self) -> None:
         """End the connection, give the memory back."""
-        self.connection.close()
-        for segment in self.segments.values():
+        self.connection.end()
+        for segment in list(self.segments.values()):
             with contextlib.suppress(OSError):
                 segment.close()
         self.segments.clear()

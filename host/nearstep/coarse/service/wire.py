@@ -27,6 +27,7 @@ from nearstep.errors import ArgumentError
 MAGIC = b"NSC1"
 HEADER = struct.Struct("<4sIQ")
 MAX_MESSAGE_BYTES = 1 << 20
+MAX_DESCRIPTORS = 8
 
 SLICE_S = 0.2
 """A wait looks this often whether the connection was closed meanwhile."""
@@ -91,7 +92,7 @@ class Address:
 
 
 class Connection:
-    """One end of a connection. Any thread may send; one thread receives.
+    """One end of a connection. Any thread may send or `end` it; one thread receives, and closes.
 
     Parameters
     ----------
@@ -138,6 +139,26 @@ class Connection:
             if payload is not None:
                 self._send(payload.data, ())
 
+    def send_if_free(self, message: Message) -> None:
+        """Send a frame unless that would have to wait: what is on its way is a sign of life, too.
+
+        Raises
+        ------
+        StalledError, OSError : as `send`.
+        """
+        body = self._encoder.encode(message)
+        if not self._lock.acquire(blocking=False):
+            return
+        try:
+            if self._closed:
+                raise ConnectionResetError("closed")
+            poll = select.poll()
+            poll.register(self.sock, select.POLLOUT)
+            if poll.poll(0):
+                self._send(memoryview(HEADER.pack(MAGIC, len(body), 0) + body), ())
+        finally:
+            self._lock.release()
+
     def _send(self, data: memoryview, descriptors: Sequence[int]) -> None:
         last = time.monotonic()
         while data:
@@ -178,13 +199,13 @@ class Connection:
         self._fill(memoryview(body), None)
         try:
             message = self._decoder.decode(body)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise FrameError("a message of the protocol", str(error)) from None
-        if size:
-            place = landing(message)
-            room = 0 if place is None else place.size
-            if place is None or room != size:
-                raise FrameError(f"a payload of {room} bytes", f"{size}")
+        place = landing(message)
+        room = 0 if place is None else place.size
+        if room != size:
+            raise FrameError(f"a payload of {room} bytes", f"{size}")
+        if place is not None and size:
             self._fill(place.data, None)
         self.heard = time.monotonic()
         return message
@@ -195,47 +216,65 @@ class Connection:
         while room:
             try:
                 if self.is_shared:
-                    data, descriptors, _, _ = socket.recv_fds(self.sock, min(len(room), 1 << 20), 8)
+                    data, descriptors, _, _ = socket.recv_fds(
+                        self.sock, min(len(room), 1 << 20), MAX_DESCRIPTORS
+                    )
                     self.descriptors += descriptors
+                    if len(self.descriptors) > MAX_DESCRIPTORS:
+                        raise FrameError(
+                            f"at most {MAX_DESCRIPTORS} descriptors", f"{len(self.descriptors)}"
+                        )
                     count = len(data)
                     room[:count] = data
                 else:
                     count = self.sock.recv_into(room)
             except BlockingIOError:
-                self._await(select.POLLIN, None if idle else last)
-                if idle:
+                if not self._await(select.POLLIN, None if idle else last) and idle:
                     idle()
                 continue
             if not count:
                 raise EOFError("the other end has closed the connection")
             room, idle, last = room[count:], None, time.monotonic()
 
-    def _await(self, event: int, since: float | None) -> None:
-        """Wait a while for a socket that can go on."""
+    def _await(self, event: int, since: float | None) -> bool:
+        """Wait a while for a socket that can go on; whether it can."""
         if self._closed:
             raise ConnectionResetError("closed")
         poll = select.poll()
         poll.register(self.sock, event)
-        if not poll.poll(1000 * SLICE_S) and since is not None:
-            if time.monotonic() - since > self.silence_s:
-                raise StalledError(self.silence_s)
+        # A process that was stopped meanwhile looks again: what came then is there.
+        if poll.poll(1000 * SLICE_S) or poll.poll(0):
+            return True
+        if since is not None and time.monotonic() - since > self.silence_s:
+            raise StalledError(self.silence_s)
+        return False
+
+    def check_descriptors(self, expected: int) -> None:
+        """Raise `FrameError` unless so many descriptors came with the last message."""
+        if len(self.descriptors) != expected:
+            raise FrameError(
+                f"{expected} file descriptors beside the message", f"{len(self.descriptors)}"
+            )
 
     def take_descriptor(self) -> int:
-        """The descriptor that came with the last message.
-
-        Raises
-        ------
-        FrameError : there is none.
-        """
-        if not self.descriptors:
-            raise FrameError("a file descriptor beside the message", "none")
+        """The descriptor that came with the last message; it belongs to the caller."""
         return self.descriptors.pop(0)
 
-    def close(self) -> None:
-        """End the connection, in both directions. Closing twice does nothing."""
+    def end(self) -> None:
+        """End the connection, in both directions, from any thread: what waits for it goes on.
+
+        The socket stays open: its number must not be another's while a thread uses it.
+        """
         self._closed = True
         with contextlib.suppress(OSError):
             self.sock.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """`end`, and give the socket back, in the thread that receives, or when that has ended.
+
+        Closing twice does nothing.
+        """
+        self.end()
         with self._lock:
             self.sock.close()
         for each in self.descriptors:

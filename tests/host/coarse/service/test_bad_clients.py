@@ -1,0 +1,355 @@
+"""Clients that say what they must not: they are named to the others, and nobody else is hurt."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+from nearstep.coarse.service import Client
+from nearstep.coarse.service.client import Exchange
+from nearstep.coarse.service.errors import (
+    ClientLostError,
+    DeviceLostError,
+    DeviceMemoryError,
+    HandshakeError,
+    JobError,
+    ProxyLostError,
+    UnlikeError,
+)
+from nearstep.coarse.service.messages import (
+    VERSION,
+    Attach,
+    Barrier,
+    Close,
+    FromService,
+    Get,
+    Hello,
+    Open,
+    Push,
+    Put,
+)
+from nearstep.coarse.service.segment import Segment, SegmentError
+from nearstep.coarse.service.wire import HEADER, MAGIC, Address, Connection
+
+from .conftest import TOKEN, Service
+from .dying import Left, beside, check_left, recorded, session
+
+KINDS = [False, pytest.param(True, id="tcp")]
+
+
+def connect(service: Service) -> Connection:
+    return Connection(Address(service.server.bound).connect(), FromService, 20.0)
+
+
+def refusal(service: Service, **changes: Any) -> str:
+    """What the service answers to such a Hello."""
+    fields = {"version": VERSION, "token": TOKEN, "job": "a", "rank": 0, "clients": 2} | changes
+    with connect(service) as connection:
+        connection.send(Hello(**fields))
+        failed = connection.receive(lambda message: None)
+        with pytest.raises((EOFError, OSError)):
+            connection.receive(lambda message: None)
+    assert failed.kind == HandshakeError.__name__
+    return failed.detail
+
+
+def test_a_hello_that_is_wrong_is_refused_and_says_why(serve) -> None:
+    service = serve(2)
+    before = Left.of(service)
+    assert refusal(service, token="x") == "the token is wrong"
+    assert refusal(service, version=9) == f"expected version {VERSION}, found 9"
+    assert "rank must be from 0 to 1" in refusal(service, rank=2)
+    with connect(service) as first:
+        first.send(Hello(VERSION, TOKEN, "a", 0, 2))
+        while not service.server.engine.jobs:
+            time.sleep(0.001)
+        assert refusal(service) == "job 'a' has a client 0"
+        assert refusal(service, rank=1, clients=3) == "job 'a' has 2 clients, not 3"
+    with connect(service) as silent:
+        silent.send(Barrier(1))
+        assert "expected Hello" in silent.receive(lambda message: None).detail
+    service.wait_idle()
+    check_left(service, before)
+
+
+def test_half_a_hello_keeps_no_place(serve) -> None:
+    service = serve(2)
+    with Address(service.server.bound).connect() as half:
+        half.sendall(HEADER.pack(MAGIC, 100, 0) + b"abc")
+        assert len(service.run(2, session)) == 2
+
+
+BAD = {
+    "twice": [Barrier(1), Open(0, 8, "sum", "fp32", 0), Open(0, 8, "sum", "fp32", 0)],
+    "unknown exchange": [Push(5, 1, 0, 0)],
+    "unknown shard": [Push(7, 1, 9, 0)],
+    "skipped version": [Push(7, 2, 0, 0)],
+    "double push": [Push(7, 1, 0, 0), Push(7, 1, 0, 0)],
+    "closed unknown": [Close(99)],
+    "small segment": [Open(1, 1 << 20, "sum", "fp32", 0)],
+    "huge": [Open(1, 1 << 40, "sum", "fp32", 0)],
+    "no segment": [Put(1, "a", 77, 8, 1)],
+    "more than the segment": [Get(1, "a", 0, 1 << 40)],
+    "segment again": [Attach(0, 4096)],
+    "put twice": [Put(1, "a", 0, 0, 1), Put(2, "a", 0, 0, 1)],
+    "greets again": [Hello(VERSION, TOKEN, "a", 0, 2)],
+}
+
+
+@pytest.mark.parametrize("tcp", KINDS)
+def test_a_client_that_breaks_the_protocol_is_named_to_the_others(serve, tcp) -> None:
+    service = serve(2, tcp=tcp)
+    before = Left.of(service)
+    checked = 0
+    with recorded():
+        for name, messages in BAD.items():
+
+            def action(client, messages=messages) -> JobError | None:
+                if client.rank == 0:
+                    client._attach(4096)
+                client._numbers = 7
+                exchange = client.exchange(8)  # number 7
+                assert exchange.number == 7
+                try:
+                    if client.rank == 0:
+                        for each in messages:
+                            inline = not client.connection.is_shared and isinstance(each, Push)
+                            if inline and each.shard == 0 and each.exchange == 7:
+                                each = Push(each.exchange, each.version, each.shard, 32)
+                                client._send(each, np.zeros(32, np.uint8))
+                            else:
+                                client._send(each)
+                    client._answer(1000, "the end")
+                except JobError as error:
+                    return error
+                return None
+
+            told = service.run(2, action)[1]
+            assert isinstance(told, ClientLostError), (name, told)
+            assert told.ranks == (0,), (name, told)
+            assert "broke the protocol" in str(told), (name, told)
+            checked += 1
+            del told  # it refers to the client
+            service.wait_idle()
+    assert checked == len(BAD)
+    check_left(service, before)
+    assert len(service.run(2, session)) == 2
+
+
+def test_memory_that_could_shrink_is_not_taken(tmp_path) -> None:
+    shared = os.memfd_create("plain")
+    os.truncate(shared, 4096)
+    with pytest.raises(SegmentError, match="sealed"):
+        Segment(4096, shared)
+    good = Segment(4096)
+    with pytest.raises(PermissionError):
+        os.truncate(good.descriptor, 0)
+    with pytest.raises(SegmentError, match="must have 8192 bytes, not 4096"):
+        Segment(8192, os.dup(good.descriptor))
+    with pytest.raises(SegmentError):
+        Segment(0, os.open(tmp_path, os.O_RDONLY))
+    good.close()
+
+
+@pytest.mark.parametrize("count", [0, 2, 200])
+def test_descriptors_that_are_not_due_end_the_connection(serve, count) -> None:
+    service = serve(2)
+    segment = Segment(4096)
+    before = Left.of(service)
+    with connect(service) as connection:
+        connection.send(Hello(VERSION, TOKEN, "a", 0, 1))
+        connection.receive(lambda message: None)
+        try:
+            connection.send(Attach(0, 4096), None, [segment.descriptor] * count)
+        except OSError:
+            pytest.fail("the kernel takes so many")
+        assert "descriptors" in connection.receive(lambda message: None).detail
+    service.wait_idle()
+    check_left(service, before)
+    segment.close()
+
+
+def test_unlike_exchanges_are_refused_to_all_and_the_job_goes_on(serve) -> None:
+    service = serve(2)
+
+    def action(client) -> int:
+        for elements, operation, wire in [
+            (8 + client.rank, "sum", "fp32"),
+            (8, ["sum", "max"][client.rank], "fp32"),
+            (8, "sum", ["fp32", "bf16"][client.rank]),
+        ]:
+            with pytest.raises(UnlikeError, match=r"clients \[0\].*clients \[1\]"):
+                client.exchange(elements, operation, wire)
+        return session(client).size
+
+    assert service.run(2, action) == [1500, 1500]
+
+
+def test_full_memory_is_refused_and_nothing_is_lost(serve) -> None:
+    service = serve(2)
+    before = Left.of(service)
+
+    def action(client) -> int:
+        first = client.exchange(8)
+        with pytest.raises(DeviceMemoryError):
+            client.exchange(4 << 20)
+        with pytest.raises(DeviceMemoryError):
+            client.put("a", np.zeros(8 << 20, np.uint8), readers=1)
+        out = np.empty(8, np.float32)
+        first.reduce(np.full(8, 1.5, np.float32), out)
+        assert (out == 3).all()
+        first.close()
+        return session(client).size
+
+    assert service.run(2, action) == [1500, 1500]
+    service.wait_idle()
+    check_left(service, before)
+
+
+def test_a_value_of_a_client_that_left_is_not_waited_for(serve) -> None:
+    service = serve(2)
+
+    def action(client) -> tuple[int, ...]:
+        if client.rank == 0:
+            return ()
+        with pytest.raises(ClientLostError) as found:
+            client.get("never", np.empty(8, np.uint8))
+        return found.value.ranks
+
+    assert service.run(2, action) == [(), (0,)]
+
+
+def reduce(client: Client, exchange: Exchange) -> None:
+    exchange.reduce(np.zeros(8, np.float32), np.empty(8, np.float32))
+
+
+def put(client: Client, exchange: Exchange) -> None:
+    if client.rank == 1:
+        client.put("a", np.zeros(8, np.uint8), readers=1)
+    client.get("never", np.zeros(8, np.uint8))
+
+
+def get(client: Client, exchange: Exchange) -> None:
+    client.get("never", np.zeros(8, np.uint8))
+
+
+@pytest.mark.parametrize("asked", [reduce, put, get])
+def test_a_proxy_that_ended_is_named_until_it_is_back(serve, asked) -> None:
+    service = serve(2)
+
+    def action(client) -> tuple[int, ...]:
+        exchange = client.exchange(8)
+        client.barrier()
+        service.server.engine.lost_proxies.add(1)
+        with pytest.raises(ProxyLostError, match="proxy of device 1") as found:
+            asked(client, exchange)
+        return found.value.devices
+
+    assert service.run(2, action) == [(1,), (1,)]
+    service.server.engine.lost_proxies.clear()
+    assert len(service.run(2, session)) == 2
+
+
+@pytest.mark.parametrize("dead", range(4))
+def test_a_dead_device_is_named_to_all_and_serves_again_when_it_is_back(serve, dead) -> None:
+    service = serve(4)
+    backend = service.server.engine.pool.device.backend
+
+    def action(client) -> tuple[int, ...]:
+        exchange = client.exchange(8)
+        client.barrier()
+        backend.kill(dead)
+        with pytest.raises(DeviceLostError) as found:
+            exchange.reduce(np.zeros(8, np.float32), np.empty(8, np.float32))
+        return found.value.devices
+
+    for _ in range(2):
+        assert service.run(3, action) == [(dead,)] * 3
+        backend.revive(dead)
+        assert len(service.run(3, session)) == 3
+
+
+def test_a_fault_of_the_service_itself_ends_the_jobs_and_says_so(serve, monkeypatch) -> None:
+    service = serve(2)
+
+    def action(client) -> str:
+        client.barrier()
+        with pytest.raises(JobError) as found:
+            client.get("a", np.empty(8, np.uint8))
+        return str(found.value)
+
+    def failing(*_: Any) -> None:
+        raise ZeroDivisionError("on purpose")
+
+    with monkeypatch.context() as patch, recorded():
+        patch.setattr("nearstep.coarse.service.job.TrainingJob.get", failing)
+        told = service.run(2, action)
+    assert told == ["the service failed: ZeroDivisionError: on purpose"] * 2
+    assert len(service.run(2, session)) == 2
+
+
+def mutations(rng: np.random.Generator, corpus: list[bytes]) -> bytes:
+    """A frame of noise, or a good one with some bytes changed, cut or repeated."""
+    data = bytearray(corpus[rng.integers(len(corpus))])
+    match int(rng.integers(5)):
+        case 0:
+            return rng.bytes(int(rng.integers(1, 200)))
+        case 1:
+            body = rng.bytes(int(rng.integers(1, 200)))
+            return HEADER.pack(MAGIC, len(body), 0) + body
+        case 2:
+            return bytes(data[: rng.integers(1, len(data))])
+        case 3:
+            return HEADER.pack(MAGIC, len(data) - HEADER.size, 1 << int(rng.integers(63))) + bytes(
+                data[HEADER.size :]
+            )
+    for _ in range(int(rng.integers(1, 5))):
+        data[rng.integers(len(data))] = rng.integers(256)
+    return bytes(data)
+
+
+def good_frames() -> list[bytes]:
+    """One of each message that clients send."""
+    near, far = socket.socketpair()
+    frames = []
+    messages = [each for some in BAD.values() for each in some]
+    with Connection(near, FromService, 1.0) as connection, far:
+        for each in [*messages, Hello(VERSION, TOKEN, "n" * 200, 0, 1)]:
+            connection.send(each)
+            frames.append(far.recv(4096))
+    return frames
+
+
+@pytest.mark.parametrize("tcp", KINDS)
+@pytest.mark.parametrize("count", [1000, pytest.param(50_000, marks=pytest.mark.deep)])
+def test_garbage_does_not_disturb_a_job_beside_it(serve, count, tcp) -> None:
+    print("seed 5")
+    rng = np.random.default_rng(5)
+    service = serve(2, tcp=tcp)
+    corpus = good_frames()
+    hello = next(each for each in corpus if b"n" * 200 in each)
+    before = Left.of(service)
+    sent = 0
+    with recorded(), beside(service) as sums:
+        first = sums()
+        while sent < count:
+            with Address(service.server.bound).connect() as sock:
+                sock.settimeout(10)
+                try:
+                    if rng.integers(2):
+                        name = f"{sent:0200d}".encode()
+                        sock.sendall(hello.replace(b"n" * 200, name))
+                    for _ in range(int(rng.integers(1, 20))):
+                        sent += 1
+                        sock.sendall(mutations(rng, corpus))
+                except OSError:
+                    pass  # it has had enough
+        assert sums() > first
+    service.wait_idle()
+    check_left(service, before)
+    assert sent >= count
