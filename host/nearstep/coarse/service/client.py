@@ -44,6 +44,7 @@ from nearstep.coarse.service.messages import (
     Push,
     Put,
     Refused,
+    Seek,
     Stored,
     Summed,
     Value,
@@ -75,6 +76,7 @@ class Client:
 
     Attributes
     ----------
+    job
     device : URL of the memory devices.
     devices : their number.
     shard_bytes : of the shards of tensors.
@@ -100,6 +102,7 @@ class Client:
         timeout_s: float = TIMEOUT_S,
         silence_s: float = 60.0,
     ) -> None:
+        self.job = job
         self.rank = rank
         self.clients = clients
         self.timeout_s = timeout_s
@@ -211,6 +214,19 @@ class Client:
                 del self._getting[request]
             out[...] = room[: out.size]
             self.copied_bytes += out.size
+
+    def seek(self, keys: list[str]) -> str:
+        """The first of these names that has bytes; waits until one has. They stay.
+
+        Raises
+        ------
+        RefusedError, JobError
+        """
+        request = self._request()
+        self._send(Seek(request, keys))
+        answer = self._answer(request, "a message from any client")
+        assert isinstance(answer, Done)
+        return answer.text
 
     def barrier(self) -> None:
         """Wait for all clients. Raises `JobError` if one is gone."""

@@ -32,6 +32,7 @@ from nearstep.coarse.service.messages import (
     Open,
     Push,
     Put,
+    Seek,
     Summed,
 )
 from nearstep.coarse.service.plan import Job
@@ -187,6 +188,8 @@ class Engine:
                 job.put(session, message)
             case Get():
                 job.get(session, message)
+            case Seek():
+                job.seek(session, message)
             case Barrier():
                 job.barrier(session, message)
             case Leave():

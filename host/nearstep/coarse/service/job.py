@@ -13,6 +13,7 @@ from nearstep.coarse.service.exchange import Exchange, Identities
 from nearstep.coarse.service.messages import (
     Barrier,
     Close,
+    Done,
     Failed,
     Get,
     Open,
@@ -21,6 +22,7 @@ from nearstep.coarse.service.messages import (
     Push,
     Put,
     Refused,
+    Seek,
     Stored,
     Value,
     Welcome,
@@ -77,6 +79,7 @@ class TrainingJob:
     _closing: dict[int, set[int]] = field(default_factory=dict)
     _kept: dict[str, Kept] = field(default_factory=dict)
     _waiting: dict[str, list[Waiting]] = field(default_factory=dict)
+    _seeking: list[tuple[Session, Seek]] = field(default_factory=list)
     _arrived: list[tuple[Session, Barrier]] = field(default_factory=list)
     _gone: set[int] = field(default_factory=set)
 
@@ -197,6 +200,9 @@ class TrainingJob:
         session.send(Stored(message.request))
         for waiting in self._waiting.pop(message.key, []):
             self.get(waiting.session, waiting.get)
+        seeking, self._seeking = self._seeking, []
+        for seeker, seek in seeking:
+            self.seek(seeker, seek)
 
     def get(self, session: Session, message: Get) -> None:
         """Bytes go to a client, when they are there."""
@@ -218,6 +224,14 @@ class TrainingJob:
             if not kept.readers:
                 del self._kept[message.key]
                 kept.buffer.free()
+
+    def seek(self, session: Session, message: Seek) -> None:
+        """A client learns which of several values is there, when one is."""
+        found = next((key for key in message.keys if key in self._kept), None)
+        if found is None:
+            self._seeking.append((session, message))
+        else:
+            session.send(Done(message.request, found))
 
     def barrier(self, session: Session, message: Barrier) -> None:
         """A client waits for all others."""
