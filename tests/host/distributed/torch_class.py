@@ -31,7 +31,7 @@ os.environ |= {"BACKEND": "gloo", "WORLD_SIZE": sys.argv[1], "TEMP_DIR": tempfil
 os.environ |= {"MASTER_ADDR": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}
 
 import torch.distributed as dist
-from torch.testing._internal import common_distributed
+from torch.testing._internal import common_distributed, common_utils
 
 from nearstep.coarse.service.spawn import Spawned
 from nearstep.torch.distributed.rendezvous import ADDRESS, TOKEN_FILE
@@ -46,9 +46,6 @@ distributed_test: Any = importlib.import_module(
 
 LIMIT_S = 40.0
 """Of a test, start of its group included."""
-
-LONG_S = {"test_ddp_uneven_inputs": 300.0}
-"""Of tests that torch itself gives more."""
 
 AFTER_FAILURE_S = 3.0
 """For the other processes of a test to say something, too."""
@@ -74,9 +71,13 @@ LEFT_OUT = {
     "test_ddp_native_mixed_precision": "waits for events of a device; `bf16` in test_training.py",
     "test_ddp_logging_data_gpu": "looks at numbers of GPUs",
     "test_ddp_hook_pickling": "loads what torch.load does not take any more",
+    "test_ddp_uneven_inputs": "many minutes of convolutions on a CPU; other tests of `join` run",
     "test_ddp_compile": "traces the backend's code; collectives of Python are not traceable",
 }
 """Parts of names of tests that are not run, and why."""
+
+SEED = 1234
+"""Of each test in each process: some take for granted that they draw the same."""
 
 SKIPS = {each.exit_code: each.message for each in common_distributed.TEST_SKIPS.values()}
 
@@ -102,6 +103,7 @@ def carry_out(name: str, rank: int, count: int, folder: str) -> tuple[str, str]:
     os.environ["TEMP_DIR"] = folder
     os.environ.pop("TORCH_DISTRIBUTED_DEBUG", None)  # as others left it
     dist.set_debug_level_from_env()
+    common_utils.set_rng_seed(SEED)
     distributed_test.Barrier.barrier_id = 0
     distributed_test.BACKEND = "gloo" if AS_GLOO in name else "coarse"
     case = Case(name, rank, f"{folder}/store")
@@ -160,7 +162,7 @@ class Workers:
         """What all of them say of a test."""
         if not self.processes:
             self.start()
-        end = time.monotonic() + LONG_S.get(name, LIMIT_S)
+        end = time.monotonic() + LIMIT_S
         with tempfile.TemporaryDirectory() as folder:
             for each in ("barrier", "test_dir", "init_dir"):
                 Path(folder, each).mkdir()
