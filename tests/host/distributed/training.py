@@ -50,12 +50,14 @@ class Case:
     kind : `ddp`, `hook` (DDP, its gradients averaged by `ddp_hook`), `fsdp`, `collectives` (FSDP,
         with `fsdp_collectives`).
     group : backend of the model's.
+    uneven : each process takes as many steps more as its rank is (DDP's `join`).
     """
 
     kind: str
     group: str = "coarse"
     passes: int = 1
     choose: bool = False
+    uneven: bool = False
     dtype: torch.dtype = torch.float32
     options: dict[str, Any] = field(default_factory=dict)
     steps: int = 3
@@ -82,7 +84,7 @@ class Result:
     Attributes
     ----------
     parameters, gradients : at the end, whole, as bits; the gradients are of the last step.
-    sums : in their order; of each step.
+    sums : in their order; of each step, and those after the last one.
     """
 
     parameters: list[NDArray[Any]]
@@ -136,16 +138,18 @@ def train(case: Case) -> Result:
         record(state, now)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     data = torch.Generator().manual_seed(100 + dist.get_rank())
-    for _ in range(case.steps):
-        optimizer.zero_grad()
-        for number in range(case.passes):
-            x = torch.randn(5, WIDTH, generator=data).to(case.dtype)
-            last = number == case.passes - 1
-            with nullcontext() if last else model.no_sync():
-                (model(x, case.choose) ** 2).mean().backward()
-        sums.append(now.copy())
-        now.clear()
-        optimizer.step()
+    with model.join() if case.uneven else nullcontext():
+        for _ in range(case.steps + case.uneven * dist.get_rank()):
+            optimizer.zero_grad()
+            for number in range(case.passes):
+                x = torch.randn(5, WIDTH, generator=data).to(case.dtype)
+                last = number == case.passes - 1
+                with nullcontext() if last else model.no_sync():
+                    (model(x, case.choose) ** 2).mean().backward()
+            sums.append(now.copy())
+            now.clear()
+            optimizer.step()
+    sums.append(now)
     if state is not group:
         state.shutdown()
     elif isinstance(group, CoarseProcessGroup):
