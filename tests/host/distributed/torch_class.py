@@ -216,6 +216,10 @@ def run(count: int, parts: list[str]) -> Iterator[dict[str, Any]]:
             if reason is not None:
                 yield {"test": name, "result": "left out", "why": reason, "seconds": 0.0}
                 continue
+            if getattr(getattr(Case, name), "__unittest_skip__", False):
+                reason = getattr(Case, name).__unittest_skip_why__
+                yield {"test": name, "result": "skipped", "why": reason, "seconds": 0.0}
+                continue
             start = time.monotonic()
             kind, text = workers.run(name)
             seconds = round(time.monotonic() - start, 2)

@@ -47,7 +47,10 @@ def group_beside(
 
     Raises
     ------
-    ServiceLostError, HandshakeError, JobError, ArgumentError
+    ServiceLostError : there is no service, or it did not begin.
+    HandshakeError : it does not take this process.
+    JobError : not all processes came in time.
+    ArgumentError : an address without the file of its token.
     """
     chosen = dist.distributed_c10d._get_default_group() if group is None else group
     if isinstance(chosen, CoarseProcessGroup):

@@ -307,19 +307,16 @@ class CoarseProcessGroup(dist.ProcessGroup):
             rank = self.client.rank
             peers = [each for each in range(self.client.clients) if each != rank]
             keys = [self._name_between(each, rank, tag) for each in peers]
-            source = peers[keys.index(self.client.seek(keys))]
-            self._get(self._key_between(source, rank, tag), tensors[0])
-            work._source = source
-
-        def counted() -> None:
             try:
-                action()
+                source = peers[keys.index(self.client.seek(keys))]
+                self._get(self._key_between(source, rank, tag), tensors[0])
+                work._source = source
             finally:
                 self._seeking[tag] -= 1
 
         self._seeking[tag] += 1
         self._hold(work)
-        self._seekers.submit(work.run, counted)
+        self._seekers.submit(work.run, action)
         return work
 
     def shutdown(self) -> None:
@@ -328,7 +325,7 @@ class CoarseProcessGroup(dist.ProcessGroup):
             return
         self._closed = True
         self._executor.shutdown(wait=True)
-        self._seekers.shutdown(wait=True)
+        self._seekers.shutdown(wait=False)  # nobody may ever send
         self.client.close()
         self._release()
 
