@@ -28,7 +28,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
-import nearstep.torch.distributed
+import nearstep.torch.distributed as coarse
 from nearstep.coarse.service.errors import ServiceError
 from nearstep.errors import NearstepError
 from nearstep.storage.snapshot_file import generations
@@ -126,11 +126,11 @@ def main(
         dist.init_process_group("gloo" if hook else "coarse")
         training = Training(size, context, lr, seed)
         model = DistributedDataParallel(training.model)
-        state, average = nearstep.torch.distributed.ddp_hook(wire=wire)
+        state, average = coarse.ddp_hook(wire=wire)
         model.register_comm_hook(state, average)
         settle_buckets(model, training, context)
         if resume and snapshots is not None and generations(snapshots):
-            training.load(state.restore(str(snapshots)))
+            training.load(coarse.restore_snapshot(state, str(snapshots)))
         tokens = load_text().training
         batches = Batches(tokens, batch=batch, context=context, seed=seed)
         for _ in range(training.step):
@@ -152,7 +152,7 @@ def main(
             if rank == 0:
                 console.print(f"step {training.step:3}  loss {float(mean) / workers:.4f}")
             if snapshots is not None and training.step % epoch == 0:
-                name = state.snapshot(str(snapshots), training.state())
+                name = coarse.save_snapshot(state, str(snapshots), training.state())
                 if rank == 0:
                     console.print(f"snapshot {name}")
         digests = [""] * workers

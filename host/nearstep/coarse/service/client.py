@@ -47,6 +47,7 @@ from nearstep.coarse.service.messages import (
     Put,
     Refused,
     Save,
+    Seek,
     Stored,
     Summed,
     Value,
@@ -78,6 +79,7 @@ class Client:
 
     Attributes
     ----------
+    job
     device : URL of the memory devices.
     devices : their number.
     shard_bytes : of the shards of tensors.
@@ -103,6 +105,7 @@ class Client:
         timeout_s: float = TIMEOUT_S,
         silence_s: float = 60.0,
     ) -> None:
+        self.job = job
         self.rank = rank
         self.clients = clients
         self.timeout_s = timeout_s
@@ -268,6 +271,19 @@ class Client:
         assert isinstance(done, Done)
         found: dict[str, int] = json.loads(done.text)
         return found
+
+    def seek(self, keys: list[str]) -> str:
+        """The first of these names that has bytes; waits until one has. They stay.
+
+        Raises
+        ------
+        RefusedError, JobError
+        """
+        request = self._request()
+        self._send(Seek(request, keys))
+        answer = self._answer(request, "a message from any client")
+        assert isinstance(answer, Done)
+        return answer.text
 
     def barrier(self) -> None:
         """Wait for all clients. Raises `JobError` if one is gone."""

@@ -36,6 +36,7 @@ from nearstep.coarse.service.messages import (
     Push,
     Put,
     Save,
+    Seek,
     Summed,
 )
 from nearstep.coarse.service.plan import Job
@@ -225,6 +226,8 @@ class Engine:
                 job.put(session, message)
             case Get():
                 job.get(session, message)
+            case Seek():
+                job.seek(session, message)
             case Barrier():
                 job.barrier(session, message)
             case Save():

@@ -28,6 +28,7 @@ from nearstep.coarse.service.messages import (
     Put,
     Refused,
     Save,
+    Seek,
     Stored,
     Value,
     Welcome,
@@ -84,6 +85,7 @@ class TrainingJob:
     _kept: dict[str, Kept] = field(default_factory=dict)
     _values: KeptValues = field(init=False)
     _waiting: dict[str, list[Waiting]] = field(default_factory=dict)
+    _seeking: list[tuple[Session, Seek]] = field(default_factory=list)
     _arrived: list[tuple[Session, Barrier]] = field(default_factory=list)
     _gone: set[int] = field(default_factory=set)
 
@@ -232,6 +234,9 @@ class TrainingJob:
         session.send(Stored(message.request))
         for waiting in self._waiting.pop(message.key, []):
             self.get(waiting.session, waiting.get)
+        seeking, self._seeking = self._seeking, []
+        for seeker, seek in seeking:
+            self.seek(seeker, seek)
         return None
 
     def _keep(self, session: Session, message: Put, data: NDArray[np.uint8]) -> None:
@@ -298,6 +303,14 @@ class TrainingJob:
         self._values.read(message.key, session.rank % self.pool.devices, out)
         inline = 0 if session.connection.is_shared else nbytes
         return session.send(Value(message.request, inline), out if inline else None)
+
+    def seek(self, session: Session, message: Seek) -> None:
+        """A client learns which of several values is there, when one is."""
+        found = next((key for key in message.keys if key in self._kept), None)
+        if found is None:
+            self._seeking.append((session, message))
+        else:
+            session.send(Done(message.request, found))
 
     def barrier(self, session: Session, message: Barrier) -> None:
         """A client waits for all others."""

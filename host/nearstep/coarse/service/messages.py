@@ -125,6 +125,13 @@ class Get(Message):
     nbytes: Number
 
 
+class Seek(Message):
+    """Which of these names has bytes? Answered when one has, with the first of those."""
+
+    request: Number
+    keys: Annotated[list[Name], Meta(min_length=1, max_length=4096)]
+
+
 class Value(Message):
     """They are in the segment, or come as payload."""
 
@@ -193,6 +200,19 @@ class Failed(Message):
 
 
 FromClient = (
-    Hello | Attach | Detach | Open | Push | Close | Put | Get | Barrier | Save | Load | Beat | Leave
+    Hello
+    | Attach
+    | Detach
+    | Open
+    | Push
+    | Close
+    | Put
+    | Get
+    | Seek
+    | Barrier
+    | Save
+    | Load
+    | Beat
+    | Leave
 )
 FromService = Welcome | Opened | Summed | Stored | Value | Passed | Done | Beat | Refused | Failed

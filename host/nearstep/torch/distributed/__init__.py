@@ -9,7 +9,14 @@ Ref: COARSE paper, sections III and IV-B.
 from nearstep.torch.distributed.hook import ddp_hook
 from nearstep.torch.distributed.process_group import CoarseProcessGroup, GlooFallbackWarning
 from nearstep.torch.distributed.rendezvous import register
+from nearstep.torch.distributed.snapshots import restore_snapshot, save_snapshot
 
-__all__ = ["CoarseProcessGroup", "GlooFallbackWarning", "ddp_hook"]
+__all__ = [
+    "CoarseProcessGroup",
+    "GlooFallbackWarning",
+    "ddp_hook",
+    "restore_snapshot",
+    "save_snapshot",
+]
 
 register()

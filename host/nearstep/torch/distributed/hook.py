@@ -37,16 +37,31 @@ def ddp_hook(
     JobError : not all processes came in time.
     ArgumentError : an address without the file of its token.
     """
+    return group_beside(group, wire, timeout_s), average
+
+
+def group_beside(
+    group: dist.ProcessGroup | None, wire: str, timeout_s: float
+) -> CoarseProcessGroup:
+    """A group of the memory devices with the same processes: the given one, or one more.
+
+    Raises
+    ------
+    ServiceLostError : there is no service, or it did not begin.
+    HandshakeError : it does not take this process.
+    JobError : not all processes came in time.
+    ArgumentError : an address without the file of its token.
+    """
     chosen = dist.distributed_c10d._get_default_group() if group is None else group
     if isinstance(chosen, CoarseProcessGroup):
-        return chosen, average
+        return chosen
     store = dist.distributed_c10d._world.pg_map[chosen][1]
     prefix = PrefixStore(f"nearstep/hook/{chosen.group_name}", store)
     state = create(
         prefix, dist.get_rank(chosen), dist.get_world_size(chosen), timedelta(seconds=timeout_s)
     )
     state.wire = wire
-    return state, average
+    return state
 
 
 def average(state: CoarseProcessGroup, bucket: GradBucket) -> Future[Tensor]:

@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import warnings
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
-from numpy.typing import NDArray
 from torch import Tensor
-from torch._C._distributed_c10d import AllreduceOptions, PrefixStore, ReduceOp, Store, Work
-from torch.futures import Future
+from torch._C._distributed_c10d import PrefixStore, ReduceOp, Store
 
 from nearstep.coarse.service.client import Client, Exchange
 from nearstep.coarse.service.errors import DeviceMemoryError
 from nearstep.coarse.service.messages import Operation
 from nearstep.errors import ArgumentError
+from nearstep.torch.distributed.tensors import bytes_of, flat, operation_name, options_of
+from nearstep.torch.distributed.work import CoarseWork
 
 RING_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 """Summed by the devices, in float32; 16 bits are rounded once, when they come back."""
@@ -33,8 +31,8 @@ RING_OPERATIONS: dict[Any, Operation] = {
     ReduceOp.MAX: "max",
 }
 
-INDEX = "tensors"
-"""Name of what says names, dtypes and shapes of the tensors of a snapshot, in JSON."""
+HELD_WORKS = 1024
+"""At most, that nobody has asked for yet: DDP's `join` asks for one late."""
 
 KEPT_BYTES = 1 << 29
 """Memory of a device for exchanges that are kept for the next tensor of that size."""
@@ -42,59 +40,6 @@ KEPT_BYTES = 1 << 29
 
 class GlooFallbackWarning(UserWarning):
     """A collective has no ring on the devices: gloo carries it out."""
-
-
-class CoarseWork(Work):
-    """A collective that is under way, in another thread."""
-
-    def __init__(self, what: str, result: Any) -> None:
-        super().__init__()
-        self._what = what
-        self._result = result
-        self._future: Future[Any] = Future()
-        self._ended = threading.Event()
-        self._error: BaseException | None = None
-
-    def run(self, action: Callable[[], None]) -> None:
-        """Carry it out, in this thread."""
-        try:
-            action()
-        except BaseException as error:
-            self._error = error
-            self._ended.set()
-            if isinstance(error, Exception):
-                self._future.set_exception(error)
-            else:
-                self._future.set_exception(RuntimeError(str(error)))
-            return
-        self._ended.set()
-        self._future.set_result(self._result)
-
-    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        """Wait for its end. Raises what it failed with; `TimeoutError` after a `timeout`."""
-        if not self._ended.wait(timeout.total_seconds() or None):
-            raise TimeoutError(f"{self._what} did not end within {timeout}")
-        if self._error is not None:
-            raise self._error
-        return True
-
-    def synchronize(self) -> None:
-        self.wait()
-
-    def is_completed(self) -> bool:
-        return self._ended.is_set()
-
-    def is_success(self) -> bool:
-        return self._ended.is_set() and self._error is None
-
-    def exception(self) -> Any:
-        return self._error
-
-    def result(self) -> Any:
-        return self._result
-
-    def get_future(self) -> Future[Any]:
-        return self._future
 
 
 class CoarseProcessGroup(dist.ProcessGroup):
@@ -134,11 +79,20 @@ class CoarseProcessGroup(dist.ProcessGroup):
         self._release = release
         self._exchanges: OrderedDict[tuple[int, str], Exchange] = OrderedDict()
         self._executor = ThreadPoolExecutor(1, "coarse collectives")
+        self._seekers = ThreadPoolExecutor(1, "coarse recv of any source")
+        self._seeking: dict[int, int] = defaultdict(int)
         self._gloo: Any = None
         self._warned: set[str] = set()
         self._number = 0
         self._numbers: dict[tuple[int, int, int], int] = defaultdict(int)
+        self._held: list[CoarseWork] = []
         self._closed = False
+
+    @property
+    def group_name(self) -> str:
+        """torch's name of the group; one that torch does not know has the name of its job."""
+        name: str = dist.distributed_c10d._world.pg_names.get(self, self.client.job)
+        return name
 
     def getBackendName(self) -> str:
         return "coarse"
@@ -335,66 +289,35 @@ class CoarseProcessGroup(dist.ProcessGroup):
         return self._begin("send", tensors, lambda: self._put(key, tensors[0], 1))
 
     def recv(self, tensors: Sequence[Tensor], rank: int, tag: int) -> CoarseWork:
+        if self._seeking[tag]:
+            raise ArgumentError(f"a recv of any source with tag {tag} is under way: await it first")
         key = self._key_between(rank, self.client.rank, tag)
         return self._begin("recv", tensors, lambda: self._get(key, tensors[0]))
 
     def recv_anysource(self, tensors: Sequence[Tensor], tag: int) -> CoarseWork:
-        """Refused: a value in the devices' memory has the name of who sent it."""
-        raise ArgumentError("src of recv must be a rank: a message has the name of who sent it")
-
-    def snapshot(self, path: str, tensors: Mapping[str, Tensor]) -> str:
-        """Keep tensors of rank 0 in the devices, and write them to a snapshot; all ranks call it.
-
-        Parameters
-        ----------
-        path : the file is this and the number of its generation, on the service's machine.
-        tensors : by name; of rank 0. Those of others are not looked at.
-
-        Returns
-        -------
-        str : path of the file.
+        """Receive from whoever sends first; of those that have sent, from the lowest rank.
 
         Raises
         ------
-        RefusedError : `kind` says why, at rank 0; the others wait at the barrier behind it.
-        JobError
-
-        Ref: COARSE paper, section IV-A.
+        ArgumentError : when a `recv` with a source begins before this one has ended.
         """
-        self.barrier().wait()
-        name = ""
-        if self.client.rank == 0:
-            kinds = {
-                key: [str(each.dtype).removeprefix("torch."), list(each.shape)]
-                for key, each in tensors.items()
-            }
-            said = np.frombuffer(json.dumps(kinds).encode(), np.uint8)
-            self.client.keep(INDEX, said)
-            for key, each in tensors.items():
-                self.client.keep(f"tensor/{key}", _bytes(each.detach().contiguous()))
-            name = self.client.save(path, [INDEX, *(f"tensor/{key}" for key in tensors)])
-        self.barrier().wait()
-        return name
+        work = CoarseWork("recv", tensors)
 
-    def restore(self, path: str) -> dict[str, Tensor]:
-        """Tensors of a snapshot, at all ranks, of any number; all ranks call it.
+        def action() -> None:
+            rank = self.client.rank
+            peers = [each for each in range(self.client.clients) if each != rank]
+            keys = [self._name_between(each, rank, tag) for each in peers]
+            try:
+                source = peers[keys.index(self.client.seek(keys))]
+                self._get(self._key_between(source, rank, tag), tensors[0])
+                work._source = source
+            finally:
+                self._seeking[tag] -= 1
 
-        Raises
-        ------
-        RefusedError : the file is torn or not there, as `kind` says.
-        JobError
-        """
-        sizes = self.client.load(path) if self.client.rank == 0 else {}
-        room = torch.tensor([sizes.get(INDEX, 0)])
-        self._move(self._key("restore"), room, room, 0)
-        said = np.empty(int(room), np.uint8)
-        self.client.get(INDEX, said)
-        found = {}
-        for key, (dtype, shape) in json.loads(said.tobytes()).items():
-            found[key] = torch.empty(shape, dtype=getattr(torch, dtype))
-            self.client.get(f"tensor/{key}", _bytes(found[key]))
-        self.barrier().wait()
-        return found
+        self._seeking[tag] += 1
+        self._hold(work)
+        self._seekers.submit(work.run, action)
+        return work
 
     def shutdown(self) -> None:
         """End: what is under way is carried out first. Ending twice does nothing."""
@@ -402,6 +325,7 @@ class CoarseProcessGroup(dist.ProcessGroup):
             return
         self._closed = True
         self._executor.shutdown(wait=True)
+        self._seekers.shutdown(wait=False)  # nobody may ever send
         self.client.close()
         self._release()
 
@@ -413,14 +337,20 @@ class CoarseProcessGroup(dist.ProcessGroup):
 
     def _submit(self, what: str, result: Any, action: Callable[[], None]) -> CoarseWork:
         """Carry out in the order of the program, in the thread of the group."""
-        work = CoarseWork(what, result)
+        work = self._hold(CoarseWork(what, result))
         self._executor.submit(work.run, action)
         return work
 
     def _begin(self, what: str, result: Any, action: Callable[[], None]) -> CoarseWork:
         """Carry out in a thread of its own: it may wait for another one of this process."""
-        work = CoarseWork(what, result)
+        work = self._hold(CoarseWork(what, result))
         threading.Thread(target=work.run, args=(action,), name=f"coarse {what}").start()
+        return work
+
+    def _hold(self, work: CoarseWork) -> CoarseWork:
+        """Keep it until it is over: if torch alone had it, it would be no work of Python's."""
+        kept = [each for each in self._held if not each.is_over]
+        self._held = [*kept[-HELD_WORKS:], work]
         return work
 
     def _key(self, what: str) -> str:
@@ -429,8 +359,13 @@ class CoarseProcessGroup(dist.ProcessGroup):
         return f"{what}/{self._number}"
 
     def _key_between(self, source: int, destination: int, tag: int) -> str:
+        key = self._name_between(source, destination, tag)
         self._numbers[source, destination, tag] += 1
-        number = self._numbers[source, destination, tag]
+        return key
+
+    def _name_between(self, source: int, destination: int, tag: int) -> str:
+        """That of the next message."""
+        number = self._numbers[source, destination, tag] + 1
         return f"send/{source}/{destination}/{tag}/{number}"
 
     def _reduce(self, given: Tensor, out: Tensor | None, operation: Any) -> None:
@@ -439,13 +374,13 @@ class CoarseProcessGroup(dist.ProcessGroup):
         if name is None:
             taken = given.contiguous().clone() if out is not given else given
             self._by_gloo("all_reduce", given.dtype, operation).allreduce(
-                [taken], _options(operation)
+                [taken], options_of(operation)
             ).wait()
             if out is not None and out is not taken:
                 out.copy_(taken)
             return
         source = given.contiguous().view(-1)
-        target = None if out is None else _flat(out)
+        target = None if out is None else flat(out)
 
         def take(start: int, stop: int, values: Tensor) -> None:
             if target is not None:
@@ -463,11 +398,11 @@ class CoarseProcessGroup(dist.ProcessGroup):
         if name is None:
             taken = source.clone()
             self._by_gloo("reduce_scatter", output.dtype, operation).allreduce(
-                [taken], _options(operation)
+                [taken], options_of(operation)
             ).wait()
             output.copy_(taken[own : own + output.numel()].view(output.shape))
             return
-        target = _flat(output)
+        target = flat(output)
 
         def take(start: int, stop: int, values: Tensor) -> None:
             low, high = max(start, own), min(stop, own + target.numel())
@@ -523,7 +458,7 @@ class CoarseProcessGroup(dist.ProcessGroup):
 
     def _by_gloo(self, what: str, dtype: torch.dtype, operation: Any) -> Any:
         """The group of gloo that carries out what has no ring."""
-        reason = f"{what} of {dtype}, {_name(operation)}"
+        reason = f"{what} of {dtype}, {operation_name(operation)}"
         if reason not in self._warned and self.client.clients > 1:
             self._warned.add(reason)
             warnings.warn(
@@ -541,10 +476,10 @@ class CoarseProcessGroup(dist.ProcessGroup):
         return self._gloo
 
     def _gather_single(self, key: str, output: Tensor, given: Tensor) -> None:
-        flat = _flat(output)
-        self._gather_all(key, list(flat.view(self.client.clients, -1)), given.reshape(-1))
+        dense = flat(output)
+        self._gather_all(key, list(dense.view(self.client.clients, -1)), given.reshape(-1))
         if not output.is_contiguous():
-            output.copy_(flat.view(output.shape))
+            output.copy_(dense.view(output.shape))
 
     def _gather_all(self, key: str, places: Sequence[Tensor], given: Tensor) -> None:
         rank, others = self.client.rank, self.client.clients - 1
@@ -574,14 +509,14 @@ class CoarseProcessGroup(dist.ProcessGroup):
             self._put(key, given, self.client.clients - 1)
 
     def _put(self, key: str, tensor: Tensor, readers: int) -> None:
-        self.client.put(key, _bytes(tensor.contiguous()), readers=readers)
+        self.client.put(key, bytes_of(tensor.contiguous()), readers=readers)
 
     def _get(self, key: str, tensor: Tensor) -> None:
         if tensor.is_contiguous():
-            self.client.get(key, _bytes(tensor))
+            self.client.get(key, bytes_of(tensor))
             return
         dense = torch.empty(tensor.shape, dtype=tensor.dtype)
-        self.client.get(key, _bytes(dense))
+        self.client.get(key, bytes_of(dense))
         tensor.copy_(dense)
 
     def _check_single(self, part: Tensor, whole: Tensor) -> None:
@@ -590,28 +525,3 @@ class CoarseProcessGroup(dist.ProcessGroup):
                 f"tensor must have {part.numel()} x {self.client.clients} elements, "
                 f"not {whole.numel()}"
             )
-
-
-def _name(operation: Any) -> str:
-    known = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "PREMUL_SUM")
-    return next((each for each in known if operation == getattr(ReduceOp, each)), "other")
-
-
-def _options(operation: Any) -> Any:
-    options = AllreduceOptions()
-    options.reduceOp = operation
-    return options
-
-
-def _flat(tensor: Tensor) -> Tensor:
-    """The elements in one dimension: the tensor's own where it is contiguous, else a copy."""
-    return tensor.detach().contiguous().view(-1)
-
-
-def _bytes(tensor: Tensor) -> NDArray[np.uint8]:
-    """The bytes of a contiguous tensor."""
-    flat = tensor.detach().view(-1)
-    if flat.dtype == torch.bool:
-        flat = flat.view(torch.uint8)
-    found: NDArray[np.uint8] = flat.view(torch.uint8).numpy()
-    return found

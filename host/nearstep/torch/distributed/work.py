@@ -1,0 +1,95 @@
+"""A collective that is under way."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from typing import Any
+
+from torch._C._distributed_c10d import Work
+from torch.futures import Future
+
+from nearstep.errors import ArgumentError
+
+COMPLETERS = ThreadPoolExecutor(256, "coarse completion")
+"""Carry out what hooks do with a result: they may wait for another one."""
+
+
+class CoarseWork(Work):
+    """A collective that is under way, in another thread."""
+
+    def __init__(self, what: str, result: Any) -> None:
+        super().__init__()
+        self._what = what
+        self._result = result
+        self._future: Future[Any] = Future()
+        self._ended = threading.Event()
+        self._error: BaseException | None = None
+        self._lock = threading.Lock()
+        self._future_is_out = False
+        self._asked = False
+        self._source: int | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has ended, and somebody asked for its end."""
+        return self._asked and self._ended.is_set()
+
+    def run(self, action: Callable[[], None]) -> None:
+        """Carry it out, in this thread."""
+        try:
+            action()
+        except BaseException as error:
+            self._error = error
+        self._ended.set()
+        with self._lock:
+            if not self._future_is_out:
+                return self._complete()
+        COMPLETERS.submit(self._complete)
+        return None
+
+    def _complete(self) -> None:
+        if self._error is None:
+            self._future.set_result(self._result)
+        elif isinstance(self._error, Exception):
+            self._future.set_exception(self._error)
+        else:
+            self._future.set_exception(RuntimeError(str(self._error)))
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        """Wait for its end. Raises what it failed with; `TimeoutError` after a `timeout`."""
+        self._asked = True
+        if not self._ended.wait(timeout.total_seconds() or None):
+            raise TimeoutError(f"{self._what} did not end within {timeout}")
+        if self._error is not None:
+            raise self._error
+        self._future.wait()
+        return True
+
+    def synchronize(self) -> None:
+        self.wait()
+
+    def is_completed(self) -> bool:
+        return self._ended.is_set()
+
+    def is_success(self) -> bool:
+        return self._ended.is_set() and self._error is None
+
+    def exception(self) -> Any:
+        return self._error
+
+    def _source_rank(self) -> int:
+        """Rank that a message of any source came from. Raises `ArgumentError` of other works."""
+        if self._source is None:
+            raise ArgumentError(f"{self._what} has no source, or has not ended")
+        return self._source
+
+    def result(self) -> Any:
+        return self._result
+
+    def get_future(self) -> Future[Any]:
+        with self._lock:
+            self._asked = self._future_is_out = True
+        return self._future

@@ -1,0 +1,143 @@
+"""What processes of a group do with each other; each says how many checks it made."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.nn.parallel import DistributedDataParallel
+
+from nearstep.coarse.service.errors import ClientLostError
+from nearstep.errors import ArgumentError
+from nearstep.torch.distributed import GlooFallbackWarning
+
+
+def works_and_futures() -> int:
+    """What torch's tests of groups written in Python look at, and errors of arguments."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    total = float(size * (size + 1) // 2)
+    work = dist.all_reduce(mine := torch.full((1000,), rank + 1.0), async_op=True)
+    assert work.wait()
+    assert work.is_completed()
+    assert work.is_success()
+    assert work.exception() is None
+    assert work.get_future().wait()[0] is mine
+    assert (mine == total).all()
+
+    def twice(future: Any) -> Tensor:
+        """A hook that waits for another collective, as PowerSGD's does."""
+        found = future.value()[0].clone()
+        dist.all_reduce(found)
+        return found
+
+    work = dist.all_reduce(torch.full((10,), rank + 1.0), async_op=True)
+    assert (work.get_future().then(twice).wait() == size * total).all()
+    strided = torch.zeros(6, 4)[:, ::2]
+    strided += rank + 1.0
+    dist.all_reduce(strided)
+    assert (strided == total).all()
+    with pytest.raises(ArgumentError, match=f"must have 2 x {size} elements"):
+        dist.all_gather_single(torch.zeros(2 * size + 1), torch.zeros(2))
+    return 8
+
+
+def fallbacks() -> int:
+    """Of what has no ring each kind is said once."""
+    size = dist.get_world_size()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            for dtype in (torch.float64, torch.int64):
+                dist.all_reduce(found := torch.ones(5, dtype=dtype))
+                assert (found == size).all()
+            dist.all_reduce(found := torch.full((5,), 2.0), dist.ReduceOp.PRODUCT)
+            assert (found == 2.0**size).all()
+            dist.all_reduce(torch.ones(5))
+    said = [str(each.message) for each in caught if each.category is GlooFallbackWarning]
+    assert len(said) == 3, said
+    return 3
+
+
+def messages() -> int:
+    """Point to point, from a named rank and from any."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    if rank:
+        dist.send(torch.full((7,), rank), 0)
+        dist.barrier()
+        dist.send(torch.full((3,), -rank), 0, tag=5)
+        return 0
+    seen = []
+    for _ in range(1, size):
+        found = torch.zeros(7, dtype=torch.int64)
+        source = dist.recv(found)
+        assert (found == source).all()
+        seen.append(source)
+    assert sorted(seen) == list(range(1, size))
+    works = []
+    for _ in range(1, size):
+        found = torch.zeros(3, dtype=torch.int64)
+        works.append((dist.irecv(found, tag=5), found))
+    with pytest.raises(ArgumentError, match="a recv of any source with tag 5 is under way"):
+        dist.irecv(torch.zeros(3, dtype=torch.int64), 1, tag=5)
+    dist.barrier()
+    for work, found in works:
+        work.wait()
+        assert (found == -work._source_rank()).all()
+    assert sorted(work._source_rank() for work, _ in works) == list(range(1, size))
+    return 2 * size
+
+
+def groups() -> int:
+    """Subgroups, a mesh, objects; the ranks outside of a group do not join it."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    for root in range(size):
+        dist.reduce(given := torch.full((9,), float(rank)), root)
+        assert rank != root or (given == size * (size - 1) / 2).all()
+    subgroup = dist.new_group([1])
+    if rank == 1:
+        dist.all_reduce(alone := torch.ones(3), group=subgroup)
+        assert (alone == 1).all()
+        dist.destroy_process_group(subgroup)
+    mesh = init_device_mesh("cpu", (size,), mesh_dim_names=("data",))
+    dist.all_reduce(found := torch.ones(4), group=mesh.get_group("data"))
+    assert (found == size).all()
+    objects: list[Any] = [None] * size
+    dist.all_gather_object(objects, {"rank": rank})
+    assert [each["rank"] for each in objects] == list(range(size))
+    said = [f"of {rank}"]
+    dist.broadcast_object_list(said, src=size - 1)
+    assert said == [f"of {size - 1}"]
+    with dist._coalescing_manager():
+        many = [torch.full((n + 1,), rank + 1.0) for n in range(3)]
+        for each in many:
+            dist.all_reduce(each)
+    assert all((each == size * (size + 1) / 2).all() for each in many)
+    return size + 6
+
+
+def lost() -> list[str]:
+    """The last process ends without a word: what the others get; in DDP, from backward, too."""
+    model = DistributedDataParallel(nn.Linear(4, 4))
+    model(torch.ones(1, 4)).sum().backward()
+    dist.barrier()
+    if dist.get_rank() == dist.get_world_size() - 1:
+        os._exit(1)
+    with pytest.raises(ClientLostError) as lost:
+        dist.all_reduce(torch.ones(100))
+    assert lost.value.ranks == (dist.get_world_size() - 1,)
+    with pytest.raises(ClientLostError) as in_backward:
+        model(torch.ones(1, 4)).sum().backward()
+    return [str(lost.value), str(in_backward.value)]
+
+
+def all_of_them() -> tuple[int, list[str]]:
+    """Counts of checks, and what `lost` gives."""
+    checks = works_and_futures() + fallbacks() + messages() + groups()
+    dist.barrier()
+    return checks, lost()

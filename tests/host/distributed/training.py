@@ -1,0 +1,172 @@
+"""Training in each of several processes; all that went through the rings is recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from nearstep.torch.distributed import CoarseProcessGroup, ddp_hook
+from nearstep.torch.distributed.fsdp import fsdp_collectives
+
+WIDTH = 24
+SMALL: dict[str, Any] = {"bucket_cap_mb": 0.004}
+"""Several buckets, that are rebuilt after the first step."""
+
+
+class Branches(nn.Module):
+    """Layers; each process uses others of the branches in each step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(WIDTH, WIDTH)
+        self.branches = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(2))
+        self.last = nn.Linear(WIDTH, WIDTH)
+        self.calls = 0
+
+    def forward(self, x: Tensor, choose: bool = False) -> Tensor:
+        self.calls += 1
+        for number, branch in enumerate(self.branches):
+            if not choose or number == (self.calls + dist.get_rank()) % 2:
+                x = torch.tanh(branch(self.first(x)))
+        return self.last(x)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """How a model is trained.
+
+    Attributes
+    ----------
+    kind : `ddp`, `hook` (DDP, its gradients averaged by `ddp_hook`), `fsdp`, `collectives` (FSDP,
+        with `fsdp_collectives`).
+    group : backend of the model's.
+    uneven : each process takes as many steps more as its rank is (DDP's `join`).
+    """
+
+    kind: str
+    group: str = "coarse"
+    passes: int = 1
+    choose: bool = False
+    uneven: bool = False
+    dtype: torch.dtype = torch.float32
+    options: dict[str, Any] = field(default_factory=dict)
+    steps: int = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sum:
+    """One sum through the rings.
+
+    Attributes
+    ----------
+    given, got : float32.
+    """
+
+    operation: str
+    given: NDArray[np.float32]
+    got: NDArray[np.float32]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """Of one process.
+
+    Attributes
+    ----------
+    parameters, gradients : at the end, whole, as bits; the gradients are of the last step.
+    sums : in their order; of each step, and those after the last one.
+    """
+
+    parameters: list[NDArray[Any]]
+    gradients: list[NDArray[Any]]
+    sums: list[list[Sum]]
+
+
+def record(group: CoarseProcessGroup, sums: list[Sum]) -> None:
+    """Have a group record what it sums."""
+    original = type(group)._sum
+
+    def recorded(source: Tensor, operation: Any, take: Callable[[int, int, Tensor], None]) -> None:
+        given = source.float().numpy().copy()
+        got = np.full_like(given, np.nan)
+
+        def both(start: int, stop: int, values: Tensor) -> None:
+            got[start:stop] = values.numpy()
+            take(start, stop, values)
+
+        original(group, source, operation, both)
+        sums.append(Sum(operation=operation, given=given, got=got))
+
+    group._sum = recorded  # type: ignore[method-assign]
+
+
+def train(case: Case) -> Result:
+    """A process's share of it."""
+    torch.manual_seed(7)
+    model: Any = Branches().to(case.dtype)
+    group: Any = dist.group.WORLD if case.group == "coarse" else dist.new_group(backend="gloo")
+    state = group
+    if case.kind in ("ddp", "hook"):
+        model = DistributedDataParallel(model, process_group=group, **case.options)
+        if case.kind == "hook":
+            state, hook = ddp_hook(group)
+            model.register_comm_hook(state, hook)
+    else:
+        mesh = dist.DeviceMesh.from_group(group, "cpu")
+        parts = [model.first, *model.branches]
+        for part in [*parts, model]:
+            fully_shard(part, mesh=mesh)
+        if case.kind == "collectives":
+            gather, scatter = fsdp_collectives(group)
+            state = gather.state
+            for part in [*parts, model]:
+                part.set_custom_all_gather(gather)
+                part.set_custom_reduce_scatter(scatter)
+    now: list[Sum] = []
+    sums = []
+    if isinstance(state, CoarseProcessGroup):
+        record(state, now)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    data = torch.Generator().manual_seed(100 + dist.get_rank())
+    with model.join() if case.uneven else nullcontext():
+        for _ in range(case.steps + case.uneven * dist.get_rank()):
+            optimizer.zero_grad()
+            for number in range(case.passes):
+                x = torch.randn(5, WIDTH, generator=data).to(case.dtype)
+                last = number == case.passes - 1
+                with nullcontext() if last else model.no_sync():
+                    (model(x, case.choose) ** 2).mean().backward()
+            sums.append(now.copy())
+            now.clear()
+            optimizer.step()
+    sums.append(now)
+    if state is not group:
+        state.shutdown()
+    elif isinstance(group, CoarseProcessGroup):
+        del group._sum
+    return Result(
+        parameters=[bits(each) for each in model.parameters()],
+        gradients=[bits(each.grad) for each in model.parameters()],
+        sums=sums,
+    )
+
+
+def bits(tensor: Any) -> NDArray[Any]:
+    whole = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    kind = torch.int32 if whole.dtype == torch.float32 else torch.int16
+    found: NDArray[Any] = whole.detach().contiguous().view(kind).numpy().copy().reshape(-1)
+    return found
+
+
+def train_all(cases: list[Case]) -> list[Result]:
+    return [train(each) for each in cases]
