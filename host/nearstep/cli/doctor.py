@@ -173,6 +173,8 @@ def examine() -> list[Finding]:
         _package("systemrdl-compiler", "test of the SystemRDL export", "dev"),
         _package("fusesoc", "test of the core files", "dev"),
         _package("hypothesis", "tests", "dev"),
+        _package("expecttest", "torch's own tests of a backend", "dev"),
+        _package("msgspec", "messages of the COARSE service", "sim"),
         _package("networkx", "routes through machines; tests", "sim"),
         _package("pytest", "tests", "dev"),
         _package("pytest-xdist", "tests", "dev"),

@@ -46,6 +46,7 @@ def at_once(timeline: Timeline, first: str, second: str) -> int:
     return sum(max(a.start, b.start) < min(a.end, b.end) for a in kinds[0] for b in kinds[1])
 
 
+@pytest.mark.deep
 def test_the_handler_beats_the_naive_order_with_the_same_bits(tmp_path: Path) -> None:
     drive_cycles = 3 * 4 * COUNT // WRITE
     own, overlapped = trained(tmp_path / "overlapped")
@@ -60,6 +61,7 @@ def test_the_handler_beats_the_naive_order_with_the_same_bits(tmp_path: Path) ->
                 assert at_once(one_by_one, kind, other) == 0
 
 
+@pytest.mark.deep
 def test_cards_share_the_uplink_and_nothing_else(tmp_path: Path) -> None:
     alone, one = trained(tmp_path / "one")
     assert alone.numel() == COUNT

@@ -17,6 +17,7 @@ def run(*arguments: str) -> Result:
     return CliRunner().invoke(app, list(arguments))
 
 
+@pytest.mark.deep
 def test_a_step_is_shown_and_written(tmp_path):
     files = tmp_path / "step.json", tmp_path / "step.png"
     done = run(

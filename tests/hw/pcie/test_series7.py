@@ -50,6 +50,7 @@ def bench(*, seed: int, count: int, testcase: str | None = None) -> BenchResult:
     return result
 
 
+@pytest.mark.deep
 def test_the_adapter_by_itself():
     assert len(bench(seed=1, count=40, testcase=",".join(SHORTEST)).tests) == len(SHORTEST)
 
