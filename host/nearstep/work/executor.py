@@ -22,9 +22,10 @@ def execute(graph: Sequence[Operation], clock: Clock | None = None) -> Timeline:
     several that compete, by priority, then in program order. So the same graph on the same devices
     always takes the same course, unless something works without a clock. Where nothing can be
     started, time passes as far as the next end. What works without any clock, such as a drive, goes
-    on meanwhile, and is looked at when nothing else can go on: if nothing has ended, the first that
-    was started is waited for. Whatever else is raised meanwhile, such as by Ctrl-C, ends the
-    operations under way and has a note of what was not run.
+    on meanwhile, and is looked at before time passes: a drive is given more to do ahead of what
+    keeps this thread. Where nothing else is under way, the first that was started is waited for.
+    Whatever else is raised meanwhile, such as by Ctrl-C, ends the operations under way and has a
+    note of what was not run.
 
     Parameters
     ----------
@@ -61,6 +62,10 @@ class _UnderWay:
         self.start = self.started = start
         self.completion: Completion | None = None
         self.due: int | None = None
+
+    @property
+    def has_ended(self) -> bool:
+        return self.completion is None or self.completion.ended
 
     def overdue(self, now: int) -> bool:
         """Whether it takes longer than it can."""
@@ -166,11 +171,15 @@ class Execution:
 
     def _pass_until(self, met: Callable[[], bool]) -> None:
         while (self._modelled or self._running or self._unclocked) and (self._failed or not met()):
-            if self._modelled or self._running:
+            ended = [each for each in self._unclocked.values() if each.has_ended]
+            if ended:
+                for each in ended:
+                    self._end(each)
+            elif self._modelled or self._running:
                 self._pass_time()
                 self._look()
             else:
-                self._end_unclocked()
+                self._end(next(iter(self._unclocked.values())))
             self._start_all()
         if self._failed:
             first = next(iter(self._failed.values()))
@@ -248,7 +257,7 @@ class Execution:
         known = len(self._failed)
         for each in list(self._running.values()):
             try:
-                _ = each.completion is None or each.completion.ended
+                _ = each.has_ended
             except Exception as own:
                 self._fail(each, own)
         if len(self._failed) == known:
@@ -265,7 +274,7 @@ class Execution:
             self._end_modelled(self._modelled[heapq.heappop(self._due)[1]])
         for each in list(self._running.values()):
             try:
-                ended = each.completion is None or each.completion.ended
+                ended = each.has_ended
             except Exception as error:
                 self._fail(each, error)
                 continue
@@ -275,13 +284,6 @@ class Execution:
                 self._end(each)
             elif each.overdue(now):
                 self._end(each, 0)
-
-    def _end_unclocked(self) -> None:
-        """End what has ended of what has no clock; if nothing has, wait for the first."""
-        under_way = list(self._unclocked.values())
-        ended = [each for each in under_way if each.completion is None or each.completion.ended]
-        for each in ended or under_way[:1]:
-            self._end(each)
 
     def _end_modelled(self, each: _UnderWay) -> None:
         """Its time by a model is over, and with it what it is, unless a device goes on."""

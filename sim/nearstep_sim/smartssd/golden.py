@@ -8,6 +8,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from nearstep.background import BackgroundCall
 from nearstep.backends.base import Backend, Completion, Ended, Poll
 from nearstep.backends.emulated import Injection
 from nearstep.backends.peer import FailedPeerTransfer, PeerTraffic
@@ -19,6 +20,7 @@ from nearstep.errors import (
     PeerWriteError,
     PostedWriteError,
 )
+from nearstep_sim.models.bulk import LARGE_BYTES
 from nearstep_sim.smartssd.array import CardArray, array_of
 from nearstep_sim.smartssd.bar import (
     MAX_PAYLOAD,
@@ -107,6 +109,15 @@ class GoldenCard(GoldenBackend, BarBackend):
         self._check_peer("write", address, data.size)
         failed = self._write(address, data, PeerWriteError)
         return Ended() if failed is None else FailedPeerTransfer(failed)
+
+    def submit_host_read(self, address: int, out: NDArray[np.uint8]) -> Completion:
+        """A long copy goes on while the host does something else."""
+        if self._armed or out.size < LARGE_BYTES:
+            return super().submit_host_read(address, out)
+        self.check_memory("read", address, out.size)
+        self.flush()
+        self._traffic.count_read(address, out.size)
+        return BackgroundCall(self._channels[0].memory.reading(address, out))
 
     def peer_window(self, address: int, nbytes: int) -> NDArray[np.uint8] | None:
         self._check_peer("window", address, nbytes)
