@@ -152,15 +152,14 @@ class RegisterHandle:
 
     def set(self, **values: object) -> None:
         """Set several fields in one access; configuration fields not named keep their value."""
-        fields = {name: self._find(name) for name in values}
         bits = mask = 0
-        for name, field in fields.items():
-            path = f"{self.name}.{name}"
+        for field, value in [(self._find(name), value) for name, value in values.items()]:
+            path = f"{self.name}.{field.name}"
             if not field.access.writable:
                 raise ReadOnlyFieldError(path, field.access)
-            bits |= _encode(path, field, values[name]) << field.lsb
+            bits |= _encode(path, field, value) << field.lsb
             mask |= field.mask
-        kept = sum(f.mask for f in self._register.fields if f.access is Access.CONFIG) & ~mask
+        kept = self._register.kept_mask & ~mask
         self._send(bits | (self.bits & kept if kept else 0))
 
     def poll(self, **values: object) -> Poll:

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, IntEnum
+from functools import cached_property
 from typing import Any, Self
 
 WORD_BITS = 32
@@ -133,9 +134,14 @@ class Register:
     def words(self) -> int:
         return self.width // WORD_BITS
 
-    @property
+    @cached_property
     def writable(self) -> bool:
         return any(field.access.writable for field in self.fields)
+
+    @cached_property
+    def kept_mask(self) -> int:
+        """Ones at the bits that keep what is written."""
+        return sum(field.mask for field in self.fields if field.access is Access.CONFIG)
 
     @property
     def end(self) -> int:

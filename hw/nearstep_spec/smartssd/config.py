@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
@@ -116,7 +116,7 @@ class SmartssdConfig:
         """Bytes of every array of a subgroup together."""
         return ELEMENT_BYTES * len(self.kernel.arrays) * self.subgroup
 
-    @property
+    @cached_property
     def register_bytes(self) -> int:
         """Size of BAR0."""
         return BLOCK_BYTES * len(self.maps())

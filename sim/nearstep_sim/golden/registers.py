@@ -1,8 +1,9 @@
 """Golden model of a register bank: what software sees of `nearstep_hw.csr.bank.CsrBank`."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from nearstep_spec.csr.model import WORD_BITS, WORD_BYTES, Access, RegisterMap
+from nearstep_spec.csr.model import WORD_BITS, WORD_BYTES, Access, Register, RegisterMap
 
 WHOLE_WORD = (1 << WORD_BYTES) - 1
 WORD_MASK = (1 << WORD_BITS) - 1
@@ -24,6 +25,22 @@ class Answer:
     pulses: tuple[str, ...] = ()
 
 
+class _Part(NamedTuple):
+    """What one word has of a field.
+
+    Attributes
+    ----------
+    path, access : of the field.
+    mask : its bits in the register, those of the word.
+    lsb : of the field.
+    """
+
+    path: str
+    access: Access
+    mask: int
+    lsb: int
+
+
 class RegisterFile:
     """Values of all fields of a block, and the rules by which software reaches them.
 
@@ -39,7 +56,7 @@ class RegisterFile:
         }
         self._captured = dict.fromkeys(self._paths(Access.COUNTER), 0)
         self._words = {
-            register.offset + index * WORD_BYTES: (register, index)
+            register.offset + index * WORD_BYTES: (register, index, _parts(register, index))
             for register in register_map
             for index in range(register.words)
         }
@@ -66,21 +83,21 @@ class RegisterFile:
     def read(self, address: int) -> Answer:
         """Answer to a read of one word; the two low bits of the address are ignored."""
         try:
-            register, index = self._words[address & -WORD_BYTES]
+            _, index, parts = self._words[address & -WORD_BYTES]
         except KeyError:
             return Answer(error=True)
         image = 0
-        for field in register.fields:
-            path = f"{register.name}.{field.name}"
-            if field.access is not Access.PULSE:
-                image |= self._captured.get(path, self._values[path]) << field.lsb
+        for path, access, _, lsb in parts:
+            if access is not Access.PULSE:
+                image |= self._captured.get(path, self._values[path]) << lsb
         return Answer(value=(image >> (index * WORD_BITS)) & WORD_MASK)
 
     def write(self, address: int, value: int, mask: int = WHOLE_WORD) -> Answer:
         """Answer to a write of one word. Latch and clear have taken effect when it returns."""
-        register, index = self._words.get(address & -WORD_BYTES, (None, 0))
-        if register is None or not register.writable or mask != WHOLE_WORD:
+        found = self._words.get(address & -WORD_BYTES)
+        if found is None or not found[0].writable or mask != WHOLE_WORD:
             return Answer(error=True)
+        register, index, parts = found
         busy = self.register_map.busy
         if register.locked and busy is not None and self._values[busy]:
             for path in self._paths(Access.REFUSED):
@@ -88,12 +105,10 @@ class RegisterFile:
             return Answer(error=True)
         pulses = []
         shift = index * WORD_BITS
-        for field in register.fields:
-            path = f"{register.name}.{field.name}"
-            mine = field.mask & (WORD_MASK << shift)
-            new = ((value << shift) & mine) >> field.lsb
-            if field.access is Access.CONFIG:
-                self._values[path] = (self._values[path] & ~(mine >> field.lsb)) | new
+        for path, access, mine, lsb in parts:
+            new = ((value << shift) & mine) >> lsb
+            if access is Access.CONFIG:
+                self._values[path] = (self._values[path] & ~(mine >> lsb)) | new
             elif new:
                 pulses.append(path)
         if self.register_map.latch in pulses:
@@ -109,3 +124,12 @@ class RegisterFile:
             for register, field in self.register_map.fields()
             if field.access is access
         ]
+
+
+def _parts(register: Register, index: int) -> list[_Part]:
+    """What word `index` has of each field of a register."""
+    word = WORD_MASK << (index * WORD_BITS)
+    return [
+        _Part(f"{register.name}.{field.name}", field.access, field.mask & word, field.lsb)
+        for field in register.fields
+    ]

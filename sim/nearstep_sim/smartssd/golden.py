@@ -76,14 +76,14 @@ class GoldenCard(GoldenBackend, BarBackend):
         return PeerTraffic(**vars(self._peer_traffic))
 
     def read_register(self, address: int) -> int:
-        self.check_register(address)
-        self.flush()
+        self._check_register(address)
+        self._flush()
         self._traffic.count_register(write=False)
         return super().read_register(address)
 
     def write_register(self, address: int, value: int) -> None:
-        self.check_register(address)
-        self.flush()
+        self._check_register(address)
+        self._flush()
         self._traffic.count_register(write=True)
         super().write_register(address, value)
 
@@ -160,6 +160,9 @@ class GoldenCard(GoldenBackend, BarBackend):
         return super().memory_holds(address, data)
 
     def flush(self) -> None:
+        self._flush()
+
+    def _flush(self) -> None:
         self._check_open()
         self._check_memory_fault()
         failed, self._failed = self._failed, None
