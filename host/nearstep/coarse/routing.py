@@ -16,8 +16,9 @@ from nearstep.coarse.errors import ProfileError
 from nearstep.errors import ArgumentError
 from nearstep.scalars import check_whole, is_whole
 
-SHARD_ALIGNMENT = 64
-"""Bytes; every shard but a tensor's last one begins and ends at a multiple."""
+SHARD_ALIGNMENT = 1 << 11
+"""Bytes; every shard but a tensor's last one begins and ends at a multiple: at a border of entries
+of the rings, whatever the format on their links."""
 
 FULL = 0.95
 """Share of the highest rate measured that counts as the full rate."""
@@ -205,8 +206,9 @@ class Shard(NamedTuple):
 def partition(nbytes: int, shard_bytes: int) -> tuple[Shard, ...]:
     """Cut a tensor into shards, none smaller than `shard_bytes` unless the tensor is.
 
-    As many as there can be, at multiples of 64 bytes, the largest less than 128 bytes larger than
-    the smallest, in the order of the tensor. A tensor that is smaller, or empty, is one shard.
+    As many as there can be, at multiples of `SHARD_ALIGNMENT`, the largest less than twice that
+    larger than the smallest, in the order of the tensor. A tensor that is smaller, or empty, is one
+    shard.
 
     Raises
     ------

@@ -7,13 +7,13 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from nearstep.coarse.errors import QueueFullError, RingError, SilentLinkError
 from nearstep.coarse.pool import CoarsePool
 from nearstep.coarse.rings import SLICE_CYCLES, Pending
+from nearstep.coarse.service.device_exchange import DeviceExchange, Identities
 from nearstep.coarse.service.errors import (
     ClientLostError,
     DeviceLostError,
@@ -21,7 +21,6 @@ from nearstep.coarse.service.errors import (
     JobError,
     ProxyLostError,
 )
-from nearstep.coarse.service.exchange import Exchange, Identities
 from nearstep.coarse.service.job import TrainingJob
 from nearstep.coarse.service.messages import (
     Barrier,
@@ -32,6 +31,7 @@ from nearstep.coarse.service.messages import (
     Leave,
     Load,
     Message,
+    Missing,
     Open,
     Push,
     Put,
@@ -39,7 +39,7 @@ from nearstep.coarse.service.messages import (
     Seek,
     Summed,
 )
-from nearstep.coarse.service.plan import Job
+from nearstep.coarse.service.plan import Job, longest
 from nearstep.coarse.service.session import Session, Shard
 from nearstep.errors import NearstepError, WaitTimeoutError
 
@@ -68,7 +68,7 @@ class Task:
     """A job of the rings, and what it is for."""
 
     owner: TrainingJob
-    exchange: Exchange
+    exchange: DeviceExchange
     shard: Shard
     job: Job
     pending: Pending | None = None
@@ -108,7 +108,7 @@ class Engine:
         self.silence_s = silence_s
         self.jobs: dict[str, TrainingJob] = {}
         self.lost_proxies: set[int] = set()
-        self.identities = Identities(pool, shard_bytes // 4)
+        self.identities = Identities(pool, longest(shard_bytes))
         self._inbox: queue.SimpleQueue[Posted | None] = queue.SimpleQueue()
         self._ready: deque[Task] = deque()
         self._running: list[Task] = []
@@ -143,11 +143,11 @@ class Engine:
         self._end_failing()
 
     def _end_all(self, error: Exception) -> None:
-        """Something is wrong with the service itself: all clients are told, nobody waits on."""
+        """Something is wrong with the service itself: end all jobs, so that nobody waits on."""
         LOG.error("the service failed", exc_info=error)
-        told = JobError(f"the service failed: {type(error).__name__}: {error}")
+        failure = JobError(f"the service failed: {type(error).__name__}: {error}")
         for job in list(self.jobs.values()):
-            job.fail(told)
+            job.fail(failure)
             try:
                 self._drain(job)
                 self._forget(job)
@@ -209,7 +209,7 @@ class Engine:
             self._failing.append((job, JobError(f"{type(error).__name__}: {error}")))
 
     def _dispatch(self, job: TrainingJob, session: Session, message: Message) -> None:
-        if not job.began and not isinstance(message, Leave):
+        if not job.began and not isinstance(message, Leave | Missing):
             raise FrameError("nothing before all clients are there", type(message).__name__)
         if isinstance(message, Push | Put | Get):
             self._check_proxy(session)
@@ -234,6 +234,8 @@ class Engine:
                 job.save(session, message)
             case Load():
                 job.load(session, message)
+            case Missing():
+                job.missing(session, message)
             case Leave():
                 session.left = True
                 job.leave(session)
@@ -243,7 +245,7 @@ class Engine:
         job = self.jobs.get(name)
         if job is None:
             job = self.jobs[name] = TrainingJob(name, session.clients, self.pool)
-        job.join(session, self.shard_bytes, self.beat_s)
+        job.join(session, self.shard_bytes, self.queue_shards, self.beat_s)
         if not job.sessions:
             self._forget(job)
 
@@ -263,7 +265,7 @@ class Engine:
             self._begin(job, exchange, shard)
         return None
 
-    def _begin(self, owner: TrainingJob, exchange: Exchange, shard: Shard) -> None:
+    def _begin(self, owner: TrainingJob, exchange: DeviceExchange, shard: Shard) -> None:
         """Queue the jobs of the stage of a shard."""
         stage = exchange.stages[shard.stage]
         shard.left = len(stage)
@@ -285,8 +287,6 @@ class Engine:
             self.pool.rings.look()
             for task in list(self._running):
                 self._look(task)
-        except RingError as error:
-            self._device_failed(error)
         except NearstepError as error:
             self._device_failed(error)
 
@@ -318,19 +318,12 @@ class Engine:
             return self._begin(task.owner, exchange, shard)
         shard.stage = 0
         shard.version += 1
-        number = exchange.shards.index(shard)
         for rank, session in exchange.sessions.items():
             data = exchange.pull(rank, shard)
             session.queued -= 1
-            summed = Summed(
-                exchange.number, shard.version, number, self._inline(session, data.size)
-            )
-            session.send(summed, data)
+            inline = session.inline(data.size)
+            session.send(Summed(exchange.number, shard.version, shard.number, inline), data)
         return None
-
-    @staticmethod
-    def _inline(session: Session, nbytes: int) -> int:
-        return 0 if session.connection.is_shared else nbytes
 
     def _lose(self, job: TrainingJob, rank: int, reason: str) -> None:
         error = ClientLostError(f"client {rank} of job {job.name!r} is gone: it {reason}", [rank])
@@ -381,10 +374,3 @@ class Engine:
         if self.jobs.get(job.name) is job:
             del self.jobs[job.name]
         job.free()
-
-    def status(self) -> Sequence[str]:
-        """A line for each job."""
-        return [
-            f"{job.name}: {len(job.sessions)} of {job.clients} clients"
-            for job in list(self.jobs.values())
-        ]

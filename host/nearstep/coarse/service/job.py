@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from nearstep.buffer import Buffer
 from nearstep.coarse.pool import CoarsePool
+from nearstep.coarse.service.device_exchange import DeviceExchange, Identities
 from nearstep.coarse.service.errors import ClientLostError, FullError, JobError
-from nearstep.coarse.service.exchange import Exchange, Identities
 from nearstep.coarse.service.kept import KeptValues
 from nearstep.coarse.service.messages import (
     Barrier,
@@ -21,6 +21,7 @@ from nearstep.coarse.service.messages import (
     Failed,
     Get,
     Load,
+    Missing,
     Open,
     Opened,
     Passed,
@@ -80,7 +81,7 @@ class TrainingJob:
     sessions: dict[int, Session] = field(default_factory=dict)
     began: bool = False
     _opening: dict[int, dict[int, Open]] = field(default_factory=dict)
-    _exchanges: dict[int, Exchange] = field(default_factory=dict)
+    _exchanges: dict[int, DeviceExchange] = field(default_factory=dict)
     _closing: dict[int, set[int]] = field(default_factory=dict)
     _kept: dict[str, Kept] = field(default_factory=dict)
     _values: KeptValues = field(init=False)
@@ -92,8 +93,8 @@ class TrainingJob:
     def __post_init__(self) -> None:
         self._values = KeptValues(self.pool)
 
-    def join(self, session: Session, shard_bytes: int, beat_s: float) -> None:
-        """Take a client in, or tell it why not; when all are there they begin."""
+    def join(self, session: Session, shard_bytes: int, queue_shards: int, beat_s: float) -> None:
+        """Take a client in, or refuse it; when all are there they begin."""
         rank = session.rank
         reason = None
         if session.clients != self.clients:
@@ -110,7 +111,8 @@ class TrainingJob:
         self.sessions[rank] = session
         if len(self.sessions) == self.clients:
             self.began = True
-            welcome = Welcome(self.pool.device.url, self.pool.devices, shard_bytes, beat_s)
+            device = self.pool.device
+            welcome = Welcome(device.url, self.pool.devices, shard_bytes, queue_shards, beat_s)
             for each in self.sessions.values():
                 each.send(welcome)
         return None
@@ -142,7 +144,7 @@ class TrainingJob:
             return self._refuse_all(message.exchange, "UnlikeError", "; ".join(texts))
         try:
             self.pool.check_wire(message.wire)
-            self._exchanges[message.exchange] = Exchange(
+            self._exchanges[message.exchange] = DeviceExchange(
                 self.pool, said, self.sessions, shard_bytes, identities
             )
         except OutOfDeviceMemoryError as error:
@@ -162,7 +164,7 @@ class TrainingJob:
             f"client {rank} of job {self.name!r} broke the protocol: it {what}", [rank]
         )
 
-    def shard(self, session: Session, message: Push) -> tuple[Exchange, Shard]:
+    def shard(self, session: Session, message: Push) -> tuple[DeviceExchange, Shard]:
         """The shard that a client pushes, and its exchange.
 
         Raises
@@ -206,7 +208,7 @@ class TrainingJob:
             del self._exchanges[message.exchange]
             exchange.free()
 
-    def _check_closed(self, exchange: Exchange) -> None:
+    def _check_closed(self, exchange: DeviceExchange) -> None:
         """Raise `ClientLostError` if clients closed an exchange that others push."""
         ranks = sorted(self._closing.get(exchange.number, ()))
         if ranks:
@@ -250,7 +252,7 @@ class TrainingJob:
         return None
 
     def save(self, session: Session, message: Save) -> None:
-        """What is kept goes to a file, in a thread; then the client is told."""
+        """What is kept goes to a file, in a thread, which then answers the client."""
 
         def done(found: Path | NearstepError) -> None:
             if isinstance(found, Path):
@@ -264,7 +266,7 @@ class TrainingJob:
             session.send(_refused(message.request, error))
 
     def load(self, session: Session, message: Load) -> None:
-        """What a file has is kept again; the client is told names and bytes."""
+        """What a file has is kept again; the client gets names and bytes."""
         try:
             self._values.load(message.path)
         except (NearstepError, OSError, ValueError) as error:  # a file of something else
@@ -286,8 +288,7 @@ class TrainingJob:
         out = session.segment(message.segment).data[: message.nbytes]
         if message.nbytes:
             kept.buffer.read(out)
-        inline = 0 if session.connection.is_shared else message.nbytes
-        session.send(Value(message.request, inline), out if inline else None)
+        session.send(Value(message.request, session.inline(message.nbytes)), out)
         kept.readers -= 1
         if not kept.readers:
             del self._kept[message.key]
@@ -301,8 +302,7 @@ class TrainingJob:
             return session.send(Refused(message.request, None, "UnlikeError", detail))
         out = session.segment(message.segment).data[:nbytes]
         self._values.read(message.key, session.rank % self.pool.devices, out)
-        inline = 0 if session.connection.is_shared else nbytes
-        return session.send(Value(message.request, inline), out if inline else None)
+        return session.send(Value(message.request, session.inline(nbytes)), out)
 
     def seek(self, session: Session, message: Seek) -> None:
         """A client learns which of several values is there, when one is."""
@@ -322,6 +322,22 @@ class TrainingJob:
             for arrived in first.values():
                 self._arrived.remove(arrived)
                 arrived[0].send(Passed(arrived[1].request))
+
+    def missing(self, session: Session, message: Missing) -> None:
+        """A client has waited for too long: which others have not done what it has."""
+        rank, ranks = session.rank, set(range(self.clients))
+        missing = ranks - set(self.sessions) | self._gone
+        for said in self._opening.values():
+            if rank in said:
+                missing |= ranks - set(said)
+        for exchange in self._exchanges.values():
+            for shard in exchange.shards:
+                if rank in shard.pushed:
+                    missing |= ranks - shard.pushed
+        arrived = {each.rank for each, _ in self._arrived}
+        if rank in arrived:
+            missing |= ranks - arrived
+        session.send(Done(message.request, " ".join(map(str, sorted(missing)))))
 
     def leave(self, session: Session) -> None:
         """A client ends well. What others still want of it they will not get."""

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-VERSION = 1
+VERSION = 2
 """Of the protocol: both sides must have the same."""
 
 Number = Annotated[int, Meta(ge=0, le=(1 << 62) - 1)]
@@ -39,6 +39,7 @@ class Welcome(Message):
     device: Text
     devices: Number
     shard_bytes: Number
+    queue_shards: Number
     beat_s: Annotated[float, Meta(gt=0)]
 
 
@@ -173,6 +174,12 @@ class Done(Message):
     text: Text = ""
 
 
+class Missing(Message):
+    """Which clients has the sender waited for? `Done` has their ranks, between spaces."""
+
+    request: Number
+
+
 class Beat(Message):
     """The sender is alive."""
 
@@ -212,6 +219,7 @@ FromClient = (
     | Barrier
     | Save
     | Load
+    | Missing
     | Beat
     | Leave
 )

@@ -8,16 +8,14 @@ order of all additions follows from the numbers of clients and devices alone.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from nearstep.coarse.routing import SHARD_ALIGNMENT, partition
+
 IDENTITIES = {"sum": np.float32(-0.0), "average": np.float32(-0.0), "max": np.float32(-np.inf)}
 """What changes nothing, whatever it is combined with."""
-
-ENTRY_BYTES = 1 << 11
-"""Shards are whole multiples, so that their borders are those of entries of all formats."""
 
 
 @dataclass(frozen=True)
@@ -62,14 +60,14 @@ def plan(clients: int, devices: int) -> tuple[tuple[Job, ...], ...]:
             return tuple(stages)
 
 
-def shards(elements: int, shard_bytes: int) -> Sequence[tuple[int, int]]:
-    """Elements [start, stop) of each shard of a tensor: equal ones, and what is left.
+def shards(elements: int, shard_bytes: int) -> list[tuple[int, int]]:
+    """Elements [start, stop) of each shard of a tensor of float32; see `routing.partition`."""
+    if not elements:
+        return []
+    cut = partition(4 * elements, shard_bytes)
+    return [(each.offset // 4, (each.offset + each.nbytes) // 4) for each in cut]
 
-    Raises
-    ------
-    ValueError : `shard_bytes` is no positive multiple of 2048.
-    """
-    if shard_bytes <= 0 or shard_bytes % ENTRY_BYTES:
-        raise ValueError(f"shard_bytes must be a multiple of {ENTRY_BYTES}, not {shard_bytes}")
-    size = shard_bytes // 4
-    return [(start, min(elements, start + size)) for start in range(0, elements, size)]
+
+def longest(shard_bytes: int) -> int:
+    """Elements of the longest shard that there can be: a tensor that is not cut."""
+    return (2 * shard_bytes + SHARD_ALIGNMENT) // 4

@@ -15,8 +15,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, ReduceOp, Store
 
-from nearstep.coarse.service.client import Client, Exchange
+from nearstep.coarse.service.client import Client
 from nearstep.coarse.service.errors import DeviceMemoryError
+from nearstep.coarse.service.exchange import Exchange
 from nearstep.coarse.service.messages import Operation
 from nearstep.errors import ArgumentError
 from nearstep.torch.distributed.tensors import bytes_of, flat, operation_name, options_of

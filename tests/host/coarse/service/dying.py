@@ -16,14 +16,14 @@ import numpy as np
 import pytest
 
 from nearstep.coarse.service import Client
-from nearstep.coarse.service import client as module
+from nearstep.coarse.service import replies as module
 from nearstep.coarse.service.errors import ServiceError
 from nearstep.coarse.service.wire import Connection
 
 from .conftest import Service
 from .oracle import expected_sum
 
-ELEMENTS = 1500
+ELEMENTS = 2100
 BOUND_S = 10.0
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,10 +26,12 @@ def expected_sum(
     """Shard by shard: rounds of a client on each device, then what the rounds gave."""
     identity = np.float32(-np.inf if operation == "max" else -0.0)
     scale = np.float32(1 / len(arrays))
-    size = shard_bytes // 4
+    units, unit = arrays[0].size // 512, shard_bytes // 2048
+    count = max(1, units // unit)  # shards of at least `shard_bytes`, the first ones longer
+    starts = [512 * (i * (units // count) + min(i, units % count)) for i in range(count)]
     out = []
-    for number, start in enumerate(range(0, arrays[0].size, size)):
-        values = [each[start : start + size] for each in arrays]
+    for number, (start, stop) in enumerate(pairwise([*starts, arrays[0].size])):
+        values = [each[start:stop] for each in arrays]
         while True:
             rounds = [values[i : i + devices] for i in range(0, len(values), devices)]
             last = len(rounds) == 1

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from nearstep.coarse.service import Client
-from nearstep.coarse.service.client import Exchange
 from nearstep.coarse.service.errors import (
     ClientLostError,
     DeviceLostError,
@@ -22,6 +21,7 @@ from nearstep.coarse.service.errors import (
     ProxyLostError,
     UnlikeError,
 )
+from nearstep.coarse.service.exchange import Exchange
 from nearstep.coarse.service.messages import (
     VERSION,
     Attach,
@@ -113,19 +113,19 @@ def test_a_client_that_breaks_the_protocol_is_named_to_the_others(serve, tcp) ->
             def action(client, messages=messages) -> JobError | None:
                 if client.rank == 0:
                     client._attach(4096)
-                client._numbers = 7
+                client._exchanges = 7
                 exchange = client.exchange(8)  # number 7
                 assert exchange.number == 7
                 try:
                     if client.rank == 0:
                         for each in messages:
-                            inline = not client.connection.is_shared and isinstance(each, Push)
+                            inline = not client._replies.is_shared and isinstance(each, Push)
                             if inline and each.shard == 0 and each.exchange == 7:
                                 each = Push(each.exchange, each.version, each.shard, 32)
-                                client._send(each, np.zeros(32, np.uint8))
+                                client._replies.send(each, np.zeros(32, np.uint8))
                             else:
-                                client._send(each)
-                    client._answer(1000, "the end")
+                                client._replies.send(each)
+                    client._replies.answer(1000, "the end")
                 except JobError as error:
                     return error
                 return None
@@ -188,7 +188,7 @@ def test_unlike_exchanges_are_refused_to_all_and_the_job_goes_on(serve) -> None:
                 client.exchange(elements, operation, wire)
         return session(client).size
 
-    assert service.run(2, action) == [1500, 1500]
+    assert service.run(2, action) == [2100, 2100]
 
 
 def test_full_memory_is_refused_and_nothing_is_lost(serve) -> None:
@@ -207,7 +207,7 @@ def test_full_memory_is_refused_and_nothing_is_lost(serve) -> None:
         first.close()
         return session(client).size
 
-    assert service.run(2, action) == [1500, 1500]
+    assert service.run(2, action) == [2100, 2100]
     service.wait_idle()
     check_left(service, before)
 

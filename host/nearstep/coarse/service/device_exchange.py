@@ -1,0 +1,183 @@
+"""A tensor that the clients of a job sum, in the memory of the devices."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nearstep.buffer import Buffer
+from nearstep.coarse.pool import OPERATIONS, WIRES, CoarsePool
+from nearstep.coarse.rings import Pending, RingJob
+from nearstep.coarse.service.messages import Open
+from nearstep.coarse.service.plan import IDENTITIES, Job, plan, shards
+from nearstep.coarse.service.session import Session, Shard
+from nearstep.coarse.split import Part
+
+
+class Identities:
+    """Arrays of the identity of an operation on each device, as long as a shard."""
+
+    def __init__(self, pool: CoarsePool, elements: int) -> None:
+        self.pool = pool
+        self.elements = elements
+        self._buffers: dict[tuple[str, int], Buffer] = {}
+
+    def on(self, device: int, operation: str) -> Buffer:
+        """That of a device; made when it is first needed.
+
+        Raises
+        ------
+        OutOfDeviceMemoryError
+        """
+        identity = IDENTITIES[operation]
+        key = str(identity), device
+        if key not in self._buffers:
+            buffer = self.pool.device.alloc(self.elements, channel=device)
+            buffer.fill(float(identity))
+            self._buffers[key] = buffer
+        return self._buffers[key]
+
+
+class DeviceExchange:
+    """A tensor of the same length at all clients, summed shard by shard.
+
+    Parameters
+    ----------
+    pool
+    opened : what each client said, by rank; alike but for its segment.
+    sessions : of the clients, by rank.
+    shard_bytes
+    identities
+
+    Raises
+    ------
+    OutOfDeviceMemoryError : nothing is held.
+    """
+
+    def __init__(
+        self,
+        pool: CoarsePool,
+        opened: Mapping[int, Open],
+        sessions: Mapping[int, Session],
+        shard_bytes: int,
+        identities: Identities,
+    ) -> None:
+        first = opened[0]
+        self.number = first.exchange
+        self.operation = first.operation
+        self.wire = first.wire
+        self.pool = pool
+        self.opened = dict(opened)
+        self.sessions = dict(sessions)
+        self._pushed = {rank: each.pushed(opened[rank]) for rank, each in sessions.items()}
+        self._pulled = {rank: each.pulled(opened[rank]) for rank, each in sessions.items()}
+        self.identities = identities
+        self.stages = plan(len(sessions), pool.devices)
+        self.shards: list[Shard] = []
+        try:
+            for number, (start, stop) in enumerate(shards(first.elements, shard_bytes)):
+                self.shards.append(Shard(number, start, stop))
+                self._place(self.shards[-1])
+        except BaseException:
+            self.free()
+            raise
+
+    @property
+    def result(self) -> int:
+        """Number of the value that the clients get."""
+        return self.stages[-1][0].output
+
+    def _place(self, shard: Shard) -> None:
+        """Memory of the devices, or of the clients in its place."""
+        device, devices, size = self.pool.device, self.pool.devices, shard.stop - shard.start
+        for rank in self.sessions:
+            at = rank % devices
+            places: list[Buffer | None] = [None] * devices
+            shard.buffers[rank] = places
+            places[at] = buffer = device.alloc(size, channel=at)
+            data = self._pushed[rank][shard.bytes].view(np.float32)
+            if buffer.lend(data):
+                shard.lent_in.add(rank)
+        for stage in self.stages:
+            for job in stage:
+                outputs: list[Buffer | None] = [None] * devices
+                shard.buffers[job.output] = outputs
+                for at in range(devices):
+                    outputs[at] = device.alloc(size, channel=at)
+        for rank in self.sessions:
+            if rank >= devices:
+                break
+            data = self._pulled[rank][shard.bytes].view(np.float32)
+            if self._buffer(shard, self.result, rank).lend(data, writes=True):
+                shard.lent_out.add(rank)
+
+    def _buffer(self, shard: Shard, value: int, device: int) -> Buffer:
+        found = shard.buffers[value][device]
+        if found is None:
+            raise KeyError(f"value {value} is not on device {device}")
+        return found
+
+    def push(self, rank: int, shard: Shard) -> None:
+        """A client's part of a shard has come: bring it to the device if it is not there."""
+        if rank not in shard.lent_in:
+            data = self._pushed[rank][shard.bytes].view(np.float32)
+            self._buffer(shard, rank, rank % self.pool.devices).write(data)
+        shard.pushed.add(rank)
+
+    def pull(self, rank: int, shard: Shard) -> NDArray[np.uint8]:
+        """Bring a shard's result to a client's memory, and return that."""
+        data = self._pulled[rank][shard.bytes]
+        if rank not in shard.lent_out:
+            device = rank % self.pool.devices
+            self._buffer(shard, self.result, device).read(data.view(np.float32))
+        return data
+
+    def group(self, shard: Shard) -> int:
+        """The ring of a shard: adjacent shards take opposite directions."""
+        return shard.number % self.pool.groups
+
+    def submit(self, shard: Shard, job: Job) -> Pending:
+        """Give a job of the current stage of a shard to all devices.
+
+        Raises
+        ------
+        QueueFullError : nothing was given.
+        ResetNeededError, OutOfDeviceMemoryError
+        """
+        rings = self.pool.rings
+        rings.check_ready()
+        rings.check_space([self.group(shard)])
+        pending = Pending(rings, [self._job(shard, job)])
+        rings.submit(pending)
+        return pending
+
+    def _job(self, shard: Shard, job: Job) -> RingJob:
+        devices = range(self.pool.devices)
+        sources = [
+            self.identities.on(device, self.operation)
+            if value is None
+            else self._buffer(shard, value, device)
+            for device, value in enumerate(job.inputs)
+        ]
+        last = job.output == self.result
+        operation = self.operation if last or self.operation == "max" else "sum"
+        return self.pool.rings.make_job(
+            Part(group=self.group(shard), start=0, stop=shard.stop - shard.start),
+            OPERATIONS[operation],
+            WIRES[self.wire],
+            sources=[each.address for each in sources],
+            destinations=[self._buffer(shard, job.output, each).address for each in devices],
+            scale=np.float32(1 / len(self.sessions)),
+        )
+
+    def free(self) -> None:
+        """Give the memory of the devices back; no job of it is under way."""
+        for shard in self.shards:
+            for places in shard.buffers.values():
+                for buffer in places:
+                    if buffer is not None and not buffer.freed:
+                        buffer.end_loan()
+                        buffer.free()
+        self.shards.clear()
