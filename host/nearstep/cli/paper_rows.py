@@ -27,7 +27,7 @@ def chosen(text: str, known: Iterable[str], option: str) -> tuple[str, ...]:
 
 
 def check_outputs(as_json: Path | None, image: Path | None = None) -> None:
-    """Refuse files that cannot be written, with `typer.BadParameter`, before anything is computed."""
+    """Refuse files that cannot be written, before all else, with `typer.BadParameter`."""
     if image is not None:
         check_picture(image)
     for option, path in (("--json", as_json), ("--picture", image)):
