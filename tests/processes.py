@@ -36,11 +36,11 @@ def on_processes(
     """What a function returns in each process; `Gone` in one that ended without a word.
 
     `backend` is called in each process, and gives the name of the group's backend; `preloaded`
-    are modules that all processes share; `timeout_s` is also the group's.
+    are modules that all processes share; `timeout_s` bounds a collective, twice that everything.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([*preloaded])
-    end = time.monotonic() + timeout_s
+    end = time.monotonic() + 2 * timeout_s
     with TemporaryDirectory() as folder, _importable():
         pairs = [context.Pipe(duplex=False) for _ in range(count)]
         processes = [

@@ -42,6 +42,21 @@ class Measurement(NamedTuple):
         return self.nbytes / Fraction(self.seconds)
 
 
+def check_sizes(sizes: Sequence[int], proxy: int | None = None) -> None:
+    """Check sizes for a profile.
+
+    Raises
+    ------
+    ProfileError : they are fewer than two, not whole, not above 0, or not ascending.
+    """
+    if len(sizes) < 2:
+        raise ProfileError(proxy, f"there must be two sizes or more, not {len(sizes)}")
+    if not all(is_whole(size) and size > 0 for size in sizes):
+        raise ProfileError(proxy, f"sizes must be integers above 0, not {sizes}")
+    if not all(low < high for low, high in pairwise(sizes)):
+        raise ProfileError(proxy, f"sizes must ascend, not {sizes}")
+
+
 @dataclass(frozen=True)
 class Profile:
     """What one client measured: time by size, to each proxy.
@@ -64,12 +79,7 @@ class Profile:
             raise ProfileError(None, "there must be at least one proxy")
         for proxy, measured in self.proxies.items():
             sizes = [each.nbytes for each in measured]
-            if len(sizes) < 2:
-                raise ProfileError(proxy, f"there must be two sizes or more, not {len(sizes)}")
-            if not all(is_whole(size) and size > 0 for size in sizes):
-                raise ProfileError(proxy, f"sizes must be integers above 0, not {sizes}")
-            if not all(low < high for low, high in pairwise(sizes)):
-                raise ProfileError(proxy, f"sizes must ascend, not {sizes}")
+            check_sizes(sizes, proxy)
             if sizes != (expected := self.sizes):
                 raise ProfileError(
                     proxy, f"sizes must be those of the first, {expected}, not {sizes}"

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import threading
+import time
 from collections.abc import Iterator, Sequence
+from itertools import product
 from types import TracebackType
 from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from nearstep.coarse.routing import SHARD_ALIGNMENT, Profile, RoutingTable, check_sizes
 from nearstep.coarse.service.errors import RefusedError
 from nearstep.coarse.service.exchange import Exchange
 from nearstep.coarse.service.messages import (
@@ -34,9 +38,12 @@ from nearstep.coarse.service.messages import (
 from nearstep.coarse.service.replies import Replies
 from nearstep.coarse.service.segment import Segment, half
 from nearstep.errors import ArgumentError
+from nearstep.scalars import check_whole, is_whole
 
 TIMEOUT_S = 1800.0
 MAIL_BYTES = 1 << 16
+PROFILED_BYTES = tuple(1 << power for power in range(12, 25, 2))
+"""4 KiB to 16 MiB."""
 
 
 class Client:
@@ -61,6 +68,8 @@ class Client:
     devices : their number.
     shard_bytes : of the shards of tensors.
     queue_shards : that may have been pushed and not have come back.
+    routing : where exchanges that are made from here on push to, by their size; None: the device
+        of this client's rank. It decides the order of additions.
 
     Raises
     ------
@@ -87,6 +96,8 @@ class Client:
         self.clients = clients
         self._segments = 0
         self._exchanges = 0
+        self._profiled = 0
+        self.routing: RoutingTable | None = None
         self._lock = threading.Lock()
         self._closed = False
         self._held: dict[int, Segment] = {}
@@ -119,21 +130,45 @@ class Client:
         """That were copied into and out of the segments."""
         return self._replies.copied_bytes
 
-    def exchange(self, elements: int, operation: Operation = "sum", wire: str = "fp32") -> Exchange:
+    @property
+    def own_device(self) -> int:
+        """The device of this client's rank."""
+        return self.rank % self.devices
+
+    def exchange(
+        self,
+        elements: int,
+        operation: Operation = "sum",
+        wire: str = "fp32",
+        *,
+        shard_bytes: int | None = None,
+    ) -> Exchange:
         """A tensor that all clients sum; they open it in the same order.
+
+        This client pushes it to the device of its rank, or where `routing` says.
 
         Parameters
         ----------
         elements : float32.
         operation : `sum`, `average` or `max`.
         wire : format on the links of the devices.
+        shard_bytes : least of a shard, a multiple of 2048; the service's by default.
 
         Raises
         ------
+        ArgumentError : `shard_bytes` is none.
         UnlikeError : the clients do not open the same; says who opens what.
         DeviceMemoryError : the devices have no memory for it.
         RefusedError, JobError
         """
+        chosen = self.shard_bytes if shard_bytes is None else shard_bytes
+        if not is_whole(chosen) or chosen < 1 or chosen % SHARD_ALIGNMENT:
+            raise ArgumentError(
+                f"shard_bytes must be a positive multiple of {SHARD_ALIGNMENT}, not {chosen!r}"
+            )
+        device = self.own_device
+        if self.routing is not None:
+            device = self.routing.proxy_of(4 * elements)
         with self._lock:
             number = self._exchanges
             self._exchanges += 1
@@ -151,12 +186,14 @@ class Client:
             number,
             elements,
             segment,
-            shard_bytes=self.shard_bytes,
+            shard_bytes=chosen,
             queue_shards=self.queue_shards,
             release=release,
         )
         try:
-            self._replies.send(Open(number, elements, operation, wire, segment_number))
+            self._replies.send(
+                Open(number, elements, operation, wire, segment_number, device, chosen)
+            )
             exchange.wait_opened()
         except RefusedError:
             del self._replies.sums[number]
@@ -164,8 +201,17 @@ class Client:
             raise
         return exchange
 
-    def put(self, key: str, data: NDArray[np.uint8], *, readers: int) -> None:
-        """Leave bytes in the memory of this client's device, for `readers` clients.
+    def put(
+        self, key: str, data: NDArray[np.uint8], *, readers: int, device: int | None = None
+    ) -> None:
+        """Leave bytes in the memory of a device, for `readers` clients.
+
+        Parameters
+        ----------
+        key
+        data : NDArray[np.uint8].
+        readers : at least 1.
+        device : that of this client's rank by default.
 
         Raises
         ------
@@ -174,13 +220,18 @@ class Client:
         """
         if readers < 1:
             raise ArgumentError(f"readers must be at least 1, not {readers}")
-        self._put(key, data, readers)
+        at = self.own_device if device is None else device
+        if not is_whole(at) or not 0 <= at < self.devices:
+            raise ArgumentError(f"device must be from 0 to {self.devices - 1}, not {device!r}")
+        self._put(key, data, readers, at)
 
-    def _put(self, key: str, data: NDArray[np.uint8], readers: int) -> None:
+    def _put(self, key: str, data: NDArray[np.uint8], readers: int, device: int) -> None:
         with self._mailbox(data.size) as (number, room):
             room[: data.size] = data
             request = self._replies.request()
-            self._replies.send(Put(request, key, number, data.size, readers), room[: data.size])
+            self._replies.send(
+                Put(request, key, number, data.size, readers, device), room[: data.size]
+            )
             self._replies.answer(request, f"{key!r} to be stored")
             self._replies.copied_bytes += data.size
 
@@ -208,7 +259,7 @@ class Client:
         DeviceMemoryError : the version before it is still there.
         RefusedError, JobError
         """
-        self._put(key, data, 0)
+        self._put(key, data, 0, self.own_device)
 
     def save(self, path: str, keys: Sequence[str]) -> str:
         """Write what is kept under these names now to the next generation of `path`.
@@ -263,6 +314,42 @@ class Client:
         answer = self._replies.answer(request, "a message from any client")
         assert isinstance(answer, Done)
         return answer.text
+
+    def profile(self, sizes: Sequence[int] = PROFILED_BYTES, *, repeats: int = 3) -> Profile:
+        """Measure how long bytes take to the memory of each device and back.
+
+        Parameters
+        ----------
+        sizes : bytes; two or more.
+        repeats : of each measurement; the shortest counts.
+
+        Returns
+        -------
+        Profile : of all devices; `routing_table` and `shard_bytes` make something of it.
+
+        Raises
+        ------
+        ArgumentError : fewer than one repeat.
+        ProfileError : sizes that are none.
+        RefusedError, JobError
+
+        Ref: COARSE paper, section III-E.
+        """
+        check_whole("repeats", repeats, 1)
+        check_sizes(sizes)
+        data = np.zeros(max(sizes), np.uint8)
+        out = np.empty_like(data)
+        seconds: dict[int, dict[int, float]] = {each: {} for each in range(self.devices)}
+        for device, size, _ in product(seconds, sizes, range(repeats)):
+            with self._lock:
+                self._profiled += 1
+            key = f"profile/{self.rank}/{self._profiled}"
+            began = time.perf_counter()
+            self.put(key, data[:size], readers=1, device=device)
+            self.get(key, out[:size])
+            passed = time.perf_counter() - began
+            seconds[device][size] = min(passed, seconds[device].get(size, math.inf))
+        return Profile.of(seconds)
 
     def barrier(self) -> None:
         """Wait for all clients. Raises `JobError` if one is gone."""

@@ -16,30 +16,6 @@ from nearstep.coarse.service.session import Session, Shard
 from nearstep.coarse.split import Part
 
 
-class Identities:
-    """Arrays of the identity of an operation on each device, as long as a shard."""
-
-    def __init__(self, pool: CoarsePool, elements: int) -> None:
-        self.pool = pool
-        self.elements = elements
-        self._buffers: dict[tuple[str, int], Buffer] = {}
-
-    def on(self, device: int, operation: str) -> Buffer:
-        """That of a device; made when it is first needed.
-
-        Raises
-        ------
-        OutOfDeviceMemoryError
-        """
-        identity = IDENTITIES[operation]
-        key = str(identity), device
-        if key not in self._buffers:
-            buffer = self.pool.device.alloc(self.elements, channel=device)
-            buffer.fill(float(identity))
-            self._buffers[key] = buffer
-        return self._buffers[key]
-
-
 class DeviceExchange:
     """A tensor of the same length at all clients, summed shard by shard.
 
@@ -48,8 +24,11 @@ class DeviceExchange:
     pool
     opened : what each client said, by rank; alike but for its segment.
     sessions : of the clients, by rank.
-    shard_bytes
-    identities
+
+    Attributes
+    ----------
+    places : device of each client, by rank.
+    shards
 
     Raises
     ------
@@ -61,8 +40,6 @@ class DeviceExchange:
         pool: CoarsePool,
         opened: Mapping[int, Open],
         sessions: Mapping[int, Session],
-        shard_bytes: int,
-        identities: Identities,
     ) -> None:
         first = opened[0]
         self.number = first.exchange
@@ -73,11 +50,14 @@ class DeviceExchange:
         self.sessions = dict(sessions)
         self._pushed = {rank: each.pushed(opened[rank]) for rank, each in sessions.items()}
         self._pulled = {rank: each.pulled(opened[rank]) for rank, each in sessions.items()}
-        self.identities = identities
-        self.stages = plan(len(sessions), pool.devices)
+        self.places = [opened[rank].device for rank in range(len(opened))]
+        self.stages = plan(self.places, pool.devices)
         self.shards: list[Shard] = []
+        self._identities: dict[int, Buffer] = {}
         try:
-            for number, (start, stop) in enumerate(shards(first.elements, shard_bytes)):
+            cut = shards(first.elements, first.shard_bytes)
+            self._make_identities(max(stop - start for start, stop in cut))
+            for number, (start, stop) in enumerate(cut):
                 self.shards.append(Shard(number, start, stop))
                 self._place(self.shards[-1])
         except BaseException:
@@ -89,14 +69,22 @@ class DeviceExchange:
         """Number of the value that the clients get."""
         return self.stages[-1][0].output
 
+    def _make_identities(self, elements: int) -> None:
+        """Arrays that change nothing, on devices that have none to add in a job."""
+        jobs = [job for stage in self.stages for job in stage]
+        for device in range(self.pool.devices):
+            if any(job.inputs[device] is None for job in jobs):
+                buffer = self.pool.device.alloc(elements, channel=device)
+                self._identities[device] = buffer
+                buffer.fill(float(IDENTITIES[self.operation]))
+
     def _place(self, shard: Shard) -> None:
         """Memory of the devices, or of the clients in its place."""
         device, devices, size = self.pool.device, self.pool.devices, shard.stop - shard.start
-        for rank in self.sessions:
-            at = rank % devices
-            places: list[Buffer | None] = [None] * devices
-            shard.buffers[rank] = places
-            places[at] = buffer = device.alloc(size, channel=at)
+        for rank, at in enumerate(self.places):
+            values: list[Buffer | None] = [None] * devices
+            shard.buffers[rank] = values
+            values[at] = buffer = device.alloc(size, channel=at)
             data = self._pushed[rank][shard.bytes].view(np.float32)
             if buffer.lend(data):
                 shard.lent_in.add(rank)
@@ -106,11 +94,10 @@ class DeviceExchange:
                 shard.buffers[job.output] = outputs
                 for at in range(devices):
                     outputs[at] = device.alloc(size, channel=at)
-        for rank in self.sessions:
-            if rank >= devices:
-                break
+        first = {at: rank for rank, at in reversed([*enumerate(self.places)])}
+        for at, rank in first.items():
             data = self._pulled[rank][shard.bytes].view(np.float32)
-            if self._buffer(shard, self.result, rank).lend(data, writes=True):
+            if self._buffer(shard, self.result, at).lend(data, writes=True):
                 shard.lent_out.add(rank)
 
     def _buffer(self, shard: Shard, value: int, device: int) -> Buffer:
@@ -123,15 +110,14 @@ class DeviceExchange:
         """A client's part of a shard has come: bring it to the device if it is not there."""
         if rank not in shard.lent_in:
             data = self._pushed[rank][shard.bytes].view(np.float32)
-            self._buffer(shard, rank, rank % self.pool.devices).write(data)
+            self._buffer(shard, rank, self.places[rank]).write(data)
         shard.pushed.add(rank)
 
     def pull(self, rank: int, shard: Shard) -> NDArray[np.uint8]:
         """Bring a shard's result to a client's memory, and return that."""
         data = self._pulled[rank][shard.bytes]
         if rank not in shard.lent_out:
-            device = rank % self.pool.devices
-            self._buffer(shard, self.result, device).read(data.view(np.float32))
+            self._buffer(shard, self.result, self.places[rank]).read(data.view(np.float32))
         return data
 
     def group(self, shard: Shard) -> int:
@@ -156,9 +142,7 @@ class DeviceExchange:
     def _job(self, shard: Shard, job: Job) -> RingJob:
         devices = range(self.pool.devices)
         sources = [
-            self.identities.on(device, self.operation)
-            if value is None
-            else self._buffer(shard, value, device)
+            self._identities[device] if value is None else self._buffer(shard, value, device)
             for device, value in enumerate(job.inputs)
         ]
         last = job.output == self.result
@@ -181,3 +165,6 @@ class DeviceExchange:
                         buffer.end_loan()
                         buffer.free()
         self.shards.clear()
+        for buffer in self._identities.values():
+            buffer.free()
+        self._identities.clear()

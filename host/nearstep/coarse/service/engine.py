@@ -13,7 +13,7 @@ from typing import NamedTuple
 from nearstep.coarse.errors import QueueFullError, RingError, SilentLinkError
 from nearstep.coarse.pool import CoarsePool
 from nearstep.coarse.rings import SLICE_CYCLES, Pending
-from nearstep.coarse.service.device_exchange import DeviceExchange, Identities
+from nearstep.coarse.service.device_exchange import DeviceExchange
 from nearstep.coarse.service.errors import (
     ClientLostError,
     DeviceLostError,
@@ -39,7 +39,7 @@ from nearstep.coarse.service.messages import (
     Seek,
     Summed,
 )
-from nearstep.coarse.service.plan import Job, longest
+from nearstep.coarse.service.plan import Job
 from nearstep.coarse.service.session import Session, Shard
 from nearstep.errors import NearstepError, WaitTimeoutError
 
@@ -81,7 +81,7 @@ class Engine:
     Parameters
     ----------
     pool : it belongs to the engine's thread from `start` on.
-    shard_bytes : tensors are cut into shards of so many bytes.
+    shard_bytes : least of the shards of tensors, unless the clients choose.
     queue_shards : that a client may have pushed and not got back.
     beat_s : seconds between signs of life.
     silence_s : seconds without one after which a client is gone.
@@ -108,7 +108,6 @@ class Engine:
         self.silence_s = silence_s
         self.jobs: dict[str, TrainingJob] = {}
         self.lost_proxies: set[int] = set()
-        self.identities = Identities(pool, longest(shard_bytes))
         self._inbox: queue.SimpleQueue[Posted | None] = queue.SimpleQueue()
         self._ready: deque[Task] = deque()
         self._running: list[Task] = []
@@ -211,11 +210,17 @@ class Engine:
     def _dispatch(self, job: TrainingJob, session: Session, message: Message) -> None:
         if not job.began and not isinstance(message, Leave | Missing):
             raise FrameError("nothing before all clients are there", type(message).__name__)
-        if isinstance(message, Push | Put | Get):
-            self._check_proxy(session)
+        if isinstance(message, Open | Put):
+            job.check_device(session, message.device)
+        if isinstance(message, Push):
+            self._check_proxy(job.exchange(session, message).places[session.rank])
+        elif isinstance(message, Put):
+            self._check_proxy(message.device)
+        elif isinstance(message, Get):
+            self._check_proxy(session.rank % self.pool.devices)
         match message:
             case Open():
-                job.open(session, message, self.shard_bytes, self.identities)
+                job.open(session, message)
             case Push():
                 self._push(job, session, message)
             case Close():
@@ -249,8 +254,7 @@ class Engine:
         if not job.sessions:
             self._forget(job)
 
-    def _check_proxy(self, session: Session) -> None:
-        proxy = session.rank % self.pool.devices
+    def _check_proxy(self, proxy: int) -> None:
         if proxy in self.lost_proxies:
             raise ProxyLostError(f"the proxy of device {proxy} has ended", devices=[proxy])
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from nearstep.buffer import Buffer
 from nearstep.coarse.pool import CoarsePool
-from nearstep.coarse.service.device_exchange import DeviceExchange, Identities
+from nearstep.coarse.service.device_exchange import DeviceExchange
 from nearstep.coarse.service.errors import ClientLostError, FullError, JobError
 from nearstep.coarse.service.kept import KeptValues
 from nearstep.coarse.service.messages import (
@@ -117,9 +117,12 @@ class TrainingJob:
                 each.send(welcome)
         return None
 
-    def open(
-        self, session: Session, message: Open, shard_bytes: int, identities: Identities
-    ) -> None:
+    def check_device(self, session: Session, device: int) -> None:
+        """Raise `ClientLostError` for a client that names a device that is not there."""
+        if device >= self.pool.devices:
+            raise self._broken(session.rank, f"asked for device {device} of {self.pool.devices}")
+
+    def open(self, session: Session, message: Open) -> None:
         """A client opens an exchange; when all have, it is made.
 
         Raises
@@ -133,20 +136,20 @@ class TrainingJob:
         if len(said) < self.clients:
             return
         del self._opening[message.exchange]
-        kinds: dict[tuple[int, str, str], list[int]] = {}
+        kinds: dict[tuple[int, str, str, int], list[int]] = {}
         for rank, each in sorted(said.items()):
-            kinds.setdefault((each.elements, each.operation, each.wire), []).append(rank)
+            kind = each.elements, each.operation, each.wire, each.shard_bytes
+            kinds.setdefault(kind, []).append(rank)
         if len(kinds) > 1:
             texts = [
-                f"clients {ranks}: {operation} of {elements} elements, wire {wire}"
-                for (elements, operation, wire), ranks in kinds.items()
+                f"clients {ranks}: {operation} of {elements} elements, wire {wire}, "
+                f"shards of {shard_bytes} bytes"
+                for (elements, operation, wire, shard_bytes), ranks in kinds.items()
             ]
             return self._refuse_all(message.exchange, "UnlikeError", "; ".join(texts))
         try:
             self.pool.check_wire(message.wire)
-            self._exchanges[message.exchange] = DeviceExchange(
-                self.pool, said, self.sessions, shard_bytes, identities
-            )
+            self._exchanges[message.exchange] = DeviceExchange(self.pool, said, self.sessions)
         except OutOfDeviceMemoryError as error:
             return self._refuse_all(message.exchange, "DeviceMemoryError", str(error))
         except NearstepError as error:
@@ -164,6 +167,19 @@ class TrainingJob:
             f"client {rank} of job {self.name!r} broke the protocol: it {what}", [rank]
         )
 
+    def exchange(self, session: Session, message: Push) -> DeviceExchange:
+        """The exchange that a client pushes a shard of.
+
+        Raises
+        ------
+        ClientLostError : there is none, or no such shard.
+        """
+        exchange = self._exchanges.get(message.exchange)
+        if exchange is None or message.shard >= len(exchange.shards):
+            what = f"pushed shard {message.shard} of exchange {message.exchange}"
+            raise self._broken(session.rank, f"{what}, which is not there")
+        return exchange
+
     def shard(self, session: Session, message: Push) -> tuple[DeviceExchange, Shard]:
         """The shard that a client pushes, and its exchange.
 
@@ -172,10 +188,7 @@ class TrainingJob:
         ClientLostError : there is none, it is another version's turn, it was pushed before, or
             another client has closed the exchange.
         """
-        exchange = self._exchanges.get(message.exchange)
-        if exchange is None or message.shard >= len(exchange.shards):
-            what = f"pushed shard {message.shard} of exchange {message.exchange}"
-            raise self._broken(session.rank, f"{what}, which is not there")
+        exchange = self.exchange(session, message)
         shard = exchange.shards[message.shard]
         if message.version != shard.version + 1 or session.rank in shard.pushed or shard.left:
             what = f"pushed version {message.version} of a shard that waits for"
@@ -220,14 +233,15 @@ class TrainingJob:
     def put(self, session: Session, message: Put) -> None:
         """Bytes of a client go to the memory of its device."""
         data = session.segment(message.segment).data[: message.nbytes]
-        device = session.rank % self.pool.devices
         if not message.readers:
             return self._keep(session, message, data)
         old = self._kept.get(message.key)
         if old is not None:
             raise self._broken(session.rank, f"put {message.key!r} twice")
         try:
-            buffer = self.pool.device.alloc(max(1, message.nbytes), np.uint8, channel=device)
+            buffer = self.pool.device.alloc(
+                max(1, message.nbytes), np.uint8, channel=message.device
+            )
         except OutOfDeviceMemoryError as error:
             return session.send(Refused(message.request, None, "DeviceMemoryError", str(error)))
         if message.nbytes:

@@ -68,6 +68,8 @@ class Open(Message):
     operation: Operation
     wire: Name
     segment: Number
+    device: Number
+    shard_bytes: Annotated[int, Meta(ge=1, le=1 << 40)]
 
 
 class Opened(Message):
@@ -101,14 +103,15 @@ class Close(Message):
 
 
 class Put(Message):
-    """Bytes for `readers` clients, or for all that ask, under a name: kept in the memory of the
-    client's device until so many have read them; 0: until another value comes."""
+    """Bytes for `readers` clients, or for all that ask, under a name: kept in the memory of a
+    device until so many have read them; 0: until another value comes."""
 
     request: Number
     key: Name
     segment: Number
     nbytes: Number
     readers: Annotated[int, Meta(ge=0, le=4096)]
+    device: Number
 
 
 class Stored(Message):

@@ -40,7 +40,8 @@ class Server:
     pool : it belongs to the service from here on, which closes it.
     address : `unix:PATH`, where payloads go through shared memory, or `tcp:HOST:PORT`.
     token : what clients have to know.
-    shard_bytes : of the shards of tensors: a multiple of 2048. It decides the order of additions.
+    shard_bytes : least of shards, unless clients choose: a multiple of 2048. It decides the order
+        of additions.
     queue_shards : that a client may have pushed and not got back.
     beat_s : seconds between signs of life of both sides.
     silence_s : seconds without one after which the other side is gone.
@@ -147,7 +148,7 @@ class Server:
         self._connections.add(connection)
         try:
             hello = self._greet(connection)
-            session = Session(connection, hello, self.engine.shard_bytes)
+            session = Session(connection, hello)
             self.engine.post(session, hello)
             while True:
                 message = connection.receive(session.landing)

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearstep.buffer import Buffer
+from nearstep.coarse.routing import SHARD_ALIGNMENT
 from nearstep.coarse.service.errors import FrameError
 from nearstep.coarse.service.messages import (
     Attach,
@@ -26,6 +27,8 @@ from nearstep.coarse.service.segment import Segment, half
 from nearstep.coarse.service.wire import Connection
 
 MAX_SEGMENTS = 4096
+MAX_SHARDS = 1 << 17
+"""Of a tensor."""
 
 
 class Session:
@@ -38,7 +41,6 @@ class Session:
     ----------
     connection
     hello
-    shard_bytes
 
     Attributes
     ----------
@@ -47,8 +49,7 @@ class Session:
     left : whether it said so.
     """
 
-    def __init__(self, connection: Connection, hello: Hello, shard_bytes: int) -> None:
-        self.shard_bytes = shard_bytes
+    def __init__(self, connection: Connection, hello: Hello) -> None:
         self.connection = connection
         self.job = hello.job
         self.rank = hello.rank
@@ -86,11 +87,20 @@ class Session:
                     return
             segment.close()  # the job has ended meanwhile
         elif isinstance(message, Open):
+            if message.shard_bytes % SHARD_ALIGNMENT:
+                raise FrameError(
+                    f"shards of multiples of {SHARD_ALIGNMENT} bytes", f"{message.shard_bytes}"
+                )
+            if 4 * message.elements > MAX_SHARDS * message.shard_bytes:
+                raise FrameError(
+                    f"at most {MAX_SHARDS} shards",
+                    f"{message.elements} elements in shards of {message.shard_bytes} bytes",
+                )
             room = self.segment(message.segment).data.size
             if room < 2 * half(message.elements):
                 raise FrameError(f"a segment of {2 * half(message.elements)} bytes", f"{room}")
             self._opened[message.exchange] = message
-            self._cut[message.exchange] = shards(message.elements, self.shard_bytes)
+            self._cut[message.exchange] = shards(message.elements, message.shard_bytes)
         elif isinstance(message, Close):
             self._opened.pop(message.exchange, None)
             self._cut.pop(message.exchange, None)

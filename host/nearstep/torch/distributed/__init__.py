@@ -6,8 +6,10 @@
 Ref: COARSE paper, sections III and IV-B.
 """
 
+from nearstep.torch.distributed.dual import dual_hook, measure_dual
+from nearstep.torch.distributed.fallback import GlooFallbackWarning
 from nearstep.torch.distributed.hook import ddp_hook
-from nearstep.torch.distributed.process_group import CoarseProcessGroup, GlooFallbackWarning
+from nearstep.torch.distributed.process_group import CoarseProcessGroup
 from nearstep.torch.distributed.rendezvous import register
 from nearstep.torch.distributed.snapshots import restore_snapshot, save_snapshot
 
@@ -15,6 +17,8 @@ __all__ = [
     "CoarseProcessGroup",
     "GlooFallbackWarning",
     "ddp_hook",
+    "dual_hook",
+    "measure_dual",
     "restore_snapshot",
     "save_snapshot",
 ]

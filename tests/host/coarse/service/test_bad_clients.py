@@ -85,19 +85,24 @@ def test_half_a_hello_keeps_no_place(serve) -> None:
         assert len(service.run(2, session)) == 2
 
 
+OPEN = Open(0, 8, "sum", "fp32", 0, 0, 4096)
 BAD = {
-    "twice": [Barrier(1), Open(0, 8, "sum", "fp32", 0), Open(0, 8, "sum", "fp32", 0)],
+    "twice": [Barrier(1), OPEN, OPEN],
     "unknown exchange": [Push(5, 1, 0, 0)],
     "unknown shard": [Push(7, 1, 9, 0)],
     "skipped version": [Push(7, 2, 0, 0)],
     "double push": [Push(7, 1, 0, 0), Push(7, 1, 0, 0)],
     "closed unknown": [Close(99)],
-    "small segment": [Open(1, 1 << 20, "sum", "fp32", 0)],
-    "huge": [Open(1, 1 << 40, "sum", "fp32", 0)],
-    "no segment": [Put(1, "a", 77, 8, 1)],
+    "small segment": [Open(1, 1 << 20, "sum", "fp32", 0, 0, 4096)],
+    "huge": [Open(1, 1 << 40, "sum", "fp32", 0, 0, 4096)],
+    "no segment": [Put(1, "a", 77, 8, 1, 0)],
     "more than the segment": [Get(1, "a", 0, 1 << 40)],
     "segment again": [Attach(0, 4096)],
-    "put twice": [Put(1, "a", 0, 0, 1), Put(2, "a", 0, 0, 1)],
+    "put twice": [Put(1, "a", 0, 0, 1, 0), Put(2, "a", 0, 0, 1, 0)],
+    "no device": [Put(1, "a", 0, 0, 1, 4)],
+    "opens on no device": [Open(0, 8, "sum", "fp32", 0, 4, 4096)],
+    "shards of nothing": [Open(0, 8, "sum", "fp32", 0, 0, 100)],
+    "too many shards": [Open(0, 1 << 27, "sum", "fp32", 1, 0, 2048)],
     "greets again": [Hello(VERSION, TOKEN, "a", 0, 2)],
 }
 
