@@ -43,7 +43,6 @@ class VerilatedPoolOptions(SimulationOptions, CoarseOptions):
     """
 
     memory: Memory = "halfduplex"
-    fu: Annotated[Literal["rtl"], Option(meaning="units: Verilated")] = "rtl"
     window: Annotated[
         Literal["rtl", "direct"],
         Option(
@@ -66,6 +65,8 @@ class VerilatedPoolOptions(SimulationOptions, CoarseOptions):
     def __post_init__(self) -> None:
         CoarseOptions.__post_init__(self)
         SimulationOptions.__post_init__(self)
+        if self.fu != "rtl" and self.device.updater is None:
+            raise ValueError(f"fu must be 'rtl' of devices without rules, not {self.fu!r}")
         self.link()
 
     def link(self) -> LinkOptions:
