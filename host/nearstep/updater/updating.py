@@ -110,7 +110,7 @@ class UpdatingDevice(Device):
         ResetNeededError : the device stopped at a fault before.
         ClosedDeviceError
         """
-        known = self._optimizer(optimizer)
+        known = self.optimizer(optimizer)
         arguments = rule_arguments(known, self.kernel_config.order, step=step, first=first, **hyper)
         states = {name: buffer for name, buffer in arrays.items() if name != GRADIENT}
         wanted = {name for name in arguments.form.rule.arrays_in if name != GRADIENT}
@@ -125,8 +125,13 @@ class UpdatingDevice(Device):
         copy = CopyOut(copy_out, copy_out_format)
         return self._update(arguments, states, arrays[GRADIENT], gradient, copy)
 
-    def _optimizer(self, optimizer: str | Optimizer) -> Optimizer:
-        """The optimizer of a name: one that the kernel has, or one of nearstep."""
+    def optimizer(self, optimizer: str | Optimizer) -> Optimizer:
+        """The optimizer of a name: one that the kernel has, or one of nearstep.
+
+        Raises
+        ------
+        ArgumentError : there is none of that name, or the device has no kernel.
+        """
         if isinstance(optimizer, Optimizer):
             return optimizer
         ours = {each.name: each for each in self.kernel_config.rule_set.optimizers}
@@ -274,7 +279,7 @@ class UpdatingDevice(Device):
         optimizer : as in `update`.
         **arguments : `step`, `first` and hyper-parameters, as there.
         """
-        checked = rule_arguments(self._optimizer(optimizer), self.kernel_config.order, **arguments)
+        checked = rule_arguments(self.optimizer(optimizer), self.kernel_config.order, **arguments)
         self._check_form(checked)
         checked.check()
 

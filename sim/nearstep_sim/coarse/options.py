@@ -21,7 +21,12 @@ class CoarseOptions:
     """Options that every emulated pool of COARSE devices has."""
 
     devices: Annotated[
-        int, Option(meaning="memory devices, joined to a ring", low=2, high=MAX_DEVICES)
+        int,
+        Option(
+            meaning="memory devices, joined to a ring; of one, the update kernel sums (DENSE)",
+            low=1,
+            high=MAX_DEVICES,
+        ),
     ] = 4
     device: Annotated[CoarseConfig, Nested(defaults={"memory_bytes": MEMORY_BYTES})] = field(
         default_factory=lambda: CoarseConfig(memory_bytes=MEMORY_BYTES)

@@ -19,7 +19,7 @@ from .small_pool import random
 
 ROOT = Path(__file__).parents[3]
 SMALL_TWO = SMALL.replace("devices=4", "devices=2")
-RULES = f"rules=adam,sgd_momentum,{ROOT}/examples/lion.py:LION"
+RULES = f"rules=adam,sgd,sgd_momentum,{ROOT}/examples/lion.py:LION"
 OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {
     "adamw": ("pgmv", {"lr": 1e-2, "weight_decay": 0.1}),
     "sgd": ("pgm", {"lr": 0.1, "momentum": 0.9}),
