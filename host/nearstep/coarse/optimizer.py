@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from nearstep.buffer import Buffer
 from nearstep.coarse.pool import CoarsePool
-from nearstep.coarse.stored import StoredParameters
+from nearstep.coarse.stored import ADDING_RULE, StoredParameters
 from nearstep.coarse.tensor import PoolTensor, as_array
 from nearstep.errors import ArgumentError, DtypeError, ShapeError
 from nearstep.scalars import is_whole
@@ -77,7 +77,7 @@ class StorageOptimizer:
         self.shape = values.shape
         self.steps = 0
         if clients > 1 and pool.devices == 1:
-            pool.device.check_rule("sgd")
+            pool.device.check_rule(ADDING_RULE)
         self._stored = StoredParameters.make(pool, optimizer, values.reshape(-1), **hyper)
         self._summed: list[PoolTensor] = []
         try:

@@ -26,6 +26,9 @@ from nearstep_spec.updater.operands import operands
 PARAMETERS = "p"
 """The array of a rule that holds the parameters."""
 
+ADDING_RULE = "sgd"
+"""With a learning rate of 1, and gradients times -1, it adds as binary32 does."""
+
 
 class Together(Completion):
     """What every device was given, one piece each; it ends when the last one has.
@@ -87,12 +90,11 @@ def accumulate(
 ) -> Completion:
     """Sum arrays into the first of them by its device's update kernel, then start `last` with that.
 
-    The order of additions is that of the arrays: SGD with a learning rate of 1 on the sum, and
-    gradients times -1, adds one exactly as binary32 does.
+    The order of additions is that of the arrays, each rounded to binary32.
 
     Raises
     ------
-    ArgumentError : the kernel has no rule `sgd`.
+    ArgumentError : the kernel does not have `ADDING_RULE`.
     """
     total, *others = gradients
     starts: list[Callable[[], Run]] = [

@@ -15,6 +15,8 @@ from nearstep.errors import ArgumentError, DtypeError, ShapeError
 from nearstep_sim.coarse.pool_values import SMALL, SMALL_MEMORY, Floats
 from nearstep_sim.golden.coarse import ring_all_reduce
 
+from .of_torch import OfTorch, same
+
 ROOT = Path(__file__).parents[3]
 # As tests/sim/coarse/test_updater.py, so that there is one library.
 RULES = f"adam,sgd,sgd_momentum,{ROOT}/examples/lion.py:LION"
@@ -63,28 +65,6 @@ def averaged(pool: CoarsePool, gradients: list[Floats]) -> Floats:
             ]
         )
     return total * np.float32(1 / len(gradients))
-
-
-class OfTorch:
-    """torch's fused optimizer; its kernel needs whole vectors, so zeros follow the parameters."""
-
-    def __init__(self, first: Floats, kind: type[torch.optim.Optimizer], **hyper: Any) -> None:
-        self.size = first.size
-        self.p = torch.zeros(-(-self.size // 16) * 16, requires_grad=True)
-        with torch.no_grad():
-            self.p[: self.size] = torch.from_numpy(first)
-        self.optimizer = kind([self.p], fused=True, **hyper)  # type: ignore[call-arg]
-
-    def step(self, gradient: Floats) -> Floats:
-        self.p.grad = torch.zeros_like(self.p)
-        self.p.grad[: self.size] = torch.from_numpy(gradient)
-        self.optimizer.step()
-        return self.p.detach()[: self.size].numpy().copy()
-
-
-def same(found: Floats, expected: Floats) -> int:
-    np.testing.assert_array_equal(found.view("u4"), expected.view("u4"))
-    return found.size
 
 
 def trained(pool: CoarsePool, clients: int, size: int, name: str, kind: Any, hyper: Any) -> int:

@@ -29,6 +29,7 @@ from nearstep.coarse.service.messages import (
     Put,
     Save,
     Seek,
+    Update,
     Welcome,
 )
 from nearstep.coarse.service.replies import Replies
@@ -119,7 +120,14 @@ class Client:
         """That were copied into and out of the segments."""
         return self._replies.copied_bytes
 
-    def exchange(self, elements: int, operation: Operation = "sum", wire: str = "fp32") -> Exchange:
+    def exchange(
+        self,
+        elements: int,
+        operation: Operation = "sum",
+        wire: str = "fp32",
+        *,
+        update: Update | None = None,
+    ) -> Exchange:
         """A tensor that all clients sum; they open it in the same order.
 
         Parameters
@@ -127,6 +135,7 @@ class Client:
         elements : float32.
         operation : `sum`, `average` or `max`.
         wire : format on the links of the devices.
+        update : what the devices do with the average, of which the clients get the parameters.
 
         Raises
         ------
@@ -156,7 +165,7 @@ class Client:
             release=release,
         )
         try:
-            self._replies.send(Open(number, elements, operation, wire, segment_number))
+            self._replies.send(Open(number, elements, operation, wire, segment_number, update))
             exchange.wait_opened()
         except RefusedError:
             del self._replies.sums[number]

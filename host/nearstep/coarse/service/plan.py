@@ -3,7 +3,8 @@
 Client r pushes to device r modulo the devices, in round r // devices. A ring sums one array of each
 device; where there is no client, the array is the identity of the operation (-0 of a sum, -inf of
 a maximum), which changes no bit. What the rounds gave is summed once more, in the same way. So the
-order of all additions follows from the numbers of clients and devices alone.
+order of all additions follows from the numbers of clients and devices alone. One device has no
+ring: its update kernel adds what the clients pushed, in their order.
 """
 
 from __future__ import annotations
@@ -35,15 +36,19 @@ class Job:
 def plan(clients: int, devices: int) -> tuple[tuple[Job, ...], ...]:
     """Stages of jobs; those of a stage need nothing of each other. The last one has one job.
 
+    There is no stage with one device.
+
     Values 0 to clients - 1 are what the clients pushed; value r lies on device r modulo `devices`.
     All others lie on all devices.
 
     Raises
     ------
-    ValueError : fewer than one client, or two devices.
+    ValueError : fewer than one client, or one device.
     """
-    if clients < 1 or devices < 2:
-        raise ValueError(f"at least 1 client and 2 devices, not {clients} and {devices}")
+    if clients < 1 or devices < 1:
+        raise ValueError(f"at least 1 client and 1 device, not {clients} and {devices}")
+    if devices == 1:
+        return ()
     values = list(range(clients))
     following = clients
     stages = []

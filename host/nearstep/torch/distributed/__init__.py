@@ -10,10 +10,12 @@ from nearstep.torch.distributed.hook import ddp_hook
 from nearstep.torch.distributed.process_group import CoarseProcessGroup, GlooFallbackWarning
 from nearstep.torch.distributed.rendezvous import register
 from nearstep.torch.distributed.snapshots import restore_snapshot, save_snapshot
+from nearstep.torch.distributed.stored import StorageOptimizer
 
 __all__ = [
     "CoarseProcessGroup",
     "GlooFallbackWarning",
+    "StorageOptimizer",
     "ddp_hook",
     "restore_snapshot",
     "save_snapshot",
