@@ -31,7 +31,7 @@ def pool_library(config: CoarseConfig, *, trace: bool = False) -> Path:
             "coarse_pool",
             [Model(top="memory_device", verilog=device, prefix="Vdevice")],
             [HARNESS],
-            defines={"NEARSTEP_UPDATER": 0},
+            defines={"COARSE_UPDATER": 0},
             trace=trace,
         )
     return device_library(
@@ -41,5 +41,5 @@ def pool_library(config: CoarseConfig, *, trace: bool = False) -> Path:
         config.updater,
         trace,
         pairs_clock=False,
-        defines={"NEARSTEP_UPDATER": 1},
+        defines={"COARSE_UPDATER": 1},
     )

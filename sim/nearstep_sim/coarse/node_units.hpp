@@ -2,7 +2,7 @@
 // if the device has an update kernel. `design.hpp`, generated, is there then.
 #pragma once
 
-#if NEARSTEP_UPDATER
+#if COARSE_UPDATER
 #include "design.hpp"
 
 using Vdevice = nearstep::design::Shell;

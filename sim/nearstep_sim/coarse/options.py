@@ -34,6 +34,8 @@ class CoarseOptions:
 
     def __post_init__(self) -> None:
         check_bounds(self)
+        if self.devices == 1 and self.device.updater is None:
+            raise ValueError(f"devices must lie in [2, {MAX_DEVICES}] without rules, not 1")
 
     def config(self) -> CoarseConfig:
         """Configuration of each device."""

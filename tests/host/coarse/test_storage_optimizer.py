@@ -11,7 +11,7 @@ import torch
 
 from nearstep.coarse import CoarsePool, StorageOptimizer
 from nearstep.coarse.errors import SnapshotError
-from nearstep.errors import ArgumentError, DtypeError, ShapeError
+from nearstep.errors import ArgumentError, DtypeError, OptionError, ShapeError
 from nearstep_sim.coarse.pool_values import SMALL, SMALL_MEMORY, Floats
 from nearstep_sim.golden.coarse import ring_all_reduce
 
@@ -181,5 +181,5 @@ def test_what_is_refused_touches_nothing() -> None:
             StorageOptimizer(pool, first, clients=2)
         with StorageOptimizer(pool, first) as stored:
             stored.step([first])
-    with pytest.raises(ArgumentError, match=r"2 devices at least, or have an update kernel"):
+    with pytest.raises(OptionError, match=r"devices must lie in \[2, 64\] without rules, not 1"):
         CoarsePool.open("golden:coarse?devices=1")

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from nearstep.backends.emulated import Injection
 from nearstep.coarse.service import Client
-from nearstep.coarse.service.errors import DeviceMemoryError, JobError, RefusedError, UnlikeError
+from nearstep.coarse.service.errors import (
+    DeviceLostError,
+    DeviceMemoryError,
+    JobError,
+    RefusedError,
+    UnlikeError,
+)
 from nearstep.coarse.service.messages import Update
 from nearstep.coarse.service.stored import StoredClient
 
@@ -246,3 +255,92 @@ def test_clients_that_do_not_agree_on_a_step_end_the_job(serve) -> None:
         return float(stepped(stored, np.ones(100, np.float32))[99])
 
     assert service.run(2, well) == [0.5, 0.5]
+
+
+@pytest.mark.parametrize("devices", [2, 1])
+def test_a_memory_that_fails_ends_the_job_and_not_the_service(serve, devices) -> None:
+    service = serve(url=url(devices))
+    pool = service.server.engine.pool
+
+    def action(client: Client) -> str:
+        stored = StoredClient(client, "model", np.ones(100, np.float32), "adamw", {"lr": 0.5})
+        client.barrier()
+        if client.rank == 0:
+            for number in range(devices):
+                base, size = pool.device.backend.regions[number]
+                fault = Injection(kind="slverr", write=True, base=base, limit=base + size)
+                pool.device.backend.inject(fault)
+        client.barrier()
+        with pytest.raises(DeviceLostError) as caught:
+            stepped(stored, np.ones(100, np.float32))
+        return str(caught.value)
+
+    for said in service.run(2, action):
+        assert "the memory devices failed" in said
+    pool.device.backend.heal()
+    service.wait_idle()
+
+    def well(client: Client) -> float:
+        stored = StoredClient(client, "model", np.ones(100, np.float32), "sgd", {"lr": 0.5})
+        return float(stepped(stored, np.ones(100, np.float32))[99])
+
+    assert service.run(2, well) == [0.5, 0.5]
+
+
+@pytest.mark.parametrize("devices", [2, 1])
+def test_a_client_that_leaves_in_a_step_is_named_and_other_jobs_go_on(serve, devices) -> None:
+    service = serve(url=url(devices), shard_bytes=SHARD_BYTES)
+    first = np.ones(5000, np.float32)
+    begun = threading.Barrier(2)
+
+    def leaving(client: Client) -> tuple[int, ...]:
+        stored = StoredClient(client, "model", first, "sgd", {"lr": 0.5})
+        stepped(stored, first)
+        client.barrier()
+        if client.rank == 1:
+            return ()
+        with pytest.raises(JobError) as caught:
+            stepped(stored, first)
+        return caught.value.ranks
+
+    def other(client: Client) -> float:
+        stored = StoredClient(client, "model", first, "sgd", {"lr": 0.125})
+        begun.wait(60)
+        for _ in range(4):
+            last = stepped(stored, first)
+        return float(last[-1])
+
+    with ThreadPoolExecutor(2) as threads:
+        one = threads.submit(service.run, 2, leaving)
+        two = threads.submit(service.run, 2, other)
+        assert two.result() == [0.5, 0.5]
+        assert one.result() == [(1,), ()]
+    service.wait_idle()
+
+
+@pytest.mark.parametrize(
+    ("step", "hyper", "text"),
+    [
+        (0, "", "step must be"),
+        (1, "{", "hyper-parameters must be a JSON object"),
+        (1, '{"momentum": 0.5}', "hyper-parameters must leave the states"),
+        (1, '{"nothing": 1}', "no hyper-parameter 'nothing'"),
+        (1, '{"lr": "x"}', "lr must be"),
+    ],
+)
+def test_steps_that_cannot_be_end_the_job_with_the_reason(serve, step, hyper, text) -> None:
+    service = serve(url=url(2))
+
+    def action(client: Client) -> str:
+        first = np.ones(100, np.float32)
+        if client.rank == 0:
+            client.keep("model/p", first.view(np.uint8))
+        client.barrier()
+        update = Update("model", "sgd", '{"lr": 0.5}')
+        exchange = client.exchange(100, "average", update=update)
+        with pytest.raises(JobError) as caught:
+            exchange.run(lambda a, b: None, lambda a, b: None, step=step, hyper=hyper)
+        return str(caught.value)
+
+    for said in service.run(2, action):
+        assert text in said
