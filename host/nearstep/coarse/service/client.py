@@ -230,7 +230,8 @@ class Client:
 
         Raises
         ------
-        RefusedError : `kind` says why: no such value, no space for the copies, a full disk.
+        RefusedError : `kind` says why: no such value, no space for the copies, a full disk, a step
+            of an optimizer that is under way.
         JobError
 
         Ref: COARSE paper, section IV-A.

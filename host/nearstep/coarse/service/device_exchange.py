@@ -102,6 +102,12 @@ class DeviceExchange:
         """Number of the value that the clients get."""
         return self.stages[-1][0].output
 
+    @property
+    def is_between_versions(self) -> bool:
+        """Whether every shard is of one version, and none is under way."""
+        versions = {shard.version for shard in self.shards}
+        return len(versions) == 1 and not any(each.pushed or each.left for each in self.shards)
+
     def _place(self, shard: Shard) -> None:
         """Memory of the devices, or of the clients in its place."""
         device, devices, size = self.pool.device, self.pool.devices, shard.stop - shard.start

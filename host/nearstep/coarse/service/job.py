@@ -36,7 +36,7 @@ from nearstep.coarse.service.messages import (
 )
 from nearstep.coarse.service.session import Session, Shard
 from nearstep.coarse.stored import StoredParameters
-from nearstep.errors import NearstepError, OutOfDeviceMemoryError
+from nearstep.errors import ArgumentError, NearstepError, OutOfDeviceMemoryError
 
 
 @dataclass(eq=False)
@@ -279,6 +279,8 @@ class TrainingJob:
 
     def save(self, session: Session, message: Save) -> None:
         """What is kept goes to a file, in a thread, which then answers the client."""
+        if (refusal := self._in_a_step(message.request)) is not None:
+            return session.send(refusal)
 
         def done(found: Path | NearstepError) -> None:
             if isinstance(found, Path):
@@ -290,9 +292,22 @@ class TrainingJob:
             self._values.save(message.path, message.keys, done)
         except (NearstepError, OSError, ValueError) as error:
             session.send(_refused(message.request, error))
+        return None
+
+    def _in_a_step(self, request: int) -> Refused | None:
+        """What is said to who saves or loads while some shards are updated and others are not."""
+        for exchange in self._exchanges.values():
+            if exchange.stored is not None and not exchange.is_between_versions:
+                error = ArgumentError(
+                    f"exchange {exchange.number} must be between two steps, not within one"
+                )
+                return _refused(request, error)
+        return None
 
     def load(self, session: Session, message: Load) -> None:
         """What a file has is kept again; the client gets names and bytes."""
+        if (refusal := self._in_a_step(message.request)) is not None:
+            return session.send(refusal)
         try:
             self._values.load(message.path)
         except (NearstepError, OSError, ValueError) as error:  # a file of something else

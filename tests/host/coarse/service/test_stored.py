@@ -257,8 +257,38 @@ def test_clients_that_do_not_agree_on_a_step_end_the_job(serve) -> None:
     assert service.run(2, well) == [0.5, 0.5]
 
 
+def test_no_snapshot_is_of_half_a_step(serve, tmp_path) -> None:
+    service = serve(url=url(2), shard_bytes=SHARD_BYTES)
+    first = np.ones(5000, np.float32)
+
+    def action(client: Client) -> float:
+        stored = StoredClient(client, "model", first, "sgd", {"lr": 0.5})
+        update = stored._exchange
+        update.begin(1)
+        update.pushed[:] = 1.0
+        update.push(0)
+        update.wait(0)  # updated, and other shards are not
+        client.barrier()
+        if client.rank == 0:
+            for act in (client.save, lambda path, keys: client.load(path)):
+                with pytest.raises(RefusedError, match="must be between two steps"):
+                    act(str(tmp_path / "x"), ["model/p"])
+        client.barrier()
+        for shard in range(1, len(update.shards)):
+            update.push(shard)
+        update.wait(len(update.shards) - 1)
+        client.barrier()
+        if client.rank == 0:
+            client.save(str(tmp_path / "x"), ["model/p"])
+        return float(update.pulled[-1])
+
+    assert service.run(2, action) == [0.5, 0.5]
+    assert [each.name for each in tmp_path.glob("x*")] == ["x.000001"]
+
+
+@pytest.mark.parametrize("kind", ["slverr", "never"])
 @pytest.mark.parametrize("devices", [2, 1])
-def test_a_memory_that_fails_ends_the_job_and_not_the_service(serve, devices) -> None:
+def test_a_memory_that_fails_ends_the_job_and_not_the_service(serve, devices, kind) -> None:
     service = serve(url=url(devices))
     pool = service.server.engine.pool
 
@@ -266,9 +296,10 @@ def test_a_memory_that_fails_ends_the_job_and_not_the_service(serve, devices) ->
         stored = StoredClient(client, "model", np.ones(100, np.float32), "adamw", {"lr": 0.5})
         client.barrier()
         if client.rank == 0:
+            (job,) = service.server.engine.jobs.values()
             for number in range(devices):
-                base, size = pool.device.backend.regions[number]
-                fault = Injection(kind="slverr", write=True, base=base, limit=base + size)
+                base = job._values._tensors["model/p"].front(number).address
+                fault = Injection(kind=kind, write=True, base=base, limit=base + 64)
                 pool.device.backend.inject(fault)
         client.barrier()
         with pytest.raises(DeviceLostError) as caught:
