@@ -23,7 +23,8 @@ RULES = f"adam,sgd,sgd_momentum,{ROOT}/examples/lion.py:LION"
 SIZES = (1, 17, 4099)
 STEPS = 3
 ADAMW: dict[str, Any] = {"lr": 1e-2, "betas": (0.8, 0.95), "weight_decay": 0.1}
-SGD: dict[str, Any] = {"lr": 0.1, "momentum": 0.9, "nesterov": True}
+SGD: dict[str, Any] = {"lr": 0.1, "momentum": 0.9, "dampening": 0.5}
+"""Whose first step is not as the others are."""
 
 
 def opened(devices: int, kind: str = "golden", rules: str = RULES) -> CoarsePool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import queue
 import threading
@@ -175,16 +176,18 @@ class Engine:
         self._failing.clear()
 
     def _take(self) -> None:
-        """Carry out what was asked for; wait a while if there is nothing to do."""
+        """Carry out what was asked for; wait a while if there is nothing to do.
+
+        What is asked for meanwhile has its turn when the devices have had theirs.
+        """
         busy = bool(self._running or self._ready or self._updates)
-        try:
+        with contextlib.suppress(queue.Empty):
             posted = self._inbox.get(block=not busy, timeout=None if busy else IDLE_S)
-            while True:
+            for left in range(self._inbox.qsize(), -1, -1):
                 if posted is not None:
                     self._carry_out(posted.session, posted.message)
-                posted = self._inbox.get_nowait()
-        except queue.Empty:
-            pass
+                if left:
+                    posted = self._inbox.get_nowait()
         now = time.monotonic()
         for job in self.jobs.values():
             for rank, session in job.sessions.items():

@@ -29,7 +29,7 @@ from .oracle import F32, expected_sum
 STEPS = 3
 SHARD_BYTES = 4096
 ADAMW: dict[str, Any] = {"lr": 1e-2, "betas": (0.8, 0.95), "weight_decay": 0.1}
-SGD: dict[str, Any] = {"lr": 0.1, "momentum": 0.9}
+SGD: dict[str, Any] = {"lr": 0.1, "momentum": 0.9, "dampening": 0.5}
 KINDS = {"adamw": (torch.optim.AdamW, ADAMW), "sgd": (torch.optim.SGD, SGD)}
 
 
@@ -255,6 +255,29 @@ def test_clients_that_do_not_agree_on_a_step_end_the_job(serve) -> None:
         return float(stepped(stored, np.ones(100, np.float32))[99])
 
     assert service.run(2, well) == [0.5, 0.5]
+
+
+def test_who_looks_at_parameters_while_they_are_updated_gets_old_or_new_ones(serve) -> None:
+    """In the RTL, where an update takes some time."""
+    service = serve(url=url(2, "sim") + "&fu=native", shard_bytes=1 << 20)
+    first = np.ones(60_000, np.float32)
+
+    def action(client: Client) -> set[float]:
+        stored = StoredClient(client, "model", first, "sgd", {"lr": 0.5})
+        update = stored._exchange
+        update.begin(1)
+        update.pushed[:] = 1.0
+        update.push(0)
+        found, out = set(), np.empty_like(first)
+        while not update.ready(0):
+            client.get("model/p", out.view(np.uint8))
+            assert len(set(out.tolist())) == 1
+            found.add(float(out[0]))
+        return found
+
+    for found in service.run(2, action):
+        assert 1.0 in found
+        assert found <= {1.0, 0.5}
 
 
 def test_no_snapshot_is_of_half_a_step(serve, tmp_path) -> None:
