@@ -33,6 +33,7 @@ from nearstep.coarse.service.messages import (
     Put,
     Save,
     Seek,
+    Update,
     Welcome,
 )
 from nearstep.coarse.service.replies import Replies
@@ -142,6 +143,7 @@ class Client:
         wire: str = "fp32",
         *,
         shard_bytes: int | None = None,
+        update: Update | None = None,
     ) -> Exchange:
         """A tensor that all clients sum; they open it in the same order.
 
@@ -153,6 +155,7 @@ class Client:
         operation : `sum`, `average` or `max`.
         wire : format on the links of the devices.
         shard_bytes : least of a shard, a multiple of 2048; the service's by default.
+        update : what the devices do with the average, of which the clients get the parameters.
 
         Raises
         ------
@@ -192,7 +195,7 @@ class Client:
         )
         try:
             self._replies.send(
-                Open(number, elements, operation, wire, segment_number, device, chosen)
+                Open(number, elements, operation, wire, segment_number, device, chosen, update)
             )
             exchange.wait_opened()
         except RefusedError:
@@ -272,7 +275,8 @@ class Client:
 
         Raises
         ------
-        RefusedError : `kind` says why: no such value, no space for the copies, a full disk.
+        RefusedError : `kind` says why: no such value, no space for the copies, a full disk, a step
+            of an optimizer that is under way.
         JobError
 
         Ref: COARSE paper, section IV-A.

@@ -10,10 +10,13 @@ from numpy.typing import NDArray
 from nearstep.buffer import Buffer
 from nearstep.coarse.pool import OPERATIONS, WIRES, CoarsePool
 from nearstep.coarse.rings import Pending, RingJob
+from nearstep.coarse.service.kept import hyper_of
 from nearstep.coarse.service.messages import Open
 from nearstep.coarse.service.plan import IDENTITIES, Job, plan, shards
 from nearstep.coarse.service.session import Session, Shard
 from nearstep.coarse.split import Part
+from nearstep.coarse.stored import ADDING_RULE, PARAMETERS, StoredParameters, Together
+from nearstep.errors import ArgumentError
 
 
 class DeviceExchange:
@@ -24,6 +27,7 @@ class DeviceExchange:
     pool
     opened : what each client said, by rank; alike but for its segment.
     sessions : of the clients, by rank.
+    stored : what is updated with the average; the clients get the parameters then.
 
     Attributes
     ----------
@@ -32,6 +36,7 @@ class DeviceExchange:
 
     Raises
     ------
+    ArgumentError : nothing is updated, and one device sums nothing.
     OutOfDeviceMemoryError : nothing is held.
     """
 
@@ -40,10 +45,18 @@ class DeviceExchange:
         pool: CoarsePool,
         opened: Mapping[int, Open],
         sessions: Mapping[int, Session],
+        stored: StoredParameters | None = None,
     ) -> None:
         first = opened[0]
+        if stored is None:
+            pool.check_ring("sum tensors of clients")
+        elif first.operation != "average":
+            raise ArgumentError(f"operation of an update must be average, not {first.operation}")
+        elif pool.devices == 1 and len(sessions) > 1:
+            pool.device.check_rule(ADDING_RULE)
+        self.stored = stored
         self.number = first.exchange
-        self.operation = first.operation
+        self.operation = first.operation if stored is None else "sum"  # the update scales it
         self.wire = first.wire
         self.pool = pool
         self.opened = dict(opened)
@@ -69,6 +82,12 @@ class DeviceExchange:
         """Number of the value that the clients get."""
         return self.stages[-1][0].output
 
+    @property
+    def is_between_versions(self) -> bool:
+        """Whether every shard is of one version, and none is under way."""
+        versions = {shard.version for shard in self.shards}
+        return len(versions) == 1 and not any(each.pushed or each.left for each in self.shards)
+
     def _make_identities(self, elements: int) -> None:
         """Arrays that change nothing, on devices that have none to add in a job."""
         jobs = [job for stage in self.stages for job in stage]
@@ -86,7 +105,8 @@ class DeviceExchange:
             shard.buffers[rank] = values
             values[at] = buffer = device.alloc(size, channel=at)
             data = self._pushed[rank][shard.bytes].view(np.float32)
-            if buffer.lend(data):
+            changed = devices == 1 and rank == 0  # the others are added to it
+            if not changed and buffer.lend(data):
                 shard.lent_in.add(rank)
         for stage in self.stages:
             for job in stage:
@@ -95,7 +115,7 @@ class DeviceExchange:
                 for at in range(devices):
                     outputs[at] = device.alloc(size, channel=at)
         first = {at: rank for rank, at in reversed([*enumerate(self.places)])}
-        for at, rank in first.items():
+        for at, rank in first.items() if self.stored is None else ():
             data = self._pulled[rank][shard.bytes].view(np.float32)
             if self._buffer(shard, self.result, at).lend(data, writes=True):
                 shard.lent_out.add(rank)
@@ -116,8 +136,12 @@ class DeviceExchange:
     def pull(self, rank: int, shard: Shard) -> NDArray[np.uint8]:
         """Bring a shard's result to a client's memory, and return that."""
         data = self._pulled[rank][shard.bytes]
-        if rank not in shard.lent_out:
-            self._buffer(shard, self.result, self.places[rank]).read(data.view(np.float32))
+        place = self.places[rank]
+        if self.stored is not None:
+            part = slice(shard.start, shard.stop)
+            self.stored.tensors[PARAMETERS].front(place)[part].read(data.view(np.float32))
+        elif rank not in shard.lent_out:
+            self._buffer(shard, self.result, place).read(data.view(np.float32))
         return data
 
     def group(self, shard: Shard) -> int:
@@ -138,6 +162,28 @@ class DeviceExchange:
         pending = Pending(rings, [self._job(shard, job)])
         rings.submit(pending)
         return pending
+
+    def update(self, shard: Shard) -> Together:
+        """Start the update of a shard, whose gradients are summed, on all devices.
+
+        Raises
+        ------
+        ArgumentError, BusyError : as `StoredParameters.start`.
+        """
+        assert self.stored is not None  # otherwise nobody asks for it
+        if self.pool.devices == 1:
+            gradients = [[self._buffer(shard, rank, 0) for rank in sorted(self.sessions)]]
+        else:
+            devices = range(self.pool.devices)
+            gradients = [[self._buffer(shard, self.result, device)] for device in devices]
+        return self.stored.start(
+            gradients,
+            step=shard.step,
+            scale=float(np.float32(1 / len(self.sessions))),
+            start=shard.start,
+            stop=shard.stop,
+            hyper=hyper_of(shard.hyper),
+        )
 
     def _job(self, shard: Shard, job: Job) -> RingJob:
         devices = range(self.pool.devices)

@@ -44,6 +44,7 @@ class Exchange:
         self.number = number
         self.elements = elements
         self.version = 0
+        self._step, self._hyper = 0, ""
         self.queue_shards = queue_shards
         self.shards = shards(elements, shard_bytes) if elements else []
         self.pushed: NDArray[np.float32] = segment.data[: 4 * elements].view(np.float32)
@@ -56,9 +57,20 @@ class Exchange:
         places = [self.pulled[start:stop].view(np.uint8) for start, stop in self.shards]
         self._sums = replies.sums[number] = Sums(places)
 
-    def begin(self) -> None:
-        """The next version: all shards are to be pushed once."""
+    @property
+    def kept(self) -> tuple[str, ...]:
+        """Names of the parameters and states that it updates."""
+        return self._sums.kept
+
+    def begin(self, step: int = 0, hyper: str = "") -> None:
+        """The next version: all shards are to be pushed once.
+
+        Parameters
+        ----------
+        step, hyper : of an update: t, from 1, and hyper-parameters as JSON.
+        """
         self.version += 1
+        self._step, self._hyper = step, hyper
 
     def push(self, shard: int) -> None:
         """Have the service take a shard of `pushed`.
@@ -81,7 +93,8 @@ class Exchange:
         start, stop = self.shards[shard]
         data = self.pushed[start:stop].view(np.uint8)
         nbytes = 0 if self._replies.is_shared else data.size
-        self._replies.send(Push(self.number, self.version, shard, nbytes), data)
+        said = Push(self.number, self.version, shard, nbytes, self._step, self._hyper)
+        self._replies.send(said, data)
 
     def ready(self, shard: int) -> bool:
         """Whether a shard of this version is in `pulled`."""
@@ -132,7 +145,14 @@ class Exchange:
             lambda start, stop: np.copyto(out[start:stop], self.pulled[start:stop]),
         )
 
-    def run(self, fill: Callable[[int, int], object], take: Callable[[int, int], object]) -> None:
+    def run(
+        self,
+        fill: Callable[[int, int], object],
+        take: Callable[[int, int], object],
+        *,
+        step: int = 0,
+        hyper: str = "",
+    ) -> None:
         """One version, shard by shard: what has come back is taken while others are on their way.
 
         Where the client's queue is full, it waits for a place.
@@ -141,12 +161,13 @@ class Exchange:
         ----------
         fill : puts elements [start, stop) into `pushed`.
         take : takes them from `pulled`.
+        step, hyper : as of `begin`.
 
         Raises
         ------
         RefusedError, JobError
         """
-        self.begin()
+        self.begin(step, hyper)
         taken = 0
         for shard, (start, stop) in enumerate(self.shards):
             fill(start, stop)

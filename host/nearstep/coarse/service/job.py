@@ -13,7 +13,7 @@ from nearstep.buffer import Buffer
 from nearstep.coarse.pool import CoarsePool
 from nearstep.coarse.service.device_exchange import DeviceExchange
 from nearstep.coarse.service.errors import ClientLostError, FullError, JobError
-from nearstep.coarse.service.kept import KeptValues
+from nearstep.coarse.service.kept import KeptValues, hyper_of
 from nearstep.coarse.service.messages import (
     Barrier,
     Close,
@@ -35,7 +35,8 @@ from nearstep.coarse.service.messages import (
     Welcome,
 )
 from nearstep.coarse.service.session import Session, Shard
-from nearstep.errors import NearstepError, OutOfDeviceMemoryError
+from nearstep.coarse.stored import StoredParameters
+from nearstep.errors import ArgumentError, NearstepError, OutOfDeviceMemoryError
 
 
 @dataclass(eq=False)
@@ -136,26 +137,31 @@ class TrainingJob:
         if len(said) < self.clients:
             return
         del self._opening[message.exchange]
-        kinds: dict[tuple[int, str, str, int], list[int]] = {}
+        kinds: dict[str, list[int]] = {}
         for rank, each in sorted(said.items()):
-            kind = each.elements, each.operation, each.wire, each.shard_bytes
-            kinds.setdefault(kind, []).append(rank)
+            text = f"{each.operation} of {each.elements} elements, wire {each.wire}, "
+            text += f"shards of {each.shard_bytes} bytes"
+            if each.update is not None:
+                text += f", for {each.update.optimizer}({each.update.hyper}) of {each.update.key}"
+            kinds.setdefault(text, []).append(rank)
         if len(kinds) > 1:
-            texts = [
-                f"clients {ranks}: {operation} of {elements} elements, wire {wire}, "
-                f"shards of {shard_bytes} bytes"
-                for (elements, operation, wire, shard_bytes), ranks in kinds.items()
-            ]
+            texts = [f"clients {ranks}: {text}" for text, ranks in kinds.items()]
             return self._refuse_all(message.exchange, "UnlikeError", "; ".join(texts))
         try:
             self.pool.check_wire(message.wire)
-            self._exchanges[message.exchange] = DeviceExchange(self.pool, said, self.sessions)
+            stored, kept = None, []
+            if message.update is not None:
+                stored = self._values.parameters(message.update, message.elements)
+                kept = [f"{message.update.key}/{name}" for name in stored.tensors]
+            self._exchanges[message.exchange] = DeviceExchange(
+                self.pool, said, self.sessions, stored
+            )
         except OutOfDeviceMemoryError as error:
             return self._refuse_all(message.exchange, "DeviceMemoryError", str(error))
         except NearstepError as error:
             return self._refuse_all(message.exchange, "RefusedError", str(error))
         for each_session in self.sessions.values():
-            each_session.send(Opened(message.exchange))
+            each_session.send(Opened(message.exchange, kept))
         return None
 
     def _refuse_all(self, exchange: int, kind: str, detail: str) -> None:
@@ -194,7 +200,28 @@ class TrainingJob:
             what = f"pushed version {message.version} of a shard that waits for"
             raise self._broken(session.rank, f"{what} version {shard.version + 1} once")
         self._check_closed(exchange)
+        if exchange.stored is not None:
+            self._check_step(exchange.stored, shard, message)
         return exchange, shard
+
+    def _check_step(self, stored: StoredParameters, shard: Shard, message: Push) -> None:
+        """The first client of a shard says which step it is; the others have to say the same.
+
+        Raises
+        ------
+        ArgumentError : the step cannot be, or cannot have its hyper-parameters.
+        JobError : the clients do not say the same.
+        """
+        said = message.step, message.hyper
+        if not shard.pushed:
+            stored.check(message.step, hyper_of(message.hyper))
+            shard.step, shard.hyper = said
+        if said != (shard.step, shard.hyper):
+            ranks = sorted(shard.pushed)
+            raise JobError(
+                f"clients {ranks} of job {self.name!r} push step {shard.step} ({shard.hyper}), "
+                f"and another step {message.step} ({message.hyper})"
+            )
 
     def refuse_push(self, session: Session, message: Push, places: int) -> None:
         """A client's queue is full."""
@@ -267,6 +294,8 @@ class TrainingJob:
 
     def save(self, session: Session, message: Save) -> None:
         """What is kept goes to a file, in a thread, which then answers the client."""
+        if (refusal := self._in_a_step(message.request)) is not None:
+            return session.send(refusal)
 
         def done(found: Path | NearstepError) -> None:
             if isinstance(found, Path):
@@ -278,9 +307,22 @@ class TrainingJob:
             self._values.save(message.path, message.keys, done)
         except (NearstepError, OSError, ValueError) as error:
             session.send(_refused(message.request, error))
+        return None
+
+    def _in_a_step(self, request: int) -> Refused | None:
+        """What is said to who saves or loads while some shards are updated and others are not."""
+        for exchange in self._exchanges.values():
+            if exchange.stored is not None and not exchange.is_between_versions:
+                error = ArgumentError(
+                    f"exchange {exchange.number} must be between two steps, not within one"
+                )
+                return _refused(request, error)
+        return None
 
     def load(self, session: Session, message: Load) -> None:
         """What a file has is kept again; the client gets names and bytes."""
+        if (refusal := self._in_a_step(message.request)) is not None:
+            return session.send(refusal)
         try:
             self._values.load(message.path)
         except (NearstepError, OSError, ValueError) as error:  # a file of something else

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-VERSION = 2
+VERSION = 3
 """Of the protocol: both sides must have the same."""
 
 Number = Annotated[int, Meta(ge=0, le=(1 << 62) - 1)]
@@ -57,10 +57,22 @@ class Detach(Message):
     segment: Number
 
 
+class Update(Struct, forbid_unknown_fields=True, frozen=True):
+    """A step of an optimizer on parameters that are kept as `key`/p, its states beside them.
+
+    `hyper` are hyper-parameters, as a JSON object.
+    """
+
+    key: Name
+    optimizer: Name
+    hyper: Text
+
+
 class Open(Message):
     """A tensor of `elements` float32 that all clients sum.
 
-    The first half of the segment is what the client pushes, the second one what comes back.
+    The first half of the segment is what the client pushes, the second one what comes back: the
+    sum, or with `update` the parameters after a step with the average of the gradients.
     """
 
     exchange: Number
@@ -70,25 +82,35 @@ class Open(Message):
     segment: Number
     device: Number
     shard_bytes: Annotated[int, Meta(ge=1, le=1 << 40)]
+    update: Update | None = None
 
 
 class Opened(Message):
-    """All clients have opened it, and the devices have memory for it."""
+    """All clients have opened it, and the devices have memory for it.
+
+    `kept` are the names of the parameters and states that it updates.
+    """
 
     exchange: Number
+    kept: list[Name] = []
 
 
 class Push(Message):
-    """A shard of an exchange is in its segment."""
+    """A shard of an exchange is in its segment; of one that updates, for this step.
+
+    `hyper`, a JSON object or empty, are hyper-parameters of the step. All clients say the same.
+    """
 
     exchange: Number
     version: Number
     shard: Number
     nbytes: Number
+    step: Number = 0
+    hyper: Text = ""
 
 
 class Summed(Message):
-    """A shard has been summed: it is in the segment, or comes as payload."""
+    """A shard has been summed, or updated: it is in the segment, or comes as payload."""
 
     exchange: Number
     version: Number

@@ -4,7 +4,8 @@ Each client pushes to one device. A round takes one client of each device, in th
 ranks; a ring sums one array of each device, and where a round has no client, the array is the
 identity of the operation (-0 of a sum, -inf of a maximum), which changes no bit. What the rounds
 gave is summed once more, in the same way. So the order of all additions follows from the number of
-devices and the clients' places alone.
+devices and the clients' places alone. One device has no ring: its update kernel adds what the
+clients pushed, in their order.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ class Job:
 def plan(places: Sequence[int], devices: int) -> tuple[tuple[Job, ...], ...]:
     """Stages of jobs; those of a stage need nothing of each other. The last one has one job.
 
+    There is no stage with one device.
+
     Parameters
     ----------
     places : device of each client, by rank. Value r is what client r pushed, and lies there; all
@@ -46,10 +49,12 @@ def plan(places: Sequence[int], devices: int) -> tuple[tuple[Job, ...], ...]:
 
     Raises
     ------
-    ValueError : there is no client, are fewer than two devices, or a place is none of them.
+    ValueError : there is no client or no device, or a place is none of them.
     """
-    if not places or devices < 2 or not all(0 <= place < devices for place in places):
-        raise ValueError(f"clients need places on at least 2 devices, not {places} on {devices}")
+    if not places or devices < 1 or not all(0 <= place < devices for place in places):
+        raise ValueError(f"clients need places on at least 1 device, not {places} on {devices}")
+    if devices == 1:
+        return ()
     waiting: list[list[int]] = [[] for _ in range(devices)]
     for rank, place in enumerate(places):
         waiting[place].append(rank)

@@ -53,11 +53,13 @@ class Sums:
     places : of each shard, the bytes that it comes back to.
     versions : of each shard, the last one that came back.
     opened : whether all clients have.
+    kept : names of what it updates.
     """
 
     places: list[NDArray[np.uint8]]
     versions: list[int] = field(init=False)
     opened: bool = False
+    kept: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         self.versions = [0] * len(self.places)
@@ -277,6 +279,7 @@ class Replies:
                 case Opened():
                     if message.exchange in self.sums:
                         self.sums[message.exchange].opened = True
+                        self.sums[message.exchange].kept = tuple(message.kept)
                 case Summed():
                     self.pushed -= 1
                     if message.exchange in self.sums:

@@ -188,7 +188,8 @@ class Shard:
     pushed : clients that have pushed it since it was summed.
     version : how often it was summed.
     stage : of the plan, that is under way.
-    left : jobs of the stage that have not ended.
+    left : jobs of the stage that have not ended, and updates.
+    step, hyper : of an update, as the clients said them.
     """
 
     number: int
@@ -201,6 +202,8 @@ class Shard:
     version: int = 0
     stage: int = 0
     left: int = 0
+    step: int = 0
+    hyper: str = ""
 
     @property
     def bytes(self) -> slice:

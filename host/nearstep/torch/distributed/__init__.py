@@ -12,10 +12,12 @@ from nearstep.torch.distributed.hook import ddp_hook
 from nearstep.torch.distributed.process_group import CoarseProcessGroup
 from nearstep.torch.distributed.rendezvous import register
 from nearstep.torch.distributed.snapshots import restore_snapshot, save_snapshot
+from nearstep.torch.distributed.stored import StorageOptimizer
 
 __all__ = [
     "CoarseProcessGroup",
     "GlooFallbackWarning",
+    "StorageOptimizer",
     "ddp_hook",
     "dual_hook",
     "measure_dual",

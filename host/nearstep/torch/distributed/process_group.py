@@ -359,6 +359,15 @@ class CoarseProcessGroup(dist.ProcessGroup):
             self.client.close(leave=False)
         self.shutdown()
 
+    def carry_out(self, what: str, action: Callable[[], None]) -> None:
+        """Do something with the client, in the order of the program, and wait for its end.
+
+        Raises
+        ------
+        Exception : that of `action`.
+        """
+        self._submit(what, [], action).wait()
+
     def _submit(self, what: str, result: Any, action: Callable[[], None]) -> CoarseWork:
         """Carry out in the order of the program, in the thread of the group."""
         work = self._hold(CoarseWork(what, result))
