@@ -12,8 +12,8 @@
 #include <utility>
 #include <vector>
 
+#include "coarse/node_units.hpp"
 #include "models/link/link.hpp"
-#include "Vdevice.h"
 #include "models/axi/axi_checker.hpp"
 #include "models/axi/axi_ports.hpp"
 #include "models/bar_host.hpp"
@@ -59,6 +59,7 @@ struct PoolOptions {
     std::uint64_t latency;
     std::uint64_t seed;
     std::uint32_t half_duplex;
+    std::uint32_t native;
     std::uint32_t stall;
     std::uint32_t host_ids;
     std::uint32_t threads;
@@ -71,6 +72,7 @@ class Node {
   public:
     Node(const PoolOptions& options, unsigned number, VerilatedContext* context)
         : model_(context, ("device" + std::to_string(number)).c_str()),
+          units_(options.native != 0, context),
           memory_(Store(options.data + number * options.capacity,
                         options.state + number * (options.capacity / Store::kLineBytes),
                         options.capacity, kBeatBytes),
@@ -90,6 +92,7 @@ class Node {
         d.csr___05Fread = d.csr___05Fwrite = 0;
         rest_subordinate(d);
         rest_manager(d);
+        units_.rest(d);
         d.link_in___05F0___05Fvalid = d.link_in___05F1___05Fvalid = 0;
         d.link_out___05F0___05Fready = d.link_out___05F1___05Fready = 0;
         for (unsigned i = 0; i < kResetCycles; ++i) {
@@ -99,6 +102,7 @@ class Node {
             d.clk = 1;
             d.eval();
         }
+        units_.reset(d);
     }
 
     // Everything that the device sees in a cycle. `in` is what arrives on each link, null for
@@ -111,6 +115,7 @@ class Node {
         d.link_out___05F1___05Fready = ready[1];
         drive_manager<kBeatBytes>(d, memory_.pins());
         drive_subordinate<kBeatBytes>(d, window_.pins());
+        units_.show(d);
         d.clk = 0;
         d.eval();
     }
@@ -129,13 +134,18 @@ class Node {
             (answers_.rvalid && !window_.expects(answers_.rid)))
             memory_.fault.protocol(answers_.bvalid ? "B" : "R", "an answer belongs to a request",
                                    now, "ID %u", answers_.bvalid ? answers_.bid : answers_.rid);
+        units_.clock(d);
         d.clk = 1;
         d.eval();
         memory_.tick(manager_);
         if (!memory_.fault && window_.tick(answers_)) moved = true;
     }
 
+    // Scalars of the update kernel may have changed.
+    void configure_units() { units_.configure(model_); }
+
     Vdevice& model() { return model_; }
+    NodeUnits& units() { return units_; }
     PortMemory& memory() { return memory_; }
     BarHost& window() { return window_; }
 
@@ -161,6 +171,7 @@ class Node {
     }
 
     Vdevice model_;
+    NodeUnits units_;
     PortMemory memory_;
     BarHost window_;
     AxiChecker memory_checker_, window_checker_;
@@ -190,7 +201,10 @@ class Pool {
 #if VM_TRACE
         if (options.trace != nullptr) {
             trace_ = std::make_unique<VerilatedVcdC>();
-            for (auto& node : nodes_) node->model().trace(trace_.get(), 99);
+            for (auto& node : nodes_) {
+                node->model().trace(trace_.get(), 99);
+                node->units().trace(trace_.get());
+            }
             trace_->open(options.trace);
         }
 #endif
@@ -333,7 +347,8 @@ class Pool {
     }
 
     std::int32_t access(std::uint64_t address, bool write, std::uint32_t* word) {
-        Vdevice& d = nodes_[address / options_.register_bytes]->model();
+        Node& node = *nodes_[address / options_.register_bytes];
+        Vdevice& d = node.model();
         if (faulted()) return kFaulted;
         d.csr___05Faddress = address % options_.register_bytes;
         d.csr___05Fread = !write;
@@ -348,6 +363,7 @@ class Pool {
                 const std::int32_t response = d.csr___05Ferror ? kSlverr : kOkay;
                 if (!write) *word = d.csr___05Fread_data;
                 step();
+                if (write) node.configure_units();
                 return response;
             }
         }
