@@ -6,7 +6,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 
 from nearstep.errors import ArgumentError
 
@@ -83,18 +83,6 @@ def at_once(calls: Sequence[Callable[[], None]]) -> None:
                 each.result()
     if errors:
         raise errors[min(errors)]
-
-
-def begin_call(call: Callable[[], None]) -> Future[None]:
-    """Have another thread make a call; where there may be one thread alone, make it now."""
-    if simulation_threads() > 1:
-        return _helpers().submit(call)
-    made: Future[None] = Future()
-    try:
-        made.set_result(call())
-    except Exception as error:
-        made.set_exception(error)
-    return made
 
 
 def _helpers() -> ThreadPoolExecutor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -96,8 +97,8 @@ class Table:
 
     def covering(self, first: int, last: int) -> range:
         """Numbers of the extents that have any of the blocks [first, last)."""
-        low = int(np.searchsorted(self.starts, first, "right")) - 1
-        return range(low, int(np.searchsorted(self.starts, last, "left")))
+        # numpy's search gives up Python's lock, and gets it back after the threads of the drives.
+        return range(bisect_right(self.starts, first) - 1, bisect_left(self.starts, last))
 
     def extents(self, numbers: range | None = None) -> Iterator[Extent]:
         yield from map(self.extent, range(len(self)) if numbers is None else numbers)

@@ -59,9 +59,14 @@ class Clock:
         return bool(self._hands)
 
     @property
+    def is_timed(self) -> bool:
+        """Whether every device has a clock: then its cycles do not depend on the host's."""
+        return not any(hand.steps for hand in self._hands)
+
+    @property
     def unit(self) -> str:
         """`cycles`, or `steps` if a device has no clock."""
-        return "steps" if any(hand.steps for hand in self._hands) else "cycles"
+        return "cycles" if self.is_timed else "steps"
 
     def cycles(self, seconds: float) -> int:
         """The nearest number of cycles.

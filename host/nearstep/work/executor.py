@@ -19,13 +19,13 @@ def execute(graph: Sequence[Operation], clock: Clock | None = None) -> Timeline:
     """Run a graph, and return when each operation was under way.
 
     An operation is started as soon as what it needs has ended and its resources are free; of
-    several that compete, by priority, then in program order. So the same graph on the same devices
-    always takes the same course, unless something works without a clock. Where nothing can be
-    started, time passes as far as the next end. What works without any clock, such as a drive, goes
-    on meanwhile, and is looked at before time passes: a drive is given more to do ahead of what
-    keeps this thread. Where nothing else is under way, the first that was started is waited for.
-    Whatever else is raised meanwhile, such as by Ctrl-C, ends the operations under way and has a
-    note of what was not run.
+    several that compete, by priority, then in program order. Where nothing can be started, time
+    passes as far as the next end. So the same graph on the same devices always takes the same
+    course, unless something works without any clock. Such a thing, as a drive, goes on meanwhile:
+    where nothing else is under way, the first that was started is waited for. Beside a device
+    without a clock it is looked at before time passes, too, and given more to do ahead of what
+    keeps this thread. Whatever else is raised meanwhile, such as by Ctrl-C, ends the operations
+    under way and has a note of what was not run.
 
     Parameters
     ----------
@@ -99,6 +99,7 @@ class Execution:
         self._due: list[tuple[int, int]] = []  # of those: cycle and number
         self._running: dict[int, _UnderWay] = {}  # on devices
         self._unclocked: dict[int, _UnderWay] = {}  # the others, in the order of their starts
+        self._starting: _UnderWay | None = None
         self._flows = Flows(clock)
         self._left: set[int] = set()
         self._done: list[str] = []
@@ -171,15 +172,12 @@ class Execution:
 
     def _pass_until(self, met: Callable[[], bool]) -> None:
         while (self._modelled or self._running or self._unclocked) and (self._failed or not met()):
-            ended = [each for each in self._unclocked.values() if each.has_ended]
-            if ended:
-                for each in ended:
-                    self._end(each)
-            elif self._modelled or self._running:
-                self._pass_time()
-                self._look()
-            else:
-                self._end(next(iter(self._unclocked.values())))
+            if self._clock.is_timed or not self._end_unclocked():
+                if self._modelled or self._running:
+                    self._pass_time()
+                    self._look()
+                elif self._unclocked:
+                    self._end(next(iter(self._unclocked.values())))
             self._start_all()
         if self._failed:
             first = next(iter(self._failed.values()))
@@ -212,6 +210,7 @@ class Execution:
         self._left.discard(index)
         self._entries.append(None)
         under_way = _UnderWay(operation, len(self._entries) - 1, clock.now)
+        self._starting = under_way  # nobody else knows of it yet
         unclocked = False
         try:
             if operation.action is not None:
@@ -225,6 +224,7 @@ class Execution:
                 under_way.started = clock.now
         except Exception as error:
             self._fail(under_way, error)
+            self._starting = None
             return
         timed = under_way.completion is not None and under_way.completion.backend is not None
         if operation.transfer is not None:
@@ -242,6 +242,7 @@ class Execution:
             self._unclocked[index] = under_way
         else:
             self._end(under_way)
+        self._starting = None
 
     def _pass_time(self) -> None:
         limits = [self._due[0][0]] if self._due else []
@@ -285,6 +286,19 @@ class Execution:
             elif each.overdue(now):
                 self._end(each, 0)
 
+    def _end_unclocked(self) -> bool:
+        """End what has ended of what has no clock; whether anything had, or failed."""
+        known = len(self._unclocked)
+        for each in list(self._unclocked.values()):
+            try:
+                ended = each.has_ended
+            except Exception as error:
+                self._fail(each, error)
+                continue
+            if ended:
+                self._end(each)
+        return len(self._unclocked) < known
+
     def _end_modelled(self, each: _UnderWay) -> None:
         """Its time by a model is over, and with it what it is, unless a device goes on."""
         if each.operation.index in self._running:
@@ -327,7 +341,8 @@ class Execution:
 
     def _fail(self, each: _UnderWay, error: Exception) -> None:
         index = each.operation.index
-        if each.completion is not None and (index in self._running or index in self._unclocked):
+        known = index in self._running or index in self._unclocked or each is self._starting
+        if each.completion is not None and known:
             try:
                 each.completion.abort()  # if it has ended, too: it may have more to end
             except Exception as second:
@@ -345,14 +360,19 @@ class Execution:
 
     def _abort(self, error: BaseException) -> None:
         """End all that is under way, whatever happens meanwhile."""
-        under_way = list((self._running | self._unclocked | self._modelled).values())
-        for each in under_way:
-            try:
-                if each.completion is not None:
+        every = self._running | self._unclocked | self._modelled
+        if self._starting is not None and self._starting.completion is not None:
+            every.setdefault(self._starting.operation.index, self._starting)
+        for each in every.values():
+            while each.completion is not None:
+                try:
                     each.completion.abort()
-            except BaseException as second:  # Ctrl-C once more: the others still have to end
-                error.add_note(f"then, when {each.operation} was to be ended: {second!r}")
-        names = [str(each.operation) for each in under_way]
+                except BaseException as second:  # Ctrl-C once more: the others still have to end
+                    error.add_note(f"then, when {each.operation} was to be ended: {second!r}")
+                    if isinstance(second, KeyboardInterrupt) and each.completion.backend is None:
+                        continue  # nobody else keeps a drive from memory that is used next
+                break
+        names = [str(each.operation) for each in every.values()]
         error.add_note(f"under way: {some(names)}; not run: {some(self._not_run())}")
 
     def _not_run(self) -> list[str]:

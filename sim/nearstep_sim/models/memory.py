@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import mmap
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Callable
-from functools import partial
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -83,12 +81,8 @@ class EmulatedMemory:
 
     def read(self, address: int, out: NDArray[np.uint8]) -> None:
         """Copy memory at `address` to `out`, whatever its state: the host sees it all."""
-        self.reading(address, out)()
-
-    def reading(self, address: int, out: NDArray[np.uint8]) -> Callable[[], None]:
-        """`read`, to be made later, by any thread; until then nobody changes that memory."""
         self._check("read", address, out.size)
-        return partial(self._bulk.copy, out, self.view(address, out.size))
+        self._bulk.copy(out, self.view(address, out.size))
 
     def write(self, address: int, data: NDArray[np.uint8]) -> None:
         """Copy `data` to memory at `address`; the lines touched count as written."""

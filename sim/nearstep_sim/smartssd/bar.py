@@ -133,9 +133,6 @@ class BarBackend(EmulatedBackend, PeerBackend):
 
     def check_register(self, address: int, nbytes: int = 4) -> None:
         """Raise unless BAR0 takes an access like this."""
-        self._check_register(address, nbytes)
-
-    def _check_register(self, address: int, nbytes: int = 4) -> None:
         if nbytes not in REGISTER_BYTES or address % nbytes:
             sizes = " or ".join(map(str, REGISTER_BYTES))
             raise RegisterAccessError(address, nbytes, f"of {sizes} bytes, aligned")

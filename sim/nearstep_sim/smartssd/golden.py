@@ -8,7 +8,6 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from nearstep.background import BackgroundCall
 from nearstep.backends.base import Backend, Completion, Ended, Poll
 from nearstep.backends.emulated import Injection
 from nearstep.backends.peer import FailedPeerTransfer, PeerTraffic
@@ -20,7 +19,6 @@ from nearstep.errors import (
     PeerWriteError,
     PostedWriteError,
 )
-from nearstep_sim.models.bulk import LARGE_BYTES
 from nearstep_sim.smartssd.array import CardArray, array_of
 from nearstep_sim.smartssd.bar import (
     MAX_PAYLOAD,
@@ -76,14 +74,14 @@ class GoldenCard(GoldenBackend, BarBackend):
         return PeerTraffic(**vars(self._peer_traffic))
 
     def read_register(self, address: int) -> int:
-        self._check_register(address)
-        self._flush()
+        self.check_register(address)
+        self.flush()
         self._traffic.count_register(write=False)
         return super().read_register(address)
 
     def write_register(self, address: int, value: int) -> None:
-        self._check_register(address)
-        self._flush()
+        self.check_register(address)
+        self.flush()
         self._traffic.count_register(write=True)
         super().write_register(address, value)
 
@@ -109,15 +107,6 @@ class GoldenCard(GoldenBackend, BarBackend):
         self._check_peer("write", address, data.size)
         failed = self._write(address, data, PeerWriteError)
         return Ended() if failed is None else FailedPeerTransfer(failed)
-
-    def submit_host_read(self, address: int, out: NDArray[np.uint8]) -> Completion:
-        """A long copy goes on while the host does something else."""
-        if self._armed or out.size < LARGE_BYTES:
-            return super().submit_host_read(address, out)
-        self.check_memory("read", address, out.size)
-        self.flush()
-        self._traffic.count_read(address, out.size)
-        return BackgroundCall(self._channels[0].memory.reading(address, out))
 
     def peer_window(self, address: int, nbytes: int) -> NDArray[np.uint8] | None:
         self._check_peer("window", address, nbytes)
@@ -160,9 +149,6 @@ class GoldenCard(GoldenBackend, BarBackend):
         return super().memory_holds(address, data)
 
     def flush(self) -> None:
-        self._flush()
-
-    def _flush(self) -> None:
         self._check_open()
         self._check_memory_fault()
         failed, self._failed = self._failed, None

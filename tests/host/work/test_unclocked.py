@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 
 import pytest
 
+from nearstep.backends.base import Completion
 from nearstep.errors import DeviceError
 from nearstep.storage.transfer import Transfer
+from nearstep.work.clock import Clock
 from nearstep.work.errors import WorkError
 from nearstep.work.executor import execute
 from nearstep.work.graph import Graph
+
+from .fakes import FakeBackend, FakeWork
 
 
 class Job(Transfer):
@@ -63,3 +68,147 @@ def test_an_error_is_that_of_its_operation_and_the_others_have_ended():
     assert list(caught.value.failed) == ["0: bad"]
     assert other.ended
     assert str(last) in str(caught.value)
+
+
+class Steps(FakeBackend):
+    """A device without a clock."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps, self.cycles = 0, None
+
+    def advance(self, max_cycles: int, polls: Sequence[object] = ()) -> None:
+        self.steps += 1
+
+
+class Kernel(Completion):
+    """Work of such a device, which ends after some looks at it."""
+
+    error = cycles = None
+
+    def __init__(self, backend: Steps, steps: int) -> None:
+        self.backend = backend
+        self._end = backend.steps + steps
+
+    @property
+    def ended(self) -> bool:
+        return self.backend.steps >= self._end
+
+    def wait(self, max_cycles: int | None = None) -> Kernel:
+        return self
+
+
+def test_beside_a_device_without_a_clock_a_drive_gets_more_before_time_passes():
+    device, order = Steps(), []
+
+    class Quick(Job):
+        looks = 0
+
+        @property
+        def ended(self) -> bool:
+            self.looks += 1
+            return self.looks > 1  # has not when it is started, and has when it is looked at
+
+        def join(self) -> None:
+            pass
+
+    graph = Graph()
+    graph.add("kernel", "card", action=lambda: Kernel(device, 3))
+    read = graph.add("read", "drive", action=Quick)
+    graph.add("next", "drive", after=[read], action=lambda: order.append(device.steps))
+    execute(graph, Clock([device]))
+    assert (order, device.steps) == ([0], 3)
+
+
+@pytest.mark.parametrize("early", [False, True])
+def test_beside_a_clock_the_course_does_not_depend_on_when_a_drive_ends(early):
+    """While a kernel works, or after it; the second that was started is the first to end."""
+    device = FakeBackend()
+    jobs = [Job(), Job()]
+
+    def kernel() -> FakeWork:
+        for after_s, job in zip((0.02, 0.04), reversed(jobs), strict=True):
+            if early:
+                job.end_part(None)
+            else:
+                threading.Timer(after_s, job.end_part, [None]).start()
+        return FakeWork(device, "kernel", 100)
+
+    graph = Graph()
+    first = graph.add("first", "drive a", action=lambda: jobs[0])
+    second = graph.add("second", "drive b", action=lambda: jobs[1])
+    graph.add("kernel", "card", action=kernel)
+    for number, job in enumerate((second, first)):
+        work = (lambda n: lambda: FakeWork(device, f"behind {n}", 5))(number)
+        graph.add(f"behind {number}", "card", after=[job], action=work)
+    found = execute(graph, Clock([device])).entries
+    assert [(e.operation.index, e.start, e.end) for e in found] == [
+        (0, 0, 100),
+        (1, 0, 105),
+        (2, 0, 100),
+        (4, 100, 105),
+        (3, 105, 110),
+    ]
+
+
+def test_an_error_of_a_look_at_what_has_no_clock_is_that_of_its_operation():
+    device = Steps()
+
+    class Unseen(Job):
+        looks = 0
+
+        @property
+        def ended(self) -> bool:
+            self.looks += 1
+            if self.looks > 1:
+                raise DeviceError("is gone")
+            return False
+
+    job, other = Unseen(), Job()
+    threading.Timer(0.01, other.end_part, [None]).start()
+    threading.Timer(0.02, job.end_part, [None]).start()
+    graph = Graph()
+    graph.add("unseen", "a", action=lambda: job)
+    graph.add("other", "b", action=lambda: other)
+    last = graph.add("never", "a", action=lambda: pytest.fail("was started"))
+    with pytest.raises(WorkError) as caught:
+        execute(graph, Clock([device]))
+    assert list(map(repr, caught.value.failed.values())) == [repr(DeviceError("is gone"))]
+    assert str(last) in str(caught.value)
+    assert job._left == 0, "nothing is under way any more"
+    assert other.ended
+
+
+def test_an_interrupt_between_a_start_and_the_next_operation_waits_for_what_was_started():
+    job = Job()
+
+    class Interrupted(Clock):
+        def after(self, begun, under_way):
+            raise KeyboardInterrupt
+
+    threading.Timer(0.02, job.end_part, [None]).start()
+    graph = Graph()
+    graph.add("job", "drive", action=lambda: job)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        execute(graph, Interrupted())
+    assert job.ended
+    assert caught.value.__notes__ == ["under way: 0: job; not run: none"]
+
+
+def test_a_drive_is_waited_for_however_often_that_is_interrupted():
+    class Impatient(Job):
+        waits = 0
+
+        def join(self) -> None:
+            self.waits += 1
+            if self.waits < 4:
+                raise KeyboardInterrupt
+            super().join()
+
+    job = Impatient()
+    threading.Timer(0.02, job.end_part, [None]).start()
+    graph = Graph()
+    graph.add("job", "drive", action=lambda: job)
+    with pytest.raises(KeyboardInterrupt):
+        execute(graph)
+    assert (job.ended, job.waits) == (True, 4)

@@ -24,7 +24,8 @@ from nearstep.registers import FieldValueError
 from nearstep.smartssd.device import SmartssdDevice
 from nearstep_sim.smartssd.bar import BarBackend, BarTraffic
 from nearstep_sim.smartssd.card import CardBackend
-from nearstep_sim.smartssd.options import VerilatedCardOptions
+from nearstep_sim.smartssd.golden import GoldenCard
+from nearstep_sim.smartssd.options import GoldenCardOptions, VerilatedCardOptions
 from nearstep_spec.codec import from_text
 
 from ...host.driver.job import Job
@@ -385,6 +386,32 @@ def test_the_checker_of_the_bar_fires():
         backend.write_memory(0, np.zeros(64, np.uint8))
         backend.flush()
         backend.close()
+
+
+def test_a_kind_of_card_that_overrides_what_others_call_sees_every_access():
+    seen: list[str] = []
+
+    class Watched(GoldenCard):
+        def check_register(self, address: int, nbytes: int = 4) -> None:
+            seen.append("check")
+            super().check_register(address, nbytes)
+
+        def flush(self) -> None:
+            seen.append("flush")
+            super().flush()
+
+    with nearstep.open(URLS["golden"]) as opened:
+        count = opened.regs.updater0.count.address
+    card = Watched(from_text(GoldenCardOptions, dict(parse_qsl(OPTIONS))))
+    card.write_memory(0, np.zeros(64, np.uint8))
+    assert seen == []
+    card.read_register(count)
+    assert seen == ["check", "flush"]
+    card.write_register(count, 1)
+    assert seen == 2 * ["check", "flush"]
+    card.read_memory(0, np.empty(64, np.uint8))
+    assert seen == [*2 * ["check", "flush"], "flush"]
+    card.close()
 
 
 @pytest.mark.parametrize("extra", ["", "&memory=ideal&stall=0.4"], ids=["halfduplex", "stalled"])

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from nearstep.background import BackgroundCall
 from nearstep.placement import Extent, Launch
 from nearstep.torch import convert
 from nearstep.torch.resident import Resident
@@ -31,13 +29,12 @@ class Landing:
         self.words = words
         self._has_sums = sums
         self._sums = convert.PartSums(words)
-        self._summing: list[BackgroundCall] = []
         size, step = words.size, convert.SUMMED
         self._missing = [min(step, size - at) for at in range(0, size, step)]
 
     def landed(self, start: int, stop: int) -> None:
-        """Elements [start, stop) are there, for good: another thread sums parts that are whole, so
-        that nobody waits for that at the end."""
+        """Elements [start, stop) are there, for good: parts that are whole are summed, so that
+        nobody waits for that at the end."""
         if not self._has_sums:
             return
         step = convert.SUMMED
@@ -45,16 +42,12 @@ class Landing:
             low, high = max(start, number * step), min(stop, (number + 1) * step)
             self._missing[number] -= high - low
             if not self._missing[number]:
-                self._summing.append(BackgroundCall(partial(self._sums.make, number)))
+                self._sums.make(number)
 
     @property
     def fingerprint(self) -> int | None:
         """`convert.fingerprint` of the array; None if that is not known."""
-        if any(self._missing) or not self._has_sums:
-            return None
-        for each in self._summing:
-            each.wait()
-        return self._sums.fingerprint
+        return None if any(self._missing) or not self._has_sums else self._sums.fingerprint
 
 
 class PieceInbox(Inbox):
