@@ -23,7 +23,9 @@ YOSYS_FOLDER := from nearstep_spec.cache import yowasp_dir; print(yowasp_dir())
 BOARDS := from nearstep_spec.boards.board import BOARDS; print(*BOARDS)
 # A process a core, so none of them simulates in threads unless its test is about them, nor do
 # those of torch wait for each other: they spin, and took four times the processor time.
-PYTEST := NEARSTEP_THREADS=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
+# One more than the cores: a test that waits, for others or for a library that another builds, leaves
+# its core to the next one.
+PYTEST := NEARSTEP_THREADS=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(shell expr $(JOBS) + 1) --dist worksteal
 
 .DEFAULT_GOAL := help
 .PHONY: help setup run test test-all sim bench bitstream bitstream-all formal lint format docs clean

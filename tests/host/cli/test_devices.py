@@ -80,6 +80,8 @@ NEEDS = {
     "board=orangecrab_85f": "&memory=blockram",  # of DDR3 there is no model
 }
 
+NEEDS_IN_A_POOL = {"devices=1": "&rules=adam", "fu=native": "&rules=adam"}
+
 
 @pytest.mark.parametrize(("url", "variant"), VARIANTS.items(), ids=VARIANTS)
 def test_values_that_are_listed_are_those_that_are_taken(url: str, variant: Variant) -> None:
@@ -91,7 +93,9 @@ def test_values_that_are_listed_are_those_that_are_taken(url: str, variant: Vari
                 continue  # 16 alone, as it says; and the one of its name
             item = f"{name}={value}"
             text = f"{name}={COMPANIONS.get(item) or value}"
-            if not (url.startswith("sim:coarse") and name == "memory"):
+            if ":coarse" in url:
+                text += NEEDS_IN_A_POOL.get(item, "")
+            else:
                 text += NEEDS.get(item, NEEDS.get(name, ""))
             parse(url, text)
             taken += 1
@@ -105,7 +109,8 @@ def test_values_that_are_listed_are_those_that_are_taken(url: str, variant: Vari
             top = "9223372036854775807" if high.startswith("2**63") else high
             for value in (low, top):
                 try:
-                    parse(url, f"{row.name}={value}")
+                    item = f"{row.name}={value}"
+                    parse(url, item + (NEEDS_IN_A_POOL.get(item, "") if ":coarse" in url else ""))
                 except OptionError as error:
                     assert "buffer_entries" in row.values, error  # noqa: PT017 - the bound moves
             with pytest.raises(OptionError, match=f"{row.name}="):
@@ -127,7 +132,7 @@ def test_values_that_are_listed_are_those_that_are_taken(url: str, variant: Vari
         ("sim:axdimm?stall=2", r"stall must lie in \[0, 0.95\], not 2.0"),
         ("sim:axdimm?memory=ddr4-1600&postpone=9", r"postpone must lie in \[1, 8\], not 9"),
         ("sim:coarse?drop=1.5", r"drop must lie in \[0, 1\], not 1.5"),
-        ("golden:coarse?devices=1", r"devices must lie in \[2, 64\], not 1"),
+        ("golden:coarse?devices=1", r"devices must lie in \[2, 64\] without rules, not 1"),
     ],
 )
 def test_an_option_says_what_it_needs(url: str, message: str) -> None:

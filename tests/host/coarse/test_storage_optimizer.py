@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,14 +11,13 @@ import torch
 from nearstep.coarse import CoarsePool, StorageOptimizer
 from nearstep.coarse.errors import SnapshotError
 from nearstep.errors import ArgumentError, DtypeError, OptionError, ShapeError
-from nearstep_sim.coarse.pool_values import SMALL, SMALL_MEMORY, Floats
+from nearstep_sim.coarse.pool_values import Floats
 from nearstep_sim.golden.coarse import ring_all_reduce
 
 from .of_torch import OfTorch, same
+from .update_devices import RULES, device_url
 
-ROOT = Path(__file__).parents[3]
-# As tests/sim/coarse/test_updater.py, so that there is one library.
-RULES = f"adam,sgd,sgd_momentum,{ROOT}/examples/lion.py:LION"
+DENSE = pytest.param(1, id="dense", marks=pytest.mark.deep)  # a library of its own
 SIZES = (1, 17, 4099)
 STEPS = 3
 ADAMW: dict[str, Any] = {"lr": 1e-2, "betas": (0.8, 0.95), "weight_decay": 0.1}
@@ -28,9 +26,7 @@ SGD: dict[str, Any] = {"lr": 0.1, "momentum": 0.9, "dampening": 0.5}
 
 
 def opened(devices: int, kind: str = "golden", rules: str = RULES) -> CoarsePool:
-    small = SMALL.replace("devices=4", f"devices={devices}")
-    native = "&fu=native" if kind == "sim" else ""
-    return CoarsePool.open(f"{kind}:coarse?{small}&{SMALL_MEMORY}&rules={rules}{native}")
+    return CoarsePool.open(device_url(kind, devices, rules))
 
 
 def drawn(clients: int, shape: Any, seed: int) -> list[list[Floats]]:
@@ -95,7 +91,7 @@ def test_bits_are_those_of_torch_after_the_same_average(devices, clients) -> Non
     assert checked == devices * STEPS * (sum(SIZES) + SIZES[1])
 
 
-@pytest.mark.parametrize("devices", [pytest.param(2, id="coarse"), pytest.param(1, id="dense")])
+@pytest.mark.parametrize("devices", [pytest.param(2, id="coarse"), DENSE])
 def test_on_rtl(devices) -> None:
     with opened(devices, "sim") as pool:
         checked = trained(pool, 2, 700, "adamw", torch.optim.AdamW, ADAMW)

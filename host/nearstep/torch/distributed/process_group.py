@@ -20,17 +20,14 @@ from nearstep.coarse.service.messages import Operation
 from nearstep.errors import ArgumentError
 from nearstep.torch.distributed.exchanges import Exchanges
 from nearstep.torch.distributed.fallback import Gloo
-from nearstep.torch.distributed.tensors import bytes_of, flat, options_of
+from nearstep.torch.distributed.tensors import (
+    bytes_of,
+    check_parts,
+    flat,
+    options_of,
+    ring_operation,
+)
 from nearstep.torch.distributed.work import CoarseWork
-
-RING_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-"""Summed by the devices, in float32; 16 bits are rounded once, when they come back."""
-
-RING_OPERATIONS: dict[Any, Operation] = {
-    ReduceOp.SUM: "sum",
-    ReduceOp.AVG: "average",
-    ReduceOp.MAX: "max",
-}
 
 HELD_WORKS = 1024
 """At most, that nobody has asked for yet: DDP's `join` asks for one late."""
@@ -144,7 +141,7 @@ class CoarseProcessGroup(dist.ProcessGroup):
 
     def reduce_scatter_single(self, output: Tensor, given: Tensor, opts: Any = None) -> CoarseWork:
         operation = ReduceOp.SUM if opts is None else opts.reduceOp
-        self._check_single(output, given)
+        check_parts(output, given, self.client.clients)
 
         def action() -> None:
             self._reduce_scatter(output, [given], operation)
@@ -187,7 +184,7 @@ class CoarseProcessGroup(dist.ProcessGroup):
         return self._submit("all_gather", outputs, action)
 
     def all_gather_single(self, output: Tensor, given: Tensor, opts: Any = None) -> CoarseWork:
-        self._check_single(given, output)
+        check_parts(given, output, self.client.clients)
         key = self._key("all_gather")
 
         def action() -> None:
@@ -403,7 +400,7 @@ class CoarseProcessGroup(dist.ProcessGroup):
 
     def _reduce(self, given: Tensor, out: Tensor | None, operation: Any) -> None:
         """All clients' tensors, to `out` where there is one."""
-        name = self._ring_operation(given, operation)
+        name = ring_operation(given, operation) if self.client.clients > 1 else None
         if name is None:
             taken = given.contiguous().clone() if out is not given else given
             self.gloo.fallback("all_reduce", given.dtype, operation).allreduce(
@@ -424,7 +421,7 @@ class CoarseProcessGroup(dist.ProcessGroup):
             out.copy_(target.view(out.shape))
 
     def _reduce_scatter(self, output: Tensor, parts: Sequence[Tensor], operation: Any) -> None:
-        name = self._ring_operation(output, operation)
+        name = ring_operation(output, operation) if self.client.clients > 1 else None
         source = torch.cat([each.reshape(-1) for each in parts]) if len(parts) > 1 else parts[0]
         source = source.contiguous().view(-1)
         own = self.client.rank * output.numel()
@@ -459,13 +456,6 @@ class CoarseProcessGroup(dist.ProcessGroup):
             lambda start, stop: take(start, stop, pulled[start:stop]),
         )
         self.ring_bytes += 4 * source.numel()
-
-    def _ring_operation(self, tensor: Tensor, operation: Any) -> Operation | None:
-        if tensor.dtype not in RING_DTYPES or tensor.layout != torch.strided:
-            return None
-        if self.client.clients == 1:
-            return None
-        return next((name for op, name in RING_OPERATIONS.items() if operation == op), None)
 
     def _gather_single(self, key: str, output: Tensor, given: Tensor) -> None:
         dense = flat(output)
@@ -510,10 +500,3 @@ class CoarseProcessGroup(dist.ProcessGroup):
         dense = torch.empty(tensor.shape, dtype=tensor.dtype)
         self.client.get(key, bytes_of(dense))
         tensor.copy_(dense)
-
-    def _check_single(self, part: Tensor, whole: Tensor) -> None:
-        if part.numel() * self.client.clients != whole.numel():
-            raise ArgumentError(
-                f"tensor must have {part.numel()} x {self.client.clients} elements, "
-                f"not {whole.numel()}"
-            )

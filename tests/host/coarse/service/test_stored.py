@@ -23,9 +23,11 @@ from nearstep.coarse.service.messages import Update
 from nearstep.coarse.service.stored import StoredClient
 
 from ..of_torch import OfTorch, same
+from ..update_devices import device_url
 from .conftest import SMALL
 from .oracle import F32, expected_sum
 
+DENSE = pytest.param(1, id="dense", marks=pytest.mark.deep)  # a library of its own
 STEPS = 3
 SHARD_BYTES = 4096
 ADAMW: dict[str, Any] = {"lr": 1e-2, "betas": (0.8, 0.95), "weight_decay": 0.1}
@@ -33,9 +35,8 @@ SGD: dict[str, Any] = {"lr": 0.1, "momentum": 0.9, "dampening": 0.5}
 KINDS = {"adamw": (torch.optim.AdamW, ADAMW), "sgd": (torch.optim.SGD, SGD)}
 
 
-def url(devices: int, kind: str = "golden") -> str:
-    rules = "rules=adam,sgd,sgd_momentum"
-    return f"{kind}:coarse?devices={devices}&groups=2&{SMALL}&{rules}"
+def url(devices: int) -> str:
+    return f"golden:coarse?devices={devices}&groups=2&{SMALL}&rules=adam,sgd,sgd_momentum"
 
 
 def drawn(seed: int, clients: int, size: int) -> list[list[F32]]:
@@ -114,9 +115,9 @@ def test_bits_are_those_of_torch_after_the_same_average(serve, clients, devices,
     assert free.capacity_bytes - free.free_bytes <= devices * 4 * 4096  # identities are kept
 
 
-@pytest.mark.parametrize("devices", [pytest.param(2, id="coarse"), pytest.param(1, id="dense")])
+@pytest.mark.parametrize("devices", [pytest.param(2, id="coarse"), DENSE])
 def test_on_rtl(serve, devices) -> None:
-    service = serve(url=url(devices, "sim") + "&fu=native", shard_bytes=SHARD_BYTES)
+    service = serve(url=device_url("sim", devices), shard_bytes=SHARD_BYTES)
     config = service.server.engine.pool.device.config
     gradients = drawn(devices, 2, 1500)
     first = np.linspace(-1, 1, 1500, dtype=np.float32)
@@ -259,7 +260,7 @@ def test_clients_that_do_not_agree_on_a_step_end_the_job(serve) -> None:
 
 def test_who_looks_at_parameters_while_they_are_updated_gets_old_or_new_ones(serve) -> None:
     """In the RTL, where an update takes some time."""
-    service = serve(url=url(2, "sim") + "&fu=native", shard_bytes=1 << 20)
+    service = serve(url=device_url("sim", 2), shard_bytes=1 << 20)
     first = np.ones(60_000, np.float32)
 
     def action(client: Client) -> set[float]:
