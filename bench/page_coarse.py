@@ -289,3 +289,35 @@ def coarse_service(results: Results) -> list[str]:
         ),
     )
     return lines
+
+
+def coarse_update(results: Results) -> list[str]:
+    """A step of an optimizer where the parameters are stored, beside DENSE."""
+    rows = results["rows"]
+    totals = {(row["clients"], row["devices"]): row["total"] for row in rows}
+    lines = [
+        "### The optimizer at the storage, and DENSE",
+        "",
+        f"A step of AdamW on {results['kib']:,} KiB of parameters, *measured* in cycles of the RTL",
+        "of every device: clients push gradients, the devices sum them, every device updates its",
+        "copy, and clients pull the parameters. COARSE has a device for each client and sums in",
+        "two rings; DENSE is one device, which all clients push to, whose update kernel adds one",
+        "client's gradients after the other's. The phases are one behind the other here; the",
+        "service overlaps them shard by shard. Transfers to one device follow each other; those to",
+        "several are of links of their own, and the slowest counts. The update reads and writes 28",
+        f"bytes a parameter. Of {sum(row['elements'] for row in rows):,} parameters",
+        f"{sum(row['elements_differ'] for row in rows)} differ from golden's.",
+        "",
+    ]
+    return lines + table(
+        ["clients", "devices", "push", "sum", "update", "pull", "all", "of COARSE's"],
+        (
+            [
+                row["clients"],
+                f"{row['devices']}, {'DENSE' if row['devices'] == 1 else 'COARSE'}",
+                *(f"{row[name]:,}" for name in ("push", "sum", "update", "pull", "total")),
+                f"{row['total'] / totals[row['clients'], row['clients']]:.2f}",
+            ]
+            for row in rows
+        ),
+    )

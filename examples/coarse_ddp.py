@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import os
 import signal
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
@@ -29,6 +30,7 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 import nearstep.torch.distributed as coarse
+from nearstep.coarse.dual import best_split
 from nearstep.coarse.service.errors import ServiceError
 from nearstep.errors import NearstepError
 from nearstep.storage.snapshot_file import generations
@@ -105,6 +107,17 @@ def main(
     kill: Annotated[
         str, typer.Option(help="RANK:STEP: this worker kills itself in that step.")
     ] = "",
+    routing: Annotated[
+        str,
+        typer.Option(help="`rank`: the device of the worker's rank; `measured`: by a profile."),
+    ] = "rank",
+    dual: Annotated[
+        str,
+        typer.Option(
+            help="Bytes of the gradients for the devices, the workers sum the rest; `auto`: the "
+            "closed form's, of what is measured."
+        ),
+    ] = "",
     seed: Annotated[int, typer.Option(min=0, help="Of weights and batches.")] = 1,
 ) -> None:
     """Train data parallel; started by torchrun."""
@@ -112,6 +125,10 @@ def main(
         raise typer.BadParameter(f"--size must be one of {', '.join(SIZES)}, not {size!r}")
     if "RANK" not in os.environ:
         raise typer.BadParameter("torchrun starts it: torchrun --nproc-per-node 4 examples/...")
+    if routing not in ("rank", "measured"):
+        raise typer.BadParameter(f"--routing must be rank or measured, not {routing!r}")
+    if dual and dual != "auto" and not dual.isdecimal():
+        raise typer.BadParameter(f"--dual must be auto or a number of bytes, not {dual!r}")
     if resume and snapshots is None:
         raise typer.BadParameter("--resume needs --snapshots")
     if device:
@@ -127,7 +144,13 @@ def main(
         training = Training(size, context, lr, seed)
         model = DistributedDataParallel(training.model)
         state, average = coarse.ddp_hook(wire=wire)
-        model.register_comm_hook(state, average)
+        if routing == "measured":
+            state.measure_routing(every=100)
+        if dual:
+            m = int(dual) if dual != "auto" else best_m(model, training, state, context, batch)
+            model.register_comm_hook(*coarse.dual_hook(state, m=m))
+        else:
+            model.register_comm_hook(state, average)
         settle_buckets(model, training, context)
         if resume and snapshots is not None and generations(snapshots):
             training.load(coarse.restore_snapshot(state, str(snapshots)))
@@ -178,6 +201,31 @@ def settle_buckets(model: DistributedDataParallel, training: Training, context: 
     for _ in range(2):
         model(torch.zeros(1, context, dtype=torch.int64)).mean().backward()
     training.optimizer.zero_grad()
+
+
+def best_m(
+    model: DistributedDataParallel,
+    training: Training,
+    group: coarse.CoarseProcessGroup,
+    context: int,
+    batch: int,
+) -> int:
+    """Bytes of gradients for the devices, by the closed form; the same in all workers."""
+    tokens = torch.zeros(batch // group.size(), context, dtype=torch.int64)
+    with model.no_sync():
+        for _ in range(2):
+            began = time.perf_counter()
+            mean = model(tokens).mean()
+            middle = time.perf_counter()
+            mean.backward()
+            end = time.perf_counter()
+    training.optimizer.zero_grad()
+    nbytes = 4 * sum(each.numel() for each in model.parameters())
+    inputs = coarse.measure_dual(group, nbytes, forward_s=middle - began, backward_s=end - middle)
+    m = best_split(inputs)
+    if group.rank() == 0:
+        print(f"{m:,} of {nbytes:,} bytes of gradients go to the devices")
+    return m
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ def test_the_code_of_the_page_prints_what_it_says() -> None:
         "state.000001 True\n",
         "(0, 1) device 0 has tensor 0 in work and waits for device 1 (with tensor 1)\n[0, 1]\n",
         "True True\n",
+        "[1.099 0.899 0.899] False\n",
         "41142 0 1\n2097152 32\n0.5497\n",
         "True\n1 1\ndevice 0 heard nothing from device 3 on link 0 "
         "(device 0: SILENT, device 1: PEER, device 2: PEER, device 3: PEER)\nTrue\n",

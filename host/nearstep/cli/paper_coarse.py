@@ -13,7 +13,15 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from nearstep.cli.files import PictureFile, check_picture, check_writable
+from nearstep.cli.files import PictureFile
+from nearstep.cli.paper_rows import (
+    check_outputs,
+    chosen,
+    plain_rows,
+    print_assumed,
+    print_speedups,
+    table_of,
+)
 from nearstep.paper import coarse
 from nearstep.paper.coarse import Evaluation, Sensitivity
 from nearstep.paper.coarse_picture import draw
@@ -43,20 +51,12 @@ def command(
     ] = True,
 ) -> None:
     """Figures 2, 3, 8, 13, 14, 16, 17 and Table I of COARSE, beside what is modelled."""
-    parts = tuple(only.split(","))
-    for name in parts:
-        if name not in coarse.PARTS:
-            known = ", ".join(coarse.PARTS)
-            raise typer.BadParameter(f"must be of {known}, not {name!r}", param_hint="--only")
-    if image is not None:
-        check_picture(image)
-        if not timeline or parts != tuple(coarse.PARTS):
-            raise typer.BadParameter(
-                "must come without --no-timeline and --only: it is of all", param_hint="--picture"
-            )
-    for option, path in (("--json", as_json), ("--picture", image)):
-        if path is not None:
-            check_writable(option, path)
+    parts = chosen(only, coarse.PARTS, "--only")
+    if image is not None and (not timeline or parts != tuple(coarse.PARTS)):
+        raise typer.BadParameter(
+            "must come without --no-timeline and --only: it is of all", param_hint="--picture"
+        )
+    check_outputs(as_json, image)
     evaluation = Evaluation()
     rows = [*evaluation.rows(parts)]
     found = errors(rows) if any(row.speedup for row in rows) else None
@@ -77,23 +77,15 @@ def command(
         if image is not None:
             draw(rows, next(runs(shares["fitted"])), pipelines, sums, image)
     console = Console()
-    console.print(_rows(rows))
+    console.print(table_of(rows, "COARSE"))
     _explain(console, evaluation, rows, found)
     for table in (_sensitivity(changed), _dual_table(dual), _pipelines(pipelines), _costs(sums)):
         if table.row_count:
             console.print(table)
-    console.print("Not modelled:")
-    for name, reason in coarse.NOT_MODELLED.items():
-        console.print(f"- {name}: {reason}.", soft_wrap=True)
-    console.print("Assumed:")
-    for line in coarse.ASSUMPTIONS:
-        console.print(f"- {line}", soft_wrap=True)
+    print_assumed(console, coarse.NOT_MODELLED, coarse.ASSUMPTIONS)
     if as_json is not None:
         written = {
-            "rows": [{**asdict(row), "error": row.error, "holds": row.holds} for row in rows],
-            "speedups": None
-            if found is None
-            else {"mean": found.mean, "largest": found.largest.name, "count": found.count},
+            **plain_rows(rows, found),
             "fitted": {"gpu": evaluation.options.gpu},
             "sensitivity": [asdict(each) for each in changed],
             "dual": dual,
@@ -146,37 +138,13 @@ def _cost(each: Cost) -> dict[str, Any]:
     }
 
 
-def _rows(rows: Sequence[Row]) -> Table:
-    table = Table("figure", "where", title="COARSE")
-    for name in ("paper", "here"):
-        table.add_column(name, justify="right")
-    table.add_column("")
-    table.add_column("error", justify="right")
-    for row in rows:
-        relation = row.relation if row.relation != "=" else ""
-        if row.holds is not None:
-            error = "holds" if row.holds else "does not"
-        else:
-            points = row.unit == "%"
-            error = f"{row.error:+.1f} points" if points else f"{row.error:+.1%}"
-        values = [f"{each:.2f} {row.unit}".strip() for each in (row.paper, float(row.found or 0))]
-        printed = f"{relation} {values[0]}".strip()
-        table.add_row(row.name, row.section, printed, values[1], row.kind, error)
-    return table
-
-
 def _explain(
     console: Console, evaluation: Evaluation, rows: Sequence[Row], found: Errors | None
 ) -> None:
     for row in rows:
         if row.note:
             console.print(f"{row.name}: {row.note}.", soft_wrap=True)
-    if found is not None:
-        console.print(
-            f"Mean error of {found.count} printed speedups {found.mean:.1%}; the largest is "
-            f"{found.largest.error:+.1%}, {found.largest.name}.",
-            soft_wrap=True,
-        )
+    print_speedups(console, found)
     given = sum(row.kind == "input" for row in rows)
     console.print(
         f"Fitted, once, on section II: {evaluation.options.gpu:.1%} of a GPU's peak, so that "

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from nearstep.cli.files import check_writable
+from nearstep.cli.paper_rows import check_outputs, chosen, print_assumed
 from nearstep.paper import memferry
 from nearstep.paper.memferry import Evaluation, Row, Sensitivity
 
@@ -33,13 +33,8 @@ def command(
     ] = True,
 ) -> None:
     """Section V of MemFerry: what is printed, and what is modelled."""
-    chosen = tuple(models.split(","))
-    for name in chosen:
-        if name not in memferry.MODELS_OF_FIGURE_9:
-            known = ", ".join(memferry.MODELS_OF_FIGURE_9)
-            raise typer.BadParameter(f"must be of {known}, not {name!r}", param_hint="--models")
-    if as_json is not None:
-        check_writable("--json", as_json)
+    names = chosen(models, memferry.MODELS_OF_FIGURE_9, "--models")
+    check_outputs(as_json)
     console = Console()
     found: list[Row] = []
     changed: list[Sensitivity] = []
@@ -50,21 +45,21 @@ def command(
             found.append(row)
             progress.advance(task)
         under = memferry.evaluations()
-        for each in memferry.sensitivity(chosen, under) if sensitivity else ():
+        for each in memferry.sensitivity(names, under) if sensitivity else ():
             changed.append(each)
             progress.advance(task)
-        full = sensitivity and chosen == memferry.MODELS_OF_FIGURE_9
+        full = sensitivity and names == memferry.MODELS_OF_FIGURE_9
         memory = {name: [*each.memory()] for name, each in under.items()} if full else {}
-    plans = [_gaps(evaluation, name) for name in chosen]
+    plans = [_gaps(evaluation, name) for name in names]
     for table in (_rows(found), _gap_table(plans), _sensitivity(changed), _memory(memory)):
         if table.row_count:
             console.print(table)
-    console.print("Not modelled:")
-    for name, reason in memferry.NOT_MODELLED.items():
-        console.print(f"- {name}: {reason}.", soft_wrap=True)
-    console.print("*modelled*: no constant is fitted. Assumed:")
-    for line in memferry.ASSUMPTIONS:
-        console.print(f"- {line}", soft_wrap=True)
+    print_assumed(
+        console,
+        memferry.NOT_MODELLED,
+        memferry.ASSUMPTIONS,
+        "*modelled*: no constant is fitted. Assumed:",
+    )
     if as_json is not None:
         text = json.dumps(plain(found, plans, changed, memory), indent=1)
         as_json.write_text(text + "\n", encoding="utf-8")

@@ -13,7 +13,15 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from nearstep.cli.files import PictureFile, check_picture, check_writable
+from nearstep.cli.files import PictureFile
+from nearstep.cli.paper_rows import (
+    check_outputs,
+    chosen,
+    plain_rows,
+    print_assumed,
+    print_speedups,
+    table_of,
+)
 from nearstep.errors import ArgumentError
 from nearstep.paper import smart_infinity
 from nearstep.paper.rows import Errors, Row, errors
@@ -41,16 +49,8 @@ def command(
     ] = FOLDER,
 ) -> None:
     """Figures 3 and 9 to 17 and Tables I, III, IV of Smart-Infinity, beside what is here."""
-    parts = tuple(only.split(","))
-    for name in parts:
-        if name not in smart_infinity.PARTS:
-            known = ", ".join(smart_infinity.PARTS)
-            raise typer.BadParameter(f"must be of {known}, not {name!r}", param_hint="--only")
-    if image is not None:
-        check_picture(image)
-    for option, path in (("--json", as_json), ("--picture", image)):
-        if path is not None:
-            check_writable(option, path)
+    parts = chosen(only, smart_infinity.PARTS, "--only")
+    check_outputs(as_json, image)
     try:
         benches = [*measured(bench)]
     except ArgumentError as error:
@@ -70,17 +70,12 @@ def command(
             progress.advance(task)
         if image is not None:
             draw(evaluation, image)
-    console.print(_rows(rows))
+    console.print(table_of(rows, "Smart-Infinity"))
     found = errors(rows) if any(row.speedup for row in rows) else None
     _explain(console, evaluation, rows, found)
     if changed:
         console.print(_sensitivity(changed))
-    console.print("Not modelled:")
-    for name, reason in smart_infinity.NOT_MODELLED.items():
-        console.print(f"- {name}: {reason}.", soft_wrap=True)
-    console.print("Assumed:")
-    for line in smart_infinity.ASSUMPTIONS:
-        console.print(f"- {line}", soft_wrap=True)
+    print_assumed(console, smart_infinity.NOT_MODELLED, smart_infinity.ASSUMPTIONS)
     if as_json is not None:
         text = json.dumps(plain(evaluation, rows, changed, found), indent=1)
         as_json.write_text(text + "\n", encoding="utf-8")
@@ -94,10 +89,7 @@ def plain(
 ) -> dict[str, Any]:
     """All of it for `json.dumps`; errors of `%` and `M` are differences, of others fractions."""
     return {
-        "rows": [{**asdict(row), "error": row.error, "holds": row.holds} for row in rows],
-        "speedups": None
-        if found is None
-        else {"mean": found.mean, "largest": found.largest.name, "count": found.count},
+        **plain_rows(rows, found),
         "fitted": _fitted(evaluation),
         "sensitivity": [asdict(each) for each in changed],
         "not_modelled": smart_infinity.NOT_MODELLED,
@@ -112,50 +104,13 @@ def _fitted(evaluation: Evaluation) -> dict[str, float]:
     }
 
 
-def _value(value: float | None, unit: str) -> str:
-    if value is None:
-        return ""
-    digits = 4 if unit == "M" else 2
-    return f"{value:.{digits}f} {unit}"
-
-
-def _error(row: Row) -> str:
-    if row.holds is not None:
-        return "holds" if row.holds else "does not"
-    if row.error is None:
-        return ""
-    if row.unit == "M":
-        return f"{row.error:+.4f}"
-    return f"{row.error:+.1f} points" if row.unit == "%" else f"{row.error:+.1%}"
-
-
-def _rows(rows: Sequence[Row]) -> Table:
-    table = Table("figure", "where", title="Smart-Infinity")
-    for name in ("paper", "here"):
-        table.add_column(name, justify="right")
-    table.add_column("")
-    table.add_column("error", justify="right")
-    for row in rows:
-        printed = f"{row.relation if row.relation != '=' else ''} {_value(row.paper, row.unit)}"
-        kind = row.kind if row.found is not None else row.note
-        here = _value(row.found, row.unit)
-        table.add_row(row.name, row.section, printed.strip(), here, kind, _error(row))
-    return table
-
-
 def _explain(
     console: Console, evaluation: Evaluation, rows: Sequence[Row], found: Errors | None
 ) -> None:
     padding = {row.name.partition(":")[0]: row.note for row in rows if row.section == "Table I"}
     for system, note in padding.items():
         console.print(f"{system}: {note}.", soft_wrap=True)
-    if found is not None:
-        largest = found.largest
-        console.print(
-            f"Mean error of {found.count} printed speedups {found.mean:.1%}; the largest is "
-            f"{largest.error:+.1%}, {largest.name}.",
-            soft_wrap=True,
-        )
+    print_speedups(console, found)
     fitted = _fitted(evaluation)
     console.print(
         f"Fitted, once, on section III: {fitted['uplink_bytes_per_s'] / 1e9:.2f} GB/s of the "

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from nearstep.coarse.device import CoarseDevice
 from nearstep.coarse.event import Event
+from nearstep.coarse.optimizer import StorageOptimizer
 from nearstep.coarse.pool import CoarsePool
 from nearstep.coarse.proxies import Proxies
 from nearstep.coarse.tensor import PoolTensor
@@ -21,7 +22,7 @@ from nearstep.coarse.tensor import PoolTensor
 if TYPE_CHECKING:
     from nearstep.torch.distributed import ddp_hook as ddp_hook
 
-__all__ = ["CoarseDevice", "CoarsePool", "Event", "PoolTensor", "Proxies"]
+__all__ = ["CoarseDevice", "CoarsePool", "Event", "PoolTensor", "Proxies", "StorageOptimizer"]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,21 +1,24 @@
-"""Driver of a pool's memory devices: their registers and their memory."""
+"""Driver of a pool's memory devices: their registers, their memory and their update kernels."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 from nearstep.backends.base import Backend
-from nearstep.device import Device
-from nearstep.errors import MismatchError
+from nearstep.errors import ArgumentError, MismatchError
 from nearstep.registers import BlockRegisters, Registers
+from nearstep.updater.channel import KernelChannel
+from nearstep.updater.updating import UpdatingDevice
 from nearstep_spec.coarse.config import CoarseConfig
-from nearstep_spec.coarse.registers import device_maps, register_bytes
+from nearstep_spec.coarse.registers import UPDATER, device_maps, register_bytes
+from nearstep_spec.updater.config import AdamKernelConfig
 
 
-class CoarseDevice(Device):
+class CoarseDevice(UpdatingDevice):
     """All memory devices of a pool; a channel of memory is the DRAM of one of them.
 
-    `nearstep.coarse.CoarsePool` is what sums tensors with it.
+    `nearstep.coarse.CoarsePool` is what sums tensors with it. Where devices have an update kernel
+    (`rules=`), `update` starts it on the device that the arrays lie on.
 
     Parameters
     ----------
@@ -50,6 +53,19 @@ class CoarseDevice(Device):
             )
             for number in range(len(backend.regions))
         )
+        if config.updater is not None:
+            self.channels = tuple(
+                KernelChannel(backend, number, base, self.nodes[number][UPDATER])
+                for number, (base, _) in enumerate(backend.regions)
+            )
+
+    @property
+    def kernel_config(self) -> AdamKernelConfig:
+        if self.config.updater is None:
+            raise ArgumentError(
+                f"{self.url} must have an update kernel at each device: open it with rules=adam"
+            )
+        return self.config.updater
 
     @property
     def blocks(self) -> Mapping[str, BlockRegisters]:

@@ -51,8 +51,8 @@ class CoarsePool:
 
     Raises
     ------
-    ArgumentError : `device` is no CoarseDevice or has one device alone, or `silence_cycles` is not
-        from 0 to 2**32 - 1.
+    ArgumentError : `device` is no CoarseDevice, or has one device alone without an update kernel,
+        or `silence_cycles` is not from 0 to 2**32 - 1.
     ClosedDeviceError
     WaitTimeoutError : a device did not become idle.
 
@@ -66,10 +66,10 @@ class CoarsePool:
             raise ArgumentError(
                 f"silence_cycles must be a whole number from 0 to 2**32 - 1, not {silence_cycles!r}"
             )
-        if len(device.nodes) < 2:
+        if len(device.nodes) < 2 and device.config.updater is None:
             raise ArgumentError(
-                f"device must be a pool of 2 devices at least, not 1 on {device.url}; "
-                "serial: opens other boards of a ring as peers="
+                f"device must be a pool of 2 devices at least, or have an update kernel (rules=), "
+                f"not 1 on {device.url}; serial: opens other boards of a ring as peers="
             )
         device.check_open("make a pool")
         self.device = device
@@ -102,13 +102,14 @@ class CoarsePool:
         """Give the devices back; tensors are gone. Closing twice does nothing."""
         self.device.close()
 
-    def tensor(self, arrays: int | Sequence[Any]) -> PoolTensor:
+    def tensor(self, arrays: int | Sequence[Any], *, reduced: bool = True) -> PoolTensor:
         """A tensor on all devices.
 
         Parameters
         ----------
         arrays : either its shape, for zeros; or an array for each device, float32, of one shape:
             numpy's or any that numpy takes without a copy.
+        reduced : whether it can be reduced; otherwise it takes half the memory.
 
         Raises
         ------
@@ -123,11 +124,13 @@ class CoarsePool:
             shape = tuple(map(int, shape))
             if any(dim < 0 for dim in shape):
                 raise ArgumentError(f"shape must not be negative, not {shape}")
-            tensor = PoolTensor(self.rings, shape)  # before there is an array as large on the host
+            # Before there is an array as large on the host.
+            tensor = PoolTensor(self.rings, shape, reduced=reduced)
             values = [np.zeros(shape, np.float32)] * self.devices
         else:
             values = self._checked(arrays)
-            tensor = PoolTensor(self.rings, tuple(int(dim) for dim in values[0].shape))
+            shape = tuple(int(dim) for dim in values[0].shape)
+            tensor = PoolTensor(self.rings, shape, reduced=reduced)
         try:
             for device, each in enumerate(values):
                 tensor.write(device, each)
@@ -180,8 +183,8 @@ class CoarsePool:
         Raises
         ------
         QueueFullError : a queue that it needs is full. Nothing was sent to any device.
-        ArgumentError : there is no such operation, format or group, or the tensor is another pool's
-            (FreedBufferError).
+        ArgumentError : there is no such operation, format or group, the tensor is another pool's or
+            not made to be reduced (FreedBufferError), or there is one device alone.
         BusyError : a job that has not ended uses the tensor.
         ResetNeededError : jobs ended with an error before, and `reset` was not called.
         ClosedDeviceError
@@ -203,6 +206,9 @@ class CoarsePool:
         self.check_operation(op)
         self.check_wire(wire)
         self.check_tensor(tensor)
+        self.check_ring("reduce")
+        if not tensor.reduced:
+            raise ArgumentError(f"{tensor!r} must be made with reduced=True to be reduced")
         parts = self.split(tensor.size, wire, group)
         tensor.check_idle("reduce")
         self.rings.check_ready()
@@ -413,6 +419,11 @@ class CoarsePool:
                     tensor.free()
             raise
         return tuple(made)
+
+    def check_ring(self, action: str) -> None:
+        """Raise `ArgumentError` if there is one device alone; `action` is what was to be done."""
+        if self.devices < 2:
+            raise ArgumentError(f"cannot {action} on {self!r}: one device has no ring")
 
     def check_group(self, group: int) -> None:
         """Raise `ArgumentError` unless there is this group."""

@@ -438,7 +438,9 @@ class Rings:
         return IDLE_CYCLES + 2 * self.silence_cycles + SLOWEST_CYCLES_PER_BEAT * 2 * beats
 
     def _used(self, device: int) -> int:
-        """Links of a device: of two devices, only the one between device 0 and 1."""
+        """Links of a device: of two devices, only the one between device 0 and 1; of one, none."""
+        if self.devices == 1:
+            return 0
         return (1 << PORTS) - 1 if self.devices > 2 else 1 << (1 - device)
 
     def _configure(self, device: int) -> None:

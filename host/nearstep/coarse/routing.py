@@ -16,8 +16,9 @@ from nearstep.coarse.errors import ProfileError
 from nearstep.errors import ArgumentError
 from nearstep.scalars import check_whole, is_whole
 
-SHARD_ALIGNMENT = 64
-"""Bytes; every shard but a tensor's last one begins and ends at a multiple."""
+SHARD_ALIGNMENT = 1 << 11
+"""Bytes; every shard but a tensor's last one begins and ends at a multiple: at a border of entries
+of the rings, whatever the format on their links."""
 
 FULL = 0.95
 """Share of the highest rate measured that counts as the full rate."""
@@ -39,6 +40,21 @@ class Measurement(NamedTuple):
     def bytes_per_s(self) -> Fraction:
         """Its rate, exactly that of the two numbers."""
         return self.nbytes / Fraction(self.seconds)
+
+
+def check_sizes(sizes: Sequence[int], proxy: int | None = None) -> None:
+    """Check sizes for a profile.
+
+    Raises
+    ------
+    ProfileError : they are fewer than two, not whole, not above 0, or not ascending.
+    """
+    if len(sizes) < 2:
+        raise ProfileError(proxy, f"there must be two sizes or more, not {len(sizes)}")
+    if not all(is_whole(size) and size > 0 for size in sizes):
+        raise ProfileError(proxy, f"sizes must be integers above 0, not {sizes}")
+    if not all(low < high for low, high in pairwise(sizes)):
+        raise ProfileError(proxy, f"sizes must ascend, not {sizes}")
 
 
 @dataclass(frozen=True)
@@ -63,12 +79,7 @@ class Profile:
             raise ProfileError(None, "there must be at least one proxy")
         for proxy, measured in self.proxies.items():
             sizes = [each.nbytes for each in measured]
-            if len(sizes) < 2:
-                raise ProfileError(proxy, f"there must be two sizes or more, not {len(sizes)}")
-            if not all(is_whole(size) and size > 0 for size in sizes):
-                raise ProfileError(proxy, f"sizes must be integers above 0, not {sizes}")
-            if not all(low < high for low, high in pairwise(sizes)):
-                raise ProfileError(proxy, f"sizes must ascend, not {sizes}")
+            check_sizes(sizes, proxy)
             if sizes != (expected := self.sizes):
                 raise ProfileError(
                     proxy, f"sizes must be those of the first, {expected}, not {sizes}"
@@ -205,8 +216,9 @@ class Shard(NamedTuple):
 def partition(nbytes: int, shard_bytes: int) -> tuple[Shard, ...]:
     """Cut a tensor into shards, none smaller than `shard_bytes` unless the tensor is.
 
-    As many as there can be, at multiples of 64 bytes, the largest less than 128 bytes larger than
-    the smallest, in the order of the tensor. A tensor that is smaller, or empty, is one shard.
+    As many as there can be, at multiples of `SHARD_ALIGNMENT`, the largest less than twice that
+    larger than the smallest, in the order of the tensor. A tensor that is smaller, or empty, is one
+    shard.
 
     Raises
     ------

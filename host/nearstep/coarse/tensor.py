@@ -21,18 +21,21 @@ class PoolTensor:
 
     There are two buffers for it on each device. A job reads the front one and writes the back one;
     the two change places when the job has succeeded on every device. Until then, and for good if
-    it fails, all devices have the values from before the job.
+    it fails, all devices have the values from before the job. A tensor that is not `reduced` is
+    stored alone, and has one buffer.
 
     Attributes
     ----------
     rings : of its pool.
     shape
     size : elements, on each device.
+    reduced : whether jobs can sum it.
     """
 
-    def __init__(self, rings: Rings, shape: tuple[int, ...]) -> None:
+    def __init__(self, rings: Rings, shape: tuple[int, ...], *, reduced: bool = True) -> None:
         self.rings = rings
         self.shape = shape
+        self.reduced = reduced
         self.size = math.prod(shape)
         self._event: Pending | None = None
         self._transfers: list[Completion] = []
@@ -40,7 +43,7 @@ class PoolTensor:
         self._buffers: list[list[Buffer]] = []
         self._front = 0
         try:
-            for _ in range(2):
+            for _ in range(1 + reduced):
                 self._buffers.append([])
                 for device in range(rings.devices):
                     self._buffers[-1].append(rings.device.alloc(self.size, channel=device))

@@ -2,47 +2,28 @@
 
 from __future__ import annotations
 
-import contextlib
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any, TypeVar
 
 from nearstep.backends.base import Backend
 from nearstep.buffer import Buffer
-from nearstep.device import Device
 from nearstep.errors import (
     ArgumentError,
-    BusyError,
     DeviceError,
     MemoryFaultError,
     MismatchError,
     ProtocolError,
-    ResetNeededError,
 )
 from nearstep.registers import BlockRegisters, Registers
 from nearstep.run import Run
 from nearstep.updater.accelerated import AcceleratedRuns
-from nearstep.updater.arguments import RuleArguments, rule_arguments
-from nearstep.updater.buffers import check_buffer, check_format, check_size, common_channel
 from nearstep.updater.channel import KernelChannel
-from nearstep.updater.command import Command
-from nearstep.updater.copy_out import CopyOut
-from nearstep.updater.gradient import Gradient
-from nearstep.updater.pairs import Pairs, check_count
-from nearstep.updater.run import KernelRun, ScanRun, UpdateRun
 from nearstep.updater.turns import Region, Turns
-from nearstep_spec.rule.optimizer import Optimizer
-from nearstep_spec.rule.rules import OPTIMIZERS
-from nearstep_spec.rule.scale import GRADIENT, GRADIENT_SCALE
-from nearstep_spec.updater.config import COPY_OUT, INDEX, AdamKernelConfig
-from nearstep_spec.updater.operands import operands
-from nearstep_spec.updater.registers import Operation
-
-Started = TypeVar("Started", bound=KernelRun)
+from nearstep.updater.updating import UpdatingDevice, reset_needed
+from nearstep_spec.updater.config import AdamKernelConfig
 
 
-class KernelDevice(Device):
+class KernelDevice(UpdatingDevice):
     """A device with one update kernel for each memory channel. Families derive from it.
 
     Parameters
@@ -75,6 +56,10 @@ class KernelDevice(Device):
         arrays = len(config.arrays) + bool(config.compression) + bool(config.copy_out_formats)
         if config.window_count < arrays:
             raise MismatchError("windows", f"at least {arrays}", config.window_count)
+
+    @property
+    def kernel_config(self) -> AdamKernelConfig:
+        return self.config
 
     @property
     def blocks(self) -> Mapping[str, BlockRegisters]:
@@ -179,237 +164,6 @@ class KernelDevice(Device):
         elif first is not None:
             raise first
 
-    def update(
-        self,
-        optimizer: str | Optimizer,
-        arrays: Mapping[str, Any],
-        *,
-        step: int | None = None,
-        first: bool = False,
-        gradient_format: str | None = None,
-        gradient_scale: float = 1.0,
-        copy_out: Buffer | None = None,
-        copy_out_format: str | None = None,
-        **hyper: Any,
-    ) -> UpdateRun:
-        """Start a step of an optimizer, its states in place, and return at once::
-
-            device.update("adamw", {"p": p, "g": g, "m": m, "v": v}, step=1, lr=1e-3)
-
-        Parameters
-        ----------
-        optimizer : name of one whose rules the kernel has: `adam`, `adamw`, `sgd`, `adagrad` and
-            others of nearstep, or of a file of yours, such as `lion` with
-            `rules=examples/lion.py:LION`.
-        arrays : `p`, `g` and the other states of the rule that the hyper-parameters ask for, by
-            name: of Adam the moments `m` and `v`, and with `amsgrad=True` their maxima `v_max`; of
-            SGD with momentum `m`; of Adagrad the sum of squares `v`. Float32, of one size, on this
-            device, on one channel, each starting on a beat of the memory port (64 bytes with 16
-            lanes), without overlap. A state that the rule has in 16 bits is float16, or uint16 that
-            holds bfloat16; and so may `g` be where the kernel has the format. Where the kernel has
-            the form, `g` may be `Pairs`, of which there may be any number.
-        step : t, from 1. It must be given where the rule depends on it.
-        first : state that the rule alone has holds nothing yet, whatever is there: SGD's momentum
-            becomes the gradient.
-        gradient_format : `fp32`, `fp16` or `bf16`. None is that of g's dtype; `bf16` must be named,
-            and g be uint16 then.
-        gradient_scale : every gradient is multiplied by it, rounded to binary32 once, before
-            anything else. Other than 1 only where the kernel can (`gradient_scale=yes`). -1
-            maximizes.
-        copy_out : of the size of p, placed like p: it becomes the updated p, rounded to nearest
-            even to 16 bits. float16, or uint16 to hold bfloat16, where the kernel has the format.
-        copy_out_format : `fp16` or `bf16`. None is that of copy_out's dtype; `bf16` must be named.
-        **hyper : hyper-parameters, those of `torch.optim` under their names; those not given have
-            the optimizer's defaults.
-
-        Raises
-        ------
-        ArgumentError : an argument is wrong (AlignmentError, OverlapError, DtypeError, ShapeError,
-            ForeignBufferError, FreedBufferError), or the kernel does not have the rule, or computes
-            something else; the device was not touched.
-        ModeError : the channel is not in acceleration mode.
-        BusyError : the run before this one on the channel has not ended: one of this thread, or one
-            of another, for which it waited.
-        ResetNeededError : the device stopped at a fault before.
-        ClosedDeviceError
-        """
-        known = self._optimizer(optimizer)
-        arguments = rule_arguments(known, self.config.order, step=step, first=first, **hyper)
-        states = {name: buffer for name, buffer in arrays.items() if name != GRADIENT}
-        wanted = {name for name in arguments.form.rule.arrays_in if name != GRADIENT}
-        for name in sorted(wanted ^ set(states)):
-            raise ArgumentError(
-                f"{name} must {'' if name in wanted else 'not '}be given for the rule "
-                f"{arguments.rule}, which these hyper-parameters ask for: {arguments.given}"
-            )
-        if GRADIENT not in arrays:
-            raise ArgumentError(f"{GRADIENT} must be given")
-        gradient = Gradient(gradient_format, gradient_scale)
-        copy = CopyOut(copy_out, copy_out_format)
-        return self._update(arguments, states, arrays[GRADIENT], gradient, copy)
-
-    def _optimizer(self, optimizer: str | Optimizer) -> Optimizer:
-        """The optimizer of a name: one that the kernel has, or one of nearstep."""
-        if isinstance(optimizer, Optimizer):
-            return optimizer
-        ours = {each.name: each for each in self.config.rule_set.optimizers}
-        known = {**OPTIMIZERS, **ours}
-        if optimizer not in known:
-            raise ArgumentError(f"optimizer must be of {', '.join(known)}, not {optimizer!r}")
-        return known[optimizer]
-
-    def scan(self, g: Buffer, gradient_format: str | None = None) -> ScanRun:
-        """Start reading gradients alone, and return at once: whether all are finite, and their sum
-        of squares.
-
-        Parameters
-        ----------
-        g : as in `update`, of fewer than 2**32 elements.
-        gradient_format : as in `update`.
-
-        Raises
-        ------
-        ArgumentError, ModeError, BusyError, ClosedDeviceError : as `update`; and the kernel cannot
-            scan.
-        """
-        action = "run scan"
-        self.check_open(action)
-        if not self.config.scan:
-            raise ArgumentError("the kernel cannot scan: open the device with scan=yes")
-        gradient = Gradient(gradient_format)
-        gradient.check(self.config)
-        check_buffer(self, self.config, GRADIENT, g, action)
-        check_count("gradients", g.size)
-        command = Command(
-            operation=Operation.SCAN,
-            buffers={GRADIENT: g},
-            count=g.size,
-            gradient=gradient.format_of(g, self.config),
-        )
-        return self._start(ScanRun, "scan", command)
-
-    def _update(
-        self,
-        arguments: RuleArguments,
-        states: Mapping[str, Buffer],
-        g: Buffer | Pairs,
-        gradient: Gradient,
-        copy_out: CopyOut,
-    ) -> UpdateRun:
-        """Start a rule, if everything is as it should be."""
-        rule = arguments.rule
-        self.check_open(f"run {rule}")
-        self._check_form(arguments)
-        gradient.check(self.config)
-        copy_out.check(self.config)
-        if self.config.gradient_scale:
-            arguments = arguments.also(GRADIENT_SCALE, gradient.scale)
-        pairs, value = (g, g.value) if isinstance(g, Pairs) else (None, g)
-        if pairs is not None:
-            pairs.check(self.config)
-        buffers = self._checked_buffers(rule, states, value, pairs, gradient, copy_out)
-        arguments.check()
-        return self._start(
-            UpdateRun,
-            rule,
-            Command(
-                operation=Operation.UPDATE,
-                buffers=buffers,
-                count=states["p"].size,
-                gradient=gradient.format_of(value, self.config),
-                copy_out=copy_out.format_of(buffers[COPY_OUT], self.config)
-                if COPY_OUT in buffers
-                else "none",
-                form="none" if pairs is None else pairs.form,
-                pairs=0 if pairs is None else pairs.size,
-                rule=rule,
-                scalars=arguments.scalars,
-            ),
-        )
-
-    def _start(self, kind: type[Started], name: str, command: Command) -> Started:
-        """Start a command on the channel of its buffers, if that is free."""
-        action = f"run {name}"
-        number = common_channel(command.buffers, self.channel_of)
-        channel = self.channels[number]
-        with channel.lock:
-            channel.check_ready(action)
-            for each in command.buffers.values():
-                super().check_unused(each, action, changes=True)
-            try:
-                self._await_other(channel, action)
-                command.configure(channel.kernel, self.config, channel.base)
-                command.grant(channel.kernel, self.config, channel.base)
-                run = kind(
-                    name,
-                    self.backend,
-                    channel.kernel,
-                    command.buffers,
-                    count=command.count,
-                    beats=command.beats(self.config),
-                    channel=number,
-                    base=channel.base,
-                    reset=channel.reset_kernel,
-                    lock=channel.lock,
-                )
-                channel.run = run  # before START: an interrupt must not lose a run
-                channel.kernel.start.go = 1
-            except (MemoryFaultError, ProtocolError) as fault:
-                raise _reset_needed(action, fault) from fault
-        return run
-
-    def _await_other(self, channel: KernelChannel, action: str) -> None:
-        """Let the last run of the channel end, if another thread started it: that one will be told
-        how it ended.
-
-        Raises
-        ------
-        BusyError
-        """
-        run = channel.run
-        if run is None or run.ended:
-            return
-        others = run.thread is not threading.current_thread()
-        if others:
-            with contextlib.suppress(DeviceError):
-                run.wait()
-        if not run.ended:
-            raise BusyError(
-                f"cannot {action}: {run.what}{' of another thread' * others} has not ended",
-                registers=channel.kernel.dump(),
-            )
-
-    def check_rule(self, rule: str) -> None:
-        """Raise `ArgumentError` unless the kernel has an update rule of this name."""
-        names = self.config.rule_set.names
-        if rule not in names:
-            raise ArgumentError(
-                f"rule must be one that the kernel has ({', '.join(names)}), "
-                f"not {rule}: name it in the device's rules={','.join((*self.config.rules, rule))}"
-            )
-
-    def check_arguments(self, optimizer: str | Optimizer, **arguments: Any) -> None:
-        """Raise `ArgumentError` unless a run could have these numbers.
-
-        Parameters
-        ----------
-        optimizer : as in `update`.
-        **arguments : `step`, `first` and hyper-parameters, as there.
-        """
-        checked = rule_arguments(self._optimizer(optimizer), self.config.order, **arguments)
-        self._check_form(checked)
-        checked.check()
-
-    def _check_form(self, arguments: RuleArguments) -> None:
-        """Raise unless the kernel has the rule, with the same arithmetic."""
-        self.check_rule(arguments.rule)
-        digest = self.config.programs[self.config.rule_set.names.index(arguments.rule)]
-        if digest != arguments.form.digest:
-            raise ArgumentError(
-                f"{arguments.form.rule.location}: rule {arguments.rule} computes something else in "
-                f"the kernel ({digest}) than here ({arguments.form.digest}): open the device again"
-            )
-
     @contextmanager
     def reach(self, buffer: Buffer, action: str) -> Iterator[None]:
         self.settle(buffer, changes=action != "read")
@@ -421,86 +175,15 @@ class KernelDevice(Device):
                 channel.check_reach(f"{action} {buffer!r}")
             yield
         except (MemoryFaultError, ProtocolError) as fault:
-            raise _reset_needed(f"{action} {buffer!r}", fault) from fault
+            raise reset_needed(f"{action} {buffer!r}", fault) from fault
         finally:
             if channel.has_modes:
                 self._turns.end_copy(channel.number)
-
-    def check_unused(self, buffer: Buffer, action: str, *, changes: bool) -> None:
-        super().check_unused(buffer, action, changes=changes)
-        channel = self.channels[self.channel_of(buffer)]
-        run = channel.run
-        if run is None:
-            return
-        table = operands(self.config)
-        names = [name for name in run.sharing(buffer) if changes or table[name].write]
-        if names and not run.ended:
-            raise BusyError(
-                f"cannot {action} {buffer!r}: {run.what}, which uses it as {', '.join(names)}, "
-                "has not ended",
-                registers=channel.kernel.dump(),
-            )
-
-    def close(self) -> None:
-        super().close()
-        for channel in self.channels:
-            channel.run = None  # which refers to this device: the last user's end is the memory's
 
     def reset(self) -> None:
         """Hard reset of the kernels and of their paths to memory.
 
         Runs in progress are lost, and every channel is in normal mode.
         """
-        with ExitStack() as locks:
-            for channel in self.channels:
-                locks.enter_context(channel.lock)
-            super().reset()
-            for channel in self.channels:
-                channel.forget("the device was reset")
+        super().reset()
         self._turns.forget()
-
-    def _checked_buffers(
-        self,
-        rule: str,
-        states: Mapping[str, Buffer],
-        value: Buffer,
-        pairs: Pairs | None,
-        gradient: Gradient,
-        copy_out: CopyOut,
-    ) -> dict[str, Buffer]:
-        """The buffers of a run by array, p first, if they can be that; those without use left out.
-
-        Parameters
-        ----------
-        value : gradients, or values of pairs.
-        """
-        buffers = {"p": states["p"], GRADIENT: value, **states}
-        if pairs is not None:
-            buffers[INDEX] = pairs.index
-        if copy_out.buffer is not None:
-            buffers[COPY_OUT] = copy_out.buffer
-        table = operands(self.config)
-        for name, buffer in buffers.items():
-            check_buffer(self, self.config, name, buffer, f"run {rule}")
-            if name == GRADIENT:
-                gradient.format_of(buffer, self.config)
-            elif name == COPY_OUT:
-                copy_out.format_of(buffer, self.config)
-            elif name != INDEX:
-                check_format(name, buffer, table[name].format)
-            if pairs is None or name not in (GRADIENT, INDEX):
-                check_size(name, buffer, states["p"].size)
-        if pairs is not None:
-            check_count("elements of a run with pairs", states["p"].size)
-            if not pairs.size:
-                del buffers[GRADIENT], buffers[INDEX]
-        return buffers
-
-
-def _reset_needed(action: str, fault: MemoryFaultError | ProtocolError) -> ResetNeededError:
-    """What a fault of a kernel means to another action: an emulated device stops at it."""
-    text = str(fault).partition("\n")[0]
-    return ResetNeededError(
-        f"cannot {action}: the device stopped before and needs a reset(): {text}",
-        transactions=fault.transactions,
-    )

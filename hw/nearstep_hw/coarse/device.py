@@ -1,4 +1,4 @@
-"""A COARSE memory device: sync cores, links, snapshot, local DRAM and the window to it."""
+"""A COARSE memory device: sync cores, links, snapshot, update kernel, local DRAM and the window."""
 
 from amaranth import Cat, Elaboratable, Module, Mux, Signal, Value
 from amaranth.lib import stream, wiring
@@ -17,6 +17,9 @@ from nearstep_hw.csr.bank import CsrBank
 from nearstep_hw.csr.counters import EventCounters
 from nearstep_hw.csr.decoder import CsrDecoder
 from nearstep_hw.csr.signature import CsrSignature
+from nearstep_hw.rule.rtl import FunctionalUnit
+from nearstep_hw.updater.shell import KernelShell
+from nearstep_hw.updater.unit_row import UnitMaker, connect_units, outside_ports
 from nearstep_spec.coarse.config import BEAT_BYTES, PORTS, CoarseConfig
 from nearstep_spec.coarse.registers import (
     LINK_COUNTERS,
@@ -34,8 +37,8 @@ class MemoryDevice(wiring.Component):
     """A device of the pool.
 
     The host reaches all of the local DRAM through its window at any time; sync cores read and
-    write it job by job; the snapshot copies pages before they change, whoever changes them. They
-    take turns burst by burst.
+    write it job by job; the update kernel, if there is one, updates parameters that lie there; the
+    snapshot copies pages before they change, whoever changes them. They take turns burst by burst.
 
     Flat Verilog ports, with the defaults:
 
@@ -46,10 +49,13 @@ class MemoryDevice(wiring.Component):
     - `m_axi__...`: to the local DRAM.
     - `link_out__0__valid ready payload[129:0]`, `link_in__0__valid payload[129:0]`; and 1.
     - `o_interrupt`.
+    - `fu__...`, if the functional units are outside: see `AdamKernel`.
 
     Parameters
     ----------
     config : of the device.
+    unit : makes a functional unit for the rules of the update kernel; any component with its ports
+        will do. Without it the units are outside.
 
     Members
     -------
@@ -58,39 +64,54 @@ class MemoryDevice(wiring.Component):
     m_axi : AXI4 to the local DRAM. IDs below `1 << HOST_ID_WIDTH` are the window's, reads with as
         many above them those of copies of pages.
     link_out, link_in : phits of each link; what comes is always taken.
-    o_interrupt : high for a cycle when a job has ended well, or all have ended with an error.
+    o_interrupt : high for a cycle when a job has ended well, all have ended with an error, or a run
+        of the update kernel has ended, however it ended.
+    fu : the functional units, if there is an update kernel and they are outside.
 
     Ref: COARSE paper, section IV-A and figure 11.
     """
 
-    def __init__(self, config: CoarseConfig) -> None:
+    def __init__(self, config: CoarseConfig, *, unit: UnitMaker | None = FunctionalUnit) -> None:
         self.config = config
+        self.unit = unit
+        self.kernel = (
+            None
+            if config.updater is None
+            else KernelShell(config.updater, memory_bytes=config.memory_bytes)
+        )
+        initiators = config.groups + (self.kernel is not None)
         self.blocks = {
             "pool": CsrBank(device_map(config)),
             **{f"sync{g}": CsrBank(sync_core_map(config)) for g in range(config.groups)},
         }
         widths = {"address_width": config.address_width, "data_width": 8 * BEAT_BYTES}
-        self.reads = AxiReadJoin(ports=config.groups + 2, id_width=HOST_ID_WIDTH, **widths)
-        self.writers = AxiWriteJoin(ports=config.groups + 1, id_width=HOST_ID_WIDTH, **widths)
+        self.reads = AxiReadJoin(ports=initiators + 2, id_width=HOST_ID_WIDTH, **widths)
+        self.writers = AxiWriteJoin(ports=initiators + 1, id_width=HOST_ID_WIDTH, **widths)
         gate_id_width = len(self.writers.m_axi.aw.payload.id)
         self.gate = SnapshotGate(config, id_width=gate_id_width)
         self.writes = AxiWriteJoin(ports=2, id_width=gate_id_width, fixed=True, **widths)
         id_width = max(len(self.reads.m_axi.ar.payload.id), len(self.writes.m_axi.aw.payload.id))
         super().__init__(
             {
-                "csr": In(CsrSignature(ADDRESS_WIDTH + ceil_log2(len(self.blocks)))),
+                "csr": In(CsrSignature(ADDRESS_WIDTH + ceil_log2(self.block_count))),
                 "s_axi": In(Axi4Signature(**widths, id_width=HOST_ID_WIDTH)),
                 "m_axi": Out(Axi4Signature(**widths, id_width=id_width)),
                 "link_out": Out(stream.Signature(LinkPhit)).array(PORTS),
                 "link_in": In(stream.Signature(LinkPhit, always_ready=True)).array(PORTS),
                 "o_interrupt": Out(1),
+                **({} if self.kernel is None else outside_ports(self.kernel.config, unit)),
             }
         )
+
+    @property
+    def block_count(self) -> int:
+        """Blocks of registers."""
+        return len(self.blocks) + (self.kernel is not None)
 
     def elaborate(self, platform: object) -> Elaboratable:
         m = Module()
         config, groups = self.config, range(self.config.groups)
-        m.submodules.decoder = decoder = CsrDecoder(len(self.blocks))
+        m.submodules.decoder = decoder = CsrDecoder(self.block_count)
         for index, (name, bank) in enumerate(self.blocks.items()):
             m.submodules[f"{name}_bank"] = bank
             wiring.connect(m, getattr(decoder, f"block{index}"), bank.bus)
@@ -113,10 +134,10 @@ class MemoryDevice(wiring.Component):
         done = Cat(core.o_done for core in cores).any()
         failed = Signal()
         m.d.sync += failed.eq(faults.o_failed)
-        m.d.comb += [
-            faults.i_idle.eq(drained),
-            self.o_interrupt.eq(done | (faults.o_failed & ~failed)),
-        ]
+        ended = done | (faults.o_failed & ~failed)
+        if self.kernel is not None:
+            ended |= self._updater(m, self.kernel, decoder)
+        m.d.comb += [faults.i_idle.eq(drained), self.o_interrupt.eq(ended)]
         return m
 
     def _core(
@@ -192,6 +213,17 @@ class MemoryDevice(wiring.Component):
         with m.If(faults.o_clear):
             m.d.sync += [bank.i_completed.eq(0), ended.eq(0)]
 
+    def _updater(self, m: Module, kernel: KernelShell, decoder: CsrDecoder) -> Value:
+        """The update kernel, on the last port to the local DRAM; whether a run has ended."""
+        m.submodules.kernel = kernel
+        wiring.connect(m, getattr(decoder, f"block{len(self.blocks)}"), kernel.csr)
+        connect_channels(m, self.reads.s_axi[-1], kernel.m_axi)
+        connect_channels(m, self.writers.s_axi[-1], kernel.m_axi)
+        connect_units(m, self, kernel, self.unit)
+        was_busy = Signal()
+        m.d.sync += was_busy.eq(kernel.o_busy)
+        return was_busy & ~kernel.o_busy
+
     def _within(self, address: Value) -> Value:
         """An address of 64 bits, or the end of memory if it lies behind that."""
         end = self.config.memory_bytes
@@ -218,7 +250,7 @@ class MemoryDevice(wiring.Component):
         host_writes, *core_writes = writers.s_axi
         connect_channels(m, host_reads, self.s_axi)
         connect_channels(m, host_writes, self.s_axi)
-        for core, read, write in zip(cores, core_reads, core_writes, strict=True):
+        for core, read, write in zip(cores, core_reads, core_writes, strict=self.kernel is None):
             connect_channels(m, read, core.read)
             connect_channels(m, write, core.write)
         connect_channels(m, copy_reads, gate.read)

@@ -1,8 +1,11 @@
 """Generators of memory devices and their sync cores."""
 
+from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING
 
 from nearstep_hw.generator import Generator
+from nearstep_hw.updater.generators import functional_unit
 from nearstep_spec.coarse.config import CoarseConfig
 from nearstep_spec.coarse.registers import device_maps
 from nearstep_spec.codec import entries
@@ -10,7 +13,7 @@ from nearstep_spec.codec import entries
 if TYPE_CHECKING:
     from amaranth.lib import wiring
 
-AROUND_THE_CORE = ("groups", "buffer_entries", "queue_jobs", "snapshot_pages")
+AROUND_THE_CORE = ("groups", "buffer_entries", "queue_jobs", "snapshot_pages", "rules")
 """Options of a device that do not shape its sync cores."""
 
 
@@ -22,8 +25,13 @@ def _sync_core(config: CoarseConfig) -> "wiring.Component":
 
 def _device(config: CoarseConfig) -> "wiring.Component":
     from nearstep_hw.coarse.device import MemoryDevice
+    from nearstep_hw.updater.unit_instance import UnitInstance
 
-    return MemoryDevice(config)
+    return MemoryDevice(config, unit=partial(UnitInstance, module="coarse_fu"))
+
+
+def _device_units(config: CoarseConfig) -> "Mapping[str, wiring.Component]":
+    return {} if config.updater is None else {"coarse_fu": functional_unit(config.updater)}
 
 
 GENERATORS = {
@@ -34,9 +42,10 @@ GENERATORS = {
         uses=tuple(e.name for e in entries(CoarseConfig) if e.name not in AROUND_THE_CORE),
     ),
     "coarse_device": Generator(
-        summary="COARSE memory device: sync cores, links, snapshot, window",
+        summary="COARSE memory device: sync cores, links, snapshot, update kernel, window",
         config=CoarseConfig,
         build=_device,
+        modules=_device_units,
         maps=device_maps,
     ),
 }

@@ -81,7 +81,7 @@ class CoarseBoardConfig(BoardDesign):
             unset="that of the board; with 25 MHz 1000000",
         ),
     ] = None
-    device: Annotated[CoarseConfig, Nested(defaults=COARSE_OPTIONS)] = field(
+    device: Annotated[CoarseConfig, Nested(defaults=COARSE_OPTIONS, omit=("rules",))] = field(
         default_factory=lambda: CoarseConfig(**COARSE_OPTIONS)
     )
 

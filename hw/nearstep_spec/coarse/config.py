@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from nearstep_spec.codec import Option
-from nearstep_spec.updater.config import ELEMENT_BYTES, ConfigError
+from nearstep_spec.rule.rules import BY_RULE
+from nearstep_spec.updater.config import ELEMENT_BYTES, AdamKernelConfig, ConfigError
 
 BEAT_BYTES = 64  # of the local DRAM's port
 BEAT_ELEMENTS = BEAT_BYTES // ELEMENT_BYTES
@@ -16,10 +17,13 @@ FRAME_PHITS = 2  # of a frame with an entry, beside the entry: header and traile
 PORTS = 2  # links of a device
 MAX_GROUPS = 4  # acknowledgements and credits in a header
 MAX_DEVICES = 64
+LEAST_UPDATED_BYTES = 1 << 16  # the memory that an update kernel can address at the least
 SEQUENCE_BITS = 6  # of entries, acknowledgements and credits: modulo 64
 ELEMENT_BITS = 32  # of the number of elements of a job
 WIRE_FORMATS = {"fp32": 4, "fp16": 2, "bf16": 2}
 """Formats of elements on a link, and their bytes."""
+
+_UPDATER = "_updater"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +47,8 @@ class CoarseConfig:
     snapshot_pages : most pages of a snapshot, 4096 bytes each; a power of two.
     memory_bytes : local DRAM; a power of two.
     wire_formats : formats that elements can have on a link, of fp32, fp16 and bf16.
+    rules : update rules of the device's update kernel, as of `AdamKernelConfig`; none: the device
+        has no kernel. With rules its memory is of 64 KiB at least.
 
     Raises
     ------
@@ -114,6 +120,15 @@ class CoarseConfig:
             allowed="fp32 the first",
         ),
     ] = ("fp32", "fp16", "bf16")
+    rules: Annotated[
+        tuple[str, ...],
+        Option(
+            meaning="update rules of each device's update kernel",
+            choices=tuple(BY_RULE),
+            allowed="or FILE.py:NAME",
+            unset="no kernel",
+        ),
+    ] = ()
 
     def __post_init__(self) -> None:
         self._power_of_two("groups", 1, MAX_GROUPS)
@@ -135,11 +150,33 @@ class CoarseConfig:
             raise ConfigError(
                 f"wire_formats must be fp32 and any of fp16, bf16, not {self.wire_formats!r}"
             )
+        object.__setattr__(self, _UPDATER, self._make_updater())
+
+    def _make_updater(self) -> AdamKernelConfig | None:
+        if self.rules == ():
+            return None
+        if self.memory_bytes < LEAST_UPDATED_BYTES:
+            raise ConfigError(
+                f"memory_bytes must be at least {LEAST_UPDATED_BYTES} with rules, "
+                f"not {self.memory_bytes!r}"
+            )
+        return AdamKernelConfig(
+            rules=self.rules, address_width=self.address_width, gradient_scale=True
+        )
 
     def _power_of_two(self, name: str, low: int, high: int) -> None:
         value = getattr(self, name)
         if not isinstance(value, int) or value & (value - 1) or not low <= value <= high:
             raise ConfigError(f"{name} must be a power of two from {low} to {high}, not {value!r}")
+
+    @property
+    def updater(self) -> AdamKernelConfig | None:
+        """The update kernel of the device.
+
+        Rules of a file are what it defined when this configuration was made.
+        """
+        found: AdamKernelConfig | None = vars(self)[_UPDATER]
+        return found
 
     @property
     def entry_bytes(self) -> int:

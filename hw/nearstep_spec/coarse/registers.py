@@ -17,10 +17,12 @@ from nearstep_spec.csr.model import (
     Register,
     RegisterMap,
 )
+from nearstep_spec.updater.registers import adam_kernel_map
 
 SYNC_IDENT = int.from_bytes(b"SYNC", "big")
 DEVICE_IDENT = int.from_bytes(b"POOL", "big")
 VERSION = (1, 0)
+UPDATER = "updater"  # the block of the update kernel
 RETRY_CYCLES = 1 << 12
 """After which entries are sent again, unless the host writes another number."""
 
@@ -163,10 +165,13 @@ def device_map(config: CoarseConfig) -> RegisterMap:
 def device_maps(config: CoarseConfig) -> dict[str, tuple[int, RegisterMap]]:
     """Register blocks of a device: name to offset in bytes and register map."""
     core = sync_core_map(config)
-    return {
+    maps = {
         "pool": (0, device_map(config)),
         **{f"sync{group}": ((1 + group) * BLOCK_BYTES, core) for group in range(config.groups)},
     }
+    if config.updater is not None:
+        maps[UPDATER] = ((1 + config.groups) * BLOCK_BYTES, adam_kernel_map(config.updater))
+    return maps
 
 
 def register_bytes(config: CoarseConfig) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -17,6 +17,7 @@ from nearstep.errors import (
     BusError,
     ClosedDeviceError,
     GuardError,
+    MemoryFaultError,
     OutOfBoundsError,
     UninitialisedError,
     WaitTimeoutError,
@@ -26,6 +27,7 @@ from nearstep_sim.coarse.golden_device import Finding, GoldenDevice, GoldenJob
 from nearstep_sim.coarse.options import CoarseOptions
 from nearstep_sim.golden.coarse import ring_all_reduce
 from nearstep_sim.models.memory import GUARD, LINE_BYTES, UNWRITTEN, WRITTEN
+from nearstep_sim.updater.golden import STEP_ELEMENTS, make_engines
 from nearstep_sim.updater.golden_port import RESPONSES, ArmedInjection
 from nearstep_spec.coarse.config import WIRE_FORMATS, CoarseConfig
 from nearstep_spec.coarse.registers import ErrorCause, Operation, Stream, register_bytes
@@ -84,13 +86,20 @@ class GoldenPool(EmulatedBackend):
         self.devices = devices = options.devices
         self.capacity_bytes = devices * config.memory_bytes
         self._register_bytes = register_bytes(config)
+        self._log: deque[str] = deque(maxlen=KEPT_TRANSACTIONS)
         self._nodes = [
-            GoldenDevice(config, partial(self._refuses, number)) for number in range(devices)
+            GoldenDevice(
+                config,
+                partial(self._refuses, number),
+                base=number * config.memory_bytes,
+                log=self._log.append,
+                engines=() if config.updater is None else make_engines(config.updater, "cpp"),
+            )
+            for number in range(devices)
         ]
         self._rings: dict[int, GoldenRing] = {}
         self._rooms: dict[int, NDArray[np.float32]] = {}
         self._injections: list[ArmedInjection] = []
-        self._log: deque[str] = deque(maxlen=KEPT_TRANSACTIONS)
         self._accesses = 0
         self._stuck = False
         self._closed = False
@@ -162,7 +171,7 @@ class GoldenPool(EmulatedBackend):
                 device, offset = divmod(poll.address, self._register_bytes)
                 if poll.holds(self._nodes[device].read_register(offset).value):
                     return
-            if left <= 0 or not self._advance():
+            if left <= 0 or not self._advance(STEP_ELEMENTS):
                 raise WaitTimeoutError(
                     " or ".join(map(str, polls)),
                     max_cycles,
@@ -195,23 +204,36 @@ class GoldenPool(EmulatedBackend):
     def inject(self, injection: Injection) -> None:
         """Make memory misbehave. A whole source, and what is written in a step, count as a burst.
 
-        `late` costs no time here.
+        `late` costs jobs no time here. Bursts of jobs and those of each update kernel are counted
+        apart.
         """
         injection.check_kernels()
         self._injections.append(ArmedInjection(injection))
+        size = self.config.memory_bytes
+        for number, node in enumerate(self._nodes):
+            if node.updater is not None and injection.limit > number * size:
+                shifted = replace(
+                    injection,
+                    base=max(0, injection.base - number * size),
+                    limit=injection.limit - number * size,
+                )
+                node.updater.kernel.port.injections.append(ArmedInjection(shifted))
 
     def heal(self) -> None:
         self._injections.clear()
+        for node in self._nodes:
+            if node.updater is not None:
+                node.updater.kernel.port.injections.clear()
 
     def _take_time(self) -> None:
         self._check_open()
         self._accesses += 1
         if self._accesses % ACCESSES_PER_STEP == 0:
-            self._advance()
+            self._advance(1)
 
-    def _advance(self) -> bool:
-        """One step; whether anything happened."""
-        moved = False
+    def _advance(self, elements: int) -> bool:
+        """One step, of so many elements of update kernels; whether anything happened."""
+        moved = self._advance_updaters(elements)
         for node in self._nodes:
             if not node.failed:
                 taken = [core.take() for core in node.cores]
@@ -222,6 +244,21 @@ class GoldenPool(EmulatedBackend):
             return True
         for group in range(self.config.groups):
             moved |= self._advance_ring(group)
+        return moved
+
+    def _advance_updaters(self, elements: int) -> bool:
+        """A step of every update kernel; whether anything happened."""
+        moved = False
+        for updater in (node.updater for node in self._nodes):
+            if updater is None:
+                continue
+            moved |= updater.can_advance
+            try:
+                updater.advance(elements)
+            except MemoryFaultError as fault:
+                raise type(fault)(
+                    fault.reason, fault.address, write=fault.write, transactions=self.transactions()
+                ) from None
         return moved
 
     def _refusals(self) -> dict[int, Finding]:

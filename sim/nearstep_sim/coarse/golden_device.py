@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,8 +12,11 @@ from numpy.typing import NDArray
 from nearstep_hw.coarse.wire import TAG_BITS
 from nearstep_sim.golden.registers import Answer, RegisterFile
 from nearstep_sim.models.memory import EmulatedMemory
+from nearstep_sim.updater.golden_channel import GoldenChannel
+from nearstep_sim.updater.golden_kernel import Engine
 from nearstep_spec.coarse.config import BEAT_BYTES, PAGE_BYTES, WIRE_FORMATS, CoarseConfig
 from nearstep_spec.coarse.registers import (
+    UPDATER,
     ErrorCause,
     Operation,
     Stream,
@@ -199,27 +202,55 @@ class GoldenDevice:
     config
     refuses : whether memory answers an access other than OKAY: local address, bytes, and if it
         writes.
+    base : address of its memory in the pool.
+    log : takes a line for each burst of the update kernel.
+    engines : the arithmetic of each rule of the update kernel.
+
+    Attributes
+    ----------
+    updater : the update kernel, as a channel of its own; None if the device has none.
     """
 
     def __init__(
         self,
         config: CoarseConfig,
         refuses: Callable[[int, int, bool], bool] = lambda address, nbytes, write: False,
+        *,
+        base: int = 0,
+        log: Callable[[str], None] = lambda line: None,
+        engines: Sequence[Engine] = (),
     ) -> None:
         self.config = config
         self.refuses = refuses
         self.memory = EmulatedMemory(config.memory_bytes)
+        self.updater: GoldenChannel | None = None
+        if config.updater is not None:
+            self.updater = GoldenChannel(
+                config.updater,
+                base,
+                config.memory_bytes,
+                device_maps(config)[UPDATER],
+                engines,
+                log,
+                config.memory_bytes,
+                memory=self.memory,
+                before_write=self._before_write,
+            )
         self.dead = False
         self.reset()
 
     def reset(self) -> None:
         """All registers, queues and the snapshot as after power-up. Memory stays."""
-        files = {name: RegisterFile(each) for name, (_, each) in device_maps(self.config).items()}
+        maps = device_maps(self.config)
+        maps.pop(UPDATER, None)
+        files = {name: RegisterFile(each) for name, (_, each) in maps.items()}
         self.pool = files.pop("pool")
         self._copied_offset = self.pool.register_map["snapshot_copied"].offset
         self.cores = [GoldenCore(each, self.config) for each in files.values()]
         self.epoch = 0
         self.snapshot: GoldenSnapshot | None = None
+        if self.updater is not None:
+            self.updater.reset()
 
     @property
     def failed(self) -> bool:
@@ -235,6 +266,8 @@ class GoldenDevice:
 
     def read_register(self, offset: int) -> Answer:
         block, address = divmod(offset, BLOCK_BYTES)
+        if self.updater is not None and self.updater.holds(offset):
+            return self.updater.read_register(offset)
         if block > len(self.cores):
             return Answer(error=True)
         if block:
@@ -246,6 +279,8 @@ class GoldenDevice:
     def write_register(self, offset: int, value: int) -> tuple[Answer, bool]:
         """Answer to a write, and whether it ends the jobs of this device with ABORTED."""
         block, address = divmod(offset, BLOCK_BYTES)
+        if self.updater is not None and self.updater.holds(offset):
+            return replace(self.updater.write_register(offset, value), pulses=()), False
         if block > len(self.cores):
             return Answer(error=True), False
         if not block:
@@ -286,9 +321,13 @@ class GoldenDevice:
 
     def write_memory(self, address: int, data: NDArray[np.uint8]) -> None:
         """Write, after the copy of what a snapshot has frozen."""
-        if self.snapshot is not None and data.size:
-            self._copy_pages(self.snapshot, address, data.size)
+        self._before_write(address, data.size)
         self.memory.write(address, data)
+
+    def _before_write(self, address: int, nbytes: int) -> None:
+        """Copy what a snapshot has frozen of these bytes."""
+        if self.snapshot is not None and nbytes:
+            self._copy_pages(self.snapshot, address, nbytes)
 
     def count_entries(self, port_out: int, port_in: int, entries: int, payload: int) -> None:
         """Entries that went out and came in; `payload` is their phits in one direction."""

@@ -7,6 +7,7 @@ from pathlib import Path
 from nearstep_hw.coarse.device import MemoryDevice
 from nearstep_hw.reset import RegisteredReset
 from nearstep_hw.verilog import to_verilog
+from nearstep_sim.updater.library import device_library
 from nearstep_sim.verilate.build import Model, verilate_library, verilog_of
 from nearstep_spec.coarse.config import CoarseConfig
 from nearstep_spec.codec import digest
@@ -15,14 +16,30 @@ HARNESS = Path(__file__).with_name("pool.cpp")
 
 
 def pool_library(config: CoarseConfig, *, trace: bool = False) -> Path:
-    """The shared library of `pool.cpp`: one model, an object of it for each device of a pool."""
+    """The shared library of `pool.cpp`: one model, an object of it for each device of a pool.
+
+    Of devices with an update kernel it holds the units in RTL, and the C++ that can stand in for
+    them.
+    """
+    programs = "" if config.updater is None else f" {digest(config.updater)}"
     device = verilog_of(
-        f"memory_device {digest(config)}",
-        lambda: to_verilog(RegisteredReset(MemoryDevice(config)), "memory_device"),
+        f"memory_device {digest(config)}{programs}",
+        lambda: to_verilog(RegisteredReset(MemoryDevice(config, unit=None)), "memory_device"),
     )
-    return verilate_library(
+    if config.updater is None:
+        return verilate_library(
+            "coarse_pool",
+            [Model(top="memory_device", verilog=device, prefix="Vdevice")],
+            [HARNESS],
+            defines={"COARSE_UPDATER": 0},
+            trace=trace,
+        )
+    return device_library(
         "coarse_pool",
-        [Model(top="memory_device", verilog=device, prefix="Vdevice")],
+        Model(top="memory_device", verilog=device, prefix="Vshell"),
         [HARNESS],
-        trace=trace,
+        config.updater,
+        trace,
+        pairs_clock=False,
+        defines={"COARSE_UPDATER": 1},
     )

@@ -21,7 +21,12 @@ class CoarseOptions:
     """Options that every emulated pool of COARSE devices has."""
 
     devices: Annotated[
-        int, Option(meaning="memory devices, joined to a ring", low=2, high=MAX_DEVICES)
+        int,
+        Option(
+            meaning="memory devices, joined to a ring; of one, the update kernel sums (DENSE)",
+            low=1,
+            high=MAX_DEVICES,
+        ),
     ] = 4
     device: Annotated[CoarseConfig, Nested(defaults={"memory_bytes": MEMORY_BYTES})] = field(
         default_factory=lambda: CoarseConfig(memory_bytes=MEMORY_BYTES)
@@ -29,6 +34,8 @@ class CoarseOptions:
 
     def __post_init__(self) -> None:
         check_bounds(self)
+        if self.devices == 1 and self.device.updater is None:
+            raise ValueError(f"devices must lie in [2, {MAX_DEVICES}] without rules, not 1")
 
     def config(self) -> CoarseConfig:
         """Configuration of each device."""
@@ -43,7 +50,6 @@ class VerilatedPoolOptions(SimulationOptions, CoarseOptions):
     """
 
     memory: Memory = "halfduplex"
-    fu: Annotated[Literal["rtl"], Option(meaning="units: Verilated")] = "rtl"
     window: Annotated[
         Literal["rtl", "direct"],
         Option(
@@ -82,6 +88,8 @@ class VerilatedPoolOptions(SimulationOptions, CoarseOptions):
     def __post_init__(self) -> None:
         CoarseOptions.__post_init__(self)
         SimulationOptions.__post_init__(self)
+        if self.fu != "rtl" and self.device.updater is None:
+            raise ValueError(f"fu must be 'rtl' of devices without rules, not {self.fu!r}")
         self.link()
 
     def link(self) -> LinkOptions:

@@ -15,8 +15,8 @@
 #include <vector>
 
 #include "coarse/client_link.hpp"
+#include "coarse/node_units.hpp"
 #include "models/link/link.hpp"
-#include "Vdevice.h"
 #include "models/axi/axi_checker.hpp"
 #include "models/axi/axi_ports.hpp"
 #include "models/bar_host.hpp"
@@ -62,6 +62,7 @@ struct PoolOptions {
     std::uint64_t latency;
     std::uint64_t seed;
     std::uint32_t half_duplex;
+    std::uint32_t native;
     std::uint32_t stall;
     std::uint32_t host_ids;
     std::uint32_t threads;
@@ -75,6 +76,7 @@ class Node {
   public:
     Node(const PoolOptions& options, unsigned number, VerilatedContext* context)
         : model_(context, ("device" + std::to_string(number)).c_str()),
+          units_(options.native != 0, context),
           memory_(Store(options.data + number * options.capacity,
                         options.state + number * (options.capacity / Store::kLineBytes),
                         options.capacity, kBeatBytes),
@@ -96,6 +98,7 @@ class Node {
         d.csr___05Fread = d.csr___05Fwrite = 0;
         rest_subordinate(d);
         rest_manager(d);
+        units_.rest(d);
         d.link_in___05F0___05Fvalid = d.link_in___05F1___05Fvalid = 0;
         d.link_out___05F0___05Fready = d.link_out___05F1___05Fready = 0;
         for (unsigned i = 0; i < kResetCycles; ++i) {
@@ -105,6 +108,7 @@ class Node {
             d.clk = 1;
             d.eval();
         }
+        units_.reset(d);
     }
 
     // Everything that the device sees in a cycle. `in` is what arrives on each link, null for
@@ -117,6 +121,7 @@ class Node {
         d.link_out___05F1___05Fready = ready[1];
         drive_manager<kBeatBytes>(d, memory_.pins());
         drive_subordinate<kBeatBytes>(d, window_.pins());
+        units_.show(d);
         d.clk = 0;
         d.eval();
     }
@@ -135,6 +140,7 @@ class Node {
             (answers_.rvalid && !window_.expects(answers_.rid)))
             memory_.fault.protocol(answers_.bvalid ? "B" : "R", "an answer belongs to a request",
                                    now, "ID %u", answers_.bvalid ? answers_.bid : answers_.rid);
+        units_.clock(d);
         d.clk = 1;
         d.eval();
         memory_.tick(manager_);
@@ -142,7 +148,11 @@ class Node {
         client_.pass(now);
     }
 
+    // Scalars of the update kernel may have changed.
+    void configure_units() { units_.configure(model_); }
+
     Vdevice& model() { return model_; }
+    NodeUnits& units() { return units_; }
     PortMemory& memory() { return memory_; }
     BarHost& window() { return window_; }
     ClientLink& client() { return client_; }
@@ -169,6 +179,7 @@ class Node {
     }
 
     Vdevice model_;
+    NodeUnits units_;
     PortMemory memory_;
     ClientLink client_;
     BarHost window_;
@@ -199,7 +210,10 @@ class Pool {
 #if VM_TRACE
         if (options.trace != nullptr) {
             trace_ = std::make_unique<VerilatedVcdC>();
-            for (auto& node : nodes_) node->model().trace(trace_.get(), 99);
+            for (auto& node : nodes_) {
+                node->model().trace(trace_.get(), 99);
+                node->units().trace(trace_.get());
+            }
             trace_->open(options.trace);
         }
 #endif
@@ -368,7 +382,8 @@ class Pool {
     }
 
     std::int32_t access(std::uint64_t address, bool write, std::uint32_t* word) {
-        Vdevice& d = nodes_[address / options_.register_bytes]->model();
+        Node& node = *nodes_[address / options_.register_bytes];
+        Vdevice& d = node.model();
         if (faulted()) return kFaulted;
         d.csr___05Faddress = address % options_.register_bytes;
         d.csr___05Fread = !write;
@@ -383,6 +398,7 @@ class Pool {
                 const std::int32_t response = d.csr___05Ferror ? kSlverr : kOkay;
                 if (!write) *word = d.csr___05Fread_data;
                 step();
+                if (write) node.configure_units();
                 return response;
             }
         }

@@ -113,6 +113,7 @@ class PoolBackend(ShellBackend):
                         latency=options.latency,
                         seed=options.seed,
                         half_duplex=options.half_duplex,
+                        native=options.native,
                         stall=options.stall,
                         host_ids=options.host_ids,
                         threads=self._threads,

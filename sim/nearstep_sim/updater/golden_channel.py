@@ -28,6 +28,8 @@ class GoldenChannel:
     log : takes a line for each burst.
     end : where the kernel's arrays must end at the latest; None is the address space.
     bulk : what copies memory; None is numpy.
+    memory : that of the channel, if there is one already.
+    before_write : is told of bytes that the kernel is about to write: address in the memory, size.
     """
 
     def __init__(
@@ -40,13 +42,16 @@ class GoldenChannel:
         log: Callable[[str], None],
         end: int | None = None,
         bulk: Bulk | None = None,
+        *,
+        memory: EmulatedMemory | None = None,
+        before_write: Callable[[int, int], None] | None = None,
     ) -> None:
         self.base = base
-        self.memory = EmulatedMemory(memory_bytes, bulk)
+        self.memory = EmulatedMemory(memory_bytes, bulk) if memory is None else memory
         self._kernel_base, self._kernel_map = kernel
         self._registers = RegisterFile(self._kernel_map)
         self.kernel = GoldenAdamKernel(
-            config, self.memory, engines, lambda path: self._registers[path], log, end
+            config, self.memory, engines, lambda path: self._registers[path], log, end, before_write
         )
         self.fault: MemoryFaultError | None = None
 

@@ -64,6 +64,7 @@ class GoldenAdamKernel:
     value : configuration fields by `register.field`.
     log : takes a line for each burst.
     end : where arrays must end at the latest; None is the address space.
+    before_write : is told of bytes that are about to be written: address, size.
 
     Attributes
     ----------
@@ -80,8 +81,10 @@ class GoldenAdamKernel:
         value: Callable[[str], int],
         log: Callable[[str], None],
         end: int | None = None,
+        before_write: Callable[[int, int], None] | None = None,
     ) -> None:
         self.config = config
+        self._before_write = before_write
         self._end = 1 << config.address_width if end is None else end
         self.port = GoldenPort(config, memory, log)
         self._memory = memory
@@ -225,6 +228,8 @@ class GoldenAdamKernel:
         of_pairs = [] if pairs is None else pairs.spans(first + size)
         for span in writes.values():
             self._memory.settle(span.address, span.nbytes, all_loans=False)
+            if self._before_write is not None:
+                self._before_write(span.address, span.nbytes)
         if self.port.pass_freely([*reads.values(), *of_pairs], list(writes.values())):
             taken = self._take_pairs(first, size)
             for at, count in self._joined(names, first, size):

@@ -147,10 +147,10 @@ def test_latency_and_rate_give_the_knee() -> None:
 
 
 @same_each_time
-@given(nbytes=st.integers(0, 20_000), size=st.integers(1, 3_000))
-@example(nbytes=64, size=64)
-@example(nbytes=191, size=64)
-@example(nbytes=63, size=1)
+@given(nbytes=st.integers(0, 640_000), size=st.integers(1, 96_000))
+@example(nbytes=2048, size=2048)
+@example(nbytes=6143, size=2048)
+@example(nbytes=2047, size=1)
 @example(nbytes=1 << 45, size=1 << 44)
 def test_shards_cover_a_tensor_and_none_is_smaller(nbytes: int, size: int) -> None:
     shards = partition(nbytes, size)

@@ -13,8 +13,6 @@ from ..coarse.service.oracle import expected_sum
 from .processes import on_processes
 from .training import SMALL, Case, Result, train_all
 
-SHARD_BYTES = 1 << 20
-
 PLAIN = [
     Case(kind="ddp", group="gloo", options=SMALL),
     Case(kind="ddp", options=SMALL),
@@ -22,6 +20,9 @@ PLAIN = [
     Case(kind="hook", group="gloo", options=SMALL),
     Case(kind="fsdp"),
     Case(kind="collectives", group="gloo"),
+    Case(kind="hook", measure=4, options=SMALL),
+    *(Case(kind="dual", group="gloo", m=m, options=SMALL) for m in (0, 7000, 1 << 30)),
+    Case(kind="dual", m=10_000, measure=3, options=SMALL),
 ]
 """The same training: two processes have one order of a sum, and so the same bits in all of them."""
 
@@ -54,14 +55,15 @@ def check(count: int, case: Case, results: list[Result]) -> int:
             devices=devices,
             operation=sums[0].operation,
             wire="fp32",
-            shard_bytes=SHARD_BYTES,
+            shard_bytes=sums[0].shard_bytes,
             config=config,
+            places=[each.place for each in sums],
         )
         for each in sums:
             np.testing.assert_array_equal(each.got.view(np.uint32), expected.view(np.uint32))
         checked += 1
     of_last = first.sums[case.steps - 1]
-    if of_last and not case.uneven:
+    if of_last and not case.uneven and case.kind != "dual":
         summed = torch.from_numpy(np.concatenate([each.got for each in of_last]))
         kind = torch.int32 if case.dtype == torch.float32 else torch.int16
         through = np.sort(summed.to(case.dtype).view(kind).numpy())
@@ -75,6 +77,7 @@ def run(count: int, cases: list[Case]) -> list[list[Result]]:
     by_case = [list(each) for each in zip(*found, strict=True)]
     for case, results in zip(cases, by_case, strict=True):
         through_rings = case.group == "coarse" or case.kind in ("hook", "collectives")
+        through_rings |= case.m > 0
         checked = check(count, case, results)
         assert (checked >= case.steps) == through_rings, (case, checked)
     return by_case

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from nearstep.torch.distributed import CoarseProcessGroup, ddp_hook
+from nearstep.torch.distributed import CoarseProcessGroup, ddp_hook, dual_hook
 from nearstep.torch.distributed.fsdp import fsdp_collectives
 
 WIDTH = 24
@@ -47,14 +47,18 @@ class Case:
 
     Attributes
     ----------
-    kind : `ddp`, `hook` (DDP, its gradients averaged by `ddp_hook`), `fsdp`, `collectives` (FSDP,
-        with `fsdp_collectives`).
+    kind : `ddp`, `hook` (DDP, its gradients averaged by `ddp_hook`), `dual` (by `dual_hook`),
+        `fsdp`, `collectives` (FSDP, with `fsdp_collectives`).
     group : backend of the model's.
+    m : bytes of gradients that go to the devices, of kind `dual`.
+    measure : sums after which routing is measured again.
     uneven : each process takes as many steps more as its rank is (DDP's `join`).
     """
 
     kind: str
     group: str = "coarse"
+    m: int = 0
+    measure: int = 0
     passes: int = 1
     choose: bool = False
     uneven: bool = False
@@ -70,11 +74,15 @@ class Sum:
     Attributes
     ----------
     given, got : float32.
+    place : device that it was pushed to.
+    shard_bytes
     """
 
     operation: str
     given: NDArray[np.float32]
     got: NDArray[np.float32]
+    place: int
+    shard_bytes: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +113,12 @@ def record(group: CoarseProcessGroup, sums: list[Sum]) -> None:
             take(start, stop, values)
 
         original(group, source, operation, both)
-        sums.append(Sum(operation=operation, given=given, got=got))
+        client, table = group.client, group.client.routing
+        place = client.own_device if table is None else table.proxy_of(given.nbytes)
+        shard_bytes = group.exchanges.shard_bytes or client.shard_bytes
+        sums.append(
+            Sum(operation=operation, given=given, got=got, place=place, shard_bytes=shard_bytes)
+        )
 
     group._sum = recorded  # type: ignore[method-assign]
 
@@ -116,11 +129,18 @@ def train(case: Case) -> Result:
     model: Any = Branches().to(case.dtype)
     group: Any = dist.group.WORLD if case.group == "coarse" else dist.new_group(backend="gloo")
     state = group
-    if case.kind in ("ddp", "hook"):
+    dual = None
+    if case.kind in ("ddp", "hook", "dual"):
         model = DistributedDataParallel(model, process_group=group, **case.options)
         if case.kind == "hook":
             state, hook = ddp_hook(group)
             model.register_comm_hook(state, hook)
+        elif case.kind == "dual":
+            dual, dual_average = dual_hook(group, m=case.m)
+            state = dual.group
+            model.register_comm_hook(dual, dual_average)
+        if case.measure:
+            state.measure_routing(case.measure, (4096, 65536))
     else:
         mesh = dist.DeviceMesh.from_group(group, "cpu")
         parts = [model.first, *model.branches]
@@ -150,6 +170,16 @@ def train(case: Case) -> Result:
             now.clear()
             optimizer.step()
     sums.append(now)
+    if case.measure:
+        assert state.exchanges.measured > 1
+        state.route(None).wait()
+        state.measure_routing(0, (4096, 65536)).wait()
+        state.route(None).wait()
+    if dual is not None:
+        nbytes = 4 * sum(each.numel() for each in model.parameters())
+        taken = case.steps * min(case.m, nbytes)
+        assert taken - case.steps * 2048 < dual.device_bytes <= taken
+        assert dual.device_bytes + dual.worker_bytes == case.steps * nbytes
     if state is not group:
         state.shutdown()
     elif isinstance(group, CoarseProcessGroup):

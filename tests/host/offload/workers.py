@@ -2,19 +2,10 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 import random
-import sys
-import time
-import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from datetime import timedelta
-from multiprocessing.connection import Connection
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -29,11 +20,10 @@ from nearstep.torch.memferry import model_fingerprint
 from nearstep.torch.memferry.layers import layers_of
 from nearstep.torch.offload.errors import BudgetError
 
+from ...processes import on_processes
 from . import accelerator, hosted
 from .models import KINDS, WIDTH, Kind
 from .training import COMPUTE, Plan, Result, assert_equal, bits, budget_of, made
-
-ROOT = Path(__file__).resolve().parents[3]
 
 PRELOADED = ["pytest", "nearstep.optim", "nearstep.torch.offload", "nearstep.torch.memferry"]
 """What takes seconds to import: one process does, and workers are its forks."""
@@ -181,74 +171,26 @@ def on_workers(
     count: int, function: Callable[..., Any], *args: Any, timeout_s: float = TIMEOUT_S
 ) -> list[Any]:
     """What a function returns in each of several processes, which are of one group."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOADED)
-    end = time.monotonic() + timeout_s
-    with TemporaryDirectory() as folder, _importable():
-        pairs = [context.Pipe(duplex=False) for _ in range(count)]
-        processes = [
-            context.Process(
-                target=_work, args=(rank, count, f"{folder}/store", send, function, args)
-            )
-            for rank, (_, send) in enumerate(pairs)
-        ]
-        try:
-            for process, (_, send) in zip(processes, pairs, strict=True):
-                process.start()
-                send.close()
-            found = []
-            for rank, (receive, _) in enumerate(pairs):
-                if not receive.poll(max(0.0, end - time.monotonic())):
-                    raise TimeoutError(f"worker {rank} of {count} after {timeout_s} s")
-                ok, value = receive.recv()
-                assert ok, f"worker {rank}:\n{value}"
-                found.append(value)
-            return found
-        finally:
-            for process in processes:
-                process.join(max(0.0, min(5.0, end - time.monotonic())))
-                if process.is_alive():
-                    process.kill()
-                    process.join()
+    return on_processes(
+        count,
+        _checked,
+        function,
+        *args,
+        backend=_backend,
+        preloaded=PRELOADED,
+        timeout_s=timeout_s,
+    )
 
 
-@contextmanager
-def _importable() -> Iterator[None]:
-    """Have processes import what tests import."""
-    sys.path.insert(0, str(ROOT))
-    try:
-        yield
-    finally:
-        sys.path.remove(str(ROOT))
-
-
-def _work(
-    rank: int,
-    count: int,
-    store: str,
-    send: Connection,
-    function: Callable[..., Any],
-    args: tuple[Any, ...],
-) -> None:
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    torch.set_num_threads(1)
+def _backend() -> str:
     KINDS["branches"] = Kind(Branches)  # in this process alone
-    on_accelerator = COMPUTE.type == "accel"
-    if on_accelerator:
-        hosted.register()
-    try:
-        dist.init_process_group(
-            hosted.NAME if on_accelerator else "gloo",
-            init_method=f"file://{store}",
-            rank=rank,
-            world_size=count,
-            timeout=timedelta(seconds=TIMEOUT_S),
-        )
-        found = function(*args)
-        assert not on_accelerator or accelerator.hazards() == []
-        send.send((True, found))
-    except BaseException:
-        send.send((False, traceback.format_exc()))
-    finally:
-        if dist.is_initialized():
-            dist.destroy_process_group()
+    if COMPUTE.type != "accel":
+        return "gloo"
+    hosted.register()
+    return hosted.NAME
+
+
+def _checked(function: Callable[..., Any], *args: Any) -> Any:
+    found = function(*args)
+    assert COMPUTE.type != "accel" or accelerator.hazards() == []
+    return found

@@ -100,7 +100,9 @@ class TestWhatGoesWrong:
             link.write_memory(base, data)
             for write, kind in ((True, PostedWriteError), (False, CompletionError)):
                 link.inject(
-                    Injection(kind="slverr", write=write, host=True, base=base + 2048, limit=base + 2112)
+                    Injection(
+                        kind="slverr", write=write, host=True, base=base + 2048, limit=base + 2112
+                    )
                 )
                 submit = link.submit_write if write else link.submit_read
                 bad, good = submit(base, data if write else out), submit(base + 4096, data)

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from nearstep.coarse.errors import QueueFullError, RingError, SilentLinkError
 from nearstep.coarse.pool import CoarsePool
 from nearstep.coarse.rings import SLICE_CYCLES, Pending
+from nearstep.coarse.service.device_exchange import DeviceExchange
 from nearstep.coarse.service.errors import (
     ClientLostError,
     DeviceLostError,
@@ -21,7 +22,6 @@ from nearstep.coarse.service.errors import (
     JobError,
     ProxyLostError,
 )
-from nearstep.coarse.service.exchange import Exchange, Identities
 from nearstep.coarse.service.job import TrainingJob
 from nearstep.coarse.service.messages import (
     Barrier,
@@ -32,6 +32,7 @@ from nearstep.coarse.service.messages import (
     Leave,
     Load,
     Message,
+    Missing,
     Open,
     Push,
     Put,
@@ -41,6 +42,7 @@ from nearstep.coarse.service.messages import (
 )
 from nearstep.coarse.service.plan import Job
 from nearstep.coarse.service.session import Session, Shard
+from nearstep.coarse.stored import Together
 from nearstep.errors import NearstepError, WaitTimeoutError
 
 LOG = logging.getLogger(__name__)
@@ -68,10 +70,21 @@ class Task:
     """A job of the rings, and what it is for."""
 
     owner: TrainingJob
-    exchange: Exchange
+    exchange: DeviceExchange
     shard: Shard
     job: Job
     pending: Pending | None = None
+    slices: int = 0
+
+
+@dataclass(eq=False)
+class UpdateTask:
+    """An update of a shard by the kernels of all devices, one after the other."""
+
+    owner: TrainingJob
+    exchange: DeviceExchange
+    shard: Shard
+    pending: Together | None = None
     slices: int = 0
 
 
@@ -81,7 +94,7 @@ class Engine:
     Parameters
     ----------
     pool : it belongs to the engine's thread from `start` on.
-    shard_bytes : tensors are cut into shards of so many bytes.
+    shard_bytes : least of the shards of tensors, unless the clients choose.
     queue_shards : that a client may have pushed and not got back.
     beat_s : seconds between signs of life.
     silence_s : seconds without one after which a client is gone.
@@ -108,10 +121,10 @@ class Engine:
         self.silence_s = silence_s
         self.jobs: dict[str, TrainingJob] = {}
         self.lost_proxies: set[int] = set()
-        self.identities = Identities(pool, shard_bytes // 4)
         self._inbox: queue.SimpleQueue[Posted | None] = queue.SimpleQueue()
         self._ready: deque[Task] = deque()
         self._running: list[Task] = []
+        self._updates: deque[UpdateTask] = deque()
         self._failing: list[tuple[TrainingJob, JobError]] = []
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="coarse engine", daemon=True)
@@ -143,11 +156,11 @@ class Engine:
         self._end_failing()
 
     def _end_all(self, error: Exception) -> None:
-        """Something is wrong with the service itself: all clients are told, nobody waits on."""
+        """Something is wrong with the service itself: end all jobs, so that nobody waits on."""
         LOG.error("the service failed", exc_info=error)
-        told = JobError(f"the service failed: {type(error).__name__}: {error}")
+        failure = JobError(f"the service failed: {type(error).__name__}: {error}")
         for job in list(self.jobs.values()):
-            job.fail(told)
+            job.fail(failure)
             try:
                 self._drain(job)
                 self._forget(job)
@@ -158,19 +171,22 @@ class Engine:
                 self.jobs.pop(job.name, None)
         self._ready.clear()
         self._running.clear()
+        self._updates.clear()
         self._failing.clear()
 
     def _take(self) -> None:
-        """Carry out what was asked for; wait a while if there is nothing to do."""
-        busy = bool(self._running or self._ready)
-        try:
+        """Carry out what was asked for; wait a while if there is nothing to do.
+
+        What is asked for meanwhile has its turn when the devices have had theirs.
+        """
+        busy = bool(self._running or self._ready or self._updates)
+        with contextlib.suppress(queue.Empty):
             posted = self._inbox.get(block=not busy, timeout=None if busy else IDLE_S)
-            while True:
+            for left in range(self._inbox.qsize(), -1, -1):
                 if posted is not None:
                     self._carry_out(posted.session, posted.message)
-                posted = self._inbox.get_nowait()
-        except queue.Empty:
-            pass
+                if left:
+                    posted = self._inbox.get_nowait()
         now = time.monotonic()
         for job in self.jobs.values():
             for rank, session in job.sessions.items():
@@ -209,13 +225,21 @@ class Engine:
             self._failing.append((job, JobError(f"{type(error).__name__}: {error}")))
 
     def _dispatch(self, job: TrainingJob, session: Session, message: Message) -> None:
-        if not job.began and not isinstance(message, Leave):
+        if not job.began and not isinstance(message, Leave | Missing):
             raise FrameError("nothing before all clients are there", type(message).__name__)
-        if isinstance(message, Push | Put | Get):
-            self._check_proxy(session)
+        if isinstance(message, Open | Put):
+            job.check_device(session, message.device)
+        if isinstance(message, Push):
+            self._check_proxy(job.exchange(session, message).places[session.rank])
+        elif isinstance(message, Put):
+            self._check_proxy(message.device)
+        elif isinstance(message, Get):
+            self._check_proxy(session.rank % self.pool.devices)
+        if isinstance(message, Put | Get | Save | Load):
+            self._settle()
         match message:
             case Open():
-                job.open(session, message, self.shard_bytes, self.identities)
+                job.open(session, message)
             case Push():
                 self._push(job, session, message)
             case Close():
@@ -234,6 +258,8 @@ class Engine:
                 job.save(session, message)
             case Load():
                 job.load(session, message)
+            case Missing():
+                job.missing(session, message)
             case Leave():
                 session.left = True
                 job.leave(session)
@@ -243,12 +269,11 @@ class Engine:
         job = self.jobs.get(name)
         if job is None:
             job = self.jobs[name] = TrainingJob(name, session.clients, self.pool)
-        job.join(session, self.shard_bytes, self.beat_s)
+        job.join(session, self.shard_bytes, self.queue_shards, self.beat_s)
         if not job.sessions:
             self._forget(job)
 
-    def _check_proxy(self, session: Session) -> None:
-        proxy = session.rank % self.pool.devices
+    def _check_proxy(self, proxy: int) -> None:
         if proxy in self.lost_proxies:
             raise ProxyLostError(f"the proxy of device {proxy} has ended", devices=[proxy])
 
@@ -263,8 +288,17 @@ class Engine:
             self._begin(job, exchange, shard)
         return None
 
-    def _begin(self, owner: TrainingJob, exchange: Exchange, shard: Shard) -> None:
-        """Queue the jobs of the stage of a shard."""
+    def _settle(self) -> None:
+        """What is kept may be what the kernels update: let them end."""
+        if self._updates and self._updates[0].pending is not None:
+            self._updates[0].pending.wait()
+
+    def _begin(self, owner: TrainingJob, exchange: DeviceExchange, shard: Shard) -> None:
+        """Queue the jobs of the stage of a shard, or its update behind the last one."""
+        if shard.stage == len(exchange.stages):
+            shard.left = 1
+            self._updates.append(UpdateTask(owner, exchange, shard))
+            return
         stage = exchange.stages[shard.stage]
         shard.left = len(stage)
         self._ready.extend(Task(owner, exchange, shard, job) for job in stage)
@@ -279,27 +313,34 @@ class Engine:
                 except QueueFullError:
                     break
                 self._running.append(self._ready.popleft())
-            if not self._running:
+            if self._updates and self._updates[0].pending is None:
+                first = self._updates[0]
+                first.pending = first.exchange.update(first.shard)
+            if not self._running and not self._updates:
                 return
             self._wait()
             self.pool.rings.look()
             for task in list(self._running):
                 self._look(task)
-        except RingError as error:
-            self._device_failed(error)
+            self._look_at_update()
         except NearstepError as error:
             self._device_failed(error)
 
     def _wait(self) -> None:
-        first = self._running[0]
-        if first.pending is None:
+        """Let the devices run until something has ended, or for a while."""
+        updates = [each for each in self._updates if each.pending is not None]
+        under_way: list[Task | UpdateTask] = [*self._running[:1], *updates]
+        pending = [each.pending for each in under_way if each.pending is not None]
+        if any(isinstance(each, Together) and each.ended for each in pending):
             return
         try:
-            self.pool.rings.wait_any(first.pending.polls, SLICE_CYCLES)
+            polls = [poll for each in pending for poll in each.polls]
+            self.pool.rings.wait_any(polls, SLICE_CYCLES)
         except WaitTimeoutError:
-            first.slices += 1
-            if first.slices * SLICE_CYCLES > first.pending.bound:
-                raise
+            for task, each in zip(under_way, pending, strict=True):
+                task.slices += 1
+                if each.bound is not None and task.slices * SLICE_CYCLES > each.bound:
+                    raise
 
     def _look(self, task: Task) -> None:
         """Go on with what a job that has ended was for."""
@@ -314,23 +355,29 @@ class Engine:
         if shard.left:
             return
         shard.stage += 1
-        if shard.stage < len(exchange.stages):
+        if shard.stage < len(exchange.stages) or exchange.stored is not None:
             return self._begin(task.owner, exchange, shard)
+        return self._complete(exchange, shard)
+
+    def _look_at_update(self) -> None:
+        """Go on with what an update that has ended was for."""
+        if not self._updates or (pending := self._updates[0].pending) is None or not pending.ended:
+            return
+        if pending.error is not None:
+            raise pending.error
+        task = self._updates.popleft()
+        task.shard.left = 0
+        self._complete(task.exchange, task.shard)
+
+    def _complete(self, exchange: DeviceExchange, shard: Shard) -> None:
+        """Give the clients what a shard has become."""
         shard.stage = 0
         shard.version += 1
-        number = exchange.shards.index(shard)
         for rank, session in exchange.sessions.items():
             data = exchange.pull(rank, shard)
             session.queued -= 1
-            summed = Summed(
-                exchange.number, shard.version, number, self._inline(session, data.size)
-            )
-            session.send(summed, data)
-        return None
-
-    @staticmethod
-    def _inline(session: Session, nbytes: int) -> int:
-        return 0 if session.connection.is_shared else nbytes
+            inline = session.inline(data.size)
+            session.send(Summed(exchange.number, shard.version, shard.number, inline), data)
 
     def _lose(self, job: TrainingJob, rank: int, reason: str) -> None:
         error = ClientLostError(f"client {rank} of job {job.name!r} is gone: it {reason}", [rank])
@@ -342,6 +389,7 @@ class Engine:
         if isinstance(error, SilentLinkError):
             device = error.peer
         failed = {task.owner for task in (*self._running, *self._ready)}
+        failed |= {task.owner for task in self._updates}
         lost = DeviceLostError(
             f"the memory devices failed: {type(error).__name__}: {str(error).splitlines()[0]}",
             devices=[] if device is None else [device],
@@ -349,7 +397,11 @@ class Engine:
         self._failing += [(job, lost) for job in failed]
         self._running.clear()
         self._ready.clear()
+        updates, self._updates = self._updates, deque()
         try:
+            for task in updates:
+                if task.pending is not None:
+                    task.pending.abort()
             self.pool.reset()
         except NearstepError:
             self.pool.device.reset()
@@ -368,8 +420,10 @@ class Engine:
 
     def _drain(self, job: TrainingJob) -> None:
         """Wait for what the devices do for a job: it reads and writes the clients' memory."""
-        mine = [task for task in self._running if task.owner is job and task.pending is not None]
+        all_tasks: list[Task | UpdateTask] = [*self._running, *self._updates]
+        mine = [task for task in all_tasks if task.owner is job and task.pending is not None]
         self._running = [task for task in self._running if task.owner is not job]
+        self._updates = deque(task for task in self._updates if task.owner is not job)
         try:
             for task in mine:
                 assert task.pending is not None
@@ -381,10 +435,3 @@ class Engine:
         if self.jobs.get(job.name) is job:
             del self.jobs[job.name]
         job.free()
-
-    def status(self) -> Sequence[str]:
-        """A line for each job."""
-        return [
-            f"{job.name}: {len(job.sessions)} of {job.clients} clients"
-            for job in list(self.jobs.values())
-        ]

@@ -106,3 +106,8 @@ REFUSALS: Mapping[str, type[RefusedError]] = {
     each.__name__: each for each in (DeviceMemoryError, FullError, RefusedError, UnlikeError)
 }
 """Errors that have a name on the wire."""
+
+
+def refusal(kind: str, detail: str) -> RefusedError:
+    """The error of a refusal that came over the wire."""
+    return REFUSALS.get(kind, RefusedError)(kind, detail)

@@ -1,183 +1,186 @@
-"""A tensor that the clients of a job sum, in the memory of the devices."""
+"""A tensor that all clients of a job sum: a client's side."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from nearstep.buffer import Buffer
-from nearstep.coarse.pool import OPERATIONS, WIRES, CoarsePool
-from nearstep.coarse.rings import Pending, RingJob
-from nearstep.coarse.service.messages import Open
-from nearstep.coarse.service.plan import IDENTITIES, Job, plan, shards
-from nearstep.coarse.service.session import Session, Shard
-from nearstep.coarse.split import Part
-
-
-class Identities:
-    """Arrays of the identity of an operation on each device, as long as a shard."""
-
-    def __init__(self, pool: CoarsePool, elements: int) -> None:
-        self.pool = pool
-        self.elements = elements
-        self._buffers: dict[tuple[str, int], Buffer] = {}
-
-    def on(self, device: int, operation: str) -> Buffer:
-        """That of a device; made when it is first needed.
-
-        Raises
-        ------
-        OutOfDeviceMemoryError
-        """
-        identity = IDENTITIES[operation]
-        key = str(identity), device
-        if key not in self._buffers:
-            buffer = self.pool.device.alloc(self.elements, channel=device)
-            buffer.fill(float(identity))
-            self._buffers[key] = buffer
-        return self._buffers[key]
+from nearstep.coarse.service.errors import FullError, refusal
+from nearstep.coarse.service.messages import Push
+from nearstep.coarse.service.plan import shards
+from nearstep.coarse.service.replies import Replies, Sums
+from nearstep.coarse.service.segment import Segment, half
+from nearstep.errors import ShapeError
 
 
 class Exchange:
-    """A tensor of the same length at all clients, summed shard by shard.
+    """A tensor that all clients of a job sum, as often as they like; `Client.exchange` makes it.
 
-    Parameters
+    Each client pushes every shard, in any order, and pulls it when it has been summed. The bits
+    depend on the numbers of clients, devices and rings, the size of shards and the wire alone.
+
+    Attributes
     ----------
-    pool
-    opened : what each client said, by rank; alike but for its segment.
-    sessions : of the clients, by rank.
-    shard_bytes
-    identities
-
-    Raises
-    ------
-    OutOfDeviceMemoryError : nothing is held.
+    elements
+    shards : elements [start, stop) of each.
+    pushed, pulled : NDArray[np.float32]. What goes to the devices, and what comes back; of shape
+        (elements,) each.
+    version : how often it was pushed.
     """
 
     def __init__(
         self,
-        pool: CoarsePool,
-        opened: Mapping[int, Open],
-        sessions: Mapping[int, Session],
+        replies: Replies,
+        number: int,
+        elements: int,
+        segment: Segment,
+        *,
         shard_bytes: int,
-        identities: Identities,
+        queue_shards: int,
+        release: Callable[[], None],
     ) -> None:
-        first = opened[0]
-        self.number = first.exchange
-        self.operation = first.operation
-        self.wire = first.wire
-        self.pool = pool
-        self.opened = dict(opened)
-        self.sessions = dict(sessions)
-        self._pushed = {rank: each.pushed(opened[rank]) for rank, each in sessions.items()}
-        self._pulled = {rank: each.pulled(opened[rank]) for rank, each in sessions.items()}
-        self.identities = identities
-        self.stages = plan(len(sessions), pool.devices)
-        self.shards: list[Shard] = []
-        try:
-            for start, stop in shards(first.elements, shard_bytes):
-                self.shards.append(Shard(start, stop))
-                self._place(self.shards[-1])
-        except BaseException:
-            self.free()
-            raise
+        self.number = number
+        self.elements = elements
+        self.version = 0
+        self._step, self._hyper = 0, ""
+        self.queue_shards = queue_shards
+        self.shards = shards(elements, shard_bytes) if elements else []
+        self.pushed: NDArray[np.float32] = segment.data[: 4 * elements].view(np.float32)
+        start = half(elements)
+        self.pulled: NDArray[np.float32] = segment.data[start : start + 4 * elements].view(
+            np.float32
+        )
+        self._replies = replies
+        self._release = release
+        places = [self.pulled[start:stop].view(np.uint8) for start, stop in self.shards]
+        self._sums = replies.sums[number] = Sums(places)
 
     @property
-    def result(self) -> int:
-        """Number of the value that the clients get."""
-        return self.stages[-1][0].output
+    def kept(self) -> tuple[str, ...]:
+        """Names of the parameters and states that it updates."""
+        return self._sums.kept
 
-    def _place(self, shard: Shard) -> None:
-        """Memory of the devices, or of the clients in its place."""
-        device, devices, size = self.pool.device, self.pool.devices, shard.stop - shard.start
-        for rank in self.sessions:
-            at = rank % devices
-            places: list[Buffer | None] = [None] * devices
-            shard.buffers[rank] = places
-            places[at] = buffer = device.alloc(size, channel=at)
-            data = self._pushed[rank][shard.bytes].view(np.float32)
-            if buffer.lend(data):
-                shard.lent_in.add(rank)
-        for stage in self.stages:
-            for job in stage:
-                outputs: list[Buffer | None] = [None] * devices
-                shard.buffers[job.output] = outputs
-                for at in range(devices):
-                    outputs[at] = device.alloc(size, channel=at)
-        for rank in self.sessions:
-            if rank >= devices:
-                break
-            data = self._pulled[rank][shard.bytes].view(np.float32)
-            if self._buffer(shard, self.result, rank).lend(data, writes=True):
-                shard.lent_out.add(rank)
+    def begin(self, step: int = 0, hyper: str = "") -> None:
+        """The next version: all shards are to be pushed once.
 
-    def _buffer(self, shard: Shard, value: int, device: int) -> Buffer:
-        found = shard.buffers[value][device]
-        if found is None:
-            raise KeyError(f"value {value} is not on device {device}")
-        return found
+        Parameters
+        ----------
+        step, hyper : of an update: t, from 1, and hyper-parameters as JSON.
+        """
+        self.version += 1
+        self._step, self._hyper = step, hyper
 
-    def push(self, rank: int, shard: Shard) -> None:
-        """A client's part of a shard has come: bring it to the device if it is not there."""
-        if rank not in shard.lent_in:
-            data = self._pushed[rank][shard.bytes].view(np.float32)
-            self._buffer(shard, rank, rank % self.pool.devices).write(data)
-        shard.pushed.add(rank)
-
-    def pull(self, rank: int, shard: Shard) -> NDArray[np.uint8]:
-        """Bring a shard's result to a client's memory, and return that."""
-        data = self._pulled[rank][shard.bytes]
-        if rank not in shard.lent_out:
-            device = rank % self.pool.devices
-            self._buffer(shard, self.result, device).read(data.view(np.float32))
-        return data
-
-    def group(self, shard: Shard) -> int:
-        """The ring of a shard: adjacent shards take opposite directions."""
-        return self.shards.index(shard) % self.pool.groups
-
-    def submit(self, shard: Shard, job: Job) -> Pending:
-        """Give a job of the current stage of a shard to all devices.
+    def push(self, shard: int) -> None:
+        """Have the service take a shard of `pushed`.
 
         Raises
         ------
-        QueueFullError : nothing was given.
-        ResetNeededError, OutOfDeviceMemoryError
+        FullError : the client's queue at the proxy is full; nothing was sent.
+        JobError
         """
-        rings = self.pool.rings
-        rings.check_ready()
-        rings.check_space([self.group(shard)])
-        pending = Pending(rings, [self._job(shard, job)])
-        rings.submit(pending)
-        return pending
+        if not self._take_place():
+            raise FullError(
+                FullError.__name__, f"all {self.queue_shards} places of the queue are taken"
+            )
+        self._push(shard)
 
-    def _job(self, shard: Shard, job: Job) -> RingJob:
-        devices = range(self.pool.devices)
-        sources = [
-            self.identities.on(device, self.operation)
-            if value is None
-            else self._buffer(shard, value, device)
-            for device, value in enumerate(job.inputs)
-        ]
-        last = job.output == self.result
-        operation = self.operation if last or self.operation == "max" else "sum"
-        return self.pool.rings.make_job(
-            Part(group=self.group(shard), start=0, stop=shard.stop - shard.start),
-            OPERATIONS[operation],
-            WIRES[self.wire],
-            sources=[each.address for each in sources],
-            destinations=[self._buffer(shard, job.output, each).address for each in devices],
-            scale=np.float32(1 / len(self.sessions)),
+    def _take_place(self) -> bool:
+        return self._replies.take_place(self.queue_shards)
+
+    def _push(self, shard: int) -> None:
+        start, stop = self.shards[shard]
+        data = self.pushed[start:stop].view(np.uint8)
+        nbytes = 0 if self._replies.is_shared else data.size
+        said = Push(self.number, self.version, shard, nbytes, self._step, self._hyper)
+        self._replies.send(said, data)
+
+    def ready(self, shard: int) -> bool:
+        """Whether a shard of this version is in `pulled`."""
+        return self._sums.versions[shard] == self.version
+
+    def wait(self, shard: int) -> None:
+        """Wait until it is.
+
+        Raises
+        ------
+        RefusedError, JobError
+        """
+        self._wait(lambda: self.ready(shard), f"shard {shard} of exchange {self.number}")
+
+    def wait_opened(self) -> None:
+        """Wait until all clients have opened it.
+
+        Raises
+        ------
+        RefusedError, JobError
+        """
+        self._wait(lambda: self._sums.opened, f"all clients to open exchange {self.number}")
+
+    def _wait(self, found: Callable[[], bool], what: str) -> None:
+        refused = self._replies.refused
+        self._replies.wait(lambda: found() or self.number in refused, what)
+        if self.number in refused:
+            message = refused.pop(self.number)
+            raise refusal(message.kind, message.detail)
+
+    def reduce(self, array: NDArray[np.float32], out: NDArray[np.float32]) -> None:
+        """Push an array, and pull what all clients' arrays are summed to.
+
+        Parameters
+        ----------
+        array, out : float32, of `elements` elements, contiguous; they may be one.
+
+        Raises
+        ------
+        ShapeError
+        JobError : `out` is in part written.
+        """
+        for each in (array, out):
+            if each.shape != (self.elements,) or each.dtype != np.float32:
+                raise ShapeError("array", (self.elements,), each.shape)
+        self.run(
+            lambda start, stop: np.copyto(self.pushed[start:stop], array[start:stop]),
+            lambda start, stop: np.copyto(out[start:stop], self.pulled[start:stop]),
         )
 
-    def free(self) -> None:
-        """Give the memory of the devices back; no job of it is under way."""
-        for shard in self.shards:
-            for places in shard.buffers.values():
-                for buffer in places:
-                    if buffer is not None and not buffer.freed:
-                        buffer.end_loan()
-                        buffer.free()
-        self.shards.clear()
+    def run(
+        self,
+        fill: Callable[[int, int], object],
+        take: Callable[[int, int], object],
+        *,
+        step: int = 0,
+        hyper: str = "",
+    ) -> None:
+        """One version, shard by shard: what has come back is taken while others are on their way.
+
+        Where the client's queue is full, it waits for a place.
+
+        Parameters
+        ----------
+        fill : puts elements [start, stop) into `pushed`.
+        take : takes them from `pulled`.
+        step, hyper : as of `begin`.
+
+        Raises
+        ------
+        RefusedError, JobError
+        """
+        self.begin(step, hyper)
+        taken = 0
+        for shard, (start, stop) in enumerate(self.shards):
+            fill(start, stop)
+            self._replies.wait(self._take_place, "a place in the queue")
+            self._push(shard)
+            while taken < shard and self.ready(taken):
+                take(*self.shards[taken])
+                taken += 1
+        for shard in range(taken, len(self.shards)):
+            self.wait(shard)
+            take(*self.shards[shard])
+        self._replies.copied_bytes += 8 * self.elements
+
+    def close(self) -> None:
+        """Give its memory back, here and, when all clients have, on the devices."""
+        self._release()

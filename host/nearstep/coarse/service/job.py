@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from nearstep.buffer import Buffer
 from nearstep.coarse.pool import CoarsePool
+from nearstep.coarse.service.device_exchange import DeviceExchange
 from nearstep.coarse.service.errors import ClientLostError, FullError, JobError
-from nearstep.coarse.service.exchange import Exchange, Identities
-from nearstep.coarse.service.kept import KeptValues
+from nearstep.coarse.service.kept import KeptValues, hyper_of
 from nearstep.coarse.service.messages import (
     Barrier,
     Close,
@@ -21,6 +21,7 @@ from nearstep.coarse.service.messages import (
     Failed,
     Get,
     Load,
+    Missing,
     Open,
     Opened,
     Passed,
@@ -34,7 +35,8 @@ from nearstep.coarse.service.messages import (
     Welcome,
 )
 from nearstep.coarse.service.session import Session, Shard
-from nearstep.errors import NearstepError, OutOfDeviceMemoryError
+from nearstep.coarse.stored import StoredParameters
+from nearstep.errors import ArgumentError, NearstepError, OutOfDeviceMemoryError
 
 
 @dataclass(eq=False)
@@ -80,7 +82,7 @@ class TrainingJob:
     sessions: dict[int, Session] = field(default_factory=dict)
     began: bool = False
     _opening: dict[int, dict[int, Open]] = field(default_factory=dict)
-    _exchanges: dict[int, Exchange] = field(default_factory=dict)
+    _exchanges: dict[int, DeviceExchange] = field(default_factory=dict)
     _closing: dict[int, set[int]] = field(default_factory=dict)
     _kept: dict[str, Kept] = field(default_factory=dict)
     _values: KeptValues = field(init=False)
@@ -92,8 +94,8 @@ class TrainingJob:
     def __post_init__(self) -> None:
         self._values = KeptValues(self.pool)
 
-    def join(self, session: Session, shard_bytes: int, beat_s: float) -> None:
-        """Take a client in, or tell it why not; when all are there they begin."""
+    def join(self, session: Session, shard_bytes: int, queue_shards: int, beat_s: float) -> None:
+        """Take a client in, or refuse it; when all are there they begin."""
         rank = session.rank
         reason = None
         if session.clients != self.clients:
@@ -110,14 +112,18 @@ class TrainingJob:
         self.sessions[rank] = session
         if len(self.sessions) == self.clients:
             self.began = True
-            welcome = Welcome(self.pool.device.url, self.pool.devices, shard_bytes, beat_s)
+            device = self.pool.device
+            welcome = Welcome(device.url, self.pool.devices, shard_bytes, queue_shards, beat_s)
             for each in self.sessions.values():
                 each.send(welcome)
         return None
 
-    def open(
-        self, session: Session, message: Open, shard_bytes: int, identities: Identities
-    ) -> None:
+    def check_device(self, session: Session, device: int) -> None:
+        """Raise `ClientLostError` for a client that names a device that is not there."""
+        if device >= self.pool.devices:
+            raise self._broken(session.rank, f"asked for device {device} of {self.pool.devices}")
+
+    def open(self, session: Session, message: Open) -> None:
         """A client opens an exchange; when all have, it is made.
 
         Raises
@@ -131,26 +137,31 @@ class TrainingJob:
         if len(said) < self.clients:
             return
         del self._opening[message.exchange]
-        kinds: dict[tuple[int, str, str], list[int]] = {}
+        kinds: dict[str, list[int]] = {}
         for rank, each in sorted(said.items()):
-            kinds.setdefault((each.elements, each.operation, each.wire), []).append(rank)
+            text = f"{each.operation} of {each.elements} elements, wire {each.wire}, "
+            text += f"shards of {each.shard_bytes} bytes"
+            if each.update is not None:
+                text += f", for {each.update.optimizer}({each.update.hyper}) of {each.update.key}"
+            kinds.setdefault(text, []).append(rank)
         if len(kinds) > 1:
-            texts = [
-                f"clients {ranks}: {operation} of {elements} elements, wire {wire}"
-                for (elements, operation, wire), ranks in kinds.items()
-            ]
+            texts = [f"clients {ranks}: {text}" for text, ranks in kinds.items()]
             return self._refuse_all(message.exchange, "UnlikeError", "; ".join(texts))
         try:
             self.pool.check_wire(message.wire)
-            self._exchanges[message.exchange] = Exchange(
-                self.pool, said, self.sessions, shard_bytes, identities
+            stored, kept = None, []
+            if message.update is not None:
+                stored = self._values.parameters(message.update, message.elements)
+                kept = [f"{message.update.key}/{name}" for name in stored.tensors]
+            self._exchanges[message.exchange] = DeviceExchange(
+                self.pool, said, self.sessions, stored
             )
         except OutOfDeviceMemoryError as error:
             return self._refuse_all(message.exchange, "DeviceMemoryError", str(error))
         except NearstepError as error:
             return self._refuse_all(message.exchange, "RefusedError", str(error))
         for each_session in self.sessions.values():
-            each_session.send(Opened(message.exchange))
+            each_session.send(Opened(message.exchange, kept))
         return None
 
     def _refuse_all(self, exchange: int, kind: str, detail: str) -> None:
@@ -162,7 +173,20 @@ class TrainingJob:
             f"client {rank} of job {self.name!r} broke the protocol: it {what}", [rank]
         )
 
-    def shard(self, session: Session, message: Push) -> tuple[Exchange, Shard]:
+    def exchange(self, session: Session, message: Push) -> DeviceExchange:
+        """The exchange that a client pushes a shard of.
+
+        Raises
+        ------
+        ClientLostError : there is none, or no such shard.
+        """
+        exchange = self._exchanges.get(message.exchange)
+        if exchange is None or message.shard >= len(exchange.shards):
+            what = f"pushed shard {message.shard} of exchange {message.exchange}"
+            raise self._broken(session.rank, f"{what}, which is not there")
+        return exchange
+
+    def shard(self, session: Session, message: Push) -> tuple[DeviceExchange, Shard]:
         """The shard that a client pushes, and its exchange.
 
         Raises
@@ -170,16 +194,34 @@ class TrainingJob:
         ClientLostError : there is none, it is another version's turn, it was pushed before, or
             another client has closed the exchange.
         """
-        exchange = self._exchanges.get(message.exchange)
-        if exchange is None or message.shard >= len(exchange.shards):
-            what = f"pushed shard {message.shard} of exchange {message.exchange}"
-            raise self._broken(session.rank, f"{what}, which is not there")
+        exchange = self.exchange(session, message)
         shard = exchange.shards[message.shard]
         if message.version != shard.version + 1 or session.rank in shard.pushed or shard.left:
             what = f"pushed version {message.version} of a shard that waits for"
             raise self._broken(session.rank, f"{what} version {shard.version + 1} once")
         self._check_closed(exchange)
+        if exchange.stored is not None:
+            self._check_step(exchange.stored, shard, message)
         return exchange, shard
+
+    def _check_step(self, stored: StoredParameters, shard: Shard, message: Push) -> None:
+        """The first client of a shard says which step it is; the others have to say the same.
+
+        Raises
+        ------
+        ArgumentError : the step cannot be, or cannot have its hyper-parameters.
+        JobError : the clients do not say the same.
+        """
+        said = message.step, message.hyper
+        if not shard.pushed:
+            stored.check(message.step, hyper_of(message.hyper))
+            shard.step, shard.hyper = said
+        if said != (shard.step, shard.hyper):
+            ranks = sorted(shard.pushed)
+            raise JobError(
+                f"clients {ranks} of job {self.name!r} push step {shard.step} ({shard.hyper}), "
+                f"and another step {message.step} ({message.hyper})"
+            )
 
     def refuse_push(self, session: Session, message: Push, places: int) -> None:
         """A client's queue is full."""
@@ -206,7 +248,7 @@ class TrainingJob:
             del self._exchanges[message.exchange]
             exchange.free()
 
-    def _check_closed(self, exchange: Exchange) -> None:
+    def _check_closed(self, exchange: DeviceExchange) -> None:
         """Raise `ClientLostError` if clients closed an exchange that others push."""
         ranks = sorted(self._closing.get(exchange.number, ()))
         if ranks:
@@ -218,14 +260,15 @@ class TrainingJob:
     def put(self, session: Session, message: Put) -> None:
         """Bytes of a client go to the memory of its device."""
         data = session.segment(message.segment).data[: message.nbytes]
-        device = session.rank % self.pool.devices
         if not message.readers:
             return self._keep(session, message, data)
         old = self._kept.get(message.key)
         if old is not None:
             raise self._broken(session.rank, f"put {message.key!r} twice")
         try:
-            buffer = self.pool.device.alloc(max(1, message.nbytes), np.uint8, channel=device)
+            buffer = self.pool.device.alloc(
+                max(1, message.nbytes), np.uint8, channel=message.device
+            )
         except OutOfDeviceMemoryError as error:
             return session.send(Refused(message.request, None, "DeviceMemoryError", str(error)))
         if message.nbytes:
@@ -250,7 +293,9 @@ class TrainingJob:
         return None
 
     def save(self, session: Session, message: Save) -> None:
-        """What is kept goes to a file, in a thread; then the client is told."""
+        """What is kept goes to a file, in a thread, which then answers the client."""
+        if (refusal := self._in_a_step(message.request)) is not None:
+            return session.send(refusal)
 
         def done(found: Path | NearstepError) -> None:
             if isinstance(found, Path):
@@ -262,9 +307,22 @@ class TrainingJob:
             self._values.save(message.path, message.keys, done)
         except (NearstepError, OSError, ValueError) as error:
             session.send(_refused(message.request, error))
+        return None
+
+    def _in_a_step(self, request: int) -> Refused | None:
+        """What is said to who saves or loads while some shards are updated and others are not."""
+        for exchange in self._exchanges.values():
+            if exchange.stored is not None and not exchange.is_between_versions:
+                error = ArgumentError(
+                    f"exchange {exchange.number} must be between two steps, not within one"
+                )
+                return _refused(request, error)
+        return None
 
     def load(self, session: Session, message: Load) -> None:
-        """What a file has is kept again; the client is told names and bytes."""
+        """What a file has is kept again; the client gets names and bytes."""
+        if (refusal := self._in_a_step(message.request)) is not None:
+            return session.send(refusal)
         try:
             self._values.load(message.path)
         except (NearstepError, OSError, ValueError) as error:  # a file of something else
@@ -286,8 +344,7 @@ class TrainingJob:
         out = session.segment(message.segment).data[: message.nbytes]
         if message.nbytes:
             kept.buffer.read(out)
-        inline = 0 if session.connection.is_shared else message.nbytes
-        session.send(Value(message.request, inline), out if inline else None)
+        session.send(Value(message.request, session.inline(message.nbytes)), out)
         kept.readers -= 1
         if not kept.readers:
             del self._kept[message.key]
@@ -301,8 +358,7 @@ class TrainingJob:
             return session.send(Refused(message.request, None, "UnlikeError", detail))
         out = session.segment(message.segment).data[:nbytes]
         self._values.read(message.key, session.rank % self.pool.devices, out)
-        inline = 0 if session.connection.is_shared else nbytes
-        return session.send(Value(message.request, inline), out if inline else None)
+        return session.send(Value(message.request, session.inline(nbytes)), out)
 
     def seek(self, session: Session, message: Seek) -> None:
         """A client learns which of several values is there, when one is."""
@@ -322,6 +378,22 @@ class TrainingJob:
             for arrived in first.values():
                 self._arrived.remove(arrived)
                 arrived[0].send(Passed(arrived[1].request))
+
+    def missing(self, session: Session, message: Missing) -> None:
+        """A client has waited for too long: which others have not done what it has."""
+        rank, ranks = session.rank, set(range(self.clients))
+        missing = ranks - set(self.sessions) | self._gone
+        for said in self._opening.values():
+            if rank in said:
+                missing |= ranks - set(said)
+        for exchange in self._exchanges.values():
+            for shard in exchange.shards:
+                if rank in shard.pushed:
+                    missing |= ranks - shard.pushed
+        arrived = {each.rank for each, _ in self._arrived}
+        if rank in arrived:
+            missing |= ranks - arrived
+        session.send(Done(message.request, " ".join(map(str, sorted(missing)))))
 
     def leave(self, session: Session) -> None:
         """A client ends well. What others still want of it they will not get."""

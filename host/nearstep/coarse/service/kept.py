@@ -7,11 +7,14 @@ import json
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nearstep.coarse.pool import CoarsePool
+from nearstep.coarse.service.messages import Update
+from nearstep.coarse.stored import PARAMETERS, StoredParameters, initial_values
 from nearstep.coarse.tensor import PoolTensor
 from nearstep.errors import ArgumentError, NearstepError
 from nearstep.storage.snapshot_file import as_path, load, save
@@ -49,7 +52,7 @@ class KeptValues:
         words = _words(data.tobytes())
         tensor = self._tensors.get(key)
         if tensor is None or tensor.size != words.size:
-            new = self.pool.tensor([words] * self.pool.devices)
+            new = self.pool.tensor([words] * self.pool.devices, reduced=False)
             if tensor is not None:
                 self._wait()
                 tensor.free()
@@ -58,6 +61,30 @@ class KeptValues:
             for device in range(self.pool.devices):
                 tensor.write(device, words)
         self._bytes[key] = data.size
+
+    def parameters(self, update: Update, elements: int) -> StoredParameters:
+        """The parameters of an optimizer and its states, which begin anew where none are kept.
+
+        Raises
+        ------
+        ArgumentError : there are no such parameters, the devices do not have the rule, or a
+            hyper-parameter is wrong.
+        OutOfDeviceMemoryError
+        """
+        device, hyper = self.pool.device, hyper_of(update.hyper)
+        optimizer = device.optimizer(update.optimizer)
+        names = initial_values(device, optimizer, hyper)
+        place = f"{update.key}/{PARAMETERS}"
+        if place not in self:
+            raise ArgumentError(f"parameters must be kept as {place!r} before they are updated")
+        for name, initial in names.items():
+            key = f"{update.key}/{name}"
+            if key not in self:
+                self.put(key, np.full(elements, initial, np.float32).view(np.uint8))
+            if self._bytes[key] != 4 * elements:
+                raise ArgumentError(f"{key!r} has {self._bytes[key]} bytes, not {4 * elements}")
+        tensors = {name: self._tensors[f"{update.key}/{name}"] for name in names}
+        return StoredParameters(self.pool, optimizer, tensors, hyper)
 
     def read(self, key: str, device: int, out: NDArray[np.uint8]) -> None:
         """Copy a value, from the memory of one device."""
@@ -81,7 +108,7 @@ class KeptValues:
         self._wait()
         place = as_path(path)
         said = json.dumps({key: self._bytes[key] for key in keys}).encode()
-        index = self.pool.tensor([_words(said)] * self.pool.devices)
+        index = self.pool.tensor([_words(said)] * self.pool.devices, reduced=False)
         open_files = contextlib.ExitStack()
         try:
             tensors = [index, *(self._tensors[key] for key in keys)]
@@ -129,6 +156,22 @@ class KeptValues:
         if self._saving is not None:
             self._saving.join()
             self._saving = None
+
+
+def hyper_of(text: str) -> dict[str, Any]:
+    """Hyper-parameters of a JSON object; none of an empty text.
+
+    Raises
+    ------
+    ArgumentError : it is none.
+    """
+    try:
+        found = json.loads(text) if text else {}
+    except (ValueError, RecursionError) as error:
+        raise ArgumentError(f"hyper-parameters must be a JSON object: {error}") from error
+    if not isinstance(found, dict):
+        raise ArgumentError(f"hyper-parameters must be a JSON object, not {text[:80]!r}")
+    return found
 
 
 def _words(data: bytes) -> NDArray[np.float32]:

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-VERSION = 1
+VERSION = 3
 """Of the protocol: both sides must have the same."""
 
 Number = Annotated[int, Meta(ge=0, le=(1 << 62) - 1)]
@@ -39,6 +39,7 @@ class Welcome(Message):
     device: Text
     devices: Number
     shard_bytes: Number
+    queue_shards: Number
     beat_s: Annotated[float, Meta(gt=0)]
 
 
@@ -56,10 +57,22 @@ class Detach(Message):
     segment: Number
 
 
+class Update(Struct, forbid_unknown_fields=True, frozen=True):
+    """A step of an optimizer on parameters that are kept as `key`/p, its states beside them.
+
+    `hyper` are hyper-parameters, as a JSON object.
+    """
+
+    key: Name
+    optimizer: Name
+    hyper: Text
+
+
 class Open(Message):
     """A tensor of `elements` float32 that all clients sum.
 
-    The first half of the segment is what the client pushes, the second one what comes back.
+    The first half of the segment is what the client pushes, the second one what comes back: the
+    sum, or with `update` the parameters after a step with the average of the gradients.
     """
 
     exchange: Number
@@ -67,25 +80,37 @@ class Open(Message):
     operation: Operation
     wire: Name
     segment: Number
+    device: Number
+    shard_bytes: Annotated[int, Meta(ge=1, le=1 << 40)]
+    update: Update | None = None
 
 
 class Opened(Message):
-    """All clients have opened it, and the devices have memory for it."""
+    """All clients have opened it, and the devices have memory for it.
+
+    `kept` are the names of the parameters and states that it updates.
+    """
 
     exchange: Number
+    kept: list[Name] = []
 
 
 class Push(Message):
-    """A shard of an exchange is in its segment."""
+    """A shard of an exchange is in its segment; of one that updates, for this step.
+
+    `hyper`, a JSON object or empty, are hyper-parameters of the step. All clients say the same.
+    """
 
     exchange: Number
     version: Number
     shard: Number
     nbytes: Number
+    step: Number = 0
+    hyper: Text = ""
 
 
 class Summed(Message):
-    """A shard has been summed: it is in the segment, or comes as payload."""
+    """A shard has been summed, or updated: it is in the segment, or comes as payload."""
 
     exchange: Number
     version: Number
@@ -100,14 +125,15 @@ class Close(Message):
 
 
 class Put(Message):
-    """Bytes for `readers` clients, or for all that ask, under a name: kept in the memory of the
-    client's device until so many have read them; 0: until another value comes."""
+    """Bytes for `readers` clients, or for all that ask, under a name: kept in the memory of a
+    device until so many have read them; 0: until another value comes."""
 
     request: Number
     key: Name
     segment: Number
     nbytes: Number
     readers: Annotated[int, Meta(ge=0, le=4096)]
+    device: Number
 
 
 class Stored(Message):
@@ -173,6 +199,12 @@ class Done(Message):
     text: Text = ""
 
 
+class Missing(Message):
+    """Which clients has the sender waited for? `Done` has their ranks, between spaces."""
+
+    request: Number
+
+
 class Beat(Message):
     """The sender is alive."""
 
@@ -212,6 +244,7 @@ FromClient = (
     | Barrier
     | Save
     | Load
+    | Missing
     | Beat
     | Leave
 )

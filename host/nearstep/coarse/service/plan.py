@@ -1,23 +1,25 @@
 """Which jobs of the rings sum a tensor of any number of clients on any number of devices.
 
-Client r pushes to device r modulo the devices, in round r // devices. A ring sums one array of each
-device; where there is no client, the array is the identity of the operation (-0 of a sum, -inf of
-a maximum), which changes no bit. What the rounds gave is summed once more, in the same way. So the
-order of all additions follows from the numbers of clients and devices alone.
+Each client pushes to one device. A round takes one client of each device, in the order of their
+ranks; a ring sums one array of each device, and where a round has no client, the array is the
+identity of the operation (-0 of a sum, -inf of a maximum), which changes no bit. What the rounds
+gave is summed once more, in the same way. So the order of all additions follows from the number of
+devices and the clients' places alone. One device has no ring: its update kernel adds what the
+clients pushed, in their order.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 
 import numpy as np
 
+from nearstep.coarse.routing import partition
+
 IDENTITIES = {"sum": np.float32(-0.0), "average": np.float32(-0.0), "max": np.float32(-np.inf)}
 """What changes nothing, whatever it is combined with."""
-
-ENTRY_BYTES = 1 << 11
-"""Shards are whole multiples, so that their borders are those of entries of all formats."""
 
 
 @dataclass(frozen=True)
@@ -34,42 +36,47 @@ class Job:
     output: int
 
 
-def plan(clients: int, devices: int) -> tuple[tuple[Job, ...], ...]:
+def plan(places: Sequence[int], devices: int) -> tuple[tuple[Job, ...], ...]:
     """Stages of jobs; those of a stage need nothing of each other. The last one has one job.
 
-    Values 0 to clients - 1 are what the clients pushed; value r lies on device r modulo `devices`.
-    All others lie on all devices.
+    There is no stage with one device.
+
+    Parameters
+    ----------
+    places : device of each client, by rank. Value r is what client r pushed, and lies there; all
+        others, counted from the number of clients on, lie on all devices.
+    devices
 
     Raises
     ------
-    ValueError : fewer than one client, or two devices.
+    ValueError : there is no client or no device, or a place is none of them.
     """
-    if clients < 1 or devices < 2:
-        raise ValueError(f"at least 1 client and 2 devices, not {clients} and {devices}")
-    values = list(range(clients))
-    following = clients
+    if not places or devices < 1 or not all(0 <= place < devices for place in places):
+        raise ValueError(f"clients need places on at least 1 device, not {places} on {devices}")
+    if devices == 1:
+        return ()
+    waiting: list[list[int]] = [[] for _ in range(devices)]
+    for rank, place in enumerate(places):
+        waiting[place].append(rank)
+    rounds = [*zip_longest(*waiting)]
     stages = []
+    following = len(places)
     while True:
-        stage = []
-        for first in range(0, len(values), devices):
-            chosen: list[int | None] = [*values[first : first + devices]]
-            chosen += [None] * (devices - len(chosen))
-            stage.append(Job(tuple(chosen), following))
-            following += 1
-        stages.append(tuple(stage))
-        values = [job.output for job in stage]
-        if len(values) == 1:
+        stage = tuple(Job(inputs, following + i) for i, inputs in enumerate(rounds))
+        stages.append(stage)
+        if len(stage) == 1:
             return tuple(stages)
+        following += len(stage)
+        values = [job.output for job in stage]
+        rounds = [
+            tuple(values[first : first + devices]) + (None,) * (devices - len(values) + first)
+            for first in range(0, len(values), devices)
+        ]
 
 
-def shards(elements: int, shard_bytes: int) -> Sequence[tuple[int, int]]:
-    """Elements [start, stop) of each shard of a tensor: equal ones, and what is left.
-
-    Raises
-    ------
-    ValueError : `shard_bytes` is no positive multiple of 2048.
-    """
-    if shard_bytes <= 0 or shard_bytes % ENTRY_BYTES:
-        raise ValueError(f"shard_bytes must be a multiple of {ENTRY_BYTES}, not {shard_bytes}")
-    size = shard_bytes // 4
-    return [(start, min(elements, start + size)) for start in range(0, elements, size)]
+def shards(elements: int, shard_bytes: int) -> list[tuple[int, int]]:
+    """Elements [start, stop) of each shard of a tensor of float32; see `routing.partition`."""
+    if not elements:
+        return []
+    cut = partition(4 * elements, shard_bytes)
+    return [(each.offset // 4, (each.offset + each.nbytes) // 4) for each in cut]

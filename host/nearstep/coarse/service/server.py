@@ -11,10 +11,10 @@ import time
 from typing import Self
 
 from nearstep.coarse.pool import CoarsePool
+from nearstep.coarse.routing import SHARD_ALIGNMENT
 from nearstep.coarse.service.engine import Engine, Gone
 from nearstep.coarse.service.errors import FrameError, HandshakeError, StalledError
 from nearstep.coarse.service.messages import VERSION, Beat, Failed, FromClient, Hello
-from nearstep.coarse.service.plan import ENTRY_BYTES
 from nearstep.coarse.service.segment import SegmentError
 from nearstep.coarse.service.session import Session
 from nearstep.coarse.service.wire import Address, Connection
@@ -28,6 +28,8 @@ devices on two cores are a fifth faster with 4 MiB."""
 QUEUE_SHARDS = 4096
 BEAT_S = 1.0
 SILENCE_S = 60.0
+FINISH_S = 5.0
+"""At most, for errors to reach the clients when the service is closed."""
 
 
 class Server:
@@ -38,7 +40,8 @@ class Server:
     pool : it belongs to the service from here on, which closes it.
     address : `unix:PATH`, where payloads go through shared memory, or `tcp:HOST:PORT`.
     token : what clients have to know.
-    shard_bytes : of the shards of tensors: a multiple of 2048. It decides the order of additions.
+    shard_bytes : least of shards, unless clients choose: a multiple of 2048. It decides the order
+        of additions.
     queue_shards : that a client may have pushed and not got back.
     beat_s : seconds between signs of life of both sides.
     silence_s : seconds without one after which the other side is gone.
@@ -62,9 +65,9 @@ class Server:
         beat_s: float = BEAT_S,
         silence_s: float = SILENCE_S,
     ) -> None:
-        if not is_whole(shard_bytes) or shard_bytes <= 0 or shard_bytes % ENTRY_BYTES:
+        if not is_whole(shard_bytes) or shard_bytes <= 0 or shard_bytes % SHARD_ALIGNMENT:
             raise ArgumentError(
-                f"shard_bytes must be a positive multiple of {ENTRY_BYTES}, not {shard_bytes!r}"
+                f"shard_bytes must be a positive multiple of {SHARD_ALIGNMENT}, not {shard_bytes!r}"
             )
         if not is_whole(queue_shards) or queue_shards < 1:
             raise ArgumentError(f"queue_shards must be at least 1, not {queue_shards!r}")
@@ -106,7 +109,7 @@ class Server:
         self._thread.start()
 
     def close(self) -> None:
-        """End all jobs; clients are told. Closing twice does nothing."""
+        """End all jobs; their clients get an error. Closing twice does nothing."""
         if self._closed:
             return
         self._closed = True
@@ -114,7 +117,11 @@ class Server:
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         self.engine.stop()
+        deadline = time.monotonic() + FINISH_S
         for each in list(self._connections):
+            each.finish()
+            while not each.is_finished and time.monotonic() < deadline:
+                time.sleep(0.01)
             each.end()
         self.engine.pool.close()
         if self.address.is_shared:
@@ -141,7 +148,7 @@ class Server:
         self._connections.add(connection)
         try:
             hello = self._greet(connection)
-            session = Session(connection, hello, self.engine.shard_bytes)
+            session = Session(connection, hello)
             self.engine.post(session, hello)
             while True:
                 message = connection.receive(session.landing)
@@ -152,8 +159,8 @@ class Server:
                     self.engine.post(session, message)
         except (FrameError, HandshakeError, SegmentError, StalledError) as error:
             kind = "HandshakeError" if session is None else "RefusedError"
-            with contextlib.suppress(OSError, StalledError):
-                connection.send(Failed(kind, str(error)[:8000], [], []))
+            connection.post(Failed(kind, str(error)[:8000], [], []))
+            connection.finish()
             reason = f"broke the protocol: {error}"
         except EOFError:
             reason = "closed its connection"

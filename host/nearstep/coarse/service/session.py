@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
+import threading
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nearstep.buffer import Buffer
-from nearstep.coarse.service.errors import FrameError, StalledError
+from nearstep.coarse.routing import SHARD_ALIGNMENT
+from nearstep.coarse.service.errors import FrameError
 from nearstep.coarse.service.messages import (
     Attach,
     Close,
@@ -21,10 +22,13 @@ from nearstep.coarse.service.messages import (
     Push,
     Put,
 )
+from nearstep.coarse.service.plan import shards
 from nearstep.coarse.service.segment import Segment, half
 from nearstep.coarse.service.wire import Connection
 
 MAX_SEGMENTS = 4096
+MAX_SHARDS = 1 << 17
+"""Of a tensor."""
 
 
 class Session:
@@ -37,7 +41,6 @@ class Session:
     ----------
     connection
     hello
-    shard_bytes
 
     Attributes
     ----------
@@ -46,8 +49,7 @@ class Session:
     left : whether it said so.
     """
 
-    def __init__(self, connection: Connection, hello: Hello, shard_bytes: int) -> None:
-        self.shard_bytes = shard_bytes
+    def __init__(self, connection: Connection, hello: Hello) -> None:
         self.connection = connection
         self.job = hello.job
         self.rank = hello.rank
@@ -56,6 +58,9 @@ class Session:
         self.queued = 0
         self.left = False
         self._opened: dict[int, Open] = {}
+        self._cut: dict[int, list[tuple[int, int]]] = {}
+        self._lock = threading.Lock()
+        self._closed = False
 
     def note(self, message: Message) -> None:
         """What the thread that reads has to know of a message at once.
@@ -75,14 +80,30 @@ class Session:
             if len(self.segments) >= MAX_SEGMENTS:
                 raise FrameError(f"at most {MAX_SEGMENTS} segments", "one more")
             descriptor = self.connection.take_descriptor() if shared else None
-            self.segments[message.segment] = Segment(message.size, descriptor)
+            segment = Segment(message.size, descriptor)
+            with self._lock:
+                if not self._closed:
+                    self.segments[message.segment] = segment
+                    return
+            segment.close()  # the job has ended meanwhile
         elif isinstance(message, Open):
+            if message.shard_bytes % SHARD_ALIGNMENT:
+                raise FrameError(
+                    f"shards of multiples of {SHARD_ALIGNMENT} bytes", f"{message.shard_bytes}"
+                )
+            if 4 * message.elements > MAX_SHARDS * message.shard_bytes:
+                raise FrameError(
+                    f"at most {MAX_SHARDS} shards",
+                    f"{message.elements} elements in shards of {message.shard_bytes} bytes",
+                )
             room = self.segment(message.segment).data.size
             if room < 2 * half(message.elements):
                 raise FrameError(f"a segment of {2 * half(message.elements)} bytes", f"{room}")
             self._opened[message.exchange] = message
+            self._cut[message.exchange] = shards(message.elements, message.shard_bytes)
         elif isinstance(message, Close):
             self._opened.pop(message.exchange, None)
+            self._cut.pop(message.exchange, None)
         elif isinstance(message, Put | Get):
             room = self.segment(message.segment).data.size
             if room < message.nbytes:
@@ -100,8 +121,9 @@ class Session:
         if isinstance(message, Push):
             opened = self._opened.get(message.exchange)
             if opened is not None:
-                start = message.shard * self.shard_bytes
-                place = self.pushed(opened)[start : start + self.shard_bytes]
+                cut = self._cut[message.exchange]
+                start, stop = cut[message.shard] if message.shard < len(cut) else (0, 0)
+                place = self.pushed(opened)[4 * start : 4 * stop]
                 if message.nbytes != place.size:
                     raise FrameError(f"a shard of {place.size} bytes", f"{message.nbytes}")
                 return place
@@ -126,27 +148,30 @@ class Session:
 
     def detach(self, message: Detach) -> None:
         """Give a segment back."""
-        segment = self.segments.pop(message.segment, None)
+        with self._lock:
+            segment = self.segments.pop(message.segment, None)
         if segment is not None:
             segment.close()
 
+    def inline(self, nbytes: int) -> int:
+        """Bytes of payload beside a message about so many: none where memory is shared."""
+        return 0 if self.connection.is_shared else nbytes
+
     def send(self, message: Message, payload: NDArray[np.uint8] | None = None) -> None:
-        """Send, with a payload only where memory is not shared.
+        """Send, with a payload only where memory is not shared; waits for nothing.
 
         A client that is gone is found by the thread that reads.
         """
-        try:
-            self.connection.send(message, None if self.connection.is_shared else payload)
-        except (OSError, StalledError):
-            self.connection.end()
+        self.connection.post(message, None if self.connection.is_shared else payload)
 
     def close(self) -> None:
-        """End the connection, give the memory back."""
-        self.connection.end()
-        for segment in list(self.segments.values()):
-            with contextlib.suppress(OSError):
+        """End the connection when all has been sent; give the memory back."""
+        self.connection.finish()
+        with self._lock:
+            self._closed = True
+            for segment in self.segments.values():
                 segment.close()
-        self.segments.clear()
+            self.segments.clear()
 
 
 @dataclass(eq=False)
@@ -155,6 +180,7 @@ class Shard:
 
     Attributes
     ----------
+    number : of the exchange's shards.
     start, stop : elements of the tensor.
     buffers : by the number of a value of the plan: where it lies on each device; None where not.
     lent_in, lent_out : clients whose arrays are the memory of the device themselves: what they
@@ -162,9 +188,11 @@ class Shard:
     pushed : clients that have pushed it since it was summed.
     version : how often it was summed.
     stage : of the plan, that is under way.
-    left : jobs of the stage that have not ended.
+    left : jobs of the stage that have not ended, and updates.
+    step, hyper : of an update, as the clients said them.
     """
 
+    number: int
     start: int
     stop: int
     buffers: dict[int, list[Buffer | None]] = field(default_factory=dict)
@@ -174,6 +202,8 @@ class Shard:
     version: int = 0
     stage: int = 0
     left: int = 0
+    step: int = 0
+    hyper: str = ""
 
     @property
     def bytes(self) -> slice:

@@ -13,6 +13,7 @@ import socket
 import struct
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Self
 
@@ -28,6 +29,8 @@ MAGIC = b"NSC1"
 HEADER = struct.Struct("<4sIQ")
 MAX_MESSAGE_BYTES = 1 << 20
 MAX_DESCRIPTORS = 8
+MAX_LEFT = 1 << 16
+"""Parts of frames that may wait for a connection that takes nothing."""
 
 SLICE_S = 0.2
 """A wait looks this often whether the connection was closed meanwhile."""
@@ -109,6 +112,9 @@ class Connection:
         self._decoder = msgspec.msgpack.Decoder(expected)
         self._encoder = msgspec.msgpack.Encoder()
         self._lock = threading.Lock()
+        self._left: deque[memoryview] = deque()
+        self._draining = False
+        self._finishing = False
         self._closed = False
         sock.setblocking(False)
 
@@ -129,15 +135,80 @@ class Connection:
         StalledError : the other end takes nothing.
         OSError : the connection is gone.
         """
-        body = self._encoder.encode(message)
-        size = 0 if payload is None else payload.size
-        head = HEADER.pack(MAGIC, len(body), size) + body
         with self._lock:
             if self._closed:
                 raise ConnectionResetError("closed")
-            self._send(memoryview(head), descriptors)
-            if payload is not None:
-                self._send(payload.data, ())
+            for part in self._frame(message, payload):
+                self._send(part, descriptors)
+                descriptors = ()
+
+    def post(self, message: Message, payload: NDArray[np.uint8] | None = None) -> None:
+        """Send a frame, without waiting: what the socket does not take a thread sends later.
+
+        The payload must not change until then. Where a connection takes nothing for `silence_s`
+        it is ended. An end that posts does not `send`.
+        """
+        with self._lock:
+            if self._closed or self._finishing:
+                return
+            self._left.extend(self._frame(message, payload))
+            if len(self._left) > MAX_LEFT or not self._flush():
+                self.end()
+            elif self._left and not self._draining:
+                self._draining = True
+                threading.Thread(target=self._drain, name="coarse sender", daemon=True).start()
+
+    def finish(self) -> None:
+        """`end` when all that was posted has been sent."""
+        with self._lock:
+            self._finishing = True
+            if not self._left:
+                self.end()
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether it has ended."""
+        return self._closed
+
+    def _frame(self, message: Message, payload: NDArray[np.uint8] | None) -> list[memoryview]:
+        body = self._encoder.encode(message)
+        size = 0 if payload is None else payload.size
+        head = memoryview(HEADER.pack(MAGIC, len(body), size) + body)
+        return [head] if not size or payload is None else [head, payload.data]
+
+    def _flush(self) -> bool:
+        """Send what the socket takes at once; False if the connection is gone."""
+        try:
+            while self._left:
+                sent = self.sock.send(self._left[0])
+                self._left[0] = self._left[0][sent:]
+                if not self._left[0]:
+                    self._left.popleft()
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        return True
+
+    def _drain(self) -> None:
+        """Send what was posted and could not be sent at once."""
+        last, left = time.monotonic(), -1
+        while True:
+            with self._lock:
+                alive = not self._closed and self._flush()
+                if alive and not self._left:
+                    self._draining = False
+                    alive = not self._finishing
+                    if alive:
+                        return
+            now = time.monotonic()
+            size = sum(map(len, self._left)) if alive else left
+            if size != left:
+                last, left = now, size
+            if not alive or now - last > self.silence_s:
+                return self.end()
+            with contextlib.suppress(ConnectionResetError, ValueError):  # ended meanwhile
+                self._await(select.POLLOUT, None)
 
     def send_if_free(self, message: Message) -> None:
         """Send a frame unless that would have to wait: what is on its way is a sign of life, too.
@@ -146,7 +217,6 @@ class Connection:
         ------
         StalledError, OSError : as `send`.
         """
-        body = self._encoder.encode(message)
         if not self._lock.acquire(blocking=False):
             return
         try:
@@ -154,8 +224,9 @@ class Connection:
                 raise ConnectionResetError("closed")
             poll = select.poll()
             poll.register(self.sock, select.POLLOUT)
-            if poll.poll(0):
-                self._send(memoryview(HEADER.pack(MAGIC, len(body), 0) + body), ())
+            if not self._left and poll.poll(0):
+                for part in self._frame(message, None):
+                    self._send(part, ())
         finally:
             self._lock.release()
 

@@ -60,7 +60,7 @@ def group_beside(
     state = create(
         prefix, dist.get_rank(chosen), dist.get_world_size(chosen), timedelta(seconds=timeout_s)
     )
-    state.wire = wire
+    state.exchanges.wire = wire
     return state
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-import warnings
-from collections import OrderedDict, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -13,13 +12,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import PrefixStore, ReduceOp, Store
+from torch._C._distributed_c10d import ReduceOp, Store
 
-from nearstep.coarse.service.client import Client, Exchange
-from nearstep.coarse.service.errors import DeviceMemoryError
+from nearstep.coarse.routing import RoutingTable
+from nearstep.coarse.service.client import PROFILED_BYTES, Client
 from nearstep.coarse.service.messages import Operation
 from nearstep.errors import ArgumentError
-from nearstep.torch.distributed.tensors import bytes_of, flat, operation_name, options_of
+from nearstep.torch.distributed.exchanges import Exchanges
+from nearstep.torch.distributed.fallback import Gloo
+from nearstep.torch.distributed.tensors import bytes_of, flat, options_of
 from nearstep.torch.distributed.work import CoarseWork
 
 RING_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -33,13 +34,6 @@ RING_OPERATIONS: dict[Any, Operation] = {
 
 HELD_WORKS = 1024
 """At most, that nobody has asked for yet: DDP's `join` asks for one late."""
-
-KEPT_BYTES = 1 << 29
-"""Memory of a device for exchanges that are kept for the next tensor of that size."""
-
-
-class GlooFallbackWarning(UserWarning):
-    """A collective has no ring on the devices: gloo carries it out."""
 
 
 class CoarseProcessGroup(dist.ProcessGroup):
@@ -58,6 +52,12 @@ class CoarseProcessGroup(dist.ProcessGroup):
     wire : format on the links of the devices.
     release : called when the group is gone.
 
+    Attributes
+    ----------
+    exchanges : where and how tensors go to the devices.
+    gloo : groups of the same processes.
+    ring_bytes : of tensors that were summed in the rings.
+
     Ref: COARSE paper, sections III-D and IV-B.
     """
 
@@ -72,17 +72,13 @@ class CoarseProcessGroup(dist.ProcessGroup):
     ) -> None:
         super().__init__(client.rank, client.clients)
         self.client = client
-        self.wire = wire
         self.ring_bytes = 0
-        self._store = store
-        self._timeout = timeout
         self._release = release
-        self._exchanges: OrderedDict[tuple[int, str], Exchange] = OrderedDict()
+        self.exchanges = Exchanges(client, wire)
         self._executor = ThreadPoolExecutor(1, "coarse collectives")
         self._seekers = ThreadPoolExecutor(1, "coarse recv of any source")
         self._seeking: dict[int, int] = defaultdict(int)
-        self._gloo: Any = None
-        self._warned: set[str] = set()
+        self.gloo = Gloo(store, client.rank, client.clients, timeout)
         self._number = 0
         self._numbers: dict[tuple[int, int, int], int] = defaultdict(int)
         self._held: list[CoarseWork] = []
@@ -276,6 +272,34 @@ class CoarseProcessGroup(dist.ProcessGroup):
 
     alltoall_base = all_to_all_single
 
+    def route(self, table: RoutingTable | None, shard_bytes: int | None = None) -> CoarseWork:
+        """Push by a table from here on; see `Exchanges.route`. All processes call it.
+
+        Where a process pushes to decides the order of additions, so bits change with tables.
+        """
+        return self._submit("route", [], lambda: self.exchanges.route(table, shard_bytes))
+
+    def measure_routing(self, every: int = 0, sizes: Sequence[int] = PROFILED_BYTES) -> CoarseWork:
+        """Measure the ways to all devices now, push by the result, and so again after `every` sums.
+
+        All processes call it. What was measured is `client.routing` and `exchanges.shard_bytes`;
+        given to `route`, these make the same bits again.
+
+        Parameters
+        ----------
+        every : 0: only now.
+        sizes : bytes that are measured, as for `Client.profile`.
+
+        Ref: COARSE paper, section III-E.
+        """
+
+        def action() -> None:
+            self.exchanges.keep_measuring(every, sizes)
+            if not every:
+                self.exchanges.measure()
+
+        return self._submit("measure_routing", [], action)
+
     def barrier(self, opts: Any = None) -> CoarseWork:
         return self._submit("barrier", [], self.client.barrier)
 
@@ -335,6 +359,15 @@ class CoarseProcessGroup(dist.ProcessGroup):
             self.client.close(leave=False)
         self.shutdown()
 
+    def carry_out(self, what: str, action: Callable[[], None]) -> None:
+        """Do something with the client, in the order of the program, and wait for its end.
+
+        Raises
+        ------
+        Exception : that of `action`.
+        """
+        self._submit(what, [], action).wait()
+
     def _submit(self, what: str, result: Any, action: Callable[[], None]) -> CoarseWork:
         """Carry out in the order of the program, in the thread of the group."""
         work = self._hold(CoarseWork(what, result))
@@ -373,7 +406,7 @@ class CoarseProcessGroup(dist.ProcessGroup):
         name = self._ring_operation(given, operation)
         if name is None:
             taken = given.contiguous().clone() if out is not given else given
-            self._by_gloo("all_reduce", given.dtype, operation).allreduce(
+            self.gloo.fallback("all_reduce", given.dtype, operation).allreduce(
                 [taken], options_of(operation)
             ).wait()
             if out is not None and out is not taken:
@@ -397,7 +430,7 @@ class CoarseProcessGroup(dist.ProcessGroup):
         own = self.client.rank * output.numel()
         if name is None:
             taken = source.clone()
-            self._by_gloo("reduce_scatter", output.dtype, operation).allreduce(
+            self.gloo.fallback("reduce_scatter", output.dtype, operation).allreduce(
                 [taken], options_of(operation)
             ).wait()
             output.copy_(taken[own : own + output.numel()].view(output.shape))
@@ -419,7 +452,7 @@ class CoarseProcessGroup(dist.ProcessGroup):
         """Sum through the rings of the devices."""
         if not source.numel():
             return
-        exchange = self._exchange(source.numel(), operation)
+        exchange = self.exchanges.take(source.numel(), operation)
         pushed, pulled = torch.from_numpy(exchange.pushed), torch.from_numpy(exchange.pulled)
         exchange.run(
             lambda start, stop: pushed[start:stop].copy_(source[start:stop]),
@@ -427,53 +460,12 @@ class CoarseProcessGroup(dist.ProcessGroup):
         )
         self.ring_bytes += 4 * source.numel()
 
-    def _exchange(self, elements: int, operation: Operation) -> Exchange:
-        """One that is kept, or a new one; all processes choose alike."""
-        key = elements, operation
-        found = self._exchanges.pop(key, None)
-        if found is None:
-            while self._exchanges and self._kept_bytes + 8 * elements > KEPT_BYTES:
-                self._exchanges.popitem(last=False)[1].close()
-            try:
-                found = self.client.exchange(elements, operation, self.wire)
-            except DeviceMemoryError:
-                if not self._exchanges:
-                    raise
-                while self._exchanges:
-                    self._exchanges.popitem()[1].close()
-                found = self.client.exchange(elements, operation, self.wire)
-        self._exchanges[key] = found
-        return found
-
-    @property
-    def _kept_bytes(self) -> int:
-        return sum(8 * elements for elements, _ in self._exchanges)
-
     def _ring_operation(self, tensor: Tensor, operation: Any) -> Operation | None:
         if tensor.dtype not in RING_DTYPES or tensor.layout != torch.strided:
             return None
         if self.client.clients == 1:
             return None
         return next((name for op, name in RING_OPERATIONS.items() if operation == op), None)
-
-    def _by_gloo(self, what: str, dtype: torch.dtype, operation: Any) -> Any:
-        """The group of gloo that carries out what has no ring."""
-        reason = f"{what} of {dtype}, {operation_name(operation)}"
-        if reason not in self._warned and self.client.clients > 1:
-            self._warned.add(reason)
-            warnings.warn(
-                f"{reason}: the memory devices have no ring for it, gloo carries it out",
-                GlooFallbackWarning,
-                stacklevel=2,
-            )
-        if self._gloo is None:
-            self._gloo = dist.ProcessGroupGloo(
-                PrefixStore("nearstep/gloo", self._store),
-                self.client.rank,
-                self.client.clients,
-                self._timeout,
-            )
-        return self._gloo
 
     def _gather_single(self, key: str, output: Tensor, given: Tensor) -> None:
         dense = flat(output)

@@ -44,7 +44,7 @@ class Service:
         """Until the service knows that all clients have left."""
         deadline = time.monotonic() + 60
         while self.server.engine.jobs:
-            assert time.monotonic() < deadline, self.server.engine.status()
+            assert time.monotonic() < deadline, list(self.server.engine.jobs)
             time.sleep(0.01)
 
 

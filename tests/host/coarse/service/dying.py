@@ -16,14 +16,14 @@ import numpy as np
 import pytest
 
 from nearstep.coarse.service import Client
-from nearstep.coarse.service import client as module
+from nearstep.coarse.service import replies as module
 from nearstep.coarse.service.errors import ServiceError
 from nearstep.coarse.service.wire import Connection
 
 from .conftest import Service
 from .oracle import expected_sum
 
-ELEMENTS = 1500
+ELEMENTS = 2100
 BOUND_S = 10.0
 
 
@@ -71,10 +71,23 @@ class Dying(Connection):
 
 
 class Deaths:
-    """Runs small jobs in which a client dies."""
+    """Runs small jobs in which a client dies.
 
-    def __init__(self, service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    Parameters
+    ----------
+    service
+    monkeypatch
+    act : what each client of a job does; `session` unless given.
+    """
+
+    def __init__(
+        self,
+        service: Service,
+        monkeypatch: pytest.MonkeyPatch,
+        act: Callable[[Client], np.ndarray] | None = None,
+    ) -> None:
         self.service = service
+        self.act = act or session
         self.local = threading.local()
         self.died: list[Dying] = []
         monkeypatch.setattr(module, "Connection", self._connection)
@@ -95,7 +108,7 @@ class Deaths:
                 self._wait_for_others(clients)
             try:
                 with self.service.client(rank, clients, "one name", timeout_s=60) as client:
-                    return session(client)
+                    return self.act(client)
             except ServiceError as error:
                 return error
             finally:

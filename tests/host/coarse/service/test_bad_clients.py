@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from nearstep.coarse.service import Client
-from nearstep.coarse.service.client import Exchange
 from nearstep.coarse.service.errors import (
     ClientLostError,
     DeviceLostError,
@@ -22,6 +21,7 @@ from nearstep.coarse.service.errors import (
     ProxyLostError,
     UnlikeError,
 )
+from nearstep.coarse.service.exchange import Exchange
 from nearstep.coarse.service.messages import (
     VERSION,
     Attach,
@@ -85,19 +85,24 @@ def test_half_a_hello_keeps_no_place(serve) -> None:
         assert len(service.run(2, session)) == 2
 
 
+OPEN = Open(0, 8, "sum", "fp32", 0, 0, 4096)
 BAD = {
-    "twice": [Barrier(1), Open(0, 8, "sum", "fp32", 0), Open(0, 8, "sum", "fp32", 0)],
+    "twice": [Barrier(1), OPEN, OPEN],
     "unknown exchange": [Push(5, 1, 0, 0)],
     "unknown shard": [Push(7, 1, 9, 0)],
     "skipped version": [Push(7, 2, 0, 0)],
     "double push": [Push(7, 1, 0, 0), Push(7, 1, 0, 0)],
     "closed unknown": [Close(99)],
-    "small segment": [Open(1, 1 << 20, "sum", "fp32", 0)],
-    "huge": [Open(1, 1 << 40, "sum", "fp32", 0)],
-    "no segment": [Put(1, "a", 77, 8, 1)],
+    "small segment": [Open(1, 1 << 20, "sum", "fp32", 0, 0, 4096)],
+    "huge": [Open(1, 1 << 40, "sum", "fp32", 0, 0, 4096)],
+    "no segment": [Put(1, "a", 77, 8, 1, 0)],
     "more than the segment": [Get(1, "a", 0, 1 << 40)],
     "segment again": [Attach(0, 4096)],
-    "put twice": [Put(1, "a", 0, 0, 1), Put(2, "a", 0, 0, 1)],
+    "put twice": [Put(1, "a", 0, 0, 1, 0), Put(2, "a", 0, 0, 1, 0)],
+    "no device": [Put(1, "a", 0, 0, 1, 4)],
+    "opens on no device": [Open(0, 8, "sum", "fp32", 0, 4, 4096)],
+    "shards of nothing": [Open(0, 8, "sum", "fp32", 0, 0, 100)],
+    "too many shards": [Open(0, 1 << 27, "sum", "fp32", 1, 0, 2048)],
     "greets again": [Hello(VERSION, TOKEN, "a", 0, 2)],
 }
 
@@ -113,19 +118,19 @@ def test_a_client_that_breaks_the_protocol_is_named_to_the_others(serve, tcp) ->
             def action(client, messages=messages) -> JobError | None:
                 if client.rank == 0:
                     client._attach(4096)
-                client._numbers = 7
+                client._exchanges = 7
                 exchange = client.exchange(8)  # number 7
                 assert exchange.number == 7
                 try:
                     if client.rank == 0:
                         for each in messages:
-                            inline = not client.connection.is_shared and isinstance(each, Push)
+                            inline = not client._replies.is_shared and isinstance(each, Push)
                             if inline and each.shard == 0 and each.exchange == 7:
                                 each = Push(each.exchange, each.version, each.shard, 32)
-                                client._send(each, np.zeros(32, np.uint8))
+                                client._replies.send(each, np.zeros(32, np.uint8))
                             else:
-                                client._send(each)
-                    client._answer(1000, "the end")
+                                client._replies.send(each)
+                    client._replies.answer(1000, "the end")
                 except JobError as error:
                     return error
                 return None
@@ -188,7 +193,7 @@ def test_unlike_exchanges_are_refused_to_all_and_the_job_goes_on(serve) -> None:
                 client.exchange(elements, operation, wire)
         return session(client).size
 
-    assert service.run(2, action) == [1500, 1500]
+    assert service.run(2, action) == [2100, 2100]
 
 
 def test_full_memory_is_refused_and_nothing_is_lost(serve) -> None:
@@ -207,7 +212,7 @@ def test_full_memory_is_refused_and_nothing_is_lost(serve) -> None:
         first.close()
         return session(client).size
 
-    assert service.run(2, action) == [1500, 1500]
+    assert service.run(2, action) == [2100, 2100]
     service.wait_idle()
     check_left(service, before)
 

@@ -5,14 +5,24 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from nearstep.coarse.service import Client
 from nearstep.coarse.service.errors import ClientLostError, JobError
+from nearstep.coarse.service.stored import StoredClient
 
 from .dying import Deaths, Left, Moment, beside, check_left, expected, recorded
+from .test_stored import stepped, url
 
 
-def attack(deaths: Deaths, clients: int, moments: list[Moment], dying: int | None = None) -> int:
+def attack(
+    deaths: Deaths,
+    clients: int,
+    moments: list[Moment],
+    dying: int | None = None,
+    right: np.ndarray | None = None,
+) -> int:
     """Every client but the dead one succeeds or is told who is gone; how many were told."""
-    right = expected(deaths.service, clients)
+    if right is None:
+        right = expected(deaths.service, clients)
     told = 0
     for number, moment in enumerate(moments):
         dead = number % clients if dying is None else dying
@@ -26,6 +36,21 @@ def attack(deaths: Deaths, clients: int, moments: list[Moment], dying: int | Non
                 assert each.ranks == (dead,), (moment, each)
                 told += 1
     return told
+
+
+def updates(client: Client) -> np.ndarray:
+    """Two steps of an optimizer in the devices, and what a snapshot needs."""
+    first = np.linspace(-1, 1, 2100, dtype=np.float32)
+    stored = StoredClient(client, "model", first, "adamw", {"lr": 0.1})
+    for _ in range(2):
+        found = stepped(stored, first * (client.rank + 1))
+    client.barrier()
+    if client.rank == 0:
+        stored.keep_steps()
+    client.barrier()
+    stored.loaded(found)
+    stored.close()
+    return found
 
 
 def lengths(deaths: Deaths, clients: int) -> dict[str, int]:
@@ -49,6 +74,34 @@ def test_after_each_frame_the_others_are_told_who_died(serve, monkeypatch, clien
             for dying in range(clients):
                 told += attack(deaths, clients, moments, dying)
         assert told > 10 * clients * (clients - 1)
+        check_left(service, before)
+
+
+@pytest.mark.parametrize(
+    ("devices", "tcp"),
+    [
+        pytest.param(2, False, id="coarse-unix"),
+        pytest.param(1, True, id="dense-tcp"),
+        pytest.param(2, True, id="coarse-tcp", marks=pytest.mark.deep),
+        pytest.param(1, False, id="dense-unix", marks=pytest.mark.deep),
+    ],
+)
+def test_in_an_update_the_others_are_told_who_died_and_nothing_stays(
+    serve, monkeypatch, devices, tcp
+) -> None:
+    service = serve(url=url(devices), tcp=tcp)
+    deaths = Deaths(service, monkeypatch, updates)
+    right = deaths.run(2, 0, Moment("none", 0))[1]
+    counts = deaths.died[0].counts
+    assert counts["sent"] >= 10
+    before = Left.of(service)
+    with recorded():
+        told = 0
+        for kind in ("sent", "received"):
+            moments = [Moment(kind, count) for count in range(1, counts[kind] + 1)]
+            for dying in range(2):
+                told += attack(deaths, 2, moments, dying, right)
+        assert told > 20
         check_left(service, before)
 
 

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
+from nearstep.coarse import routing
+from nearstep.coarse.errors import ProfileError
+from nearstep.coarse.routing import Profile, RoutingTable, routing_table
 from nearstep.coarse.service import Client
 
 from .oracle import expected_sum
+
+F32 = NDArray[np.float32]
 
 
 @pytest.mark.parametrize(
@@ -58,6 +64,70 @@ def test_bits_are_those_of_the_rings(serve, clients: int, devices: int, tcp: boo
                 checked += elements
     assert checked > 3 * 4 * clients
     service.wait_idle()
+
+
+@pytest.mark.parametrize(("clients", "devices"), [(2, 3), (4, 4), (5, 2)])
+def test_bits_where_tables_route_to_other_devices(serve, clients: int, devices: int) -> None:
+    seed = 1000 * clients + devices
+    print(f"seed {seed}")
+    rng = np.random.default_rng(seed)
+    service = serve(devices, tcp=clients == 5)
+    checked = 0
+    for elements, shard_bytes in ((600, None), (7000, 4096), (7000, 6144), (9000, 1 << 20)):
+        arrays = [rng.standard_normal(elements).astype(np.float32) for _ in range(clients)]
+        tables = [
+            RoutingTable(
+                threshold_bytes=4096,
+                latency_proxy=int(rng.integers(devices)),
+                bandwidth_proxy=int(rng.integers(devices)),
+            )
+            for _ in range(clients)
+        ]
+
+        def action(client: Client, arrays=arrays, tables=tables, shard_bytes=shard_bytes) -> F32:
+            client.routing = tables[client.rank]
+            exchange = client.exchange(arrays[0].size, shard_bytes=shard_bytes)
+            out = np.empty_like(arrays[0])
+            for _ in range(2):
+                exchange.reduce(arrays[client.rank], out)
+            exchange.close()
+            return out
+
+        expected = expected_sum(
+            arrays,
+            devices=devices,
+            operation="sum",
+            wire="fp32",
+            shard_bytes=shard_bytes or 4096,
+            config=service.server.engine.pool.device.config,
+            places=[each.proxy_of(4 * elements) for each in tables],
+        )
+        for found in service.run(clients, action):
+            np.testing.assert_array_equal(found.view(np.uint32), expected.view(np.uint32))
+            checked += elements
+    assert checked == 23600 * clients
+    service.wait_idle()
+
+
+@pytest.mark.parametrize("tcp", [False, True], ids=["unix", "tcp"])
+def test_a_profile_has_times_of_all_devices_and_leaves_nothing(serve, tcp: bool) -> None:
+    service = serve(3, tcp=tcp)
+    sizes = (1024, 4096, 65536)
+    before = service.server.engine.pool.device.free_bytes
+
+    def action(client: Client) -> Profile:
+        for bad in ((1024,), (4096, 1024), (0, 1024)):
+            with pytest.raises(ProfileError):
+                client.profile(bad)
+        return client.profile(sizes, repeats=2)
+
+    for profile in service.run(2, action):
+        assert profile.sizes == [*sizes]
+        assert sorted(profile.proxies) == [0, 1, 2]
+        assert routing_table(profile).latency_proxy == profile.latency_proxy
+        assert routing.shard_bytes(profile) in sizes
+    service.wait_idle()
+    assert service.server.engine.pool.device.free_bytes == before
 
 
 @pytest.mark.parametrize("tcp", [False, True], ids=["unix", "tcp"])

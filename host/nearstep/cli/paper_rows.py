@@ -1,0 +1,105 @@
+"""What `nearstep paper` prints of every paper: rows beside what is printed, and what is assumed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from nearstep.cli.files import check_picture, check_writable
+from nearstep.paper.rows import Errors, Row
+
+
+def chosen(text: str, known: Iterable[str], option: str) -> tuple[str, ...]:
+    """Names with commas between them. Raises `typer.BadParameter` if one is not known."""
+    names, known = tuple(text.split(",")), tuple(known)
+    for name in names:
+        if name not in known:
+            raise typer.BadParameter(
+                f"must be of {', '.join(known)}, not {name!r}", param_hint=option
+            )
+    return names
+
+
+def check_outputs(as_json: Path | None, image: Path | None = None) -> None:
+    """Refuse files that cannot be written, before all else, with `typer.BadParameter`."""
+    if image is not None:
+        check_picture(image)
+    for option, path in (("--json", as_json), ("--picture", image)):
+        if path is not None:
+            check_writable(option, path)
+
+
+def table_of(rows: Sequence[Row], title: str) -> Table:
+    """Rows, printed figures beside those from here."""
+    table = Table("figure", "where", title=title)
+    for name in ("paper", "here"):
+        table.add_column(name, justify="right")
+    table.add_column("")
+    table.add_column("error", justify="right")
+    for row in rows:
+        printed = f"{row.relation if row.relation != '=' else ''} {_value(row.paper, row.unit)}"
+        kind = row.kind if row.found is not None else row.note
+        here = _value(row.found, row.unit)
+        table.add_row(row.name, row.section, printed.strip(), here, kind, _error(row))
+    return table
+
+
+def print_speedups(console: Console, found: Errors | None) -> None:
+    """Mean and largest error of the printed speedups."""
+    if found is not None:
+        console.print(
+            f"Mean error of {found.count} printed speedups {found.mean:.1%}; the largest is "
+            f"{found.largest.error:+.1%}, {found.largest.name}.",
+            soft_wrap=True,
+        )
+
+
+def print_assumed(
+    console: Console,
+    not_modelled: Mapping[str, str],
+    assumptions: Iterable[str],
+    title: str = "Assumed:",
+) -> None:
+    """What is not modelled, for which reasons, and what is assumed."""
+    console.print("Not modelled:")
+    for name, reason in not_modelled.items():
+        console.print(f"- {name}: {reason}.", soft_wrap=True)
+    console.print(title)
+    for line in assumptions:
+        console.print(f"- {line}", soft_wrap=True)
+
+
+def plain_rows(rows: Sequence[Row], found: Errors | None) -> dict[str, Any]:
+    """Rows and the errors of their speedups for `json.dumps`.
+
+    Errors of `%` and `M` are differences, of others fractions.
+    """
+    return {
+        "rows": [{**asdict(row), "error": row.error, "holds": row.holds} for row in rows],
+        "speedups": None
+        if found is None
+        else {"mean": found.mean, "largest": found.largest.name, "count": found.count},
+    }
+
+
+def _value(value: float | None, unit: str) -> str:
+    if value is None:
+        return ""
+    digits = 4 if unit == "M" else 2
+    return f"{value:.{digits}f} {unit}".strip()
+
+
+def _error(row: Row) -> str:
+    if row.holds is not None:
+        return "holds" if row.holds else "does not"
+    if row.error is None:
+        return ""
+    if row.unit == "M":
+        return f"{row.error:+.4f}"
+    return f"{row.error:+.1f} points" if row.unit == "%" else f"{row.error:+.1%}"

@@ -1,0 +1,216 @@
+"""A tensor that the clients of a job sum, in the memory of the devices."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nearstep.buffer import Buffer
+from nearstep.coarse.pool import OPERATIONS, WIRES, CoarsePool
+from nearstep.coarse.rings import Pending, RingJob
+from nearstep.coarse.service.kept import hyper_of
+from nearstep.coarse.service.messages import Open
+from nearstep.coarse.service.plan import IDENTITIES, Job, plan, shards
+from nearstep.coarse.service.session import Session, Shard
+from nearstep.coarse.split import Part
+from nearstep.coarse.stored import ADDING_RULE, PARAMETERS, StoredParameters, Together
+from nearstep.errors import ArgumentError
+
+
+class DeviceExchange:
+    """A tensor of the same length at all clients, summed shard by shard.
+
+    Parameters
+    ----------
+    pool
+    opened : what each client said, by rank; alike but for its segment.
+    sessions : of the clients, by rank.
+    stored : what is updated with the average; the clients get the parameters then.
+
+    Attributes
+    ----------
+    places : device of each client, by rank.
+    shards
+
+    Raises
+    ------
+    ArgumentError : nothing is updated, and one device sums nothing.
+    OutOfDeviceMemoryError : nothing is held.
+    """
+
+    def __init__(
+        self,
+        pool: CoarsePool,
+        opened: Mapping[int, Open],
+        sessions: Mapping[int, Session],
+        stored: StoredParameters | None = None,
+    ) -> None:
+        first = opened[0]
+        if stored is None:
+            pool.check_ring("sum tensors of clients")
+        elif first.operation != "average":
+            raise ArgumentError(f"operation of an update must be average, not {first.operation}")
+        elif pool.devices == 1 and len(sessions) > 1:
+            pool.device.check_rule(ADDING_RULE)
+        self.stored = stored
+        self.number = first.exchange
+        self.operation = first.operation if stored is None else "sum"  # the update scales it
+        self.wire = first.wire
+        self.pool = pool
+        self.opened = dict(opened)
+        self.sessions = dict(sessions)
+        self._pushed = {rank: each.pushed(opened[rank]) for rank, each in sessions.items()}
+        self._pulled = {rank: each.pulled(opened[rank]) for rank, each in sessions.items()}
+        self.places = [opened[rank].device for rank in range(len(opened))]
+        self.stages = plan(self.places, pool.devices)
+        self.shards: list[Shard] = []
+        self._identities: dict[int, Buffer] = {}
+        try:
+            cut = shards(first.elements, first.shard_bytes)
+            self._make_identities(max(stop - start for start, stop in cut))
+            for number, (start, stop) in enumerate(cut):
+                self.shards.append(Shard(number, start, stop))
+                self._place(self.shards[-1])
+        except BaseException:
+            self.free()
+            raise
+
+    @property
+    def result(self) -> int:
+        """Number of the value that the clients get."""
+        return self.stages[-1][0].output
+
+    @property
+    def is_between_versions(self) -> bool:
+        """Whether every shard is of one version, and none is under way."""
+        versions = {shard.version for shard in self.shards}
+        return len(versions) == 1 and not any(each.pushed or each.left for each in self.shards)
+
+    def _make_identities(self, elements: int) -> None:
+        """Arrays that change nothing, on devices that have none to add in a job."""
+        jobs = [job for stage in self.stages for job in stage]
+        for device in range(self.pool.devices):
+            if any(job.inputs[device] is None for job in jobs):
+                buffer = self.pool.device.alloc(elements, channel=device)
+                self._identities[device] = buffer
+                buffer.fill(float(IDENTITIES[self.operation]))
+
+    def _place(self, shard: Shard) -> None:
+        """Memory of the devices, or of the clients in its place."""
+        device, devices, size = self.pool.device, self.pool.devices, shard.stop - shard.start
+        for rank, at in enumerate(self.places):
+            values: list[Buffer | None] = [None] * devices
+            shard.buffers[rank] = values
+            values[at] = buffer = device.alloc(size, channel=at)
+            data = self._pushed[rank][shard.bytes].view(np.float32)
+            changed = devices == 1 and rank == 0  # the others are added to it
+            if not changed and buffer.lend(data):
+                shard.lent_in.add(rank)
+        for stage in self.stages:
+            for job in stage:
+                outputs: list[Buffer | None] = [None] * devices
+                shard.buffers[job.output] = outputs
+                for at in range(devices):
+                    outputs[at] = device.alloc(size, channel=at)
+        first = {at: rank for rank, at in reversed([*enumerate(self.places)])}
+        for at, rank in first.items() if self.stored is None else ():
+            data = self._pulled[rank][shard.bytes].view(np.float32)
+            if self._buffer(shard, self.result, at).lend(data, writes=True):
+                shard.lent_out.add(rank)
+
+    def _buffer(self, shard: Shard, value: int, device: int) -> Buffer:
+        found = shard.buffers[value][device]
+        if found is None:
+            raise KeyError(f"value {value} is not on device {device}")
+        return found
+
+    def push(self, rank: int, shard: Shard) -> None:
+        """A client's part of a shard has come: bring it to the device if it is not there."""
+        if rank not in shard.lent_in:
+            data = self._pushed[rank][shard.bytes].view(np.float32)
+            self._buffer(shard, rank, self.places[rank]).write(data)
+        shard.pushed.add(rank)
+
+    def pull(self, rank: int, shard: Shard) -> NDArray[np.uint8]:
+        """Bring a shard's result to a client's memory, and return that."""
+        data = self._pulled[rank][shard.bytes]
+        place = self.places[rank]
+        if self.stored is not None:
+            part = slice(shard.start, shard.stop)
+            self.stored.tensors[PARAMETERS].front(place)[part].read(data.view(np.float32))
+        elif rank not in shard.lent_out:
+            self._buffer(shard, self.result, place).read(data.view(np.float32))
+        return data
+
+    def group(self, shard: Shard) -> int:
+        """The ring of a shard: adjacent shards take opposite directions."""
+        return shard.number % self.pool.groups
+
+    def submit(self, shard: Shard, job: Job) -> Pending:
+        """Give a job of the current stage of a shard to all devices.
+
+        Raises
+        ------
+        QueueFullError : nothing was given.
+        ResetNeededError, OutOfDeviceMemoryError
+        """
+        rings = self.pool.rings
+        rings.check_ready()
+        rings.check_space([self.group(shard)])
+        pending = Pending(rings, [self._job(shard, job)])
+        rings.submit(pending)
+        return pending
+
+    def update(self, shard: Shard) -> Together:
+        """Start the update of a shard, whose gradients are summed, on all devices.
+
+        Raises
+        ------
+        ArgumentError, BusyError : as `StoredParameters.start`.
+        """
+        assert self.stored is not None  # otherwise nobody asks for it
+        if self.pool.devices == 1:
+            gradients = [[self._buffer(shard, rank, 0) for rank in sorted(self.sessions)]]
+        else:
+            devices = range(self.pool.devices)
+            gradients = [[self._buffer(shard, self.result, device)] for device in devices]
+        return self.stored.start(
+            gradients,
+            step=shard.step,
+            scale=float(np.float32(1 / len(self.sessions))),
+            start=shard.start,
+            stop=shard.stop,
+            hyper=hyper_of(shard.hyper),
+        )
+
+    def _job(self, shard: Shard, job: Job) -> RingJob:
+        devices = range(self.pool.devices)
+        sources = [
+            self._identities[device] if value is None else self._buffer(shard, value, device)
+            for device, value in enumerate(job.inputs)
+        ]
+        last = job.output == self.result
+        operation = self.operation if last or self.operation == "max" else "sum"
+        return self.pool.rings.make_job(
+            Part(group=self.group(shard), start=0, stop=shard.stop - shard.start),
+            OPERATIONS[operation],
+            WIRES[self.wire],
+            sources=[each.address for each in sources],
+            destinations=[self._buffer(shard, job.output, each).address for each in devices],
+            scale=np.float32(1 / len(self.sessions)),
+        )
+
+    def free(self) -> None:
+        """Give the memory of the devices back; no job of it is under way."""
+        for shard in self.shards:
+            for places in shard.buffers.values():
+                for buffer in places:
+                    if buffer is not None and not buffer.freed:
+                        buffer.end_loan()
+                        buffer.free()
+        self.shards.clear()
+        for buffer in self._identities.values():
+            buffer.free()
+        self._identities.clear()

@@ -1,0 +1,297 @@
+"""A client's connection: what it sends, and what the service says."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nearstep.coarse.service.errors import (
+    JOB_ERRORS,
+    FrameError,
+    HandshakeError,
+    JobError,
+    ServiceError,
+    ServiceLostError,
+    StalledError,
+    refusal,
+)
+from nearstep.coarse.service.messages import (
+    Beat,
+    Done,
+    Failed,
+    FromService,
+    Leave,
+    Message,
+    Missing,
+    Opened,
+    Passed,
+    Refused,
+    Stored,
+    Summed,
+    Value,
+    Welcome,
+)
+from nearstep.coarse.service.wire import Address, Connection
+
+ANSWER_S = 5.0
+"""At most, until the service has said who is missing."""
+
+
+@dataclass(eq=False)
+class Sums:
+    """What has come back of an exchange.
+
+    Attributes
+    ----------
+    places : of each shard, the bytes that it comes back to.
+    versions : of each shard, the last one that came back.
+    opened : whether all clients have.
+    kept : names of what it updates.
+    """
+
+    places: list[NDArray[np.uint8]]
+    versions: list[int] = field(init=False)
+    opened: bool = False
+    kept: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        self.versions = [0] * len(self.places)
+
+
+class Replies:
+    """One end of a connection to the service: a thread takes what comes.
+
+    Parameters
+    ----------
+    address : of the service.
+    timeout_s : bound of each wait, seconds.
+    silence_s : seconds without a sign of life after which the service is gone.
+
+    Attributes
+    ----------
+    welcome : what the service said of itself.
+    sums : of exchanges, by number.
+    refused : exchanges of which the service refused something.
+    pushed : shards that were pushed and have not come back.
+    copied_bytes : that were copied into and out of segments.
+
+    Raises
+    ------
+    ServiceLostError : no service there.
+    """
+
+    def __init__(self, address: str, *, timeout_s: float, silence_s: float) -> None:
+        self.timeout_s = timeout_s
+        self.silence_s = silence_s
+        self.welcome: Welcome | None = None
+        self.sums: dict[int, Sums] = {}
+        self.refused: dict[int, Refused] = {}
+        self.pushed = 0
+        self.copied_bytes = 0
+        self._arrived = threading.Condition()
+        self._answers: dict[int, Message] = {}
+        self._landings: dict[int, NDArray[np.uint8]] = {}
+        self._error: ServiceError | None = None
+        self._requests = 0
+        self._closed = False
+        self._last_beat = time.monotonic()
+        try:
+            sock = Address(address).connect()
+        except OSError as error:
+            raise ServiceLostError(f"no service at {address}: {error}") from error
+        self.connection = Connection(sock, FromService, silence_s)
+        self._thread = threading.Thread(target=self._read, name="coarse client", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether payloads go through shared memory."""
+        return self.connection.is_shared
+
+    def send(
+        self,
+        message: Message,
+        payload: NDArray[np.uint8] | None = None,
+        descriptors: list[int] | None = None,
+    ) -> None:
+        """Send a message; the payload only where memory is not shared.
+
+        Raises
+        ------
+        JobError : the job has ended.
+        """
+        try:
+            self.connection.send(message, None if self.is_shared else payload, descriptors or [])
+        except (OSError, StalledError) as error:
+            if isinstance(error, OSError) and threading.current_thread() is not self._thread:
+                self._thread.join(self.silence_s)  # what it said before it ended
+            self._end(ServiceLostError(f"the service is gone: {error}"))
+            raise self._failure() from error
+
+    def request(self) -> int:
+        """Number of a new request."""
+        with self._arrived:
+            self._requests += 1
+            return self._requests
+
+    def take_place(self, places: int) -> bool:
+        """Count a shard that is about to be pushed, unless so many have not come back."""
+        with self._arrived:
+            if self.pushed >= places:
+                return False
+            self.pushed += 1
+            return True
+
+    @contextlib.contextmanager
+    def landing(self, request: int, place: NDArray[np.uint8]) -> Iterator[None]:
+        """Have the payload that answers a request go to `place`."""
+        self._landings[request] = place
+        try:
+            yield
+        finally:
+            del self._landings[request]
+
+    def answer(self, request: int, what: str) -> Message:
+        """The answer to a request.
+
+        Raises
+        ------
+        RefusedError : that is the answer.
+        JobError : none came.
+        """
+        message: Message = self.wait(lambda: self._answers.pop(request, None), what)
+        if isinstance(message, Refused):
+            raise refusal(message.kind, message.detail)
+        return message
+
+    def wait(self, found: Callable[[], Any], what: str) -> Any:
+        """Wait until `found` finds something.
+
+        Raises
+        ------
+        JobError : the job ended, or the time is over; names the clients that have not come.
+        HandshakeError : the service did not take this client.
+        """
+        result = self._wait(found, self.timeout_s)
+        if result:
+            return result
+        request = self.request()
+        self.send(Missing(request))
+        said = self._wait(lambda: self._answers.pop(request, None), ANSWER_S)
+        text = f"waited {self.timeout_s} s for {what}"
+        if not isinstance(said, Done):
+            raise JobError(f"{text}; the service does not answer")
+        ranks = [int(each) for each in said.text.split()]
+        raise JobError(f"{text}; clients {ranks} have not come" if ranks else text, ranks)
+
+    def _wait(self, found: Callable[[], Any], seconds: float) -> Any:
+        """What `found` finds within so many seconds, or what it found last."""
+        deadline = time.monotonic() + seconds
+        with self._arrived:
+            while not (result := found()):
+                if self._error is not None:
+                    raise self._failure()
+                if self._closed:
+                    raise JobError("the client was closed")
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    break
+                self._arrived.wait(left)
+        return result
+
+    def close(self, *, leave: bool) -> None:
+        """End the connection, and say before that this client leaves."""
+        self._closed = True
+        if leave and self._error is None:
+            with contextlib.suppress(OSError, StalledError):
+                self.connection.send(Leave())
+        self.connection.end()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+        self.connection.close()
+
+    def _failure(self) -> ServiceError:
+        """A new error like the one that ended the job: each thread raises its own."""
+        error = self._error
+        if isinstance(error, JobError):
+            return type(error)(str(error), error.ranks, error.devices)
+        return HandshakeError(str(error))
+
+    def _end(self, error: ServiceError) -> None:
+        with self._arrived:
+            if self._error is None:
+                self._error = error
+            self._arrived.notify_all()
+        self.connection.end()
+
+    def _read(self) -> None:
+        """Take what the service sends, until the connection ends."""
+        try:
+            while True:
+                self._take(self.connection.receive(self._landing, self._beat))
+                self._beat()
+        except (FrameError, StalledError) as error:
+            self._end(ServiceLostError(f"the service broke the protocol: {error}"))
+        except EOFError:
+            self._end(ServiceLostError("the service closed the connection"))
+        except OSError as error:
+            self._end(ServiceLostError(f"the service is gone: {error}"))
+        except ServiceError as error:
+            self._end(error)
+        except Exception as error:
+            self._end(ServiceLostError(f"what it said failed: {type(error).__name__}: {error}"))
+
+    def _beat(self) -> None:
+        """Say, when it is time, that this client is alive, and look whether the service is."""
+        now = time.monotonic()
+        if now - self.connection.heard > self.silence_s:
+            raise ServiceLostError(f"the service was silent for {self.silence_s} s")
+        first = self.silence_s / 4  # before the service said how often
+        beat_s = min(1.0, first) if self.welcome is None else self.welcome.beat_s
+        if now - self._last_beat > beat_s:
+            self._last_beat = now
+            with contextlib.suppress(OSError):  # found when the last frames have been received
+                self.connection.send_if_free(Beat())
+
+    def _landing(self, message: Message) -> NDArray[np.uint8] | None:
+        if self.is_shared:
+            return None
+        if isinstance(message, Summed):
+            sums = self.sums.get(message.exchange)
+            if sums is not None and message.shard < len(sums.places):
+                return sums.places[message.shard]
+        elif isinstance(message, Value):
+            return self._landings.get(message.request)
+        return None
+
+    def _take(self, message: Message) -> None:
+        with self._arrived:
+            match message:
+                case Welcome():
+                    self.welcome = message
+                case Opened():
+                    if message.exchange in self.sums:
+                        self.sums[message.exchange].opened = True
+                        self.sums[message.exchange].kept = tuple(message.kept)
+                case Summed():
+                    self.pushed -= 1
+                    if message.exchange in self.sums:
+                        self.sums[message.exchange].versions[message.shard] = message.version
+                case Refused(exchange=int(number)):
+                    self.refused[number] = message
+                case Stored() | Value() | Passed() | Done() | Refused(request=int()):
+                    assert message.request is not None
+                    self._answers[message.request] = message
+                case Failed():
+                    if message.kind == HandshakeError.__name__:
+                        raise HandshakeError(message.detail)
+                    kind = JOB_ERRORS.get(message.kind, JobError)
+                    raise kind(message.detail, message.ranks, message.devices)
+            self._arrived.notify_all()

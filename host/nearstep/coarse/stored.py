@@ -1,0 +1,266 @@
+"""Parameters that live in the memory devices, and what updates them there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nearstep.backends.base import Completion, Poll
+from nearstep.buffer import Buffer
+from nearstep.coarse.device import CoarseDevice
+from nearstep.coarse.pool import CoarsePool
+from nearstep.coarse.tensor import PoolTensor
+from nearstep.errors import ArgumentError
+from nearstep.run import Run
+from nearstep.updater.accelerated import AcceleratedRuns
+from nearstep.updater.arguments import rule_arguments
+from nearstep_spec.rule.optimizer import Optimizer
+from nearstep_spec.rule.scale import GRADIENT
+from nearstep_spec.updater.operands import operands
+
+PARAMETERS = "p"
+"""The array of a rule that holds the parameters."""
+
+ADDING_RULE = "sgd"
+"""With a learning rate of 1, and gradients times -1, it adds as binary32 does."""
+
+
+class Together(Completion):
+    """What every device was given, one piece each; it ends when the last one has.
+
+    Parameters
+    ----------
+    parts : at least one.
+    """
+
+    def __init__(self, parts: Sequence[Completion]) -> None:
+        self.parts = tuple(parts)
+        self.backend = self.parts[0].backend
+
+    @property
+    def ended(self) -> bool:
+        ended = [each.ended for each in self.parts]  # every one: looking is what starts the next
+        return all(ended)
+
+    @property
+    def error(self) -> Exception | None:
+        return next((each.error for each in self.parts if each.error is not None), None)
+
+    @property
+    def cycles(self) -> int | None:
+        """Those of the slowest."""
+        known = [each.cycles for each in self.parts]
+        found = [cycles for cycles in known if cycles is not None]
+        return max(found) if len(found) == len(known) else None
+
+    @property
+    def polls(self) -> Sequence[Poll]:
+        return next((each.polls for each in self.parts if not each.ended), ())
+
+    @property
+    def bound(self) -> int | None:
+        bounds = [each.bound for each in self.parts]
+        known = [bound for bound in bounds if bound is not None]
+        return max(known) if len(known) == len(bounds) else None
+
+    def wait(self, max_cycles: int | None = None) -> Self:
+        """As that of each part; all are waited for, and the first error is raised."""
+        failed: Exception | None = None
+        for each in self.parts:
+            try:
+                each.wait(max_cycles)
+            except Exception as error:
+                failed = failed or error
+        if failed is not None:
+            raise failed
+        return self
+
+    def abort(self, max_cycles: int | None = None) -> None:
+        for each in self.parts:
+            each.abort(max_cycles)
+
+
+def accumulate(
+    device: CoarseDevice, gradients: Sequence[Buffer], last: Callable[[Buffer], Run]
+) -> Completion:
+    """Sum arrays into the first of them by its device's update kernel, then start `last` with that.
+
+    The order of additions is that of the arrays, each rounded to binary32.
+
+    Raises
+    ------
+    ArgumentError : the kernel does not have `ADDING_RULE`.
+    """
+    total, *others = gradients
+    starts: list[Callable[[], Run]] = [
+        partial(device.update, "sgd", {PARAMETERS: total, GRADIENT: g}, lr=1.0, gradient_scale=-1.0)
+        for g in others
+    ]
+    starts.append(partial(last, total))
+    return AcceleratedRuns(starts[0](), starts[1:], ExitStack())
+
+
+class StoredParameters:
+    """Parameters and the state of an optimizer on every device of a pool, all replicas alike.
+
+    A ring sum gives every device the same gradients, and each client has a device of its own that
+    it pulls from; so every device updates a copy of everything, and no parameters pass a link.
+
+    Parameters
+    ----------
+    pool
+    optimizer : a name, or one itself, whose rule the devices have.
+    tensors : `p` and the states of its rule, by name; one-dimensional, of one size.
+    hyper : its hyper-parameters, where they are not the defaults.
+
+    Raises
+    ------
+    ArgumentError : there is no such optimizer, the devices do not have its rule, a hyper-parameter
+        is wrong, or tensors are missing, unknown or of different sizes.
+
+    Ref: COARSE paper, section III-D and figure 7.
+    """
+
+    def __init__(
+        self,
+        pool: CoarsePool,
+        optimizer: str | Optimizer,
+        tensors: Mapping[str, PoolTensor],
+        hyper: Mapping[str, Any],
+    ) -> None:
+        self.pool = pool
+        self.optimizer = pool.device.optimizer(optimizer)
+        self.hyper = dict(hyper)
+        wanted = set(initial_values(pool.device, self.optimizer, self.hyper))
+        if set(tensors) != wanted:
+            raise ArgumentError(
+                f"tensors of {self.optimizer.name} must be {sorted(wanted)}, not {sorted(tensors)}"
+            )
+        self.tensors = dict(tensors)
+        sizes = {name: each.shape for name, each in tensors.items()}
+        self.size = tensors[PARAMETERS].size
+        if set(sizes.values()) != {(self.size,)}:
+            raise ArgumentError(f"tensors must be of one dimension and one size, not {sizes}")
+
+    @classmethod
+    def make(
+        cls, pool: CoarsePool, optimizer: str | Optimizer, values: NDArray[np.float32], **hyper: Any
+    ) -> Self:
+        """New ones, with these parameters (float32, one dimension) on every device.
+
+        Raises
+        ------
+        ArgumentError : as `StoredParameters`.
+        OutOfDeviceMemoryError : nothing is held.
+        """
+        known = pool.device.optimizer(optimizer)
+        tensors: dict[str, PoolTensor] = {}
+        try:
+            for name, initial in initial_values(pool.device, known, hyper).items():
+                first = values if name == PARAMETERS else np.full_like(values, initial)
+                tensors[name] = pool.tensor([first] * pool.devices, reduced=False)
+            return cls(pool, known, tensors, hyper)
+        except BaseException:
+            if not pool.device.closed:
+                for each in tensors.values():
+                    each.free()
+            raise
+
+    def check(self, step: int, hyper: Mapping[str, Any]) -> None:
+        """Raise `ArgumentError` unless step `step` can have these hyper-parameters.
+
+        Parameters
+        ----------
+        step : t, from 1.
+        hyper : that differ from those given before.
+        """
+        changed = {**self.hyper, **hyper}
+        self.pool.device.check_arguments(self.optimizer, step=step, first=step == 1, **changed)
+        wanted = set(initial_values(self.pool.device, self.optimizer, changed))
+        if wanted != set(self.tensors):
+            raise ArgumentError(
+                f"hyper-parameters must leave the states {sorted(self.tensors)}, "
+                f"not need {sorted(wanted)}"
+            )
+
+    def start(
+        self,
+        gradients: Sequence[Sequence[Buffer]],
+        *,
+        step: int,
+        scale: float,
+        start: int = 0,
+        stop: int | None = None,
+        hyper: Mapping[str, Any] | None = None,
+    ) -> Together:
+        """Start a step on elements [start, stop), on every device, and return at once.
+
+        Parameters
+        ----------
+        gradients : of these elements, by device: one array, or several that its kernel sums first,
+            into the first one.
+        step : t, from 1.
+        scale : of the gradients, such as 1 / clients of a sum.
+        start : a multiple of 16, as elements of a memory beat.
+        stop : None: to the end.
+        hyper : that differ from those given before.
+
+        Raises
+        ------
+        ArgumentError, BusyError, ClosedDeviceError : as `nearstep.coarse.CoarseDevice.update`.
+        """
+        part = slice(start, self.size if stop is None else stop)
+        device = self.pool.device
+        begun: list[Completion] = []
+        for number, each in enumerate(gradients):
+            states = {name: tensor.front(number)[part] for name, tensor in self.tensors.items()}
+
+            def update(g: Buffer, states: Mapping[str, Buffer] = states) -> Run:
+                return device.update(
+                    self.optimizer,
+                    {**states, GRADIENT: g},
+                    step=step,
+                    first=step == 1,
+                    gradient_scale=scale,
+                    **{**self.hyper, **(hyper or {})},
+                )
+
+            begun.append(accumulate(device, each, update))
+        return Together(begun)
+
+    def free(self) -> None:
+        """Give the memory back."""
+        for tensor in self.tensors.values():
+            tensor.free()
+
+
+def initial_values(
+    device: CoarseDevice, optimizer: Optimizer, hyper: Mapping[str, Any]
+) -> dict[str, float]:
+    """What each array of an optimizer starts with, `p` among them, whose values are the user's.
+
+    Raises
+    ------
+    ArgumentError : a hyper-parameter is wrong, the devices do not have the rule, or a state of it
+        is not float32.
+    """
+    config = device.kernel_config
+    given = rule_arguments(optimizer, config.order, step=1, first=True, **hyper)
+    device.check_rule(given.rule)
+    table = operands(config)
+    values = {**optimizer.defaults, **hyper}
+    found = {}
+    for name in given.form.rule.arrays_in:
+        if name == GRADIENT:
+            continue
+        if table[name].format != "fp32":
+            raise ArgumentError(
+                f"state {name} of {given.rule} must be fp32 in a pool, not {table[name].format}"
+            )
+        found[name] = float(values[optimizer.initial[name]]) if name in optimizer.initial else 0.0
+    return found

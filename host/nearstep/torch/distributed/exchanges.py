@@ -1,0 +1,136 @@
+"""The exchanges of a process group: kept for the next tensor of that size, and where they go."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+import numpy as np
+
+from nearstep.coarse.routing import (
+    SHARD_ALIGNMENT,
+    RoutingTable,
+    check_sizes,
+    routing_table,
+    shard_bytes,
+)
+from nearstep.coarse.service.client import PROFILED_BYTES, Client
+from nearstep.coarse.service.errors import DeviceMemoryError
+from nearstep.coarse.service.exchange import Exchange
+from nearstep.coarse.service.messages import Operation
+from nearstep.scalars import check_whole
+
+KEPT_BYTES = 1 << 29
+"""Memory of a device for exchanges that are kept for the next tensor of that size."""
+
+
+class Exchanges:
+    """Those of one process of a group. All processes call the same methods in the same order.
+
+    Parameters
+    ----------
+    client
+
+    Attributes
+    ----------
+    wire : format on the links of the devices.
+    shard_bytes : least of shards; None: the service's.
+    measure_every : sums after which routing is measured again; 0: never.
+    measure_bytes : sizes that are measured.
+    measured : how often it was.
+
+    Ref: COARSE paper, section III-E.
+    """
+
+    def __init__(self, client: Client, wire: str) -> None:
+        self.client = client
+        self.wire = wire
+        self.shard_bytes: int | None = None
+        self.measure_every = 0
+        self.measure_bytes: Sequence[int] = PROFILED_BYTES
+        self.measured = 0
+        self._sums = 0
+        self._kept: OrderedDict[tuple[int, str], Exchange] = OrderedDict()
+
+    def take(self, elements: int, operation: Operation) -> Exchange:
+        """One that is kept, or a new one.
+
+        Raises
+        ------
+        RefusedError, JobError
+        """
+        if self.measure_every and self._sums % self.measure_every == 0:
+            self.measure()
+        self._sums += 1
+        return self._take(elements, operation)
+
+    def _take(self, elements: int, operation: Operation) -> Exchange:
+        key = elements, operation
+        found = self._kept.pop(key, None)
+        if found is None:
+            while self._kept and self._kept_bytes + 8 * elements > KEPT_BYTES:
+                self._kept.popitem(last=False)[1].close()
+            try:
+                found = self._open(elements, operation)
+            except DeviceMemoryError:
+                if not self._kept:
+                    raise
+                self.close()
+                found = self._open(elements, operation)
+        self._kept[key] = found
+        return found
+
+    def _open(self, elements: int, operation: Operation) -> Exchange:
+        return self.client.exchange(elements, operation, self.wire, shard_bytes=self.shard_bytes)
+
+    @property
+    def _kept_bytes(self) -> int:
+        return sum(8 * elements for elements, _ in self._kept)
+
+    def close(self) -> None:
+        """Give the memory of all that are kept back."""
+        while self._kept:
+            self._kept.popitem()[1].close()
+
+    def route(self, table: RoutingTable | None, shard_bytes: int | None = None) -> None:
+        """Push by a table from here on, in shards of at least so many bytes; None: as at first.
+
+        Tables may differ between processes, `shard_bytes` must not.
+        """
+        self.close()
+        self.client.routing = table
+        self.shard_bytes = shard_bytes
+
+    def measure(self) -> None:
+        """Measure the ways to all devices, one process after the other, and push by the result.
+
+        Each process has a table of its own; shards are those of the process that needs the longest
+        ones for its full rate (S').
+
+        Raises
+        ------
+        RefusedError, JobError
+        """
+        for rank in range(self.client.clients):
+            if rank == self.client.rank:
+                profile = self.client.profile(self.measure_bytes)
+            self.client.barrier()
+        units = np.array([-(-shard_bytes(profile) // SHARD_ALIGNMENT)], np.float32)
+        longest = np.empty_like(units)
+        self._take(1, "max").reduce(units, longest)
+        self.route(routing_table(profile), int(longest[0]) * SHARD_ALIGNMENT)
+        self.measured += 1
+
+    def keep_measuring(self, every: int, sizes: Sequence[int]) -> None:
+        """Measure before the next sum, and again after each `every` sums; 0: never.
+
+        Raises
+        ------
+        ArgumentError : `every` is no integer from 0.
+        ProfileError : sizes that are none.
+        """
+        check_whole("every", every, 0)
+        check_sizes(sizes)
+        self.measure_bytes = sizes
+        self.measure_every = every
+        self._sums = 0

@@ -1,0 +1,58 @@
+"""Gloo, for what the memory devices have no ring for."""
+
+from __future__ import annotations
+
+import warnings
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store
+
+from nearstep.torch.distributed.tensors import operation_name
+
+
+class GlooFallbackWarning(UserWarning):
+    """A collective has no ring on the devices: gloo carries it out."""
+
+
+class Gloo:
+    """Groups of gloo with the processes of a group of the memory devices.
+
+    Parameters
+    ----------
+    store : of that group.
+    rank, size
+    timeout : of each collective.
+    """
+
+    def __init__(self, store: Store, rank: int, size: int, timeout: timedelta) -> None:
+        self.store = store
+        self.rank = rank
+        self.size = size
+        self.timeout = timeout
+        self._groups = 0
+        self._fallback: Any = None
+        self._warned: set[str] = set()
+
+    def make(self) -> Any:
+        """One more group; all processes make theirs in the same order."""
+        self._groups += 1
+        prefix = PrefixStore(f"nearstep/gloo/{self._groups}", self.store)
+        return dist.ProcessGroupGloo(prefix, self.rank, self.size, self.timeout)
+
+    def fallback(self, what: str, dtype: torch.dtype, operation: Any) -> Any:
+        """The group that carries out what has no ring; warns once of each kind."""
+        reason = f"{what} of {dtype}, {operation_name(operation)}"
+        if reason not in self._warned and self.size > 1:
+            self._warned.add(reason)
+            warnings.warn(
+                f"{reason}: the memory devices have no ring for it, gloo carries it out",
+                GlooFallbackWarning,
+                stacklevel=2,
+            )
+        if self._fallback is None:
+            prefix = PrefixStore("nearstep/gloo", self.store)
+            self._fallback = dist.ProcessGroupGloo(prefix, self.rank, self.size, self.timeout)
+        return self._fallback

@@ -1,0 +1,86 @@
+"""What is posted to an end that reads late or never: the sender waits for neither."""
+
+from __future__ import annotations
+
+import socket
+import time
+
+import numpy as np
+import pytest
+
+from nearstep.coarse.service.errors import JobError
+from nearstep.coarse.service.messages import Done, FromService, Summed
+from nearstep.coarse.service.wire import Connection
+
+FRAMES, NBYTES = 40, 1 << 20
+
+
+def test_posts_return_at_once_and_arrive_in_order() -> None:
+    ours, theirs = (Connection(each, FromService, 60.0) for each in socket.socketpair())
+    payloads = [np.full(NBYTES, number, np.uint8) for number in range(FRAMES)]
+    began = time.monotonic()
+    for number, payload in enumerate(payloads):
+        ours.post(Summed(0, 1, number, NBYTES), payload)
+        ours.post(Done(number))
+    ours.finish()
+    assert time.monotonic() - began < 30  # seconds; a send would wait for ever
+    assert not ours.is_finished
+    place = np.zeros(NBYTES, np.uint8)
+    found = []
+    for number in range(FRAMES):
+        summed = theirs.receive(lambda message: place if isinstance(message, Summed) else None)
+        found.append((summed.shard, bool((place == number).all())))
+        assert theirs.receive(lambda _: None) == Done(number)
+    assert found == [(number, True) for number in range(FRAMES)]
+    with pytest.raises(EOFError):  # and then the connection ends
+        theirs.receive(lambda _: None)
+    assert ours.is_finished
+    ours.close()
+    theirs.close()
+
+
+def test_an_end_that_never_reads_is_given_up() -> None:
+    ours, theirs = (Connection(each, FromService, 0.5) for each in socket.socketpair())
+    ours.post(Summed(0, 1, 0, 8 * NBYTES), np.zeros(8 * NBYTES, np.uint8))
+    end = time.monotonic() + 60
+    while not ours.is_finished:
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    ours.post(Done(1))  # nobody gets that, and nothing waits
+    ours.close()
+    theirs.close()
+
+
+def test_a_timeout_names_who_has_not_come(serve) -> None:
+    service = serve(2)
+
+    def action(client) -> list[tuple[int, ...]]:
+        named = []
+        if client.rank != 1:
+            client.timeout_s = 0.3
+            with pytest.raises(JobError, match=r"clients \[1\] have not come") as caught:
+                client.barrier()
+            named.append(tuple(caught.value.ranks))
+            client.timeout_s = 60.0
+            client.put(f"{client.rank}", np.zeros(1, np.uint8), readers=1)
+        else:
+            for rank in (0, 2):
+                client.get(f"{rank}", np.zeros(1, np.uint8))
+        exchange = client.exchange(512)
+        exchange.begin()
+        if client.rank == 0:
+            client.timeout_s = 0.3
+            exchange.push(0)
+            with pytest.raises(JobError, match=r"clients \[1, 2\] have not come") as caught:
+                exchange.wait(0)
+            named.append(tuple(caught.value.ranks))
+            client.timeout_s = 60.0
+            client.put("go on", np.zeros(1, np.uint8), readers=2)
+        else:
+            client.get("go on", np.zeros(1, np.uint8))
+            exchange.push(0)
+        exchange.wait(0)
+        return named
+
+    assert service.run(3, action) == [[(1,), (1, 2)], [], [(1,)]]
+    service.wait_idle()

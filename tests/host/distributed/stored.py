@@ -1,0 +1,104 @@
+"""Training in each of several processes whose optimizer is in the memory devices."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+from torch import nn
+
+from nearstep.errors import ArgumentError, DtypeError
+from nearstep.torch.distributed import StorageOptimizer
+from nearstep.torch.distributed.rendezvous import DEVICE
+
+GROUPS: tuple[dict[str, Any], ...] = ({"lr": 0.05}, {"lr": 0.01, "weight_decay": 0.2})
+COMMON: dict[str, Any] = {"lr": 0.1, "betas": (0.8, 0.9), "weight_decay": 0.0}
+DECAY = 0.5
+"""Of the learning rates, by a scheduler, from step to step."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """Of one process: by step and group, gradients and then parameters, in one dimension."""
+
+    first: list[NDArray[np.float32]]
+    gradients: list[list[NDArray[np.float32]]]
+    parameters: list[list[NDArray[np.float32]]]
+
+
+def model_of(seed: int) -> nn.Sequential:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(13, 33), nn.Tanh(), nn.Linear(33, 5))
+
+
+def groups_of(model: nn.Sequential) -> list[dict[str, Any]]:
+    return [
+        {"params": list(model[i].parameters()), **g} for i, g in zip((0, 2), GROUPS, strict=True)
+    ]
+
+
+def flat(model: nn.Sequential, *, grad: bool = False) -> list[NDArray[np.float32]]:
+    return [
+        torch.cat([(p.grad if grad else p.detach()).reshape(-1) for p in model[i].parameters()])
+        .numpy()
+        .copy()
+        for i in (0, 2)
+    ]
+
+
+def train(device: str, steps: int, folder: str | None = None, resumed: bool = False) -> Result:
+    """Steps from the beginning, or from the first one behind a snapshot."""
+    os.environ[DEVICE] = device
+    rank = dist.get_rank()
+    model = model_of(rank + 10 * resumed)  # those of rank 0 become everybody's
+    optimizer = StorageOptimizer(groups_of(model), "adamw", **COMMON)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, DECAY)
+    first, gradients, parameters = flat(model), [], []
+    data = torch.Generator().manual_seed(rank)
+    for step in range(steps):
+        x = torch.randn(7, 13, generator=data)
+        if resumed and step == 0:
+            assert folder is not None
+            optimizer.load(f"{folder}/state")
+            scheduler.step()
+            continue
+        optimizer.zero_grad()
+        model(x).square().sum().backward()
+        gradients.append(flat(model, grad=True))
+        optimizer.step()
+        scheduler.step()
+        parameters.append(flat(model))
+        if folder is not None and step == 0:
+            optimizer.save(f"{folder}/state")
+    assert not optimizer.state
+    assert not optimizer.state_dict()["state"]
+    return Result(first, gradients, parameters)
+
+
+def refused(device: str) -> int:
+    """What cannot be; the number of checks."""
+    os.environ[DEVICE] = device
+    one = torch.zeros(4, requires_grad=True)
+    with pytest.raises(DtypeError, match="float32"):
+        StorageOptimizer([one.detach().double().requires_grad_()], lr=0.1)
+    with pytest.raises(ArgumentError, match="contiguous"):
+        StorageOptimizer([torch.zeros(4, 4).t().requires_grad_()], lr=0.1)
+    optimizer = StorageOptimizer([one], "adamw", lr=0.1)
+    with pytest.raises(ArgumentError, match="not added"):
+        optimizer.add_param_group({"params": [torch.zeros(3, requires_grad=True)]})
+    optimizer.step()  # no gradient: as if it were 0
+    assert (one == 0).all()
+
+    def closure() -> float:
+        one.grad = torch.ones(4)
+        return 2.5
+
+    assert optimizer.step(closure) == 2.5
+    assert (one < 0).all()
+    return 6

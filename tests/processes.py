@@ -1,0 +1,112 @@
+"""Several processes of one group of `torch.distributed`."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+class Gone:
+    """A process that ended without a word."""
+
+
+def on_processes(
+    count: int,
+    function: Callable[..., Any],
+    *args: Any,
+    backend: Callable[[], str],
+    preloaded: Sequence[str],
+    timeout_s: float,
+) -> list[Any]:
+    """What a function returns in each process; `Gone` in one that ended without a word.
+
+    `backend` is called in each process, and gives the name of the group's backend; `preloaded`
+    are modules that all processes share; `timeout_s` bounds a collective, twice that everything.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([*preloaded])
+    end = time.monotonic() + 2 * timeout_s
+    with TemporaryDirectory() as folder, _importable():
+        pairs = [context.Pipe(duplex=False) for _ in range(count)]
+        processes = [
+            context.Process(
+                target=_work,
+                args=(rank, count, f"{folder}/store", send, backend, timeout_s, function, args),
+            )
+            for rank, (_, send) in enumerate(pairs)
+        ]
+        try:
+            for process, (_, send) in zip(processes, pairs, strict=True):
+                process.start()
+                send.close()
+            return [_hear(rank, receive, end) for rank, (receive, _) in enumerate(pairs)]
+        finally:
+            for process in processes:
+                process.join(max(0.0, min(10.0, end - time.monotonic())))
+                if process.is_alive():
+                    process.kill()
+                    process.join()
+
+
+def _hear(rank: int, receive: Connection, end: float) -> Any:
+    if not receive.poll(max(0.0, end - time.monotonic())):
+        raise TimeoutError(f"process {rank} says nothing")
+    try:
+        ok, value = receive.recv()
+    except EOFError:
+        return Gone()
+    assert ok, f"process {rank}:\n{value}"
+    return value
+
+
+@contextmanager
+def _importable() -> Iterator[None]:
+    """Have processes import what tests import."""
+    sys.path.insert(0, str(ROOT))
+    try:
+        yield
+    finally:
+        sys.path.remove(str(ROOT))
+
+
+def _work(
+    rank: int,
+    count: int,
+    store: str,
+    send: Connection,
+    backend: Callable[[], str],
+    timeout_s: float,
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+) -> None:
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    torch.set_num_threads(1)
+    try:
+        dist.init_process_group(
+            backend(),
+            init_method=f"file://{store}",
+            rank=rank,
+            world_size=count,
+            timeout=timedelta(seconds=timeout_s),
+        )
+        send.send((True, function(*args)))
+    except BaseException:
+        send.send((False, traceback.format_exc()))
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
