@@ -4,8 +4,9 @@ Cycles are those of the RTL of four devices with their local DRAM. Each client p
 window of its device over a link of its own, and pulls over the same link the other way: the window,
 its arbiter and the DRAM are shared with the sync cores. Links of clients and of rings move 16 bytes
 a cycle each way, 100 cycles long, so that the client's is the slower: it moves n bytes each way, a
-link of two counter-rotating rings (N - 1) / N x n. A link moves payload; what a protocol takes of it
-is for its rate.
+link of two counter-rotating rings (N - 1) / N x n. Bounds are of payload alone, from n, N and the
+rates of the links. A client's link has no frames: its rate is what a protocol leaves of it; the two
+phits of 130 that a ring's frames take are in its cycles and not in its bound.
 """
 
 from __future__ import annotations
@@ -32,9 +33,11 @@ URL = f"sim:coarse?devices={CLIENTS}&memory_bytes=256MiB"
 CLOCK_HZ = 250e6
 MIB = 1 << 20
 PROFILED = [1 << i for i in range(12, 23)]
-SWEPT = (1 << 15, 1 << 16, 1 << 17, 1 << 18, 1 << 20, 4 << 20)
+SWEPT = (1 << 15, 1 << 16, 1 << 17, 1 << 18, 1 << 20)
 SLOW_RING = "&link_interval=2"
-LANES = ("up 0", "rings", "down 0")
+UP = [f"up {client}" for client in range(CLIENTS)]
+DOWN = [f"down {client}" for client in range(CLIENTS)]
+LANES = [*UP, "rings", *DOWN]
 
 plt.switch_backend("Agg")
 console = Console()
@@ -85,11 +88,11 @@ def wrong_bits(pool: CoarsePool, shards: list[Shard], arrays: Any, results: Any)
 
 
 def spans(done: Pipelined) -> dict[str, list[tuple[int, int]]]:
-    """When client 0's link had each shard, and the rings: from when those before it were done."""
+    """When each link had each shard, and the rings: from when those before it were done."""
     begin = min(entry.start for entry in done.timeline.entries)
     found = {
         lane: [(e.start - begin, e.end - begin) for e in done.timeline.lanes[lane]]
-        for lane in ("up 0", "down 0")
+        for lane in (*UP, *DOWN)
     }
     ends, sums = 0, []
     for entry in done.syncs:
@@ -149,27 +152,27 @@ def say(name: str, row: dict[str, Any]) -> None:
 
 
 def draw(axes: plt.Axes, row: dict[str, Any], until: float, *, numbers: bool) -> None:
-    """A lane for each way of client 0's link, and one for the rings; shards alternate in shade."""
-    shades = {"up 0": ("#3182bd", "#9ecae1"), "rings": ("#31a354", "#a1d99b"),
-              "down 0": ("#e6550d", "#fdae6b")}  # fmt: skip
+    """A lane for each way of each client's link, and one for the rings; shards alternate."""
+    shades = {"up": ("#3182bd", "#9ecae1"), "rings": ("#31a354", "#a1d99b"),
+              "down": ("#e6550d", "#fdae6b")}  # fmt: skip
     for place, lane in enumerate(LANES):
         for number, (start, stop) in enumerate(row["spans"][lane]):
             if start >= until:
                 break
             axes.broken_barh([(start / 1e3, (stop - start) / 1e3)], (place + 0.1, 0.8),
-                             color=shades[lane][number % 2], linewidth=0)  # fmt: skip
+                             color=shades[lane.split()[0]][number % 2], linewidth=0)  # fmt: skip
             if numbers and stop < until:
                 axes.text((start + stop) / 2e3, place + 0.5, str(number), ha="center",
-                          va="center", fontsize=8)  # fmt: skip
-    axes.set_yticks([0.5, 1.5, 2.5], ["link up: push", "rings: sync", "link down: pull"])
-    axes.set_ylim(3, 0)
+                          va="center", fontsize=7)  # fmt: skip
+    axes.set_yticks([place + 0.5 for place in range(len(LANES))], LANES, fontsize=8)
+    axes.set_ylim(len(LANES), 0)
     axes.set_xlim(0, until / 1e3)
 
 
 def plot(results: dict[str, Any], path: Path) -> None:
     """Whole and in shards on one axis, and the first shards."""
     shown = results["runs"]
-    figure, (top, middle, bottom) = plt.subplots(3, 1, figsize=(12, 7.5))
+    figure, (top, middle, bottom) = plt.subplots(3, 1, figsize=(12, 9))
     longest = shown["whole"]["cycles"]
     size = shown["whole"]["bytes"] // MIB
     for axes, name, title in (
@@ -181,29 +184,30 @@ def plot(results: dict[str, Any], path: Path) -> None:
     draw(bottom, shown["shards"], shown["shards"]["spans"]["down 0"][8][1], numbers=True)
     bottom.set_title("the first shards, by number", fontsize=10)
     bottom.set_xlabel("thousand cycles")
-    figure.suptitle(f"Client 0 of {CLIENTS}, its device and the two rings: measured, RTL")
+    figure.suptitle(
+        f"Push (up), sync (rings) and pull (down) of {CLIENTS} clients: measured, RTL", fontsize=12
+    )
     figure.tight_layout()
     figure.savefig(path, dpi=110)
 
 
 def main(
     size: Annotated[int, typer.Option(min=1, help="Bytes of each client, in MiB.")] = 64,
-    swept: Annotated[int, typer.Option(min=4, help="Those of the sweep, in MiB.")] = 16,
+    swept: Annotated[int, typer.Option(min=4, help="Those of other runs, in MiB.")] = 4,
 ) -> None:
     """Measure, and write build/bench/coarse_pipeline.json and coarse-pipeline.png."""
     measured, cycles = profile()
     best = shard_bytes(measured)
     console.print(f"S' = {best:,} bytes")
-    nbytes = size * MIB
     planned = {
-        "shards": (URL, best),
-        "whole": (URL, None),
-        "ideal": (f"{URL}&memory=ideal", best),
-        "slow_ring": (f"{URL}{SLOW_RING}", best),
+        "shards": (URL, size, best),
+        "whole": (URL, size, None),
+        "ideal": (f"{URL}&memory=ideal", 4 * swept, best),
+        "slow_ring": (f"{URL}{SLOW_RING}", 4 * swept, best),
     }
     runs = {}
-    for name, (url, shard) in planned.items():
-        runs[name] = run(url, nbytes, shard)
+    for name, (url, mib, shard) in planned.items():
+        runs[name] = run(url, mib * MIB, shard)
         say(name, runs[name])
     sweep = []
     for shard in (*SWEPT, None):
