@@ -119,12 +119,14 @@ def push_sync_pull(
 
     A shard is summed by all rings, when every client has pushed it; each client pulls it when it
     has been summed. A direction of a link carries one shard at a time, in the order of the array.
+    If anything fails, the results that had not been pulled are undefined, and the memory is given
+    back; a failed sum asks for `CoarsePool.reset`, as ever.
 
     Parameters
     ----------
     pool : all shards have a place in its memory, twice.
     arrays : of each client, float32, of one size, one-dimensional and contiguous.
-    results : as the arrays; they have the reduced values at the end.
+    results : as the arrays, or the arrays themselves; they have the reduced values at the end.
     shard_bytes : least size of a shard; None: the array goes whole.
     op, wire : as in `CoarsePool.submit`.
     hertz : cycles in a second, for the timeline.
@@ -132,11 +134,13 @@ def push_sync_pull(
     Raises
     ------
     ArgumentError : arrays or results are not one for each device, or not such arrays, or
-        `shard_bytes` is no integer from 1. Nothing was begun.
+        `shard_bytes` is no integer from 1, there is no such operation or format, or the pool has
+        one device alone. Nothing was begun.
     OutOfDeviceMemoryError : the shards do not fit.
     WorkError : a transfer or a sum failed.
     """
     size = _size(pool, arrays, results)
+    pool.check_ring("reduce")
     pool.check_operation(op)
     pool.check_wire(wire)
     nbytes = 4 * size

@@ -8,15 +8,24 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from nearstep.backends.emulated import Injection
 from nearstep.coarse import CoarsePool
+from nearstep.coarse.errors import ResetNeededError, SilentLinkError
 from nearstep.coarse.pipeline import QUEUED, LinkUse, Pipelined, push_sync_pull
 from nearstep.coarse.routing import Shard
-from nearstep.errors import ArgumentError, BusyError
+from nearstep.errors import (
+    ArgumentError,
+    BusyError,
+    CompletionError,
+    OutOfDeviceMemoryError,
+    PostedWriteError,
+)
+from nearstep.work.errors import WorkError
 from nearstep.work.graph import Graph
 from nearstep.work.timeline import Entry, Timeline
 from nearstep_sim.coarse.pool_values import SMALL, SMALL_MEMORY, Floats, reduced
 
-from .conftest import random_arrays
+from .conftest import emulated, random_arrays
 
 LATENCY = 20
 SIM = f"sim:coarse?{SMALL}&{SMALL_MEMORY}&link_latency=2&client_latency={LATENCY}&memory=ideal"
@@ -24,6 +33,7 @@ GOLDEN = f"golden:coarse?{SMALL}&{SMALL_MEMORY}"
 ELEMENTS = 6 * 1024 + 5
 SHARD = 4096
 CLIENTS = 4
+MEMORY_BYTES = 1 << 20
 
 
 def pipelined(
@@ -69,6 +79,19 @@ def check_order(done: Pipelined) -> int:
         assert all(one.end <= two.start for one, two in pairwise(lane))
         checks += len(lane)
     return checks
+
+
+@pytest.mark.parametrize("url", [GOLDEN, SIM], ids=["golden", "sim"])
+def test_arrays_of_any_size_have_goldens_bits_in_place_too(url: str) -> None:
+    checks = 0
+    with CoarsePool.open(url) as pool:
+        for elements, shard, count in ((1, 1, 1), (511, 4, 1), (513, 2048, 1), (1537, 2048, 3)):
+            arrays = random_arrays(pool, elements, elements)
+            given = [each.copy() for each in arrays]
+            done = push_sync_pull(pool, arrays, arrays, shard_bytes=shard, op="max")
+            assert len(done.shards) == count, (elements, shard)
+            checks += compared(pool, done.shards, given, arrays, "max")
+    assert checks == CLIENTS * (1 + 511 + 513 + 1537)
 
 
 def overlap(entries: Sequence[Entry]) -> int:
@@ -204,6 +227,65 @@ def test_arrays_that_do_not_fit_are_refused() -> None:
             push_sync_pull(pool, good, good, shard_bytes=0)
         with pytest.raises(ArgumentError, match="op must be"):
             push_sync_pull(pool, good, good, shard_bytes=64, op="product")
+
+
+def test_one_device_alone_has_no_rings_and_is_refused() -> None:
+    with CoarsePool.open("golden:coarse?devices=1&rules=sgd") as pool:
+        array = np.ones(64, np.float32)
+        with pytest.raises(ArgumentError, match="reduce"):
+            push_sync_pull(pool, [array], [array], shard_bytes=64)
+        assert (array == 1).all()
+
+
+def test_without_memory_for_all_shards_nothing_is_begun() -> None:
+    with CoarsePool.open(SIM) as pool:
+        arrays = [np.ones(140_000, np.float32) for _ in range(CLIENTS)]
+        with pytest.raises(OutOfDeviceMemoryError):
+            push_sync_pull(pool, arrays, arrays, shard_bytes=SHARD)
+        assert all((each == 1).all() for each in arrays)
+        pool.tensor(120_000).free()  # what there was is free again
+        done, arrays, results = pipelined(pool, 20_000, None)
+        assert compared(pool, done.shards, arrays, results, "sum") == CLIENTS * 20_000
+
+
+@pytest.mark.parametrize("kind", ["read", "write"])
+def test_a_transfer_that_fails_ends_the_work_and_leaves_the_pool_usable(kind: str) -> None:
+    write = kind == "write"
+    with CoarsePool.open(SIM) as pool:
+        backend = emulated(pool)
+        base = MEMORY_BYTES + 8192  # of the second device
+        backend.inject(
+            Injection(kind="slverr", write=write, host=True, base=base, limit=base + 8192)
+        )
+        with pytest.raises(WorkError) as caught:
+            pipelined(pool, ELEMENTS, SHARD)
+        error = PostedWriteError if write else CompletionError
+        assert isinstance(caught.value.__cause__, error)
+        assert base <= caught.value.__cause__.address < base + 8192
+        assert ("push" if write else "pull") in caught.value.operation
+        assert caught.value.not_run
+        backend.heal()
+        done, arrays, results = pipelined(pool, ELEMENTS, SHARD)
+        assert compared(pool, done.shards, arrays, results, "sum") == CLIENTS * ELEMENTS
+
+
+@pytest.mark.parametrize("url", [GOLDEN, SIM], ids=["golden", "sim"])
+def test_a_device_that_dies_ends_the_work_and_after_a_reset_it_goes(url: str) -> None:
+    with CoarsePool.open(url, silence_cycles=5000) as pool:
+        backend = emulated(pool)
+        backend.kill(2)
+        with pytest.raises(WorkError) as caught:
+            pipelined(pool, ELEMENTS, SHARD)
+        assert isinstance(caught.value.__cause__, SilentLinkError)
+        assert "sync 0" in caught.value.operation
+        with pytest.raises(WorkError) as again:
+            pipelined(pool, ELEMENTS, SHARD)
+        assert isinstance(again.value.__cause__, ResetNeededError)
+        backend.revive(2)
+        pool.reset()
+        done, arrays, results = pipelined(pool, ELEMENTS, SHARD)
+        assert compared(pool, done.shards, arrays, results, "sum") == CLIENTS * ELEMENTS
+        pool.tensor(80_000).free()
 
 
 @pytest.mark.deep
