@@ -6,7 +6,14 @@ import json
 import shutil
 from collections.abc import Callable, Sequence
 
-from page_coarse import coarse, coarse_area, coarse_service, coarse_update, coarse_wire
+from page_coarse import (
+    coarse,
+    coarse_area,
+    coarse_pipeline,
+    coarse_service,
+    coarse_update,
+    coarse_wire,
+)
 from page_fu import accuracy, functional_unit
 from page_memferry import memferry
 from page_smartssd import compression, handler, rules, smartssd, smartssd_area
@@ -405,6 +412,7 @@ SECTIONS: dict[str, Callable[[Results], list[str]]] = {
     "smartssd_area": smartssd_area,
     "coarse": coarse,
     "coarse_wire": coarse_wire,
+    "coarse_pipeline": coarse_pipeline,
     "coarse_update": coarse_update,
     "coarse_area": coarse_area,
     "coarse_service": coarse_service,

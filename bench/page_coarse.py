@@ -210,6 +210,77 @@ def coarse_wire(results: Results) -> list[str]:
     )  # fmt: skip
 
 
+def coarse_pipeline(results: Results) -> list[str]:
+    """Push, sync and pull, whole and in shards, with where the links' time went."""
+    runs, sweep = results["runs"], results["sweep"]
+    clients = results["clients"]
+    every = [*runs.values(), *sweep]
+    lines = [
+        "### Push, sync and pull",
+        "",
+        f"{clients} clients push a tensor each, the rings of {clients} devices sum it, and all",
+        "clients pull it, *measured* in cycles of the RTL of all devices, from the first push to",
+        "the last pull. Transfers go through the window of a device, beside the sync cores, over a",
+        f"link for each client with {results['phit_bytes']} bytes a cycle in each direction, 100",
+        "cycles long. Bounds follow from sizes and rates of the links alone, payload without",
+        "headers: a direction of a client's link carries n bytes, one of a ring's link",
+        "(N - 1) / N x n. *Busy* is n over the rate of the link, over all cycles: the least of all",
+        f"clients. Shards are of S' = {results['shard_bytes'] // 1024} KiB, the smallest size with",
+        "95 % of the full rate, as a client measures it. Of",
+        f"{sum(row['elements'] for row in every):,} elements",
+        f"{sum(row['elements_differ'] for row in every)} differ from golden's.",
+        "",
+    ]
+    names = {
+        "shards": "in shards",
+        "whole": "whole",
+        "ideal": "in shards, `memory=ideal`",
+        "slow_ring": "in shards, `link_interval=2`",
+    }
+
+    def cells(row: Results) -> list[str]:
+        bounds = row["bounds"]
+        return [
+            row["shards"],
+            f"{row['cycles']:,}",
+            f"{bounds['client']:,.0f}",
+            f"{bounds['ring']:,.0f}",
+            f"{row['of_slower_link']:.3f}",
+            *(percent(row["busy"][way]) for way in ("up", "down")),
+        ]
+
+    head = ["shards", "cycles", "bound, client", "bound, ring", "of the slower", "up", "down"]
+    lines += table(
+        ["size, how", *head],
+        ([f"{mebibytes(row['bytes'])}, {names[name]}", *cells(row)] for name, row in runs.items()),
+    )
+    lines += [
+        "![Links and rings of all clients over time, whole and in shards](coarse-pipeline.png)",
+        "",
+        "Where the cycles of a direction of a client's link went, of the client with the least",
+        "busy: *within* transfers are their latency and waits for the memory, whose half-duplex",
+        "port moves 4 n bytes at 64 a cycle: as long as the client's link.",
+        "",
+    ]
+    parts = ("moving", "before", "between", "within", "after")
+    lines += table(
+        ["size, how, direction", *parts],
+        (
+            [
+                f"{mebibytes(row['bytes'])}, {names[name]}, {way}",
+                *(f"{row['uses'][way][part]:,}" for part in parts),
+            ]
+            for name, row in runs.items()
+            for way in ("up", "down")
+        ),
+    )
+    lines += [f"The same {mebibytes(sweep[0]['bytes'])} in shards of several sizes:", ""]
+    return lines + table(
+        ["size of a shard", *head],
+        ([f"{row['shard_bytes'] // 1024:,} KiB", *cells(row)] for row in sweep),
+    )
+
+
 def coarse_area(results: Results) -> list[str]:
     """Parts, their sums, and what a lane costs."""
     parts, sums, config = results["parts"], results["sums"], results["config"]

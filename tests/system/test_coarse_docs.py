@@ -27,6 +27,9 @@ def test_the_code_of_the_page_prints_what_it_says() -> None:
         "True True\n",
         "[1.099 0.899 0.899] False\n",
         "41142 0 1\n2097152 32\n0.5497\n",
+        "1 67644 0.36 0.36\n16 28568 0.86 0.86\n"
+        "LinkUse(moving=24576, before=0, between=0, within=552, after=3440)\n"
+        "LinkUse(moving=24576, before=2943, between=48, within=1001, after=0)\nTrue\n",
         "True\n1 1\ndevice 0 heard nothing from device 3 on link 0 "
         "(device 0: SILENT, device 1: PEER, device 2: PEER, device 3: PEER)\nTrue\n",
     ]

@@ -137,6 +137,8 @@ class Pending(Completion):
 
     @property
     def polls(self) -> Sequence[Poll]:
+        if self._ended:  # another one's end was looked for, and this one's found
+            return ()
         return self._rings.polls(self)
 
     @property

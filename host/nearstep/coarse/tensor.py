@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from nearstep.backends.base import Completion
 from nearstep.buffer import Buffer
 from nearstep.coarse.rings import Pending, Rings
 from nearstep.errors import ArgumentError, BusyError, DtypeError, FreedBufferError, ShapeError
@@ -37,6 +38,7 @@ class PoolTensor:
         self.reduced = reduced
         self.size = math.prod(shape)
         self._event: Pending | None = None
+        self._transfers: list[Completion] = []
         self._freed = False
         self._buffers: list[list[Buffer]] = []
         self._front = 0
@@ -81,12 +83,7 @@ class PoolTensor:
         FreedBufferError, ClosedDeviceError
         """
         self.check_idle("write")
-        self.rings.check_device(device)
-        values = as_array(array)
-        if values.dtype != np.float32:
-            raise DtypeError(repr(self), "float32", values.dtype)
-        if values.shape != self.shape:
-            raise ShapeError(repr(self), self.shape, values.shape)
+        values = self._given(device, array)
         with self.rings.lock:  # no job may be given out meanwhile
             self.check_idle("write")
             self.front(device).write(np.ascontiguousarray(values).reshape(-1))
@@ -103,6 +100,62 @@ class PoolTensor:
         FreedBufferError, ClosedDeviceError
         """
         self.check_usable("read")
+        values = self._taking(device, out)
+        with self.rings.lock:  # the buffers do not change places meanwhile
+            self.check_usable("read")
+            self.front(device).read(values.reshape(-1))
+        return values
+
+    def submit_write(self, device: int, array: Any) -> Completion:
+        """Begin `write`: what the client of a device pushes.
+
+        `array` must live, and not change, and the tensor not be reduced, until it has ended.
+
+        Raises
+        ------
+        ArgumentError, BusyError, FreedBufferError, ClosedDeviceError : as `write`; nothing was
+            begun.
+        """
+        self.check_usable("write")
+        values = np.ascontiguousarray(self._given(device, array)).reshape(-1)
+        with self.rings.lock:
+            self._check_no_job("write")
+            return self._under_way(self.front(device).submit_write(values))
+
+    def submit_read(self, device: int, out: Any) -> Completion:
+        """Begin `read` into `out`: what the client of a device pulls.
+
+        The tensor must not be reduced nor written until it has ended.
+
+        Raises
+        ------
+        ArgumentError, FreedBufferError, ClosedDeviceError : as `read`; nothing was begun.
+        BusyError : a job that has not ended reads the tensor.
+        """
+        self.check_usable("read")
+        values = self._taking(device, out).reshape(-1)
+        with self.rings.lock:
+            self._check_no_job("read")
+            return self._under_way(self.front(device).submit_read(values))
+
+    def _under_way(self, transfer: Completion) -> Completion:
+        self._transfers = [each for each in self._transfers if not each.ended]
+        if not transfer.ended:
+            self._transfers.append(transfer)
+        return transfer
+
+    def _given(self, device: int, array: Any) -> NDArray[np.float32]:
+        """An array that can be written to a device."""
+        self.rings.check_device(device)
+        values = as_array(array)
+        if values.dtype != np.float32:
+            raise DtypeError(repr(self), "float32", values.dtype)
+        if values.shape != self.shape:
+            raise ShapeError(repr(self), self.shape, values.shape)
+        return values
+
+    def _taking(self, device: int, out: Any) -> NDArray[np.float32]:
+        """An array that takes what is read from a device."""
         self.rings.check_device(device)
         values = np.empty(self.shape, np.float32) if out is None else as_array(out)
         if values.dtype != np.float32:
@@ -113,9 +166,6 @@ class PoolTensor:
             raise ShapeError(f"out of {self!r}", "contiguous", f"strided {values.strides}")
         if not values.flags.writeable:
             raise ArgumentError(f"out of {self!r} must be writable, not read-only")
-        with self.rings.lock:  # the buffers do not change places meanwhile
-            self.check_usable("read")
-            self.front(device).read(values.reshape(-1))
         return values
 
     def free(self) -> None:
@@ -156,7 +206,12 @@ class PoolTensor:
             raise FreedBufferError(repr(self), action)
 
     def check_idle(self, action: str) -> None:
-        """Raise `BusyError` if a job has it, and as `check_usable`."""
+        """Raise `BusyError` if a job or a transfer has it, and as `check_usable`."""
+        self._check_no_job(action)
+        if not all(each.ended for each in self._transfers):
+            raise BusyError(f"cannot {action} {self!r}: a transfer that has not ended uses it")
+
+    def _check_no_job(self, action: str) -> None:
         self.check_usable(action)
         if self.event is not None:
             raise BusyError(f"cannot {action} {self!r}: a job that has not ended uses it")

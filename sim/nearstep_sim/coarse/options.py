@@ -64,6 +64,22 @@ class VerilatedPoolOptions(SimulationOptions, CoarseOptions):
         int,
         Option(meaning="cycles for each phit of 16 bytes, in each direction", low=1, high=1 << 10),
     ] = 1
+    client_latency: Annotated[
+        int,
+        Option(
+            meaning="cycles from a client to its device, for transfers that are submitted",
+            low=1,
+            high=1 << 20,
+        ),
+    ] = 100
+    client_interval: Annotated[
+        int,
+        Option(
+            meaning="cycles for 16 bytes on the link of a client, in each direction",
+            low=1,
+            high=1 << 10,
+        ),
+    ] = 1
     drop: Chance = 0.0
     duplicate: Chance = 0.0
     reorder: Chance = 0.0

@@ -5,13 +5,16 @@
 //
 // Registers of device d begin at d * register_bytes, its memory at d * memory_bytes. The host reaches
 // memory through the device's window, in device cycles, or, if the pool is opened so, behind its back.
+// Clients push and pull through the windows, too, over a link for each device, while cycles pass.
 #include <algorithm>
 #include <cstring>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "coarse/client_link.hpp"
 #include "coarse/node_units.hpp"
 #include "models/link/link.hpp"
 #include "models/axi/axi_checker.hpp"
@@ -65,6 +68,7 @@ struct PoolOptions {
     std::uint32_t threads;
     const char* trace;
     link::Options link;
+    ClientOptions client;
 };
 
 // A device with its memory and the host's window.
@@ -79,13 +83,15 @@ class Node {
                   {options.half_duplex != 0, options.latency, options.stall,
                    options.seed + number, options.host_ids,
                    2 * options.host_ids}),  // copies of pages take in what nobody has written
-          window_(kBeatBytes, kWindowLimits),
+          client_(options.client),
+          window_(kBeatBytes, kWindowLimits, &client_.dma()),
           memory_checker_(kBeatBytes),
           window_checker_(kBeatBytes) {}
 
-    void reset() {
+    void reset(std::uint64_t now) {
         memory_.reset();
         window_.reset();
+        client_.give_up(now);
         memory_checker_.reset();
         window_checker_.reset();
         Vdevice& d = model_;
@@ -130,7 +136,7 @@ class Node {
         sample_subordinate<kBeatBytes>(d, answers_);
         memory_checker_.cycle(manager_, memory_.pins(), memory_.fault, now);
         window_checker_.cycle(window_.pins(), answers_, memory_.fault, now);
-        if ((answers_.bvalid && !window_.posted()) ||
+        if ((answers_.bvalid && !window_.expects_response(answers_.bid)) ||
             (answers_.rvalid && !window_.expects(answers_.rid)))
             memory_.fault.protocol(answers_.bvalid ? "B" : "R", "an answer belongs to a request",
                                    now, "ID %u", answers_.bvalid ? answers_.bid : answers_.rid);
@@ -139,6 +145,7 @@ class Node {
         d.eval();
         memory_.tick(manager_);
         if (!memory_.fault && window_.tick(answers_)) moved = true;
+        client_.pass(now);
     }
 
     // Scalars of the update kernel may have changed.
@@ -148,6 +155,7 @@ class Node {
     NodeUnits& units() { return units_; }
     PortMemory& memory() { return memory_; }
     BarHost& window() { return window_; }
+    ClientLink& client() { return client_; }
 
     bool interrupted = false;  // since somebody cleared it
     bool moved = false;        // the window, since somebody cleared it
@@ -173,6 +181,7 @@ class Node {
     Vdevice model_;
     NodeUnits units_;
     PortMemory memory_;
+    ClientLink client_;
     BarHost window_;
     AxiChecker memory_checker_, window_checker_;
     ManagerPins manager_;
@@ -220,7 +229,7 @@ class Pool {
 
     void reset() {
         for (std::size_t i = 0; i < links_.size(); ++i) links_[i]->reset(link_options(i));
-        for (auto& node : nodes_) node->reset();
+        for (auto& node : nodes_) node->reset(cycle_);
         cycle_ += kResetCycles;
         begun_ = false;
     }
@@ -238,11 +247,13 @@ class Pool {
         return access(address, true, &value);
     }
 
-    // Looks at the registers in turn until one of them is as wanted.
-    std::int32_t wait(const Poll* polls, std::size_t count, std::uint64_t max_cycles) {
+    // Looks at the registers in turn until one of them is as wanted; if it `advances`, the end of a
+    // client's transfer ends it, too.
+    std::int32_t wait(const Poll* polls, std::size_t count, std::uint64_t max_cycles,
+                      bool advances) {
         const std::uint64_t limit = cycle_ + std::min(max_cycles, ~std::uint64_t{0} - cycle_);
         const std::uint64_t slice = cycle_ + kSliceCycles;
-        for (;;) {
+        while (!advances || !woken()) {
             for (std::size_t i = 0; i < count; ++i) {
                 std::uint32_t word = 0;
                 const std::int32_t response = read_register(polls[i].address, &word);
@@ -252,13 +263,32 @@ class Pool {
             if (cycle_ >= limit) return kTimeout;
             const std::uint64_t until = std::min(limit, cycle_ + kPollInterval);
             bool interrupted = false;
-            while (cycle_ < until && !faulted() && !interrupted) {
+            while (cycle_ < until && !faulted() && !interrupted && !(advances && woken())) {
                 step();
                 for (auto& node : nodes_) interrupted |= std::exchange(node->interrupted, false);
             }
             if (faulted()) return kFaulted;
             if (cycle_ >= slice) return kMore;
         }
+        return kDone;
+    }
+
+    // A client begins a transfer, of bytes that lie in one device and that stay where they are.
+    void submit(std::uint64_t number, std::uint64_t address, std::uint8_t* data,
+                std::uint64_t bytes, bool write) {
+        at(address).client().submit(number, address % options_.capacity, data, bytes, write,
+                                    cycle_);
+    }
+
+    // The end of a transfer of a client that nobody has been told of.
+    std::optional<PeerEnd> ended() {
+        for (std::size_t i = 0; i < nodes_.size(); ++i) {
+            if (auto end = nodes_[i]->client().ended()) {
+                end->address += i * options_.capacity;
+                return end;
+            }
+        }
+        return {};
     }
 
     std::int32_t write(std::uint64_t address, const std::uint8_t* data, std::uint64_t bytes) {
@@ -331,6 +361,11 @@ class Pool {
         link::Options options = options_.link;
         options.seed += number;
         return options;
+    }
+
+    bool woken() const {
+        return std::any_of(nodes_.begin(), nodes_.end(),
+                           [](const auto& node) { return node->client().has_ended(); });
     }
 
     Node& at(std::uint64_t address) { return *nodes_[address / options_.capacity]; }
@@ -477,7 +512,24 @@ std::int32_t device_write_register(Pool* pool, std::uint64_t address, std::uint3
 
 std::int32_t device_wait(Pool* pool, const nearstep::Poll* polls, std::uint64_t count,
                          std::uint64_t max_cycles) {
-    return pool->wait(polls, count, max_cycles);
+    return pool->wait(polls, count, max_cycles, false);
+}
+
+std::int32_t pool_advance(Pool* pool, const nearstep::Poll* polls, std::uint64_t count,
+                          std::uint64_t max_cycles) {
+    return pool->wait(polls, count, max_cycles, true);
+}
+
+void pool_submit(Pool* pool, std::uint64_t number, std::uint64_t address, std::uint8_t* data,
+                 std::uint64_t bytes, std::int32_t write) {
+    pool->submit(number, address, data, bytes, write != 0);
+}
+
+// The next transfer of a client that has ended; 0 if nobody has to be told of one.
+std::int32_t pool_ended(Pool* pool, nearstep::PeerEnd* end) {
+    const auto found = pool->ended();
+    if (found) *end = *found;
+    return found.has_value();
 }
 
 std::uint64_t device_cycle(Pool* pool) { return pool->cycle(); }

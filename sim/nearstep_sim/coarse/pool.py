@@ -9,12 +9,14 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from nearstep.backends.base import Poll
+from nearstep.backends.base import Completion, Poll
 from nearstep.errors import (
     RESPONSES,
     ArgumentError,
     BusError,
+    ClosedDeviceError,
     CompletionError,
+    DeviceError,
     OutOfBoundsError,
     PostedWriteError,
 )
@@ -24,8 +26,9 @@ from nearstep_sim.coarse.library import pool_library
 from nearstep_sim.coarse.options import VerilatedPoolOptions
 from nearstep_sim.models.link.faults import KINDS, COptions, CStatistics, LinkFault
 from nearstep_sim.updater.shell import ShellBackend, ShellOptions
+from nearstep_sim.updater.transfer import DeviceTransfer
 from nearstep_sim.verilate.abi import structure
-from nearstep_sim.verilate.harness import FAILED
+from nearstep_sim.verilate.harness import FAILED, CPoll
 from nearstep_spec.coarse.config import CoarseConfig
 from nearstep_spec.coarse.registers import register_bytes
 
@@ -38,11 +41,21 @@ SLICE_CYCLES = 4096
 STATUS = (*RESPONSES, "timeout")
 """How a load or store through a window ended, by code."""
 
+_GIVEN_UP = len(STATUS)
 
-_Options = structure("coarse/pool.cpp", "PoolOptions", types={"link::Options": COptions})
+
+_Client = structure("coarse/client_link.hpp", "ClientOptions")
+
+
+_Options = structure(
+    "coarse/pool.cpp", "PoolOptions", types={"link::Options": COptions, "ClientOptions": _Client}
+)
 
 
 _Failure = structure("models/bar_host.hpp", "BarFailure")
+
+
+_End = structure("models/peer_dma.hpp", "PeerEnd")
 
 
 class PoolBackend(ShellBackend):
@@ -50,6 +63,8 @@ class PoolBackend(ShellBackend):
 
     Registers of device d begin at d * `register_bytes`, its memory at d * `memory_bytes`.
     Link i joins port 1 of device i with port 0 of the next; direction 0 of it runs that way.
+    Transfers that are submitted go over the link of a device's client, both directions at once, and
+    through its window, while cycles pass; with a direct window they take no time.
 
     Parameters
     ----------
@@ -65,6 +80,8 @@ class PoolBackend(ShellBackend):
         self._register_bytes = register_bytes(self.config)  # kept: it builds whole maps
         self._pool_options = options
         self._threads = simulation_threads()
+        self._transfers: dict[int, DeviceTransfer] = {}  # that have not ended, as far as is known
+        self._submitted = 0
         path = partial(pool_library, self.config, trace=options.trace is not None)
         total = options.devices * self.config.memory_bytes
         super().__init__(path, options, total, host_ids=1 << HOST_ID_WIDTH)
@@ -79,6 +96,9 @@ class PoolBackend(ShellBackend):
         lib.pool_threads.argtypes = [pool, ctypes.c_uint32]
         lib.pool_failure.argtypes = [pool, pool]
         lib.pool_link_revive.argtypes = [pool, number]
+        lib.pool_submit.argtypes = [pool, number, number, pool, number, ctypes.c_int32]
+        lib.pool_ended.argtypes = [pool, pool]
+        lib.pool_advance.argtypes = lib.device_wait.argtypes
         for name in ("fault", "counters"):
             getattr(lib, f"pool_link_{name}").argtypes = [pool, number, pool]
         return int(
@@ -99,6 +119,7 @@ class PoolBackend(ShellBackend):
                         threads=self._threads,
                         trace=options.trace,
                         link=given.link().mirror(),
+                        client=_Client(given.client_interval, given.client_latency),
                     )
                 )
             )
@@ -123,6 +144,71 @@ class PoolBackend(ShellBackend):
     def wait(self, polls: Sequence[Poll], max_cycles: int) -> None:
         self._lib.pool_threads(self._device, shared(self._threads))
         super().wait(polls, max_cycles)
+
+    def advance(self, max_cycles: int, polls: Sequence[Poll] = ()) -> None:
+        self._lib.pool_threads(self._device, shared(self._threads))
+        array = (CPoll * len(polls))(*((p.address, p.mask, p.value) for p in polls))
+        end = self._lib.device_cycle(self._device) + max_cycles
+
+        def go(device: int) -> int:
+            left = max(0, end - self._lib.device_cycle(device))
+            return int(self._lib.pool_advance(device, array, len(polls), left))
+
+        self._check(self._carry_out(go), "advance")
+
+    def submit_read(self, address: int, out: NDArray[np.uint8]) -> Completion:
+        return self._submit(address, out, write=False)
+
+    def submit_write(self, address: int, data: NDArray[np.uint8]) -> Completion:
+        return self._submit(address, data, write=True)
+
+    def look_at_transfers(self) -> None:
+        """Tell the transfers of clients that have ended so.
+
+        It takes no time, and no error comes of it.
+        """
+        end = _End()
+        while self._lib.pool_ended(self._device, ctypes.byref(end)):
+            transfer = self._transfers.pop(end.number)
+            transfer.end(end.cycle, self._transfer_error(transfer, end))
+
+    def reset(self) -> None:
+        super().reset()
+        self.look_at_transfers()
+
+    def close(self) -> None:
+        super().close()
+        while self._transfers:
+            _, transfer = self._transfers.popitem()
+            transfer.end(0, ClosedDeviceError(self._name, f"end the {transfer.what}"))
+
+    def _submit(self, address: int, data: NDArray[np.uint8], *, write: bool) -> Completion:
+        kind = "write" if write else "read"
+        parts = self._parts(kind, address, data.size)
+        if self._pool_options.window == "direct" or len(parts) != 1:  # of no device, or of several
+            submit = super().submit_write if write else super().submit_read
+            return submit(address, data)
+        self._submitted += 1
+        what = f"client's {kind} of {data.size} bytes at {address:#x}"
+        begun = int(self._lib.device_cycle(self._device))
+        transfer = DeviceTransfer(self, what, begun, data, host=True)
+        self._transfers[self._submitted] = transfer
+        self._lib.pool_submit(
+            self._device, self._submitted, address, data.ctypes.data, data.size, write
+        )
+        return transfer
+
+    def _transfer_error(
+        self, transfer: DeviceTransfer, end: ctypes.Structure
+    ) -> DeviceError | None:
+        """What a transfer failed with, if it did."""
+        if not end.response:
+            return None
+        transactions = self.transactions()
+        if end.response == _GIVEN_UP:
+            return DeviceError(f"{transfer.what} was given up", transactions=transactions)
+        kind = PostedWriteError if end.write else CompletionError
+        return kind(end.address, STATUS[end.response], transactions=transactions)
 
     def kill(self, device: int) -> None:
         """Nothing comes out of the links of a device any more, and nothing goes in."""

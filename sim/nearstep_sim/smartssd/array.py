@@ -18,7 +18,7 @@ from nearstep.threads import at_once
 from nearstep.work.clock import QUANTUM_CYCLES
 from nearstep_sim.smartssd.bar import BarBackend, BarTraffic
 from nearstep_sim.smartssd.options import CardOptions
-from nearstep_sim.smartssd.transfer import CardTransfer
+from nearstep_sim.updater.transfer import DeviceTransfer
 from nearstep_spec.smartssd.array import ArrayConfig
 
 
@@ -52,7 +52,7 @@ class CardArray(EmulatedBackend, PeerBackend):
             self.close()
             raise
         self.compares_memory = self.cards[0].compares_memory
-        self._transfers: list[CardTransfer] = []  # under way, and some that have ended
+        self._transfers: list[DeviceTransfer] = []  # under way, and some that have ended
         self._now = 0
         self._offsets = [-(card.cycles or 0) for card in self.cards]
 
@@ -153,7 +153,7 @@ class CardArray(EmulatedBackend, PeerBackend):
 
     def _of_card(self, number: int, transfer: Completion) -> Completion:
         """A transfer of a card, whose time is that of all and whose error says which it was."""
-        if isinstance(transfer, CardTransfer):
+        if isinstance(transfer, DeviceTransfer):
             transfer.backend, transfer.note = self, self._note(number)
             self._transfers = [each for each in self._transfers if not each.ended]
             self._transfers.append(transfer)
@@ -225,7 +225,7 @@ class CardArray(EmulatedBackend, PeerBackend):
         drive's transfer ends, and no other card can tell the same."""
         for number in range(len(self.cards)):
             self._reach(number, self._now)
-        moving = {id(each.card) for each in self._transfers if not each.ended}
+        moving = {id(each.device) for each in self._transfers if not each.ended}
         watched = [
             number for number, polls in enumerate(own) if polls or id(self.cards[number]) in moving
         ]

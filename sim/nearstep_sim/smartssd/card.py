@@ -26,8 +26,8 @@ from nearstep_sim.smartssd.array import CardArray, array_of
 from nearstep_sim.smartssd.bar import MAX_PAYLOAD, MAX_READ_REQUEST, BarBackend, BarTraffic
 from nearstep_sim.smartssd.library import card_library
 from nearstep_sim.smartssd.options import VerilatedCardOptions
-from nearstep_sim.smartssd.transfer import CardTransfer
 from nearstep_sim.updater.shell import ShellBackend, ShellOptions
+from nearstep_sim.updater.transfer import DeviceTransfer
 from nearstep_sim.verilate.abi import structure, values
 from nearstep_sim.verilate.harness import FAILED, CPoll
 
@@ -95,7 +95,7 @@ class CardBackend(ShellBackend, BarBackend):
             options.drive_write_bytes_per_s or 0,
             round(options.drive_latency_s * options.clock_hz),
         )
-        self._transfers: dict[int, CardTransfer] = {}  # that have not ended, as far as is known
+        self._transfers: dict[int, DeviceTransfer] = {}  # that have not ended, as far as is known
         self._submitted = 0
         path = partial(card_library, self.config, trace=options.trace is not None)
         super().__init__(path, options, options.memory_bytes, host_ids=1 << HOST_ID_WIDTH)
@@ -200,13 +200,13 @@ class CardBackend(ShellBackend, BarBackend):
             return Ended(0)
         self._submitted += 1
         what = f"{'host' if host else 'drive'}'s {kind} of {data.size} bytes at {address:#x}"
-        transfer = CardTransfer(self, what, begun, data, host=host)
+        transfer = DeviceTransfer(self, what, begun, data, host=host)
         self._transfers[self._submitted] = transfer
         submit = self._lib.card_submit_write if write else self._lib.card_submit_read
         submit(self._device, self._submitted, address, data.ctypes.data, data.size, host)
         return transfer
 
-    def _peer_error(self, transfer: CardTransfer, end: ctypes.Structure) -> DeviceError | None:
+    def _peer_error(self, transfer: DeviceTransfer, end: ctypes.Structure) -> DeviceError | None:
         """What a transfer failed with, if it did."""
         if not end.response:
             return None

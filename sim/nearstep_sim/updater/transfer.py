@@ -1,4 +1,4 @@
-"""A transfer between the memory of a simulated card and its drive, or the host's DMA engine."""
+"""A transfer of a DMA engine from or to the memory of a simulated device."""
 
 from __future__ import annotations
 
@@ -15,44 +15,43 @@ _FOREVER = 1 << 32
 """Cycles: a transfer that hangs says so before."""
 
 
-class TransferringCard(Protocol):
+class Transferring(Protocol):
     """What carries a transfer out."""
 
     def look_at_transfers(self) -> None: ...
 
 
-class CardTransfer(Completion):
-    """A copy between the memory of a card and its drive, or the host, that goes on while the card's
-    time passes.
+class DeviceTransfer(Completion):
+    """A copy from or to the memory of a device that goes on while the device's time passes.
 
     Parameters
     ----------
-    card : that carries it out; a `Backend`.
+    device : that carries it out; a `Backend`.
     what
-    begun : the card's cycle of its submission.
+    begun : the device's cycle of its submission.
     keep : memory that it reads or writes.
-    host : it is the host's.
+    host : it is the host's, not a drive's.
 
     Attributes
     ----------
-    card
-    backend : whose time has to pass: the card, or an array of cards that it is one of.
+    device
+    backend : whose time has to pass: the device, or an array of devices that it is one of.
     what, host
-    note : for its error, such as which card it was.
+    note : for its error, such as which device it was.
     """
 
     def __init__(
         self,
-        card: TransferringCard,
+        device: Transferring,
         what: str,
         begun: int,
         keep: NDArray[np.uint8],
         *,
         host: bool = False,
     ) -> None:
-        assert isinstance(card, Backend)
-        self.card: TransferringCard = card
-        self.backend: Backend = card
+        assert isinstance(device, Backend)
+        self.device: Transferring = device
+        self.backend: Backend = device
         self.what = what
         self.host = host
         self.note = ""
@@ -64,7 +63,7 @@ class CardTransfer(Completion):
     @property
     def ended(self) -> bool:
         if self._keep is not None:
-            self.card.look_at_transfers()
+            self.device.look_at_transfers()
         return self._keep is None
 
     @property
@@ -76,7 +75,7 @@ class CardTransfer(Completion):
         return self._cycles if self.ended else None
 
     def end(self, cycle: int, error: NearstepError | None) -> None:
-        """It ended in a cycle of the card, or failed."""
+        """It ended in a cycle of the device, or failed."""
         self._keep = None
         self._error = error
         if error is None:
