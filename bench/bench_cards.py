@@ -48,7 +48,7 @@ os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="29517", RANK="0", WORLD_
 folder, layers, width, steps, subgroup = sys.argv[1], *map(int, sys.argv[2:])
 model = torch.nn.Sequential(*[torch.nn.Linear(width, width, bias=False) for _ in range(layers)])
 aio = {"block_size": 1 << 20, "queue_depth": 8, "overlap_events": True, "single_submit": False}
-nvme = {"device": "nvme", "nvme_path": folder, "buffer_count": 12, "pipeline_read": True,
+nvme = {"device": "nvme", "nvme_path": folder, "buffer_count": 4, "pipeline_read": True,
         "pipeline_write": True}
 config = {
     "train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": True}, "aio": aio,

@@ -268,7 +268,13 @@ def _files(path: Path) -> list[Path]:
 
 
 def _bytes(path: Path) -> int:
-    return sum(each.lstat().st_size for each in _files(path))
+    """Of what is still there: another process may be making it, or removing it."""
+    inner = [Path(folder, name) for folder, _, names in os.walk(path) for name in names]
+    total = 0
+    for each in inner if path.is_dir() else [path]:
+        with suppress(FileNotFoundError):
+            total += each.lstat().st_size
+    return total
 
 
 def _whole(target: Path) -> bool:

@@ -346,6 +346,15 @@ def test_clearing_takes_only_what_the_cache_made(folder: Path) -> None:
     assert cache.kinds() == []
 
 
+def test_what_another_process_removes_meanwhile_has_no_bytes(folder, monkeypatch) -> None:
+    library(folder, 54)
+    before, pieces = cache.kinds(), cache._pieces
+    monkeypatch.setattr(cache, "_pieces", lambda place: [*pieces(place), place / ".gone-1.lock"])
+    assert [(kind.name, kind.nbytes) for kind in cache.kinds() if kind.nbytes] == [
+        (kind.name, kind.nbytes) for kind in before
+    ]
+
+
 def test_a_source_that_libraries_have_in_common_is_compiled_once(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("NEARSTEP_CACHE", str(tmp_path / "cache"))
     shared = tmp_path / "shared.cpp"
