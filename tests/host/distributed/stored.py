@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,12 +14,15 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import nn
 
+from nearstep.coarse.service.errors import RefusedError
 from nearstep.errors import ArgumentError, DtypeError
-from nearstep.torch.distributed import StorageOptimizer
+from nearstep.torch.distributed import StorageOptimizer, restore_snapshot, save_snapshot
 from nearstep.torch.distributed.rendezvous import DEVICE
 
 GROUPS: tuple[dict[str, Any], ...] = ({"lr": 0.05}, {"lr": 0.01, "weight_decay": 0.2})
 COMMON: dict[str, Any] = {"lr": 0.1, "betas": (0.8, 0.9), "weight_decay": 0.0}
+NOWHERE = "/dev/null/state"
+"""A path below a file."""
 DECAY = 0.5
 """Of the learning rates, by a scheduler, from step to step."""
 
@@ -101,4 +105,16 @@ def refused(device: str) -> int:
 
     assert optimizer.step(closure) == 2.5
     assert (one < 0).all()
-    return 6
+    group = optimizer._processes
+    for refused_one in (
+        partial(optimizer.save, NOWHERE),
+        partial(optimizer.load, NOWHERE),
+        partial(save_snapshot, group, NOWHERE, {"one": one}),
+        partial(restore_snapshot, group, NOWHERE),
+    ):
+        with pytest.raises(RefusedError, match="state"):  # at every rank, and none waits
+            refused_one()
+    before = one.detach().clone()
+    optimizer.step(closure)
+    assert (one < before).all()
+    return 11

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from nearstep.coarse.service.client import TIMEOUT_S
 from nearstep.coarse.service.stored import StoredClient
 from nearstep.errors import ArgumentError, DtypeError
 from nearstep.torch.distributed.hook import group_beside
+from nearstep.torch.distributed.snapshots import first_does
 
 
 class StorageOptimizer(torch.optim.Optimizer):
@@ -129,21 +131,18 @@ class StorageOptimizer(torch.optim.Optimizer):
 
         Raises
         ------
-        RefusedError : `kind` says why, at rank 0.
+        RefusedError : `kind` says why, at all ranks; training can go on.
         JobError
         """
         found = [""]
+        client = self._processes.client
 
-        def action() -> None:
-            client = self._processes.client
-            client.barrier()
-            if client.rank == 0:
-                for each in self._stored:
-                    each.keep_steps()
-                found[0] = client.save(path, [key for each in self._stored for key in each.saved()])
-            client.barrier()
+        def save() -> None:
+            for each in self._stored:
+                each.keep_steps()
+            found[0] = client.save(path, [key for each in self._stored for key in each.saved()])
 
-        self._carry_out("save a stored optimizer", action)
+        self._carry_out("save a stored optimizer", partial(first_does, client, save))
         return found[0]
 
     def load(self, path: str) -> None:
@@ -153,17 +152,18 @@ class StorageOptimizer(torch.optim.Optimizer):
 
         Raises
         ------
-        RefusedError : it is torn, or not there, at rank 0.
+        RefusedError : it is torn, or not there, at all ranks; training can go on.
         UnlikeError : it is of other parameters.
         JobError
         """
 
+        client = self._processes.client
+
+        def load() -> None:
+            client.load(path)
+
         def action() -> None:
-            client = self._processes.client
-            client.barrier()
-            if client.rank == 0:
-                client.load(path)
-            client.barrier()
+            first_does(client, load)
             for stored, flat in zip(self._stored, self._groups, strict=True):
                 stored.loaded(flat.room)
                 flat.write(flat.room, 0, flat.size)
